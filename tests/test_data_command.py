@@ -115,7 +115,7 @@ def test_neither_weights_nor_the_model_are_needed(preview, rows, tiny_checkpoint
 
 def test_a_wrong_config_is_refused(preview, rows):
     for dataset, arguments, message in (
-        (rows, ["dataset.sorce=x"], "sft_dataset has no argument 'sorce'"),
+        (rows, ["dataset.sorce=x"], "sft_dataset: got an unexpected keyword argument 'sorce'; its arguments are "),
         (rows, ["dataset.source=gone.jsonl"], "no such file or folder: 'gone.jsonl'"),
     ):
         with pytest.raises((ValueError, OSError), match=message):

@@ -112,7 +112,7 @@ DATA = [
     value("dataset.min_target_tokens", 5000, r"passages .*5000|5000.* min_target_tokens"),
     value("dataset.num_base", 100_000, r"found \d+ base blocks .*, needed 100000. Lower num_base"),
     value("dataset", {"_component_": BLOCKS["_component_"]}, r"config: dataset: tfidf_tune\S+ needs source"),
-    value("dataset", [], r"dataset is an empty list: name one data set or more"),
+    value("dataset", [], r"dataset names 0 data sets, .*: name at least one"),
     value("dataset", {"_component_": "torch.nn.Identity"}, r"Identity has no __len__, .*text_blocks"),
     BadInput(
         "blocks longer than the model takes",
@@ -127,7 +127,7 @@ DATA = [
     BadInput(
         "one data set packed, one not",
         mix({**TEXTS, "packed": True}, BLOCKS),
-        r"dataset\[0\] packed, dataset\[1\] not: .* all have to be packed or none",
+        r"dataset names 2 data sets, of which 1 are packed: .*pack all of them or none",
     ),
     BadInput(
         "packed rows with another collate function",

@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from torchtune.config._errors import InstantiationError
 from torchtune.config._utils import _get_component_from_path
 
-from tfidf_tune._checks import suggestion
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._errors import SetupError, setup_errors
 
@@ -61,7 +60,12 @@ def check_components(cfg: Any) -> None:
             component = _check_component(where, section, kind.handed_over, has_parts=key == "loss")
             if inspect.isclass(component):  # what a function makes is known when it is called
                 kind.check(where, section["_component_"], component, kind.methods)
-    _check_packing(cfg.dataset)
+    packed = [bool(section.get("packed")) for _, section in sections("dataset", cfg.dataset)]
+    if len({*packed}) != 1:
+        raise SetupError(
+            f"config: dataset names {len(packed)} data sets, of which {sum(packed)} are packed: name at least one, and "
+            "pack all of them or none"
+        )
     collate = _signature("collate_fn", cfg.collate_fn, find_component("collate_fn", cfg.collate_fn))
     if lacking := {"padding_idx", "ignore_idx"} - collate.parameters.keys():
         raise SetupError(
@@ -115,12 +119,8 @@ def is_own(where: str, section: Any) -> bool:
 
 def find_component(where: str, path: Any) -> Any:
     """Import a class or function by its dotted path; a SetupError names ``where`` if it does not exist."""
-    if not isinstance(path, str):
-        raise SetupError(
-            f"config: {where}: component is {path!r}, it has to be a dotted path such as torch.optim.AdamW"
-        )
     try:
-        component = _get_component_from_path(path)
+        component = _get_component_from_path(str(path))
     except (InstantiationError, ValueError) as error:
         raise SetupError(f"config: {where}: no component '{path}': {str(error).splitlines()[-1]}") from error
     if not callable(component):
@@ -131,24 +131,16 @@ def find_component(where: str, path: Any) -> Any:
 def _check_component(where: str, section: Any, handed_over: Sequence[str] = (), *, has_parts: bool) -> Any:
     """Check a section and what is within it against the signatures; return its class or function."""
     if not OmegaConf.is_dict(section) or not section.get("_component_"):
-        alternative = ", or a list of such" if where == "dataset" else ""
-        raise SetupError(f"config: {where} has to be a section with `_component_`{alternative}")
+        raise SetupError(f"config: {where} has to be a section with `_component_`")
     path = section["_component_"]
     component = find_component(where, path)
-    parameters = _signature(where, path, component).parameters
-    given = {str(name): value for name, value in section.items() if name != "_component_"}
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        for name in given.keys() - parameters.keys():
-            raise SetupError(f"config: {where}: {path} has no argument '{name}'{suggestion(name, parameters)}")
-    missing = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and name not in (*given, *handed_over)
-    ]
-    if missing:
-        raise SetupError(f"config: {where}: {path} needs {', '.join(missing)}")
+    signature = _signature(where, path, component)
+    given: dict[str, Any] = {str(name): value for name, value in section.items() if name != "_component_"}
+    try:
+        signature.bind(**{name: None for name in handed_over if name in signature.parameters} | given)
+    except TypeError as error:
+        arguments = ", ".join(name for name in signature.parameters if name not in handed_over)
+        raise SetupError(f"config: {where}: {path}: {error}; its arguments are {arguments or 'none'}") from error
     for name, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise SetupError(f"config: {where}: {name} is {value!r}, it has to be a finite number")
@@ -162,17 +154,6 @@ def _signature(where: str, path: str, component: Any) -> inspect.Signature:
         return inspect.signature(component)
     except ValueError as error:  # dict, for example
         raise SetupError(f"config: {where}: {path} does not declare its arguments: name a class or function") from error
-
-
-def _check_packing(dataset: Any) -> None:
-    is_packed = {where: bool(section.get("packed")) for where, section in sections("dataset", dataset)}
-    if not is_packed:
-        raise SetupError("config: dataset is an empty list: name one data set or more")
-    if len({*is_packed.values()}) > 1:
-        packed, others = (", ".join(where for where in is_packed if is_packed[where] is kind) for kind in (True, False))
-        raise SetupError(
-            f"config: {packed} packed, {others} not: of the data sets that are mixed, all have to be packed or none"
-        )
 
 
 def _parts(section: Any) -> Iterator[tuple[str, Any]]:
@@ -201,6 +182,12 @@ def build_loss(cfg: Any) -> WeightedCrossEntropyLoss:
     return loss
 
 
+def check_loss(cfg: Any) -> None:
+    """Raise a SetupError for an objective that cannot be built; components of the user are not called here."""
+    if is_own("loss", cfg.loss):
+        build_loss(cfg)
+
+
 def build_optimizer(cfg: Any, parameters: Iterable[nn.Parameter], total_steps: int) -> tuple[Optimizer, Any]:
     """Build optimizer and learning-rate schedule of the config; None if it has no schedule.
 
@@ -214,18 +201,13 @@ def build_optimizer(cfg: Any, parameters: Iterable[nn.Parameter], total_steps: i
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     optimizer: Optimizer = instantiate(cfg, "optimizer", trainable)
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError as error:
         raise SetupError(
-            f"config: optimizer: {cfg.optimizer['_component_']} needs a closure that computes the loss several times a "
-            "step, which these recipes do not have: choose an optimizer whose step() works without one"
-        )
+            f"config: optimizer: the recipes call the step() of {cfg.optimizer['_component_']} without arguments, such "
+            f"as a closure: {error}"
+        ) from error
     if cfg.lr_scheduler is None:
         return optimizer, None
     return optimizer, instantiate(cfg, "lr_scheduler", optimizer, num_training_steps=total_steps)
-
-
-def check_loss(cfg: Any) -> None:
-    """Raise a SetupError for an objective that cannot be built; components of the user are not called here."""
-    if is_own("loss", cfg.loss):
-        build_loss(cfg)

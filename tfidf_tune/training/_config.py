@@ -1,17 +1,15 @@
 """The config of a recipe: its keys, how files and overrides are read, and what is checked before any work begins."""
 
-import argparse
 import inspect
 import logging
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from torchtune.config._utils import _merge_yaml_and_cli_args
 
 from tfidf_tune._checks import first_problem, suggestion
 from tfidf_tune._files import config_path
@@ -165,9 +163,9 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
             part of a list would change.
     """
     content = _load_with_base(name, ())
-    changes = [_Override.read(override, content) for override in overrides]
-    for change in sorted(changes, key=lambda change: not change.names_component):
-        content = change.apply(content)
+    changes = [_with_component(override, content) for override in overrides]
+    for change in sorted(changes, key=_names_component, reverse=True):
+        content = _apply(change, content)
     return OmegaConf.create(content)
 
 
@@ -177,14 +175,12 @@ def _load_with_base(name: str, above: tuple[str, ...]) -> dict[str, Any]:
         raise SetupError(f"config {path} builds on itself: {' -> '.join((*above, path))}")
     with setup_errors(f"config {path}"):
         content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    if not isinstance(content, dict):
-        raise SetupError(f"config {path} holds a list, not keys and values")
+    if not isinstance(content, dict) or not isinstance(content.get("base", ""), str | None):
+        raise SetupError(f"config {path}: it has to hold keys and values, and its base the name or path of a config")
     cfg = {str(key): value for key, value in content.items()}
     base_name = cfg.pop("base", None)
     if base_name is None:
         return cfg
-    if not isinstance(base_name, str):
-        raise SetupError(f"config {path}: base is {base_name!r}, it has to be the name or path of a config")
     sibling = Path(path).parent / Path(base_name).expanduser()
     try:
         base = _load_with_base(str(sibling) if sibling.is_file() else base_name, (*above, path))
@@ -208,47 +204,49 @@ def _merge(base: dict[str, Any], changes: dict[str, Any], source: str, section: 
     return merged
 
 
-class _Override(NamedTuple):
-    """``key=value`` or ``~key`` of the command line; ``=`` may occur within the value."""
-
-    text: str
-    key: str
-    value: str | None
-    names_component: bool
-
-    @classmethod
-    def read(cls, text: str, content: dict[str, Any]) -> "_Override":
-        key, equals, value = text.partition("=")
-        if text.startswith("~"):
-            return cls(text, key.removeprefix("~"), None, names_component=False)
-        if not key or not equals:
-            raise SetupError(f"config: overrides must be in the form of key=value, got {text}")
-        below = _look_up(content, key)
-        is_component = (isinstance(below, dict) and "_component_" in below) or key == "loss.weighting"
-        if is_component and not value.startswith(("{", "[")):
-            return cls(text, f"{key}._component_", value, names_component=True)
-        return cls(text, key, value, names_component=key.endswith("._component_") or value.startswith("{"))
-
-    def apply(self, content: dict[str, Any]) -> dict[str, Any]:
-        source = f"config: {self.text}"
-        with setup_errors(source, {"override": self.text}):
-            if self.value is None:
-                removed = _merge_yaml_and_cli_args(argparse.Namespace(**content), [self.text])
-                return cast(dict[str, Any], OmegaConf.to_container(removed))
-            value = "null" if self.value == "None" else self.value
-            change: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"{self.key}={value}"]), resolve=False)
-            section = self.key.removesuffix("._component_")
-            below, new = _look_up(content, section), _look_up(change, section)
-            if section != self.key:
-                _drop_keys_of_another(below, section, value, source)
-            elif isinstance(below, dict) and isinstance(new, dict) and "_component_" in new:
-                below.clear()
-            return _merge(content, change, source)
+def _with_component(override: str, content: dict[str, Any]) -> str:
+    """Write ``loss=X`` as ``loss._component_=X`` where the config has a component."""
+    key, equals, value = override.partition("=")
+    if override.startswith("~"):
+        return override
+    if not key or not equals:
+        raise SetupError(f"config: overrides must be in the form of key=value, got {override}")
+    section = _look_up(content, key)
+    is_component = (isinstance(section, dict) and "_component_" in section) or key == "loss.weighting"
+    return f"{key}._component_={value}" if is_component and not value.startswith(("{", "[")) else override
 
 
-def _drop_keys_of_another(below: Any, section: str, component: str, source: str) -> None:
+def _names_component(override: str) -> bool:
+    key, _, value = override.partition("=")
+    return key.endswith("._component_") or value.startswith("{")
+
+
+def _apply(override: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Apply ``key=value`` or ``~key``; ``=`` may occur within the value."""
+    source = f"config: {override}"
+    key, _, value = override.partition("=")
+    if override.startswith("~"):
+        section, _, name = key.removeprefix("~").rpartition(".")
+        below = _look_up(content, section) if section else content
+        if not isinstance(below, dict) or name not in below:
+            raise SetupError(f"{source}: the config has no such key")
+        del below[name]
+        return content
+    with setup_errors(source, {"override": override}):
+        change: Any = OmegaConf.from_dotlist([f"{key}={'null' if value == 'None' else value}"])
+        change = OmegaConf.to_container(change, resolve=False)
+        section = key.removesuffix("._component_")
+        below, new = _look_up(content, section), _look_up(change, section)
+        if section != key:
+            _drop_keys_of_another(below, section, value)
+        elif isinstance(below, dict) and isinstance(new, dict) and "_component_" in new:
+            below.clear()
+        return _merge(content, change, source)
+
+
+def _drop_keys_of_another(below: Any, section: str, component: str) -> None:
     """Drop the keys of a section that its new component does not take, in place; log which."""
-    if not isinstance(below, dict) or component in ("null", below.get("_component_")):
+    if not isinstance(below, dict) or component in ("null", "None", below.get("_component_")):
         return
     try:
         parameters = inspect.signature(find_component(section, component)).parameters
@@ -258,7 +256,7 @@ def _drop_keys_of_another(below: Any, section: str, component: str, source: str)
     if not dropped or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     if is_main_process():
-        logger.warning(f"{source}: it takes no {', '.join(dropped)} of the config's {section}: left out")
+        logger.warning(f"config: {section}: {component} takes no {', '.join(dropped)}: left out")
     for key in dropped:
         del below[key]
 

@@ -85,8 +85,6 @@ def setup_errors(where: str = "", given: Mapping[str, Any] | None = None) -> Ite
 
 
 def _message(error: BaseException) -> str:
-    if isinstance(error, RecursionError):
-        return f"something is nested too deeply ({first_line(error)})"
     if isinstance(error, OmegaConfBaseException):
         key = f" (key {str(error.full_key)!r})" if error.full_key else ""
         return f"{first_line(error)}{key}"
