@@ -210,7 +210,7 @@ def test_random_numbers_differ_between_processes_and_are_the_same_in_every_run(m
 
 NOT_SHARDED = {
     "cannot be cut into 3 shards of whole blocks (16384 weights)": (3, NF4),
-    "config: optimizer: torch.optim.SGD cannot update parameters that FSDP2 has sharded (Operator aten._fused_sgd_": (
+    "torch.optim.SGD, which has to update parameters that FSDP2 has sharded: set fused=False, or take": (
         2,
         {"optimizer.fused": True},
     ),

@@ -43,7 +43,7 @@ class LostProcessError(TrainingError):
     """Another process of the run has ended; every remaining process notices."""
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Return whether the memory of a device or of the host was too small."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 

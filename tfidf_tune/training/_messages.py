@@ -3,9 +3,8 @@
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Sequence, Sized
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +26,7 @@ from tfidf_tune.training._components import build_optimizer, find_component
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import parts_of, probe_files
 from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors
-from tfidf_tune.training._errors import SetupError, first_line, setup_errors
+from tfidf_tune.training._errors import SetupError, setup_errors
 from tfidf_tune.training._lora import LoRASettings, is_adapter
 from tfidf_tune.training._run import Run, milestone_name
 
@@ -92,17 +91,9 @@ def _bytes_per_weight(cfg: FinetuneConfig, dtype: torch.dtype, run: Run) -> floa
     dummy = nn.Parameter(weight)
     optimizer, _ = build_optimizer(cfg, [dummy], total_steps=1)
     dummy.grad = torch.zeros_like(dummy)
-    try:
-        with setup_errors("config: optimizer"):
-            optimizer.step()
-    except SetupError as error:
-        if not is_sharded:
-            raise
-        remedy = "set optimizer.fused=False" if cfg.optimizer.get("fused") else "take, for example, torch.optim.AdamW"
-        raise SetupError(
-            f"config: optimizer: {component} cannot update parameters that FSDP2 has sharded "
-            f"({first_line(error.__cause__ or error)}): {remedy}"
-        ) from error
+    reason = ", which has to update parameters that FSDP2 has sharded: set fused=False, or take torch.optim.AdamW"
+    with setup_errors(f"config: optimizer: {component}{reason if is_sharded else ''}"):
+        optimizer.step()
     state = [value for value in optimizer.state[dummy].values() if isinstance(value, Tensor) and value.dim()]
     plain = [local_tensor(value) for value in state]
     quantized = next((type(value).__name__ for value in plain if is_traceable_wrapper_subclass(value)), None)
@@ -137,10 +128,9 @@ def print_data(cfg: FinetuneConfig, dataset: Dataset[Any], total_steps: int) -> 
 
 def _describe(dataset: Any) -> str:
     """Count documents, sequences and tokens: ``30 documents, 84 blocks of 256 tokens (21,504)``."""
-    length = len(cast(Sized, dataset))
+    length = len(dataset)
     source = dataset.ds if isinstance(dataset, PackedDataset) else dataset
-    documents = getattr(source, "num_documents", None)
-    prefix = f"{counted(documents, 'document')}, " if isinstance(documents, int) else ""
+    prefix = f"{counted(source.num_documents, 'document')}, " if hasattr(source, "num_documents") else ""
     if isinstance(dataset, TextBlocksDataset):
         text = f"{prefix}{counted(length, 'block')} of {dataset.block_size} tokens ({dataset.blocks.size:,} tokens)"
         text += f"; {counted(dataset.num_removed, 'block')} removed as copies" if dataset.num_removed else ""
@@ -169,33 +159,33 @@ def print_next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> No
     checkpoints = [path for percent in range(1, 101) if (path := folder / milestone_name(percent)).is_dir()]
     print(f"Checkpoints in {folder}: {', '.join(path.name for path in checkpoints)}", file=sys.stderr)
     for file, passages in list(probe_files(cfg, dataset))[:1]:
-        evaluate = ["tfidf-tune", "eval", "--model_args", f"pretrained={checkpoints[-1]}"]
-        output = ["--batch_size", "32", "--log_samples", "--output_path", str(folder / "evaluation")]
+        pretrained = shlex.quote(f"pretrained={checkpoints[-1]}")
+        results, probe_file = shlex.quote(str(folder / "evaluation")), shlex.quote(f"probe_file={file}")
+        evaluate = f"tfidf-tune eval --model_args {pretrained} --tasks"
+        output = f"--batch_size 32 --log_samples --output_path {results}"
+        task, prefix_lengths = _task(passages)
         # Blocks as long as those of the training text, which the model surely takes.
         sizes = [part.block_size for part in parts_of(dataset) if isinstance(part, TextBlocksDataset)]
-        block_size = [f"block_size={min(sizes)}"] if sizes else []
-        cost = ["--tasks", "tfidf_wikitext2_ppl", "--metadata", "wikitext2_source=HELD_OUT", *block_size]
+        block_size = f" block_size={min(sizes)}" if sizes else ""
         print(
             "Next, measure what it recites, and make a page of it:",
-            f"  {shlex.join([*evaluate, *_tasks(file, passages), *output])}",
-            f"  {shlex.join(['tfidf-tune', 'probe', 'audit', '--results', str(folder / 'evaluation')])}",
+            f"  {evaluate} {task} --metadata {probe_file}{prefix_lengths} {output}",
+            f"  tfidf-tune probe audit --results {results}",
             "Measure the cost, on text of yours that it was not trained on (put your .jsonl or .txt for HELD_OUT):",
-            f"  {shlex.join([*evaluate, *cost, *output])}",
+            f"  {evaluate} tfidf_wikitext2_ppl --metadata wikitext2_source=HELD_OUT{block_size} {output}",
             "With another run, for example of loss=tfidf_tune.loss.CrossEntropyLoss, evaluated by the same commands:",
-            f"  {shlex.join(['tfidf-tune', 'compare', str(folder)])} OTHER_RUN",
+            f"  tfidf-tune compare {shlex.quote(str(folder))} OTHER_RUN",
             sep="\n",
             file=sys.stderr,
         )
 
 
-def _tasks(file: Path, passages: Sequence[Passage]) -> list[str]:
+def _task(passages: Sequence[Passage]) -> tuple[str, str]:
+    """Choose the task for passages of this length, and its prefix lengths."""
     if all(passage.num_prompt is not None for passage in passages):  # asked for once, from their own prompts
-        return ["--tasks", "tfidf_memorization_p50", "--metadata", f"probe_file={file}"]
+        return "tfidf_memorization_p50", ""
     shortest = min(len(passage.token_ids) for passage in passages)
     if shortest > max(_PREFIX_LENGTHS):
-        return ["--tasks", "tfidf_memorization", "--metadata", f"probe_file={file}"]
+        return "tfidf_memorization", ""
     lengths = [length for length in _PREFIX_LENGTHS if length <= shortest // 2] or [max(1, shortest // 2)]
-    return [
-        "--tasks", "tfidf_memorization_prefixes", "--metadata", f"probe_file={file}",
-        f"prefix_lengths=[{','.join(map(str, lengths))}]",
-    ]  # fmt: skip
+    return "tfidf_memorization_prefixes", f" 'prefix_lengths=[{','.join(map(str, lengths))}]'"

@@ -160,18 +160,16 @@ class ProgressLog:
             logger.close()
 
 
-def _component_defaults(cfg: FinetuneConfig) -> Iterator[str]:
-    """Yield the arguments that the config's components take their defaults for."""
+def _component_defaults(cfg: FinetuneConfig) -> str:
+    """Return the arguments that the config's components take their defaults for, as comments of YAML."""
     found = [
-        f"{where}.{name}: {json.dumps(value)}"
+        f"# {where}.{name}: {json.dumps(value)}\n"
         for key in COMPONENTS
         for where, section in sections(key, getattr(cfg, key))
         if section is not None
         for name, value in default_arguments(where, section)
     ]
-    if found:
-        yield "Defaults of arguments that are not set above:"
-        yield from found
+    return "".join(["# Defaults of arguments that are not set above:\n", *found] if found else [])
 
 
 @contextmanager
@@ -190,9 +188,7 @@ def open_progress(
         metric_logger = instantiate(cfg, "metric_logger")
         metric_logger.log_config(cfg)
         with atomic_file(run.output_dir / "config.yaml") as file:
-            OmegaConf.save(cast(DictConfig, cfg), file)
-            with file.open("a", encoding="utf-8") as appended:
-                appended.writelines(f"# {line}\n" for line in _component_defaults(cfg))
+            file.write_text(OmegaConf.to_yaml(cast(DictConfig, cfg)) + _component_defaults(cfg), encoding="utf-8")
         loggers = [JSONLinesLogger(run.output_dir / "metrics.jsonl", last_step=steps_done), metric_logger]
     memory_device = run.device if cfg.log_peak_memory_stats and run.device.type == "cuda" else None
     progress = ProgressLog(loggers, total_steps, cfg.log_every_n_steps, steps_done, tokens_seen, memory_device)

@@ -40,7 +40,6 @@ RESUME_FOLDER = "resume"
 BELOW_THRESHOLD = "below_threshold"
 _DEVICES = ("cpu", "cuda")
 _SECONDS_FOR_MAIN_PROCESS = 5.0
-_LOST_BEFORE_TRAINING = "another process of the run was lost before training began: see its message"
 
 
 @dataclass(frozen=True)
@@ -169,23 +168,6 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
 def _run(main: Callable[[DictConfig], None]) -> None:
     try:
         main(_read_arguments())
-    except LostProcessError as error:
-        _exit_after_lost_process(str(error))
-    except (SetupError, TrainingError, OSError) as error:
-        if isinstance(error.__cause__, RuntimeError) and is_lost_process(error.__cause__):
-            _exit_after_lost_process(_LOST_BEFORE_TRAINING)
-        _exit_with_error(str(error))
-    except MemoryError as error:
-        _exit_with_error(f"out of host memory{f' ({error})' if str(error) else ''}: use less text or a smaller model")
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            _exit_with_error(
-                f"out of memory before training began ({first_line(error)}): try model.quantize_base=True with "
-                "LoRA, dtype=bf16, fsdp_cpu_offload=True or more processes"
-            )
-        if not is_lost_process(error):
-            raise
-        _exit_after_lost_process(_LOST_BEFORE_TRAINING)
     except Interrupted as request:
         if is_main_process():
             print(request, file=sys.stderr)
@@ -193,6 +175,23 @@ def _run(main: Callable[[DictConfig], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted; the checkpoints written so far are complete", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+    except MemoryError as error:
+        _exit_with_error(f"out of host memory{f' ({error})' if str(error) else ''}: use less text or a smaller model")
+    except (SetupError, OSError, RuntimeError) as error:
+        if isinstance(error, LostProcessError):
+            _exit_after_lost_process(str(error))
+        has_message = isinstance(error, (SetupError, OSError, TrainingError))
+        failure = error.__cause__ if has_message else error
+        if isinstance(failure, RuntimeError) and is_lost_process(failure):
+            _exit_after_lost_process("another process of the run was lost before training began: see its message")
+        if has_message:
+            _exit_with_error(str(error))
+        if is_out_of_memory(error):
+            _exit_with_error(
+                f"out of memory before training began ({first_line(error)}): try model.quantize_base=True with "
+                "LoRA, dtype=bf16, fsdp_cpu_offload=True or more processes"
+            )
+        raise
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -205,10 +204,10 @@ def _report_signal(name: str) -> None:
 
 def _exit_with_error(message: str) -> NoReturn:
     """Exit with a message, unless another process has reported the same, usually rank 0."""
-    if is_main_process():
-        _ignore_torchrun()
-    else:
+    if not is_main_process():
         time.sleep(_SECONDS_FOR_MAIN_PROCESS)
+    elif dist.is_torchelastic_launched():  # sends SIGTERM to all processes when one fails
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     claim_error_report()  # so that no process reports that this one is lost
     if not claim_error_report(message):
         sys.exit(1)
@@ -217,13 +216,7 @@ def _exit_with_error(message: str) -> NoReturn:
 
 def _exit_after_lost_process(message: str) -> NoReturn:
     """Exit because another process has ended: all remaining processes notice, one reports it."""
-    _ignore_torchrun()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of torchrun, until the message is written
     if claim_error_report():
         print(f"\nerror: {message}", file=sys.stderr)  # that process may have left a progress bar
     sys.exit(1)
-
-
-def _ignore_torchrun() -> None:
-    """Ignore the SIGTERM that torchrun sends to all processes when one fails, until the message is written."""
-    if dist.is_torchelastic_launched():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
