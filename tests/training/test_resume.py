@@ -278,7 +278,7 @@ def test_with_nothing_to_resume_it_starts_from_the_beginning_and_a_finished_run_
 
 
 def test_a_run_that_can_be_resumed_is_not_started_again(small_config, stopped):
-    with pytest.raises(SetupError, match="can be resumed, from step_4, step_6 of its folder resume: set "):
+    with pytest.raises(SetupError, match="already holds step_4, step_6: set resume_from_checkpoint=True, choose"):
         run(small_config())
     assert newest(stopped).name == "step_6"
 
