@@ -147,7 +147,7 @@ def test_usage_errors_are_one_message(failure):
         "run full_finetun --config x": unknown,
         "run --nproc_per_node 2 full_finetun --config x": unknown,
         "run ../mine.py --config x": r"no recipe '\.\./mine\.py'\. .* Python file in the working directory",
-        "run full_finetune --config": "tfidf-tune run: error: argument --config: expected one argument",
+        "run full_finetune --config": "tfidf-tune run: error: argument --config is required, with a file",
         "run full_finetune": "tfidf-tune run: error: argument --config is required",
         "run": "tfidf-tune run: error: arguments are missing",
         "cp nothing .": "tfidf-tune cp: error: Invalid file name: nothing. Try `tfidf-tune ls` to see",

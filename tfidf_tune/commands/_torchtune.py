@@ -39,8 +39,12 @@ def run_torchtune(command: str, arguments: list[str]) -> None:
     recipes = _register_recipes()
     if command in _USAGES and not arguments:
         _usage_error(command, f"arguments are missing: see tfidf-tune {command} --help")
-    if command == "cat" and arguments and not arguments[0].startswith("-"):
-        _check_config(arguments[0])
+    if command == "cat" and arguments and not arguments[0].startswith("-") and not os.path.isfile(name := arguments[0]):
+        # torchtune only says that it is not a YAML file
+        configs = [config.name for recipe in recipes for config in recipe.configs]
+        if name not in configs:
+            sys.exit(f"error: no config {name!r}{closest(name, configs) or '.'} `tfidf-tune ls` lists the configs")
+    names = [recipe.name for recipe in recipes]
     if command != "run":
         options = _parser(command).parse_args([command, *arguments])
         if command == "ls" and not options.all:
@@ -57,12 +61,12 @@ def run_torchtune(command: str, arguments: list[str]) -> None:
             return
         arguments = [*(one for one in arguments if one not in ("-h", "--help")), "--help"]  # of the recipe
     if not arguments[0].startswith("-"):
-        arguments[0] = _checked_recipe(arguments[0], arguments[1:], recipes)
+        arguments[0] = _checked_recipe(arguments[0], arguments[1:], names)
     if not hasattr(torchtune, "__version__"):
         torchtune.__spec__.loader.exec_module(torchtune)  # type: ignore[union-attr]
     sys.argv = ["tfidf-tune", "run", *arguments]  # torchtune counts them to see whether there are torchrun options
     options = _parser("run").parse_args(sys.argv[1:])
-    options.recipe = _checked_recipe(options.recipe, options.recipe_args, recipes)
+    options.recipe = _checked_recipe(options.recipe, options.recipe_args, names)
     _run(options)
 
 
@@ -75,8 +79,8 @@ def _package_without_init() -> ModuleType:
     return sys.modules["torchtune"]
 
 
-def _register_recipes() -> list[str]:
-    """Put our recipes before torchtune's, whose registry accepts absolute paths; return the names of all recipes."""
+def _register_recipes() -> list[Any]:
+    """Put our recipes before torchtune's, whose registry accepts absolute paths; return all recipes."""
     registry = import_module("torchtune._recipe_registry")
     recipe_folder, config_folder = (Path(str(files(f"tfidf_tune.{name}"))) for name in ("recipes", "configs"))
     configs = [
@@ -92,7 +96,7 @@ def _register_recipes() -> list[str]:
         )
         for name, method in _RECIPES.items()
     ]
-    return [recipe.name for recipe in _registered_recipes()]
+    return [*registry.get_all_recipes()]
 
 
 def _parser(command: str) -> ArgumentParser:
@@ -125,28 +129,14 @@ def _checked_recipe(recipe: str, arguments: Sequence[str], names: Sequence[str])
                 f"error: no recipe {recipe!r}{closest(recipe, names) or '.'} `tfidf-tune ls` lists the recipes; "
                 "one of your own is a Python file in the working directory or below it"
             )
-    if "--config" not in arguments:
-        _usage_error("run", "argument --config is required: `tfidf-tune ls` lists the configs")
-    if arguments[-1] == "--config":
-        _usage_error("run", "argument --config: expected one argument")
+    if "--config" not in arguments[:-1]:
+        _usage_error("run", "argument --config is required, with a file or a name that `tfidf-tune ls` lists")
     if recipe in _RECIPES:
         try:
             config_path(arguments[arguments.index("--config") + 1])
         except SetupError as error:
             sys.exit(f"error: {error}")
     return recipe
-
-
-def _check_config(name: str) -> None:
-    """Refuse an unknown config, for which torchtune only says that it is not a YAML file."""
-    names = [config.name for recipe in _registered_recipes() for config in recipe.configs]
-    if name not in names and not os.path.isfile(name):
-        sys.exit(f"error: no config {name!r}{closest(name, names) or '.'} `tfidf-tune ls` lists the configs")
-
-
-def _registered_recipes() -> list[Any]:
-    recipes: list[Any] = import_module("torchtune._recipe_registry").get_all_recipes()
-    return recipes
 
 
 def _usage_error(command: str, message: str) -> NoReturn:

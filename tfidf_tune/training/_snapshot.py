@@ -75,7 +75,7 @@ def write_snapshot(
     """Write the files of this process into an existing folder; every process has to call."""
     world_size, rank = get_world_size_and_rank()
     optimizer = _optimizer_state(state.model, state.optimizer)
-    tensors = {**_trained_parameters(state.model), **_optimizer_tensors(optimizer)}
+    tensors = _tensors(state.model, optimizer)
     with _suppress_single_process_warning():
         writer = HuggingFaceStorageWriter(str(folder), _file_numbers(tensors), save_distributed=True)
         save(_without_shared_memory(tensors), storage_writer=writer)
@@ -186,7 +186,7 @@ def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any]:
     if same_processes:
         own = read_process_file(folder, rank)
     optimizer = _optimizer_state(state.model, state.optimizer, initialize=own["optimizer_has_state"])
-    tensors = {**_trained_parameters(state.model), **_optimizer_tensors(optimizer)}
+    tensors = _tensors(state.model, optimizer)
     if differing := set(own["tensors"]) ^ tensors.keys():
         raise TrainingError(
             f"{folder} does not have the weights and optimizer state of this run: only one of them has "
@@ -256,10 +256,14 @@ def _process_file(rank: int) -> str:
     return f"process_{rank:05d}.pt"
 
 
-def _trained_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Return trained parameters, sharded as they are; the prefix separates their names from the optimizer's."""
-    values: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
-    return {f"model.{name}": value for name, value in values.items()}
+def _tensors(model: nn.Module, optimizer_state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return trained parameters and optimizer state, sharded as they are, not copied; quantized state by its parts."""
+    parameters = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
+    tensors: dict[str, Any] = {f"model.{name}": value for name, value in parameters.items()}
+    for name, value in optimizer_state.items():
+        if isinstance(value, Tensor):
+            tensors |= {name: value} if isinstance(value, DTensor) else plain_tensors(value, name)
+    return tensors
 
 
 def _optimizer_state(model: nn.Module, optimizer: Optimizer, *, initialize: bool = False) -> dict[str, Any]:
@@ -271,15 +275,6 @@ def _optimizer_state(model: nn.Module, optimizer: Optimizer, *, initialize: bool
         return {}
     flat: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_FLAT)
     return {name: value for name, value in flat.items() if name.startswith(_STATE)}
-
-
-def _optimizer_tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors of an optimizer's state, not copied; a quantized one by its parts."""
-    tensors: dict[str, Tensor] = {}
-    for name, value in values.items():
-        if isinstance(value, Tensor):
-            tensors |= {name: value} if isinstance(value, DTensor) else plain_tensors(value, name)
-    return tensors
 
 
 def _file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
