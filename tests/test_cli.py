@@ -105,7 +105,7 @@ def test_validate_accepts_our_configs_and_those_of_torchtunes_recipes(run_comman
 def test_validate_refuses_what_the_recipe_would(failure, tmp_path):
     cases = {
         "base: pythia/1.4B_qlora_qa\noutput_dri: x": "no key 'output_dri'; did you mean 'output_dir'",
-        "base: pythia/1.4B_qlora_qa\nmodel: {lora_rnk: 3}": "no argument 'lora_rnk'; did you mean 'lora_rank'",
+        "base: pythia/1.4B_qlora_qa\nmodel: {lora_rnk: 3}": "argument 'lora_rnk'; its arguments are .*lora_rank",
         f"{GOLDFISH}, kk: 3}}": "loss.weighting: .* argument 'kk'; its arguments are strategy, k, ",
         f"{GOLDFISH}, k: 1}}": "config: loss.weighting: k is 1: one token in k",
         GOLDFISH.replace("_component_: tfidf_tune.weighting.GoldfishWeighting", "k: 4}"): (
