@@ -111,7 +111,7 @@ DATA = [
     value("dataset.num_targets", 1000, r"1000.*(lower|num_targets)"),
     value("dataset.min_target_tokens", 5000, r"passages .*5000|5000.* min_target_tokens"),
     value("dataset.num_base", 100_000, r"found \d+ base blocks .*, needed 100000. Lower num_base"),
-    value("dataset", {"_component_": BLOCKS["_component_"]}, r"config: dataset: tfidf_tune\S+ missing a required .*'source'; its"),
+    value("dataset", {"_component_": BLOCKS["_component_"]}, r"dataset: tfidf_tune\S+ missing a .*'source'; its"),
     value("dataset", [], r"dataset names 0 data sets, .*: name at least one"),
     value("dataset", {"_component_": "torch.nn.Identity"}, r"Identity has no __len__, .*text_blocks"),
     BadInput(
