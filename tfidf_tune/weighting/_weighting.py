@@ -63,8 +63,7 @@ class TokenWeighting(nn.Module, ABC):
                 "all_tokens too, -100 in place of padding, as in all_tokens=shift_tokens(input_ids)"
             )
         union, own = batch, None
-        has_other_ranks = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        if self.sync and self.training and has_other_ranks:
+        if self.sync and self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             union, own = gather_batch(batch)
         if values_are_known(batch.labels):
             self.check(batch)  # before the union, whose numbers are clamped to int32
