@@ -119,7 +119,7 @@ COMPONENTS = [
     value(
         "loss",
         {"_component_": WEIGHTED, "weighting": {"_component_": "tfidf_tune.weighting.FocalWeighting", "gamma": 1e6}},
-        r"loss.weighting: gamma is 1000000.0: .*from 0 to 20 .a larger one can make all weights 0 in float32",
+        r"loss.weighting: gamma is 1000000.0: .*from 0 to 20",
     ),
     BadInput(
         "a weighting that leaves no token",

@@ -108,7 +108,7 @@ DATA = [
     ),
     value("dataset.source", "nobody/nothing", r"cannot load the data set 'nobody/nothing' .*: check these names and"),
     value("dataset.num_target", 3, r"unexpected keyword argument 'num_target'; its arguments are .*num_targets"),
-    value("dataset.num_targets", 1000, r"1000.*(lower|num_targets)"),
+    value("dataset.num_targets", 1000, r"found \d+ distinct passages.*needed \d+.*num_targets"),
     value("dataset.min_target_tokens", 5000, r"passages .*5000|5000.* min_target_tokens"),
     value("dataset.num_base", 100_000, r"found \d+ base blocks .*, needed 100000. Lower num_base"),
     value("dataset", {"_component_": BLOCKS["_component_"]}, r"dataset: tfidf_tune\S+ missing a .*'source'; its"),
