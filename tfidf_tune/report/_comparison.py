@@ -8,7 +8,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tfidf_tune.analysis.comparison import (
-    Floor,
     compare_at_equal_perplexity,
     compare_objectives,
     compare_seeds,
@@ -220,7 +219,11 @@ def _statements(
         for objective, last in at_last(own, LMS).groupby("objective", sort=False):
             floor = lms_floor(last)
             if floor and (floor.reached or not summed_up):
-                told.append((str(setting), _floor_statement(str(objective), floor)))
+                known = not math.isnan(floor.excess.low)
+                evidence = f"; {interval_text(floor.excess, 'passage', decimals=2)}" if known else ""
+                more = f"{abs(floor.difference):.2f} tokens {'less' if floor.difference < 0 else 'more'}"
+                text = f"{objective} recites {more} of the targets than of the controls"
+                told.append((setting, f"{text} ({floor.targets:.2f} against {floor.controls:.2f}{evidence})."))
     told += [(one.setting, _equal_perplexity_statement(one, baseline)) for one in at_equal_perplexity.itertuples()]
     for (setting, objective), by_seed in compare_seeds(evaluations, baseline).items():
         if len(by_seed) > 1:
@@ -229,15 +232,6 @@ def _statements(
     several = evaluations["setting"].nunique() > 1
     statements = [f"{setting}: {text}" if several else text for setting, text in told]
     return [*(one.sentence for one in outcomes), *statements] if summed_up else statements
-
-
-def _floor_statement(objective: str, floor: Floor) -> str:
-    interval = interval_text(floor.excess, "passage", decimals=2)
-    evidence = f"; {interval}" if not math.isnan(floor.excess.low) else ""
-    return (
-        f"{objective} recites {abs(floor.difference):.2f} tokens {'less' if floor.difference < 0 else 'more'} of the "
-        f"targets than of the controls ({floor.targets:.2f} against {floor.controls:.2f}{evidence})."
-    )
 
 
 def _equal_perplexity_statement(one: Any, baseline: str) -> str:
