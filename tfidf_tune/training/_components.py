@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
@@ -57,9 +58,11 @@ def check_components(cfg: Any) -> None:
         if key == "lr_scheduler" and cfg[key] is None:
             continue
         for where, section in sections(key, cfg[key]):
-            component = _check_component(where, section, kind.handed_over, has_parts=key == "loss")
+            component = _check_component(where, section, kind.handed_over)
             if inspect.isclass(component):  # what a function makes is known when it is called
                 kind.check(where, section["_component_"], component, kind.methods)
+            for place, part in islice(_with_parts(where, section), 1, None) if key == "loss" else ():
+                _check_component(place, part)
     packed = [bool(section.get("packed")) for _, section in sections("dataset", cfg.dataset)]
     if len({*packed}) != 1:
         raise SetupError(
@@ -102,19 +105,12 @@ def sections(key: str, value: Any) -> Sequence[tuple[str, Any]]:
 
 
 def default_arguments(where: str, section: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of the plain defaults of a component, and of those within it, that a section leaves out."""
-    path = section["_component_"]
-    for name, parameter in _signature(where, path, find_component(where, path)).parameters.items():
-        if name not in section and isinstance(parameter.default, bool | int | float | str | list | tuple | None):
-            yield name, parameter.default
-    for name, part in _parts(section):
-        yield from ((f"{name}.{inner}", value) for inner, value in default_arguments(f"{where}.{name}", part))
-
-
-def is_own(where: str, section: Any) -> bool:
-    """Return whether a component and all components within it belong to this package."""
-    module: str = find_component(where, section["_component_"]).__module__
-    return module.startswith("tfidf_tune.") and all(is_own(f"{where}.{name}", part) for name, part in _parts(section))
+    """Yield key and value of the plain defaults of a component, and of those within it, that a section leaves out."""
+    for place, part in _with_parts(where, section):
+        path = part["_component_"]
+        for name, parameter in _signature(place, path, find_component(place, path)).parameters.items():
+            if name not in part and isinstance(parameter.default, bool | int | float | str | list | tuple | None):
+                yield f"{place}.{name}", parameter.default
 
 
 def find_component(where: str, path: Any) -> Any:
@@ -128,8 +124,8 @@ def find_component(where: str, path: Any) -> Any:
     return component
 
 
-def _check_component(where: str, section: Any, handed_over: Sequence[str] = (), *, has_parts: bool) -> Any:
-    """Check a section and what is within it against the signatures; return its class or function."""
+def _check_component(where: str, section: Any, handed_over: Sequence[str] = ()) -> Any:
+    """Check a section against the signature of its class or function; return that."""
     if not OmegaConf.is_dict(section) or not section.get("_component_"):
         raise SetupError(f"config: {where} has to be a section with `_component_`")
     path = section["_component_"]
@@ -144,8 +140,6 @@ def _check_component(where: str, section: Any, handed_over: Sequence[str] = (), 
     for name, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise SetupError(f"config: {where}: {name} is {value!r}, it has to be a finite number")
-    for name, part in _parts(section) if has_parts else ():
-        _check_component(f"{where}.{name}", part, has_parts=True)
     return component
 
 
@@ -156,20 +150,25 @@ def _signature(where: str, path: str, component: Any) -> inspect.Signature:
         raise SetupError(f"config: {where}: {path} does not declare its arguments: name a class or function") from error
 
 
-def _parts(section: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the components within a component: the weighting of a loss."""
+def _with_parts(where: str, section: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a section by its key, then the sections of components within it: the weighting of a loss."""
+    yield where, section
     for name, part in section.items():
         if OmegaConf.is_dict(part) and "_component_" in part:
-            yield str(name), part
+            yield from _with_parts(f"{where}.{name}", part)
 
 
 def _build(where: str, section: Any, *args: Any, builds_parts: bool, **kwargs: Any) -> Any:
-    parts = dict(_parts(section)) if builds_parts else {}
-    values: Any = OmegaConf.to_container(section, resolve=True)
-    given = {str(name): value for name, value in values.items() if name not in ("_component_", *parts)}
-    built = {name: _build(f"{where}.{name}", part, builds_parts=True) for name, part in parts.items()}
+    given: Any = OmegaConf.to_container(section, resolve=True)
+    path = given.pop("_component_")
+    if builds_parts:
+        given |= {
+            name: _build(f"{where}.{name}", part, builds_parts=True)
+            for name, part in section.items()
+            if OmegaConf.is_dict(part) and "_component_" in part
+        }
     with setup_errors(f"config: {where}", given):
-        return find_component(where, section["_component_"])(*args, **given | built | kwargs)
+        return find_component(where, path)(*args, **given | kwargs)
 
 
 def build_loss(cfg: Any) -> WeightedCrossEntropyLoss:
@@ -184,7 +183,8 @@ def build_loss(cfg: Any) -> WeightedCrossEntropyLoss:
 
 def check_loss(cfg: Any) -> None:
     """Raise a SetupError for an objective that cannot be built; components of the user are not called here."""
-    if is_own("loss", cfg.loss):
+    paths = [find_component(where, part["_component_"]).__module__ for where, part in _with_parts("loss", cfg.loss)]
+    if all(path.startswith("tfidf_tune.") for path in paths):
         build_loss(cfg)
 
 

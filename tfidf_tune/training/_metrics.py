@@ -163,7 +163,7 @@ class ProgressLog:
 def _component_defaults(cfg: FinetuneConfig) -> str:
     """Return the arguments that the config's components take their defaults for, as comments of YAML."""
     found = [
-        f"# {where}.{name}: {json.dumps(value)}\n"
+        f"# {name}: {json.dumps(value)}\n"
         for key in COMPONENTS
         for where, section in sections(key, getattr(cfg, key))
         if section is not None

@@ -71,15 +71,13 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
     """
     output_dir = Path(cfg.output_dir)
     with hold_folder(output_dir) if is_main_process() else nullcontext():
-        with setup_errors():
-            _check_folder(output_dir, resume=cfg.resume_from_checkpoint)
+        _check_folder(output_dir, resume=cfg.resume_from_checkpoint)
         with setup_errors(f"device '{cfg.device}' is not available, possible are {', '.join(_DEVICES)} where present"):
             device = utils.get_device(device=cfg.device)
             if device.type not in _DEVICES or not cfg.device.startswith(device.type):
                 raise ValueError(f"torch offers '{device.type}' instead")
-        with setup_errors("config: dtype"):
-            dtype = training.get_dtype(cfg.dtype, device=device)
         with setup_errors():
+            dtype = training.get_dtype(cfg.dtype, device=device)
             if started_processes() > 1 or shards_model(cfg):
                 connect_processes(device)
             # Each process has its own seed, this one plus its rank: dropout differs between them.
