@@ -133,7 +133,7 @@ def _on_each_process(work: Callable[[], Value]) -> list[Value]:
     failure, cause = None, None
     try:
         outcome.append(work())
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # which is not an Exception
         failure, cause = error, cause_of(error)
     outcomes = gather_objects((outcome, cause))
     if causes := [each for _, each in outcomes if each]:
