@@ -3,14 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfidf_tune.analysis import Frontiers, trace_frontiers
 from tfidf_tune.analysis.intervals import VERDICTS, direction
 from tfidf_tune.report._document import Figure, Report, Table, tabulate
 from tfidf_tune.report._figures import frontier_drawing
 from tfidf_tune.report._membership import membership_table
-from tfidf_tune.report._verdict import Change, Outcome, floor_text, summary, verdict
+from tfidf_tune.report._verdict import Change, Outcome, summary, verdict
 from tfidf_tune.report._wording import (
     BOUND,
     LMS_EXPLAINED,
@@ -23,9 +23,6 @@ from tfidf_tune.report._wording import (
 )
 from tfidf_tune.results import Results
 from tfidf_tune.results._measures import CONTROLS, LMS, NEAR_VERBATIM, PERPLEXITY, RECITED
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Columns: header, column of the data frame, format.
 _WHO = (("Model", "model", ""), ("Objective", "objective", ""))
@@ -100,7 +97,6 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
     figures = []
     for number, model in enumerate(models, start=1):
         points = found.points[found.points["model"] == model]
-        statements += [f"{model}: {text}" if several else text for text in _findings(points, notes)]
         if points["operating"].any():
             name, of_model = (f"frontier_{number}", f": {model}") if several else ("frontier", "")
             title = f"LMS against held-out perplexity{of_model}"
@@ -110,7 +106,7 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
     likelihoods, detectable = _likelihoods(results, found, notes)
     with_baseline = [replace(one, detectable=detectable) for one in with_baseline]
     tables = (operating, likelihoods, *_differences(found, notes), _points(found, notes))
-    first_line = verdict(with_baseline, have, found.references[0]) if with_baseline else _nothing_compared(found, notes)
+    first_line = verdict(with_baseline, have, found.references[0])
     return Report(
         title="Recitation against perplexity",
         verdict=first_line,
@@ -171,18 +167,6 @@ def _below_floor(point: Any) -> tuple[float, float] | None:
     return (point.excess_low, point.excess_high) if point.excess_low <= 0 else None
 
 
-def _nothing_compared(found: Frontiers, notes: Footnotes) -> str:
-    """Say what each operating point recites, where there is nothing to compare it with."""
-    told = []
-    for one in found.points[found.points["operating"]].itertuples():
-        floor = _below_floor(one)
-        told.append(
-            f"{one.model}, {one.objective} recites {one.lms:.2f} tokens on average at a perplexity of "
-            f"{one.perplexity:.2f}{f'; what it recites {floor_text(*floor)}{notes.mark(BOUND)}' if floor else ''}"
-        )
-    return f"Nothing is compared{': ' if told else ''}{'. '.join(told)}."
-
-
 def _lead(results: Results) -> str:
     runs = results.checkpoints
     if len(runs) == 1:
@@ -194,30 +178,6 @@ def _lead(results: Results) -> str:
     counted = f"{seeds} seeds" if seeds > 1 else "one seed, no interval over seeds"
     under = f"under {objectives} objective{'s' * (objectives > 1)}{through}"
     return f"Runs of {models} {under}, at their last checkpoint; {counted}. {LMS_EXPLAINED}."
-
-
-def _findings(points: "pd.DataFrame", notes: Footnotes) -> list[str]:
-    """Name the front, and say where an operating point is an end of the range, seeds differ, or all runs diverged."""
-    operating, told = points[points["operating"]], []
-    on_front = operating[operating["on_front"].astype(bool)].sort_values(["log_perplexity", "objective"])["objective"]
-    if points["objective"].nunique() > 1 and len(on_front):
-        told.append(
-            f"On the Pareto front of all points, by ascending perplexity: {joined(on_front)}, each at its operating "
-            "point. No other point improves one without worsening the other."
-        )
-    for end in ("lowest", "highest"):
-        if names := operating.loc[operating["range_end"] == end, "objective"].tolist():
-            text = f"The operating point of {joined(names)} is at the {end} learning rate that was tried."
-            told.append(f"{text}{notes.mark(_BEYOND)}")
-    seeds = points["seeds"].map(frozenset)[points["finite"]].groupby(points["objective"]).nunique()
-    if unequal := operating.loc[operating["objective"].map(seeds) > 1, "objective"].tolist():
-        told.append(
-            f"Not every learning rate of {joined(unequal)} has the same seeds: the operating point is chosen by those "
-            "that all have, or by each one's own if none is common to all."
-        )
-    if diverged := sorted(set(points["objective"]) - set(operating["objective"])):
-        told.append(f"At every learning rate a run of {joined(diverged)} diverged: there is no operating point.")
-    return told
 
 
 def _operating_points(found: Frontiers, footnotes: Footnotes) -> Table:
@@ -235,16 +195,22 @@ def _operating_points(found: Frontiers, footnotes: Footnotes) -> Table:
         num_seeds=operating["seeds"].map(len, na_action="ignore"),
         on_front=operating["on_front"].map({True: "yes", False: "no"}).fillna("diverged"),
     )
-    notes = (
+    finite = found.points[found.points["finite"].astype(bool)]
+    seeds = finite["seeds"].map(frozenset).groupby(finite["objective"], sort=False).nunique()
+    unequal = (
+        [f"Not every learning rate of {joined(seeds.index[seeds > 1])} has the same seeds."] if any(seeds > 1) else []
+    )
+    notes = [
         "Operating point: the learning rate with the lowest mean held-out perplexity, over the seeds that all learning "
-        "rates of the objective have; it does not depend on the passages. The perplexity is the geometric mean over "
-        f"seeds. From and to: the interval.{footnotes.mark(_INTERVALS)} End of range: that learning rate is the "
-        f"lowest, the highest or the only one tried.{footnotes.mark(_BEYOND)}",
+        "rates of the objective have, or by the seeds of each if none is common; it does not depend on the passages. "
+        f"The perplexity is the geometric mean over seeds. From and to: the interval.{footnotes.mark(_INTERVALS)} End "
+        f"of range: that learning rate is the lowest, the highest or the only one tried.{footnotes.mark(_BEYOND)}",
         f"LMS at {baseline}'s perplexity: on the objective's own line through its learning rates, where it has the "
         f"perplexity of {baseline}'s operating point (linear in log perplexity; where it has it twice, at the lower "
         "learning rate); empty where it never has it. On the front: no objective has at any learning rate as low an "
         "LMS and as low a perplexity, one of them lower, by the means.",
-    )
+        *unequal,
+    ]
     better: dict[str, Any] = {LMS.label: "lower", PERPLEXITY.label: "lower"}
     return tabulate("operating_points", "Operating points", frame, columns, notes, better)
 

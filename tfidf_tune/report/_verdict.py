@@ -127,7 +127,7 @@ def verdict(outcomes: Sequence[Outcome], objectives: Mapping[str, Sequence[str]]
     else:
         told = [one.sentence for one in outcomes]
     left_out = [f"Not compared: {joined(f'{name} (only {own})' for name, own in alone.items())}."] if alone else []
-    return " ".join([*told, *left_out])
+    return " ".join([*told, *left_out]) or "Nothing is compared: the runs diverged."
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
