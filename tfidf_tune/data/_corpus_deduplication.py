@@ -52,16 +52,8 @@ def deduplicate_corpus(
     Each file is a task. After an interruption, the same call resumes and skips finished files. Memory does not grow
     with the text; it grows with the number of copies, by about 0.5 kB each.
 
-    Args:
-        sources (Sequence[str]): ``.txt``, ``.jsonl`` or ``.parquet`` files, or folders of them; never changed.
-        output (Path): a folder that does not exist, is empty, or is of an interrupted call with the same arguments.
-        deduplication (Deduplication): what is a copy, "exact" or "minhash".
-        column (str): column of the text. Default: "text"
-        sample_by (SampleBy): what a document of a ``.txt`` file is. Default: "line"
-        runner (TaskRunner | None): where the tasks run. Default: None, one process of this machine
-
-    Returns:
-        dict[str, Any]: the report: documents and characters read and kept, and the largest clusters.
+    The files of ``sources`` are never changed. ``output`` is new, empty, or of an interrupted call with the same
+    arguments. Returns the report: documents and characters read and kept, and the largest clusters.
 
     Raises:
         FileNotFoundError: If a source does not exist.

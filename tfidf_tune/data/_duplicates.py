@@ -25,14 +25,10 @@ _MOST_COMPARED = 2**15  # tokens at a time, few because the first that are equal
 
 
 class DuplicatedStretch(NamedTuple):
-    """A maximal stretch of tokens that occurs more than once.
+    """A maximal stretch of tokens that occurs more than once."""
 
-    ``starts`` is int64 of shape ``[num_occurrences]``: where it starts in the corpus, ascending. ``num_windows`` is how
-    many windows of the length searched for it holds, one starting at each of its first ``num_windows`` tokens.
-    """
-
-    starts: Positions
-    num_windows: int
+    starts: Positions  # in the corpus, ascending
+    num_windows: int  # of the length searched for; one starts at each of its first tokens
 
 
 def join_documents(documents: Iterable[TokenArray]) -> TokenArray:
@@ -68,8 +64,7 @@ def _name_repeated_pairs(first: Positions, second: Positions) -> Positions:
     keys *= second.max(initial=0)  # names count from 1
     keys += second[places]
     order = np.argsort(keys)
-    keys = keys[order]
-    places = places[order]
+    keys, places = keys[order], places[order]
     del order
     is_first = np.diff(keys, prepend=-1) != 0
     del keys
@@ -139,14 +134,11 @@ def none_within(marks: Mask, length: int) -> Mask:
 
 
 class Answer(NamedTuple):
-    """Where the answer of an example is, in tokens, without special tokens.
+    """Where the answer of an example is, in tokens, without special tokens."""
 
-    ``start`` and ``end`` are those in the example, ``place`` is where it starts in the tokens of ``LearnedRuns``.
-    """
-
-    start: int
+    start: int  # in the example
     end: int
-    place: int
+    place: int  # where it starts in the tokens of LearnedRuns
 
     @property
     def num_tokens(self) -> int:
@@ -169,14 +161,8 @@ class Answer(NamedTuple):
 class LearnedRuns:
     """All runs of tokens that are learned, of all turns of all examples, and where answers share tokens with them.
 
-    Args:
-        examples (SequenceDataset): the examples.
-        tokenizer (TextTokenizer): its special tokens are around answers.
-        min_tokens (int): the least length of an answer, at least 2.
-
-    Attributes:
-        last (dict[int, Answer]): the last answer of each example that has a prompt and such an answer.
-        ending (dict[int, list[int]]): the examples that end with the same answer, by the first of them.
+    ``last`` is the last answer of each example that has a prompt and an answer of ``min_tokens``, 2 or more; ``ending``
+    are the examples that end with the same answer, by the first of them.
     """
 
     def __init__(self, examples: SequenceDataset, tokenizer: TextTokenizer, min_tokens: int) -> None:
@@ -228,10 +214,7 @@ class LearnedRuns:
             yield from np.unique(self.locate(places)[:, 0]).tolist()
 
     def most_frequent(self, candidates: Sequence[int], number: int) -> list[int]:
-        """Choose the ``number`` answers that occur most often, at least twice, and share no token with each other.
-
-        Candidates are examples whose last answers are meant.
-        """
+        """Choose the last answers of candidates that occur most often, at least twice, and share no token."""
         chosen: list[int] = []
         is_taken = np.zeros(len(self.tokens), dtype=np.bool_)
         # An answer is counted only when none has a higher bound.
@@ -288,14 +271,12 @@ class LearnedRuns:
         step = length - self._length + 1
         size = -(-_MOST_COMPARED // len(ids))
         for offset in range(min(num_tokens - length, step - 1), num_tokens - self._length + 1, step):
-            starts = self._same_window(answer.place + offset) - offset
+            name = self._names[answer.place + offset]
+            same = self._by_name[self._ends[name - 1] : self._ends[name]] if name else np.array([answer.place + offset])
+            starts = same - offset
             for first in range(0, len(starts), size):
                 part = starts[first : first + size]
                 around = self.tokens.take(part[:, None] + np.arange(len(ids)), mode="clip")
                 equal_from = np.flatnonzero(none_within((around != ids).ravel(), length))
                 number, shift = np.divmod(equal_from, len(ids))
                 yield part[number] + shift
-
-    def _same_window(self, place: int) -> Positions:
-        name = self._names[place]
-        return self._by_name[self._ends[name - 1] : self._ends[name]] if name else np.array([place])
