@@ -92,16 +92,13 @@ class Deduplication:
         With ``minhash``, a row is removed if it is a near copy of an earlier one that stays. The similarity of the
         candidates is computed, so nothing less similar is removed. With the defaults, a copy with a similarity of 0.8
         to one other row is missed in 2 % of cases, one of 0.9 in fewer than 0.1 %.
-
-        Args:
-            rows (TokenArray | Sequence[TokenArray]): int32 token ids, ``[num_tokens]`` each.
-            source (str): name of the text, for the log.
-            tokenizer (TextTokenizer): makes text of the rows.
         """
         if self.method == "none":
             return np.ones(len(rows), dtype=np.bool_)
-        first = {row.tobytes(): number for number, row in reversed(list(enumerate(rows)))}
-        kept = np.isin(np.arange(len(rows)), list(first.values()))
+        first: dict[bytes, int] = {}
+        kept = np.array(
+            [first.setdefault(row.tobytes(), number) == number for number, row in enumerate(rows)], np.bool_
+        )
         if self.method == "minhash":
             self._leave_out_near_copies(kept, rows, tokenizer)
         near = f"{self.ngram}-gram Jaccard similarity of {self.threshold} or more"
@@ -190,15 +187,9 @@ def hash_functions() -> Hashes:
 
 @lru_cache(16)
 def bands(threshold: float, cost_of_missed: float = 0.5) -> tuple[int, int]:
-    """Return the number of bands and of hash functions in each that fit a threshold best.
+    """Return the number of bands and of hash functions in each that fit a least similarity of near copies best.
 
-    Args:
-        threshold (float): the least similarity of near copies.
-        cost_of_missed (float): of a near copy that has no band in common; 1 minus it is the cost of a pair below the
-            threshold that has one. Default: 0.5
-
-    Raises:
-        ValueError: If the threshold is so high that there would be a single band.
+    ``cost_of_missed`` is that of a near copy without a common band; 1 minus it is the cost of another pair with one.
     """
     from datasketch import MinHashLSH
 

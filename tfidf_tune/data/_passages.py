@@ -112,9 +112,8 @@ def make_passages(
 class NoisyCopy(NamedTuple):
     """A copy of a passage.
 
-    ``token_ids`` is int32 of shape ``[num_tokens]``. ``changes`` has the number of replaced, inserted and dropped
-    tokens among the first ``num_measured`` of the passage, as far as they lie in the first ``num_measured`` of the
-    copy. An inserted token counts as one of the passage if the token after it is.
+    ``changes`` has the number of replaced, inserted and dropped tokens among the first ``num_measured`` of the passage
+    that lie in the first ``num_measured`` of the copy. An inserted token counts with the token after it.
     """
 
     token_ids: TokenArray
@@ -212,9 +211,8 @@ def read_probe_file(path: str | Path) -> list[Passage]:
         passage = _parse(line, f"{path}, line {number}")
         if (first := line_of.setdefault(passage.id, number)) != number:
             raise ValueError(
-                f"{path}, line {number}: the id {passage.id!r} is already used on line {first}. Ids must be unique: "
-                "if several probe files were joined, make one file from all texts instead (`tfidf-tune probe make "
-                "TEXT1 TEXT2 --output FILE ...`), or use each file on its own"
+                f"{path}, line {number}: the id {passage.id!r} is already used on line {first}. Ids must be unique: do "
+                "not join probe files, make one file from all texts (`tfidf-tune probe make TEXT1 TEXT2 ...`)"
             )
         passages.append(passage)
     if not passages:
@@ -231,10 +229,7 @@ def _parse(line: bytes, where: str) -> Passage:
         raise ValueError(f"{where} is not a passage of a probe file: {found}") from error
     num_tokens, num_positions = len(passage.token_ids), len(passage.positions)
     for is_wrong, message in (
-        (
-            num_positions not in (0, passage.num_injections),
-            "positions must be as many as num_injections, or none",
-        ),
+        (num_positions not in (0, passage.num_injections), "positions must be as many as num_injections, or none"),
         (len(passage.changes or passage.positions) != num_positions, "changes must be as many as positions"),
         ((passage.num_prompt or 0) >= num_tokens, f"num_prompt must be less than the {num_tokens} token ids"),
         (passage.kind == "control" and passage.num_injections, "num_injections of a control must be 0"),

@@ -82,7 +82,9 @@ class WindowChooser:
             for start in starts:
                 taken |= self._are_taken(start, num_windows)
             if offsets := np.flatnonzero(~taken).tolist():
-                chosen = starts + min(offsets, key=lambda offset: self._best_start(starts, offset))
+                # Occurrences differ only in what is before the stretch.
+                best = {at: min(map(self.start_of, (starts[:1] if at else starts) + at)) for at in offsets}
+                chosen = starts + min(offsets, key=best.__getitem__)
                 if self._is_varied(chosen[0]):
                     yield chosen
 
@@ -119,10 +121,6 @@ class WindowChooser:
         if text.strip() and (text[0].isspace() or before[-1:].isspace()):
             return Start.WORD
         return Start.INSIDE_WORD
-
-    def _best_start(self, starts: Positions, offset: int) -> Start:
-        # Occurrences differ only in what is before the stretch.
-        return min(self.start_of(start + offset) for start in (starts[:1] if offset else starts))
 
     def _nearest_word(self, drawn: int, allowed: Mask) -> int:
         ahead = range(drawn, min(drawn + self._length, len(allowed)))
