@@ -19,6 +19,8 @@ from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._files import require_writable
 from tfidf_tune.data import (
+    CompletionsDataset,
+    InjectedCorpusDataset,
     Passage,
     collate_packed,
     injected_corpus_dataset,
@@ -163,8 +165,8 @@ def parts_of(dataset: Any) -> list[Any]:
 def _passages(dataset: Any) -> Sequence[Passage]:
     """Return the targets and controls of a data set, none if it measures nothing."""
     unpacked = dataset.ds if isinstance(dataset, PackedDataset) else dataset
-    passages: Sequence[Passage] = getattr(unpacked, "passages", ())
-    return passages
+    # A data set of the user may have an attribute of that name.
+    return unpacked.passages if isinstance(unpacked, (InjectedCorpusDataset, CompletionsDataset)) else ()
 
 
 def dataset_fingerprint(dataset: Dataset[Any]) -> str:
