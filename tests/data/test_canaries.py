@@ -258,7 +258,7 @@ def test_settings_that_cannot_be_met_are_refused(tokenizers, dataset):
             {"tokenizer": short, "texts": [*TEXTS, "a b " * 99]},
             r"the longest of texts .* above max_.*: lower the longest",
         ),
-        ({"texts": [*TEXTS, ""]}, r"texts\[6\] is '': a canary has at least 2 tokens"),
+        ({"texts": [*TEXTS, ""]}, r"texts\[6\] is '': it needs 2 tokens or more"),
         ({"texts": [TEXTS[0][:-5], *TEXTS]}, r"texts\[0\] is .* no part of another"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -288,5 +288,5 @@ def test_a_data_set_that_cannot_carry_canaries_is_refused_and_nothing_is_done_tw
     with pytest.raises(ValueError, match=r"no canaries yet: call inject\(\) before write_probe_file\(\)"):
         canaries.write_probe_file(tmp_path / "probe.jsonl")
     canaries.inject(dataset)
-    with pytest.raises(ValueError, match=r"inject\(\) was called before, .* another InjectedCanaries"):
+    with pytest.raises(ValueError, match=r"inject\(\) was called before: make another InjectedCanaries"):
         canaries.inject(dataset)

@@ -66,12 +66,9 @@ Layout = Literal["aligned", "concatenated"]
 _ALL = -1
 _NO_LIMIT = 2**62  # tokens
 _BLOCK_SIZE = 256
-_MOST_TARGETS = 100  # the paper's number
-_LEAST_TARGETS = 10  # a report judges nothing from fewer
-_ENOUGH_WINDOWS = 16
-_LEAST_LENGTH = 16
+_MOST_TARGETS, _LEAST_TARGETS = 100, 10  # the paper's number; a report judges nothing from fewer than 10
+_ENOUGH_WINDOWS, _LEAST_LENGTH = 16, 16
 _SHARED = f"90 % of the tokens, or half of them and at least {LONG_RUN},"
-_ROWS_AT_ONCE = 1000
 
 logger = logging.getLogger(__name__)
 
@@ -227,8 +224,7 @@ def injected_corpus_dataset(
     Raises:
         FileNotFoundError: If a source looks like a path and does not exist.
         ValueError: If a value is unknown or out of range; ``block_size`` exceeds the tokenizer's ``max_seq_len`` or,
-            when aligned, ``min_target_tokens``; a source cannot be read; or it has too little text. The message then
-            has all that is missing.
+            when aligned, ``min_target_tokens``; or a source cannot be read or has too little text.
 
     Example:
         >>> dataset = injected_corpus_dataset(
@@ -443,13 +439,12 @@ def _kept_copies(
     starts: Positions, copies: list[NoisyCopy], kept: Mask, block_size: int
 ) -> list[tuple[list[int], list[int]]]:
     """Return the place in the blocks that are kept, and the changes, of each complete copy of a target."""
-    numbers = np.cumsum(kept) - 1
     found = []
     for start, copy in zip(starts.tolist(), copies, strict=True):
         block, offset = divmod(start, block_size)
         end = start + len(copy.token_ids[:block_size])
         if end <= len(kept) * block_size and kept[block : -(-end // block_size)].all():
-            found.append(([int(numbers[block]), offset], copy.changes))
+            found.append(([int(kept[:block].sum()), offset], copy.changes))
     return found
 
 
@@ -470,7 +465,6 @@ class Targets:
 
     @property
     def in_file(self) -> bool:
-        """Whether the targets are rows of a file."""
         return self.kind not in ("duplicates", "random")
 
     def __post_init__(self) -> None:
@@ -619,8 +613,9 @@ class InjectedCanaries:
             lengths, joined = [len(ids) for ids in encode_texts(self._tokenizer, texts)], "\0".join(texts)
             for index, text in enumerate(texts):
                 if lengths[index] < 2 or joined.count(text) > 1:
-                    what = "a canary has at least 2 tokens and is no part of another"
-                    raise ValueError(f"texts[{index}] is {text!r}: {what}")
+                    raise ValueError(
+                        f"texts[{index}] is {text!r}: it needs 2 tokens or more, and to be no part of another"
+                    )
             length = {"the longest of texts": max(lengths, default=0)}
         special = tokenizer.num_special_tokens_to_add()
         check_fits_model(self._tokenizer, lower=" and ".join(length), special_tokens=special, **length)
@@ -660,9 +655,7 @@ class InjectedCanaries:
         if unknown := sorted(values.keys() - ({*dataset.column_names} - {column})):
             raise ValueError(f"row gives values for {unknown}, which are no other columns of {dataset.column_names}")
         if self.passages:
-            raise ValueError(
-                "inject() was called before, and a probe file belongs to one data set: make another InjectedCanaries"
-            )
+            raise ValueError("inject() was called before: make another InjectedCanaries for another data set")
         texts = self._draw(dataset, column)
         targets = texts[: len(self._repeats)]
         columns = {name: [values.get(name)] * len(targets) for name in dataset.column_names} | {column: targets}
@@ -697,7 +690,7 @@ class InjectedCanaries:
         drawn: list[str] = []
         while more := list(islice(candidates, self._num_canaries - len(drawn))):
             known: set[str] = set()
-            for batch in dataset.select_columns([column]).with_format(None).iter(batch_size=_ROWS_AT_ONCE):
+            for batch in dataset.select_columns([column]).with_format(None).iter(batch_size=1000):
                 joined = "\0".join(text or "" for text in batch[column])
                 known.update(text for text in more if text in joined)
             drawn += [text for text in more if text not in known]
