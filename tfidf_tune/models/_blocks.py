@@ -63,8 +63,8 @@ class LinearFactory:
     def _linear(self, in_dim: int, out_dim: int, bias: bool, lora: bool, quantize: bool) -> nn.Module:
         if quantize and in_dim * out_dim % NF4_MULTIPLE:
             raise ValueError(
-                f"torchao's NF4 takes multiples of {NF4_MULTIPLE} weights, not {in_dim} x {out_dim} of a layer: set "
-                "quantize_base to False"
+                f"quantize_base is True, but torchao's NF4 takes multiples of {NF4_MULTIPLE} weights, not {in_dim} x "
+                f"{out_dim} of a layer"
             )
         layer: nn.Module
         if lora:
