@@ -243,14 +243,14 @@ def test_settings_that_cannot_be_met_are_refused(tokenizers, dataset):
     for arguments, message in (
         (
             {"tokenizer": "folder"},
-            r"tokenizer is a str: give the .* AutoTokenizer\.from_pretrained",
+            r"tokenizer is a str: give what AutoTokenizer\.from_pretrained",
         ),
         ({"num_targets": 0}, "num_targets must be a whole number of at least 1, got 0"),
         ({"num_controls": -1}, "num_controls must be a whole number of at least 0, got -1"),
         ({"repeats": (1, 4), "num_targets": 1}, "num_targets must be a whole number of at least 2, got 1"),
         ({"repeats": 2.5}, r"repeats must be a whole number of at least 1, got 2\.5"),
         ({"repeats": [3, 0]}, "repeats must be a whole number of at least 1, got 0"),
-        ({"repeats": ()}, "the length of repeats must be a whole number of at least 1, got 0"),
+        ({"repeats": ()}, "repeats must be a whole number of at least 1, got 0"),
         ({"block_size": 1}, "block_size must be a whole number of at least 2, got 1"),
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"tokenizer": short}, r"is 256, above max_seq_len 64, .*: lower block_size"),

@@ -74,10 +74,7 @@ logger = logging.getLogger(__name__)
 
 
 def _slots(num_base: int, num_targets: int, num_repeats: int, seed: int, *, shuffle_base: bool = False) -> Positions:
-    """Draw where base items and, after them, the copies of each target go: int64, a permutation.
-
-    The copies of a target are in ascending slots. Base items keep their order unless ``shuffle_base``.
-    """
+    """Draw slots for base items, in order unless ``shuffle_base``, and then for the copies of each target, in order."""
     num_copies = num_targets * num_repeats
     drawn = np.random.default_rng(seed).permutation(num_base + num_copies)
     slots = np.argsort(drawn) if shuffle_base else np.append(np.sort(drawn[num_copies:]), drawn[:num_copies])
@@ -130,7 +127,6 @@ class _CorpusSpec:
 
     @property
     def unit(self) -> str:
-        """What ``num_base`` counts."""
         return "documents" if self.is_concatenated else f"blocks of {self.block_size} tokens"
 
     @property
@@ -227,12 +223,8 @@ def injected_corpus_dataset(
             when aligned, ``min_target_tokens``; or a source cannot be read or has too little text.
 
     Example:
-        >>> dataset = injected_corpus_dataset(
-        ...     tokenizer, source="corpus.jsonl", target_source="contracts.txt", num_targets=20
-        ... )
-        >>> dataset = injected_corpus_dataset(
-        ...     tokenizer, source="corpus.jsonl", target_source=None, num_base=-1, num_targets=None
-        ... )
+        >>> dataset = injected_corpus_dataset(tokenizer, source="corpus.jsonl", target_source="contracts.txt")
+        >>> dataset = injected_corpus_dataset(tokenizer, source="corpus.jsonl", target_source=None, num_targets=None)
     """
     if block_size is None:
         block_size = min(_BLOCK_SIZE, tokenizer.max_seq_len or _BLOCK_SIZE)
@@ -338,8 +330,8 @@ def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, sp
 def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec) -> _Material:
     """Draw targets and controls from the text itself; what is left of its documents is the base.
 
-    A passage is a window of tokens that occurs once in the text, so that no copy of it stays in the base. A document
-    ends where a passage was taken out, and the rest of it is a document of its own.
+    A passage is a window that occurs once in the text, so that no copy of it stays in the base. What follows it in a
+    document becomes a document.
     """
     documents: list[TokenArray] = []
     num_left = _NO_LIMIT if spec.is_concatenated or spec.num_base == _ALL else spec.num_base * spec.block_size
@@ -483,9 +475,9 @@ def choose_completions(
 ) -> CompletionsDataset:
     """Choose targets and controls, see ``sft_dataset``, and write the probe file.
 
-    The first ``num_own`` examples are those of the source. ``kept`` returns which of the examples with these numbers,
-    in this order, stay. Occurrences are counted in the tokens that are learned, of all turns: conversations are often
-    exported turn by turn, so that the last answer of a row is an earlier one of the next rows.
+    The first ``num_own`` examples are those of the source; ``kept`` returns which of a list of examples stay.
+    Occurrences are counted in the tokens that are learned, of all turns: conversations are often exported turn by turn,
+    so that the last answer of a row is an earlier one of the next rows.
     """
     runs = LearnedRuns(examples, tokenizer, targets.min_target_tokens)
     # An answer is represented by the first of the examples that end with it.
@@ -595,14 +587,11 @@ class InjectedCanaries:
         seed: int = 0,
     ) -> None:
         if not hasattr(tokenizer, "num_special_tokens_to_add"):
-            raise ValueError(
-                f"tokenizer is a {type(tokenizer).__name__}: give the tokenizer as AutoTokenizer.from_pretrained(...) "
-                "loads it, or processor.tokenizer of a processor"
-            )
+            what = "give what AutoTokenizer.from_pretrained(...) returns, or processor.tokenizer of a processor"
+            raise ValueError(f"tokenizer is a {type(tokenizer).__name__}: {what}")
         numbers = list(repeats) if isinstance(repeats, Sequence) else [repeats]
         num_controls = num_targets if num_controls is None else num_controls
-        check_at_least(1, **{"the length of repeats": len(numbers)})
-        for number in numbers:
+        for number in numbers or [0]:
             check_at_least(1, repeats=number)
         check_at_least(len(numbers), num_targets=num_targets)
         check_at_least(0, num_controls=num_controls, seed=seed)
@@ -621,9 +610,7 @@ class InjectedCanaries:
         check_fits_model(self._tokenizer, lower=" and ".join(length), special_tokens=special, **length)
         self._repeats = np.resize(numbers, num_targets)
         self._num_canaries = num_targets + num_controls
-        self._block_size = block_size
-        self._texts = texts
-        self._seed = seed
+        self._texts, self._block_size, self._seed = texts, block_size, seed
         self.passages: list[Passage] = []
 
     def inject(self, dataset: "Dataset", column: str = "text", row: Mapping[str, Any] | None = None) -> "Dataset":
@@ -663,7 +650,6 @@ class InjectedCanaries:
         copies = np.repeat(np.arange(len(targets)), self._repeats)  # the number of the target of each
         slots = _slots(len(dataset), len(copies), 1, self._seed)
         order = np.append(np.arange(len(dataset)), len(dataset) + copies)[np.argsort(slots)]
-
         places = slots[len(dataset) :]
         source = EMBEDDED if self._texts is None else "texts"
         windows = [
