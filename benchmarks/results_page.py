@@ -24,10 +24,9 @@ import numpy as np
 from measuring import markdown_table  # type: ignore[import-not-found]
 
 from tfidf_tune.analysis import Frontiers, bootstrap_interval, over_seeds, run_table, trace_frontiers
-from tfidf_tune.analysis.comparison import compare_objectives
-from tfidf_tune.analysis.evaluations import evaluation_table
+from tfidf_tune.analysis.evaluations import compare_objectives, evaluation_table
 from tfidf_tune.report import frontier_drawing
-from tfidf_tune.report._membership import membership_table
+from tfidf_tune.report._comparison_tables import membership_table
 from tfidf_tune.report._wording import Footnotes
 from tfidf_tune.results import Results, read_results
 

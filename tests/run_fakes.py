@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tfidf_tune.results import Checkpoint, ProbeSample, Results
-from tfidf_tune.results._scores import parse_document, with_scores
+from tfidf_tune.results._importer import parse_document, with_scores
 from tfidf_tune.results._table import scores_table
 
 DATE = "2026-11-21T10-00-00.000001"

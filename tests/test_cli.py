@@ -205,7 +205,7 @@ def test_a_config_for_the_other_recipe_runs_with_another_model(failure):
 
 
 # Of the libraries that take long to import; pyyaml and lm_eval's parsers are light.
-HEAVY = {"torch", "numpy", "transformers", "datasets", "omegaconf", "torchao", "pandas", "scipy", "pydantic", "rich"}
+HEAVY = {"torch", "numpy", "transformers", "datasets", "omegaconf", "torchao", "pandas", "scipy", "rich"}
 
 
 def test_help_lists_and_usage_errors_import_no_heavy_library():

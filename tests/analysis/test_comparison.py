@@ -6,7 +6,7 @@ import pytest
 from run_fakes import BlockScore, answers, blocks, controls, evaluation, results, run, sample, summaries, targets
 
 from tfidf_tune.analysis import compare_at_equal_perplexity, compare_objectives, evaluation_table, intervals
-from tfidf_tune.analysis.comparison import compare_seeds, lms_floor
+from tfidf_tune.analysis.evaluations import compare_seeds, lms_floor
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,7 @@ from frontier_fakes import grown_records, record, replace, results_of
 from scipy import stats
 
 from tfidf_tune.analysis import run_table
-from tfidf_tune.analysis.comparison import compare_objectives
-from tfidf_tune.analysis.evaluations import evaluation_table
+from tfidf_tune.analysis.evaluations import compare_objectives, evaluation_table
 from tfidf_tune.analysis.intervals import over_seeds_and_passages
 from tfidf_tune.report import comparison_report
 from tfidf_tune.results import read_results, write_results

@@ -23,7 +23,7 @@ from tfidf_tune.loss import (
     WeightedCrossEntropyLoss,
     fused_cross_entropy,
 )
-from tfidf_tune.loss._fused import _gradient_scale
+from tfidf_tune.loss._cross_entropy import _gradient_scale
 
 NAMES = HeadInput._fields
 # A chunk is of 256 rows up to 4,096 tokens, so these are 1, 1, 2, 3 chunks; then 16 of 313 rows, the last of 305.

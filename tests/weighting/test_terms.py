@@ -7,7 +7,7 @@ import torch
 from label_batches import random_labels
 
 from tfidf_tune.weighting import distinct_terms
-from tfidf_tune.weighting._formula import Terms
+from tfidf_tune.weighting._tfidf import Terms
 
 TOP, BOTTOM = 2**63 - 1, -(2**63)
 

@@ -23,8 +23,7 @@ from tfidf_tune.analysis._metrics import (
     rouge_l,
     rouge_scores,
 )
-from tfidf_tune.analysis.comparison import compare_at_equal_perplexity, compare_objectives
-from tfidf_tune.analysis.evaluations import evaluation_table, run_table
+from tfidf_tune.analysis.evaluations import compare_at_equal_perplexity, compare_objectives, evaluation_table, run_table
 from tfidf_tune.analysis.frontier import Frontiers, trace_frontiers
 from tfidf_tune.analysis.intervals import Interval, bootstrap_interval, holm, over_seeds, over_seeds_and_passages
 

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tfidf_tune.analysis.comparison import first_crossing
-from tfidf_tune.analysis.evaluations import comparable_runs, passage_lms
+from tfidf_tune.analysis.evaluations import comparable_runs, first_crossing, passage_lms
 from tfidf_tune.analysis.intervals import SeedEstimate, holm, over_seeds, over_seeds_and_passages, verdict
 from tfidf_tune.results import Results
-from tfidf_tune.results._measures import CONTROL_LMS
+from tfidf_tune.results._table import CONTROL_LMS
 
 if TYPE_CHECKING:
     import pandas as pd

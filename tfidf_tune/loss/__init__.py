@@ -2,12 +2,12 @@
 
 from tfidf_tune.loss._cross_entropy import (
     HeadInput,
+    fused_cross_entropy,
     linear_token_cross_entropy,
     token_cross_entropy,
     token_predictions,
     weighted_mean,
 )
-from tfidf_tune.loss._fused import fused_cross_entropy
 from tfidf_tune.loss._weighted import (
     CrossEntropyLoss,
     LossTerms,

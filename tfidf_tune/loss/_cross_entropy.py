@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tfidf_tune.weighting import IGNORE_INDEX, Predictions
 
@@ -180,3 +181,160 @@ def _predict(logits: Iterable[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
             entropies.append(torch.special.entr(log_softmax.exp_()).sum(dim=1))
             start += len(block)
     return torch.cat(log_probabilities), torch.cat(entropies)
+
+
+def fused_cross_entropy(
+    head: HeadInput,
+    labels: Tensor,
+    coefficients: Tensor,
+    *,
+    accumulate_in_fp32: bool = False,
+) -> tuple[Tensor, Tensor]:
+    r"""Compute :math:`\sum_i c_i \ell_i` with :math:`\ell_i = -\log P(x_i)`, and its gradients along the way.
+
+    Besides inputs and gradients it needs the memory of 1/16 of the logits, in their dtype, or of those of 256 tokens.
+    Gradients are computed in the forward pass, and can be used once.
+
+    Args:
+        head (HeadInput): hidden states ``[b, s, d]``, head weight ``[v, d]``, perhaps a bias; of one dtype.
+        labels (Tensor): integer ``[b, s]``, already shifted, -100 where ignored.
+        coefficients (Tensor): float32 ``[b, s]``, without gradient, 0 at ignored positions.
+        accumulate_in_fp32 (bool): sum the gradient of a head in 16 bit over the chunks in float32, which takes 4 bytes
+            (on a GPU 8) for each of its weights; otherwise it is rounded once a chunk, as in torchtune's chunked loss.
+            Default: False.
+
+    Returns:
+        tuple[Tensor, Tensor]: the sum, a float32 scalar, and the :math:`\ell_i`, float32 ``[b, s]`` without gradient,
+        0 at ignored positions.
+
+    Raises:
+        ValueError: If shapes or dtypes do not match.
+    """
+    check_head(head, labels)
+    valid = labels != IGNORE_INDEX
+    total, losses = _FusedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        head.hidden.flatten(0, 1),
+        head.weight,
+        head.bias,
+        torch.where(valid, labels, 0).flatten().long(),
+        valid.flatten(),
+        coefficients.flatten(),
+        torch.is_grad_enabled(),
+        # The range of float16 is too small for a sum over tokens.
+        head.weight.dtype == torch.float16 or (accumulate_in_fp32 and head.weight.itemsize < 4),
+    )
+    return total, losses.view_as(labels)
+
+
+def softmax_gradient_(logits: Tensor, labels: Tensor, coefficients: Tensor) -> Tensor:
+    r"""Overwrite logits ``[c, v]`` with the gradient :math:`c_i (\mathrm{softmax}(z_i) - \mathrm{onehot}(x_i))`.
+
+    Returns the cross-entropy of each token, ``[c]``, float32 (float64 for such logits).
+    """
+    labels, coefficients = labels.unsqueeze(1), coefficients.unsqueeze(1)
+    probabilities = torch.softmax(logits, dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    # The largest logit z and its probability p give the log of the softmax's denominator, z - ln p, in two reductions;
+    # p is at least 1/v, while the label's own probability may be too small for float32.
+    distance = logits.amax(dim=1, keepdim=True).to(probabilities) - logits.gather(1, labels)
+    losses = distance - probabilities.amax(dim=1, keepdim=True).log()
+    logits.copy_(probabilities.mul_(coefficients).scatter_add_(1, labels, -coefficients.to(probabilities)))
+    return losses.squeeze(1)
+
+
+class _FusedCrossEntropy(torch.autograd.Function):
+    """See :func:`fused_cross_entropy`; the gradients are computed with the loss and returned at the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        labels_N: Tensor,
+        valid_N: Tensor,
+        coefficients_N: Tensor,
+        is_grad_enabled: bool,
+        in_fp32: bool,
+    ) -> tuple[Tensor, Tensor]:
+        num_tokens = len(labels_N)
+        chunk_size, block_size = chunk_rows(num_tokens), block_rows(len(weight_VD), is_cuda=labels_N.is_cuda)
+        ctx.scale, ctx.dtype = _gradient_scale(hidden_ND.dtype, valid_N), weight_VD.dtype
+        scaled_N = coefficients_N * ctx.scale
+        wants = [is_grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
+        gradients = _empty_gradients(hidden_ND, weight_VD, bias_V, wants, in_fp32)
+        hidden_gradient_ND, weight_gradient_VD, bias_gradient_V = gradients
+        losses_N = torch.empty(num_tokens, dtype=torch.float32, device=labels_N.device)
+        logits_CV = hidden_ND.new_empty(min(chunk_size, num_tokens), len(weight_VD))
+        for start in range(0, num_tokens, chunk_size):
+            chunk = slice(start, min(start + chunk_size, num_tokens))
+            logits = logits_CV[: chunk.stop - start]
+            if bias_V is None:
+                torch.mm(hidden_ND[chunk], weight_VD.t(), out=logits)
+            else:
+                torch.addmm(bias_V, hidden_ND[chunk], weight_VD.t(), out=logits)
+            for first in range(start, chunk.stop, block_size):
+                rows = slice(first, min(first + block_size, chunk.stop))
+                block = logits[first - start : rows.stop - start]
+                if any(wants):
+                    losses_N[rows] = softmax_gradient_(block, labels_N[rows], scaled_N[rows])
+                else:
+                    losses_N[rows] = F.cross_entropy(block.float(), labels_N[rows], reduction="none")
+                if bias_gradient_V is not None:
+                    bias_gradient_V.add_(block.sum(dim=0, dtype=bias_gradient_V.dtype))
+            if hidden_gradient_ND is not None:
+                torch.mm(logits, weight_VD, out=hidden_gradient_ND[chunk])
+            if weight_gradient_VD is not None:
+                _add_product(weight_gradient_VD, logits.t(), hidden_ND[chunk])
+        ctx.gradients = gradients
+        losses_N.masked_fill_(~valid_N, 0)  # values at ignored positions may be infinite
+        ctx.mark_non_differentiable(losses_N)
+        return (losses_N * coefficients_N).sum(), losses_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError(
+                "the fused head has no gradients for a second backward pass: compute the loss again for each "
+                "backward(), or pass logits"
+            )
+        gradients, ctx.gradients = ctx.gradients, None  # without another reference .grad takes them without a copy
+        factor = upstream / ctx.scale
+        if factor.device.type != "cpu" or factor != 1:  # comparing would wait for a GPU
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.mul_(factor)
+        return (*(None if gradient is None else gradient.to(ctx.dtype) for gradient in gradients), *[None] * 5)
+
+
+def _gradient_scale(dtype: torch.dtype, valid_N: Tensor) -> Tensor | float:
+    """Return the factor of float16 gradients until the backward pass: a power of two near the number of tokens.
+
+    The gradient of a mean over tokens would underflow, that of a sum does not; a power of two rounds nothing.
+    """
+    if dtype != torch.float16:
+        return 1.0
+    return valid_N.sum().clamp_min(1).log2().ceil().exp2()
+
+
+def _empty_gradients(
+    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, wants: list[bool], in_fp32: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    of_bias = None
+    if bias_V is not None and wants[2]:
+        of_bias = torch.zeros_like(bias_V, dtype=torch.promote_types(bias_V.dtype, torch.float32))
+    return (
+        torch.empty_like(hidden_ND) if wants[0] else None,
+        torch.zeros_like(weight_VD, dtype=torch.float32 if in_fp32 else weight_VD.dtype) if wants[1] else None,
+        of_bias,
+    )
+
+
+def _add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
+    """Add a matrix product to a sum, which may be in float32 while the factors are in 16 bit."""
+    if total.dtype == first.dtype:
+        total.addmm_(first, second)
+    elif total.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):  # torch 2.8 and later
+        total.add_(torch.mm(first, second, out_dtype=total.dtype))
+    else:  # the 16-bit product would be rounded
+        total.addmm_(first.to(total.dtype), second.to(total.dtype))

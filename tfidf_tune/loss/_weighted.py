@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from tfidf_tune._checks import require_bool, require_choice, require_integer
 from tfidf_tune.loss._cross_entropy import (
     HeadInput,
+    fused_cross_entropy,
     linear_token_cross_entropy,
     require_linear_cross_entropy,
     token_cross_entropy,
     token_predictions,
     weighted_mean,
 )
-from tfidf_tune.loss._fused import fused_cross_entropy
 from tfidf_tune.weighting import (
     IGNORE_INDEX,
     TermFrequency,

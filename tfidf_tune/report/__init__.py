@@ -6,9 +6,8 @@ from tfidf_tune.report._comparison import comparison_report
 from tfidf_tune.report._document import Continuation, Example, Figure, Report, Table
 from tfidf_tune.report._figures import frontier_drawing
 from tfidf_tune.report._frontier import frontier_report
-from tfidf_tune.report._html import html_page
+from tfidf_tune.report._html import html_page, require_report_folder, write_report
 from tfidf_tune.report._markdown import markdown, terminal_text
-from tfidf_tune.report._write import require_report_folder, write_report
 
 __all__ = [
     "Bound",

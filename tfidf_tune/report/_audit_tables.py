@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tfidf_tune.analysis.comparison import Floor, floor_of
+from tfidf_tune.analysis.evaluations import Floor, floor_of
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, binomial_upper_bound, bootstrap_interval
 from tfidf_tune.report._document import Table, tabulate
 from tfidf_tune.report._wording import FEW_UNITS, NEAR_EXPLAINED, TEXT_PROMPTS, Footnotes, prompt_length, span

@@ -7,13 +7,15 @@ from datetime import date
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tfidf_tune.analysis.comparison import (
+from tfidf_tune.analysis.evaluations import (
+    at_last,
     compare_at_equal_perplexity,
     compare_objectives,
     compare_seeds,
+    evaluation_table,
+    having_at_last,
     lms_floor,
 )
-from tfidf_tune.analysis.evaluations import at_last, evaluation_table, having_at_last
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, SEED, Interval
 from tfidf_tune.report._comparison_tables import comparison_tables, paper_table
 from tfidf_tune.report._document import Example, Report
@@ -34,7 +36,7 @@ from tfidf_tune.report._wording import (
     why_no_interval,
 )
 from tfidf_tune.results import Checkpoint, Results
-from tfidf_tune.results._measures import (
+from tfidf_tune.results._table import (
     ANSWER_MEASURES,
     BY_LABEL,
     LMS,

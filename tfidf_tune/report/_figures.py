@@ -13,7 +13,7 @@ from tfidf_tune.analysis.evaluations import having_at_last, shared_progress, uni
 from tfidf_tune.analysis.intervals import MIN_UNITS, bootstrap_interval
 from tfidf_tune.report._document import Figure
 from tfidf_tune.results import Results
-from tfidf_tune.results._measures import CONTROL_LMS, LMS, PERPLEXITY, Measure
+from tfidf_tune.results._table import CONTROL_LMS, LMS, PERPLEXITY, Measure
 
 if TYPE_CHECKING:
     import pandas as pd

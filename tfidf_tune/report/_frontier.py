@@ -7,9 +7,9 @@ from typing import Any
 
 from tfidf_tune.analysis import Frontiers, trace_frontiers
 from tfidf_tune.analysis.intervals import VERDICTS, direction
+from tfidf_tune.report._comparison_tables import membership_table
 from tfidf_tune.report._document import Figure, Report, Table, tabulate
 from tfidf_tune.report._figures import frontier_drawing
-from tfidf_tune.report._membership import membership_table
 from tfidf_tune.report._verdict import Change, Outcome, summary, verdict
 from tfidf_tune.report._wording import (
     BOUND,
@@ -22,7 +22,7 @@ from tfidf_tune.report._wording import (
     span,
 )
 from tfidf_tune.results import Results
-from tfidf_tune.results._measures import CONTROLS, LMS, NEAR_VERBATIM, PERPLEXITY, RECITED
+from tfidf_tune.results._table import CONTROLS, LMS, NEAR_VERBATIM, PERPLEXITY, RECITED
 
 # Columns: header, column of the data frame, format.
 _WHO = (("Model", "model", ""), ("Objective", "objective", ""))

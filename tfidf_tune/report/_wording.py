@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, Interval
-from tfidf_tune.results._measures import BY_LABEL
+from tfidf_tune.results._table import BY_LABEL
 
 LMS_EXPLAINED = (
     "LMS, the longest memorized substring, is the longest run of tokens that a continuation shares with the passage"

@@ -1,13 +1,6 @@
 """Token weights from token statistics, and from what a model predicts. Needs torch only."""
 
 from tfidf_tune.weighting._difficulty import FocalWeighting, MiLeWeighting
-from tfidf_tune.weighting._formula import (
-    TermFrequency,
-    distinct_terms,
-    inverse_document_frequency,
-    term_frequency,
-    unit_mean,
-)
 from tfidf_tune.weighting._goldfish import GoldfishWeighting
 from tfidf_tune.weighting._labels import (
     IGNORE_INDEX,
@@ -17,9 +10,15 @@ from tfidf_tune.weighting._labels import (
     shift_tokens,
 )
 from tfidf_tune.weighting._repetition import RepetitionWeighting
-from tfidf_tune.weighting._tfidf import TFIDFWeighting
-from tfidf_tune.weighting._weighting import TokenWeighting, UniformWeighting
-from tfidf_tune.weighting._window import DocumentWindow
+from tfidf_tune.weighting._tfidf import (
+    DocumentWindow,
+    TermFrequency,
+    TFIDFWeighting,
+    distinct_terms,
+    inverse_document_frequency,
+    term_frequency,
+)
+from tfidf_tune.weighting._weighting import TokenWeighting, UniformWeighting, unit_mean
 
 __all__ = [
     "IGNORE_INDEX",

@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from tfidf_tune._checks import require_number
-from tfidf_tune.weighting._formula import unit_mean
 from tfidf_tune.weighting._labels import IGNORE_INDEX, Predictions, TokenBatch
-from tfidf_tune.weighting._weighting import TokenWeighting
+from tfidf_tune.weighting._weighting import TokenWeighting, unit_mean
 
 
 class MiLeWeighting(TokenWeighting):

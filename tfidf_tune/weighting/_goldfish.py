@@ -8,9 +8,8 @@ from torch import Tensor
 
 from tfidf_tune._checks import require_choice, require_integer
 from tfidf_tune.weighting._context_hash import HASH_RANGE, LONGEST_CONTEXT, hash_contexts, positions_in_document
-from tfidf_tune.weighting._formula import unit_mean
 from tfidf_tune.weighting._labels import IGNORE_INDEX, TokenBatch
-from tfidf_tune.weighting._weighting import TokenWeighting
+from tfidf_tune.weighting._weighting import TokenWeighting, unit_mean
 
 GoldfishStrategy = Literal["hash", "static"]
 

@@ -25,8 +25,8 @@ from tfidf_tune.weighting._context_hash import (
     positions_in_document,
 )
 from tfidf_tune.weighting._labels import IGNORE_INDEX, NO_TOKEN, TokenBatch
+from tfidf_tune.weighting._tfidf import OneThread
 from tfidf_tune.weighting._weighting import TokenWeighting
-from tfidf_tune.weighting._window import OneThread
 
 _MOST_CHOICES = 64
 # An entry of the table is the fingerprint of a key, 20 bits, followed by its count.

@@ -11,6 +11,40 @@ from torch import Tensor, nn
 
 from tfidf_tune.weighting._labels import IGNORE_INDEX, TokenBatch, gather_batch, values_are_known
 
+# Weights with a smaller sum count as none: a number of tokens divided by it is still a float32.
+_SMALLEST_SUM = 2.0**-100
+
+
+def unit_mean(raw_weights: Tensor, valid: Tensor, max_weight: float | None = None) -> Tensor:
+    r"""Scale weights to mean 1 over the valid tokens: :math:`w_i = w'_i / (\frac{1}{M}\sum_j w'_j)`.
+
+    With ``max_weight`` the scale :math:`c` is the one for which the mean of
+    :math:`w_i = \min(c\,w'_i, \mathrm{max\_weight})` is 1, so that a cap changes neither the mean nor the learning
+    rate that suits it. With k tokens at the cap :math:`c = (M - k\,\mathrm{max\_weight}) / \sum_{i>k} w'_i` over
+    weights in descending order, and k is the number of positions at which that c would still exceed the cap.
+
+    Args:
+        raw_weights (Tensor): non-negative, float32, any shape; with ``max_weight`` positive where ``valid``.
+        valid (Tensor): bool, same shape.
+        max_weight (float | None): largest weight, at least 1. Default: None, no cap.
+
+    Returns:
+        Tensor: float32, same shape; 0 where not ``valid``; all 0 when no valid token has a weight.
+    """
+    raw_weights = raw_weights * valid
+    num_valid = valid.count_nonzero()
+    if max_weight is None or raw_weights.numel() == 0:
+        return raw_weights.mul_(num_valid / raw_weights.sum().clamp_min_(_SMALLEST_SUM))
+
+    descending = raw_weights.flatten().sort(descending=True).values
+    tail_sums = descending.flip(0).cumsum(0).flip(0).clamp_min(_SMALLEST_SUM)
+    num_capped_before = torch.arange(len(descending), device=descending.device)
+    scales = (num_valid - num_capped_before * max_weight) / tail_sums
+    # Never true at the last valid position, where c w' = M - (M - 1) max_weight <= 1: a scale always exists.
+    num_capped = (scales * descending > max_weight).sum().unsqueeze(0)
+    scale = scales[num_capped]
+    return (raw_weights * scale).clamp_max(max_weight)
+
 
 class TokenWeighting(nn.Module, ABC):
     """Base class of all weightings: gives each label token a weight in a cross-entropy loss.
