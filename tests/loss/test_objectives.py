@@ -99,7 +99,7 @@ def test_the_ignored_label_is_minus_100():
     assert built("TF-IDF", ignore_index=IGNORED).weighting.tf == "log"
     with pytest.raises(SetupError, match="^config: loss: ignore_index is 7: ignored labels are marked by -100$"):
         built("TF-IDF", ignore_index=7)
-    with pytest.raises(SetupError, match="has no argument 'ignore_index'"):
+    with pytest.raises(SetupError, match="got an unexpected keyword argument 'ignore_index'; its arguments are"):
         built("Goldfish", ignore_index=IGNORED)
 
 
@@ -125,7 +125,10 @@ def test_a_weighting_is_chosen_on_the_command_line(short):
 
 
 def test_arguments_that_the_chosen_loss_does_not_have_are_refused():
-    with pytest.raises(SetupError, match="^config: loss: .*WeightedCrossEntropyLoss has no argument 'tf'; possible"):
+    with pytest.raises(
+        SetupError,
+        match="^config: loss: .*WeightedCrossEntropyLoss: got an unexpected keyword argument 'tf'; its arguments are",
+    ):
         overridden(
             "loss.tf=log",
             "loss=tfidf_tune.loss.WeightedCrossEntropyLoss",
@@ -153,8 +156,8 @@ def test_arguments_that_the_chosen_loss_does_not_have_are_refused():
             r"alpha is \[1.0\]: weights fall by this power of the count, set it to a number",
         ),
         # no such argument
-        ("Goldfish", {"sed": 1}, "has no argument 'sed'; did you mean 'seed'[?]$"),
-        ("Goldfish", {"gamma": 1.0}, "has no argument 'gamma'; possible are h, k, seed, strategy"),
+        ("Goldfish", {"sed": 1}, "got an unexpected keyword argument 'sed'; its arguments are"),
+        ("Goldfish", {"gamma": 1.0}, "got an unexpected keyword argument 'gamma'; its arguments are"),
     ],
 )
 def test_an_invalid_weighting_is_refused_in_one_message(name, arguments, message):
@@ -166,17 +169,23 @@ def test_an_invalid_weighting_is_refused_in_one_message(name, arguments, message
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss"}, ".*WeightedCrossEntropyLoss needs weighting$"),
+        (
+            {"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss"},
+            ".*WeightedCrossEntropyLoss: missing a required argument: 'weighting'; its arguments are",
+        ),
         (weighted(TFIDF) | {"weighting": 3}, "weighting is 3: it has to be a weighting, in a config a section"),
-        (weighted(TFIDF) | {"heads": "fused"}, ".* has no argument 'heads'; did you mean 'head'[?]$"),
-        (weighted(TFIDF) | {"k": 3}, ".* has no argument 'k'; possible are accumulate_in_fp32, head, num_output_ch"),
+        (weighted(TFIDF) | {"heads": "fused"}, ".*got an unexpected keyword argument 'heads'; its arguments are"),
+        (weighted(TFIDF) | {"k": 3}, ".*got an unexpected keyword argument 'k'; its arguments are"),
         (weighted(TFIDF) | {"head": "triton"}, "head is 'triton': possible are fused, torch, chunked$"),
         (
             weighted(TFIDF) | {"num_output_chunks": "8"},
             "num_output_chunks is '8': logits are split into so many chunks, set it to a whole number",
         ),
-        (OBJECTIVES["TF-IDF"] | {"num_chunks": 8}, ".* has no argument 'num_chunks'; did you mean 'num_output_chunks"),
-        (OBJECTIVES["CE"] | {"options": {}}, ".* has no argument 'options'; possible are accumulate_in_fp32, head, "),
+        (
+            OBJECTIVES["TF-IDF"] | {"num_chunks": 8},
+            ".*got an unexpected keyword argument 'num_chunks'; its arguments are",
+        ),
+        (OBJECTIVES["CE"] | {"options": {}}, ".*got an unexpected keyword argument 'options'; its arguments are"),
     ],
 )
 def test_an_invalid_loss_is_refused_in_one_message(section, message):

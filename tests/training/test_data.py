@@ -181,8 +181,8 @@ def packed_without_a_key(tokenizer, *, max_seq_len):
     ("dataset", "overrides", "message"),
     [
         (["x"], {}, r"dataset\[0\] has to be a section with `_component_`$"),
-        (["text", "misspelled"], {}, r"dataset\[1\]: .*text_dataset has no argument 'sourc'; did you mean 'source'"),
-        (["text", "no source"], {}, r"dataset\[1\]: .*text_dataset needs source"),
+        (["text", "misspelled"], {}, r"dataset\[1\]: .*got an unexpected keyword argument 'sourc'; its arguments"),
+        (["text", "no source"], {}, r"dataset\[1\]: .*text_dataset: missing a required argument: 'source'"),
         (["rows of 16", "text"], {}, "config: dataset: .*mix of packed and non-packed"),
         (["rows of 16", "rows of 12"], {}, r"packed rows of \[12, 16\] tokens cannot be mixed: give them one length"),
         ("rows of 16", {"batch_size": 8}, r"the data set has 7 packed rows, one step takes .* = 8"),
