@@ -157,7 +157,7 @@ def test_a_layer_that_the_model_lacks_is_refused(architecture):
             {},
             {"implementation": "torchtune"},
             True,
-            r"modules cannot .*: torchao.* multiples of 16384 weights",
+            r"modules cannot .*: quantize_base is True, but torchao.* multiples of 16384 weights",
         ),
     ],
 )
