@@ -11,7 +11,7 @@ from tfidf_reference import IGNORED, ReferenceTFIDF
 from torchtune.datasets import PackedDataset
 
 from tfidf_tune.data import collate_packed, pack
-from tfidf_tune.data._packing import unpadded_tokens
+from tfidf_tune.data._sequences import unpadded_tokens
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
 from tfidf_tune.weighting import TokenBatch, shift_labels
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfidf_tune.data._deduplication import joined_words, signature
-from tfidf_tune.data._windows import band_keys, chosen_words, hashes, make_batch, window_keys
+from tfidf_tune.data._window_index import band_keys, chosen_words, hashes, make_batch, window_keys
 
 WORDS = ["ein", "Wort", "über", "das", "Ende", "a", "of", "1815", "日本", "naïve"]
 

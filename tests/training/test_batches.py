@@ -9,7 +9,7 @@ from processes import on_every_rank
 from torch.utils.data import Dataset
 
 from tfidf_tune.training import Run, build_dataloader
-from tfidf_tune.training._batches import agree_on_step, step_batches, step_indices, steps_per_epoch, to_device
+from tfidf_tune.training._data import agree_on_step, step_batches, step_indices, steps_per_epoch, to_device
 
 
 class Numbers(Dataset):

@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from tfidf_tune.analysis._decoding import Decoding, batches_of_prompts, continue_prompts, greedy_continuations
     from tfidf_tune.analysis._likelihoods import TokenLikelihoods, token_likelihoods, token_perplexity
     from tfidf_tune.analysis._loading import adapter_base, load_model, require_known_ids
-    from tfidf_tune.analysis._monitor import MemorizationProbe, MonitoredModel, evaluating
     from tfidf_tune.analysis._probe import (
+        MemorizationProbe,
+        MonitoredModel,
         ProbeTokenizer,
         best_continuation,
         check_passages,
         compare_continuation,
+        evaluating,
         probe,
     )
     from tfidf_tune.analysis._relearning import relearning_steps
@@ -45,7 +47,7 @@ else:
     def __getattr__(name: str) -> Any:
         # Reports do without torch, which takes seconds to import: what needs it is imported on first use.
         if name in __all__:
-            for module in ("_loading", "_likelihoods", "_decoding", "_probe", "_monitor", "_relearning"):
+            for module in ("_loading", "_likelihoods", "_decoding", "_probe", "_relearning"):
                 found = import_module(f"tfidf_tune.analysis.{module}")
                 if hasattr(found, name):
                     return getattr(found, name)

@@ -1,7 +1,6 @@
 """Text, tokens and the memorization corpus."""
 
 from tfidf_tune.data._embedded import embedded_documents, train_embedded_tokenizer
-from tfidf_tune.data._packing import PackedBatch, collate_packed, is_packed, pack
 from tfidf_tune.data._passages import Passage, read_probe_file, write_probe_file
 from tfidf_tune.data._placing import InjectedCanaries, injected_corpus_dataset
 from tfidf_tune.data._probe_making import MadeProbe, ProbeSpec, make_probe
@@ -12,7 +11,16 @@ from tfidf_tune.data._prompt_target import (
     squad_prompt,
     summarization_prompt,
 )
-from tfidf_tune.data._sequences import CompletionsDataset, InjectedCorpusDataset, SequenceDataset, TextBlocksDataset
+from tfidf_tune.data._sequences import (
+    CompletionsDataset,
+    InjectedCorpusDataset,
+    PackedBatch,
+    SequenceDataset,
+    TextBlocksDataset,
+    collate_packed,
+    is_packed,
+    pack,
+)
 from tfidf_tune.data._sft import sft_dataset
 from tfidf_tune.data._sources import load_documents, load_rows, source_fingerprint
 from tfidf_tune.data._text import text_blocks, text_blocks_dataset, text_dataset, without_shared_text

@@ -19,7 +19,16 @@ import numpy as np
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
-from tfidf_tune.data._duplicates import LONG_RUN, SEPARATOR, LearnedRuns, Mask, Positions, join_documents
+from tfidf_tune.data._duplicates import (
+    LONG_RUN,
+    SEPARATOR,
+    SHARED_TOKENS,
+    LearnedRuns,
+    Mask,
+    Positions,
+    WindowChooser,
+    join_documents,
+)
 from tfidf_tune.data._embedded import embedded_documents
 from tfidf_tune.data._passages import (
     NOISE_KINDS,
@@ -56,7 +65,6 @@ from tfidf_tune.data._tokenizer import (
     tokenizer_fingerprint,
     tokenizer_name,
 )
-from tfidf_tune.data._window_chooser import SHARED_TOKENS, WindowChooser
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -22,8 +22,12 @@ from tfidf_tune.data._deduplication import Hashes
 from tfidf_tune.data._disk_tasks import TaskRunner, begin, file_stamps
 from tfidf_tune.data._duplicates import (
     CUT,
+    SHARED_TOKENS,
     Positions,
+    Start,
+    WindowChooser,
     duplicated_stretches,
+    is_varied,
     join_documents,
     name_repeated_windows,
     windows_with_shared_stretch,
@@ -41,7 +45,6 @@ from tfidf_tune.data._sources import (
     warn_of_short_documents,
 )
 from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, encode_texts, tokenizer_fingerprint
-from tfidf_tune.data._window_chooser import SHARED_TOKENS, Start, WindowChooser, is_varied
 from tfidf_tune.data._window_index import (
     MOST_SHARED,
     PLACE,
@@ -54,9 +57,9 @@ from tfidf_tune.data._window_index import (
     draw_windows,
     find_windows,
     first_of_stretches,
+    make_batch,
     read_pieces,
 )
-from tfidf_tune.data._windows import make_batch
 
 PASSAGES = ("duplicates", "near-duplicates", "random")
 

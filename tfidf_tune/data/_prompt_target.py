@@ -15,8 +15,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.data._packing import pack
-from tfidf_tune.data._sequences import Counts, LabelMask, after_prompt, cached_sequences
+from tfidf_tune.data._sequences import Counts, LabelMask, after_prompt, cached_sequences, pack
 from tfidf_tune.data._sources import TextSource, load_rows, source_fingerprint
 from tfidf_tune.data._tokenizer import (
     TextTokenizer,

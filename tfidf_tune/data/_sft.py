@@ -24,9 +24,8 @@ from tfidf_tune.data._conversations import (
 )
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
 from tfidf_tune.data._duplicates import Mask
-from tfidf_tune.data._packing import pack
 from tfidf_tune.data._placing import Targets, choose_completions
-from tfidf_tune.data._sequences import Counts, LabelMask, SequenceDataset, cached_folder, cached_sequences
+from tfidf_tune.data._sequences import Counts, LabelMask, SequenceDataset, cached_folder, cached_sequences, pack
 from tfidf_tune.data._sources import TextSource, load_rows, source_fingerprint
 from tfidf_tune.data._tokenizer import (
     HFTokenizer,

@@ -13,7 +13,6 @@ from torch.utils.data import Dataset
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
 from tfidf_tune.data._duplicates import join_documents, windows_with_shared_stretch
-from tfidf_tune.data._packing import pack
 from tfidf_tune.data._sequences import (
     Counts,
     LabelMask,
@@ -21,6 +20,7 @@ from tfidf_tune.data._sequences import (
     after_prompt,
     cached_folder,
     cached_sequences,
+    pack,
 )
 from tfidf_tune.data._sources import SampleBy, TextSource, load_documents, source_fingerprint, warn_of_short_documents
 from tfidf_tune.data._tokenizer import (

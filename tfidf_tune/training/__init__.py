@@ -1,10 +1,12 @@
 """The steps that recipes are made of, in the order in which a recipe takes them."""
 
-from tfidf_tune.training._batches import Batch, StepBatches, agree_on_step
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import build_loss, build_optimizer, check_loss, instantiate
 from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config, load_config
 from tfidf_tune.training._data import (
+    Batch,
+    StepBatches,
+    agree_on_step,
     build_dataloader,
     build_dataset,
     build_tokenizer,
