@@ -271,21 +271,13 @@ def test_the_comparison_at_equal_perplexity_needs_no_interpolation():
             for at, perplexity, lms in points
         ]
 
-    recited = "at 50 % to 100 % of its training) CE recited 2.00 to 6.00 tokens on average"
     cases = {
-        "A": ((2, 6), (50, 3), f"{recited}, TF-IDF 3.00: no clear gain or loss."),
-        "B": ((6, 2), (50, 7), "TF-IDF 7.00: no gain, more than CE did there."),
-        "C": ((6, 2), (50, 1), "TF-IDF 1.00: less than CE did there."),
-        "D": (
-            (2, 6),
-            (100, 2),
-            "at 50 % of its training) CE recited 2.00 tokens on average, TF-IDF 2.00: no clear",
-        ),
-        "E": ((1, 1), (50, 1), "TF-IDF 1.00: what both recite cannot be told from the floor (at most 0."),
-        "F": (
-            *((2, 6), (20, 2)),
-            "There is no comparison at equal perplexity: TF-IDF has 20.00, CE 25.00 to 100.00.",
-        ),
+        "A": ((2, 6), (50, 3), "between"),
+        "B": ((6, 2), (50, 7), "more"),
+        "C": ((6, 2), (50, 1), "less"),
+        "D": ((2, 6), (100, 2), "between"),
+        "E": ((1, 1), (50, 1), "not above controls"),
+        "F": ((2, 6), (20, 2), None),
     }
     made = report(
         *(
@@ -297,11 +289,12 @@ def test_the_comparison_at_equal_perplexity_needs_no_interpolation():
             }.items()
         )
     )
-    stated = {text[0]: text for text in made.statements if " equal perplexity" in text and "recites" not in text[:15]}
-    for model, (*_, text) in cases.items():
-        assert text in stated[model]
-        assert "significant" not in stated[model]
     rows = {row.pop("Model"): row for row in table(made, "equal_perplexity")}
+    assert {model: row["Recites"] for model, row in rows.items()} == {
+        model: said for model, (*_, said) in cases.items()
+    }
+    assert [rows["D"][name] for name in ("CE at %", "CE LMS before", "CE LMS after")] == ["50", 2.0, 2.0]
+    assert max(rows["E"][name] for name in ("Bound", "CE bound")) < 1
     assert rows["A"] == {
         "Objective": "TF-IDF",
         "Perplexity": pytest.approx(50.0),
@@ -310,10 +303,13 @@ def test_the_comparison_at_equal_perplexity_needs_no_interpolation():
         "CE LMS after": 6.0,
         "Interpolated": pytest.approx(4.0),
         "Avg LMS": 3.0,
+        "Recites": "between",
+        "Bound": None,
+        "CE bound": None,
         "Progress %": 100,
     }
-    assert [*rows["F"].values()][2:] == [None, None, None, None, 2.0, 100]
-    assert "F, TF-IDF: out of range" in notes(made, "equal_perplexity")
+    assert [*rows["F"].values()][2:7] == [None, None, None, None, 2.0]
+    assert "F, TF-IDF: out of range, CE has 25.00 to 100.00." in notes(made, "equal_perplexity")
 
 
 def test_what_cannot_be_told_from_the_floor_has_a_bound():

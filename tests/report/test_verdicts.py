@@ -332,18 +332,20 @@ def test_recitation_and_cost_are_of_one_checkpoint():
             r"all runs at 100 % of training, so the cost is unknown; the floor is unknown \(no controls\)\.",
             made.verdict,
         )
-    assert early.statements == [
-        "At equal perplexity (20.00, which CE first had at 50 % of its training) CE recited 6.00 tokens on average, "
-        "TF-IDF at 50 % of training 3.00: less than CE did there.",
-    ]
-    assert "which" not in "".join(never.statements)
+    assert early.statements == never.statements == []
+    tables = {one.name: one for one in early.tables}
+    expected = ("Tiny", "TF-IDF", pytest.approx(20.0), "50", 6.0, 6.0, 6.0, 3.0, "less", 50)
+    assert tables["equal_perplexity"].rows == [expected]
+    assert "equal_perplexity" not in {one.name for one in never.tables}
     late = comparison_report(results(path("CE", (50, 6, 20), (100, 0, 10)), path("TF-IDF", (50, 3, 25), (100, 0, 10))))
     assert re.match(
         r"TF-IDF recites 50\.0 % less than CE \(equal for all passages, at 50 % of training\[\d\]\) at a 25\.0 % "
         r"higher perplexity \(equal for all blocks, at 50 % of training\); the floor is unknown",
         late.verdict,
     )
-    assert "TF-IDF has 25.00 at 50 % of training, CE 20.00." in late.statements[0]
+    (equal,) = (one for one in late.tables if one.name == "equal_perplexity")
+    assert equal.rows == [("Tiny", "TF-IDF", pytest.approx(25.0), 3.0, 50)]
+    assert "CE has 20.00." in equal.notes[-1]
 
 
 def test_a_model_without_a_run_to_compare_with_is_named():

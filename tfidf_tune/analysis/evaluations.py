@@ -259,7 +259,9 @@ def compare_at_equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> "
             - "before" and "after": progress of the baseline's checkpoints between which it first had that perplexity
               (equal if exactly at one), "lms_before" and "lms_after": its average LMS there, "interpolated": between
               them, linearly in log perplexity; NaN if it never had it,
-            - "baseline_floor_bound": the same of the baseline at both, the higher; NaN if one can be told.
+            - "baseline_floor_bound": the same of the baseline at both, the higher; NaN if one can be told,
+            - "recited": "less" than at both of the baseline's checkpoints, "more", or "between" them; "not above the
+              floor" if neither objective can be told from it; None if the baseline never had the perplexity.
     """
     import pandas as pd
 
@@ -270,25 +272,28 @@ def compare_at_equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> "
         points = np.array([[value_of(one, PERPLEXITY), value_of(one, LMS)] for one in path])
         for objective in own["objective"].unique()[1:] if path and np.isfinite(points).all() else ():
             end = last[last["objective"] == objective]
-            perplexity, lms = value_of(end, PERPLEXITY), value_of(end, LMS)
+            perplexity, lms, own_bound = value_of(end, PERPLEXITY), value_of(end, LMS), _floor_bound(end)
             if math.isfinite(perplexity) and not math.isnan(lms):
                 crossing = first_crossing(np.log(points[:, 0]), math.log(perplexity))
-                where: tuple[Any, ...] = (math.nan,) * 6
+                where: tuple[Any, ...] = (*(math.nan,) * 6, None)
                 if crossing is not None:
                     first, second, weight = crossing
                     before, after = points[[first, second], 1]
                     where = (path[first]["progress"].iloc[0], path[second]["progress"].iloc[0], before, after)
-                    bounds = [_floor_bound(path[at]) for at in (first, second)]
-                    where += ((1 - weight) * before + weight * after, float(np.max(bounds)))
+                    bound = float(np.max([_floor_bound(path[at]) for at in (first, second)]))
+                    recited = "less" if lms < min(before, after) else "more" if lms > max(before, after) else "between"
+                    if not math.isnan(own_bound + bound):
+                        recited = "not above controls"
+                    where += ((1 - weight) * before + weight * after, bound, recited)
                 extremes = points[:, 0].min(), points[:, 0].max()
                 progress = end["progress"].iloc[0]
-                rows.append((setting, objective, progress, perplexity, lms, _floor_bound(end), *extremes, *where))
+                rows.append((setting, objective, progress, perplexity, lms, own_bound, *extremes, *where))
     return pd.DataFrame(rows, columns=_AT_EQUAL_PERPLEXITY)
 
 
 _AT_EQUAL_PERPLEXITY = [
     *("setting", "objective", "progress", "perplexity", "lms", "floor_bound", "lowest", "highest"),
-    *("before", "after", "lms_before", "lms_after", "interpolated", "baseline_floor_bound"),
+    *("before", "after", "lms_before", "lms_after", "interpolated", "baseline_floor_bound", "recited"),
 ]
 
 

@@ -21,7 +21,7 @@ from tfidf_tune.report._comparison_tables import comparison_tables, paper_table
 from tfidf_tune.report._document import Example, Report
 from tfidf_tune.report._examples import recitation_examples
 from tfidf_tune.report._figures import comparison_figures
-from tfidf_tune.report._verdict import Change, Outcome, floor_text, is_summed_up, verdict
+from tfidf_tune.report._verdict import Change, Outcome, is_summed_up, verdict
 from tfidf_tune.report._wording import (
     BOUND,
     FEW_UNITS,
@@ -32,7 +32,6 @@ from tfidf_tune.report._wording import (
     at_progress,
     interval_text,
     joined,
-    span,
     why_no_interval,
 )
 from tfidf_tune.results import Checkpoint, Results
@@ -80,8 +79,8 @@ def comparison_report(results: Results, *, baseline: str | None = None, paper: b
     for one in reductions.itertuples():
         found[one.setting, one.objective][one.measure] = one
     notes = Footnotes()
-    gains = {(one.setting, one.objective, one.progress): _gain(one) or 0 for one in at_equal_perplexity.itertuples()}
-    outcomes = [_outcome(*pair, found[pair], gains, evaluations, baseline, notes) for pair in pairs]
+    at_equal = at_equal_perplexity.set_index(["setting", "objective", "progress"])["recited"].to_dict()
+    outcomes = [_outcome(*pair, found[pair], at_equal, evaluations, baseline, notes) for pair in pairs]
     if sum(isinstance(one.recited, Change) for one in outcomes) > 1:
         several = notes.mark(SEVERAL_COMPARISONS)
         outcomes = [replace(one, marks=one.marks + several) if one.marks else one for one in outcomes]
@@ -93,7 +92,7 @@ def comparison_report(results: Results, *, baseline: str | None = None, paper: b
     return Report(
         title=f"{joined(others)} against {baseline}" if others else baseline,
         verdict=verdict(outcomes, have, baseline),
-        statements=_statements(evaluations, outcomes, at_equal_perplexity, baseline),
+        statements=_statements(evaluations, outcomes, baseline),
         tables=tables,
         figures=comparison_figures(results, evaluations),
         examples=_examples(results, evaluations),
@@ -117,7 +116,7 @@ def _outcome(
     setting: str,
     objective: str,
     found: dict[str, Any],
-    gains: Mapping[tuple[str, str, int], int],
+    at_equal: Mapping[Any, str | None],
     evaluations: "pd.DataFrame",
     baseline: str,
     notes: Footnotes,
@@ -154,7 +153,7 @@ def _outcome(
         utility=utility,
         floors=reached,
         unknown_floor=unknown if fewest < MIN_UNITS else "",
-        at_equal=gains.get((setting, objective, change.progress), 0),
+        at_equal=at_equal.get((setting, objective, change.progress)),
         several=several,
         marks=notes.mark(*([BOUND] if reached else []), _SEEDS, *([_ONE_SEED] if min(runs) == 1 else [])),
     )
@@ -209,12 +208,7 @@ def _cost(
     return name, f"{name} was not measured for {runs}, so the cost is unknown"
 
 
-def _statements(
-    evaluations: "pd.DataFrame",
-    outcomes: Sequence[Outcome],
-    at_equal_perplexity: "pd.DataFrame",
-    baseline: str,
-) -> list[str]:
+def _statements(evaluations: "pd.DataFrame", outcomes: Sequence[Outcome], baseline: str) -> list[str]:
     summed_up = is_summed_up(outcomes)
     told: list[tuple[str, str]] = []  # setting and sentence
     for setting, own in evaluations.groupby("setting", sort=False):
@@ -226,7 +220,6 @@ def _statements(
                 more = f"{abs(floor.difference):.2f} tokens {'less' if floor.difference < 0 else 'more'}"
                 text = f"{objective} recites {more} of the targets than of the controls"
                 told.append((setting, f"{text} ({floor.targets:.2f} against {floor.controls:.2f}{evidence})."))
-    told += [(one.setting, _equal_perplexity_statement(one, baseline)) for one in at_equal_perplexity.itertuples()]
     for (setting, objective), by_seed in compare_seeds(evaluations, baseline).items():
         if len(by_seed) > 1:
             listed = ", ".join("undefined" if math.isnan(one) else f"{100 * one:.1f} %" for one in by_seed)
@@ -234,40 +227,6 @@ def _statements(
     several = evaluations["setting"].nunique() > 1
     statements = [f"{setting}: {text}" if several else text for setting, text in told]
     return [*(one.sentence for one in outcomes), *statements] if summed_up else statements
-
-
-def _equal_perplexity_statement(one: Any, baseline: str) -> str:
-    """Say what the baseline recited when it had the perplexity that the objective ends with."""
-    if math.isnan(one.before):
-        ends = span(one.lowest, one.highest, decimals=2)
-        return (
-            f"There is no comparison at equal perplexity: {one.objective} has {one.perplexity:.2f}"
-            f"{at_progress(one.progress)}, {baseline} {ends}."
-        )
-    bound = max(0.0, one.floor_bound, one.baseline_floor_bound)
-    clause = {
-        -1: f"less than {baseline} did there",
-        0: "no clear gain or loss",
-        1: f"no gain, more than {baseline} did there",
-        None: f"what both recite {floor_text(-math.inf, bound)}",
-    }[_gain(one)]
-    when = span(one.before, one.after, decimals=0, suffix=" %")
-    recited = span(*sorted((one.lms_before, one.lms_after)), decimals=2)
-    return (
-        f"At equal perplexity ({one.perplexity:.2f}, which {baseline} first had at {when} of its training) {baseline} "
-        f"recited {recited} tokens on average, {one.objective}{at_progress(one.progress)} {one.lms:.2f}: {clause}."
-    )
-
-
-def _gain(one: Any) -> int | None:
-    """Return -1 if less is recited than at both of the baseline's checkpoints, 1 if more, 0 between them.
-
-    None if neither objective can be told from the floor. It needs no interpolation.
-    """
-    if not (math.isnan(one.floor_bound) or math.isnan(one.baseline_floor_bound)):
-        return None
-    ends = one.lms_before, one.lms_after
-    return int(one.lms > max(ends)) - int(one.lms < min(ends))
 
 
 def _examples(results: Results, evaluations: "pd.DataFrame") -> list[Example]:

@@ -380,7 +380,8 @@ def _equal_perplexity(at_equal_perplexity: "pd.DataFrame", baseline: str) -> Tab
     notes = [
         f"{baseline} first had the objective's perplexity between these checkpoints. LMS before and after: its average "
         "LMS at them; Interpolated: linearly in log perplexity between the two. Perplexity and Avg LMS: the "
-        "objective's, at Progress %."
+        "objective's, at Progress %. Recites: less than at both, more, or between them, without an interval; not above "
+        "controls, if neither LMS can be told from theirs, with the upper ends of the intervals of the differences."
     ]
     spans: list[str | None] = []
     for one in at_equal_perplexity.itertuples():
@@ -391,10 +392,13 @@ def _equal_perplexity(at_equal_perplexity: "pd.DataFrame", baseline: str) -> Tab
     columns = (
         *(*_WHO, ("Perplexity", "perplexity", ".2f"), (f"{baseline} at %", "span", "")),
         *((f"{baseline} LMS {end}", f"lms_{end}", ".2f") for end in ("before", "after")),
-        *(("Interpolated", "interpolated", ".2f"), (LMS.label, "lms", ".2f"), ("Progress %", "progress", "")),
+        *(("Interpolated", "interpolated", ".2f"), (LMS.label, "lms", ".2f"), ("Recites", "recited", "")),
+        *(("Bound", "floor_bound", ".2f"), (f"{baseline} bound", "baseline_floor_bound", ".2f")),
+        ("Progress %", "progress", ""),
     )
     frame = at_equal_perplexity.assign(span=spans)
-    return tabulate("equal_perplexity", f"At equal perplexity, against {baseline}", frame, columns, notes)
+    title = f"At equal perplexity, against {baseline}"
+    return tabulate("equal_perplexity", title, frame, columns, notes).without_empty_columns()
 
 
 def paper_table(tables: Sequence[Table], models: Mapping[str, str]) -> Table:

@@ -10,11 +10,11 @@ from tfidf_tune.report._wording import joined, percent_text, span
 _FEW = 2  # up to so many comparisons, the verdict has a sentence for each
 _FEW_NAMES = 6  # more are counted
 # By what is recited, and what is recited at equal perplexity, which has no interval of its own.
-_AT_EQUAL = {
-    (-1, -1): "; at equal perplexity it recites less as well",
-    (-1, 1): "; at equal perplexity it recites more than {baseline}, no gain",
-    (1, -1): ", but less at equal perplexity",
-    (1, 1): "; at equal perplexity it recites more as well",
+_AT_EQUAL: Mapping[tuple[int | None, str | None], str] = {
+    (-1, "less"): "; at equal perplexity it recites less as well",
+    (-1, "more"): "; at equal perplexity it recites more than {baseline}, no gain",
+    (1, "less"): ", but less at equal perplexity",
+    (1, "more"): "; at equal perplexity it recites more as well",
 }
 
 
@@ -48,7 +48,7 @@ class Outcome:
     # Of both objectives those that do not recite more than the floor: interval of targets minus controls in tokens.
     floors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     unknown_floor: str = ""  # why the floor is unknown, if it is
-    at_equal: int = 0  # -1 if less is recited than the baseline did at equal perplexity, 1 if more
+    at_equal: str | None = None  # what is recited at equal perplexity, see :func:`compare_at_equal_perplexity`
     several: bool = False  # whether the report has several settings, so that this one is named
     marks: str = ""  # of footnotes
     # Setting and objective -> AUC of membership inference, of those whose passages are detected.
@@ -69,7 +69,7 @@ class Outcome:
                 f"recites {{size}} more than {self.baseline}",
                 f"is not shown to recite less or more than {self.baseline}",
             )
-            at_equal = _AT_EQUAL.get((self.recited.direction or 0, self.at_equal), "").format(baseline=self.baseline)
+            at_equal = _AT_EQUAL.get((self.recited.direction, self.at_equal), "").format(baseline=self.baseline)
             at = " at "
         if isinstance(self.cost, Change):
             lower, higher = (f"a {{size}} {end} {self.utility}" for end in ("lower", "higher"))
