@@ -6,7 +6,7 @@ truncated text is then encoded in one piece, so that its ids are those of a text
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice, repeat
 from typing import Any, NamedTuple
@@ -261,32 +261,49 @@ def _prompt_target_dataset(
 
 def _fit_prompts(
     tokenizer: TextTokenizer, examples: Sequence[_Example], max_tokens: Iterable[int]
-) -> Iterator[tuple[TokenArray | None, bool]]:
-    """Yield the ids of each prompt without BOS, and whether its text had to be truncated to ``max_tokens`` tokens."""
-    prompts = encode_texts(tokenizer, (example.prompt(example.text) for example in examples))
-    for example, ids, limit in zip(examples, prompts, max_tokens, strict=False):
-        is_cut = len(ids) > limit
-        yield _truncated(tokenizer, example, len(ids), limit) if is_cut else ids, is_cut
+) -> list[tuple[TokenArray | None, bool]]:
+    """Return the ids of each prompt without BOS, and whether its text had to be truncated to ``max_tokens`` tokens."""
+    fitted: list[tuple[TokenArray | None, bool]] = [(None, True)] * len(examples)
+    fitting = [_fit(tokenizer, *one, fitted, at) for at, one in enumerate(zip(examples, max_tokens, strict=False))]
+    asked = {at: next(one) for at, one in enumerate(fitting)}
+    while asked:
+        # The texts of all examples together keep the threads of a fast tokenizer busy.
+        encoded = encode_texts(tokenizer, [text for texts in asked.values() for text in texts])
+        answers = {at: [next(encoded) for _ in texts] for at, texts in asked.items()}
+        asked = {at: texts for at, answer in answers.items() if (texts := fitting[at].send(answer))}
+    return fitted
 
 
-def _truncated(tokenizer: TextTokenizer, example: _Example, num_tokens: int, max_tokens: int) -> TokenArray | None:
-    """Truncate the text of a prompt of ``num_tokens`` tokens; None if not even ``keep`` fits.
+def _fit(
+    tokenizer: TextTokenizer,
+    example: _Example,
+    max_tokens: int,
+    fitted: list[tuple[TokenArray | None, bool]],
+    at: int,
+) -> Generator[list[str], list[TokenArray]]:
+    """Truncate the text of a prompt until it fits, and set ``fitted[at]``, unless not even ``keep`` fits.
+
+    Yields the texts whose ids it needs, and no text at the end; the ids are sent.
 
     Tokens are removed from the end. If this would remove ``keep``, half of the remaining tokens go before it and half
     after it, more on one side if the other needs fewer.
     """
     start, end = example.keep
-    before, after = encode_texts(tokenizer, (example.text[:start], example.text[end:]))
+    [ids] = yield [example.prompt(example.text)]
+    if len(ids) <= max_tokens:
+        fitted[at] = ids, False
+        yield []
+    before, after = yield [example.text[:start], example.text[end:]]
     room = len(before) + len(after)  # how many of these tokens remain
     # More than one round if the parts of a text have more tokens together than apart.
-    while (room := room - num_tokens + max_tokens) >= 0:
+    while (room := room - len(ids) + max_tokens) >= 0:
         num_before = len(before) if len(before) <= room else max(room // 2, room - len(after))
         # Only the length of decoded text is used, because a character can be cut in half. A space that SentencePiece
         # drops before the first token is at the edge, where strip() removes it.
         first = start - len(tokenizer.decode(before[len(before) - num_before :].tolist()))
         last = len(example.text) - len(tokenizer.decode(after[room - num_before :].tolist()))
-        [ids] = encode_texts(tokenizer, [example.prompt(example.text[max(first, 0) : max(last, end)].strip())])
-        num_tokens = len(ids)
-        if num_tokens <= max_tokens:
-            return ids
-    return None
+        [ids] = yield [example.prompt(example.text[max(first, 0) : max(last, end)].strip())]
+        if len(ids) <= max_tokens:
+            fitted[at] = ids, True
+            break
+    yield []
