@@ -343,7 +343,7 @@ def test_invalid_settings_are_refused_before_any_work_begins(experiment_file, tm
 def test_an_invalid_file_is_refused(tmp_path):
     for text, message in (
         ("a: [", "config .*mine.yaml: while parsing"),
-        ("- a", "holds a list"),
+        ("- a", "it has to hold keys and values"),
         ("base: experiments/demo\noverrides: {dataset.source: x}", "overrides: dataset.source has a dot; in a file"),
     ):
         (tmp_path / "mine.yaml").write_text(text)
