@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from tfidf_tune.analysis.evaluations import (
     at_last,
@@ -35,13 +35,7 @@ from tfidf_tune.report._wording import (
     why_no_interval,
 )
 from tfidf_tune.results import Checkpoint, Results
-from tfidf_tune.results._table import (
-    ANSWER_MEASURES,
-    BY_LABEL,
-    LMS,
-    PERPLEXITY,
-    SUMMARY_MEASURES,
-)
+from tfidf_tune.results._table import ANSWER_MEASURES, BY_LABEL, LMS, PERPLEXITY, SUMMARY_MEASURES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,7 +44,6 @@ if TYPE_CHECKING:
 _UTILITIES = [PERPLEXITY, SUMMARY_MEASURES[2], ANSWER_MEASURES[1]]
 _SEEDS = "Intervals cover the choice of passages, blocks, articles and questions, not that of seeds."
 _ONE_SEED = "A single training run cannot separate the effect of the objective from that of its seed."
-_Found: TypeAlias = dict[tuple[str, str], dict[str, Any]]  # setting and objective -> measure -> row of reductions
 
 
 def comparison_report(results: Results, *, baseline: str | None = None, paper: bool = False) -> Report:
@@ -75,7 +68,7 @@ def comparison_report(results: Results, *, baseline: str | None = None, paper: b
         for objective in dict.fromkeys(objectives)
         if objective != baseline and baseline in objectives
     ]
-    found: _Found = {pair: {} for pair in pairs}
+    found: dict[tuple[str, str], dict[str, Any]] = {pair: {} for pair in pairs}  # measure -> row of reductions
     for one in reductions.itertuples():
         found[one.setting, one.objective][one.measure] = one
     notes = Footnotes()

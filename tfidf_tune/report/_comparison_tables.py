@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from tfidf_tune.analysis import (
-    Membership,
-    exposure,
-    extraction_probability,
-    membership,
-    membership_scores,
-)
+from tfidf_tune.analysis import Membership, exposure, extraction_probability, membership, membership_scores
 from tfidf_tune.analysis.evaluations import average_scores, having_at_last, unit_totals, value_of
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, bootstrap_interval
 from tfidf_tune.report._document import Table, tabulate

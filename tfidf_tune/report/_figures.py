@@ -37,6 +37,7 @@ _SIDES = ((5, 4), (-5, 4), (5, -4), (-5, -4))  # where a label may start, in poi
 _NEAR = 4.0  # pixels around a point that labels keep off
 _FEW = 4  # objectives that are named next to their points
 _FLOOR = "never injected (the floor)"
+_FLOOR_LINE: dict[str, Any] = {"color": "0.4", "linestyle": "--", "linewidth": 1.2, "zorder": 1}
 _WIDE = 4.0  # if the largest value is more than this many times the smallest, the axis is logarithmic
 _FURTHEST = 4.0  # points above this multiple of the highest perplexity of an operating point are not shown
 _HIGHEST = 1e304  # of perplexities that can be drawn
@@ -139,13 +140,12 @@ def lms_progress(curves: Curves) -> "Drawing":
             floor = [(at, controls) for at, _, controls in points if not math.isnan(controls)]
             dashes = (4 * index, (4, 4 * len(by_objective)))  # floors often coincide: each shows in the others' gaps
             if floor:
-                axes.plot(*zip(*floor, strict=True), color=color, linestyle=dashes, linewidth=1.4)
+                axes.plot(*zip(*floor, strict=True), color=color, linestyle=dashes, linewidth=1.4, label=_FLOOR)
         axes.set_xticks(sorted({point[0] for points in by_objective.values() for point in points}))
         axes.set_ylabel("average LMS (tokens)")
         axes.set_ylim(bottom=0)
     panels[-1].set_xlabel("training progress (%)")
-    controls = [point[2] for by_objective in curves.values() for points in by_objective.values() for point in points]
-    _legend_above(figure, panels, with_floor=not all(map(math.isnan, controls)))
+    _legend_above(figure, panels)
     return figure
 
 
@@ -176,14 +176,13 @@ def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Drawing":
         if floors:
             floor = float(np.mean(floors))
             axes.axhspan(min(floors), max(floors), color="0.4", alpha=0.2, linewidth=0, zorder=1)
-            _floor_line(axes, floor)
+            axes.axhline(floor, label=_FLOOR, **_FLOOR_LINE)
             if is_named:
                 named[_FLOOR] = axes.get_xlim()[1], floor
             before += [(x, floor) for x in np.geomspace(*axes.get_xlim(), 100)]
         labels.append((axes, named, before))
     if not is_named:
-        has_floor = any(not math.isnan(one.controls) for courses in settings.values() for one in courses.values())
-        _legend_above(figure, panels, with_floor=has_floor)
+        _legend_above(figure, panels)
     figure.draw_without_rendering()
     for axes, named, others in labels:
         _label(axes, named, others)
@@ -199,10 +198,9 @@ def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Drawi
     longest = max((value for of_label in lms.values() for values in of_label.values() for value in values), default=1)
     lengths = np.arange(1, max(int(longest), 1) + 2)
     for label, of_label in lms.items():
-        for kind, linestyle in (("target", "-"), ("control", "--")):
+        for kind, linestyle, shown in (("target", "-", _drawn(label)), ("control", "--", _FLOOR)):
             if values := sorted(of_label[kind]):
                 share = 100.0 * ((len(values) - np.searchsorted(values, lengths)) / len(values))
-                shown = _drawn(label) if kind == "target" else None
                 axes.step(lengths, share, where="post", color=styles[label][0], linestyle=linestyle, label=shown)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -210,7 +208,7 @@ def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Drawi
     axes.set_xlabel("longest memorized substring of at least (tokens)")
     axes.set_ylabel("share of continuations (%)")
     axes.set_ylim(0, 102)
-    _legend_above(figure, [axes], with_floor=any(of_label["control"] for of_label in lms.values()))
+    _legend_above(figure, [axes])
     return figure
 
 
@@ -253,11 +251,11 @@ def frontier_drawing(model: str, points: "pd.DataFrame") -> "Drawing":
     weights = controls["seeds"].map(len)  # the mean is over runs
     floors = [float(np.average(controls["control_lms"], weights=weights))] if len(controls) else []
     for floor in floors:
-        _floor_line(axes, floor)
+        axes.axhline(floor, label=_FLOOR, **_FLOOR_LINE)
     _set_axes(axes, shown["perplexity"].tolist(), [*shown["lms"], *floors])
     for rate, area in (areas if len(areas) > 1 else {}).items():
         axes.plot([], [], "o", color="0.5", markersize=area**0.5, label=f"lr {rate:g}" if rate else "lr of the config")
-    _legend_above(figure, [axes], with_floor=bool(floors))
+    _legend_above(figure, [axes])
     figure.draw_without_rendering()
     ends = zip(operating["perplexity"], operating["lms"], strict=True)
     _label(axes, {str(number): point for number, point in enumerate(ends, start=1)})
@@ -306,10 +304,6 @@ def _cross(axes: "Axes", point: tuple[float, float], intervals: Sequence[tuple[f
         for mean, (low, high) in zip(point, intervals, strict=True)
     ]
     axes.errorbar(point[0], point[1], xerr=reaches[0], yerr=reaches[1], color=color, linewidth=1.2, zorder=4)
-
-
-def _floor_line(axes: "Axes", lms: float) -> None:
-    axes.axhline(lms, color="0.4", linestyle="--", linewidth=1.2, zorder=1)
 
 
 def _set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float]) -> None:
@@ -370,12 +364,12 @@ def _styles(panels: Iterable[Mapping[str, object]]) -> dict[str, tuple[str, str]
     return {label: (_COLORS[index % 7], _MARKERS[(index + index // 7) % 7]) for index, label in enumerate(labels)}
 
 
-def _legend_above(figure: "Drawing", panels: Sequence["Axes"], *, with_floor: bool) -> None:
-    """Draw one legend above all panels; ``with_floor`` explains the dashed lines of the controls."""
+def _legend_above(figure: "Drawing", panels: Sequence["Axes"]) -> None:
+    """Draw one legend above all panels; the dashed lines of the controls, if there are any, are explained last."""
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    if with_floor:
+    if handles.pop(_FLOOR, None):
         (handles[_FLOOR],) = panels[0].plot([], [], color="0.4", linestyle="--", linewidth=1.4)
     columns = 2 if max(map(len, handles)) <= _HALF_A_LINE else 1
     figure.legend(

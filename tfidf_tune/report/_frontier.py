@@ -127,8 +127,8 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
 def _outcome(one: Any, found: Frontiers, notes: Footnotes, *, several: bool) -> Outcome:
     """Describe a difference at the operating points."""
     operating = found.points[found.points["operating"] & (found.points["model"] == one.model)].set_index("objective")
-    floors = {name: _below_floor(operating.loc[name]) for name in (one.objective, one.reference)}
-    reached = {name: ends for name, ends in floors.items() if ends}
+    excess = {name: operating.loc[name, ["excess_low", "excess_high"]] for name in (one.objective, one.reference)}
+    reached = {name: (low, high) for name, (low, high) in excess.items() if low <= 0}
     why = "the baseline recites nothing" if math.isfinite(one.lms) else "a run diverged"
     recited: Change | str = f"{one.objective} is not compared with {one.reference}: {why}"
     if not math.isnan(one.reduction):
@@ -160,11 +160,6 @@ def _change(percent: float, low: float, high: float, p_value: float, suffix: str
     if shown != direction(low, high, 0):
         evidence += f"; {NOT_CORRECTED}"
     return Change(percent, shown, evidence)
-
-
-def _below_floor(point: Any) -> tuple[float, float] | None:
-    """Return the interval of targets minus controls unless it lies above 0."""
-    return (point.excess_low, point.excess_high) if point.excess_low <= 0 else None
 
 
 def _lead(results: Results) -> str:

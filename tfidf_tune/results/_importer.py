@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import yaml
 from pydantic import TypeAdapter
-from typing_extensions import TypedDict
 
 from tfidf_tune.results._documents import (
     MEMBERSHIP,
@@ -30,16 +29,7 @@ from tfidf_tune.results._documents import (
     Text,
     cause_of,
 )
-from tfidf_tune.results._table import (
-    UNKNOWN_OBJECTIVE,
-    Checkpoint,
-    Progress,
-    Rate,
-    Results,
-    Seed,
-    merge_provenance,
-    scores_table,
-)
+from tfidf_tune.results._table import UNKNOWN_OBJECTIVE, Checkpoint, Results, merge_provenance, scores_table
 
 Row: TypeAlias = tuple[str, str, str, float, float, float]
 """metric, kind, unit, prefix, value, count."""
@@ -125,8 +115,7 @@ def with_scores(checkpoint: Checkpoint, documents: Iterable[Scored]) -> tuple[Ch
     """
     found = {(doc.what, doc.unit): doc for doc in documents}
     prompts = [(doc.sample, doc) for doc in found.values() if doc.sample is not None]
-    others = [doc for doc in found.values() if doc.sample is None]
-    in_order = [*others, *(doc for _, doc in prompts)]
+    in_order = [*(doc for doc in found.values() if doc.sample is None), *(doc for _, doc in prompts)]
     asked: dict[str, dict[str, Any]] = {}
     for doc in in_order:
         asked.setdefault(doc.what, {})[doc.unit] = doc.expected
@@ -140,9 +129,9 @@ def with_scores(checkpoint: Checkpoint, documents: Iterable[Scored]) -> tuple[Ch
             for what, questions in asked.items()
         },
         lost_prompts=sum(not doc.round_trip for _, doc in prompts),
-        lost_blocks=sum(not doc.round_trip for doc in others if doc.what == "perplexity blocks"),
+        lost_blocks=sum(not doc.round_trip for doc in in_order if doc.what == "perplexity blocks"),
         text_prompts=any(doc.as_text for doc in in_order),
-        bertscore_missing=tuple(dict.fromkeys(doc.bertscore_missing for doc in others if doc.bertscore_missing)),
+        bertscore_missing=tuple(dict.fromkeys(doc.bertscore_missing for doc in in_order if doc.bertscore_missing)),
         samples=tuple((sample, doc.prompt) for sample, doc in prompts),
     )
     return completed, rows
@@ -178,22 +167,9 @@ _TECHNICAL_ARGUMENTS = ("_component_", "ignore_index", "num_output_chunks", "hea
 _NAMES = ("model", "objective", "seed", "learning_rate")
 
 
-class _Run(TypedDict):
-    """What a run is known by."""
-
-    model: Text
-    objective: Text
-    seed: Seed | None
-    learning_rate: Rate | None
-    progress: Progress
-    folder: Text
-    recipe: Text | None
-    loss: dict[str, Any] | None
-    training_seconds: Rate | None
-    provenance: dict[str, Text] | None
-
-
-_RUN = TypeAdapter(_Run)
+# What a run is known by, besides its provenance: fields of a checkpoint.
+_KNOWN_BY = (*_NAMES, "progress", "folder", "recipe", "loss", "training_seconds")
+_CHECKPOINT, _PROVENANCE = TypeAdapter(Checkpoint), TypeAdapter(dict[str, dict[str, Text] | None])
 
 
 class _ResultsFile(NamedTuple):
@@ -320,7 +296,9 @@ def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checked_run(run: dict[str, Any], source: Path) -> dict[str, Any]:
     try:
-        return dict(_RUN.validate_python(run))
+        provenance = _PROVENANCE.validate_python({"provenance": run["provenance"]})
+        known = _CHECKPOINT.validate_python({name: run[name] for name in _KNOWN_BY})
+        return {name: getattr(known, name) for name in _KNOWN_BY} | provenance
     except UNREADABLE as error:
         raise ValueError(
             f"{source}: the run is not described as it has to be ({cause_of(error)}): correct it"
@@ -389,7 +367,10 @@ def _identified(file: Path, label: str | None) -> tuple[tuple[str | None, str], 
     checkpoint = next((model_args[key] for key in ("peft", "pretrained", "model") if key in model_args), None)
     if checkpoint is None:
         raise ValueError(f"{file}: its config.model_args name no model, by pretrained=... or model=...")
-    if run := _checked_run(recorded, file) if recorded else run_of(model_args) or _run_above(file, checkpoint):
+    run = _checked_run(recorded, file) if recorded else run_of(model_args)
+    # The nearest folder above the results that is a run's.
+    moved = (run_of({"pretrained": str(folder / Path(checkpoint).name)}) for folder in file.resolve().parents)
+    if run := run or next(filter(None, moved), {}):
         source = run["folder"]
     else:
         milestone = _MILESTONE.fullmatch(Path(checkpoint).name)
@@ -404,13 +385,6 @@ def _identified(file: Path, label: str | None) -> tuple[tuple[str | None, str], 
         run |= {"model": model.strip() or run["model"], "objective": objective.strip()}
     provenance = run.pop("provenance")
     return (label, source), Checkpoint(**run, checkpoint=checkpoint), provenance
-
-
-def _run_above(file: Path, checkpoint: str) -> dict[str, Any]:
-    """Describe the run whose folder, the nearest one, holds a file of results."""
-    name = Path(checkpoint).name
-    found = (run_of({"pretrained": str(folder / name)}) for folder in file.resolve().parents)
-    return next(filter(None, found), {})
 
 
 def _evaluated(file: Path) -> tuple[dict[str, str], dict[str, Any]]:
