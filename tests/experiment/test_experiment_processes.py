@@ -14,8 +14,7 @@ import tfidf_tune.tasks
 from tfidf_tune.experiment import _job, _run, load_experiment, run_experiment
 from tfidf_tune.experiment._cells import Start
 from tfidf_tune.experiment._expand import expand
-from tfidf_tune.experiment._progress import Progress
-from tfidf_tune.experiment._run import gpus_of_jobs
+from tfidf_tune.experiment._run import Progress, gpus_of_jobs
 from tfidf_tune.training import SetupError
 
 

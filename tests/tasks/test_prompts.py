@@ -89,7 +89,7 @@ def test_a_text_prompt_is_exact_only_if_the_model_sees_its_ids(tokenizer, add_bo
 def test_prompts_that_change_as_text_are_reported_with_the_remedies(probe_file, llama, caplog):
     settings = {"probe_file": str(probe_file), "prefix_lengths": [32, 50, 100], "pretrained": str(llama)}
     lost = [not doc["round_trip"] for doc in documents(**settings)["test"]]
-    (warning,) = [r.getMessage() for r in caplog.records if r.name == "tfidf_tune.tasks._task"]
+    (warning,) = [r.getMessage() for r in caplog.records if r.name == "tfidf_tune.tasks._prompts"]
     assert 0 < sum(lost) < len(lost) == 12
     assert warning.startswith(f"{sum(lost)} of 12 prompts or references change as text")
     assert "without add_bos_token=False" in warning

@@ -28,9 +28,16 @@ from tfidf_tune.analysis.frontier import Frontiers, trace_frontiers
 from tfidf_tune.analysis.intervals import Interval, bootstrap_interval, holm, over_seeds, over_seeds_and_passages
 
 if TYPE_CHECKING:
-    from tfidf_tune.analysis._decoding import Decoding, batches_of_prompts, continue_prompts, greedy_continuations
     from tfidf_tune.analysis._likelihoods import TokenLikelihoods, token_likelihoods, token_perplexity
-    from tfidf_tune.analysis._loading import adapter_base, load_model, require_known_ids
+    from tfidf_tune.analysis._loading import (
+        Decoding,
+        adapter_base,
+        batches_of_prompts,
+        continue_prompts,
+        greedy_continuations,
+        load_model,
+        require_known_ids,
+    )
     from tfidf_tune.analysis._probe import (
         MemorizationProbe,
         MonitoredModel,
@@ -47,7 +54,7 @@ else:
     def __getattr__(name: str) -> Any:
         # Reports do without torch, which takes seconds to import: what needs it is imported on first use.
         if name in __all__:
-            for module in ("_loading", "_likelihoods", "_decoding", "_probe", "_relearning"):
+            for module in ("_loading", "_likelihoods", "_probe", "_relearning"):
                 found = import_module(f"tfidf_tune.analysis.{module}")
                 if hasattr(found, name):
                     return getattr(found, name)

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
-from tfidf_tune.analysis._decoding import batches_of_prompts, continue_prompts
-from tfidf_tune.analysis._loading import require_known_ids
+from tfidf_tune.analysis._loading import batches_of_prompts, continue_prompts, require_known_ids
 from tfidf_tune.analysis._metrics import (
     edit_distance,
     longest_common_subsequence,

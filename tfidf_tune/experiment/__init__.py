@@ -6,8 +6,7 @@ import os
 os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
 
 from tfidf_tune._files import shipped_experiments
-from tfidf_tune.experiment._progress import Failure
-from tfidf_tune.experiment._run import print_cells, run_experiment
+from tfidf_tune.experiment._run import Failure, print_cells, run_experiment
 from tfidf_tune.experiment._schema import EvalSettings, Experiment, Launcher, Model, load_experiment
 from tfidf_tune.experiment._starts import random_model, trained_model
 

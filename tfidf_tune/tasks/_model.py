@@ -20,8 +20,7 @@ from transformers import BitsAndBytesConfig, GenerationConfig
 
 from tfidf_tune.analysis import TokenLikelihoods, continue_prompts, require_known_ids, token_likelihoods
 from tfidf_tune.analysis._loading import with_adapter
-from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids, token_ids_request
-from tfidf_tune.tasks._task import on_base_model
+from tfidf_tune.tasks._prompts import is_token_ids_request, on_base_model, parse_token_ids, token_ids_request
 
 _DEFAULT_BATCH_SIZE = 64
 

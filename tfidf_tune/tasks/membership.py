@@ -25,8 +25,7 @@ from tfidf_tune.analysis import (
     zlib_score,
 )
 from tfidf_tune.data import Passage
-from tfidf_tune.tasks._prompts import TokenIdPrompts
-from tfidf_tune.tasks._task import check_length, num_positions, task_documents
+from tfidf_tune.tasks._prompts import TokenIdPrompts, check_length, num_positions, task_documents
 from tfidf_tune.tasks.memorization import probed, whole_numbers
 
 

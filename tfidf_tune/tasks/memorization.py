@@ -21,8 +21,7 @@ from tfidf_tune.data import Passage, read_probe_file
 from tfidf_tune.data._passages import noisy_copy
 from tfidf_tune.data._tokenizer import TokenArray
 from tfidf_tune.tasks._attacks import Attack, chat_messages, generation, require_noise
-from tfidf_tune.tasks._prompts import TokenIdPrompts, prompt_settings, prompts_of
-from tfidf_tune.tasks._task import check_length, task_documents
+from tfidf_tune.tasks._prompts import TokenIdPrompts, check_length, prompt_settings, prompts_of, task_documents
 
 _PROBE_FILE_VARIABLE = "TFIDF_TUNE_PROBE_FILE"
 

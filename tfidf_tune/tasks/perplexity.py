@@ -18,8 +18,7 @@ from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data import load_documents, text_blocks, without_shared_text
-from tfidf_tune.tasks._prompts import prompt_settings, prompts_of
-from tfidf_tune.tasks._task import check_length, task_documents
+from tfidf_tune.tasks._prompts import check_length, prompt_settings, prompts_of, task_documents
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data import encode_prompts, load_rows, squad_prompt
-from tfidf_tune.tasks._prompts import prompt_settings, prompts_of
-from tfidf_tune.tasks._task import check_length, task_documents
+from tfidf_tune.tasks._prompts import check_length, prompt_settings, prompts_of, task_documents
 
 _COLUMNS = {"context": str, "question": str, "answers": dict}
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

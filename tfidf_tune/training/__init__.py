@@ -20,9 +20,8 @@ from tfidf_tune.training._messages import check_resources, format_bytes, print_d
 from tfidf_tune.training._metrics import ProgressLog, open_progress
 from tfidf_tune.training._model import build_model, load_model, prepare_head, prepare_model, shard_model
 from tfidf_tune.training._monitor import MemorizationMonitor, build_monitor
-from tfidf_tune.training._resume import ResumePoint, open_resume
+from tfidf_tune.training._resume import ResumePoint, TrainState, open_resume
 from tfidf_tune.training._run import Run, milestone_name, open_run, recipe
-from tfidf_tune.training._snapshot import TrainState
 from tfidf_tune.training._train import StepResult, build_grad_scaler, count_steps, train, train_step
 
 __all__ = [

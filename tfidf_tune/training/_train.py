@@ -30,9 +30,8 @@ from tfidf_tune.training._distributed import gather_tensors, is_lost_process
 from tfidf_tune.training._errors import LostProcessError, TrainingError, first_line, is_out_of_memory
 from tfidf_tune.training._metrics import ProgressLog, StepGuard, require_finite
 from tfidf_tune.training._monitor import MemorizationMonitor
-from tfidf_tune.training._resume import ResumePoint
+from tfidf_tune.training._resume import ResumePoint, TrainState
 from tfidf_tune.training._run import Run, milestone_name, milestone_steps
-from tfidf_tune.training._snapshot import TrainState
 from tfidf_tune.weighting import TokenBatch
 
 
