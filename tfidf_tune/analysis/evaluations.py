@@ -325,11 +325,9 @@ def lms_floor(evaluations: "pd.DataFrame") -> Floor | None:
 
 def floor_of(targets: Floats, controls: Floats) -> Floor:
     """Compare the average LMS of passages: targets ``[n]`` and controls ``[m]``."""
-
-    def difference(targets: Floats, controls: Floats, axis: int = -1) -> Any:
-        return targets.mean(axis) - controls.mean(axis)
-
-    excess = bootstrap_interval(difference, targets, controls, paired=False)
+    excess = bootstrap_interval(
+        lambda ours, theirs, axis=-1: ours.mean(axis) - theirs.mean(axis), targets, controls, paired=False
+    )
     return Floor(float(targets.mean()), float(controls.mean()), excess)
 
 

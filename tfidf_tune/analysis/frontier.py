@@ -100,7 +100,7 @@ def trace_frontiers(results: Results, *, baseline: str | None = None, references
         passages=used.index.map(passage_lms(results)),
         controls=used.index.map(passage_lms(results, CONTROL_LMS)),
     )
-    points = pd.DataFrame([_point(own) for _, own in used.groupby("point")], columns=_POINT_COLUMNS)
+    points = pd.DataFrame([_point(own) for _, own in used.groupby("point")])
     for _, own in points.groupby("model", sort=False):
         _mark_operating_points(points, own, used[used["point"].isin(own.index)], objectives[0])
     names = tuple(dict.fromkeys((objectives[0], *references)))
@@ -243,10 +243,6 @@ def _percent(log_ratio: float) -> float:
 
 
 _ESTIMATED = list(_estimates(over_seeds([]), over_seeds([]), float))
-_POINT_COLUMNS = [
-    *("model", "objective", "learning_rate", "seeds", *_ESTIMATED, "max_lms", *_MEANS),
-    *(*_EXCESS, "finite", "operating", "common", "range_end", "on_front", "lms_at_baseline"),
-]
 _DIFFERENCE_COLUMNS = [
     *("model", "reference", "objective", "at", "learning_rate", "reference_rate", "num_pairs", *_ESTIMATED),
     *("reduction", "lms_p", "perplexity_p", "verdict"),

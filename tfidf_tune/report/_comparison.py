@@ -62,18 +62,15 @@ def comparison_report(results: Results, *, baseline: str | None = None, paper: b
     reductions = compare_objectives(evaluations, baseline)
     at_equal_perplexity = compare_at_equal_perplexity(evaluations, baseline)
     have = {str(name): own["objective"].tolist() for name, own in evaluations.groupby("setting", sort=False)}
-    pairs = [
-        (setting, objective)
-        for setting, objectives in have.items()
-        for objective in dict.fromkeys(objectives)
-        if objective != baseline and baseline in objectives
-    ]
-    found: dict[tuple[str, str], dict[str, Any]] = {pair: {} for pair in pairs}  # measure -> row of reductions
+    compared = {setting: objectives for setting, objectives in have.items() if baseline in objectives}
+    found: dict[tuple[str, str], dict[str, Any]] = {  # setting and objective -> measure -> row of reductions
+        (setting, other): {} for setting, objectives in compared.items() for other in objectives if other != baseline
+    }
     for one in reductions.itertuples():
         found[one.setting, one.objective][one.measure] = one
     notes = Footnotes()
     at_equal = at_equal_perplexity.set_index(["setting", "objective", "progress"])["recited"].to_dict()
-    outcomes = [_outcome(*pair, found[pair], at_equal, evaluations, baseline, notes) for pair in pairs]
+    outcomes = [_outcome(*pair, rows, at_equal, evaluations, baseline, notes) for pair, rows in found.items()]
     if sum(isinstance(one.recited, Change) for one in outcomes) > 1:
         several = notes.mark(SEVERAL_COMPARISONS)
         outcomes = [replace(one, marks=one.marks + several) if one.marks else one for one in outcomes]
@@ -204,15 +201,14 @@ def _cost(
 def _statements(evaluations: "pd.DataFrame", outcomes: Sequence[Outcome], baseline: str) -> list[str]:
     summed_up = is_summed_up(outcomes)
     told: list[tuple[str, str]] = []  # setting and sentence
-    for setting, own in evaluations.groupby("setting", sort=False):
-        for objective, last in at_last(own, LMS).groupby("objective", sort=False):
-            floor = lms_floor(last)
-            if floor and (floor.reached or not summed_up):
-                known = not math.isnan(floor.excess.low)
-                evidence = f"; {interval_text(floor.excess, 'passage', decimals=2)}" if known else ""
-                more = f"{abs(floor.difference):.2f} tokens {'less' if floor.difference < 0 else 'more'}"
-                text = f"{objective} recites {more} of the targets than of the controls"
-                told.append((setting, f"{text} ({floor.targets:.2f} against {floor.controls:.2f}{evidence})."))
+    for setting, objective, last in having_at_last(evaluations, LMS):
+        floor = lms_floor(last)
+        if floor and (floor.reached or not summed_up):
+            known = not math.isnan(floor.excess.low)
+            evidence = f"; {interval_text(floor.excess, 'passage', decimals=2)}" if known else ""
+            more = f"{abs(floor.difference):.2f} tokens {'less' if floor.difference < 0 else 'more'}"
+            text = f"{objective} recites {more} of the targets than of the controls"
+            told.append((setting, f"{text} ({floor.targets:.2f} against {floor.controls:.2f}{evidence})."))
     for (setting, objective), by_seed in compare_seeds(evaluations, baseline).items():
         if len(by_seed) > 1:
             listed = ", ".join("undefined" if math.isnan(one) else f"{100 * one:.1f} %" for one in by_seed)

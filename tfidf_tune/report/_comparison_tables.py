@@ -183,7 +183,7 @@ def comparison_tables(
     ]
     likelihoods, detectable = membership_table(results.scores, scored, footnotes)
     tables.append(likelihoods)
-    tables += [_scores(results, evaluations, footnotes, name, *of_task) for name, of_task in _SCORED.items()]
+    tables += [_scores(results, evaluations, footnotes, name) for name in _SCORED]
     tables += [_reductions(reductions, baseline, footnotes), _equal_perplexity(at_equal_perplexity, baseline)]
     if probed:
         tables.append(_spread(results, probed, _averaged(probed, rows)))
@@ -307,17 +307,10 @@ def _spread(results: Results, probed: _Groups, averaged: str) -> Table:
     return Table("lms_spread", "How the LMS varies", frame, notes, formats)
 
 
-def _scores(
-    results: Results,
-    evaluations: "pd.DataFrame",
-    footnotes: Footnotes,
-    name: str,
-    title: str,
-    units: str,
-    measures: Mapping[str, Measure],
-) -> Table:
+def _scores(results: Results, evaluations: "pd.DataFrame", footnotes: Footnotes, name: str) -> Table:
     import pandas as pd
 
+    title, units, measures = _SCORED[name]
     first, *_ = measures.values()
     groups = list(having_at_last(evaluations, first))
     rows, caveats = [], _checkpoint_note(groups)

@@ -77,18 +77,15 @@ def comparison_figures(results: Results, evaluations: "pd.DataFrame") -> list[Fi
         "passages, prefix lengths and seeds. Dashed: passages that were never injected."
     )
     rows = results.scores[(results.scores["metric"] == "lms") & (results.scores["unit"] != "")]
-    several = evaluations["setting"].nunique() > 1
-    for number, (setting, own) in enumerate(evaluations.groupby("setting", sort=False), 1):
-        lms = {}
-        for _, objective, having in having_at_last(own, LMS):
-            scores = rows[rows["checkpoint"].isin(having.index)]
-            lms[objective] = {
-                kind: scores.loc[scores["kind"] == kind, "value"].tolist() for kind in ("target", "control")
-            }
-        if lms:
-            name, of_setting = (f"_{number}", f": {setting}") if several else ("", "")
+    lms: dict[str, dict[str, Any]] = {setting: {} for setting in evaluations["setting"].unique()}
+    for setting, objective, having in having_at_last(evaluations, LMS):
+        values = rows[rows["checkpoint"].isin(having.index)].groupby("kind", observed=True)["value"]
+        lms[setting][objective] = values.agg(list).to_dict()
+    for number, (setting, own) in enumerate(lms.items(), 1):
+        if own:
+            name, of_setting = (f"_{number}", f": {setting}") if len(lms) > 1 else ("", "")
             title = f"Distribution of the LMS{of_setting}"
-            figures.append(Figure(f"lms_distribution{name}", title, lms_distribution(lms), caption))
+            figures.append(Figure(f"lms_distribution{name}", title, lms_distribution(own), caption))
     return figures
 
 
@@ -190,7 +187,7 @@ def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Drawing":
 
 
 def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Drawing":
-    """Draw the share of continuations that recite at least so many tokens, "control" of each label dashed."""
+    """Draw the share of continuations that recite at least so many tokens, those of "control" dashed."""
     from matplotlib.ticker import NullLocator, StrMethodFormatter
 
     figure, (axes,) = new_panels([""])
@@ -199,7 +196,7 @@ def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Drawi
     lengths = np.arange(1, max(int(longest), 1) + 2)
     for label, of_label in lms.items():
         for kind, linestyle, shown in (("target", "-", _drawn(label)), ("control", "--", _FLOOR)):
-            if values := sorted(of_label[kind]):
+            if values := sorted(of_label.get(kind, [])):
                 share = 100.0 * ((len(values) - np.searchsorted(values, lengths)) / len(values))
                 axes.step(lengths, share, where="post", color=styles[label][0], linestyle=linestyle, label=shown)
     axes.set_xscale("log", base=2)

@@ -36,10 +36,7 @@ def _ranged(header: str, source: str, form: str, short: str, unit: str = "") -> 
     return ((header, source, form), *ends)
 
 
-_MEASURED = (
-    *_ranged(LMS.label, "lms", ".2f", "LMS"),
-    *_ranged(PERPLEXITY.label, "perplexity", ".2f", "Perplexity"),
-)
+_MEASURED = (*_ranged(LMS.label, "lms", ".2f", "LMS"), *_ranged(PERPLEXITY.label, "perplexity", ".2f", "Perplexity"))
 _COMPARED = (
     ("Pairs", "num_pairs", ""),
     *_ranged("LMS difference", "lms", "+.2f", "LMS"),

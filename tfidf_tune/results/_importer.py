@@ -346,8 +346,7 @@ def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _Res
             for sample in sorted(file.parent.glob(f"samples_*_{date}.jsonl"))
         }
         found |= any(map(is_ours, samples_files))
-        run, named, provenance = _identified(file, label)
-        yield file, _ResultsFile(run, named, provenance, date, samples_files)
+        yield file, _ResultsFile(*_identified(file, label), date, samples_files)
     if not found:
         raise FileNotFoundError(
             f"no results of our tasks below {folder} (looked for results_<date>.json with samples_tfidf_*_<date>.jsonl "
