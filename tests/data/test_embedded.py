@@ -10,8 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tfidf_tune.data import embedded_documents, train_embedded_tokenizer
-from tfidf_tune.data._embedded import embedded_row
-from tfidf_tune.data._sources import load_rows
+from tfidf_tune.data._sources import embedded_row, load_rows
 
 KINDS = ("asked", "stock")
 

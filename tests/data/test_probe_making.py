@@ -242,7 +242,6 @@ def test_passages_of_a_few_repeated_tokens_are_left_out(tokenizer, tmp_path, tex
 def test_impossible_settings_and_sources_are_refused(tokenizer, spec, tmp_path, texts):
     for changes, message in (
         ({"sources": ()}, "no source is given"),
-        ({"sources": ("a.txt", "a.txt")}, "a source is given twice"),
         ({"passages": "all"}, "passages is 'all': possible are duplicates, near-duplicates, random"),
         ({"num_targets": 0}, "num_targets must be a whole number of at least 1, got 0"),
         ({"num_controls": -1}, "num_controls must be a whole number of at least 0, got -1"),

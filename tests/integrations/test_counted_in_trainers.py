@@ -13,8 +13,7 @@ from torch.utils.data import Subset
 from transformers import DataCollatorWithFlattening
 
 from tfidf_tune.data import pack
-from tfidf_tune.integrations._trainer import token_batch
-from tfidf_tune.integrations.transformers import TokenWeightingTrainer, trainer_loss
+from tfidf_tune.integrations.transformers import TokenWeightingTrainer, token_batch, trainer_loss
 from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.loss import TFIDFCrossEntropyLoss
 from tfidf_tune.weighting import TFIDFWeighting

@@ -11,8 +11,13 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Trainer
 
 from tfidf_tune import TFIDFCrossEntropyLoss
-from tfidf_tune.integrations._trainer import check_first_batch, token_batch
-from tfidf_tune.integrations.transformers import TokenWeightingMixin, TokenWeightingTrainer, trainer_loss
+from tfidf_tune.integrations.transformers import (
+    TokenWeightingMixin,
+    TokenWeightingTrainer,
+    check_first_batch,
+    token_batch,
+    trainer_loss,
+)
 from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.loss import CrossEntropyLoss
 from tfidf_tune.weighting import FocalWeighting, RepetitionWeighting, TFIDFWeighting, UniformWeighting

@@ -1,6 +1,5 @@
 """Text, tokens and the memorization corpus."""
 
-from tfidf_tune.data._embedded import embedded_documents, train_embedded_tokenizer
 from tfidf_tune.data._passages import Passage, read_probe_file, write_probe_file
 from tfidf_tune.data._placing import InjectedCanaries, injected_corpus_dataset
 from tfidf_tune.data._probe_making import MadeProbe, ProbeSpec, make_probe
@@ -22,7 +21,13 @@ from tfidf_tune.data._sequences import (
     pack,
 )
 from tfidf_tune.data._sft import sft_dataset
-from tfidf_tune.data._sources import load_documents, load_rows, source_fingerprint
+from tfidf_tune.data._sources import (
+    embedded_documents,
+    load_documents,
+    load_rows,
+    source_fingerprint,
+    train_embedded_tokenizer,
+)
 from tfidf_tune.data._text import text_blocks, text_blocks_dataset, text_dataset, without_shared_text
 from tfidf_tune.data._tokenizer import (
     HFTokenizer,

@@ -29,7 +29,6 @@ from tfidf_tune.data._duplicates import (
     WindowChooser,
     join_documents,
 )
-from tfidf_tune.data._embedded import embedded_documents
 from tfidf_tune.data._passages import (
     NOISE_KINDS,
     NoiseKind,
@@ -51,6 +50,7 @@ from tfidf_tune.data._sources import (
     EMBEDDED,
     SampleBy,
     TextSource,
+    embedded_documents,
     load_documents,
     source_fingerprint,
     warn_of_short_documents,

@@ -33,11 +33,11 @@ from tfidf_tune.data._duplicates import (
     windows_with_shared_stretch,
     without_overlaps,
 )
-from tfidf_tune.data._embedded import embedded_documents
 from tfidf_tune.data._passages import Passage, make_passages
 from tfidf_tune.data._sources import (
     EMBEDDED,
     SampleBy,
+    embedded_documents,
     is_local,
     load_documents,
     local_files,
@@ -114,8 +114,6 @@ class ProbeSpec:
     def __post_init__(self) -> None:
         if not self.sources:
             raise ValueError("no source is given: name at least one file of training text")
-        if len(set(self.sources)) < len(self.sources):
-            raise ValueError(f"a source is given twice, so that all of it would be duplicated: {list(self.sources)}")
         require_choice("passages", self.passages, PASSAGES)
         check_at_least(0, num_controls=self.num_controls, seed=self.seed)
         check_at_least(1, num_targets=self.num_targets)

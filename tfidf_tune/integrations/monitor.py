@@ -18,7 +18,7 @@ from tfidf_tune._checks import require_integer
 from tfidf_tune._files import remove_folder
 from tfidf_tune.analysis import MemorizationProbe, evaluating, greedy_continuations
 from tfidf_tune.data import HFTokenizer, read_probe_file
-from tfidf_tune.integrations._trainer import base_model
+from tfidf_tune.integrations.transformers import base_model
 
 _BELOW_THRESHOLD = "below_threshold"
 

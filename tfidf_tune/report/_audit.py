@@ -19,7 +19,6 @@ from tfidf_tune.report._wording import (
     LMS_EXPLAINED,
     Footnotes,
     interval_text,
-    prompt_length,
 )
 from tfidf_tune.results import Checkpoint, Results
 
@@ -192,13 +191,6 @@ def _statements(found: audit.Found, notes: Footnotes) -> list[str]:
         furthest = found.controls["lms"].max()
         num_above = (targets.groupby("passage_id")["lms"].max() > furthest).sum()
         statements.append(f"Further than any control (LMS at most {furthest}): {num_above} of {num_targets} targets.")
-    means = targets.groupby("prefix_length")["lms"].mean()
-    if len(means) > 1:
-        by_length = ", ".join(f"{mean:.2f} from {prompt_length(length)}" for length, mean in means.items())
-        statements.append(f"By length of the prompt, average LMS of the targets: {by_length} tokens.")
-    groups = [f"{own['lms'].mean():.2f} at {repeats}" for repeats, own in audit.repeat_groups(targets)]
-    if len(groups) > 1:
-        statements.append(f"By repeats in the training text, average LMS: {', '.join(groups)}.")
     if lost := found.checkpoint.lost_prompts:
         remedy = "Their scores are too low: evaluate with prompts of token ids (`tfidf-tune eval`)."
         statements.append(
