@@ -27,7 +27,7 @@ from tfidf_tune.analysis import Frontiers, bootstrap_interval, over_seeds, run_t
 from tfidf_tune.analysis.evaluations import compare_objectives, evaluation_table
 from tfidf_tune.report import frontier_drawing
 from tfidf_tune.report._comparison_tables import membership_table
-from tfidf_tune.report._wording import Footnotes
+from tfidf_tune.report._document import Footnotes
 from tfidf_tune.results import Results, read_results
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"

@@ -54,12 +54,6 @@ def deduplicate_corpus(
 
     The files of ``sources`` are never changed. ``output`` is new, empty, or of an interrupted call with the same
     arguments. Returns the report: documents and characters read and kept, and the largest clusters.
-
-    Raises:
-        FileNotFoundError: If a source does not exist.
-        ValueError: If a source cannot be read, has no such column, ``output`` is something else, or the threshold is
-            too high.
-        ChildProcessError: If a task on another machine failed.
     """
     logger.disable("datatrove")
     runner = runner or TaskRunner()

@@ -161,12 +161,7 @@ def begin(work: Path, arguments: dict[str, Any], *, replace: bool = False) -> No
 
 
 def file_stamps(sources: Sequence[str]) -> dict[str, str]:
-    """Return the files of sources, and size and time of each, by which a changed file is noticed.
-
-    Raises:
-        FileNotFoundError: If a source does not exist.
-        ValueError: If a source has no text files, or a file is named twice.
-    """
+    """Return the files of sources, and size and time of each, by which a changed file is noticed."""
     stamps: dict[str, str] = {}
     for source in sources:
         for file in local_files(source):

@@ -177,25 +177,15 @@ _NEAR_NGRAM, _NEAR_THRESHOLD = 3, 0.5  # which windows are near copies
 
 @dataclass(frozen=True)
 class WindowIndex:
-    """What is indexed, and where.
+    """What is indexed, and where."""
 
-    Args:
-        files (tuple[str, ...]): the text, each a task: a file or another source, see :func:`load_documents`.
-        column (str): column of the text.
-        sample_by (str): what a document of a ``.txt`` file is.
-        work (str): folder of the index; steps that it has are not done again.
-        num_bytes (int): of a window, in UTF-8.
-        near (bool): windows that are nearly the same are copies, too, by MinHash on three words in lower case.
-        num_shared_bytes (int): length of the known stretches that are searched, too.
-    """
-
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # each a task: a file or another source, see load_documents()
     column: str
     sample_by: SampleBy
-    work: str
-    num_bytes: int
-    near: bool
-    num_shared_bytes: int
+    work: str  # folder; steps that it has are not done again
+    num_bytes: int  # of a window, in UTF-8
+    near: bool  # windows that are nearly the same are copies, too, by MinHash on three words in lower case
+    num_shared_bytes: int  # length of the known stretches that are searched, too
 
     @property
     def spacing(self) -> int:
@@ -246,13 +236,7 @@ class Found(NamedTuple):
 
 
 def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Found:
-    """Index the files.
-
-    Args:
-        index (WindowIndex): what is indexed.
-        known (Hashes): hashes of stretches of other text, whose occurrences are searched, too, uint64 ``[num_known]``.
-        runner (TaskRunner): where the tasks run.
-    """
+    """Index the files, and search occurrences of stretches with the ``known`` hashes, uint64 ``[num_known]``."""
     work = Path(index.work)
     reading, sorting = "Reading", "Sorting"
     runner.run([_WriteRuns(index, np.unique(known), reading)], work / "1", len(index.files), reading)
@@ -342,13 +326,9 @@ class Piece(NamedTuple):
 
 
 def read_pieces(index: WindowIndex, places: Records, name: str, runner: TaskRunner) -> Iterator[Piece]:
-    """Yield the documents of windows in order, of long documents what is around the windows.
+    """Yield the documents of windows at ``places`` in order, of long documents what is around the windows.
 
-    Args:
-        index (WindowIndex): the index.
-        places (Records): :data:`PLACE` of the windows.
-        name (str): of the step, and of its folder.
-        runner (TaskRunner): where the tasks run.
+    ``name`` is that of the step, and of its folder.
     """
     files = np.unique(places["file"]).tolist()
     folder = Path(index.work) / name

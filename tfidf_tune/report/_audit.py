@@ -9,17 +9,22 @@ from typing import Any
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, binomial_upper_bound
 from tfidf_tune.report import _audit_tables as audit
 from tfidf_tune.report._comparison_tables import membership_table
-from tfidf_tune.report._document import SHARED_MARK, Continuation, Example, Figure, Report, Section
-from tfidf_tune.report._examples import excerpt, shared_pieces
-from tfidf_tune.report._figures import lms_distribution
-from tfidf_tune.report._verdict import floor_text
-from tfidf_tune.report._wording import (
+from tfidf_tune.report._document import (
     BOUND,
     FEW_UNITS,
     LMS_EXPLAINED,
+    SHARED_MARK,
+    Continuation,
+    Example,
+    Figure,
     Footnotes,
+    Report,
+    Section,
     interval_text,
 )
+from tfidf_tune.report._examples import excerpt, shared_pieces
+from tfidf_tune.report._figures import lms_distribution
+from tfidf_tune.report._verdict import floor_text
 from tfidf_tune.results import Checkpoint, Results
 
 _SCHEMA_VERSION = "1.0"

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfidf_tune.analysis.evaluations import Floor, floor_of
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, binomial_upper_bound, bootstrap_interval
-from tfidf_tune.report._document import Table, tabulate
-from tfidf_tune.report._wording import FEW_UNITS, NEAR_EXPLAINED, TEXT_PROMPTS, Footnotes, prompt_length, span
+from tfidf_tune.report._document import (
+    FEW_UNITS,
+    NEAR_EXPLAINED,
+    TEXT_PROMPTS,
+    Footnotes,
+    Table,
+    prompt_length,
+    span,
+    tabulate,
+)
 from tfidf_tune.results import Results
 
 if TYPE_CHECKING:

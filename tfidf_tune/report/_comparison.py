@@ -18,22 +18,23 @@ from tfidf_tune.analysis.evaluations import (
 )
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, SEED, Interval
 from tfidf_tune.report._comparison_tables import comparison_tables, paper_table
-from tfidf_tune.report._document import Example, Report
-from tfidf_tune.report._examples import recitation_examples
-from tfidf_tune.report._figures import comparison_figures
-from tfidf_tune.report._verdict import Change, Outcome, is_summed_up, verdict
-from tfidf_tune.report._wording import (
+from tfidf_tune.report._document import (
     BOUND,
     FEW_UNITS,
     LMS_EXPLAINED,
     NOT_CORRECTED,
     SEVERAL_COMPARISONS,
+    Example,
     Footnotes,
+    Report,
     at_progress,
     interval_text,
     joined,
     why_no_interval,
 )
+from tfidf_tune.report._examples import recitation_examples
+from tfidf_tune.report._figures import comparison_figures
+from tfidf_tune.report._verdict import Change, Outcome, is_summed_up, verdict
 from tfidf_tune.results import Checkpoint, Results
 from tfidf_tune.results._table import ANSWER_MEASURES, BY_LABEL, LMS, PERPLEXITY, SUMMARY_MEASURES
 

@@ -9,16 +9,17 @@ import numpy as np
 from tfidf_tune.analysis import Membership, exposure, extraction_probability, membership, membership_scores
 from tfidf_tune.analysis.evaluations import average_scores, having_at_last, unit_totals, value_of
 from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, bootstrap_interval
-from tfidf_tune.report._document import Table, tabulate
-from tfidf_tune.report._wording import (
+from tfidf_tune.report._document import (
     FEW_UNITS,
     NEAR_EXPLAINED,
     SIGNIFICANCE_NOTE,
     TEXT_PROMPTS,
     Footnotes,
+    Table,
     joined,
     prompt_length,
     span,
+    tabulate,
     why_no_interval,
 )
 from tfidf_tune.results import Results, paper_results

@@ -8,19 +8,22 @@ from typing import Any
 from tfidf_tune.analysis import Frontiers, trace_frontiers
 from tfidf_tune.analysis.intervals import VERDICTS, direction
 from tfidf_tune.report._comparison_tables import membership_table
-from tfidf_tune.report._document import Figure, Report, Table, tabulate
-from tfidf_tune.report._figures import frontier_drawing
-from tfidf_tune.report._verdict import Change, Outcome, summary, verdict
-from tfidf_tune.report._wording import (
+from tfidf_tune.report._document import (
     BOUND,
     LMS_EXPLAINED,
     NEAR_EXPLAINED,
     NOT_CORRECTED,
     SEVERAL_COMPARISONS,
+    Figure,
     Footnotes,
+    Report,
+    Table,
     joined,
     span,
+    tabulate,
 )
+from tfidf_tune.report._figures import frontier_drawing
+from tfidf_tune.report._verdict import Change, Outcome, summary, verdict
 from tfidf_tune.results import Results
 from tfidf_tune.results._table import CONTROLS, LMS, NEAR_VERBATIM, PERPLEXITY, RECITED
 

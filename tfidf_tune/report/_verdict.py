@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tfidf_tune.report._wording import joined, percent_text, span
+from tfidf_tune.report._document import joined, percent_text, span
 
 _FEW = 2  # up to so many comparisons, the verdict has a sentence for each
 _FEW_NAMES = 6  # more are counted
