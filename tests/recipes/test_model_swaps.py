@@ -18,9 +18,8 @@ from tiny_models import FAMILY_MODELS, MODELS
 from torchao.dtypes.nf4tensor import NF4Tensor
 
 from tfidf_tune.loss import HeadInput
-from tfidf_tune.models import FAMILIES
+from tfidf_tune.models import FAMILIES, is_adapter
 from tfidf_tune.training import HFCheckpointer
-from tfidf_tune.training._lora import is_adapter
 
 LORA = "tfidf_tune.recipes.lora_finetune:recipe_main"
 MILESTONES = [f"checkpoint_{percent}pct" for percent in (10, 25, 50, 75, 100)]

@@ -22,7 +22,7 @@ from tfidf_tune.training import (
     train_adapters_only,
     train_step,
 )
-from tfidf_tune.training._lora import keep_adapters_in_fp32
+from tfidf_tune.training._model import keep_adapters_in_fp32
 
 CPU = torch.device("cpu")
 EPS = torch.finfo(torch.float32).eps

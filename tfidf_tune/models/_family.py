@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchtune.modules import TiedLinear, TransformerDecoder
 from transformers import PreTrainedConfig
 
-from tfidf_tune.models._blocks import LinearFactory
+from tfidf_tune.models._linear import LinearFactory
 
 StateDict = dict[str, Tensor]
 

@@ -4,23 +4,91 @@
 Analyzing Large Language Models", https://arxiv.org/abs/2304.01373.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
-from torchtune.modules import MultiHeadAttention, TransformerDecoder
+from torchtune.modules import FeedForward, MultiHeadAttention, TransformerDecoder, TransformerSelfAttentionLayer
 from transformers import PreTrainedConfig
 
-from tfidf_tune.models._blocks import (
-    PLAIN,
-    LinearFactory,
-    ParallelSelfAttentionLayer,
-    PartialRotaryEmbeddings,
-    gpt_decoder,
-    with_lora,
-)
 from tfidf_tune.models._family import ModelFamily
+from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
+
+
+class PartialRotaryEmbeddings(nn.Module):
+    """Rotary embeddings (https://arxiv.org/abs/2104.09864) of the first dimensions of each head.
+
+    Args:
+        rotary (nn.Module): embeddings of the part that is rotated: torchtune's ``RotaryPositionalEmbeddings`` rotates
+            adjacent pairs, its ``Qwen2RotaryPositionalEmbeddings`` halves.
+    """
+
+    def __init__(self, rotary: nn.Module) -> None:
+        super().__init__()
+        self.rotary = rotary
+
+    def forward(self, x: Tensor, *, input_pos: Tensor | None = None) -> Tensor:
+        """Rotate ``x`` of ``[b, s, n_h, h_d]`` at integer positions ``[b, s]`` or ``[s]``; None: in order."""
+        dim: Any = self.rotary.dim
+        return torch.cat([self.rotary(x[..., :dim], input_pos=input_pos), x[..., dim:]], dim=-1)
+
+
+class ParallelSelfAttentionLayer(TransformerSelfAttentionLayer):  # type: ignore[misc]
+    """Attention and MLP side by side: ``x + attn(sa_norm(x)) + mlp(mlp_norm(x))``.
+
+    Without ``mlp_norm`` the MLP has the same input as the attention, as in GPT-J. The base class is what activation
+    checkpointing, ``torch.compile`` and KV caches look for.
+    """
+
+    def forward(self, x: Tensor, *, mask: Any = None, input_pos: Tensor | None = None, **kwargs: Any) -> Tensor:
+        """Run the layer on ``[b, s, d]``; see torchtune's ``TransformerSelfAttentionLayer``."""
+        normalized = self.sa_norm(x)
+        attention = self.attn(normalized, normalized, mask=mask, input_pos=input_pos)
+        mlp_input = normalized if isinstance(self.mlp_norm, nn.Identity) else self.mlp_norm(x)
+        residual: Tensor = x + attention + self.mlp(mlp_input)
+        return residual
+
+
+def gpt_decoder(
+    attention: Callable[[], nn.Module],
+    linear: LinearFactory,
+    sizes: Sequence[int],
+    *,
+    norm_eps: float,
+    activation: nn.Module,
+    is_parallel: bool = True,
+    has_mlp_norm: bool = True,
+    output_bias: bool = False,
+) -> TransformerDecoder:
+    """Build a decoder of layer norms and MLPs with two biased layers around an attention, as GPT-NeoX and GPT-J are."""
+    vocab_size, num_layers, num_heads, embed_dim, intermediate_dim, max_seq_len = sizes
+    norm = partial(nn.LayerNorm, embed_dim, eps=norm_eps)
+    layer_class = ParallelSelfAttentionLayer if is_parallel else TransformerSelfAttentionLayer
+    layers = [
+        layer_class(
+            attn=attention(),
+            mlp=FeedForward(
+                gate_proj=linear.mlp(embed_dim, intermediate_dim),
+                down_proj=linear.mlp(intermediate_dim, embed_dim),
+                activation=activation,
+            ),
+            sa_norm=norm(),
+            mlp_norm=norm() if has_mlp_norm else None,
+        )
+        for _ in range(num_layers)
+    ]
+    return TransformerDecoder(
+        tok_embeddings=nn.Embedding(vocab_size, embed_dim),
+        layers=layers,
+        max_seq_len=max_seq_len,
+        num_heads=num_heads,
+        head_dim=embed_dim // num_heads,
+        norm=norm(),
+        output=linear.output(embed_dim, vocab_size, bias=output_bias),
+    )
 
 
 class GPTNeoXAttention(MultiHeadAttention):  # type: ignore[misc]
@@ -30,32 +98,16 @@ class GPTNeoXAttention(MultiHeadAttention):  # type: ignore[misc]
     ``query_key_value`` has, for each head, its query, key and value. Caches are those of torchtune's attention.
 
     Args:
-        embed_dim (int): dimension d of the embeddings.
-        num_heads (int): heads of queries, keys and values alike.
         query_key_value (nn.Module): ``[..., d]`` to ``[..., 3 * d]``.
         output_proj (nn.Module): ``[..., d]`` to ``[..., d]``.
         pos_embeddings (nn.Module): positional embeddings of queries and keys.
-        attn_dropout (float): dropout of the attention weights.
+        **settings (Any): those of torchtune's ``MultiHeadAttention`` that are not modules.
     """
 
     def __init__(
-        self,
-        *,
-        embed_dim: int,
-        num_heads: int,
-        query_key_value: nn.Module,
-        output_proj: nn.Module,
-        pos_embeddings: nn.Module,
-        attn_dropout: float,
+        self, *, query_key_value: nn.Module, output_proj: nn.Module, pos_embeddings: nn.Module, **settings: Any
     ) -> None:
-        super().__init__(
-            embed_dim=embed_dim,
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=embed_dim // num_heads,
-            attn_dropout=attn_dropout,
-            **dict.fromkeys(("q_proj", "k_proj", "v_proj", "output_proj")),
-        )
+        super().__init__(**dict.fromkeys(("q_proj", "k_proj", "v_proj", "output_proj")), **settings)
         # In this order, which is that of the parameters in resume checkpoints and of random draws.
         self.query_key_value = query_key_value
         self.output_proj = output_proj
@@ -123,6 +175,8 @@ def gpt_neox(
         return GPTNeoXAttention(
             embed_dim=embed_dim,
             num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=embed_dim // num_heads,
             query_key_value=linear.attention("query_key_value", embed_dim, 3 * embed_dim, bias=attention_bias),
             output_proj=linear.attention("output_proj", embed_dim, embed_dim, bias=attention_bias),
             pos_embeddings=pos_embeddings,

@@ -10,8 +10,9 @@ from torch import nn
 from torchtune.modules import MultiHeadAttention, RotaryPositionalEmbeddings, TransformerDecoder
 from transformers import PreTrainedConfig
 
-from tfidf_tune.models._blocks import PLAIN, LinearFactory, PartialRotaryEmbeddings, gpt_decoder, with_lora
 from tfidf_tune.models._family import ModelFamily
+from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
+from tfidf_tune.models.gpt_neox import PartialRotaryEmbeddings, gpt_decoder
 
 
 def gptj(

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 from torchtune.models.gemma.gemma_norm_embedding import GemmaNormEmbeddings
 from torchtune.models.gemma.rms_norm import GemmaRMSNorm
@@ -17,20 +18,16 @@ from torchtune.modules import (
     FeedForward,
     MultiHeadAttention,
     RMSNorm,
+    RotaryPositionalEmbeddings,
     TiedLinear,
     TransformerDecoder,
     TransformerSelfAttentionLayer,
 )
 from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tfidf_tune.models._blocks import (
-    PLAIN,
-    ConfiguredHalvesRotaryEmbeddings,
-    ConfiguredRotaryEmbeddings,
-    LinearFactory,
-    with_lora,
-)
 from tfidf_tune.models._family import ModelFamily, activation
+from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
 
 
 def tinyllama_1_1b(linear: LinearFactory = PLAIN) -> TransformerDecoder:
@@ -52,6 +49,39 @@ def tinyllama_1_1b(linear: LinearFactory = PLAIN) -> TransformerDecoder:
 
 
 lora_tinyllama_1_1b = with_lora(tinyllama_1_1b)
+
+
+class _ConfiguredRotary:
+    """Rotary embeddings with the frequencies that transformers computes from a checkpoint's config.
+
+    Put before a class of torchtune, which builds its table from ``theta`` and rotates.
+    """
+
+    def __init__(self, config: PreTrainedConfig, dim: int, max_seq_len: int) -> None:
+        parameters = config.rope_parameters
+        self.rope_type: str = parameters["rope_type"]
+        base = float(parameters["rope_theta"])
+        frequencies, self._scale = 1 / base ** (torch.arange(0, dim, 2, device="cpu").float() / dim), 1.0
+        if self.rope_type != "default":
+            with torch.device("cpu"):
+                frequencies, self._scale = ROPE_INIT_FUNCTIONS[self.rope_type](config, torch.device("cpu"))
+        self._frequencies: list[float] = frequencies.tolist()  # no tensor, which the meta device would empty
+        super().__init__(dim, max_seq_len, base)  # type: ignore[call-arg]
+
+    def rope_init(self) -> None:
+        """Build the table."""
+        module: Any = self
+        module.register_buffer("theta", torch.tensor(self._frequencies, dtype=torch.float32), persistent=False)
+        module.build_rope_cache(module.max_seq_len)
+        module.cache = module.cache * self._scale
+
+
+class _ConfiguredRotaryEmbeddings(_ConfiguredRotary, RotaryPositionalEmbeddings):  # type: ignore[misc]
+    """Of adjacent pairs; see :class:`_ConfiguredRotary`."""
+
+
+class _ConfiguredHalvesRotaryEmbeddings(_ConfiguredRotary, Qwen2RotaryPositionalEmbeddings):  # type: ignore[misc]
+    """Of halves; see :class:`_ConfiguredRotary`."""
 
 
 class LlamaFamily(ModelFamily):
@@ -104,7 +134,7 @@ class LlamaFamily(ModelFamily):
         attention_bias = bool(getattr(config, "attention_bias", False))
         qkv_bias, output_bias = (attention_bias,) * 2 if self._qkv_bias is None else (self._qkv_bias, False)
         mlp_bias = bool(getattr(config, "mlp_bias", False))
-        rotary = ConfiguredHalvesRotaryEmbeddings if self._rotates_halves else ConfiguredRotaryEmbeddings
+        rotary = _ConfiguredHalvesRotaryEmbeddings if self._rotates_halves else _ConfiguredRotaryEmbeddings
         pos_embeddings = rotary(config, head_dim, max_seq_len)
         norm = partial(self._norm, dim, eps=config.rms_norm_eps)
         layers = [

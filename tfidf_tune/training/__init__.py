@@ -1,5 +1,6 @@
 """The steps that recipes are made of, in the order in which a recipe takes them."""
 
+from tfidf_tune.models import LoRASettings
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import build_loss, build_optimizer, check_loss, instantiate
 from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config, load_config
@@ -15,10 +16,18 @@ from tfidf_tune.training._data import (
     write_probe_files,
 )
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
-from tfidf_tune.training._lora import LoRASettings, has_lora_builder, require_no_lora, train_adapters_only
 from tfidf_tune.training._messages import check_resources, format_bytes, print_data, print_next_steps
 from tfidf_tune.training._metrics import ProgressLog, open_progress
-from tfidf_tune.training._model import build_model, load_model, prepare_head, prepare_model, shard_model
+from tfidf_tune.training._model import (
+    build_model,
+    has_lora_builder,
+    load_model,
+    prepare_head,
+    prepare_model,
+    require_no_lora,
+    shard_model,
+    train_adapters_only,
+)
 from tfidf_tune.training._monitor import MemorizationMonitor, build_monitor
 from tfidf_tune.training._resume import ResumePoint, TrainState, open_resume
 from tfidf_tune.training._run import Run, milestone_name, open_run, recipe

@@ -29,12 +29,14 @@ from tfidf_tune._files import atomic_folder
 from tfidf_tune.models import (
     FAMILIES,
     HFCausalLM,
+    LoRASettings,
     ModelFamily,
     StateDict,
     build_hf,
     dequantize_4bit,
     has_own_code,
     is_4bit,
+    is_adapter,
     quantize_as_4bit,
 )
 from tfidf_tune.training._distributed import (
@@ -58,7 +60,6 @@ from tfidf_tune.training._hf_files import (
     write_json,
     write_weights,
 )
-from tfidf_tune.training._lora import LoRASettings, is_adapter
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -20,14 +20,13 @@ from tfidf_tune._files import nearest_folder
 from tfidf_tune._printing import counted
 from tfidf_tune.data import InjectedCorpusDataset, Passage, SequenceDataset, TextBlocksDataset, is_packed
 from tfidf_tune.loss import WeightedCrossEntropyLoss
-from tfidf_tune.models import dequantize_4bit
+from tfidf_tune.models import LoRASettings, dequantize_4bit, is_adapter
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import build_optimizer, find_component
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import parts_of, probe_files
 from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors
 from tfidf_tune.training._errors import SetupError, setup_errors
-from tfidf_tune.training._lora import LoRASettings, is_adapter
 from tfidf_tune.training._run import Run, milestone_name
 
 _DUMMY_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for matrices; large, because others pad

@@ -4,6 +4,7 @@ import inspect
 import math
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,13 +24,12 @@ from torchtune.training import set_default_dtype
 from tfidf_tune.analysis import evaluating
 from tfidf_tune.data import is_packed
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss
-from tfidf_tune.models import NF4_MULTIPLE, is_4bit
+from tfidf_tune.models import NF4_MULTIPLE, LoRASettings, is_4bit, is_adapter
 from tfidf_tune.training._checkpointer import HFCheckpointer, implementation_of
 from tfidf_tune.training._components import find_component, instantiate
 from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype
-from tfidf_tune.training._distributed import assign_parameters, is_main_process
+from tfidf_tune.training._distributed import assign_parameters, is_main_process, parameters_by_name
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
-from tfidf_tune.training._lora import check_lora_targets, initial_adapters, keep_adapters_in_fp32
 from tfidf_tune.training._run import Run
 
 
@@ -59,7 +59,7 @@ def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | No
             raise SetupError(f"{error.args[0].strip()}; {remedy}") from error
     if "lora_attn_modules" in cfg.model:
         with setup_errors("config: model"):
-            check_lora_targets(model, cfg.model.lora_attn_modules)
+            _check_lora_targets(model, cfg.model.lora_attn_modules)
     if hasattr(model, "implementation") and is_main_process():
         print(f"model: {model.implementation}", file=sys.stderr)
     if run.dtype is torch.float16:
@@ -70,6 +70,44 @@ def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | No
             )
         keep_adapters_in_fp32(model)
     return model
+
+
+def _check_lora_targets(model: nn.Module, attn_modules: Sequence[str]) -> None:
+    """Refuse layers that the model's attention lacks, which torchtune would ignore, by a ValueError."""
+    attention = model.get_submodule("layers.0.attn")
+    possible = sorted(name for name, module in attention.named_children() if hasattr(module, "weight"))
+    if unknown := [name for name in attn_modules if name not in possible]:
+        raise ValueError(
+            f"lora_attn_modules names '{unknown[0]}', which the model's attention does not have; possible are "
+            f"{', '.join(possible)}"
+        )
+
+
+def has_lora_builder(cfg: Any) -> bool:
+    """Return whether the builder that a config names for its model makes LoRA layers."""
+    return "lora_rank" in inspect.signature(find_component("model", cfg.model["_component_"])).parameters
+
+
+def require_no_lora(model: nn.Module) -> None:
+    """Refuse a model with LoRA layers for full fine-tuning, by a ValueError."""
+    if LoRASettings.of(model) is not None:
+        raise ValueError(
+            "the model of the config has LoRA layers: name a plain builder (for example "
+            "tfidf_tune.models.auto) in `model`, or use the recipe lora_finetune"
+        )
+
+
+def train_adapters_only(model: nn.Module) -> None:
+    """Freeze everything but the adapters."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_adapter(name))
+
+
+def keep_adapters_in_fp32(model: nn.Module) -> None:
+    """Give adapters float32 weights, which scaled gradients need with a base in half precision."""
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            parameter.data = parameter.data.float()
 
 
 def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:
@@ -136,7 +174,7 @@ def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run, dataset
     # Adapters depend only on the seed, and are the same on every process.
     with torch.random.fork_rng([run.device] if run.device.type == "cuda" else []):
         torch.manual_seed(run.seed)
-        assign_parameters(model, initial_adapters(model, run.device), run.storage_device)
+        assign_parameters(model, _initial_adapters(model, run.device), run.storage_device)
     _build_rope_tables(model, run.device)
     with evaluating(model), setup_errors("config: model"):
         implementation_of(model).check_attention(packed=dataset is not None and is_packed(dataset))
@@ -202,6 +240,14 @@ def _refusal(model: nn.Module) -> str | None:
     if isinstance(head, nn.Linear) and (head._forward_hooks or head._forward_pre_hooks):
         return "the output projection has hooks"
     return None
+
+
+def _initial_adapters(model: nn.Module, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Yield names and whole initial weights of LoRA layers, as torchtune and PEFT set them: A random, B zero."""
+    for name, parameter in parameters_by_name(model).items():
+        if is_adapter(name):
+            weight = torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)
+            yield name, nn.init.kaiming_uniform_(weight, a=math.sqrt(5)) if ".lora_a." in name.lower() else weight
 
 
 def _build_rope_tables(model: nn.Module, device: torch.device) -> None:

@@ -1,0 +1,241 @@
+"""Linear layers: plain, with LoRA adapters, and with frozen NF4 weights.
+
+NF4 is torchao's, and of bitsandbytes for what torchao cannot hold. A weight of bitsandbytes is ``[out, in]``; the model
+of transformers may have ``[in, out]`` (GPT-2's ``Conv1D``).
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchtune.modules import FrozenNF4Linear, TransformerDecoder
+from torchtune.modules.peft import LoRALinear
+from transformers.pytorch_utils import Conv1D
+
+_IS_ADAPTER = re.compile(r"\.lora_(a|b|A\.default|B\.default)\.weight$")  # torchtune's names, PEFT's
+_BLOCK = 64
+NF4_MULTIPLE = 64 * 256
+"""Weights of a block, times the blocks that share a scaler: torchao's defaults."""
+
+
+@dataclass(frozen=True)
+class LinearFactory:
+    """Makes each linear layer of a model, so that one builder serves plain, LoRA and QLoRA models.
+
+    LoRA: https://arxiv.org/abs/2106.09685. NF4 and QLoRA: https://arxiv.org/abs/2305.14314.
+
+    Attributes:
+        lora_attn_modules (Sequence[str]): layers of the attention that get adapters. Default: none.
+        apply_lora_to_mlp (bool): adapters for the MLPs' layers too. Default: False.
+        apply_lora_to_output (bool): adapters for the output projection too. Default: False.
+        lora_rank (int): rank of the adapters. Default: 8.
+        lora_alpha (float): the adapters' contribution is scaled by alpha / rank. Default: 16.
+        lora_dropout (float): dropout before the adapters. Default: 0.0.
+        quantize_base (bool): whether weights other than adapters and output projection are frozen NF4 tensors.
+            Default: False.
+    """
+
+    lora_attn_modules: Sequence[str] = ()
+    apply_lora_to_mlp: bool = False
+    apply_lora_to_output: bool = False
+    lora_rank: int = 8
+    lora_alpha: float = 16
+    lora_dropout: float = 0.0
+    quantize_base: bool = False
+
+    def attention(self, name: str, in_dim: int, out_dim: int, *, bias: bool) -> nn.Module:
+        """Make the attention's layer of that name, from ``[..., in_dim]`` to ``[..., out_dim]``."""
+        return self._linear(in_dim, out_dim, bias, name in self.lora_attn_modules, self.quantize_base)
+
+    def mlp(self, in_dim: int, out_dim: int, *, bias: bool = True) -> nn.Module:
+        """Make a layer of an MLP."""
+        return self._linear(in_dim, out_dim, bias, self.apply_lora_to_mlp, self.quantize_base)
+
+    def output(self, in_dim: int, out_dim: int, *, bias: bool) -> nn.Module:
+        """Make the output projection, which is never quantized."""
+        return self._linear(in_dim, out_dim, bias, self.apply_lora_to_output, False)
+
+    def _linear(self, in_dim: int, out_dim: int, bias: bool, lora: bool, quantize: bool) -> nn.Module:
+        if quantize and in_dim * out_dim % NF4_MULTIPLE:
+            raise ValueError(
+                f"quantize_base is True, but torchao's NF4 takes multiples of {NF4_MULTIPLE} weights, not {in_dim} x "
+                f"{out_dim} of a layer"
+            )
+        layer: nn.Module
+        if lora:
+            settings = self.lora_rank, self.lora_alpha, self.lora_dropout
+            layer = LoRALinear(in_dim, out_dim, *settings, use_bias=bias, quantize_base=quantize)
+        else:
+            layer = (FrozenNF4Linear if quantize else nn.Linear)(in_dim, out_dim, bias=bias)
+        return layer
+
+
+PLAIN = LinearFactory()
+
+
+def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., TransformerDecoder]:
+    """Make the LoRA form of a builder, as torchtune's ``lora_`` builders are of its others.
+
+    Args:
+        builder (Callable[..., TransformerDecoder]): makes its linear layers by its argument ``linear``.
+
+    Returns:
+        Callable[..., TransformerDecoder]: takes the builder's other arguments and, on the same level, those of
+        :class:`LinearFactory`; ``lora_attn_modules`` has to be given.
+    """
+    lora, own = (dict(inspect.signature(each).parameters) for each in (LinearFactory, builder))
+    lora["lora_attn_modules"] = lora["lora_attn_modules"].replace(default=inspect.Parameter.empty)
+    del own["linear"]
+
+    @wraps(builder)
+    def build(**arguments: Any) -> TransformerDecoder:
+        settings = {name: arguments.pop(name) for name in lora.keys() & arguments.keys()}
+        return builder(**arguments, linear=LinearFactory(**settings))
+
+    build.__name__ = build.__qualname__ = f"lora_{builder.__name__}"
+    build.__doc__ = (
+        f"The form with LoRA of :func:`{builder.__name__}`: its arguments, and those of "
+        ":class:`~tfidf_tune.models.LinearFactory`."
+    )
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*lora.values(), *own.values())]
+    build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        parameters, return_annotation=TransformerDecoder
+    )
+    return build
+
+
+@dataclass(frozen=True)
+class LoRASettings:
+    """The settings that all LoRA layers of a model share, and torchtune's names of the adapted linear layers."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    module_names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "LoRASettings | None":
+        """Read the settings off a model; None if it has no LoRA layers. Layers that differ are a ValueError."""
+        peft: Any = getattr(model, "peft_config", None)
+        if peft is not None:
+            return cls(peft.r, peft.lora_alpha, peft.lora_dropout, tuple(sorted(peft.target_modules)))
+        adapters = {name: module for name, module in model.named_modules() if hasattr(module, "adapter_params")}
+        if not adapters:
+            return None
+        kinds = {type(module) for module in adapters.values()}
+        loras: Any = adapters.values() if kinds == {LoRALinear} else ()
+        settings = {(lora.rank, lora.alpha, float(getattr(lora.dropout, "p", 0.0))) for lora in loras}
+        if len(settings) != 1:
+            names = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise ValueError(
+                f"layers of {names} differ in (rank, alpha, dropout): {sorted(settings)}; give all the same LoRALinear"
+            )
+        rank, alpha, dropout = settings.pop()
+        return cls(rank, alpha, dropout, tuple(sorted({name.rsplit(".", 1)[-1] for name in adapters})))
+
+    @classmethod
+    def require(cls, model: nn.Module) -> "LoRASettings":
+        """Read the settings off a model, as :meth:`of`; a model without LoRA layers is a ValueError."""
+        if settings := cls.of(model):
+            return settings
+        raise ValueError(
+            "the model of the config has no LoRA layers: name a LoRA builder (for example tfidf_tune.models.lora_auto) "
+            "in `model`, or use the recipe full_finetune"
+        )
+
+
+def is_adapter(name: str) -> bool:
+    """Return whether a parameter belongs to a LoRA adapter, of torchtune or PEFT."""
+    return _IS_ADAPTER.search(name) is not None
+
+
+def quantize(model: nn.Module, names: list[str]) -> str:
+    """Replace linear layers of a model by layers with NF4 weights; in place.
+
+    One library holds them all: torchao if it can, else bitsandbytes, and then the reason is returned. A ValueError says
+    why neither can.
+    """
+    layers: dict[str, Any] = {name: model.get_submodule(name) for name in names}
+    reasons = [
+        f"{name} is a Conv1D, which torchao has no NF4 form of"
+        if isinstance(layer, Conv1D)
+        else f"{name} has {layer.weight.numel()} weights, and torchao's NF4 takes multiples of {NF4_MULTIPLE}"
+        for name, layer in layers.items()
+        if isinstance(layer, Conv1D) or layer.weight.numel() % NF4_MULTIPLE
+    ]
+    for name, layer in layers.items():
+        has_bias, weight = layer.bias is not None, layer.weight
+        if reasons:
+            new = _of_bitsandbytes(name, layer, f"quantize_base is True, but {reasons[0]}, and")
+        else:
+            new = FrozenNF4Linear(layer.in_features, layer.out_features, has_bias, weight.device, weight.dtype)
+        model.set_submodule(name, new)
+    return reasons[0] if reasons else ""
+
+
+def _of_bitsandbytes(name: str, layer: Any, reason: str) -> nn.Module:
+    weight, is_transposed = layer.weight, isinstance(layer, Conv1D)
+    out_dim, in_dim = weight.T.shape if is_transposed else weight.shape
+    remedy = "set model.quantize_base=False"
+    try:
+        from bitsandbytes.nn import Linear4bit  # an optional extra
+    except ImportError as error:
+        raise ValueError(f"{reason} {error}: pip install 'tfidf-tune[bitsandbytes]', or {remedy}") from error
+    if in_dim % _BLOCK:  # bitsandbytes 0.50.2 dequantizes such weights wrongly on CPUs with AVX-512
+        raise ValueError(f"{reason} bitsandbytes' takes multiples of {_BLOCK} inputs, not {in_dim} of {name}: {remedy}")
+    has_bias = layer.bias is not None
+    new: Any = Linear4bit(in_dim, out_dim, has_bias, weight.dtype, quant_type="nf4", device=weight.device)
+    # Evaluation would otherwise reorder the weights for a kernel in bf16 that computes no gradients.
+    new.support_avx512bf16_for_cpu = False
+    new.weight = _quantized(weight, is_transposed=is_transposed)
+    return new  # type: ignore[no-any-return]
+
+
+def is_4bit(parameter: Tensor) -> bool:
+    """Return whether a parameter is a 4-bit weight of bitsandbytes."""
+    return hasattr(parameter, "quant_state")
+
+
+def quantize_as_4bit(parameter: Any, value: Tensor) -> Tensor:
+    """Quantize transformers' weight for the layer of a 4-bit parameter, which may be on the meta device."""
+    quantized: Tensor = _quantized(value, is_transposed=parameter.is_transposed)
+    return quantized
+
+
+def dequantize_4bit(parameter: Any, device: str) -> Tensor:
+    """Return transformers' weight that a 4-bit parameter stands for, on meta without values; others unchanged."""
+    value: Tensor = parameter
+    if not is_4bit(parameter):
+        return value
+    state = parameter.quant_state
+    if device == "meta":
+        value = torch.empty(state.shape, dtype=state.dtype, device="meta")
+    else:
+        from bitsandbytes import functional
+
+        value = functional.dequantize_4bit(parameter.detach(), state).to(device)
+    return value.T.contiguous() if parameter.is_transposed else value
+
+
+def scales_of_4bit(parameter: Any) -> dict[str, Tensor]:
+    """Return the 8-bit scales of the blocks of a 4-bit parameter, and the scales of these."""
+    return {"absmax": parameter.quant_state.absmax, "nested_absmax": parameter.quant_state.state2.absmax}
+
+
+def _quantized(value: Tensor, *, is_transposed: bool) -> Any:
+    from bitsandbytes.functional import quantize_4bit, quantize_blockwise
+    from bitsandbytes.nn import Params4bit
+
+    if value.is_meta:
+        with torch.device("cpu"):  # the codebook that the first call makes is kept, and must not be on meta
+            quantize_blockwise(torch.zeros(1))
+    source = (value.T if is_transposed else value).detach().contiguous()
+    packed, state = quantize_4bit(source, quant_type="nf4", compress_statistics=True)
+    parameter: Any = Params4bit(packed, quant_state=state, quant_type="nf4", bnb_quantized=True)
+    parameter.is_transposed = is_transposed
+    return parameter
