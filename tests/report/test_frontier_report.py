@@ -167,13 +167,11 @@ def test_the_lead_and_the_provenance_say_what_the_runs_are():
     early = [replace(one, progress=50) for one in grown_records()]
     start = record("Start", seed=None, learning_rate=None)
     made = frontier_report([*early, *grown_records(), start], references=["Goldfish"], provenance={"cpu": "fast"})
-    assert made.lead.startswith(
-        "Runs of Tiny under 4 objectives at learning rates 0.0003, 0.001 and 0.003, at their last checkpoint; 3 seeds."
-    )
+    assert made.lead.startswith("Runs of Tiny at their last checkpoint; 3 seeds. LMS")
     expected = {"Compared with": "CE and Goldfish", "cpu": "fast", "Runs": "28"}
     assert expected.items() <= made.provenance.items()
     alone = frontier_report([start])
-    assert alone.lead.startswith("One checkpoint, no interval over seeds: Tiny, Start, seed unknown. LMS")
+    assert alone.lead.startswith("Runs of Tiny at their last checkpoint; one seed, no interval over seeds. LMS")
     assert alone.verdict.startswith("Nothing is compared: no model has runs of Start and of another objective")
 
 

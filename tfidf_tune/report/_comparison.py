@@ -34,7 +34,7 @@ from tfidf_tune.report._document import (
 )
 from tfidf_tune.report._examples import recitation_examples
 from tfidf_tune.report._figures import comparison_figures
-from tfidf_tune.report._verdict import Change, Outcome, is_summed_up, verdict
+from tfidf_tune.report._verdict import FEW_OUTCOMES, Change, Outcome, verdict
 from tfidf_tune.results import Checkpoint, Results
 from tfidf_tune.results._table import ANSWER_MEASURES, BY_LABEL, LMS, PERPLEXITY, SUMMARY_MEASURES
 
@@ -200,7 +200,7 @@ def _cost(
 
 
 def _statements(evaluations: "pd.DataFrame", outcomes: Sequence[Outcome], baseline: str) -> list[str]:
-    summed_up = is_summed_up(outcomes)
+    summed_up = len(outcomes) > FEW_OUTCOMES
     told: list[tuple[str, str]] = []  # setting and sentence
     for setting, objective, last in having_at_last(evaluations, LMS):
         floor = lms_floor(last)

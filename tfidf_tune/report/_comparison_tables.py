@@ -82,18 +82,15 @@ def membership_table(
         f"From and to: 95 %, percentile bootstrap of {NUM_RESAMPLES:,} resamples of passages, targets and controls "
         f"separately.{footnotes.mark(*few)}"
     )
-    named = [f"{', '.join(names)} ({auc})" for names, auc in detectable.items()]
     notes = [
         "NLL: nats per token of complete passages; the gap is controls minus targets. AUC: probability that a target "
-        "looks more like training text than a control, by the loss or another attack; 0.5 is chance. TPR: targets "
-        "found at a threshold that at most 1 % of the controls exceed.",
+        "looks more like training text than a control, by the loss or another attack; 0.5 is chance, and membership "
+        "stays detectable where the interval of the AUC excludes it. TPR: targets found "
+        "at a threshold that at most 1 % of the controls exceed.",
         "Exposure: log2(controls + 1), its maximum, minus log2 of the rank of a target's NLL among the controls', on "
         "average over targets; 1.44 or less by chance.",
         "Extracted: targets of which at least one sample at temperature 1 is exactly the continuation, computed from "
         f"its NLL, on average over prompts. {intervals}",
-        f"Membership stays detectable: {joined(named)}."
-        if detectable
-        else "No interval of the AUC by the loss excludes 0.5.",
     ]
     formats = dict.fromkeys(_HEADERS, ".2f") | dict.fromkeys((*_IN_PERCENT, _EXTRACTED), ".1f")
     table = Table("membership", "Likelihood and membership", frame, notes if rows else [], formats)
@@ -187,7 +184,7 @@ def comparison_tables(
     tables += [_scores(results, evaluations, footnotes, name) for name in _SCORED]
     tables += [_reductions(reductions, baseline, footnotes), _equal_perplexity(at_equal_perplexity, baseline)]
     if probed:
-        tables.append(_spread(results, probed, _averaged(probed, rows)))
+        tables.append(_spread(results, probed))
     # With one prefix length, or one checkpoint, these would repeat the first table.
     if (rows.groupby(_KEYS)["prefix"].nunique() > 1).any():
         frame = _recited(rows[rows["prefix"].notna()], "prefix")
@@ -236,9 +233,9 @@ def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footn
     frame = _recited(rows)
     near = _near_verbatim(frame)
     notes = [
-        f"Means and maxima over {_averaged(probed, rows)}{asked_by}. Prefix match and LMS are in tokens; Verbatim is "
-        "the share of continuations that reproduce the rest of the passage; Control LMS is the average LMS of "
-        f"passages that were never injected: the floor.{footnotes.mark(*caveats)}"
+        f"Means and maxima over passages, prefix lengths and seeds{asked_by}. Prefix match and LMS are in tokens; "
+        "Verbatim is the share of continuations that reproduce the rest of the passage; Control LMS is the average LMS "
+        f"of passages that were never injected: the floor.{footnotes.mark(*caveats)}"
     ]
     notes += [NEAR_EXPLAINED] if near else []
     targets = single[single["kind"] == "target"]
@@ -259,16 +256,6 @@ def _near_verbatim(frame: "pd.DataFrame") -> list[tuple[str, str, str]]:
     return [column for column in NEAR_VERBATIM if frame[column[1]].notna().any()]
 
 
-def _averaged(probed: _Groups, rows: "pd.DataFrame") -> str:
-    """Name what the averages of the LMS are over: "passages, prefix lengths and seeds"."""
-    names = ["passages"]
-    if rows["prefix"].nunique() > 1:
-        names.append("prefix lengths")
-    if any(len(own) > 1 for *_, own in probed):
-        names.append("seeds")
-    return joined(names)
-
-
 def _progress(results: Results, evaluations: "pd.DataFrame") -> Table:
     measures = [measure for measure in COMPARED if measure.kind != "target"]
     frame = _recited(_rows_of(results, evaluations), "progress")
@@ -282,7 +269,7 @@ def _progress(results: Results, evaluations: "pd.DataFrame") -> Table:
     return tabulate("progress", "Every checkpoint", frame, columns).without_empty_columns()
 
 
-def _spread(results: Results, probed: _Groups, averaged: str) -> Table:
+def _spread(results: Results, probed: _Groups) -> Table:
     import pandas as pd
 
     scores = results.scores
@@ -299,8 +286,10 @@ def _spread(results: Results, probed: _Groups, averaged: str) -> Table:
     formats = {**dict.fromkeys((LMS.label, "From", "To"), ".2f"), "Median": ".1f", "90th percentile": ".1f", "Max": ""}
     formats |= {"Lowest seed": ".2f", "Highest seed": ".2f", "Seeds": ""}
     frame = pd.DataFrame(rows, columns=["Model", "Objective", *formats])
-    note = "From and To: 95 % interval of the average, from resampling passages. Median and percentile are over "
-    notes = [f"{note}{averaged}."]
+    notes = [
+        "From and To: 95 % interval of the average, from resampling passages. Median and percentile are over passages, "
+        "prefix lengths and seeds."
+    ]
     if (frame["Seeds"] > 1).any():
         notes.append("Lowest and highest seed: the average LMS of a single run.")
     else:

@@ -4,7 +4,7 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
     from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox
-
-Curves: TypeAlias = Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]
-"""Model -> objective -> (progress in percent, two measures) by ascending progress."""
 
 # Okabe and Ito's palette, safe for all common forms of color blindness; its yellow is too faint for lines.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -125,8 +122,11 @@ def _measured(
     return found
 
 
-def lms_progress(curves: Curves) -> "Drawing":
-    """Draw average LMS, and dashed that of the controls (or NaN), against training progress: the paper's figure 2."""
+def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]) -> "Drawing":
+    """Draw average LMS, and dashed that of the controls, against training progress: the paper's figure 2.
+
+    The curves are by model and objective: progress in percent, LMS of the targets and of the controls or NaN.
+    """
     figure, panels = new_panels(list(curves))
     styles = _styles(curves.values())
     for axes, by_objective in zip(panels, curves.values(), strict=True):

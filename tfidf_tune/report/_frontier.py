@@ -163,16 +163,10 @@ def _change(percent: float, low: float, high: float, p_value: float, suffix: str
 
 
 def _lead(results: Results) -> str:
-    runs = results.checkpoints
-    if len(runs) == 1:
-        return f"One checkpoint, no interval over seeds: {runs[0].title}. {LMS_EXPLAINED}."
-    models, objectives = joined(one.model for one in runs), len({one.objective for one in runs})
-    rates = sorted({one.learning_rate for one in runs if one.learning_rate is not None})
-    through = f" at learning rate{'s' * (len(rates) > 1)} {joined(f'{rate:g}' for rate in rates)}" if rates else ""
-    seeds = len({one.seed for one in runs} - {None})
+    seeds = len({one.seed for one in results.checkpoints} - {None})
     counted = f"{seeds} seeds" if seeds > 1 else "one seed, no interval over seeds"
-    under = f"under {objectives} objective{'s' * (objectives > 1)}{through}"
-    return f"Runs of {models} {under}, at their last checkpoint; {counted}. {LMS_EXPLAINED}."
+    models = joined(one.model for one in results.checkpoints)
+    return f"Runs of {models} at their last checkpoint; {counted}. {LMS_EXPLAINED}."
 
 
 def _operating_points(found: Frontiers, footnotes: Footnotes) -> Table:

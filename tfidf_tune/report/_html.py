@@ -158,7 +158,6 @@ _TEMPLATES = jinja2.Environment(
 _TEMPLATES.filters.update(together=_together, marked=_marked, base64=lambda text: _base64(text.encode()))
 _TEMPLATES.globals.update(columns_of=_columns, svg=_svg)
 
-
 _INDEX = "report.json"
 
 
@@ -248,14 +247,12 @@ def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
         for table in report.tables
     ]
     examples = [vars(one) | {"continuations": list(map(_shown, one.continuations))} for one in report.examples]
-    shown = {name: getattr(report, name) for name in ("title", "verdict", "lead", "statements")}
-    return shown | {
+    names = ("title", "verdict", "lead", "statements", "footnotes", "provenance")
+    return {name: getattr(report, name) for name in names} | {
         "tables": tables,
         "figures": [{"name": one.name, "title": one.title, "caption": one.caption} for one in report.figures],
         "examples": examples,
         "sections": list(map(vars, report.sections)),
-        "footnotes": report.footnotes,
-        "provenance": report.provenance,
         "files": files,
     }
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tfidf_tune.report._document import joined, percent_text, span
 
-_FEW = 2  # up to so many comparisons, the verdict has a sentence for each
+FEW_OUTCOMES = 2  # up to so many comparisons, the verdict has a sentence for each
 _FEW_NAMES = 6  # more are counted
 # By what is recited, and what is recited at equal perplexity, which has no interval of its own.
 _AT_EQUAL: Mapping[tuple[int | None, str | None], str] = {
@@ -106,11 +106,6 @@ def floor_text(low: float, high: float) -> str:
     return f"cannot be told from the floor (at most {high:.2f} tokens above it, 95 %)"
 
 
-def is_summed_up(outcomes: Sequence[Outcome]) -> bool:
-    """Return whether there are so many comparisons that the verdict has no sentence for each."""
-    return len(outcomes) > _FEW
-
-
 def verdict(outcomes: Sequence[Outcome], objectives: Mapping[str, Sequence[str]], baseline: str) -> str:
     """Sum up comparisons, and name the settings (with the objectives of their runs) where nothing is compared."""
     alone = {name: joined(own) for name, own in objectives.items() if baseline not in own or {*own} == {baseline}}
@@ -120,7 +115,7 @@ def verdict(outcomes: Sequence[Outcome], objectives: Mapping[str, Sequence[str]]
             f"Nothing is compared: no model has runs of {baseline} and of another objective ({have}). To name the "
             "objective of a model trained elsewhere, give OBJECTIVE=FOLDER."
         )
-    if is_summed_up(outcomes):
+    if len(outcomes) > FEW_OUTCOMES:
         numbers = sorted({int(number) for one in outcomes for number in re.findall(r"\d+", one.marks)})
         marks = "".join(f"[{number}]" for number in numbers)
         told = [f"Of {len(outcomes)} comparisons with {baseline}: {summary(outcomes)}.{marks}"]

@@ -300,9 +300,7 @@ def _checked_run(run: dict[str, Any], source: Path) -> dict[str, Any]:
         known = _CHECKPOINT.validate_python({name: run[name] for name in _KNOWN_BY})
         return {name: getattr(known, name) for name in _KNOWN_BY} | provenance
     except UNREADABLE as error:
-        raise ValueError(
-            f"{source}: the run is not described as it has to be ({cause_of(error)}): correct it"
-        ) from error
+        raise ValueError(f"{source}: the run is not described correctly ({cause_of(error)}): correct it") from error
 
 
 def _read(file: Path) -> dict[str, Any]:

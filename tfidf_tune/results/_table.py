@@ -199,8 +199,6 @@ def join_results(parts: Sequence[Results]) -> Results:
     """Put results together in the given order."""
     import pandas as pd
 
-    if len(parts) == 1:
-        return parts[0]
     tables: list[pd.DataFrame] = []
     checkpoints: tuple[Checkpoint, ...] = ()
     for part in parts:
