@@ -21,7 +21,7 @@ from tfidf_tune import training
 from tfidf_tune._files import locked_folder
 from tfidf_tune._signals import Interrupted
 from tfidf_tune.loss import TFIDFCrossEntropyLoss
-from tfidf_tune.training import SetupError, TrainingError, _snapshot, _train
+from tfidf_tune.training import SetupError, TrainingError, _resume, _train
 from tfidf_tune.training._run import hold_folder
 
 # 24 sequences in batches of 4, two epochs: 12 steps, or 6 with two mini-batches each. 30% is step 4.
@@ -523,7 +523,7 @@ def test_a_checkpoint_before_there_is_optimizer_state_changes_nothing(small_conf
 
 
 def test_a_checkpoint_of_several_files_is_resumed(small_config, monkeypatch, finished_run, tmp_path):
-    monkeypatch.setattr(_snapshot, "_FILE_BYTES", 5_000)
+    monkeypatch.setattr(_resume, "_FILE_BYTES", 5_000)
     end_after(5, small_config())
     checkpoint = tmp_path / "run" / "resume" / "step_5"
     sizes = [[value.nbytes for value in load_file(file).values()] for file in checkpoint.glob("*.safetensors")]

@@ -61,6 +61,7 @@ _STATE = "state."  # prefix of an optimizer's tensors
 _FILE_BYTES = 2**28
 _FORMAT_VERSION = 2
 _MANIFEST = "manifest.json"
+_PROCESS_FILE = "process_{:05d}.pt"
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,12 @@ def write_snapshot(
         "tokens_seen": tokens_seen,
         "random_states": _random_states(),
     }
-    torch.save(content, folder / _process_file(rank))
+    torch.save(content, folder / _PROCESS_FILE.format(rank))
     if is_main_process():
         OmegaConf.save(OmegaConf.create(dict(settings)), folder / _SETTINGS)
 
 
-def describe_own_files(folder: Path) -> dict[str, Any]:
+def _describe_own_files(folder: Path) -> dict[str, Any]:
     """Flush this process's share of the files to disk and describe them for the manifest."""
     # Some file systems add hidden files of their own, ._* on macOS for example.
     paths = [folder / name for name in _own_share([p.name for p in folder.iterdir() if not p.name.startswith(".")])]
@@ -122,14 +123,6 @@ def describe_own_files(folder: Path) -> dict[str, Any]:
 
 def _described(path: Path) -> dict[str, Any]:
     return {"size": path.stat().st_size, "sha256": file_sha256(path)}
-
-
-def write_manifest(folder: Path, step: int, files: Mapping[str, Any]) -> None:
-    """Write the manifest, which makes a checkpoint complete."""
-    manifest = {"format_version": _FORMAT_VERSION, "step": step, "files": files}
-    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    sync_to_disk(folder / _MANIFEST)
-    sync_to_disk(folder)
 
 
 def check_files(checkpoint: Path) -> None:
@@ -167,14 +160,9 @@ def _own_share(names: Iterable[str]) -> list[str]:
     return sorted(names)[rank::world_size]
 
 
-def read_settings(folder: Path) -> Any:
-    """Read the settings of the run that wrote a checkpoint."""
-    return OmegaConf.to_container(OmegaConf.load(folder / _SETTINGS))
-
-
 def read_process_file(folder: Path, rank: int = 0) -> dict[str, Any]:
     """Read the state of a process that is not in shards; a ValueError names a file that is not what a run writes."""
-    file = folder / _process_file(rank)
+    file = folder / _PROCESS_FILE.format(rank)
     try:
         content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has no errors of its own
@@ -186,7 +174,7 @@ def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any]:
     """Restore a freshly built state in place; every process has to call.
 
     Returns:
-        dict[str, Any]: random states for :func:`set_random_states`, empty if the number of processes has changed, which
+        dict[str, Any]: random states of this process, empty if the number of processes has changed, which
         is reported on stderr.
 
     Raises:
@@ -243,16 +231,6 @@ def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any]:
     return {}
 
 
-def set_random_states(states: Mapping[str, Any]) -> None:
-    """Restore the states of all random number generators."""
-    random.setstate(states["python"])
-    name, keys, *rest = states["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(states["torch"])
-    if states["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
-
-
 def _random_states() -> dict[str, Any]:
     """Return the states of all generators that training may use, as tensors and plain values."""
     numpy_state: Any = np.random.get_state(legacy=True)
@@ -263,10 +241,6 @@ def _random_states() -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }
-
-
-def _process_file(rank: int) -> str:
-    return f"process_{rank:05d}.pt"
 
 
 def _tensors(model: nn.Module, optimizer_state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -380,7 +354,7 @@ class ResumeFolder:
             if not all(_on_each_process(temporary.is_dir)):
                 raise OSError(f"{self.folder} is not the same folder for all processes: use a shared file system")
             _on_each_process(lambda: write_files(temporary))
-            parts = _on_each_process(lambda: describe_own_files(temporary))
+            parts = _on_each_process(lambda: _describe_own_files(temporary))
             files = {name: entry for part in parts for name, entry in part.items()}
             _on_each_process(lambda: self._finish(temporary, final, step, files) if is_main_process() else None)
         except OSError as error:
@@ -396,7 +370,10 @@ class ResumeFolder:
         return sorted(found, key=step_of, reverse=True)
 
     def _finish(self, temporary: Path, final: Path, step: int, files: dict[str, Any]) -> None:
-        write_manifest(temporary, step, files)
+        manifest = {"format_version": _FORMAT_VERSION, "step": step, "files": files}
+        (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        sync_to_disk(temporary / _MANIFEST)
+        sync_to_disk(temporary)
         remove_folder(final)  # of an earlier attempt that was damaged since
         temporary.replace(final)
         sync_to_disk(self.folder)
@@ -488,8 +465,14 @@ class ResumePoint:
 
     def restore_random_states(self) -> None:
         """Restore the random states, as the last thing before training."""
-        if self._random_states:
-            set_random_states(self._random_states)
+        if not (states := self._random_states):
+            return
+        random.setstate(states["python"])
+        name, keys, *rest = states["numpy"]
+        np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+        torch.set_rng_state(states["torch"])
+        if states["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(states["cuda"])
 
     def save(self, step: int, state: TrainState, progress: ProgressLog) -> None:
         """Write a checkpoint after ``step`` optimizer steps; every process of the run has to call.
@@ -515,7 +498,8 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
     if not cfg.resume_from_checkpoint:
         return ResumePoint(folder, None, settings)
     checkpoint, damages = folder.newest_intact()
-    if checkpoint is not None and (changed := differences(read_settings(checkpoint), settings)):
+    before: Any = settings if checkpoint is None else OmegaConf.to_container(OmegaConf.load(checkpoint / _SETTINGS))
+    if changed := differences(before, settings):
         raise SetupError(
             f"{checkpoint} is of a run with other settings: {'; '.join(changed)}. Change them back, or choose another "
             "output_dir for a new run"
