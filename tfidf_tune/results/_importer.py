@@ -12,35 +12,19 @@ from typing import Any, NamedTuple, TypeAlias
 import yaml
 from pydantic import TypeAdapter
 
-from tfidf_tune.results._documents import (
-    MEMBERSHIP,
-    MEMORIZATION,
-    OTHER_PERPLEXITY,
-    PERPLEXITY,
-    QA,
-    SUMMARIZATION,
-    UNREADABLE,
-    AnswerDocument,
-    BlockDocument,
-    PassageDocument,
-    ProbeSample,
-    PromptDocument,
-    SummaryDocument,
-    Text,
-    cause_of,
-)
+from tfidf_tune.results import _documents as logged
 from tfidf_tune.results._table import UNKNOWN_OBJECTIVE, Checkpoint, Results, merge_provenance, scores_table
 
 Row: TypeAlias = tuple[str, str, str, float, float, float]
 """metric, kind, unit, prefix, value, count."""
 
 _SCHEMAS: dict[str, TypeAdapter[Any]] = {
-    MEMORIZATION: TypeAdapter(PromptDocument),
-    PERPLEXITY: TypeAdapter(BlockDocument),
-    OTHER_PERPLEXITY: TypeAdapter(BlockDocument),
-    MEMBERSHIP: TypeAdapter(PassageDocument),
-    SUMMARIZATION: TypeAdapter(SummaryDocument),
-    QA: TypeAdapter(AnswerDocument),
+    logged.MEMORIZATION: TypeAdapter(logged.PromptDocument),
+    logged.PERPLEXITY: TypeAdapter(logged.BlockDocument),
+    logged.OTHER_PERPLEXITY: TypeAdapter(logged.BlockDocument),
+    logged.MEMBERSHIP: TypeAdapter(logged.PassageDocument),
+    logged.SUMMARIZATION: TypeAdapter(logged.SummaryDocument),
+    logged.QA: TypeAdapter(logged.AnswerDocument),
 }
 _MATCHES = ("lms", "prefix_match", "rouge_l", "verbatim", "edit_distance", "common_subsequence")
 _BY_PREFIX = ("", "greedy")  # attacks whose scores are averaged by the length of the prompt
@@ -55,7 +39,7 @@ class Scored(NamedTuple):
     rows: tuple[Row, ...]
     round_trip: bool = True  # whether token ids survived as text
     bertscore_missing: str | None = None
-    sample: ProbeSample | None = None
+    sample: logged.ProbeSample | None = None
     prompt: str = ""
     num_injections: int = 0
     as_text: bool = False  # whether the prompt was text
@@ -63,30 +47,31 @@ class Scored(NamedTuple):
 
 def is_ours(task: str) -> bool:
     """Return whether a task is one of ours."""
-    return task.startswith(MEMORIZATION) or task in _SCHEMAS
+    return task.startswith(logged.MEMORIZATION) or task in _SCHEMAS
 
 
 def parse_document(task: str, doc: Mapping[str, Any]) -> Scored:
     """Check a document and return what the table of results has of it; a wrong one raises one of ``UNREADABLE``."""
-    fields = _SCHEMAS[MEMORIZATION if task.startswith(MEMORIZATION) else task].validate_python(doc)
-    if task in (PERPLEXITY, OTHER_PERPLEXITY):
+    fields = _SCHEMAS[logged.MEMORIZATION if task.startswith(logged.MEMORIZATION) else task].validate_python(doc)
+    if task in (logged.PERPLEXITY, logged.OTHER_PERPLEXITY):
         block, count = str(fields["block"]), fields["num_predictions"]
         nll = -fields["log_likelihood"] / count
-        metric, what = ("nll", "perplexity blocks") if task == PERPLEXITY else ("other_nll", "blocks of other text")
+        is_other = task == logged.OTHER_PERPLEXITY
+        metric, what = ("other_nll", "blocks of other text") if is_other else ("nll", "perplexity blocks")
         row = (metric, "block", block, math.nan, math.inf if math.isnan(nll) else nll, count)
         return Scored(what, block, count, (row,), fields["round_trip"])
-    if task == SUMMARIZATION:
+    if task == logged.SUMMARIZATION:
         unit, reason = fields.pop("id"), fields.pop("bertscore_missing") or "no reason given"
         if fields["bertscore_f1"] is not None:
             return Scored("articles", unit, None, _rows("article", unit, fields))
         rows = _rows("article", unit, fields | {"bertscore_f1": math.nan})
         return Scored("articles", unit, None, rows, bertscore_missing=reason)
-    if task == QA:
+    if task == logged.QA:
         unit = fields.pop("id")
         return Scored("questions", unit, None, _rows("question", unit, fields))
-    if task == MEMBERSHIP:
+    if task == logged.MEMBERSHIP:
         return _scored_passage(fields)
-    sample: ProbeSample = fields["sample"]
+    sample: logged.ProbeSample = fields["sample"]
     # No match can be longer than the shorter of the two.
     longest = min(len(sample.generated_ids), len(sample.reference_ids))
     for name in ("prefix_match", "lms", "common_subsequence"):
@@ -169,7 +154,7 @@ _NAMES = ("model", "objective", "seed", "learning_rate")
 
 # What a run is known by, besides its provenance: fields of a checkpoint.
 _KNOWN_BY = (*_NAMES, "progress", "folder", "recipe", "loss", "training_seconds")
-_CHECKPOINT, _PROVENANCE = TypeAdapter(Checkpoint), TypeAdapter(dict[str, dict[str, Text] | None])
+_CHECKPOINT, _PROVENANCE = TypeAdapter(Checkpoint), TypeAdapter(dict[str, dict[str, logged.Text] | None])
 
 
 class _ResultsFile(NamedTuple):
@@ -299,8 +284,8 @@ def _checked_run(run: dict[str, Any], source: Path) -> dict[str, Any]:
         provenance = _PROVENANCE.validate_python({"provenance": run["provenance"]})
         known = _CHECKPOINT.validate_python({name: run[name] for name in _KNOWN_BY})
         return {name: getattr(known, name) for name in _KNOWN_BY} | provenance
-    except UNREADABLE as error:
-        raise ValueError(f"{source}: the run is not described correctly ({cause_of(error)}): correct it") from error
+    except logged.UNREADABLE as error:
+        raise ValueError(f"{source}: the run is not described correctly: {logged.cause_of(error)}") from error
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -393,8 +378,8 @@ def _evaluated(file: Path) -> tuple[dict[str, str], dict[str, Any]]:
             arguments = dict(part.split("=", maxsplit=1) for part in arguments.split(",") if part)
         runs = [(task.get("metadata") or {}).get("run") for task in content.get("configs", {}).values()]
         return {key: str(value) for key, value in (arguments or {}).items()}, next(filter(None, runs), {})
-    except UNREADABLE as error:
-        raise ValueError(f"{file}: not a results file of lm_eval ({cause_of(error)})") from error
+    except logged.UNREADABLE as error:
+        raise ValueError(f"{file}: not a results file of lm_eval ({logged.cause_of(error)})") from error
 
 
 def _documents(task: str, file: Path) -> Iterator[Scored]:
@@ -403,8 +388,8 @@ def _documents(task: str, file: Path) -> Iterator[Scored]:
         with file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):  # noqa: B007 (for the message)
                 yield parse_document(task, json.loads(line)["doc"])
-    except UNREADABLE as error:
+    except logged.UNREADABLE as error:
         raise ValueError(
-            f"{file}, line {number}: not a document of our tasks ({cause_of(error)}): evaluate again, or "
+            f"{file}, line {number}: not a document of our tasks ({logged.cause_of(error)}): evaluate again, or "
             "remove the file"
         ) from error
