@@ -518,10 +518,6 @@ class _Search:
         _, places = find_windows(self.index, keys[0], _COPIES)
         return len(np.unique(document_numbers(np.concatenate(places)))) == 1
 
-    def tokens_of(self, places: Records) -> TokenArray:
-        """Return the tokens of the documents of places, see :func:`join_documents`."""
-        return _Corpus.read(self.tokenizer, self._read(places, "shared")).token_ids
-
 
 def _find(content: bytes, part: bytes, size: int) -> Positions:
     """Return where a part occurs, in items of ``size`` bytes, int64 ``[num_occurrences]``."""
@@ -606,7 +602,8 @@ class _Controls(NamedTuple):
                     and all(len(shared[key]) <= MOST_SHARED for key in own)]  # fmt: skip
         if len(accepted) < self.spec.num_controls and possible:
             places = np.array([place for number in possible for key in hits[number] for place in shared[key]], PLACE)
-            tokens = search.tokens_of(places)
+            pieces = read_pieces(search.index, places, "shared", search.runner)
+            tokens = _Corpus.read(search.tokenizer, pieces).token_ids
             unseen = join_documents(self.windows[number] for number in possible)
             is_shared = windows_with_shared_stretch(unseen, tokens, self.spec.block_size, num_shared)
             accepted |= {

@@ -91,13 +91,6 @@ def best_samples(samples: "pd.DataFrame", kind: str) -> "pd.DataFrame":
     return order.drop_duplicates("passage_id")
 
 
-def repeat_groups(targets: "pd.DataFrame") -> list[tuple[str, "pd.DataFrame"]]:
-    """Group the targets by how often they occurred in the training text: 1, 2, 3 to 4, 5 to 8, 9 to 16, ..."""
-    known = targets[targets["repeats"].notna()]
-    groups = known.groupby([(int(repeats) - 1).bit_length() for repeats in known["repeats"]])
-    return [(span(own["repeats"].min(), own["repeats"].max(), decimals=0), own) for _, own in groups]
-
-
 def _compared(groups: "Iterable[tuple[Any, pd.DataFrame]]") -> "pd.DataFrame":
     """Return a row for each group of samples with a target: targets, against controls where there are any."""
     import pandas as pd
@@ -158,7 +151,10 @@ def by_repeats(targets: "pd.DataFrame") -> Table:
         (_VERBATIM, "verbatim", ".1f"),
     )
     notes = ["Verbatim: recited completely from at least one of the prompts."]
-    return tabulate("by_repeats", "By repeats in the training text", _compared(repeat_groups(targets)), columns, notes)
+    known = targets[targets["repeats"].notna()]
+    groups = known.groupby([(int(repeats) - 1).bit_length() for repeats in known["repeats"]])  # 1, 2, 3 to 4, ...
+    frame = _compared((span(own["repeats"].min(), own["repeats"].max(), decimals=0), own) for _, own in groups)
+    return tabulate("by_repeats", "By repeats in the training text", frame, columns, notes)
 
 
 def most_recited(samples: "pd.DataFrame") -> Table:

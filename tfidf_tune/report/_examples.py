@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import SequenceMatcher
-from itertools import takewhile
+from os.path import commonprefix
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,7 +28,8 @@ def recited_pieces(sample: ProbeSample, decode: Decode | None) -> Pieces:
     if decode is not None and decode(sample.generated_ids) == text:
         start, size = _longest_common(sample.generated_ids, sample.reference_ids)
         # A cut inside a character or before a joining space decodes differently: compare with the whole text.
-        first, last = (_shared_length(text, decode(sample.generated_ids[:end])) for end in (start, start + size))
+        beginnings = (decode(sample.generated_ids[:end]) for end in (start, start + size))
+        first, last = (len(commonprefix((text, each))) for each in beginnings)  # noqa: RUF071 (characters are meant)
     else:
         words = re.findall(r"\s*\S+", text)
         start, size = _longest_common([word.strip() for word in words], sample.reference_text.split())
@@ -138,7 +139,3 @@ def _longest_common(generated: Sequence[object], reference: Sequence[object]) ->
     """Return where the longest run that both share starts in ``generated``, and its length."""
     match = SequenceMatcher(None, generated, reference, autojunk=False).find_longest_match()
     return match.a, match.size
-
-
-def _shared_length(text: str, other: str) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))

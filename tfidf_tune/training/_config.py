@@ -164,7 +164,8 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     """
     content = _load_with_base(name, ())
     changes = [_with_component(override, content) for override in overrides]
-    for change in sorted(changes, key=_names_component, reverse=True):
+    # A stable order: first those that name a component, "key._component_=name" or "key={...}".
+    for change in sorted(changes, key=lambda one: "._component_=" not in one and "={" not in one):
         content = _apply(change, content)
     return OmegaConf.create(content)
 
@@ -214,11 +215,6 @@ def _with_component(override: str, content: dict[str, Any]) -> str:
     section = _look_up(content, key)
     is_component = (isinstance(section, dict) and "_component_" in section) or key == "loss.weighting"
     return f"{key}._component_={value}" if is_component and not value.startswith(("{", "[")) else override
-
-
-def _names_component(override: str) -> bool:
-    key, _, value = override.partition("=")
-    return key.endswith("._component_") or value.startswith("{")
 
 
 def _apply(override: str, content: dict[str, Any]) -> dict[str, Any]:
