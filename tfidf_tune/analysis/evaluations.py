@@ -218,11 +218,10 @@ def compare_objectives(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFr
     names = ["setting", "objective", "measure", "baseline", "other", "reduction", *Interval._fields, "progress"]
     table = pd.DataFrame(rows, columns=names)
     table["p_value"] = table.groupby("setting")["p_value"].transform(holm)
-    found = [Interval(one.low, one.high, one.num_units).significant for one in table.itertuples()]
-    table["significant"] = [
-        "no" if said == "yes" and p >= ALPHA else said for said, p in zip(found, table["p_value"], strict=True)
-    ]
-    return table
+    said = pd.Series(
+        [Interval(one.low, one.high, one.num_units).significant for one in table.itertuples()], dtype=object
+    )
+    return table.assign(significant=said.mask((said == "yes") & (table["p_value"] >= ALPHA), "no"))
 
 
 def compare_seeds(evaluations: "pd.DataFrame", baseline: str) -> dict[tuple[str, str], list[float]]:

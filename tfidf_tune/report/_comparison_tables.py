@@ -189,8 +189,9 @@ def comparison_tables(
     if (rows.groupby(_KEYS)["prefix"].nunique() > 1).any():
         frame = _recited(rows[rows["prefix"].notna()], "prefix")
         frame["prefix"] = frame["prefix"].map(prompt_length)
-        columns = (*_WHO, ("Prefix length", "prefix", ""), *RECITED, CONTROLS, *_near_verbatim(frame))
-        tables.append(tabulate("by_prefix_length", "Memorization by prefix length", frame, columns))
+        columns = (*_WHO, ("Prefix length", "prefix", ""), *RECITED, CONTROLS, *NEAR_VERBATIM)
+        by_length = tabulate("by_prefix_length", "Memorization by prefix length", frame, columns)
+        tables.append(by_length.without_empty_columns())
     if (evaluations.groupby(_KEYS)["progress"].nunique() > 1).any():
         tables.append(_progress(results, evaluations))
     return [table for table in tables if len(table.frame)], detectable
@@ -231,29 +232,23 @@ def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footn
     if lengths:  # condensed records have averages over them
         asked_by = f" (prompts of {'their own lengths' if lengths == ['own'] else f'{joined(lengths)} tokens'})"
     frame = _recited(rows)
-    near = _near_verbatim(frame)
     notes = [
         f"Means and maxima over passages, prefix lengths and seeds{asked_by}. Prefix match and LMS are in tokens; "
         "Verbatim is the share of continuations that reproduce the rest of the passage; Control LMS is the average LMS "
         f"of passages that were never injected: the floor.{footnotes.mark(*caveats)}"
     ]
-    notes += [NEAR_EXPLAINED] if near else []
+    notes += [NEAR_EXPLAINED] if frame["edit_distance"].notna().any() else []
     targets = single[single["kind"] == "target"]
     times = sorted(set(targets.loc[targets["metric"] == "num_injections", "value"].astype(int)) - {0})
     notes += [f"Each target occurs {' or '.join(map(str, times))} times in the training text."] if times else []
     passages = targets.groupby("order")["unit"].nunique()
     frame["Passages"] = passages.reindex(range(len(frame)), fill_value=0).tolist()
     frame["Seeds"] = [len(own) for *_, own in probed]
-    columns = (*_WHO, *RECITED, CONTROLS, *near, ("Passages", "Passages", ""), _SEEDS)
+    columns = (*_WHO, *RECITED, CONTROLS, *NEAR_VERBATIM, ("Passages", "Passages", ""), _SEEDS)
     # Among rows of several checkpoints or prefix lengths, the best would always be the first checkpoint.
     better: dict[str, Any] = {header: "lower" for header, *_ in (*RECITED, NEAR_VERBATIM[1])}
     better[NEAR_VERBATIM[0][0]] = "higher"  # the distance
-    return tabulate("memorization", "Memorization", frame, columns, notes, better)
-
-
-def _near_verbatim(frame: "pd.DataFrame") -> list[tuple[str, str, str]]:
-    """Return those of the columns that have a value."""
-    return [column for column in NEAR_VERBATIM if frame[column[1]].notna().any()]
+    return tabulate("memorization", "Memorization", frame, columns, notes, better).without_empty_columns()
 
 
 def _progress(results: Results, evaluations: "pd.DataFrame") -> Table:
