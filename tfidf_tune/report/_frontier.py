@@ -106,10 +106,11 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
     likelihoods, detectable = _likelihoods(results, found, notes)
     with_baseline = [replace(one, detectable=detectable) for one in with_baseline]
     tables = (operating, likelihoods, *_differences(found, notes), _points(found, notes))
-    first_line = verdict(with_baseline, have, found.references[0])
+    seeds = len({one.seed for one in results.checkpoints} - {None})
+    counted = f"{seeds} seeds" if seeds > 1 else "one seed, no interval over seeds"
     return Report(
         title="Recitation against perplexity",
-        verdict=first_line,
+        verdict=verdict(with_baseline, have, found.references[0]),
         statements=statements,
         tables=[table.without_empty_columns() for table in tables if len(table.frame)],
         figures=figures,
@@ -119,7 +120,7 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
             "Intervals": "95 %, over seeds, differences paired by seed, those of the LMS over passages too",
             **results.provenance,
         },
-        lead=_lead(results),
+        lead=f"Runs of {joined(models)} at their last checkpoint; {counted}. {LMS_EXPLAINED}.",
         footnotes=notes.texts,
     )
 
@@ -160,13 +161,6 @@ def _change(percent: float, low: float, high: float, p_value: float, suffix: str
     if shown != direction(low, high, 0):
         evidence += f"; {NOT_CORRECTED}"
     return Change(percent, shown, evidence)
-
-
-def _lead(results: Results) -> str:
-    seeds = len({one.seed for one in results.checkpoints} - {None})
-    counted = f"{seeds} seeds" if seeds > 1 else "one seed, no interval over seeds"
-    models = joined(one.model for one in results.checkpoints)
-    return f"Runs of {models} at their last checkpoint; {counted}. {LMS_EXPLAINED}."
 
 
 def _operating_points(found: Frontiers, footnotes: Footnotes) -> Table:
