@@ -19,7 +19,6 @@ _MEANS = [
     *("rouge_l", "verbatim", "control_lms"),
     *("edit_distance", "common_subsequence", "control_edit_distance", "control_common_subsequence"),
 ]
-_EXCESS = ["excess", "excess_low", "excess_high"]
 
 
 class Frontiers(NamedTuple):
@@ -131,7 +130,7 @@ def _point(runs: "pd.DataFrame") -> dict[str, Any]:
         **_estimates(lms, log_perplexity, _perplexity),
         "max_lms": runs["max_lms"].max(),
         **runs[_MEANS].mean(),
-        **dict(zip(_EXCESS, excess[:3], strict=True)),
+        **dict(zip(("excess", "excess_low", "excess_high"), excess[:3], strict=True)),
         "finite": math.isfinite(_perplexity(log_perplexity.mean)),
         "operating": False,
         "common": (),

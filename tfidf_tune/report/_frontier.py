@@ -180,9 +180,6 @@ def _operating_points(found: Frontiers, footnotes: Footnotes) -> Table:
     )
     finite = found.points[found.points["finite"].astype(bool)]
     seeds = finite["seeds"].map(frozenset).groupby(finite["objective"], sort=False).nunique()
-    unequal = (
-        [f"Not every learning rate of {joined(seeds.index[seeds > 1])} has the same seeds."] if any(seeds > 1) else []
-    )
     notes = [
         "Operating point: the learning rate with the lowest mean held-out perplexity, over the seeds that all learning "
         "rates of the objective have, or by the seeds of each if none is common; it does not depend on the passages. "
@@ -192,8 +189,9 @@ def _operating_points(found: Frontiers, footnotes: Footnotes) -> Table:
         f"perplexity of {baseline}'s operating point (linear in log perplexity; where it has it twice, at the lower "
         "learning rate); empty where it never has it. On the front: no objective has at any learning rate as low an "
         "LMS and as low a perplexity, one of them lower, by the means.",
-        *unequal,
     ]
+    if any(seeds > 1):
+        notes.append(f"Not every learning rate of {joined(seeds.index[seeds > 1])} has the same seeds.")
     better: dict[str, Any] = {LMS.label: "lower", PERPLEXITY.label: "lower"}
     return tabulate("operating_points", "Operating points", frame, columns, notes, better)
 

@@ -150,8 +150,6 @@ _OBJECTIVES = {"": "CE", "Uniform": "CE", "TFIDF": "TF-IDF"}
 # Arguments that change how the loss is computed, not what is optimized.
 _TECHNICAL_ARGUMENTS = ("_component_", "ignore_index", "num_output_chunks", "head", "accumulate_in_fp32")
 _NAMES = ("model", "objective", "seed", "learning_rate")
-
-
 # What a run is known by, besides its provenance: fields of a checkpoint.
 _KNOWN_BY = (*_NAMES, "progress", "folder", "recipe", "loss", "training_seconds")
 _CHECKPOINT, _PROVENANCE = TypeAdapter(Checkpoint), TypeAdapter(dict[str, dict[str, logged.Text] | None])

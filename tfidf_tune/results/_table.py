@@ -78,7 +78,6 @@ NEAR_VERBATIM = (
     ("Control subsequence", "control_common_subsequence", ".2f"),
 )
 
-
 _SCORE_COLUMNS = {
     "checkpoint": "int64",
     **dict.fromkeys(("metric", "kind", "unit"), "category"),
@@ -87,7 +86,6 @@ _SCORE_COLUMNS = {
 UNKNOWN_OBJECTIVE = "unknown"
 _PACKAGES = ("torch", "torchtune", "transformers", "lm_eval", "tfidf-tune")
 _PROVENANCE = ("date", "cpu", "cores", "platform", "python", *_PACKAGES)
-
 
 Rate = Annotated[Finite, Field(ge=0)]
 Seed = Annotated[int, Field(strict=True, ge=-(2**63), le=2**64 - 1)]  # any seed that torch takes
