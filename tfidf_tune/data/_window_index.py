@@ -35,14 +35,12 @@ class TextBatch(NamedTuple):
     """Texts, joined to bytes of UTF-8 with a line end after each, and prefix sums of their hashes."""
 
     data: npt.NDArray[np.uint8]
-    ends: Places
-    """Of each text, int64 ``[num_texts]``."""
+    ends: Places  # of each text, int64 [num_texts]
     sums: Hashes
+    # First byte of each word, or of each character of three bytes or more, int64 [num_words]; from 64 bytes after the
+    # last of these on, each byte that differs from the byte before it.
     words: Places
-    """First byte of each word, or of each character of three bytes or more, int64 ``[num_words]``; 64 bytes after the
-    last of these, each byte that differs from the one before it."""
-    of_text: Places
-    """The text of each word, int64 ``[num_words]``."""
+    of_text: Places  # the text of each word, int64 [num_words]
 
     @property
     def starts(self) -> Places:
@@ -225,14 +223,10 @@ class WindowIndex:
 class Found(NamedTuple):
     """What is in an index."""
 
-    counts: Counter[str]
-    """``documents``, ``bytes``, ``windows`` and ``records``."""
-    first_documents: list[int]
-    """Documents before each file."""
-    groups: Records
-    """:data:`GROUP` of each group of copies, the largest first; at most some millions."""
-    shared: dict[int, list[tuple[int, int, int]]]
-    """Places of each known stretch that occurs; more than :data:`MOST_SHARED` if it occurs often."""
+    counts: Counter[str]  # documents, bytes, windows and records
+    first_documents: list[int]  # documents before each file
+    groups: Records  # GROUP of each group of copies, the largest first; at most some millions
+    shared: dict[int, list[tuple[int, int, int]]]  # places of each known stretch that occurs, see MOST_SHARED
 
 
 def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Found:
@@ -308,10 +302,8 @@ class Piece(NamedTuple):
 
     file: int
     document: int
-    start: int
-    """Byte of the document where it starts."""
-    is_end: bool
-    """Whether it ends where the document ends."""
+    start: int  # byte of the document where it starts
+    is_end: bool  # whether it ends where the document ends
     text: str
 
     @property

@@ -71,9 +71,6 @@ class Run:
     def log(self, cell: int) -> Path:
         return self.folder / ("train.log" if cell == TRAINING else "eval.log")
 
-    def checkpoint(self, percent: int) -> Path:
-        return self.folder / milestone_name(percent)
-
     def results(self, percent: int) -> Path:
         """Return the folder of an evaluation, which has a folder ``part1``, ... for each time that tasks were run."""
         return self.folder / "evaluation" / milestone_name(percent)
@@ -120,8 +117,8 @@ class Run:
             if changed := differences(before, now):
                 changes[folder] = "; ".join(changed)
         if cell == TRAINING and manifests and not changes:
-            needed = [percent for percent in self.evaluations if not self.is_done(percent)]
-            if gone := [milestone_name(percent) for percent in needed if not self.checkpoint(percent).is_dir()]:
+            needed = [milestone_name(percent) for percent in self.evaluations if not self.is_done(percent)]
+            if gone := [name for name in needed if not (self.folder / name).is_dir()]:
                 changes[self.folder] = f"has no {', '.join(gone)}; checkpoints are only written during training"
         return changes
 
@@ -136,9 +133,8 @@ class Run:
         """Empty the folder and write which run it is."""
         # In this order it is an unfinished run of an experiment at every point of an interruption.
         (self.folder / _TRAINED).unlink(missing_ok=True)
-        learning_rate = {} if self.learning_rate is None else {"learning_rate": self.learning_rate}
-        names = {"model": self.model, "objective": self.objective, **learning_rate, "seed": self.seed}
-        _write(self.folder / _CELL, names)
+        names = {name: getattr(self, name) for name in ("model", "objective", "learning_rate", "seed")}
+        _write(self.folder / _CELL, {name: value for name, value in names.items() if value is not None})
         for path in self.folder.iterdir():
             if path.name != _CELL:
                 remove_path(path)
