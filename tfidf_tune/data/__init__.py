@@ -29,13 +29,7 @@ from tfidf_tune.data._sources import (
     train_embedded_tokenizer,
 )
 from tfidf_tune.data._text import text_blocks, text_blocks_dataset, text_dataset, without_shared_text
-from tfidf_tune.data._tokenizer import (
-    HFTokenizer,
-    TextTokenizer,
-    hf_tokenizer,
-    tokenizer_fingerprint,
-    tokenizer_name,
-)
+from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, hf_tokenizer, tokenizer_fingerprint, tokenizer_name
 
 __all__ = [
     "CompletionsDataset",

@@ -72,7 +72,6 @@ if TYPE_CHECKING:
 
 Layout = Literal["aligned", "concatenated"]
 _ALL = -1
-_NO_LIMIT = 2**62  # tokens
 _BLOCK_SIZE = 256
 _MOST_TARGETS, _LEAST_TARGETS = 100, 10  # the paper's number; a report judges nothing from fewer than 10
 _ENOUGH_WINDOWS, _LEAST_LENGTH = 16, 16
@@ -112,22 +111,15 @@ class _CorpusSpec:
         require_choice("layout", self.layout, ("aligned", "concatenated"))
         require_choice("noise_kind", self.noise_kind, (*NOISE_KINDS, "mixed"))
         require_number("noise", self.noise, 0, 0.99, "the share of a copy's tokens that is changed", reason="not all")
-        lowest = {"num_targets": 1, "num_controls": 0, "min_target_tokens": 1, "num_repeats": 1, "block_size": 1}
-        for name, least in lowest.items():
+        lowest = dict.fromkeys(("num_targets", "min_target_tokens", "num_repeats", "block_size"), 1)
+        for name, least in (lowest | {"num_controls": 0, "seed": 0}).items():
             if (value := getattr(self, name)) is not None:
                 check_at_least(least, **{name: value})
-        check_at_least(0, seed=self.seed)
         if self.num_base != _ALL:
             check_at_least(1, **{f"num_base (or {_ALL} for all)": self.num_base})
-        if not self.is_concatenated and self.least_tokens < self.block_size:
-            raise ValueError(
-                f"min_target_tokens {self.min_target_tokens} is below block_size {self.block_size}, which an aligned "
-                "target fills: raise min_target_tokens or use layout 'concatenated'"
-            )
-
-    @property
-    def is_concatenated(self) -> bool:
-        return self.layout == "concatenated"
+        if self.layout == "aligned" and self.least_tokens < self.block_size:
+            is_below = f"min_target_tokens {self.min_target_tokens} is below block_size {self.block_size}"
+            raise ValueError(f"{is_below}: raise min_target_tokens or use layout 'concatenated'")
 
     @property
     def least_tokens(self) -> int:
@@ -135,12 +127,12 @@ class _CorpusSpec:
 
     @property
     def unit(self) -> str:
-        return "documents" if self.is_concatenated else f"blocks of {self.block_size} tokens"
+        return "documents" if self.layout == "concatenated" else f"blocks of {self.block_size} tokens"
 
     @property
     def num_documents(self) -> int | None:
         """How many base documents are read; None for any number."""
-        return self.num_base if self.is_concatenated and self.num_base != _ALL else None
+        return self.num_base if self.layout == "concatenated" and self.num_base != _ALL else None
 
     def numbers(self, by_rule: int, found: int | None = None) -> tuple[int, int]:
         """Return how many targets and controls are wanted: if no number is given, no more than were found."""
@@ -342,7 +334,7 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     document becomes a document.
     """
     documents: list[TokenArray] = []
-    num_left = _NO_LIMIT if spec.is_concatenated or spec.num_base == _ALL else spec.num_base * spec.block_size
+    num_left = 2**62 if spec.layout == "concatenated" or spec.num_base == _ALL else spec.num_base * spec.block_size
     for ids in encode_texts(tokenizer, islice(load_documents(*source), spec.num_documents)):
         documents.append(ids[: num_left - 1])  # EOS follows
         num_left -= len(documents[-1]) + 1
@@ -350,7 +342,7 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
             break
     lengths = [len(ids) for ids in documents]
     least = spec.least_tokens
-    if spec.min_target_tokens is None and spec.is_concatenated:
+    if spec.min_target_tokens is None and spec.layout == "concatenated":
         while least // 2 >= _LEAST_LENGTH and sum(length // least for length in lengths) < _ENOUGH_WINDOWS:
             least //= 2
     num_windows = sum(length // least for length in lengths)
@@ -366,7 +358,7 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     for start in starts:
         is_base[start : start + least] = False
     base, _ = _cut_base((corpus[first:end] for first, end in label_runs(is_base)), tokenizer.eos_id, spec, _ALL)
-    num_read = len(documents) if spec.is_concatenated else (sum(lengths) + len(lengths)) // spec.block_size
+    num_read = len(documents) if spec.layout == "concatenated" else (sum(lengths) + len(lengths)) // spec.block_size
     num_wanted, where = num_targets + num_controls, f"in {source.source!r}"
     _require_enough(
         (len(windows), num_wanted, f"passages of {least} tokens that occur once {where} as targets and controls"),
@@ -380,7 +372,7 @@ def _cut_base(
     encoded: Iterable[TokenArray], eos_id: int, spec: _CorpusSpec, num_base: int
 ) -> tuple[TokenArray | list[TokenArray], list[int]]:
     """Return base documents or ``num_base`` blocks, and the tokens of each document that was read."""
-    if spec.is_concatenated:
+    if spec.layout == "concatenated":
         documents = list(encoded)
         return documents, [len(ids) for ids in documents]
     return blocks_and_lengths(encoded, spec.block_size, None if num_base == _ALL else num_base, eos_id)
@@ -408,7 +400,7 @@ def _copies(material: _Material, spec: _CorpusSpec, eos_id: int) -> list[list[No
         copy = NoisyCopy(ids, [0, 0, 0])
         if spec.noise:
             copy = noisy_copy(ids, spec.noise, spec.noise_kind, words, spec.block_size, noise_rng)
-        if spec.is_concatenated:
+        if spec.layout == "concatenated":
             return copy
         ids = copy.token_ids
         if len(ids) < spec.block_size:
@@ -425,9 +417,9 @@ def _inject(
 
     Returns the blocks, and where in their tokens each copy starts, ``[num_targets, num_repeats]``, in ascending order.
     """
-    end = np.array([eos_id] if spec.is_concatenated else [], dtype=np.int32)
+    end = np.array([eos_id] if spec.layout == "concatenated" else [], dtype=np.int32)
     pieces = [*base, *(copy.token_ids for row in copies for copy in row)]
-    slots = _slots(len(base), len(copies), spec.num_repeats, spec.seed, shuffle_base=spec.is_concatenated)
+    slots = _slots(len(base), len(copies), spec.num_repeats, spec.seed, shuffle_base=spec.layout == "concatenated")
     order = np.argsort(slots)
     blocks = cut_blocks([part for index in order for part in (pieces[index], end)], spec.block_size)
     lengths = np.array([len(piece) + len(end) for piece in pieces])

@@ -2,13 +2,7 @@
 
 from tfidf_tune.weighting._difficulty import FocalWeighting, MiLeWeighting
 from tfidf_tune.weighting._goldfish import GoldfishWeighting
-from tfidf_tune.weighting._labels import (
-    IGNORE_INDEX,
-    Predictions,
-    TokenBatch,
-    shift_labels,
-    shift_tokens,
-)
+from tfidf_tune.weighting._labels import IGNORE_INDEX, Predictions, TokenBatch, shift_labels, shift_tokens
 from tfidf_tune.weighting._repetition import RepetitionWeighting
 from tfidf_tune.weighting._tfidf import (
     DocumentWindow,
