@@ -62,6 +62,7 @@ from tfidf_tune.data._window_index import (
 )
 
 PASSAGES = ("duplicates", "near-duplicates", "random")
+_FORMAT = 2  # of the steps on disk; an interrupted search of another format is not continued
 
 _SAMPLE_FILES, _SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 10, 100, 10_000
 _LEAST_SAMPLE = 16  # tokens of a document whose bytes in a token count
@@ -187,7 +188,7 @@ def make_probe(
     ]
     stamps = file_stamps([source for source in spec.sources if is_local(source)])
     stamps |= {str(unit): source_fingerprint(str(unit), column=spec.column) for unit in units if unit in spec.sources}
-    arguments = {**asdict(spec), "sources": list(spec.sources), "files": stamps}
+    arguments = {**asdict(spec), "sources": list(spec.sources), "files": stamps, "format": _FORMAT}
     if spec.num_controls:
         unseen = spec.controls_source or EMBEDDED
         arguments["controls"] = source_fingerprint(unseen, column=spec.column, sample_by=spec.sample_by)
