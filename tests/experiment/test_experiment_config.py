@@ -136,7 +136,7 @@ def test_the_harness_loads_a_model_as_it_was_trained():
 def test_a_merged_adapter_is_evaluated_as_a_complete_model(experiment_file):
     run, *_ = expand(load_experiment(experiment_file(lora=True), ["overrides.merge_adapter=true"]))
 
-    assert run.evaluations[50]["model_args"] == {"pretrained": str(run.checkpoint(50)), "dtype": "float32"}
+    assert run.evaluations[50]["model_args"] == {"pretrained": str(run.folder / "checkpoint_50pct"), "dtype": "float32"}
 
 
 def test_an_objective_can_change_the_data_and_how_long_it_is_trained_on(experiment_file):

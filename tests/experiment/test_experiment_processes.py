@@ -72,7 +72,7 @@ def test_the_remaining_time_is_estimated_from_similar_cells(experiment_file, tmp
     runs.append(replace(runs[0], model="unknown"))
     runs[3].clear()
     runs[3].finish_training(100.0, {})  # of model L
-    runs[3].checkpoint(100).mkdir()
+    (runs[3].folder / "checkpoint_100pct").mkdir()
     progress = Progress(runs, tmp_path / "journals", retries=0)
     assert progress.to_do == {0: [0, 100], 1: [0, 100], 2: [0, 100], 3: [100], 4: [0, 100]}
     progress.begin(2, shows_logs=False)

@@ -176,7 +176,7 @@ def signals() -> Iterator[Break]:
         "SIGTERM while a resume checkpoint is read",
         FULL,
         r"ended by SIGTERM\n",
-        partial(at_call, "_snapshot.load", terminate),
+        partial(at_call, "_resume.load", terminate),
         143,
         prepare=lambda run: None,
         newest=4,
@@ -185,7 +185,7 @@ def signals() -> Iterator[Break]:
         "SIGHUP under nohup", FULL, "", partial(hang_up, partial(at_step, STEP, signal.SIGHUP), True), succeeds=True
     )
     for job in (FULL, LORA, TWO) if ALL else (FULL,):
-        write_resume = partial(at_call, "_snapshot.save", terminate, nth=2)
+        write_resume = partial(at_call, "_resume.save", terminate, nth=2)
         write_milestone = partial(at_call, "_checkpointer.HFCheckpointer._write", terminate)
         yield Break("SIGTERM in a resume checkpoint", job, STOPPED.format(4, 4), write_resume, 143, newest=4)
         yield Break("SIGTERM in a milestone", job, STOPPED.format(6, 6), write_milestone, 143, newest=6)
@@ -200,8 +200,8 @@ def one_of_two_processes() -> Iterator[Break]:
     for rank, name, nth, newest in (
         (0, "_train.train_step", STEP, 4),
         (1, "_train.train_step", STEP, 4),
-        (0, "_resume.describe_own_files", 2, 2),
-        (1, "_resume.describe_own_files", 2, 2),
+        (0, "_resume._describe_own_files", 2, 2),
+        (1, "_resume._describe_own_files", 2, 2),
     )[:: 1 if ALL else 3]:
         hook = partial(at_call, name, kill, nth=nth, ranks=(rank,))
         yield Break(f"process {rank} is killed in {name}", TWO, lost.format(newest), hook, newest=newest)
@@ -236,7 +236,7 @@ def one_of_two_processes() -> Iterator[Break]:
         "one process cannot write its resume file",
         TWO,
         r"error: (process 1: )?resume checkpoint [^\n]*step_4 could not be written: \[Errno 28\] No space left",
-        partial(at_call, "_snapshot.torch.save", refuse, nth=2, ranks=(1,)),
+        partial(at_call, "_resume.torch.save", refuse, nth=2, ranks=(1,)),
         newest=2,
     )
     yield Break(
