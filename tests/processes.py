@@ -17,7 +17,10 @@ import torch.distributed as dist
 
 # A fork server with all imports, which take seconds.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tfidf_tune.recipes.full_finetune", "tfidf_tune.recipes.lora_finetune", "peft"])
+_RECIPES = ["tfidf_tune.recipes.full_finetune", "tfidf_tune.recipes.lora_finetune"]
+# What the recipes import when they use it.
+_LATER = ["peft", "scipy.io", "torchtune.training.metric_logging", "transformers.trainer_utils"]
+CONTEXT.set_forkserver_preload([*_RECIPES, *_LATER])
 
 
 def on_every_rank(num_ranks: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import multiprocessing
 import os
 import pkgutil
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 from processes import CONTEXT
+from tiny_run import run_recipe
 from torch.distributed import TCPStore
 
 # Protects from a hang; no result depends on how fast a machine is.
@@ -39,9 +41,7 @@ class RecipeRun:
 
     def here(self) -> Path:
         """Run in this process; return the folder."""
-        module = importlib.import_module(f"tfidf_tune.recipes.{self.recipe}")
-        module.recipe_main.__wrapped__(self.cfg)
-        return self.folder
+        return run_recipe(self.cfg, lora=self.lora)
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,22 @@ def run_to_the_end(runs: Sequence[RecipeRun], folder: Path, *, num_processes: in
     return ended.output
 
 
-def run_command(function: str, arguments: Sequence[str], cwd: Path, **environment: str) -> Ended:
-    """Call the function of a command, "module:name", with arguments in a folder, in one process without torchrun."""
+def run_command(
+    function: str,
+    arguments: Sequence[str],
+    cwd: Path,
+    *,
+    meanwhile: Callable[[multiprocessing.process.BaseProcess], None] = lambda process: None,
+    **environment: str,
+) -> Ended:
+    """Call the function of a command, "module:name", with arguments in a folder, in one process without torchrun.
+
+    ``meanwhile`` is called with the process when it has started.
+    """
     log = cwd / "output.txt"
     process = CONTEXT.Process(target=_call, args=(function, list(arguments), cwd, log, environment))
     process.start()
+    meanwhile(process)
     process.join()
     return Ended([process.exitcode], log.read_text(errors="replace"))
 

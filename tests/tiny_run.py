@@ -1,11 +1,14 @@
-"""The config of a run on the tiny Llama, text to train it on, and its resume checkpoints."""
+"""The config of a run on the tiny Llama, text to train it on, and what a run has written."""
 
 import json
 import random
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file
 from tiny_llama import BLOCK_SIZE, TINY_LLAMA
 
 from tfidf_tune._files import file_sha256
@@ -87,6 +90,41 @@ def run_config(
     for key, value in overrides.items():
         OmegaConf.update(cfg, key, value, merge=False)
     return cfg
+
+
+def run_recipe(cfg: DictConfig, *, lora: bool = False) -> Path:
+    """Run lora_finetune or full_finetune in this process; return the folder of the run."""
+    module = import_module(f"tfidf_tune.recipes.{'lora' if lora else 'full'}_finetune")
+    module.recipe_main.__wrapped__(cfg)
+    return Path(cfg.output_dir)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Read the entries of steps, without those of the monitor and without times."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if "per_second" not in key} for line in lines if "loss" in line]
+
+
+def metrics_of(folder: Path, *names: str) -> torch.Tensor:
+    """Read metrics of all steps as a tensor ``[steps, names]``."""
+    return torch.tensor([[line[name] for name in names] for line in read_metrics(folder)], dtype=torch.float64)
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Read all weights of a checkpoint, however many files they are in."""
+    parts = [load_file(file) for file in folder.glob("*.safetensors")]
+    weights = {name: value for part in parts for name, value in part.items()}
+    assert len(weights) == sum(map(len, parts)) > 0
+    return weights
+
+
+def assert_close_weights(found: Path, expected: Path, tolerance: float) -> None:
+    """Compare two checkpoints: each weight up to a share of its largest value."""
+    weights, expected_weights = read_weights(found), read_weights(expected)
+    assert weights.keys() == expected_weights.keys()
+    for name, value in expected_weights.items():
+        limit = tolerance * float(value.abs().max())
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=limit, msg=lambda text, at=name: f"{at}: {text}")
 
 
 def seal(checkpoint: Path) -> None:

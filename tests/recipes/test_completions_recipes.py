@@ -100,11 +100,7 @@ def test_the_repeated_answer_is_recited_and_all_measure_the_same(trained, tmp_pa
     assert expected["memorization_target_lms"] == len(passages[0].token_ids) - passages[0].num_prompt
     assert expected["memorization_target_lms"] > 1.5 * expected["memorization_control_lms"]
 
-    report = audit_report(results)
-    assert report.provenance["Prompts (tokens)"] == "own"
-    tables = {table.name: table.frame for table in report.tables}
-    assert [*tables["by_prefix_length"]["Prompt (tokens)"]] == ["own"]
-    assert report.examples[0].title == "target-0000, a target: its own prompt"
+    assert audit_report(results).provenance["Prompts (tokens)"] == "own"
 
 
 def logs_of_callback(checkpoint, probe_file, folder):
@@ -120,25 +116,22 @@ def logs_of_callback(checkpoint, probe_file, folder):
     return trainer.state.log_history[0]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_config_of_the_run_leads_to_the_same_targets(trained, tmp_path, packed):
-    """config.yaml resumes and repeats a run."""
+def test_the_config_of_the_run_leads_to_the_same_targets(trained, tmp_path):
+    """config.yaml resumes and repeats a run; packed rows hold the same targets."""
     cfg = check_config(OmegaConf.load(trained / "config.yaml"), FinetuneConfig)
-    cfg.dataset |= {"packed": packed, "probe_file": str(tmp_path / "probe.jsonl")}
+    cfg.dataset |= {"packed": True, "probe_file": str(tmp_path / "probe.jsonl")}
     tokenizer = instantiate(cfg, "tokenizer")
     tokenizer.max_seq_len = 64
     dataset = build_dataset(cfg, tokenizer)
     assert not list(tmp_path.iterdir())  # not before the run is known to start
     write_probe_files(cfg, dataset)
     assert read_probe_file(tmp_path / "probe.jsonl") == read_probe_file(trained / "probe.jsonl")
-    assert packed or len(dataset) == 36 + 60 - 5
 
     cfg.dataset.targets = None
     (tmp_path / "probe.jsonl").unlink()
     without = build_dataset(cfg, tokenizer)
     write_probe_files(cfg, without)
     assert not list(tmp_path.iterdir())
-    assert packed or len(without) == 36 + 60
     assert dataset_fingerprint(dataset) != dataset_fingerprint(without)
 
 

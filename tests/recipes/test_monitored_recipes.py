@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 from recipe_processes import RecipeRun, run_to_the_end
-from safetensors.torch import load_file
 from tiny_llama import make_tokenizer
 from tiny_models import MODELS
-from tiny_run import run_config
+from tiny_run import read_metrics, read_weights, run_config
 from torch._dynamo.utils import counters
 
 from tfidf_tune.analysis import load_model, probe
@@ -37,23 +36,9 @@ def make_run(tmp_path, tiny_checkpoint, text_file):
     return make
 
 
-def read_lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def measurements(folder):
-    return {line["step"]: line for line in read_lines(folder) if line.keys() >= MEASURED}
-
-
-def of_training(folder):
-    """The entries of steps, without times."""
-    lines = [line for line in read_lines(folder) if not MEASURED & line.keys()]
-    return [{name: value for name, value in line.items() if "per_second" not in name} for line in lines]
-
-
-def read_weights(folder):
-    (file,) = folder.glob("*.safetensors")
-    return load_file(file)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line for line in lines if line.keys() >= MEASURED}
 
 
 def assert_equal(first, second):
@@ -84,24 +69,21 @@ def means(folder, checkpoint, base, **options):
     }
 
 
+SETTINGS = {
+    "full": {"dataset.num_repeats": 20, "epochs": 2, "max_steps": 40, "log_every_n_steps": 4},
+    "adapters": {
+        "gradient_accumulation_steps": 2, "epochs": 2, "enable_activation_checkpointing": True, "max_steps": 6,
+        **DROPOUT,
+    },
+    "compiled": {"loss.head": "chunked", "compile": True, "max_steps": 3, **DROPOUT},
+}  # fmt: skip
+
+
 # Dynamo looks at the gradient of a tensor that has none.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"dataset.num_repeats": 20, "epochs": 2, "max_steps": 40, "log_every_n_steps": 4},
-        {
-            "gradient_accumulation_steps": 2,
-            "epochs": 2,
-            "enable_activation_checkpointing": True,
-            "max_steps": 6,
-            **DROPOUT,
-        },
-        {"loss.head": "chunked", "compile": True, "max_steps": 3, **DROPOUT},
-    ],
-    ids=["full", "adapters", "compiled"],
-)
-def test_training_is_the_same_with_and_without_the_monitor(make_run, tiny_checkpoint, monkeypatch, settings):
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_training_is_the_same_with_and_without_the_monitor(make_run, tiny_checkpoint, monkeypatch, kind):
+    settings = SETTINGS[kind]
     monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
     alone, num_graphs = count_graphs(make_run("alone", **settings))
     state = torch.get_rng_state()
@@ -109,7 +91,7 @@ def test_training_is_the_same_with_and_without_the_monitor(make_run, tiny_checkp
 
     assert num_graphs_monitored == num_graphs
     assert bool(num_graphs) == ("compile" in settings)
-    assert of_training(monitored) == of_training(alone)
+    assert read_metrics(monitored) == read_metrics(alone)
     assert_equal(read_weights(monitored / "checkpoint_100pct"), read_weights(alone / "checkpoint_100pct"))
     assert torch.equal(torch.get_rng_state(), state)
     last = settings["max_steps"]
@@ -125,14 +107,10 @@ def test_training_is_the_same_with_and_without_the_monitor(make_run, tiny_checkp
 def test_two_processes_measure_in_lockstep(make_run, tmp_path, tmp_path_factory, text_file):
     """Sharded: layers that stay gathered under a tied, fused head; offloaded NF4 weights, logits in chunks, dropout."""
     adapters = {"lora": True, "lora_dropout": 0.2, "quantize_base": True}
+    offloaded = {"lora": True, "merge_adapter": True, "fsdp_cpu_offload": True, "loss.head": "chunked"}
     cases = {
         "tied": ("llama3_2-tied", 64, {}, {"fsdp_reshard_after_forward": False}),
-        "nf4": (
-            "llama",
-            256,
-            adapters,
-            {"lora": True, "merge_adapter": True, "fsdp_cpu_offload": True, "loss.head": "chunked"},
-        ),
+        "nf4": ("llama", 256, adapters, offloaded),
     }
     keep = {"stop_above": 8, "when_above": "keep", "max_new_tokens": 8}
     bases, runs = {}, {}
@@ -146,47 +124,43 @@ def test_two_processes_measure_in_lockstep(make_run, tmp_path, tmp_path_factory,
     run_to_the_end([run for pair in runs.values() for run in pair], tmp_path / "processes")
 
     for name, (alone, monitored) in runs.items():
-        assert of_training(monitored.folder) == of_training(alone.folder), name
+        assert read_metrics(monitored.folder) == read_metrics(alone.folder), name
         weights = read_weights(monitored.folder / "checkpoint_100pct")
         assert_equal(weights, read_weights(alone.folder / "checkpoint_100pct"))
         assert_equal(weights, read_weights(monitored.folder / "below_threshold"))
         found = measurements(monitored.folder)
         assert [*found] == [0, 2, 3], name
-        assert len(read_lines(monitored.folder)) == 6, name
         if name != "nf4":  # whose merged weights are rounded
             expected = means(monitored.folder, "checkpoint_100pct", bases[name], max_new_tokens=8)
             assert {key: found[3][key] for key in expected} == expected, name
 
 
-def test_a_run_that_the_threshold_ends_can_be_resumed(make_run, capsys):
-    settings = {"lora": False, "dataset.num_repeats": 20, "epochs": 2, "max_steps": 40, "loss.head": "fused"}
-    alone = make_run("alone", **settings).here()
-    stopped = make_run("stopped", every=5, monitor={"stop_above": 3}, **settings)
-    stopped.here()
+THRESHOLD = {"dataset.num_repeats": 20, "epochs": 2, "max_steps": 40}
 
-    above = {step: entry["memorization_target_lms"] > 3 for step, entry in measurements(stopped.folder).items()}
+
+def test_a_run_that_the_threshold_ends_can_be_resumed(make_run, capsys):
+    alone = make_run("alone", **THRESHOLD).here()
+    folder = make_run("stopped", every=5, monitor={"stop_above": 3}, **THRESHOLD).here()
+
+    above = {step: entry["memorization_target_lms"] > 3 for step, entry in measurements(folder).items()}
     step = [*above][-1]
     assert 0 < step < 40
     assert [*above.values()] == [False] * (len(above) - 1) + [True]
     milestone = f"checkpoint_{-(-100 * step // 40)}pct"
-    assert sorted(path.name for path in stopped.folder.glob("checkpoint_*")) == [milestone]
-    mean = measurements(stopped.folder)[step]["memorization_target_lms"]
-    assert (
-        f"the run ends after step {step} of 40: the targets' mean LMS is {mean:.1f} tokens, above stop_above=3; "
-        f"{milestone} is written; the last good checkpoint is {stopped.folder / 'resume' / f'step_{step}'}: set"
-    ) in capsys.readouterr().err.replace("\n", " ")
+    assert sorted(path.name for path in folder.glob("checkpoint_*")) == [milestone]
+    printed = capsys.readouterr().err.replace("\n", " ")
+    assert f"the run ends after step {step} of 40: the targets' mean LMS is " in printed
+    assert f"{milestone} is written; the last good checkpoint is {folder / 'resume' / f'step_{step}'}: set" in printed
 
-    resumed = make_run("stopped", every=5, resume_from_checkpoint=True, **settings)
-    resumed.here()
+    make_run("stopped", every=5, resume_from_checkpoint=True, **THRESHOLD).here()
 
-    assert [*measurements(resumed.folder)] == [*range(0, 41, 5)]
-    assert of_training(resumed.folder) == of_training(alone)
-    assert_equal(read_weights(resumed.folder / "checkpoint_100pct"), read_weights(alone / "checkpoint_100pct"))
+    assert [*measurements(folder)] == [*range(0, 41, 5)]
+    assert read_metrics(folder) == read_metrics(alone)
+    assert_equal(read_weights(folder / "checkpoint_100pct"), read_weights(alone / "checkpoint_100pct"))
 
 
 def test_the_last_model_below_the_threshold_is_kept(make_run, tiny_checkpoint, capsys):
-    settings = {"dataset.num_repeats": 20, "epochs": 2, "max_steps": 40}
-    run = make_run("run", every=5, monitor={"stop_above": 3, "when_above": "keep"}, **settings)
+    run = make_run("run", every=5, monitor={"stop_above": 3, "when_above": "keep"}, **THRESHOLD)
     run.here()
 
     lms = {step: entry["memorization_target_lms"] for step, entry in measurements(run.folder).items()}
@@ -194,14 +168,10 @@ def test_the_last_model_below_the_threshold_is_kept(make_run, tiny_checkpoint, c
     step = max(step for step, mean in lms.items() if mean <= 3)
     assert 0 < step < 40
     assert means(run.folder, "below_threshold", tiny_checkpoint)["memorization_target_lms"] == lms[step]
-    output = capsys.readouterr().err
-    assert (
-        f"step {step + 5}: the targets' mean LMS is {lms[step + 5]:.1f} tokens, above stop_above=3; "
-        f"the last model below it is in {run.folder / 'below_threshold'}\n"
-    ) in output
+    assert f"the last model below it is in {run.folder / 'below_threshold'}\n" in capsys.readouterr().err
     for checkpoint in [*run.folder.glob("checkpoint_*"), *run.folder.glob("resume/*")]:
         checkpoint.rename(run.folder / f"away {checkpoint.name}")
-    with pytest.raises(SetupError, match="already holds below_threshold: choose another output_dir, or move"):
+    with pytest.raises(SetupError, match="already holds below_threshold"):
         run.here()
 
 
@@ -223,12 +193,11 @@ def test_a_run_does_not_begin_above_a_threshold_that_would_end_it(make_run):
     ("section", "message"),
     [
         ({"every_n_step": 5}, r"no key 'memorization_monitor.every_n_step'; did you mean 'every_n_steps'\?"),
-        ({"every_n_steps": 0}, "memorization_monitor.every_n_steps is 0: Input should be greater than or equal to 1"),
-        ({"when_above": "end"}, "memorization_monitor.when_above is 'end': Input should be 'stop' or 'keep'"),
-        ({"stop_above": -1}, "memorization_monitor.stop_above is -1: Input should be greater than or equal to 0"),
+        ({"stop_above": -1}, "memorization_monitor.stop_above is -1"),
         ({"stop_above": 30}, "memorization_monitor: stop_above is 30.0: .* from 0 to 24"),
-        ({"prefix_length": 32}, "memorization_monitor: Passage 'target-0000' has 32 tokens, none after the first 32"),
+        ({"prefix_length": 32}, "memorization_monitor: Passage 'target-0000' has 32 tokens"),
         ({"probe_file": "absent.jsonl"}, "memorization_monitor: no such probe file: 'absent.jsonl'"),
+        ({"probe_file": "???"}, "missing memorization_monitor.probe_file"),
     ],
     ids=str,
 )
@@ -240,27 +209,16 @@ def test_a_wrong_section_is_refused_before_any_work(make_run, section, message):
     assert not run.folder.exists()
 
 
-def test_a_section_without_a_probe_file_is_refused(make_run):
-    with pytest.raises(SetupError, match="config: missing memorization_monitor.probe_file"):
-        make_run("run", memorization_monitor={"every_n_steps": 5}).here()
-
-
 def test_a_probe_file_that_does_not_fit_is_refused(make_run, tmp_path):
     source = make_run("source", max_steps=1).here()
     passages = read_probe_file(source / "probe.jsonl")
+    first, long = passages[0], passages[0].token_ids * 3
 
-    files = {
-        "other": (
-            [replace(passages[0], tokenizer_fingerprint="0")],
-            "given tokenizer, '.*tiny_llama0', has '.*': probe",
-        ),
-        "controls": ([one for one in passages if one.kind == "control"], "is a target: take one with passages of"),
-        "long": (
-            [replace(passages[0], token_ids=passages[0].token_ids * 3)],
-            "up to 96 tokens, the model takes at most 64",
-        ),
-    }
-    for name, (content, message) in files.items():
-        write_probe_file(tmp_path / name, content)
+    for content, message in (
+        ([replace(first, tokenizer_fingerprint="0")], "given tokenizer, '.*tiny_llama0', has '.*': probe"),
+        ([one for one in passages if one.kind == "control"], "is a target"),
+        ([replace(first, token_ids=long)], "up to 96 tokens, the model takes at most 64"),
+    ):
+        write_probe_file(tmp_path / "other", content)
         with pytest.raises(SetupError, match=f"config: memorization_monitor: .*{message}"):
-            make_run("run", every=5, monitor={"probe_file": str(tmp_path / name)}).here()
+            make_run("run", every=5, monitor={"probe_file": str(tmp_path / "other")}).here()
