@@ -87,9 +87,14 @@ def write_one_part(folder: Path, meta: Any, parts: Any, **_: Any) -> None:
     refuse()
 
 
-def refuse_checkpoint(*_: object) -> None:
-    """Fail as a damaged base checkpoint does."""
-    raise ValueError("the copy of this machine is damaged")
+def damage_base(rank: int) -> None:
+    """Let process 1 find its base checkpoint damaged, and hardly wait for a message of process 0."""
+
+    def refuse_checkpoint(*_: object) -> None:
+        raise ValueError("the copy of this machine is damaged")
+
+    import_module("tfidf_tune.training._run")._SECONDS_FOR_MAIN_PROCESS = 0.1
+    at_call("_checkpointer.HFCheckpointer.check_model", refuse_checkpoint, rank, ranks=(1,))
 
 
 def limit_files(*_: object, **__: object) -> None:

@@ -13,10 +13,21 @@ from typing import Any
 from recipe_processes import Processes, RecipeRun, nothing
 from safetensors.torch import load_file
 from tiny_llama import make_llama, make_tokenizer
-from tiny_run import run_config, write_documents
+from tiny_run import read_metrics, run_config, write_documents
 
 # `make faults` tries everything, `make test` some of each kind.
 ALL = "ALL_FAULTS" in os.environ
+LOSSES: dict[str, dict[str, Any]] = {
+    "CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"},
+    "TF-IDF": {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"},
+    "repetition": {
+        "_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss",
+        "weighting": {
+            "_component_": "tfidf_tune.weighting.RepetitionWeighting",
+            "h": 2, "k": 1, "sample": 1, "min_length": 1, "num_buckets": 2**16, "sync": True,
+        },
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,7 @@ class Job:
 
     lora: bool = False
     num_processes: int = 1
-    loss: str = "TFIDFCrossEntropyLoss"
+    loss: str = "TF-IDF"
 
 
 def make_inputs(folder: Path) -> tuple[Path, Path]:
@@ -45,22 +56,16 @@ def start(
 ) -> Processes:
     """Start or resume the job's run in ``folder/run``."""
     settings: dict[str, Any] = {
-        "loss": {"_component_": f"tfidf_tune.loss.{job.loss}"},
+        "loss": LOSSES[job.loss],
         "batch_size": 4 // job.num_processes,
         "max_steps": 12,
         "save_every_n_steps": 2,
         "save_at_percent": [50, 100],
         "resume_from_checkpoint": True,
+        **({"model.lora_dropout": 0.1} if job.lora else {}),
     }
-    if job.lora:
-        settings["model.lora_dropout"] = 0.1
     cfg = run_config(folder / "run", *inputs, lora=job.lora, **(settings | overrides))
-    return Processes(
-        [RecipeRun(cfg, job.lora)],
-        folder / name,
-        num_processes=job.num_processes,
-        before=before,
-    )
+    return Processes([RecipeRun(cfg, job.lora)], folder / name, num_processes=job.num_processes, before=before)
 
 
 def finish(job: Job, folder: Path, inputs: tuple[Path, Path]) -> dict[str, str]:
@@ -80,10 +85,7 @@ def end_state(run: Path) -> dict[str, str]:
         for name, tensor in load_file(shard).items():
             digest = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
             state[f"{shard.relative_to(run)} {name}"] = f"{tensor.dtype} {tuple(tensor.shape)} {digest}"
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        entry = json.loads(line)
-        del entry["tokens_per_second_per_gpu"]
-        state[f"metrics of step {entry['step']}"] = str(entry)
+    state |= {f"metrics of step {entry['step']}": json.dumps(entry) for entry in read_metrics(run)}
     return state | {str(path): "left behind" for path in (*run.glob(".*"), *run.glob("resume/.*"))}
 
 

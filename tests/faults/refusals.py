@@ -6,7 +6,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -17,7 +17,6 @@ from unittest.mock import patch
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
-from recipe_processes import run_command
 from tiny_run import run_config
 
 from tfidf_tune.training import _train
@@ -48,12 +47,10 @@ class BadInput:
     Attributes:
         what (str): is wrong.
         make (Callable[[Site], DictConfig | str]): writes what the config names; returns the config, or its text.
-        message (str): regular expression of the error message.
+        message (str): regular expression of the error message: the key or file that it names, and the value.
         lora (bool): the recipe is lora_finetune, not full_finetune.
         arguments (tuple[str, ...]): of the recipe; ``{folder}`` stands for the row's.
-        tune (str): the recipe as ``tune run`` names it, in a new process. Default: none, the recipe runs in this one.
-        leaves (Collection[str]): patterns of files of the run that may be new or changed. Default: none.
-        needs_training (bool): the error is not known before the first step.
+        begins (bool): the error is known when the run's folder is open, or only in training.
     """
 
     what: str
@@ -61,19 +58,14 @@ class BadInput:
     message: str
     lora: bool = False
     arguments: tuple[str, ...] = ("--config", f"{{folder}}/{CONFIG}")
-    tune: str = ""
-    leaves: Collection[str] = ()
-    needs_training: bool = False
-
-
-def changed(overrides: Mapping[str, Any], *, lora: bool = False) -> Callable[[Site], DictConfig]:
-    """Make a config that works except for some keys."""
-    return lambda site: site.config(lora=lora, **overrides)
+    begins: bool = False
 
 
 def value(key: str, given: Any, message: str, *, lora: bool = False, **expected: Any) -> BadInput:
     """Make a row in which one key has a wrong value."""
-    return BadInput(f"{key}={given}"[:60], changed({key: given}, lora=lora), message, lora=lora, **expected)
+    return BadInput(
+        f"{key}={given}"[:60], lambda site: site.config(lora=lora, **{key: given}), message, lora=lora, **expected
+    )
 
 
 def each_row(rows: Collection[BadInput]) -> Any:
@@ -90,12 +82,9 @@ def problems_of(row: BadInput, site: Site) -> list[str]:
     text = config if isinstance(config, str) else OmegaConf.to_yaml(config)
     (site.folder / CONFIG).write_text(text, errors="surrogateescape")
     before = _contents(site.folder)
-    arguments = [argument.format(folder=site.folder) for argument in row.arguments]
-    if row.tune:
-        ended = run_command("torchtune._cli.tune:main", ["run", row.tune, *arguments], site.folder.parent)
-        (code,), stderr, num_steps = ended.codes, ended.output, 0
-    else:
-        code, stderr, num_steps = _run_here(arguments, lora=row.lora)
+    code, stderr, num_steps = _run_here(
+        [argument.format(folder=site.folder) for argument in row.arguments], lora=row.lora
+    )
     after = _contents(site.folder)
     # Progress bars return to the start of their line.
     stderr = "\n".join(line.rsplit("\r", 1)[-1] for line in stderr.split("\n"))
@@ -109,9 +98,9 @@ def problems_of(row: BadInput, site: Site) -> list[str]:
         problems.append(f"not one message but: {stderr.strip()[-300:]!r}")
     elif not re.search(row.message, f"error: {messages[0].strip()}", re.S):
         problems.append(f"no /{row.message}/ in the message {messages[0]!r}")
-    if num_steps and not row.needs_training:
+    if num_steps and not row.begins:
         problems.append("training had begun")
-    allowed = [f"{RUN}/{pattern}" for pattern in row.leaves]
+    allowed = [f"{RUN}/{pattern}" for pattern in OPENED if row.begins]
     differing = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     if unwanted := [name for name in differing if not any(fnmatch(name, pattern) for pattern in allowed)]:
         problems.append(f"written or changed: {', '.join(unwanted)}")
