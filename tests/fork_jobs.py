@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import rouge_score.rouge_scorer  # noqa: F401  (evaluations import it)
 
-from tfidf_tune.experiment import _job
+from research.experiment import _job
 
-JobPaths = _job.submitit.core.utils.JobPaths  # submitit is imported after tfidf_tune.experiment
+JobPaths = _job.submitit.core.utils.JobPaths  # submitit is imported after research.experiment
 CONTEXT = multiprocessing.get_context("fork")
 
 

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import torch
 
-from tfidf_tune.analysis import greedy_continuations, load_model, token_likelihoods
 from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.probe import greedy_continuations, load_model, token_likelihoods
 
 
 class Host:

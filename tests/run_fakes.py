@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tfidf_tune.results import Checkpoint, ProbeSample, Results
-from tfidf_tune.results._importer import parse_document, with_scores
-from tfidf_tune.results._table import scores_table
+from tfidf_tune.compare import Checkpoint, Results
+from tfidf_tune.compare._importer import parse_document, with_scores
+from tfidf_tune.compare._table import scores_table
+from tfidf_tune.probe import ProbeSample
 
 DATE = "2026-11-21T10-00-00.000001"
 

@@ -226,10 +226,10 @@ def test_help_lists_and_usage_errors_import_no_heavy_library():
     commands += [["run", "full_finetun", "--config", "x"], ["run", "full_finetune"], ["weights", "my.txt"]]
     own = (*cli._OURS, "ls", "cp", "cat", "download")
     commands += [[name, option] for name in own for option in ("--help", "--no-such-option")]
-    commands += [["probe", "audit", "--no-such-option"], ["experiment"], ["experiment", "/none.yaml"]]
+    commands += [["probe", "audit", "--no-such-option"]]
     commands += [["data", "preview", "nothing"], ["data", "preview", "--help"]]
     commands += [["validate", "nothing"], ["run", "lora_finetune", "--config=nothing"]]
-    commands += [["probe", "audit", "/none", "--probe-file", "p"], ["compare", "/none"]]
+    commands += [["probe", "audit", "/none", "--probe-file", "p"]]
     for arguments, ended in zip(commands, run_in_forks(commands), strict=True):
         assert not HEAVY & set(ended.modules), arguments
         assert "Traceback" not in ended.err, arguments
@@ -242,9 +242,9 @@ def test_help_lists_and_usage_errors_import_no_heavy_library():
 
 
 IMPORTS = """
-import sys, tfidf_tune.analysis, tfidf_tune.report, tfidf_tune.results
+import sys, tfidf_tune.audit, tfidf_tune.compare, tfidf_tune.report
 print(*sys.modules)
-from tfidf_tune.report._figures import lms_distribution
+from tfidf_tune.compare._figures import lms_distribution
 lms_distribution({'CE': {'target': [1, 2], 'control': []}})
 print(*sys.modules)
 

@@ -26,17 +26,17 @@ IGNORED = (".git", ".venv*", "build", "dist", "site", "runs", "*.egg-info", "__p
 # Modules whose trainer, or vLLM, has an environment of its own: make test-trainers.
 OTHER_ENVIRONMENTS = {"_vllm", "axolotl"}
 ALLOWED_IMPORTS = {
-    "weighting": set(),
+    "report": set(),
+    "weighting": {"data", "report"},  # its view alone
     "loss": {"weighting"},
     "models": set(),
-    "data": set(),
-    "results": set(),
-    "analysis": {"data", "results", "weighting"},
-    "tasks": {"data", "analysis", "results"},
-    "report": {"data", "analysis", "results", "weighting"},
-    "training": {"weighting", "loss", "models", "data", "analysis"},
-    "integrations": {"weighting", "loss", "data", "analysis"},
-    "experiment": {"training", "tasks", "analysis", "report", "results", "data"},
+    "data": {"report"},
+    "probe": {"data"},
+    "training": {"weighting", "loss", "models", "data", "probe"},
+    "integrations": {"weighting", "loss", "data", "probe"},
+    "tasks": {"data", "probe"},
+    "compare": {"data", "probe", "report"},
+    "audit": {"data", "probe", "tasks", "compare", "report"},
 }
 
 CORE = """
@@ -68,11 +68,11 @@ BESIDE_A_TRAINER = """
 import importlib.util, sys
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
-import tfidf_tune.analysis, tfidf_tune.data, tfidf_tune.results
+import tfidf_tune.data, tfidf_tune.probe
 
 for name in ("datasets", "pandas", "zstandard", "torchtune", "omegaconf", "lm_eval", "scipy"):
     assert importlib.util.find_spec(name) is None, name
-for module in (tfidf_tune.analysis, tfidf_tune.data, tfidf_tune.results):
+for module in (tfidf_tune.data, tfidf_tune.probe):
     for name in module.__all__:
         getattr(module, name)
 tokenizer = Tokenizer(models.WordLevel({"[END]": 0, "[UNK]": 1, "the": 2, "river": 3}, unk_token="[UNK]"))
@@ -93,7 +93,7 @@ for tokenizer in map(tfidf_tune.data.HFTokenizer, (sys.argv[1], AutoTokenizer.fr
     )
     tfidf_tune.data.write_probe_file(sys.argv[1] + "/probe.jsonl", [passage])
     assert tfidf_tune.data.read_probe_file(sys.argv[1] + "/probe.jsonl") == [passage]
-    tfidf_tune.analysis.check_passages(tokenizer, [passage], 1)
+    tfidf_tune.probe.check_passages(tokenizer, [passage], 1)
 """
 
 
@@ -208,7 +208,6 @@ def test_probe_files_and_tokenizers_work_with_transformers_only(distributions, t
 def test_a_command_without_its_extra_says_what_to_install(python_of_core):
     commands = {
         "demo": "all",
-        "experiment demo": "all",
         "eval --tasks tfidf_squad": "eval",
         "compare runs": "report",
         "weights text.txt --tokenizer folder": "eval,report",
@@ -236,7 +235,6 @@ def test_a_command_without_its_extra_says_what_to_install(python_of_core):
 def test_without_extras_help_is_there(python_of_core):
     ours = (
         "demo",
-        "experiment",
         "compare",
         "weights",
         "data",

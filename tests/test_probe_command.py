@@ -1,17 +1,15 @@
 import errno
 import json
-import math
 import os
 import re
-import statistics
 
 import peft
 import pytest
 import torch
 
-from tfidf_tune.analysis import load_model, relearning_steps
 from tfidf_tune.commands.probe import main
 from tfidf_tune.data import hf_tokenizer, read_probe_file
+from tfidf_tune.probe import load_model
 
 SMALL = ["--num-targets", "4", "--num-controls", "3", "--block-size", "32", "--min-repeats", "2"]
 QUICK = ["--prefix-lengths", "8", "16", "--max-new-tokens", "12", "--device", "cpu", "--batch-size", "4"]
@@ -300,39 +298,6 @@ def test_audits_that_cannot_work_are_refused_before_a_model_is_loaded(
         with pytest.raises(error, match=message):
             main(["audit", *(one.format(**names) for one in arguments), "--output-dir", str(tmp_path / "audit")])
         assert not (tmp_path / "audit").exists()
-
-
-def test_relearning_is_compared_between_targets_and_controls(probe_file, tiny_checkpoint, tmp_path, capsys):
-    settings = {"prefix_length": 12, "max_new_tokens": 3, "max_steps": 30, "learning_rate": 0.003}
-    options = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    output = tmp_path / "steps.json"
-    probed = ["relearn", str(tiny_checkpoint), "--probe-file", str(probe_file), "--device", "cpu"]
-    main([*probed, *options, "--output", str(output)])
-    said, written = capsys.readouterr().out, json.loads(output.read_text())
-    passages = read_probe_file(probe_file)
-    steps = relearning_steps(load_model(tiny_checkpoint, dtype=torch.float32), passages, **settings)
-    assert [one["steps"] for one in written["passages"]] == steps
-    assert [(one["id"], one["kind"]) for one in written["passages"]] == [(one.id, one.kind) for one in passages]
-    counted = {
-        kind: [
-            30 if number is None else number for number, one in zip(steps, passages, strict=True) if one.kind == kind
-        ]
-        for kind in ("target", "control")
-    }
-    difference = statistics.mean(counted["control"]) - statistics.mean(counted["target"])
-    found = written["controls_minus_targets"]
-    assert found["mean"] == pytest.approx(difference)
-    assert found["low"] <= found["mean"] <= found["high"]
-    num_back = sum(number is not None for number in steps[:4])
-    half = statistics.median(math.inf if number is None else number for number in steps[:4])
-    assert f"Targets: {num_back} of 4 recited within 30 steps, median {half:g}." in said
-    ends = f"95 % interval over passages {found['low']:+.2f} to {found['high']:+.2f}"
-    few = "too few for a verdict, it takes 10 of each"
-    assert f"Controls minus targets: {difference:+.2f} steps on average ({ends}; {few})." in said
-    with pytest.raises(ValueError, match=r"is a folder or a device: --output must name a file"):
-        main([*probed, "--output", str(tmp_path)])
-    with pytest.raises(ValueError, match="no device 'tpu' on this machine"):
-        main([*probed, "--device", "tpu"])
 
 
 def test_a_folder_with_other_files_is_not_written_to(probe_file, tiny_checkpoint, tmp_path):

@@ -20,7 +20,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_EXPERIMENTS = "experiments/"  # the beginning of their names
 # A hidden name with a UUID, as the functions below make them.
 _TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{32}(\.\w+)?")
 
@@ -245,34 +244,14 @@ def config_path(name: str) -> str:
     Raises:
         SetupError: If there is neither.
     """
-    return _find("config", name, _shipped_configs())
+    return find_file("config", name, Path(str(files("tfidf_tune.configs"))))
 
 
-def experiment_path(name: str) -> str:
-    """Return the path of an experiment: a file, or an experiment of the package (``demo`` or ``experiments/demo``).
-
-    Raises:
-        SetupError: If there is neither.
-    """
-    shipped = shipped_experiments()
-    return _find("experiment", name, shipped | {_EXPERIMENTS + key: path for key, path in shipped.items()})
-
-
-def shipped_experiments() -> dict[str, Path]:
-    """Return the files of the experiments that come with the package, sorted, by name."""
-    named = _shipped_configs().items()
-    return {path.stem: path for name, path in named if name.startswith(_EXPERIMENTS)}
-
-
-def _shipped_configs() -> dict[str, Path]:
-    folder = Path(str(files("tfidf_tune.configs")))
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
-
-
-def _find(kind: str, name: str, shipped: dict[str, Path]) -> str:
+def find_file(kind: str, name: str, folder: Path) -> str:
+    """Return a path, or the path of a YAML file of a folder that is named without the ending."""
+    shipped = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
     if Path(name).is_file():
         return name
     if name not in shipped:
-        names = [one for one in shipped if not one.startswith(_EXPERIMENTS)]
-        raise SetupError(f"no {kind} file {name}, and no {kind} of that name; available are {', '.join(names)}")
+        raise SetupError(f"no {kind} file {name}, and no {kind} of that name; available are {', '.join(shipped)}")
     return str(shipped[name])

@@ -16,7 +16,6 @@ from transformers import (
 )
 from trl import SFTConfig, SFTTrainer
 
-from tfidf_tune.analysis import probe
 from tfidf_tune.data import (
     HFTokenizer,
     InjectedCanaries,
@@ -25,6 +24,7 @@ from tfidf_tune.data import (
     read_probe_file,
     tokenizer_fingerprint,
 )
+from tfidf_tune.probe import probe
 
 BLOCK = 56
 NUM_ROWS = 60

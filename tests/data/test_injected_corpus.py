@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from torchtune.models.llama2 import llama2_tokenizer
 
-from tfidf_tune.analysis.intervals import MIN_UNITS
+from tfidf_tune.compare._intervals import MIN_UNITS
 from tfidf_tune.data import (
     hf_tokenizer,
     injected_corpus_dataset,

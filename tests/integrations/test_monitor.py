@@ -15,9 +15,9 @@ from hosts import set_environment
 from processes import on_every_rank
 from tiny_llama import VOCAB_SIZE
 
-from tfidf_tune.analysis import load_model, probe
 from tfidf_tune.data import Passage, hf_tokenizer, read_probe_file, tokenizer_fingerprint, write_probe_file
 from tfidf_tune.integrations.monitor import MemorizationCallback
+from tfidf_tune.probe import load_model, probe
 
 pytestmark = [
     # TRL sets it in its own arguments.

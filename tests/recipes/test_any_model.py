@@ -18,11 +18,11 @@ from tiny_run import metrics_of, read_weights
 from torch.nn import functional as F
 
 from tfidf_tune import training
-from tfidf_tune.analysis import load_model, probe
 from tfidf_tune.commands.data import main as preview
 from tfidf_tune.data import HFTokenizer, injected_corpus_dataset, read_probe_file
 from tfidf_tune.loss import HeadInput
 from tfidf_tune.models import HFCausalLM
+from tfidf_tune.probe import load_model, probe
 from tfidf_tune.training import HFCheckpointer, SetupError, load_config
 
 TOKENS = torch.arange(1, 33)[None]

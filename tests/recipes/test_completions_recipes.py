@@ -12,11 +12,11 @@ from recipe_processes import RecipeRun
 from tiny_run import run_config
 from transformers import AutoTokenizer, Trainer, TrainingArguments
 
-from tfidf_tune.analysis import load_model, probe
+from tfidf_tune.audit import audit_report
+from tfidf_tune.compare import import_results
 from tfidf_tune.data import hf_tokenizer, read_probe_file
 from tfidf_tune.integrations.monitor import MemorizationCallback
-from tfidf_tune.report import audit_report
-from tfidf_tune.results import import_results
+from tfidf_tune.probe import load_model, probe
 from tfidf_tune.tasks import evaluate
 from tfidf_tune.training import (
     FinetuneConfig,

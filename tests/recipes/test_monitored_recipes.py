@@ -13,8 +13,8 @@ from tiny_models import MODELS
 from tiny_run import read_metrics, read_weights, run_config
 from torch._dynamo.utils import counters
 
-from tfidf_tune.analysis import load_model, probe
 from tfidf_tune.data import hf_tokenizer, read_probe_file, write_probe_file
+from tfidf_tune.probe import load_model, probe
 from tfidf_tune.training import SetupError, TrainingError
 
 PREFIX = 8

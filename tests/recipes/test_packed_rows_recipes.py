@@ -5,8 +5,8 @@ import torch
 from omegaconf import OmegaConf
 from tiny_run import metrics_of, run_recipe
 
-from tfidf_tune.analysis import load_model
 from tfidf_tune.data import hf_tokenizer, text_dataset
+from tfidf_tune.probe import load_model
 
 ROW = 64
 METRICS = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "grad_norm")

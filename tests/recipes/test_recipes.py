@@ -17,7 +17,7 @@ from tiny_run import metrics_of, read_metrics, run_config, run_recipe
 from torch.utils.data import Dataset
 from torchtune.datasets import ConcatDataset
 
-from tfidf_tune.analysis import load_model
+from tfidf_tune.probe import load_model
 
 MILESTONES = [f"checkpoint_{percent}pct" for percent in (10, 25, 50, 75, 100)]
 GOLDEN = Path(__file__).parent / "golden_losses.json"

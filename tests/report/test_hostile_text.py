@@ -16,6 +16,7 @@ from markdown_it import MarkdownIt
 from matplotlib.figure import Figure as Drawing
 from run_fakes import blocks, controls, evaluation, run, targets, write_run
 
+from research import frontier_report
 from tfidf_tune import cli
 from tfidf_tune._printing import say, visible
 from tfidf_tune.report import Continuation, Example, Figure, Report, Table, terminal_text, write_report
@@ -199,10 +200,10 @@ def test_an_error_shows_hostile_names_and_sends_none(tmp_path, monkeypatch):
         cli.main()
 
 
-def test_a_frontier_draws_hostile_names(tmp_path, monkeypatch, capsys):
+def test_a_frontier_draws_hostile_names(tmp_path):
     out = tmp_path / "out"
     names = [name for name in HOSTILE if "$" in name or name[0] in "_\x9b" or "<" in name]
-    run_command(monkeypatch, capsys, "compare", "--frontier", make_runs(tmp_path, names), "--output-dir", out)
+    frontier_report.main([str(make_runs(tmp_path, names)), "--output-dir", str(out)])
     require_inert_report(out)
 
 

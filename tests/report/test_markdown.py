@@ -52,9 +52,9 @@ def test_a_figure_is_a_link_to_its_file():
 
 def test_a_recited_span_stands_between_brackets_and_a_written_fence_does_not_end_the_example():
     pieces = (("so ", False), ("it goes", True))
-    assert made(examples=(Example("E", "a\nprompt", "the truth", (Continuation("CE", "LMS 2", pieces),)),)) == (
-        "# Title\n\n## Examples\n\nBetween ⟦ and ⟧: what a model recites, the longest run of tokens that its "
-        "continuation shares with\nthe true one.\n\n"
+    example = Example("E", "a\nprompt", "the truth", (Continuation("CE", "LMS 2", pieces),))
+    assert made(examples=(example,), mark="what a model recites") == (
+        "# Title\n\n## Examples\n\nBetween ⟦ and ⟧: what a model recites.\n\n"
         "### E\n\n```text\nPrompt\n    a prompt\n\nTruth\n    the truth\n\nCE (LMS 2)\n    so ⟦it goes⟧\n```\n"
     )
     example = Example("E", "p", "t", (Continuation("CE", "s", (("```` # no heading", False),)),))

@@ -12,7 +12,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tfidf_tune.report import Report, Table, comparison_report, html_page
+from tfidf_tune.compare import comparison_report
+from tfidf_tune.report import Report, Table, html_page
 
 SORTED = pd.DataFrame(
     {

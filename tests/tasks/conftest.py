@@ -7,7 +7,7 @@ import task_fakes
 import torch
 from peft import LoraConfig, get_peft_model
 
-from tfidf_tune.analysis import load_model
+from tfidf_tune.probe import load_model
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tfidf_tune.data import read_probe_file
-from tfidf_tune.tasks import planned_attacks, within_budget
+from tfidf_tune.probe import planned_attacks, within_budget
 from tfidf_tune.tasks.memorization import documents
 
 SETTINGS = {"prefix_lengths": (8, 5), "offsets": (3, 4), "num_samples": 4}

@@ -12,9 +12,9 @@ import torch
 from sklearn.metrics import roc_auc_score
 from task_fakes import FAMILIES, run_tasks
 
-from tfidf_tune.analysis import load_model
+from tfidf_tune.compare import import_results
 from tfidf_tune.data import hf_tokenizer, read_probe_file
-from tfidf_tune.results import import_results
+from tfidf_tune.probe import load_model
 from tfidf_tune.tasks.membership import documents
 
 TASK = "tfidf_membership"

@@ -12,8 +12,8 @@ import task_fakes
 import torch
 from task_fakes import FAMILIES, MEMORIZATION, embedded_ids, prompts_seen, run_tasks
 
-from tfidf_tune.analysis import load_model, probe
 from tfidf_tune.data import hf_tokenizer, read_probe_file
+from tfidf_tune.probe import load_model, probe
 from tfidf_tune.tasks.memorization import documents
 
 SCORES = ("avg_prefix", "max_prefix", "avg_lms", "max_lms", "rouge_l", "verbatim_rate")

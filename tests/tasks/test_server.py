@@ -9,9 +9,10 @@ import pytest
 import task_fakes
 from openai_server import serving
 
+from tfidf_tune.compare import import_results
 from tfidf_tune.data import read_probe_file
-from tfidf_tune.results import import_results
-from tfidf_tune.tasks import SERVER_NAME, evaluate, planned_attacks, save_token_ids_tokenizer
+from tfidf_tune.probe import planned_attacks
+from tfidf_tune.tasks import SERVER_NAME, evaluate, save_token_ids_tokenizer
 from tfidf_tune.tasks._server import Request, Server, ServerLM, _text
 
 KEY = "sk-secret-12345"

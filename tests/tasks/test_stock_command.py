@@ -13,8 +13,8 @@ from lm_eval.tasks import TaskManager
 from recipe_processes import run_command
 from task_fakes import MEMORIZATION, lm_eval, run_tasks
 
+from tfidf_tune.compare import import_results
 from tfidf_tune.data import hf_tokenizer
-from tfidf_tune.results import import_results
 from tfidf_tune.tasks import save_token_ids_tokenizer
 
 GROUPS = "tfidf_memorization,tfidf_wikitext2_ppl,tfidf_cnn_dailymail,tfidf_squad"

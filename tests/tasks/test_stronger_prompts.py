@@ -11,9 +11,9 @@ from task_fakes import probe_file as write_probe_file
 from test_memorization_task import scores_alone
 from torchmetrics.functional.text.helper import _edit_distance
 
-from tfidf_tune.analysis import load_model
+from tfidf_tune.compare import import_results
 from tfidf_tune.data import read_probe_file
-from tfidf_tune.results import import_results
+from tfidf_tune.probe import load_model
 from tfidf_tune.tasks._model import TokenExactHFLM
 from tfidf_tune.tasks._prompts import parse_token_ids, token_ids_request
 from tfidf_tune.tasks.memorization import documents

@@ -14,8 +14,8 @@ from peft import LoraConfig, get_peft_model
 from task_fakes import embedded_ids, prompts_seen, run_tasks
 from transformers import AutoTokenizer
 
-from tfidf_tune.analysis import greedy_continuations, load_model
 from tfidf_tune.data import read_probe_file
+from tfidf_tune.probe import greedy_continuations, load_model
 from tfidf_tune.tasks import MODEL_NAME, register_model, tasks_folder
 from tfidf_tune.tasks._model import TokenExactHFLM
 from tfidf_tune.tasks._prompts import token_ids_request

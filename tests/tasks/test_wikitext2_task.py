@@ -10,10 +10,9 @@ import task_fakes
 import torch
 from task_fakes import FAMILIES, embedded_ids, prompts_seen, recorded_pairs, run_tasks
 
-from tfidf_tune.analysis import load_model
+from tfidf_tune.compare import comparison_report, import_results
 from tfidf_tune.data import embedded_documents, hf_tokenizer, text_blocks
-from tfidf_tune.report import comparison_report
-from tfidf_tune.results import import_results
+from tfidf_tune.probe import load_model
 
 TASK = "tfidf_wikitext2_ppl"
 

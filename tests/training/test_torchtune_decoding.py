@@ -9,8 +9,8 @@ from tiny_models import FAMILY_MODELS, MODELS
 from torchtune import modules
 from torchtune.training import set_activation_checkpointing
 
-from tfidf_tune.analysis import evaluating
 from tfidf_tune.loss import CrossEntropyLoss
+from tfidf_tune.probe import evaluating
 from tfidf_tune.training import prepare_head
 from tfidf_tune.training._monitor import PreparedModel
 

@@ -21,9 +21,9 @@ from tfidf_tune._printing import say
 from tfidf_tune.commands import add_tasks, key_values, require_extras, task_runner, whole_number
 
 if TYPE_CHECKING:
+    from tfidf_tune.audit import Bound
     from tfidf_tune.data import MadeProbe, Passage, ProbeSpec
-    from tfidf_tune.report import Bound
-    from tfidf_tune.tasks import Attack
+    from tfidf_tune.probe import Attack
 
 _EXAMPLE = "tfidf-tune audit runs/mine/checkpoint_100pct training.jsonl --controls held_out.jsonl --fail-above lms=20"
 _DEFAULT = "default: %(default)s"
@@ -48,7 +48,7 @@ class Asking:
 
     def affordable(self, num_passages: int) -> "list[Attack]":
         """Return the attacks that the budget covers for so many passages."""
-        from tfidf_tune.tasks import within_budget
+        from tfidf_tune.probe import within_budget
 
         return within_budget(self.attacks, self.budget, num_passages)
 
@@ -267,7 +267,8 @@ def report_folder(options: argparse.Namespace, named: str | Path) -> "tuple[Path
 
     By default it is named after a path: runs/audit/mine-checkpoint_100pct for runs/mine/checkpoint_100pct.
     """
-    from tfidf_tune.report import parse_bounds, require_report_folder
+    from tfidf_tune.audit import parse_bounds
+    from tfidf_tune.report import require_report_folder
 
     bounds = [] if options.fail_above is None else parse_bounds(options.fail_above)
     name = "-".join(Path(named).expanduser().resolve().parts[-2:]).strip("/")
@@ -283,7 +284,8 @@ def plan_asking(options: argparse.Namespace, folder: Path) -> Asking:
     Raises:
         ValueError: If options are out of range, or do not fit the model or each other.
     """
-    from tfidf_tune.tasks import MODEL_NAME, SERVER_NAME, VLLM_NAME, planned_attacks
+    from tfidf_tune.probe import planned_attacks
+    from tfidf_tune.tasks import MODEL_NAME, SERVER_NAME, VLLM_NAME
 
     named = options.attacks is not None or options.budget is not None  # else the report names no attack
     if options.offset and named:
@@ -320,7 +322,7 @@ def model_arguments(options: argparse.Namespace) -> dict[str, Any]:
     model = str(Path(options.model).expanduser()) if looks_like_path(options.model) else options.model
     names = {"pretrained": model}
     if (Path(model) / "adapter_config.json").is_file():
-        from tfidf_tune.analysis import adapter_base
+        from tfidf_tune.probe import adapter_base
 
         names = {"pretrained": str(options.base or adapter_base(model, "name it by --base")[0]), "peft": model}
     elif options.base is not None:
@@ -380,8 +382,9 @@ def _likelihood_problem(asking: Asking) -> str | None:
 
 def report(evaluated: Path, folder: Path, bounds: "Sequence[Bound]", *, show_passages: bool, as_json: bool) -> None:
     """Write the report and ``audit.json``, and print one of them; end with code 1 if a limit is exceeded."""
-    from tfidf_tune.report import audit_report, terminal_text, write_report
-    from tfidf_tune.results import import_results
+    from tfidf_tune.audit import audit_report
+    from tfidf_tune.compare import import_results
+    from tfidf_tune.report import terminal_text, write_report
 
     results = import_results([evaluated])
     folders = {one.run: one.folder for one in results.checkpoints}

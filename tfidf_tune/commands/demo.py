@@ -1,9 +1,33 @@
-"""``tfidf-tune demo``: the experiment ``demo`` with few options."""
+"""``tfidf-tune demo``: print and run the commands that train three small models and compare what they recite."""
 
 import argparse
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from tfidf_tune.commands.experiment import run
+from tfidf_tune._files import atomic_folder, remove_folder
+from tfidf_tune._printing import say
+
+_REPETITION = "tfidf_tune.weighting.RepetitionWeighting"
+_OBJECTIVES = {
+    "CE": ["loss=tfidf_tune.loss.CrossEntropyLoss"],
+    "TF-IDF": ["loss=tfidf_tune.loss.TFIDFCrossEntropyLoss"],
+    "Repetition": ["loss=tfidf_tune.loss.WeightedCrossEntropyLoss", f"loss.weighting._component_={_REPETITION}"],
+}
+_COMMAND = [sys.executable, "-m", "tfidf_tune.cli"]
+_TASKS = "tfidf_memorization,tfidf_membership,tfidf_wikitext2_ppl"
+# Perplexity is measured on text that shares no document with the training text.
+_HELD_OUT = [
+    "wikitext2_source=embedded",
+    "wikitext2_split=reference_train[80%:]+reference_validation",
+    "train_source=embedded",
+    "train_split=reference_train[:80%]+docstrings_train",
+    "num_blocks=150",
+]
 
 
 def main(arguments: list[str]) -> None:
@@ -11,13 +35,84 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="tfidf-tune demo",
         description="Train a Llama of 0.65 million parameters under CE, TF-IDF and repetition weights on Python's "
-        "documentation, in which some passages are repeated, and compare what the models recite.",
+        "documentation, in which some passages are repeated, and compare what the models recite. The commands are "
+        "printed; what an earlier demo in the folder has finished is not done again.",
     )
     parser.add_argument("--output-dir", type=Path, default=Path("runs/demo"), help="default: %(default)s")
-    seed_help = "seed of the order of data and of injections; default: %(default)s"
-    parser.add_argument("--seed", type=int, default=0, help=seed_help)
+    parser.add_argument("--seed", type=int, default=0, help="of the order of data and injections; default: %(default)s")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the training configs")
     options = parser.parse_args(arguments)
-    from tfidf_tune.experiment import load_experiment
+    out, overrides = options.output_dir.expanduser(), options.overrides
+    random, start, runs = out / "random", out / "start", out / f"seed{options.seed}"
+    if not random.is_dir():
+        say(f"A Llama of random weights, with a tokenizer: {random}")
+        with atomic_folder(random) as folder:
+            _make_random(folder)
+    _run([_training(start, "demo/llama_650K_start", random, *overrides)])
+    start = start / "checkpoint_100pct"
+    folders = {name: runs / name.lower() for name in _OBJECTIVES}
+    overrides.append(f"seed={options.seed}")
+    _run(
+        _training(runs / name.lower(), "demo/llama_650K_demo", start, *_OBJECTIVES[name], *overrides)
+        for name in folders
+    )
+    checkpoints = [checkpoint for folder in folders.values() for checkpoint in sorted(folder.glob("checkpoint_*pct"))]
+    _run(_evaluation(checkpoint, start) for checkpoint in checkpoints)
+    named = [f"Llama 650K:{name}={folder}" for name, folder in folders.items()]
+    arguments = ["compare", *named, "--output-dir", str(runs / "report")]
+    say(f"\n$ {shlex.join(['tfidf-tune', *arguments])}")
+    sys.exit(subprocess.run([*_COMMAND, *arguments], check=False).returncode)
 
-    chosen = {"output_dir": str(options.output_dir.expanduser()), "seeds": [options.seed]}
-    run(load_experiment("demo").model_copy(update=chosen))
+
+def _make_random(folder: Path) -> None:
+    """Write a model of random weights and a tokenizer; the sizes are those of the configs."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
+
+    train_embedded_tokenizer(folder, vocab_size=1024)
+    sizes: dict[str, Any] = {"vocab_size": 1024, "hidden_size": 128, "intermediate_size": 336, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "max_position_embeddings": 256, "bos_token_id": None}
+    torch.manual_seed(0)
+    config = LlamaConfig(**sizes, rms_norm_eps=1e-5, eos_token_id=hf_tokenizer(str(folder)).eos_id)
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def _training(folder: Path, config: str, start: Path, *overrides: str) -> tuple[Path, list[str]]:
+    """Return the log and the command of a training; no command if its last checkpoint, which is atomic, is there."""
+    log = folder.with_suffix(".log")
+    if (folder / "checkpoint_100pct").is_dir():
+        return log, []
+    remove_folder(folder)  # of a demo that was interrupted
+    dirs = [f"checkpointer.checkpoint_dir={start}", f"output_dir={folder}"]
+    return log, ["run", "full_finetune", "--config", config, *dirs, *overrides]
+
+
+def _evaluation(checkpoint: Path, start: Path) -> tuple[Path, list[str]]:
+    """Return the log and the command of an evaluation; no command if the last of its files is there."""
+    folder, output = checkpoint.parent, checkpoint.parent / "evaluation" / checkpoint.name
+    log = folder / f"{checkpoint.name}.log"
+    if any(output.rglob("samples_tfidf_wikitext2_ppl_*")):
+        return log, []
+    metadata = [f"probe_file={folder / 'probe.jsonl'}", f"reference_model={start}", *_HELD_OUT]
+    model = ["--model_args", f"pretrained={checkpoint},dtype=float32", "--batch_size", "128"]
+    written = ["--log_samples", "--output_path", str(output)]
+    return log, ["eval", *model, "--tasks", _TASKS, "--metadata", *metadata, *written]
+
+
+def _run(commands: Iterable[tuple[Path, list[str]]]) -> None:
+    """Print commands and run them, two at once; end with the exit code of the first that fails, and its last lines."""
+
+    def run(log: Path, arguments: list[str]) -> int:
+        say(f"\n$ {shlex.join(['tfidf-tune', *arguments])} > {log} 2>&1")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w") as file:
+            return subprocess.run([*_COMMAND, *arguments], stdout=file, stderr=file, check=False).returncode
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        ended = [(log, pool.submit(run, log, arguments)) for log, arguments in commands if arguments]
+    for log, future in ended:
+        if future.result():
+            say(log.read_text(encoding="utf-8", errors="replace")[-2000:], file=sys.stderr)
+            sys.exit(future.result())

@@ -54,7 +54,7 @@ def _ours_included(options: argparse.Namespace) -> Iterator[None]:
     """Register our models, and set what the harness has no option for: defaults, and when tasks are loaded."""
     from lm_eval.config import evaluate_config
 
-    from tfidf_tune.results import run_of
+    from tfidf_tune.probe import run_of
     from tfidf_tune.tasks import MODEL_NAME, VLLM_NAME, register_model, tasks_folder
 
     theirs: Any = evaluate_config.EvaluatorConfig

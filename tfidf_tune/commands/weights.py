@@ -24,14 +24,13 @@ def main(arguments: list[str]) -> None:
         ValueError: If an option does not fit, a file cannot be read, or the text does not fill one block.
     """
     options = _parser().parse_args(arguments)
-    from tfidf_tune.analysis._token_weights import shown_tokens, token_texts, weigh_blocks
     from tfidf_tune.data import hf_tokenizer, load_documents
     from tfidf_tune.data._sources import warn_of_short_documents
     from tfidf_tune.data._text import blocks_and_lengths
     from tfidf_tune.data._tokenizer import encode_texts
     from tfidf_tune.report import require_report_folder, terminal_text, write_report
-    from tfidf_tune.report._weights import tokens_section, weights_report
     from tfidf_tune.weighting import TFIDFWeighting
+    from tfidf_tune.weighting.view import shown_tokens, token_texts, tokens_section, weigh_blocks, weights_report
 
     folder = options.output_dir.expanduser()
     require_report_folder(folder)

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerContr
 
 from tfidf_tune._checks import require_integer
 from tfidf_tune._files import remove_folder
-from tfidf_tune.analysis import MemorizationProbe, evaluating, greedy_continuations
 from tfidf_tune.data import HFTokenizer, read_probe_file
 from tfidf_tune.integrations.transformers import base_model
+from tfidf_tune.probe import MemorizationProbe, evaluating, greedy_continuations
 
 _BELOW_THRESHOLD = "below_threshold"
 
@@ -33,7 +33,7 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         memorization_target_nll           mean -ln P of a token of their continuations
 
     and the same of the controls, as ``memorization_control_...``. LMS and prefix match are those of
-    :func:`tfidf_tune.analysis.probe`. Training itself is not changed: weights and losses are bit for bit those of a run
+    :func:`tfidf_tune.probe.probe`. Training itself is not changed: weights and losses are bit for bit those of a run
     without the callback, until the threshold ends it.
 
     With several processes, each computes the whole probe, because sharded models need all of them. A resumed run

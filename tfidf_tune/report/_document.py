@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tfidf_tune._printing import visible
-from tfidf_tune.analysis.intervals import ENOUGH_UNITS, MIN_UNITS, Interval
-from tfidf_tune.results._table import BY_LABEL
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -118,10 +116,6 @@ class Section:
     paragraphs: tuple[str, ...]
 
 
-RECITED_MARK = "what a model recites, the longest run of tokens that its continuation shares with the true one"
-SHARED_MARK = "runs of words that the continuation shares with the true one, in order; all else differs"
-
-
 @dataclass(frozen=True)
 class Report:
     """All that a page shows.
@@ -137,7 +131,7 @@ class Report:
         lead (str): sentences above the statements that say what is shown and explain its terms. Default: none.
         footnotes (Sequence[str]): caveats; "[1]" in a text refers to the first. Default: none.
         sections (Sequence[Section]): more text, between the examples and the footnotes. Default: none.
-        mark (str): what is marked in the examples.
+        mark (str): what is marked in the examples. Default: nothing.
         summary (Mapping[str, Any]): the numbers for a program; written as a file of its own. Default: none.
     """
 
@@ -151,7 +145,7 @@ class Report:
     verdict: str = ""
     footnotes: Sequence[str] = ()
     sections: Sequence[Section] = ()
-    mark: str = RECITED_MARK
+    mark: str = ""
     summary: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -190,37 +184,6 @@ def _csv_cell(value: Value) -> Value:
     return visible(f"'{value}" if value.startswith(_FORMULA_STARTS) else value)
 
 
-LMS_EXPLAINED = (
-    "LMS, the longest memorized substring, is the longest run of tokens that a continuation shares with the passage"
-)
-NEAR_EXPLAINED = (
-    "Edit distance: tokens to replace, insert and delete, as a share of the longer text. Common subsequence: tokens "
-    "that occur in both in one order."
-)
-TEXT_PROMPTS = (
-    "prompts were sent as text, so the responses were tokenized again: LMS and prefix match are approximate, even "
-    "where no token id was lost. `tfidf-tune eval` is exact."
-)
-SIGNIFICANCE_NOTE = (
-    "p (Holm): two-sided, from the same resamples, corrected for the number of comparisons of the model by Holm's "
-    f"method. Significant: the interval excludes 0 and p is below 0.05. With fewer than {MIN_UNITS} units there is no "
-    "verdict."
-)
-NOT_CORRECTED = "not after Holm's correction"
-FEW_UNITS = (
-    f"From {MIN_UNITS} to {ENOUGH_UNITS - 1} units, such an interval excludes 0 in 7 to 11 % of cases without any "
-    "difference, instead of 5 %."
-)
-SEVERAL_COMPARISONS = (
-    "Verdicts are corrected for the number of comparisons of a model by Holm's method. Intervals are not: without any "
-    "difference, one in twenty excludes 0."
-)
-BOUND = (
-    "The bound is the upper end of the 95 % interval of targets minus controls. It holds for these passages and "
-    "prompts, and does not show that nothing is memorized."
-)
-
-
 class Footnotes:
     """The caveats of a report, each said once and marked wherever it applies."""
 
@@ -237,41 +200,3 @@ def joined(names: Iterable[str]) -> str:
     """Join different names, at least one, as in a sentence: "a, b and c"."""
     *first, last = dict.fromkeys(names)
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def percent_text(percent: float) -> str:
-    """Write a change: "+5.0 %"; never "-0.0 %"."""
-    return f"{round(percent, 1) + 0.0:+.1f} %"
-
-
-def span(low: float, high: float, *, decimals: int, suffix: str = "") -> str:
-    """Write a range: "34.9 % to 71.1 %"; ends that look alike once."""
-    ends = (round(end, decimals) + 0.0 for end in (low, high))  # no "-0.0"
-    return " to ".join(dict.fromkeys(f"{end:.{decimals}f}{suffix}" for end in ends))
-
-
-def prompt_length(length: float) -> int | str:
-    """Return the length of a prompt for tables; completions have prompts of any length, recorded as 0."""
-    return int(length) or "own"
-
-
-def interval_text(interval: Interval, unit: str, *, decimals: int, suffix: str = "") -> str:
-    """Write an interval of a unit ("passage"): "95 % interval 34.9 % to 71.1 %", or "equal for all passages"."""
-    if math.isclose(interval.low, interval.high, rel_tol=1e-9, abs_tol=1e-12):
-        return f"equal for all {unit}s"
-    return f"95 % interval {span(interval.low, interval.high, decimals=decimals, suffix=suffix)}"
-
-
-def at_progress(progress: int, comma: str = "") -> str:
-    """Name a checkpoint: " at 50 % of training", with a comma before it or not; nothing at the end of training."""
-    return "" if progress == 100 else f"{comma} at {progress} % of training"
-
-
-def why_no_interval(one: Any) -> str:
-    """Say why a reduction is undefined or has no interval; for the row see :func:`compare_objectives`."""
-    if math.isnan(one.reduction):
-        return "the baseline is 0" if one.baseline == 0 else "a value is not finite"
-    measure = BY_LABEL[one.measure]
-    if one.num_units < 2:
-        return f"there is a single {measure.unit}"
-    return f"the baseline's {measure.phrase} is 0 in some resamples, because few {measure.unit}s have another value"

@@ -22,7 +22,6 @@ from tfidf_tune._printing import visible
 from tfidf_tune.report._document import Continuation, Report, Table, Value, finite
 from tfidf_tune.report._figures import draw
 from tfidf_tune.report._markdown import markdown
-from tfidf_tune.results import Results, write_results
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -165,7 +164,6 @@ def write_report(
     report: Report,
     folder: Path,
     *,
-    results: Results | None = None,
     more: Mapping[str, Callable[[Path], object]] | None = None,
     **page: Any,
 ) -> None:
@@ -177,8 +175,6 @@ def write_report(
     Args:
         report (Report): the report.
         folder (Path): created if missing.
-        results (Results | None): to be written to ``results.jsonl``, from which the report can be made again. Default:
-            None.
         more (Mapping[str, Callable[[Path], object]] | None): names of more files, and functions that write them to a
             path. Default: None.
         **page (Any): more for :func:`html_page`.
@@ -201,8 +197,6 @@ def write_report(
     }
     older = _listed_files(folder) - files.keys()
     files |= {name: partial(_write_text, text) for name, text in texts.items()} | dict(more or {})
-    if results is not None:
-        files["results.jsonl"] = partial(write_results, results)
     update_files(folder, files)
     for name in older:
         (folder / name).unlink(missing_ok=True)

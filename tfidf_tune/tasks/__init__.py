@@ -1,6 +1,5 @@
 """Tasks for lm-evaluation-harness, and a model of it that takes token ids."""
 
-from tfidf_tune.tasks._attacks import Attack, planned_attacks, within_budget
 from tfidf_tune.tasks._evaluate import MODEL_NAME, SERVER_NAME, VLLM_NAME, evaluate, register_model, tasks_folder
 from tfidf_tune.tasks._prompts import save_token_ids_tokenizer
 
@@ -8,11 +7,8 @@ __all__ = [
     "MODEL_NAME",
     "SERVER_NAME",
     "VLLM_NAME",
-    "Attack",
     "evaluate",
-    "planned_attacks",
     "register_model",
     "save_token_ids_tokenizer",
     "tasks_folder",
-    "within_budget",
 ]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.results import run_of
+from tfidf_tune.probe import run_of
 
 MODEL_NAME = "tfidf-hf"
 SERVER_NAME = "tfidf-server"

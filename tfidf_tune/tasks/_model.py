@@ -18,8 +18,8 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 from transformers import BitsAndBytesConfig, GenerationConfig
 
-from tfidf_tune.analysis import TokenLikelihoods, continue_prompts, require_known_ids, token_likelihoods
-from tfidf_tune.analysis._loading import with_adapter
+from tfidf_tune.probe import TokenLikelihoods, continue_prompts, require_known_ids, token_likelihoods
+from tfidf_tune.probe._loading import with_adapter
 from tfidf_tune.tasks._prompts import is_token_ids_request, on_base_model, parse_token_ids, token_ids_request
 
 _DEFAULT_BATCH_SIZE = 64
@@ -136,7 +136,7 @@ def _divided(
 class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
     """``--model tfidf-hf``: takes the arguments of ``--model hf``; ``pretrained`` may also be a PEFT adapter folder.
 
-    A request of token ids is passed to the model unchanged, and is continued as by :func:`tfidf_tune.analysis.probe`:
+    A request of token ids is passed to the model unchanged, and is continued as by :func:`tfidf_tune.probe.probe`:
     greedily, only by the logits, prompts of one length at a time, so that no padding changes a result. If its document
     has ``generation``, it is continued by ``model.generate``, without the model's ``generation_config``, one prompt at
     a time; samples are seeded by the prompt. The harness handles all other requests.

@@ -20,7 +20,7 @@ from lm_eval.config.task import TaskConfig
 from transformers import AutoConfig
 
 from tfidf_tune._checks import require_choice
-from tfidf_tune.analysis import adapter_base, longest_prefix_match
+from tfidf_tune.probe import adapter_base, longest_prefix_match
 
 if TYPE_CHECKING:
     from tfidf_tune.data import HFTokenizer

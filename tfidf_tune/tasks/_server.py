@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from tqdm import tqdm
 
 from tfidf_tune._checks import check_at_least, require_number
-from tfidf_tune.analysis import TokenLikelihoods
+from tfidf_tune.probe import TokenLikelihoods
 from tfidf_tune.tasks._model import ScoredTokens
 from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids
 

@@ -10,7 +10,7 @@ from lm_eval.models.vllm_causallms import VLLM
 from vllm import SamplingParams
 from vllm.platforms import current_platform
 
-from tfidf_tune.analysis import TokenLikelihoods
+from tfidf_tune.probe import TokenLikelihoods
 from tfidf_tune.tasks._model import Asked, TokenIdRequests
 from tfidf_tune.tasks._prompts import on_base_model
 

@@ -13,8 +13,8 @@ from datasets import Dataset
 from lm_eval.api.filter import Filter
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.analysis import rouge_scores
 from tfidf_tune.data import encode_prompts, load_rows, summarization_prompt
+from tfidf_tune.probe import rouge_scores
 from tfidf_tune.tasks._prompts import check_length, prompt_settings, prompts_of, task_documents
 
 _COLUMNS = {"article": str, "highlights": str}

@@ -14,7 +14,8 @@ import torch
 from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.analysis import (
+from tfidf_tune.data import Passage
+from tfidf_tune.probe import (
     TokenLikelihoods,
     load_model,
     membership_scores,
@@ -24,7 +25,6 @@ from tfidf_tune.analysis import (
     true_positive_rate,
     zlib_score,
 )
-from tfidf_tune.data import Passage
 from tfidf_tune.tasks._prompts import TokenIdPrompts, check_length, num_positions, task_documents
 from tfidf_tune.tasks.memorization import probed, whole_numbers
 

@@ -21,10 +21,10 @@ from torchtune import training
 from torchtune.modules import TiedLinear
 from torchtune.training import set_default_dtype
 
-from tfidf_tune.analysis import evaluating
 from tfidf_tune.data import is_packed
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss
 from tfidf_tune.models import NF4_MULTIPLE, LoRASettings, is_4bit, is_adapter
+from tfidf_tune.probe import evaluating
 from tfidf_tune.training._checkpointer import HFCheckpointer, implementation_of
 from tfidf_tune.training._components import find_component, instantiate
 from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from tfidf_tune.analysis import Decoding, MemorizationProbe, evaluating
 from tfidf_tune.loss import HeadInput
+from tfidf_tune.probe import Decoding, MemorizationProbe, evaluating
 from tfidf_tune.training._checkpointer import implementation_of
 from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype
 from tfidf_tune.training._data import read_passages

@@ -1,0 +1,99 @@
+"""Compare audits of one model through transformers and through an OpenAI-compatible server, or vLLM in the process.
+
+    python -m transformers.cli.transformers serve --device cpu --port 8078 MODEL    # needs fastapi and uvicorn
+    python audit_server.py MODEL TEXTS CONTROLS --base-url http://localhost:8078/v1 \
+        --server "transformers serve" --weights bfloat16
+
+    python -m llama_cpp.server --model MODEL.gguf --n_ctx 1024 --logits_all true    # llama-cpp-python[server]
+    python audit_server.py MODEL TEXTS CONTROLS --base-url http://localhost:8000/v1 --served-model any \
+        --server llama-cpp-python --weights Q4_1
+
+    vllm serve MODEL --max-model-len 1024
+    python audit_server.py MODEL TEXTS CONTROLS --base-url http://localhost:8000/v1 --server "vllm serve" \
+        --weights bfloat16
+
+    python audit_server.py MODEL TEXTS CONTROLS --server "vLLM" --weights bfloat16    # in the process
+
+Each is a `tfidf-tune audit` of the same texts. The records are read by docs/audit.md.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from measuring import markdown_table, record, write_result  # type: ignore[import-not-found]
+
+
+def main() -> None:
+    """Audit twice and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="folder of a Hugging Face model")
+    parser.add_argument("texts")
+    parser.add_argument("controls")
+    parser.add_argument("--base-url", help="default: no server, --backend vllm")
+    parser.add_argument("--served-model", help="its name at the server; default: MODEL")
+    parser.add_argument("--server", required=True, help="name and version of the server, for the record")
+    parser.add_argument("--weights", required=True, help="what the server computes with, for the record")
+    parser.add_argument("--block-size", default="128")
+    parser.add_argument("--output", type=Path, help="write the results to this file as JSON")
+    options = parser.parse_args()
+    common = [
+        *(options.texts, "--controls", options.controls, "--passages", "random", "--block-size", options.block_size),
+        *("--num-targets", "12", "--num-controls", "12", "--prefix-lengths", "32", "--max-new-tokens", "64"),
+    ]
+    if options.base_url is None:
+        other = [
+            options.model,
+            *common,
+            "--backend",
+            "vllm",
+            "--model-args",
+            "max_model_len=1024",
+            "--dtype",
+            "bfloat16",
+        ]
+    else:
+        other = [options.served_model or options.model, *common, "--base-url", options.base_url]
+        other += ["--tokenizer", options.model]
+    made = {
+        "transformers": _audited([options.model, *common, "--device", "cpu", "--dtype", "bfloat16"]),
+        "server": _audited(other),
+    }
+    named = argparse.Namespace(server=options.server, weights=options.weights, block_size=options.block_size)
+    result = record(named, "cpu", ("torch", "transformers", "tfidf-tune"), audits=made)
+    print(table(result))
+    write_result(result, options.output)
+
+
+def _audited(arguments: list[str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "tfidf_tune.cli", "audit", *arguments, "--output-dir", folder, "--json"]
+        made: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    return {name: made[name] for name in ("measures", "passages", "recites_targets_more")}
+
+
+def table(record: dict[str, Any]) -> str:
+    """Lay out a record."""
+    audits = record["audits"]
+    lms = [{one["id"]: one["lms"] for one in audits[way]["passages"]} for way in ("transformers", "server")]
+    same = sum(lms[0][key] == lms[1][key] for key in lms[0])
+    rows = [
+        [
+            "transformers" if way == "transformers" else record["settings"]["server"],
+            "bfloat16" if way == "transformers" else record["settings"]["weights"],
+            *(f"{made['measures'][name]['value']:.2f}" for name in ("lms", "excess", "verbatim")),
+            "yes" if made["recites_targets_more"] else "no",
+            "" if way == "transformers" else f"{same} of {len(lms[0])}",
+        ]
+        for way, made in audits.items()
+    ]
+    columns = ["through", "computes in", "LMS", "above controls", "verbatim", "recites more", "passages of equal LMS"]
+    return str(markdown_table(columns, rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Does an audit find passages that a model has seen, and nothing where there is nothing?
+
+    python research/benchmarks/audit_trust.py
+
+Trains small models on text with passages that occur a known number of times (audit_trust.yaml), then audits each by
+`tfidf-tune audit` twice: with its passages, and with passages of the same kind that no model has seen. Controls are
+other unseen passages. A passage is found if it is recited further than any control. The record is read by
+docs/audit.md.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measuring import markdown_table, record, write_result  # type: ignore[import-not-found]
+from scipy.stats import binomtest
+
+from tfidf_tune.data import read_probe_file
+
+_EXPERIMENT = Path(__file__).with_name("audit_trust.yaml")
+_LENGTH = 240  # tokens of an audited passage; those in the training text have 256
+_NUM_PASSAGES = 16  # of 19 of each kind: some of those never injected share text with the training data
+
+
+def main() -> None:
+    """Train, audit and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs/audit_trust"), help="of the experiment")
+    parser.add_argument("--jobs", default="2", help="trainings at once")
+    parser.add_argument("--output", type=Path, help="write the results to this file as JSON")
+    options = parser.parse_args()
+    command = [sys.executable, "-m", "tfidf_tune.cli"]
+    subprocess.run(
+        [*command, "experiment", str(_EXPERIMENT), "--jobs", options.jobs, f"output_dir={options.runs}"], check=True
+    )
+    runs = sorted(options.runs.glob("*-copies-*/ce/seed0"))
+    audits = [
+        {"model": run.parent.parent.name, "asked": asked, **_audited(command, run, asked)}
+        for run in runs
+        for asked in ("injected", "unseen")
+    ]
+    options.runs = None  # a path
+    result = record(options, "cpu", ("torch", "transformers", "tfidf-tune"), block_size=_LENGTH, audits=audits)
+    print(table(result))
+    write_result(result, options.output)
+
+
+def _audited(command: list[str], run: Path, asked: str) -> dict[str, Any]:
+    """Audit a model with the passages that it has seen, or with half of those that it has not."""
+    passages = read_probe_file(run / "probe.jsonl")
+    unseen = [one.text for one in passages if one.kind == "control"]  # of the same split, not injected
+    texts = {
+        "injected": [one.text for one in passages if one.kind == "target"],
+        "unseen": unseen[::2],
+        "controls": unseen[1::2],
+    }
+    folder = run / "trust"
+    folder.mkdir(exist_ok=True)
+    for name, own in texts.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in own))
+    arguments = [
+        *("audit", str(run / "checkpoint_100pct"), str(folder / f"{asked}.jsonl")),
+        *("--controls", str(folder / "controls.jsonl"), "--passages", "random", "--block-size", str(_LENGTH)),
+        *("--num-targets", str(_NUM_PASSAGES), "--num-controls", str(_NUM_PASSAGES)),
+        *("--output-dir", str(folder / asked), "--overwrite", "--json"),
+    ]
+    made = json.loads(subprocess.run([*command, *arguments], check=True, capture_output=True, text=True).stdout)
+    lms = {kind: [one["lms"] for one in made["passages"] if one["kind"] == kind] for kind in ("target", "control")}
+    return {"recites_targets_more": made["recites_targets_more"], "verbatim": made["measures"]["verbatim"], "lms": lms}
+
+
+def table(record: dict[str, Any]) -> str:
+    """Lay out the record: a row for each number of copies, and one for text that no model has seen."""
+    groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for one in record["audits"]:
+        copies = int(one["model"].split("-")[0]) if one["asked"] == "injected" else 0
+        groups.setdefault((copies, one["asked"]), []).append(one)
+    rows = []
+    for (copies, _), audits in sorted(groups.items(), reverse=True):
+        found = [lms > max(one["lms"]["control"]) for one in audits for lms in one["lms"]["target"]]
+        above = [(a > b) + (a == b) / 2 for one in audits for a in one["lms"]["target"] for b in one["lms"]["control"]]
+        positive = sum(one["recites_targets_more"] for one in audits)
+        rows.append(
+            [
+                str(copies) if copies else "none, unseen text",
+                *(_share(positive, len(audits)), _share(sum(found), len(found)), f"{np.mean(above):.2f}"),
+            ]
+        )
+    columns = ["copies", "audits that say so", "passages recited further than any control", "AUC of the ranking"]
+    return str(markdown_table(columns, rows))
+
+
+def _share(found: int, number: int) -> str:
+    ends = binomtest(found, number).proportion_ci(method="exact")
+    return f"{found} of {number} ({100 * ends.low:.0f} to {100 * ends.high:.0f} %)"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Time, memory and errors of `tfidf-tune data dedup` and `probe make` on 1, 10 and 100 million tokens.
+
+    python research/benchmarks/corpus_scale.py --output scale.json
+
+Documents are words of the embedded corpus in random order; one in twenty is copied exactly, and one in twenty with
+1 % of its words replaced. A token is counted as four characters. Each run is a process of its own with one job; ways
+that keep all text in memory run up to 10 million tokens for comparison. `probe make` uses a tokenizer of 8192 tokens.
+"""
+
+import argparse
+import gzip
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from measuring import markdown_table, record, write_result  # type: ignore[import-not-found]
+
+from tfidf_tune.data import embedded_documents, read_probe_file, train_embedded_tokenizer
+
+_NUM_WORDS, _CHARACTERS_PER_TOKEN = 300, 4
+_FILE_DOCUMENTS = 20_000
+_IN_MEMORY = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from tfidf_tune.data._deduplication import Deduplication
+class Words(list):  # a tokenizer whose tokens are words
+    eos_id = -1
+    decode = lambda self, token_ids: " ".join(self[number] for number in token_ids)
+words = {}
+rows = [
+    np.array([words.setdefault(word, len(words)) for word in json.loads(line)["text"].split()], dtype=np.int32)
+    for file in sorted(Path(sys.argv[1]).iterdir()) for line in file.open()
+]
+print(int(Deduplication().kept(rows, "text", Words(words)).sum()))
+"""
+
+
+def main() -> None:
+    """Measure every size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--millions", type=int, nargs="+", default=[1, 10, 100], help="tokens; default: 1 10 100")
+    parser.add_argument("--output", type=Path, help="write the results to this file as JSON")
+    options = parser.parse_args()
+    runs = []
+    for millions in options.millions:
+        with tempfile.TemporaryDirectory() as folder:
+            runs += _measured(millions, Path(folder), in_memory=millions <= 10)
+            print(table({"runs": runs}), flush=True)
+    write_result(record(options, "cpu", ("datatrove", "numpy", "tfidf-tune"), runs=runs), options.output)
+
+
+def _measured(millions: int, folder: Path, *, in_memory: bool) -> list[dict[str, Any]]:
+    kinds, num_characters = _write(folder / "in", millions)
+    size = {"tokens": num_characters // _CHARACTERS_PER_TOKEN, "documents": len(kinds)}
+    dedup = [sys.executable, "-m", "tfidf_tune.cli", "data", "dedup", str(folder / "in")]
+    runs = []
+    for method in ("exact", "minhash"):
+        run = _run([*dedup, str(folder / method), "--method", method])
+        files = sorted((folder / method).glob("*.jsonl.gz"))
+        kept = {json.loads(line)["n"] for file in files for line in gzip.decompress(file.read_bytes()).splitlines()}
+        removed = {kind: [n not in kept for n, of in enumerate(kinds) if of == kind] for kind in ("", "exact", "near")}
+        shares = {kind or "other": sum(found) / len(found) for kind, found in removed.items()}
+        runs.append({"way": f"data dedup, {method}", **size, **run, "removed": shares})
+    if in_memory:
+        command = [sys.executable, "-c", _IN_MEMORY, str(folder / "in")]
+        runs.append({"way": "data sets, minhash in memory", **size, **_run(command)})
+    make = [sys.executable, "-m", "tfidf_tune.cli", "probe", "make", str(folder / "in"), "--num-controls", "20"]
+    make += ["--tokenizer", str(train_embedded_tokenizer(folder / "tokenizer", vocab_size=8192)), "--overwrite"]
+    for passages in ("duplicates", "near-duplicates"):
+        output = folder / "probe.jsonl"
+        run = _run([*make, "--passages", passages, "--output", str(output)])
+        repeated = sum(one.num_injections > 1 for one in read_probe_file(output))
+        runs.append({"way": f"probe make, {passages}", **size, **run, "repeated_targets": repeated})
+    return runs
+
+
+def _write(folder: Path, millions: int) -> tuple[list[str], int]:
+    """Write documents; return of each what it is a copy of: nothing, "exact" or "near"."""
+    folder.mkdir()
+    words = [word for text in embedded_documents("train")[:200] for word in text.split()]
+    rng = random.Random(millions)
+    kinds: list[str] = []
+    earlier: list[list[str]] = []
+    num_characters, file = 0, None
+    while num_characters < millions * 1e6 * _CHARACTERS_PER_TOKEN:
+        if len(kinds) % _FILE_DOCUMENTS == 0:
+            file = (folder / f"{len(kinds) // _FILE_DOCUMENTS:05d}.jsonl").open("w")
+        draw = rng.random()
+        kind = "exact" if draw < 0.05 else "near" if draw < 0.1 else ""
+        if kind and earlier:
+            own = rng.choice(earlier)
+            if kind == "near":
+                own = [rng.choice(words) if rng.random() < 0.01 else word for word in own]
+        else:
+            own, kind = rng.choices(words, k=_NUM_WORDS), ""
+            if len(earlier) < 1000 or rng.random() < 0.01:
+                earlier.append(own)
+        text = " ".join(own)
+        assert file is not None
+        file.write(json.dumps({"n": len(kinds), "text": text}) + "\n")
+        kinds.append(kind)
+        num_characters += len(text)
+        if len(kinds) % _FILE_DOCUMENTS == 0:
+            file.close()
+    if file is not None:
+        file.close()
+    return kinds, num_characters
+
+
+def _run(command: list[str]) -> dict[str, Any]:
+    """Run a process with a parent of its own, which reports the largest memory of its children."""
+    parent = (
+        "import json, resource, subprocess, sys, time; start = time.perf_counter(); "
+        "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); "
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN); "
+        "print(json.dumps([time.perf_counter() - start, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024]))"
+    )
+    made = subprocess.run([sys.executable, "-c", parent, *command], check=True, stdout=subprocess.PIPE, text=True)
+    seconds, cpu_seconds, peak = json.loads(made.stdout)
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_bytes": peak}
+
+
+def table(record: dict[str, Any]) -> str:
+    """Lay out the record."""
+    rows = [
+        [
+            *(one["way"], f"{one['tokens'] / 1e6:.0f} M", f"{one['documents']:,}", f"{one['seconds']:,.0f}"),
+            *(f"{one['tokens'] / one['cpu_seconds'] / 1e6:.2f} M", f"{one['peak_bytes'] / 2**20:,.0f}"),
+            *(f"{100 * one['removed'][kind]:.2f}" if "removed" in one else "" for kind in ("exact", "near", "other")),
+            str(one.get("repeated_targets", "")),
+        ]
+        for one in record["runs"]
+    ]
+    columns = ["", "tokens", "documents", "seconds", "tokens/s of a core", "MiB"]
+    columns += ["% removed: exact copies", "near copies", "others", "targets with copies, of 100"]
+    return str(markdown_table(columns, rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""A checkpoint trained by torchtune's modules and by transformers' own class: time of a step, memory of loading.
+
+    python research/benchmarks/implementations.py --checkpoint runs/smollm2_inputs/SmolLM2-135M-Instruct
+    python research/benchmarks/implementations.py --dtypes bf16 --set model.quantize_base=true
+    python research/benchmarks/implementations.py --device cuda
+
+Both are built, loaded and trained as the recipes do it. The steps take turns in one process, in a rotating order. On a
+CPU they are timed in seconds of the processor, which other programs on the machine change little. Each model is loaded
+in a process of its own; memory is resident, and includes the file of weights as far as it is mapped.
+"""
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
+
+import torch
+from measuring import (  # type: ignore[import-not-found]
+    against_stock,
+    heading,
+    make_parser,
+    markdown_table,
+    median_peak,
+    peak_memory,
+    record,
+    take_turns,
+    write_result,
+)
+from torch import nn
+from torchtune.training import get_dtype
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from tfidf_tune.training import (
+    FinetuneConfig,
+    LoRAFinetuneConfig,
+    Run,
+    agree_on_step,
+    build_loss,
+    build_model,
+    build_optimizer,
+    check_config,
+    has_lora_builder,
+    instantiate,
+    load_config,
+    load_model,
+    prepare_model,
+    train_adapters_only,
+    train_step,
+)
+
+OURS, THEIRS = "torchtune", "transformers"
+_MIB = 2**20
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser: argparse.ArgumentParser = make_parser(__doc__, rounds=5)
+    parser.add_argument("--checkpoint", help="default: a random Llama of 273 million parameters in bf16")
+    parser.add_argument("--config", default="any/lora_memorization", help="whose model is a tfidf_tune.models.auto")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="other keys of the config")
+    parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--seq-len", type=int, default=256)
+    return parser.parse_args()
+
+
+def load(options: argparse.Namespace, implementation: str, dtype: str) -> tuple[FinetuneConfig, nn.Module]:
+    """Build and load the model as a recipe does."""
+    changes = {
+        "checkpointer.checkpoint_dir": options.checkpoint,
+        "model.implementation": implementation,
+        "dataset.source": "unused",
+        "device": options.device,
+        "output_dir": "unused",
+    }
+    user_cfg = load_config(options.config, [*(f"{key}={value}" for key, value in changes.items()), *options.set])
+    has_lora = has_lora_builder(user_cfg)
+    cfg = check_config(user_cfg, LoRAFinetuneConfig if has_lora else FinetuneConfig)
+    device = torch.device(options.device)
+    run = Run(device, get_dtype(dtype, device=device), 0, Path("unused"))
+    checkpointer = instantiate(cfg, "checkpointer")
+    model = build_model(cfg, run, checkpointer)
+    if has_lora:
+        train_adapters_only(model)
+    load_model(model, checkpointer, run)
+    return cfg, model
+
+
+def build_step(options: argparse.Namespace, implementation: str, dtype: str) -> Callable[[], object]:
+    """Build a training step on a model of its own."""
+    cfg, model = load(options, implementation, dtype)
+    loss = build_loss(cfg)
+    prepare_model(model, loss, cfg)
+    optimizer, _ = build_optimizer(cfg, model.parameters(), 100)
+    vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
+    generator = torch.Generator().manual_seed(0)
+    device = torch.device(options.device)
+    tokens = torch.randint(vocab_size, (options.batch_size, options.seq_len), generator=generator).to(device)
+    scaler = torch.amp.GradScaler(options.device, enabled=False)
+
+    def step() -> None:
+        batch = agree_on_step([{"tokens": tokens, "labels": tokens.clone()}])
+        train_step(model, loss, optimizer, batch, scaler=scaler, device=device, clip_grad_norm=cfg.clip_grad_norm)
+
+    return step
+
+
+def measure_loading(options: argparse.Namespace, implementation: str, dtype: str, num_threads: int) -> dict[str, float]:
+    """Load the model in this process; return seconds of the processor, and peak memory above that before, in MiB."""
+    torch.set_num_threads(num_threads)
+    load_config(options.config)  # imports what the recipes need
+    clock = _clock(options.device)
+    start = clock()
+    with peak_memory(options.device) as peak:
+        model = load(options, implementation, dtype)[1]
+    seconds = clock() - start
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return {"loading_s": seconds, "loading_peak_mib": peak.num_bytes / _MIB, "weights_mib": size / _MIB}
+
+
+def _clock(device: str) -> Callable[[], float]:
+    return time.process_time if device == "cpu" else time.perf_counter
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parse_arguments()
+    with TemporaryDirectory() as folder:
+        name = options.checkpoint or "a random Llama of 273 million parameters"
+        if options.checkpoint is None:
+            options.checkpoint = write_random_llama(Path(folder))
+        measure(options, name)
+
+
+def write_random_llama(folder: Path) -> str:
+    """Write a model whose linear layers have multiples of 16,384 weights, as NF4 needs."""
+    config = LlamaConfig(
+        vocab_size=2048,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=16,
+        num_attention_heads=16,
+        max_position_embeddings=512,
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    return str(folder)
+
+
+def measure(options: argparse.Namespace, checkpoint: str) -> None:
+    """Measure the options' checkpoint and print; ``checkpoint`` is what the result calls it."""
+    ways = [(implementation, dtype) for dtype in options.dtypes for implementation in (OURS, THEIRS)]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
+        loading = {way: pool.submit(measure_loading, options, *way, torch.get_num_threads()).result() for way in ways}
+    steps = {way: build_step(options, *way) for way in ways}
+    spent = take_turns(
+        {", ".join(way): step for way, step in steps.items()},
+        rounds=options.rounds,
+        warmup=1,
+        device=options.device,
+        clock=_clock(options.device),
+    )
+    result: dict[str, Any] = record(
+        options, options.device, ("torch", "torchtune", "transformers", "peft", "tfidf-tune")
+    )
+    result["settings"]["checkpoint"] = checkpoint
+    num_tokens = options.batch_size * options.seq_len
+    for way in ways:
+        name, stock = ", ".join(way), ", ".join((THEIRS, way[1]))
+        result.setdefault("implementations", {})[name] = {
+            **against_stock(spent[name], spent[stock]),
+            "tokens_per_second": num_tokens / statistics.median(spent[name]),
+            "step_peak_mib": median_peak(steps[way], options.device, rounds=1) / _MIB,
+            **loading[way],
+        }
+    settings, unit = result["settings"], "seconds of the processor" if options.device == "cpu" else "seconds"
+    print(heading(result))
+    print(
+        f"{Path(settings['checkpoint']).name}, {settings['config']}: batch {settings['batch_size']} x "
+        f"{settings['seq_len']}, median of {settings['rounds']} rounds, {unit}\n\n{table(result)}"
+    )
+    write_result(result, options.output)
+
+
+def table(result: dict[str, Any]) -> str:
+    """Lay out the result as Markdown."""
+    rows = [
+        [
+            name,
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['median_ratio_to_stock']:.2f}",
+            *(f"{row[key]:,.0f}" for key in ("step_peak_mib", "weights_mib", "loading_peak_mib")),
+            f"{row['loading_s']:.1f}",
+        ]
+        for name, row in result["implementations"].items()
+    ]
+    columns = ["model", "tokens/s", "time / transformers", "step, MiB", "weights, MiB", "loading, MiB", "loading, s"]
+    return str(markdown_table(columns, rows))
+
+
+if __name__ == "__main__":
+    main()

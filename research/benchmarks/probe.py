@@ -1,0 +1,129 @@
+"""Time of the library's batched probe, compared with one sequence at a time and with lm-evaluation-harness.
+
+    python research/benchmarks/probe.py    # 300 continuations of 128 tokens, the demo's model
+    python research/benchmarks/probe.py --device cuda --checkpoint MODEL_FOLDER
+
+Two comparisons of functions that take turns in one process, by ratios within a round. Batched and one at a time are
+the same function on a model that is loaded once; one at a time continues only a part of the passages, so continuations
+per second are compared, including scores. Probe and harness each load model and tokenizer, as their commands do.
+Without a checkpoint the weights are random: the cost of a token does not depend on them.
+"""
+
+import argparse
+import contextlib
+import io
+import logging
+import statistics
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from measuring import (  # type: ignore[import-not-found]
+    heading,
+    make_parser,
+    median_ratio,
+    record,
+    take_turns,
+    write_result,
+)
+
+from research.experiment import random_model
+from tfidf_tune.data import ProbeSpec, hf_tokenizer, make_probe, write_probe_file
+from tfidf_tune.probe import load_model, probe
+from tfidf_tune.tasks import evaluate
+from tfidf_tune.training import load_config
+
+PROBE, HARNESS = "probe", "harness"
+BATCHED, ONE_AT_A_TIME = "batched", "one at a time"
+NUM_PREFIXES = 3  # the probe's default lengths
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser: argparse.ArgumentParser = make_parser(__doc__, rounds=5)
+    parser.add_argument("--checkpoint", help="default: the demo's Llama of 3.4 million parameters, random weights")
+    parser.add_argument("--num-passages", type=int, default=100, help="each continued from 3 prefix lengths")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--one-in", type=int, default=10, help="one at a time, continue only every N-th passage")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parse_arguments()
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        checkpoint = options.checkpoint
+        if checkpoint is None:
+            checkpoint = str(folder / "model")
+            random_model(folder / "model", load_config("demo/llama_3M_full_memorization").model, seed=0)
+        spec = ProbeSpec(("embedded",), num_targets=options.num_passages, num_controls=0, passages="random")
+        passages = make_probe(hf_tokenizer(checkpoint), spec).passages
+        write_probe_file(folder / "probe.jsonl", passages)
+
+        def run_probe() -> None:
+            model = load_model(checkpoint, device=options.device)
+            probe(model, hf_tokenizer(checkpoint), passages, batch_size=options.batch_size)
+
+        def run_harness() -> None:
+            evaluate(
+                {"pretrained": checkpoint},
+                ["tfidf_memorization"],
+                folder / "evaluation",
+                metadata={"probe_file": str(folder / "probe.jsonl")},
+                batch_size=options.batch_size,
+                device=options.device,
+            )
+
+        def quiet(way: Callable[[], None]) -> None:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                way()
+
+        ways = {PROBE: partial(quiet, run_probe), HARNESS: partial(quiet, run_harness)}
+        seconds = take_turns(ways, rounds=options.rounds, warmup=1, device=options.device)
+        model, tokenizer = load_model(checkpoint, device=options.device), hf_tokenizer(checkpoint)
+        asked = {BATCHED: passages, ONE_AT_A_TIME: passages[:: options.one_in]}
+        batch_sizes = {BATCHED: options.batch_size, ONE_AT_A_TIME: 1}
+        loaded_ways = {
+            name: partial(probe, model, tokenizer, asked[name], batch_size=batch_sizes[name]) for name in asked
+        }
+        loaded_seconds = take_turns(loaded_ways, rounds=options.rounds, warmup=1, device=options.device)
+
+    each = {
+        name: [taken / (NUM_PREFIXES * len(asked[name])) for taken in loaded_seconds[name]] for name in loaded_seconds
+    }
+    result = record(
+        options,
+        options.device,
+        ("torch", "transformers", "lm-eval", "tfidf-tune"),
+        continuations=NUM_PREFIXES * len(passages),
+        median_s={name: statistics.median(taken) for name, taken in seconds.items()},
+        median_ratio_to_probe=median_ratio(seconds[HARNESS], seconds[PROBE]),
+        continuations_one_at_a_time=NUM_PREFIXES * len(asked[ONE_AT_A_TIME]),
+        continuations_per_s={name: 1 / statistics.median(taken) for name, taken in each.items()},
+        median_throughput_ratio=median_ratio(each[ONE_AT_A_TIME], each[BATCHED]),
+    )
+    report(result)
+    write_result(result, options.output)
+
+
+def report(result: dict[str, Any]) -> None:
+    """Print both comparisons."""
+    print(heading(result))
+    print(f"medians of {result['settings']['rounds']} rounds\n")
+    print(
+        f"{result['continuations']} continuations, loading included: probe {result['median_s'][PROBE]:.2f} s, "
+        f"harness {result['median_s'][HARNESS]:.2f} s, ratio {result['median_ratio_to_probe']:.3f}"
+    )
+    print(
+        f"continuations per second, without loading: batched {result['continuations_per_s'][BATCHED]:.2f}, one at a "
+        f"time {result['continuations_per_s'][ONE_AT_A_TIME]:.2f} ({result['continuations_one_at_a_time']} "
+        f"continuations), ratio {result['median_throughput_ratio']:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

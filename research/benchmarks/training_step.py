@@ -1,0 +1,199 @@
+"""A training step with torchtune's stock cross-entropy, with ours, and with TF-IDF: time and peak memory.
+
+    python research/benchmarks/training_step.py                                      # the demo's model on this CPU
+    python research/benchmarks/training_step.py --objectives                         # every other objective as well
+    python research/benchmarks/training_step.py --config tinyllama/1.1B_full_memorization --device cuda --dtype bf16
+
+The steps run in one process on the same model and batches, taking turns in a rotating order, and what is
+compared are ratios within a round, so that a machine that slows down for a while slows all. Weights are random: a
+step's cost does not depend on them. Stock is the step of torchtune 0.6.1's own recipes.
+"""
+
+import argparse
+from collections.abc import Callable
+from itertools import cycle
+from typing import Any
+
+import torch
+from measuring import (  # type: ignore[import-not-found]
+    WARMUP,
+    against_stock,
+    heading,
+    make_parser,
+    markdown_table,
+    median_peak,
+    median_ratio,
+    median_ratio_interval,
+    record,
+    take_turns,
+    write_result,
+)
+from torch import nn
+from torch.optim import Optimizer
+from torchtune import config, training
+from torchtune.modules.loss import CEWithChunkedOutputLoss
+
+from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
+from tfidf_tune.training import LoRASettings, agree_on_step, load_config, prepare_head, train_adapters_only, train_step
+from tfidf_tune.weighting import (
+    FocalWeighting,
+    GoldfishWeighting,
+    MiLeWeighting,
+    RepetitionWeighting,
+    TFIDFWeighting,
+    shift_labels,
+)
+
+Batch = dict[str, torch.Tensor]
+Step = Callable[[Batch], object]
+STOCK, CHUNKED, OURS, TFIDF = "stock CE", "our CE, chunked", "our CE", "TF-IDF"
+WEIGHTS = "weights alone"
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser: argparse.ArgumentParser = make_parser(__doc__, rounds=30)
+    parser.add_argument("--config", default="demo/llama_3M_full_memorization", help="gives model and optimizer")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--seq-len", type=int, default=256)
+    parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])
+    parser.add_argument("overrides", nargs="*", help="of the config, for example model.num_layers=2")
+    parser.add_argument("--objectives", action="store_true", help="also every objective other than TF-IDF")
+    parser.add_argument("--compile", action="store_true", help="torch.compile for the layers and all losses")
+    return parser.parse_args()
+
+
+def build_model(options: argparse.Namespace) -> tuple[nn.Module, Optimizer]:
+    """Build the config's model with random weights, and its optimizer over what it trains."""
+    cfg = load_config(options.config, options.overrides)
+    device = torch.device(options.device)
+    torch.manual_seed(0)
+    with training.set_default_dtype(training.get_dtype(options.dtype, device=device)), device:
+        model: nn.Module = config.instantiate(cfg.model)
+    if LoRASettings.of(model) is not None:
+        train_adapters_only(model)
+    optimizer: Optimizer = config.instantiate(cfg.optimizer, [p for p in model.parameters() if p.requires_grad])
+    return model, optimizer
+
+
+def other_objectives() -> dict[str, WeightedCrossEntropyLoss]:
+    """All objectives but cross-entropy and TF-IDF, with their defaults."""
+    weightings = {
+        "Goldfish": GoldfishWeighting(),
+        "MiLe": MiLeWeighting(),
+        "focal": FocalWeighting(),
+        "repetition": RepetitionWeighting(),
+    }
+    return {name: WeightedCrossEntropyLoss(weighting) for name, weighting in weightings.items()}
+
+
+def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]:
+    """Build the steps on one model; returns them, the vocabulary size and the number of trained parameters."""
+    model, optimizer = build_model(options)
+    device = torch.device(options.device)
+    stock = CEWithChunkedOutputLoss()
+    losses: dict[str, WeightedCrossEntropyLoss] = {
+        CHUNKED: CrossEntropyLoss(head="chunked", num_output_chunks=stock.num_output_chunks),
+        OURS: CrossEntropyLoss(),
+        TFIDF: TFIDFCrossEntropyLoss(),
+        **(other_objectives() if options.objectives else {}),
+    }
+    if options.compile:
+        training.compile_model(model, verbose=False)
+        training.compile_loss(stock, verbose=False)
+        for loss in losses.values():
+            loss.compile_chunks()
+
+    def stock_step(batch: Batch) -> None:
+        prepare_head(model, losses[CHUNKED])
+        labels = shift_labels(batch["labels"])
+        num_tokens = (batch["labels"] != stock.ignore_index).sum()
+        loss = stock(model(batch["tokens"]), labels) * num_tokens
+        loss.backward()
+        training.scale_grads(model, 1 / num_tokens)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    no_scaler = torch.amp.GradScaler(device.type, enabled=False)
+
+    def our_step(loss: WeightedCrossEntropyLoss) -> Step:
+        loss.to(device)
+
+        def step(batch: Batch) -> None:
+            prepare_head(model, loss)
+            batches = agree_on_step([batch])
+            train_step(model, loss, optimizer, batches, scaler=no_scaler, device=device, clip_grad_norm=1.0)
+
+        return step
+
+    vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
+    weighting = TFIDFWeighting()
+    steps: dict[str, Step] = {STOCK: stock_step} | {name: our_step(loss) for name, loss in losses.items()}
+    steps[WEIGHTS] = lambda batch: weighting(shift_labels(batch["labels"]), vocab_size=vocab_size)
+    return steps, vocab_size, sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parse_arguments()
+    steps, vocab_size, num_trained = build_steps(options)
+    shape = (options.batch_size, options.seq_len)
+    batches = torch.randint(vocab_size, (WARMUP + options.rounds, *shape), device=options.device)
+
+    def turns(step: Step) -> Callable[[], object]:
+        upcoming = cycle(batches)  # the same for every step, so that windows fill alike
+
+        def turn() -> None:
+            tokens = next(upcoming)
+            step({"tokens": tokens, "labels": tokens.clone()})
+
+        return turn
+
+    ways = {name: turns(step) for name, step in steps.items()}
+    seconds = take_turns(ways, rounds=options.rounds, device=options.device)
+    # Apart, because reading the memory takes time of its own.
+    memory = {name: median_peak(turn, options.device) / 2**20 for name, turn in ways.items()}
+    result = record(
+        options,
+        options.device,
+        ("torch", "torchtune", "torchao", "tfidf-tune"),
+        trained_parameters=num_trained,
+        steps={
+            name: {
+                **against_stock(seconds[name], seconds[STOCK]),
+                "median_ratio_to_our_ce": median_ratio(seconds[name], seconds[OURS]),
+                "ratio_to_our_ce_interval": median_ratio_interval(seconds[name], seconds[OURS]),
+                "peak_mib": memory[name],
+            }
+            for name in steps
+        },
+    )
+    report(result)
+    write_result(result, options.output)
+
+
+def report(result: dict[str, Any]) -> None:
+    """Print the result as a Markdown table."""
+    settings = result["settings"]
+    print(heading(result))
+    print(
+        f"{settings['config']} {settings['overrides']}: batch {settings['batch_size']} x {settings['seq_len']}, "
+        f"{settings['dtype']}, compile {settings['compile']}, {result['trained_parameters']:,} trained parameters, "
+        f"median of {settings['rounds']} rounds\n"
+    )
+    rows = [
+        [
+            name,
+            f"{row['median_ms']:.2f}",
+            f"{row['median_ratio_to_stock']:.4f}",
+            f"{row['median_ratio_to_our_ce']:.4f}",
+            f"{row['peak_mib']:.1f}",
+        ]
+        for name, row in result["steps"].items()
+    ]
+    print(markdown_table(["step", "ms", "time / stock CE", "time / our CE", "extra peak memory, MiB"], rows))
+
+
+if __name__ == "__main__":
+    main()

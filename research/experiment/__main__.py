@@ -1,0 +1,80 @@
+"""``python -m research.experiment FILE``."""
+
+import argparse
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from research.experiment._schema import CONFIGS
+from tfidf_tune._files import find_file
+from tfidf_tune._printing import replace_unencodable, say, visible
+from tfidf_tune._signals import ENDING, ended_by, handle
+from tfidf_tune.commands import whole_number
+
+if TYPE_CHECKING:
+    from research.experiment import Experiment
+
+
+def main(arguments: list[str]) -> None:
+    """Run an experiment, or list the shipped ones; ``arguments`` are those after the module's name."""
+    parser = argparse.ArgumentParser(
+        prog="python -m research.experiment",
+        description="Train models under objectives and seeds, evaluate their checkpoints, and compare them. Nothing is "
+        "done twice: the same command continues after an interruption or a failure.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("config", nargs="?", help="a file, or the name of one that --list shows")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="override keys of the file, as for a recipe")
+    parser.add_argument("--list", action="store_true", help="show the experiments of the folder research/configs")
+    parser.add_argument("--dry-run", action="store_true", help="check everything and show the state of the cells")
+    parser.add_argument("--overwrite", action="store_true", help="redo cells that were made with other settings")
+    retry_help, jobs_help = "repeat a failed cell up to N times", "do N runs at once; default: 1, on a cluster all"
+    parser.add_argument("--retry", type=whole_number(0), default=0, metavar="N", help=retry_help)
+    parser.add_argument("--jobs", type=whole_number(1), metavar="N", help=jobs_help)
+    launcher_help = "where runs are done; default: the file's, local"
+    parser.add_argument("--launcher", choices=["local", "slurm"], help=launcher_help)
+    options = parser.parse_intermixed_args(arguments)
+    replace_unencodable()
+    if options.list or options.config is None:
+        _list()
+        return
+    find_file("experiment", options.config, CONFIGS)
+    from research.experiment import load_experiment, print_cells
+
+    launcher = [] if options.launcher is None else [f"launcher.name={options.launcher}"]
+    experiment = load_experiment(options.config, [*options.overrides, *launcher])
+    if options.dry_run:
+        print_cells(experiment)
+    else:
+        run(experiment, overwrite=options.overwrite, retries=options.retry, jobs=options.jobs)
+
+
+def run(experiment: "Experiment", *, overwrite: bool = False, retries: int = 0, jobs: int | None = None) -> None:
+    """Call :func:`research.experiment.run_experiment` as a command, with exit code 1 if cells failed."""
+    from research.experiment import run_experiment
+
+    def end(number: int, _: object) -> None:
+        name = signal.Signals(number).name
+        sys.exit(f"error: ended by {name}; the same command continues from here")
+
+    # As Ctrl-C does, end all jobs.
+    handle([number for number in ENDING if number != signal.SIGINT], end)
+    failures = run_experiment(experiment, overwrite=overwrite, retries=retries, jobs=jobs)
+    if failures:
+        listed = "\n".join(f"  {failure.title}: {failure.reason}; log: {failure.log}" for failure in failures)
+        sys.exit(f"error: {len(failures)} of the cells failed; the same command tries them again:\n{visible(listed)}")
+
+
+def _list() -> None:
+    say("python -m research.experiment NAME runs one of these; a file of your own may build on one by `base:`.")
+    for path in sorted(CONFIGS.glob("*.yaml")):
+        purpose = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        say(f"  {path.stem:<24} {purpose}\n  {'':<24} {path}")
+
+
+if __name__ == "__main__":
+    with ended_by([signal.SIGINT], lambda name: None):
+        try:
+            main(sys.argv[1:])
+        except (ValueError, OSError) as error:
+            sys.exit(f"error: {visible(str(error))}")

@@ -1,0 +1,220 @@
+"""The keys of an experiment's file and their checks."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from omegaconf import OmegaConf
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tfidf_tune._checks import suggestion
+from tfidf_tune._files import config_path, find_file
+from tfidf_tune.training import SetupError, load_config, setup_errors
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+"""Folder of the experiments that come with the repository."""
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+# Keys of a training config that the experiment sets, and by which of its own keys.
+_OWN_KEYS = {"output_dir": "output_dir", "seed": "seeds", "loss": "objectives", "save_at_percent": "milestones"}
+
+_T = TypeVar("_T")
+
+
+def _distinct(values: list[_T]) -> list[_T]:
+    if repeated := [value for index, value in enumerate(values) if value in values[:index]]:
+        raise ValueError(f"it has {repeated[0]} more than once")
+    return values
+
+
+def _known_config(name: str) -> str:
+    config_path(name)
+    return name
+
+
+def _of_training_config(overrides: dict[str, Any]) -> dict[str, Any]:
+    for key in overrides:
+        if key in _OWN_KEYS:
+            raise ValueError(f"{key} is set by the experiment's {_OWN_KEYS[key]}")
+        if "." in key:  # next to a nested key it would be unclear which of the two counts
+            raise ValueError(f"{key} has a dot; in a file, keys of sections are nested")
+    return overrides
+
+
+_Names = Annotated[dict[str, _T], Field(min_length=1)]
+_Distinct = Annotated[list[_T], Field(min_length=1), AfterValidator(_distinct)]
+_Rates = _Distinct[Annotated[float, Field(gt=0)]]
+_Overrides = Annotated[dict[str, Any], AfterValidator(_of_training_config)]
+_Count = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    """A section of the file; a key that is null has its default."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, content: Any) -> Any:
+        return {key: value for key, value in content.items() if value is not None} if type(content) is dict else content
+
+
+class Model(_Section):
+    """What is trained: a row of the tables."""
+
+    recipe: Literal["full_finetune", "lora_finetune"]
+    config: Annotated[str, AfterValidator(_known_config)]
+    """Name or path of a training config."""
+    overrides: _Overrides = {}
+    """Keys of the training config; they take precedence over the experiment's own overrides."""
+    metadata: dict[str, Any] = {}
+    """Settings of the tasks for this model; they take precedence over those of ``eval``."""
+    start: dict[str, Any] | None = None
+    """Component that makes the checkpoint folder to start from. It is called with ``(folder, model, seed)``: the
+    training config's section ``model``, and the run's seed unless one is given here. Null: the training config's
+    checkpoint."""
+    learning_rates: _Rates | None = None
+    """Null: the experiment's. Adapters, for example, need higher learning rates than complete models."""
+
+
+class Objective(_Section):
+    """What is minimized: a column of the tables. A section with ``_component_`` is only a loss."""
+
+    loss: dict[str, Any]
+    """The training config's ``loss``."""
+    overrides: _Overrides = {}
+    """Keys of the training config, such as ``dataset: {deduplicate: exact}``; they take precedence over the model's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_loss(cls, content: Any) -> Any:
+        return {"loss": content} if isinstance(content, dict) and "_component_" in content else content
+
+
+class EvalSettings(_Section):
+    """How checkpoints are evaluated."""
+
+    batch_size: _Count = 64
+    device: str | None = None
+    """Null: that of the training config."""
+    dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    """Null: that of the training config."""
+    limit: _Count | None = None
+    """Documents of each task. Null: all."""
+    metadata: dict[str, Any] = {}
+    """Settings of the tasks: sources, prefix lengths, ..."""
+    model_args: dict[str, Any] = {}
+    """More arguments of the harness's Hugging Face model, ``parallelize`` for example."""
+
+
+class Launcher(_Section):
+    """How jobs are started; further keys are options of Slurm, as submitit names them (``partition``, ...)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Literal["local", "slurm"] = "local"
+    timeout_min: _Count | None = None
+    """Time limit of a job (a training and its evaluations), required for Slurm."""
+    gpus_per_node: _Count | None = None
+    """GPUs of a job."""
+    cpus_per_task: _Count | None = None
+    nodes: Literal[1] | None = None
+    """A job is one process on one machine."""
+    tasks_per_node: Literal[1] | None = None
+
+    @model_validator(mode="after")
+    def _limits_time(self) -> "Launcher":
+        if self.name == "slurm" and self.timeout_min is None:
+            raise ValueError("slurm needs timeout_min, the time limit of a job: a training and its evaluations")
+        return self
+
+
+class Experiment(_Section):
+    """Everything that is trained and evaluated: each model with each objective, learning rate and seed."""
+
+    output_dir: str
+    """Folder of the experiment."""
+    models: _Names[Model]
+    """By the names that the tables show."""
+    objectives: _Names[Objective]
+    """By the names that the tables show."""
+    learning_rates: _Rates | None = None
+    """The training config's ``optimizer.lr``; the report is then that of the frontier. Null: the training config's."""
+    references: list[str] = []
+    """Objectives that the others are compared with in the frontier, in addition to the baseline."""
+    seeds: _Distinct[int] = [0]
+    """Seeds of weights, data order and injections."""
+    milestones: _Distinct[Annotated[int, Field(ge=1, le=100)]] = [10, 25, 50, 75, 100]
+    """Training progress in percent at which a checkpoint is saved and evaluated."""
+    tasks: _Distinct[str]
+    """Tasks and groups of the evaluation harness."""
+    eval: EvalSettings = EvalSettings()
+    launcher: Launcher = Launcher()
+    overrides: _Overrides = {}
+    """Keys of all training configs."""
+
+    @model_validator(mode="after")
+    def _agrees_on_learning_rates(self) -> "Experiment":
+        for name in self.references:
+            if name not in self.objectives:
+                raise ValueError(f"references: no objective {name!r}{suggestion(name, self.objectives)}")
+        own_rates = [f"models: {name}: learning_rates" for name, model in self.models.items() if model.learning_rates]
+        if self.learning_rates is None and (needing := [*own_rates, *(["references"] if self.references else [])]):
+            raise ValueError(f"{needing[0]}: the experiment has no learning_rates; set them")
+        overrides = {f"models: {name}: ": model.overrides for name, model in self.models.items()}
+        overrides |= {f"objectives: {name}: ": one.overrides for name, one in self.objectives.items()}
+        for where, own in {"": self.overrides, **overrides}.items():
+            optimizer = own.get("optimizer")
+            if self.learning_rates is not None and isinstance(optimizer, dict) and "lr" in optimizer:
+                raise ValueError(f"{where}overrides: optimizer.lr is set by the experiment's learning_rates")
+        return self
+
+
+def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
+    """Read an experiment and check its keys; training configs are not read yet.
+
+    Args:
+        name (str): a path, or the name of one that comes with the package (``demo`` or ``experiments/demo``).
+        overrides (Sequence[str]): ``key=value`` as for a recipe; a model whose name has dots is written
+            ``models[Pythia 1.4B].overrides.batch_size=4``. Default: none.
+
+    Returns:
+        Experiment: the experiment. References in ``overrides`` are kept: the training config resolves them.
+
+    Raises:
+        ValueError: If there is no such experiment, the file is not valid YAML, or a key is unknown, missing or out of
+            range.
+    """
+    cfg = load_config(find_file("experiment", name, CONFIGS), overrides)
+    with setup_errors("experiment"):
+        content = _plain(cfg)
+    try:
+        return Experiment.model_validate(content)
+    except ValidationError as error:
+        raise SetupError(f"experiment: {_message(error)}") from error
+
+
+def _plain(section: Any) -> Any:
+    """Convert a section to plain data; references are resolved, except in overrides of a training config."""
+    if OmegaConf.is_list(section):
+        return [_plain(value) for value in section]
+    if not OmegaConf.is_dict(section):
+        return section
+    plain = {key: _plain(section[key]) for key in section if key != "overrides"}
+    if OmegaConf.is_config(section.get("overrides")):
+        plain["overrides"] = OmegaConf.to_container(section.overrides)
+    elif "overrides" in section:
+        plain["overrides"] = section.overrides
+    return plain
+
+
+def _message(error: ValidationError) -> str:
+    """Describe the first problem; an unknown key comes first, because it may be a missing one that is misspelled."""
+    problem = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
+    where = "".join(f"[{part}]" if isinstance(part, int) else f"{part}: " for part in problem["loc"])
+    where = where.replace(": [", "[").removesuffix(": ")
+    if problem["type"] == "extra_forbidden":
+        sections: tuple[type[_Section], ...] = (Experiment, Model, Objective, EvalSettings)
+        known = {key for section in sections for key in section.model_fields}
+        return f"{where}: there is no such key{suggestion(str(problem['loc'][-1]), known)}"
+    value = "" if isinstance(problem["input"], dict | _Section) else repr(problem["input"])
+    return ": ".join(filter(None, [where, value, problem["msg"].removeprefix("Value error, ")]))

@@ -1,0 +1,248 @@
+"""Recitation against perplexity over learning rates: objectives as curves, and their differences over seeds."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tfidf_tune.compare import Results
+from tfidf_tune.compare._evaluations import comparable_runs, first_crossing, passage_lms
+from tfidf_tune.compare._intervals import SeedEstimate, holm, over_seeds, over_seeds_and_passages, verdict
+from tfidf_tune.compare._table import CONTROL_LMS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_MEASURED = ["lms", "log_perplexity"]
+_MEANS = [
+    *("rouge_l", "verbatim", "control_lms"),
+    *("edit_distance", "common_subsequence", "control_edit_distance", "control_common_subsequence"),
+]
+
+
+class Frontiers(NamedTuple):
+    """The objectives of each model through their learning rates, and how they differ.
+
+    Attributes:
+        references (tuple[str, ...]): objectives that others are compared with; the baseline first.
+        points (pandas.DataFrame): a row for each model, objective (the baseline first) and ascending learning rate
+            ("learning_rate", NaN if the runs name none), with
+
+            - "seeds" (tuple): of its runs,
+            - "lms" and "log_perplexity": means over seeds, with the ends "..._low" and "..._high" of their intervals
+              (NaN if there is none); "perplexity" and its ends: e to the power of these,
+            - "max_lms", "rouge_l", "verbatim", "edit_distance", "common_subsequence" and, of the controls,
+              "control_lms", "control_edit_distance", "control_common_subsequence"; "excess": LMS minus the controls',
+              with the ends of its interval, that of :func:`over_seeds_and_passages`, or over seeds where single
+              passages were not kept,
+            - "finite": whether no run diverged,
+            - "operating": whether it is the operating point of its objective: of the finite ones the learning rate of
+              the lowest mean log perplexity, of equal ones the lower, over the seeds that all of them have ("common",
+              a tuple; if it is empty, each counts by its own seeds).
+
+            At operating points only:
+
+            - "range_end": "lowest" or "highest" if it is an end of the rates tried; "only" if there was one; or None,
+            - "on_front": whether no finite point of the model has as low an LMS and as low a perplexity, one of them
+              lower, by the means over the seeds that all points of the model have, if there are any,
+            - "lms_at_baseline": LMS of the objective at the perplexity of the baseline's operating point, interpolated
+              linearly in log perplexity between learning rates, by the same seeds; at the lowest learning rate if it
+              has it more than once; NaN if it never has it.
+        differences (pandas.DataFrame): objective minus reference over the seeds that both have, a row for each "model",
+            "reference", "objective" and "at": "operating points" (each at its own) or "equal rates" (unless there is a
+            single one); with "learning_rate" and "reference_rate", "num_pairs", "lms" and "log_perplexity" as above,
+            "perplexity" (in percent of the reference's, and its ends), "reduction" ((reference - objective) / reference
+            of the mean LMS, NaN if the reference's is 0), "lms_p" and "perplexity_p": p-values, by Holm's method over
+            both measures of all rows of the model with the same "at", and "verdict". The interval of the LMS is that of
+            :func:`over_seeds_and_passages`, or over seeds where single passages were not kept.
+        left_out (tuple[str, ...]): runs that no curve can have, with the reason.
+    """
+
+    references: tuple[str, ...]
+    points: "pd.DataFrame"
+    differences: "pd.DataFrame"
+    left_out: tuple[str, ...]
+
+
+def trace_frontiers(results: Results, *, baseline: str | None = None, references: Sequence[str] = ()) -> Frontiers:
+    """Trace each model's objectives through their learning rates and compare them.
+
+    Args:
+        results (Results): of any models, objectives, learning rates and seeds; of each run, the last checkpoint counts.
+        baseline (str | None): objective to compare with. Default: None, "CE" if there is one, else the first run's.
+        references (Sequence[str]): more objectives to compare with. Default: none.
+
+    Raises:
+        ValueError: If there is no run, none has both LMS and perplexity, none has the baseline or a reference, two runs
+            have the same names, or runs of a model were not asked the same.
+    """
+    import pandas as pd
+
+    if not results.checkpoints:
+        raise ValueError("there is no run to draw a frontier of: give folders of evaluated runs, or a results file")
+    objectives, runs = comparable_runs(results, baseline)
+    if unknown := [name for name in references if name not in objectives]:
+        raise ValueError(f"no run has the reference {unknown[0]!r}: there are {', '.join(objectives)}")
+    runs = runs.assign(
+        of_model=runs.groupby("model", sort=False).ngroup(), of_objective=runs["objective"].map(objectives.index)
+    ).sort_values("of_model", kind="stable")
+    runs = runs[runs["progress"] == runs.groupby("run", sort=False)["progress"].transform("max")]
+    reasons = [_why_left_out(run, runs) for run in runs.itertuples()]
+    left_out = [f"{title}: {reason}" for title, reason in zip(runs["title"], reasons, strict=True) if reason]
+    keys = ["of_model", "of_objective", "learning_rate"]
+    used = runs[[reason is None for reason in reasons]].sort_values(keys, na_position="first", kind="stable")
+    if used.empty:
+        raise ValueError(f"no run has both LMS and perplexity: {'; '.join(left_out)}")
+    used = used.assign(
+        point=used.groupby(keys, dropna=False, sort=False).ngroup(),
+        passages=used.index.map(passage_lms(results)),
+        controls=used.index.map(passage_lms(results, CONTROL_LMS)),
+    )
+    points = pd.DataFrame([_point(own) for _, own in used.groupby("point")])
+    for _, own in points.groupby("model", sort=False):
+        _mark_operating_points(points, own, used[used["point"].isin(own.index)], objectives[0])
+    names = tuple(dict.fromkeys((objectives[0], *references)))
+    found = list(_differences(points, used, names))
+    for family in {(one["model"], one["at"]) for one in found}:
+        _judge([one for one in found if (one["model"], one["at"]) == family])
+    return Frontiers(names, points, pd.DataFrame(found, columns=_DIFFERENCE_COLUMNS), tuple(left_out))
+
+
+def _why_left_out(run: Any, runs: "pd.DataFrame") -> str | None:
+    last = runs.loc[runs["model"] == run.model, "progress"].max()
+    if run.progress < last:
+        return f"evaluated at {run.progress} % of training at most, others at {last} %"
+    measured = {"LMS": run.lms, "perplexity": run.log_perplexity}
+    missing = [name for name, value in measured.items() if math.isnan(value)]
+    return f"{' and '.join(missing)} not measured" if missing else None
+
+
+def _point(runs: "pd.DataFrame") -> dict[str, Any]:
+    lms, log_perplexity = (over_seeds(runs[name].tolist()) for name in _MEASURED)
+    excess = over_seeds((runs["lms"] - runs["control_lms"]).tolist())
+    passages = [runs["passages"].tolist(), runs["controls"].tolist()]
+    if all(isinstance(one, np.ndarray) for of_kind in passages for one in of_kind):
+        excess = over_seeds_and_passages(*map(np.array, passages))
+    return {
+        **runs.iloc[0][["model", "objective", "learning_rate"]],
+        "seeds": tuple(runs["seed"]),
+        **_estimates(lms, log_perplexity, _perplexity),
+        "max_lms": runs["max_lms"].max(),
+        **runs[_MEANS].mean(),
+        **dict(zip(("excess", "excess_low", "excess_high"), excess[:3], strict=True)),
+        "finite": math.isfinite(_perplexity(log_perplexity.mean)),
+        "operating": False,
+        "common": (),
+        "range_end": None,
+        "on_front": False,
+        "lms_at_baseline": math.nan,
+    }
+
+
+def _estimates(lms: SeedEstimate, log_perplexity: SeedEstimate, scale: Callable[[float], float]) -> dict[str, float]:
+    """Name means and the ends of their intervals; "perplexity" is the scaled log perplexity."""
+    found = {"lms": lms[:3], "log_perplexity": log_perplexity[:3], "perplexity": map(scale, log_perplexity[:3])}
+    ends = ("", "_low", "_high")
+    return {name + end: value for name, of in found.items() for end, value in zip(ends, of, strict=True)}
+
+
+def _mark_operating_points(
+    points: "pd.DataFrame", of_model: "pd.DataFrame", runs: "pd.DataFrame", baseline: str
+) -> None:
+    """Fill in the columns of ``points`` that say which points of a model are operating points, and what they are."""
+    finite = runs[runs["point"].map(points["finite"])]
+    means = _means(finite, _common_seeds(finite))
+    chosen = {}
+    for objective, own in finite.groupby("objective", sort=False):
+        common = _common_seeds(own)
+        chosen[objective] = at = _means(own, common)["log_perplexity"].idxmin()
+        rates = of_model.index[of_model["objective"] == objective]
+        end = "only" if len(rates) == 1 else {rates[0]: "lowest", rates[-1]: "highest"}.get(at)
+        dominated = (means <= means.loc[at]).all(axis=1) & (means != means.loc[at]).any(axis=1)
+        points.at[at, "common"] = common
+        points.loc[at, ["operating", "range_end", "on_front"]] = [True, end, not dominated.any()]
+    if baseline in chosen:
+        goal = means.at[chosen[baseline], "log_perplexity"]
+        for objective, at in chosen.items():
+            path = means[points.loc[means.index, "objective"] == objective]
+            crossing = first_crossing(path["log_perplexity"].to_numpy(), goal)
+            if crossing is not None:
+                before, after, weight = crossing
+                ends = path["lms"].iloc[before], path["lms"].iloc[after]
+                points.loc[at, "lms_at_baseline"] = (1 - weight) * ends[0] + weight * ends[1]
+
+
+def _common_seeds(runs: "pd.DataFrame") -> tuple[int, ...]:
+    """The seeds that all points have; points with a run of an unknown seed are left out."""
+    seeds = [own.tolist() for _, own in runs.groupby("point")["seed"]]
+    known = [of_point for of_point in seeds if None not in of_point]
+    return tuple(seed for seed in known[0] if all(seed in others for others in known)) if known else ()
+
+
+def _means(runs: "pd.DataFrame", seeds: Sequence[int]) -> "pd.DataFrame":
+    """Mean LMS and log perplexity of each point over these seeds, or over its own if it has none of them."""
+    counted, own = (part.groupby("point")[_MEASURED].mean() for part in (runs[runs["seed"].isin(seeds)], runs))
+    return counted.combine_first(own)
+
+
+def _differences(points: "pd.DataFrame", runs: "pd.DataFrame", references: Sequence[str]) -> Iterator[dict[str, Any]]:
+    measured = {point: {one.seed: one for one in own.itertuples()} for point, own in runs.groupby("point")}
+    for _, own in points.groupby("model", sort=False):
+        several_rates = own["learning_rate"].nunique(dropna=False) > 1
+        for reference in references:
+            for one in own[own["objective"] != reference].itertuples():
+                for other in own[own["objective"] == reference].itertuples():
+                    same_rate = str(one.learning_rate) == str(other.learning_rate)  # both may be NaN
+                    compared = {
+                        "operating points": one.operating and other.operating,
+                        "equal rates": several_rates and same_rate,
+                    }
+                    for at in (name for name, applies in compared.items() if applies):
+                        names = {"model": one.model, "reference": reference, "objective": one.objective, "at": at}
+                        names |= {"learning_rate": one.learning_rate, "reference_rate": other.learning_rate}
+                        yield names | _difference(measured[one.Index], measured[other.Index])
+
+
+def _difference(ours: dict[Any, Any], theirs: dict[Any, Any]) -> dict[str, Any]:
+    """Compare LMS and log perplexity by seed; a run of an unknown seed is paired with one of an unknown seed."""
+    seeds = [seed for seed in ours if seed in theirs]
+    log_perplexity = over_seeds([ours[seed].log_perplexity - theirs[seed].log_perplexity for seed in seeds])
+    lms = over_seeds([ours[seed].lms - theirs[seed].lms for seed in seeds])
+    passages = [(ours[seed].passages, theirs[seed].passages) for seed in seeds]
+    if passages and all(isinstance(one, np.ndarray) for pair in passages for one in pair):
+        lms = over_seeds_and_passages(np.array([own - other for own, other in passages]))
+    recited, reference = (sum(of[seed].lms for seed in seeds) for of in (ours, theirs))
+    finite = math.isfinite(log_perplexity.mean)
+    return {
+        "num_pairs": len(seeds),
+        **_estimates(lms, log_perplexity, lambda log_ratio: _percent(log_ratio) if finite else math.nan),
+        "reduction": 1 - recited / reference if reference else math.nan,
+        "estimates": (lms, log_perplexity),
+    }
+
+
+def _judge(differences: Sequence[dict[str, Any]]) -> None:
+    """Correct the p-values of a family of comparisons, and add their verdicts."""
+    adjusted = holm([estimate.p_value for one in differences for estimate in one["estimates"]]).reshape(-1, 2)
+    for one, (lms_p, perplexity_p) in zip(differences, adjusted.tolist(), strict=True):
+        lms, log_perplexity = one.pop("estimates")
+        said = verdict(lms._replace(p_value=lms_p), log_perplexity._replace(p_value=perplexity_p))
+        one |= {"lms_p": lms_p, "perplexity_p": perplexity_p, "verdict": said}
+
+
+def _perplexity(log_perplexity: float) -> float:
+    with np.errstate(over="ignore"):  # infinite if it is too large for a float
+        return float(np.exp(log_perplexity))
+
+
+def _percent(log_ratio: float) -> float:
+    with np.errstate(over="ignore"):
+        return 100 * float(np.expm1(log_ratio))
+
+
+_ESTIMATED = list(_estimates(over_seeds([]), over_seeds([]), float))
+_DIFFERENCE_COLUMNS = [
+    *("model", "reference", "objective", "at", "learning_rate", "reference_rate", "num_pairs", *_ESTIMATED),
+    *("reduction", "lms_p", "perplexity_p", "verdict"),
+]

@@ -1,0 +1,338 @@
+"""Runs over learning rates as a report: the frontier of recitation against perplexity."""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from research.frontier import Frontiers, trace_frontiers
+from tfidf_tune._printing import say
+from tfidf_tune.compare import Results, load_results, write_results
+from tfidf_tune.compare._figures import FLOOR, FLOOR_LINE, OPERATING, set_axes
+from tfidf_tune.compare._intervals import VERDICTS, direction
+from tfidf_tune.compare._table import CONTROLS, LMS, NEAR_VERBATIM, PERPLEXITY, RECITED
+from tfidf_tune.compare._tables import membership_table
+from tfidf_tune.compare._verdict import (
+    BOUND,
+    LMS_EXPLAINED,
+    NEAR_EXPLAINED,
+    NOT_CORRECTED,
+    SEVERAL_COMPARISONS,
+    Change,
+    Outcome,
+    span,
+    summary,
+    verdict,
+)
+from tfidf_tune.report import terminal_text, write_report
+from tfidf_tune.report._document import Figure, Footnotes, Report, Table, joined, tabulate
+from tfidf_tune.report._figures import LONE_HEIGHT, draw_cross, drawn, label_points, legend_above, new_panels, styles_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure as Drawing
+
+# Of the drawing: a line style for each seven objectives, inches of a line of the legend.
+_LINES, _LEGEND_LINE = ("-", (0, (4, 2)), (0, (1, 1.5))), 0.2
+_SMALLEST, _LARGEST = 6.0, 26.0  # areas of the markers in square points, from the lowest learning rate to the highest
+_FURTHEST = 4.0  # points above this multiple of the highest perplexity of an operating point are not shown
+_HIGHEST = 1e304  # of perplexities that can be drawn
+
+# Columns: header, column of the data frame, format.
+_WHO = (("Model", "model", ""), ("Objective", "objective", ""))
+_RATE = ("Learning rate", "learning_rate", "g")
+_SEEDS = ("Seeds", "num_seeds", "")
+
+
+def _ranged(header: str, source: str, form: str, short: str, unit: str = "") -> tuple[tuple[str, str, str], ...]:
+    """Return the columns of a value and of the ends of its interval."""
+    ends = ((f"{short} {end}{unit}", f"{source}_{name}", form) for end, name in (("from", "low"), ("to", "high")))
+    return ((header, source, form), *ends)
+
+
+_MEASURED = (*_ranged(LMS.label, "lms", ".2f", "LMS"), *_ranged(PERPLEXITY.label, "perplexity", ".2f", "Perplexity"))
+_COMPARED = (
+    ("Pairs", "num_pairs", ""),
+    *_ranged("LMS difference", "lms", "+.2f", "LMS"),
+    ("LMS reduction %", "percent", ".1f"),
+    *_ranged("Perplexity %", "perplexity", "+.2f", "Perplexity", " %"),
+    ("LMS p (Holm)", "lms_p", ".4f"),
+    ("Perplexity p (Holm)", "perplexity_p", ".4f"),
+    ("Verdict", "verdict", ""),
+)
+_INTERVALS = (
+    "Intervals are at 95 %, Student's t over seeds; there is none from a single one. Differences are paired by seed. "
+    "The intervals of an LMS difference and of targets minus controls cover the choice of passages too, if they were "
+    "kept one by one; the others do not."
+)
+_BEYOND = "A better learning rate may lie beyond the range that was tried."
+_VERDICTS_EXPLAINED = (
+    "Better: LMS and perplexity are lower, or the interval of the perplexity ends at 0: it recites less at a "
+    "perplexity that is not higher. Worse: the mirror image. Lower and higher: the interval lies below or above 0, and "
+    "p (Holm), corrected for all comparisons of LMS and perplexity of the model in this table, is below 0.05; unclear: "
+    "neither, which does not show the two to be equal."
+)
+_CAPTION = (
+    "A line for each objective from its lowest learning rate to its highest, the markers growing with it. Large, "
+    "numbered and with a cross: the operating point, the learning rate of the lowest held-out perplexity, with 95 % "
+    "intervals over seeds. Lower: recites less. Further left: predicts unseen text better. Dashed: passages "
+    "that were never injected, the floor. Learning rates with more than four times the highest perplexity of an "
+    "operating point lie outside."
+)
+
+
+def frontier_report(results: Results, *, baseline: str | None = None, references: Sequence[str] = ()) -> Report:
+    """Show what each objective recites at which perplexity, through its learning rates, with intervals over seeds.
+
+    Args:
+        results (Results): of any models, objectives, learning rates and seeds.
+        baseline (str | None): objective to compare with. Default: None, "CE" if there is one, else the first run's.
+        references (Sequence[str]): more objectives to compare with. Default: none.
+
+    Raises:
+        ValueError: If there is no run, none has the baseline or a reference, two runs have the same names, or runs of a
+            model were not asked the same.
+    """
+    found = trace_frontiers(results, baseline=baseline, references=references)
+    models = dict.fromkeys(one.model for one in results.checkpoints)
+    several, notes = len(models) > 1, Footnotes()
+    differences = found.differences[found.differences["at"] == "operating points"]
+    differences = differences.sort_values("verdict", key=lambda said: said.map(VERDICTS.index), kind="stable")
+    outcomes: dict[str, list[Outcome]] = {reference: [] for reference in found.references}
+    for one in differences.itertuples():
+        outcomes[one.reference].append(_outcome(one, found, notes, several=several))
+    with_baseline, *others = outcomes.values()
+    if len(found.differences) > 1:
+        with_baseline = [replace(one, marks=one.marks + notes.mark(SEVERAL_COMPARISONS)) for one in with_baseline]
+    statements = [f"Against {own[0].baseline}, each at its operating point: {summary(own)}." for own in others if own]
+    figures = []
+    for number, model in enumerate(models, start=1):
+        points = found.points[found.points["model"] == model]
+        if points["operating"].any():
+            name, of_model = (f"frontier_{number}", f": {model}") if several else ("frontier", "")
+            title = f"LMS against held-out perplexity{of_model}"
+            figures.append(Figure(name, title, frontier_drawing(model, points), _CAPTION))
+    have = {str(name): own.tolist() for name, own in found.points.groupby("model", sort=False)["objective"]}
+    operating = _operating_points(found, notes)
+    likelihoods, detectable = _likelihoods(results, found, notes)
+    with_baseline = [replace(one, detectable=detectable) for one in with_baseline]
+    tables = (operating, likelihoods, *_differences(found, notes), _points(found, notes))
+    seeds = len({one.seed for one in results.checkpoints} - {None})
+    counted = f"{seeds} seeds" if seeds > 1 else "one seed, no interval over seeds"
+    return Report(
+        title="Recitation against perplexity",
+        verdict=verdict(with_baseline, have, found.references[0]),
+        statements=statements,
+        tables=[table.without_empty_columns() for table in tables if len(table.frame)],
+        figures=figures,
+        provenance={
+            "Compared with": joined(found.references),
+            "Runs": str(len({one.run for one in results.checkpoints})),
+            "Intervals": "95 %, over seeds, differences paired by seed, those of the LMS over passages too",
+            **results.provenance,
+        },
+        lead=f"Runs of {joined(models)} at their last checkpoint; {counted}. {LMS_EXPLAINED}.",
+        footnotes=notes.texts,
+    )
+
+
+def _outcome(one: Any, found: Frontiers, notes: Footnotes, *, several: bool) -> Outcome:
+    """Describe a difference at the operating points."""
+    operating = found.points[found.points["operating"] & (found.points["model"] == one.model)].set_index("objective")
+    excess = {name: operating.loc[name, ["excess_low", "excess_high"]] for name in (one.objective, one.reference)}
+    reached = {name: (low, high) for name, (low, high) in excess.items() if low <= 0}
+    why = "the baseline recites nothing" if math.isfinite(one.lms) else "a run diverged"
+    recited: Change | str = f"{one.objective} is not compared with {one.reference}: {why}"
+    if not math.isnan(one.reduction):
+        recited = _change(-100 * one.reduction, one.lms_low, one.lms_high, one.lms_p, " tokens", one.num_pairs)
+    cost: Change | str = "the change of the perplexity is undefined, since a run diverged"
+    if not math.isnan(one.perplexity):
+        ends = one.perplexity_low, one.perplexity_high
+        cost = _change(one.perplexity, *ends, one.perplexity_p, " %", one.num_pairs)
+    return Outcome(
+        one.model,
+        one.objective,
+        one.reference,
+        recited,
+        cost,
+        kind=one.verdict,
+        floors=reached,
+        unknown_floor="no controls" if math.isnan(operating.loc[one.objective, "control_lms"]) else "",
+        several=several,
+        marks=notes.mark(_INTERVALS, *([BOUND] if reached else [])),
+    )
+
+
+def _change(percent: float, low: float, high: float, p_value: float, suffix: str, num_pairs: int) -> Change:
+    if math.isnan(low):
+        return Change(percent, None, f"no interval: {num_pairs} pair{'s' * (num_pairs != 1)} of seeds")
+    shown = direction(low, high, p_value)
+    ends = (-high, -low) if shown < 0 else (low, high)
+    evidence = f"95 % interval over {num_pairs} seeds {span(*ends, decimals=2, suffix=suffix)}"
+    if shown != direction(low, high, 0):
+        evidence += f"; {NOT_CORRECTED}"
+    return Change(percent, shown, evidence)
+
+
+def _operating_points(found: Frontiers, footnotes: Footnotes) -> Table:
+    import pandas as pd
+
+    baseline = found.references[0]
+    columns = (
+        *(*_WHO, _RATE, ("End of range", "range_end", ""), _SEEDS, *_MEASURED),
+        *((f"LMS at {baseline}'s perplexity", "lms_at_baseline", ".2f"), ("On the front", "on_front", "")),
+    )
+    names = ["model", "objective"]
+    curves = pd.MultiIndex.from_frame(found.points[names].drop_duplicates())
+    operating = found.points[found.points["operating"]].set_index(names).reindex(curves).reset_index()
+    frame = operating.assign(
+        num_seeds=operating["seeds"].map(len, na_action="ignore"),
+        on_front=operating["on_front"].map({True: "yes", False: "no"}).fillna("diverged"),
+    )
+    finite = found.points[found.points["finite"].astype(bool)]
+    seeds = finite["seeds"].map(frozenset).groupby(finite["objective"], sort=False).nunique()
+    notes = [
+        "Operating point: the learning rate with the lowest mean held-out perplexity, over the seeds that all learning "
+        "rates of the objective have, or by the seeds of each if none is common; it does not depend on the passages. "
+        f"The perplexity is the geometric mean over seeds. From and to: the interval.{footnotes.mark(_INTERVALS)} End "
+        f"of range: that learning rate is the lowest, the highest or the only one tried.{footnotes.mark(_BEYOND)}",
+        f"LMS at {baseline}'s perplexity: on the objective's own line through its learning rates, where it has the "
+        f"perplexity of {baseline}'s operating point (linear in log perplexity; where it has it twice, at the lower "
+        "learning rate); empty where it never has it. On the front: no objective has at any learning rate as low an "
+        "LMS and as low a perplexity, one of them lower, by the means.",
+    ]
+    if any(seeds > 1):
+        notes.append(f"Not every learning rate of {joined(seeds.index[seeds > 1])} has the same seeds.")
+    better: dict[str, Any] = {LMS.label: "lower", PERPLEXITY.label: "lower"}
+    return tabulate("operating_points", "Operating points", frame, columns, notes, better)
+
+
+def _likelihoods(results: Results, found: Frontiers, notes: Footnotes) -> tuple[Table, dict[tuple[str, ...], str]]:
+    """Show the last checkpoints of the operating points, as far as their passages were scored."""
+    groups = []
+    for one in found.points[found.points["operating"]].itertuples():
+        names = one.model, one.objective
+        own = [
+            (checkpoint.progress, at)
+            for at, checkpoint in enumerate(results.checkpoints)
+            if (checkpoint.model, checkpoint.objective) == names
+            and (checkpoint.learning_rate == one.learning_rate or checkpoint.learning_rate is None)
+        ]
+        last = max(own)[0]
+        groups.append((dict(zip(("Model", "Objective"), names, strict=True)), [at for when, at in own if when == last]))
+    return membership_table(results.scores, groups, notes)
+
+
+def _differences(found: Frontiers, footnotes: Footnotes) -> tuple[Table, Table]:
+    frame = found.differences.assign(percent=100 * found.differences["reduction"].astype(float))
+    at_operating_points = (
+        "Objective minus reference, each at its own operating point, paired by seed; perplexity in percent of the "
+        f"reference's. From and to: the interval.{footnotes.mark(_INTERVALS)} LMS reduction: (reference - objective) / "
+        "reference of the means over the pairs.",
+        _VERDICTS_EXPLAINED,
+    )
+    at_equal_rates = ["As at the operating points, but at one learning rate, which need not be the best for either."]
+    operating, equal = (frame[frame["at"] == at] for at in ("operating points", "equal rates"))
+    who = (*_WHO, ("Against", "reference", ""), _RATE)
+    columns = (*who, ("Against's rate", "reference_rate", "g"), *_COMPARED)
+    title = "Differences at the operating points"
+    return (
+        tabulate("differences", title, operating, columns, at_operating_points),
+        tabulate(
+            "equal_learning_rate", "Differences at equal learning rate", equal, (*who, *_COMPARED), at_equal_rates
+        ),
+    )
+
+
+def _points(found: Frontiers, footnotes: Footnotes) -> Table:
+    columns = (
+        *(*_WHO, _RATE, *_MEASURED, *RECITED[3:], CONTROLS, *NEAR_VERBATIM, _SEEDS),
+        ("Operating point", "mark", ""),
+    )
+    points = found.points
+    frame = points.assign(
+        verbatim_percent=100 * points["verbatim"],
+        num_seeds=points["seeds"].map(len),
+        mark=points["operating"].map({True: "yes", False: "no"}).where(points["finite"], "diverged"),
+    )
+    notes = [
+        "LMS, ROUGE-L and verbatim share: means over passages, prefix lengths and seeds; Max LMS: the largest. From "
+        f"and to: the interval.{footnotes.mark(_INTERVALS)}",
+        *([NEAR_EXPLAINED] if points["edit_distance"].notna().any() else []),
+        *(f"Left out: {text}." for text in found.left_out),
+    ]
+    return tabulate("points", "Every learning rate", frame, columns, notes)
+
+
+def frontier_drawing(model: str, points: "pd.DataFrame") -> "Drawing":
+    """Draw average LMS against perplexity (logarithmic), a line for each objective of a model.
+
+    A line goes from the lowest learning rate to the highest, and markers grow with it. The operating point is large,
+    with a black edge, the number of its objective in the legend, and the 95 % intervals of both means as a cross. The
+    dashed line is the average LMS of the controls. Learning rates with a diverged run are left out; those with more
+    than four times the highest perplexity of an operating point lie outside. If the averages lie far apart, the axis of
+    the LMS is logarithmic above 1 token.
+
+    Args:
+        model (str): its name.
+        points (pandas.DataFrame): its points, see :class:`Frontiers`, with at least one operating point.
+    """
+    operating = points[points["operating"]]
+    rates = sorted(points["learning_rate"].fillna(0.0).unique())
+    areas = dict(zip(rates, np.linspace(_SMALLEST, _LARGEST, len(rates)).tolist(), strict=True))
+    num_lines = (len(operating) + len(areas) + 2) // 2
+    figure, (axes,) = new_panels([model], panel_height=LONE_HEIGHT + _LEGEND_LINE * num_lines)
+    styles = styles_of([dict.fromkeys(operating["objective"])])
+    finite = points[points["finite"]]
+    for number, chosen in enumerate(operating.itertuples(), start=1):
+        color, marker = styles[chosen.objective]
+        own = finite[finite["objective"] == chosen.objective]
+        line = _LINES[(number - 1) // 7 % len(_LINES)]
+        sizes = own["learning_rate"].fillna(0.0).map(areas)
+        axes.plot(own["perplexity"], own["lms"], color=color, linestyle=line, linewidth=1, alpha=0.5)
+        axes.scatter(
+            own["perplexity"], own["lms"], s=sizes, color=color, marker=marker, alpha=0.6, linewidths=0, zorder=3
+        )
+        axes.plot([], [], color=color, marker=marker, linestyle=line, label=f"{number}  {drawn(chosen.objective)}")
+        x, y = chosen.perplexity, chosen.lms
+        perplexity = chosen.perplexity_low, min(chosen.perplexity_high, _HIGHEST)
+        draw_cross(axes, (x, y), (perplexity, (chosen.lms_low, chosen.lms_high)), color)
+        axes.scatter([x], [y], s=OPERATING, color=color, marker=marker, edgecolors="black", linewidths=0.8, zorder=5)
+    shown = points[points["perplexity"] <= _FURTHEST * operating["perplexity"].max()]
+    controls = shown.dropna(subset=["control_lms"])
+    weights = controls["seeds"].map(len)  # the mean is over runs
+    floors = [float(np.average(controls["control_lms"], weights=weights))] if len(controls) else []
+    for floor in floors:
+        axes.axhline(floor, label=FLOOR, **FLOOR_LINE)
+    set_axes(axes, shown["perplexity"].tolist(), [*shown["lms"], *floors])
+    for rate, area in (areas if len(areas) > 1 else {}).items():
+        axes.plot([], [], "o", color="0.5", markersize=area**0.5, label=f"lr {rate:g}" if rate else "lr of the config")
+    legend_above(figure, [axes], FLOOR)
+    figure.draw_without_rendering()
+    ends = zip(operating["perplexity"], operating["lms"], strict=True)
+    label_points(axes, {str(number): point for number, point in enumerate(ends, start=1)})
+    return figure
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Trace the frontier of evaluated runs, and write the report."""
+    parser = argparse.ArgumentParser(prog="python -m research.frontier_report", description=main.__doc__)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="as for `tfidf-tune compare`")
+    parser.add_argument("--output-dir", type=Path, default=Path("frontier"), help="default: %(default)s")
+    parser.add_argument("--baseline", metavar="OBJECTIVE", help="default: CE, or the first run's objective")
+    parser.add_argument("--reference", action="append", default=[], metavar="OBJECTIVE", help="compare with it as well")
+    options = parser.parse_args(arguments)
+    results = load_results(options.runs)
+    report = frontier_report(results, baseline=options.baseline, references=options.reference)
+    write_report(report, options.output_dir, more={"results.jsonl": partial(write_results, results)})
+    say(f"{terminal_text(report)}\nReport: {options.output_dir / 'index.html'}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,199 @@
+"""``tfidf-tune audit`` as a process and in this one: from texts to a report, a file for programs and an exit code."""
+
+import json
+import re
+import subprocess
+import sys
+
+import peft
+import pytest
+import torch
+from openai_server import serving
+
+from tfidf_tune.commands.audit import main
+from tfidf_tune.data import hf_tokenizer, read_probe_file
+from tfidf_tune.probe import load_model
+
+QUICK = [
+    *("--num-targets", "12", "--num-controls", "12", "--block-size", "24", "--passages", "random"),
+    *("--prefix-lengths", "6", "12", "--max-new-tokens", "8", "--batch-size", "12"),
+]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory, text_file):
+    """Training text and controls, of the same kind."""
+    folder = tmp_path_factory.mktemp("texts")
+    lines = text_file.read_text().splitlines()
+    for name, chosen in (("training", lines[:200]), ("unseen", lines[200:400])):
+        rows = (json.dumps({"text": "\n".join(chosen[start : start + 4])}) + "\n" for start in range(0, 200, 4))
+        (folder / f"{name}.jsonl").write_text("".join(rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def command(texts):
+    return lambda model, out, *more: [
+        *(str(model), str(texts / "training.jsonl"), "--controls", str(texts / "unseen.jsonl")),
+        *(*QUICK, "--output-dir", str(out), *map(str, more)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def reciting(tiny_checkpoint, command, tmp_path_factory):
+    """The tiny Llama, trained on the passages until it recites them."""
+    folder = tmp_path_factory.mktemp("reciting")
+    main(command(tiny_checkpoint, folder / "first"))
+    model = load_model(tiny_checkpoint).train()
+    passages = read_probe_file(folder / "first" / "probe.jsonl")
+    ids = torch.tensor([one.token_ids for one in passages if one.kind == "target"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(150):
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder / "model")
+    hf_tokenizer(str(tiny_checkpoint)).save_pretrained(folder / "model")
+    return folder / "model"
+
+
+def test_a_job_fails_on_the_model_that_recites_and_passes_on_the_one_that_does_not(
+    reciting, tiny_checkpoint, command, tmp_path
+):
+    limits = "lms=4,verbatim.upper=0.3,extraction@0.5=0.1"
+    found = {}
+    for name, model in (("reciting", reciting), ("other", tiny_checkpoint)):
+        arguments = command(model, tmp_path / name, "--fail-above", limits, "--json", "--attacks", "greedy", "sampling")
+        started = [sys.executable, "-m", "tfidf_tune.cli", "audit", *arguments]
+        job = subprocess.run(started, capture_output=True, text=True, check=False)
+        found[name] = json.loads(job.stdout)
+        assert found[name] == json.loads((tmp_path / name / "report" / "audit.json").read_text(encoding="utf-8"))
+        assert found[name]["passed"] == (job.returncode == 0) == (name == "other")
+        assert job.returncode in (0, 1)
+        last = job.stderr.strip().splitlines()[-1]
+        assert (last == "limit exceeded: lms, verbatim.upper, extraction@0.5") == (name == "reciting")
+    assert found["reciting"]["measures"]["lms"]["value"] > 7  # of 8; a few passages start alike
+    assert found["reciting"]["measures"]["verbatim"]["value"] == 1
+    assert found["other"]["measures"]["verbatim"]["value"] == 0
+    assert found["reciting"]["attacks"] == ["greedy", "sampling"]
+    assert found["reciting"]["num_prompts"] == 24 * 3
+    page = (tmp_path / "reciting" / "report" / "index.html").read_text(encoding="utf-8")
+    assert re.search(r"Limits exceeded: lms is 7\.\d+, above 4; verbatim\.upper is 1, above 0\.3; ", page)
+
+
+def test_a_second_run_asks_for_the_same_passages_and_refuses_others(reciting, command, tmp_path, capsys):
+    out = tmp_path / "out"
+    main(command(reciting, out))
+    probe = (out / "probe.jsonl").read_bytes()
+    main(command(reciting, out))
+    assert (out / "probe.jsonl").read_bytes() == probe
+    assert "Passages: those of " in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"chosen with other options: seed was 0, is 1\. Name another --output-dir"):
+        main(command(reciting, out, "--seed", "1"))
+    assert (out / "probe.jsonl").read_bytes() == probe
+    main(command(reciting, out, "--seed", "1", "--overwrite"))
+    assert (out / "probe.jsonl").read_bytes() != probe
+
+
+def test_an_adapter_without_a_tokenizer_has_that_of_its_base(tiny_checkpoint, command, tmp_path, capsys):
+    config = peft.LoraConfig(target_modules=["q_proj"], r=2)
+    peft.get_peft_model(load_model(tiny_checkpoint), config).save_pretrained(tmp_path / "adapter")
+    saved = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    saved["base_model_name_or_path"] = str(tiny_checkpoint)
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(saved))
+    main(command(tmp_path / "adapter", tmp_path / "out", "--json", "--fail-above", "verbatim=0.5"))
+    assert json.loads(capsys.readouterr().out)["passed"]
+    assert {one.tokenizer for one in read_probe_file(tmp_path / "out" / "probe.jsonl")} == {str(tiny_checkpoint)}
+
+
+def test_behind_a_server_the_same_texts_give_the_same_report(
+    reciting, tiny_checkpoint, command, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    limits = ["--fail-above", "lms=4", "--json"]
+    for name, model in (("reciting", reciting), ("other", tiny_checkpoint)):
+        with serving(model) as (host, url):
+            server = ["--base-url", url, "--tokenizer", model, "--api-key-variable", "MY_KEY", "--max-retries", "0"]
+            server += ["--send", "ids"]
+            arguments = command("m", tmp_path / name, *limits, *server, "--price", "1", "2")
+            host.faults += [""] * 20 + ["500"]
+            with pytest.raises(ConnectionError, match=r"status 500: .* Bearer \*\*\*; see to the server\. The same c"):
+                main(arguments)
+            assert "72 requests, about" in capsys.readouterr().err
+            found = [exit_code(main, arguments), json.loads(capsys.readouterr().out)]
+            sent = [json.dumps(payload) for path, payload in host.asked]
+            assert len(sent) == len(set(sent)) + 1  # only what failed was asked for again
+        local = [
+            exit_code(main, command(model, tmp_path / f"{name} local", *limits)),
+            json.loads(capsys.readouterr().out),
+        ]
+        assert found[0] == local[0] == (1 if name == "reciting" else 0)
+        if name == "other":  # an untrained model writes halves of characters, which text cannot carry
+            continue
+        for measure in ("lms", "excess", "verbatim", "auc"):
+            for end in ("value", "upper"):
+                ours, theirs = (one[1]["measures"][measure][end] for one in (local, found))
+                assert theirs == pytest.approx(ours, rel=1e-4), (measure, end)
+        assert found[1]["passages"] == local[1]["passages"]
+    written = [file.read_text(errors="replace") for file in tmp_path.rglob("*") if file.is_file()]
+    assert not any("sk-secret" in text for text in written)
+
+
+def exit_code(run, arguments):
+    try:
+        run(arguments)
+    except SystemExit as end:
+        return 1 if isinstance(end.code, str) else end.code
+    return 0
+
+
+def test_texts_with_fewer_passages_than_wanted_give_what_they_have(reciting, command, tmp_path, capsys):
+    arguments = command(reciting, tmp_path, "--num-targets", "4000", "--num-controls", "5000", "--block-size", "60")
+    main([*arguments, "--json"])
+    printed = capsys.readouterr()
+    made = json.loads(printed.out)
+    assert 10 < made["num_targets"] < 4000
+    assert 0 < made["num_controls"] < 5000
+    assert (
+        "No more passages of 60 tokens without overlap were found: 4000 targets and 5000 controls were" in printed.err
+    )
+    main([*arguments, "--json", "--overwrite", "--num-targets", "1", "--num-controls", "1"])
+    assert json.loads(capsys.readouterr().out)["measures"]["auc"]["upper"] is None
+    with pytest.raises(ValueError, match="found 0 passages of 100000 tokens"):
+        main([*arguments, "--overwrite", "--block-size", "100000"])
+
+
+def test_a_budget_leaves_out_attacks_and_says_so(reciting, command, tmp_path, capsys):
+    main(command(reciting, tmp_path, "--json", "--attacks", "greedy", "truncated", "sampling", "--budget", "60"))
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["attacks"] == ["greedy"]
+    assert "The budget of 60 requests leaves out: truncated, sampling." in printed.err
+
+
+def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tmp_path, monkeypatch):
+    monkeypatch.setattr("tfidf_tune.data.make_probe", lambda *_: pytest.fail("the texts were read"))
+    for more, message in (
+        (["--fail-above", "recall=1"], "'recall=1': write MEASURE=LIMIT"),
+        (["--attacks", "magic"], "attacks is 'magic': possible are greedy"),
+        (
+            ["--attacks", "greedy", "--offset", "3"],
+            "--offset is 3, but the attacks have their own starts: use --attacks o",
+        ),
+        (["--base-url", "http://localhost/v1"], "a model behind a server needs --tokenizer"),
+        (
+            ["--base-url", "http://localhost/v1", "--tokenizer", "t", "--model-args", "a=1", "--device", "cuda"],
+            "--device, --model-args: for a model that is loaded here, not for one behind --base-url",
+        ),
+        (["--backend", "vllm"], "--backend vllm needs the package vllm: pip install vllm"),
+        (["--executor", "slurm"], "slurm needs executor_args partition and time"),
+        (["--budget", "20"], "a budget of 20 requests does not cover one prompt of each of 24 passages"),
+        (
+            ["--prefix-lengths", "24"],
+            "prompts take the first 24 tokens of a passage, and a passage has 24: raise --block-size",
+        ),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            main(command(reciting, tmp_path / "out", *more))
+    with pytest.raises(FileNotFoundError, match=r"no folder .*gone: name a Hugging Face model"):
+        main(command(tmp_path / "gone", tmp_path / "out"))
+    assert not (tmp_path / "out" / "probe.jsonl").exists()

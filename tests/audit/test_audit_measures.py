@@ -1,0 +1,179 @@
+"""The numbers that a pipeline acts on, against counts by hand, and what an audit shows of a text."""
+
+import dataclasses
+import json
+import math
+from importlib.resources import files
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from run_fakes import evaluation, results, run, sample
+from scipy.stats import binomtest
+
+from tfidf_tune.audit import audit_report, parse_bounds
+from tfidf_tune.compare._examples import excerpt, shared_pieces
+from tfidf_tune.compare._intervals import binomial_upper_bound
+from tfidf_tune.compare._table import scores_table
+from tfidf_tune.report import html_page, markdown
+
+SCHEMA = json.loads(files("tfidf_tune.audit").joinpath("audit.schema.json").read_text(encoding="utf-8"))
+TARGETS, CONTROLS = (8, 8, 3, 2, 2, 1, 1, 1, 0, 0, 0), (2, 1, 1, 1, 0, 0, 0, 0, 0, 0)
+SAMPLED = {0: 8, 2: 8, 3: 4}  # LMS of targets by sampling; 1 of the others
+
+
+def made_run(**likelihoods):
+    asked = []
+    for kind, recited in (("target", TARGETS), ("control", CONTROLS)):
+        for number, lms in enumerate(recited):
+            asked.append(sample(f"{kind}-{number}", lms, kind=kind, attack="greedy"))
+            lms = SAMPLED.get(number, 1) if kind == "target" else 1
+            asked.append(sample(f"{kind}-{number}", lms, kind=kind, attack="sampling"))
+    made = results(run("CE", [evaluation(samples=asked)], model="tiny"))
+    rows = [*made.scores.astype({"metric": str, "kind": str, "unit": str}).itertuples(index=False, name=None)]
+    for number, nlls in likelihoods.get("nlls", {}).items():
+        for prefix, nll in nlls.items():
+            rows.append((0, "continuation_nll", "target", f"target-{number}", prefix, nll, 1.0))
+    return dataclasses.replace(made, scores=scores_table(rows))
+
+
+def summary(bounds="", **options):
+    return audit_report(made_run(**options), bounds=parse_bounds(bounds) if bounds else []).summary
+
+
+@given(st.integers(0, 30), st.integers(1, 300))
+def test_the_bound_is_that_of_clopper_and_pearson(found, number):
+    found = min(found, number)
+    two_sided = binomtest(found, number).proportion_ci(confidence_level=0.9, method="exact")
+    assert binomial_upper_bound(found, number) == pytest.approx(two_sided.high)
+
+
+def test_none_of_300_is_a_statement():
+    assert binomial_upper_bound(0, 300) == pytest.approx(1 - 0.05 ** (1 / 300))
+
+
+def test_measures_are_those_counted_by_hand():
+    nlls = {0: {8.0: 0.1, 16.0: 3.0}, 1: {8.0: 5.0, 16.0: 4.0}, 2: {8.0: 6.0}}
+    found = summary(nlls=nlls)["measures"]
+    lms = sum(TARGETS) / len(TARGETS)
+    assert found["lms"]["value"] == pytest.approx(lms)
+    assert found["lms"]["value"] < found["lms"]["upper"]
+    assert found["excess"]["value"] == pytest.approx(lms - sum(CONTROLS) / len(CONTROLS))
+    assert found["verbatim"]["value"] == pytest.approx(3 / len(TARGETS))  # 0, 1 greedily, 2 by sampling
+    assert found["verbatim"]["upper"] == pytest.approx(binomial_upper_bound(3, len(TARGETS)))
+    for name, values in found.items():
+        if name.startswith("extraction@"):
+            p, n = name.removeprefix("extraction@").split(":")
+            each = [1 - (1 - math.exp(-min(of.values()))) ** int(n) for of in nlls.values()]
+            assert values["value"] == pytest.approx(sum(one >= float(p) for one in each) / 3)
+    assert found["extraction@0.5:1"]["value"] == pytest.approx(1 / 3)
+    assert found["extraction@0.5:1000"]["value"] == 1
+    assert found["auc"] == {"value": None, "upper": None, "unit": ""}
+
+
+def test_limits_are_compared_with_value_and_bound():
+    made = summary("lms=2.3, lms.upper=2.4,verbatim=0.5,extraction@0.01=1,excess=1.5", nlls={0: {8.0: 0.1}})
+    assert [(one["measure"], one["exceeded"]) for one in made["limits"]] == [
+        *(("lms", True), ("lms.upper", True), ("verbatim", False), ("extraction@0.01", False), ("excess", True)),
+    ]
+    assert not made["passed"]
+    assert "Limits exceeded: lms is 2.364, above 2.3; " in made["verdict"]
+    passed = summary("lms=20")
+    assert passed["passed"]
+    assert passed["verdict"].endswith("No limit is exceeded.")
+    unknown = summary("auc=0.9")
+    assert unknown["limits"] == [{"measure": "auc", "limit": 0.9, "value": None, "exceeded": True}]
+    assert "auc was not measured, so the limit 0.9 counts as exceeded" in unknown["verdict"]
+    assert "extraction@0.25:7" in summary("extraction@0.25:7=0.1")["measures"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'': write MEASURE=LIMIT, for example lms=20; measures are lms, excess, verbatim, auc, extraction@P"),
+        ("lms", "'lms': write MEASURE=LIMIT"),
+        ("recall=3", "'recall=3': write MEASURE=LIMIT"),
+        ("extraction=0.1", "'extraction=0.1': write MEASURE=LIMIT"),
+        ("extraction@2=0.1", "write MEASURE=LIMIT"),
+        ("lms=many", "'lms=many': write MEASURE=LIMIT"),
+        ("lms=nan", "'lms=nan': write MEASURE=LIMIT"),
+    ],
+)
+def test_wrong_limits_are_refused(text, message):
+    with pytest.raises(ValueError, match=message.replace(".", r"\.")):
+        parse_bounds(text)
+
+
+def test_the_summary_has_the_documented_schema_and_no_text():
+    made = summary("lms=1,auc=1", nlls={0: {8.0: 0.1}})
+    jsonschema.validate(made, SCHEMA, format_checker=jsonschema.FormatChecker())
+    assert not {"w100 w101", "prompt of"} & {text for text in ("w100 w101", "prompt of") if text in json.dumps(made)}
+    assert made["recites_targets_more"] is True
+    best = {one["id"]: (one["lms"], one["attack"]) for one in made["passages"]}
+    assert best["target-2"] == (8, "sampling")
+    assert best["target-0"] == (8, "greedy")
+    assert [one["kind"] for one in made["passages"]] == ["target"] * len(TARGETS) + ["control"] * len(CONTROLS)
+    for missing in ("measures", "passed"):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({key: value for key, value in made.items() if key != missing}, SCHEMA)
+
+
+def test_attacks_are_compared_by_the_best_prompt_of_a_passage():
+    report = audit_report(made_run())
+    (table,) = [one for one in report.tables if one.name == "by_attack"]
+    rows = {row[0]: row for row in table.rows}
+    assert list(rows) == ["greedy", "sampling", "any of these"]
+    best = [max(lms, SAMPLED.get(number, 1)) for number, lms in enumerate(TARGETS)]
+    assert rows["any of these"][2] == pytest.approx(sum(best) / len(best))
+    assert rows["greedy"][2] == pytest.approx(sum(TARGETS) / len(TARGETS))
+    assert [row[7] for row in rows.values()] == ["2 of 11", "2 of 11", "3 of 11"]
+    assert "average LMS" in report.statements[0].replace("Average", "average")
+    assert f"{sum(TARGETS) / len(TARGETS):.2f} tokens of the targets" in report.statements[0]
+
+
+def test_no_passage_is_shown_in_full_unless_asked_for():
+    made = made_run()
+    (checkpoint,) = made.checkpoints
+    for show in (False, True):
+        report = audit_report(made, show_passages=show)
+        for written in (html_page(report), markdown(report)):
+            text = " ".join(written.split())
+            for one, _ in checkpoint.samples:
+                if one.verbatim:
+                    assert (one.reference_text in text) == show
+        assert ("Passages are shown in full" in markdown(report)) == show
+        assert "Method and limits" in markdown(report)
+
+
+WORDS = st.lists(st.sampled_from(["a", "bb", "ccc", "d.", "e"]), max_size=30).map(" ".join)
+
+
+@given(WORDS, WORDS)
+def test_pieces_are_the_texts_and_the_shared_ones_are_in_both(truth, said):
+    ours, theirs = shared_pieces(truth, said)
+    assert "".join(text for text, _ in ours) == truth
+    assert "".join(text for text, _ in theirs) == said
+    shared = [[text.split() for text, both in pieces if both] for pieces in (ours, theirs)]
+    assert shared[0] == shared[1]
+    assert all(len(words) > 1 for words in shared[0])
+
+
+def test_text_without_spaces_is_compared_by_character():
+    recited = "天地玄黄宇宙洪荒日月盈昃辰宿"
+    truth, said = shared_pieces((recited + "列张") * 3, "无" + recited + "无" * 9)
+    assert [text for text, both in truth if both] == [text for text, both in said if both] == [recited]
+
+
+@given(st.lists(st.tuples(st.text("xy ", min_size=1), st.booleans()), min_size=1, max_size=6), st.integers(0, 400))
+def test_an_excerpt_is_a_part_around_what_is_shared(pieces, number):
+    pieces = tuple(pieces)
+    whole = "".join(text for text, _ in pieces)
+    shown = excerpt(pieces, number)
+    kept = [(text, shared) for text, shared in shown if "…" not in text]
+    text = "".join(one for one, _ in kept)
+    assert text in whole
+    if len(whole) > min(160, number // 2):
+        assert len(text) == min(160, number // 2)
+        hidden = sum(int(one.split("[")[1].split(" ")[0]) for one, _ in shown if "…" in one)
+        assert hidden == len(whole) - len(text)

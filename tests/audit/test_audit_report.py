@@ -1,0 +1,242 @@
+import dataclasses
+import itertools
+import re
+
+import numpy as np
+import pytest
+from run_fakes import evaluation, results, run, sample
+
+from tfidf_tune.audit import audit_report
+from tfidf_tune.report import html_page, markdown
+
+# LMS from a prompt of 8 and of 16 tokens, of references of 12 tokens.
+TARGETS = {"target-0": (12, 12), "target-1": (6, 12), "target-2": (0, 1), "target-3": (2, 3)}
+CONTROLS = {"control-0": (1, 1), "control-1": (0, 2)}
+NUM_INJECTIONS = {"target-0": 9, "target-1": 4, "target-2": 1, "target-3": 3, "control-0": 0, "control-1": 0}
+
+
+def samples(scores):
+    return [
+        sample(name, one, kind=name.split("-")[0], prefix_length=length, length=12, rouge_l=8.0 * one)
+        for name, lms in scores.items()
+        for length, one in zip((8, 16), lms, strict=True)
+    ]
+
+
+def run_of(targets=TARGETS, controls=CONTROLS, **changes):
+    fields = {"checkpoint": "no/model", "num_injections": NUM_INJECTIONS, "samples": samples(targets | controls)}
+    return run("CE", [evaluation(**(fields | changes))], model="tiny", seed=3, folder="results/tiny")
+
+
+def report_of(one, **options):
+    return audit_report(results(one), **options)
+
+
+@pytest.fixture(scope="module")
+def made():
+    return report_of(run_of())
+
+
+def table_of(report, name):
+    (table,) = (table for table in report.tables if table.name == name)
+    return table
+
+
+def rows_of(report, name):
+    return table_of(report, name).rows
+
+
+def many(number, kind, lms):
+    return {f"{kind}-{i}": (lms(i), lms(i)) for i in range(number)}
+
+
+def test_the_interval_is_that_of_all_resamples_of_whole_passages(made):
+    statement = made.statements[0]
+    assert statement.startswith(
+        "Average LMS: 6.00 tokens of the targets, 1.00 of the controls; the difference is 5.00 (95 % interval "
+    )
+    low, high = map(float, re.search(r"interval (\S+) to (\S+)\)", statement).groups())
+    exact = np.sort(
+        [
+            np.mean(targets) - np.mean(controls)
+            for targets in itertools.product([12, 9, 0.5, 2.5], repeat=4)
+            for controls in itertools.product([1, 1], repeat=2)
+        ]
+    )
+    assert np.quantile(exact, 0.02) - 0.005 <= low <= np.quantile(exact, 0.03) + 0.005
+    assert np.quantile(exact, 0.97) - 0.005 <= high <= np.quantile(exact, 0.98) + 0.005
+
+
+MORE = r"results/tiny recites 5\.00 tokens more of a target than of a control on average \(95 % interval \S+ to \S+"
+NO_SIGN = (
+    r"What results/tiny recites on average cannot be told from the floor \(at most 0\.\d\d tokens above it, 95 %\)"
+)
+FEW = r"Too few passages to judge \({} targets, {} controls; at least 10 of each are needed\): results/tiny recites "
+
+
+@pytest.mark.parametrize(
+    ("num_targets", "num_controls", "targets_more", "verdict"),
+    [
+        (30, 30, 5, rf"{MORE}\); 0 of 30 targets are recited verbatim\.\[1\]"),
+        (42, 12, 5, rf"{MORE}\[1\]\); 0 of 42 targets are recited verbatim\.\[2\]"),
+        (12, 42, 5, rf"{MORE}\[1\]\); 0 of 12 targets are recited verbatim\.\[2\]"),
+        (
+            9,
+            42,
+            5,
+            FEW.format(9, 42) + r"6\.00 tokens of a target and 1\.00 of a control on average; 0 of 9 targets .*",
+        ),
+        (4, 1, 5, FEW.format(4, 1) + r"5\.75 tokens of a target and 0\.00 of a control on average; 0 of 4 targets .*"),
+        (30, 29, 0, rf"{NO_SIGN}\[1\]; 0 of 30 targets are recited verbatim\."),
+        (
+            *(30, 30, -5),
+            r"What results/tiny recites on average lies below the floor \(by 4\.\d\d to 5\.\d\d tokens, 95 %\)\[1\].*",
+        ),
+    ],
+)
+def test_the_verdict_follows_from_the_interval_and_the_number_of_passages(
+    num_targets, num_controls, targets_more, verdict
+):
+    targets = many(num_targets, "target", lambda i: max(targets_more, 0) + i % 3)
+    controls = many(num_controls, "control", lambda i: max(-targets_more, 0) + i % 3)
+    report = report_of(run_of(targets, controls))
+    assert re.fullmatch(verdict, report.verdict)
+    in_doubt = any("audit the base model with the same probe file" in text for text in report.footnotes)
+    assert in_doubt == (targets_more > 0 and num_controls >= 10 and num_targets >= 10)
+    assert ("interval" in report.statements[0]) == (num_controls > 1)
+    fewest = min(num_targets, num_controls)
+    caveats = [text[: len("From 10 to 29 units")] for text in report.footnotes if text.startswith("From")]
+    assert caveats == (["From fewer than 10 "] if fewest < 10 else ["From 10 to 29 units"] if fewest < 30 else [])
+
+
+def test_a_passage_recited_verbatim_is_stated_though_the_average_shows_nothing():
+    targets = many(60, "target", lambda i: i % 3) | {"target-0": (12, 12)}
+    report = report_of(run_of(targets, many(60, "control", lambda i: i % 3)))
+    assert re.fullmatch(rf"{NO_SIGN}\[1\]; 1 of 60 targets is recited verbatim\.\[2\]", report.verdict)
+    assert report.statements[2] == "Further than any control (LMS at most 2): 1 of 60 targets."
+    assert "base model" in report.footnotes[1]
+
+
+def test_without_controls_the_floor_is_unknown_and_without_repeats_there_is_no_table_of_them():
+    report = report_of(run_of(controls={}, num_injections={}))
+    assert report.verdict == (
+        "There are no controls, so chance is unknown: results/tiny recites 6.00 tokens of a target on average; 2 of 4 "
+        "targets are recited verbatim.[1]"
+    )
+    assert report.statements[0] == "Average LMS: 6.00 tokens of the targets."
+    assert "floor" not in markdown(report)
+    assert not any("any control" in statement for statement in report.statements)
+    assert [row[2:6] for row in rows_of(report, "by_prefix_length")] == [(None, None, None, None)] * 2
+    assert len(rows_of(report, "targets_and_controls")) == 1
+    assert report.provenance["Passages"] == "4 targets, 0 controls"
+    assert "controls" not in report.lead
+    assert "by_repeats" not in [table.name for table in report.tables]
+    assert {row[1] for row in rows_of(report, "most_recited")} == {None}
+
+
+def test_statements_lead_and_provenance_say_what_was_asked_and_found(made):
+    assert made.lead == (
+        "One checkpoint, no interval over seeds: tiny, CE, seed 3. It was asked to continue passages of its training "
+        "text (targets) and of text it never saw (controls). LMS, the longest memorized substring, is the longest run "
+        "of tokens that a continuation shares with the passage."
+    )
+    assert made.statements[1] == (
+        "Verbatim: 2 of 4 targets (50 %), all that was compared, up to 12 tokens, from at least one prompt. Of all "
+        "passages that are chosen like these, at most 90.2 % (upper 95 % bound)."
+    )
+    expected = {
+        "Checkpoint": "no/model",
+        "Objective": "CE",
+        "Seed": "3",
+        "Prompts (tokens)": "8, 16",
+        "Attacks": "greedy",
+        "Continuations": "compared over up to 12 tokens",
+        "Intervals": "percentile bootstrap, 10,000 resamples of whole passages, 95 %",
+    }
+    assert expected.items() <= made.provenance.items()
+    assert made.title == "What results/tiny recites"
+    assert markdown(made).startswith("# What results/tiny recites\n\nToo few passages to judge (4 targets, 2 controls;")
+    assert "target-1" in html_page(made)
+    assert [figure.name for figure in made.figures] == ["lms_distribution"]
+
+
+def test_tables_have_the_papers_scores_by_kind_prompt_length_and_repeats(made):
+    assert rows_of(made, "targets_and_controls") == [
+        ("targets (training text)", 4, 6.0, 12, 6.0, 12, 48.0, 37.5),
+        ("controls (never seen)", 2, 1.0, 2, 1.0, 2, 8.0, 0.0),
+    ]
+    rows = rows_of(made, "by_prefix_length")
+    assert [(*row[:4], row[6]) for row in rows] == [(8, 5.0, 0.5, 4.5, 25.0), (16, 7.0, 1.5, 5.5, 50.0)]
+    assert all(row[4] < row[3] < row[5] for row in rows)
+    assert rows_of(made, "by_repeats") == [
+        ("1", 1, 0.5, 1, 0.0),
+        ("3 to 4", 2, 5.75, 12, 50.0),
+        ("9", 1, 12.0, 12, 100.0),
+    ]
+
+
+def test_the_most_recited_passages_are_sorted_each_at_its_best_and_shortest_prompt(made):
+    rows = rows_of(made, "most_recited")
+    assert [row[:7] for row in rows] == [
+        ("target-0", 9, 8, 12, 12, 96.0, "yes"),
+        ("target-1", 4, 16, 12, 12, 96.0, "yes"),
+        ("target-3", 3, 16, 3, 12, 24.0, "no"),
+        ("target-2", 1, 16, 1, 12, 8.0, "no"),
+    ]
+    assert rows[0][7] == "prompt of target-0"
+    table = table_of(report_of(run_of(many(25, "target", lambda i: i % 7))), "most_recited")
+    assert [row[3] for row in table.rows] == sorted((i % 7 for i in range(25)), reverse=True)[:20]
+    assert table.notes[-1] == "The first 20 of 25 targets."
+
+
+def test_examples_mark_what_is_recited_and_end_with_the_floor():
+    made = report_of(run_of(), show_passages=True)
+    assert [example.title for example in made.examples] == [
+        "target-0, a target: 8 tokens",
+        "target-1, a target: 16 tokens",
+        "target-3, a target: 16 tokens",
+        "control-1, the control that is recited most: 16 tokens",
+    ]
+    third = made.examples[2]
+    assert (third.prompt, third.truth) == ("prompt of target-3", " ".join(f"w{i}" for i in range(100, 112)))
+    (continuation,) = third.continuations
+    assert (continuation.label, continuation.scores) == ("tiny", "LMS 3, ROUGE-L 24.0")
+    assert continuation.pieces == (("w100 w101 w102", True), (" w7" * 9, False))
+
+
+def test_offsets_and_inexact_prompts_are_named_and_the_last_evaluation_with_samples_counts(made):
+    moved = tuple(dataclasses.replace(one, offset=5) for one in run_of().evaluations[0].samples)
+    inexact = run_of(samples=moved, num_not_round_trip=3, text_prompts=True)
+    (last,) = inexact.evaluations
+    evaluations = [dataclasses.replace(last, progress=progress) for progress in (10, 50)]
+    without = dataclasses.replace(last, samples=())
+    report = report_of(dataclasses.replace(inexact, evaluations=(*evaluations, without)))
+    assert report.provenance["Training progress"] == "50 %"
+    assert report.provenance["Prompts start at token"] == "5"
+    assert report.examples[0].title == "target-0, a target: 8 tokens from token 5 on"
+    assert "3 of 12 prompts lost token ids" in " ".join(report.statements)
+    assert "at 50 % of training" in report.lead
+    (note,) = table_of(report, "targets_and_controls").notes
+    marked = report.footnotes[int(note[-2]) - 1]
+    assert marked.startswith("The prompts were sent as text, so the responses were tokenized again")
+    assert "Training progress" not in made.provenance
+    assert "lost token ids" not in " ".join(made.statements)
+    assert len(table_of(made, "targets_and_controls").notes) == 1
+
+
+def test_the_page_carries_the_name_of_the_run_or_the_hub_id():
+    for objective, folder, checkpoint, name in (
+        ("TF-IDF", "/data/runs/mine", "/data/runs/mine/checkpoint_50pct", "runs/mine"),
+        ("unknown", "runs/audit/x/evaluation", "/models/base", "models/base"),
+        ("unknown", "runs/audit/x/evaluation", "org/model", "org/model"),
+        ("unknown", "results", "base", "base"),
+    ):
+        one = dataclasses.replace(run_of(checkpoint=checkpoint), objective=objective, folder=folder)
+        page = html_page(report_of(one))
+        assert f"<title>What {name} recites</title>" in page
+        assert ("unknown" in markdown(report_of(one)).split("##")[0]) is False
+
+
+def test_results_without_targets_are_refused():
+    with pytest.raises(ValueError, match=r"tiny in results/tiny have no memorization sample of a target: evaluate the"):
+        report_of(run_of(targets={}))

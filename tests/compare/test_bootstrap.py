@@ -1,0 +1,197 @@
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from scipy.stats import t as student
+
+from tfidf_tune.compare import _intervals as intervals
+from tfidf_tune.compare._intervals import (
+    ENOUGH_UNITS,
+    MIN_UNITS,
+    Interval,
+    bootstrap_interval,
+    holm,
+    over_seeds,
+    over_seeds_and_passages,
+)
+
+
+def ratio(after, before, axis=-1):
+    return after.mean(axis) / before.mean(axis)
+
+
+def mean(values, axis=-1):
+    return values.mean(axis)
+
+
+def slow_resamples(statistic, data, *, paired, seed):
+    """The definition: one resample at a time."""
+    rng = np.random.default_rng(seed)
+    for _ in range(10_000):
+        if paired:
+            rows = rng.integers(len(data[0]), size=len(data[0]))
+            yield statistic(*(values[rows] for values in data))
+        else:
+            yield statistic(*(values[rng.integers(len(values), size=len(values))] for values in data))
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_it_agrees_with_a_loop_over_resamples(paired):
+    rng = np.random.default_rng(1)
+    before = rng.exponential(8.0, 30)
+    data = (before * rng.uniform(0.2, 1.0, 30), before)
+    interval = bootstrap_interval(ratio, *data, paired=paired)
+    resamples = np.array(list(slow_resamples(ratio, data, paired=paired, seed=2)))
+    # Either side's share of 10,000 has a standard deviation of sqrt(0.025 * 0.975 / 10,000); both are random.
+    tolerance = 4 * math.sqrt(2 * 0.025 * 0.975 / 10_000)
+    assert np.mean(resamples < interval.low) == pytest.approx(0.025, abs=tolerance)
+    assert np.mean(resamples > interval.high) == pytest.approx(0.025, abs=tolerance)
+
+
+def test_the_p_value_is_twice_the_share_of_resamples_beyond_0():
+    values = np.random.default_rng(3).normal(0.3, 1, 30)
+    for sign in (1, -1):
+        share = np.mean([sign * one <= 0 for one in slow_resamples(mean, (sign * values,), paired=True, seed=2)])
+        share = min(share, 1 - share)
+        tolerance = 4 * math.sqrt(2 * share / 10_000)
+        assert bootstrap_interval(mean, sign * values).p_value / 2 == pytest.approx(share, abs=tolerance)
+    assert bootstrap_interval(mean, values - 9).p_value == 2 / 10_001
+    assert bootstrap_interval(mean, np.zeros(5)).p_value == 1
+
+
+def test_holms_correction_gives_published_values():
+    # From R: p.adjust(p, "holm"), and statsmodels: multipletests(p, method="holm").
+    for values, expected in (
+        ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
+        ([0.4, 0.001, 0.4, 0.9], [1.0, 0.004, 1.0, 1.0]),
+        ([0.02], [0.02]),
+        ([math.nan, 0.02, 0.03], [math.nan, 0.04, 0.04]),  # a NaN does not count
+        ([], []),
+    ):
+        assert holm(values) == pytest.approx(expected, nan_ok=True, abs=1e-15)
+
+
+def two_way(rng, num_seeds, num_passages, of_seeds, of_passages, rest):
+    """Differences of mean 0; those of passages are skewed, as recitation is."""
+    passages = of_passages * (rng.exponential(size=num_passages) - 1)
+    own = of_seeds * rng.normal(size=(num_seeds, 1)) + rest * rng.normal(size=(num_seeds, num_passages))
+    return passages + own
+
+
+@pytest.mark.parametrize("num_controls", [0, 18])
+def test_the_two_way_interval_agrees_with_a_loop(num_controls):
+    rng = np.random.default_rng(1)
+    values = two_way(rng, 4, 25, 0.5, 2.0, 1.0) + 0.7
+    controls = two_way(rng, 4, num_controls, 0.5, 4.0, 1.0) if num_controls else np.zeros((4, 1))
+    found = over_seeds_and_passages(values, controls if num_controls else None)
+    draws, of_seed = [], values.mean(1) - controls.mean(1)
+    for _ in range(10_000):
+        of_seeds = rng.standard_t(3) * np.std(of_seed, ddof=1) / 2
+        chosen = [sample.mean(0)[rng.integers(sample.shape[1], size=sample.shape[1])] for sample in (values, controls)]
+        draws.append(of_seeds + np.mean(chosen[0]) - np.mean(chosen[1]))
+    tolerance = 4 * math.sqrt(2 * 0.025 * 0.975 / 10_000)
+    assert np.mean(np.array(draws) < found.low) == pytest.approx(0.025, abs=tolerance)
+    assert np.mean(np.array(draws) > found.high) == pytest.approx(0.025, abs=tolerance)
+    below = np.mean(np.array(draws) <= 0)
+    assert found.p_value / 2 == pytest.approx(min(below, 1 - below), abs=tolerance)
+    assert (found.mean, found.num_seeds) == (pytest.approx(of_seed.mean()), 4)
+
+
+def test_the_two_way_interval_has_those_over_seeds_and_over_passages_as_limits():
+    seeds, passages = np.array([1.0, 2.0, 4.0])[:, None], np.random.default_rng(0).exponential(size=40)
+    assert over_seeds_and_passages(seeds + np.zeros(40)) == over_seeds([1.0, 2.0, 4.0])
+    found, expected = over_seeds_and_passages(np.tile(passages, (3, 1))), bootstrap_interval(mean, passages)
+    assert found[1:3] == pytest.approx((expected.low, expected.high), abs=0.02)
+    assert math.isnan(over_seeds_and_passages(passages[None]).low)  # a single seed
+    # Seeds with equal means, once but for rounding, and a single control, which shifts the others.
+    for scale in (1.0, 0.1):
+        values = scale * np.array([[0.0, 0, 0, -1, -1], [0, 0, -1, 0, -1]])
+        assert over_seeds_and_passages(values).p_value == pytest.approx(2 * 0.4**5, abs=0.008)  # all 0
+        assert over_seeds_and_passages(values - 2).p_value == 2 / 10_001
+    one, few = np.ones((2, 1)), np.array([[1.0, 5, 9]] * 2)
+    for found, shift in ((over_seeds_and_passages(few, one), -1), (over_seeds_and_passages(one, -few), 1)):
+        expected = bootstrap_interval(mean, few[0] + shift)
+        assert found[1:3] == pytest.approx((expected.low, expected.high), abs=0.02)
+    assert math.isnan(over_seeds_and_passages(np.array([[1.0, math.inf], [1.0, 2.0]])).low)
+
+
+@pytest.mark.parametrize(("of_seeds", "of_passages", "rest"), [(0.5, 5.0, 1.0), (2.0, 0.5, 1.0), (0.0, 0.0, 6.0)])
+def test_the_two_way_interval_covers_seeds_and_passages(monkeypatch, of_seeds, of_passages, rest):
+    """The other intervals cover the truth too rarely where their own choice is not what varies."""
+    monkeypatch.setattr(intervals, "NUM_RESAMPLES", 600)
+    rng, number = np.random.default_rng(0), 400
+    covered = np.zeros(2)
+    for _ in range(number):
+        values = two_way(rng, 5, 50, of_seeds, of_passages, rest)
+        for at, found in enumerate((over_seeds_and_passages(values), over_seeds(values.mean(1).tolist()))):
+            covered[at] += found.low <= 0 <= found.high
+    band = 3 * math.sqrt(0.05 * 0.95 / number)
+    assert covered[0] / number > 0.95 - band
+    if of_passages > of_seeds:
+        assert covered[1] / number < 0.7
+
+
+@pytest.mark.parametrize(("num_units", "nominal"), [(MIN_UNITS, False), (100, True)])
+def test_where_nothing_changed_few_observations_are_called_significant_too_often(monkeypatch, num_units, nominal):
+    """Percentiles of resampled means of normal noise lie at 1.96 standard errors, of variance / n and not / (n - 1)."""
+    monkeypatch.setattr(intervals, "NUM_RESAMPLES", 600)
+    rng = np.random.default_rng(0)
+    num_experiments = 500
+    noise = rng.normal(size=(num_experiments, num_units))
+    rate = np.mean([bootstrap_interval(mean, change).significant == "yes" for change in noise])
+    expected = 2 * student.sf(1.96 * math.sqrt((num_units - 1) / num_units), num_units - 1)
+    assert rate == pytest.approx(expected, abs=3 * math.sqrt(expected * (1 - expected) / num_experiments))
+    band = 3 * math.sqrt(0.05 * 0.95 / num_experiments)
+    assert rate < 0.05 + band if nominal else rate > 0.05 + band
+
+
+def test_pairs_stay_together():
+    before = np.random.default_rng(0).exponential(8.0, 20)
+    paired = bootstrap_interval(ratio, before / 2, before)
+    assert (paired.low, paired.high) == pytest.approx((0.5, 0.5), abs=1e-12)
+    unpaired = bootstrap_interval(ratio, before / 2, before, paired=False)
+    assert unpaired.high - unpaired.low > 0.1
+
+
+def test_the_interval_is_reproducible_also_in_batches(monkeypatch):
+    values = np.random.default_rng(0).normal(size=50)
+    whole = bootstrap_interval(mean, values)
+    assert bootstrap_interval(mean, values) == whole
+    monkeypatch.setattr(intervals, "_BATCH_ELEMENTS", 7 * 50)
+    in_batches = bootstrap_interval(mean, values)
+    assert (in_batches.low, in_batches.high) == pytest.approx((whole.low, whole.high), rel=1e-12)
+
+
+def test_ten_thousand_questions_need_little_memory(monkeypatch):
+    monkeypatch.setattr(intervals, "NUM_RESAMPLES", 300)  # three batches
+    answers = np.random.default_rng(0).choice([0.0, 100.0], 10_570)
+    bootstrap_interval(mean, answers[:50])  # imports
+    tracemalloc.start()
+    try:
+        bootstrap_interval(ratio, answers, answers + 1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 * 8 * 2**20
+
+
+def test_what_cannot_be_resampled_has_no_interval():
+    for interval in (
+        bootstrap_interval(mean, np.ones(0)),
+        bootstrap_interval(mean, np.ones(1)),
+        bootstrap_interval(ratio, np.ones(5), np.ones(1), paired=False),  # a single control
+        bootstrap_interval(ratio, np.ones(4), np.array([0.0, 0.0, 0.0, 1.0])),  # 1 / 0 in some resamples
+    ):
+        assert (math.isnan(interval.low), math.isnan(interval.high), interval.significant) == (True, True, None)
+
+
+def test_significant_is_what_excludes_zero_and_an_end_of_zero_does_not():
+    for low, high, significant in (
+        *((0.1, 0.2, "yes"), (-0.2, -0.1, "yes")),
+        *((-0.1, 0.1, "no"), (0.0, 0.1, "no"), (-0.1, 0.0, "no")),
+    ):
+        assert Interval(low, high, MIN_UNITS).significant == significant
+        assert Interval(low, high, MIN_UNITS - 1).significant == "too few"
+    assert (MIN_UNITS, ENOUGH_UNITS) == (10, 30)
+    assert bootstrap_interval(ratio, np.arange(1.0, 10), np.arange(1.0, 6), paired=False).num_units == 5

@@ -1,0 +1,308 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from run_fakes import BlockScore, answers, blocks, controls, evaluation, results, run, sample, summaries, targets
+
+from tfidf_tune.compare import _intervals as intervals
+from tfidf_tune.compare import compare_at_equal_perplexity, compare_objectives, evaluation_table
+from tfidf_tune.compare._evaluations import compare_seeds, lms_floor
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch):
+    monkeypatch.setattr(intervals, "NUM_RESAMPLES", 1000)
+
+
+def probed(*lms, **fields):
+    return [evaluation(samples=targets(*lms), **fields)]
+
+
+def evaluations_of(*runs, **options):
+    return evaluation_table(results(*runs), **options)
+
+
+def compare(*runs, by=compare_objectives, **options):
+    baseline, evaluations = evaluations_of(*runs, **options)
+    return by(evaluations, baseline)
+
+
+def reduction(baseline, other, measure="Avg LMS"):
+    """The row of a measure, each side with evaluations of one seed each; None if there is none."""
+    sides = {"CE": baseline, "other": other}
+    frame = compare(*(run(name, [one], seed=seed) for name, own in sides.items() for seed, one in enumerate(own)))
+    return next(frame[frame["measure"] == measure].itertuples(), None)
+
+
+def floor(samples):
+    return lms_floor(evaluations_of(*(run(name, [evaluation(samples=samples)]) for name in ("CE", "B")))[1].iloc[:1])
+
+
+def test_the_reduction_is_the_papers_over_targets_and_seeds():
+    one = reduction(probed(2, 4, 6), probed(1, 2, 3))
+    assert (one.baseline, one.other, one.reduction, one.num_units) == (4.0, 2.0, 0.5, 3)
+    assert reduction(probed(2, 2), probed(3, 3)).reduction == -0.5
+    one = reduction([*probed(2, 4), *probed(4, 6)], probed(2, 2))
+    assert (one.baseline, one.other, one.reduction) == (4.0, 2.0, 0.5)
+    sides = ([evaluation(samples=[*targets(lms, lms), *controls(8, 8)])] for lms in (4, 2))
+    assert reduction(*sides).reduction == 0.5
+
+
+def test_every_measure_reads_its_own_numbers():
+    samples = [
+        dataclasses.replace(sample("a", 3, length=8), rouge_l=10.0, prefix_match=1),
+        dataclasses.replace(sample("b", 5, length=8), rouge_l=30.0, prefix_match=2),
+    ]
+    one = evaluation(samples=samples, blocks=blocks(20.0), summaries=summaries(40, 20), answers=answers(100, 50))
+    frame = compare(run("CE", [one]), run("TF-IDF", [one]))
+    assert dict(zip(frame["measure"], frame["other"], strict=True)) == pytest.approx(
+        {
+            "Avg LMS": 4.0,
+            "Avg Prefix": 1.5,
+            "ROUGE-L": 20.0,
+            "Perplexity": 20.0,
+            "Summary ROUGE-1": 30.0,
+            "Summary ROUGE-2": 15.0,
+            "Summary ROUGE-L": 24.0,
+            "Summary BERTScore-F1": 88.0,
+            "Answer EM": 50.0,
+            "Answer F1": 75.0,
+        }
+    )
+
+
+def test_what_either_did_not_measure_is_not_compared():
+    frame = compare(run("CE", [evaluation(samples=targets(4, 4), answers=answers(100, 0))]), run("B", probed(2, 2)))
+    assert frame["measure"].tolist() == ["Avg LMS", "Avg Prefix", "ROUGE-L"]
+    first, second = summaries(30, 30)  # one missing value makes the measure missing
+    second = dataclasses.replace(second, bertscore_f1=None, bertscore_missing="no model")
+    frame = compare(*(run(name, [evaluation(summaries=(first, second))]) for name in ("CE", "B")))
+    assert frame["measure"].tolist() == ["Summary ROUGE-1", "Summary ROUGE-2", "Summary ROUGE-L"]
+
+
+def test_perplexity_is_over_predictions_and_its_reduction_not_that_of_the_logarithm():
+    uneven = evaluation(blocks=(BlockScore(0, 1, -math.log(100.0)), BlockScore(1, 3, 0.0)))
+    assert reduction([uneven], [uneven], "Perplexity").other == pytest.approx(100 ** (1 / 4))
+    one = reduction([evaluation(blocks=blocks(20))], [evaluation(blocks=blocks(25))], "Perplexity")
+    assert (one.reduction, one.low, one.high) == pytest.approx((-0.25, -0.25, -0.25))
+    two_seeds = [evaluation(blocks=blocks(10)), evaluation(blocks=blocks(1000))]
+    assert reduction(two_seeds, two_seeds, "Perplexity").other == pytest.approx(100.0)
+    diverged, sane = ([evaluation(blocks=(BlockScore(0, 1, log), BlockScore(1, 1, log)))] for log in (-1e4, -3.0))
+    for pair in ((sane, diverged), (diverged, sane)):
+        one = reduction(*pair, "Perplexity")
+        assert math.isnan(one.reduction)
+        assert math.inf in (one.baseline, one.other)
+
+
+def test_passages_are_paired_in_any_order():
+    """Every passage halved: no resample can say anything else, unless the pairs are lost."""
+    lms = (2, 4, 8, 2, 6, 4, 2, 8, 6, 4, 2, 6)
+    halved = [evaluation(samples=reversed(targets(*(value // 2 for value in lms))))]
+    one = reduction(probed(*lms), halved)
+    assert (one.low, one.high) == pytest.approx((0.5, 0.5))
+    scores = [evaluation(blocks=tuple(BlockScore(i, 1, -scale * (1 + i % 3)) for i in range(12))) for scale in (2, 1)]
+    shuffled = dataclasses.replace(scores[1], blocks=scores[1].blocks[::-1])
+    pairs = [reduction(scores[:1], [other], "Perplexity") for other in (scores[1], shuffled)]
+    assert pairs[0] == pairs[1]
+
+
+def test_prefix_lengths_and_seeds_of_a_passage_are_resampled_together():
+    """More of the same is no new evidence: the interval stays as wide as it was."""
+    before, after = np.random.default_rng(0).integers(0, 9, (2, 15)).tolist()
+
+    def both(lengths, values):
+        return [evaluation(samples=[s for length in lengths for s in targets(*values, prefix_length=length)])]
+
+    once = reduction(both([32], before), both([32], after))
+    for again in (
+        reduction(both([32, 50], before), both([32, 50], after)),
+        reduction(both([32], before) * 3, both([32], after) * 3),
+    ):
+        assert (again.low, again.high) == pytest.approx((once.low, once.high), rel=1e-12)
+
+
+def test_an_undefined_reduction_has_no_interval_and_a_single_passage_has_none():
+    for other in (0, 3):
+        one = reduction(probed(0, 0), probed(other, other))
+        assert (one.baseline, one.other, math.isnan(one.reduction), math.isnan(one.low)) == (0.0, other, True, True)
+    one = reduction(probed(4), probed(1))
+    assert (one.reduction, math.isnan(one.low), one.num_units) == (0.75, True, 1)
+
+
+def test_the_baseline_is_ce_unless_another_is_named():
+    runs = [run("TF-IDF", probed(1, 2)), run("CE", probed(2, 4)), run("IDF", probed(4, 8))]
+    baseline, evaluations = evaluations_of(*runs)
+    assert (baseline, evaluations["objective"].tolist()) == ("CE", ["CE", "TF-IDF", "IDF"])
+    assert evaluations_of(*runs, baseline="IDF")[0] == "IDF"
+    assert evaluations_of(*runs[::2])[0] == "TF-IDF"
+    with pytest.raises(ValueError, match="no run has the baseline 'SFT': there are TF-IDF, CE, IDF"):
+        evaluations_of(*runs, baseline="SFT")
+    with pytest.raises(ValueError, match=r"runs/CE-0 \(Tiny, CE\).*probe audit"):
+        evaluations_of(runs[1])
+
+
+def test_each_model_has_its_own_runs_and_comparisons():
+    frame = compare(
+        run("CE", probed(2, 4), model="Z"),
+        run("CE", probed(8, 8), model="B"),
+        run("TF-IDF", probed(1, 2), model="Z"),
+        run("TF-IDF", probed(2, 2), model="B"),
+        run("TF-IDF", probed(1, 1), model="without baseline"),
+    )
+    rows = frame.loc[frame["measure"] == "Avg LMS", ["setting", "objective", "reduction"]].to_numpy().tolist()
+    assert rows == [["Z", "TF-IDF", 0.5], ["B", "TF-IDF", 0.75]]
+
+
+def test_runs_are_compared_at_the_last_checkpoint_that_all_have():
+    def at(*points):
+        return [evaluation(progress, targets(lms, lms)) for progress, lms in points]
+
+    frame = compare(
+        run("CE", at((50, 4), (100, 8)), seed=0),
+        run("CE", at((25, 1), (50, 4)), seed=1),
+        run("TF-IDF", at((25, 1), (50, 1), (100, 1))),
+    )
+    one = next(frame.itertuples())
+    assert (one.progress, one.baseline, one.reduction) == (50, 4.0, 0.75)
+    apart = [run("CE", [evaluation(50, targets(2, 2))]), run("TF-IDF", [evaluation(100, targets(1, 1))])]
+    assert compare(*apart).empty
+
+
+def test_a_task_that_a_run_never_had_does_not_hold_the_others_back():
+    frame = compare(
+        run("CE", [evaluation(50, targets(2, 2)), evaluation(100, targets(2, 2), answers=answers(100, 0))]),
+        run("TF-IDF", [evaluation(100, targets(1, 1), answers=answers(0, 0))]),
+        run("IDF", [evaluation(50, targets(1, 1)), evaluation(100, targets(1, 1))]),
+    )
+    answered = frame[frame["measure"] == "Answer F1"]
+    assert answered[["objective", "reduction", "progress"]].to_numpy().tolist() == [["TF-IDF", 1.0, 100]]
+
+
+def path(*points):
+    return [evaluation(at, targets(lms, lms + 2), blocks=blocks(ppl)) for at, ppl, lms in points]
+
+
+def at_equal_perplexity(baseline, other):
+    runs = run("CE", baseline), run("TF-IDF", other)
+    return next(compare(*runs, by=compare_at_equal_perplexity).itertuples(), None)
+
+
+def test_equal_perplexity_interpolates_in_log_perplexity():
+    """50 is a third of the way from 100 to 12.5 on a logarithmic scale: there the two passages have 3 and 5 tokens."""
+    found = at_equal_perplexity(path((25, 100, 2), (100, 12.5, 5)), path((25, 200, 0), (100, 50, 1)))
+    assert (found.before, found.after, found.lms_before, found.lms_after) == (25, 100, 3.0, 6.0)
+    values = (found.perplexity, found.lms, found.lowest, found.highest, found.interpolated)
+    assert values == pytest.approx((50, 2.0, 12.5, 100, 4.0))
+
+
+def test_where_the_baseline_had_that_perplexity():
+    falling = [(25, 100, 2), (100, 25, 6)]
+    for baseline, goal, where in (
+        ([(10, 100, 0), (25, 25, 2), (50, 100, 6), (75, 25, 6), (100, 90, 6)], 50, (10, 25)),  # the first time
+        (falling, 10, None),
+        (falling, 200, None),
+        (falling, 100, (25, 25)),  # exactly at its first checkpoint
+        ([(25, 50, 2), (100, 50, 6)], 60, None),  # no division by zero
+    ):
+        found = at_equal_perplexity(path(*baseline), path((25, 300, 0), (100, goal, 1)))
+        assert math.isnan(found.before) if where is None else (found.before, found.after) == where
+        if where == (25, 25):
+            assert (found.lms_before, found.lms_after, found.interpolated) == (3.0, 3.0, 3.0)
+
+
+def test_equal_perplexity_knows_who_is_at_the_floor():
+    """Controls have 1 and 2 in turn; so have targets at the floor."""
+
+    def around(*points):
+        return [
+            evaluation(at, [*targets(*[lms, lms + 1] * 6), *controls(*[1, 2] * 6)], blocks=blocks(perplexity))
+            for at, perplexity, lms in points
+        ]
+
+    for before, after, other in ((1, 1, 1), (1, 9, 1), (9, 1, 1), (1, 1, 9)):
+        found = at_equal_perplexity(around((25, 100, before), (100, 25, after)), around((25, 300, 1), (100, 50, other)))
+        assert math.isnan(found.floor_bound) == (other != 1)
+        assert math.isnan(found.baseline_floor_bound) == (before != 1 or after != 1)
+        bounds = [one for one in (found.floor_bound, found.baseline_floor_bound) if not math.isnan(one)]
+        assert bounds == pytest.approx([0.5] * len(bounds), abs=0.1)  # twice the standard error of the difference
+
+
+def test_equal_perplexity_needs_controls_for_the_floor_and_finite_perplexities():
+    found = at_equal_perplexity(path((25, 100, 0), (100, 25, 0)), path((25, 200, 0), (100, 50, 0)))
+    assert math.isnan(found.floor_bound)
+    assert math.isnan(found.baseline_floor_bound)
+    diverged = path((25, 100, 2), (100, math.inf, 5))
+    for goal in (math.inf, 150):
+        assert at_equal_perplexity(diverged, path((25, 200, 0), (100, goal, 1))) is None
+    assert at_equal_perplexity(path((25, 100, 2), (100, 25, 6)), path((25, 200, 0), (100, math.inf, 1))) is None
+    assert at_equal_perplexity(probed(1), probed(1)) is None
+
+
+def test_each_seed_is_compared_with_the_baselines_run_of_the_same_seed():
+    def by_seed(*runs):
+        return compare(*(run(name, probed(lms, lms), seed=seed) for name, seed, lms in runs), by=compare_seeds)
+
+    baseline = [("CE", 0, 4), ("CE", 1, 8), ("CE", 2, 8), ("CE", None, 0)]
+    found = by_seed(*baseline, ("TF-IDF", 1, 2), ("TF-IDF", 0, 3), ("TF-IDF", 5, 1))
+    assert found == {("Tiny", "TF-IDF"): [0.25, 0.75]}
+    ((undefined,),) = by_seed(*baseline, ("TF-IDF", None, 2)).values()
+    assert math.isnan(undefined)
+    apart = [run("CE", [evaluation(50, targets(2, 2))]), run("TF-IDF", [evaluation(100, targets(1, 1))])]
+    assert compare(*apart, by=compare_seeds) == {}
+
+
+def test_the_floor_is_the_controls_average_over_prefix_lengths_too():
+    found = floor([*targets(6, 8, 7, 7), *controls(1, 2, 2, 3, 2)])
+    assert (found.targets, found.controls, found.difference, found.excess.num_units) == (7.0, 2.0, 5.0, 4)
+    assert 3 < found.excess.low < 5.0 < found.excess.high < 7
+    lengths = (32, 50)
+    found = floor(
+        [s for length in lengths for s in targets(6, 8, prefix_length=length) + controls(2, prefix_length=length)]
+    )
+    assert (found.targets, found.controls, found.reached) == (7.0, 2.0, False)  # no interval from a single control
+    assert floor(targets(1, 2)) is None
+
+
+def test_from_few_passages_the_floor_is_not_reached():
+    for lms, number, reached in ((4, 10, False), (1, 10, True), (1, 9, False), (0, 10, True)):
+        assert floor([*targets(*[lms, lms + 1] * 6), *controls(*([1, 2] * 5)[:number])]).reached == reached
+        constant = floor([*targets(*[lms] * number), *controls(*[1] * number)])  # an interval without width
+        assert constant.reached == (lms <= 1 and number == 10)
+
+
+def test_targets_and_controls_are_drawn_independently():
+    """Were they paired, this difference would be the same in every resample."""
+    found = floor([*targets(1, 3, 5, 7), *controls(1, 3, 5, 7)])
+    assert found.excess.low < -1 < 1 < found.excess.high
+
+
+DIFFERENT = (
+    ({"samples": [sample("a", 1)]}, {"samples": [sample("b", 1)]}, "prompts"),
+    ({"samples": targets(1)}, {"samples": targets(1, 1)}, "prompts"),
+    ({"samples": [sample("a", 1)]}, {"samples": [sample("a", 1, length=6)]}, "prompts"),
+    ({"blocks": blocks(9, 4)}, {"blocks": blocks(9, 5)}, "perplexity blocks"),
+    ({"blocks": blocks(9, 4, 10)}, {"blocks": blocks(9, 4, 20)}, "perplexity blocks"),
+    ({"summaries": summaries(1, 2)}, {"summaries": summaries(1)}, "articles"),
+    ({"answers": answers(1)}, {"answers": answers(1, 2)}, "questions"),
+)
+
+
+def test_runs_that_were_asked_different_things_cannot_be_compared():
+    for first, second, what in DIFFERENT:
+        runs = [run("CE", [evaluation(**first)]), run("TF-IDF", [evaluation(**second)])]
+        names = r"seed 0, 100 % \(runs/CE-0\) and Tiny, TF-IDF, seed 0, 100 % \(runs/TF-IDF-0\) cannot be compared"
+        with pytest.raises(ValueError, match=f"{names}, their {what} differ"):
+            evaluations_of(*runs)
+        # Models of their own are not compared with each other.
+        evaluations_of(runs[0], dataclasses.replace(runs[1], model="another"))
+
+
+def test_a_difference_is_found_beside_other_models_and_in_later_checkpoints():
+    first, later = evaluation(50, targets(1)), evaluation(100, targets(1, 1))
+    for runs in (
+        [run("CE", probed(1)), run("CE", probed(1, 1), model="B"), run("TF-IDF", [later])],
+        [run("CE", [first, evaluation(100, targets(1))]), run("TF-IDF", [first, later])],
+    ):
+        with pytest.raises(ValueError, match=r"TF-IDF, seed 0, 100 % .* cannot be compared"):
+            evaluations_of(*runs)

@@ -1,0 +1,406 @@
+import dataclasses
+import math
+import re
+
+import pytest
+from results_fakes import record, replace, results_of
+from run_fakes import (
+    BlockScore,
+    answers,
+    blocks,
+    controls,
+    evaluation,
+    grown_runs,
+    results,
+    run,
+    sample,
+    summaries,
+    targets,
+)
+
+from research.frontier_report import frontier_report
+from tfidf_tune.compare import comparison_report
+
+EXPLAINED = (
+    "LMS, the longest memorized substring, is the longest run of tokens that a continuation shares with the passage"
+)
+NOT_COMPARED = "What TF-IDF recites is not compared: TF-IDF and CE share no checkpoint with memorization results."
+
+
+def report(*runs, **options):
+    return comparison_report(results(*runs), **options)
+
+
+def pair(ce, tfidf, model="Tiny"):
+    """Two runs with one checkpoint each."""
+    return run("CE", [evaluation(**ce)], model=model), run("TF-IDF", [evaluation(**tfidf)], model=model)
+
+
+def report_of_models(cases):
+    """A report on a pair of runs for each model."""
+    return report(*(one for model, (ce, tfidf) in cases.items() for one in pair(ce, tfidf, model)))
+
+
+def table(made, name):
+    (found,) = (table for table in made.tables if table.name == name)
+    return [dict(zip(found.headers, row, strict=True)) for row in found.rows]
+
+
+def notes(made, name):
+    return " ".join(next(table for table in made.tables if table.name == name).notes)
+
+
+def test_a_grown_comparison_has_all_tables_figures_and_examples():
+    made = report(*grown_runs(("CE", "TF-IDF", "IDF"), seeds=(0, 1), num_passages=4))
+    assert made.title == "TF-IDF and IDF against CE"
+    assert made.lead == (
+        f"Runs of Tiny, asked to continue passages of their training text. {EXPLAINED}; its floor is the average over "
+        "passages that were never injected."
+    )
+    assert made.verdict.startswith("Too few passages (4; it takes 10) to judge whether TF-IDF recites ")
+    assert [one.name for one in made.tables] == [
+        *("memorization", "perplexity", "summarization", "qa", "reductions", "equal_perplexity", "lms_spread"),
+        *("by_prefix_length", "progress"),
+    ]
+    assert [one.name for one in made.figures] == ["frontier", "lms_progress", "lms_distribution"]
+    assert [one.label for one in made.examples[0].continuations] == ["CE", "TF-IDF", "IDF"]
+    assert made.provenance["Baseline"] == "CE"
+    assert made.provenance["Tiny, IDF, seed 1"] == "runs/IDF-1 (evaluated at 10 %, 25 %, 50 %, 75 %, 100 %)"
+    assert made.provenance["Intervals"] == "percentile bootstrap, 10,000 resamples, seed 0"
+    assert made.statements[-2].startswith("Reduction of the average LMS by seed under TF-IDF: ")
+    progress, by_length = table(made, "progress"), table(made, "by_prefix_length")
+    assert [(row["Objective"], row["Progress %"]) for row in progress] == [
+        (name, at) for name in ("CE", "TF-IDF", "IDF") for at in (10, 25, 50, 75, 100)
+    ]
+    assert [row["Answer F1"] is None for row in progress[:5]] == [True, True, True, True, False]
+    lengths = [(row["Objective"], row["Prefix length"]) for row in by_length]
+    assert lengths[:3] == [("CE", 32), ("CE", 50), ("TF-IDF", 32)]
+    average = table(made, "memorization")[0]["Avg LMS"]
+    assert average == pytest.approx((by_length[0]["Avg LMS"] + by_length[1]["Avg LMS"]) / 2)
+    assert average == pytest.approx(progress[4]["Avg LMS"])
+
+
+def test_the_memorization_table_has_the_papers_columns_and_the_spread_quantiles():
+    ce = [
+        dataclasses.replace(sample("a", 8, length=8), prefix_match=8, rouge_l=100.0),
+        dataclasses.replace(sample("b", 2, length=8), prefix_match=1, rouge_l=20.0),
+        *controls(1, 2, 3),
+    ]
+    made = report(*pair({"samples": ce}, {"samples": [sample("a", 1), sample("b", 0), *controls(0, 0, 0)]}))
+    first, second = table(made, "memorization")
+    who = {"Model": "Tiny", "Objective": "CE"}
+    recited = {"Avg Prefix": 4.5, "Max Prefix": 8, "Avg LMS": 5.0, "Max LMS": 8, "ROUGE-L": 60.0, "Verbatim %": 50.0}
+    assert first == {**who, **recited, "Control LMS": 2.0, "Passages": 2, "Seeds": 1}
+    assert (second["Objective"], second["Avg LMS"], second["Control LMS"]) == ("TF-IDF", 0.5, 0.0)
+    assert "Not the end of training" not in notes(made, "memorization")
+    spread = table(made, "lms_spread")[0]
+    quantiles = {"Median": 5.0, "90th percentile": pytest.approx(7.4), "Max": 8}
+    assert spread == {**who, "Avg LMS": 5.0, "From": 2.0, "To": 8.0, **quantiles}
+    assert made.footnotes[-1].startswith("A single training run cannot separate the effect of the objective from that")
+
+
+def test_continuations_that_are_nearly_verbatim_have_columns_if_they_were_measured():
+    def probed(targets, controls):
+        return [
+            sample(f"{kind}-{number}", kind=kind, edit_distance=distance, common_subsequence=common)
+            for kind, scores in (("target", targets), ("control", controls))
+            for number, (distance, common) in enumerate(scores)
+        ]
+
+    ce, ours = probed([(0.25, 6), (0.5, 5)], [(1.0, 0), (0.75, 2)]), probed([(1.0, 1)] * 2, [(0.75, 2)] * 2)
+    runs = pair({"samples": ce, "blocks": blocks(20.0)}, {"samples": ours, "blocks": blocks(20.0)})
+    headers = ("Edit distance", "Common subsequence", "Control distance", "Control subsequence")
+    expected = [[0.375, 5.5, 0.875, 1.0], [1.0, 1.0, 0.75, 2.0]]
+    for made, name in ((report(*runs), "memorization"), (frontier_report(results(*runs)), "points")):
+        assert [[row[header] for header in headers] for row in table(made, name)] == expected
+        assert "Edit distance: tokens to replace, insert and delete" in notes(made, name)
+    (memorization,) = (one for one in report(*runs).tables if one.name == "memorization")
+    assert [memorization.better[header] for header in headers[:2]] == ["higher", "lower"]
+    without = report(*pair({"samples": targets(3)}, {"samples": targets(1)}))
+    assert not set(headers) & set(table(without, "memorization")[0])
+    assert "Edit distance" not in notes(without, "memorization")
+
+
+def test_seeds_are_averaged_and_their_reductions_stated():
+    cases = {
+        "A": ("TF-IDF", {0: (2, 4), 1: (4, 8)}, {0: (1, 1)}),
+        "B": ("TF-IDF", {0: (8, 8), 1: (4, 4)}, {0: (2, 2), 1: (3, 3)}),
+        "C": ("IDF", {0: (2, 4), 1: (2, 4)}, {2: (1, 2), 3: (1, 2)}),
+        "D": ("TF-IDF", {0: (2, 2)}, {0: (1, 1)}),
+    }
+    made = report(
+        *(
+            run(objective, [evaluation(samples=targets(*lms))], model=model, seed=seed)
+            for model, (other, ce, ours) in cases.items()
+            for objective, by_seed in (("CE", ce), (other, ours))
+            for seed, lms in by_seed.items()
+        )
+    )
+    row, spread = table(made, "memorization")[0], table(made, "lms_spread")[0]
+    assert (row["Avg LMS"], row["Max LMS"], row["Passages"], row["Seeds"]) == (4.5, 8, 2, 2)
+    assert (spread["Lowest seed"], spread["Highest seed"], spread["Seeds"]) == (3.0, 6.0, 2)
+    assert [statement for statement in made.statements if "seed" in statement] == [
+        "B: Reduction of the average LMS by seed under TF-IDF: 75.0 %, 25.0 %."
+    ]
+    passages, single = made.footnotes
+    assert passages == "Intervals cover the choice of passages, blocks, articles and questions, not that of seeds."
+    assert single == "A single training run cannot separate the effect of the objective from that of its seed."
+    marks = {text[0]: re.findall(r"\[(\d)\]", text) for text in made.statements if " recites " in text}
+    assert marks == {"A": ["1", "2"], "B": ["1"], "C": ["1"], "D": ["1", "2"]}
+
+
+def test_only_tables_with_rows_are_shown():
+    made = report(*pair({"answers": answers(100, 0)}, {"answers": answers(100, 100)}))
+    assert [table.name for table in made.tables] == ["qa", "reductions"]
+    lead = "Runs of Tiny. One seed, no interval over seeds."
+    assert (made.figures, made.examples, made.lead) == ([], [], lead)
+    assert made.verdict == NOT_COMPARED
+
+
+def test_scores_and_their_reductions_are_by_objective():
+    ce = {"blocks": blocks(20.0, 4), "summaries": summaries(20, 20), "answers": answers(100, 50, 100)}
+    tfidf = {"blocks": blocks(25.0, 4), "summaries": summaries(25, 25), "answers": answers(0, 50, 100)}
+    made = report(*pair(ce, tfidf))
+    who, seeds = {"Model": "Tiny", "Objective": "TF-IDF"}, {"Seeds": 1}
+    assert table(made, "perplexity")[1] == {**who, "Perplexity": pytest.approx(25.0), "Blocks": 4, **seeds}
+    rouge = {"ROUGE-1": 25.0, "ROUGE-2": 12.5, "ROUGE-L": 20.0, "BERTScore-F1": 88.0}
+    assert table(made, "summarization")[1] == {**who, **rouge, "Articles": 2, **seeds}
+    assert [row["Exact Match %"] for row in table(made, "qa")] == pytest.approx([200 / 3, 100 / 3])
+    assert [row["F1 %"] for row in table(made, "qa")] == pytest.approx([250 / 3, 50])
+    rows = {row["Measure"]: row for row in table(made, "reductions")}
+    changes = [
+        (-rows[name]["Reduction %"], rows[name]["From %"], rows[name]["Significant"])
+        for name in ("Summary ROUGE-1", "Answer EM", "Answer F1")
+    ]
+    assert changes == [(25.0, -25.0, "too few"), (-50.0, None, None), (-40.0, pytest.approx(0.0), "too few")]
+
+
+def test_what_was_lost_or_is_missing_is_noted():
+    ce = {"samples": targets(4, 4), "num_not_round_trip": 1, "num_injections": {"target-0": 10, "target-1": 10}}
+    ce |= {"blocks": blocks(20.0), "summaries": summaries(30, 30)}
+    tfidf = {"samples": targets(2, 2), "text_prompts": True, "blocks": blocks(20.0), "num_blocks_not_round_trip": 3}
+    tfidf["summaries"] = summaries(30, 30, bertscore=None, missing="bert-score is not installed")
+    made = report(*pair(ce, tfidf))
+    assert "floor" not in made.lead  # no controls
+    assert "Each target occurs 10 times in the training text." in notes(made, "memorization")
+    noted = " ".join(made.footnotes)
+    assert "Prompts changed when converted to text (1 of 2 of Tiny, CE), so the model saw tokens that differ" in noted
+    assert noted.count("prompts were sent as text") == 1
+    assert "Tiny, TF-IDF: prompts were sent as text, so the responses were tokenized again" in noted
+    assert "Tiny, TF-IDF: 3 of 4 blocks changed when converted to text" in noted
+    for name, text in (("memorization", "sent as text"), ("perplexity", "3 of 4"), ("summarization", "BERTScore")):
+        marked = [made.footnotes[int(mark) - 1] for mark in re.findall(r"\[(\d)\]", notes(made, name))]
+        assert any(text in footnote for footnote in marked)
+    assert [row["BERTScore-F1"] for row in table(made, "summarization")] == [88.0, None]
+    missing = "Tiny, TF-IDF: BERTScore-F1 is missing for 2 of 2 summaries: bert-score is not installed."
+    assert missing in made.footnotes
+    assert "Summary BERTScore-F1" not in [row["Measure"] for row in table(made, "reductions")]
+
+
+CHANGES = {
+    "A": (
+        (4,) * 30,
+        (2,) * 29 + (4,),
+        "recites 48.3 % less than CE (95 % interval 45.0 % to 50.0 %)",
+    ),
+    "B": ([1, 8, 3, 4] * 3, [8, 1, 3, 3] * 3, "is not shown to recite less or more than CE (-6.2 %, 95 % interval -"),
+    "C": ([0] * 11 + [4], [0] * 11 + [4], "is not shown to recite less or more than CE (+0.0 %, no interval: the"),
+    "D": ([4] * 9, [2] * 9, "Too few passages (9; it takes 10) to judge whether TF-IDF recites"),
+    "E": (
+        *([4] * 29, [2] * 29),
+        "50.0 % less than CE (equal for all passages[3])",
+    ),
+    "F": (
+        *([0] * 10, [1, 2] * 5),
+        "is not compared with CE: the baseline is 0",
+    ),
+    "G": (
+        [0] * 11 + [4],
+        [0] * 11 + [2],
+        "recites 50.0 % less than CE (no interval: the baseline's average LMS is 0 in",
+    ),
+    "H": ((4,), (2,), "Too few passages (1; it takes 10) to judge whether TF-IDF recites less or more than CE; "),
+}
+
+
+def test_a_change_is_stated_with_its_interval_and_caveat():
+    cases = {model: [{"samples": targets(*lms)} for lms in both] for model, (*both, _) in CHANGES.items()}
+    for fields, perplexity in zip(cases["A"], (20.0, 25.0), strict=True):
+        fields["blocks"] = blocks(perplexity)
+    made = report_of_models(cases)
+    for statement, (model, (*_, text)) in zip(made.statements, CHANGES.items(), strict=False):
+        assert statement.startswith((f"{model}: TF-IDF ", f"{model}: Too few passages "))
+        assert text in statement
+    assert made.statements[0].endswith(
+        " at a 25.0 % higher perplexity (equal for all blocks; too few blocks to judge: 4 instead of 10); the floor is "
+        "unknown (no controls).[1][2][4]"
+    )
+    assert "; perplexity was not measured for both, so the cost is unknown; the floor is" in made.statements[1]
+    assert made.verdict == (
+        "Of 8 comparisons with CE: recites less, perplexity without a verdict: TF-IDF of A (LMS -48.3 %, perplexity "
+        "+25.0 %); not shown to recite less or more: TF-IDF of B (LMS -6.2 %); without a verdict: TF-IDF of C (LMS "
+        "+0.0 %), TF-IDF of D, TF-IDF of F, TF-IDF of G (LMS -50.0 %) and TF-IDF of H; recites less, cost unknown: "
+        "TF-IDF of E (LMS -50.0 %); the floor is unknown for 8 of 8 (no controls).[1][2][4]"
+    )
+    rows = {row["Model"]: row for row in table(made, "reductions") if row["Measure"] == "Avg LMS"}
+    assert rows["E"] == {
+        "Model": "E",
+        "Objective": "TF-IDF",
+        "Measure": "Avg LMS",
+        "CE": 4.0,
+        "Value": 2.0,
+        "Reduction %": 50.0,
+        "From %": pytest.approx(50.0),
+        "To %": pytest.approx(50.0),
+        "p (Holm)": pytest.approx(6 / 10_001),  # of the resamples none is at 0, of three measures
+        "Significant": "yes",
+        "Progress %": 100,
+    }
+    assert [rows[model]["Significant"] for model in "BDFG"] == ["no", "too few", None, None]
+    assert [rows["F"][name] for name in ("CE", "Reduction %", "From %", "To %")] == [0.0, None, None, None]
+    noted = notes(made, "reductions")
+    assert "With fewer than 10 units there is no verdict.[3]" in noted
+    assert made.footnotes[2].startswith("From 10 to 29 units, such an interval excludes 0 in 7 to 11 %")
+    assert "F, TF-IDF, Avg LMS: no interval, the baseline is 0." in noted
+    assert "the baseline's average LMS is 0 in some resamples, because few passages have another value" in noted
+
+
+def test_the_comparison_at_equal_perplexity_needs_no_interpolation():
+    def path(*points):
+        return [
+            evaluation(at, [*targets(*[lms] * 12), *controls(*[1, 2] * 6)], blocks=blocks(perplexity))
+            for at, perplexity, lms in points
+        ]
+
+    cases = {
+        "A": ((2, 6), (50, 3), "between"),
+        "B": ((6, 2), (50, 7), "more"),
+        "C": ((6, 2), (50, 1), "less"),
+        "D": ((2, 6), (100, 2), "between"),
+        "E": ((1, 1), (50, 1), "not above controls"),
+        "F": ((2, 6), (20, 2), None),
+    }
+    made = report(
+        *(
+            run(name, path(*points), model=model)
+            for model, (ends, (perplexity, lms), _) in cases.items()
+            for name, points in {
+                "CE": [(50, 100, ends[0]), (100, 25, ends[1])],
+                "TF-IDF": [(50, 200, 0), (100, perplexity, lms)],
+            }.items()
+        )
+    )
+    rows = {row.pop("Model"): row for row in table(made, "equal_perplexity")}
+    assert {model: row["Recites"] for model, row in rows.items()} == {
+        model: said for model, (*_, said) in cases.items()
+    }
+    assert [rows["D"][name] for name in ("CE at %", "CE LMS before", "CE LMS after")] == ["50", 2.0, 2.0]
+    assert max(rows["E"][name] for name in ("Bound", "CE bound")) < 1
+    assert rows["A"] == {
+        "Objective": "TF-IDF",
+        "Perplexity": pytest.approx(50.0),
+        "CE at %": "50 to 100",
+        "CE LMS before": 2.0,
+        "CE LMS after": 6.0,
+        "Interpolated": pytest.approx(4.0),
+        "Avg LMS": 3.0,
+        "Recites": "between",
+        "Bound": None,
+        "CE bound": None,
+        "Progress %": 100,
+    }
+    assert [*rows["F"].values()][2:7] == [None, None, None, None, 2.0]
+    assert "F, TF-IDF: out of range, CE has 25.00 to 100.00." in notes(made, "equal_perplexity")
+
+
+def test_what_cannot_be_told_from_the_floor_has_a_bound():
+    lms = ([8, 8, 7, 8] * 3, [1, 2, 2, 1] * 3)
+    made = report(*pair(*({"samples": [*targets(*one), *controls(*[1, 2] * 6)]} for one in lms)))
+    (bound,) = re.findall(
+        r"; what TF-IDF recites cannot be told from the floor \(at most (0\.\d\d) tokens above", made.verdict
+    )
+    assert made.statements[0].startswith(
+        "CE recites 6.25 tokens more of the targets than of the controls (7.75 against 1.50; 95 % interval 5."
+    )
+    assert made.statements[1].startswith(
+        "TF-IDF recites 0.00 tokens more of the targets than of the controls (1.50 aga"
+    )
+    assert made.statements[1].endswith(f" to {bound}).")
+    lms = ([8] * 10, [7] * 10)
+    near = report(*pair(*({"samples": [*targets(*one), *controls(*[6] * 10)]} for one in lms)))
+    assert "floor" not in near.verdict
+    lms = ([6] * 10, [5] * 10)
+    below = report(*pair(*({"samples": [*targets(*one), *controls(*[7] * 10)]} for one in lms)))
+    assert (
+        "What TF-IDF recites lies below the floor (by 2.00 tokens, 95 %); what CE recites lies below" in below.verdict
+    )
+
+
+def test_models_and_learning_rates_are_compared_by_themselves_even_where_nothing_is_shared():
+    lms = {1e-3: (8, 2), 2e-3: (4, 2)}
+    runs = [
+        run(name, [evaluation(samples=targets(*[one] * 10))], model="A", learning_rate=rate)
+        for rate, both in lms.items()
+        for name, one in zip(("CE", "TF-IDF"), both, strict=True)
+    ]
+    made = report(
+        *runs,
+        run("CE", [evaluation(50, targets(*[2] * 10))], model="B"),
+        run("TF-IDF", [evaluation(100, targets(*[1] * 10))], model="B"),
+        run("CE", [evaluation(50, targets(*[4] * 10)), evaluation(100, targets(*[8] * 10))], model="C"),
+        run("TF-IDF", [evaluation(50, targets(*[2] * 10))], model="C"),
+    )
+    starts = (
+        "A, lr 0.001: TF-IDF recites 75.0 % less than CE",
+        "A, lr 0.002: TF-IDF recites 50.0 % less than CE",
+    )
+    for statement, start in zip(made.statements, starts, strict=False):
+        assert statement.startswith(start)
+    assert made.statements[2] == f"B: {NOT_COMPARED}"
+    assert "(equal for all passages, at 50 % of training[" in made.statements[3]
+    assert any("last checkpoint that all runs of the model share: C at 50 %" in text for text in made.footnotes)
+    rows = [(row["Model"], row["Objective"], row["Avg LMS"]) for row in table(made, "memorization")]
+    assert rows[:3] == [("A, lr 0.001", "CE", 8.0), ("A, lr 0.001", "TF-IDF", 2.0), ("A, lr 0.002", "CE", 4.0)]
+    assert [figure.name for figure in made.figures][-3:] == [f"lms_distribution_{number}" for number in (1, 2, 4)]
+    assert made.figures[-1].title == "Distribution of the LMS: C"
+    columns = list(table(made, "progress")[0])  # none is empty
+    assert columns[2:4] + columns[-2:] == ["Progress %", "Avg Prefix", "Verbatim %", "Seeds"]
+
+
+def test_an_objective_without_memorization_results_is_named():
+    made = report(run("CE", [evaluation(100, targets(4, 2))]), run("TF-IDF", [evaluation(100)]))
+    assert made.verdict == NOT_COMPARED
+
+
+def test_without_a_common_model_nothing_is_compared():
+    runs = [run(name, [evaluation(samples=targets(4, 4))], model=model) for model, name in (("A", "CE"), ("B", "IDF"))]
+    made = report(*runs)
+    assert made.verdict.startswith(
+        "Nothing is compared: no model has runs of CE and of another objective (A: CE; B: IDF)"
+    )
+    assert len(table(made, "memorization")) == 2
+
+
+def test_a_diverged_model_does_not_stop_the_report_and_the_baseline_can_be_named():
+    worst = (BlockScore(0, 1, -1e4), BlockScore(1, 1, -1e4))
+    sane = (BlockScore(0, 1, -3.0), BlockScore(1, 1, -3.0))
+    runs = pair({"samples": targets(4, 4), "blocks": sane}, {"samples": targets(2, 2), "blocks": worst})
+    made = report(*runs, baseline="TF-IDF")
+    assert [math.isinf(row["Perplexity"]) for row in table(made, "perplexity")] == [True, False]
+    assert made.verdict.startswith(
+        "Too few passages (2; it takes 10) to judge whether CE recites less or more than TF-IDF"
+    )
+    assert "; the change of the perplexity is undefined, since a value is not finite" in made.verdict
+    assert "frontier" in [figure.name for figure in made.figures]
+    assert [row["Objective"] for row in table(made, "memorization")] == ["TF-IDF", "CE"]
+
+
+def test_means_over_prefix_lengths_have_no_maximum_and_no_quantiles():
+    """Older results files have nothing else."""
+    records = [record("CE", 8.0, 20.0), record("TF-IDF", 2.0, 25.0)]
+    made = comparison_report(results_of([replace(one, learning_rate=None) for one in records]))
+    for row, lms in zip(table(made, "memorization"), (8.0, 2.0), strict=True):
+        assert (row["Avg LMS"], row["Max LMS"], row["ROUGE-L"], row["Control LMS"]) == (lms, 9, 30.25, 1.0)
+    spread = table(made, "lms_spread")[0]
+    assert [spread[name] for name in ("Avg LMS", "Median", "90th percentile", "Max")] == [8.0, None, None, None]
+    assert table(made, "reductions")[0]["Reduction %"] == 75.0

@@ -1,0 +1,114 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from run_fakes import controls, decode, evaluation, results, run, sample, targets
+
+from tfidf_tune.compare._examples import checkpoint_decoder, recitation_examples, recited_pieces
+from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.probe import longest_memorized_substring
+
+
+def generated(ids, reference, decode=decode, text=None):
+    return dataclasses.replace(
+        sample(),
+        generated_ids=ids,
+        reference_ids=reference,
+        generated_text=decode(ids) if text is None else text,
+        reference_text=decode(reference),
+        lms=longest_memorized_substring(ids, reference),
+    )
+
+
+@pytest.mark.parametrize("decoder", [decode, None, lambda ids: "a different tokenizer"])
+@pytest.mark.parametrize(
+    ("ids", "reference", "pieces"),
+    [
+        ([1, 2, 3, 4, 5], [9, 2, 3, 4, 8], (("w1", False), (" w2 w3 w4", True), (" w5", False))),
+        ([1, 2], [3, 4], (("w1 w2", False),)),
+        ([], [3, 4], ()),
+        ([2] + [1] * 250, [3] + [1] * 250, (("w2", False), (" w1" * 250, True))),
+    ],
+)
+def test_the_longest_recited_span_is_a_piece_with_and_without_the_tokenizer(ids, reference, pieces, decoder):
+    assert recited_pieces(generated(ids, reference), decoder) == pieces
+
+
+def test_without_tokenizer_half_words_and_other_spaces_are_left_unmarked():
+    one = dataclasses.replace(sample(lms=2), generated_text="under\n standing  it", reference_text="misunder stand ing")
+    assert recited_pieces(one, None) == (("under\n standing  it", False),)
+
+
+def test_a_character_of_several_tokens_is_not_cut():
+    """Byte tokens: "é" is two of them, and half of it decodes to another character."""
+
+    def utf8(ids):
+        return bytes(ids).decode(errors="replace")
+
+    ids, reference = list("aé b".encode()), list("xé c".encode())
+    pieces = recited_pieces(generated(ids[:], reference, utf8), utf8)
+    assert pieces == (("a", False), ("é ", True), ("b", False))
+    half = recited_pieces(generated(list("éa".encode()), list("è".encode()), utf8), utf8)
+    assert half == (("éa", False),)
+
+
+@given(st.lists(st.integers(0, 5), max_size=12), st.lists(st.integers(0, 5), max_size=12), st.booleans())
+def test_the_pieces_are_the_continuation_and_the_marked_one_is_in_the_reference(ids, reference, with_tokenizer):
+    one = generated(ids, reference)
+    pieces = recited_pieces(one, decode if with_tokenizer else None)
+    assert "".join(text for text, _ in pieces) == one.generated_text
+    assert all(text for text, _ in pieces)
+    marked = [text for text, recited in pieces if recited]
+    assert len(marked) == (one.lms > 0)
+    for text in marked:
+        assert len(text.split()) == one.lms
+        assert f" {' '.join(text.split())} " in f" {one.reference_text} "
+
+
+def checkpoints(ce, tfidf):
+    made = results(run("CE", [evaluation(samples=ce)]), run("TF-IDF", [evaluation(samples=tfidf)]))
+    return dict(zip(("CE", "TF-IDF"), made.checkpoints, strict=True))
+
+
+def examples(*samples):
+    return recitation_examples("Tiny", checkpoints(*samples))
+
+
+def test_the_target_recited_most_and_a_median_one_are_shown():
+    most, median = examples([*targets(2, 8, 4), *controls(8, 8)], [*targets(1, 3, 0), *controls(1, 1)])
+    assert most.title == "Tiny: target-1 from its first 32 tokens (recited most under CE)"
+    assert most.prompt == "prompt of target-1"
+    assert most.truth == decode(range(100, 108))
+    assert [(one.label, one.scores) for one in most.continuations] == [
+        ("CE", "LMS 8, ROUGE-L 100.0"),
+        ("TF-IDF", "LMS 3, ROUGE-L 37.5"),
+    ]
+    assert most.continuations[1].pieces == (("w100 w101 w102", True), (" w7 w7 w7 w7 w7", False))
+    assert "target-2" in median.title
+    assert "(a median one under CE)" in median.title
+
+
+@pytest.mark.parametrize(("lms", "chosen"), [((5, 1), 1), ((9, 7, 5, 3, 1), 2), ((1, 3, 5, 7), 1)])
+def test_the_median_is_the_middle_by_lms(lms, chosen):
+    _, median = examples(targets(*lms), targets(*lms))
+    assert f"target-{chosen} " in median.title
+
+
+def test_the_shortest_prefix_is_shown_and_an_offset_named():
+    samples = [*targets(8, 8, prefix_length=50), *targets(1, 2)]
+    assert "target-1 from its first 32 tokens" in examples(samples, samples)[0].title
+    samples = [sample("a", 3, offset=16)]
+    (example,) = examples(samples, samples)  # one target is one example
+    assert example.title == "Tiny: a from its tokens 17 to 48 (recited most under CE)"
+    assert examples(controls(1), controls(1)) == []
+
+
+def test_a_checkpoints_own_tokenizer_decodes_and_without_one_there_is_no_decoder(tiny_checkpoint, tmp_path):
+    tokenizer = hf_tokenizer(str(tiny_checkpoint))
+    ids = tokenizer.encode("the old sailor", add_bos=False, add_eos=False)
+    assert checkpoint_decoder(str(tiny_checkpoint))(ids) == tokenizer.decode(ids)
+    pieces = recited_pieces(generated([*ids, ids[0]], ids, tokenizer.decode), tokenizer.decode)
+    assert pieces[0] == (tokenizer.decode(ids), True)
+    assert checkpoint_decoder("EleutherAI/pythia-14m") is None
+    assert checkpoint_decoder(str(tmp_path)) is None

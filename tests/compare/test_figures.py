@@ -1,0 +1,107 @@
+import math
+
+import matplotlib.colors
+import pytest
+
+from tfidf_tune.compare._figures import Course, lms_distribution, lms_progress, trade_off
+
+CURVES = {"CE": [(10, 1.0, 0.5), (100, 8.0, 1.0)], "TF-IDF": [(10, 1.0, 0.5), (100, 3.0, 1.0)]}
+FLOOR = "never injected (the floor)"
+
+
+def lines(axes):
+    return {line.get_label(): line for line in axes.get_lines() if len(line.get_xdata())}
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_progress_draws_a_panel_for_each_model_and_the_floor_of_each_objective():
+    figure = lms_progress({"A": CURVES, "B": {"TF-IDF": CURVES["TF-IDF"]}})
+    first, second = figure.axes
+    drawn = lines(first)
+    assert (list(drawn["TF-IDF"].get_xdata()), list(drawn["TF-IDF"].get_ydata())) == ([10, 100], [1.0, 3.0])
+    floors = [line for line in first.get_lines() if list(line.get_ydata()) == [0.5, 1.0]]
+    assert [line.get_color() for line in floors] == [drawn[name].get_color() for name in CURVES]
+    assert first.get_ylim()[0] == 0
+    assert [axes.get_title(loc="left") for axes in (first, second)] == ["A", "B"]
+    assert lines(second)["TF-IDF"].get_color() == drawn["TF-IDF"].get_color()
+    assert legend(figure) == ["CE", "TF-IDF", FLOOR]
+
+
+def test_without_controls_no_floor_is_drawn_or_promised():
+    figure = lms_progress({"Tiny": {"CE": [(10, 1.0, math.nan), (100, 8.0, math.nan)]}})
+    assert len(figure.axes[0].get_lines()) == 1
+    assert legend(figure) == ["CE"]
+    assert legend(lms_distribution({"m": {"target": [1, 2], "control": []}})) == ["m"]
+
+
+def course(*points, perplexity=(math.nan, math.nan), lms=(math.nan, math.nan), controls=math.nan):
+    return Course(list(points), perplexity, lms, controls)
+
+
+def require_labels_that_cover_nothing(axes, names, points):
+    """Each label is inside, close to its own point, and covers neither another label nor a point."""
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    assert list(boxes) == names
+    places = axes.transData.transform(points)
+    for index, box in enumerate(boxes.values()):
+        assert axes.bbox.count_contains(box.corners()) == 4
+        assert box.count_overlaps(list(boxes.values())) == 1
+        assert box.count_contains(places) == 0
+        assert index >= len(points) or box.padded(12).count_contains(places[[index]]) == 1
+
+
+def test_the_trade_off_has_a_named_point_with_its_intervals_its_path_and_the_floor():
+    courses = {
+        "CE": course((30.0, 1.0), (20.0, 8.0), perplexity=(19.0, 21.5), lms=(6.0, 11.0), controls=2.0),
+        "TF-IDF": course((30.5, 3.0), controls=1.5),
+        "Repetition": course((30.0, 2.9)),
+    }
+    figure = trade_off({"Tiny": courses})
+    (axes,) = figure.axes
+    drawn = [line.get_xydata().tolist() for line in axes.get_lines()]
+    for points in ([[30.0, 1.0], [20.0, 8.0]], [[20.0, 8.0]], [[30.5, 3.0]], [[30.0, 2.9]]):
+        assert points in drawn
+    assert [[0.0, 1.75], [1.0, 1.75]] in drawn  # the floor, through all of the panel
+    (band,) = axes.patches
+    assert (band.get_y(), band.get_height()) == (1.5, 0.5)
+    across, upright = (one.get_segments()[0] for one in axes.collections)
+    assert across[:, 0].tolist() == pytest.approx([19.0, 21.5])
+    assert upright[:, 1].tolist() == pytest.approx([6.0, 11.0])
+    assert axes.get_ylim()[1] > 11
+    assert figure.legends == []
+    require_labels_that_cover_nothing(axes, [*courses, FLOOR], [one.points[-1] for one in courses.values()])
+
+
+def test_without_controls_the_trade_off_has_no_floor():
+    (axes,) = trade_off({"": {"CE": course((20.0, 8.0)), "TF-IDF": course((25.0, 3.0))}}).axes
+    assert [text.get_text() for text in axes.texts] == ["CE", "TF-IDF"]
+    assert not axes.patches
+
+
+def test_a_trade_off_of_seven_objectives_has_strong_colors_numbers_and_a_legend_that_covers_nothing():
+    objectives = {f"TF-IDF (tf=log, num_batches={i})": course((20.0 + i, 8.0), controls=2.0) for i in range(7)}
+    figure = trade_off({f"Model {i}": objectives for i in range(2)})
+    assert legend(figure) == [*(f"{number}  {name}" for number, name in enumerate(objectives, 1)), FLOOR]
+    for axes in figure.axes:
+        require_labels_that_cover_nothing(axes, list("1234567"), [one.points[-1] for one in objectives.values()])
+    colors = {line.get_color() for line in figure.axes[0].get_lines() if line.get_label()[:1] in set("1234567")}
+    assert len(colors) == 7
+    assert all(min(matplotlib.colors.to_rgb(color)) < 0.5 for color in colors)
+    assert figure.get_figwidth() <= 5  # narrow enough for a phone
+    box = figure.legends[0].get_window_extent()
+    assert (box.x0 >= 0, box.x1 <= figure.bbox.width) == (True, True)
+    assert all(box.y0 >= axes.get_window_extent().y1 for axes in figure.axes)
+
+
+def test_the_distribution_is_the_share_of_at_least_so_many():
+    figure = lms_distribution({"CE": {"target": [0, 1, 1, 4], "control": [0, 0, 0, 1]}})
+    (axes,) = figure.axes
+    solid, dashed = (line for line in axes.get_lines() if len(line.get_xdata()))
+    assert list(solid.get_xdata()) == [1, 2, 3, 4, 5]
+    assert list(solid.get_ydata()) == [75.0, 25.0, 25.0, 25.0, 0.0]
+    assert list(dashed.get_ydata()) == [25.0, 0.0, 0.0, 0.0, 0.0]
+    assert (solid.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
+    assert legend(figure) == ["CE", FLOOR]

@@ -1,0 +1,419 @@
+import dataclasses
+import json
+import math
+import shutil
+
+import pytest
+from run_fakes import (
+    BlockScore,
+    answers,
+    blocks,
+    controls,
+    evaluation,
+    results,
+    run,
+    summaries,
+    targets,
+    write_evaluation,
+    write_run,
+)
+
+from tfidf_tune.compare import import_results
+from tfidf_tune.probe import run_of
+
+NEWER, OLDER = "2026-11-22T10-00-00", "2025-11-21T10-00-00.5"
+CONFIG = """
+model: {_component_: torchtune.models.llama2.llama2}
+checkpointer: {checkpoint_dir: /models/TinyLlama}
+loss: {_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss}
+seed: 7
+output_dir: x
+"""
+
+
+def full(progress=100, lms=1):
+    return evaluation(
+        progress,
+        [*targets(lms, 2), *controls(0), *targets(3, prefix_length=50)],
+        blocks=blocks(20.0),
+        summaries=summaries(30.0, bertscore=None, missing="no model"),
+        answers=answers(100, 50),
+    )
+
+
+def configured(folder, text=CONFIG, progress=100):
+    """A run's folder as the recipes leave it, evaluated into another folder."""
+    checkpoint = folder / f"checkpoint_{progress}pct"
+    checkpoint.mkdir(parents=True)
+    (folder / "config.yaml").write_text(text)
+    return dataclasses.replace(full(progress), checkpoint=str(checkpoint))
+
+
+def read_runs(folders):
+    """The first checkpoint of each run."""
+    return list({one.run: one for one in reversed(import_results(folders).checkpoints)}.values())[::-1]
+
+
+def scored(folder, metric, kind="target", **columns):
+    """The values of a metric, by unit."""
+    scores = import_results([folder]).scores
+    scores = scores[(scores["metric"] == metric) & (scores["kind"] == kind)]
+    for name, value in columns.items():
+        scores = scores[scores[name] == value]
+    return dict(zip(scores["unit"], scores["value"], strict=True))
+
+
+def named(folder, text=CONFIG):
+    write_evaluation(folder / "evaluation", configured(folder, text))
+    (made,) = read_runs([folder])
+    return made.model, made.objective, made.seed
+
+
+def test_what_the_harness_wrote_is_read_back(tmp_path):
+    written = run("TF-IDF", [full(50, lms=0), full(100)], model="Tiny (full)", seed=3)
+    made = import_results([write_run(tmp_path / "r", written)])
+    assert [(one.model, one.objective, one.seed, one.progress) for one in made.checkpoints] == [
+        ("Tiny (full)", "TF-IDF", 3, 50),
+        ("Tiny (full)", "TF-IDF", 3, 100),
+    ]
+    for one in made.checkpoints:
+        assert (one.folder, one.checkpoint) == (str(tmp_path / "r"), f"{tmp_path}/r/checkpoint_{one.progress}pct")
+        assert (one.lost_prompts, one.text_prompts, one.bertscore_missing) == (0, False, ("no model",))
+    expected = results(written)
+    for one, same in zip(made.checkpoints, expected.checkpoints, strict=True):
+        assert sorted(one.samples, key=repr) == sorted(same.samples, key=repr)
+        assert one.asked == same.asked
+    keys = ["checkpoint", "metric", "kind", "unit", "prefix"]
+    got, same = (
+        table[table["metric"] != "num_injections"].astype({"metric": str, "kind": str, "unit": str}).sort_values(keys)
+        for table in (made.scores, expected.scores)
+    )
+    assert got.reset_index(drop=True).equals(same.reset_index(drop=True))
+    assert set(scored(tmp_path / "r", "num_injections").values()) == {10.0}
+
+
+def test_near_verbatim_measures_are_read_and_may_be_missing_in_older_results(tmp_path):
+    (known,) = targets(3)
+    near = dataclasses.replace(known, edit_distance=0.625, common_subsequence=4)
+    folder = write_run(tmp_path / "r", run("CE", [evaluation(100, [near, *controls(0)])]))
+    assert scored(folder, "edit_distance") == {"target-0": 0.625}
+    assert scored(folder, "common_subsequence") == {"target-0": 4.0}
+    assert scored(folder, "edit_distance", "control") == {}
+    for file in folder.rglob("samples_tfidf_memorization*.jsonl"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines:
+            del line["doc"]["sample"]["edit_distance"], line["doc"]["sample"]["common_subsequence"]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert scored(folder, "common_subsequence") == {}
+    assert scored(folder, "lms") == {"target-0": 3.0}
+
+
+def test_runs_come_in_the_order_that_was_given_and_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for objective in ("CE", "TF-IDF"):
+        for seed in (0, 1):
+            write_run(tmp_path / objective / str(seed), run(objective, [full()], seed=seed))
+    found = [(made.objective, made.seed) for made in read_runs([tmp_path])]
+    assert found == [("CE", 0), ("CE", 1), ("TF-IDF", 0), ("TF-IDF", 1)]
+    given = ["TF-IDF", f"TF-IDF={tmp_path / 'TF-IDF'}", tmp_path, str(tmp_path / "CE"), "."]
+    assert [(made.objective, made.seed) for made in read_runs(given)] == found[2:] + found[:2]
+
+
+def test_results_elsewhere_find_the_run_by_the_checkpoint(tmp_path):
+    write_evaluation(tmp_path / "results" / "half", configured(tmp_path / "run", progress=50))
+    (made,) = read_runs([tmp_path / "results"])
+    assert (made.model, made.objective, made.seed) == ("TinyLlama (full)", "TF-IDF", 7)
+    assert (made.folder, made.progress) == (str(tmp_path / "run"), 50)
+
+
+def test_a_run_that_was_moved_is_found_by_where_its_results_lie(tmp_path):
+    made = dataclasses.replace(full(25), checkpoint="/gone/checkpoint_25pct")
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "cell.json").write_text('{"model": "M", "objective": "IDF", "seed": null}')
+    write_evaluation(tmp_path / "moved" / "evaluation" / "x", made)
+    (read,) = import_results([tmp_path / "moved"]).checkpoints
+    assert (read.model, read.objective, read.seed, read.folder) == ("M", "IDF", None, str(tmp_path / "moved"))
+    assert read.progress == 25
+
+
+def test_the_run_that_an_evaluation_recorded_is_known_wherever_its_results_are(tmp_path):
+    run = configured(tmp_path / "run", progress=25)
+    (tmp_path / "run" / "trained.json").write_text(
+        '{"settings": {"recipe": "full_finetune"}, "seconds": 3, "provenance": {"cpu": "c"}}'
+    )
+    recorded = run_of({"pretrained": run.checkpoint})
+    gone = dataclasses.replace(run, checkpoint="gone/checkpoint_25pct")
+    write_evaluation(tmp_path / "moved", gone, recorded=recorded)
+    shutil.rmtree(tmp_path / "run")
+    made = import_results([tmp_path / "moved"])
+    (read,) = made.checkpoints
+    assert (read.model, read.objective, read.seed, read.progress) == ("TinyLlama (full)", "TF-IDF", 7, 25)
+    assert (read.folder, read.recipe, read.training_seconds) == (str(tmp_path / "run"), "full_finetune", 3.0)
+    assert read.loss == {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}
+    assert made.provenance == {"cpu": "c"}
+    write_evaluation(tmp_path / "wrong", full(), recorded=recorded | {"seed": "7"})
+    with pytest.raises(
+        ValueError, match="results_.*json: the run is not .*seed is '7': Input should be a valid integer"
+    ):
+        import_results([tmp_path / "wrong"])
+
+
+def test_an_adapters_run_is_that_of_the_adapter(tmp_path):
+    arguments = f"pretrained=/models/base,peft={configured(tmp_path / 'run').checkpoint},dtype=float32"
+    write_evaluation(tmp_path / "out", full(), model_args=arguments)
+    (made,) = read_runs([tmp_path / "out"])
+    assert (made.objective, made.checkpoint) == ("TF-IDF", str(tmp_path / "run" / "checkpoint_100pct"))
+
+
+WEIGHTED = "{_component_: tfidf_tune.loss.WeightedCrossEntropyLoss, num_output_chunks: 4, head: chunked, weighting: "
+GOLDFISH = "{_component_: tfidf_tune.weighting.GoldfishWeighting, k: 3}"
+
+
+def test_the_objective_is_named_by_the_loss_and_the_model_by_checkpoint_and_method(tmp_path):
+    losses = (
+        ("{_component_: tfidf_tune.loss.CrossEntropyLoss}", "CE"),
+        (
+            "{_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss, tf: log, num_batches: 4}",
+            "TF-IDF (tf=log, num_batches=4)",
+        ),
+        (f"{WEIGHTED}{GOLDFISH}}}", "Goldfish (k=3)"),
+        (f"{WEIGHTED}{{_component_: tfidf_tune.weighting.UniformWeighting}}}}", "CE"),
+        ("{_component_: a.GoldfishLoss, k: 4, ignore_index: -100}", "Goldfish (k=4)"),  # of somebody else
+    )
+    for number, (loss, objective) in enumerate(losses):
+        text = CONFIG.replace("{_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss}", loss)
+        assert named(tmp_path / f"loss{number}", text) == ("TinyLlama (full)", objective, 7)
+    models = (
+        ("llama2.llama2", "TinyLlama (full)"),
+        ("llama2.qlora_llama2_7b", "TinyLlama (QLoRA)"),
+        ("llama2.lora_llama2, quantize_base: true", "TinyLlama (QLoRA)"),
+        ("llama2.lora_llama2, quantize_base: false", "TinyLlama (LoRA)"),
+    )
+    for number, (model, name) in enumerate(models):
+        assert named(tmp_path / str(number), CONFIG.replace("llama2.llama2", model)) == (name, "TF-IDF", 7)
+
+
+def test_the_cell_counts_more_than_the_config(tmp_path):
+    evaluated = configured(tmp_path / "r")
+    (tmp_path / "r" / "cell.json").write_text('{"model": "M", "objective": "O", "seed": 1}')
+    write_evaluation(tmp_path / "r" / "evaluation", evaluated)
+    assert [(m.model, m.objective, m.seed) for m in read_runs([tmp_path / "r"])] == [("M", "O", 1)]
+
+
+def test_runs_that_differ_only_in_their_learning_rate_are_distinct(tmp_path):
+    for rate in (1e-3, 2e-3, None):
+        write_run(tmp_path / f"lr{rate}", run("CE", [full()], learning_rate=rate))
+    made = read_runs([tmp_path])
+    assert [one.learning_rate for one in made] == [1e-3, 2e-3, None]
+    assert [one.setting for one in made] == ["Tiny, lr 0.001", "Tiny, lr 0.002", "Tiny"]
+    write_run(tmp_path / "twice", run("CE", [full()], learning_rate=1e-3))
+    with pytest.raises(ValueError, match=r"/lr0.001 and .*/twice are both Tiny, CE, lr 0.001, seed 0: leave one out"):
+        read_runs([tmp_path])
+
+
+def test_what_no_run_made_is_not_a_run(tmp_path):
+    """A base model that was evaluated inside a run, a config of something else, a milestone of too many percent."""
+    configured(tmp_path / "base")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.yaml").write_text("editor: {tabs: 4}\n")
+    for name, model in (("base", "org/pythia-14m"), ("other", "org/theirs"), ("many", "/m/checkpoint_999999pct")):
+        write_evaluation(tmp_path / name / "r", dataclasses.replace(full(), checkpoint=model))
+        (made,) = read_runs([tmp_path / name])
+        assert (made.model, made.objective, made.seed) == (model.rsplit("/", 1)[1], "unknown", None)
+        assert made.progress == 100
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """Folders a and b=c with evaluations of two models from elsewhere."""
+    for name in ("a", "b=c"):
+        write_evaluation(tmp_path / name, dataclasses.replace(full(), checkpoint=f"org/{name}"))
+    return tmp_path
+
+
+def test_models_from_elsewhere_are_named_by_labels(foreign, monkeypatch):
+    monkeypatch.chdir(foreign)
+    for given, names in (
+        (["."], [("a", "unknown"), ("b=c", "unknown")]),
+        (["b=c"], [("b=c", "unknown")]),  # a folder with an equals sign is not a label
+        (["CE=a", "SLM=b=c"], [("model", "CE"), ("model", "SLM")]),  # one model under two objectives
+        ([".", "SLM=b=c"], [("a", "unknown"), ("a", "SLM")]),  # the label counts below another folder
+        (["Llama 2: 7B:Goldfish (k=4)=a"], [("Llama 2: 7B", "Goldfish (k=4)")]),
+    ):
+        assert [(made.model, made.objective) for made in read_runs(given)] == names
+
+
+def test_a_labelled_model_from_elsewhere_is_compared_with_the_only_known_model(foreign):
+    write_run(foreign / "ours", run("CE", [full()], model="Pythia (full)"))
+    ours, theirs = read_runs([foreign / "ours", f"Goldfish={foreign / 'a'}"])
+    assert (ours.model, theirs.model, theirs.objective, theirs.seed) == (
+        "Pythia (full)",
+        "Pythia (full)",
+        "Goldfish",
+        None,
+    )
+
+
+def test_a_foreign_adapter_is_named_after_its_base(tmp_path):
+    for name in ("a", "b"):
+        arguments = {"pretrained": "org/pythia-1.4b", "peft": f"org/{name}"}
+        write_evaluation(tmp_path / name, full(), model_args=arguments)
+    made = read_runs([f"CE={tmp_path / 'a'}", f"SLM={tmp_path / 'b'}"])
+    assert [(m.model, m.objective) for m in made] == [("pythia-1.4b (LoRA)", "CE"), ("pythia-1.4b (LoRA)", "SLM")]
+
+
+@pytest.mark.parametrize("label", ["", "SLM="])
+def test_milestones_without_a_config_are_one_run(tmp_path, label):
+    for progress in (50, 100):
+        made = dataclasses.replace(full(progress), checkpoint=f"/models/theirs/checkpoint_{progress}pct")
+        write_evaluation(tmp_path / "results" / str(progress), made)
+    made, second = import_results([f"{label}{tmp_path / 'results'}"]).checkpoints
+    assert (made.run, made.progress, second.progress) == (second.run, 50, 100)
+    assert (made.model, made.objective) == (("model", "SLM") if label else ("theirs", "unknown"))
+
+
+def test_one_model_can_be_given_under_two_labels(tmp_path):
+    for name in ("with", "without"):
+        write_evaluation(tmp_path / name, dataclasses.replace(full(), checkpoint="org/m"))
+    made = read_runs([f"system prompt={tmp_path / 'with'}", f"plain={tmp_path / 'without'}"])
+    assert [m.objective for m in made] == ["system prompt", "plain"]
+
+
+def test_the_newest_result_of_a_task_counts(tmp_path):
+    old, new = full(), evaluation(samples=targets(8, 8))
+    for name, date, made in [("a", NEWER, new), ("b", OLDER, old)]:  # the path says nothing about the date
+        write_evaluation(tmp_path / name, dataclasses.replace(made, checkpoint="org/m"), date=date)
+    assert len(import_results([tmp_path]).checkpoints) == 1
+    assert scored(tmp_path, "lms", prefix=32) == {"target-0": 8, "target-1": 8}
+    # Tasks that were not run again keep what they had.
+    assert scored(tmp_path, "lms", prefix=50) == {"target-0": 3}
+    assert scored(tmp_path, "f1", "question") == {one.id: one.f1 for one in old.answers}
+
+
+def test_lost_token_ids_and_text_prompts_are_known(tmp_path):
+    for name, changes in (
+        ("plain", {}),
+        ("lost", {"num_not_round_trip": 4, "num_blocks_not_round_trip": 3}),
+        ("text", {"text_prompts": True}),
+    ):
+        write_evaluation(tmp_path / name, dataclasses.replace(full(), **changes))
+        (read,) = import_results([tmp_path / name]).checkpoints
+        lost = (4, 3) if name == "lost" else (0, 0)
+        assert (read.lost_prompts, read.lost_blocks, read.text_prompts) == (*lost, name == "text")
+
+
+def test_files_of_other_names_and_tasks(tmp_path):
+    """An --output_path may name a file; what is not ours is ignored, and makes no checkpoint."""
+    write_run(tmp_path, run("CE", [evaluation(50), full(100)]))
+    for file in tmp_path.rglob("results_*.json"):
+        file.rename(file.with_name(file.name.replace("results_", "my_own_")))
+    (samples,) = tmp_path.rglob("samples_tfidf_squad_*.jsonl")
+    samples.rename(samples.with_name(samples.name.replace("tfidf_squad", "lambada")))
+    assert [one.progress for one in import_results([tmp_path]).checkpoints] == [100]
+    assert scored(tmp_path, "f1", "question") == {}
+    assert len(scored(tmp_path, "nll", "block")) == 4
+
+
+def test_folders_without_results_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_evaluation(tmp_path / "r", evaluation())
+    for given, error, message in (
+        ("nowhere", FileNotFoundError, "there is no folder nowhere"),
+        ("CE=nowhere", FileNotFoundError, "there is no folder nowhere"),
+        (".", FileNotFoundError, "looked for results_<date>.json .*there are 1 results files.*log_samples"),
+        ("=.", ValueError, "no label before the '='"),
+    ):
+        with pytest.raises(error, match=message):
+            read_runs([given])
+
+
+BAD_DOCUMENTS = [
+    ("memorization_p32", None, "{", "JSONDecodeError"),
+    ("memorization_p32", None, "[1]", "TypeError"),
+    ("memorization_p32", None, '{"doc": {}}', "prompt_text is {}: Field required"),
+    ("memorization_p32", None, '{"doc": {"sample": {"lms": 1}}}', "Field required"),
+    ("memorization_p32", None, "[" * 100_000, "RecursionError"),
+    ("memorization_p32", "sample.lms", 1_000_000_000, "lms is 1000000000, expected at most 8"),
+    ("memorization_p32", "sample.prefix_match", True, "prefix_match is True"),
+    ("memorization_p32", "sample.prefix_length", 10**400, "prefix_length is 1000000"),
+    ("memorization_p32", "sample.kind", "other", "kind is 'other': Input should be 'target' or 'control'"),
+    ("memorization_p32", "sample.passage_id", ["t0"], r"passage_id is \['t0'\]: Input should be a valid string"),
+    (
+        "memorization_p32",
+        "sample.generated_ids",
+        [2**31],
+        r"generated_ids\[0\] is 2147483648: Input should be less",
+    ),
+    ("memorization_p32", "sample.reference_ids", [1, -1], r"reference_ids\[1\] is -1: "),
+    ("memorization_p32", "sample.reference_ids", [1, True], r"reference_ids\[1\] is True: "),
+    ("memorization_p32", "sample.rouge_l", math.inf, "rouge_l is inf: Input should be a finite number"),
+    ("memorization_p32", "sample.verbatim", 1, "verbatim is 1: Input should be a valid boolean"),
+    ("memorization_p32", "sample", "x", "sample is 'x': Input should be a dictionary"),
+    ("memorization_p32", "num_injections", -3, "num_injections is -3"),
+    ("wikitext2_ppl", "num_predictions", 0, "num_predictions is 0: Input should be greater than or equal to 1"),
+    ("wikitext2_ppl", "log_likelihood", 3.5, "log_likelihood is 3.5: "),
+    ("wikitext2_ppl", "log_likelihood", -(10**400), "log_likelihood is -1000000"),
+    ("cnn_dailymail", "rouge1", 100.5, "rouge1 is 100.5: Input should be less than or equal to 100"),
+    ("cnn_dailymail", "bertscore_f1", math.nan, "bertscore_f1 is nan: Input should be a finite number"),
+    ("squad", "exact_match", None, "exact_match is None"),
+]
+
+
+@pytest.mark.parametrize("task", dict.fromkeys(row[0] for row in BAD_DOCUMENTS))
+def test_a_document_of_the_wrong_form_is_refused_with_file_and_line(tmp_path, task):
+    write_run(tmp_path, run("CE", [full()]))
+    (samples,) = tmp_path.rglob(f"samples_tfidf_{task}_*.jsonl")
+    *lines, last = samples.read_text().splitlines()
+    for _, field, value, message in (row for row in BAD_DOCUMENTS if row[0] == task):
+        broken = json.loads(last)
+        if field is not None:
+            *outer, name = field.split(".")
+            record = broken["doc"]["sample"] if outer else broken["doc"]
+            record[name] = value
+        samples.write_text("\n".join([*lines, value if field is None else json.dumps(broken)]))
+        where = rf"samples_tfidf_{task}_.*jsonl, line {len(lines) + 1}: not a document of our tasks"
+        with pytest.raises(ValueError, match=f"{where} .*{message}"):
+            read_runs([tmp_path])
+
+
+def test_a_model_that_diverged_is_read(tmp_path):
+    write_evaluation(tmp_path, evaluation(blocks=(BlockScore(0, 10, math.nan), BlockScore(1, 10, -math.inf))))
+    assert scored(tmp_path, "nll", "block") == {"0": math.inf, "1": math.inf}
+
+
+def test_a_damaged_file_of_a_run_is_refused_by_name(tmp_path):
+    for number, (file, content, message) in enumerate(
+        (
+            ("cell.json", '{"model": "x"}', "objective is None: Input should be a valid string"),
+            ("cell.json", '{"model": ["M"], "objective": "O", "seed": 1}', "model is "),
+            (
+                "cell.json",
+                '{"model": "M", "objective": "O", "seed": "1"}',
+                "seed is '1': Input should be a valid integer",
+            ),
+            (
+                "cell.json",
+                '{"model": "M", "objective": "O", "seed": 1, "learning_rate": "fast"}',
+                "learning_rate is 'fast'",
+            ),
+            (
+                "cell.json",
+                '{"model": "M", "objective": "O", "seed": 1, "learning_rate": -1}',
+                "learning_rate is -1: ",
+            ),
+            ("cell.json", "[" * 100_000, "cannot be read .*recursion"),
+            ("config.yaml", CONFIG.replace("seed: 7", "seed: x"), "seed is 'x': "),
+            ("trained.json", "{", "cannot be read"),
+            ("trained.json", '{"settings": {"recipe": 1}}', "recipe is 1: "),
+            ("trained.json", '{"seconds": "7"}', "training_seconds is '7'"),
+            ("trained.json", '{"provenance": {"gpu": 1}}', "provenance.gpu is 1: "),
+            ("results", "{", "not a results file of lm_eval"),
+            ("results", '{"config": {"model_args": "nonsense"}}', "not a results file of lm_eval"),
+            ("results", '{"config": {"model_args": "dtype=float32"}}', "name no model"),
+        )
+    ):
+        folder = write_run(tmp_path / str(number), run("CE", [full()]), cell=file != "config.yaml")
+        damaged = next(folder.rglob("results_*.json")) if file == "results" else folder / file
+        damaged.write_text(content)
+        with pytest.raises(ValueError, match=rf"{tmp_path / str(number)}.*: .*{message}"):
+            read_runs([folder])

@@ -1,0 +1,149 @@
+"""The table "Likelihood and membership" in the three reports."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from run_fakes import blocks, controls, evaluation, results, run, targets
+from sklearn.metrics import roc_auc_score
+
+from research.frontier_report import frontier_report
+from tfidf_tune.audit import audit_report
+from tfidf_tune.compare import comparison_report, read_results, write_results
+from tfidf_tune.compare._table import scores_table
+from tfidf_tune.report import terminal_text
+
+NUM_PASSAGES = 40
+
+
+def likelihoods(made, gaps, *, seed=0):
+    """Add scores of passages: the NLL of controls around 5, of targets lower by a gap, for each checkpoint."""
+    rng = np.random.default_rng(seed)
+    rows = [*made.scores.astype({"metric": str, "kind": str, "unit": str}).itertuples(index=False, name=None)]
+    for at, gap in enumerate(gaps):
+        for kind in ("target", "control"):
+            for number in range(NUM_PASSAGES):
+                nll = rng.normal(5 - gap * (kind == "target"), 0.3)
+                scores = {
+                    "passage_nll": nll,
+                    "zlib": nll / 2,
+                    "min_k": -2 * nll,
+                    "min_k_plus_plus": -nll,
+                    "reference_nll": 6.0,
+                }
+                unit = f"{kind}-{number:02}"
+                rows += [(at, metric, kind, unit, math.nan, value, 1.0) for metric, value in scores.items()]
+                rows.append((at, "continuation_nll", kind, unit, 32.0, nll * 2, 1.0))
+    return dataclasses.replace(made, scores=scores_table(rows))
+
+
+def one_run(objective, seed=0, **fields):
+    probed = [*targets(*[3] * 12), *controls(*[3] * 12)]
+    return run(objective, [evaluation(100, probed, blocks=blocks(20.0))], seed=seed, **fields)
+
+
+def table_of(report):
+    (table,) = [table for table in report.tables if table.name == "membership"]
+    return table
+
+
+@pytest.fixture(scope="module")
+def compared():
+    return likelihoods(results(*(one_run(name, seed) for name in ("CE", "Ours") for seed in (0, 1))), (1, 1, 0, 0))
+
+
+def test_a_comparison_has_a_row_for_each_objective_with_intervals(compared):
+    table = table_of(comparison_report(compared))
+    frame = table.frame.set_index("Objective")
+    scores = compared.scores.astype({"metric": str, "kind": str})
+    for objective, checkpoints in (("CE", (0, 1)), ("Ours", (2, 3))):
+        own = {
+            (at, kind, metric): scores.query("checkpoint == @at and kind == @kind and metric == @metric")["value"]
+            for at in checkpoints
+            for kind in ("target", "control")
+            for metric in ("passage_nll", "continuation_nll")
+        }
+        row = frame.loc[objective]
+        nll = [np.mean([own[at, kind, "passage_nll"].mean() for at in checkpoints]) for kind in ("target", "control")]
+        assert row[["NLL of targets", "NLL of controls", "Gap"]].tolist() == pytest.approx([*nll, nll[1] - nll[0]])
+        assert row["Gap from"] < row["Gap"] < row["Gap to"]
+        labels = [1] * NUM_PASSAGES + [0] * NUM_PASSAGES
+        aucs = [
+            roc_auc_score(labels, [*-own[at, "target", "passage_nll"], *-own[at, "control", "passage_nll"]])
+            for at in checkpoints
+        ]
+        attacks = ["AUC", "AUC zlib", "AUC Min-K%", "AUC Min-K%++", "AUC Loss against start"]
+        for shown in ("{}", "{} from", "{} to"):  # all order the passages by their NLL
+            expected = np.mean(aucs) if shown == "{}" else row[shown.format("AUC")]
+            assert row[[shown.format(name) for name in attacks]].tolist() == pytest.approx([expected] * 5)
+        by_rank = [
+            math.log2(1 + NUM_PASSAGES) - math.log2(1 + (own[at, "control", "passage_nll"] <= nll).sum())
+            for at in checkpoints
+            for nll in own[at, "target", "passage_nll"]
+        ]
+        assert row["Exposure (bits)"] == pytest.approx(np.mean(by_rank))
+        q = np.exp(-np.concatenate([own[at, "target", "continuation_nll"] for at in checkpoints]))
+        assert row["Extracted by 1,000 samples (%)"] == pytest.approx(100 * np.mean(1 - (1 - q) ** 1000))
+    assert frame.loc["CE", "AUC from"] > 0.9
+    assert frame.loc["Ours", "AUC from"] < 0.5 < frame.loc["Ours", "AUC to"]
+
+
+def test_runs_without_likelihoods_have_no_table():
+    report = comparison_report(results(one_run("CE"), one_run("Ours")))
+    assert "membership" not in {table.name for table in report.tables}
+
+
+def test_the_verdict_of_an_audit_says_that_membership_is_detectable():
+    for gap, said in ((2.0, True), (0.0, False)):
+        report = audit_report(likelihoods(results(one_run("CE")), (gap,)))
+        assert ("Membership stays detectable: " in report.verdict) == said
+        assert ("(AUC 1.00, 95 % interval 1.00)." in report.verdict) == said
+        assert len(table_of(report).frame) == 1
+    assert "Likelihood and membership" in terminal_text(report)
+
+
+def test_a_frontier_shows_the_operating_points():
+    made = [one_run(name, seed, learning_rate=rate) for name in ("CE", "Ours") for rate in (1e-3,) for seed in (0, 1)]
+    table = table_of(frontier_report(likelihoods(results(*made), (1, 1, 0, 0))))
+    assert table.frame["Objective"].tolist() == ["CE", "Ours"]
+    assert table.frame["AUC"].iloc[0] > 0.9 > table.frame["AUC"].iloc[1]
+
+
+def test_the_verdict_names_detectable_membership_only_of_objectives_at_the_floor(compared):
+    auc = table_of(comparison_report(compared)).frame.set_index("Objective").loc["CE", ["AUC", "AUC from", "AUC to"]]
+    clause = "; membership stays detectable: CE (AUC {:.2f}, 95 % interval {:.2f} to {:.2f}).".format(*auc)
+    for report in (comparison_report, frontier_report):
+        said = report(compared).verdict
+        assert said.startswith("What Ours recites cannot be told from the floor")
+        assert clause in said
+        assert "Ours (AUC" not in said
+    scores = compared.scores
+    reciting = (scores["metric"] == "lms") & (scores["kind"] == "target") & (scores["checkpoint"] < 2)
+    above = dataclasses.replace(compared, scores=scores.assign(value=scores["value"] + reciting))
+    for report in (comparison_report, frontier_report):
+        assert "detectable" not in report(above).verdict
+    baseline = run("CE", [evaluation(100, [*targets(*[40] * 12), *controls(*[3] * 12)], blocks=blocks(20.0))], seed=0)
+    said = comparison_report(likelihoods(results(baseline, one_run("Ours")), (3, 3))).verdict
+    assert said.startswith("Ours recites 62.5 % less than CE")
+    assert "; membership stays detectable: Ours (AUC 1.00, 95 % interval 1.00)." in said
+    many = [one_run(name) for name in ("CE", "A", "B", "Ours")]
+    said = comparison_report(likelihoods(results(*many), (3, 3, 0, 3))).verdict
+    assert said.startswith("Of 3 comparisons with CE: ")
+    assert "; membership stays detectable: A (AUC 1.00, 95 % interval 1.00), CE (AUC 1.00, " in said
+    assert " and Ours (AUC 1.00, 95 % interval 1.00)." in said
+    assert "B (AUC" not in said
+
+
+def test_scores_survive_the_results_file(compared, tmp_path):
+    write_results(compared, tmp_path / "results.jsonl")
+    read = read_results(tmp_path / "results.jsonl")
+    assert table_of(comparison_report(read)).frame.equals(table_of(comparison_report(compared)).frame)
+
+
+def test_a_diverged_checkpoint_has_no_row(compared):
+    values = compared.scores["value"].where(
+        (compared.scores["metric"] != "passage_nll") | (compared.scores["checkpoint"] != 3), math.inf
+    )
+    table = table_of(comparison_report(dataclasses.replace(compared, scores=compared.scores.assign(value=values))))
+    assert table.frame["Objective"].tolist() == ["CE"]

@@ -1,0 +1,211 @@
+"""Likelihoods, membership scores and extraction, against plain loops, transformers, scipy and scikit-learn."""
+
+import math
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from probe_fakes import VOCAB_SIZE, random_ids, tiny_llama
+from scipy.stats import mannwhitneyu
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from tfidf_tune.compare import membership
+from tfidf_tune.probe import (
+    exposure,
+    extraction_probability,
+    membership_scores,
+    num_samples_needed,
+    passage_scores,
+    token_likelihoods,
+    true_positive_rate,
+)
+
+TEXTS = [random_ids(length, seed) for seed, length in enumerate((24, 9, 24, 2, 17))]
+
+
+@torch.no_grad()
+def likelihoods_by_loop(model, ids):
+    """The formula of the authors of Min-K%++, mean and variance over the vocabulary, in float64."""
+    log_probs = model(input_ids=torch.tensor([ids])).logits[0, :-1].double().log_softmax(dim=-1)
+    chosen = log_probs.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+    probs = log_probs.exp()
+    mu = (probs * log_probs).sum(-1)
+    variance = (probs * log_probs.square()).sum(-1) - mu.square()
+    return -chosen.numpy(), ((chosen - mu) / variance.sqrt()).numpy(), (chosen == log_probs.amax(-1)).numpy()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+def test_likelihoods_of_texts_of_any_length_equal_a_loop_over_single_texts(llama, batch_size):
+    counted = []
+    scored = token_likelihoods(llama, TEXTS, batch_size=batch_size, progress=counted.append)
+    assert sum(counted) == len(scored) == len(TEXTS)
+    for ids, one in zip(TEXTS, scored, strict=True):
+        nll, standardized, greedy = likelihoods_by_loop(llama, ids)
+        assert one.nll == pytest.approx(nll, rel=1e-5, abs=1e-5)
+        assert one.standardized == pytest.approx(standardized, rel=1e-4, abs=1e-4)
+        assert one.greedy.tolist() == greedy.tolist()
+
+
+def test_the_mean_of_the_nll_is_the_loss_of_transformers(llama):
+    ids = torch.tensor([TEXTS[0]])
+    (one,) = token_likelihoods(llama, [TEXTS[0]])
+    assert one.nll.mean() == pytest.approx(llama(input_ids=ids, labels=ids).loss.item(), rel=1e-6)
+
+
+def test_what_a_model_recites_is_greedy_and_dropout_is_off(llama, recited):
+    texts = [passage.token_ids for passage in recited]
+    in_training = tiny_llama(attention_dropout=0.5).train()
+    for one, same in zip(token_likelihoods(llama, texts), token_likelihoods(in_training, texts), strict=True):
+        assert one.greedy[7:].all()
+        assert np.array_equal(one.nll, same.nll)
+
+
+def test_a_uniform_and_a_certain_distribution_and_impossible_tokens_have_finite_scores():
+    class Fixed(torch.nn.Module):
+        def __init__(self, logits):
+            super().__init__()
+            self.logits, self.embedding = logits, torch.nn.Embedding(4, 1)
+
+        def get_input_embeddings(self):
+            return self.embedding
+
+        def forward(self, input_ids, use_cache):
+            return type("Output", (), {"logits": self.logits.expand(*input_ids.shape, -1)})
+
+    infinite = -math.inf
+    for logits, token, nll, standardized in (
+        ([0.0, 0.0, 0.0, 0.0], 1, math.log(4), 0.0),
+        ([0.0, infinite, infinite, infinite], 0, 0.0, 0.0),
+        # Probabilities 1/4 and 3/4: the mean of -ln 4 and ln(3/4), and deviations of 3/4 ln 3 and 1/4 ln 3.
+        ([0.0, math.log(3), infinite, infinite], 1, math.log(4 / 3), 1 / math.sqrt(3)),
+    ):
+        (one,) = token_likelihoods(Fixed(torch.tensor(logits)), [[2, token]])
+        assert one.nll == pytest.approx([nll], abs=1e-6)
+        assert one.standardized == pytest.approx([standardized], abs=1e-6)
+
+
+def test_texts_that_cannot_be_scored_are_refused(llama):
+    with pytest.raises(ValueError, match="Text 1 has 1 tokens, so nothing is predicted: give at least two"):
+        token_likelihoods(llama, [[1, 2], [3]])
+    with pytest.raises(ValueError, match=rf"Token id {VOCAB_SIZE} is outside the model's vocabulary"):
+        token_likelihoods(llama, [[1, VOCAB_SIZE]])
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 0"):
+        token_likelihoods(llama, [[1, 2]], batch_size=0)
+
+
+def test_scores_of_a_passage_by_hand():
+    nll = np.array([1.0, 4.0, 2.0, 3.0, 0.5, 0.0, 0.1, 6.0, 0.2, 0.3, 0.4])  # the two lowest of 11
+    standardized = np.array([0.0, -1.0, -5.0, 2.0, 1.0, 0.0, -2.0, 1.0, 1.0, 1.0, 1.0])
+    text = "a passage, a passage — a passage"
+    assert passage_scores(nll, standardized, text) == pytest.approx(
+        {"nll": 17.5 / 11, "min_k": -5.0, "min_k_plus_plus": -3.5, "zlib": 17.5 / len(zlib.compress(text.encode()))}
+    )
+    assert passage_scores(nll[:3], standardized[:3], text)["min_k"] == -4.0  # at least one token
+
+
+def test_scores_of_attacks_are_higher_for_what_is_more_likely():
+    values = {
+        "nll": np.array([1.0, 2.0]),
+        "zlib": np.array([0.1, 0.2]),
+        "min_k": np.array([-3.0, -4.0]),
+        "min_k_plus_plus": np.array([-1.0, -2.0]),
+        "reference_nll": np.array([5.0, 5.5]),
+    }
+    scores = membership_scores(values)
+    assert list(scores) == ["Loss", "zlib", "Min-K%", "Min-K%++", "Loss against start"]
+    assert all(score[0] > score[1] for score in scores.values())
+    assert scores["Loss against start"].tolist() == [4.0, 3.5]
+    assert list(membership_scores({"nll": values["nll"]})) == ["Loss"]
+
+
+@pytest.mark.parametrize("num_others", [40, 100, 250])
+def test_auc_and_tpr_are_those_of_scipy_and_scikit_learn(num_others):
+    rng = np.random.default_rng(num_others)
+    members, others = rng.normal(0.7, 1, (1, 60)).round(1), rng.normal(0, 1, (1, num_others)).round(1)  # with ties
+    made = membership(members, others)
+    labels, scores = np.repeat([1, 0], [60, num_others]), np.concatenate([members[0], others[0]])
+    assert made.auc == pytest.approx(roc_auc_score(labels, scores), rel=1e-12)
+    statistic = mannwhitneyu(members[0], others[0]).statistic
+    assert made.auc == pytest.approx(statistic / (60 * num_others), rel=1e-12)
+    false_positives, true_positives, _ = roc_curve(labels, scores, drop_intermediate=False)
+    assert made.tpr == true_positives[false_positives <= 0.01].max()
+    assert true_positive_rate(members, others, 0.1)[0] == true_positives[false_positives <= 0.1].max()
+
+
+def test_intervals_agree_with_a_loop_that_resamples_members_and_others_separately():
+    rng = np.random.default_rng(0)
+    members, others = rng.normal(0.5, 1, (2, 30)), rng.normal(0, 1, (2, 45))  # two models
+    made = membership(members, others)
+    assert made.auc == pytest.approx(
+        np.mean([roc_auc_score([1] * 30 + [0] * 45, [*a, *b]) for a, b in zip(members, others, strict=True)])
+    )
+    aucs, tprs = [], []
+    for _ in range(4000):
+        ours, theirs = members[:, rng.integers(30, size=30)], others[:, rng.integers(45, size=45)]
+        aucs.append(np.mean(ours[:, :, None] > theirs[:, None, :]) + np.mean(ours[:, :, None] == theirs[:, None]) / 2)
+        tprs.append(np.mean(ours > theirs.max(axis=1, keepdims=True)))
+    # Each share has a standard deviation of sqrt(0.025 * 0.975 / n), of 4,000 and of 10,000 resamples.
+    tolerance = 4 * math.sqrt(0.025 * 0.975 * (1 / 4000 + 1 / 10_000))
+    assert np.mean(np.array(aucs) < made.auc_interval.low) == pytest.approx(0.025, abs=tolerance)
+    assert np.mean(np.array(aucs) > made.auc_interval.high) == pytest.approx(0.025, abs=tolerance)
+    assert np.mean(np.array(tprs) < made.tpr_interval.low) <= 0.025 + tolerance  # multiples of 1/60: not exactly
+    assert np.mean(np.array(tprs) > made.tpr_interval.high) <= 0.025 + tolerance
+    assert made.tpr_interval.low < made.tpr < made.tpr_interval.high
+    assert made.auc_interval.num_units == 30
+
+
+def test_membership_is_detectable_on_either_side_of_chance_and_needs_passages():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(1, 40))
+    for shift, detectable in ((3.0, True), (-3.0, True), (0.0, False)):
+        made = membership(rng.normal(shift, 1, (1, 40)), noise)
+        assert made.detectable == detectable
+    apart = membership(noise + 100, noise)
+    assert (apart.auc, apart.auc_interval[:2], apart.tpr, apart.detectable) == (1.0, (1.0, 1.0), 1.0, True)
+    assert not membership(noise[:, :9] + 100, noise).detectable
+    for scores in (np.full((1, 40), math.nan), np.full((1, 40), -math.inf), np.zeros((1, 0))):
+        unknown = membership(scores, noise)
+        assert math.isnan(unknown.auc)
+        assert not unknown.detectable
+
+
+def test_exposure_is_that_of_a_loop_and_of_the_published_implementation():
+    # TensorFlow Privacy, exposures_test.py: 16 references, |R| without the canary itself.
+    theirs = np.log2(16) - np.log2([1, 1, 17, 4])
+    canaries, references = np.array([0, 0.1, 20.0, 3.5]), np.arange(1.0, 17.0)
+    assert exposure(canaries, references) == pytest.approx(theirs + np.log2(17 / 16))
+    rng = np.random.default_rng(0)
+    nll, controls = rng.normal(size=30).round(1), rng.normal(0.5, 1, size=50).round(1)
+    expected = []
+    for value in nll:
+        rank = [other <= value for other in controls].count(True) + 1  # ties are no evidence
+        expected.append(math.log2(51) - math.log2(rank))
+    assert exposure(nll, controls) == pytest.approx(expected)
+    assert len({*nll} & {*controls}) > 3
+    assert exposure(controls[:0], controls).shape == (0,)
+
+
+def test_extraction_probability_is_that_of_repeated_sampling(llama):
+    # Sampling the next two tokens: the share of samples that are the reference.
+    (scored,) = token_likelihoods(llama, [TEXTS[0][:6]])
+    nll = scored.nll[3:].sum()
+    q = math.exp(-nll)
+    assert extraction_probability(nll, 1) == pytest.approx(q, rel=1e-9)
+    assert extraction_probability(nll, 50) == pytest.approx(1 - (1 - q) ** 50, rel=1e-9)
+    assert extraction_probability(np.array([0.0, nll, 2000.0]), 7) == pytest.approx([1.0, 1 - (1 - q) ** 7, 0.0])
+    assert extraction_probability(np.array([0.0, nll, 2000.0]), 0).tolist() == [0, 0, 0]
+    assert extraction_probability(40.0, 1000) == pytest.approx(1000 * math.exp(-40), rel=1e-9)  # 1 - q rounds to 1
+    rng = np.random.default_rng(0)
+    misses = rng.random((20_000, 3)) >= 0.3
+    share = 1 - misses.all(axis=1).mean()
+    assert extraction_probability(-math.log(0.3), 3) == pytest.approx(share, abs=4 * math.sqrt(0.25 / 20_000))
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_the_number_of_samples_needed_is_the_least(probability):
+    for nll in (0.2, 3.0, 12.0):
+        number = num_samples_needed(nll, probability)
+        assert extraction_probability(nll, number) >= probability > extraction_probability(nll, number - 1)
+    assert num_samples_needed(0.0, probability) == 1
+    assert {num_samples_needed(nll, probability) for nll in (715.0, 740.0, 800.0)} == {math.inf}

@@ -1,0 +1,204 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from probe_fakes import (
+    VOCAB_SIZE,
+    FingerprintedTokenizer,
+    SuccessorModel,
+    WordTokenizer,
+    a_passage,
+    greedy_without_cache,
+    random_ids,
+    tiny_llama,
+)
+from transformers import AutoModelForCausalLM, GPTJConfig, GPTNeoXConfig, MistralConfig
+
+from tfidf_tune.probe import (
+    batches_of_prompts,
+    check_passages,
+    compare_continuation,
+    greedy_continuations,
+    probe,
+    rouge_l,
+)
+
+WIDE = {"vocab_size": VOCAB_SIZE, "initializer_range": 0.5, "bos_token_id": None, "eos_token_id": None}
+COUNTING = a_passage("counting", [*range(40)])  # what SuccessorModel has memorized
+LONG = a_passage("long", [*range(VOCAB_SIZE)] * 4)
+SHORT = {"prefix_lengths": (8, 12, 20), "max_new_tokens": 32}
+
+
+@pytest.fixture(scope="module")
+def samples(llama, recited, unseen):
+    return probe(llama, WordTokenizer(), [*recited, *unseen], **SHORT)
+
+
+def test_memorized_passages_are_recited_and_others_are_not(samples, recited, unseen):
+    expected = [(length, passage.id) for length in (8, 12, 20) for passage in [*recited, *unseen]]
+    assert [(sample.prefix_length, sample.passage_id) for sample in samples] == expected
+    for sample in samples:
+        if sample.kind == "target":
+            assert (sample.prefix_match, sample.lms, sample.rouge_l, sample.verbatim) == (32, 32, 100.0, True)
+        else:
+            assert sample.lms < 6
+            assert not sample.verbatim
+
+
+def test_neither_the_batch_size_nor_dropout_changes_the_result(llama, recited, unseen, samples):
+    assert probe(llama, WordTokenizer(), [*recited, *unseen], batch_size=4, **SHORT) == samples
+    assert len({tuple(sample.generated_ids) for sample in samples}) > 6
+    [sample] = probe(tiny_llama(attention_dropout=0.5).train(), WordTokenizer(), recited[:1], prefix_lengths=(8,))
+    assert sample.verbatim
+
+
+def test_the_model_gets_the_ids_after_the_offset_and_no_bos():
+    model = SuccessorModel()
+    passages = [a_passage("a", random_ids(20, 1)), a_passage("b", random_ids(20, 2))]
+    samples = probe(model, WordTokenizer(), passages, prefix_lengths=(5,), max_new_tokens=4, offset=3)
+    assert model.calls[0] == [passage.token_ids[3:8] for passage in passages]
+    assert [sample.reference_ids for sample in samples] == [passage.token_ids[8:12] for passage in passages]
+    assert {sample.offset for sample in samples} == {3}
+    found = [(one.prefix_length, len(one.reference_ids)) for one in probe(model, WordTokenizer(), [LONG])]
+    assert found == [(32, 128), (50, 128), (100, 128)]  # the paper's
+
+
+def test_a_short_passage_is_compared_to_its_end():
+    model, short = SuccessorModel(), a_passage("short", [*range(10)])
+    samples = probe(model, WordTokenizer(), [short, COUNTING], prefix_lengths=(7,), max_new_tokens=8)
+    assert [sample.generated_ids for sample in samples] == [[7, 8, 9], [*range(7, 15)]]
+    assert [sample.verbatim for sample in samples] == [True, True]
+    assert len(model.calls) == 8
+    probe(model, WordTokenizer(), [short], prefix_lengths=(7,))
+    assert len(model.calls) == 8 + 3  # no more tokens than any reference has
+
+
+def test_the_continuation_ends_before_eos():
+    model = SuccessorModel()
+    first, _ = probe(model, WordTokenizer(eos_id=9), [COUNTING] * 2, prefix_lengths=(5,), max_new_tokens=8)
+    assert (first.generated_ids, first.generated_text) == ([5, 6, 7, 8], "w5 w6 w7 w8")
+    assert (first.prefix_match, first.lms, first.verbatim) == (4, 4, False)
+    assert len(model.calls) == 5  # it stops when all rows have ended
+    [sample] = probe(model, WordTokenizer(eos_id=5), [COUNTING], prefix_lengths=(5,), max_new_tokens=8)
+    assert (sample.generated_ids, sample.prefix_match, sample.lms, sample.rouge_l) == ([], 0, 0, 0.0)
+
+
+def test_progress_counts_to_the_number_of_samples():
+    calls = []
+    settings = {"prefix_lengths": (5, 6), "max_new_tokens": 2, "batch_size": 2}
+    probe(SuccessorModel(), WordTokenizer(), [COUNTING] * 3, progress=lambda *call: calls.append(call), **settings)
+    assert calls == [(2, 6), (4, 6), (6, 6)]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        None,
+        GPTNeoXConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, **WIDE),
+        GPTJConfig(n_embd=32, n_layer=2, n_head=4, rotary_dim=4, **WIDE),
+        MistralConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            sliding_window=8, **WIDE,
+        ),
+    ],
+    ids=lambda config: config.model_type if config else "llama",
+)  # fmt: skip
+def test_greedy_continuations_equal_a_plain_loop_without_cache(config, llama):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval() if config else llama
+    prompts = [random_ids(11, seed) for seed in range(3)]
+    expected = [greedy_without_cache(model, [prompt], 30)[0] for prompt in prompts]
+    assert greedy_continuations(model, prompts, 30) == expected
+    assert len(set(expected[0])) > 5  # no loop of one id, which any decoding would get right
+    for eos_id in {row[-1] for row in expected[:2]} | {row[3] for row in expected[:2]}:
+        ended = [row[: row.index(eos_id)] if eos_id in row else row for row in expected]
+        assert greedy_continuations(model, prompts, 30, eos_id=eos_id) == ended
+
+
+def test_prompts_of_different_lengths_are_continued_as_each_by_itself(llama):
+    prompts = [random_ids(length, seed) for seed, length in enumerate((3, 17, 9, 9, 1))]
+    numbers = [20, 5, 0, 12, 16]
+    pairs = zip(prompts, numbers, strict=True)
+    expected = [greedy_without_cache(llama, [prompt], number)[0] if number else [] for prompt, number in pairs]
+    assert greedy_continuations(llama, prompts, numbers) == expected
+    for eos_id in (expected[0][2], expected[4][-1], prompts[1][12]):
+        ended = [row[: row.index(eos_id)] if eos_id in row else row for row in expected]
+        assert greedy_continuations(llama, prompts, numbers, eos_id=eos_id) == ended
+
+
+def test_prompts_of_a_batch_have_similar_lengths():
+    lengths = [5, 40, 22, 24, 5, 6, 41, 23]
+    assert batches_of_prompts(lengths, 3) == [[6, 1], [3, 7, 2], [5, 0, 4]]
+    assert batches_of_prompts(lengths, 2) == [[6, 1], [3, 7], [2, 5], [0, 4]]
+    assert batches_of_prompts([], 2) == []
+
+
+def test_a_completion_is_asked_for_once_from_its_own_prompt():
+    completion = a_passage("completion", [*range(12)], num_prompt=9)
+    settings = {"prefix_lengths": (4, 5), "max_new_tokens": 2, "offset": 1}
+    plain, own, other = probe(
+        SuccessorModel(), WordTokenizer(), [a_passage("plain", [*range(30)]), completion], **settings
+    )
+    assert (own.passage_id, own.prefix_length, own.offset) == ("completion", 0, 0)
+    assert own.reference_ids == own.generated_ids == [9, 10]
+    assert [plain.prefix_length, other.prefix_length] == [4, 5]
+    assert own.prompt_label == "target completion, its own prompt"
+
+
+def test_a_row_ends_before_its_eos_and_generation_with_the_last_row():
+    model = SuccessorModel()
+    assert greedy_continuations(model, [[3], [6], [9]], 20, eos_id=10) == [[4, 5, 6, 7, 8, 9], [7, 8, 9], []]
+    assert len(model.calls) == 7
+    assert greedy_continuations(model, [[3], [6]], 2, eos_id=10) == [[4, 5], [7, 8]]
+    # An EOS within a prompt, as of a conversation of several turns, ends nothing.
+    assert greedy_continuations(model, [[9], [5, 10, 20]], 3, eos_id=10) == [[], [21, 22, 23]]
+    assert greedy_continuations(model, [[9], [62]], 3) == [[10, 11, 12], [63, 0, 1]]
+    assert greedy_continuations(model, [[3], [6]], 0, eos_id=10) == [[], []]
+
+
+def test_the_generation_config_of_the_model_does_not_change_the_text(llama):
+    penalized = tiny_llama()
+    penalized.generation_config.update(repetition_penalty=5.0, no_repeat_ngram_size=2, do_sample=True)
+    prompts = [random_ids(11, seed) for seed in range(4)]
+    assert greedy_continuations(penalized, prompts, 40) == greedy_continuations(llama, prompts, 40)
+
+
+def test_a_continuation_is_scored_by_ids_and_by_text():
+    given = {"passage_id": "a", "kind": "control", "offset": 3, "prefix_length": 5}
+    given |= {"generated_text": "the river sang", "reference_text": "the river sings"}
+    given |= {"generated_ids": [1, 2, 9, 4, 5, 6], "reference_ids": [1, 2, 3, 4, 5, 6]}
+    sample = compare_continuation(**given)
+    assert {name: getattr(sample, name) for name in given} == given
+    # The run after the first difference counts for LMS only.
+    assert (sample.prefix_match, sample.lms, sample.verbatim) == (2, 3, False)
+    assert sample.rouge_l == rouge_l("the river sang", "the river sings")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "passage", "message"),
+    [
+        (
+            FingerprintedTokenizer(fingerprint="f2"),
+            COUNTING,
+            "fingerprint 'f1', .* has 'f2': probe with the tokenizer 'words'",
+        ),
+        (SimpleNamespace(vocab_size=39), COUNTING, "has the token id 39, but the tokenizer's ids end at 38"),
+        (
+            FingerprintedTokenizer(),
+            a_passage("tiny", [*range(10)]),
+            "'tiny' has 10 tokens, none after the first 10 ",
+        ),
+        (FingerprintedTokenizer(), COUNTING, "Token id 39 is outside the model's vocabulary, 0 to 38"),
+    ],
+)
+def test_passages_that_cannot_be_probed_are_refused_before_any_work(tokenizer, passage, message):
+    model = SuccessorModel(vocab_size=39)
+    with pytest.raises(ValueError, match=message):
+        probe(model, tokenizer, [a_passage("good", [*range(20)]), passage], prefix_lengths=(5, 8), offset=2)
+    assert model.calls == []
+
+
+def test_passages_that_fit_are_accepted():
+    check_passages(FingerprintedTokenizer(), [COUNTING], 39)
+    check_passages(WordTokenizer(), [COUNTING], 39)
+    check_passages(SimpleNamespace(vocab_size=39, max_token_id=39), [COUNTING], 5)  # a vocabulary with gaps

@@ -1,0 +1,1 @@
+from probe_fakes import llama, recited, unseen  # noqa: F401

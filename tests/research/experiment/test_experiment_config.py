@@ -1,0 +1,417 @@
+"""The file of an experiment: its runs, and what is refused before any work begins."""
+
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from run_fakes import blocks, evaluation, results, run, targets
+from torchtune import config
+
+from research.experiment import CONFIGS, load_experiment
+from research.experiment.__main__ import main as experiment_command
+from research.experiment._expand import expand, slug, task_settings
+from research.experiment._run import _write_report
+from research.experiment._schema import Objective
+from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
+from tfidf_tune.tasks import tasks_folder
+from tfidf_tune.training import SetupError
+
+PAPER = {
+    "table1_memorization": ("memorization", ["tfidf_memorization"], [10, 25, 50, 75, 100]),
+    "table2_perplexity": ("memorization", ["tfidf_wikitext2_ppl"], [10, 25, 50, 75, 100]),
+    "table3_summarization": ("summarization", ["tfidf_cnn_dailymail"], [100]),
+    "table4_qa": ("qa", ["tfidf_squad"], [100]),
+}
+SETTINGS = {  # recipe and config of the paper's six model settings
+    ("lora_finetune", "tinyllama/1.1B_lora"), ("full_finetune", "tinyllama/1.1B_full"),
+    ("lora_finetune", "pythia/1.4B_qlora"), ("lora_finetune", "gptj/6B_lora"),
+    ("lora_finetune", "llama2/7B_qlora"), ("lora_finetune", "llama2/13B_qlora"),
+}  # fmt: skip
+CE = {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}
+TFIDF = {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}
+
+
+def one_run_of_each(experiment, **keys):
+    """Leave out all but one seed and learning rate."""
+    models = {
+        model: settings.model_copy(update={"learning_rates": None}) for model, settings in experiment.models.items()
+    }
+    update = {"models": models, "seeds": [0], "learning_rates": None, "references": []}
+    return experiment.model_copy(update=update | keys)
+
+
+@pytest.mark.parametrize("name", sorted({file.stem for file in CONFIGS.glob("*.yaml")} - PAPER.keys()))
+def test_every_shipped_experiment_is_valid(name):
+    """Each model with one objective, and each objective with one model."""
+    experiment = load_experiment(name)
+    for key in ("models", "objectives"):
+        first = dict([*getattr(experiment, key).items()][:1])
+        expected = len(experiment.models) * len(experiment.objectives) / len(getattr(experiment, key))
+        assert len(expand(one_run_of_each(experiment.model_copy(update={key: first})))) == expected
+
+
+def test_the_trajectory_has_the_settings_of_the_frontier():
+    frontier, trajectory = (load_experiment(name) for name in ("frontier_reduced", "trajectory"))
+    expected = frontier.models["Llama high"].model_copy(update={"learning_rates": None})
+    assert trajectory.models["Llama high"].model_copy(update={"learning_rates": None}) == expected
+    for key in ("overrides", "eval", "seeds", "tasks"):
+        assert getattr(trajectory, key) == getattr(frontier, key)
+    assert trajectory.objectives.items() <= frontier.objectives.items()
+
+
+def test_the_embedded_text_is_enough_for_every_run(tmp_path):
+    """The other experiments without hub data have settings of this one, or run in another test."""
+    experiment = one_run_of_each(load_experiment("frontier"), objectives={"CE": Objective(loss=CE)})
+    num_blocks = {}
+    for planned in expand(experiment):
+        size = planned.config.model.vocab_size
+        tokenizer = hf_tokenizer(str(train_embedded_tokenizer(tmp_path / f"tokenizer-{size}", vocab_size=size)))
+        planned.config.output_dir = str(tmp_path / slug(planned.model))
+        num_blocks[planned.model] = len(config.instantiate(planned.config.dataset, tokenizer))
+
+    assert num_blocks.keys() == experiment.models.keys()
+    assert min(num_blocks.values()) >= 100
+
+
+def test_tables_of_the_paper_have_their_models_objectives_milestones_and_tasks():
+    runs = {}
+    for name, (kind, tasks, milestones) in PAPER.items():
+        experiment = load_experiment(name)
+        assert {(model.recipe, model.config) for model in experiment.models.values()} == {
+            (recipe, f"{config}_{kind}") for recipe, config in SETTINGS
+        }
+        assert not any(model.overrides or model.start for model in experiment.models.values())
+        assert experiment.objectives == {"CE": Objective(loss=CE), "TF-IDF": Objective(loss=TFIDF)}
+        assert (experiment.tasks, experiment.milestones, experiment.seeds) == (tasks, milestones, [42])
+        assert (experiment.overrides, experiment.eval.metadata, experiment.eval.limit) == ({}, {}, None)
+        runs[name] = {run.folder: run.settings for run in expand(experiment)}
+        assert len(runs[name]) == 12
+    assert runs["table1_memorization"] == runs["table2_perplexity"], "table 2 evaluates the runs of table 1"
+
+
+def test_the_concatenated_form_of_table_1_differs_in_the_layout_only():
+    pairs = zip(*(expand(load_experiment(f"table1_memorization{form}")) for form in ("", "_concatenated")), strict=True)
+    for aligned, concatenated in pairs:
+        settings = [OmegaConf.to_container(one.config) for one in (aligned, concatenated)]
+        assert [one["dataset"].pop("layout") for one in settings] == ["aligned", "concatenated"]
+        folders = [one.pop("output_dir") for one in settings]
+        assert folders[1] == folders[0].replace("paper_memorization", "paper_memorization_concatenated")
+        assert settings[0] == settings[1]
+
+
+def test_the_demo_is_a_setting_of_the_evidence():
+    evidence = {
+        run.objective: run for run in expand(load_experiment("evidence_reduced", ["seeds=[0]"])) if run.model == "exact"
+    }
+    demo = expand(load_experiment("demo"))
+
+    assert [run.objective for run in demo] == ["CE", "TF-IDF", "Repetition"]
+    for one in demo:
+        same = evidence[one.objective]
+        assert one.settings | {"max_steps": 170} == same.settings  # an epoch has as many
+        for task in ("tfidf_memorization", "tfidf_membership", "tfidf_wikitext2_ppl"):
+            assert one.tasks[task] == same.tasks[task]
+
+
+def test_the_harness_loads_a_model_as_it_was_trained():
+    def model_args(*overrides):
+        runs = expand(load_experiment("table4_qa", overrides))
+        return {run.model: run.evaluations[100]["model_args"] for run in runs}
+
+    args, out = model_args(), "runs/paper_qa"
+    adapter = f"{out}/gpt-j-6b-lora/tf-idf/seed42/checkpoint_100pct"
+    assert args["GPT-J 6B (LoRA)"] == {"pretrained": "EleutherAI/gpt-j-6b", "peft": adapter, "dtype": "float16"}
+    assert args["TinyLlama 1.1B (full)"] == {
+        "pretrained": f"{out}/tinyllama-1.1b-full/tf-idf/seed42/checkpoint_100pct", "dtype": "bfloat16",
+    }  # fmt: skip
+    changed = ["overrides.checkpointer.revision=float16", "eval.dtype=fp32", "eval.model_args.parallelize=true"]
+    assert model_args(*changed)["GPT-J 6B (LoRA)"].items() >= {
+        ("revision", "float16"), ("dtype", "float32"), ("parallelize", True),
+    }  # fmt: skip
+
+
+def test_a_merged_adapter_is_evaluated_as_a_complete_model(experiment_file):
+    run, *_ = expand(load_experiment(experiment_file(lora=True), ["overrides.merge_adapter=true"]))
+
+    assert run.evaluations[50]["model_args"] == {"pretrained": str(run.folder / "checkpoint_50pct"), "dtype": "float32"}
+
+
+def test_an_objective_can_change_the_data_and_how_long_it_is_trained_on(experiment_file):
+    plain, other = Objective(loss=CE), {"loss": CE, "overrides": {"epochs": 7, "dataset": {"deduplicate": "exact"}}}
+    experiment = load_experiment(experiment_file(objectives={"CE": CE, "CE deduplicated": other}), [
+        "overrides.epochs=2", "overrides.max_steps=9", "models[Tiny (full)].overrides.epochs=3",
+        "objectives[CE deduplicated].overrides.max_steps=${epochs}",
+    ])  # fmt: skip
+    first, second = expand(experiment)
+
+    assert experiment.objectives["CE"] == plain
+    assert [run.settings["loss"] for run in (first, second)] == [CE, CE]
+    assert [(run.settings["epochs"], run.settings["max_steps"]) for run in (first, second)] == [(3, 9), (7, 7)]
+    assert second.settings["dataset"] == first.settings["dataset"] | {"deduplicate": "exact"}
+    assert "deduplicate" not in first.settings["dataset"]
+
+
+def test_a_model_can_have_settings_of_the_tasks_of_its_own(experiment_file):
+    file = experiment_file()
+    run, *_ = expand(load_experiment(file, ["models[Tiny (full)].metadata={offset: 4, max_new_tokens: 8}"]))
+    expected = {"prefix_lengths": [8], "max_new_tokens": 8, "offset": 4}
+    assert run.tasks["tfidf_memorization_prefixes"]["metadata"] == expected
+    assert run.evaluations[50]["metadata"].items() >= expected.items()
+    with pytest.raises(SetupError, match=r"models: Tiny \(full\): metadata: no setting 'ofset'; did you mean 'offset'"):
+        expand(load_experiment(file, ["models[Tiny (full)].metadata.ofset=4"]))
+
+
+def test_training_and_evaluation_have_the_device_that_auto_chose(experiment_file, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: True)
+    run, *_ = expand(load_experiment(experiment_file(), ["overrides.device=auto", "overrides.dtype=auto"]))
+
+    assert (run.config.device, run.config.dtype) == ("cuda", "bf16")
+    assert (run.evaluations[50]["device"], run.evaluations[50]["model_args"]["dtype"]) == ("cuda", "bfloat16")
+
+
+def test_the_models_own_overrides_take_precedence(experiment_file, tmp_path):
+    (tmp_path / "mine.jsonl").write_text("{}\n")
+    run, *_ = expand(load_experiment(experiment_file(), [
+        "overrides.dataset.num_base=50", "overrides.batch_size=2", "models[Tiny (full)].overrides.batch_size=3",
+        "overrides.lr_scheduler={_component_: transformers.get_constant_schedule}",
+        "overrides.dataset.target_source=${dataset.source}", f"eval.metadata.probe_file={tmp_path}/mine.jsonl",
+    ]))  # fmt: skip
+    cfg = run.config
+
+    assert (cfg.dataset.num_base, cfg.dataset.num_targets, cfg.batch_size) == (50, 4, 3)
+    assert cfg.lr_scheduler == {"_component_": "transformers.get_constant_schedule"}, "a component is replaced"
+    assert cfg.dataset.target_source == cfg.dataset.source
+    assert (cfg.seed, cfg.save_at_percent, cfg.output_dir, cfg.loss) == (0, [50, 100], str(run.folder), CE)
+    assert run.evaluations[50]["metadata"]["probe_file"] == f"{tmp_path}/mine.jsonl"
+
+
+def test_an_experiment_can_build_on_a_shipped_one(tmp_path):
+    (tmp_path / "mine.yaml").write_text(f"base: {CONFIGS}/demo.yaml\nseeds: [1, 2]\n")
+
+    mine, demo = load_experiment(str(tmp_path / "mine.yaml")), load_experiment("demo")
+
+    assert mine.seeds == [1, 2]
+    assert mine.models == demo.models == load_experiment("demo").models
+
+
+def test_a_start_has_a_folder_of_its_own_for_everything_that_affects_it(tmp_path):
+    def starts(*overrides):
+        start = "start: {_component_: research.experiment.random_model}"
+        own = f"models.Own={{recipe: full_finetune, config: demo/llama_3M_full_memorization, {start}}}"
+        runs = expand(load_experiment("demo", [own, *overrides]))
+        return {run.config.tokenizer.path for run in runs if run.model == "Own"}
+
+    def trained(epochs):
+        component = "_component_: research.experiment.trained_model"
+        start = f"start: {{{component}, source: {tmp_path}/text.txt, epochs: {epochs}}}"
+        own = f"models.Own={{recipe: full_finetune, config: demo/llama_3M_full_memorization, {start}}}"
+        return expand(load_experiment("demo", [own]))[-1]
+
+    (one,) = starts()  # all objectives have the same start
+    assert starts("overrides.batch_size=2") == {one}
+    different = [one, *starts("seeds=[1]"), *starts("overrides.model.num_layers=2")]
+    seeded = starts("seeds=[0,1]", "models.Own.start.seed=7")
+    assert seeded == starts("seeds=[7]")
+    (tmp_path / "text.txt").write_text("some text\n")
+    first, longer = trained(1), trained(2)
+    (tmp_path / "text.txt").write_text("other text\n")
+    edited = trained(1)
+    different += [*seeded, *(str(run.start.folder) for run in (first, longer, edited))]
+    assert len(set(different)) == len(different) == 7
+    assert Path(*seeded).name.startswith("seed7-")
+    source, changed = (run.settings["start"]["arguments"].pop("source") for run in (first, edited))
+    assert source.startswith("contents ")
+    assert source != changed
+    assert first.settings["start"] == {
+        "component": "research.experiment.trained_model", "arguments": {"epochs": 1}, "seed": first.seed,
+    }  # fmt: skip
+    assert first.start.arguments == {"source": f"{tmp_path}/text.txt", "epochs": 1}
+
+
+def test_models_with_the_same_start_share_its_folder():
+    one = "recipe: full_finetune, config: demo/llama_3M_full_memorization"
+    start = "start: {_component_: research.experiment.random_model}"
+    runs = expand(load_experiment("demo", [
+        f"models={{a: {{{one}, {start}}}, b: {{{one}, {start}, overrides: {{batch_size: 2}}}}, "
+        f"c: {{{one}, {start}, overrides: {{model: {{num_layers: 2}}}}}}}}",
+    ]))  # fmt: skip
+    folders = {run.model: run.start.folder for run in runs}
+
+    assert [folders[model].parts[-3:-1] for model in "abc"] == [("starts", "a")] * 2 + [("starts", "c")]
+    assert len({folders[model] for model in "abc"}) == 2
+
+
+def test_every_learning_rate_has_a_run_and_a_model_can_have_its_own(experiment_file, tmp_path):
+    file = experiment_file()
+    own = f"models.Other={{recipe: full_finetune, config: {tmp_path}/training.yaml, learning_rates: [0.02]}}"
+    runs = expand(load_experiment(file, [own, "seeds=[0,1]", "learning_rates=[5e-4,1,0.00001]"]))
+    out = tmp_path / "out"
+
+    assert [(run.model, run.seed, run.learning_rate, run.objective) for run in runs] == [
+        (model, seed, rate, objective)
+        for model, rates in (("Tiny (full)", (0.0005, 1.0, 1e-5)), ("Other", (0.02,)))
+        for seed in (0, 1) for rate in rates for objective in ("CE", "TF-IDF")
+    ]  # fmt: skip
+    assert runs[1].folder == out / "tiny-full" / "tf-idf" / "lr0.0005" / "seed0"
+    assert [run.folder.parent.name for run in runs[2:6:2]] == ["lr1.0", "lr1e-05"]
+    assert runs[4].title == "Tiny (full), CE, lr 1e-05, seed 0"
+    assert all(run.config.optimizer.lr == run.settings["optimizer"]["lr"] == run.learning_rate for run in runs)
+    assert runs[0].config.optimizer._component_ == "torch.optim.AdamW"
+    without = expand(load_experiment(file, ["learning_rates=null", "overrides.optimizer.lr=0.1"]))[0]
+    assert (without.learning_rate, without.config.optimizer.lr, without.title) == (None, 0.1, "Tiny (full), CE, seed 0")
+    assert without.folder == out / "tiny-full" / "ce" / "seed0"
+
+
+MODEL = "models[Tiny (full)]"
+START = f"{MODEL}.start={{_component_: research.experiment"
+
+
+INVALID = [
+    (["sedes=[1]"], "experiment: sedes: there is no such key; did you mean 'seeds'?"),
+    (["eval.batch=3"], "experiment: eval: batch: there is no such key; did you mean 'batch_size'?"),
+    ([f"{MODEL}.recpe=x"], r"experiment: models: Tiny \(full\): recpe: there is no such key; did you mean 'recipe'?"),
+    (["models.other.recipe=full_finetune"], "experiment: models: other: config: Field required"),
+    (["models.other=3"], "experiment: models: other: 3: Input should be a valid dictionary"),
+    (["models=[1]"], r"experiment: models: \[1\]: Input should be a valid dictionary"),
+    ([f"{MODEL}.recipe=full"], "recipe: 'full': Input should be 'full_finetune' or 'lora_finetune'"),
+    ([f"{MODEL}.config=nowhere"], "no config file nowhere, and no config of that name"),
+    ([f"{MODEL}.recipe=lora_finetune"], "recipe is lora_finetune, but the model .* has no LoRA layers: adapters"),
+    (["models=null"], "experiment: models: Field required"),
+    (["tasks=${nothing}"], "experiment: Interpolation key 'nothing' not found"),
+    (["seeds=[a]"], r"experiment: seeds\[0\]: 'a': Input should be a valid integer"),
+    (["seeds=[]"], r"experiment: seeds: \[\]: List should have at least 1 item"),
+    (["seeds=[1,1]"], r"experiment: seeds: \[1, 1\]: it has 1 more than once"),
+    (["learning_rates=[0.1,0]"], r"learning_rates\[1\]: 0: Input should be greater than 0"),
+    (["learning_rates=[.nan]"], r"learning_rates\[0\]: nan: Input should be a finite number"),
+    (["learning_rates=[0.1]", f"{MODEL}.learning_rates=[0.1,0.1]"], r"Tiny \(full\): learning_rates: .* once"),
+    ([f"{MODEL}.learning_rates=[0.1]"], r"Tiny \(full\): learning_rates: the experiment has no learning_rates; set"),
+    (["references=[TF-IDF]"], "references: the experiment has no learning_rates; set them"),
+    (["references=[TFIDF]"], "experiment: references: no objective 'TFIDF'; did you mean 'TF-IDF'?"),
+    (["learning_rates=[0.1]", "overrides.optimizer.lr=0.1"], "experiment: overrides: optimizer.lr is set by"),
+    (
+        ["learning_rates=[0.1]", f"{MODEL}.overrides.optimizer={{_component_: torch.optim.SGD, lr: 0.1}}"],
+        r"experiment: models: Tiny \(full\): overrides: optimizer.lr is set by the experiment's learning_rates",
+    ),
+    (["launcher.name=ray"], "launcher: name: 'ray': Input should be 'local' or 'slurm'"),
+    (["launcher.name=slurm"], "launcher: slurm needs timeout_min"),
+    (["launcher={name: slurm, timeout_min: 9, nodes: 2}"], "launcher: nodes: 2: Input should be 1"),
+    (["launcher.gpus_per_node=x"], "launcher: gpus_per_node: 'x': Input should be a valid integer"),
+    (["milestones=[0]"], r"milestones\[0\]: 0: Input should be greater than or equal to 1"),
+    (["milestones=[101]"], r"milestones\[0\]: 101: Input should be less than or equal to 100"),
+    (["tasks=[tfidf_sqaud]"], "experiment: no task tfidf_sqaud; possible are tfidf_cnn_dailymail, "),
+    (["eval.batch_size=0"], "eval: batch_size: 0: Input should be greater than or equal to 1"),
+    (["eval.dtype=float"], "eval: dtype: 'float': Input should be 'fp32', 'bf16' or 'fp16'"),
+    (["eval.metadata.num_bloks=3"], "eval.metadata: no setting 'num_bloks'; did you mean 'num_blocks'?"),
+    (["eval.metadata.probe_file=./nowhere.jsonl"], "CE: eval.metadata.probe_file: .*nowhere.jsonl"),
+    (["overrides=3"], "overrides: 3: Input should be a valid dictionary"),
+    (["overrides.seed=3"], "overrides: seed is set by the experiment's seeds"),
+    (["overrides.optimiser.lr=3"], r"experiment: Tiny \(full\), CE: config: no key 'optimiser'; did you mean"),
+    (["overrides.dataset.source=./nowhere.txt"], "CE: dataset.source: .*nowhere.txt"),
+    (["overrides.dataset.probe_file=null"], "tfidf_memorization needs passages to probe for"),
+    (["overrides.checkpointer.checkpoint_dir=./nowhere"], "checkpointer.checkpoint_dir: no such folder nowhere"),
+    (["objectives.CE={_component_: torch.nn.CrossEntropyLoss}"], "torch.nn.CrossEntropyLoss has no terms"),
+    (["objectives.B={overrides: {epochs: 1}}"], "experiment: objectives: B: loss: Field required"),
+    (["objectives.B={lose: {}}"], "experiment: objectives: B: lose: there is no such key; did you mean 'loss'?"),
+    (["objectives.B={loss: {}, overrides: {loss: {}}}"], "loss is set by the experiment's objectives"),
+    (["learning_rates=[0.1]", "objectives.B={loss: {}, overrides: {optimizer: {lr: 1}}}"],
+     "experiment: objectives: B: overrides: optimizer.lr is set by the experiment's learning_rates"),
+    (["objectives.CE._component_=null"], "loss has to be a section with `_component_`"),
+    (["objectives.ce={_component_: tfidf_tune.loss.CrossEntropyLoss}"], "'ce' and 'CE' share the folder 'ce'; rename"),
+    (["objectives.report={_component_: tfidf_tune.loss.CrossEntropyLoss}"], "'report' and a folder of the exp"),
+    ([f"{MODEL}.start={{seed: 1}}"], "start: it is {'seed': 1}, it has to have a `_component_` and"),
+    ([f"{START}.nothing}}"], "CE: start: "),
+    ([f"{START}.random_model, seed: x}}"], "CE: start: it is .*'seed': 'x'.* a whole number as seed"),
+    ([f"{START}.trained_model, epoch: 1}}"], "CE: start: .*unexpected keyword argument 'epoch'"),
+    ([f"{START}.trained_model, source: ./nowhere.txt}}"], "CE: start.source: .*nowhere.txt"),
+]  # fmt: skip
+
+
+def test_invalid_settings_are_refused_before_any_work_begins(experiment_file, tmp_path):
+    file = experiment_file()
+    for overrides, message in INVALID:
+        with pytest.raises(SetupError) as refused:
+            expand(load_experiment(file, overrides))
+        assert re.search(message, str(refused.value)), (overrides, message)
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_invalid_file_is_refused(tmp_path):
+    for text, message in (
+        ("a: [", "config .*mine.yaml: while parsing"),
+        ("- a", "it has to hold keys and values"),
+        (
+            f"base: {CONFIGS}/demo.yaml\noverrides: {{dataset.source: x}}",
+            "overrides: dataset.source has a dot; in a file",
+        ),
+    ):
+        (tmp_path / "mine.yaml").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load_experiment(str(tmp_path / "mine.yaml"))
+
+
+def test_an_unknown_name_lists_the_shipped_experiments():
+    with pytest.raises(ValueError, match="no experiment of that name; available are demo, .*table1_memorization"):
+        load_experiment("table5")
+
+
+def test_every_task_has_settings():
+    # The file of a task sets its prefix length; another text takes the place of WikiText-2.
+    assert "task_prefix_length" not in task_settings()["tfidf_memorization"]
+    assert {"other_source", "block_size"} <= {*task_settings()["tfidf_other_ppl"]}
+    assert "wikitext2_source" not in task_settings()["tfidf_other_ppl"]
+    for file in tasks_folder().glob("*.yaml"):
+        assert {f"task: {file.stem}", f"group: {file.stem}"} & {*file.read_text().splitlines()}
+        assert sum(file.stem.startswith(kind) for kind in task_settings()) == 1
+
+
+def test_a_training_config_can_mix_data_sets(experiment_file, recipe_config, tmp_path, text_file):
+    file = experiment_file()
+    cfg = recipe_config()
+    cfg.dataset = [{"_component_": "tfidf_tune.data.text_dataset", "source": str(text_file)}, cfg.dataset]
+    OmegaConf.save(cfg, tmp_path / "training.yaml")
+
+    run, *_ = expand(load_experiment(file))
+
+    sources = [section["source"] for section in run.settings["dataset"]]
+    assert sources[0].startswith("contents "), "a local file is identified by its contents"
+    assert sources[0] == sources[1]
+    assert not any("probe_file" in section for section in run.settings["dataset"])
+    assert run.evaluations[50]["metadata"]["probe_file"] == str(run.folder / "probe.jsonl")
+    nowhere = "overrides.dataset=[{_component_: tfidf_tune.data.text_dataset, source: ./nowhere.txt}]"
+    for override, message in ((nowhere, r"CE: dataset\[0\]\.source: .*nowhere"), ("overrides.dataset.a=b", "dataset")):
+        with pytest.raises(SetupError, match=message):
+            expand(load_experiment(file, [override]))
+
+
+@pytest.mark.parametrize("done", [("CE", "TF-IDF"), ("CE",)])
+def test_with_learning_rates_the_report_is_the_frontier_with_the_references_that_are_done(
+    experiment_file, tmp_path, done
+):
+    experiment = load_experiment(experiment_file(), ["learning_rates=[0.1,0.2]", "references=[TF-IDF]"])
+    runs = [
+        run(objective, [evaluation(samples=targets(4, 6), blocks=blocks(10 * rate))], learning_rate=rate)
+        for objective in done
+        for rate in (1, 2)
+    ]
+
+    report = _write_report(results(*runs), experiment, tmp_path / "report")
+
+    differences = [row[1:3] for table in report.tables if table.name == "differences" for row in table.rows]
+    assert differences == [("TF-IDF", "CE"), ("CE", "TF-IDF")] * (len(done) - 1)
+    assert {"results.jsonl", "index.html", "report.md"} <= {file.name for file in (tmp_path / "report").iterdir()}
+
+
+def test_names_cannot_control_the_terminal_and_any_encoding_works(experiment_file, monkeypatch):
+    file = experiment_file(objectives={"CE": CE, "Ünï \x1b[31m\u202e": TFIDF})
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    experiment_command([file, "--dry-run"])
+    stream.flush()
+    printed = stream.buffer.getvalue().decode("ascii")
+    assert "?n? \\u001b[31m\\u202e" in printed
+    assert "\x1b" not in printed

@@ -1,0 +1,384 @@
+"""Which cells are done, repeated and refused: experiments with fakes of training and evaluation."""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from experiment_stubs import SMALL
+
+from research.experiment import CONFIGS, _cells, load_experiment, print_cells, run_experiment
+from research.experiment.__main__ import main as experiment_command
+from tfidf_tune.compare import describe_machine
+
+TASK = "tfidf_memorization_prefixes"
+MORE_TASKS = f"tasks=[{TASK},tfidf_wikitext2_ppl]"
+ALL = [
+    "train ce/seed0",
+    f"evaluate ce checkpoint_50pct {TASK}",
+    f"evaluate ce checkpoint_100pct {TASK}",
+    "train tf-idf/seed0",
+    f"evaluate tf-idf checkpoint_50pct {TASK}",
+    f"evaluate tf-idf checkpoint_100pct {TASK}",
+]
+PROGRESS = re.compile(
+    r"(begun  |done   ) Tiny \(full\), (CE|TF-IDF), seed 0: (training|evaluating checkpoint_(50|100)pct "
+    rf"\({TASK}\))( in [\d:]+)?  \(\d of 6 left, [\d:]+ so far(, about [\d:]+ to go)?\)"
+)
+SMALL_CELLS = ["train ce/seed0", f"evaluate ce checkpoint_100pct {TASK}"]
+RANDOM_START = "models[Tiny (full)].start={_component_: research.experiment.random_model, seed: 3}"
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    return tmp_path / "out" / "tiny-full" / "ce" / "seed0"
+
+
+def test_every_cell_is_done_once_with_its_progress_and_logs(experiment_file, stubbed, run_folder, capsys):
+    assert stubbed(experiment_file()) == ([], ALL)
+
+    assert json.loads((run_folder / "cell.json").read_text()) == {"model": "Tiny (full)", "objective": "CE", "seed": 0}
+    assert "step 1 of 1\nprinted without Python\n" in (run_folder / "train.log").read_text()
+    assert "with batches of 64" in (run_folder / "eval.log").read_text()
+    printed = capsys.readouterr().out
+    assert "\r" not in printed
+    assert "\x1b" not in printed
+    assert printed.count("\nstep 1 of 1\n") == 2, "the log of a training is shown"
+    lines = [line for line in printed.splitlines() if line.startswith(("begun", "done"))]
+    assert all(map(PROGRESS.fullmatch, lines))
+    assert [line.split()[0] for line in lines] == ["begun", "done"] * 6
+    assert "to go" not in lines[1], "no evaluation has been timed yet"
+    assert all("to go" in line for line in lines[4:-1])
+    assert stubbed(experiment_file()) == ([], [])
+
+
+def test_only_additions_are_done(experiment_file, stubbed, run_folder):
+    file = experiment_file(**SMALL)
+    stubbed(file)
+
+    evaluation = SMALL_CELLS[1].replace(TASK, "tfidf_wikitext2_ppl")
+    assert stubbed(file, MORE_TASKS, "eval.metadata.num_blocks=3") == ([], [evaluation])
+    failures, done = stubbed(file, "seeds=[0,1]", "milestones=[50,100]", "learning_rates=[0.0005,0.001]")
+    runs = [f"train lr{rate}/seed{seed}" for seed in (0, 1) for rate in ("0.0005", "0.001")]
+    assert (failures, [line for line in done if line.startswith("train")], len(done)) == ([], runs, 12)
+    assert stubbed(file, "seeds=[0,1]", "learning_rates=[0.0005,0.001]") == ([], [])
+    names = json.loads((run_folder.parent / "lr0.0005" / "seed0" / "cell.json").read_text())
+    assert names == {"model": "Tiny (full)", "objective": "CE", "learning_rate": 0.0005, "seed": 0}
+
+
+def test_the_start_belongs_to_the_settings(experiment_file, stubbed, run_folder):
+    file = experiment_file(**SMALL)
+    stubbed(file, RANDOM_START)
+    manifest = json.loads((run_folder / "trained.json").read_text())
+    assert manifest["settings"]["start"]["component"] == "research.experiment.random_model"
+    assert manifest["provenance"] == describe_machine()
+    with pytest.raises(ValueError, match="start.component was .*random_model.*, is .*trained_model"):
+        stubbed(file, RANDOM_START.replace("random_model", "trained_model"))
+
+
+def test_several_runs_with_the_same_start_make_it_once(experiment_file, stubbed, tmp_path, capsys):
+    (stubbed.folder / "fail_start").touch()
+    failures, done = stubbed(experiment_file(), RANDOM_START)
+    assert [failure.reason for failure in failures] == ["the start could not be made: RuntimeError: no luck today"] * 2
+    assert all(line.startswith("start") for line in done)
+    (stubbed.folder / "fail_start").unlink()
+    (stubbed.folder / "wait_train").write_text("2")  # both jobs have a run
+    capsys.readouterr()
+
+    failures, done = stubbed(experiment_file(), RANDOM_START, "seeds=[0,1]", jobs=2)
+
+    (start,) = (tmp_path / "out" / "starts" / "tiny-full").iterdir()
+    assert failures == []
+    assert [line for line in done if line.startswith("start")] == [f"start {start.name}"]
+    assert capsys.readouterr().out.count(f"making a start in {start} ...") == 1
+
+
+def test_cells_with_different_settings_are_refused_and_kept(experiment_file, stubbed, tmp_path, capsys):
+    file = experiment_file(**SMALL)
+    stubbed(file)
+    before = sorted(tmp_path.glob("out/**/*"))
+
+    objective = "{_component_: tfidf_tune.loss.CrossEntropyLoss, num_output_chunks: 4}"
+    for override, message in (
+        ("overrides.dataset.num_repeats=6", "dataset.num_repeats was 5, is 6"),
+        (f"objectives.CE={objective}", "loss.num_output_chunks was not set, is 4"),
+        ("eval.metadata.prefix_lengths=[9]", "metadata.prefix_lengths was [8], is [9]"),
+        ("eval.limit=3", "limit was null, is 3"),
+        ("eval.dtype=bf16", 'dtype was "float32", is "bfloat16"'),
+        ("milestones=[60,100]", "has no checkpoint_60pct; checkpoints are only written during training"),
+    ):
+        with pytest.raises(ValueError, match="made with different settings") as refused:
+            stubbed(file, override)
+        assert message in str(refused.value)
+        assert "--overwrite" in str(refused.value)
+        print_cells(load_experiment(file, [override]))
+        printed = capsys.readouterr().out
+        assert "made with different settings\n" in printed
+        assert message in printed
+    assert sorted(tmp_path.glob("out/**/*")) == before
+    # These do not affect results.
+    assert stubbed(file, "eval.batch_size=3", "eval.device=cuda", "overrides.log_every_n_steps=7") == ([], [])
+
+
+def test_overwrite_repeats_only_what_changed(experiment_file, stubbed):
+    stubbed(experiment_file())
+    ce = "objectives.CE={_component_: tfidf_tune.loss.CrossEntropyLoss, num_output_chunks: 4}"
+
+    assert stubbed(experiment_file(), ce, overwrite=True) == ([], ALL[:3])
+    assert stubbed(experiment_file(), ce, "eval.limit=3", overwrite=True) == (
+        [], [line for line in ALL if line.startswith("evaluate")],
+    )  # fmt: skip
+    assert stubbed(experiment_file(), ce, "eval.limit=3") == ([], [])
+
+
+def test_a_moved_source_or_experiment_is_still_done(experiment_file, stubbed, tmp_path):
+    source = tmp_path / "text.txt"
+    source.write_text("some text\n")
+    file = experiment_file(**SMALL)
+    inside = "overrides.dataset.cache_dir=${output_dir}/cache"
+    stubbed(file, f"overrides.dataset.source={source}", inside)
+    moved = shutil.copy(source, tmp_path / "moved.txt")
+    (tmp_path / "out").rename(tmp_path / "moved")
+    elsewhere = [inside, f"output_dir={tmp_path / 'moved'}"]
+    elsewhere += [f"overrides.dataset.probe_file={tmp_path}/mine"]  # where passages are written does not matter
+
+    assert stubbed(file, f"overrides.dataset.source={moved}", *elsewhere) == ([], [])
+    source.write_text("other text\n")
+    with pytest.raises(ValueError, match="dataset.source was"):
+        stubbed(file, f"overrides.dataset.source={source}", *elsewhere)
+
+
+def test_the_command_lists_failures_and_repeats_only_them(experiment_file, stubbed, run_folder, monkeypatch, capsys):
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # it would outlast the test
+    (stubbed.folder / "fail_ce").touch()
+
+    with pytest.raises(SystemExit) as ended:
+        experiment_command([experiment_file(), "seeds=[0]", "--retry", "1"])
+
+    reason, log = "the recipe ended with exit code 1: error: no luck today", run_folder / "train.log"
+    assert str(ended.value) == (
+        "error: 1 of the cells failed; the same command tries them again:\n"
+        f"  Tiny (full), CE, seed 0: training: {reason}; log: {log}"
+    )
+    assert (stubbed.folder / "journal").read_text().splitlines() == [ALL[0], ALL[0], *ALL[3:]]
+    printed = capsys.readouterr().out
+    assert f"    | error: no luck today\n    log: {log}; trying again\n" in printed
+    assert f"failed  Tiny (full), CE, seed 0: training: {reason}  (3 of 6 left, " in printed
+    (stubbed.folder / "fail_ce").unlink()
+    experiment_command(["--dry-run", experiment_file()])
+    first = capsys.readouterr().out.splitlines()[0]
+    assert re.fullmatch(r"Tiny \(full\), CE, seed 0: training +failed or interrupted, will be repeated", first)
+    assert stubbed(experiment_file()) == ([], ALL[:3])
+
+
+def test_the_command_lists_the_shipped_experiments(capsys):
+    experiment_command([])
+    printed = capsys.readouterr().out
+    experiment_command(["--list"])
+
+    assert printed == capsys.readouterr().out
+    for file in sorted(CONFIGS.glob("*.yaml")):
+        assert f"  {file.stem} " in printed
+        assert str(file) in printed
+
+
+def test_milestones_are_evaluated_in_one_process_and_after_a_failure_in_another(experiment_file, stubbed, run_folder):
+    (stubbed.folder / "fail_ce checkpoint_50pct").touch()
+    failures, done = stubbed(experiment_file(), retries=2)
+
+    assert done == [ALL[0], ALL[1], ALL[1], *ALL[1:]]
+    assert [failure.reason for failure in failures] == ["RuntimeError: no luck today"]
+    processes = [
+        [line.split()[-1] for line in log.read_text().splitlines() if " by " in line]
+        for log in (run_folder / "eval.log", run_folder.parents[1] / "tf-idf" / "seed0" / "eval.log")
+    ]
+    assert [len(set(ids)) for ids in processes] == [4, 1]
+    (stubbed.folder / "fail_ce checkpoint_50pct").unlink()
+    assert stubbed(experiment_file()) == ([], [ALL[1]])
+
+
+def test_a_killed_process_is_one_failed_cell(experiment_file, stubbed):
+    (stubbed.folder / "die_evaluate ce checkpoint_50pct").touch()
+    (stubbed.folder / "die_tf-idf").touch()
+    failures, done = stubbed(experiment_file())
+
+    assert done == ALL[:4]
+    assert [failure.reason for failure in failures] == [
+        "the evaluation was ended by SIGKILL, perhaps because memory ran out",
+        "the recipe was ended by SIGKILL, perhaps because memory ran out",
+    ]
+    for file in stubbed.folder.glob("die_*"):
+        file.unlink()
+    assert stubbed(experiment_file()) == ([], [ALL[1], *ALL[3:]])
+
+
+def test_runs_are_done_at_the_same_time_with_progress_in_complete_lines(experiment_file, stubbed, run_folder, capsys):
+    for what in ("train", "evaluate"):  # no job continues before both are there
+        (stubbed.folder / f"wait_{what}").write_text("2" if what == "train" else "4")
+
+    failures, done = stubbed(experiment_file(), jobs=2)
+
+    assert failures == []
+    assert sorted(done) == sorted(ALL)
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert len(lines) == 2 * len(ALL)
+    assert all(map(PROGRESS.fullmatch, lines)), lines
+    assert lines[0].startswith("begun ")
+    assert " (6 of 6 left, " in lines[0]
+    assert " (0 of 6 left, " in lines[-1]
+    assert "step 1 of 1" in (run_folder / "train.log").read_text()
+
+
+def test_a_failure_leaves_out_only_what_needs_the_cell(experiment_file, stubbed, capsys):
+    (stubbed.folder / "fail_ce").touch()
+    (stubbed.folder / "fail_tf-idf checkpoint_50pct").touch()
+    failures, done = stubbed(experiment_file(), jobs=2, retries=1)
+
+    assert sorted(done) == sorted([ALL[0]] * 2 + [ALL[3]] + [ALL[4]] * 2 + [ALL[5]])
+    assert [failure.title for failure in failures] == [
+        "Tiny (full), CE, seed 0: training", f"Tiny (full), TF-IDF, seed 0: evaluating checkpoint_50pct ({TASK})",
+    ]  # fmt: skip
+    printed = capsys.readouterr().out
+    assert printed.count("failed  ") == 4
+    assert printed.count("; trying again\n") == 2
+    assert "(0 of 6 left, " in printed
+
+
+def test_a_killed_job_is_a_failure_of_its_run_only(experiment_file, stubbed):
+    (stubbed.folder / "lose_evaluate ce checkpoint_50pct").touch()
+    failures, done = stubbed(experiment_file(), jobs=2, retries=1)
+
+    assert sorted(done) == sorted([*ALL[:2], ALL[1], *ALL[3:]]), "tried twice, then the run is left out"
+    (failure,) = failures
+    assert failure.title == f"Tiny (full), CE, seed 0: evaluating checkpoint_50pct ({TASK})"
+    assert failure.reason.endswith(" ended before its work was done, its state is FINISHED")
+    (stubbed.folder / "lose_evaluate ce checkpoint_50pct").unlink()
+    assert stubbed(experiment_file()) == ([], ALL[1:3])
+
+
+def test_an_error_of_a_job_is_a_failure_of_its_run(experiment_file, stubbed, monkeypatch, capsys):
+    def fill_disk(*arguments):
+        raise OSError("no space left")
+
+    file = experiment_file(**SMALL)
+    with monkeypatch.context() as patched:
+        patched.setattr(_cells.Run, "finish_training", fill_disk)
+        (failure,), done = stubbed(file)
+
+    assert done == SMALL_CELLS[:1]
+    assert failure.title == "Tiny (full), CE, seed 0: training"
+    assert "| OSError: no space left" in capsys.readouterr().out
+    assert stubbed(file) == ([], SMALL_CELLS)
+
+
+def test_numbers_that_are_too_small_are_refused(experiment_file, capsys):
+    for option, number in (("--jobs", "0"), ("--retry", "-1")):
+        with pytest.raises(SystemExit):
+            experiment_command([experiment_file(), option, number])
+        assert f"argument {option}: '{number}' is not a whole number from " in capsys.readouterr().err
+    with pytest.raises(ValueError, match="jobs is 0, it has to be at least 1"):
+        run_experiment(load_experiment(experiment_file()), jobs=0)
+
+
+def test_unfinished_cells_are_emptied_and_repeated(experiment_file, stubbed, run_folder, monkeypatch):
+    file = experiment_file(**SMALL)
+    stubbed(file)
+    cell = run_folder / "evaluation" / "checkpoint_100pct"
+    (cell / "part1").rename(cell / ".part1.0123")
+    assert stubbed(file) == ([], SMALL_CELLS[1:])
+    assert [path.name for path in cell.iterdir()] == ["part1"]
+
+    def interrupt(path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:  # a run that is being emptied is unfinished from the start
+        patched.setattr(_cells, "remove_path", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            stubbed(file, "overrides.batch_size=2", overwrite=True)
+    assert stubbed(file) == ([], SMALL_CELLS)
+    shutil.rmtree(run_folder / "checkpoint_100pct")  # once evaluated, it can be deleted
+    assert stubbed(file) == ([], [])
+    with pytest.raises(ValueError, match="has no checkpoint_100pct; checkpoints are only written during training"):
+        stubbed(file, MORE_TASKS)
+
+
+def test_a_folder_that_does_not_belong_to_an_experiment_is_not_touched(experiment_file, stubbed, run_folder):
+    run_folder.mkdir(parents=True)
+    (run_folder / "thesis.txt").write_text("mine")
+
+    with pytest.raises(FileExistsError, match="exists and does not belong to an experiment"):
+        stubbed(experiment_file())
+
+    assert (run_folder / "thesis.txt").read_text() == "mine"
+
+
+def test_a_dry_run_shows_the_cells_and_writes_nothing(experiment_file, tmp_path, capsys):
+    print_cells(load_experiment(experiment_file()))
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[-1].strip() for line in lines[:6]] == ["to do"] * 6
+    assert lines[-1] == f"0 of 6 cells are done in {tmp_path / 'out'}."
+    assert not (tmp_path / "out").exists()
+
+
+def wait_for(condition):
+    while not condition():
+        time.sleep(0.05)
+
+
+def is_free(lock):
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("sent", "hanging", "repeated", "message"),
+    [
+        (signal.SIGKILL, "evaluate tf-idf checkpoint_100pct", ALL[5:], ""),
+        (signal.SIGTERM, "train", ALL, "error: ended by SIGTERM; the same command continues from here\n"),
+        (signal.SIGINT, "train", ALL, "interrupted; the same command continues from here\n"),
+    ],
+)
+def test_a_command_that_is_ended_ends_its_jobs_and_the_next_one_continues(
+    experiment_file, stubbed, start_command, tmp_path, sent, hanging, repeated, message
+):
+    (stubbed.folder / f"hang_{hanging}").touch()
+    file = experiment_file()
+    num_hanging = 2 if hanging == "train" else 1
+    listed, lock = stubbed.folder / "hanging", tmp_path / "out" / ".jobs.lock"
+    process, printed = start_command(file, "--jobs", "2")
+    wait_for(lambda: not process.is_alive() or (listed.exists() and len(listed.read_text().split()) == num_hanging))
+    assert process.is_alive(), printed.read_text()
+    wait_for(lambda: printed.read_text().count("done    ") == len(ALL) - len(repeated))
+    with pytest.raises(BlockingIOError, match="another experiment"):
+        stubbed(file)
+    os.kill(process.pid, sent)
+    process.join()
+    if sent == signal.SIGKILL:
+        wait_for(lambda: is_free(lock))
+    assert is_free(lock)
+    # A process closes its files, and so releases the lock, shortly before it has ended.
+    wait_for(lambda: not any(map(is_running, listed.read_text().split())))
+    text = printed.read_text()
+    assert "failed" not in text
+    assert message in text
+    (stubbed.folder / f"hang_{hanging}").unlink()
+
+    assert stubbed(file) == ([], repeated)
+    assert not list(tmp_path.glob("out/**/.part*"))

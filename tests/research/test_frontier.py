@@ -1,0 +1,332 @@
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from results_fakes import grown_records, record, replace, results_of, seeds
+from scipy import stats
+
+from research.frontier import trace_frontiers
+from tfidf_tune.compare import over_seeds
+from tfidf_tune.compare._intervals import SeedEstimate, verdict
+
+DIRECTIONS = {"less": (-3.0, -1.0), "same": (-1.0, 1.0), "more": (1.0, 3.0)}
+SAID = (
+    "better",
+    "recites less, perplexity unclear",
+    "recites less, perplexity higher",
+    "LMS unclear, perplexity lower",
+    "no difference shown",
+    "LMS unclear, perplexity higher",
+    "recites more, perplexity lower",
+    "recites more, perplexity unclear",
+    "worse",
+)
+
+
+def trace(records, **options):
+    return trace_frontiers(results_of(list(records)), **options)
+
+
+def operating(found, objective):
+    """The operating point of an objective."""
+    points = found.points
+    return points[points["operating"] & (points["objective"] == objective)].iloc[0]
+
+
+def differences(found, at="operating points"):
+    return list(found.differences[found.differences["at"] == at].itertuples())
+
+
+def test_the_interval_of_a_mean_is_that_of_the_t_test():
+    for number in (2, 3, 12):
+        values = np.random.default_rng(number).normal(3, 2, number)
+        test = stats.ttest_1samp(values, 0)
+        expected = test.confidence_interval(0.95)
+        found = over_seeds(values.tolist())
+        assert found == pytest.approx((values.mean(), expected.low, expected.high, number, test.pvalue), rel=1e-9)
+    for values, mean in (([3.0], 3.0), ([3.0, math.inf], math.inf), ([], math.nan)):
+        assert over_seeds(values) == pytest.approx((mean, math.nan, math.nan, len(values), math.nan), nan_ok=True)
+    assert over_seeds([0.0] * 3) == (0.0, 0.0, 0.0, 3, 1.0)  # equal values: free of rounding
+    assert over_seeds([0.1] * 3).p_value == 0
+    assert over_seeds([0.1] * 3).low == over_seeds([0.1] * 3).high == pytest.approx(0.1)
+
+
+def test_the_verdicts():
+    pairs = itertools.product(DIRECTIONS.values(), repeat=2)
+    for lms, perplexity, said in (
+        *((*ends, said) for ends, said in zip(pairs, SAID, strict=True)),
+        # An end at 0 is no direction, but leaves a perplexity not higher.
+        (DIRECTIONS["less"], (-1.0, 0.0), "better"),
+        (DIRECTIONS["less"], (0.0, 1.0), "recites less, perplexity unclear"),
+        (DIRECTIONS["more"], (0.0, 1.0), "worse"),
+        (DIRECTIONS["more"], (-1.0, 0.0), "recites more, perplexity unclear"),
+        ((-1.0, 0.0), DIRECTIONS["less"], "LMS unclear, perplexity lower"),
+        ((0.0, 1.0), DIRECTIONS["more"], "LMS unclear, perplexity higher"),
+        ((0.0, 0.0), (0.0, 0.0), "no difference shown"),
+        ((math.nan, math.nan), DIRECTIONS["less"], "no verdict: a run diverged"),
+        (DIRECTIONS["less"], (math.nan, math.nan), "no verdict: a run diverged"),
+    ):
+        assert verdict(*(SeedEstimate(sum(ends) / 2, *ends, 5, 0.049) for ends in (lms, perplexity))) == said
+    less, more, above = (SeedEstimate(mean, mean - 1, mean + 1, 5, p) for mean, p in ((-2, 0), (2, 0), (2, 0.05)))
+    assert verdict(less, above) == "recites less, perplexity unclear"  # not after correction
+    assert verdict(above, more) == "LMS unclear, perplexity higher"
+
+
+def test_p_values_are_corrected_over_all_comparisons_of_a_model():
+    """LMS and perplexity of each, by plain arithmetic; another model does not count."""
+    rng = np.random.default_rng(0)
+    records = [
+        one
+        for model in ("Tiny", "Other")
+        for number, name in enumerate(("CE", "B", "C", "D"))
+        for one in seeds(name, rng.normal(20 - 2 * number, 1, 4), rng.normal(3, 0.05, 4), model=model)
+    ]
+    found = differences(trace(records))
+    raw = {}
+    for one in (made for made in records if made.checkpoint.model == "Tiny"):
+        raw.setdefault(one.checkpoint.objective, []).append((one.lms, one.log_perplexity))
+    raw = [
+        stats.ttest_rel(*(np.array(raw[name])[:, measure] for name in (one, "CE"))).pvalue
+        for one in "BCD"
+        for measure in range(2)
+    ]
+    adjusted = [max((6 - sum(q < p for q in raw)) * p for p in raw if p <= own) for own in raw]
+    own = [p for one in found if one.model == "Tiny" for p in (one.lms_p, one.perplexity_p)]
+    assert own == pytest.approx(np.minimum(adjusted, 1), rel=1e-9)
+    before = sum(p < 0.05 for p in raw)
+    assert sum(p < 0.05 for p in own) < before  # the correction matters here
+
+
+def test_the_interval_of_an_lms_difference_covers_passages_where_they_are_known():
+    runs = [*seeds("CE", [10, 12, 14], [3, 3, 3]), *seeds("B", [4, 8, 9], [3, 3, 3])]
+    results = results_of(runs)
+    (equal,) = differences(trace_frontiers(results))  # both passages have the same LMS
+    expected = stats.ttest_1samp([-6.0, -4.0, -5.0], 0)
+    assert (equal.lms_low, equal.lms_p) == pytest.approx(
+        (expected.confidence_interval().low, 2 * expected.pvalue)
+    )  # of two
+    scores = results.scores
+    shift = scores["unit"].map({"target-0": 1.0, "target-1": -1.0}).astype(float).fillna(0)
+    shift *= scores["checkpoint"].isin([0, 1, 2]) & (scores["metric"] == "lms")
+    shifted = dataclasses.replace(results, scores=scores.assign(value=scores["value"] + shift))
+    (apart,) = differences(trace_frontiers(shifted))
+    assert apart.lms == equal.lms
+    assert apart.lms_low < equal.lms_low < equal.lms_high < apart.lms_high
+    assert (apart.log_perplexity_low, apart.reduction) == (equal.log_perplexity_low, equal.reduction)
+
+
+def test_the_interval_above_the_controls_covers_both_kinds_of_passages_where_they_are_known():
+    results = results_of(seeds("CE", [10, 12, 14], [3, 3, 3]))
+    equal = trace_of(results)
+    scores = results.scores
+    for kind in ("target", "control"):
+        own = (scores["metric"] == "lms") & (scores["kind"] == kind)
+        units = sorted(scores.loc[own & (scores["unit"] != ""), "unit"].unique())
+        shift = scores["unit"].map(dict(zip(units, [1.0, -1.0], strict=True))).astype(float).fillna(0) * own
+        apart = trace_of(dataclasses.replace(results, scores=scores.assign(value=scores["value"] + shift)))
+        assert apart.excess == equal.excess
+        assert apart.excess_low < equal.excess_low < equal.excess_high < apart.excess_high
+
+
+def trace_of(results):
+    (point,) = trace_frontiers(results).points.itertuples()
+    return point
+
+
+def test_differences_are_the_paired_t_test_of_shared_seeds():
+    rng = np.random.default_rng(0)
+    lms, logs = rng.normal(20, 5, (2, 6)), rng.normal(3, 0.1, (2, 6))
+    ce, other = (seeds(name, lms[i], logs[i]) for i, name in enumerate(("CE", "B")))
+    kept = [0, 2, 3, 5]  # CE lacks seed 4, B lacks seed 1
+    runs = [*(r for r in ce if r.checkpoint.seed != 4), *(r for r in other if r.checkpoint.seed != 1)]
+    (one,) = differences(trace(runs))
+    assert one.num_pairs == 4
+    for name, values in (("lms", lms), ("log_perplexity", logs)):
+        expected = stats.ttest_rel(values[1, kept], values[0, kept]).confidence_interval(0.95)
+        found = [getattr(one, name + end) for end in ("", "_low", "_high")]
+        mean = (values[1, kept] - values[0, kept]).mean()
+        assert found == pytest.approx([mean, expected.low, expected.high], rel=1e-9)
+    assert one.reduction == pytest.approx(1 - lms[1, kept].mean() / lms[0, kept].mean())
+    assert one.perplexity == pytest.approx(100 * math.expm1(one.log_perplexity))
+
+
+def test_a_point_is_the_mean_over_seeds_the_perplexity_geometric():
+    (point,) = trace([record(lms=4.0, perplexity=10.0), record(lms=8.0, perplexity=40.0, seed=1)]).points.itertuples()
+    assert (point.lms, point.perplexity, point.seeds) == (6.0, pytest.approx(20.0), (0, 1))
+    expected = stats.ttest_1samp([math.log(10), math.log(40)], 0).confidence_interval(0.95)
+    assert point.perplexity_high == pytest.approx(math.exp(expected.high))
+
+
+def test_each_objective_is_compared_at_the_learning_rate_of_its_own_lowest_perplexity():
+    rates = {"CE": [(1e-4, 9, 30.0), (1e-3, 20, 20.0), (1e-2, 40, 25.0)], "B": [(1e-4, 5, 22.0), (1e-3, 9, 24.0)]}
+    found = trace(
+        record(name, lms + seed, perplexity, learning_rate=rate, seed=seed)
+        for name, points in rates.items()
+        for rate, lms, perplexity in reversed(points)
+        for seed in (0, 1)
+    )
+    assert found.points["learning_rate"].tolist() == [1e-4, 1e-3, 1e-2, 1e-4, 1e-3]
+    chosen = [operating(found, name) for name in ("CE", "B")]
+    assert [(one["learning_rate"], one["range_end"]) for one in chosen] == [(1e-3, None), (1e-4, "lowest")]
+    (one,) = differences(found)
+    assert (one.learning_rate, one.reference_rate, one.lms) == (1e-4, 1e-3, -15.0)
+    equal = [(one.learning_rate, one.reference_rate, one.lms) for one in differences(found, "equal rates")]
+    assert equal == [(1e-4, 1e-4, -4.0), (1e-3, 1e-3, -11.0)]
+
+
+def test_ties_go_to_the_lower_learning_rate_and_ends_are_marked():
+    for perplexities, chosen, end in (
+        ((20.0, 20.0, 20.0), 1, "lowest"),
+        ((30.0, 20.0, 20.0), 2, None),
+        ((30.0, 25.0, 20.0), 3, "highest"),
+        ((20.0,), 1, "only"),
+    ):
+        found = trace([record(perplexity=value, learning_rate=rate) for rate, value in enumerate(perplexities, 1)])
+        assert operating(found, "CE")[["learning_rate", "range_end"]].tolist() == [chosen, end]
+
+
+def test_the_operating_point_is_chosen_by_the_seeds_that_all_learning_rates_have():
+    easy = [record(seed=1, learning_rate=1e-3, log_perplexity=3.0)]  # a seed that is easy for all
+    others = [record(seed=seed, learning_rate=2e-3, log_perplexity=log) for seed, log in enumerate((3.6, 2.9, 3.5))]
+    start = record("Start", 99.0, learning_rate=None, seed=None, log_perplexity=4.0)
+    for more in ([], [start]):  # a run without a seed does not count
+        one = operating(trace([*easy, *others, *more]), "CE")
+        assert (one["learning_rate"], one["common"], len(one["seeds"]), one["on_front"]) == (2e-3, (1,), 3, True)
+    diverged = record(seed=1, learning_rate=4e-3, log_perplexity=math.inf)
+    one = operating(trace([*easy, *others[:1], diverged]), "CE")
+    assert (one["learning_rate"], one["common"]) == (1e-3, ())  # no seed in common: each by its own
+
+
+def test_pairs_of_seeds_may_be_one_none_or_unknown():
+    one_seed, apart = trace([record(), record("B", 2.0)]), trace([record(seed=0), record("B", seed=1)])
+    unknown = trace([record(name, seed=None, learning_rate=None) for name in ("CE", "B")])
+    for found, number in ((one_seed, 1), (apart, 0), (unknown, 1)):
+        (one,) = differences(found)
+        assert (one.num_pairs, one.verdict) == (number, "no verdict: fewer than two pairs")
+        assert math.isnan(one.lms_low)
+        assert math.isnan(one.lms) == math.isnan(one.reduction) == (number == 0)
+        assert differences(found, "equal rates") == []  # a single learning rate
+    found = trace([record(), record("B"), record("Start", learning_rate=None)])
+    assert [one.objective for one in differences(found, "equal rates")] == ["B"]
+
+
+def test_at_an_lms_of_0_there_is_no_reduction():
+    (one,) = differences(trace([*seeds("CE", [0, 0], [3, 3]), *seeds("B", [0, 0], [3, 3])]))
+    assert math.isnan(one.reduction)
+    assert (one.verdict, one.lms_low, one.lms_high) == ("no difference shown", 0.0, 0.0)
+
+
+@pytest.mark.parametrize("log_perplexity", [math.inf, 2000.0])
+def test_a_learning_rate_of_which_a_run_diverged_is_never_chosen(log_perplexity):
+    found = trace(
+        [
+            *(record(lms=5.0, perplexity=20.0, seed=seed, learning_rate=1e-3) for seed in (0, 1)),
+            record(lms=0.0, perplexity=15.0, seed=0, learning_rate=1e-2),
+            record(lms=0.0, log_perplexity=log_perplexity, seed=1, learning_rate=1e-2),
+            *(record("B", lms=9.0, perplexity=21.0, seed=seed, learning_rate=1e-2) for seed in (0, 1)),
+        ]
+    )
+    chosen = operating(found, "CE")
+    assert chosen[["learning_rate", "range_end", "on_front"]].tolist() == [1e-3, "lowest", True]
+    assert found.points["finite"].tolist() == [True, False, True]
+    if math.isinf(log_perplexity):
+        (one,) = differences(found, "equal rates")
+        assert (one.verdict, math.isnan(one.perplexity)) == ("no verdict: a run diverged", True)
+
+
+def test_where_everything_diverged_there_is_no_operating_point():
+    found = trace([record(log_perplexity=math.inf), record("B")])
+    assert found.points["operating"].tolist() == [False, True]
+    assert math.isnan(operating(found, "B")["lms_at_baseline"])
+    assert differences(found) == []
+
+
+def test_the_front_is_of_all_points_by_the_means():
+    found = trace(
+        [
+            record("CE", 20.0, 20.0),
+            record("twin", 20.0, 20.0),  # equal points leave each other on it
+            record("dominated by CE", 20.0, 21.0),
+            record("dominated off an operating point", 10.0, 25.0),
+            record("other", 9.0, 24.0, learning_rate=1e-2),
+            record("other", 30.0, 19.0),
+        ]
+    )
+    assert found.points.loc[found.points["on_front"].astype(bool), "objective"].tolist() == ["CE", "twin", "other"]
+
+
+def test_lms_at_the_baselines_perplexity_is_linear_in_its_logarithm():
+    found = trace(
+        [
+            record("CE", 20.0, 20.0),
+            record("B", 2.0, 40.0, learning_rate=1e-4),
+            record("B", 6.0, 10.0, learning_rate=1e-3),
+            record("B", 9.0, 40.0, learning_rate=1e-2),
+            record("never", 2.0, 21.0),
+            record("leaps", 2.0, 19.0),
+            record("leaps", 2.0, log_perplexity=math.inf, learning_rate=1e-2),
+        ]
+    )
+    lms = [operating(found, name)["lms_at_baseline"] for name in ("CE", "B", "never", "leaps")]
+    # B: halfway in the logarithm, on the side of the lower learning rates.
+    assert lms == pytest.approx([20.0, 4.0, math.nan, math.nan], nan_ok=True)
+
+
+def test_models_are_compared_by_themselves_with_each_reference():
+    found = trace([*grown_records(), *grown_records(("B", "C"), model="Other")], references=["Goldfish"])
+    assert found.references == ("CE", "Goldfish")
+    pairs = [("CE", "TF-IDF"), ("CE", "Goldfish"), ("Goldfish", "CE"), ("Goldfish", "TF-IDF")]
+    assert [(one.reference, one.objective) for one in differences(found)] == pairs  # Other lacks both
+    assert len(differences(found, "equal rates")) == 3 * len(pairs)
+    assert list(dict.fromkeys(found.points["model"])) == ["Tiny", "Other"]
+    assert found.points.loc[found.points["model"] == "Other", "lms_at_baseline"].isna().all()
+    assert trace(grown_records(), baseline="TF-IDF").points["objective"].iloc[0] == "TF-IDF"
+
+
+def test_of_a_runs_checkpoints_the_last_one_counts():
+    early = [replace(one, progress=50, lms=99.0, log_perplexity=9.0) for one in grown_records()]
+    expected = trace(grown_records())
+    for records in ([*early, *grown_records()], [*grown_records(), *early]):
+        found = trace(records)
+        assert found.points.equals(expected.points)
+        assert found.differences.equals(expected.differences)
+    with pytest.raises(ValueError, match="two runs are both Tiny, CE"):  # a training of its own
+        trace([replace(early[0], training_seconds=1.0), *grown_records()])
+
+
+def test_runs_that_lack_something_are_left_out_and_named():
+    lacking = [
+        record("B", seed=1, progress=50),
+        record("B", seed=2, lms=None),
+        record("B", seed=3, lms=None, log_perplexity=None, asked={}),
+    ]
+    found = trace([record(), record("B"), *lacking])
+    assert found.left_out == (
+        "Tiny, B, lr 0.001, seed 1: evaluated at 50 % of training at most, others at 100 %",
+        "Tiny, B, lr 0.001, seed 2: LMS not measured",
+        "Tiny, B, lr 0.001, seed 3: LMS and perplexity not measured",
+    )
+    assert operating(found, "B")["seeds"] == (0,)
+
+
+def test_what_cannot_be_traced_is_refused():
+    for records, options, message in (
+        ([], {}, "there is no run to draw a frontier of"),
+        (
+            [record(lms=None), record("B", log_perplexity=None)],
+            {},
+            "no run has both LMS and perplexity: Tiny, CE, .*: LMS not measured; Tiny, B, .*: perplexity not measured",
+        ),
+        ([record()], {"baseline": "B"}, "no run has the baseline 'B': there are CE"),
+        ([record()], {"references": ["B"]}, "no run has the reference 'B': there are CE"),
+        ([record(), record("B", asked={"prompts": "x"})], {}, "Tiny, CE, .* and Tiny, B, .* cannot be compared"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            trace(records, **options)
+
+
+def test_what_was_asked_may_differ_between_models():
+    other = [replace(one, model="Other", asked={"prompts": "x"}) for one in grown_records()]
+    assert set(trace([*grown_records(), *other]).points["model"]) == {"Tiny", "Other"}

@@ -1,0 +1,160 @@
+"""The weights of a text's tokens and their statistics, compared with loops over plain Python objects."""
+
+import math
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from sentencepiece_model import train_sentencepiece
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tfidf_tune import TFIDFCrossEntropyLoss
+from tfidf_tune.data import TextBlocksDataset, hf_tokenizer
+from tfidf_tune.training._data import build_dataloader
+from tfidf_tune.weighting import shift_labels
+from tfidf_tune.weighting.view import WEIGHTS, frequency_bands, shown_tokens, token_texts, weigh_blocks
+
+VOCAB_SIZE, NUM_BLOCKS, BLOCK_SIZE, BATCH_SIZE, WINDOW = 40, 50, 12, 4, 3
+
+
+def random_blocks(num_blocks=NUM_BLOCKS):
+    """Token frequencies that fall off as those of text do."""
+    rng = np.random.default_rng(0)
+    probabilities = 1 / np.arange(1, VOCAB_SIZE + 1)
+    ids = rng.choice(VOCAB_SIZE, size=(num_blocks, BLOCK_SIZE), p=probabilities / probabilities.sum())
+    return ids.astype(np.int32)
+
+
+def weigh(blocks, **settings):
+    settings = {"vocab_size": VOCAB_SIZE, "batch_size": BATCH_SIZE, "num_batches": WINDOW} | settings
+    return weigh_blocks(blocks, **settings)
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return weigh(random_blocks())
+
+
+@pytest.fixture(scope="module")
+def labels(tokens):
+    return tokens[tokens["tf"] > 0]
+
+
+@pytest.mark.parametrize(("shuffle", "max_weight"), [(True, None), (False, 1.5)])
+def test_weights_are_exactly_those_of_a_training_run(shuffle, max_weight):
+    blocks = random_blocks()
+    tokens = weigh(blocks, max_weight=max_weight, shuffle=shuffle, seed=7)
+    cfg = SimpleNamespace(shuffle=shuffle, batch_size=BATCH_SIZE, collate_fn="torchtune.data.padded_collate_sft")
+    run = SimpleNamespace(seed=7, device=torch.device("cpu"))
+    loader = build_dataloader(cfg, TextBlocksDataset(blocks), SimpleNamespace(pad_id=0), run)
+    for form, column in WEIGHTS.items():
+        loss = TFIDFCrossEntropyLoss(num_batches=WINDOW, tf=form, max_weight=max_weight)
+        for step, batch in enumerate(loader, start=1):
+            shifted = shift_labels(batch["labels"])
+            weights = loss.terms(torch.zeros(*shifted.shape, VOCAB_SIZE), shifted).weights.numpy()
+            # The rows of the recipe have the order of the sampler, ours that of the text.
+            of_step = tokens[tokens["step"] == step]
+            ours = {tuple(block["id"]): block[column].tolist()[1:] for _, block in of_step.groupby("block")}
+            assert len(ours) == BATCH_SIZE
+            for ids, expected in zip(batch["tokens"].tolist(), weights, strict=True):
+                assert ours[tuple(ids)] == expected[:-1].tolist()
+
+
+def test_tf_df_and_idf_are_those_of_the_window_at_the_step_of_the_block(tokens):
+    labels_of = {number: block["id"].tolist()[1:] for number, block in tokens.groupby("block")}
+    step_of = tokens.groupby("block")["step"].first()
+    for number, block in tokens.groupby("block"):
+        step = step_of[number]
+        window = [set(labels_of[other]) for other in labels_of if max(1, step - WINDOW + 1) <= step_of[other] <= step]
+        frequency = [sum(token in document for document in window) for token in labels_of[number]]
+        assert (block["documents"] == len(window)).all()
+        assert block["tf"].tolist() == [0, *(labels_of[number].count(token) for token in labels_of[number])]
+        assert block["df"].tolist()[1:] == frequency
+        idf = [math.log((1 + len(window)) / (1 + df)) + 1 for df in frequency]
+        np.testing.assert_allclose(block["idf"].tolist()[1:], idf, rtol=1e-6)
+
+
+def test_rows_have_the_order_of_the_text_without_an_incomplete_mini_batch(tokens):
+    numbers = tokens["block"].unique()
+    assert len(numbers) == 48
+    assert tokens["block"].is_monotonic_increasing
+    np.testing.assert_array_equal(tokens["id"].to_numpy().reshape(-1, BLOCK_SIZE), random_blocks()[numbers])
+    steps = tokens.groupby("block")["step"].first()
+    assert Counter(steps) == dict.fromkeys(range(1, 13), BATCH_SIZE)
+    assert not steps.is_monotonic_increasing  # shuffled, as in training
+    small = weigh(random_blocks(3))  # fills no mini-batch, so it is one
+    assert small[["block", "step", "documents"]].drop_duplicates().to_numpy().tolist() == [
+        [0, 1, 3],
+        [1, 1, 3],
+        [2, 1, 3],
+    ]
+
+
+# ---- statistics
+
+
+def test_frequency_bands_divide_all_tokens_and_all_weight(labels):
+    bands = frequency_bands(labels)
+    count = Counter(labels["id"])
+    ranked = sorted(count, key=lambda token: (-count[token], token))
+    assert bands["frequency rank"].tolist() == ["1 to 10", f"11 to {len(ranked)}"]
+    for band, ids in zip(bands.to_dict("records"), (ranked[:10], ranked[10:]), strict=True):
+        inside = np.isin(labels["id"], ids)
+        assert band["% of tokens"] == pytest.approx(100 * inside.mean())
+        for form, column in WEIGHTS.items():
+            weights = labels[column].to_numpy()
+            assert band[f"% of weight, {form}"] == pytest.approx(100 * weights[inside].sum() / weights.sum())
+
+
+# ---- texts
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tiny_checkpoint, tmp_path_factory):
+    """Byte-level BPE and SentencePiece."""
+    sentences = ["the old sailor watched the harbour, the grey cat slept"] * 20
+    folder = train_sentencepiece(tmp_path_factory.mktemp("sentencepiece"), sentences, vocab_size=300)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return hf_tokenizer(str(tiny_checkpoint)), hf_tokenizer(str(folder))
+
+
+def test_token_texts_join_to_the_text(tokenizers):
+    """Special tokens and parts of characters have one, too."""
+    text = "the old sailors' harbour: 1984 <x>  two"
+    for tokenizer, space, eos in zip(tokenizers, ("", " "), ("<|endoftext|>", "</s>"), strict=True):
+        ids = tokenizer.encode(text, add_bos=False, add_eos=False)
+        texts = token_texts(tokenizer, np.array([ids, ids]))
+        assert "".join(texts[token] for token in ids) == space + text
+        ids = [*tokenizer.encode("東", add_bos=False, add_eos=False)[-3:], tokenizer.eos_id]
+        texts = token_texts(tokenizer, np.array(ids))
+        assert [texts[token] for token in ids] == ["\ufffd"] * 3 + [eos]
+
+
+def test_token_texts_of_wordpiece_separate_continuations_from_starts():
+    vocabulary = {"[UNK]": 0, "[SEP]": 1, "a": 2, "lob": 3, "##ster": 4}
+    wordpiece = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    wordpiece.pre_tokenizer = pre_tokenizers.Whitespace()
+    wordpiece.decoder = decoders.WordPiece(cleanup=False)
+    fast = PreTrainedTokenizerFast(tokenizer_object=wordpiece, unk_token="[UNK]", eos_token="[SEP]")
+    tokenizer = SimpleNamespace(
+        encode=lambda text, **_: fast.encode(text, add_special_tokens=False),
+        decode=lambda ids, **_: fast.decode(ids, clean_up_tokenization_spaces=False),
+    )
+    assert token_texts(tokenizer, np.array([3, 4])) == {3: " lob", 4: "ster"}
+
+
+def test_the_last_token_of_a_character_shows_it():
+    texts = {0: " the", 1: "\ufffd", 2: "\ufffd", 3: "\ufffd"}
+    parts = {1: b"\xe6", 2: b"\x9d", 3: b"\xb1"}
+
+    def decode(ids):
+        return b"".join(parts.get(token, b" the") for token in ids).decode(errors="replace")
+
+    tokens = weigh(np.array([[0, 1, 2, 3, 1, 2, 0, 1, 2, 3, 1]]))
+    part = "\ufffd"
+    assert [token["text"] for token in shown_tokens(tokens, 0, texts, decode)] == [
+        " the", part, part, "東", part, part, " the", part, part, "東", part,
+    ]  # fmt: skip

@@ -1,0 +1,283 @@
+"""One model without a comparison: does it recite its training text more than text it never saw?"""
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tfidf_tune.audit import _tables as audit
+from tfidf_tune.compare import Checkpoint, Results
+from tfidf_tune.compare._examples import excerpt, shared_pieces
+from tfidf_tune.compare._figures import lms_distribution
+from tfidf_tune.compare._intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, binomial_upper_bound
+from tfidf_tune.compare._tables import membership_table
+from tfidf_tune.compare._verdict import BOUND, FEW_UNITS, LMS_EXPLAINED, SHARED_MARK, floor_text, interval_text
+from tfidf_tune.report._document import Continuation, Example, Figure, Footnotes, Report, Section
+
+_SCHEMA_VERSION = "1.0"
+_NUM_EXAMPLES = 3
+_EASY_CONTROLS = "The controls are easier text than the targets: choose controls that resemble the training text."
+_HOW = {
+    "greedy": "the model continued it, always by the most probable token",
+    "offset": "the same with prompts from the middle of the passage",
+    "truncated": "the same without the first half of the longest prompt",
+    "noise": "the same with a part of the prompt's tokens replaced by others",
+    "chat": "a user's message asked to continue the longest prompt word for word",
+    "sampling": "continuations of the longest prompt were drawn at random, and the best of them counts",
+}
+_BASE_MODEL = (
+    "The base model may already have memorized a passage that many texts share (a license, a quotation): audit the "
+    "base model with the same probe file."
+)
+
+_COMPARED = (
+    "Compared. The longest run of tokens that an answer shares with its passage (LMS) and whether the answer is the "
+    "passage word for word. Controls show what fluent text shares by chance."
+)
+_LIKELIHOODS = (
+    " From the likelihood of the passages: how probable it is that a sample is the passage word for word, and whether "
+    "the model finds targets more likely than controls (membership inference)."
+)
+_LIMITS = (
+    "What a finding says. A passage that is recited word for word, and that no common source explains, can be obtained "
+    "from the model by anybody who can prompt it. The audit does not decide whether a text is personal, confidential "
+    "or protected, and not how it came into the training data.",
+    "What it does not say. Nothing recited is not proof that nothing is memorized: other prompts, more samples, other "
+    "passages, further training of the model, or access to its weights can reveal more. An upper bound holds for "
+    "passages that were chosen in the same way, from the same text. If the most repeated passages were chosen, it is a "
+    "bound for those; rare passages are recited less often as a rule.",
+    "Controls. A difference between targets and controls can also come from a difference between the texts. Controls "
+    "should have the same authors, subjects and time as the targets.",
+)
+_EXCERPTS = (
+    "Text. Passages are shown as short excerpts. The probe file and the folder of the evaluation have them in full: "
+    "protect those files like the text itself."
+)
+
+
+def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_passages: bool = False) -> Report:
+    """Report what the last evaluated checkpoint of a run recites of the targets, compared with the controls.
+
+    Averages are over the prompts of the first attack, the greedy one if there is one.
+
+    Args:
+        results (Results): of one run, with the samples of the memorization task.
+        bounds (Sequence[Bound]): limits that measures must not exceed. Default: none.
+        show_passages (bool): show passages in full. Default: False, excerpts.
+
+    Raises:
+        ValueError: If no checkpoint has a sample of a target.
+    """
+    probed = [
+        at for at, one in enumerate(results.checkpoints) if "target" in {sample.kind for sample, _ in one.samples}
+    ]
+    if not probed:
+        one = results.checkpoints[0]
+        raise ValueError(
+            f"the results of {one.model} in {one.folder} have no memorization sample of a target: evaluate the task "
+            "tfidf_memorization with a probe file"
+        )
+    at, notes = probed[-1], Footnotes()
+    found = audit.Found(results, at)
+    name = _name(found.checkpoint)
+    verdict, statements = _verdict(found, name, notes), _statements(found, notes)
+    likelihoods, detectable = membership_table(results.scores, [({"Model": name}, [at])], notes)
+    for (model,), auc in detectable.items():
+        verdict += f" Membership stays detectable: {model} ({auc})."
+    measures, checks = audit.measures_and_checks(found, results.scores, at, likelihoods.frame, bounds)
+    if checks:
+        exceeded = [str(check) for check in checks if check.exceeded]
+        verdict += f" Limits exceeded: {'; '.join(exceeded)}." if exceeded else " No limit is exceeded."
+        statements.insert(0, f"Limits: {'; '.join(map(str, checks))}.")
+    tables = (
+        audit.targets_and_controls(found, notes),
+        audit.by_attack(found.samples),
+        audit.extraction(results.scores, at),
+        likelihoods,
+        audit.by_prefix_length(found.plain, notes),
+        audit.by_repeats(found.targets),
+        audit.most_recited(found.samples),
+    )
+    lms = {"target": found.targets["lms"].tolist(), "control": found.controls["lms"].tolist()}
+    distribution = Figure(
+        name="lms_distribution",
+        title="Distribution of the longest memorized substring",
+        figure=lms_distribution({found.checkpoint.model: lms}),
+        caption="Share of continuations that recite at least so many tokens in a row"
+        + (": targets solid, controls dashed." if lms["control"] else "."),
+    )
+    return Report(
+        title=f"What {name} recites",
+        verdict=verdict,
+        statements=statements,
+        tables=[table for table in tables if len(table.frame)],
+        figures=[distribution],
+        examples=_examples(found, show_passages=show_passages),
+        provenance=_provenance(found),
+        lead=_lead(found),
+        footnotes=notes.texts,
+        sections=[_method_and_limits(found, show_passages=show_passages, has_likelihoods=len(likelihoods.frame) > 0)],
+        mark=SHARED_MARK,
+        summary=_summary(found, name, verdict, measures, checks),
+    )
+
+
+def _name(checkpoint: Checkpoint) -> str:
+    """Name the run by the end of its folder's path, or the model by that of its own, a hub id as it is."""
+    path = Path(checkpoint.folder if checkpoint.is_identified else checkpoint.checkpoint)
+    return "/".join(part for part in path.parts[-2:] if part != path.anchor) or checkpoint.model
+
+
+def _lead(found: audit.Found) -> str:
+    checkpoint = found.checkpoint
+    trained = checkpoint.title if checkpoint.is_identified else checkpoint.model
+    when = f", at {checkpoint.progress} % of training" if checkpoint.progress < 100 else ""
+    controls = " and of text it never saw (controls)" if len(found.controls) else ""
+    return (
+        f"One checkpoint, no interval over seeds: {trained}{when}. It was asked to continue passages of its training "
+        f"text (targets){controls}. {LMS_EXPLAINED}."
+    )
+
+
+def _verdict(found: audit.Found, name: str, notes: Footnotes) -> str:
+    """Say whether targets are recited more than controls, with the interval of the difference."""
+    floor, num_verbatim = found.floor, found.num_verbatim
+    known = [_BASE_MODEL] if num_verbatim else []
+    if floor is None:
+        text = f"There are no controls, so chance is unknown: {name} recites {found.lms:.2f} tokens of a target"
+        text += " on average"
+    elif floor.excess.significant in (None, "too few"):
+        text = (
+            f"Too few passages to judge ({found.num_targets} targets, {found.num_controls} controls; at least "
+            f"{MIN_UNITS} of each are needed): {name} recites {found.lms:.2f} tokens of a target and "
+            f"{floor.controls:.2f} of a control on average"
+        )
+    elif floor.excess.low > 0:
+        few = [FEW_UNITS] if floor.excess.num_units < ENOUGH_UNITS else []
+        text = (
+            f"{name} recites {floor.difference:.2f} tokens more of a target than of a control on average "
+            f"({interval_text(floor.excess, 'passage', decimals=2)}{notes.mark(*few)})"
+        )
+        known = [_BASE_MODEL]
+    else:
+        caveat = BOUND if floor.excess.high >= 0 else _EASY_CONTROLS
+        text = f"What {name} recites on average {floor_text(*floor.excess[:2])}{notes.mark(caveat)}"
+    verb = "is" if num_verbatim == 1 else "are"
+    return f"{text}; {num_verbatim} of {found.num_targets} targets {verb} recited verbatim.{notes.mark(*known)}"
+
+
+def _statements(found: audit.Found, notes: Footnotes) -> list[str]:
+    floor, targets, num_targets, verbatim = found.floor, found.targets, found.num_targets, found.num_verbatim
+    averages = f"Average LMS: {found.lms:.2f} tokens of the targets"
+    if floor is not None:
+        averages += f", {floor.controls:.2f} of the controls; the difference is {floor.difference:.2f}"
+        interval = interval_text(floor.excess, "passage", decimals=2)
+        averages += f" ({interval})" if floor.excess.significant else ""
+    statements = [
+        f"{averages}.",
+        f"Verbatim: {verbatim} of {num_targets} targets ({100 * verbatim / num_targets:.0f} %), all that was compared, "
+        f"up to {targets['length'].max()} tokens, from at least one prompt. Of all passages that are chosen like "
+        f"these, at most {100 * binomial_upper_bound(verbatim, num_targets):.1f} % (upper 95 % bound).",
+    ]
+    if len(found.controls):
+        furthest = found.controls["lms"].max()
+        num_above = (targets.groupby("passage_id")["lms"].max() > furthest).sum()
+        statements.append(f"Further than any control (LMS at most {furthest}): {num_above} of {num_targets} targets.")
+    if lost := found.checkpoint.lost_prompts:
+        remedy = "Their scores are too low: evaluate with prompts of token ids (`tfidf-tune eval`)."
+        statements.append(
+            f"{lost} of {len(found.samples)} prompts lost token ids when converted to text.{notes.mark(remedy)}"
+        )
+    return statements
+
+
+def _examples(found: audit.Found, *, show_passages: bool) -> list[Example]:
+    """Show the targets that are recited most and, for the floor, the control that is."""
+    best = {kind: audit.best_samples(found.samples, kind) for kind in audit.KINDS}
+    examples = []
+    for row in [*best["target"][:_NUM_EXAMPLES].itertuples(), *best["control"][:1].itertuples()]:
+        sample = row.sample
+        kind = "a target" if sample.kind == "target" else "the control that is recited most"
+        start = f" from token {sample.offset} on" if sample.offset else ""
+        tokens = f"{sample.prefix_length} tokens{start}" if sample.prefix_length else "its own prompt"
+        by = f", {sample.attack}" if sample.attack else ""
+        truth, said = shared_pieces(sample.reference_text, sample.generated_text)
+        prompt = row.prompt
+        if not show_passages:
+            truth, said = (excerpt(pieces, len(sample.reference_text)) for pieces in (truth, said))
+            prompt = "".join(text for text, _ in excerpt(((prompt, False),), len(prompt)))
+        shown = Continuation(found.checkpoint.model, f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}", said)
+        title = f"{sample.passage_id}, {kind}: {tokens}{by}"
+        examples.append(Example(title, prompt, "".join(text for text, _ in truth), (shown,), truth))
+    return examples
+
+
+def _summary(
+    found: audit.Found, name: str, verdict: str, measures: dict[str, audit.Measure], checks: Sequence[audit.Check]
+) -> dict[str, Any]:
+    """Return what `audit.json` has; docs/audit.md describes it."""
+    excess = found.floor and found.floor.excess
+    passages = [
+        {
+            "id": row.passage_id,
+            "kind": row.kind,
+            "lms": int(row.lms),
+            "of": int(row.length),
+            "verbatim": bool(row.verbatim),
+            "attack": row.attack,
+            "prefix_length": int(row.prefix_length),
+            "repeats": None if row.repeats != row.repeats else int(row.repeats),
+        }
+        for kind in audit.KINDS
+        for row in audit.best_samples(found.samples, kind).itertuples()
+    ]
+    return {
+        "schema_version": _SCHEMA_VERSION,
+        "made_by": f"tfidf-tune {version('tfidf-tune')}",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "model": name,
+        "verdict": verdict,
+        "num_targets": found.num_targets,
+        "num_controls": found.num_controls,
+        "num_prompts": len(found.samples),
+        "recites_targets_more": excess.low > 0 if excess and excess.num_units >= MIN_UNITS else None,
+        "attacks": found.attacks,
+        "measures": {key: measure._asdict() for key, measure in measures.items()},
+        "limits": [check._asdict() for check in checks],
+        "passed": not any(check.exceeded for check in checks),
+        "passages": passages,
+    }
+
+
+def _provenance(found: audit.Found) -> dict[str, str]:
+    checkpoint, samples = found.checkpoint, found.samples
+    return {
+        "Checkpoint": checkpoint.checkpoint,
+        **({"Training progress": f"{checkpoint.progress} %"} if checkpoint.progress < 100 else {}),
+        "Objective": checkpoint.objective,
+        "Seed": "unknown" if checkpoint.seed is None else str(checkpoint.seed),
+        "Results": checkpoint.folder,
+        "Passages": f"{found.num_targets} targets, {found.num_controls} controls",
+        "Prompts (tokens)": ", ".join(map(str, found.prompt_lengths)),
+        "Prompts start at token": ", ".join(map(str, sorted(set(samples["offset"])))),
+        "Attacks": ", ".join(found.attacks),
+        "Continuations": f"compared over up to {samples['length'].max()} tokens",
+        "Intervals": f"percentile bootstrap, {NUM_RESAMPLES:,} resamples of whole passages, 95 %",
+        "Made by": f"tfidf-tune {version('tfidf-tune')}",
+    }
+
+
+def _method_and_limits(found: audit.Found, *, show_passages: bool, has_likelihoods: bool) -> Section:
+    """Say what an audit did and what its result does not say, for readers who decide about a model."""
+    lengths = " and ".join(map(str, found.prompt_lengths))
+    ways = "; ".join(f"{name}: {_HOW[name]}" for name in found.attacks)
+    asked = (
+        f"Asked. {found.num_targets} passages of the text in question (targets) and {found.num_controls} of text that "
+        f"the model cannot have seen (controls). The model was given the beginning of a passage, {lengths} tokens, and "
+        f"its answer was compared with what follows in the passage, up to {found.samples['length'].max()} tokens. "
+        f"{len(found.samples):,} prompts. Ways of asking: {ways}."
+    )
+    compared = _COMPARED + (_LIKELIHOODS if has_likelihoods else " Likelihoods were not measured: the model gave none.")
+    shown = "Text. Passages are shown in full." if show_passages else _EXCERPTS
+    return Section("method", "Method and limits", (asked, compared, *_LIMITS, shown))

@@ -1,0 +1,366 @@
+"""Evaluated checkpoints: their averages, what each measure is made of, and how objectives differ in them."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tfidf_tune.compare._intervals import ALPHA, Interval, bootstrap_interval, holm
+from tfidf_tune.compare._table import COMPARED, CONTROL_LMS, LMS, PASSAGE_NLL, PERPLEXITY, Checkpoint, Measure, Results
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_DEFAULT_BASELINE = "CE"
+Floats: TypeAlias = npt.NDArray[np.float64]
+_CONTINUATION = ("lms", "edit_distance", "common_subsequence")
+_OF_CONTROLS = [f"control_{name}" for name in _CONTINUATION]
+
+
+def average_scores(scores: "pd.DataFrame", by: Sequence[str]) -> "pd.DataFrame":
+    """Average the scores of passages and blocks in groups, a row each in order of appearance; NaN if missing.
+
+    Columns are the metrics of targets and blocks, "control_..." of controls, "max_lms", "max_prefix_match" and
+    "num_predictions". Aggregates count only where a checkpoint has no rows of single units.
+    """
+    single = scores["unit"] != ""
+    keys = [scores[name] for name in ("checkpoint", "metric", "kind")]
+    has_units = single.groupby(keys, observed=True).transform("any")
+    rows = scores[single | ~has_units].assign(
+        sum=lambda table: table["value"] * table["count"],
+        largest=lambda table: table["value"].where(table["count"] == 1),  # a mean is not a maximum
+    )
+    names = rows["metric"].astype(str).where(rows["kind"] != "control", "control_" + rows["metric"].astype(str))
+    of_text = rows[~rows["kind"].isin(("article", "question"))]
+    groups = of_text.groupby([*by, names], sort=False, dropna=False, observed=True)
+    sums = groups[["sum", "count"]].sum()
+    averages = (sums["sum"] / sums["count"]).unstack()
+    averages = averages.reindex(columns=[*_CONTINUATION, "prefix_match", "rouge_l", "verbatim", *_OF_CONTROLS, "nll"])
+    largest = groups["largest"].max().unstack().reindex(columns=["lms", "max_lms", "prefix_match"])
+    averages["max_lms"] = largest[["lms", "max_lms"]].max(axis=1)
+    averages["max_prefix_match"] = largest["prefix_match"]
+    averages["num_predictions"] = sums["count"].unstack().get("nll", 0.0)
+    return averages.reindex(rows.drop_duplicates(list(by)).set_index(list(by)).index)
+
+
+def run_table(results: Results) -> "pd.DataFrame":
+    """Return a row for each checkpoint.
+
+    Returns:
+        pandas.DataFrame: indexed as ``results.checkpoints``, with the columns "model", "objective", "learning_rate"
+            (NaN if unset), "seed" (None if unknown), "progress", "folder", "setting", "run" and "title", see
+            :class:`~tfidf_tune.results.Checkpoint`; those of :func:`average_scores`; and "log_perplexity", which is
+            its "nll".
+    """
+    import pandas as pd
+
+    names = ["model", "objective", "learning_rate", "seed", "progress", "folder", "setting", "run", "title"]
+    rows = [[getattr(one, name) for name in names] for one in results.checkpoints]
+    table = pd.DataFrame(rows, columns=names, dtype=object).astype({"learning_rate": float, "progress": int})
+    averages = average_scores(results.scores, ["checkpoint"])
+    return table.join(averages.rename(columns={"nll": "log_perplexity"}))
+
+
+def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[str, "pd.DataFrame"]:
+    """Return the baseline, and a row for each checkpoint, by setting and objective in the order of the first runs.
+
+    Args:
+        results (Results): of any models, objectives and seeds.
+        baseline (str | None): objective to compare with. Default: None, "CE" if there is one, else the first run's.
+
+    Returns:
+        tuple[str, pandas.DataFrame]: the baseline, which comes first in each setting; and a frame indexed as
+            ``results.checkpoints`` with the columns of :func:`run_table`, and one for each measure by name: a tuple of
+            float64 ``[n]`` sums and ``[n]`` counts by ascending unit (the prefix lengths of a passage stay together),
+            or None if a value is missing.
+
+    Raises:
+        ValueError: If there is only one run, no run has the baseline, or runs of a model were not asked the same.
+    """
+    runs = results.checkpoints
+    if len({one.run for one in runs}) < 2:
+        found = f"only {runs[0].folder} ({runs[0].setting}, {runs[0].objective})" if runs else "no run"
+        raise ValueError(
+            f"nothing to compare: there is {found}. Give a second run, of the baseline or another objective; to look "
+            "at a single model, use `tfidf-tune probe audit`"
+        )
+    objectives, table = comparable_runs(results, baseline)
+    totals = dict(_unit_totals(results.scores))
+    columns = {
+        measure.label: [totals.get((at, measure.metric, measure.kind)) for at in table.index]
+        for measure in (*COMPARED, CONTROL_LMS, PASSAGE_NLL)
+    }
+    table = table.assign(
+        **columns, place=table.groupby("setting", sort=False).ngroup(), rank=table["objective"].map(objectives.index)
+    )
+    return objectives[0], table.sort_values(["place", "rank"], kind="stable").drop(columns=["place", "rank"])
+
+
+def _unit_totals(scores: "pd.DataFrame") -> Iterator[tuple[tuple[int, str, str], tuple[Floats, Floats]]]:
+    """Checkpoint, metric and kind -> sums and counts by unit; without aggregates, and those with a missing value."""
+    rows = scores[scores["unit"] != ""]
+    units = rows["unit"].astype(str)
+    units = units.where(rows["kind"] != "block", units.str.zfill(20))  # blocks are numbered
+    rows = rows.assign(sum=rows["value"] * rows["count"], unit=units)
+    keys = ["checkpoint", "metric", "kind"]
+    missing = set(rows.loc[rows["value"].isna(), keys].itertuples(index=False, name=None))
+    totals = rows.groupby([*keys, "unit"], observed=True)[["sum", "count"]].sum()
+    for key, own in totals.groupby(level=keys, observed=True):
+        if key not in missing:
+            yield key, (own["sum"].to_numpy(float), own["count"].to_numpy(float))
+
+
+def passage_lms(results: Results, measure: Measure = LMS) -> dict[int, Floats]:
+    """Return the LMS (of controls: CONTROL_LMS) by ascending passage, float64 ``[n]``, of mean the average LMS.
+
+    A checkpoint whose passages were not kept one by one, or with a missing value, is left out.
+    """
+    rows = results.scores[(results.scores["metric"] == measure.metric) & (results.scores["kind"] == measure.kind)]
+    return {checkpoint: sums / counts.mean() for (checkpoint, *_), (sums, counts) in _unit_totals(rows)}
+
+
+def shared_progress(evaluations: "pd.DataFrame", *measures: Measure) -> list[int]:
+    """Return, ascending, the progress values at which every run with these measures has all of them."""
+    having = evaluations.dropna(subset=[measure.label for measure in measures])
+    num_runs = having.groupby("progress")["run"].nunique()
+    return sorted(num_runs.index[num_runs == having["run"].nunique()])
+
+
+def at_last(evaluations: "pd.DataFrame", *measures: Measure) -> "pd.DataFrame":
+    """Return the evaluations of a setting at the last progress where all runs have the measures, or none."""
+    return evaluations[evaluations["progress"] == max(shared_progress(evaluations, *measures), default=None)]
+
+
+def having_at_last(evaluations: "pd.DataFrame", measure: Measure) -> Iterator[tuple[str, str, "pd.DataFrame"]]:
+    """Yield setting, objective and those of its evaluations at the last shared progress that have a measure."""
+    for setting, own in evaluations.groupby("setting", sort=False):
+        for objective, having in at_last(own, measure).dropna(subset=[measure.label]).groupby("objective", sort=False):
+            yield str(setting), str(objective), having
+
+
+def unit_totals(evaluations: "pd.DataFrame", measure: Measure) -> tuple[Floats, Floats] | None:
+    """Return sums (means over evaluations) and counts by unit; None if there is no evaluation, or one misses it."""
+    totals = evaluations[measure.label]
+    if totals.empty or totals.isna().any():
+        return None
+    return np.mean([sums for sums, _ in totals], axis=0), totals.iloc[0][1]
+
+
+def value_of(evaluations: "pd.DataFrame", measure: Measure) -> float:
+    """Return a measure over seeds, NaN if it is missing; perplexity is over all their predictions."""
+    totals = unit_totals(evaluations, measure)
+    return math.nan if totals is None else float(measure.value(*totals))
+
+
+def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], "pd.DataFrame"]:
+    """Return the objectives, the baseline (None: "CE" or else the first run's) first, and :func:`run_table`.
+
+    Runs of all learning rates are compared; a task that was not run is not a difference.
+
+    Raises:
+        ValueError: If no checkpoint has the baseline, a checkpoint occurs twice, a run has checkpoints of two
+            trainings, or runs of a model were not asked the same prompts, blocks, articles or questions.
+    """
+    objectives = list(dict.fromkeys(one.objective for one in results.checkpoints))
+    if baseline is None:
+        baseline = _DEFAULT_BASELINE if _DEFAULT_BASELINE in objectives else objectives[0]
+    if baseline not in objectives:
+        raise ValueError(f"no run has the baseline {baseline!r}: there are {', '.join(objectives)}")
+    trainings: dict[object, object] = {}
+    seen: set[object] = set()
+    first_asked: dict[tuple[str, str], Checkpoint] = {}
+    for one in results.checkpoints:
+        training = one.recipe, one.loss, one.training_seconds
+        if (one.run, one.progress) in seen or trainings.setdefault(one.run, training) != training:
+            raise ValueError(f"two runs are both {one.title}: leave out one of the files or folders that have them")
+        seen.add((one.run, one.progress))
+        for what, digest in one.asked.items():
+            first = first_asked.setdefault((one.model, what), one)
+            if first.asked[what] != digest:
+                both = " and ".join(f"{of.title}, {of.progress} % ({of.folder})" for of in (first, one))
+                raise ValueError(
+                    f"{both} cannot be compared, their {what} differ: evaluate both with one probe file, data set and "
+                    "settings"
+                )
+    return sorted(objectives, key=lambda name: name != baseline), run_table(results)
+
+
+def compare_objectives(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFrame":
+    """Compare each objective of a setting with the baseline.
+
+    Args:
+        evaluations (pandas.DataFrame): of :func:`evaluation_table`.
+        baseline (str): the baseline; settings without it are left out.
+
+    Returns:
+        pandas.DataFrame: a row for each "setting", "objective" and "measure" that both have at the last checkpoint that
+            all runs share, if possible one where the LMS is known too ("progress", in percent), with the columns
+            "baseline" and "other" (values), "reduction" (``(baseline - other) / baseline``; NaN if the baseline is 0 or
+            a value is not finite), "low" and "high" (its interval; NaN if there is none), "num_units" (passages,
+            blocks, articles or questions), "p_value" (by Holm's method over all rows of the setting), and "significant"
+            ("yes", "no", "too few" or None, see :class:`Interval`; "yes" only if the p-value is below 0.05 too).
+    """
+    import pandas as pd
+
+    rows = []
+    for setting, own in evaluations.groupby("setting", sort=False):
+        for objective in own["objective"].unique()[1:] if (own["objective"] == baseline).any() else ():
+            for measure in COMPARED:
+                last = at_last(own, LMS, measure)
+                last = at_last(own, measure) if last.empty else last
+                before, after = (unit_totals(last[last["objective"] == of], measure) for of in (baseline, objective))
+                if before is not None and after is not None:
+                    progress = last["progress"].iloc[0]
+                    rows.append((setting, objective, measure.label, *_reduction(measure, before, after), progress))
+    names = ["setting", "objective", "measure", "baseline", "other", "reduction", *Interval._fields, "progress"]
+    table = pd.DataFrame(rows, columns=names)
+    table["p_value"] = table.groupby("setting")["p_value"].transform(holm)
+    said = pd.Series(
+        [Interval(one.low, one.high, one.num_units).significant for one in table.itertuples()], dtype=object
+    )
+    return table.assign(significant=said.mask((said == "yes") & (table["p_value"] >= ALPHA), "no"))
+
+
+def compare_seeds(evaluations: "pd.DataFrame", baseline: str) -> dict[tuple[str, str], list[float]]:
+    """Return the reduction of the average LMS by ascending seed, at the last checkpoint that all runs share.
+
+    By setting and objective; NaN if one is undefined. A run of an unknown seed is paired with one of an unknown seed.
+    """
+    reductions: dict[tuple[str, str], list[float]] = {}
+    for setting, own in evaluations.groupby("setting", sort=False):
+        last = at_last(own, LMS).dropna(subset=[LMS.label])
+        by_objective = last.groupby("objective", sort=False)
+        lms = {name: dict(zip(of["seed"], of["lms"], strict=True)) for name, of in by_objective}
+        before = lms.pop(baseline, {})
+        for objective, after in lms.items():
+            shared = sorted(before.keys() & after.keys(), key=lambda seed: seed or 0)
+            reductions[str(setting), objective] = [_relative(before[seed], after[seed]) for seed in shared]
+    return reductions
+
+
+def compare_at_equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFrame":
+    """Compare what an objective recites at the end with what the baseline recited when it had the same perplexity.
+
+    Args:
+        evaluations (pandas.DataFrame): of :func:`evaluation_table`.
+        baseline (str): the baseline; settings without it are left out.
+
+    Returns:
+        pandas.DataFrame: a row for each "setting" and "objective" of which both measures are known wherever they were
+            measured together, with the columns
+
+            - "progress" of the last checkpoint that all runs share; "perplexity" and "lms": at it; "floor_bound": how
+              far above the floor that LMS is at most, in tokens, if it cannot be told from it, else NaN,
+            - "lowest" and "highest": of the baseline's perplexities,
+            - "before" and "after": progress of the baseline's checkpoints between which it first had that perplexity
+              (equal if exactly at one), "lms_before" and "lms_after": its average LMS there, "interpolated": between
+              them, linearly in log perplexity; NaN if it never had it,
+            - "baseline_floor_bound": the same of the baseline at both, the higher; NaN if one can be told,
+            - "recited": "less" than at both of the baseline's checkpoints, "more", or "between" them; "not above the
+              floor" if neither objective can be told from it; None if the baseline never had the perplexity.
+    """
+    import pandas as pd
+
+    rows = []
+    for setting, own in evaluations.groupby("setting", sort=False):
+        of_baseline, last = own[own["objective"] == baseline], at_last(own, LMS, PERPLEXITY)
+        path = [of_baseline[of_baseline["progress"] == at] for at in shared_progress(of_baseline, LMS, PERPLEXITY)]
+        points = np.array([[value_of(one, PERPLEXITY), value_of(one, LMS)] for one in path])
+        for objective in own["objective"].unique()[1:] if path and np.isfinite(points).all() else ():
+            end = last[last["objective"] == objective]
+            perplexity, lms, own_bound = value_of(end, PERPLEXITY), value_of(end, LMS), _floor_bound(end)
+            if math.isfinite(perplexity) and not math.isnan(lms):
+                crossing = first_crossing(np.log(points[:, 0]), math.log(perplexity))
+                where: tuple[Any, ...] = (*(math.nan,) * 6, None)
+                if crossing is not None:
+                    first, second, weight = crossing
+                    before, after = points[[first, second], 1]
+                    where = (path[first]["progress"].iloc[0], path[second]["progress"].iloc[0], before, after)
+                    bound = float(np.max([_floor_bound(path[at]) for at in (first, second)]))
+                    recited = "less" if lms < min(before, after) else "more" if lms > max(before, after) else "between"
+                    if not math.isnan(own_bound + bound):
+                        recited = "not above controls"
+                    where += ((1 - weight) * before + weight * after, bound, recited)
+                extremes = points[:, 0].min(), points[:, 0].max()
+                progress = end["progress"].iloc[0]
+                rows.append((setting, objective, progress, perplexity, lms, own_bound, *extremes, *where))
+    return pd.DataFrame(rows, columns=_AT_EQUAL_PERPLEXITY)
+
+
+_AT_EQUAL_PERPLEXITY = [
+    *("setting", "objective", "progress", "perplexity", "lms", "floor_bound", "lowest", "highest"),
+    *("before", "after", "lms_before", "lms_after", "interpolated", "baseline_floor_bound", "recited"),
+]
+
+
+class Floor(NamedTuple):
+    """The average LMS of the targets, and of the controls: what is recited of text that was never seen."""
+
+    targets: float
+    controls: float
+    excess: Interval  # of targets - controls, drawn independently
+
+    @property
+    def difference(self) -> float:
+        """``targets - controls``."""
+        return self.targets - self.controls
+
+    @property
+    def reached(self) -> bool:
+        """Whether the interval does not lie above 0 and is from enough passages for a verdict."""
+        return self.excess.significant in ("yes", "no") and self.excess.low <= 0
+
+
+def lms_floor(evaluations: "pd.DataFrame") -> Floor | None:
+    """Compare the targets' average LMS with the controls'; None if there are no targets or no controls."""
+    targets, controls = (unit_totals(evaluations, measure) for measure in (LMS, CONTROL_LMS))
+    if targets is None or controls is None:
+        return None
+    return floor_of(targets[0] / targets[1], controls[0] / controls[1])
+
+
+def floor_of(targets: Floats, controls: Floats) -> Floor:
+    """Compare the average LMS of passages: targets ``[n]`` and controls ``[m]``."""
+    excess = bootstrap_interval(
+        lambda ours, theirs, axis=-1: ours.mean(axis) - theirs.mean(axis), targets, controls, paired=False
+    )
+    return Floor(float(targets.mean()), float(controls.mean()), excess)
+
+
+def first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
+    """Return the points of a path ``[n]`` before and after it first has a value, linearly, and the second's weight."""
+    if path[0] == goal:
+        return 0, 0, 0.0
+    for after in range(1, len(path)):
+        start, end = path[after - 1], path[after]
+        if min(start, end) <= goal <= max(start, end):
+            return after - 1, after, float((goal - start) / (end - start))
+    return None
+
+
+def _reduction(measure: Measure, baseline: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> tuple[float, ...]:
+    """Return both values, the reduction and its interval."""
+    counts = baseline[1]
+
+    def reduction(before: Floats, after: Floats, counts: Floats, axis: int = -1) -> Any:
+        reference = measure.value(before, counts, axis)
+        return (reference - measure.value(after, counts, axis)) / reference
+
+    values = [float(measure.value(sums, counts)) for sums in (baseline[0], other[0])]
+    relative = _relative(*values)
+    if math.isnan(relative):
+        return (*values, relative, *Interval(math.nan, math.nan, len(counts)))
+    return (*values, relative, *bootstrap_interval(reduction, baseline[0], other[0], counts))
+
+
+def _relative(baseline: float, other: float) -> float:
+    """Return the reduction, NaN if it is not finite."""
+    reduction = (baseline - other) / baseline if baseline else math.nan
+    return reduction if math.isfinite(reduction) else math.nan
+
+
+def _floor_bound(evaluations: "pd.DataFrame") -> float:
+    floor = lms_floor(evaluations)
+    return floor.excess.high if floor is not None and floor.reached else math.nan

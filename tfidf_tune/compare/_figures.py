@@ -1,0 +1,230 @@
+"""Drawings of a comparison: the trade-off, training progress, and the distribution of what is recited."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tfidf_tune.compare._evaluations import having_at_last, shared_progress, unit_totals, value_of
+from tfidf_tune.compare._intervals import MIN_UNITS, bootstrap_interval
+from tfidf_tune.compare._table import CONTROL_LMS, LMS, PERPLEXITY, Measure, Results
+from tfidf_tune.report import Figure
+from tfidf_tune.report._figures import (
+    HALF_A_LINE,
+    LONE_HEIGHT,
+    PANEL_HEIGHT,
+    draw_cross,
+    drawn,
+    label_points,
+    legend_above,
+    new_panels,
+    styles_of,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+FLOOR = "never injected (the floor)"
+FLOOR_LINE: dict[str, Any] = {"color": "0.4", "linestyle": "--", "linewidth": 1.2, "zorder": 1}
+OPERATING = 44.0  # area of the marker of a last checkpoint, in square points
+_FEW = 4  # objectives that are named next to their points
+_WIDE = 4.0  # if the largest value is more than this many times the smallest, the axis is logarithmic
+_LINEAR_BELOW = 1.0  # below this LMS a wide axis is linear, so that it can hold 0
+
+
+class Course(NamedTuple):
+    """How an objective moved through its checkpoints, and the intervals of the last one; NaN where there is none."""
+
+    points: list[tuple[float, float]]  # perplexity and average LMS of each checkpoint
+    perplexity: tuple[float, float]
+    lms: tuple[float, float]
+    controls: float
+
+
+def comparison_figures(results: Results, evaluations: "pd.DataFrame") -> list[Figure]:
+    """Draw the trade-off if perplexity was measured, progress if there are several checkpoints, and distributions."""
+    figures = []
+    if courses := _courses(evaluations):
+        caption = (
+            "Each objective at the last checkpoint. Lower: it recites less. Further left: it predicts unseen text "
+            "better. Crosses: 95 % intervals over passages and blocks, not over seeds. Grey: passages that were never "
+            "injected, the floor that fluency reaches by itself. Thin lines: earlier checkpoints; a reduction counts "
+            "where it lies below the baseline's line at the same perplexity."
+        )
+        figures.append(Figure("frontier", "Memorization against perplexity", trade_off(courses), caption))
+    curves = _measured(evaluations, (LMS,), CONTROL_LMS)
+    if any(len(points) > 1 for by_objective in curves.values() for points in by_objective.values()):
+        caption = (
+            "Average LMS of the injected passages at each checkpoint. Dashed: passages that were never injected, the "
+            "floor that fluency reaches by itself. Lower is better."
+        )
+        title = "Average LMS against training progress"
+        figures.append(Figure("lms_progress", title, lms_progress(curves), caption))
+    caption = (
+        "The share of continuations whose longest memorized substring has at least so many tokens, over "
+        "passages, prefix lengths and seeds. Dashed: passages that were never injected."
+    )
+    rows = results.scores[(results.scores["metric"] == "lms") & (results.scores["unit"] != "")]
+    lms: dict[str, dict[str, Any]] = {setting: {} for setting in evaluations["setting"].unique()}
+    for setting, objective, having in having_at_last(evaluations, LMS):
+        values = rows[rows["checkpoint"].isin(having.index)].groupby("kind", observed=True)["value"]
+        lms[setting][objective] = values.agg(list).to_dict()
+    for number, (setting, own) in enumerate(lms.items(), 1):
+        if own:
+            name, of_setting = (f"_{number}", f": {setting}") if len(lms) > 1 else ("", "")
+            title = f"Distribution of the LMS{of_setting}"
+            figures.append(Figure(f"lms_distribution{name}", title, lms_distribution(own), caption))
+    return figures
+
+
+def _courses(evaluations: "pd.DataFrame") -> dict[str, dict[str, Course]]:
+    """Setting -> objective -> its course through the checkpoints that have LMS and perplexity; none if it diverged."""
+    courses: dict[str, dict[str, Course]] = {}
+    for setting, by_objective in _measured(evaluations, (PERPLEXITY, LMS), CONTROL_LMS).items():
+        for objective, measured in by_objective.items():
+            points = [point for point in measured if math.isfinite(point[1])]
+            if points:
+                progress, *_, controls = points[-1]
+                own = evaluations[(evaluations["setting"] == setting) & (evaluations["objective"] == objective)]
+                last = own[own["progress"] == progress]
+                courses.setdefault(setting, {})[objective] = Course(
+                    [(x, y) for _, x, y, _ in points], _interval(last, PERPLEXITY), _interval(last, LMS), controls
+                )
+    return courses
+
+
+def _interval(evaluations: "pd.DataFrame", measure: Measure) -> tuple[float, float]:
+    """Return the ends of the interval over units, NaN if there are too few."""
+    totals = unit_totals(evaluations, measure)
+    interval = bootstrap_interval(measure.value, *totals) if totals else None
+    return interval[:2] if interval and interval.num_units >= MIN_UNITS else (math.nan, math.nan)
+
+
+def _measured(
+    evaluations: "pd.DataFrame", measures: Sequence[Measure], *optional: Measure
+) -> dict[str, dict[str, list[Any]]]:
+    """Setting -> objective -> (progress, each measure, NaN if an optional one is missing); empty ones are left out."""
+    found: dict[str, dict[str, list[Any]]] = {}
+    for (setting, objective), own in evaluations.groupby(["setting", "objective"], sort=False):
+        for progress in shared_progress(own, *measures):
+            at = own[own["progress"] == progress]
+            values = (value_of(at, measure) for measure in (*measures, *optional))
+            found.setdefault(setting, {}).setdefault(objective, []).append((progress, *values))
+    return found
+
+
+def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]) -> "Drawing":
+    """Draw average LMS, and dashed that of the controls, against training progress: the paper's figure 2.
+
+    The curves are by model and objective: progress in percent, LMS of the targets and of the controls or NaN.
+    """
+    figure, panels = new_panels(list(curves))
+    styles = styles_of(curves.values())
+    for axes, by_objective in zip(panels, curves.values(), strict=True):
+        for index, (objective, points) in enumerate(by_objective.items()):
+            color, marker = styles[objective]
+            progress, lms, _ = zip(*points, strict=True)
+            axes.plot(progress, lms, color=color, marker=marker, label=drawn(objective))
+            floor = [(at, controls) for at, _, controls in points if not math.isnan(controls)]
+            dashes = (4 * index, (4, 4 * len(by_objective)))  # floors often coincide: each shows in the others' gaps
+            if floor:
+                axes.plot(*zip(*floor, strict=True), color=color, linestyle=dashes, linewidth=1.4, label=FLOOR)
+        axes.set_xticks(sorted({point[0] for points in by_objective.values() for point in points}))
+        axes.set_ylabel("average LMS (tokens)")
+        axes.set_ylim(bottom=0)
+    panels[-1].set_xlabel("training progress (%)")
+    legend_above(figure, panels, FLOOR)
+    return figure
+
+
+def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Drawing":
+    """Draw average LMS against perplexity: a point for each objective, thin lines to it, and a band for the controls.
+
+    Up to four objectives with short names are named next to their points; others have the numbers of the legend.
+    """
+    styles = styles_of(settings.values())
+    numbers = {objective: str(number) for number, objective in enumerate(styles, start=1)}
+    is_named = len(styles) <= _FEW and max(map(len, styles)) <= HALF_A_LINE
+    figure, panels = new_panels(list(settings), panel_height=LONE_HEIGHT if len(settings) == 1 else PANEL_HEIGHT)
+    labels = []
+    for axes, courses in zip(panels, settings.values(), strict=True):
+        for objective, one in courses.items():
+            color, marker = styles[objective]
+            x, y = one.points[-1]
+            axes.plot(*zip(*one.points, strict=True), color=color, marker="o", markersize=2.5, linewidth=1, alpha=0.4)
+            label = None if is_named else f"{numbers[objective]}  {drawn(objective)}"
+            axes.plot([x], [y], marker, color=color, markersize=OPERATING**0.5, label=label, zorder=5)
+            draw_cross(axes, (x, y), (one.perplexity, one.lms), color)
+        floors = [one.controls for one in courses.values() if not math.isnan(one.controls)]
+        shown = [end for one in courses.values() for end in (*one.points, *zip(one.perplexity, one.lms, strict=True))]
+        perplexity, lms = ([value for value in own if not math.isnan(value)] for own in zip(*shown, strict=True))
+        set_axes(axes, perplexity, [*lms, *floors])
+        before = [point for one in courses.values() for point in one.points[:-1]]
+        named = {drawn(name).strip() if is_named else numbers[name]: one.points[-1] for name, one in courses.items()}
+        if floors:
+            floor = float(np.mean(floors))
+            axes.axhspan(min(floors), max(floors), color="0.4", alpha=0.2, linewidth=0, zorder=1)
+            axes.axhline(floor, label=FLOOR, **FLOOR_LINE)
+            if is_named:
+                named[FLOOR] = axes.get_xlim()[1], floor
+            before += [(x, floor) for x in np.geomspace(*axes.get_xlim(), 100)]
+        labels.append((axes, named, before))
+    if not is_named:
+        legend_above(figure, panels, FLOOR)
+    figure.draw_without_rendering()
+    for axes, named, others in labels:
+        label_points(axes, named, others)
+    return figure
+
+
+def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Drawing":
+    """Draw the share of continuations that recite at least so many tokens, those of "control" dashed."""
+    from matplotlib.ticker import NullLocator, StrMethodFormatter
+
+    figure, (axes,) = new_panels([""])
+    styles = styles_of([lms])
+    longest = max((value for of_label in lms.values() for values in of_label.values() for value in values), default=1)
+    lengths = np.arange(1, max(int(longest), 1) + 2)
+    for label, of_label in lms.items():
+        for kind, linestyle, shown in (("target", "-", drawn(label)), ("control", "--", FLOOR)):
+            if values := sorted(of_label.get(kind, [])):
+                share = 100.0 * ((len(values) - np.searchsorted(values, lengths)) / len(values))
+                axes.step(lengths, share, where="post", color=styles[label][0], linestyle=linestyle, label=shown)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("longest memorized substring of at least (tokens)")
+    axes.set_ylabel("share of continuations (%)")
+    axes.set_ylim(0, 102)
+    legend_above(figure, [axes], FLOOR)
+    return figure
+
+
+def set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float]) -> None:
+    """Set limits of means (intervals from few seeds may reach far beyond), and scales; wide ones are logarithmic."""
+    from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
+
+    room = max(1.02, (max(perplexity) / min(perplexity)) ** 0.07)
+    axes.set_xlim(min(perplexity) / room, max(perplexity) * room)
+    axes.set_xscale("log")  # after the limits: around a single point it would find none by itself
+    if max(perplexity) > _WIDE * min(perplexity):
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:  # less than a power of ten, of which few round numbers are 1, 2 or 5 times one
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.set_xlabel("perplexity on held-out text")
+    lowest, highest = min(lms), max(*lms, _LINEAR_BELOW)
+    if highest > _WIDE * max(lowest, _LINEAR_BELOW):
+        axes.set_yscale("symlog", linthresh=_LINEAR_BELOW, linscale=0.5)
+        axes.yaxis.set_major_locator(FixedLocator([0, *(m * 10.0**e for e in range(5) for m in (1, 2, 5))]))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.set_ylim(0 if lowest < _LINEAR_BELOW else 0.8 * lowest, 1.3 * highest)
+    else:
+        axes.set_ylim(0, 1.08 * highest)
+    axes.set_ylabel("average LMS (tokens)")

@@ -1,0 +1,376 @@
+"""The tables of a comparison."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from tfidf_tune.compare._evaluations import average_scores, having_at_last, unit_totals, value_of
+from tfidf_tune.compare._intervals import (
+    ENOUGH_UNITS,
+    MIN_UNITS,
+    NUM_RESAMPLES,
+    Membership,
+    bootstrap_interval,
+    membership,
+)
+from tfidf_tune.compare._table import (
+    ANSWER_MEASURES,
+    COMPARED,
+    CONTROLS,
+    LMS,
+    NEAR_VERBATIM,
+    OTHER_PERPLEXITY,
+    PASSAGE_NLL,
+    PERPLEXITY,
+    RECITED,
+    SUMMARY_MEASURES,
+    Measure,
+    Results,
+)
+from tfidf_tune.compare._verdict import (
+    FEW_UNITS,
+    NEAR_EXPLAINED,
+    SIGNIFICANCE_NOTE,
+    TEXT_PROMPTS,
+    prompt_length,
+    span,
+    why_no_interval,
+)
+from tfidf_tune.probe import exposure, extraction_probability, membership_scores
+from tfidf_tune.report._document import Footnotes, Table, joined, tabulate
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SCORES = ("passage_nll", "zlib", "min_k", "min_k_plus_plus", "reference_nll")
+_NUM_SAMPLES = 1000
+_ENDS = ("", " from", " to")
+_ATTACKS = ("Loss", "zlib", "Min-K%", "Min-K%++", "Loss against start")
+_EXTRACTED = f"Extracted by {_NUM_SAMPLES:,} samples (%)"
+_IN_PERCENT = ("TPR at 1 % FPR (%)", "TPR from", "TPR to")
+_HEADERS = (
+    *("NLL of targets", "NLL of controls", "Gap", "Gap from", "Gap to"),
+    *(f"AUC{'' if attack == 'Loss' else f' {attack}'}{end}" for attack in _ATTACKS for end in _ENDS),
+    *(*_IN_PERCENT, "Exposure (bits)", _EXTRACTED),
+)
+
+
+def membership_table(
+    scores: "pd.DataFrame", groups: Sequence[tuple[Mapping[str, str], Sequence[int]]], footnotes: Footnotes
+) -> tuple[Table, dict[tuple[str, ...], str]]:
+    """Make the table of groups of checkpoints, one for each seed, of the same passages, under their first cells.
+
+    Returns:
+        tuple[Table, dict[tuple[str, ...], str]]: the table, without groups that have no scores of targets and
+            controls; and by first cells the AUC of each group whose interval of it excludes 0.5: "AUC 0.98, 95 %
+            interval 0.96 to 0.99".
+    """
+    import pandas as pd
+
+    rows, detectable, fewest = [], {}, []
+    for labels, checkpoints in groups:
+        found = _row(scores, checkpoints)
+        if found is None:
+            continue
+        row, made = found
+        rows.append({**labels, **row})
+        fewest.append(made.auc_interval.num_units)
+        if made.detectable:
+            ends = span(*made.auc_interval[:2], decimals=2)
+            detectable[tuple(labels.values())] = f"AUC {made.auc:.2f}, 95 % interval {ends}"
+    frame = pd.DataFrame(rows, columns=[*(groups[0][0] if groups else ()), *_HEADERS])
+    few = [FEW_UNITS] if fewest and MIN_UNITS <= min(fewest) < ENOUGH_UNITS else []
+    intervals = (
+        f"From and to: 95 %, percentile bootstrap of {NUM_RESAMPLES:,} resamples of passages, targets and controls "
+        f"separately.{footnotes.mark(*few)}"
+    )
+    notes = [
+        "NLL: nats per token of complete passages; the gap is controls minus targets. AUC: probability that a target "
+        "looks more like training text than a control, by the loss or another attack; 0.5 is chance, and membership "
+        "stays detectable where the interval of the AUC excludes it. TPR: targets found "
+        "at a threshold that at most 1 % of the controls exceed.",
+        "Exposure: log2(controls + 1), its maximum, minus log2 of the rank of a target's NLL among the controls', on "
+        "average over targets; 1.44 or less by chance.",
+        "Extracted: targets of which at least one sample at temperature 1 is exactly the continuation, computed from "
+        f"its NLL, on average over prompts. {intervals}",
+    ]
+    formats = dict.fromkeys(_HEADERS, ".2f") | dict.fromkeys((*_IN_PERCENT, _EXTRACTED), ".1f")
+    table = Table("membership", "Likelihood and membership", frame, notes if rows else [], formats)
+    return table.without_empty_columns(), detectable
+
+
+def _row(scores: "pd.DataFrame", checkpoints: Sequence[int]) -> tuple[dict[str, Any], Membership] | None:
+    rows = scores[scores["checkpoint"].isin(checkpoints)]
+    targets, controls = (_by_passage(rows, kind) for kind in ("target", "control"))
+    if "nll" not in targets or "nll" not in controls:
+        return None
+    gap = bootstrap_interval(
+        lambda ours, theirs, axis=-1: theirs.mean(axis) - ours.mean(axis),
+        *(values["nll"].mean(axis=0) for values in (targets, controls)),
+        paired=False,
+    )
+    attacks, others = membership_scores(targets), membership_scores(controls)
+    found = {name: membership(scores, others[name]) for name, scores in attacks.items() if name in others}
+    by_loss, nlls = found["Loss"], [float(values["nll"].mean()) for values in (targets, controls)]
+    exposed = [exposure(*pair).mean() for pair in zip(targets["nll"], controls["nll"], strict=True)]
+    continuations = rows[(rows["metric"] == "continuation_nll") & (rows["kind"] == "target")]["value"]
+    values = (
+        *(*nlls, nlls[1] - nlls[0], *gap[:2]),
+        *(
+            value
+            for one in map(found.get, _ATTACKS)
+            for value in ((one.auc, *one.auc_interval[:2]) if one else (None,) * 3)
+        ),
+        *(100 * value for value in (by_loss.tpr, *by_loss.tpr_interval[:2])),
+        float(np.mean(exposed)),
+        100 * extraction_probability(continuations, _NUM_SAMPLES).mean() if len(continuations) else None,
+    )
+    return dict(zip(_HEADERS, values, strict=True)), by_loss
+
+
+def _by_passage(rows: "pd.DataFrame", kind: str) -> dict[str, Any]:
+    """Score -> float64 ``[m, n]`` of checkpoints and passages, of scores that all of them have."""
+    own = rows[(rows["kind"] == kind) & rows["metric"].isin(_SCORES)]
+    values = {}
+    for metric, of in own.groupby("metric", observed=True):
+        table = of.pivot_table(index="checkpoint", columns="unit", values="value", observed=True)
+        if np.isfinite(table.to_numpy()).all() and len(table) == rows["checkpoint"].nunique():
+            values[str(metric).removeprefix("passage_")] = table.to_numpy(np.float64)
+    return values
+
+
+_Groups: TypeAlias = "list[tuple[str, str, pd.DataFrame]]"  # setting, objective and their evaluations that are compared
+_KEYS = ["setting", "objective"]
+# Columns: header, column of the data frame, format.
+_WHO = (("Model", "setting", ""), ("Objective", "objective", ""))
+_SEEDS = ("Seeds", "Seeds", "")
+# Scores of other tasks: name -> title, units, header -> measure.
+_SCORED: dict[str, tuple[str, str, dict[str, Measure]]] = {
+    "perplexity": ("Perplexity", "Blocks", {PERPLEXITY.label: PERPLEXITY}),
+    "other_perplexity": ("Perplexity on other text", "Blocks", {OTHER_PERPLEXITY.label: OTHER_PERPLEXITY}),
+    "summarization": ("Summarization", "Articles", {one.label.split()[1]: one for one in SUMMARY_MEASURES}),
+    "qa": ("Question answering", "Questions", dict(zip(("Exact Match %", "F1 %"), ANSWER_MEASURES, strict=True))),
+}
+_SCORED_NOTES = {
+    "perplexity": "Token-level perplexity on unseen text, over all predictions.",
+    "other_perplexity": "The same on a second text (task tfidf_other_ppl).",
+    "summarization": "CNN/DailyMail; means of F-measures in percent.",
+    "qa": "SQuAD v1.1, the best over each question's gold answers.",
+}
+
+
+def comparison_tables(
+    results: Results,
+    evaluations: "pd.DataFrame",
+    reductions: "pd.DataFrame",
+    at_equal_perplexity: "pd.DataFrame",
+    baseline: str,
+    footnotes: Footnotes,
+) -> tuple[list[Table], dict[tuple[str, ...], str]]:
+    """Make the tables of a comparison; those without rows are left out, and caveats are added to the footnotes.
+
+    Returns:
+        tuple[list[Table], dict[tuple[str, ...], str]]: the tables; and by setting and objective the AUC of membership
+            inference, where it is detectable.
+    """
+    probed = list(having_at_last(evaluations, LMS))
+    rows = _rows_of(results, evaluations.loc[[at for *_, having in probed for at in having.index]])
+    tables = [_memorization(results, probed, rows, footnotes)] if probed else []
+    scored = [
+        ({"Model": setting, "Objective": objective}, list(having.index))
+        for setting, objective, having in having_at_last(evaluations, PASSAGE_NLL)
+    ]
+    likelihoods, detectable = membership_table(results.scores, scored, footnotes)
+    tables.append(likelihoods)
+    tables += [_scores(results, evaluations, footnotes, name) for name in _SCORED]
+    tables += [_reductions(reductions, baseline, footnotes), _equal_perplexity(at_equal_perplexity, baseline)]
+    if probed:
+        tables.append(_spread(results, probed))
+    # With one prefix length, or one checkpoint, these would repeat the first table.
+    if (rows.groupby(_KEYS)["prefix"].nunique() > 1).any():
+        frame = _recited(rows[rows["prefix"].notna()], "prefix")
+        frame["prefix"] = frame["prefix"].map(prompt_length)
+        columns = (*_WHO, ("Prefix length", "prefix", ""), *RECITED, CONTROLS, *NEAR_VERBATIM)
+        by_length = tabulate("by_prefix_length", "Memorization by prefix length", frame, columns)
+        tables.append(by_length.without_empty_columns())
+    if (evaluations.groupby(_KEYS)["progress"].nunique() > 1).any():
+        tables.append(_progress(results, evaluations))
+    return [table for table in tables if len(table.frame)], detectable
+
+
+def _rows_of(results: Results, evaluations: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the scores of evaluations, with their columns "setting", "objective", "progress" and an "order"."""
+    named = evaluations.assign(order=evaluations.groupby(_KEYS, sort=False).ngroup())
+    rows = named[[*_KEYS, "progress", "order"]].join(results.scores.set_index("checkpoint"), how="inner")
+    return rows.reset_index(names="checkpoint")
+
+
+def _recited(rows: "pd.DataFrame", *by: str) -> "pd.DataFrame":
+    """Average what is recited by setting, objective and more columns."""
+    averages = average_scores(rows.sort_values(["order", *by], kind="stable"), [*_KEYS, *by])
+    return averages.assign(verbatim_percent=100 * averages["verbatim"]).reset_index()
+
+
+def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footnotes: Footnotes) -> Table:
+    single = rows[rows["unit"] != ""]
+    caveats = _checkpoint_note(probed)
+    approximate, lost = [], []
+    for setting, objective, own in probed:
+        made = [results.checkpoints[at] for at in own.index]
+        approximate += [f"{setting}, {objective}"] if any(one.text_prompts for one in made) else []
+        if num_lost := sum(one.lost_prompts for one in made):
+            asked = (single["checkpoint"].isin(own.index) & (single["metric"] == "lms")).sum()
+            lost.append(f"{num_lost} of {asked} of {setting}, {objective}")
+    if approximate:
+        caveats.append(f"{'; '.join(approximate)}: {TEXT_PROMPTS}")
+    if lost:
+        caveats.append(
+            f"Prompts changed when converted to text ({'; '.join(lost)}), so the model saw tokens that differ from "
+            "training; `tfidf-tune eval` is exact."
+        )
+    lengths = [str(prompt_length(length)) for length in sorted(set(single["prefix"].dropna()))]
+    asked_by = ""
+    if lengths:  # condensed records have averages over them
+        asked_by = f" (prompts of {'their own lengths' if lengths == ['own'] else f'{joined(lengths)} tokens'})"
+    frame = _recited(rows)
+    notes = [
+        f"Means and maxima over passages, prefix lengths and seeds{asked_by}. Prefix match and LMS are in tokens; "
+        "Verbatim is the share of continuations that reproduce the rest of the passage; Control LMS is the average LMS "
+        f"of passages that were never injected: the floor.{footnotes.mark(*caveats)}"
+    ]
+    notes += [NEAR_EXPLAINED] if frame["edit_distance"].notna().any() else []
+    targets = single[single["kind"] == "target"]
+    times = sorted(set(targets.loc[targets["metric"] == "num_injections", "value"].astype(int)) - {0})
+    notes += [f"Each target occurs {' or '.join(map(str, times))} times in the training text."] if times else []
+    passages = targets.groupby("order")["unit"].nunique()
+    frame["Passages"] = passages.reindex(range(len(frame)), fill_value=0).tolist()
+    frame["Seeds"] = [len(own) for *_, own in probed]
+    columns = (*_WHO, *RECITED, CONTROLS, *NEAR_VERBATIM, ("Passages", "Passages", ""), _SEEDS)
+    # Among rows of several checkpoints or prefix lengths, the best would always be the first checkpoint.
+    better: dict[str, Any] = {header: "lower" for header, *_ in (*RECITED, NEAR_VERBATIM[1])}
+    better[NEAR_VERBATIM[0][0]] = "higher"  # the distance
+    return tabulate("memorization", "Memorization", frame, columns, notes, better).without_empty_columns()
+
+
+def _progress(results: Results, evaluations: "pd.DataFrame") -> Table:
+    measures = [measure for measure in COMPARED if measure.kind != "target"]
+    frame = _recited(_rows_of(results, evaluations), "progress")
+    at = dict(list(evaluations.groupby([*_KEYS, "progress"])))
+    own = [at[keys] for keys in frame[[*_KEYS, "progress"]].itertuples(index=False, name=None)]
+    for measure in measures:
+        frame[measure.label] = [value_of(one, measure) for one in own]
+    frame["Seeds"] = list(map(len, own))
+    columns = [*_WHO, ("Progress %", "progress", ""), *RECITED, CONTROLS, *NEAR_VERBATIM]
+    columns += [*((measure.label, measure.label, ".2f") for measure in measures), _SEEDS]
+    return tabulate("progress", "Every checkpoint", frame, columns).without_empty_columns()
+
+
+def _spread(results: Results, probed: _Groups) -> Table:
+    import pandas as pd
+
+    scores = results.scores
+    lms = scores[(scores["metric"] == "lms") & (scores["kind"] == "target") & (scores["unit"] != "")]
+    rows: list[tuple[Any, ...]] = []
+    for setting, objective, having in probed:
+        own = lms[lms["checkpoint"].isin(having.index)]
+        totals = unit_totals(having, LMS)
+        ends = (math.nan, math.nan) if totals is None else bootstrap_interval(LMS.value, *totals)[:2]
+        seeds = [value_of(having.loc[[at]], LMS) for at in having.index]
+        values = own["value"] if (own["count"] == 1).all() else own["value"].iloc[:0]  # means have no quantiles
+        quantiles = values.quantile(0.5), values.quantile(0.9), values.max()
+        rows.append((setting, objective, value_of(having, LMS), *ends, *quantiles, min(seeds), max(seeds), len(seeds)))
+    formats = {**dict.fromkeys((LMS.label, "From", "To"), ".2f"), "Median": ".1f", "90th percentile": ".1f", "Max": ""}
+    formats |= {"Lowest seed": ".2f", "Highest seed": ".2f", "Seeds": ""}
+    frame = pd.DataFrame(rows, columns=["Model", "Objective", *formats])
+    notes = [
+        "From and To: 95 % interval of the average, from resampling passages. Median and percentile are over passages, "
+        "prefix lengths and seeds."
+    ]
+    if (frame["Seeds"] > 1).any():
+        notes.append("Lowest and highest seed: the average LMS of a single run.")
+    else:
+        frame = frame.iloc[:, :-3]
+    return Table("lms_spread", "How the LMS varies", frame, notes, formats)
+
+
+def _scores(results: Results, evaluations: "pd.DataFrame", footnotes: Footnotes, name: str) -> Table:
+    import pandas as pd
+
+    title, units, measures = _SCORED[name]
+    first, *_ = measures.values()
+    groups = list(having_at_last(evaluations, first))
+    rows, caveats = [], _checkpoint_note(groups)
+    for setting, objective, having in groups:
+        values = (value_of(having, measure) for measure in measures.values())
+        rows.append((setting, objective, *values, len(having[first.label].iloc[0][1]), len(having)))
+        made = [results.checkpoints[at] for at in having.index]
+        scores = results.scores[results.scores["checkpoint"].isin(having.index)]
+        if first == PERPLEXITY and (lost := sum(one.lost_blocks for one in made)):
+            changed = f"{lost} of {(scores['kind'] == 'block').sum()} blocks changed when converted to text"
+            caveats.append(f"{setting}, {objective}: {changed}, so different tokens were predicted.")
+        summaries = scores.loc[scores["metric"] == "bertscore_f1", "value"]
+        if first.kind == "article" and (missing := int(summaries.isna().sum())):
+            reasons = "; ".join(dict.fromkeys(reason.rstrip(".") for one in made for reason in one.bertscore_missing))
+            of_all = f"BERTScore-F1 is missing for {missing} of {len(summaries)} summaries"
+            caveats.append(f"{setting}, {objective}: {of_all}: {reasons}.")
+    frame = pd.DataFrame(rows, columns=["Model", "Objective", *measures, units, "Seeds"])
+    better: dict[str, Any] = dict.fromkeys(measures, "lower" if first.exponential else "higher")
+    notes = [f"{_SCORED_NOTES[name]}{footnotes.mark(*caveats)}"] if rows else []
+    return Table(name, title, frame, notes, dict.fromkeys(measures, ".2f"), better)
+
+
+def _checkpoint_note(groups: _Groups) -> list[str]:
+    """Say where the last checkpoint is not the end of training."""
+    last = {setting: having["progress"].iloc[0] for setting, _, having in groups}
+    where = ", ".join(f"{name} at {progress} %" for name, progress in last.items() if progress < 100)
+    if not where:
+        return []
+    return [f"Not the end of training, but the last checkpoint that all runs of the model share: {where}."]
+
+
+def _reductions(reductions: "pd.DataFrame", baseline: str, footnotes: Footnotes) -> Table:
+    frame = reductions.assign(**{name: 100 * reductions[name] for name in ("reduction", "low", "high")})
+    columns = (
+        *(*_WHO, ("Measure", "measure", ""), (baseline, "baseline", ".2f"), ("Value", "other", ".2f")),
+        *(("Reduction %", "reduction", ".1f"), ("From %", "low", ".1f"), ("To %", "high", ".1f")),
+        *(("p (Holm)", "p_value", ".4f"), ("Significant", "significant", ""), ("Progress %", "progress", "")),
+    )
+    caveats = [FEW_UNITS] if reductions["num_units"].between(MIN_UNITS, ENOUGH_UNITS - 1).any() else []
+    explanation = (
+        f"Reduction: ({baseline} - value) / {baseline}; negative where the objective is higher, which is better for "
+        f"summaries and answers. From and To: 95 % percentile-bootstrap interval of {NUM_RESAMPLES:,} resamples, "
+        "paired between the objectives: by passage (its prefix lengths and seeds stay together), by block for "
+        f"perplexity, by article and by question. {SIGNIFICANCE_NOTE}{footnotes.mark(*caveats)}"
+    )
+    notes = [
+        f"{one.setting}, {one.objective}, {one.measure}: no interval, {why_no_interval(one)}."
+        for one in reductions[reductions["low"].isna()].itertuples()
+    ]
+    return tabulate("reductions", f"Relative reductions against {baseline}", frame, columns, (explanation, *notes))
+
+
+def _equal_perplexity(at_equal_perplexity: "pd.DataFrame", baseline: str) -> Table:
+    notes = [
+        f"{baseline} first had the objective's perplexity between these checkpoints. LMS before and after: its average "
+        "LMS at them; Interpolated: linearly in log perplexity between the two. Perplexity and Avg LMS: the "
+        "objective's, at Progress %. Recites: less than at both, more, or between them, without an interval; not above "
+        "controls, if neither LMS can be told from theirs, with the upper ends of the intervals of the differences."
+    ]
+    spans: list[str | None] = []
+    for one in at_equal_perplexity.itertuples():
+        if math.isnan(one.before):
+            ends = span(one.lowest, one.highest, decimals=2)
+            notes.append(f"{one.setting}, {one.objective}: out of range, {baseline} has {ends}.")
+        spans.append(None if math.isnan(one.before) else span(one.before, one.after, decimals=0))
+    columns = (
+        *(*_WHO, ("Perplexity", "perplexity", ".2f"), (f"{baseline} at %", "span", "")),
+        *((f"{baseline} LMS {end}", f"lms_{end}", ".2f") for end in ("before", "after")),
+        *(("Interpolated", "interpolated", ".2f"), (LMS.label, "lms", ".2f"), ("Recites", "recited", "")),
+        *(("Bound", "floor_bound", ".2f"), (f"{baseline} bound", "baseline_floor_bound", ".2f")),
+        ("Progress %", "progress", ""),
+    )
+    frame = at_equal_perplexity.assign(span=spans)
+    title = f"At equal perplexity, against {baseline}"
+    return tabulate("equal_perplexity", title, frame, columns, notes).without_empty_columns()

@@ -1,0 +1,121 @@
+"""The likelihood of each token of a text under a model, from one forward pass over the complete text; perplexity."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tfidf_tune._checks import check_at_least
+from tfidf_tune.probe._loading import require_known_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_LEAST_DEVIATION = 1e-6  # so that a uniform distribution gives 0, and a certain one a finite number
+
+
+class TokenLikelihoods(NamedTuple):
+    """What a model predicts for each token of a text after the first.
+
+    Attributes:
+        nll (np.ndarray): float64 ``[s - 1]``, ``-ln P(x_t | x_<t)``.
+        standardized (np.ndarray | None): float64 ``[s - 1]``, see :func:`token_likelihoods`; None if only the
+            probability of the token is known, as of a model behind a server.
+        greedy (np.ndarray): bool ``[s - 1]``, whether no other token is more probable.
+    """
+
+    nll: npt.NDArray[np.float64]
+    standardized: npt.NDArray[np.float64] | None
+    greedy: npt.NDArray[np.bool_]
+
+    def after(self, num_tokens: int) -> "TokenLikelihoods":
+        """Leave out the first tokens."""
+        standardized = None if self.standardized is None else self.standardized[num_tokens:]
+        return TokenLikelihoods(self.nll[num_tokens:], standardized, self.greedy[num_tokens:])
+
+
+@torch.no_grad()
+def token_likelihoods(
+    model: "PreTrainedModel",
+    texts: Sequence[Sequence[int]],
+    *,
+    batch_size: int = 16,
+    progress: Callable[[int], None] | None = None,
+) -> list[TokenLikelihoods]:
+    """Score each token of each text, given those before it.
+
+    The standardized log-probability is that of Min-K%++ (Zhang et al. 2024, https://arxiv.org/abs/2404.02936), with
+    ``v`` distributed as the model predicts::
+
+        z_t = (ln P(x_t | x_<t) - mu_t) / sigma_t
+        mu_t = E[ln P(v | x_<t)]        sigma_t = sqrt(E[(ln P(v | x_<t) - mu_t)^2])
+
+    ``sigma_t`` is at least 1e-6. The logits are converted to float32. Texts of a batch are sorted by length and padded
+    at their end, which a causal model does not see.
+
+    Args:
+        model (PreTrainedModel): causal language model; it is put in eval mode.
+        texts (Sequence[Sequence[int]]): token ids, at least two each; no BOS is added.
+        batch_size (int): texts in a forward pass.
+        progress (Callable[[int], None] | None): called after each batch with its number of texts.
+
+    Raises:
+        ValueError: If ``batch_size`` is below 1, a text has fewer than two tokens, or an id is outside the vocabulary.
+    """
+    check_at_least(1, batch_size=batch_size)
+    for number, ids in enumerate(texts):
+        if len(ids) < 2:
+            raise ValueError(f"Text {number} has {len(ids)} tokens, so nothing is predicted: give at least two.")
+        require_known_ids(model, np.asarray(ids))
+    model.eval()
+    device = next(model.parameters()).device
+    scored: dict[int, TokenLikelihoods] = {}
+    order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))  # too little memory is noticed immediately
+    for first in range(0, len(order), batch_size):
+        batch = order[first : first + batch_size]
+        longest = len(texts[batch[0]])
+        padded = [[*texts[index], *[0] * (longest - len(texts[index]))] for index in batch]
+        logits_bsv = model(input_ids=torch.tensor(padded, device=device), use_cache=False).logits
+        for index, logits_sv in zip(batch, logits_bsv, strict=True):  # one at a time: float32 copies are large
+            following_s = torch.tensor(texts[index][1:], device=device)
+            scored[index] = _scores(logits_sv[: len(following_s)].float(), following_s)
+        if progress is not None:
+            progress(len(batch))
+    return [scored[index] for index in range(len(texts))]
+
+
+def token_perplexity(model: "PreTrainedModel", blocks: npt.NDArray[np.integer], *, batch_size: int = 16) -> float:
+    """Return the perplexity over the ``n · (s - 1)`` predictions of ``n`` non-overlapping blocks of ``s`` tokens.
+
+    Section "Perplexity" of the paper, ``D`` the evaluated positions::
+
+        PPL = exp( 1/|D| · sum over t in D of -ln P(x_t | x_<t) )
+
+    ``x_<t`` are the ids before ``t`` in the same block: the first id of a block is only context, no BOS is
+    added. The NLL of a token is that of :func:`token_likelihoods`, the sum is in float64. ``blocks`` are integers
+    ``[n, s]`` without padding.
+
+    Raises:
+        ValueError: If the blocks predict no token, or an id is outside the model's vocabulary.
+    """
+    if blocks.size == len(blocks):
+        raise ValueError(f"Blocks of shape {list(blocks.shape)} predict no token: give one of two tokens or more.")
+    scored = token_likelihoods(model, blocks.tolist(), batch_size=batch_size)
+    return float(np.exp(np.mean([tokens.nll for tokens in scored])))
+
+
+def _scores(logits_sv: Tensor, ids_s: Tensor) -> TokenLikelihoods:
+    log_probs_sv = logits_sv.log_softmax(dim=-1)
+    probs_sv = log_probs_sv.exp()
+    chosen_s = log_probs_sv.gather(-1, ids_s[:, None])[:, 0]
+    mean_s = -torch.special.entr(probs_sv).sum(dim=-1)
+    # Tokens of probability 0 do not count, even if their logit is -inf.
+    deviations_sv = torch.where(probs_sv > 0, log_probs_sv - mean_s[:, None], 0.0)
+    deviation_s = (probs_sv * deviations_sv.square()).sum(dim=-1).sqrt()
+    standardized_s = (chosen_s - mean_s) / deviation_s.clamp_min(_LEAST_DEVIATION)
+    greedy_s = chosen_s == log_probs_sv.amax(dim=-1)
+    nll, standardized = (values.double().cpu().numpy() for values in (-chosen_s, standardized_s))
+    return TokenLikelihoods(nll, standardized, greedy_s.cpu().numpy())

@@ -1,0 +1,129 @@
+"""Whether likelihoods reveal the training text: scores of a passage, membership inference, extraction by sampling.
+
+Pure functions on arrays. The higher a membership score, the more likely the passage was in the training text.
+"""
+
+import math
+import zlib
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+LOWEST_SHARE = 0.2
+"""Share of the tokens that Min-K% and Min-K%++ average over."""
+FALSE_POSITIVE_RATE = 0.01
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+def passage_scores(nll: Floats, standardized: Floats | None, text: str) -> dict[str, float]:
+    """Return the scores of a passage.
+
+    ==================  ================================================================================================
+    ``nll``             mean of ``-ln P(x_t | x_<t)``
+    ``min_k``           Min-K%: mean of ``ln P(x_t | x_<t)`` over the 20 % least likely tokens (Shi et al. 2023,
+                        https://arxiv.org/abs/2310.16789)
+    ``min_k_plus_plus`` Min-K%++: mean of the 20 % lowest standardized log-probabilities (Zhang et al. 2024,
+                        https://arxiv.org/abs/2404.02936)
+    ``zlib``            sum of the NLL / bytes of the text compressed by zlib (Carlini et al. 2021,
+                        https://arxiv.org/abs/2012.07805, have the mean over the tokens in place of the sum)
+    ==================  ================================================================================================
+
+    ``nll`` and ``standardized``, see :func:`token_likelihoods`, are float64 ``[n]`` of the predicted tokens; without
+    ``standardized`` Min-K%++ is left out.
+    """
+    return {
+        "nll": float(nll.mean()),
+        "min_k": mean_of_lowest(-nll),
+        **({} if standardized is None else {"min_k_plus_plus": mean_of_lowest(standardized)}),
+        "zlib": zlib_score(float(nll.sum()), text),
+    }
+
+
+def zlib_score(nll_sum: float, text: str) -> float:
+    """Return the NLL of a text per byte of its zlib compression; see :func:`passage_scores`."""
+    return nll_sum / len(zlib.compress(text.encode("utf-8")))
+
+
+def mean_of_lowest(values: Floats, share: float = LOWEST_SHARE) -> float:
+    """Return the mean of a share of the values, the lowest ones; the number is rounded down, and at least 1."""
+    return float(np.sort(values)[: max(1, int(len(values) * share))].mean())
+
+
+def roc_auc(members: Floats, others: Floats) -> float:
+    """Return the AUC of finite scores ``[n]`` of members and ``[k]`` of others; see :class:`Membership`."""
+    return float(win_shares(members[None], others[None]).mean())
+
+
+def win_shares(members: Floats, others: Floats) -> Floats:
+    """Return ``[n, k]`` how often, over models, a member has the higher score: the statistic U of Mann and Whitney."""
+    above = (members[:, :, None] > others[:, None, :]).mean(axis=0)
+    equal = (members[:, :, None] == others[:, None, :]).mean(axis=0)
+    return np.asarray(above + equal / 2)
+
+
+def true_positive_rate(members: Floats, others: Floats, false_positive_rate: float = FALSE_POSITIVE_RATE) -> Any:
+    """Return the share of members with a score above a threshold that at most a given share of the others exceeds.
+
+    With fewer than 100 others and a rate of 1 %, the threshold is the highest score of the others. Scores are float64,
+    ``[..., n]`` of members and ``[..., k]`` of others; the rate is at least 0 and less than 1.
+    """
+    size = others.shape[-1]
+    num_allowed = math.floor(false_positive_rate * size + 1e-9)  # products such as 0.29 * 100 fall short
+    place = size - 1 - num_allowed
+    threshold = np.partition(others, place, axis=-1)[..., place, None]
+    return (members > threshold).mean(axis=-1)
+
+
+def exposure(nll: Floats, control_nll: Floats) -> Floats:
+    """Return the exposure of passages in bits (Carlini et al. 2019, "The Secret Sharer", https://arxiv.org/abs/1802.08232).
+
+    ``R`` is a passage with the k controls, by which it is ranked::
+
+        exposure = log2 |R| - log2 rank        rank = 1 + number of controls whose NLL is not higher
+
+    It lies in ``[0, log2(k + 1)]``. The paper's extrapolation by a fitted distribution is left out: it holds for
+    alternatives drawn at random like the canary, not for passages of other text. ``nll`` is float64 ``[n]`` of passages
+    of the training text, ``control_nll`` ``[k]`` of others.
+    """
+    ranks = 1 + np.searchsorted(np.sort(control_nll), nll, side="right")
+    return np.asarray(np.log2(len(control_nll) + 1) - np.log2(ranks))
+
+
+def extraction_probability(nll_sum: Any, num_samples: float) -> Any:
+    """Return the probability that at least one of n samples is exactly the true continuation.
+
+    (n, p)-discoverable extraction (Hayes et al. 2024, https://arxiv.org/abs/2410.19482), sampling at temperature 1
+    from the complete distribution::
+
+        q = exp(-NLL)        p = 1 - (1 - q)^n
+
+    ``nll_sum`` is the NLL of a continuation given its prompt, summed over its tokens; ``num_samples`` is n.
+    """
+    with np.errstate(divide="ignore", over="ignore", under="ignore"):
+        one_miss = np.log1p(-np.exp(-np.asarray(nll_sum, dtype=np.float64)))
+        return -np.expm1(num_samples * np.maximum(one_miss, np.finfo(np.float64).min))  # 0 times infinity is NaN
+
+
+def num_samples_needed(nll_sum: float, probability: float) -> float:
+    """Return the least number of samples n of :func:`extraction_probability` for a probability p, in (0, 1).
+
+    ``n = ceil( ln(1 - p) / ln(1 - q) )``, 1 for q = 1, and infinite if it is too large for float64.
+    """
+    with np.errstate(divide="ignore", over="ignore", under="ignore"):
+        one_miss = np.log1p(-np.exp(-np.float64(nll_sum)))
+        return float(np.maximum(1, np.ceil(math.log1p(-probability) / one_miss)))
+
+
+def membership_scores(values: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Return membership scores, the higher the more likely a member, by attack.
+
+    "Loss" is the NLL, "Loss against start" the NLL minus that under a reference model, which did not see the training
+    text. Attacks without values are left out. ``values`` are scores of :func:`passage_scores` and ``reference_nll``.
+    """
+    signed = {"Loss": ("nll", -1), "zlib": ("zlib", -1), "Min-K%": ("min_k", 1), "Min-K%++": ("min_k_plus_plus", 1)}
+    scores = {name: sign * values[key] for name, (key, sign) in signed.items() if key in values}
+    if {"nll", "reference_nll"} <= set(values):
+        scores["Loss against start"] = values["reference_nll"] - values["nll"]
+    return scores

@@ -1,0 +1,384 @@
+"""The memorization probe: prompt with the start of a passage, decode greedily, compare with the true continuation.
+
+Section "Memorization" of the paper, after Huang et al. 2024 (https://arxiv.org/abs/2407.17817). Prompts and references
+are the token ids of the passage: no text is tokenized again, no BOS is added.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tfidf_tune._checks import check_at_least, require_choice, require_number
+from tfidf_tune.data import tokenizer_fingerprint, tokenizer_name
+from tfidf_tune.probe._documents import ProbeSample
+from tfidf_tune.probe._loading import batches_of_prompts, continue_prompts, require_known_ids
+from tfidf_tune.probe._metrics import (
+    edit_distance,
+    longest_common_subsequence,
+    longest_memorized_substring,
+    longest_prefix_match,
+    rouge_l,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from tfidf_tune.data import Passage
+
+
+class ProbeTokenizer(Protocol):
+    """The part of a tokenizer that the probe uses.
+
+    If it can encode or has a ``fingerprint``, that must be the one of the passages, and its ``vocab_size``, if it has
+    one, larger than all their ids.
+    """
+
+    @property
+    def eos_id(self) -> int:
+        """Id that ends a text."""
+
+    def decode(self, ids: list[int], /) -> str:
+        """Token ids -> text."""
+
+
+def probe(
+    model: "PreTrainedModel",
+    tokenizer: ProbeTokenizer,
+    passages: Sequence["Passage"],
+    *,
+    prefix_lengths: Sequence[int] = (32, 50, 100),
+    max_new_tokens: int = 128,
+    batch_size: int = 64,
+    offset: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[ProbeSample]:
+    """Measure how much of each passage the model recites from each prefix length.
+
+    With ``o`` the offset and ``p`` a prefix length, the prompt is ``token_ids[o : o+p]`` and the reference
+    ``token_ids[o+p : o+p+max_new_tokens]``, shorter if the passage ends earlier. The continuation is truncated to the
+    length of the reference, and before EOS. A completion (:attr:`Passage.num_prompt`) is asked for once, from its own
+    prompt; its ``prefix_length`` is 0. Nothing is padded, so in float32 the batch size does not change the result. In
+    bfloat16 it can, if two logits round to the same value.
+
+    Args:
+        model (PreTrainedModel): causal language model; it is put in eval mode.
+        tokenizer (ProbeTokenizer): gives the texts for ROUGE-L and the EOS id.
+        passages (Sequence[Passage]): targets and controls.
+        prefix_lengths (Sequence[int]): lengths of the prompts in tokens.
+        max_new_tokens (int): most tokens to generate and compare.
+        batch_size (int): prompts in a forward pass.
+        offset (int): where in the passage the prompts start, in tokens.
+        progress (Callable[[int, int], None] | None): called after each batch with (samples done, samples in total).
+
+    Returns:
+        list[ProbeSample]: one for each prefix length and passage, ordered by prefix length.
+
+    Raises:
+        ValueError: As by :func:`check_passages`, or if an id is outside the model's vocabulary; before the generation.
+    """
+    check_passages(tokenizer, passages, offset + max(prefix_lengths))
+    for passage in passages:
+        require_known_ids(model, np.asarray(passage.token_ids))
+    model.eval()
+    asked = [
+        (passage, prefix_length)
+        for number, prefix_length in enumerate(prefix_lengths)
+        for passage in passages
+        if passage.num_prompt is None or number == 0  # a completion has one prompt
+    ]
+    divided = [passage.divide(prefix_length, max_new_tokens, offset) for passage, prefix_length in asked]
+    prompts, references = ([*parts] for parts in zip(*divided, strict=True))
+    continuations = continue_prompts(
+        model, prompts, [*map(len, references)], batch_size=batch_size, eos_id=tokenizer.eos_id, progress=progress
+    )
+    samples = []
+    for (passage, length), reference, made in zip(asked, references, continuations, strict=True):
+        is_completion = passage.num_prompt is not None
+        sample = compare_continuation(
+            passage_id=passage.id,
+            kind=passage.kind,
+            offset=0 if is_completion else offset,
+            prefix_length=0 if is_completion else length,
+            generated_ids=made,
+            reference_ids=reference,
+            generated_text=tokenizer.decode(made),
+            reference_text=tokenizer.decode(reference),
+        )
+        samples.append(sample)
+    return samples
+
+
+def compare_continuation(
+    *, generated_ids: list[int], reference_ids: list[int], generated_text: str, reference_text: str, **asked: Any
+) -> ProbeSample:
+    """Score a continuation against the true one; the arguments are fields of :class:`ProbeSample`."""
+    prefix_match = longest_prefix_match(generated_ids, reference_ids)
+    return ProbeSample(
+        **asked,
+        generated_ids=generated_ids,
+        reference_ids=reference_ids,
+        generated_text=generated_text,
+        reference_text=reference_text,
+        prefix_match=prefix_match,
+        lms=longest_memorized_substring(generated_ids, reference_ids),
+        rouge_l=rouge_l(generated_text, reference_text),
+        verbatim=prefix_match == len(reference_ids),
+        edit_distance=edit_distance(generated_ids, reference_ids),
+        common_subsequence=longest_common_subsequence(generated_ids, reference_ids),
+    )
+
+
+def best_continuation(samples: Sequence[ProbeSample]) -> ProbeSample:
+    """Return one sample for several of a prompt, with the best value of each measure.
+
+    Prefix match, LMS, longest common subsequence, ROUGE-L and verbatim are the highest, the edit distance is the
+    lowest; each may be that of another sample. Ids and text are those of the longest common subsequence.
+    """
+    shown = max(samples, key=lambda sample: (sample.common_subsequence, sample.lms))
+    highest = ("prefix_match", "lms", "rouge_l", "verbatim", "common_subsequence")
+    scores: dict[str, Any] = {name: max(getattr(sample, name) for sample in samples) for name in highest}
+    distances = [sample.edit_distance for sample in samples if sample.edit_distance is not None]
+    return replace(shown, **scores, edit_distance=min(distances))
+
+
+def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num_prompt: int) -> None:
+    """Refuse passages that cannot be probed; ``num_prompt`` are the tokens of the longest prompt with its offset.
+
+    Raises:
+        ValueError: If a passage, other than a completion, has no ids after the prompt, comes from another tokenizer, or
+            has an id that the tokenizer does not have.
+    """
+    identified: Any = tokenizer if hasattr(tokenizer, "fingerprint") or hasattr(tokenizer, "encode") else None
+    fingerprint = identified and tokenizer_fingerprint(identified)
+    last_id = getattr(tokenizer, "max_token_id", getattr(tokenizer, "vocab_size", math.inf) - 1)
+    for passage in passages:
+        if passage.num_prompt is None and len(passage.token_ids) <= num_prompt:
+            raise ValueError(
+                f"Passage {passage.id!r} has {len(passage.token_ids)} tokens, none after the first {num_prompt} "
+                "that offset and longest prefix take: use longer passages or a smaller offset or prefix."
+            )
+        if fingerprint is not None and passage.tokenizer_fingerprint != fingerprint:
+            raise ValueError(
+                f"Passage {passage.id!r} was tokenized with fingerprint {passage.tokenizer_fingerprint!r}, "
+                f"the given tokenizer, {tokenizer_name(identified)!r}, has {fingerprint!r}: probe with the tokenizer "
+                f"{passage.tokenizer!r}."
+            )
+        if (highest := max(passage.token_ids)) > last_id:
+            raise ValueError(
+                f"Passage {passage.id!r} has the token id {highest}, but the tokenizer's ids end at {last_id}: "
+                "make the probe file again with the tokenizer of the model."
+            )
+
+
+Value = TypeVar("Value")
+_IGNORED = -100
+
+
+class MonitoredModel(Protocol):
+    """What a measurement needs of a causal language model in eval mode, without gradients."""
+
+    def logits(self, ids_bs: Tensor, num_last: int, /) -> Tensor:
+        """Return the logits ``[b, num_last, v]`` after each of the last ids of ``[b, s]``, int64 on the CPU."""
+
+    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int], /) -> list[list[int]]:
+        """Return greedy ids after each prompt, as many as ``num_tokens`` says for it."""
+
+
+class MemorizationProbe:
+    """Targets and controls, and how they are measured.
+
+    Args:
+        passages (Sequence[Passage]): of a probe file.
+        tokenizer (ProbeTokenizer): the one that the model is trained with; its EOS ends a continuation.
+        prefix_length (int): tokens of a passage that are the prompt; a completion has its own. Default: 50.
+        max_new_tokens (int): most tokens that are generated and compared. Default: 128.
+        batch_size (int): passages in a forward pass. Default: 32.
+        stop_above (float | None): threshold for the mean LMS of the targets, in tokens. Default: None.
+        when_above (Literal["stop", "keep"]): whether training ends above the threshold, or the last model below it is
+            kept. Default: "stop".
+
+    Raises:
+        ValueError: If a setting is out of range, there is no target, or a passage is too short or of another tokenizer.
+    """
+
+    def __init__(
+        self,
+        passages: Sequence["Passage"],
+        tokenizer: "ProbeTokenizer",
+        *,
+        prefix_length: int = 50,
+        max_new_tokens: int = 128,
+        batch_size: int = 32,
+        stop_above: float | None = None,
+        when_above: Literal["stop", "keep"] = "stop",
+    ) -> None:
+        require_choice("when_above", when_above, ("stop", "keep"))
+        check_at_least(1, prefix_length=prefix_length, max_new_tokens=max_new_tokens, batch_size=batch_size)
+        if not any(passage.kind == "target" for passage in passages):
+            raise ValueError(
+                f"none of the {len(passages)} passages of the probe file is a target: take one with passages of the "
+                "training text"
+            )
+        check_passages(tokenizer, passages, prefix_length)
+        self._kinds = [passage.kind for passage in passages]
+        divided = [passage.divide(prefix_length, max_new_tokens) for passage in passages]
+        self._prompts, self._references = ([*parts] for parts in zip(*divided, strict=True))
+        self._eos_id = tokenizer.eos_id
+        self._batch_size, self._stop_above = batch_size, stop_above
+        self.keeps: bool = stop_above is not None and when_above == "keep"
+        """Whether the last model below the threshold is kept."""
+        self._was_above = False
+        if stop_above is not None:
+            longest = max(map(len, self._references))
+            meaning = "it is a threshold for the mean LMS of the targets, in tokens"
+            reason = f"the longest continuation has {longest} tokens"
+            require_number("stop_above", stop_above, 0, longest, meaning, reason=reason)
+        self.num_positions: int = max(len(prompt) + len(reference) for prompt, reference in divided)
+        """Tokens of the longest prompt with its continuation."""
+        self.max_token_id: int = max(max(passage.token_ids) for passage in passages)
+
+    def is_above(self, metrics: dict[str, float]) -> bool:
+        """Return whether the targets' mean LMS is above the threshold."""
+        return self._stop_above is not None and metrics["memorization_target_lms"] > self._stop_above
+
+    def reason_to_stop(self, metrics: dict[str, float]) -> str | None:
+        """Say why training has to end, if the mean LMS is above a threshold that ends it."""
+        return self._verdict(metrics) if self.is_above(metrics) and not self.keeps else None
+
+    def keep_below(
+        self, step: int, metrics: dict[str, float], folder: Path, save: Callable[[Path], None]
+    ) -> str | None:
+        """Save a model into ``folder`` unless its mean LMS is above the threshold, if models are kept at all.
+
+        Returns:
+            str | None: the message for the user when the first model is above it.
+        """
+        if not self.keeps:
+            return None
+        is_above, was_above = self.is_above(metrics), self._was_above
+        self._was_above = is_above
+        if not is_above:
+            save(folder)
+            return None
+        if was_above:
+            return None
+        kept = f"the last model below it is in {folder}" if folder.exists() else "no model was below it"
+        return f"step {step}: {self._verdict(metrics)}; {kept}"
+
+    def _verdict(self, metrics: dict[str, float]) -> str:
+        return (
+            f"the targets' mean LMS is {metrics['memorization_target_lms']:.1f} tokens, above stop_above="
+            f"{self._stop_above:g}"
+        )
+
+    @torch.no_grad()  # not inference_mode: FSDP2 would keep its buffers, which training then cannot use
+    def measure(self, model: MonitoredModel) -> dict[str, float]:
+        """Measure the memorization of a model.
+
+        With several processes all have to call; they make the same forward passes, in the same order, and get the
+        numbers of the first.
+
+        Args:
+            model (MonitoredModel): within :func:`evaluating`.
+
+        Returns:
+            dict[str, float]: ``memorization_target_lms`` and ``memorization_target_prefix_match``, means over the
+                targets, in tokens; ``memorization_target_nll``, the mean of -ln P of a token of their continuations;
+                and the same with ``control``, if there are controls.
+        """
+        scores: dict[int, tuple[float, bool]] = {}
+        for chosen in self._batches(range(len(self._prompts))):
+            scores |= zip(chosen, self._score(model, chosen), strict=True)
+        continuations = list(self._references)
+        for chosen in self._batches(_of_first_process([i for i in range(len(scores)) if not scores[i][1]])):
+            lengths = [len(self._references[i]) for i in chosen]
+            generated = model.continuations([self._prompts[i] for i in chosen], lengths)
+            for i, ids in zip(chosen, generated, strict=True):
+                continuations[i] = ids
+        return _of_first_process(self._metrics(continuations, [scores[i][0] for i in range(len(scores))]))
+
+    def _score(self, model: MonitoredModel, chosen: Sequence[int]) -> list[tuple[float, bool]]:
+        """Return for each passage the sum of -ln P over its continuation, and whether greedy decoding recites it."""
+        shortest = min(len(self._prompts[i]) for i in chosen)
+        # Filled up on the right, which in a causal model changes nothing before it.
+        rows = [self._prompts[i] + self._references[i] for i in chosen]
+        width = max(map(len, rows)) - 1
+        ids_bs = torch.tensor([(row + [row[-1]] * width)[:width] for row in rows])
+        num_last = width + 1 - shortest
+        labels = torch.full((len(rows), num_last), _IGNORED)
+        for row, i in enumerate(chosen):
+            start = len(self._prompts[i]) - shortest
+            labels[row, start : start + len(self._references[i])] = torch.tensor(self._references[i])
+        logits_bnv = model.logits(ids_bs, num_last)
+        labels_bn = labels.to(logits_bnv.device)
+        matches = ((logits_bnv.argmax(dim=-1) == labels_bn) | (labels_bn == _IGNORED)).all(dim=1)
+        # Row by row, because logits in float32 can be large.
+        sums = [
+            F.cross_entropy(logits.float(), labels, ignore_index=_IGNORED, reduction="sum")
+            for logits, labels in zip(logits_bnv, labels_bn, strict=True)
+        ]
+        return [*zip(torch.stack(sums).tolist(), matches.tolist(), strict=True)]
+
+    def _metrics(self, continuations: Sequence[list[int]], nll: Sequence[float]) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for kind in dict.fromkeys(("target", *self._kinds)):
+            chosen = [i for i, found in enumerate(self._kinds) if found == kind]
+            pairs = [(self._before_eos(continuations[i]), self._references[i]) for i in chosen]
+            num_tokens = sum(len(reference) for _, reference in pairs)
+            metrics |= {
+                f"memorization_{kind}_lms": sum(longest_memorized_substring(*pair) for pair in pairs) / len(pairs),
+                f"memorization_{kind}_prefix_match": sum(longest_prefix_match(*pair) for pair in pairs) / len(pairs),
+                f"memorization_{kind}_nll": sum(nll[i] for i in chosen) / num_tokens,
+            }
+        return metrics
+
+    def _before_eos(self, ids: list[int]) -> list[int]:
+        return ids[: ids.index(self._eos_id)] if self._eos_id in ids else ids
+
+    def _batches(self, indices: Sequence[int]) -> Iterator[list[int]]:
+        batches = batches_of_prompts([len(self._prompts[i]) for i in indices], self._batch_size)
+        return ([indices[at] for at in batch] for batch in batches)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in eval mode for the block, without any effect on the training that goes on after it.
+
+    After the block each module is in the mode that it was in, random states are those of before, and the layers of
+    FSDP2 are sharded again. Compiled code is not used, and so not compiled again for other shapes.
+    """
+    was_training = {module: module.training for module in model.modules()}
+    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng([*devices]))
+        # It takes seconds to import, and before torch 2.6 has no stance.
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, mode in was_training.items():
+                module.training = mode
+                # A forward pass without backward pass leaves complete weights behind, where FSDP2 shards them.
+                if (reshard := getattr(module, "reshard", None)) is not None:
+                    reshard()
+
+
+def _of_first_process(value: Value) -> Value:
+    """Return the first process's value on all: rounding may differ, but they have to do the same."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return value
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]

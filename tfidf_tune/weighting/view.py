@@ -1,0 +1,256 @@
+"""What TF-IDF does to a text: the weights of its tokens as in training, and a page with colored tokens."""
+
+import math
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch.utils.data import DistributedSampler
+
+from tfidf_tune.report import Report, tabulate
+from tfidf_tune.weighting import (
+    IGNORE_INDEX,
+    TermFrequency,
+    TFIDFWeighting,
+    distinct_terms,
+    inverse_document_frequency,
+    shift_labels,
+)
+
+if TYPE_CHECKING:
+    from tfidf_tune.data import HFTokenizer
+
+WEIGHTS: dict[TermFrequency, str] = {form: f"weight, {form}" for form in get_args(TermFrequency)}
+"""TF form -> column of the data frames."""
+
+_REPLACEMENT = "\ufffd"  # decoded part of a character
+_MOST_PARTS = 4  # bytes of a character in UTF-8
+_BAND_EDGES = (10, 100, 1000)
+
+IntArray = npt.NDArray[np.integer]
+
+
+def weigh_blocks(
+    blocks: IntArray,
+    *,
+    vocab_size: int,
+    batch_size: int = 8,
+    num_batches: int = 16,
+    max_weight: float | None = None,
+    shuffle: bool = True,
+    seed: int = 42,
+) -> pd.DataFrame:
+    """Compute the weights of every label token in the first epoch of a training run.
+
+    The blocks go through a :class:`~tfidf_tune.weighting.TFIDFWeighting` of each TF form in mini-batches, in the
+    order of the recipes' sampler. As in training, an incomplete last mini-batch is left out; a text that does not fill
+    one is a mini-batch of its own.
+
+    ``blocks`` are ``[n, s]`` token ids, ``num_batches`` mini-batches in the window, the current one included. Returns a
+    row for each token, in the order of the text: "block" (its number in the text, from 0), "step" (mini-batch in which
+    the block was weighted, from 1), "documents" (sequences in the window at that step, its own mini-batch included),
+    "id", "tf" (how often the token is a label of its block), "df" (sequences of the window that contain it), "idf", and
+    the column :data:`WEIGHTS` of each TF form. The first token of a block is never a label: its "tf" is 0, and its
+    "df", "idf" and weights have no meaning.
+    """
+    batches = _mini_batches(len(blocks), batch_size, shuffle, seed)
+    longest = min(num_batches, len(batches))  # the rest of a longer window would stay empty
+    weightings = {form: TFIDFWeighting(num_batches=longest, tf=form, max_weight=max_weight) for form in WEIGHTS}
+    parts = []
+    for step, rows in enumerate(batches, start=1):
+        labels = shift_labels(torch.from_numpy(blocks[rows]).long())
+        weights = {WEIGHTS[form]: weigh(labels, vocab_size=vocab_size) for form, weigh in weightings.items()}
+        window = weightings["count"].window  # the same for all forms
+        terms = distinct_terms(labels)
+        frequency = window.document_frequency(labels)
+        of_labels = {
+            "tf": terms.counts[terms.positions] * (labels != IGNORE_INDEX),
+            "df": frequency,
+            "idf": inverse_document_frequency(frequency, window.num_documents).double(),
+            **{name: values.double() for name, values in weights.items()},
+        }
+        shape = (len(rows), blocks.shape[1])
+        documents = int(window.num_documents)
+        of_blocks: dict[str, Any] = {"block": rows[:, None], "step": step, "documents": documents, "id": blocks[rows]}
+        # The label at position i is token i + 1.
+        parts.append(
+            {name: np.broadcast_to(values, shape) for name, values in of_blocks.items()}
+            | {name: values.roll(1, dims=-1).numpy() for name, values in of_labels.items()}
+        )
+    order = np.argsort(np.concatenate(batches))
+    return pd.DataFrame({name: np.concatenate([part[name] for part in parts])[order].ravel() for name in parts[0]})
+
+
+def frequency_bands(labels: pd.DataFrame) -> pd.DataFrame:
+    """Compare the 10 most frequent tokens of the text, the 11th to 100th, the 101st to 1000th and the rest.
+
+    ``labels`` are rows of :func:`weigh_blocks` with a "tf" above 0. Returns a row for each band with tokens: "frequency
+    rank" ("11 to 100"), "% of tokens" and, for each TF form, "% of weight, FORM".
+    """
+    order = labels.groupby("id").size().sort_values(ascending=False, kind="stable").index
+    rank = labels["id"].map(pd.Series(range(1, len(order) + 1), index=order))
+    last = [*(edge for edge in _BAND_EDGES if edge < len(order)), len(order)]
+    groups = labels.groupby(np.searchsorted(last, rank))
+    table = pd.DataFrame({"frequency rank": [f"{a + 1} to {b}" for a, b in zip([0, *last], last, strict=False)]})
+    table["% of tokens"] = 100 * groups.size() / len(labels)
+    for form, column in WEIGHTS.items():
+        table[f"% of weight, {form}"] = 100 * groups[column].sum() / labels[column].sum()
+    return table
+
+
+def token_texts(tokenizer: "HFTokenizer", token_ids: IntArray) -> dict[int, str]:
+    """Decode distinct tokens, with their leading space; a part of a character is the replacement character."""
+    # Decode each token after another one: decoders drop the space that SentencePiece puts before the first token.
+    anchor = tokenizer.encode("a", add_bos=False, add_eos=False)
+    before = tokenizer.decode(anchor, skip_special_tokens=False)
+    return {
+        token: tokenizer.decode([*anchor, token], skip_special_tokens=False)[len(before) :]
+        for token in np.unique(token_ids).tolist()
+    }
+
+
+def shown_tokens(
+    tokens: pd.DataFrame, block: int, texts: Mapping[int, str], decode: Callable[[list[int]], str]
+) -> list[dict[str, Any]]:
+    """Return the rows of one block as dictionaries with their "text".
+
+    If several tokens make up a character, the last of them has it as its text.
+    """
+    rows = tokens[tokens["block"] == block]
+    ids = rows["id"].tolist()
+    in_context = [texts[token] for token in ids]
+    start = 0
+    while start < len(ids):
+        end = start + 1
+        if _REPLACEMENT in in_context[start]:
+            for last in range(start + 1, min(start + _MOST_PARTS, len(ids))):
+                if _REPLACEMENT not in (character := decode(ids[start : last + 1])):
+                    in_context[last], end = character, last + 1
+                    break
+        start = end
+    return [row | {"text": text} for row, text in zip(rows.to_dict("records"), in_context, strict=True)]
+
+
+def _mini_batches(num_blocks: int, batch_size: int, shuffle: bool, seed: int) -> list[IntArray]:
+    """Return the numbers of the blocks in each mini-batch of the first epoch."""
+    numbers: Any = range(num_blocks)
+    sampler: Any = DistributedSampler(numbers, num_replicas=1, rank=0, shuffle=shuffle, seed=seed, drop_last=True)
+    order = np.array(list(sampler))
+    num_complete = num_blocks // batch_size
+    return np.split(order[: num_complete * batch_size], num_complete) if num_complete else [order]
+
+
+ShownToken: TypeAlias = dict[str, Any]
+"""A row of :func:`~tfidf_tune.weighting.view.shown_tokens`."""
+
+MAX_LEVEL = 4
+LEVELS = tuple(range(-MAX_LEVEL, MAX_LEVEL + 1))
+# RGB of weights above and below 1, safe for all common forms of color blindness (Okabe and Ito).
+_UP_COLOR, _DOWN_COLOR = (213, 94, 0), (0, 114, 178)
+_STRONGEST_SHARE = 0.65  # of its color at the highest level; the rest is background, so that text stays legible
+_UNDERLINED_LEVEL = 2  # levels from here on are underlined: color is not the only sign
+_SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
+_BAND_NOTE = (
+    "Rank 1 is the most frequent token of this text. A share of the weight above the share of tokens: these tokens "
+    "count more than under plain cross-entropy."
+)
+
+
+def weights_report(
+    tokens: "pd.DataFrame", form: TermFrequency, *, num_batches: int, provenance: Mapping[str, str]
+) -> Report:
+    """Make the report of all tokens of a text, see :func:`~tfidf_tune.weighting.view.weigh_blocks`."""
+    labels = tokens[tokens["tf"] > 0]
+    num_steps, largest = int(tokens["step"].max()), int(tokens["documents"].max())
+    window = f"{largest} blocks; full from mini-batch {num_batches} of {num_steps} on"
+    if num_steps < num_batches:
+        filled = f"{num_steps} of {num_batches} mini-batches, {largest} blocks"
+        window = f"never full: {filled}; idf spreads further with more text"
+    statistics = (
+        f"over {tokens['block'].nunique()} blocks, {len(labels)} label tokens, each with the weight of its own step; "
+        "the first token of a block is never a label"
+    )
+    bands = frequency_bands(labels)
+    first = bands.iloc[0]
+    finding = (
+        f"With tf={form}, the {first['frequency rank'].split()[-1]} most frequent tokens hold "
+        f"{first['% of tokens']:.1f} % of the tokens and {first[f'% of weight, {form}']:.1f} % of the weight."
+    )
+    shares = ("% of tokens", *(f"% of weight, {each}" for each in WEIGHTS))
+    columns = [("frequency rank", "frequency rank", ""), *((share, share, ".1f") for share in shares)]
+    title = "Share of the weight by token frequency"
+    return Report(
+        "Token weights under TF-IDF",
+        [finding],
+        [tabulate("frequency_bands", title, bands, columns, [_BAND_NOTE])],
+        provenance={**provenance, "window": window, "statistics": statistics},
+    )
+
+
+def tokens_section(blocks: Sequence[Sequence[ShownToken]], form: TermFrequency) -> dict[str, Any]:
+    """Return what :func:`html_page` needs for colored tokens whose numbers are shown on pointing, touch and focus."""
+    shown = []
+    for tokens in blocks:
+        heading = "Block {block}, mini-batch {step}, {documents} blocks in the window".format_map(tokens[0])
+        classes = [{each: _class_of(level_of(token, each)) for each in WEIGHTS} for token in tokens]
+        shown.append((heading, [(one, _details(one), own) for one, own in zip(tokens, classes, strict=True)]))
+    return {
+        "section": "tokens",
+        "blocks": shown,
+        "form": form,
+        "forms": [*WEIGHTS],
+        "readable": readable,
+        "legend": [(f"{2 ** (level / 2):.2g}", _class_of(level)) for level in LEVELS],
+        "colors": {"up": _UP_COLOR, "down": _DOWN_COLOR},
+        "percent_of_level": 100 * _STRONGEST_SHARE / MAX_LEVEL,
+        "lines": [0] * _UNDERLINED_LEVEL + list(range(1, MAX_LEVEL)),
+    }
+
+
+def level_of(token: ShownToken, form: TermFrequency) -> int | None:
+    """Return the level of a token's weight, None for the first token of a block, which has no weight.
+
+    A level is half an octave, from -4 to 4: 0 about weight 1, 2 about 2, -4 for 1/4 and below.
+    """
+    if not token["tf"]:
+        return None
+    return round(max(-MAX_LEVEL, min(MAX_LEVEL, 2 * math.log2(max(token[WEIGHTS[form]], 1e-9)))))
+
+
+def readable(text: str, *, mark_spaces: bool = False) -> str:
+    """Make every character of a token visible and harmless; the result is never empty.
+
+    Line ends and tabs become symbols, other control and format characters their code points, and spaces ␣, except a
+    leading one before something visible, which stays unless ``mark_spaces`` is set.
+    """
+    shown = "".join(map(_readable_character, text))
+    if text[:1] == " " and text[1:2] not in ("", " ") and not mark_spaces:
+        return " " + shown[1:]
+    return "◌" + shown if unicodedata.category(text[:1] or " ")[0] == "M" else shown or "∅"
+
+
+def _readable_character(character: str) -> str:
+    if character not in _SIGNS and unicodedata.category(character)[0] in "CZ":
+        return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
+    return _SIGNS.get(character, character)
+
+
+def _class_of(level: int | None) -> str:
+    if level is None:
+        return "unweighted"
+    return f"up{level}" if level > 0 else f"down{-level}" if level < 0 else "even"
+
+
+def _details(token: ShownToken) -> str:
+    name = f"“{readable(token['text'], mark_spaces=True)}” (id {token['id']})"
+    if not token["tf"]:
+        return f"{name}: first of its block, never a label, no weight"
+    weights = ", ".join(f"{token[column]:.2f} ({form})" for form, column in WEIGHTS.items())
+    return (
+        f"{name}: {token['tf']} in this block, in {token['df']} of {token['documents']} blocks, "
+        f"idf {token['idf']:.2f}; weight {weights}"
+    )
