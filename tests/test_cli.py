@@ -254,8 +254,16 @@ class Blocker:
             raise ImportError(f"{name} is blocked")
 
 sys.meta_path.insert(0, Blocker())
-import tfidf_tune.data, tfidf_tune.tasks
-from tfidf_tune.tasks import _model, cnn_dailymail, memorization, perplexity, squad
+from importlib import import_module
+import tfidf_tune.audit, tfidf_tune.compare, tfidf_tune.data, tfidf_tune.probe, tfidf_tune.report, tfidf_tune.tasks
+
+for package in (tfidf_tune.audit, tfidf_tune.compare, tfidf_tune.data, tfidf_tune.probe, tfidf_tune.report):
+    for name in package.__all__:
+        getattr(package, name)
+for name in ("cnn_dailymail", "membership", "memorization", "perplexity", "squad"):
+    import_module(f"tfidf_tune.tasks.{name}")
+for name in ("monitor", "transformers", "trl"):
+    import_module(f"tfidf_tune.integrations.{name}")
 """
 
 

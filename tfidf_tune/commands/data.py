@@ -3,18 +3,12 @@
 import argparse
 import logging
 import sys
-from collections.abc import Iterator, Sequence
-from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 from tfidf_tune._files import config_path
-from tfidf_tune._printing import counted, say, visible
+from tfidf_tune._printing import say
 from tfidf_tune.commands import add_tasks, require_extras, task_runner, whole_number
-
-_MOST_COUNTED = 10_000  # items that are read for the counts: torchtune's data sets tokenize when they are read
-
-Document = tuple[list[int], list[bool]]  # token ids, and whether the loss counts each
 
 
 def main(arguments: list[str]) -> None:
@@ -57,6 +51,7 @@ def _dedup(options: argparse.Namespace) -> None:
 def _preview(options: argparse.Namespace) -> None:
     require_extras("data", "torchtune", "report")
     config_path(options.config)
+    from tfidf_tune.data.preview import print_preview
     from tfidf_tune.training import LoRAFinetuneConfig, build_dataset, check_config, instantiate, load_config
 
     # A step of one example: the preview is also for a data set that is still too small.
@@ -74,9 +69,7 @@ def _preview(options: argparse.Namespace) -> None:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
-    for number, document in enumerate(islice(_documents(dataset, range(len(dataset))), options.number), start=1):
-        _print_document(tokenizer, number, document)
-    say(_counts(dataset))
+    print_preview(dataset, tokenizer, options.number)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -119,58 +112,3 @@ def _model_max_seq_len(cfg: Any) -> int | None:
     except (OSError, ValueError):  # unknown or no connection: the data set asks for a limit if it needs it
         return None
     return getattr(config.get_text_config(), "max_position_embeddings", None)
-
-
-def _documents(dataset: Any, indices: Sequence[int]) -> Iterator[Document]:
-    """Yield the sequences of a data set, those of packed rows one by one."""
-    for item in (dataset[index] for index in indices):
-        tokens, labels = ([int(value) for value in item[name]] for name in ("tokens", "labels"))
-        start = 0
-        for length in map(int, item.get("seq_lens", [len(tokens)])):
-            end = start + length
-            # Labels are shifted by one: the first token of a document is never learned.
-            is_learned = [False, *(label != -100 for label in labels[start + 1 : end])]
-            if any(is_learned) or "seq_lens" not in item:  # otherwise padding
-                yield tokens[start:end], is_learned[:length]
-            start = end
-
-
-def _print_document(tokenizer: Any, number: int, document: Document) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    from tfidf_tune.data import HFTokenizer
-
-    tokens, is_learned = document
-    console = Console(highlight=False)
-    is_colored = console.color_system is not None and not console.no_color
-    mark = "in green" if is_colored else "in [[ ]]"
-    say(f"\nExample {number}: {counted(len(tokens), 'token')}, {sum(is_learned):,} learned, {mark}")
-    shown = Text()
-    options = {"skip_special_tokens": False} if isinstance(tokenizer, HFTokenizer) else {}
-    end, before = 0, ""
-    for learned, run in groupby(is_learned):
-        end += len(list(run))
-        # Decoded from the start, because a decoder drops the space before a first token.
-        whole = tokenizer.decode(tokens[:end], **options)
-        text = visible(whole[len(before) :])
-        before = whole
-        style = "bold green" if learned else "dim"
-        shown.append(f"[[{text}]]" if learned and not is_colored else text, style if is_colored else None)
-    console.print(shown, soft_wrap=True)
-
-
-def _counts(dataset: Any) -> str:
-    num_items = len(dataset)
-    step = -(-num_items // _MOST_COUNTED)
-    counts = [(len(tokens), sum(is_learned)) for tokens, is_learned in _documents(dataset, range(0, num_items, step))]
-    lengths = sorted(length for length, _ in counts)
-    num_tokens = sum(lengths)
-    is_packed = "seq_lens" in dataset[0]
-    sampled = f", of which every {step}th was counted" if step > 1 else ""
-    of = f" in {counted(len(counts), 'example')}" if is_packed else ""
-    return (
-        f"\n{counted(num_items, 'packed row' if is_packed else 'example')}{sampled}: {num_tokens:,} tokens{of}, "
-        f"{sum(learned for _, learned in counts) / num_tokens:.1%} of them learned; "
-        f"{lengths[0]:,} to {lengths[-1]:,} tokens in an example, median {lengths[len(lengths) // 2]:,}"
-    )
