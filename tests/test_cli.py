@@ -250,7 +250,7 @@ print(*sys.modules)
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"torchtune", "torchao", "torchdata", "omegaconf"}:
+        if name.partition(".")[0] in {"torchtune", "torchdata", "omegaconf"}:
             raise ImportError(f"{name} is blocked")
 
 sys.meta_path.insert(0, Blocker())
