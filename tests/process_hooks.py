@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def hang_up(before: Callable[[int], None], nohup: bool, rank: int) -> None:
     before(rank)
 
 
-def spoil_terms(fields: tuple[str, ...], factor: float, steps: dict[int, range], rank: int) -> None:
+def spoil_terms(fields: tuple[str, ...], factor: float, steps: Mapping[int, Collection[int]], rank: int) -> None:
     """Multiply terms of the loss by a factor in some steps of some ranks; each step is one mini-batch."""
     original, calls = WeightedCrossEntropyLoss.terms, itertools.count(1)
 

@@ -87,6 +87,7 @@ COMPONENTS = [
         begins=True,
     ),
     value("optimizer._component_", "torch.optim.LBFGS", r"optimizer: .* torch\.optim\.LBFGS without arg.*'closure'"),
+    value("optimizer.lr", float("-inf"), r"config: optimizer: lr is -inf, it has to be a finite number"),
     value("optimizer.lr", -1.0, r"config: optimizer: .*[Ii]nvalid learning rate: -1\.0"),
     value("optimizer.lr", 1e30, r"step \d+.*lower learning rate", begins=True),
     value("optimizer.betas", [0.9], r"config: optimizer: "),

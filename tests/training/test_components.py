@@ -4,25 +4,15 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
+from omegaconf import OmegaConf
+from tiny_models import MODELS
 from torch import nn
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
-from tfidf_tune.training import FinetuneConfig, SetupError, build_loss, check_config, check_loss
+from tfidf_tune.training import FinetuneConfig, Run, SetupError, build_loss, build_model, check_config, check_loss
 
 WEIGHTED = "tfidf_tune.loss.WeightedCrossEntropyLoss"
-
-
-def component(tokenizer, count: int = 0): ...
-
-
-def test_names_of_arguments_and_finite_numbers_are_checked_before_a_component_is_called(recipe_config):
-    section = {"_component_": f"{__name__}.component"}
-    for arguments, message in (
-        ({"cuont": 1}, "unexpected keyword argument 'cuont'; its arguments are .*count"),
-        ({"count": float("-inf")}, "count is -inf, it has to be a finite number"),
-    ):
-        with pytest.raises(SetupError, match=f"^config: dataset: .*{message}"):
-            check_config(recipe_config(dataset=section | arguments), FinetuneConfig)
 
 
 class Recording(WeightedCrossEntropyLoss):
@@ -35,18 +25,6 @@ class Recording(WeightedCrossEntropyLoss):
 @pytest.fixture(autouse=True)
 def users_module(monkeypatch):
     monkeypatch.setitem(sys.modules, "users", SimpleNamespace(Recording=Recording))
-
-
-@pytest.mark.parametrize(
-    ("key", "component", "message"),
-    [
-        ("optimizer", "torch.nn.Flatten", r"has no step: take, for example, torch\.optim\.AdamW"),
-        ("metric_logger", "builtins.object", r"has no log_config, log_dict, close: take, for exam"),
-    ],
-)
-def test_components_that_lack_what_the_recipes_need_are_refused(recipe_config, key, component, message):
-    with pytest.raises(SetupError, match=rf"^config: {key}: {component} {message}"):
-        check_config(recipe_config(**{key: {"_component_": component}}), FinetuneConfig)
 
 
 def makes_another_loss() -> WeightedCrossEntropyLoss:
@@ -67,3 +45,25 @@ def test_only_a_loss_of_this_package_is_built_to_be_checked(recipe_config):
 
     with pytest.raises(SetupError, match="loss: tf is 'sqrt': possible are count, log, binary"):
         check_loss(check_config(recipe_config(**{"loss.tf": "sqrt"}), FinetuneConfig))
+
+
+@pytest.mark.parametrize(
+    ("name", "lora", "message"),
+    [
+        ("gpt_neox", {"lora_attn_modules": ["q_proj"]}, "names 'q_proj', .*possible are output_proj, query_key_value$"),
+        ("gptj", {"lora_attn_modules": ["out_proj"]}, "names 'out_proj', .*possible are k_proj, output_proj, q_proj"),
+        ("llama3_2-tied", {"apply_lora_to_output": True}, "apply_lora_to_output is .*tied to the embeddings"),
+        ("qwen2-tied", {"apply_lora_to_output": True}, "apply_lora_to_output is .*tie_word_embeddings"),
+        ("gpt_neox", {"quantize_base": True}, "torchao's NF4 takes multiples of 16384 weights, not 64 x 192"),
+        (
+            "gptj",
+            {"embed_dim": 256, "num_heads": 3, "quantize_base": True},
+            r"embed_dim \(256\) must be divisible by",
+        ),
+    ],
+)
+def test_lora_settings_that_the_model_cannot_have_are_refused(name, lora, message, tmp_path):
+    cfg = OmegaConf.create({"model": MODELS[name].section(lora=True, **lora)})
+
+    with pytest.raises(SetupError, match=f"^config: model: .*{message}"):
+        build_model(cfg, Run(torch.device("cpu"), torch.float32, 0, tmp_path))

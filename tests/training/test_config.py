@@ -4,17 +4,8 @@ import re
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
-from tfidf_tune._files import config_path
 from tfidf_tune.training import FinetuneConfig, LoRAFinetuneConfig, SetupError, check_config, open_run
-
-
-def test_a_good_config_gets_the_defaults(recipe_config):
-    cfg = check_config(recipe_config(), FinetuneConfig)
-
-    assert (cfg.batch_size, cfg.save_at_percent, cfg.clip_grad_norm) == (4, [10, 25, 50, 75, 100], 1.0)
-    assert check_config(recipe_config(merge_adapter=True), LoRAFinetuneConfig).merge_adapter
 
 
 def test_values_marked_as_missing_are_named_wherever_they_are(recipe_config):
@@ -31,13 +22,6 @@ def test_the_schedule_may_be_left_out(recipe_config):
     # The second is `lr_scheduler=null` on torchtune's command line.
     for overrides in ({"lr_scheduler": None}, {"lr_scheduler._component_": None}):
         assert check_config(recipe_config(**overrides), FinetuneConfig).lr_scheduler is None
-
-
-def test_a_config_is_found_by_path_and_by_name(tmp_path):
-    (file := tmp_path / "mine.yaml").write_text("a: 1")
-
-    assert config_path(str(file)) == str(file)
-    assert OmegaConf.load(config_path("tinyllama/1.1B_lora_memorization")).batch_size == 8
 
 
 def test_a_home_folder_is_written_out(recipe_config, monkeypatch, tmp_path):

@@ -1,6 +1,5 @@
 """Tokenizer, data set and loader of a run."""
 
-import json
 import re
 import sys
 from dataclasses import replace
@@ -44,17 +43,6 @@ class Numbers(torch.utils.data.Dataset):
 def make_loader(recipe_config, *, seed=0, counts_tokens=False, **overrides):
     return build_dataloader(check_config(recipe_config(**overrides), FinetuneConfig), Numbers(), TOKENIZER,
                             replace(CPU_RUN, seed=seed), counts_tokens=counts_tokens)  # fmt: skip
-
-
-def test_the_order_follows_from_the_seed_and_an_incomplete_batch_is_left_out(recipe_config):
-    orders = [[batch["tokens"][:, 0].tolist() for batch in make_loader(recipe_config, seed=seed)] for seed in (0, 0, 1)]
-    assert orders[0] == orders[1]
-    assert orders[0] != orders[2]
-
-    batches = list(make_loader(recipe_config, shuffle=False))
-    assert [batch["tokens"][:, 0].tolist() for batch in batches] == [[4 * i + j for j in range(4)] for i in range(5)]
-    assert batches[0]["tokens"].tolist() == [[0, 0, 0, 0, 0], [1, 1, 1, 1, 0], [2, 2, 2, 2, 2], [3, 3, 3, 0, 0]]
-    assert batches[0]["labels"].tolist()[3] == [3, 3, 3, -100, -100]
 
 
 def test_tokens_are_told_from_padding_of_the_same_id(recipe_config):
@@ -132,34 +120,11 @@ def test_a_packed_data_set_gives_batches_that_keep_documents_apart(build, text_f
     assert len(documents_of(batch)) > 4
 
 
-def test_conversations_of_torchtune_can_be_packed(build, tmp_path):
-    """Their prompts are masked; each answer is learned as in a row of its own."""
-    turns = [{"role": "user", "content": "what did the sailor watch?"}, {"role": "assistant", "content": "the harbour"}]
-    (tmp_path / "rows.json").write_text(json.dumps([{"turns": turns}] * 40))
-    section = {
-        "_component_": "torchtune.datasets.chat_dataset", "conversation_column": "turns",
-        "conversation_style": "openai", "source": "json", "data_files": str(tmp_path / "rows.json"),
-        "cache_dir": str(tmp_path / "cache"), "train_on_input": False,
-    }  # fmt: skip
-    single = build(section)[0][0]
-
-    dataset, loader = build(section | {"packed": True})
-
-    documents = documents_of(next(iter(loader)))
-    assert len(documents) > 4
-    assert -100 in single["labels"]
-    for tokens, labels in documents:
-        assert tokens == single["tokens"]
-        assert labels == [*single["labels"][1:], -100]
-    assert len(dataset) < 40
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_several_data_sets_are_mixed(build, text_file, tmp_path, packed):
+def test_several_data_sets_are_mixed(build, text_file, tmp_path):
     (tmp_path / "more.txt").write_text("\n".join(f"{number} zebras" for number in range(200)))
     sections = [
-        text_section(tmp_path / "more.txt", packed=packed),
-        torchtune_section(text_file, tmp_path, packed=packed),
+        text_section(tmp_path / "more.txt", packed=True),
+        torchtune_section(text_file, tmp_path, packed=True),
     ]
 
     parts = [build(section)[0] for section in sections]
@@ -168,7 +133,7 @@ def test_several_data_sets_are_mixed(build, text_file, tmp_path, packed):
     assert len(mixed) == sum(map(len, parts))
     assert str(mixed[0]) == str(parts[0][0])
     assert str(mixed[len(parts[0])]) == str(parts[1][0])
-    assert ("mask" in next(iter(loader))) == packed
+    assert "mask" in next(iter(loader))
     assert len(build(sections[:1])[0]) == len(parts[0]), "a list of one is that data set"
 
 
@@ -180,8 +145,6 @@ def packed_without_a_key(tokenizer, *, max_seq_len):
 @pytest.mark.parametrize(
     ("dataset", "overrides", "message"),
     [
-        (["x"], {}, r"dataset\[0\] has to be a section with `_component_`$"),
-        (["text", "misspelled"], {}, r"dataset\[1\]: .*got an unexpected keyword argument 'sourc'; its arguments"),
         (["text", "no source"], {}, r"dataset\[1\]: .*text_dataset: missing a required argument: 'source'"),
         (["rows of 16", "text"], {}, "config: dataset: .*mix of packed and non-packed"),
         (["rows of 16", "rows of 12"], {}, r"packed rows of \[12, 16\] tokens cannot be mixed: give them one length"),
@@ -196,9 +159,7 @@ def test_data_sets_that_do_not_fit_are_refused_before_work_begins(
         "rows of 12": {"_component_": "users_data.packed", "max_seq_len": 12},
         "rows of 16": {"_component_": "users_data.packed", "max_seq_len": 16},
         "text": text_section(text_file),
-        "misspelled": text_section(text_file, sourc=1),
         "no source": {"_component_": "tfidf_tune.data.text_dataset"},
-        "x": "x",
     }
     section = sections[dataset] if isinstance(dataset, str) else [sections[name] for name in dataset]
 
@@ -223,24 +184,6 @@ def test_a_data_set_is_identified_by_its_contents():
         [*changed(0)[:3], Numbers()[4], Numbers()[3], *changed(0)[5:]],
     ]
     assert len({known, *map(dataset_fingerprint, others)}) == 6
-
-
-@pytest.mark.parametrize("number", [1, 65, 1000])
-def test_at_most_64_items_spread_evenly_are_read(number):
-    read = []
-
-    class Read(Numbers):
-        def __len__(self):
-            return number
-
-        def __getitem__(self, index):
-            read.append(index)
-            return super().__getitem__(index)
-
-    dataset_fingerprint(Read())
-    assert min(number, 32) <= len(read) <= 64
-    assert read[0] == 0
-    assert number - read[-1] <= max(1, number // 32)
 
 
 def test_special_tokens_are_passed_to_the_objective():

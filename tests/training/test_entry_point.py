@@ -1,13 +1,11 @@
 """Starting a recipe: its config, and how errors end it."""
 
-import logging
 import sys
 
 import pytest
 import torch
-from torch.distributed import TCPStore
 
-from tfidf_tune.training import SetupError, _distributed, load_config, recipe
+from tfidf_tune.training import SetupError, load_config, recipe
 
 
 @pytest.fixture
@@ -27,93 +25,38 @@ def start(monkeypatch, tmp_path):
     return run
 
 
-def test_a_recipe_gets_file_and_overrides(start):
-    seen = []
-
-    assert start(seen.append, "b.c=2") is None
-    assert seen == [{"a": 1, "b": {"c": 2}}]
-
-
 NO_MEMORY = (
     "out of memory before training began ({}): try model.quantize_base=True with LoRA, dtype=bf16, "
     "fsdp_cpu_offload=True or more processes"
 )
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
+def raising(error):
+    def body(cfg):
+        raise error
+
+    return body
+
+
+def test_an_error_of_the_user_is_one_message(start):
+    for error, message in (
         (SetupError("the value 5 is too small"), "the value 5 is too small"),
         (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
         (torch.OutOfMemoryError("CUDA out of memory.\nmore"), NO_MEMORY.format("CUDA out of memory.")),
         (MemoryError("for 8 TiB"), "out of host memory (for 8 TiB): use less text or a smaller model"),
-        (MemoryError(), "out of host memory: use less text or a smaller model"),
-    ],
-    ids=repr,
-)
-def test_an_error_of_the_user_is_one_message(start, error, message):
-    def body(cfg):
-        raise error
-
-    assert start(body) == f"error: {message}"
+    ):
+        assert start(raising(error)) == f"error: {message}"
 
 
 def test_too_little_memory_of_the_cpu_is_recognized_and_bugs_keep_their_traceback(start):
     assert NO_MEMORY.partition("(")[0] in start(lambda cfg: torch.empty(2**60, dtype=torch.uint8))
     for error in (RuntimeError("mat1 and mat2"), ValueError("a bug")):
-
-        def body(cfg, error=error):
-            raise error
-
         with pytest.raises(type(error), match=str(error)):
-            start(body)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_warnings_of_all_processes_are_logged_by_the_first(monkeypatch, caplog, rank):
-    order = []
-    monkeypatch.setenv("RANK", str(rank))
-    monkeypatch.setattr(_distributed, "gather_objects", lambda value: order.append("gather"))
-    logger = logging.getLogger("some_library")
-    logger.setLevel(logging.DEBUG)
-
-    def log(when):
-        for level in ("debug", "info", "warning", "error"):
-            getattr(logger, level)(f"{when} {level}")
-
-    with _distributed.main_process_first():
-        order.append("work")
-        log("in")
-    log("after")
-    with pytest.raises(KeyError), _distributed.main_process_first():
-        raise KeyError
-    log("after")
-
-    assert order == (["work", "gather"] if rank == 0 else ["gather", "work", "gather"])
-    inside = ["in debug", "in info", "in warning", "in error"] if rank == 0 else ["in error"]
-    assert caplog.messages == [*inside, *(["after debug", "after info", "after warning", "after error"] * 2)]
-
-
-def test_an_error_of_several_processes_is_claimed_once(monkeypatch):
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    environment = {
-        "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }  # fmt: skip
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-
-    claims = [_distributed.claim_error_report(message) for message in ("a", "a", "b", "")]
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-
-    assert claims == [True, False, True, True]
-    assert _distributed.claim_error_report("a"), "torchrun started the processes again"
+            start(raising(error))
 
 
 def test_an_interrupt_ends_with_its_exit_code(start, capsys):
-    def body(cfg):
-        raise KeyboardInterrupt
-
-    assert start(body) == 130
+    assert start(raising(KeyboardInterrupt)) == 130
     assert "checkpoints written so far are complete" in capsys.readouterr().err
 
 

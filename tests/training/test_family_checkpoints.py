@@ -1,4 +1,4 @@
-"""Checkpoints of every family, read and written, in every form: shards, .bin, tied heads, NF4, fp16."""
+"""Checkpoints of every family: read and written in every form, and refused where they do not fit the model."""
 
 import json
 import os
@@ -14,13 +14,15 @@ import transformers
 from omegaconf import OmegaConf
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_models import FAMILY_MODELS, MODELS
+from tiny_models import FAMILY_MODELS, MODELS, ROPE_LLAMA3
+from tiny_run import read_weights
 from torch import nn
 from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
-from torchtune import config, modules, training
+from torchtune import config
+from torchtune.modules import TransformerSelfAttentionLayer
+from torchtune.training import set_activation_checkpointing
 
-from tfidf_tune.models import FAMILIES
-from tfidf_tune.training import HFCheckpointer, Run, build_model, load_model
+from tfidf_tune.training import HFCheckpointer, LoRASettings, Run, TrainingError, build_model, load_model
 from tfidf_tune.training._checkpointer import implementation_of
 from tfidf_tune.training._hf_files import COMPANIONS
 
@@ -81,9 +83,7 @@ def test_loaded_and_saved_models_are_those_of_transformers(name, tmp_path):
         assert written["metadata"]["total_size"] == known["metadata"]["total_size"]
         assert written["weight_map"].keys() == known["weight_map"].keys()
     # The copy of a checkpoint that was not trained is bit-identical.
-    weights = [{k: v for file in f.glob("*.safetensors") for k, v in load_file(file).items()} for f in (base, saved)]
-    assert weights[0].keys() == weights[1].keys()
-    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    torch.testing.assert_close(read_weights(saved), read_weights(base), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", FAMILY_MODELS)
@@ -93,6 +93,8 @@ def test_an_adapter_on_the_untouched_base_and_a_merged_model_give_the_same_logit
     base = make_checkpoint(name, tmp_path / "base")
     checkpointer = HFCheckpointer(checkpoint_dir=str(base))
     model = make_model(name, checkpointer, lora=True, **(flags if everywhere else {"lora_dropout": 0.1}))
+    if everywhere:  # saved under plain names
+        set_activation_checkpointing(model, auto_wrap_policy={TransformerSelfAttentionLayer})
 
     checkpointer.save_adapter(model, tmp_path / "run" / "checkpoint_10pct")
     checkpointer.save_model(model, tmp_path / "run" / "checkpoint_25pct")
@@ -136,146 +138,6 @@ def test_nf4_weights_are_those_of_the_checkpoint_rounded(name, dtype, tmp_path):
     roundings = 8 * 256**0.5 if dtype == "fp32" else 2 * 8
     atol = roundings * torch.finfo(DTYPES[dtype]).eps * ours.abs().max().item()
     torch.testing.assert_close(saved, ours, rtol=0, atol=atol)
-
-
-def test_fp16_bases_have_adapters_in_fp32(tmp_path):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint("gptj", tmp_path / "base")))
-    model = make_model("gptj", checkpointer, dtype="fp16", lora=True)
-
-    dtypes = {"lora" in key: value.dtype for key, value in model.named_parameters()}
-    assert dtypes == {True: torch.float32, False: torch.float16}
-    checkpointer.save_model(model, tmp_path / "run" / "merged")
-    checkpointer.save_adapter(model, tmp_path / "run" / "adapter")
-    assert {v.dtype for v in load_file(tmp_path / "run" / "merged" / "model.safetensors").values()} == {torch.float16}
-    assert json.loads((tmp_path / "run" / "merged" / "config.json").read_text())["dtype"] == "float16"
-    adapter = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
-    assert {value.dtype for value in adapter.values()} == {torch.float32}
-
-
-def test_bin_files_are_mapped_into_memory_where_there_are_no_safetensors(tmp_path, monkeypatch):
-    """GPT-J's repository has no other. They keep strides, with which no resume checkpoint can be written."""
-    base = make_checkpoint("gptj", tmp_path / "base")
-    expected, weights = hf_logits(base), load_file(base / "model.safetensors")
-    (base / "model.safetensors").unlink()
-    weights = {key: value.t().contiguous().t() if value.dim() == 2 else value for key, value in weights.items()}
-    parts = {f"pytorch_model-{i}.bin": dict(list(weights.items())[i::2]) for i in range(2)}
-    index = {"weight_map": {key: file for file, part in parts.items() for key in part}}
-    (base / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    for file, part in parts.items():
-        torch.save(part, base / file)
-    asked, load = [], torch.load
-    monkeypatch.setattr("torch.load", lambda *args, **kwargs: asked.append(kwargs) or load(*args, **kwargs))
-
-    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
-    model = make_model("gptj", checkpointer)
-    checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
-
-    assert len(asked) == 2 * 2, "once for the check, once for the weights"
-    assert all(kwargs["mmap"] and kwargs["weights_only"] for kwargs in asked)
-    assert all(parameter.is_contiguous() for parameter in model.parameters())
-    torch.testing.assert_close(logits(model), expected)
-    assert list((tmp_path / "run" / "checkpoint_10pct").glob("*.bin*")) == []
-
-
-def test_a_file_may_hold_a_tied_head_unless_it_differs(tmp_path):
-    """transformers leaves it out, others write it. If it differs, transformers uses both weights, a run only one."""
-    base = make_checkpoint("qwen2-tied", tmp_path / "base")
-    weights = load_file(base / "model.safetensors")
-    embeddings = weights["model.embed_tokens.weight"]
-    assert "lm_head.weight" not in weights
-
-    save_file(weights | {"lm_head.weight": embeddings.clone()}, base / "model.safetensors", metadata={"format": "pt"})
-    model = make_model("qwen2-tied", HFCheckpointer(checkpoint_dir=str(base)))
-    torch.testing.assert_close(logits(model), hf_logits(base))
-
-    save_file(weights | {"lm_head.weight": embeddings * 2}, base / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(
-        ValueError, match=r"tie_word_embeddings is True by config\.json, but lm_head\.weight and model\.emb"
-    ):
-        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
-
-
-def test_weights_are_converted_one_by_one(tmp_path, monkeypatch):
-    """Files are mapped into memory: a large one is never in memory in addition to the model."""
-    base = make_checkpoint("gpt_neox", tmp_path / "base")
-    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
-    converted = []
-    family = FAMILIES["gpt_neox"]
-    convert = family.hf_to_tune
-    monkeypatch.setattr(
-        family,
-        "hf_to_tune",
-        lambda state, config: (converted.append(len(state)), convert(state, config))[1],
-    )
-
-    make_model("gpt_neox", checkpointer)
-
-    assert converted[1:] == [1] * len(load_file(base / "model.safetensors"))  # the first is a check
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "model", "message"),
-    [
-        ("gptj", "gpt_neox", r"architecture 'gptj':\n  \S+ is "),
-        ("qwen2", "llama", r"layers.0.self_attn.k_proj.bias is \(\d+,\) in the checkpoint, missing in the model"),
-        ("llama", "gemma-tied", r"tie_word_embeddings is False in the checkpoint, True in the model"),
-        ("gpt_neox", "gpt_neox-sequential", r"use_parallel_residual is True in the checkpoint, False in the model"),
-        ("gptj", "gptj-full-rotary", r"rotary_dim is 8 in the checkpoint, 16 in the model"),
-    ],
-)
-def test_a_checkpoint_of_another_model_is_refused_with_the_difference(checkpoint, model, message, tmp_path):
-    checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint(checkpoint, tmp_path / "base")))
-    with torch.device("meta"):
-        built = MODELS[model].build()
-
-    with pytest.raises(ValueError, match=message):
-        checkpointer.check_model(built)
-
-
-@pytest.mark.parametrize(
-    ("name", "setting", "message"),
-    [
-        ("gemma-tied", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True in the checkpoint"),
-        (
-            "gpt_neox",
-            {"attention_bias": False},
-            r"dense\.bias is in the files, but not in the model of config\.json",
-        ),
-        (
-            "gptj",
-            {"n_inner": 96},
-            r"fc_in\.weight is \(256, 64\) in the files, \(96, 64\) by config\.json",
-        ),
-    ],
-)
-def test_a_config_that_does_not_belong_to_the_weights_is_refused(name, setting, message, tmp_path):
-    """transformers could not load what a run writes, or would load another model."""
-    base = make_checkpoint(name, tmp_path / "base")
-    content = json.loads((base / "config.json").read_text())
-    (base / "config.json").write_text(json.dumps(content | setting))
-    with torch.device("meta"):
-        model = MODELS[name].build()
-
-    with pytest.raises(ValueError, match=message):
-        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
-
-
-@pytest.mark.parametrize("name", ["gemma-tied"])
-def test_a_missing_and_an_unknown_weight_are_named(name, tmp_path):
-    base = make_checkpoint(name, tmp_path / "base")
-    weights = load_file(base / "model.safetensors")
-    with torch.device("meta"):
-        model = MODELS[name].build()
-    missing = next(key for key in sorted(weights) if "mlp" in key)
-
-    save_file({key: value for key, value in weights.items() if key != missing}, base / "model.safetensors")
-    message = rf"'\w+', do not match:\n  {missing} is missing in the files\n.*again$"
-    with pytest.raises(ValueError, match=message):
-        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
-
-    save_file({**weights, "model.extra.weight": torch.zeros(2)}, base / "model.safetensors")
-    with pytest.raises(ValueError, match=r"model\.extra\.weight is in the files, but not in the model of config\.json"):
-        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
 
 
 def test_older_names_in_config_json_are_understood(tmp_path):
@@ -336,42 +198,6 @@ def test_a_hub_id_is_downloaded_in_the_format_that_it_has(tmp_path, monkeypatch)
     assert (adapter_config["base_model_name_or_path"], adapter_config["revision"]) == ("some/old", "float16")
 
 
-def test_a_loaded_model_does_not_depend_on_its_file(tmp_path):
-    """Files are mapped into memory; writing a checkpoint again must not change a run."""
-    base = make_checkpoint("gpt_neox", tmp_path / "base")
-    torch.save(load_file(base / "model.safetensors"), tmp_path / "pytorch_model.bin")
-    for form in ("model.safetensors", "pytorch_model.bin"):
-        model = make_model("gpt_neox", HFCheckpointer(checkpoint_dir=str(base)))
-        before = {key: value.detach().clone() for key, value in model.named_parameters()}
-
-        size = (base / form).stat().st_size
-        with (base / form).open("r+b") as file:  # in place, as a writer without a temporary name does
-            file.seek(size // 10)
-            file.write(os.urandom(size - size // 10))
-
-        assert all(torch.equal(value, before[key]) for key, value in model.named_parameters())
-        (base / form).unlink()
-        if form == "model.safetensors":
-            (tmp_path / "pytorch_model.bin").rename(base / "pytorch_model.bin")
-
-
-def test_a_longer_model_is_refused_and_of_many_differences_five_are_listed(tmp_path):
-    """GPT-J's config calls the limit n_positions."""
-    checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint("gptj", tmp_path / "base")))
-    changes = {"max_seq_len": 32}, {"max_seq_len": 65}, {"num_layers": 3}
-    with torch.device("meta"):
-        shorter, longer, deeper = (
-            config.instantiate(OmegaConf.create(MODELS["gptj"].section() | change)) for change in changes
-        )
-
-    checkpointer.check_model(shorter)
-    with pytest.raises(ValueError, match=r"max_seq_len is 64 in the checkpoint, 65 in the model"):
-        checkpointer.check_model(longer)
-    # Of the third layer: two weights of the norm, four of the attention, four of the MLP.
-    with pytest.raises(ValueError, match=r"(?s)'gptj':\n(  [^\n]+\n){5}  and 5 more\n"):
-        checkpointer.check_model(deeper)
-
-
 def test_checkpoints_are_complete_although_the_base_has_vanished(tmp_path, monkeypatch):
     """All files of a tokenizer are copied; the index of a sharded base, which names other files, is not."""
     base = make_checkpoint("llama", tmp_path / "base", max_shard_size="60KB")
@@ -399,66 +225,6 @@ def test_checkpoints_are_complete_although_the_base_has_vanished(tmp_path, monke
     assert_same_but_for_rounding(hf_logits(tmp_path / "run" / "merged"), logits(model))
     adapter_config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
     assert adapter_config["base_model_name_or_path"] == str(base)
-
-
-def test_the_files_of_known_tokenizers_are_among_those_copied():
-    for name in ("Llama", "Gemma", "Qwen2", "GPTNeoX", "GPT2", "T5", "Bert"):
-        assert {*getattr(transformers, f"{name}Tokenizer").vocab_files_names.values()} <= {*COMPANIONS}
-
-
-def test_the_links_of_a_hub_snapshot_are_followed(tmp_path):
-    """Each file of a snapshot is a link to a blob of the same repository, wherever the cache is."""
-    snapshot = make_checkpoint("llama", tmp_path / "models--some--model" / "snapshots" / "abc")
-    blobs = tmp_path / "models--some--model" / "blobs"
-    blobs.mkdir()
-    (snapshot / "tokenizer.json").write_text("{}")
-    for number, file in enumerate(list(snapshot.iterdir())):
-        file.rename(blobs / str(number))
-        file.symlink_to(f"../../blobs/{number}")
-    checkpointer = HFCheckpointer(checkpoint_dir=str(snapshot))
-
-    checkpointer.save_model(make_model("llama", checkpointer), tmp_path / "run" / "saved")
-
-    assert (tmp_path / "run" / "saved" / "tokenizer.json").read_text() == "{}"
-    assert not any(file.is_symlink() for file in (tmp_path / "run" / "saved").iterdir())
-
-
-def test_a_file_too_large_for_a_tokenizer_is_refused(tmp_path):
-    base = make_checkpoint("llama", tmp_path / "base")
-    with (base / "tokenizer.json").open("wb") as file:
-        file.truncate(2**29)
-
-    with pytest.raises(ValueError, match=r"tokenizer\.json is not a file of the checkpoint folder of at most 256 MiB"):
-        HFCheckpointer(checkpoint_dir=str(base))
-
-
-def test_safetensors_are_preferred_to_pytorchs_format(tmp_path):
-    """The hub's copies of a model in both; of the second nothing is read."""
-    base = make_checkpoint("gptj", tmp_path / "base")
-    (base / "pytorch_model.bin").write_bytes(b"not read")
-    assert HFCheckpointer(checkpoint_dir=str(base)).weight_files == [base / "model.safetensors"]
-
-    sharded = make_checkpoint("gptj", tmp_path / "sharded", max_shard_size="100KB")
-    (sharded / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "pytorch_model-1.bin"}}')
-    (sharded / "pytorch_model-1.bin").write_bytes(b"not read")
-    files = HFCheckpointer(checkpoint_dir=str(sharded)).weight_files
-    assert len(files) > 1
-    assert {file.suffix for file in files} == {".safetensors"}
-
-
-def test_a_model_under_activation_checkpointing_is_saved_under_plain_names(tmp_path):
-    base = make_checkpoint("gptj", tmp_path / "base")
-    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
-    model = make_model("gptj", checkpointer, lora=True)
-    expected = logits(model)
-    training.set_activation_checkpointing(model, auto_wrap_policy={modules.TransformerSelfAttentionLayer})
-
-    checkpointer.save_model(model, tmp_path / "run" / "merged")
-    checkpointer.save_adapter(model, tmp_path / "run" / "adapter")
-
-    torch.testing.assert_close(hf_logits(tmp_path / "run" / "merged"), expected)
-    names = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors").keys()
-    assert not any("checkpoint" in name for name in names)
 
 
 def test_saving_holds_no_more_than_a_shard_and_two_layers(tmp_path, monkeypatch):
@@ -490,6 +256,172 @@ def test_saving_holds_no_more_than_a_shard_and_two_layers(tmp_path, monkeypatch)
     assert max(alive) <= 460_000 + 2 * max(sizes) < 0.6 * sum(sizes)
 
 
+def test_bin_files_are_mapped_into_memory_and_a_loaded_model_does_not_depend_on_them(tmp_path, monkeypatch):
+    """GPT-J's repository has no other. They keep strides, with which no resume checkpoint can be written."""
+    base = make_checkpoint("gptj", tmp_path / "base")
+    expected, weights = hf_logits(base), load_file(base / "model.safetensors")
+    weights = {key: value.t().contiguous().t() if value.dim() == 2 else value for key, value in weights.items()}
+    parts = {f"pytorch_model-{i}.bin": dict(list(weights.items())[i::2]) for i in range(2)}
+    index = {"weight_map": {key: file for file, part in parts.items() for key in part}}
+    (base / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    for file, part in parts.items():
+        torch.save(part, base / file)
+    assert HFCheckpointer(checkpoint_dir=str(base)).weight_files == [base / "model.safetensors"], "preferred"
+    (base / "model.safetensors").unlink()
+    asked, load = [], torch.load
+    monkeypatch.setattr("torch.load", lambda *args, **kwargs: asked.append(kwargs) or load(*args, **kwargs))
+
+    checkpointer = HFCheckpointer(checkpoint_dir=str(base))
+    model = make_model("gptj", checkpointer)
+    for file in parts:  # in place, as a writer without a temporary name does
+        with (base / file).open("r+b") as opened:
+            opened.seek((base / file).stat().st_size // 10)
+            opened.write(os.urandom((base / file).stat().st_size * 9 // 10))
+
+    assert len(asked) == 2 * 2, "once for the check, once for the weights"
+    assert all(kwargs["mmap"] and kwargs["weights_only"] for kwargs in asked)
+    assert all(parameter.is_contiguous() for parameter in model.parameters())
+    torch.testing.assert_close(logits(model), expected)
+    checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
+    assert list((tmp_path / "run" / "checkpoint_10pct").glob("*.bin*")) == []
+
+
+def test_the_links_of_a_hub_snapshot_are_followed(tmp_path):
+    """Each file of a snapshot is a link to a blob of the same repository; weights are converted one by one."""
+    snapshot = make_checkpoint("llama", tmp_path / "models--some--model" / "snapshots" / "abc")
+    blobs = tmp_path / "models--some--model" / "blobs"
+    blobs.mkdir()
+    (snapshot / "tokenizer.json").write_text("{}")
+    for number, file in enumerate(list(snapshot.iterdir())):
+        file.rename(blobs / str(number))
+        file.symlink_to(f"../../blobs/{number}")
+    checkpointer = HFCheckpointer(checkpoint_dir=str(snapshot))
+
+    checkpointer.save_model(make_model("llama", checkpointer), tmp_path / "run" / "saved")
+
+    assert (tmp_path / "run" / "saved" / "tokenizer.json").read_text() == "{}"
+    assert not any(file.is_symlink() for file in (tmp_path / "run" / "saved").iterdir())
+
+
+def changed(model):
+    """Change settings of a builder."""
+    return lambda name: config.instantiate(OmegaConf.create(MODELS[name].section() | model))
+
+
+def another(name):
+    return lambda _: MODELS[name].build()
+
+
+def setting(**values):
+    """Change settings of config.json."""
+
+    def edit(base):
+        content = json.loads((base / "config.json").read_text())
+        (base / "config.json").write_text(json.dumps(content | values))
+
+    return edit
+
+
+def weights(change):
+    """Change the weights of the file: ``change(weights)`` returns others."""
+
+    def edit(base):
+        save_file(change(load_file(base / "model.safetensors")), base / "model.safetensors", metadata={"format": "pt"})
+
+    return edit
+
+
+def without_mlp(found):
+    return {key: value for key, value in found.items() if key != "model.layers.0.mlp.down_proj.weight"}
+
+
+def with_another_head(found):
+    return found | {"lm_head.weight": 2 * found["model.embed_tokens.weight"]}
+
+
+def keep(base):
+    """Change nothing."""
+
+
+# Checkpoint, the model of the config (None: the same), what is changed on disk, what is said.
+DIFFERENT = {
+    "architecture": ("gptj", another("gpt_neox"), keep, r"architecture 'gptj':\n  \S+ is "),
+    "biases": ("qwen2", another("llama"), keep, r"k_proj.bias is \(\d+,\) in the checkpoint, missing in the model"),
+    "tied": ("llama", another("gemma-tied"), keep, r"tie_word_embeddings is False in the checkpoint, True in the"),
+    "residual": ("gpt_neox", another("gpt_neox-sequential"), keep, r"use_parallel_residual is True in the checkpoint"),
+    "rotary": ("gptj", another("gptj-full-rotary"), keep, r"rotary_dim is 8 in the checkpoint, 16 in the model"),
+    "longer": ("gptj", changed({"max_seq_len": 65}), keep, r"max_seq_len is 64 in the checkpoint, 65 in the model"),
+    # Of the third layer: two weights of the norm, four of the attention, four of the MLP.
+    "deeper": ("gptj", changed({"num_layers": 3}), keep, r"(?s)'gptj':\n(  [^\n]+\n){5}  and 5 more\n"),
+    "rope": ("llama", changed({"rope_base": 5e5}), keep, r"rope_base is 10000.0 in the checkpoint, 500000.0 in"),
+    "eps": ("llama", changed({"norm_eps": 1.0001e-5}), keep, r"norm_eps is 1e-05 in the checkpoint, "),
+    "heads": ("llama", changed({"num_heads": 8, "num_kv_heads": 4}), keep, r"num_attention_heads is 4 in the checkpo"),
+    "activation": (
+        "llama",
+        None,
+        setting(hidden_act="gelu"),
+        r"is GELU\(.*\) in the checkpoint, SiLU\(\) in the model",
+    ),
+    "rope type": ("llama", None, setting(rope_parameters=ROPE_LLAMA3), r"rope type is llama3 in the checkpoint, defau"),
+    "bidirectional": ("gemma-tied", None, setting(use_bidirectional_attention=True), r"use_bidirectional_attention is"),
+    "no biases": (
+        "gpt_neox",
+        None,
+        setting(attention_bias=False),
+        r"dense\.bias is in the files, but not in the model",
+    ),
+    "width": ("gptj", None, setting(n_inner=96), r"fc_in\.weight is \(256, 64\) in the files, \(96, 64\) by config"),
+    "layers": ("llama", None, setting(num_hidden_layers=1), r"model\.layers\.1\.\S+ is of a layer that config\.json"),
+    "padding": (
+        "llama",
+        None,
+        setting(pad_token_id=999),
+        r"config\.json: transformers cannot load a model .*Padding_idx",
+    ),
+    "a text": ("llama", None, setting(hidden_size="wide"), r"config\.json: .*hidden_size"),
+    "missing": ("gemma-tied", None, weights(without_mlp), r"down_proj\.weight is missing in the files\n"),
+    "unknown": (
+        "llama",
+        None,
+        weights(lambda w: w | {"model.b.weight": torch.ones(2)}),
+        r"model\.b\.weight is in the f",
+    ),
+    "head": (
+        "qwen2-tied",
+        None,
+        weights(with_another_head),
+        r"tie_word_embeddings is True by config\.json, but lm_head",
+    ),
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENT)
+def test_a_checkpoint_that_does_not_fit_is_refused_with_the_difference(difference, tmp_path):
+    """transformers could not load what a run writes, or would load another model."""
+    name, build, edit, message = DIFFERENT[difference]
+    base = make_checkpoint(name, tmp_path / "base")
+    edit(base)
+    with torch.device("meta"):
+        model = build(name) if build else MODELS[name].build()
+
+    with pytest.raises(ValueError, match=message):
+        HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
+
+
+def test_settings_that_are_the_same_in_other_words_are_accepted(tmp_path):
+    """A shorter model, a setting that was rounded to float32, a tied head that transformers leaves out of the file."""
+    base = make_checkpoint("qwen2-tied", tmp_path / "base")
+    setting(rms_norm_eps=float(torch.tensor(1e-5)))(base)
+    weights(lambda found: found | {"lm_head.weight": found["model.embed_tokens.weight"].clone()})(base)
+    with torch.device("meta"):
+        shorter = changed({"max_seq_len": 32})("qwen2-tied")
+
+    HFCheckpointer(checkpoint_dir=str(base)).check_model(shorter)
+    torch.testing.assert_close(
+        logits(make_model("qwen2-tied", HFCheckpointer(checkpoint_dir=str(base)))), hf_logits(base)
+    )
+
+
 def test_a_bin_file_without_weights_is_refused(tmp_path):
     base = make_checkpoint("gptj", tmp_path / "base")
     (base / "model.safetensors").unlink()
@@ -503,3 +435,63 @@ def test_a_bin_file_without_weights_is_refused(tmp_path):
         torch.save(content, base / "pytorch_model.bin")
         with pytest.raises(ValueError, match=r"pytorch_model\.bin does not hold weights"):
             checkpointer.check_model(model)
+
+
+def test_merging_does_not_change_the_model_in_training_and_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
+    """torchtune's merge adds to the tensors it is given, which on CPU would be the model's own."""
+    checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint("gptj", tmp_path / "base")))
+    model = make_model("gptj", checkpointer, dtype="fp16", lora=True)
+    dtypes = {"lora" in key: value.dtype for key, value in model.named_parameters()}
+    assert dtypes == {True: torch.float32, False: torch.float16}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    checkpointer.save_model(model, tmp_path / "run" / "merged")
+
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert {value.dtype for value in read_weights(tmp_path / "run" / "merged").values()} == {torch.float16}
+    assert json.loads((tmp_path / "run" / "merged" / "config.json").read_text())["dtype"] == "float16"
+
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tfidf_tune.training._hf_files.save_file", full_disk)
+    with pytest.raises(TrainingError, match="checkpoint_10pct could not be written: .*No space left"):
+        checkpointer.save_model(model, tmp_path / "failed" / "checkpoint_10pct")
+    assert list((tmp_path / "failed").iterdir()) == []
+
+
+def test_lora_settings_are_read_off_the_model_whose_layers_must_have_the_same():
+    def build():
+        with torch.device("meta"):
+            return MODELS["llama"].build(lora=True, lora_attn_modules=["q_proj", "output_proj"], lora_dropout=0.1)
+
+    assert LoRASettings.of(build()) == LoRASettings(4, 12, 0.1, ("output_proj", "q_proj"))
+    for attribute in ("rank", "alpha"):
+        model = build()
+        setattr(model.layers[1].attn.q_proj, attribute, 7)
+        with pytest.raises(ValueError, match=r"layers of LoRALinear differ in .*: \[.*7.*\]"):
+            LoRASettings.of(model)
+
+
+def test_the_fingerprint_is_that_of_size_and_ends_of_each_file(tmp_path):
+    """Not of name or time; 3 MiB stand for the gigabytes of a real file."""
+    base = make_checkpoint("llama", tmp_path / "base", max_shard_size="60KB")
+    checkpointer = HFCheckpointer(checkpoint_dir=str(shutil.copytree(base, tmp_path / "copy")))
+    known = HFCheckpointer(checkpoint_dir=str(base)).fingerprint()
+    assert checkpointer.fingerprint() == known
+    assert len(known) == 16
+    assert len(checkpointer.weight_files) > 2
+
+    found = {known}
+    for file in checkpointer.weight_files:
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        found.add(checkpointer.fingerprint())
+    content = bytes(3 * 2**20)
+    places = (0, 2**20 - 1, 2**21, len(content) - 1)  # of the first MiB and the last MiB
+    for other in (content, content + bytes(1), *(content[:i] + b"x" + content[i + 1 :] for i in places)):
+        file.write_bytes(other)
+        found.add(checkpointer.fingerprint())
+    assert len(found) == 1 + len(checkpointer.weight_files) + 6
+    file.write_bytes(content[: 3 * 2**19] + b"x" + content[3 * 2**19 + 1 :])  # in between, which is not read
+    assert checkpointer.fingerprint() in found

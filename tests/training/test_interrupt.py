@@ -2,14 +2,13 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
-from tfidf_tune.recipes import full_finetune
+from tiny_run import run_recipe
 
 from tfidf_tune import _signals
 from tfidf_tune._signals import Interrupted, stop_request
-from tfidf_tune.training import _train
+from tfidf_tune.training import ResumePoint, _train
 
 SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 
@@ -73,27 +72,20 @@ def test_a_signal_in_the_last_step_lets_the_run_finish(recipe_config, monkeypatc
         return original(*args, **kwargs)
 
     monkeypatch.setattr(_train, "train_step", train_step)
-    cfg = recipe_config(max_steps=1)
 
-    full_finetune.recipe_main.__wrapped__(cfg)
-
-    assert (Path(cfg.output_dir) / "checkpoint_100pct").is_dir()
+    assert (run_recipe(recipe_config(max_steps=1)) / "checkpoint_100pct").is_dir()
 
 
 def test_a_signal_while_a_checkpoint_is_saved_writes_no_second_one(recipe_config, monkeypatch):
-    from tfidf_tune.training import _resume
-
-    original = _resume.ResumePoint.save
-    saved = []
+    original, saved = ResumePoint.save, []
 
     def save(self, step, *args):
         send(signal.SIGTERM)
         saved.append(step)
         original(self, step, *args)
 
-    monkeypatch.setattr(_resume.ResumePoint, "save", save)
-    cfg = recipe_config(save_at_percent=[50, 100], max_steps=4)
+    monkeypatch.setattr(ResumePoint, "save", save)
 
     with pytest.raises(Interrupted, match="stopped after step 2 of 4; the last good checkpoint is .*step_2"):
-        full_finetune.recipe_main.__wrapped__(cfg)
+        run_recipe(recipe_config(save_at_percent=[50, 100], max_steps=4))
     assert saved == [2]

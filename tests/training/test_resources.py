@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tfidf_tune.recipes import full_finetune, lora_finetune
+from tiny_run import run_recipe
 
 from tfidf_tune.training import HFCheckpointer, SetupError, _messages
 
@@ -23,7 +23,7 @@ def companions(tiny_checkpoint):
 def test_weights_and_optimizer_state_are_printed_before_training(recipe_config, capsys, lora, trained, frozen):
     """Parameters by hand: 2 x 320 x 32 + 2 x (2 x 32 x 32 + 2 x 32 x 16 + 3 x 32 x 64 + 2 x 32) + 32, and of
     rank 4: 2 x 4 x (2 x (32 + 32) + 2 x (32 + 16))."""
-    (lora_finetune if lora else full_finetune).recipe_main.__wrapped__(recipe_config(lora=lora, max_steps=1))
+    run_recipe(recipe_config(lora=lora, max_steps=1), lora=lora)
 
     printed = capsys.readouterr().err
     sizes = [4 * number / 2**20 for number in (trained + frozen, 2 * trained)]
@@ -34,16 +34,6 @@ def test_weights_and_optimizer_state_are_printed_before_training(recipe_config, 
     assert printed.index(line) < printed.index("step/s")
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "bytes_per_weight"),
-    [({"_component_": "torch.optim.AdamW", "amsgrad": True}, 12), ({"_component_": "torch.optim.SGD"}, 0)],
-)
-def test_the_state_of_the_optimizer_is_measured(recipe_config, capsys, optimizer, bytes_per_weight):
-    full_finetune.recipe_main.__wrapped__(recipe_config(max_steps=1, optimizer={"lr": 1e-3, **optimizer}))
-
-    assert f"optimizer state {39_072 * bytes_per_weight / 2**20:.2f} MiB\n" in capsys.readouterr().err
-
-
 def test_merged_adapters_are_counted_as_complete_models_and_no_resume_checkpoints_if_none_are_kept(
     recipe_config, monkeypatch, companions
 ):
@@ -52,10 +42,10 @@ def test_merged_adapters_are_counted_as_complete_models_and_no_resume_checkpoint
     needed = 2 * (39_072 * 4 + companions)
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10**7, 0, needed - 1))
     with pytest.raises(SetupError, match=r"2 checkpoints of .* and 0 to resume from"):
-        lora_finetune.recipe_main.__wrapped__(cfg)
+        run_recipe(cfg, lora=True)
 
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10**7, 0, needed))
-    lora_finetune.recipe_main.__wrapped__(cfg)
+    run_recipe(cfg, lora=True)
 
 
 def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(recipe_config, monkeypatch, companions, tmp_path):
@@ -68,16 +58,14 @@ def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(recipe_config, monk
         SetupError,
         match=r"5 checkpoints of 0\.16 MiB and 2 to resume from of 0\.45 MiB do not fit into .*run, where 2\.13 MiB",
     ):
-        full_finetune.recipe_main.__wrapped__(cfg)
+        run_recipe(cfg)
 
     cfg.keep_last_n_checkpoints, cfg.max_steps = 1, 1
-    full_finetune.recipe_main.__wrapped__(cfg)
+    run_recipe(cfg)
 
     threshold = {"probe_file": "${dataset.probe_file}", "every_n_steps": 5, "stop_above": 3}  # one checkpoint more
     with pytest.raises(SetupError, match=r"6 checkpoints of"):
-        full_finetune.recipe_main.__wrapped__(
-            recipe_config(memorization_monitor=threshold, output_dir=str(tmp_path / "other"))
-        )
+        run_recipe(recipe_config(memorization_monitor=threshold, output_dir=str(tmp_path / "other")))
 
 
 def test_sharded_quantized_optimizer_state_is_refused_unless_no_checkpoint_is_kept(recipe_config, monkeypatch):
@@ -90,8 +78,8 @@ def test_sharded_quantized_optimizer_state_is_refused_unless_no_checkpoint_is_ke
         SetupError,
         match=r"optimizer: torchao\.optim\.AdamW8bit keeps its state as OptimState8bit, .*keep_last_n_checkpoints=0$",
     ):
-        full_finetune.recipe_main.__wrapped__(cfg)
+        run_recipe(cfg)
     assert not Path(cfg.output_dir).exists()
 
     cfg.keep_last_n_checkpoints = 0
-    full_finetune.recipe_main.__wrapped__(cfg)
+    run_recipe(cfg)

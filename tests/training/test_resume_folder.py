@@ -6,7 +6,6 @@ import os
 
 import pytest
 
-from tfidf_tune.training import SetupError, TrainingError
 from tfidf_tune.training import _resume as resume_folder
 from tfidf_tune.training._resume import ResumeFolder
 
@@ -57,10 +56,6 @@ def test_the_newest_intact_checkpoint_is_found_and_other_names_are_ignored(resum
     assert ResumeFolder(tmp_path / "absent", keep_last_n=1).newest_intact() == (None, [])
 
 
-def cut(content):
-    return content[:-1]
-
-
 def flip_a_bit(content):
     return content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
 
@@ -68,12 +63,9 @@ def flip_a_bit(content):
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        ("a.safetensors", cut, "a.safetensors is not what was written (size or SHA-256)"),
         ("process_00000.pt", flip_a_bit, "process_00000.pt is not what was written (size or SHA-256)"),
         ("settings.yaml", None, "settings.yaml is missing"),
-        ("manifest.json", None, "manifest.json cannot be read ([Errno 2] No such file or directory"),
         ("manifest.json", lambda content: content[:50], "manifest.json cannot be read (JSONDecodeError: "),
-        ("manifest.json", lambda content: b"[]", "manifest.json cannot be read ("),
         ("manifest.json", lambda content: b'{"files": {"settings.yaml": 3}}', "manifest.json cannot be read ("),
         (
             "manifest.json",
@@ -94,20 +86,6 @@ def test_a_damaged_file_is_named_and_the_previous_checkpoint_is_used(resume, nam
 
     assert found == resume.folder / "step_9"
     assert damaged.startswith(f"{resume.folder / 'step_10'} is damaged: {message}")
-
-
-def test_if_no_checkpoint_is_intact_all_are_named_the_newest_first(resume):
-    for step in (2, 9, 10):
-        (resume.folder / f"step_{step}" / "settings.yaml").unlink()
-
-    with pytest.raises(SetupError) as refusal:
-        resume.newest_intact()
-
-    damages = "; ".join(f"{resume.folder}/step_{step} is damaged: settings.yaml is missing" for step in (10, 9, 2))
-    assert str(refusal.value) == (
-        f"no resume checkpoint is intact: {damages}. Move {resume.folder} and the milestones next to it away to start "
-        "from the beginning"
-    )
 
 
 def test_the_newest_are_kept_and_the_oldest_is_removed_last(resume, monkeypatch):
@@ -135,21 +113,6 @@ def test_damaged_checkpoints_are_replaced_or_moved_aside_by_the_resumed_run(resu
     assert names(resume) == ["damaged_step_10", "step_2", "step_9"]
     assert resume.newest_intact() == (resume.folder / "step_9", [])
     assert not (resume.folder / "step_9" / "stray").exists()
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("odd")])
-def test_a_write_that_fails_leaves_earlier_checkpoints_and_nothing_else(resume, error):
-    before = {path: path.read_bytes() for path in resume.folder.rglob("*") if path.is_file()}
-
-    def fail(folder):
-        (folder / "a.safetensors").write_bytes(b"half")
-        raise error
-
-    with pytest.raises(TrainingError, match=r"resume checkpoint .*step_11 could not be written: .*(space|odd)"):
-        resume.write(11, fail)
-
-    assert names(resume) == ["step_10", "step_2", "step_9"]
-    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_disk(tmp_path, monkeypatch):
