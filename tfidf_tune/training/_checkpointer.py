@@ -150,14 +150,10 @@ class HFCheckpointer:
     def load_weights(
         self, model: nn.Module, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device | None = None
     ) -> None:
-        """Load the base weights, file by file; adapter weights are not changed.
+        """Load the base weights, file by file, into a model that :meth:`check_model` accepts.
 
-        Args:
-            model (nn.Module): torchtune model that :meth:`check_model` accepts, possibly on the meta device or sharded.
-                Where it has NF4 tensors, weights are quantized.
-            device (torch.device): of the weights.
-            dtype (torch.dtype): of the weights, and the one that NF4 is computed in.
-            storage_device (torch.device | None): where shards are kept. Default: None, ``device``.
+        The model may be on the meta device or sharded; where it has NF4 tensors, weights are quantized, to be computed
+        in ``dtype``. Shards are kept on ``storage_device``, by default ``device``. Adapter weights are not changed.
 
         Raises:
             SetupError: If a weight is not finite in this dtype.
@@ -209,6 +205,7 @@ class HFCheckpointer:
         failure = None
         if is_main_process():
             try:
+                # The folder gets its name when it is complete; what an earlier run left in it is kept, but for weights.
                 with atomic_folder(folder, replace=_WEIGHTS) as temporary:
                     write(temporary, parts)
                     for name, content in self._companions.items():
@@ -242,6 +239,7 @@ class _TorchtuneModel:
     def check(self, base: BaseCheckpoint) -> None:
         """Compare the model with a checkpoint, see :meth:`HFCheckpointer.check_model`."""
         family = _family_of(base)
+        # Both models on the meta device, by torchtune's names: transformers' as config.json describes it, and ours.
         skeleton, unused = check_files(base)
         converted = family.hf_to_tune(skeleton.state_dict(), base.config)
         theirs = {name: tuple(value.shape) for name, value in converted.items()}
@@ -395,6 +393,7 @@ class _TransformersModel:
             if is_adapter(name):
                 continue
             value = plain(parameter)
+            # Merged as PEFT does, W + BA alpha / r, in float32; layers of GPT-2 hold W transposed.
             a, b = (name.replace(".base_layer.", f".lora_{one}.default.") for one in "AB")
             if a != name and a in parameters:
                 config: Any = model.peft_config

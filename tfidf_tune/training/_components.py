@@ -26,7 +26,9 @@ class _Kind(NamedTuple):
     attributes: tuple[str, ...] = ()
     handed_over: tuple[str, ...] = ()
 
-    def check(self, where: str, path: str, component: Any, needed: Sequence[str]) -> None:
+    def check(self, where: str, path: str, component: Any) -> None:
+        """Refuse a component that lacks something; attributes of a class are known when it is built."""
+        needed = self.methods if inspect.isclass(component) else (*self.methods, *self.attributes)
         if lacking := [name for name in needed if not hasattr(component, name)]:
             raise SetupError(f"config: {where}: {path} has no {', '.join(lacking)}: take, for example, {self.example}")
 
@@ -60,9 +62,10 @@ def check_components(cfg: Any) -> None:
         for where, section in sections(key, cfg[key]):
             component = _check_component(where, section, kind.handed_over)
             if inspect.isclass(component):  # what a function makes is known when it is called
-                kind.check(where, section["_component_"], component, kind.methods)
-            for place, part in islice(_with_parts(where, section), 1, None) if key == "loss" else ():
-                _check_component(place, part)
+                kind.check(where, section["_component_"], component)
+            if key == "loss":
+                for place, part in islice(_with_parts(where, section), 1, None):
+                    _check_component(place, part)
     packed = [bool(section.get("packed")) for _, section in sections("dataset", cfg.dataset)]
     if len({*packed}) != 1:
         raise SetupError(
@@ -80,19 +83,16 @@ def check_components(cfg: Any) -> None:
 def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
     """Build a component of a checked config; a list of them where the config has a list of sections.
 
-    Args:
-        cfg (Any): the checked config.
-        key (str): the component's key.
-        *args (Any): positional arguments of the recipe.
-        **kwargs (Any): keyword arguments of the recipe.
+    ``args`` and ``kwargs`` are what the recipe hands over.
 
     Raises:
         SetupError: If it cannot be built from these settings, or lacks what the recipes need.
     """
     kind, components = COMPONENTS[key], []
     for where, section in sections(key, getattr(cfg, key)):
+        # Only a loss has components within it; arguments of others may be sections that they build by themselves.
         component = _build(where, section, *args, builds_parts=key == "loss", **kwargs)
-        kind.check(where, section["_component_"], component, (*kind.methods, *kind.attributes))
+        kind.check(where, section["_component_"], component)
         components.append(component)
     return components if OmegaConf.is_list(getattr(cfg, key)) else components[0]
 
@@ -172,11 +172,7 @@ def _build(where: str, section: Any, *args: Any, builds_parts: bool, **kwargs: A
 
 
 def build_loss(cfg: Any) -> WeightedCrossEntropyLoss:
-    """Build the objective of a checked config.
-
-    Raises:
-        SetupError: If it cannot be built from these settings.
-    """
+    """Build the objective of a checked config; a SetupError says why it cannot be built from these settings."""
     loss: WeightedCrossEntropyLoss = instantiate(cfg, "loss")
     return loss
 
@@ -189,12 +185,7 @@ def check_loss(cfg: Any) -> None:
 
 
 def build_optimizer(cfg: Any, parameters: Iterable[nn.Parameter], total_steps: int) -> tuple[Optimizer, Any]:
-    """Build optimizer and learning-rate schedule of the config; None if it has no schedule.
-
-    Args:
-        cfg (Any): the checked config.
-        parameters (Iterable[nn.Parameter]): those without ``requires_grad`` are left out.
-        total_steps (int): optimizer steps of the run, which the schedule spans.
+    """Build the optimizer of the parameters with ``requires_grad``, and the schedule over so many steps or None.
 
     Raises:
         SetupError: If one of them cannot be built from these settings.

@@ -17,17 +17,13 @@ from tfidf_tune.training._components import DEFAULT_COLLATE, check_components, f
 from tfidf_tune.training._distributed import is_main_process, started_processes
 from tfidf_tune.training._errors import SetupError, setup_errors
 
-logger = logging.getLogger(__name__)
-
+_logger = logging.getLogger(__name__)
 
 _Int = Annotated[int, Field(strict=True)]
 _Count = Annotated[_Int, Field(ge=1)]
 _Positive = Annotated[float, Field(strict=True, gt=0)]
 # fp16 is missing: its gradients would need scaling.
 _FSDPDtype = Literal["bf16", "fp32"]
-
-
-AUTO = "auto"
 
 
 class MonitorConfig(BaseModel):
@@ -155,9 +151,6 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
             component are applied first: keys of the old one that the new one does not take are dropped, which is
             logged. A section with ``_component_`` replaces the whole section.
 
-    Returns:
-        DictConfig: the config, unchecked, references unresolved.
-
     Raises:
         SetupError: If a config does not exist, a file or an override cannot be read, a config is its own base, or a
             part of a list would change.
@@ -252,7 +245,7 @@ def _drop_keys_of_another(below: Any, section: str, component: str) -> None:
     if not dropped or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     if is_main_process():
-        logger.warning(f"config: {section}: {component} takes no {', '.join(dropped)}: left out")
+        _logger.warning(f"config: {section}: {component} takes no {', '.join(dropped)}: left out")
     for key in dropped:
         del below[key]
 
@@ -268,14 +261,9 @@ Schema = TypeVar("Schema", bound=FinetuneConfig)
 
 
 def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
-    """Check a recipe's config: its keys, their values, and the signatures of its components.
+    """Check a recipe's config, its keys, values and components, and fill in defaults.
 
-    Args:
-        cfg (DictConfig): file and overrides of the user.
-        schema (type[Schema]): the recipe's keys.
-
-    Returns:
-        Schema: with defaults filled in; in fact a DictConfig with these keys, as torchtune needs it.
+    What is returned is in fact a DictConfig with the keys of the schema, as torchtune needs it.
 
     Raises:
         SetupError: If a key is unknown, missing or of the wrong type, a value is out of range, or a component does not
@@ -284,8 +272,9 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
     fields = schema.model_fields
     missing = {name for name, field in fields.items() if field.is_required() and name not in cfg}
     with setup_errors("config"):
+        # Before anything refers to a missing value.
         missing |= set(_missing_keys(OmegaConf.to_container(cfg, resolve=False)))
-        if missing:  # before anything refers to it
+        if missing:
             raise SetupError(f"config: missing {', '.join(sorted(missing))}")
         defaults = {name: field.get_default() for name, field in fields.items() if not field.is_required()}
         filled = cast(DictConfig, OmegaConf.merge(defaults, cfg))
@@ -295,16 +284,6 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
     check_components(checked)
     _validate(_LoRAArguments, content["model"], "model: ")
     return cast(Schema, checked)
-
-
-def shards_model(cfg: FinetuneConfig) -> bool:
-    """Return whether the config asks for features of FSDP2, even on one process."""
-    return cfg.fsdp_cpu_offload or cfg.fsdp_param_dtype is not None or cfg.fsdp_reduce_dtype is not None
-
-
-def mixed_precision_dtype(name: str | None) -> torch.dtype | None:
-    """Look up a dtype of the keys ``fsdp_param_dtype`` and ``fsdp_reduce_dtype``."""
-    return {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}[name]
 
 
 def _validate(schema: type[BaseModel], content: dict[str, Any], where: str = "") -> dict[str, Any]:
@@ -339,9 +318,9 @@ def _resolve_defaults(cfg: DictConfig) -> None:
         cfg.output_dir = str(Path(str(cfg.output_dir)).expanduser())
     if cfg.seed is None:
         cfg.seed = _choose_seed(cfg)
-    if cfg.device == AUTO:
+    if cfg.device == "auto":
         cfg.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if cfg.dtype == AUTO:
+    if cfg.dtype == "auto":
         on_gpu = str(cfg.device).startswith("cuda") and torch.cuda.is_available()
         cfg.dtype = "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     # `lr_scheduler=null` on the command line arrives as a section whose component is null.

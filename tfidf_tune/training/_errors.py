@@ -14,18 +14,8 @@ from yaml import YAMLError
 from tfidf_tune._checks import SetupError as SetupError
 
 # What components and files raise for wrong settings. KeyError and the like are bugs.
-_CAUSES = (
-    ValueError,
-    TypeError,
-    AssertionError,
-    RuntimeError,
-    OSError,
-    ImportError,
-    SafetensorError,
-    InstantiationError,
-    OmegaConfBaseException,
-    YAMLError,
-)
+_CAUSES = (ValueError, TypeError, AssertionError, RuntimeError, OSError, ImportError, SafetensorError)
+_CONFIG_CAUSES = (InstantiationError, OmegaConfBaseException, YAMLError)
 
 
 def listed(problems: Sequence[str]) -> str:
@@ -64,15 +54,13 @@ def first_line(error: BaseException) -> str:
 def setup_errors(where: str = "", given: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Turn errors of the block into a :class:`SetupError`, the cause chained.
 
-    Args:
-        where (str): beginning of the message, the config's key for example. Default: "".
-        given (Mapping[str, Any] | None): arguments of the call in the block, shown with a TypeError or LookupError.
-            Without them a LookupError is a bug. Default: None.
+    ``where`` is the beginning of the message, the config's key for example; ``given`` are arguments of the call in the
+    block, shown with a TypeError or LookupError. Without them a LookupError is a bug.
 
     Raises:
         SetupError: If the block fails for a reason that the user can fix.
     """
-    causes = (*_CAUSES, LookupError) if given else _CAUSES
+    causes = (*_CAUSES, *_CONFIG_CAUSES, *([LookupError] if given else []))
     try:
         yield
     except SetupError:

@@ -27,10 +27,12 @@ from tfidf_tune.models import NF4_MULTIPLE, LoRASettings, is_4bit, is_adapter
 from tfidf_tune.probe import evaluating
 from tfidf_tune.training._checkpointer import HFCheckpointer, implementation_of
 from tfidf_tune.training._components import find_component, instantiate
-from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype
+from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import assign_parameters, is_main_process, parameters_by_name
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._run import Run
+
+FSDP_DTYPES = {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | None = None) -> nn.Module:
@@ -115,13 +117,8 @@ def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:
 
     Gradients are summed over the processes, not averaged: each process's loss is its share of the total. Embeddings,
     final norm and output projection stay gathered from the forward pass to the end of the backward pass, because the
-    loss computes with the projection's weight outside of the model.
-
-    Args:
-        model (nn.Module): on the meta device, with ``requires_grad`` as in training, checkpointed and compiled; changed
-            in place.
-        cfg (FinetuneConfig): the checked config: its keys ``fsdp_*``.
-        run (Run): gives the device.
+    loss computes with the projection's weight outside of the model. The model is on the meta device, with
+    ``requires_grad`` as in training, checkpointed and compiled.
 
     Raises:
         SetupError: If an NF4 weight cannot be cut into this number of shards, or is of bitsandbytes.
@@ -132,8 +129,7 @@ def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:
     _check_shards_of_nf4(model, mesh.size())
     offload = CPUOffloadPolicy(pin_memory=run.device.type == "cuda") if cfg.fsdp_cpu_offload else OffloadPolicy()
     precision = MixedPrecisionPolicy(
-        param_dtype=mixed_precision_dtype(cfg.fsdp_param_dtype),
-        reduce_dtype=mixed_precision_dtype(cfg.fsdp_reduce_dtype),
+        param_dtype=FSDP_DTYPES[cfg.fsdp_param_dtype], reduce_dtype=FSDP_DTYPES[cfg.fsdp_reduce_dtype]
     )
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": precision, "offload_policy": offload}
     layers: Any = model.layers
@@ -202,12 +198,8 @@ def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: Finetun
 def prepare_head(model: nn.Module, loss: WeightedCrossEntropyLoss) -> str | None:
     """Make a model return what the loss needs: a :class:`~tfidf_tune.loss.HeadInput`, or chunks of logits.
 
-    Args:
-        model (nn.Module): torchtune model; changed in place, its weights and their names are not.
-        loss (WeightedCrossEntropyLoss): the objective, with its head and number of chunks.
-
-    Returns:
-        str | None: why the model returns logits although another head is set; None if it returns what is set.
+    The model is changed in place, its weights and their names are not. What is returned says why the model returns
+    logits although the loss has another head; None if it returns what is set.
     """
     refusal = None if loss.head == "chunked" else _refusal(model)
     if loss.head == "chunked" or refusal:

@@ -13,44 +13,32 @@ from torch.utils.data import Dataset
 from tfidf_tune.loss import HeadInput
 from tfidf_tune.probe import Decoding, MemorizationProbe, evaluating
 from tfidf_tune.training._checkpointer import implementation_of
-from tfidf_tune.training._config import FinetuneConfig, mixed_precision_dtype
+from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import read_passages
 from tfidf_tune.training._errors import setup_errors
 from tfidf_tune.training._metrics import ProgressLog, require_finite
+from tfidf_tune.training._model import FSDP_DTYPES
 from tfidf_tune.training._run import BELOW_THRESHOLD, Run
 
 
 class MemorizationMonitor:
-    """Measures memorization every so many steps, for models of torchtune as :func:`prepare_model` prepares them.
-
-    Args:
-        probe (MemorizationProbe): what is measured.
-        cfg (FinetuneConfig): the checked config, with ``memorization_monitor``.
-        run (Run): device, dtype and folder of the run.
-    """
+    """Measures memorization every so many steps, for models of torchtune as :func:`prepare_model` prepares them."""
 
     def __init__(self, probe: MemorizationProbe, cfg: FinetuneConfig, run: Run) -> None:
         section: Any = cfg.memorization_monitor
         self._probe = probe
         self._run = run
         self._every_n_steps: int = section.every_n_steps
-        self._cache_dtype = mixed_precision_dtype(cfg.fsdp_param_dtype) or run.dtype
+        self._cache_dtype = FSDP_DTYPES[cfg.fsdp_param_dtype] or run.dtype
 
     def is_due(self, step: int, total_steps: int) -> bool:
         """Return whether a step, or the start as step 0, is followed by a measurement."""
         return step % self._every_n_steps == 0 or step == total_steps
 
     def measure(self, step: int, model: nn.Module, progress: ProgressLog, save: Callable[[Path], None]) -> str | None:
-        """Measure a model after a step without a trace in its training; every process of the run has to call.
+        """Measure a prepared model after a step, 0 before the first; return why the run has to end, if so.
 
-        Args:
-            step (int): the step, or 0 before the first.
-            model (nn.Module): a prepared model.
-            progress (ProgressLog): gets the numbers.
-            save (Callable[[Path], None]): writes the model into a folder.
-
-        Returns:
-            str | None: why the run has to end, if so.
+        The training of the model is the same as without. Every process of the run has to call.
 
         Raises:
             TrainingError: If a model to be kept is not finite, or cannot be written.

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -49,19 +49,26 @@ from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import dataset_fingerprint
-from tfidf_tune.training._distributed import gather_objects, is_main_process, local_tensor, plain_tensors
+from tfidf_tune.training._distributed import Value, gather_objects, is_main_process, local_tensor, plain_tensors
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of
 from tfidf_tune.training._metrics import ProgressLog
 from tfidf_tune.training._run import RESUME_FOLDER, Run
 
+_FORMAT_VERSION = 2
+_MANIFEST = "manifest.json"
 _SETTINGS = "settings.yaml"
+_PROCESS_FILE = "process_{:05d}.pt"
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _STATE = "state."  # prefix of an optimizer's tensors
 # PyTorch builds a file in memory before it writes it; this limits how much is in memory twice.
 _FILE_BYTES = 2**28
-_FORMAT_VERSION = 2
-_MANIFEST = "manifest.json"
-_PROCESS_FILE = "process_{:05d}.pt"
+_MINI_BATCH = "batch_size x processes"
+# Keys that a resumed run may change: what is shown and kept, and how the same results are computed.
+_FREE_KEYS = (
+    "compile", "enable_activation_checkpointing", "fsdp_cpu_offload", "fsdp_reshard_after_forward",
+    "keep_last_n_checkpoints", "log_every_n_steps", "log_peak_memory_stats", "memorization_monitor", "metric_logger",
+    "on_non_finite", "output_dir", "resume_from_checkpoint", "save_at_percent", "save_every_n_steps",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,11 +95,13 @@ def write_snapshot(
 ) -> None:
     """Write the files of this process into an existing folder; every process has to call."""
     world_size, rank = get_world_size_and_rank()
+    # Weights and optimizer state, of which each process writes its shards.
     optimizer = _optimizer_state(state.model, state.optimizer)
     tensors = _tensors(state.model, optimizer)
     with _suppress_single_process_warning():
         writer = HuggingFaceStorageWriter(str(folder), _file_numbers(tensors), save_distributed=True)
         save(_without_shared_memory(tensors), storage_writer=writer)
+    # All other state: plain values and small tensors, which differ between processes.
     groups = state.optimizer.param_groups
     content = {
         "inputs": dict(inputs),
@@ -125,7 +134,7 @@ def _described(path: Path) -> dict[str, Any]:
     return {"size": path.stat().st_size, "sha256": file_sha256(path)}
 
 
-def check_files(checkpoint: Path) -> None:
+def _verify(checkpoint: Path) -> None:
     """Raise an OSError unless this process's share of the files is what the manifest says."""
     manifest = _read_manifest(checkpoint)
     if (version := manifest["format_version"]) != _FORMAT_VERSION:
@@ -180,12 +189,15 @@ def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any]:
     Raises:
         TrainingError: If the run has different weights or optimizer state.
     """
+    # The file of process 0 says how many processes wrote the checkpoint; their windows may differ, all else is equal.
     world_size, rank = get_world_size_and_rank()
     own = read_process_file(folder)
     saved_world_size: int = own["num_processes"]
     same_processes = world_size == saved_world_size
     if same_processes:
         own = read_process_file(folder, rank)
+
+    # Weights and optimizer state are loaded in place, whatever the number of shards.
     optimizer = _optimizer_state(state.model, state.optimizer, initialize=own["optimizer_has_state"])
     tensors = _tensors(state.model, optimizer)
     if differing := set(own["tensors"]) ^ tensors.keys():
@@ -200,6 +212,7 @@ def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any]:
     if optimizer := {**optimizer, **own["optimizer_values"]}:
         groups = get_optimizer_state_dict(state.model, state.optimizer, options=_FLAT)
         set_optimizer_state_dict(state.model, state.optimizer, {**groups, **optimizer}, options=_FLAT)
+    # Group settings last: the step that initializes the state may have changed a learning rate that is a tensor.
     for group, saved in zip(state.optimizer.param_groups, own["optimizer_groups"], strict=True):
         for key, value in saved.items():
             if isinstance(group.get(key), Tensor):
@@ -209,16 +222,19 @@ def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any]:
     if state.lr_scheduler is not None:
         state.lr_scheduler.load_state_dict(own["lr_scheduler"])
     state.scaler.load_state_dict(own["scaler"])
-    windows = [] if same_processes else [read_process_file(folder, each)["loss"] for each in range(saved_world_size)]
+    if same_processes:
+        state.loss.load_state_dict(own["loss"])
+        random_states: dict[str, Any] = own["random_states"]
+        return random_states
+
+    # On another number of processes a window is kept only if all processes had the same.
+    windows = [read_process_file(folder, each)["loss"] for each in range(saved_world_size)]
     has_window = all(
         window.keys() == own["loss"].keys() and all(torch.equal(window[name], own["loss"][name]) for name in window)
         for window in windows
     )
     if has_window:
         state.loss.load_state_dict(own["loss"])
-    if same_processes:
-        random_states: dict[str, Any] = own["random_states"]
-        return random_states
     if is_main_process():
         window = "all processes use its window (loss.sync)" if saved_world_size == 1 else "the window is kept"
         window = window if has_window else "the loss starts with an empty window (each process had its own)"
@@ -301,16 +317,6 @@ def _suppress_single_process_warning() -> Iterator[None]:
         yield
 
 
-Value = TypeVar("Value")
-_MINI_BATCH = "batch_size x processes"
-# Keys that a resumed run may change: what is shown and kept, and how the same results are computed.
-_FREE_KEYS = (
-    "compile", "enable_activation_checkpointing", "fsdp_cpu_offload", "fsdp_reshard_after_forward",
-    "keep_last_n_checkpoints", "log_every_n_steps", "log_peak_memory_stats", "memorization_monitor", "metric_logger",
-    "on_non_finite", "output_dir", "resume_from_checkpoint", "save_at_percent", "save_every_n_steps",
-)  # fmt: skip
-
-
 class ResumeFolder:
     """The resume checkpoints of a run, ``step_<number>`` each; all processes call the methods together."""
 
@@ -348,6 +354,7 @@ class ResumeFolder:
         final = self.folder / f"step_{step}"
         temporary = self.folder / f".{final.name}.partial"
         try:
+            # Each stage ends on all processes before the next begins; a failure of one ends all.
             if is_main_process():
                 shutil.rmtree(temporary, ignore_errors=True)
             _on_each_process(lambda: temporary.mkdir(parents=True) if is_main_process() else None)
@@ -388,7 +395,7 @@ class ResumeFolder:
 
 def _damage_of(checkpoint: Path) -> OSError | None:
     try:
-        _on_each_process(partial(check_files, checkpoint))
+        _on_each_process(partial(_verify, checkpoint))
     except OSError as error:
         return error
     return None

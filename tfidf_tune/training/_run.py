@@ -19,7 +19,7 @@ from torchtune import training, utils
 
 from tfidf_tune._files import locked_folder, require_writable
 from tfidf_tune._signals import ENDING, Interrupted, ended_by
-from tfidf_tune.training._config import FinetuneConfig, load_config, shards_model
+from tfidf_tune.training._config import FinetuneConfig, load_config
 from tfidf_tune.training._distributed import (
     claim_error_report,
     connect_processes,
@@ -70,7 +70,7 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
             from, or cannot be written, or the device is not available.
     """
     output_dir = Path(cfg.output_dir)
-    with hold_folder(output_dir) if is_main_process() else nullcontext():
+    with _hold_folder(output_dir) if is_main_process() else nullcontext():
         _check_folder(output_dir, resume=cfg.resume_from_checkpoint)
         with setup_errors(f"device '{cfg.device}' is not available, possible are {', '.join(_DEVICES)} where present"):
             device = utils.get_device(device=cfg.device)
@@ -78,7 +78,8 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
                 raise ValueError(f"torch offers '{device.type}' instead")
         with setup_errors():
             dtype = training.get_dtype(cfg.dtype, device=device)
-            if started_processes() > 1 or shards_model(cfg):
+            # Features of FSDP2 need a process group even on one process.
+            if started_processes() > 1 or cfg.fsdp_cpu_offload or cfg.fsdp_param_dtype or cfg.fsdp_reduce_dtype:
                 connect_processes(device)
             # Each process has its own seed, this one plus its rank: dropout differs between them.
             run = Run(device, dtype, training.set_seed(seed=cfg.seed), output_dir, cfg.fsdp_cpu_offload)
@@ -86,7 +87,7 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
 
 
 @contextmanager
-def hold_folder(output_dir: Path) -> Iterator[None]:
+def _hold_folder(output_dir: Path) -> Iterator[None]:
     """Keep other runs out of a run's folder; a SetupError says why it is not possible."""
     with setup_errors():
         require_writable("output_dir", output_dir)
@@ -132,40 +133,34 @@ def _check_folder(output_dir: Path, *, resume: bool) -> None:
         )
 
 
-def _read_arguments() -> DictConfig:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--config", required=True, help="a file, or the name of a config that comes with the package")
-    options, overrides = parser.parse_known_args()
-    flags = [argument for argument in overrides if argument.startswith("--")]
-    if flags:
-        raise SetupError(f"config: unknown options {', '.join(flags)}: write keys as key=value")
-    return load_config(options.config, overrides)
-
-
 def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
     """Make a function the entry point of a recipe: ``--config FILE_OR_NAME key=value ...``.
 
     User-facing errors are reported in one message without a traceback, with exit code 1. SIGTERM ends the run with exit
-    code 143, Ctrl-C with 130, SIGHUP with 129. An error of several processes is reported once.
-
-    Args:
-        main (Callable[[DictConfig], None]): the recipe.
-
-    Returns:
-        Callable[[], None]: reads ``sys.argv``; the recipe itself is its ``__wrapped__``.
+    code 143, Ctrl-C with 130, SIGHUP with 129. An error of several processes is reported once. What is returned reads
+    ``sys.argv``; the recipe itself is its ``__wrapped__``.
     """
+
+    def report_signal(name: str) -> None:
+        if name != "SIGINT" and is_main_process():  # Ctrl-C has a message of its own
+            print(f"ended by {name}", file=sys.stderr)
 
     @wraps(main)
     def entry_point() -> None:
-        with ended_by(ENDING, _report_signal):
+        with ended_by(ENDING, report_signal):
             _run(main)
 
     return entry_point
 
 
 def _run(main: Callable[[DictConfig], None]) -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--config", required=True, help="a file, or the name of a config that comes with the package")
+    options, overrides = parser.parse_known_args()
     try:
-        main(_read_arguments())
+        if flags := [argument for argument in overrides if argument.startswith("--")]:
+            raise SetupError(f"config: unknown options {', '.join(flags)}: write keys as key=value")
+        main(load_config(options.config, overrides))
     except Interrupted as request:
         if is_main_process():
             print(request, file=sys.stderr)
@@ -178,6 +173,7 @@ def _run(main: Callable[[DictConfig], None]) -> None:
     except (SetupError, OSError, RuntimeError) as error:
         if isinstance(error, LostProcessError):
             _exit_after_lost_process(str(error))
+        # A process that is lost breaks whatever the others do together, also what has a message of its own.
         has_message = isinstance(error, (SetupError, OSError, TrainingError))
         failure = error.__cause__ if has_message else error
         if isinstance(failure, RuntimeError) and is_lost_process(failure):
@@ -192,12 +188,6 @@ def _run(main: Callable[[DictConfig], None]) -> None:
         raise
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _report_signal(name: str) -> None:
-    """Report a signal outside of training."""
-    if name != "SIGINT" and is_main_process():  # Ctrl-C has a message of its own
-        print(f"ended by {name}", file=sys.stderr)
 
 
 def _exit_with_error(message: str) -> NoReturn:

@@ -79,17 +79,14 @@ def train_step(
         loss (WeightedCrossEntropyLoss): the objective, in ``.train()`` mode.
         optimizer (Optimizer): over all parameters that are trained; their gradients are cleared at the end.
         batches (StepBatches): the mini-batches, of :func:`agree_on_step`.
-        scaler (torch.amp.GradScaler): scales the loss under fp16, where the model runs under autocast; a disabled one
-            does nothing.
+        scaler (torch.amp.GradScaler): enabled under fp16, where the model runs under autocast.
         device (torch.device): the model's device.
         clip_grad_norm (float | None): largest gradient norm. None: the norm is only measured.
         look_at_finite (bool): leave the weights unchanged if loss or gradient is not finite; the host waits for the
             device. Default: False.
         first_pass (bool): False from the second epoch on, for weightings that count what they have seen. Default: True.
-
-    Returns:
-        StepResult: metrics and the number of tokens.
     """
+    # Gradients add up over the mini-batches, sums of metrics with them; nothing is read from the device here.
     num_tokens = batches.num_tokens
     inputs = [to_device(batch, device) for batch in batches.batches]
     total = torch.zeros((), device=device)
@@ -116,6 +113,7 @@ def train_step(
         weight_sum += of_batch
         deviations += deviations_of_batch
         weight_max = torch.maximum(weight_max, terms.weights.max())
+    # FSDP2 has summed the gradients over the processes; so are the metrics.
     of_all = gather_tensors(torch.stack([total, cross_entropy, weight_sum, deviations, weight_max]))
     total, cross_entropy, weight_sum, deviations, _ = of_all.sum(0)
     scaler.unscale_(optimizer)
@@ -126,6 +124,7 @@ def train_step(
     if isinstance(grad_norm, DTensor):
         grad_norm = grad_norm.full_tensor().to(device)  # offloaded gradients are not there
     is_finite = total.isfinite() if scaler.is_enabled() else total.isfinite() & grad_norm.isfinite()
+    # The scaler leaves out a step whose scaled gradients overflow, and lowers its scale.
     loss_scale = scaler.get_scale()
     is_lost = look_at_finite and not is_finite
     if not is_lost:
@@ -177,6 +176,7 @@ def train(
             any scale, a checkpoint cannot be written, or the model is above the monitor's threshold from the start.
         Interrupted: If SIGTERM, SIGINT or SIGHUP was received; the step was finished and saved.
     """
+    # Set-up: what is saved and when, what ends the run, and which data are left.
     total_steps = progress.total_steps
     state.model.train()
     state.loss.train()
@@ -203,7 +203,7 @@ def train(
             raise TrainingError(
                 f"before training {reason}: choose a higher threshold, or targets that the model does not know yet"
             )
-        resume.restore_random_states()
+        resume.restore_random_states()  # the last thing before training, because measuring may draw numbers
         batches = next_batches()
         for step in range(resume.step + 1, total_steps + 1):
             learning_rate = float(state.optimizer.param_groups[0]["lr"])  # a tensor would change under the schedule
@@ -233,6 +233,8 @@ def train(
             if guard.looks_at_each_step or is_measured or is_saved or progress.is_due(step):
                 guard.check()
             progress.step(step, {**result.metrics, "lr": learning_rate}, result.num_tokens)
+
+            # Measure, save, and stop if the threshold or a signal asks for it.
             if monitor is not None and is_measured:
                 reason = monitor.measure(step, state.model, progress, save)
                 if reason is not None and step < total_steps:
