@@ -1,14 +1,17 @@
-"""Tokenizer, data set and loader of a run."""
+"""Tokenizer, data set and loader of a run: which data a step sees, and what the processes agree on."""
 
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
+from processes import on_every_rank
 from tiny_llama import TINY_LLAMA
+from torch.utils.data import Dataset
 from torchtune.datasets import PackedDataset
 from torchtune.models.llama2 import llama2
 
@@ -23,38 +26,27 @@ from tfidf_tune.training import (
     check_config,
     set_special_tokens,
 )
-from tfidf_tune.training._data import dataset_fingerprint
+from tfidf_tune.training._data import (
+    agree_on_step,
+    dataset_fingerprint,
+    step_batches,
+    step_indices,
+    steps_per_epoch,
+    to_device,
+)
 from tfidf_tune.weighting import GoldfishWeighting, shift_labels
 
-TOKENIZER = SimpleNamespace(pad_id=0)
 CPU_RUN = Run(torch.device("cpu"), torch.float32, 0, Path("unused"))
 
 
-class Numbers(torch.utils.data.Dataset):
-    """Item i is the sequence i, i, ... of a length that varies."""
+class Numbers(Dataset):
+    """Item i is the sequence i, i, ... of a length that varies, so that a batch shows which items it is made of."""
 
     def __len__(self):
         return 22
 
     def __getitem__(self, index):
         return {"tokens": [index] * (3 + index % 3), "labels": [index] * (3 + index % 3)}
-
-
-def make_loader(recipe_config, *, seed=0, counts_tokens=False, **overrides):
-    return build_dataloader(check_config(recipe_config(**overrides), FinetuneConfig), Numbers(), TOKENIZER,
-                            replace(CPU_RUN, seed=seed), counts_tokens=counts_tokens)  # fmt: skip
-
-
-def test_tokens_are_told_from_padding_of_the_same_id(recipe_config):
-    """Item 0 has only tokens 0, the id of padding."""
-    (plain, *_), (batch, *_) = (
-        make_loader(recipe_config, shuffle=False, counts_tokens=counts) for counts in (False, True)
-    )
-    no = -100
-    assert batch.pop("unpadded_tokens").tolist() == [[0, 0, 0, no, no], [1, 1, 1, 1, no], [2] * 5, [3, 3, 3, no, no]]
-    assert {name: tensor.tolist() for name, tensor in batch.items()} == {
-        name: tensor.tolist() for name, tensor in plain.items()
-    }
 
 
 @pytest.fixture
@@ -194,3 +186,130 @@ def test_special_tokens_are_passed_to_the_objective():
 
     set_special_tokens(loss, SimpleNamespace(bos_id=None, eos_id=5, pad_id=-1, special_tokens={"<|a|>": 7}))
     assert set(labels[loss.weighting(labels) == 0].tolist()) == {0, 1, 2, 3, 4, 6, 8}
+
+
+# ---- the mini-batches of a step
+
+
+def make(batch_size, accumulation, shuffle, *, seed=0, counts_tokens=False):
+    """A config, and a loader of Numbers."""
+    cfg = SimpleNamespace(
+        batch_size=batch_size,
+        gradient_accumulation_steps=accumulation,
+        shuffle=shuffle,
+        epochs=3,
+        collate_fn="torchtune.data.padded_collate_sft",
+    )
+    tokenizer, run = SimpleNamespace(pad_id=0), replace(CPU_RUN, seed=seed)
+    return cfg, build_dataloader(cfg, Numbers(), tokenizer, run, counts_tokens=counts_tokens)
+
+
+def items(steps):
+    """Items of each mini-batch of each step."""
+    return [[batch["tokens"][:, 0].tolist() for batch in step] for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "accumulation", "shuffle", "seed"), [(1, 1, False, 0), (3, 1, True, 5), (3, 2, True, 0)]
+)
+def test_steps_from_any_step_on_are_the_rest_of_the_run(batch_size, accumulation, shuffle, seed):
+    cfg, loader = make(batch_size, accumulation, shuffle, seed=seed)
+    random_state = torch.get_rng_state()
+    every = items(step_batches(cfg, loader))
+    per_epoch = 22 // (batch_size * accumulation)
+    assert len(every) == 3 * per_epoch == 3 * steps_per_epoch(cfg, loader)
+
+    for first_step in range(1, len(every) + 2):  # of a loader that was used before
+        assert items(step_batches(cfg, loader, first_step=first_step)) == every[first_step - 1 :], first_step
+    assert torch.equal(torch.get_rng_state(), random_state), "the order of data must not change dropout"
+
+    assert {(len(step), *map(len, step)) for step in every} == {(accumulation, *[batch_size] * accumulation)}
+    epochs = [every[start : start + per_epoch] for start in range(0, len(every), per_epoch)]
+    for epoch in epochs:
+        seen = [item for step in epoch for batch in step for item in batch]
+        assert len(seen) == len(set(seen)) == per_epoch * batch_size * accumulation
+        assert (seen == sorted(seen)) == (not shuffle)
+    assert (epochs[0] == epochs[1]) == (not shuffle), "each epoch has its own order"
+
+
+def test_items_of_skipped_steps_are_not_read():
+    cfg, loader = make(2, 2, shuffle=True)
+
+    with patch.object(Numbers, "__getitem__", side_effect=lambda index: {"tokens": [1], "labels": [1]}) as read:
+        next(step_batches(cfg, loader, first_step=4))
+
+    assert read.call_count == 4
+
+
+@pytest.mark.parametrize(("accumulation", "shuffle", "seed"), [(1, False, 0), (2, True, 5)])
+def test_the_items_of_a_step_are_found_without_disturbing_the_loader(accumulation, shuffle, seed):
+    cfg, loader = make(3, accumulation, shuffle, seed=seed)
+    expected = items(step_batches(cfg, loader))
+
+    found = []
+    for number, step in enumerate(step_batches(cfg, loader), start=1):
+        found += items([step])
+        assert step_indices(cfg, loader, number) == sorted(item for batch in found[-1] for item in batch)
+        step_indices(cfg, loader, 1)
+
+    assert found == expected
+
+
+def batch(labels):
+    labels = torch.tensor(labels)
+    return {"tokens": labels.clamp_min(0), "labels": labels}
+
+
+def test_tokens_to_predict_are_counted_without_the_first_of_a_row():
+    agreed = agree_on_step([batch([[1, 2, -100], [3, -100, -100]]), batch([[-100, 4, 5, 6]])], stop=15)
+
+    assert (agreed.num_valid, agreed.num_tokens, agreed.stop) == ([1, 3], 4, 15)
+    assert agreed.largest_shapes == [(2, 3), (1, 4)]
+    assert agree_on_step([], stop=2) == ([], [], 0, [], 2), "after the last step only the signal is agreed on"
+
+
+def test_all_tokens_are_shifted_with_their_documents():
+    counted = batch([[-100, 2, -100, 4]]) | {"unpadded_tokens": torch.tensor([[1, 2, 3, 4]])}
+    packed = counted | {"document_ids": torch.tensor([[0, 0, 1, 1]])}
+
+    alone, packed = agree_on_step([counted, packed]).batches
+
+    for shifted in (alone, packed):
+        assert shifted["tokens"].tolist() == [[0, 2, 0, 4]], "what the model reads"
+        assert shifted["labels"].tolist() == [[2, -100, 4, -100]]
+        assert shifted["unpadded_tokens"].tolist() == [[2, 3, 4, 1]]
+    assert packed["document_ids"].tolist() == [[0, 1, 1, 0]]
+
+
+def steps_of_a_rank(rank):
+    """Two mini-batches of different shapes on each rank."""
+    first, second = batch([[9] * (3 + rank)] * (2 - rank)), batch([[rank, 5, 6]])
+    agreed = agree_on_step([first, second], stop=15 * rank)
+    assert (agreed.num_tokens, agreed.stop) == (4 + 3 + 2 + 2, 15)
+    return agreed.largest_shapes
+
+
+def test_the_processes_agree_on_the_largest_shapes(tmp_path):
+    assert on_every_rank(2, tmp_path, steps_of_a_rank) == [[(2, 4), (1, 3)]] * 2
+
+
+def test_a_batch_moves_with_its_mask_of_any_kind():
+    class Mask:
+        def to(self, device):
+            return f"mask on {device}"
+
+    moved = to_device({"tokens": torch.ones(2), "mask": Mask()}, torch.device("meta"))
+
+    assert moved["tokens"].device.type == "meta"
+    assert moved["mask"] == "mask on meta"
+
+
+def test_tokens_are_told_from_padding_of_the_same_id():
+    """Item 0 has only tokens 0, the id of padding."""
+    (plain, *_), (batch, *_) = (make(4, 1, False, counts_tokens=counts)[1] for counts in (False, True))
+    no = -100
+    assert batch.pop("unpadded_tokens").tolist() == [[0, 0, 0, no, no], [1, 1, 1, 1, no], [2] * 5, [3, 3, 3, no, no]]
+    assert {name: tensor.tolist() for name, tensor in batch.items()} == {
+        name: tensor.tolist() for name, tensor in plain.items()
+    }
+    assert plain["labels"].tolist()[3] == [3, 3, 3, no, no]

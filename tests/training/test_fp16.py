@@ -7,8 +7,9 @@ import torch
 from omegaconf import OmegaConf
 from tiny_models import MODELS
 from tiny_run import read_metrics, run_recipe
+from training_steps import make_batch
 
-from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
+from tfidf_tune.loss import TFIDFCrossEntropyLoss
 from tfidf_tune.training import (
     HFCheckpointer,
     Run,
@@ -50,29 +51,11 @@ def base(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def batch():
-    tokens = torch.randint(320, (3, 24), generator=torch.Generator().manual_seed(3))
-    return {"tokens": tokens, "labels": tokens}
-
-
 def adapters_of(model):
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
-def step(model, batch, optimizer, scaler, loss=None, clip_grad_norm=1.0):
-    return train_step(
-        model,
-        loss or CrossEntropyLoss(),
-        optimizer,
-        agree_on_step([batch]),
-        scaler=scaler,
-        device=CPU,
-        clip_grad_norm=clip_grad_norm,
-    )
-
-
-def test_the_step_is_that_of_fp32_up_to_the_rounding_of_fp16(base, batch):
+def test_the_step_is_that_of_fp32_up_to_the_rounding_of_fp16(base):
     """The update is linear in the gradient under SGD, and clipping sees gradients that are scaled back."""
     moved = {}
     for dtype in (torch.float16, torch.float32):
@@ -80,7 +63,9 @@ def test_the_step_is_that_of_fp32_up_to_the_rounding_of_fp16(base, batch):
         before = {name: value.detach().clone() for name, value in adapters_of(model).items()}
         optimizer = torch.optim.SGD(adapters_of(model).values(), lr=1.0)
         scaler = build_grad_scaler(make_run(dtype))
-        result = step(model, batch, optimizer, scaler, TFIDFCrossEntropyLoss(), clip_grad_norm=0.01)
+        step = agree_on_step([make_batch(3, seed=3)])
+        settings = {"scaler": scaler, "device": CPU, "clip_grad_norm": 0.01}
+        result = train_step(model, TFIDFCrossEntropyLoss(), optimizer, step, **settings)
         assert not result.skipped
         moved[dtype] = {name: value.detach() - before[name] for name, value in adapters_of(model).items()}
 

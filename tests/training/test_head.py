@@ -1,22 +1,23 @@
 """What a model returns to the loss: every family, every head, and the step that follows from it."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+import training_steps
 from tiny_llama import VOCAB_SIZE
 from tiny_models import FAMILY_MODELS, MODELS
 from torch import nn
 from torchao.dtypes.nf4tensor import to_nf4
+from training_steps import step_and_gradients
 
 from tfidf_tune.loss import CrossEntropyLoss, HeadInput, TFIDFCrossEntropyLoss, token_cross_entropy
 from tfidf_tune.training import (
-    agree_on_step,
     prepare_head,
     prepare_model,
     train_adapters_only,
-    train_step,
 )
 from tfidf_tune.training._model import keep_adapters_in_fp32
 
@@ -39,39 +40,15 @@ def make_model(name, **kwargs):
     return model
 
 
-def make_batch(num_sequences=9, length=40, *, seed=0, ignored=3):
-    """By default 360 positions, two chunks of the fused head."""
-    tokens = torch.randint(VOCAB_SIZE, (num_sequences, length), generator=torch.Generator().manual_seed(seed))
-    labels = tokens.clone()
-    labels[:, :ignored] = -100
-    return {"tokens": tokens, "labels": labels}
-
-
-def step(model, loss, *batches, scaler=None):
-    """A training step: what it reports, and the gradients that the optimizer sees."""
-    gradients = {}
-
-    class Recorder(torch.optim.SGD):
-        def step(self):
-            gradients.update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
-
-    result = train_step(
-        model,
-        loss,
-        Recorder([p for p in model.parameters() if p.requires_grad], lr=0.0),
-        agree_on_step(batches),
-        scaler=scaler or torch.amp.GradScaler("cpu", enabled=False),
-        device=CPU,
-        clip_grad_norm=None,
-    )
-    return result, gradients
+# By default 360 positions, two chunks of the fused head.
+make_batch = partial(training_steps.make_batch, 9, 40, ignored=3)
 
 
 def step_with(head, name, *batches, loss_class=TFIDFCrossEntropyLoss, model=None):
     model = model or make_model(name)
     loss = loss_class(head=head)
     assert prepare_head(model, loss) is None
-    return step(model, loss, *(batches or [make_batch()]))
+    return step_and_gradients(model, loss, *(batches or [make_batch()]))
 
 
 def assert_same_step(got, expected, tolerance=64 * EPS):
@@ -130,7 +107,10 @@ def test_the_step_is_that_of_chunks_of_logits(name, head, lora):
 
 def test_accumulated_gradients_are_those_of_one_large_batch():
     """Also when the mini-batches have different numbers of valid tokens."""
-    parts = [make_batch(2), make_batch(7, seed=1, ignored=25), make_batch(3, seed=2, ignored=40)]
+    parts = [
+        training_steps.make_batch(number, 40, seed=seed, ignored=ignored)
+        for number, seed, ignored in ((2, 0, 3), (7, 1, 25), (3, 2, 40))
+    ]
     whole = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
     assert_same_step(
         step_with("fused", "gptj", *parts, loss_class=CrossEntropyLoss),
@@ -148,7 +128,9 @@ def test_under_autocast_and_a_scaled_loss_the_step_is_that_of_chunks():
         keep_adapters_in_fp32(model)
         train_adapters_only(model)
         prepare_head(model, loss := TFIDFCrossEntropyLoss(head=head))
-        steps[head] = step(model, loss, make_batch(), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**12))
+        steps[head] = step_and_gradients(
+            model, loss, make_batch(), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**12)
+        )
         assert not steps[head][0].skipped
     # What differs is where the gradients of logits and hidden states are rounded to fp16, to 2^-11 each.
     assert_same_step(steps["fused"], steps["chunked"], tolerance=8 * 2**-11)
@@ -164,7 +146,7 @@ def test_a_head_with_adapters_falls_back_to_chunks_with_one_line(recipe_config, 
         model = make_model("gptj", lora=True, apply_lora_to_output=True)
         train_adapters_only(model)
         prepare_model(model, loss := TFIDFCrossEntropyLoss(head=each, num_output_chunks=5), cfg)
-        steps[each] = step(model, loss, make_batch())
+        steps[each] = step_and_gradients(model, loss, make_batch())
         report = (
             "head 'fused' cannot be used because the output projection is a LoRALinear; logits are computed in 5 chunks"
         )
@@ -230,7 +212,7 @@ def test_compiled_and_with_activation_checkpointing_the_step_is_the_same(recipe_
     model, loss = make_model(name), TFIDFCrossEntropyLoss()
     prepare_model(model, loss, recipe_config(compile=True, enable_activation_checkpointing=True))
     assert loss.compute_cross_entropy is not token_cross_entropy
-    got = step(model, loss, make_batch())  # the first call, which compiles
+    got = step_and_gradients(model, loss, make_batch())  # the first call, which compiles
     torch._dynamo.reset()
 
     result, gradients = step_with("chunked", name)

@@ -8,22 +8,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_llama import TINY_LLAMA, VOCAB_SIZE
+from tiny_llama import TINY_LLAMA
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from torchtune.models.llama2 import llama2
+from training_steps import make_batch, step_and_gradients
 
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
 from tfidf_tune.training import (
     FinetuneConfig,
     Run,
     TrainState,
-    agree_on_step,
     check_config,
     train,
-    train_step,
 )
 from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog
 from tfidf_tune.training._run import milestone_steps
@@ -41,33 +40,6 @@ def model(device) -> nn.Module:
     return model.to(device)
 
 
-def make_batch(num_sequences: int, length: int = 24, *, seed: int = 0, ignored: int = 0) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(VOCAB_SIZE, (num_sequences, length), generator=generator)
-    labels = tokens.clone()
-    labels[:, :ignored] = -100
-    return {"tokens": tokens, "labels": labels}
-
-
-def gradients_of_a_step(model, loss, batches, **kwargs):
-    """Gradients as the optimizer sees them, and what the step returns, both on the CPU."""
-    seen = {}
-
-    class Recorder(torch.optim.SGD):
-        def step(self):
-            seen.update({name: p.grad.clone().cpu() for name, p in model.named_parameters()})
-
-    result = train_step(
-        model,
-        loss,
-        Recorder(model.parameters(), lr=0.0),
-        agree_on_step(batches),
-        device=next(model.parameters()).device,
-        **({"scaler": NO_SCALER, "clip_grad_norm": None} | kwargs),
-    )
-    return seen, result._replace(metrics={name: value.cpu() for name, value in result.metrics.items()})
-
-
 def test_the_step_follows_the_cross_entropy_of_the_next_token(model):
     batch, reference = make_batch(3), copy.deepcopy(model).cpu()
     logits = torch.cat(reference(batch["tokens"]), dim=1)
@@ -75,7 +47,7 @@ def test_the_step_follows_the_cross_entropy_of_the_next_token(model):
     expected.backward()
     expected_gradients = {name: p.grad for name, p in reference.named_parameters()}
 
-    gradients, result = gradients_of_a_step(model, CrossEntropyLoss(), [batch])
+    result, gradients = step_and_gradients(model, CrossEntropyLoss(), batch)
 
     torch.testing.assert_close(result.metrics["loss"], expected.detach())
     torch.testing.assert_close(gradients, expected_gradients)
@@ -84,10 +56,10 @@ def test_the_step_follows_the_cross_entropy_of_the_next_token(model):
 
 def test_gradients_are_clipped_and_the_norm_before_is_reported(model):
     batch = make_batch(2)
-    free, unclipped = gradients_of_a_step(model, CrossEntropyLoss(), [batch])
+    unclipped, free = step_and_gradients(model, CrossEntropyLoss(), batch)
     norm = torch.sqrt(sum(g.square().sum() for g in free.values()))
 
-    clipped, result = gradients_of_a_step(model, CrossEntropyLoss(), [batch], clip_grad_norm=0.1)
+    result, clipped = step_and_gradients(model, CrossEntropyLoss(), batch, clip_grad_norm=0.1)
 
     torch.testing.assert_close(torch.sqrt(sum(g.square().sum() for g in clipped.values())), torch.tensor(0.1))
     torch.testing.assert_close(result.metrics["grad_norm"], norm)
@@ -103,8 +75,8 @@ def test_weights_are_reported_also_where_their_mean_is_not_1(model):
     labels = [shift_labels(batch["labels"]) for batch in batches]
     weights = torch.cat([weighting(label, vocab_size=320)[label != -100] for label in labels])
 
-    _, plain = gradients_of_a_step(model, CrossEntropyLoss(), batches)
-    _, result = gradients_of_a_step(model, loss, batches)
+    plain, _ = step_and_gradients(model, CrossEntropyLoss(), *batches)
+    result, _ = step_and_gradients(model, loss, *batches)
 
     assert 0.5 < weights.mean() < 0.95
     assert [plain.metrics[f"weight_{name}"] for name in ("mean", "std", "max")] == [1, 0, 1]
@@ -116,7 +88,7 @@ def test_a_step_without_valid_tokens_has_no_gradient_and_no_nan(model):
     batch = make_batch(2)
     batch["labels"][:] = -100
 
-    gradients, result = gradients_of_a_step(model, TFIDFCrossEntropyLoss(), [batch])
+    result, gradients = step_and_gradients(model, TFIDFCrossEntropyLoss(), batch)
 
     assert {name: float(value) for name, value in result.metrics.items()} == dict.fromkeys(result.metrics, 0.0)
     assert all(torch.equal(g, torch.zeros_like(g)) for g in gradients.values())
@@ -129,7 +101,7 @@ def test_the_step_reads_nothing_off_the_device(model, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: reads.append("bool") or True)
     monkeypatch.setattr(torch.Tensor, "__float__", lambda self: reads.append("float") or 0.0)
 
-    gradients_of_a_step(model, TFIDFCrossEntropyLoss(), [make_batch(2)])
+    step_and_gradients(model, TFIDFCrossEntropyLoss(), make_batch(2))
 
     assert reads == []
 
@@ -233,10 +205,10 @@ def test_metrics_of_an_accumulated_step_cover_all_its_mini_batches(model):
         weighting = TFIDFCrossEntropyLoss().weighting
         labels = [shift_labels(batch["labels"]) for batch in batches]
         weights = torch.cat([weighting(label, vocab_size=320)[label != -100] for label in labels])
-        single = [gradients_of_a_step(model, CrossEntropyLoss(), [batch])[1] for batch in batches]
+        single = [step_and_gradients(model, CrossEntropyLoss(), batch)[0] for batch in batches]
 
         loss = TFIDFCrossEntropyLoss()
-        _, result = gradients_of_a_step(model, loss, batches)
+        result, _ = step_and_gradients(model, loss, *batches)
 
         assert loss.weighting.window.num_documents == 4, "each mini-batch enters the window"
         assert not any(value.requires_grad for value in result.metrics.values()), "no graph stays in memory"
