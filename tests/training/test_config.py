@@ -1,11 +1,174 @@
-"""The config of a run: defaults, references, and what is refused before any work."""
+"""Starting a recipe: its config, the components that it names, and how errors end it."""
 
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
+from tiny_models import MODELS
+from torch import nn
 
-from tfidf_tune.training import FinetuneConfig, LoRAFinetuneConfig, SetupError, check_config, open_run
+from tfidf_tune.loss import WeightedCrossEntropyLoss
+from tfidf_tune.training import (
+    FinetuneConfig,
+    LoRAFinetuneConfig,
+    Run,
+    SetupError,
+    build_loss,
+    build_model,
+    check_config,
+    check_loss,
+    load_config,
+    open_run,
+    recipe,
+)
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path):
+    """Start a recipe as torchtune does; ``cfg`` is what it was given."""
+
+    def run(body, *arguments, text="a: 1"):
+        (tmp_path / "mine.yaml").write_text(text)
+        monkeypatch.setattr("signal.signal", lambda *_: None)
+        monkeypatch.setattr(sys, "argv", ["recipe", "--config", str(tmp_path / "mine.yaml"), *arguments])
+        try:
+            recipe(body)()
+        except SystemExit as ended:
+            return ended.code
+        return None
+
+    return run
+
+
+NO_MEMORY = (
+    "out of memory before training began ({}): try model.quantize_base=True with LoRA, dtype=bf16, "
+    "fsdp_cpu_offload=True or more processes"
+)
+
+
+def raising(error):
+    def body(cfg):
+        raise error
+
+    return body
+
+
+def test_an_error_of_the_user_is_one_message(start):
+    for error, message in (
+        (SetupError("the value 5 is too small"), "the value 5 is too small"),
+        (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
+        (torch.OutOfMemoryError("CUDA out of memory.\nmore"), NO_MEMORY.format("CUDA out of memory.")),
+        (MemoryError("for 8 TiB"), "out of host memory (for 8 TiB): use less text or a smaller model"),
+    ):
+        assert start(raising(error)) == f"error: {message}"
+
+
+def test_too_little_memory_of_the_cpu_is_recognized_and_bugs_keep_their_traceback(start):
+    assert NO_MEMORY.partition("(")[0] in start(lambda cfg: torch.empty(2**60, dtype=torch.uint8))
+    for error in (RuntimeError("mat1 and mat2"), ValueError("a bug")):
+        with pytest.raises(type(error), match=str(error)):
+            start(raising(error))
+
+
+def test_an_interrupt_ends_with_its_exit_code(start, capsys):
+    assert start(raising(KeyboardInterrupt)) == 130
+    assert "checkpoints written so far are complete" in capsys.readouterr().err
+
+
+def write_configs(folder, **files):
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+
+
+def test_a_config_is_merged_into_its_base(tmp_path):
+    """References are resolved after overrides; sections with a component and lists are replaced."""
+    write_configs(
+        tmp_path,
+        bottom="a: 1\nb: ${a}\nm: ???\nmodel: {_component_: x, rank: 8}\nloss: {_component_: y, k: 1}\nsets: {d: 1}",
+        middle="base: bottom.yaml\na: 2\nmodel: {rank: 16}\nsets: [{_component_: y}]",
+        top="base: middle.yaml\nc: ???\nloss: {_component_: z}\nsets: {_component_: w}",
+    )
+
+    assert load_config(str(tmp_path / "middle.yaml")).sets == [{"_component_": "y"}]
+    cfg = load_config(str(tmp_path / "top.yaml"), ["model=w", "a=3", "c=4", "m=5", "~model.rank"])
+    assert cfg == {
+        "a": 3, "b": 3, "c": 4, "m": 5, "model": {"_component_": "w"}, "loss": {"_component_": "z"},
+        "sets": {"_component_": "w"},
+    }  # fmt: skip
+    for override in ("~z", "~a.b"):
+        with pytest.raises(SetupError, match="^config: "):
+            load_config(str(tmp_path / "top.yaml"), [override])
+
+
+def test_a_base_is_looked_up_next_to_the_file_then_in_the_working_directory_then_by_name(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    write_configs(tmp_path, base="found: next to it", mine="base: base.yaml", by_name="base: tinyllama/1.1B_lora_qa",
+                  from_here="base: only_here.yaml")  # fmt: skip
+    write_configs(tmp_path / "here", base="found: here", only_here="found: here")
+    monkeypatch.chdir(tmp_path / "here")
+
+    assert load_config("../mine.yaml").found == "next to it"
+    assert load_config("../from_here.yaml").found == "here"
+    assert load_config("../by_name.yaml").batch_size == 8
+
+
+def test_a_circle_of_bases_is_found_under_different_paths(tmp_path):
+    (tmp_path / "sub").mkdir()
+    write_configs(tmp_path, a="base: sub/../b.yaml", b="base: sub/../a.yaml")
+
+    with pytest.raises(SetupError, match=r"builds on itself: \S*/a\.yaml -> \S*/b\.yaml -> \S*/sub/\.\./a\.yaml "):
+        load_config(str(tmp_path / "a.yaml"))
+
+
+def test_an_override_may_hold_any_value(tmp_path):
+    write_configs(tmp_path, mine="a: 1")
+    for text, value in (
+        ("runs/lr=0.1", "runs/lr=0.1"), ("", None), ("None", None), ("[1, {b: x=y}]", [1, {"b": "x=y"}]), ("1e-3", 1e-3)
+    ):  # fmt: skip
+        assert load_config(str(tmp_path / "mine.yaml"), [f"a={text}"]) == {"a": value}
+
+
+def test_a_part_of_a_list_cannot_be_changed(tmp_path):
+    write_configs(tmp_path, parent="dataset: [{_component_: x}]", child="base: parent.yaml\ndataset: {source: a}")
+
+    for override in ("dataset.source=a", "dataset.0.source=a", "dataset[0].source=a"):
+        with pytest.raises(
+            SetupError, match=r"config: dataset.*source=a: dataset is a list, which is only replaced as"
+        ):
+            load_config(str(tmp_path / "parent.yaml"), [override])
+    with pytest.raises(SetupError, match=r"child\.yaml: dataset is a list, which is only replaced"):
+        load_config(str(tmp_path / "child.yaml"))
+
+
+def test_another_component_drops_the_keys_that_it_does_not_take(tmp_path, caplog):
+    """In whatever order the overrides come, because a user means the component of the run."""
+    loss = "loss: {_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss, tf: log, num_batches: 4, head: chunked}"
+    write_configs(tmp_path, mine=f"{loss}\noptimizer: {{_component_: torch.optim.AdamW, lr: 1, betas: [0, 0]}}")
+    ce = {"_component_": "tfidf_tune.loss.CrossEntropyLoss", "head": "chunked"}
+
+    def load(*overrides):
+        return load_config(str(tmp_path / "mine.yaml"), overrides)
+
+    for override in ("loss=tfidf_tune.loss.CrossEntropyLoss", "loss._component_=tfidf_tune.loss.CrossEntropyLoss"):
+        caplog.clear()
+        assert load(override).loss == ce
+        assert caplog.messages == ["config: loss: tfidf_tune.loss.CrossEntropyLoss takes no tf, num_batches: left out"]
+    assert load("optimizer.momentum=0.9", "optimizer=torch.optim.SGD").optimizer == {
+        "_component_": "torch.optim.SGD", "lr": 1, "momentum": 0.9,
+    }  # fmt: skip
+    assert load("loss.tf=binary", "loss=tfidf_tune.loss.CrossEntropyLoss").loss == ce | {"tf": "binary"}  # is refused
+    caplog.clear()
+    assert load("loss={_component_: x, k: 3}").loss == {"_component_": "x", "k": 3}
+    assert load("loss=[{_component_: x}]").loss == [{"_component_": "x"}]
+    assert load("loss=tfidf_tune.loss.TFIDFCrossEntropyLoss").loss.tf == "log"
+    assert load("loss=no.such.loss").loss.tf == "log"
+    assert not caplog.messages
+    goldfish = "loss={_component_: tfidf_tune.loss.WeightedCrossEntropyLoss, weighting: {_component_: x, k: 3}}"
+    of_weighting = load(goldfish, "loss.weighting=tfidf_tune.weighting.TFIDFWeighting").loss.weighting
+    assert of_weighting == {"_component_": "tfidf_tune.weighting.TFIDFWeighting"}
 
 
 def test_values_marked_as_missing_are_named_wherever_they_are(recipe_config):
@@ -71,3 +234,60 @@ def test_a_key_of_a_section_is_suggested_with_its_section(recipe_config):
     ):
         with pytest.raises(SetupError, match=f"^config: no key '{key}'; {re.escape(hint)}$"):
             check_config(recipe_config(**{key: 1}), FinetuneConfig)
+
+
+WEIGHTED = "tfidf_tune.loss.WeightedCrossEntropyLoss"
+
+
+class Recording(WeightedCrossEntropyLoss):
+    """A user's own loss, which is built for training, not for a check."""
+
+    def __init__(self, k: int = 1) -> None:
+        raise AssertionError("called")
+
+
+@pytest.fixture(autouse=True)
+def users_module(monkeypatch):
+    monkeypatch.setitem(sys.modules, "users", SimpleNamespace(Recording=Recording))
+
+
+def makes_another_loss() -> WeightedCrossEntropyLoss:
+    """A function that does not return what it declares."""
+    return nn.CrossEntropyLoss()
+
+
+def test_a_function_that_makes_another_loss_than_it_declares_is_refused(recipe_config):
+    cfg = recipe_config(loss={"_component_": f"{__name__}.makes_another_loss"})
+    with pytest.raises(SetupError, match=r"^config: loss: .*makes_another_loss has no terms, weighting"):
+        build_loss(cfg)
+
+
+def test_only_a_loss_of_this_package_is_built_to_be_checked(recipe_config):
+    own = {"_component_": "users.Recording", "k": 3}
+    for loss in (own, {"_component_": WEIGHTED, "weighting": {"_component_": "users.Recording"}}):
+        check_loss(check_config(recipe_config(loss=loss), FinetuneConfig))
+
+    with pytest.raises(SetupError, match="loss: tf is 'sqrt': possible are count, log, binary"):
+        check_loss(check_config(recipe_config(**{"loss.tf": "sqrt"}), FinetuneConfig))
+
+
+@pytest.mark.parametrize(
+    ("name", "lora", "message"),
+    [
+        ("gpt_neox", {"lora_attn_modules": ["q_proj"]}, "names 'q_proj', .*possible are output_proj, query_key_value$"),
+        ("gptj", {"lora_attn_modules": ["out_proj"]}, "names 'out_proj', .*possible are k_proj, output_proj, q_proj"),
+        ("llama3_2-tied", {"apply_lora_to_output": True}, "apply_lora_to_output is .*tied to the embeddings"),
+        ("qwen2-tied", {"apply_lora_to_output": True}, "apply_lora_to_output is .*tie_word_embeddings"),
+        ("gpt_neox", {"quantize_base": True}, "torchao's NF4 takes multiples of 16384 weights, not 64 x 192"),
+        (
+            "gptj",
+            {"embed_dim": 256, "num_heads": 3, "quantize_base": True},
+            r"embed_dim \(256\) must be divisible by",
+        ),
+    ],
+)
+def test_lora_settings_that_the_model_cannot_have_are_refused(name, lora, message, tmp_path):
+    cfg = OmegaConf.create({"model": MODELS[name].section(lora=True, **lora)})
+
+    with pytest.raises(SetupError, match=f"^config: model: .*{message}"):
+        build_model(cfg, Run(torch.device("cpu"), torch.float32, 0, tmp_path))

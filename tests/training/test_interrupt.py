@@ -32,36 +32,22 @@ def send(number):
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", [number for number, _ in SIGNALS])
-def test_a_signal_is_a_request_until_the_block_ends(number):
-    before = {each: signal.getsignal(each) for each, _ in SIGNALS}
-
-    def stop():
-        with stop_request() as request:
-            assert request.signal_number == 0
-            send(number)
-            assert request.signal_number == number
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        stop()
-
-    assert {each: signal.getsignal(each) for each, _ in SIGNALS} == before
-
-
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_repeated_signal_is_one_request_and_a_later_one_ends_at_once(clock, number, code):
+def test_a_signal_is_one_request_until_the_block_ends_and_a_later_one_ends_at_once(clock, number, code):
     """A terminal sends Ctrl-C to every process, and torchrun repeats it."""
+    before = {each: signal.getsignal(each) for each, _ in SIGNALS}
     with stop_request() as request:
+        assert request.signal_number == 0
         for _ in range(4):
             send(number)
             clock[0] += 0.7
+        assert request.signal_number == number
         clock[0] += 3.1
         with pytest.raises(SystemExit) as ended:
             send(number)
 
     assert ended.value.code == code
-    assert request.signal_number == number
+    assert {each: signal.getsignal(each) for each, _ in SIGNALS} == before
 
 
 def test_a_signal_in_the_last_step_lets_the_run_finish(recipe_config, monkeypatch):
