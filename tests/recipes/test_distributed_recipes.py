@@ -15,7 +15,6 @@ METRICS = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "
 # Each process has half a batch, so sums are rounded differently: by about eps a step, which later steps carry on. SGD
 # does so smoothly; AdamW would divide by values close to zero.
 TOLERANCE = 4 * NUM_STEPS * torch.finfo(torch.float32).eps
-CROSS_ENTROPY = {"loss": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}}
 WEIGHTED = {"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss"}
 SHARED_ROWS = {
     "_component_": "tfidf_tune.weighting.RepetitionWeighting",
@@ -98,7 +97,7 @@ GROUPS = {
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_several_processes_are_one(make_run, tmp_path, monkeypatch, group):
-    monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
+    monkeypatch.setenv("TORCH_COMPILE_BACKEND", "eager")
     cases, number = GROUPS[group], 3 if group == "three" else 2
     runs = {name: make_run(name, number, **settings) for name, settings in cases.items()}
 
@@ -107,13 +106,6 @@ def test_several_processes_are_one(make_run, tmp_path, monkeypatch, group):
     for name, settings in cases.items():
         alone = make_run(name, 1, **(settings | {"compile": False, "fsdp_cpu_offload": False}))
         assert_same_run(name, runs[name].folder, alone.here())
-
-
-def test_accumulated_cross_entropy_is_that_of_the_large_batch(make_run):
-    run = make_run("accumulated", 1, gradient_accumulation_steps=2, **CROSS_ENTROPY)
-
-    assert run.cfg.batch_size == 2
-    assert_same_run("accumulated", run.here(), make_run("large", 1, **CROSS_ENTROPY).here())
 
 
 def test_lower_precision_costs_two_processes_no_more_than_one(make_run, tmp_path):

@@ -1,5 +1,6 @@
 """Starting a recipe: its config, the components that it names, and how errors end it."""
 
+import logging
 import re
 import sys
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from tfidf_tune.training import (
     LoRAFinetuneConfig,
     Run,
     SetupError,
+    _distributed,
     build_loss,
     build_model,
     check_config,
@@ -76,6 +78,19 @@ def test_too_little_memory_of_the_cpu_is_recognized_and_bugs_keep_their_tracebac
 def test_an_interrupt_ends_with_its_exit_code(start, capsys):
     assert start(raising(KeyboardInterrupt)) == 130
     assert "checkpoints written so far are complete" in capsys.readouterr().err
+
+
+def test_processes_other_than_the_first_wait_for_it_and_do_not_repeat_its_log(monkeypatch, caplog):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(_distributed, "gather_objects", lambda value: logger.error("waited"))
+    logger = logging.getLogger("some_library")
+
+    with _distributed.main_process_first():
+        logger.warning("in the block")
+        logger.error("in the block, an error")
+    logger.warning("after")
+
+    assert caplog.messages == ["waited", "in the block, an error", "after"]
 
 
 def write_configs(folder, **files):

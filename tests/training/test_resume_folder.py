@@ -70,7 +70,7 @@ def flip_a_bit(content):
         (
             "manifest.json",
             lambda content: content.replace(b'version": 2', b'version": 7'),
-            "another version of tfidf-tune wrote it, in format 7; this one reads format 2",
+            "another version of tfidf-tune wrote it, in format 7 instead of 2",
         ),
         ("manifest.json", lambda content: content.replace(b'step": 10', b'step": 11'), "manifest.json is of step 11"),
     ],

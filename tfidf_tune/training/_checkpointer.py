@@ -234,7 +234,6 @@ class _TorchtuneModel:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.has_caches = hasattr(model, "setup_caches")
 
     def check(self, base: BaseCheckpoint) -> None:
         """Compare the model with a checkpoint, see :meth:`HFCheckpointer.check_model`."""
@@ -351,8 +350,6 @@ def _family_of(base: BaseCheckpoint) -> ModelFamily:
 
 class _TransformersModel:
     """A model of transformers' own class, which transformers checks, loads and saves: whole in the host's memory."""
-
-    has_caches = True
 
     def __init__(self, model: HFCausalLM) -> None:
         self.model = model

@@ -74,10 +74,8 @@ def check_components(cfg: Any) -> None:
         )
     collate = _signature("collate_fn", cfg.collate_fn, find_component("collate_fn", cfg.collate_fn))
     if lacking := {"padding_idx", "ignore_idx"} - collate.parameters.keys():
-        raise SetupError(
-            f"config: collate_fn: {cfg.collate_fn} takes no {', '.join(sorted(lacking))}: take, for example, "
-            f"{DEFAULT_COLLATE}"
-        )
+        lacks = ", ".join(sorted(lacking))
+        raise SetupError(f"config: collate_fn: {cfg.collate_fn} takes no {lacks}: take, for example, {DEFAULT_COLLATE}")
 
 
 def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
@@ -195,9 +193,9 @@ def build_optimizer(cfg: Any, parameters: Iterable[nn.Parameter], total_steps: i
     try:
         inspect.signature(optimizer.step).bind()
     except TypeError as error:
+        name = cfg.optimizer["_component_"]
         raise SetupError(
-            f"config: optimizer: the recipes call the step() of {cfg.optimizer['_component_']} without arguments, such "
-            f"as a closure: {error}"
+            f"config: optimizer: the recipes call the step() of {name} without arguments: {error}"
         ) from error
     if cfg.lr_scheduler is None:
         return optimizer, None

@@ -130,9 +130,7 @@ def keep_chat_template(cfg: FinetuneConfig, checkpointer: Any) -> None:
     files = [section.get("chat_template") for _, section in sections("dataset", cfg.dataset)]
     templates = {Path(file).expanduser().read_text(encoding="utf-8") for file in files if file is not None}
     if len(templates) > 1:
-        raise SetupError(
-            "config: dataset: the data sets have different chat templates, but a checkpoint has one: name the same file"
-        )
+        raise SetupError("config: dataset: the data sets have different chat templates: name the same file for all")
     if templates:
         checkpointer.chat_template = templates.pop()
 

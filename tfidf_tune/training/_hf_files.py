@@ -57,9 +57,7 @@ def find_checkpoint(checkpoint_dir: str, revision: str | None, *, trust_remote_c
     folder = Path(checkpoint_dir).expanduser()
     if folder.is_dir():
         if revision is not None:
-            raise ValueError(
-                f"revision '{revision}' is given for the local folder {checkpoint_dir}: only hub ids have revisions"
-            )
+            raise ValueError(f"revision '{revision}' is given for the local folder {checkpoint_dir}: leave it out")
         config = read_config(folder, trust_remote_code=trust_remote_code)
     elif looks_like_path(checkpoint_dir):
         raise FileNotFoundError(f"no such folder {checkpoint_dir}")
@@ -89,8 +87,8 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     if (folder / "adapter_config.json").is_file():
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
         raise ValueError(
-            f"{folder} has adapter_config.json, so transformers takes it for an adapter of {base}: set "
-            f"checkpointer.checkpoint_dir={base}, merge the adapter into its base, or remove adapter_config.json"
+            f"{folder} has adapter_config.json, which transformers takes for an adapter of {base}: set "
+            f"checkpointer.checkpoint_dir={base}, or merge the adapter into its base"
         )
     values = read_json(folder / "config.json")
     if quantization := values.get("quantization_config"):

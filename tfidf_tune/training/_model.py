@@ -47,10 +47,7 @@ def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | No
     if "hf_config" in inspect.signature(find_component("model", name)).parameters:
         given["hf_config"] = getattr(checkpointer, "transformers_config", None)
         if given["hf_config"] is None:
-            raise SetupError(
-                f"config: model: {name} needs the checkpoint's config: set checkpointer._component_ to "
-                "tfidf_tune.training.HFCheckpointer"
-            )
+            raise SetupError(f"config: model: {name} needs tfidf_tune.training.HFCheckpointer as the checkpointer")
     with set_default_dtype(run.dtype), torch.device("meta"):
         try:
             model: nn.Module = instantiate(cfg, "model", **given)
@@ -80,8 +77,7 @@ def _check_lora_targets(model: nn.Module, attn_modules: Sequence[str]) -> None:
     possible = sorted(name for name, module in attention.named_children() if hasattr(module, "weight"))
     if unknown := [name for name in attn_modules if name not in possible]:
         raise ValueError(
-            f"lora_attn_modules names '{unknown[0]}', which the model's attention does not have; possible are "
-            f"{', '.join(possible)}"
+            f"lora_attn_modules names '{unknown[0]}', not of the model's attention; possible are {', '.join(possible)}"
         )
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from tfidf_tune.loss import HeadInput
+from tfidf_tune.models import HFCausalLM
 from tfidf_tune.probe import Decoding, MemorizationProbe, evaluating
 from tfidf_tune.training._checkpointer import implementation_of
 from tfidf_tune.training._config import FinetuneConfig
@@ -78,7 +79,7 @@ def build_monitor(
                 f"a prompt and its continuation have up to {probe.num_positions} tokens, the model takes at most "
                 f"{max_seq_len}: lower max_new_tokens or prefix_length"
             )
-        if not implementation_of(model).has_caches:
+        if not isinstance(model, HFCausalLM) and not hasattr(model, "setup_caches"):
             raise ValueError(f"a {type(model).__name__} has no KV caches to generate text with: set it to null")
     return MemorizationMonitor(probe, cfg, run)
 

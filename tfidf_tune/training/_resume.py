@@ -138,9 +138,7 @@ def _verify(checkpoint: Path) -> None:
     """Raise an OSError unless this process's share of the files is what the manifest says."""
     manifest = _read_manifest(checkpoint)
     if (version := manifest["format_version"]) != _FORMAT_VERSION:
-        raise OSError(
-            f"another version of tfidf-tune wrote it, in format {version}; this one reads format {_FORMAT_VERSION}"
-        )
+        raise OSError(f"another version of tfidf-tune wrote it, in format {version} instead of {_FORMAT_VERSION}")
     if manifest["step"] != step_of(checkpoint):
         raise OSError(f"{_MANIFEST} is of step {manifest['step']}")
     for name in _own_share(manifest["files"]):
@@ -466,9 +464,7 @@ class ResumePoint:
         try:
             self._random_states = restore_snapshot(self.checkpoint, state)
         except (ValueError, TypeError, LookupError, AttributeError, AssertionError, CheckpointException) as error:
-            raise TrainingError(
-                f"{self.checkpoint} cannot be restored ({cause_of(error)}): move it away to resume from an older one"
-            ) from error
+            raise TrainingError(f"{self.checkpoint} cannot be restored ({cause_of(error)}): move it away") from error
 
     def restore_random_states(self) -> None:
         """Restore the random states, as the last thing before training."""

@@ -95,10 +95,7 @@ def _hold_folder(output_dir: Path) -> Iterator[None]:
         try:
             stack.enter_context(locked_folder(output_dir))
         except BlockingIOError as error:
-            raise SetupError(
-                f"another process is writing into output_dir {output_dir}: wait until it ends, or choose another "
-                "output_dir"
-            ) from error
+            raise SetupError(f"another process is writing into output_dir {output_dir}: wait until it ends") from error
         yield
 
 
@@ -120,17 +117,12 @@ def _check_folder(output_dir: Path, *, resume: bool) -> None:
         raise SetupError(f"output_dir {output_dir} holds {files[0]}, which is not a folder: move it away")
     written = sorted(path.name for name in ("checkpoint_*", BELOW_THRESHOLD) for path in output_dir.glob(name))
     resumable = sorted(path.name for path in output_dir.glob(f"{RESUME_FOLDER}/step_*"))
+    remedy = "choose another output_dir, or move them away"
     if resume and written and not resumable:
-        raise SetupError(
-            f"output_dir {output_dir} holds {', '.join(written)}, but no resume checkpoint: choose another output_dir, "
-            "or move them away"
-        )
+        raise SetupError(f"output_dir {output_dir} holds {', '.join(written)}, but no resume checkpoint: {remedy}")
     if not resume and (found := resumable or written):
-        resuming = "set resume_from_checkpoint=True, " if resumable else ""
-        raise SetupError(
-            f"output_dir {output_dir} already holds {', '.join(found)}: {resuming}choose another output_dir, or move "
-            "them away"
-        )
+        remedy = f"set resume_from_checkpoint=True, {remedy}" if resumable else remedy
+        raise SetupError(f"output_dir {output_dir} already holds {', '.join(found)}: {remedy}")
 
 
 def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:

@@ -200,9 +200,7 @@ def train(
 
         progress.start()
         if monitor is not None and resume.step == 0 and (reason := monitor.measure(0, state.model, progress, save)):
-            raise TrainingError(
-                f"before training {reason}: choose a higher threshold, or targets that the model does not know yet"
-            )
+            raise TrainingError(f"before training {reason}: choose a higher threshold, or other targets")
         resume.restore_random_states()  # the last thing before training, because measuring may draw numbers
         batches = next_batches()
         for step in range(resume.step + 1, total_steps + 1):
@@ -309,10 +307,7 @@ def _report_overflow(scaler: torch.amp.GradScaler, step: int, progress: Progress
     scale = scaler.get_scale()
     progress.note(f"step {step}: gradients overflowed in fp16; step skipped, loss scale {scale:g}")
     if scale < 1:
-        raise TrainingError(
-            f"gradients overflow in fp16 at step {step} even without a loss scale: try dtype=bf16, or a lower learning "
-            "rate"
-        )
+        raise TrainingError(f"gradients overflow in fp16 at step {step} even without a loss scale: try dtype=bf16")
 
 
 @contextmanager
