@@ -32,15 +32,17 @@ SGD = {"_component_": "torch.optim.SGD", "lr": 0.1}
 
 
 class CountingSGD(torch.optim.Optimizer):
-    """A user's optimizer with state that is not a tensor."""
+    """A user's optimizer with state that is not a tensor, and a table that all parameters share."""
 
     def __init__(self, params, lr=0.1):
         super().__init__(params, {"lr": lr})
+        self.table = torch.arange(3.0)
 
     def step(self, closure=None):
         for group in self.param_groups:
             for parameter in group["params"]:
                 count = self.state[parameter]["count"] = self.state[parameter].get("count", 0) + 1
+                self.state[parameter]["table"] = self.table
                 parameter.data.sub_(parameter.grad, alpha=group["lr"] / count)
 
 
