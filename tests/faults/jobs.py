@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tiny_llama import make_llama, make_tokenizer
 from tiny_run import read_metrics, run_config, write_documents
 
-# `make faults` tries everything, `make test` some of each kind.
+# `make faults` damages every file of a checkpoint in every way, and kills every kind of run fifty times.
 ALL = "ALL_FAULTS" in os.environ
 LOSSES: dict[str, dict[str, Any]] = {
     "CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"},

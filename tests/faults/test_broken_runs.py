@@ -18,7 +18,6 @@ from process_hooks import at_call, at_step, send
 from recipe_processes import nothing
 
 FULL, LORA, FULL_TWO, TWO = Job(), Job(lora=True), Job(num_processes=2), Job(lora=True, num_processes=2)
-EVERY = (FULL, LORA, FULL_TWO, TWO)
 STEP = 5  # after the checkpoints of steps 2 and 4, before that of 6
 SHARD = "shard-0000{}-model-00001-of-00001.safetensors"
 STOPPED = r"stopped after step {} of 12; the last good checkpoint is [^\n]*step_{}: "
@@ -90,34 +89,25 @@ def damaged_checkpoints() -> Iterator[Break]:
 
 
 def full_disks() -> Iterator[Break]:
-    """A quota is met by a resume checkpoint, a milestone fills the disk; with `make faults` each meets both."""
-    for job in EVERY[:3] if ALL else (FULL,):
-        for what, name, overrides in (
-            ("a milestone", "checkpoint [^\n]*checkpoint_50pct", {}),
-            ("a resume checkpoint", "resume checkpoint [^\n]*step_6", {"save_at_percent": [100]}),
-        ):
-            message = rf"error: {name} could not be written: [^\n]*{{}}[^\n]*step_4[^\n]*"
-            if ALL or what == "a resume checkpoint":
-                yield Break(
-                    f"a quota is met by {what}",
-                    job,
-                    message.format("File too large"),
-                    before=partial(at_call, "_train.train_step", hooks.limit_files, nth=STEP),
-                    overrides=overrides,
-                    newest=4,
-                    same_end=True if ALL else None,
-                )
-            if can_mount() and (ALL or what == "a milestone"):
-                yield Break(
-                    f"{what} fills the disk",
-                    job,
-                    message.format("No space left on device"),
-                    prepare=move_to_full_disk,
-                    repair=lambda run: mount(run, "remount,size=64m"),
-                    before=hooks.ignore_disk,
-                    overrides=overrides,
-                    newest=4,
-                )
+    yield Break(
+        "a quota is met by a resume checkpoint",
+        FULL,
+        r"error: resume checkpoint [^\n]*step_6 could not be written: [^\n]*File too large[^\n]*step_4[^\n]*",
+        before=partial(at_call, "_train.train_step", hooks.limit_files, nth=STEP),
+        overrides={"save_at_percent": [100]},
+        newest=4,
+        same_end=None,
+    )
+    if can_mount():
+        yield Break(
+            "a milestone fills the disk",
+            FULL,
+            r"error: checkpoint [^\n]*50pct could not be written: [^\n]*No space left on device[^\n]*step_4[^\n]*",
+            prepare=move_to_full_disk,
+            repair=lambda run: mount(run, "remount,size=64m"),
+            before=hooks.ignore_disk,
+            newest=4,
+        )
     yield Break(
         "a file is in the way of a milestone",
         FULL,
@@ -139,39 +129,30 @@ def move_to_full_disk(run: Path) -> None:
 
 
 def signals() -> Iterator[Break]:
-    terminate, hangup = partial(send, signal.SIGTERM), partial(send, signal.SIGHUP)
-    load_data = partial(at_call, "_data.instantiate", nth=2)
-    load_weights = partial(at_call, "_checkpointer.HFCheckpointer.load_weights", terminate)
-    read = partial(at_call, "_resume.load", terminate)
-    ended = r"ended by SIG{}\n"
-    if ALL:
-        hung_up = partial(hooks.hang_up, partial(load_data, hangup), False)
-        yield Break("SIGHUP while data are loaded", FULL, ended.format("HUP"), hung_up, 129)
-        yield Break("SIGTERM while data are loaded", FULL, ended.format("TERM"), partial(load_data, terminate), 143)
-        yield Break("SIGTERM while weights are read", FULL, ended.format("TERM"), load_weights, 143)
+    terminate = partial(send, signal.SIGTERM)
+    load_data = partial(at_call, "_data.instantiate", partial(send, signal.SIGHUP), nth=2)
+    hung_up = partial(hooks.hang_up, load_data, False)
+    yield Break("SIGHUP while data are loaded", FULL, r"ended by SIGHUP\n", hung_up, 129, same_end=None)
     yield Break(
-        *("SIGTERM while a resume checkpoint is read", FULL, ended.format("TERM"), read, 143),
+        "SIGTERM while a resume checkpoint is read",
+        FULL,
+        r"ended by SIGTERM\n",
+        partial(at_call, "_resume.load", terminate),
+        143,
         prepare=lambda run: None,
         newest=4,
     )
     under_nohup = partial(hooks.hang_up, partial(at_step, STEP, signal.SIGHUP), True)
     yield Break("SIGHUP under nohup", FULL, "Checkpoints in ", under_nohup, succeeds=True)
-    for job in EVERY[:3] if ALL else (FULL,):
-        write_resume = partial(at_call, "_resume.save", terminate, nth=2)
-        write_milestone = partial(at_call, "_checkpointer.HFCheckpointer._write", terminate)
-        if ALL:  # by `make test` in one process
-            yield Break("SIGTERM in a resume checkpoint", job, STOPPED.format(4, 4), write_resume, 143, newest=4)
-        yield Break("SIGTERM in a milestone", job, STOPPED.format(6, 6), write_milestone, 143, newest=6)
+    write_milestone = partial(at_call, "_checkpointer.HFCheckpointer._write", terminate)
+    yield Break("SIGTERM in a milestone", FULL, STOPPED.format(6, 6), write_milestone, 143, newest=6)
 
 
 def one_of_two_processes() -> Iterator[Break]:
-    for job in EVERY[2:] if ALL else (TWO,):
-        hook = partial(at_step, STEP, signal.SIGTERM, ranks=(1,))
-        yield Break(f"SIGTERM to one process, {job}", job, STOPPED.format(STEP, STEP), hook, 143, newest=STEP)
+    hook = partial(at_step, STEP, signal.SIGTERM, ranks=(1,))
+    yield Break("SIGTERM to one process", TWO, STOPPED.format(STEP, STEP), hook, 143, newest=STEP)
     lost = r"error: [^\n]*another process of the run was lost[^\n]*step_{}[^\n]*"
-    kills = ((0, "_train.train_step", STEP, 4), (1, "_resume._describe_own_files", 2, 2))
-    others = ((1, "_train.train_step", STEP, 4), (0, "_resume._describe_own_files", 2, 2))
-    for rank, name, nth, newest in (*kills, *others) if ALL else kills:
+    for rank, name, nth, newest in ((0, "_train.train_step", STEP, 4), (1, "_resume._describe_own_files", 2, 2)):
         hook = partial(at_call, name, partial(send, signal.SIGKILL), nth=nth, ranks=(rank,))
         yield Break(f"process {rank} is killed in {name}", TWO, lost.format(newest), hook, newest=newest)
     lose = partial(hooks.spoil_terms, ("loss",), float("nan"), {1: range(STEP, STEP + 1)})
@@ -271,7 +252,7 @@ def test_a_broken_run_ends_in_one_message_and_resumes_to_the_same_end(tmp_path, 
     assert len(re.findall(row.message, ended.output, re.DOTALL)) == 1, ended.output
     assert "Traceback" not in ended.output
     assert row.newest in (None, newest_step(run))
-    if row.same_end is None:
+    if row.same_end is None:  # before anything was written, or with everything complete
         assert not [*run.glob(".*"), *run.glob("resume/.*")]
         return
     row.repair(run)

@@ -1,11 +1,13 @@
-"""The recipes on two and three processes: metrics and checkpoints are those of one process at the same batch size."""
+"""Recipes on two and three processes: the run of one process at the same batch size, also where it is resumed."""
 
+import shutil
 from functools import cache, partial
 
 import pytest
 import torch
 from process_hooks import overflow_at, save_loaded_weights, save_random_state
 from recipe_processes import Processes, RecipeRun, run_to_the_end
+from safetensors.torch import load_file
 from tiny_llama import make_tokenizer
 from tiny_models import MODELS
 from tiny_run import assert_close_weights, metrics_of, read_weights, run_config
@@ -39,11 +41,11 @@ def make_base(tmp_path_factory, text_file):
     return make
 
 
-@pytest.fixture
-def make_run(tmp_path, make_base, text_file):
+@pytest.fixture(scope="module")
+def make_run(tmp_path_factory, make_base, text_file):
     """Make a run of so many steps on so many processes, each step of ``rows`` sequences in all."""
 
-    def make(name, num_processes, model="llama", *, dim=64, rows=4, lora=False, **overrides):
+    def make(num_processes, model="llama", *, dim=64, rows=4, lora=False, **overrides):
         settings = {
             "model": MODELS[model].section(dim, lora=lora),
             "loss.sync": True,
@@ -52,7 +54,7 @@ def make_run(tmp_path, make_base, text_file):
             "epochs": 10,
             "save_at_percent": [100],
         }
-        folder = tmp_path / f"{name} on {num_processes}"
+        folder = tmp_path_factory.mktemp("run") / f"on {num_processes}"
         cfg = run_config(folder, make_base(model, dim), text_file, lora=lora, **(settings | overrides))
         cfg.batch_size = rows // num_processes // overrides.get("gradient_accumulation_steps", 1)
         return RecipeRun(cfg, lora)
@@ -99,12 +101,12 @@ GROUPS = {
 def test_several_processes_are_one(make_run, tmp_path, monkeypatch, group):
     monkeypatch.setenv("TORCH_COMPILE_BACKEND", "eager")
     cases, number = GROUPS[group], 3 if group == "three" else 2
-    runs = {name: make_run(name, number, **settings) for name, settings in cases.items()}
+    runs = {name: make_run(number, **settings) for name, settings in cases.items()}
 
     run_to_the_end([*runs.values()], tmp_path / "processes", num_processes=number)
 
     for name, settings in cases.items():
-        alone = make_run(name, 1, **(settings | {"compile": False, "fsdp_cpu_offload": False}))
+        alone = make_run(1, **(settings | {"compile": False, "fsdp_cpu_offload": False}))
         assert_same_run(name, runs[name].folder, alone.here())
 
 
@@ -115,16 +117,16 @@ def test_lower_precision_costs_two_processes_no_more_than_one(make_run, tmp_path
         "fp16 adapters": ({"dtype": "fp16", **ADAPTERS_EVERYWHERE}, 2.0),
         "mixed": ({"fsdp_param_dtype": "bf16", "fsdp_reduce_dtype": "fp32"}, 0.5),
     }
-    runs = {name: make_run(name, 2, **settings) for name, (settings, _) in cases.items()}
+    runs = {name: make_run(2, **settings) for name, (settings, _) in cases.items()}
     run_to_the_end([*runs.values()], tmp_path / "processes")
 
     for name, (settings, limit) in cases.items():
         if name != "mixed":  # whose model on one process is that of "bf16"
-            truth = metrics_of(make_run(f"{name}, true", 1, **(settings | {"dtype": "fp32"})).here(), "loss")
-            allowed = (metrics_of(make_run(name, 1, **settings).here(), "loss") - truth).abs().max()
+            truth = metrics_of(make_run(1, **(settings | {"dtype": "fp32"})).here(), "loss")
+            allowed = (metrics_of(make_run(1, **settings).here(), "loss") - truth).abs().max()
         else:
-            truth = metrics_of(make_run("mixed, true", 1).here(), "loss")
-            allowed = (metrics_of(make_run("mixed", 1, **cases["bf16"][0]).here(), "loss") - truth).abs().max()
+            truth = metrics_of(make_run(1).here(), "loss")
+            allowed = (metrics_of(make_run(1, **cases["bf16"][0]).here(), "loss") - truth).abs().max()
         error = (metrics_of(runs[name].folder, "loss") - truth).abs().max()
         assert 0 < error < limit * allowed, name
     dtypes = {
@@ -136,7 +138,7 @@ def test_lower_precision_costs_two_processes_no_more_than_one(make_run, tmp_path
 
 def test_gradients_that_overflow_in_the_shard_of_one_process_skip_the_step_on_both(make_run, tmp_path):
     """The infinity is in the shard of process 1; metrics and messages are those of process 0."""
-    run = make_run("overflow", 2, **{"dtype": "fp16", "max_steps": 6, **ADAPTERS_EVERYWHERE})
+    run = make_run(2, **{"dtype": "fp16", "max_steps": 6, **ADAPTERS_EVERYWHERE})
 
     output = run_to_the_end([run], tmp_path / "processes", before=partial(overflow_at, 4))
 
@@ -148,7 +150,7 @@ def test_gradients_that_overflow_in_the_shard_of_one_process_skip_the_step_on_bo
 def test_one_process_reports_and_writes_and_each_has_random_numbers_of_its_own(make_run, tmp_path):
     """Random numbers of dropout."""
     settings = {"model.lora_dropout": 0.2, "max_steps": 3, "dataset.probe_file": None}
-    run = make_run("run", 2, **ADAPTERS_EVERYWHERE, **settings)
+    run = make_run(2, **ADAPTERS_EVERYWHERE, **settings)
 
     output = run_to_the_end([run], tmp_path / "processes", after=partial(save_random_state, tmp_path))
 
@@ -167,7 +169,7 @@ def test_two_processes_hold_half_of_each_weight_of_one(make_run, tmp_path):
     """When training begins: embeddings that are tied to the head, NF4 weights and adapters."""
     loaded = {}
     for number in (1, 2):
-        run = make_run("run", number, "qwen2-tied", rows=number, max_steps=1, **NF4)
+        run = make_run(number, "qwen2-tied", rows=number, max_steps=1, **NF4)
         before = partial(save_loaded_weights, tmp_path)
         run_to_the_end([run], tmp_path / f"processes {number}", num_processes=number, before=before)
         loaded[number] = [torch.load(tmp_path / f"loaded_{rank}.pt") for rank in range(number)]
@@ -192,7 +194,7 @@ REFUSED = {
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_several_processes_cannot_do_is_refused_by_one_message(make_run, tmp_path, message):
     number, overrides = REFUSED[message]
-    run = make_run("run", number, rows=number, **overrides)
+    run = make_run(number, rows=number, **overrides)
 
     ended = Processes([run], tmp_path / "processes", num_processes=number).wait()
 
@@ -200,3 +202,77 @@ def test_what_several_processes_cannot_do_is_refused_by_one_message(make_run, tm
     assert ended.output.count(message) == 1, ended.output
     assert "Traceback" not in ended.output
     assert not run.folder.exists()
+
+
+# ---- resumed on another number of processes: equal up to rounding
+
+RESUMED_AT = 6
+RESUMED_TOLERANCE = 8 * 12 * torch.finfo(torch.float32).eps
+# 12 steps of four sequences, 8 steps an epoch.
+RESUMABLE = {
+    "dataset.num_base": 12, "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-3, "eps": 1e-5}, "epochs": 2,
+    "max_steps": 12, "save_every_n_steps": RESUMED_AT,
+}  # fmt: skip
+WINDOWS = {**RESUMABLE, "lora": True, "model.apply_lora_to_mlp": True, "loss.sync": False}
+
+
+@pytest.fixture(scope="module")
+def whole(make_run, tmp_path_factory):
+    """Runs that were not interrupted, on one and two processes; they keep the checkpoint of their middle."""
+    runs = {1: make_run(1, **RESUMABLE), 2: make_run(2, **RESUMABLE), "windows": make_run(2, **WINDOWS)}
+    run_to_the_end([runs[2], runs["windows"]], tmp_path_factory.mktemp("processes"))
+    runs[1].here()
+    return runs
+
+
+def read_state(run):
+    """Read weights and optimizer state of the last resume checkpoint, shards joined."""
+    tensors = {}
+    for file in sorted((run.folder / "resume" / "step_12").glob("*.safetensors")):
+        for key, value in load_file(file).items():
+            tensors.setdefault(key, []).append(value)
+    return {key: torch.cat(parts) if parts[0].dim() else parts[0] for key, parts in tensors.items()}
+
+
+def resume(run, earlier):
+    """Let a run begin from the middle of another."""
+    shutil.copytree(earlier.folder / "resume" / f"step_{RESUMED_AT}", run.folder / "resume" / f"step_{RESUMED_AT}")
+    run.cfg.resume_from_checkpoint = True
+    return run
+
+
+def assert_reported(output, saved, now, window):
+    (message,) = [line for line in output.splitlines() if f"was written by {saved} process" in line]
+    for text in (f"this run has {now}", "random states (dropout) are not restored", window):
+        assert text in message
+
+
+def assert_continued(run, expected):
+    torch.testing.assert_close(
+        metrics_of(run.folder, *METRICS),
+        metrics_of(expected.folder, *METRICS)[RESUMED_AT:],
+        rtol=RESUMED_TOLERANCE,
+        atol=0,
+    )
+    state, expected_state = read_state(run), read_state(expected)
+    assert state.keys() == expected_state.keys()
+    for key, value in expected_state.items():
+        limit = RESUMED_TOLERANCE * float(value.abs().max())
+        torch.testing.assert_close(state[key], value, rtol=0, atol=limit, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_a_run_of_two_processes_is_resumed_by_one(make_run, whole, capsys):
+    """One window is restored, windows of their own are not."""
+    run = resume(make_run(1, **RESUMABLE), whole[2])
+    run.here()
+    assert_reported(capsys.readouterr().err, 2, 1, "the window is kept")
+    assert_continued(run, whole[1])
+
+    resume(make_run(1, **WINDOWS), whole["windows"]).here()
+    assert_reported(capsys.readouterr().err, 2, 1, "the loss starts with an empty window")
+
+
+def test_a_run_of_one_process_is_resumed_by_two(make_run, whole, tmp_path):
+    run = resume(make_run(2, **RESUMABLE), whole[1])
+    assert_reported(run_to_the_end([run], tmp_path / "processes"), 1, 2, "all processes use its window")
+    assert_continued(run, whole[2])
