@@ -243,10 +243,7 @@ def test_two_processes_train_as_one(base, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "recipe", "overrides"),
-    [
-        ("Gemma 2", "full", []),
-        ("GPT-2", "lora", ["model.quantize_base=true", "merge_adapter=true"]),
-    ],
+    [("Gemma 2", "full", []), ("GPT-2", "lora", ["model.quantize_base=true", "merge_adapter=true"])],
 )
 def test_a_resumed_run_ends_bit_identically(name, recipe, overrides, base, tmp_path, logits_in_training):
     """With dropout where the architecture has it; the monitor leaves no trace, and measures what `probe` does.

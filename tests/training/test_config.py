@@ -294,11 +294,7 @@ def test_only_a_loss_of_this_package_is_built_to_be_checked(recipe_config):
         ("llama3_2-tied", {"apply_lora_to_output": True}, "apply_lora_to_output is .*tied to the embeddings"),
         ("qwen2-tied", {"apply_lora_to_output": True}, "apply_lora_to_output is .*tie_word_embeddings"),
         ("gpt_neox", {"quantize_base": True}, "torchao's NF4 takes multiples of 16384 weights, not 64 x 192"),
-        (
-            "gptj",
-            {"embed_dim": 256, "num_heads": 3, "quantize_base": True},
-            r"embed_dim \(256\) must be divisible by",
-        ),
+        ("gptj", {"embed_dim": 256, "num_heads": 3, "quantize_base": True}, r"embed_dim \(256\) must be divisible by"),
     ],
 )
 def test_lora_settings_that_the_model_cannot_have_are_refused(name, lora, message, tmp_path):

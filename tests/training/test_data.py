@@ -114,10 +114,7 @@ def test_a_packed_data_set_gives_batches_that_keep_documents_apart(build, text_f
 
 def test_several_data_sets_are_mixed(build, text_file, tmp_path):
     (tmp_path / "more.txt").write_text("\n".join(f"{number} zebras" for number in range(200)))
-    sections = [
-        text_section(tmp_path / "more.txt", packed=True),
-        torchtune_section(text_file, tmp_path, packed=True),
-    ]
+    sections = [text_section(tmp_path / "more.txt", packed=True), torchtune_section(text_file, tmp_path, packed=True)]
 
     parts = [build(section)[0] for section in sections]
     mixed, loader = build(sections)

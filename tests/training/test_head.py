@@ -14,11 +14,7 @@ from torchao.dtypes.nf4tensor import to_nf4
 from training_steps import step_and_gradients
 
 from tfidf_tune.loss import CrossEntropyLoss, HeadInput, TFIDFCrossEntropyLoss, token_cross_entropy
-from tfidf_tune.training import (
-    prepare_head,
-    prepare_model,
-    train_adapters_only,
-)
+from tfidf_tune.training import prepare_head, prepare_model, train_adapters_only
 from tfidf_tune.training._model import keep_adapters_in_fp32
 
 CPU = torch.device("cpu")

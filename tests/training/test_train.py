@@ -17,13 +17,7 @@ from torchtune.models.llama2 import llama2
 from training_steps import make_batch, step_and_gradients
 
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
-from tfidf_tune.training import (
-    FinetuneConfig,
-    Run,
-    TrainState,
-    check_config,
-    train,
-)
+from tfidf_tune.training import FinetuneConfig, Run, TrainState, check_config, train
 from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog
 from tfidf_tune.training._run import milestone_steps
 from tfidf_tune.weighting import RepetitionWeighting, shift_labels

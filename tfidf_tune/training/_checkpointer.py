@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 # Weights of an existing folder are always replaced: transformers might load them.
-_WEIGHTS = (
+_REPLACED = (
     "model.safetensors",
     "model-?????-of-?????.safetensors",
     "model.safetensors.index.json",
@@ -94,7 +94,7 @@ class HFCheckpointer:
             them into checkpoints. Default: False.
 
     Attributes:
-        chat_template (str | None): written into checkpoints in place of those of the tokenizer. Default: None.
+        chat_template (str | None): written into checkpoints instead of the templates of the tokenizer. Default: None.
         companion_bytes (int): size of the files of a checkpoint that are not weights.
         transformers_config (PreTrainedConfig): the checkpoint's config.
         weight_files (list[Path]): the checkpoint's weight files.
@@ -117,7 +117,7 @@ class HFCheckpointer:
         self._base = find_checkpoint(checkpoint_dir, revision, trust_remote_code=trust_remote_code)
         self._max_shard_size = max_shard_size
         self._revision = revision
-        # A hub id stays one: the folder of its snapshot is of this machine only.
+        # An id of the hub is kept, because the folder of its snapshot exists only on this machine.
         is_local = Path(checkpoint_dir).expanduser().is_dir()
         self._base_name = str(self._base.folder.resolve()) if is_local else checkpoint_dir
         self._config_file = read_json(self._base.folder / "config.json")
@@ -206,7 +206,7 @@ class HFCheckpointer:
         if is_main_process():
             try:
                 # The folder gets its name when it is complete; what an earlier run left in it is kept, but for weights.
-                with atomic_folder(folder, replace=_WEIGHTS) as temporary:
+                with atomic_folder(folder, replace=_REPLACED) as temporary:
                     write(temporary, parts)
                     for name, content in self._companions.items():
                         if self.chat_template is not None and "chat_template" in name:
@@ -391,7 +391,7 @@ class _TransformersModel:
                 continue
             value = plain(parameter)
             # Merged as PEFT does, W + BA alpha / r, in float32; layers of GPT-2 hold W transposed.
-            a, b = (name.replace(".base_layer.", f".lora_{one}.default.") for one in "AB")
+            a, b = (name.replace(".base_layer.", f".lora_{matrix}.default.") for matrix in "AB")
             if a != name and a in parameters:
                 config: Any = model.peft_config
                 update = plain(parameters[b]).float() @ plain(parameters[a]).float() * (config.lora_alpha / config.r)

@@ -96,7 +96,7 @@ def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def sections(key: str, value: Any) -> Sequence[tuple[str, Any]]:
-    """Return the sections of a component by name: one, or those of a list of data sets."""
+    """Return the section of a component by its name, or every section of a list of data sets."""
     if key == "dataset" and OmegaConf.is_list(value):
         return [(f"{key}[{index}]", section) for index, section in enumerate(value)]
     return [(key, value)]
@@ -186,7 +186,7 @@ def build_optimizer(cfg: Any, parameters: Iterable[nn.Parameter], total_steps: i
     """Build the optimizer of the parameters with ``requires_grad``, and the schedule over so many steps or None.
 
     Raises:
-        SetupError: If one of them cannot be built from these settings.
+        SetupError: If optimizer or schedule cannot be built from these settings.
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     optimizer: Optimizer = instantiate(cfg, "optimizer", trainable)

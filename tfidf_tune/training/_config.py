@@ -106,9 +106,9 @@ class FinetuneConfig(BaseModel):
     fsdp_reshard_after_forward: bool = True
     """Gather each layer's parameters a second time for the backward pass, instead of keeping them."""
     fsdp_param_dtype: _FSDPDtype | None = None
-    """Dtype in which sharded parameters are gathered and computed with. Null: that of the weights."""
+    """Dtype in which sharded parameters are gathered and computed with. Null: the dtype of the weights."""
     fsdp_reduce_dtype: _FSDPDtype | None = None
-    """Dtype in which gradients are summed over the processes. Null: that of the gradients."""
+    """Dtype in which gradients are summed over the processes. Null: the dtype of the gradients."""
     log_every_n_steps: _Count = 1
     log_peak_memory_stats: bool = False
 
@@ -143,12 +143,12 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     """Read a config and its bases.
 
     The key ``base`` names another config, or a path relative to the file or to the working directory. A section with
-    its own ``_component_``, or a list, replaces that of the base; any other section is merged into it.
+    ``_component_``, or a list, replaces the section of the base; any other section is merged into it.
 
     Args:
         name (str): a file, or the name of a config of the package.
         overrides (Sequence[str]): ``key=value`` as on torchtune's command line. Default: none. Those that name another
-            component are applied first: keys of the old one that the new one does not take are dropped, which is
+            component are applied first: keys that the new component does not take are dropped, which is
             logged. A section with ``_component_`` replaces the whole section.
 
     Raises:

@@ -45,7 +45,7 @@ UNPADDED_TOKENS = "unpadded_tokens"  # of a batch, for a weighting that counts a
 
 
 def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
-    """Build the tokenizer of the config; one without ``max_seq_len`` gets the model's.
+    """Build the tokenizer of the config; without ``max_seq_len`` it gets the limit of the model.
 
     Raises:
         SetupError: If the tokenizer has ids that the model has no embedding for, or allows longer sequences.
@@ -143,7 +143,7 @@ def write_probe_files(cfg: FinetuneConfig, dataset: Any) -> None:
 
 
 def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequence[Passage]:
-    """Return the passages of a probe file, also of one that :func:`write_probe_files` has yet to write."""
+    """Return the passages of a probe file, also if :func:`write_probe_files` has yet to write it."""
     path = Path(probe_file).expanduser()
     return dict(probe_files(cfg, dataset)).get(path) or read_probe_file(path)
 
@@ -220,7 +220,7 @@ def build_dataloader(
 def _with_unpadded_tokens(batch: Sequence[Any], *, collate: Callable[..., Any], packed: bool) -> dict[str, Any]:
     if packed:
         return {**collate(batch), UNPADDED_TOKENS: torch.stack([unpadded_tokens(row) for row in batch])}
-    # The id of padding may be that of a token, EOS for example; labels are padded with -100.
+    # The id of padding may be the id of a token, EOS for example; labels are padded with -100.
     all_labels = collate([{**item, "labels": item["tokens"]} for item in batch])["labels"]
     return {**collate(batch), UNPADDED_TOKENS: all_labels}
 

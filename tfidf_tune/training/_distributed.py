@@ -36,7 +36,7 @@ def is_main_process() -> bool:
 
 
 def connect_processes(device: torch.device) -> None:
-    """Open the process group of torchrun's processes, or one of this process only.
+    """Open the process group of torchrun's processes, or a group of this process only.
 
     gloo connects the hosts, NCCL the GPUs, so that hosts can agree without waiting for a device.
     """
@@ -132,7 +132,7 @@ def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
     mesh, placements = parameter.device_mesh, parameter.placements
     if not isinstance(value, NF4Tensor):
         return distribute_tensor(value, mesh, placements, src_data_rank=None)
-    # NF4 supports few operations: a shard is copied into a tensor of its own, as FSDP2 does when it shards.
+    # NF4 supports few operations: a shard is copied into another tensor, as FSDP2 does when it shards.
     chunk = torch.chunk(value, mesh.size())[mesh.get_local_rank()]
     shard = value.new_zeros(chunk.shape)
     shard.copy_(chunk)

@@ -170,7 +170,7 @@ def check_files(base: BaseCheckpoint) -> tuple[Any, list[str]]:
         tied = [weights[name] for name in names if name in weights]
         if not all(torch.equal(tied[0], other) for other in tied):  # transformers would use both
             problems.append(f"tie_word_embeddings is True by config.json, but {head} and {embedding} differ")
-    # Some models have layers behind those of config.json that predict more tokens, and are not used.
+    # Behind the layers of config.json some models have layers that predict more tokens, and are not used.
     num_layers = getattr(base.config, "num_hidden_layers", math.inf) + (
         getattr(base.config, "num_nextn_predict_layers", None) or 0
     )

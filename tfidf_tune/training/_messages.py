@@ -48,7 +48,7 @@ def check_resources(
     num_trained = sum(parameter.numel() for parameter in trained)
     num_frozen = sum(dequantize_4bit(p, "meta").numel() for p in model.parameters() if not p.requires_grad)
     optimizer_bytes = round(_bytes_per_weight(cfg, next((p.dtype for p in trained), run.dtype), run) * num_trained)
-    if is_main_process():
+    if is_main_process():  # one line of sizes
         world_size, _ = get_world_size_and_rank()
         print(
             f"{num_trained:,} parameters are trained, {num_frozen:,} frozen: weights "
@@ -57,6 +57,7 @@ def check_resources(
             file=sys.stderr,
         )
 
+    # A milestone is a model or an adapter, with its tokenizer; a resume checkpoint, what is trained and its optimizer.
     saves_adapters = LoRASettings.of(model) is not None and not getattr(cfg, "merge_adapter", False)
     saved = [dequantize_4bit(p, "meta") for n, p in model.named_parameters() if is_adapter(n) == saves_adapters]
     size = sum(p.numel() * p.dtype.itemsize for p in saved) + getattr(checkpointer, "companion_bytes", 0)
@@ -64,7 +65,7 @@ def check_resources(
     has_threshold = cfg.memorization_monitor is not None and cfg.memorization_monitor.stop_above is not None
     number, number_to_resume = len(set(cfg.save_at_percent)) + has_threshold, cfg.keep_last_n_checkpoints
     size_to_resume = _num_bytes([*trained, *loss.buffers()]) + optimizer_bytes
-    # One more than are kept, while the newest is written.
+    # While the newest checkpoint is written, the disk holds one more than are kept.
     needed = number * size + (number_to_resume + 1) * size_to_resume * (number_to_resume > 0)
     free = shutil.disk_usage(nearest_folder(run.output_dir)).free
     if needed > free:
@@ -82,6 +83,7 @@ def _bytes_per_weight(cfg: FinetuneConfig, dtype: torch.dtype, run: Run) -> floa
     Others may take long to compile. A state that resume checkpoints cannot hold is refused.
     """
     component = cfg.optimizer["_component_"]
+    # The dummy is sharded as the run's weights are, because some optimizers cannot update shards.
     weight = torch.zeros(_DUMMY_SHAPE, dtype=dtype, device=run.device)
     is_sharded = dist.is_initialized() and find_component("optimizer", component).__module__.startswith("torch.optim.")
     if is_sharded:
@@ -163,7 +165,7 @@ def print_next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> No
         evaluate = f"tfidf-tune eval --model_args {pretrained} --tasks"
         output = f"--batch_size 32 --log_samples --output_path {results}"
         task, prefix_lengths = _task(passages)
-        # Blocks as long as those of the training text, which the model surely takes.
+        # Blocks as long as in the training text, which the model surely takes.
         sizes = [part.block_size for part in parts_of(dataset) if isinstance(part, TextBlocksDataset)]
         block_size = f" block_size={min(sizes)}" if sizes else ""
         print(

@@ -88,7 +88,7 @@ class ProgressLog:
     steps_done: int = 0
     tokens_seen: int = 0
     memory_device: torch.device | None = None
-    _bar: Any = field(default=None, init=False)  # made by start(): loading shows a bar of its own
+    _bar: Any = field(default=None, init=False)  # made by start(), because loading shows another bar
 
     def start(self) -> None:
         """Start bar and clock."""
@@ -102,7 +102,7 @@ class ProgressLog:
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Exclude the time since the last entry, such as that of saving, from the tokens per second."""
+        """Exclude the time since the last entry, for example of saving, from the tokens per second."""
         self._tokens = 0  # since the last entry
         self._start = time.perf_counter()
 
@@ -221,7 +221,7 @@ class StepGuard:
         self._note = note
         self._num_skipped = 0  # in a row
         # On the device, so that reading can wait. Step (0: none yet), loss and gradient norm of the first that is not
-        # finite; steps in a row whose weights are all 0, and the one at which there were too many (0: none yet).
+        # finite; steps in a row whose weights are all 0, and the step at which there were too many (0: none yet).
         self._first = torch.zeros(3, dtype=torch.float64, device=device)
         self._num_weightless, self._weightless_step = torch.zeros(2, dtype=torch.float64, device=device)
 

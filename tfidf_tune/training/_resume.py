@@ -123,7 +123,7 @@ def write_snapshot(
 
 def _describe_own_files(folder: Path) -> dict[str, Any]:
     """Flush this process's share of the files to disk and describe them for the manifest."""
-    # Some file systems add hidden files of their own, ._* on macOS for example.
+    # Some file systems add hidden files, ._* on macOS for example.
     paths = [folder / name for name in _own_share([p.name for p in folder.iterdir() if not p.name.startswith(".")])]
     for path in paths:
         sync_to_disk(path)
@@ -172,7 +172,7 @@ def read_process_file(folder: Path, rank: int = 0) -> dict[str, Any]:
     file = folder / _PROCESS_FILE.format(rank)
     try:
         content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load has no errors of its own
+    except Exception as error:  # torch.load raises anything
         raise ValueError(f"{file} cannot be read ({cause_of(error)}): move {folder} away") from error
     return content
 
@@ -481,7 +481,7 @@ class ResumePoint:
         """Write a checkpoint after ``step`` optimizer steps; every process of the run has to call.
 
         Raises:
-            TrainingError: If it cannot be written; earlier ones are not changed.
+            TrainingError: If it cannot be written; earlier checkpoints are not changed.
         """
         progress.sync_to_disk()
         content = self._settings, self._inputs, progress.tokens_seen
@@ -491,7 +491,7 @@ class ResumePoint:
 def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
     """Find where the run begins: at the start, or with ``resume_from_checkpoint`` after the newest intact checkpoint.
 
-    Damaged checkpoints, and the one that is used, are reported on stderr.
+    Damaged checkpoints, and the checkpoint that is used, are reported on stderr.
 
     Raises:
         SetupError: If no checkpoint is intact, or the newest intact one is of a run with other settings.

@@ -134,7 +134,7 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
     """
 
     def report_signal(name: str) -> None:
-        if name != "SIGINT" and is_main_process():  # Ctrl-C has a message of its own
+        if name != "SIGINT" and is_main_process():  # Ctrl-C has another message
             print(f"ended by {name}", file=sys.stderr)
 
     @wraps(main)
@@ -165,7 +165,7 @@ def _run(main: Callable[[DictConfig], None]) -> None:
     except (SetupError, OSError, RuntimeError) as error:
         if isinstance(error, LostProcessError):
             _exit_after_lost_process(str(error))
-        # A process that is lost breaks whatever the others do together, also what has a message of its own.
+        # A process that is lost breaks whatever the others do together, also if that has another message.
         has_message = isinstance(error, (SetupError, OSError, TrainingError))
         failure = error.__cause__ if has_message else error
         if isinstance(failure, RuntimeError) and is_lost_process(failure):

@@ -71,8 +71,8 @@ def train_step(
     r"""One optimizer step on one or more mini-batches on each process, each counting by its share of the valid tokens.
 
     The gradient is that of :math:`\frac{1}{M}\sum_b M_b \mathcal{L}_b` with :math:`M_b` the valid tokens of mini-batch
-    b and the sum over the mini-batches of all processes: for plain cross-entropy exactly that of one large batch.
-    Weights are those of each mini-batch.
+    b and the sum over the mini-batches of all processes: for plain cross-entropy exactly the gradient of one large
+    batch. Weights are computed within each mini-batch.
 
     Args:
         model (nn.Module): torchtune model that returns what the loss takes, see :func:`prepare_model`.
@@ -97,11 +97,7 @@ def train_step(
         with torch.autocast(device.type, torch.float16, enabled=scaler.is_enabled()):
             logits = model(batch["tokens"], **where)
         weighed = TokenBatch(
-            labels,
-            batch.get("document_ids"),
-            batch.get(UNPADDED_TOKENS),
-            largest_shape=shape,
-            first_pass=first_pass,
+            labels, batch.get("document_ids"), batch.get(UNPADDED_TOKENS), largest_shape=shape, first_pass=first_pass
         )
         terms = loss.terms(logits, weighed)
         del logits  # otherwise they would stay complete while the backward pass frees them chunk by chunk
@@ -113,9 +109,10 @@ def train_step(
         weight_sum += of_batch
         deviations += deviations_of_batch
         weight_max = torch.maximum(weight_max, terms.weights.max())
-    # FSDP2 has summed the gradients over the processes; so are the metrics.
+    # FSDP2 has summed the gradients over the processes; the metrics are summed here.
     of_all = gather_tensors(torch.stack([total, cross_entropy, weight_sum, deviations, weight_max]))
     total, cross_entropy, weight_sum, deviations, _ = of_all.sum(0)
+    # The gradient is scaled back and clipped; its norm is reported as it was before.
     scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(
         [parameter for group in optimizer.param_groups for parameter in group["params"]],
