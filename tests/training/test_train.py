@@ -159,21 +159,6 @@ def progress(tmp_path):
     progress.close()
 
 
-@pytest.mark.parametrize(("total_steps", "last"), [(50, 10), (3, 3)])
-def test_a_run_without_any_label_ends_early(tmp_path, total_steps, last):
-    logger = JSONLinesLogger(tmp_path / "metrics.jsonl")
-    progress = ProgressLog([logger], total_steps=total_steps, log_every_n_steps=1)
-    progress.start()
-    for step in range(1, last):
-        progress.step(step, {"loss": torch.tensor(0.0)}, 0)
-
-    with pytest.raises(RuntimeError, match=f"no label was left to learn from up to step {last}: "):
-        progress.step(last, {"loss": torch.tensor(0.0)}, 0)
-    progress.tokens_seen = 1
-    progress.step(last, {"loss": torch.tensor(0.0)}, 0)  # single batches without labels are no error
-    progress.close()
-
-
 def test_tokens_per_second_exclude_loading_and_checkpoints(tmp_path, monkeypatch, progress):
     clock = [0.0]
     monkeypatch.setattr("tfidf_tune.training._metrics.time.perf_counter", lambda: clock[0])

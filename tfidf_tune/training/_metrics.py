@@ -25,8 +25,6 @@ from tfidf_tune.training._distributed import gather_objects, is_main_process, lo
 from tfidf_tune.training._errors import TrainingError
 from tfidf_tune.training._run import Run
 
-# A batch whose labels are all masked is fine; a run that begins with this many steps of them is not.
-_STEPS_WITHOUT_LABELS = 10
 _REMEDY = "try a lower learning rate, fp32, clipping"
 # This many bad steps in a row are not chance: even if batches are so small that one step in ten has no token left, ten
 # in a row come once in 10 billion steps.
@@ -111,18 +109,12 @@ class ProgressLog:
         return step % self.log_every_n_steps == 0 or step == self.total_steps
 
     def step(self, step: int, metrics: Mapping[str, Tensor | float], num_tokens: int) -> None:
-        """Count a finished step, from 1; its metrics are read from the device only when an entry is due.
-
-        Raises:
-            TrainingError: If, at an entry, ten steps (or the whole run) had no token at all.
-        """
+        """Count a finished step, from 1; its metrics are read from the device only when an entry is due."""
         self._tokens += num_tokens
         self.tokens_seen += num_tokens
         self._bar.update()
         if not self.is_due(step):
             return
-        if not self.tokens_seen and step >= min(_STEPS_WITHOUT_LABELS, self.total_steps):
-            raise TrainingError(f"no label was left to learn from up to step {step}: the data set masks them all")
         on_device = {name: value for name, value in metrics.items() if isinstance(value, Tensor)}
         # One transfer for all: each would wait for the device.
         found = torch.stack([value.double() for value in on_device.values()]).tolist() if on_device else []
