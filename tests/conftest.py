@@ -11,6 +11,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,21 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -
     """A complete Hugging Face folder: tiny random Llama with grouped queries, and its tokenizer."""
     folder = tmp_path_factory.mktemp("tiny_llama")
     return make_tokenizer(make_llama(folder), text_file)
+
+
+@pytest.fixture(scope="session")
+def make_base(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Callable[..., Path]:
+    """Make a random checkpoint of an architecture, in several files, with a tokenizer: ``make_base("gptj", 64)``."""
+
+    @cache
+    def make(name: str, dim: int = 64) -> Path:
+        from tiny_models import MODELS  # which imports torchtune, as many tests do not
+
+        folder = tmp_path_factory.mktemp("base") / name
+        MODELS[name].build_hf(dim).save_pretrained(folder, max_shard_size=f"{2 * dim}KB")
+        return make_tokenizer(folder, text_file)
+
+    return make
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
 """Recipes on two and three processes: the run of one process at the same batch size, also where it is resumed."""
 
 import shutil
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
 from process_hooks import overflow_at, save_loaded_weights, save_random_state
 from recipe_processes import Processes, RecipeRun, run_to_the_end
 from safetensors.torch import load_file
-from tiny_llama import make_tokenizer
 from tiny_models import MODELS
 from tiny_run import assert_close_weights, metrics_of, read_weights, run_config
 
@@ -26,19 +25,6 @@ SHARED_ROWS = {
 MILE = {"_component_": "tfidf_tune.weighting.MiLeWeighting", "gamma": 0}
 ADAPTERS_EVERYWHERE = {"lora": True, "model.apply_lora_to_mlp": True, "optimizer.lr": 0.2}
 NF4 = {"lora": True, "dim": 256, "model.quantize_base": True, "optimizer.lr": 0.1}
-
-
-@pytest.fixture(scope="module")
-def make_base(tmp_path_factory, text_file):
-    """A random checkpoint of an architecture, with a tokenizer."""
-
-    @cache
-    def make(name, dim):
-        folder = tmp_path_factory.mktemp("base")
-        MODELS[name].build_hf(dim).save_pretrained(folder)
-        return make_tokenizer(folder, text_file)
-
-    return make
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 import json
 import sys
-from functools import cache
-from pathlib import Path
 
 import peft
 import pytest
@@ -12,7 +10,6 @@ import transformers
 import yaml
 from recipe_processes import run_command
 from tfidf_tune.recipes import full_finetune, lora_finetune
-from tiny_llama import make_tokenizer
 from tiny_models import FAMILY_MODELS, MODELS
 from tiny_run import read_metrics
 
@@ -26,19 +23,6 @@ TEXT = [
     "dataset.source=embedded", "dataset.target_source=embedded", "dataset.target_name=null", "dataset.num_base=20",
     "dataset.num_targets=3", "dataset.num_repeats=4", "dataset.block_size=32", "dataset.min_target_tokens=32",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def make_base(tmp_path_factory, text_file):
-    """A tiny random checkpoint of an architecture, in several files, with a tokenizer."""
-
-    @cache
-    def make(name, dim) -> Path:
-        folder = tmp_path_factory.mktemp("base") / name
-        MODELS[name].build_hf(dim).save_pretrained(folder, max_shard_size=f"{2 * dim}KB")
-        return make_tokenizer(folder, text_file)
-
-    return make
 
 
 def width(config):

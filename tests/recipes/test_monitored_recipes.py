@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from recipe_processes import RecipeRun, run_to_the_end
-from tiny_llama import make_tokenizer
 from tiny_models import MODELS
 from tiny_run import read_metrics, read_weights, run_config
 from torch._dynamo.utils import counters
@@ -104,7 +103,7 @@ def test_training_is_the_same_with_and_without_the_monitor(make_run, tiny_checkp
         assert expected["memorization_target_lms"] > 1.5 * expected["memorization_control_lms"]
 
 
-def test_two_processes_measure_in_lockstep(make_run, tmp_path, tmp_path_factory, text_file):
+def test_two_processes_measure_in_lockstep(make_run, make_base, tmp_path):
     """Sharded: layers that stay gathered under a tied, fused head; offloaded NF4 weights, logits in chunks, dropout."""
     adapters = {"lora": True, "lora_dropout": 0.2, "quantize_base": True}
     offloaded = {"lora": True, "merge_adapter": True, "fsdp_cpu_offload": True, "loss.head": "chunked"}
@@ -115,8 +114,7 @@ def test_two_processes_measure_in_lockstep(make_run, tmp_path, tmp_path_factory,
     keep = {"stop_above": 8, "when_above": "keep", "max_new_tokens": 8}
     bases, runs = {}, {}
     for name, (model, dim, of_model, settings) in cases.items():
-        bases[name] = make_tokenizer(tmp_path_factory.mktemp("base"), text_file)
-        MODELS[model].build_hf(dim).save_pretrained(bases[name])
+        bases[name] = make_base(model, dim)
         settings |= {"model": MODELS[model].section(dim, **of_model), "max_steps": 3, "batch_size": 2}
         make = partial(make_run, base=bases[name], **settings)
         runs[name] = (make(f"{name} alone"), make(name, every=2, monitor=keep))

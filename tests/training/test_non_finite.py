@@ -279,22 +279,15 @@ def make_lora_model(base, dtype):
     return model
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gptj")
-    MODELS["gptj"].build_hf().save_pretrained(folder)
-    return folder
-
-
 def adapters_of(model):
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
-def test_the_step_is_that_of_fp32_up_to_the_rounding_of_fp16(base):
+def test_the_step_is_that_of_fp32_up_to_the_rounding_of_fp16(make_base):
     """The update is linear in the gradient under SGD, and clipping sees gradients that are scaled back."""
     moved = {}
     for dtype in (torch.float16, torch.float32):
-        model = make_lora_model(base, dtype)
+        model = make_lora_model(make_base("gptj"), dtype)
         before = {name: value.detach().clone() for name, value in adapters_of(model).items()}
         optimizer = torch.optim.SGD(adapters_of(model).values(), lr=1.0)
         scaler = build_grad_scaler(make_run(dtype))
@@ -311,7 +304,7 @@ def test_the_step_is_that_of_fp32_up_to_the_rounding_of_fp16(base):
 
 
 @pytest.fixture
-def run_fp16(recipe_config, base, tiny_checkpoint, monkeypatch):
+def run_fp16(recipe_config, make_base, monkeypatch):
     """Run the recipe with a scale of the loss at the start; return its folder."""
 
     def run(init_scale, **overrides):
@@ -319,8 +312,7 @@ def run_fp16(recipe_config, base, tiny_checkpoint, monkeypatch):
         monkeypatch.setattr("tfidf_tune.training.build_grad_scaler", lambda run: scaler)
         cfg = recipe_config(lora=True, dtype="fp16", **overrides)
         cfg.model = MODELS["gptj"].section(lora=True)
-        cfg.checkpointer.checkpoint_dir = str(base)
-        cfg.tokenizer.path = str(tiny_checkpoint)
+        cfg.checkpointer.checkpoint_dir = str(make_base("gptj"))
         return run_recipe(cfg, lora=True)
 
     return run
