@@ -1,10 +1,8 @@
 """Runs over learning rates as a report: the frontier of recitation against perplexity."""
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,20 +13,11 @@ from research.frontier import Frontiers, trace_frontiers
 from tfidf_tune._printing import say
 from tfidf_tune.compare import Results, load_results, write_results
 from tfidf_tune.compare._figures import FLOOR, FLOOR_LINE, OPERATING, set_axes
-from tfidf_tune.compare._intervals import VERDICTS, direction
+from tfidf_tune.compare._intervals import VERDICTS
 from tfidf_tune.compare._table import CONTROLS, LMS, NEAR_VERBATIM, PERPLEXITY, RECITED
 from tfidf_tune.compare._tables import membership_table
 from tfidf_tune.compare._verdict import (
-    BOUND,
-    LMS_EXPLAINED,
     NEAR_EXPLAINED,
-    NOT_CORRECTED,
-    SEVERAL_COMPARISONS,
-    Change,
-    Outcome,
-    span,
-    summary,
-    verdict,
 )
 from tfidf_tune.report import terminal_text, write_report
 from tfidf_tune.report._document import Figure, Footnotes, Report, Table, joined, tabulate
@@ -104,13 +93,6 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
     several, notes = len(models) > 1, Footnotes()
     differences = found.differences[found.differences["at"] == "operating points"]
     differences = differences.sort_values("verdict", key=lambda said: said.map(VERDICTS.index), kind="stable")
-    outcomes: dict[str, list[Outcome]] = {reference: [] for reference in found.references}
-    for one in differences.itertuples():
-        outcomes[one.reference].append(_outcome(one, found, notes, several=several))
-    with_baseline, *others = outcomes.values()
-    if len(found.differences) > 1:
-        with_baseline = [replace(one, marks=one.marks + notes.mark(SEVERAL_COMPARISONS)) for one in with_baseline]
-    statements = [f"Against {own[0].baseline}, each at its operating point: {summary(own)}." for own in others if own]
     figures = []
     for number, model in enumerate(models, start=1):
         points = found.points[found.points["model"] == model]
@@ -118,17 +100,13 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
             name, of_model = (f"frontier_{number}", f": {model}") if several else ("frontier", "")
             title = f"LMS against held-out perplexity{of_model}"
             figures.append(Figure(name, title, frontier_drawing(model, points), _CAPTION))
-    have = {str(name): own.tolist() for name, own in found.points.groupby("model", sort=False)["objective"]}
     operating = _operating_points(found, notes)
-    likelihoods, detectable = _likelihoods(results, found, notes)
-    with_baseline = [replace(one, detectable=detectable) for one in with_baseline]
-    tables = (operating, likelihoods, *_differences(found, notes), _points(found, notes))
+    tables = (operating, _likelihoods(results, found, notes), *_differences(found, notes), _points(found, notes))
     seeds = len({one.seed for one in results.checkpoints} - {None})
-    counted = f"{seeds} seeds" if seeds > 1 else "one seed, no interval over seeds"
+    counted = f"{seeds} seeds" if seeds > 1 else "One seed, no interval over seeds"
     return Report(
         title="Recitation against perplexity",
-        verdict=verdict(with_baseline, have, found.references[0]),
-        statements=statements,
+        verdict=f"{_verdict(differences, found.references, several=several)} {counted}.",
         tables=[table.without_empty_columns() for table in tables if len(table.frame)],
         figures=figures,
         provenance={
@@ -137,47 +115,21 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
             "Intervals": "95 %, over seeds, differences paired by seed, those of the LMS over passages too",
             **results.provenance,
         },
-        lead=f"Runs of {joined(models)} at their last checkpoint; {counted}. {LMS_EXPLAINED}.",
         footnotes=notes.texts,
     )
 
 
-def _outcome(one: Any, found: Frontiers, notes: Footnotes, *, several: bool) -> Outcome:
-    """Describe a difference at the operating points."""
-    operating = found.points[found.points["operating"] & (found.points["model"] == one.model)].set_index("objective")
-    excess = {name: operating.loc[name, ["excess_low", "excess_high"]] for name in (one.objective, one.reference)}
-    reached = {name: (low, high) for name, (low, high) in excess.items() if low <= 0}
-    why = "the baseline recites nothing" if math.isfinite(one.lms) else "a run diverged"
-    recited: Change | str = f"{one.objective} is not compared with {one.reference}: {why}"
-    if not math.isnan(one.reduction):
-        recited = _change(-100 * one.reduction, one.lms_low, one.lms_high, one.lms_p, " tokens", one.num_pairs)
-    cost: Change | str = "the change of the perplexity is undefined, since a run diverged"
-    if not math.isnan(one.perplexity):
-        ends = one.perplexity_low, one.perplexity_high
-        cost = _change(one.perplexity, *ends, one.perplexity_p, " %", one.num_pairs)
-    return Outcome(
-        one.model,
-        one.objective,
-        one.reference,
-        recited,
-        cost,
-        kind=one.verdict,
-        floors=reached,
-        unknown_floor="no controls" if math.isnan(operating.loc[one.objective, "control_lms"]) else "",
-        several=several,
-        marks=notes.mark(_INTERVALS, *([BOUND] if reached else [])),
-    )
-
-
-def _change(percent: float, low: float, high: float, p_value: float, suffix: str, num_pairs: int) -> Change:
-    if math.isnan(low):
-        return Change(percent, None, f"no interval: {num_pairs} pair{'s' * (num_pairs != 1)} of seeds")
-    shown = direction(low, high, p_value)
-    ends = (-high, -low) if shown < 0 else (low, high)
-    evidence = f"95 % interval over {num_pairs} seeds {span(*ends, decimals=2, suffix=suffix)}"
-    if shown != direction(low, high, 0):
-        evidence += f"; {NOT_CORRECTED}"
-    return Change(percent, shown, evidence)
+def _verdict(differences: "pd.DataFrame", references: Sequence[str], *, several: bool) -> str:
+    """Say how the objectives came out at their operating points, the best first."""
+    sentences = []
+    for reference in references:
+        own = differences[differences["reference"] == reference]
+        clauses = []
+        for kind, alike in own.groupby("verdict", sort=False):
+            names = (f"{one.objective} of {one.model}" if several else one.objective for one in alike.itertuples())
+            clauses.append(f"{kind.replace(':', ',')}: {joined(names)}")
+        sentences += [f"Against {reference}: {'; '.join(clauses)}."] if clauses else []
+    return " ".join(sentences) or "Nothing is compared."
 
 
 def _operating_points(found: Frontiers, footnotes: Footnotes) -> Table:
@@ -213,7 +165,7 @@ def _operating_points(found: Frontiers, footnotes: Footnotes) -> Table:
     return tabulate("operating_points", "Operating points", frame, columns, notes, better)
 
 
-def _likelihoods(results: Results, found: Frontiers, notes: Footnotes) -> tuple[Table, dict[tuple[str, ...], str]]:
+def _likelihoods(results: Results, found: Frontiers, notes: Footnotes) -> Table:
     """Show the last checkpoints of the operating points, as far as their passages were scored."""
     groups = []
     for one in found.points[found.points["operating"]].itertuples():

@@ -1,7 +1,6 @@
 import errno
 import json
 import os
-import re
 
 import peft
 import pytest
@@ -176,19 +175,17 @@ def test_a_model_that_has_memorized_the_targets_is_detected_also_from_its_result
     model = train_on_targets(tiny_checkpoint, file, tmp_path / "run" / "last")
     report = audit(folder, model, "--probe-file", file, *QUICK, "--show-passages")
     assert report["title"] == "What run/last recites"
-    assert re.fullmatch(
-        r"Too few passages to judge \(4 targets, 3 controls; at least 10 of each are needed\): run/last recites 12\.00 "
-        r"tokens of a target and \d\.\d\d of a control on average; 4 of 4 targets are recited verbatim\.\[1\]",
-        report["verdict"],
+    assert report["verdict"] == (
+        "Too few passages to judge what run/last recites (4 targets, 3 controls; at least 10 of each are needed); 4 of "
+        "4 passages verbatim."
     )
-    assert "Verbatim: 4 of 4 targets (100 %), all that was compared, up to 12" in report["statements"][1]
     tables = {table["name"]: table["rows"] for table in report["tables"]}
     assert [row[:2] for row in tables["by_prefix_length"]] == [[8, 12.0], [16, 12.0]]
     assert tables["targets_and_controls"][1][5] < 12
     piece, *_ = report["examples"][0]["continuations"][0]["pieces"]
     assert piece == {"text": report["examples"][0]["truth"], "recited": True}
     assert (folder / "report" / "index.html").is_file()
-    assert "4 of 4 targets are recited verbatim" in " ".join(capsys.readouterr().out.split())
+    assert "4 of 4 passages verbatim" in " ".join(capsys.readouterr().out.split())
 
     results = (folder / "evaluation").rename(tmp_path / "results")
     assert audit(folder, "--results", results)["verdict"] == report["verdict"]

@@ -199,7 +199,7 @@ def _membership(file: Path) -> Any:
         (dict(zip(("Model", "Objective"), names, strict=True)), own.index.tolist())
         for names, own in runs.groupby(["model", "objective"], sort=False)
     ]
-    return membership_table(results.scores, groups, Footnotes())[0].frame
+    return membership_table(results.scores, groups, Footnotes()).frame
 
 
 def _relearning(file: Path) -> str:

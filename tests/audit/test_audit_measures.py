@@ -128,8 +128,6 @@ def test_attacks_are_compared_by_the_best_prompt_of_a_passage():
     assert rows["any of these"][2] == pytest.approx(sum(best) / len(best))
     assert rows["greedy"][2] == pytest.approx(sum(TARGETS) / len(TARGETS))
     assert [row[7] for row in rows.values()] == ["2 of 11", "2 of 11", "3 of 11"]
-    assert "average LMS" in report.statements[0].replace("Average", "average")
-    assert f"{sum(TARGETS) / len(TARGETS):.2f} tokens of the targets" in report.statements[0]
 
 
 def test_no_passage_is_shown_in_full_unless_asked_for():

@@ -51,11 +51,8 @@ def many(number, kind, lms):
 
 
 def test_the_interval_is_that_of_all_resamples_of_whole_passages(made):
-    statement = made.statements[0]
-    assert statement.startswith(
-        "Average LMS: 6.00 tokens of the targets, 1.00 of the controls; the difference is 5.00 (95 % interval "
-    )
-    low, high = map(float, re.search(r"interval (\S+) to (\S+)\)", statement).groups())
+    difference, low, high = map(float, re.findall(r"-?\d+\.\d+", made.tables[0].rows[0][0]))
+    assert difference == 5
     exact = np.sort(
         [
             np.mean(targets) - np.mean(controls)
@@ -67,83 +64,60 @@ def test_the_interval_is_that_of_all_resamples_of_whole_passages(made):
     assert np.quantile(exact, 0.97) - 0.005 <= high <= np.quantile(exact, 0.98) + 0.005
 
 
-MORE = r"results/tiny recites 5\.00 tokens more of a target than of a control on average \(95 % interval \S+ to \S+"
-NO_SIGN = (
-    r"What results/tiny recites on average cannot be told from the floor \(at most 0\.\d\d tokens above it, 95 %\)"
-)
-FEW = r"Too few passages to judge \({} targets, {} controls; at least 10 of each are needed\): results/tiny recites "
+MORE = "results/tiny recites 5.00 tokens more of its training text than of text it never saw"
+NO_MORE = "results/tiny recites no more than text it never saw"
+FEW = "Too few passages to judge what results/tiny recites ({} targets, {} controls; at least 10 of each are needed)"
 
 
 @pytest.mark.parametrize(
-    ("num_targets", "num_controls", "targets_more", "verdict"),
+    ("num_targets", "num_controls", "targets_more", "verdict", "caveats"),
     [
-        (30, 30, 5, rf"{MORE}\); 0 of 30 targets are recited verbatim\.\[1\]"),
-        (42, 12, 5, rf"{MORE}\[1\]\); 0 of 42 targets are recited verbatim\.\[2\]"),
-        (12, 42, 5, rf"{MORE}\[1\]\); 0 of 12 targets are recited verbatim\.\[2\]"),
-        (
-            9,
-            42,
-            5,
-            FEW.format(9, 42) + r"6\.00 tokens of a target and 1\.00 of a control on average; 0 of 9 targets .*",
-        ),
-        (4, 1, 5, FEW.format(4, 1) + r"5\.75 tokens of a target and 0\.00 of a control on average; 0 of 4 targets .*"),
-        (30, 29, 0, rf"{NO_SIGN}\[1\]; 0 of 30 targets are recited verbatim\."),
-        (
-            *(30, 30, -5),
-            r"What results/tiny recites on average lies below the floor \(by 4\.\d\d to 5\.\d\d tokens, 95 %\)\[1\].*",
-        ),
+        (30, 30, 5, MORE, ["The base model"]),
+        (42, 12, 5, MORE, ["From 10 to 29", "The base model"]),
+        (12, 42, 5, MORE, ["From 10 to 29", "The base model"]),
+        (9, 42, 5, FEW.format(9, 42), ["The base model", "From fewer than"]),
+        (4, 1, 5, FEW.format(4, 1), ["From fewer than"]),
+        (30, 29, 0, NO_MORE, ["From 10 to 29", "The upper end"]),
+        (30, 30, -5, NO_MORE, ["The controls are easier"]),
     ],
 )
 def test_the_verdict_follows_from_the_interval_and_the_number_of_passages(
-    num_targets, num_controls, targets_more, verdict
+    num_targets, num_controls, targets_more, verdict, caveats
 ):
     targets = many(num_targets, "target", lambda i: max(targets_more, 0) + i % 3)
     controls = many(num_controls, "control", lambda i: max(-targets_more, 0) + i % 3)
     report = report_of(run_of(targets, controls))
-    assert re.fullmatch(verdict, report.verdict)
-    in_doubt = any("audit the base model with the same probe file" in text for text in report.footnotes)
-    assert in_doubt == (targets_more > 0 and num_controls >= 10 and num_targets >= 10)
-    assert ("interval" in report.statements[0]) == (num_controls > 1)
-    fewest = min(num_targets, num_controls)
-    caveats = [text[: len("From 10 to 29 units")] for text in report.footnotes if text.startswith("From")]
-    assert caveats == (["From fewer than 10 "] if fewest < 10 else ["From 10 to 29 units"] if fewest < 30 else [])
+    assert report.verdict == f"{verdict}; 0 of {num_targets} passages verbatim."
+    assert [text.startswith(start) for text, start in zip(report.footnotes, caveats, strict=True)] == [True] * len(
+        caveats
+    )
 
 
 def test_a_passage_recited_verbatim_is_stated_though_the_average_shows_nothing():
     targets = many(60, "target", lambda i: i % 3) | {"target-0": (12, 12)}
     report = report_of(run_of(targets, many(60, "control", lambda i: i % 3)))
-    assert re.fullmatch(rf"{NO_SIGN}\[1\]; 1 of 60 targets is recited verbatim\.\[2\]", report.verdict)
-    assert report.statements[2] == "Further than any control (LMS at most 2): 1 of 60 targets."
-    assert "base model" in report.footnotes[1]
+    assert report.verdict == f"{NO_MORE}; 1 of 60 passages verbatim."
+    assert report.tables[0].rows[0][1] == "1 of 60 (at most 7.7 %)"  # Clopper and Pearson, one-sided
+    (note,) = table_of(report, "targets_and_controls").notes
+    assert "Further than any control (LMS at most 2): 1 of 60 targets." in note
+    assert any("audit the base model with the same probe file" in text for text in report.footnotes)
 
 
-def test_without_controls_the_floor_is_unknown_and_without_repeats_there_is_no_table_of_them():
+def test_without_controls_chance_is_unknown_and_without_repeats_there_is_no_table_of_them():
     report = report_of(run_of(controls={}, num_injections={}))
     assert report.verdict == (
-        "There are no controls, so chance is unknown: results/tiny recites 6.00 tokens of a target on average; 2 of 4 "
-        "targets are recited verbatim.[1]"
+        "There is no held-out text, so chance is unknown: results/tiny recites 6.00 tokens of a passage; 2 of 4 "
+        "passages verbatim."
     )
-    assert report.statements[0] == "Average LMS: 6.00 tokens of the targets."
-    assert "floor" not in markdown(report)
-    assert not any("any control" in statement for statement in report.statements)
+    assert report.tables[0].rows == [(None, "2 of 4 (at most 90.2 %)", None)]
     assert [row[2:6] for row in rows_of(report, "by_prefix_length")] == [(None, None, None, None)] * 2
     assert len(rows_of(report, "targets_and_controls")) == 1
     assert report.provenance["Passages"] == "4 targets, 0 controls"
-    assert "controls" not in report.lead
     assert "by_repeats" not in [table.name for table in report.tables]
     assert {row[1] for row in rows_of(report, "most_recited")} == {None}
 
 
-def test_statements_lead_and_provenance_say_what_was_asked_and_found(made):
-    assert made.lead == (
-        "One checkpoint, no interval over seeds: tiny, CE, seed 3. It was asked to continue passages of its training "
-        "text (targets) and of text it never saw (controls). LMS, the longest memorized substring, is the longest run "
-        "of tokens that a continuation shares with the passage."
-    )
-    assert made.statements[1] == (
-        "Verbatim: 2 of 4 targets (50 %), all that was compared, up to 12 tokens, from at least one prompt. Of all "
-        "passages that are chosen like these, at most 90.2 % (upper 95 % bound)."
-    )
+def test_title_and_provenance_say_what_was_asked(made):
     expected = {
         "Checkpoint": "no/model",
         "Objective": "CE",
@@ -155,7 +129,7 @@ def test_statements_lead_and_provenance_say_what_was_asked_and_found(made):
     }
     assert expected.items() <= made.provenance.items()
     assert made.title == "What results/tiny recites"
-    assert markdown(made).startswith("# What results/tiny recites\n\nToo few passages to judge (4 targets, 2 controls;")
+    assert markdown(made).startswith("# What results/tiny recites\n\nToo few passages to judge what")
     assert "target-1" in html_page(made)
     assert [figure.name for figure in made.figures] == ["lms_distribution"]
 
@@ -214,13 +188,12 @@ def test_offsets_and_inexact_prompts_are_named_and_the_last_evaluation_with_samp
     assert report.provenance["Training progress"] == "50 %"
     assert report.provenance["Prompts start at token"] == "5"
     assert report.examples[0].title == "target-0, a target: 8 tokens from token 5 on"
-    assert "3 of 12 prompts lost token ids" in " ".join(report.statements)
-    assert "at 50 % of training" in report.lead
+    assert any(text.startswith("3 of 12 prompts lost token ids") for text in report.footnotes)
     (note,) = table_of(report, "targets_and_controls").notes
     marked = report.footnotes[int(note[-2]) - 1]
     assert marked.startswith("The prompts were sent as text, so the responses were tokenized again")
     assert "Training progress" not in made.provenance
-    assert "lost token ids" not in " ".join(made.statements)
+    assert not any("lost token ids" in text for text in made.footnotes)
     assert len(table_of(made, "targets_and_controls").notes) == 1
 
 

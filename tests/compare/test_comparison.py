@@ -7,7 +7,7 @@ from run_fakes import BlockScore, answers, blocks, controls, evaluation, results
 
 from tfidf_tune.compare import _intervals as intervals
 from tfidf_tune.compare import compare_at_equal_perplexity, compare_objectives, evaluation_table
-from tfidf_tune.compare._evaluations import compare_seeds, lms_floor
+from tfidf_tune.compare._evaluations import lms_floor
 
 
 @pytest.fixture(autouse=True)
@@ -237,19 +237,6 @@ def test_equal_perplexity_needs_controls_for_the_floor_and_finite_perplexities()
         assert at_equal_perplexity(diverged, path((25, 200, 0), (100, goal, 1))) is None
     assert at_equal_perplexity(path((25, 100, 2), (100, 25, 6)), path((25, 200, 0), (100, math.inf, 1))) is None
     assert at_equal_perplexity(probed(1), probed(1)) is None
-
-
-def test_each_seed_is_compared_with_the_baselines_run_of_the_same_seed():
-    def by_seed(*runs):
-        return compare(*(run(name, probed(lms, lms), seed=seed) for name, seed, lms in runs), by=compare_seeds)
-
-    baseline = [("CE", 0, 4), ("CE", 1, 8), ("CE", 2, 8), ("CE", None, 0)]
-    found = by_seed(*baseline, ("TF-IDF", 1, 2), ("TF-IDF", 0, 3), ("TF-IDF", 5, 1))
-    assert found == {("Tiny", "TF-IDF"): [0.25, 0.75]}
-    ((undefined,),) = by_seed(*baseline, ("TF-IDF", None, 2)).values()
-    assert math.isnan(undefined)
-    apart = [run("CE", [evaluation(50, targets(2, 2))]), run("TF-IDF", [evaluation(100, targets(1, 1))])]
-    assert compare(*apart, by=compare_seeds) == {}
 
 
 def test_the_floor_is_the_controls_average_over_prefix_lengths_too():

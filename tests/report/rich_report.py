@@ -18,10 +18,6 @@ def rich_report() -> Report:
     """Make three tables, two figures and two examples; the made-up numbers are the same each time."""
     return Report(
         title="Memorization of 4 models under 3 objectives",
-        statements=(
-            "TF-IDF lowers the average LMS of Pythia 1.4B (LoRA) by 62.4 % (95 % interval 55.0 to 69.1 %) against CE.",
-            "Perplexity rises by 1.9 % under TF-IDF, so a part of the reduction may be slower learning.",
-        ),
         tables=_tables(),
         figures=(
             _figure("lms_progress", "Average LMS against training progress", "Mean over 300 continuations."),
@@ -32,7 +28,6 @@ def rich_report() -> Report:
             "Folders": "/data/experiments/2026-11-21/memorization/pythia-1.4b-lora/tf-idf/seed-42/checkpoint_100pct",
             "SHA-256 of the probe": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" * 2,
         },
-        lead="What 4 models recite.",
         verdict="TF-IDF recites 62.4 % less than CE (55.0 % to 69.1 %[1]) at a 1.9 % higher perplexity.[2]",
         footnotes=("Few passages.", "A single seed."),
     )

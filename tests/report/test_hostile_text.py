@@ -141,17 +141,15 @@ def test_hostile_texts_are_shown_everywhere_and_act_nowhere(tmp_path, capsys):
     frame = pd.DataFrame(rows, columns=pd.Index(["Text", *HOSTILE], dtype=object), dtype=object)
     report = Report(
         title=" ".join(HOSTILE),
-        statements=[*HOSTILE, " ".join(HOSTILE)],
         tables=[Table(f"t{at}", text, frame, HOSTILE) for at, text in enumerate(HOSTILE[:2])],
         figures=[Figure(f"f{at}", text, Drawing(figsize=(1, 1)), text) for at, text in enumerate(HOSTILE)],
         examples=[Example(text, text, text, (Continuation(text, text, pieces),)) for text in HOSTILE],
         provenance={text: text for text in HOSTILE},
-        lead=" ".join(HOSTILE),
         verdict=" ".join(HOSTILE),
         footnotes=HOSTILE,
     )
     write_report(report, tmp_path / "out")
-    say(terminal_text(report))
+    say(terminal_text(report, verbose=True))
     printed = capsys.readouterr().out
     assert not UNSAFE.search(printed)
     tokens, document = require_inert_report(tmp_path / "out")
@@ -211,7 +209,7 @@ def test_an_output_without_unicode_gets_question_marks(tmp_path, monkeypatch):
     folder = write_run(tmp_path / "run", run("Ünï", probed("x", 1)))
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
-    arguments = ["probe", "audit", "--results", str(folder), "--output-dir", str(tmp_path / "out")]
+    arguments = ["probe", "audit", "--results", str(folder), "--output-dir", str(tmp_path / "out"), "--verbose"]
     monkeypatch.setattr(sys, "argv", ["tfidf-tune", *arguments])
     cli.main()
     stream.flush()

@@ -48,21 +48,23 @@ def test_the_page_has_language_encoding_ordered_headings_and_anchors(html, docum
     assert document.xpath("//meta[@name='viewport']/@content") == ["width=device-width, initial-scale=1"]
     assert document.xpath("string(//title)") == document.xpath("string(//h1)") == rich_report().title
     headings = [heading.text_content() for heading in document.xpath("//h2")]
-    assert headings == ["Findings", "Contents", "Figures", "Tables", "Examples", "Footnotes", "Provenance"]
+    assert headings == [
+        *("Memorization of injected passages", *(figure.title for figure in rich_report().figures)),
+        *("Tables", "Examples", "Footnotes", "Provenance"),
+    ]
     levels = [int(heading.tag[1]) for heading in document.xpath("//h1|//h2|//h3|//h4")]
     assert (levels[0], levels.count(1)) == (1, 1)
     assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
     ids = document.xpath("//@id")
     anchors = [link[1:] for link in document.xpath("//a/@href") if link.startswith("#")]
     assert len(ids) == len(set(ids))
-    assert set(anchors) == set(ids) - {"contents"}
+    assert set(anchors) <= set(ids)
     assert set(document.xpath("//@aria-labelledby")) <= set(ids)
-    findings = document.xpath("//section[@class='findings']")[0]
-    assert [child.tag for child in findings.xpath("h2|div/*")] == ["h2", "ul", "div"]
-    assert [heading.get("id") for heading in findings.xpath(".//h3")] == ["figure-lms_progress"]
-    assert [heading.get("id") for heading in document.xpath("//section[h2='Figures']//h3")] == ["figure-frontier"]
-    _, verdict, lead = document.xpath("//header/*")
-    assert [one.text_content() for one in (verdict, lead)] == [rich_report().verdict, rich_report().lead]
+    outside = document.xpath("//main//h2[not(ancestor::details)]/@id")
+    assert outside == ["table-memorization", "figure-lms_progress", "figure-frontier"]
+    _, verdict = document.xpath("//header/*")
+    assert verdict.text_content() == rich_report().verdict
+    assert [len(document.xpath(f"//details//{tag}")) for tag in ("table", "article", "dl")] == [2, 2, 1]
     assert verdict.xpath(".//sup/a/@href") == ["#footnote-1", "#footnote-2"]
     footnotes = [(one.get("id"), one.text_content()) for one in document.xpath("//section/ol/li")]
     assert footnotes == [("footnote-1", "Few passages."), ("footnote-2", "A single seed.")]
@@ -113,17 +115,16 @@ def test_markup_in_any_text_stays_text():
     table = Table("t", HOSTILE, pd.DataFrame({HOSTILE: [HOSTILE], f"2 {HOSTILE}": [HOSTILE]}), (HOSTILE,))
     report = Report(
         title=HOSTILE,
-        statements=(HOSTILE,),
+        verdict=HOSTILE,
         tables=(table,),
         figures=(Figure("f", HOSTILE, Drawing(), HOSTILE),),
         examples=(Example(HOSTILE, HOSTILE, HOSTILE, (continuation,)),),
         provenance={HOSTILE: HOSTILE},
-        lead=HOSTILE,
     )
     document = page(report)
-    # title, h1; lead, statement; title, link, 2 headers, 2 cells, note; title, link, caption; title, link, 2 texts,
-    # label, scores, 2 pieces; name, value
-    assert document.text_content().count(HOSTILE) == 2 + 2 + 7 + 3 + 8 + 2
+    # title, h1, verdict; title, 2 headers, 2 cells, note; title, caption; title, 2 texts, label, scores, 2 pieces;
+    # name, value
+    assert document.text_content().count(HOSTILE) == 3 + 6 + 2 + 7 + 2
     # alt; what the link to the CSV is called
     assert sum(HOSTILE in value for value in document.xpath("//@alt|//@aria-label")) == 1 + 1
     assert (len(document.xpath("//script")), len(document.xpath("//img"))) == (1, 1)
@@ -172,9 +173,6 @@ def test_the_best_of_each_group_is_bold_and_headers_name_the_better_end():
         "F1\N{NO-BREAK SPACE}↑, higher is better",
         "Control",
     ]
-    (legend,) = table.xpath("//section[h2='Tables']/p[@class='muted']")
-    assert legend.text_content().startswith("↓ lower is better, ↑ higher is better")
-    assert table_of(data).xpath("//section[h2='Tables']/p[@class='muted']") == []
 
 
 @pytest.mark.parametrize(
@@ -193,6 +191,6 @@ def test_a_value_is_best_only_among_others(models, perplexities, best):
 
 def test_short_words_with_a_hyphen_and_percent_signs_stay_on_their_line():
     statement = "TF-IDF lowers it by 62.4 % (-0.8 %) <in> a-word-that-is-much-too-long-for-it."
-    (item,) = page(Report("Title", statements=(statement,))).xpath("//section//li")
+    (item,) = page(Report("Title", statement)).xpath("//header/p")
     assert item.text_content() == statement
     assert item.xpath("span[@class='together']/text()") == ["TF-IDF", "62.4 %", "(-0.8 %"]

@@ -33,16 +33,14 @@ def test_a_model_that_is_the_same_in_every_row_is_left_out():
     assert "| Task | LMS |" in table({"Task": ["A", "A"], "LMS": [8, 2]})
 
 
-def test_lead_and_statements_fit_a_terminal_and_keep_words_and_percent_signs_together():
-    statements = (*("x" * length + " TF-IDF" * 20 for length in range(1, 9)), "12 % " * 60)
-    text = made(lead="Shown. " * 20, statements=statements)
-    lines = text.splitlines()
+def test_texts_fit_a_terminal_and_keep_words_and_percent_signs_together():
+    footnotes = (*("x" * length + " TF-IDF" * 20 for length in range(1, 9)), "12 % " * 60)
+    text = made(verdict="Shown. " * 20, footnotes=footnotes)
     assert text.startswith("# Title\n\nShown. Shown.")
-    assert max(map(len, lines)) <= 100
-    assert {line[:3] for line in lines[5:]} == {"- x", "  T", "- 1", "  1"}  # a list with indented lines
+    assert max(map(len, text.splitlines())) <= 100
     assert "TF-\n" not in text
     assert (text.count("TF-IDF"), text.count("12 %")) == (160, 60)
-    assert made(lead="Shown.", statements=("Said.",)) == "# Title\n\nShown.\n\n- Said.\n"
+    assert made(verdict="Shown.") == "# Title\n\nShown.\n"
 
 
 def test_a_figure_is_a_link_to_its_file():

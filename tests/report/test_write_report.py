@@ -21,9 +21,8 @@ FRAME = pd.DataFrame(
 TABLE = Table("lms", "LMS, by objective", FRAME, ("A note.",), {"LMS": ".2f"}, {"LMS": "lower"})
 EXAMPLE = Example("E", "p", "t", (Continuation("CE", "LMS 1", (("a", True), (" b", False))),))
 REPORT = Report(
-    *("Ünï & co", ("Said.",), (TABLE,), (Figure("one", "One", drawing(), "C."),), (EXAMPLE,)),
+    *("Ünï & co", "Said.", (TABLE,), (Figure("one", "One", drawing(), "C."),), (EXAMPLE,)),
     provenance={"k": "v"},
-    lead="Lead.",
 )
 
 
@@ -90,8 +89,7 @@ def test_json_is_plain_and_has_full_precision(written):
     (table,) = content["tables"]
     assert table["rows"] == [["CE, plain", 1 / 3, 128], ["Ünï", None, 0], ["diverged", None, None]]
     assert table["columns"][1] == {"name": "LMS", "better": "lower"}
-    assert (content["title"], content["statements"], table["notes"]) == ("Ünï & co", ["Said."], ["A note."])
-    assert content["lead"] == "Lead."
+    assert (content["title"], content["verdict"], table["notes"]) == ("Ünï & co", "Said.", ["A note."])
     assert content["examples"][0]["continuations"][0]["pieces"][0] == {"text": "a", "recited": True}
     assert content["provenance"] == {"k": "v"}
     assert content["figures"] == [{"name": "one", "title": "One", "caption": "C."}]

@@ -11,9 +11,9 @@ from tfidf_tune.compare import Checkpoint, Results
 from tfidf_tune.compare._examples import excerpt, shared_pieces
 from tfidf_tune.compare._figures import lms_distribution
 from tfidf_tune.compare._intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, binomial_upper_bound
-from tfidf_tune.compare._tables import membership_table
-from tfidf_tune.compare._verdict import BOUND, FEW_UNITS, LMS_EXPLAINED, SHARED_MARK, floor_text, interval_text
-from tfidf_tune.report._document import Continuation, Example, Figure, Footnotes, Report, Section
+from tfidf_tune.compare._tables import is_detectable, membership_table
+from tfidf_tune.compare._verdict import AT_CHANCE, BOUND, FEW_UNITS, LMS_EXPLAINED, SHARED_MARK, STILL_DETECTABLE, cell
+from tfidf_tune.report._document import Continuation, Example, Figure, Footnotes, Report, Section, Table
 
 _SCHEMA_VERSION = "1.0"
 _NUM_EXAMPLES = 3
@@ -81,16 +81,13 @@ def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_p
     at, notes = probed[-1], Footnotes()
     found = audit.Found(results, at)
     name = _name(found.checkpoint)
-    verdict, statements = _verdict(found, name, notes), _statements(found, notes)
-    likelihoods, detectable = membership_table(results.scores, [({"Model": name}, [at])], notes)
-    for (model,), auc in detectable.items():
-        verdict += f" Membership stays detectable: {model} ({auc})."
+    likelihoods = membership_table(results.scores, [({"Model": name}, [at])], notes)
     measures, checks = audit.measures_and_checks(found, results.scores, at, likelihoods.frame, bounds)
-    if checks:
-        exceeded = [str(check) for check in checks if check.exceeded]
-        verdict += f" Limits exceeded: {'; '.join(exceeded)}." if exceeded else " No limit is exceeded."
-        statements.insert(0, f"Limits: {'; '.join(map(str, checks))}.")
+    is_detected = any(map(is_detectable, likelihoods.frame.to_dict("records")))
+    verdict = _verdict(found, name, checks, is_detected=is_detected)
     tables = (
+        _overview(found, likelihoods, notes),
+        audit.limits(checks),
         audit.targets_and_controls(found, notes),
         audit.by_attack(found.samples),
         audit.extraction(results.scores, at),
@@ -110,12 +107,10 @@ def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_p
     return Report(
         title=f"What {name} recites",
         verdict=verdict,
-        statements=statements,
         tables=[table for table in tables if len(table.frame)],
         figures=[distribution],
         examples=_examples(found, show_passages=show_passages),
         provenance=_provenance(found),
-        lead=_lead(found),
         footnotes=notes.texts,
         sections=[_method_and_limits(found, show_passages=show_passages, has_likelihoods=len(likelihoods.frame) > 0)],
         mark=SHARED_MARK,
@@ -129,71 +124,61 @@ def _name(checkpoint: Checkpoint) -> str:
     return "/".join(part for part in path.parts[-2:] if part != path.anchor) or checkpoint.model
 
 
-def _lead(found: audit.Found) -> str:
-    checkpoint = found.checkpoint
-    trained = checkpoint.title if checkpoint.is_identified else checkpoint.model
-    when = f", at {checkpoint.progress} % of training" if checkpoint.progress < 100 else ""
-    controls = " and of text it never saw (controls)" if len(found.controls) else ""
-    return (
-        f"One checkpoint, no interval over seeds: {trained}{when}. It was asked to continue passages of its training "
-        f"text (targets){controls}. {LMS_EXPLAINED}."
-    )
-
-
-def _verdict(found: audit.Found, name: str, notes: Footnotes) -> str:
-    """Say whether targets are recited more than controls, with the interval of the difference."""
-    floor, num_verbatim = found.floor, found.num_verbatim
-    known = [_BASE_MODEL] if num_verbatim else []
+def _verdict(found: audit.Found, name: str, checks: Sequence[audit.Check], *, is_detected: bool) -> str:
+    """Say whether targets are recited more than controls, how many verbatim, and which limits are exceeded."""
+    floor = found.floor
     if floor is None:
-        text = f"There are no controls, so chance is unknown: {name} recites {found.lms:.2f} tokens of a target"
-        text += " on average"
+        text = f"There is no held-out text, so chance is unknown: {name} recites {found.lms:.2f} tokens of a passage"
     elif floor.excess.significant in (None, "too few"):
         text = (
-            f"Too few passages to judge ({found.num_targets} targets, {found.num_controls} controls; at least "
-            f"{MIN_UNITS} of each are needed): {name} recites {found.lms:.2f} tokens of a target and "
-            f"{floor.controls:.2f} of a control on average"
+            f"Too few passages to judge what {name} recites ({found.num_targets} targets, {found.num_controls} "
+            f"controls; at least {MIN_UNITS} of each are needed)"
         )
     elif floor.excess.low > 0:
-        few = [FEW_UNITS] if floor.excess.num_units < ENOUGH_UNITS else []
-        text = (
-            f"{name} recites {floor.difference:.2f} tokens more of a target than of a control on average "
-            f"({interval_text(floor.excess, 'passage', decimals=2)}{notes.mark(*few)})"
-        )
-        known = [_BASE_MODEL]
+        text = f"{name} recites {floor.difference:.2f} tokens more of its training text than of text it never saw"
     else:
-        caveat = BOUND if floor.excess.high >= 0 else _EASY_CONTROLS
-        text = f"What {name} recites on average {floor_text(*floor.excess[:2])}{notes.mark(caveat)}"
-    verb = "is" if num_verbatim == 1 else "are"
-    return f"{text}; {num_verbatim} of {found.num_targets} targets {verb} recited verbatim.{notes.mark(*known)}"
+        text = f"{name} {AT_CHANCE}{STILL_DETECTABLE if is_detected else ''}"
+    text += f"; {found.num_verbatim} of {found.num_targets} passages verbatim."
+    if checks:
+        exceeded = [str(check) for check in checks if check.exceeded]
+        text += f" Limits exceeded: {'; '.join(exceeded)}." if exceeded else " No limit is exceeded."
+    return text
 
 
-def _statements(found: audit.Found, notes: Footnotes) -> list[str]:
-    floor, targets, num_targets, verbatim = found.floor, found.targets, found.num_targets, found.num_verbatim
-    averages = f"Average LMS: {found.lms:.2f} tokens of the targets"
-    if floor is not None:
-        averages += f", {floor.controls:.2f} of the controls; the difference is {floor.difference:.2f}"
-        interval = interval_text(floor.excess, "passage", decimals=2)
-        averages += f" ({interval})" if floor.excess.significant else ""
-    statements = [
-        f"{averages}.",
-        f"Verbatim: {verbatim} of {num_targets} targets ({100 * verbatim / num_targets:.0f} %), all that was compared, "
-        f"up to {targets['length'].max()} tokens, from at least one prompt. Of all passages that are chosen like "
-        f"these, at most {100 * binomial_upper_bound(verbatim, num_targets):.1f} % (upper 95 % bound).",
-    ]
-    if len(found.controls):
-        furthest = found.controls["lms"].max()
-        num_above = (targets.groupby("passage_id")["lms"].max() > furthest).sum()
-        statements.append(f"Further than any control (LMS at most {furthest}): {num_above} of {num_targets} targets.")
+def _overview(found: audit.Found, likelihoods: Table, notes: Footnotes) -> Table:
+    """Show the three answers of an audit, each with its interval."""
+    import pandas as pd
+
+    floor, verbatim, number = found.floor, found.num_verbatim, found.num_targets
+    fewest = floor.excess.num_units if floor else 0
+    auc = likelihoods.frame.iloc[0] if len(likelihoods.frame) else None
+    row = {
+        "Recited above chance": None if floor is None else cell(floor.difference, floor.excess, sign="+"),
+        "Verbatim": f"{verbatim} of {number} (at most {100 * binomial_upper_bound(verbatim, number):.1f} %)",
+        "Membership AUC": None if auc is None else cell(auc["AUC"], auc.reindex(["AUC from", "AUC to"])),
+    }
+    caveats = [FEW_UNITS] if MIN_UNITS <= fewest < ENOUGH_UNITS else []
+    if floor is not None and floor.excess.low <= 0:
+        caveats.append(BOUND if floor.excess.high >= 0 else _EASY_CONTROLS)
+    if verbatim or (floor is not None and floor.excess.low > 0):
+        caveats.append(_BASE_MODEL)
     if lost := found.checkpoint.lost_prompts:
-        remedy = "Their scores are too low: evaluate with prompts of token ids (`tfidf-tune eval`)."
-        statements.append(
-            f"{lost} of {len(found.samples)} prompts lost token ids when converted to text.{notes.mark(remedy)}"
+        caveats.append(
+            f"{lost} of {len(found.samples)} prompts lost token ids when converted to text, so their scores are too "
+            "low: evaluate with prompts of token ids (`tfidf-tune eval`)."
         )
-    return statements
+    about = [
+        "Recited above chance: LMS of the passages of the training text (targets) minus LMS of text that the model "
+        f"never saw (controls), in tokens, on average. {LMS_EXPLAINED}. Verbatim: targets of which all that was "
+        "compared is recited from at least one prompt; at most: of all passages chosen like these. Membership AUC: how "
+        "often a target looks more like training text by its loss than a control; 0.5 is chance.",
+        f"In brackets: 95 % intervals over passages; of verbatim recitation the one-sided bound.{notes.mark(*caveats)}",
+    ]
+    return Table("overview", "What the model recites", pd.DataFrame([row], dtype=object), about)
 
 
 def _examples(found: audit.Found, *, show_passages: bool) -> list[Example]:
-    """Show the targets that are recited most and, for the floor, the control that is."""
+    """Show the targets that are recited most and, for comparison, the control that is."""
     best = {kind: audit.best_samples(found.samples, kind) for kind in audit.KINDS}
     examples = []
     for row in [*best["target"][:_NUM_EXAMPLES].itertuples(), *best["control"][:1].itertuples()]:

@@ -114,15 +114,29 @@ def targets_and_controls(found: Found, footnotes: Footnotes) -> Table:
         "Verbatim (% of prompts)": ("verbatim", "mean"),
     }).dropna(axis="columns", how="all")  # fmt: skip
     scores = scores.reindex([label for label in KINDS.values() if label in scores.index])
+    above = ""
+    if len(found.controls):
+        furthest = found.controls["lms"].max()
+        num_above = (found.targets.groupby("passage_id")["lms"].max() > furthest).sum()
+        above = f" Further than any control (LMS at most {furthest}): {num_above} of {found.num_targets} targets."
     several = " Each passage is asked for from every prefix length." if samples["prefix_length"].nunique() > 1 else ""
     caveats = [f"The {TEXT_PROMPTS}"] if found.checkpoint.text_prompts else []
     measured = f" {NEAR_EXPLAINED}" if near.notna().any(axis=None) else ""
-    notes = [f"Prefix: tokens that agree from the first on.{measured}{several}{footnotes.mark(*caveats)}"]
+    notes = [f"Prefix: tokens that agree from the first on.{measured}{above}{several}{footnotes.mark(*caveats)}"]
     decimals = ("Avg Prefix", "Avg LMS", "Edit distance", "Common subsequence", "ROUGE-L")
     formats = dict.fromkeys(decimals, ".2f") | {"Verbatim (% of prompts)": ".1f"}
     return Table(
         "targets_and_controls", "Targets against controls", scores.reset_index(names="Passages"), notes, formats
     )
+
+
+def limits(checks: "Sequence[Check]") -> Table:
+    """Show each limit with what was measured."""
+    import pandas as pd
+
+    rows = [(one.measure, one.value, one.limit, "yes" if one.exceeded else "no") for one in checks]
+    frame = pd.DataFrame(rows, columns=["Measure", "Measured", "Limit", "Exceeded"])
+    return Table("limits", "Limits", frame, formats={"Measured": ".4g", "Limit": "g"})
 
 
 def by_prefix_length(samples: "pd.DataFrame", footnotes: Footnotes) -> Table:

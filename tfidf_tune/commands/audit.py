@@ -117,7 +117,7 @@ def main(arguments: list[str]) -> None:
         say(asking.estimate(num_passages, options.block_size, options.price), file=sys.stderr)
     if not options.dry_run:
         results = ask(asking, num_passages, folder / "probe.jsonl", folder / "evaluation")
-        report(results, folder, bounds, show_passages=options.show_passages, as_json=options.json)
+        report(results, folder, bounds, options)
 
 
 def _passages(options: argparse.Namespace, tokenizer: str, folder: Path) -> "Sequence[Passage]":
@@ -189,6 +189,7 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
     add("--fail-above", metavar="MEASURE=LIMIT,...", help=(
         "end with exit code 1 if a measure is above its limit: lms=20,extraction@0.01=0.02"
     ))  # fmt: skip
+    add("--verbose", action="store_true", help="print all tables, not only the first")
     add("--json", action="store_true", help="print audit.json instead of the report")
     add("--show-passages", action="store_true", help="show passages in full, not as excerpts")
 
@@ -380,7 +381,7 @@ def _likelihood_problem(asking: Asking) -> str | None:
     return None
 
 
-def report(evaluated: Path, folder: Path, bounds: "Sequence[Bound]", *, show_passages: bool, as_json: bool) -> None:
+def report(evaluated: Path, folder: Path, bounds: "Sequence[Bound]", options: argparse.Namespace) -> None:
     """Write the report and ``audit.json``, and print one of them; end with code 1 if a limit is exceeded."""
     from tfidf_tune.audit import audit_report
     from tfidf_tune.compare import import_results
@@ -393,13 +394,13 @@ def report(evaluated: Path, folder: Path, bounds: "Sequence[Bound]", *, show_pas
             f"{evaluated} holds the results of {len(folders)} runs, {', '.join(folders.values())}: name one of them, "
             "or compare them by `tfidf-tune compare`"
         )
-    made = audit_report(results, bounds=bounds, show_passages=show_passages)
+    made = audit_report(results, bounds=bounds, show_passages=options.show_passages)
     text = json.dumps(made.summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_report(made, folder / "report", more={"audit.json": lambda path: path.write_text(text, encoding="utf-8")})
-    if as_json:
+    if options.json:
         print(text, end="")
     else:
-        say(terminal_text(made))
+        say(terminal_text(made, verbose=options.verbose))
         say(f"The page: {folder / 'report' / 'index.html'}")
     if exceeded := [one["measure"] for one in made.summary["limits"] if one["exceeded"]]:
         sys.exit(f"limit exceeded: {', '.join(exceeded)}")

@@ -36,6 +36,7 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--baseline", metavar="OBJECTIVE", help="default: CE, or the first run's objective")
     parser.add_argument("--title", help="of the report; default: made of the objectives")
+    parser.add_argument("--verbose", action="store_true", help="print all tables, not only the first")
     options = parser.parse_args(arguments)
     from tfidf_tune.compare import comparison_report, load_results, write_results
     from tfidf_tune.report import require_report_folder, terminal_text, write_report
@@ -47,5 +48,5 @@ def main(arguments: list[str]) -> None:
     if options.title is not None:
         report = dataclasses.replace(report, title=options.title)
     write_report(report, folder, more={"results.jsonl": partial(write_results, results)})
-    say(terminal_text(report))
+    say(terminal_text(report, verbose=options.verbose))
     say(f"Report: {folder / 'index.html'}")

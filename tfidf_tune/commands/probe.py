@@ -68,4 +68,4 @@ def _audit(options: argparse.Namespace) -> None:
 
         asking, probe_file = audit.plan_asking(options, folder), options.probe_file.expanduser()
         results = audit.ask(asking, len(read_probe_file(probe_file)), probe_file, folder / "evaluation")
-    audit.report(results, folder, bounds, show_passages=options.show_passages, as_json=options.json)
+    audit.report(results, folder, bounds, options)

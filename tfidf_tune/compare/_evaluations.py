@@ -8,7 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tfidf_tune.compare._intervals import ALPHA, Interval, bootstrap_interval, holm
-from tfidf_tune.compare._table import COMPARED, CONTROL_LMS, LMS, PASSAGE_NLL, PERPLEXITY, Checkpoint, Measure, Results
+from tfidf_tune.compare._table import (
+    COMPARED,
+    CONTROL_LMS,
+    LMS,
+    PASSAGE_NLL,
+    PERPLEXITY,
+    VERBATIM,
+    Checkpoint,
+    Measure,
+    Results,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,7 +100,7 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
     totals = dict(_unit_totals(results.scores))
     columns = {
         measure.label: [totals.get((at, measure.metric, measure.kind)) for at in table.index]
-        for measure in (*COMPARED, CONTROL_LMS, PASSAGE_NLL)
+        for measure in (*COMPARED, CONTROL_LMS, PASSAGE_NLL, VERBATIM)
     }
     table = table.assign(
         **columns, place=table.groupby("setting", sort=False).ngroup(), rank=table["objective"].map(objectives.index)
@@ -221,23 +231,6 @@ def compare_objectives(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFr
         [Interval(one.low, one.high, one.num_units).significant for one in table.itertuples()], dtype=object
     )
     return table.assign(significant=said.mask((said == "yes") & (table["p_value"] >= ALPHA), "no"))
-
-
-def compare_seeds(evaluations: "pd.DataFrame", baseline: str) -> dict[tuple[str, str], list[float]]:
-    """Return the reduction of the average LMS by ascending seed, at the last checkpoint that all runs share.
-
-    By setting and objective; NaN if one is undefined. A run of an unknown seed is paired with one of an unknown seed.
-    """
-    reductions: dict[tuple[str, str], list[float]] = {}
-    for setting, own in evaluations.groupby("setting", sort=False):
-        last = at_last(own, LMS).dropna(subset=[LMS.label])
-        by_objective = last.groupby("objective", sort=False)
-        lms = {name: dict(zip(of["seed"], of["lms"], strict=True)) for name, of in by_objective}
-        before = lms.pop(baseline, {})
-        for objective, after in lms.items():
-            shared = sorted(before.keys() & after.keys(), key=lambda seed: seed or 0)
-            reductions[str(setting), objective] = [_relative(before[seed], after[seed]) for seed in shared]
-    return reductions
 
 
 def compare_at_equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFrame":

@@ -288,12 +288,6 @@ class Membership(NamedTuple):
     tpr: float
     tpr_interval: Interval
 
-    @property
-    def detectable(self) -> bool:
-        """Whether the interval of the AUC excludes 0.5, with enough passages for a verdict."""
-        ends = self.auc_interval
-        return ends.num_units >= MIN_UNITS and (ends.low > 0.5 or ends.high < 0.5)
-
 
 def membership(members: Floats, others: Floats) -> Membership:
     """Measure how well a score separates members from others, on average over models.

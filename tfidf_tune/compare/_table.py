@@ -44,6 +44,7 @@ class Measure:
 LMS = Measure("lms", "target", "Avg LMS", "average LMS")
 CONTROL_LMS = Measure("lms", "control", "Control LMS", "average LMS of the controls")
 PREFIX_MATCH = Measure("prefix_match", "target", "Avg Prefix", "average prefix match")
+VERBATIM = Measure("verbatim", "target", "Verbatim", "share of verbatim continuations")
 ROUGE_L = Measure("rouge_l", "target", "ROUGE-L", "ROUGE-L of the targets")
 PASSAGE_NLL = Measure("passage_nll", "target", "NLL of targets", "NLL of the targets")
 PERPLEXITY = Measure("nll", "block", "Perplexity", "perplexity", exponential=True)

@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from tfidf_tune.compare._evaluations import average_scores, having_at_last, unit_totals, value_of
+from tfidf_tune.compare._evaluations import at_last, average_scores, having_at_last, lms_floor, unit_totals, value_of
 from tfidf_tune.compare._intervals import (
     ENOUGH_UNITS,
     MIN_UNITS,
     NUM_RESAMPLES,
     Membership,
+    binomial_upper_bound,
     bootstrap_interval,
     membership,
 )
@@ -26,14 +28,19 @@ from tfidf_tune.compare._table import (
     PERPLEXITY,
     RECITED,
     SUMMARY_MEASURES,
+    VERBATIM,
     Measure,
     Results,
 )
 from tfidf_tune.compare._verdict import (
+    BOUND,
     FEW_UNITS,
+    LMS_EXPLAINED,
     NEAR_EXPLAINED,
+    SEVERAL_COMPARISONS,
     SIGNIFICANCE_NOTE,
     TEXT_PROMPTS,
+    cell,
     prompt_length,
     span,
     why_no_interval,
@@ -59,17 +66,14 @@ _HEADERS = (
 
 def membership_table(
     scores: "pd.DataFrame", groups: Sequence[tuple[Mapping[str, str], Sequence[int]]], footnotes: Footnotes
-) -> tuple[Table, dict[tuple[str, ...], str]]:
+) -> Table:
     """Make the table of groups of checkpoints, one for each seed, of the same passages, under their first cells.
 
-    Returns:
-        tuple[Table, dict[tuple[str, ...], str]]: the table, without groups that have no scores of targets and
-            controls; and by first cells the AUC of each group whose interval of it excludes 0.5: "AUC 0.98, 95 %
-            interval 0.96 to 0.99".
+    Groups without scores of targets and controls are left out.
     """
     import pandas as pd
 
-    rows, detectable, fewest = [], {}, []
+    rows, fewest = [], []
     for labels, checkpoints in groups:
         found = _row(scores, checkpoints)
         if found is None:
@@ -77,9 +81,6 @@ def membership_table(
         row, made = found
         rows.append({**labels, **row})
         fewest.append(made.auc_interval.num_units)
-        if made.detectable:
-            ends = span(*made.auc_interval[:2], decimals=2)
-            detectable[tuple(labels.values())] = f"AUC {made.auc:.2f}, 95 % interval {ends}"
     frame = pd.DataFrame(rows, columns=[*(groups[0][0] if groups else ()), *_HEADERS])
     few = [FEW_UNITS] if fewest and MIN_UNITS <= min(fewest) < ENOUGH_UNITS else []
     intervals = (
@@ -98,7 +99,12 @@ def membership_table(
     ]
     formats = dict.fromkeys(_HEADERS, ".2f") | dict.fromkeys((*_IN_PERCENT, _EXTRACTED), ".1f")
     table = Table("membership", "Likelihood and membership", frame, notes if rows else [], formats)
-    return table.without_empty_columns(), detectable
+    return table.without_empty_columns()
+
+
+def is_detectable(row: Mapping[str, Any]) -> bool:
+    """Return whether the interval of the AUC in a row of :func:`membership_table` excludes chance."""
+    return bool(row.get("AUC from", 0) > 0.5 or row.get("AUC to", 1) < 0.5)
 
 
 def _row(scores: "pd.DataFrame", checkpoints: Sequence[int]) -> tuple[dict[str, Any], Membership] | None:
@@ -168,13 +174,8 @@ def comparison_tables(
     at_equal_perplexity: "pd.DataFrame",
     baseline: str,
     footnotes: Footnotes,
-) -> tuple[list[Table], dict[tuple[str, ...], str]]:
-    """Make the tables of a comparison; those without rows are left out, and caveats are added to the footnotes.
-
-    Returns:
-        tuple[list[Table], dict[tuple[str, ...], str]]: the tables; and by setting and objective the AUC of membership
-            inference, where it is detectable.
-    """
+) -> list[Table]:
+    """Make the tables of a comparison, the overview first; those without rows are left out."""
     probed = list(having_at_last(evaluations, LMS))
     rows = _rows_of(results, evaluations.loc[[at for *_, having in probed for at in having.index]])
     tables = [_memorization(results, probed, rows, footnotes)] if probed else []
@@ -182,7 +183,7 @@ def comparison_tables(
         ({"Model": setting, "Objective": objective}, list(having.index))
         for setting, objective, having in having_at_last(evaluations, PASSAGE_NLL)
     ]
-    likelihoods, detectable = membership_table(results.scores, scored, footnotes)
+    likelihoods = membership_table(results.scores, scored, footnotes)
     tables.append(likelihoods)
     tables += [_scores(results, evaluations, footnotes, name) for name in _SCORED]
     tables += [_reductions(reductions, baseline, footnotes), _equal_perplexity(at_equal_perplexity, baseline)]
@@ -197,7 +198,60 @@ def comparison_tables(
         tables.append(by_length.without_empty_columns())
     if (evaluations.groupby(_KEYS)["progress"].nunique() > 1).any():
         tables.append(_progress(results, evaluations))
-    return [table for table in tables if len(table.frame)], detectable
+    overview = _overview(evaluations, reductions, likelihoods, baseline, footnotes)
+    return [overview, *(table for table in tables if len(table.frame))]
+
+
+def _overview(
+    evaluations: "pd.DataFrame", reductions: "pd.DataFrame", likelihoods: Table, baseline: str, footnotes: Footnotes
+) -> Table:
+    """Show what each objective recites, and what it costs, each value with its interval in one cell."""
+    import pandas as pd
+
+    aucs = likelihoods.frame.set_index(["Model", "Objective"]) if len(likelihoods.frame) else None
+    costs = reductions[reductions["measure"] == PERPLEXITY.label].set_index(["setting", "objective"])
+    rows, fewest, num_seeds = [], [], []
+    for setting, own in evaluations.groupby("setting", sort=False):
+        last = at_last(own, LMS)
+        for objective in dict.fromkeys(own["objective"]):
+            having = last[last["objective"] == objective]
+            names, floor, totals = (setting, objective), lms_floor(having), unit_totals(having, VERBATIM)
+            excess = verbatim = auc = cost = None
+            if floor is not None:
+                excess = cell(floor.difference, floor.excess, sign="+")
+                fewest.append(floor.excess.num_units)
+            if totals is not None:
+                verbatim = cell(100 * VERBATIM.value(*totals), _percent(verbatim_interval(*totals)), 1)
+            if aucs is not None and names in aucs.index:
+                auc = cell(*(aucs.loc[names, "AUC"], aucs.loc[names].reindex(["AUC from", "AUC to"])))
+            if names in costs.index:
+                one = costs.loc[names]
+                cost = cell(-100 * one["reduction"], (-100 * one["high"], -100 * one["low"]), 1, "+")
+            rows.append((setting, objective, excess, verbatim, auc, "baseline" if objective == baseline else cost))
+            num_seeds.append(own.loc[own["objective"] == objective, "run"].nunique())
+    headers = ("Recited above chance", "Verbatim (%)", "Membership AUC", f"Perplexity against {baseline} (%)")
+    few = [FEW_UNITS] if fewest and MIN_UNITS <= min(fewest) < ENOUGH_UNITS else []
+    several = [SEVERAL_COMPARISONS] if len(rows) > 1 + evaluations["setting"].nunique() else []
+    over = "not over seeds" if max(num_seeds) > 1 else "and one seed, which cannot separate an objective from its seed"
+    notes = [
+        "Recited above chance: LMS of training passages minus LMS of held-out passages, in tokens, on average. "
+        f"{LMS_EXPLAINED}. Verbatim: continuations that are exactly the passage. Membership AUC: how often a training "
+        "passage looks more like training text by its loss than a held-out one; 0.5 is chance.",
+        f"In brackets: 95 % intervals over passages and blocks, {over}.{footnotes.mark(BOUND, *few, *several)}",
+    ]
+    frame = pd.DataFrame(rows, columns=["Model", "Objective", *headers], dtype=object)
+    return Table("overview", "What each objective recites", frame, notes)
+
+
+def _percent(interval: tuple[float, float]) -> tuple[float, float]:
+    return 100 * interval[0], 100 * interval[1]
+
+
+def verbatim_interval(sums: npt.NDArray[np.float64], counts: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Return the interval of the share of verbatim continuations; if there are none, up to the binomial bound."""
+    if not sums.any():
+        return 0.0, binomial_upper_bound(0, len(sums))
+    return bootstrap_interval(VERBATIM.value, sums, counts)[:2]
 
 
 def _rows_of(results: Results, evaluations: "pd.DataFrame") -> "pd.DataFrame":
@@ -238,7 +292,7 @@ def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footn
     notes = [
         f"Means and maxima over passages, prefix lengths and seeds{asked_by}. Prefix match and LMS are in tokens; "
         "Verbatim is the share of continuations that reproduce the rest of the passage; Control LMS is the average LMS "
-        f"of passages that were never injected: the floor.{footnotes.mark(*caveats)}"
+        f"of held-out passages, which is chance.{footnotes.mark(*caveats)}"
     ]
     notes += [NEAR_EXPLAINED] if frame["edit_distance"].notna().any() else []
     targets = single[single["kind"] == "target"]

@@ -118,17 +118,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """All that a page shows.
+    """All that a page shows: title, verdict, the first table and the figures; everything else is folded as details.
 
     Args:
         title (str): of the page.
-        verdict (str): the first line below the title: the main result with its numbers. Default: none.
-        statements (Sequence[str]): the findings in sentences, the most important first.
-        tables (Sequence[Table]): the tables.
-        figures (Sequence[Figure]): the figures, above the tables; the first stands next to the findings.
+        verdict (str): the main result in one line.
+        tables (Sequence[Table]): the tables; the first is read with the verdict.
+        figures (Sequence[Figure]): the figures.
         examples (Sequence[Example]): the examples.
         provenance (Mapping[str, str]): folders, versions, seeds, settings, date.
-        lead (str): sentences above the statements that say what is shown and explain its terms. Default: none.
         footnotes (Sequence[str]): caveats; "[1]" in a text refers to the first. Default: none.
         sections (Sequence[Section]): more text, between the examples and the footnotes. Default: none.
         mark (str): what is marked in the examples. Default: nothing.
@@ -136,13 +134,11 @@ class Report:
     """
 
     title: str
-    statements: Sequence[str] = ()
+    verdict: str = ""
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     examples: Sequence[Example] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
-    lead: str = ""
-    verdict: str = ""
     footnotes: Sequence[str] = ()
     sections: Sequence[Section] = ()
     mark: str = ""

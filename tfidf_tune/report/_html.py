@@ -35,7 +35,7 @@ def html_page(report: Report, section: str | None = None, **context: Any) -> str
 
     Args:
         report (Report): the report.
-        section (str | None): one more section, below the findings: its id and the name of its template and script.
+        section (str | None): one more section, below the first table: its id and the name of its template and script.
             Default: None.
         **context (Any): what the template of that section needs.
     """
@@ -46,26 +46,10 @@ def html_page(report: Report, section: str | None = None, **context: Any) -> str
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    num_main = min(1, len(report.statements))  # the first figure is next to the findings
-    links = [(f"figure-{figure.name}", figure.title) for figure in report.figures]
-    # Parts of the page in their order, with what they hold, and the entries of the table of contents below them.
-    entries = {
-        "findings": (report.statements, links[:num_main]),
-        **({section: (True, ())} if section else {}),
-        "figures": (links[num_main:], links[num_main:]),
-        "tables": (report.tables, [(f"table-{table.name}", table.title) for table in report.tables]),
-        "examples": (report.examples, [(f"example-{at}", one.title) for at, one in enumerate(report.examples, 1)]),
-        **{one.name: (one.paragraphs, ()) for one in report.sections},
-        "footnotes": (report.footnotes, ()),
-        "provenance": (report.provenance, ()),
-    }
     return _TEMPLATES.get_template("page.html").render(
         context,
         report=report,
         section=section,
-        main_figures=report.figures[:num_main],
-        figures=report.figures[num_main:],
-        contents={name: below for name, (content, below) in entries.items() if content},
         policy=policy,
         scripts=scripts,
     )
@@ -241,7 +225,7 @@ def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
         for table in report.tables
     ]
     examples = [vars(one) | {"continuations": list(map(_shown, one.continuations))} for one in report.examples]
-    names = ("title", "verdict", "lead", "statements", "footnotes", "provenance")
+    names = ("title", "verdict", "footnotes", "provenance")
     return {name: getattr(report, name) for name in names} | {
         "tables": tables,
         "figures": [{"name": one.name, "title": one.title, "caption": one.caption} for one in report.figures],

@@ -9,6 +9,7 @@ from tfidf_tune._printing import visible
 from tfidf_tune.report._document import Example, Report, Table
 
 _WIDTH = 100
+_MOST_LINES = 20  # of a short report on a terminal
 # What Markdown would interpret: emphasis (not an underscore inside a word), code, links, bare addresses, strikethrough,
 # formulas, table cells, escapes, HTML and entities.
 _INLINE = re.compile(
@@ -24,27 +25,49 @@ def markdown(report: Report) -> str:
     return _laid_out(report, _inert)
 
 
-def terminal_text(report: Report) -> str:
-    """Write a report in the layout of :func:`markdown` for a terminal; only control characters are escaped."""
-    return _laid_out(report, lambda text: " ".join(visible(text).split()))
+def terminal_text(report: Report, *, verbose: bool = False) -> str:
+    """Write the first table and below it the verdict for a terminal, where only control characters are escaped.
+
+    Args:
+        report (Report): the report.
+        verbose (bool): write everything in the layout of :func:`markdown`, the verdict again last. Default: False, at
+            most 20 lines; rows that do not fit are counted.
+    """
+    if verbose:
+        return f"{_laid_out(report, _on_one_line)}\n{_wrapped(_on_one_line(report.verdict))}\n"
+    verdict = _wrapped(re.sub(r"\[\d+\]", "", _on_one_line(report.verdict)))  # without marks of footnotes
+    lines = [f"# {_on_one_line(report.title)}", ""]
+    if report.tables:
+        table = _table(report.tables[0], _on_one_line, with_notes=False).split("\n")
+        num_shown = _MOST_LINES - len(lines) - 2 - len(verdict.split("\n"))
+        lines += table[:num_shown]
+        hidden = len(table) - num_shown
+        lines += [f"and {hidden} more rows: --verbose"] if hidden > 0 else []
+        lines.append("")
+    return "\n".join([*lines, verdict]) + "\n"
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(visible(text).split())
 
 
 def _inert(text: str) -> str:
     """Put a text on one line and escape what Markdown would interpret."""
-    text = _INLINE.sub(r"\\\g<0>", " ".join(visible(text).split()))
+    text = _INLINE.sub(r"\\\g<0>", _on_one_line(text))
     # Before a number's dot or bracket, before any other sign.
     return _BLOCK.sub(lambda match: re.sub(r"(?=[^\w\\])", r"\\", match[0], count=1), text)
 
 
 def _laid_out(report: Report, escape: _Escape) -> str:
     parts = [f"# {escape(report.title)}"]
-    parts += [_wrapped(escape(text)) for text in (report.verdict, report.lead) if text]
-    parts += [_list(report.statements, escape)] if report.statements else []
+    parts += [_wrapped(escape(report.verdict))] if report.verdict else []
+    tables = [f"## {escape(table.title)}\n\n{_table(table, escape)}" for table in report.tables]
+    parts += tables[:1]
     parts += [
         f"## {escape(one.title)}\n\n![{escape(one.title)}](figures/{one.name}.png)\n\n{_wrapped(escape(one.caption))}"
         for one in report.figures
     ]
-    parts += [f"## {escape(table.title)}\n\n{_table(table, escape)}" for table in report.tables]
+    parts += tables[1:]
     parts += [f"## Examples\n\n{_wrapped(f'Between ⟦ and ⟧: {report.mark}.')}"] if report.examples else []
     parts += [_example(example, escape) for example in report.examples]
     parts += [
@@ -60,7 +83,7 @@ def _laid_out(report: Report, escape: _Escape) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(table: Table, escape: _Escape) -> str:
+def _table(table: Table, escape: _Escape, *, with_notes: bool = True) -> str:
     table = table.without_lone_model()
     lines = [
         table.headers,
@@ -70,7 +93,7 @@ def _table(table: Table, escape: _Escape) -> str:
     for row in table.rows:
         sides = ["<" if isinstance(value, str) else side for value, side in zip(row, sides, strict=True)]
     text = _aligned([list(map(escape, line)) for line in lines], sides)
-    return text + (f"\n\n{_list(table.notes, escape)}" if table.notes else "")
+    return text + (f"\n\n{_list(table.notes, escape)}" if table.notes and with_notes else "")
 
 
 def _list(sentences: Iterable[str], escape: _Escape) -> str:

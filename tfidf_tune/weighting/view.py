@@ -185,7 +185,7 @@ def weights_report(
     title = "Share of the weight by token frequency"
     return Report(
         "Token weights under TF-IDF",
-        [finding],
+        finding,
         [tabulate("frequency_bands", title, bands, columns, [_BAND_NOTE])],
         provenance={**provenance, "window": window, "statistics": statistics},
     )

@@ -31,3 +31,5 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   });
 }
+// On paper nothing is folded.
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((part) => (part.open = true)));
