@@ -1,6 +1,6 @@
 """Write the results of a report without what no table of the documentation reads, with six significant digits.
 
-    python research/benchmarks/condense.py frontier/results.jsonl docs/results/evidence.jsonl
+    python research/benchmarks/condense.py frontier/results.jsonl research/results/evidence.jsonl
 
 LMS is averaged over the prompts of a passage. The scores of passages that membership is inferred from are kept, and
 the likelihoods of targets' continuations; all other scores become one average. Paths of runs are left out.

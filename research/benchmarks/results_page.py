@@ -7,7 +7,7 @@ A table is between two comments that say what it is and which file it comes from
     <!-- table: operating_points frontier.jsonl -->
     <!-- end -->
 
-Figures are files in the folder of docs/results.md, one for each model of frontier.jsonl.
+Figures are files in research/results, one for each model of frontier.jsonl; the first of docs/results.md is beside it.
 """
 
 import json
@@ -31,9 +31,10 @@ from tfidf_tune.compare._tables import membership_table
 from tfidf_tune.report._document import Footnotes
 
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
-RESULTS = PAGE.parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
+ALL_TABLES = RESULTS / "README.md"
 # Pages, and where the records of their tables are.
-PAGES = {PAGE: RESULTS} | {
+PAGES = {PAGE: RESULTS, ALL_TABLES: RESULTS} | {
     PAGE.with_name(name): Path(__file__).parent / "results" for name in ("smollm2.md", "audit.md", "data.md")
 }
 _BASELINE, _PEER, _PAPER = "CE", "Goldfish", "TF-IDF"
@@ -454,7 +455,7 @@ def draw_summary(file: str = "evidence.jsonl") -> None:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("recited tokens (LMS)")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(RESULTS / "summary.svg", metadata={"Date": None})
+    figure.savefig(PAGE.parent / "results" / "summary.svg", metadata={"Date": None})
 
 
 def draw_figures(file: str = "frontier.jsonl") -> None:

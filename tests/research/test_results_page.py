@@ -15,8 +15,9 @@ from scipy import stats
 from tfidf_tune.compare import comparison_report, read_results, run_table, write_results
 from tfidf_tune.compare._evaluations import compare_objectives, evaluation_table
 from tfidf_tune.compare._intervals import over_seeds_and_passages
+from tfidf_tune.compare._verdict import AT_CHANCE, STILL_DETECTABLE
 
-PAGE = results_page.PAGE.read_text(encoding="utf-8")
+PAGE = "\n".join(file.read_text(encoding="utf-8") for file in (results_page.PAGE, results_page.ALL_TABLES))
 README = (results_page.PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
 VERDICTS = {
     (-1, -1): "better",
@@ -322,16 +323,13 @@ def test_what_is_said_of_the_arguments_of_repetition_weights_follows_from_the_re
 def test_the_figures_of_the_demo_in_readme_and_quick_start_are_those_of_its_record():
     (file,) = (results_page.PAGE.parents[1] / "research" / "benchmarks" / "results").glob("*_demo/results.jsonl")
     verdict = comparison_report(read_results(file)).verdict
-    lms, higher, ours, lower = (round(float(x)) for x in re.findall(r"([\d.]+) % (?:less|higher|lower)", verdict))
+    lms, higher, lower = (round(float(x)) for x in re.findall(r"([\d.]+) % (?:less|higher|lower)", verdict))
     said = " ".join(README.split())
-    assert (
-        f"it recites {lms} % less at a perplexity {higher} % higher. Repetition weights recite {ours} % less," in said
-    )
-    assert f"at a perplexity {lower} % lower." in said
-    assert "what Repetition recites cannot be told from the floor" in verdict
+    assert f"it recites {lms} % less, and its perplexity is {higher} % higher." in said
+    assert f"recite no more than text that was never seen, and their perplexity is {lower} % lower" in said
+    assert f"Repetition {AT_CHANCE}{STILL_DETECTABLE}" in verdict
     quoted = re.search(r"^> .*(?:\n> .*)*", (results_page.PAGE.parent / "quickstart.md").read_text(), re.MULTILINE)[0]
-    of_tfidf = re.sub(r"\[\d\]", "", verdict).partition(" Repetition recites")[0]
-    assert " ".join(quoted.replace("> ", "").split()) == of_tfidf
+    assert " ".join(quoted.replace("> ", "").split()) == verdict.partition(" Repetition")[0]
 
 
 def test_the_hours_for_a_trillion_tokens_follow_from_the_record():
@@ -516,9 +514,11 @@ def test_the_numbers_of_smollm2_follow_from_its_records():
     assert [row[1] for row in cells["implementations"]] == [f"{way['tokens_per_second']:,.0f}" for way in ways.values()]
 
 
-def test_the_figures_of_the_page_are_there():
-    for figure in re.findall(r"!\[.*?\]\((.+?)\)", PAGE):
-        assert (results_page.PAGE.parent / figure).is_file()
+def test_the_figures_of_the_pages_are_there():
+    for page in (results_page.PAGE, results_page.ALL_TABLES):
+        figures = re.findall(r"!\[.*?\]\((.+?)\)", page.read_text(encoding="utf-8"))
+        assert figures
+        assert all((page.parent / figure).is_file() for figure in figures)
 
 
 def test_tables_of_made_up_records(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
-FLOOR = "never injected (the floor)"
+FLOOR = "held out (chance)"
 FLOOR_LINE: dict[str, Any] = {"color": "0.4", "linestyle": "--", "linewidth": 1.2, "zorder": 1}
 OPERATING = 44.0  # area of the marker of a last checkpoint, in square points
 _FEW = 4  # objectives that are named next to their points
@@ -50,7 +50,7 @@ def comparison_figures(results: Results, evaluations: "pd.DataFrame") -> list[Fi
     if courses := _courses(evaluations):
         caption = (
             "Each objective at the last checkpoint. Lower: it recites less. Further left: it predicts unseen text "
-            "better. Crosses: 95 % intervals over passages and blocks, not over seeds. Grey: passages that were never "
+            "better. Crosses: 95 % intervals over passages and blocks, not over seeds. Grey: passages that were held "
             "injected, the floor that fluency reaches by itself. Thin lines: earlier checkpoints; a reduction counts "
             "where it lies below the baseline's line at the same perplexity."
         )

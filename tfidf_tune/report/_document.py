@@ -187,7 +187,7 @@ class Footnotes:
         self.texts: list[str] = []
 
     def mark(self, *texts: str) -> str:
-        """Return the marks of footnotes, "[1][2]"; new ones are added."""
+        """Return the marks of footnotes, two marks together; new ones are added."""
         self.texts += [text for text in dict.fromkeys(texts) if text not in self.texts]
         return "".join(f"[{self.texts.index(text) + 1}]" for text in texts)
 
