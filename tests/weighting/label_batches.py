@@ -1,8 +1,15 @@
-"""Batches of labels for the tests, and the comparison of weights with the reference."""
+"""Batches of labels, weightings called on them, and comparisons of weights with the reference and of states."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest import mock
 
 import torch
 from tfidf_reference import IGNORED
-from torch import Tensor
+from torch import Tensor, nn
+
+from tfidf_tune.weighting import DocumentWindow, TFIDFWeighting, _weighting
 
 EPS = torch.finfo(torch.float32).eps
 NO_LABEL_TYPES = [
@@ -57,3 +64,39 @@ def capped_rtol(labels: Tensor, expected: list[list[float]], cap: float | None) 
     num_capped = sum(weight >= cap * (1 - 1e-9) for row in expected for weight in row)
     rest = num_valid - num_capped * cap
     return WEIGHT_RTOL + (num_valid * EPS / rest if rest > 1e-6 else 0.0)
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Let no weighting read values, as on a GPU."""
+    with mock.patch.object(_weighting, "values_are_known", return_value=False):
+        yield
+
+
+class CalledWeighting:
+    """A TF-IDF weighting whose mode is an argument of each call."""
+
+    def __init__(self, *, checked: bool = True, **arguments: Any) -> None:
+        self.checked = checked
+        self.weighting = TFIDFWeighting(**arguments)
+
+    @property
+    def window(self) -> DocumentWindow:
+        return self.weighting.window
+
+    def __call__(self, labels: Tensor, *, training: bool = True, **arguments: Any) -> Tensor:
+        with nullcontext() if self.checked else unchecked():
+            return self.weighting.train(training)(labels, **arguments)
+
+
+def state_copy(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def assert_same_state(module: nn.Module, before: dict[str, Tensor]) -> None:
+    after = module.state_dict()
+    assert before.keys() == after.keys()
+    assert before, "a window must have a state"
+    for name, tensor in before.items():
+        assert tensor.dtype == after[name].dtype, name
+        assert torch.equal(tensor, after[name]), name

@@ -4,12 +4,16 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from called_weighting import CalledWeighting
 from docs_snippets import snippet
-from label_batches import assert_weights_equal_reference, capped_rtol, random_labels
-from operations import Recorder, assert_no_synchronisation
+from label_batches import (
+    CalledWeighting,
+    assert_same_state,
+    assert_weights_equal_reference,
+    capped_rtol,
+    random_labels,
+    state_copy,
+)
 from tfidf_reference import IGNORED, ReferenceTFIDF
-from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import (
     TFIDFWeighting,
@@ -77,8 +81,7 @@ def assert_window_equals_reference(window, reference):
 
 
 @pytest.mark.parametrize(
-    ("tf", "cap", "packed", "vocab_size"),
-    [("count", None, False, VOCAB_SIZE), ("log", 1.3, True, None), ("binary", None, True, 5000)],
+    ("tf", "cap", "packed", "vocab_size"), [("count", None, False, VOCAB_SIZE), ("log", 1.3, True, None)]
 )
 def test_weights_and_window_equal_the_reference(tf, cap, packed, vocab_size):
     weighting = CalledWeighting(num_batches=3, tf=tf, max_weight=cap, counted="tokens")
@@ -95,18 +98,6 @@ def test_weights_and_window_equal_the_reference(tf, cap, packed, vocab_size):
     assert differ > 5, "prompts must matter"
 
 
-def test_the_statistics_do_not_depend_on_the_mask():
-    """A batch of prompts without answers is counted too; its weights are 0."""
-    masked, unmasked = (CalledWeighting(num_batches=3, counted="tokens") for _ in range(2))
-    for number, rows in enumerate(stream(2, packed=True)):
-        weights = masked(rows.batch(packed=True))
-        unmasked(rows._replace(masked=torch.zeros_like(rows.masked)).batch(packed=True))
-        assert_same_state(masked.weighting, state_copy(unmasked.weighting))
-        if number == 4:
-            assert not weights.any()
-    assert int(masked.window.num_updates) == 10
-
-
 def test_by_default_masked_prompts_do_not_count():
     """Whatever their tokens are, and whether or not they are passed."""
     plain, other = (CalledWeighting(num_batches=3) for _ in range(2))
@@ -115,30 +106,6 @@ def test_by_default_masked_prompts_do_not_count():
         noise = torch.where(rows.masked & (rows.tokens != IGNORED), (rows.tokens + 7) % VOCAB_SIZE, rows.tokens)
         assert torch.equal(other(rows._replace(tokens=noise).batch(packed=True)), expected)
         assert_same_state(plain.weighting, state_copy(other.weighting))
-
-
-def test_without_masks_only_the_first_token_of_each_document_is_counted_in_addition():
-    """Shifted labels leave it out, because nothing predicts it: once it is a label, the weights are the same bits."""
-    generator = torch.Generator().manual_seed(4)
-    of_tokens, of_labels = CalledWeighting(counted="tokens"), CalledWeighting()
-    without_first, differ = CalledWeighting(), 0
-    for _ in range(5):
-        ids = torch.randint(VOCAB_SIZE, (4, 20), generator=generator)
-        documents = (torch.arange(20) >= 12).long().expand(4, 20)
-        rows = Rows(ids, documents, torch.zeros_like(ids, dtype=torch.bool))
-        batch = rows.batch(packed=True)
-        weights = of_tokens(batch)
-        # Each document lacks one label, that of its first token, and each has one position without a label.
-        with_first = torch.where(batch.labels == IGNORED, shift_tokens(ids), batch.labels)
-        expected = of_labels(with_first, document_ids=batch.document_ids, vocab_size=VOCAB_SIZE)
-        assert_same_state(of_tokens.weighting, state_copy(of_labels.weighting))
-        valid = batch.labels != IGNORED
-        scale = (weights[valid] / expected[valid]).double()
-        torch.testing.assert_close(scale, scale[:1].expand_as(scale), rtol=1e-6, atol=0)
-        assert not weights[~valid].any()
-        default = without_first(batch.labels, document_ids=batch.document_ids, vocab_size=VOCAB_SIZE)
-        differ += int((weights != default).any())
-    assert differ == 5
 
 
 def test_weights_worked_out_by_hand():
@@ -164,49 +131,6 @@ def test_the_loop_of_the_documentation_has_the_weights_of_the_reference():
     }
     exec(snippet("objective.md", "TF-IDF weights", number=1), given)
     assert_weights_equal_reference(given["weights"], rows.of_reference(ReferenceTFIDF()))
-
-
-# ---- what else holds for every weighting
-
-
-def test_saved_statistics_continue_exactly():
-    whole, first = (TFIDFWeighting(num_batches=3, counted="tokens") for _ in range(2))
-    batches = [rows.batch(packed=True) for rows in stream(6, packed=True)]
-    expected = [whole(batch) for batch in batches]
-    for batch in batches[:5]:
-        first(batch)
-    resumed = TFIDFWeighting(num_batches=3, counted="tokens")
-    resumed.load_state_dict(first.state_dict())
-    for batch, weights in zip(batches[5:], expected[5:], strict=True):
-        assert torch.equal(resumed(batch), weights)
-    assert_same_state(resumed, state_copy(whole))
-
-
-def test_nothing_waits_for_the_device():
-    weighting = TFIDFWeighting(counted="tokens", max_weight=2.0)
-    for number in range(3):
-        batch = random_rows(torch.Generator(), packed=True).batch(packed=True)
-        tensors = (part.to("meta") for part in (batch.labels, batch.document_ids, batch.all_tokens))
-        meta = TokenBatch(*tensors, vocab_size=VOCAB_SIZE)
-        with Recorder() as recorder:
-            assert weighting(meta).device.type == "meta"
-        if number:  # at the first call the window follows the labels
-            assert_no_synchronisation(recorder)
-
-
-def test_one_compiled_graph_has_the_bits_of_the_uncompiled_device_path():
-    torch._dynamo.reset()
-    plain, weighting = CalledWeighting(checked=False, counted="tokens"), TFIDFWeighting(counted="tokens")
-    compiled = torch.compile(weighting, fullgraph=True, backend="aot_eager")
-    generator = torch.Generator().manual_seed(7)
-    batches = [random_rows(generator, packed=True).batch(packed=True) for _ in range(4)]
-    plain(batches[0])
-    weighting.load_state_dict(plain.weighting.state_dict())
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for batch in batches[1:]:
-            assert torch.equal(compiled(batch), plain(batch))
-            assert_same_state(weighting, state_copy(plain.weighting))
-    torch._dynamo.reset()
 
 
 # ---- bad input
@@ -241,8 +165,3 @@ def test_on_a_gpu_a_label_that_is_not_the_token_at_its_position_gets_nan():
         LABELS, all_tokens=torch.tensor([[2, 3, 5, 1]]), vocab_size=10
     )
     assert weights.isnan().tolist() == [[False, False, True, False]]
-
-
-def test_the_argument_is_checked():
-    with pytest.raises(ValueError, match="counted is 'all': possible are labels, tokens"):
-        TFIDFWeighting(counted="all")

@@ -1,14 +1,25 @@
-"""What weightings compute on a device, see ``--device``: the weights and the state of the CPU, in CUDA graphs too.
+"""Weightings on a device, see ``--device``: the CPU's weights and state, no waiting, ``torch.compile``, CUDA graphs.
 
-On a CPU the first test compares two equal runs; there, the tests of each weighting compare with slow references.
+Where there is no GPU, the meta device stands for it, and the code path of a GPU runs on the CPU.
 """
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
-from label_batches import EPS, random_labels
+from label_batches import (
+    EPS,
+    CalledWeighting,
+    assert_same_state,
+    random_labels,
+    random_stream,
+    state_copy,
+    unchecked,
+)
+from operations import Recorder, assert_no_synchronisation
 from tfidf_reference import IGNORED
+from torch._dynamo.utils import counters
 
 from tfidf_tune.weighting import (
     FocalWeighting,
@@ -20,11 +31,11 @@ from tfidf_tune.weighting import (
     TokenBatch,
 )
 
-SHAPE, VOCAB_SIZE = (3, 60), 50
+ROWS, LENGTH, VOCAB_SIZE = 3, 60, 50
 WEIGHTINGS = {
     "TF-IDF": TFIDFWeighting,
-    "TF-IDF log, capped": partial(TFIDFWeighting, tf="log", max_weight=2.0),
-    "TF-IDF binary": partial(TFIDFWeighting, tf="binary", num_batches=3),
+    "TF-IDF log, capped": partial(TFIDFWeighting, tf="log", max_weight=2.0, num_batches=3),
+    "TF-IDF of all tokens": partial(TFIDFWeighting, counted="tokens", num_batches=3),
     "Goldfish": partial(GoldfishWeighting, h=3),
     "Goldfish static": partial(GoldfishWeighting, strategy="static"),
     "MiLe": MiLeWeighting,
@@ -37,60 +48,76 @@ WEIGHTINGS = {
 CAPTURED = ("TF-IDF", "TF-IDF log, capped", "Goldfish", "repetition", "repetition, short contexts")
 
 
+def make(name):
+    weighting = WEIGHTINGS[name]()
+    weighting.set_special_tokens([0, 1])
+    return weighting
+
+
+def batch_of(labels, generator, *, device="cpu", documents=True, vocab_size=VOCAB_SIZE):
+    """All that a weighting may be given, on a device."""
+    log_probability, entropy = (torch.rand(labels.shape, generator=generator) for _ in range(2))
+    document_ids = (torch.arange(labels.shape[1]) // 25).expand(labels.shape).contiguous()
+    all_tokens = torch.where(labels == IGNORED, torch.arange(labels.shape[1]) % VOCAB_SIZE, labels)
+    return TokenBatch(
+        labels.to(device),
+        document_ids=document_ids.to(device) if documents else None,
+        all_tokens=all_tokens.to(device),
+        vocab_size=vocab_size,
+        predictions=Predictions(-log_probability.to(device), entropy.to(device)),
+    )
+
+
+# ---- a GPU
+
+
 def stream(device, *, same_shape=False):
     """Full mini-batches, with documents, a shorter one, one with nothing in it, all with ignored labels.
 
     Only the first row has no ignored labels. It is the same in each, so that repetition weights meet a copy.
     """
     generator = torch.Generator().manual_seed(0)
-    passage = torch.randint(VOCAB_SIZE, SHAPE[1:], generator=generator)
+    passage = torch.randint(VOCAB_SIZE, (LENGTH,), generator=generator)
     for number in range(24):
-        labels = random_labels(generator, *SHAPE, VOCAB_SIZE, ignored=0.1)
+        labels = random_labels(generator, ROWS, LENGTH, VOCAB_SIZE, ignored=0.1)
         labels[0] = passage
         if number == 3:
             labels.fill_(IGNORED)
         if number == 5 and not same_shape:
             labels = labels[1:, :30].contiguous()
-        predictions = Predictions(*(torch.rand(labels.shape, generator=generator) for _ in range(2)))
-        documents = (torch.arange(labels.shape[1]) // 25).expand(labels.shape).contiguous()
-        yield TokenBatch(
-            labels.to(device),
-            document_ids=documents.to(device) if number % 2 and not same_shape else None,
-            vocab_size=VOCAB_SIZE,
-            predictions=Predictions(-predictions[0].to(device), predictions[1].to(device)),
-        )
+        yield batch_of(labels, generator, device=device, documents=number % 2 and not same_shape)
 
 
-def assert_same_state(found, expected):
-    found, expected = found.state_dict(), expected.state_dict()
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name].cpu(), expected[name].cpu()) for name in expected)
+def assert_states_equal(found, expected):
+    assert found.state_dict().keys() == expected.state_dict().keys()
+    assert all(
+        torch.equal(value.cpu(), expected.state_dict()[name].cpu()) for name, value in found.state_dict().items()
+    )
 
 
-@pytest.mark.parametrize("name", WEIGHTINGS)
-def test_weights_and_state_are_those_of_the_cpu(name, device):
+def test_weights_and_state_are_those_of_the_cpu(device):
     """State bit for bit, zeros in the same places, weights up to rounding; the last third is evaluation."""
-    found, expected = WEIGHTINGS[name](), WEIGHTINGS[name]()
-    for weighting in (found, expected):
-        weighting.set_special_tokens([0, 1])
-    varied = 0
-    for number, (here, there) in enumerate(zip(stream("cpu"), stream(device), strict=True)):
-        weights = expected.train(number < 16)(here)
-        on_device = found.train(number < 16)(there).cpu()
-        assert torch.equal(on_device == 0, weights == 0)
-        # Each is within 24 eps of the weights in float64.
-        torch.testing.assert_close(on_device, weights, rtol=48 * EPS, atol=0)
-        of_labels = weights[here.labels != IGNORED]
-        varied += bool(of_labels.numel() and (of_labels != of_labels[0]).any())
-    assert varied > 5, "weights of one value show nothing"
-    assert_same_state(found, expected)
+    if device.type == "cpu":
+        pytest.skip("two equal runs show nothing: --device cuda")
+    for name in WEIGHTINGS:
+        found, expected, varied = make(name), make(name), 0
+        for number, (here, there) in enumerate(zip(stream("cpu"), stream(device), strict=True)):
+            weights = expected.train(number < 16)(here)
+            on_device = found.train(number < 16)(there).cpu()
+            assert torch.equal(on_device == 0, weights == 0), name
+            # Each is within 24 eps of the weights in float64.
+            torch.testing.assert_close(on_device, weights, rtol=48 * EPS, atol=0)
+            of_labels = weights[here.labels != IGNORED]
+            varied += bool(of_labels.numel() and (of_labels != of_labels[0]).any())
+        assert varied > 5, "weights of one value show nothing"
+        assert_states_equal(found, expected)
 
 
 def test_a_cuda_graph_replays_the_bits_of_the_same_weighting_without_it(device):
     if device.type != "cuda":
         pytest.skip("a CUDA graph needs a GPU: --device cuda")
     for name in CAPTURED:
-        eager, captured = WEIGHTINGS[name](), WEIGHTINGS[name]()
+        eager, captured = make(name), make(name)
         first, *others = stream(device, same_shape=True)
         eager(first)
         expected = [eager(batch).clone() for batch in others]
@@ -106,4 +133,104 @@ def test_a_cuda_graph_replays_the_bits_of_the_same_weighting_without_it(device):
             labels.copy_(batch.labels)
             graph.replay()
             assert torch.equal(weights, of_batch), name
-        assert_same_state(captured, eager)
+        assert_states_equal(captured, eager)
+
+
+# ---- what a captured graph asks for: the same operations on the same memory, whatever the values are
+
+
+def batches_of_any_values(generator):
+    """Ordinary ones, one with nothing in it, one with a single token, one of ids that are not in the vocabulary."""
+    ordinary = [random_labels(generator, ROWS, LENGTH, VOCAB_SIZE) for _ in range(6)]
+    return [*ordinary, *(torch.full((ROWS, LENGTH), token) for token in (IGNORED, 7, VOCAB_SIZE)), ordinary[0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_updates"),
+    # In the window is all but what has no valid token; without a label, other tokens may count.
+    [("TF-IDF log, capped", 8), ("TF-IDF of all tokens", 9), ("repetition, short contexts", None)],
+)
+def test_operations_shapes_and_memory_do_not_depend_on_values(name, num_updates):
+    generator, recorded = torch.Generator().manual_seed(0), []
+    weighting = make(name)
+    weighting(batch_of(torch.zeros(ROWS, LENGTH, dtype=torch.int64), generator))  # lays out the tables
+    before = {name: (buffer.data_ptr(), buffer.shape) for name, buffer in weighting.named_buffers()}
+    updates = weighting.window.num_updates.clone() if num_updates else None
+    with unchecked():
+        for labels in batches_of_any_values(generator):
+            batch = batch_of(labels, generator)
+            with Recorder() as recorder:
+                weighting(batch)
+            recorded.append(recorder.calls)
+            assert {name: (b.data_ptr(), b.shape) for name, b in weighting.named_buffers()} == before
+    assert len(recorded[0]) > 30
+    assert all(calls == recorded[0] for calls in recorded)
+    assert num_updates is None or int(weighting.window.num_updates - updates) == num_updates
+
+
+# ---- waiting for nothing
+
+
+@pytest.mark.parametrize("name", WEIGHTINGS)
+def test_with_a_vocabulary_size_nothing_waits_for_the_device(name):
+    """At the first call state and special tokens follow the labels; torchtune's stock recipes do not move their loss.
+
+    Later batches may have other shapes and vocabularies: the tables grow by what shapes say.
+    """
+    for documents, training in product((True, False), repeat=2):
+        weighting = make(name).train(training)
+        for i, (rows, length) in enumerate(((3, 40), (2, 9), (4, 50))):
+            labels = torch.zeros(rows, length, dtype=torch.int64)
+            batch = batch_of(labels, None, device="meta", documents=documents, vocab_size=VOCAB_SIZE + 10 * i)
+            with Recorder() as recorder:
+                weights = weighting(batch)
+            assert (weights.device.type, weights.shape, weights.dtype) == ("meta", labels.shape, torch.float32)
+            if i:
+                assert_no_synchronisation(recorder)
+        if training:
+            assert {tensor.device.type for tensor in weighting.state_dict().values()} <= {"meta"}
+
+
+# ---- compiled: one graph, the bits of the uncompiled device path
+
+
+@pytest.fixture
+def num_graphs():
+    """Graphs that a test has compiled so far."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield lambda: counters["stats"]["unique_graphs"]
+    torch._dynamo.reset()
+    counters.clear()
+
+
+@pytest.mark.parametrize(
+    "name", ["TF-IDF log, capped", "TF-IDF of all tokens", "Goldfish", "MiLe", "focal", "repetition, short contexts"]
+)
+def test_one_graph_serves_every_batch_after_the_tables_have_grown(name, num_graphs):
+    generator = torch.Generator().manual_seed(0)
+    plain, weighting = make(name), make(name)
+    with unchecked():
+        plain(batch_of(torch.zeros(ROWS, LENGTH, dtype=torch.int64), generator))
+    weighting.load_state_dict(plain.state_dict())
+    compiled, compared = torch.compile(weighting, fullgraph=True, backend="aot_eager"), 0.0
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for labels in batches_of_any_values(generator):
+            batch = batch_of(labels, generator)
+            weights = compiled(batch)
+            with unchecked():
+                expected = plain(batch)
+            torch.testing.assert_close(weights, expected, rtol=0, atol=0, equal_nan=True)
+            if weighting.state_dict():
+                assert_same_state(weighting, state_copy(plain))
+            compared += float(weights.nansum())
+    assert num_graphs() == 1
+    assert compared > 0
+
+
+def test_compiled_the_shapes_of_the_batches_may_change(num_graphs):
+    weighting, plain = TFIDFWeighting(num_batches=3), CalledWeighting(checked=False, num_batches=3)
+    compiled = torch.compile(weighting, fullgraph=True, backend="aot_eager")
+    for labels in random_stream(seed=1, num_batches=2, max_rows=4, max_length=20, vocab_size=VOCAB_SIZE):
+        assert torch.equal(compiled(labels, vocab_size=VOCAB_SIZE), plain(labels, vocab_size=VOCAB_SIZE))
+        assert_same_state(weighting, state_copy(plain.weighting))

@@ -1,12 +1,13 @@
-"""Goldfish weights: which tokens are left out, and that it is always the same ones."""
+"""Goldfish weights: which tokens are left out, and that it is always the same ones; the hash that decides it."""
 
 import pytest
 import torch
 from label_batches import EPS, assert_weights_equal_reference, random_labels
-from peer_reference import reference_goldfish
+from peer_reference import contexts_of, reference_context_hash, reference_goldfish
 from tfidf_reference import IGNORED
 
 from tfidf_tune.weighting import GoldfishWeighting
+from tfidf_tune.weighting._context_hash import hash_contexts, positions_in_document
 
 # A ratio of two whole numbers, rounded once.
 RTOL = EPS
@@ -26,7 +27,6 @@ def random_text(seed, rows=4, length=256, vocab_size=1000):
         ({}, False),
         ({"k": 3, "h": 2, "seed": -7}, True),
         ({"k": 8, "h": 50, "seed": 2**40}, False),
-        ({"strategy": "static", "k": 2}, False),
         ({"strategy": "static", "k": 7}, True),
     ],
 )
@@ -48,12 +48,6 @@ def test_the_weights_equal_the_reference(settings, documents):
     found = torch.cat(found)
     assert (found == 0).any()
     assert (found > 1).any()
-
-
-def test_the_defaults_are_those_of_the_paper():
-    labels = random_text(1)
-    assert torch.equal(is_kept(labels), is_kept(labels, strategy="hash", k=4, h=13, seed=0))
-    assert not torch.equal(is_kept(labels), is_kept(labels, k=4, h=12))
 
 
 def test_a_passage_loses_the_same_tokens_wherever_it_occurs():
@@ -83,3 +77,24 @@ def test_special_tokens_are_always_kept_and_others_as_before(settings):
 def test_the_largest_k_hides_almost_nothing():
     """The product of k and a hash is an int64."""
     assert GoldfishWeighting(k=2**31, h=1)(torch.arange(2**16).view(4, 2**14)).all()
+
+
+@pytest.mark.parametrize(("length", "seed", "documents"), [(1, -5, False), (13, 0, True), (50, 2**40, False)])
+def test_the_hashes_are_those_of_big_integers(length, seed, documents):
+    generator = torch.Generator().manual_seed(length)
+    labels = random_labels(generator, 3, 70, 50_000, ignored=0.02)
+    labels[0, 3:6] = torch.tensor([2**31 - 2, 2**31 - 1, 2**63 - 2])  # 0 and 1 modulo the prime; the largest
+    ids = torch.randint(2, labels.shape, generator=generator).cumsum(dim=1) // 9 if documents else None
+    hashes = hash_contexts(labels, positions_in_document(labels != IGNORED, ids), length, seed=seed)
+    assert hashes.dtype == torch.int64
+    contexts = contexts_of(labels.tolist(), None if ids is None else ids.tolist())
+    assert hashes.tolist() == [[reference_context_hash(context, length, seed) for context in row] for row in contexts]
+
+
+@pytest.mark.parametrize(("h", "k", "is_random"), [(1, 4, False), (13, 2, True)])
+def test_one_token_in_k_is_left_out(h, k, is_random):
+    """No id comes twice in these texts, so that no context does: 5 standard deviations of a binomial."""
+    ids = torch.randperm(2**16, generator=torch.Generator().manual_seed(0)) if is_random else torch.arange(2**16)
+    left_out = ~is_kept(ids.view(16, -1), h=h, k=k)[:, h:]
+    deviation = (left_out.numel() * (1 / k) * (1 - 1 / k)) ** 0.5
+    assert abs(int(left_out.sum()) - left_out.numel() / k) < 5 * deviation

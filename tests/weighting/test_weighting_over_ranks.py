@@ -8,13 +8,18 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from called_weighting import CalledWeighting
-from label_batches import assert_weights_equal_reference, capped_rtol, random_labels
+from label_batches import (
+    CalledWeighting,
+    assert_same_state,
+    assert_weights_equal_reference,
+    capped_rtol,
+    random_labels,
+    state_copy,
+)
 from operations import Recorder, assert_no_synchronisation
 from peer_reference import ReferenceRepetition
 from processes import on_every_rank
 from tfidf_reference import IGNORED, ReferenceTFIDF, reference_unit_mean
-from window_state import assert_same_state, state_copy
 
 from tfidf_tune.weighting import (
     RepetitionWeighting,
@@ -62,11 +67,8 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "sync": Case({"sync": True}),
-    "sync, binary": Case({"sync": True, "tf": "binary"}),
     "sync, documents, capped": Case({"sync": True, "max_weight": 1.2}, documents=True),
     "sync, log, unknown vocabulary": Case({"sync": True, "tf": "log"}, vocab_size=None),
-    "sync, shape known": Case({"sync": True}, documents=True, shape_known=True),
     "sync, all tokens": Case({"sync": True, "counted": "tokens"}),
     "sync, all tokens, shape known": Case(
         {"sync": True, "counted": "tokens", "max_weight": 1.3}, documents=True, shape_known=True
@@ -149,56 +151,44 @@ def repetition_of(rank):
 
 def collectives_of(rank, case):
     """Names of the collectives of a step in training and of one in evaluation."""
-    weighting = TFIDFWeighting(num_batches=WINDOW, **case.settings)
+    weighting, names = TFIDFWeighting(num_batches=WINDOW, **case.settings), []
     batches = batches_of_a_step(0, dist.get_world_size())
-    names = []
+    labels, document_ids = batches[rank]
     for training in (True, False):
-        weighting.train(training)
         with Recorder() as recorder:
-            weighting(
-                batches[rank][0],
+            weighting.train(training)(
+                labels,
                 vocab_size=VOCAB_SIZE,
-                document_ids=batches[rank][1] if case.documents else None,
+                document_ids=document_ids if case.documents else None,
                 largest_shape=case.largest_shape(batches),
-                all_tokens=case.tokens(batches[rank][0]),
+                all_tokens=case.tokens(labels),
             )
-        names.append(
-            [
-                operation
-                for call, operation in zip(recorder.calls, recorder.operations, strict=True)
-                if "c10d" in call[0]
-            ]
-        )
+        calls = zip(recorder.calls, recorder.operations, strict=True)
+        names.append([operation for call, operation in calls if "c10d" in call[0]])
     return names
 
 
 def refused(rank):
     """The messages of a rank whose labels are in order but for rank 1's, and weights of a batch after them all."""
-    good, bad, far = (torch.tensor([[3, 4, token]]) for token in (4, VOCAB_SIZE, 2**40))
-    ids = torch.tensor([[0, 0, 1]])
+    labels, ids = torch.tensor([[3, 4, 4]]), torch.tensor([[0, 0, 1]])
     weighting = TFIDFWeighting(num_batches=WINDOW, sync=True)
+    of_tokens = TFIDFWeighting(num_batches=WINDOW, sync=True, counted="tokens")
     messages = {}
-    for name, labels, document_ids in (
-        ("a bad id", bad, None),
-        ("an id beyond int32", far, None),
-        ("a negative document", good, ids - 1),
-        ("a document beyond int32", good, ids + 2**31),
-    ):
+    for name, (called, bad, good) in {
+        "a bad id": (weighting, {"batch": torch.tensor([[3, 4, VOCAB_SIZE]])}, {}),
+        "an id beyond int32": (weighting, {"batch": torch.tensor([[3, 4, 2**40]])}, {}),
+        "a negative document": (weighting, {"document_ids": ids - 1}, {"document_ids": ids}),
+        "a document beyond int32": (weighting, {"document_ids": ids + 2**31}, {"document_ids": ids}),
+        "other tokens": (of_tokens, {"all_tokens": labels + 1}, {"all_tokens": labels}),
+    }.items():
+        given = {"batch": labels, "vocab_size": VOCAB_SIZE} | (bad if rank == 1 else good)
         with pytest.raises(ValueError, match=".") as error:
-            weighting(
-                labels if rank == 1 else good,
-                vocab_size=VOCAB_SIZE,
-                document_ids=None if document_ids is None else document_ids if rank == 1 else ids,
-            )
+            called(**given)
         messages[name] = str(error.value)
     for largest in ((1, 2), (0, 3)):
         with pytest.raises(ValueError, match=rf"\(1, 3\), larger than largest_shape, {re.escape(str(largest))}"):
-            weighting(good, largest_shape=largest)
-    of_tokens = TFIDFWeighting(num_batches=WINDOW, sync=True, counted="tokens")
-    with pytest.raises(ValueError, match=".") as error:
-        of_tokens(good, vocab_size=VOCAB_SIZE, all_tokens=good + int(rank == 1))
-    messages["other tokens"] = str(error.value)
-    return messages, weighting(good, vocab_size=VOCAB_SIZE), state_copy(weighting)
+            weighting(labels, largest_shape=largest)
+    return messages, weighting(labels, vocab_size=VOCAB_SIZE), state_copy(weighting)
 
 
 @pytest.fixture(scope="module")
@@ -326,7 +316,7 @@ def test_the_labels_of_a_rank_take_4_bytes_a_position_and_documents_and_tokens_4
 # ---- bad input
 
 
-def test_an_id_outside_the_vocabulary_on_one_rank_is_an_error_on_every_rank(ranks):
+def test_a_bad_number_on_one_rank_is_an_error_on_every_rank_and_leaves_the_window(ranks):
     messages = [result["refused"][0] for result in ranks]
     assert all(f"the id {VOCAB_SIZE}," in of_rank["a bad id"] for of_rank in messages)
     assert f"the id {2**40}," in messages[1]["an id beyond int32"]
@@ -336,8 +326,7 @@ def test_an_id_outside_the_vocabulary_on_one_rank_is_an_error_on_every_rank(rank
     assert all("labels are not the tokens at their positions" in of_rank["other tokens"] for of_rank in messages)
     assert all(f"below {2**31 - 1}" in of_rank["a document beyond int32"] for of_rank in messages)
 
-
-def test_after_an_error_the_ranks_continue_with_an_unchanged_window(ranks):
+    # After these errors the ranks continue with an unchanged window.
     one_process = TFIDFWeighting(num_batches=WINDOW)
     weights = one_process(torch.tensor([[3, 4, 4]] * len(ranks)), vocab_size=VOCAB_SIZE)
     for rank, result in enumerate(ranks):
@@ -359,32 +348,11 @@ def fake_group():
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"sync": True}, {"sync": True, "max_weight": 1.5}],
-)
-def test_sync_in_one_process_changes_nothing(settings):
-    plain = CalledWeighting(num_batches=WINDOW, max_weight=settings.get("max_weight"))
-    sharing = CalledWeighting(num_batches=WINDOW, **settings)
-    for step in range(8):
-        ((labels, document_ids),) = batches_of_a_step(step, 1)
-        with Recorder() as recorder:
-            weights = sharing(labels, document_ids=document_ids, vocab_size=VOCAB_SIZE)
-        assert not [call for call in recorder.calls if "c10d" in call[0]]
-        assert torch.equal(weights, plain(labels, document_ids=document_ids, vocab_size=VOCAB_SIZE))
-    assert_same_state(sharing.weighting, state_copy(plain.weighting))
-
-
-@pytest.mark.parametrize(
-    "documents",
-    [True, False],
-)
-def test_sync_does_not_wait_for_the_device(fake_group, documents):
+def test_sync_does_not_wait_for_the_device(fake_group):
     weighting = TFIDFWeighting(num_batches=WINDOW, sync=True).to("meta")
     for rows, length in ((2, 9), (4, 32), (2, 9)):
         labels = torch.zeros(rows, length, dtype=torch.int64, device="meta")
-        document_ids = torch.zeros_like(labels) if documents else None
         with Recorder() as recorder:
-            weights = weighting(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids, largest_shape=(5, 32))
+            weights = weighting(labels, vocab_size=VOCAB_SIZE, document_ids=labels, largest_shape=(5, 32))
         assert_no_synchronisation(recorder)
         assert weights.shape == labels.shape
