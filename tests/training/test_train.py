@@ -1,7 +1,9 @@
-"""The training step and loop on a tiny torchtune model."""
+"""The training step and loop on a tiny torchtune model; signals, after which the step is finished and the run saved."""
 
 import copy
 import json
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tiny_llama import TINY_LLAMA
+from tiny_run import run_recipe
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
@@ -16,8 +19,10 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from torchtune.models.llama2 import llama2
 from training_steps import make_batch, step_and_gradients
 
+from tfidf_tune import _signals
+from tfidf_tune._signals import Interrupted, stop_request
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
-from tfidf_tune.training import FinetuneConfig, Run, TrainState, check_config, train
+from tfidf_tune.training import FinetuneConfig, ResumePoint, Run, TrainState, _train, check_config, train
 from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog
 from tfidf_tune.training._run import milestone_steps
 from tfidf_tune.weighting import RepetitionWeighting, shift_labels
@@ -243,3 +248,70 @@ def test_the_loop_sets_training_mode_and_leaves_saves_out_of_the_clock(recipe_co
         "start", "random states", "batch", "batch", "step 1", "step 2", "run/checkpoint_50pct", "resume 2", "restart",
         "batch", "step 3", "run/checkpoint_100pct", "resume 3", "restart",
     ]  # fmt: skip
+
+
+SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+
+
+@pytest.fixture(autouse=True)
+def no_nohup():
+    """The tests themselves may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    time = [100.0]
+    monkeypatch.setattr(_signals.time, "monotonic", lambda: time[0])
+    return time
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_signal_is_one_request_until_the_block_ends_and_a_later_one_ends_at_once(clock, number, code):
+    """A terminal sends Ctrl-C to every process, and torchrun repeats it."""
+    before = {each: signal.getsignal(each) for each, _ in SIGNALS}
+    with stop_request() as request:
+        assert request.signal_number == 0
+        for _ in range(4):
+            send(number)
+            clock[0] += 0.7
+        assert request.signal_number == number
+        clock[0] += 3.1
+        with pytest.raises(SystemExit) as ended:
+            send(number)
+
+    assert ended.value.code == code
+    assert {each: signal.getsignal(each) for each, _ in SIGNALS} == before
+
+
+def test_a_signal_in_the_last_step_lets_the_run_finish(recipe_config, monkeypatch):
+    original = _train.train_step
+
+    def train_step(*args, **kwargs):
+        send(signal.SIGTERM)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(_train, "train_step", train_step)
+
+    assert (run_recipe(recipe_config(max_steps=1)) / "checkpoint_100pct").is_dir()
+
+
+def test_a_signal_while_a_checkpoint_is_saved_writes_no_second_one(recipe_config, monkeypatch):
+    original, saved = ResumePoint.save, []
+
+    def save(self, step, *args):
+        send(signal.SIGTERM)
+        saved.append(step)
+        original(self, step, *args)
+
+    monkeypatch.setattr(ResumePoint, "save", save)
+
+    with pytest.raises(Interrupted, match="stopped after step 2 of 4; the last good checkpoint is .*step_2"):
+        run_recipe(recipe_config(save_at_percent=[50, 100], max_steps=4))
+    assert saved == [2]

@@ -1,6 +1,7 @@
-"""Checkpoints of every family: read and written in every form, and refused where they do not fit the model."""
+"""Checkpoints of every family and of other classes: read, written, and refused where they do not fit the model."""
 
 import json
+import logging
 import os
 import shutil
 import threading
@@ -9,6 +10,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import any_models
 import huggingface_hub.constants
 import peft
 import pytest
@@ -25,6 +27,7 @@ from torchtune import config
 from torchtune.modules import TransformerSelfAttentionLayer
 from torchtune.training import set_activation_checkpointing
 
+from tfidf_tune.models import auto
 from tfidf_tune.training import HFCheckpointer, LoRASettings, Run, TrainingError, build_model, load_model
 from tfidf_tune.training._checkpointer import implementation_of
 from tfidf_tune.training._hf_files import COMPANIONS
@@ -530,3 +533,53 @@ def test_an_id_that_cannot_be_downloaded_is_refused_with_the_reason(hub, monkeyp
     message = r"some/gated is not a local folder and could not be downloaded .*\(GatedRepoError.*: .*/some/gated/"
     with pytest.raises(FileNotFoundError, match=message):
         HFCheckpointer(checkpoint_dir="some/gated")
+
+
+def check_as_transformers(folder):
+    checkpointer = HFCheckpointer(checkpoint_dir=str(folder))
+    with torch.device("meta"):
+        model = auto(checkpointer.transformers_config, implementation="transformers")
+    checkpointer.check_model(model)
+
+
+def test_names_without_prefix_and_whole_numbers_that_are_no_weights_are_accepted(tmp_path, text_file):
+    folder = any_models.make_checkpoint("GPT-2", tmp_path / "base", text_file)
+    causal = {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64, dtype=torch.uint8) for layer in range(2)}
+
+    # As in the repository of GPT-2.
+    weights(lambda w: {name.removeprefix("transformer."): value for name, value in w.items()} | causal)(folder)
+    check_as_transformers(folder)
+
+    name = "h.1.mlp.c_fc.weight"
+    weights(lambda w: w | {name: w[name].to(torch.uint8)})(folder)
+    with pytest.raises(ValueError, match=rf"  {name} is of torch\.uint8, not floating point of 16 bits or more\n"):
+        check_as_transformers(folder)
+
+
+def test_buffers_of_whole_numbers_are_accepted(tmp_path):
+    small = {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    experts = {"n_routed_experts": 8, "moe_intermediate_size": 32, "pad_token_id": 0}
+    config = transformers.AutoConfig.for_model("deepseek_v4", **small, **experts)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+
+    check_as_transformers(tmp_path)
+
+    dtypes = {name.rpartition(".")[2]: value.dtype for name, value in load_file(tmp_path / "model.safetensors").items()}
+    assert dtypes["tid2eid"] == torch.int64
+
+
+def test_a_layer_that_predicts_more_tokens_is_left_out_with_a_warning(tmp_path, text_file, caplog):
+    folder = any_models.make_checkpoint("GLM-4 MoE", tmp_path / "base", text_file)
+    extra = {"model.layers.2.eh_proj.weight": torch.ones(64, 128)}
+    weights(lambda w: w | extra)(folder)
+
+    setting(num_nextn_predict_layers=1)(folder)
+    with caplog.at_level(logging.WARNING):
+        check_as_transformers(folder)
+    setting(num_nextn_predict_layers=0)(folder)
+    with pytest.raises(
+        ValueError, match=r"model\.layers\.2\.eh_proj\.weight is of a layer that config\.json does not have"
+    ):
+        check_as_transformers(folder)
+
+    assert "1 weights are not of the model and are not used, first model.layers.2.eh_proj.weight" in caplog.text
