@@ -106,22 +106,16 @@ def test_validate_refuses_what_the_recipe_would(failure, tmp_path):
     cases = {
         "base: pythia/1.4B_qlora_qa\noutput_dri: x": "no key 'output_dri'; did you mean 'output_dir'",
         "base: pythia/1.4B_qlora_qa\nmodel: {lora_rnk: 3}": "argument 'lora_rnk'; its arguments are .*lora_rank",
-        f"{GOLDFISH}, kk: 3}}": "loss.weighting: .* argument 'kk'; its arguments are strategy, k, ",
-        f"{GOLDFISH}, k: 1}}": "config: loss.weighting: k is 1: one token in k",
-        GOLDFISH.replace("_component_: tfidf_tune.weighting.GoldfishWeighting", "k: 4}"): (
-            "loss: weighting is {.*}: it has to be a w"
-        ),
-        "base: demo/llama_3M_full_memorization\nloss: {_component_: torch.nn.CrossEntropyLoss}": (
-            "torch.nn.CrossEntropyLoss has no terms: take"
-        ),
+        f"{GOLDFISH}, kk: 3}}": "loss.weighting: .* argument 'kk'",
+        f"{GOLDFISH}, k: 1}}": "config: loss.weighting: k is 1",
+        GOLDFISH.replace("_component_: tfidf_tune.weighting.GoldfishWeighting", "k: 4}"): "loss: weighting is {.*}",
+        "base: demo/llama_3M_full_memorization\nloss: {_component_: torch.nn.CrossEntropyLoss}": "has no terms",
         "base: demo/llama_3M_full_memorization\nmodel: ???": "missing model",
         "base: demo/llama_3M_full_memorization\nmodel: ${model}": "Recursive interpolation",
         "model: null\ncheckpointer: {a: HFCheckpointer}": "missing batch_size",
         "a: ${b": "error: config .*'a'",
-        "model: {_component_: torch.nn.Linear, size: 3}": "got an unexpected keyword argument 'size'",
-        "model: {_component_: 3}": "config: model: _component_ is 3, it has to be a dotted path",
+        "model: {_component_: 3}": "config: model: _component_ is 3",
         "base: nowhere": "no config file nowhere",
-        "a: [": "error: ",
         "": "mine.yaml is empty",
     }
     for text, message in cases.items():
@@ -143,16 +137,13 @@ def test_usage_errors_are_one_message(failure):
     unknown = "no recipe 'full_finetun'; did you mean 'full_finetune'"
     cases = {
         "comapre": r"^error: no command 'comapre'; did you mean 'compare'\?\n\ncommands:\n  demo ",
-        "run full_finetun": unknown,
         "run full_finetun --config x": unknown,
         "run --nproc_per_node 2 full_finetun --config x": unknown,
-        "run ../mine.py --config x": r"no recipe '\.\./mine\.py'\. .* Python file in the working directory",
+        "run ../mine.py --config x": r"no recipe '\.\./mine\.py'",
         "run full_finetune --config": "tfidf-tune run: error: argument --config is required, with a file",
-        "run full_finetune": "tfidf-tune run: error: argument --config is required",
         "run": "tfidf-tune run: error: arguments are missing",
         "cp nothing .": "tfidf-tune cp: error: Invalid file name: nothing. Try `tfidf-tune ls` to see",
         "download": "usage: tfidf-tune download <repo-id>",
-        "validate": "usage: tfidf-tune validate <config>",
         "validate a.yaml b.yaml": "tfidf-tune validate: error: unrecognized arguments: b.yaml",
     }
     for arguments, message in cases.items():
@@ -210,26 +201,15 @@ HEAVY = {"torch", "numpy", "transformers", "datasets", "omegaconf", "torchao", "
 
 def test_help_lists_and_usage_errors_import_no_heavy_library():
     """At most 0.3 s on an idle machine; held by what is imported, because a clock depends on the machine."""
-    commands = [
-        [],
-        ["--help"],
-        ["--version"],
-        ["comapre"],
-        ["tasks"],
-        ["ls"],
-        ["cat", "nothing"],
-        ["run"],
-        ["download"],
-        ["run", "--help"],
-        ["run", "full_finetune", "-h"],
-    ]
-    commands += [["run", "full_finetun", "--config", "x"], ["run", "full_finetune"], ["weights", "my.txt"]]
     own = (*cli._OURS, "ls", "cp", "cat", "download")
-    commands += [[name, option] for name in own for option in ("--help", "--no-such-option")]
-    commands += [["probe", "audit", "--no-such-option"]]
-    commands += [["data", "preview", "nothing"], ["data", "preview", "--help"]]
-    commands += [["validate", "nothing"], ["run", "lora_finetune", "--config=nothing"]]
-    commands += [["probe", "audit", "/none", "--probe-file", "p"]]
+    given = (
+        *("", "--help", "--version", "comapre", "tasks", "ls", "cat nothing", "run", "download", "run --help"),
+        *("run full_finetune -h", "run full_finetun --config x", "run full_finetune", "weights my.txt"),
+        *(f"{name} {option}" for name in own for option in ("--help", "--no-such-option")),
+        *("probe audit --no-such-option", "data preview nothing", "data preview --help", "validate nothing"),
+        *("run lora_finetune --config=nothing", "probe audit /none --probe-file p"),
+    )
+    commands = [text.split() for text in given]
     for arguments, ended in zip(commands, run_in_forks(commands), strict=True):
         assert not HEAVY & set(ended.modules), arguments
         assert "Traceback" not in ended.err, arguments

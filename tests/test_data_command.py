@@ -64,14 +64,11 @@ def test_learned_tokens_are_in_brackets_and_counted(preview, rows):
     assert not (cfg.output_dir and re.search(r"\x1b", output))
 
 
-def test_packed_rows_are_shown_as_their_examples(preview, rows):
+def test_packed_rows_are_shown_as_their_examples_and_one_example_is_not_plural(preview, rows, tmp_path):
     output, _ = preview(rows | {"packed": True}, "--number", "9", lora=True)
     assert output.count("\nExample ") == 2
     assert "\n1 packed row: " in output
     assert " tokens in 2 examples, " in output
-
-
-def test_one_example_is_not_plural(preview, rows, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     output, _ = preview(rows)
     assert "rows.jsonl: 1 row with prompt and completion; 1 example, 0 of them cut" in output
@@ -114,13 +111,11 @@ def test_neither_weights_nor_the_model_are_needed(preview, rows, tiny_checkpoint
 
 
 def test_a_wrong_config_is_refused(preview, rows):
-    for dataset, arguments, message in (
-        (rows, ["dataset.sorce=x"], "sft_dataset: got an unexpected keyword argument 'sorce'; its arguments are "),
-        (rows, ["dataset.source=gone.jsonl"], "no such file or folder: 'gone.jsonl'"),
-    ):
-        with pytest.raises((ValueError, OSError), match=message):
-            preview(dataset, *arguments)
-    with pytest.raises(ValueError, match="no config file gone, and no config of that name"):
+    with pytest.raises(ValueError, match="sft_dataset: got an unexpected keyword argument 'sorce'"):
+        preview(rows, "dataset.sorce=x")
+    with pytest.raises(ValueError, match=r"dataset: .*'gone\.jsonl'"):
+        preview(rows, "dataset.source=gone.jsonl")
+    with pytest.raises(ValueError, match="no config file gone"):
         main(["preview", "gone"])
 
 

@@ -101,16 +101,6 @@ def test_replacing_a_folder_keeps_files_of_the_user(tmp_path):
     assert str((folder / "link").readlink()) == str((folder / "notes" / "deep" / "link").readlink()) == "nowhere"
 
 
-def test_a_folder_with_a_file_that_cannot_be_copied_is_not_replaced(tmp_path):
-    write(tmp_path / "folder", "old")
-    os.mkfifo(tmp_path / "folder" / "pipe")
-
-    with pytest.raises(OSError, match="named pipe"):
-        write(tmp_path / "folder", "new", replace=["old"])
-
-    assert names(tmp_path / "folder") == ["old", "pipe"]
-
-
 def test_a_folder_disappears_at_once(tmp_path, monkeypatch):
     """A process that is killed meanwhile leaves no folder that lacks files under its name."""
     folder, seen, rmtree = tmp_path / "folder", [], shutil.rmtree
@@ -155,15 +145,18 @@ def test_a_file_is_replaced_when_the_new_one_is_complete(tmp_path):
     assert names(tmp_path) == ["sub", "sub/file.json"]
 
 
-def test_a_device_is_not_replaced_by_a_file(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
+def test_a_device_is_neither_replaced_nor_lost_with_its_folder(tmp_path):
+    write(tmp_path / "folder", "old")
+    os.mkfifo(tmp_path / "folder" / "pipe")
     with (
-        pytest.raises(FileExistsError, match="pipe is a folder or a device, not a file: name another place"),
-        atomic_file(tmp_path / "pipe") as temporary,
+        pytest.raises(FileExistsError, match="pipe is a folder or a device"),
+        atomic_file(tmp_path / "folder" / "pipe"),
     ):
-        temporary.write_text("new")
-    assert (tmp_path / "pipe").is_fifo()
-    assert names(tmp_path) == ["pipe"]
+        pass
+    with pytest.raises(OSError, match="named pipe"):
+        write(tmp_path / "folder", "new", replace=["old"])
+    assert (tmp_path / "folder" / "pipe").is_fifo()
+    assert names(tmp_path) == ["folder", "folder/old", "folder/pipe"]
 
 
 def test_leftovers_of_killed_processes_are_removed_and_nothing_else(tmp_path, monkeypatch):

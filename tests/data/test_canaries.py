@@ -19,7 +19,6 @@ from trl import SFTConfig, SFTTrainer
 from tfidf_tune.data import (
     HFTokenizer,
     InjectedCanaries,
-    embedded_documents,
     hf_tokenizer,
     read_probe_file,
     tokenizer_fingerprint,
@@ -50,18 +49,10 @@ def tokenizers(embedded_tokenizer_folder, sentencepiece_folder, tmp_path_factory
 
 def make_model(tokenizer):
     torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=128,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-    )
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=128, **sizes, **special)
+    return LlamaForCausalLM(config)
 
 
 @pytest.fixture(scope="module")
@@ -150,20 +141,10 @@ def test_a_model_trained_by_the_trainer_recites_targets_that_occur_often_and_no_
         lambda batch: tokenizer(batch["text"]), batched=True, remove_columns=result.column_names
     )
     model = make_model(tokenizer)
-    trainer = Trainer(
-        model,
-        TrainingArguments(
-            str(tmp_path),
-            max_steps=120,
-            per_device_train_batch_size=8,
-            learning_rate=5e-3,
-            logging_steps=120,
-            **SETTINGS,
-        ),
-        train_dataset=rows,
-        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
-    )
-    trainer.train()
+    steps = {"max_steps": 120, "logging_steps": 120, "per_device_train_batch_size": 8, "learning_rate": 5e-3}
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    arguments = TrainingArguments(str(tmp_path), **steps, **SETTINGS)
+    Trainer(model, arguments, train_dataset=rows, data_collator=collator).train()
     samples = probe(model, HFTokenizer(tokenizer), canaries.passages, prefix_lengths=(16,), max_new_tokens=BLOCK - 16)
 
     lms = {number: [] for number in (0, 2, 3, 8)}
@@ -172,18 +153,6 @@ def test_a_model_trained_by_the_trainer_recites_targets_that_occur_often_and_no_
     # With five other seeds: 40 of 40 for each target with 8 insertions, and at most 2 for a control.
     assert min(lms[8]) > 20
     assert max(lms[0]) < 5
-
-
-def test_passages_do_not_overlap(tokenizers, dataset, monkeypatch):
-    documents = {split: embedded_documents(f"{split}[:5]") for split in ("train", "validation")}
-    monkeypatch.setattr("tfidf_tune.data._placing.embedded_documents", documents.__getitem__)
-    canaries = InjectedCanaries(tokenizers["byte_level"], num_targets=45, block_size=BLOCK)  # of about 110
-    canaries.inject(dataset)
-
-    text = "\0".join(itertools.chain(*documents.values()))
-    assert {text.count(each.text) for each in canaries.passages} == {1}
-    spans = sorted((text.index(each.text), len(each.text)) for each in canaries.passages)
-    assert all(start + length <= following for (start, length), (following, _) in itertools.pairwise(spans))
 
 
 def test_prompts_and_completions_carry_canaries_in_the_completion(tokenizers, tmp_path):
@@ -226,67 +195,38 @@ def test_what_the_data_set_contains_is_not_a_canary(tokenizers, dataset):
         InjectedCanaries(tokenizer, texts=TEXTS, num_targets=2).inject(half)
 
 
-@pytest.mark.parametrize("injected", ["byte_level"], indirect=True)
-def test_a_passage_that_the_data_set_contains_is_replaced(injected):
-    tokenizer, canaries, _ = injected
-    first = [each.text for each in canaries.passages]
-    second = InjectedCanaries(tokenizer, num_targets=6, num_controls=5, block_size=BLOCK, seed=1)
-    second.inject(Dataset.from_dict({"text": [f"in a row: {first[0]}", None, f"{first[8]} and more"]}))
-
-    kept = {each.text for each in second.passages} & set(first)
-    assert kept == set(first) - {first[0], first[8]}
-
-
 def test_settings_that_cannot_be_met_are_refused(tokenizers, dataset):
     tokenizer = tokenizers["byte_level"]
     short = AutoTokenizer.from_pretrained(tokenizer.name_or_path, model_max_length=64)
     for arguments, message in (
-        (
-            {"tokenizer": "folder"},
-            r"tokenizer is a str: give what AutoTokenizer\.from_pretrained",
-        ),
-        ({"num_targets": 0}, "num_targets must be a whole number of at least 1, got 0"),
-        ({"num_controls": -1}, "num_controls must be a whole number of at least 0, got -1"),
-        ({"repeats": (1, 4), "num_targets": 1}, "num_targets must be a whole number of at least 2, got 1"),
-        ({"repeats": 2.5}, r"repeats must be a whole number of at least 1, got 2\.5"),
-        ({"repeats": [3, 0]}, "repeats must be a whole number of at least 1, got 0"),
-        ({"repeats": ()}, "repeats must be a whole number of at least 1, got 0"),
-        ({"block_size": 1}, "block_size must be a whole number of at least 2, got 1"),
-        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
-        ({"tokenizer": short}, r"is 256, above max_seq_len 64, .*: lower block_size"),
-        (
-            {"tokenizer": short, "texts": [*TEXTS, "a b " * 99]},
-            r"the longest of texts .* above max_.*: lower the longest",
-        ),
-        ({"texts": [*TEXTS, ""]}, r"texts\[6\] is '': it needs 2 tokens or more"),
+        ({"tokenizer": "folder"}, "tokenizer is a str"),
+        ({"num_controls": -1}, "num_controls .* got -1"),
+        ({"repeats": (1, 4), "num_targets": 1}, "num_targets .* got 1"),
+        *(({"repeats": repeats}, "repeats must be") for repeats in (2.5, [3, 0], ())),
+        ({"tokenizer": short}, "above max_seq_len 64, .*: lower block_size"),
+        ({"tokenizer": short, "texts": [*TEXTS, "a b " * 99]}, "the longest of texts"),
+        ({"texts": [*TEXTS, ""]}, r"texts\[6\] is ''"),
         ({"texts": [TEXTS[0][:-5], *TEXTS]}, r"texts\[0\] is .* no part of another"),
     ):
         with pytest.raises(ValueError, match=message):
             InjectedCanaries(**{"tokenizer": tokenizer, "num_targets": 2} | arguments)
-    for arguments, message in (
-        ({"block_size": 10**6, "num_targets": 2}, "is 4, but there are only 0 texts or passages .* lower these"),
-        ({"texts": TEXTS, "num_targets": 4}, "num_targets.* is 8, but there are only 6 texts"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            InjectedCanaries(tokenizer, **arguments).inject(dataset)
+    with pytest.raises(ValueError, match="num_targets.* is 8, but there are only 6 texts"):
+        InjectedCanaries(tokenizer, texts=TEXTS, num_targets=4).inject(dataset)
 
 
 def test_a_data_set_that_cannot_carry_canaries_is_refused_and_nothing_is_done_twice(tokenizers, dataset, tmp_path):
     canaries = InjectedCanaries(tokenizers["byte_level"], texts=TEXTS, num_targets=2)
-    chat = Dataset.from_dict({"messages": [[{"role": "user", "content": "a"}]]})
     for arguments, message in (
-        ((DatasetDict(train=dataset),), r"a column 'text' of text; this DatasetDict has"),
-        ((dataset.to_iterable_dataset(),), "this IterableDataset has"),
+        ((DatasetDict(train=dataset),), "column 'text' of text; this DatasetDict"),
+        ((dataset.to_iterable_dataset(),), "this IterableDataset"),
         (([{"text": "a"}],), "this list has None"),
-        ((chat,), r"a column 'text' of text; this Dataset has \{'messages': List"),
-        ((chat, "messages"), "a column 'messages' of text"),
         ((dataset, "id"), "a column 'id' of text"),
         ((dataset, "text", {"labels": 1, "text": "a"}), r"row gives values for \['labels', 'text'\]"),
     ):
         with pytest.raises(ValueError, match=message):
             canaries.inject(*arguments)
-    with pytest.raises(ValueError, match=r"no canaries yet: call inject\(\) before write_probe_file\(\)"):
+    with pytest.raises(ValueError, match="no canaries yet"):
         canaries.write_probe_file(tmp_path / "probe.jsonl")
     canaries.inject(dataset)
-    with pytest.raises(ValueError, match=r"inject\(\) was called before: make another InjectedCanaries"):
+    with pytest.raises(ValueError, match=r"inject\(\) was called before"):
         canaries.inject(dataset)

@@ -46,12 +46,27 @@ def sft(tmp_path, tokenizer):
     """Build a data set of given rows."""
 
     def build(rows=ROWS, tokenizer=tokenizer, **arguments):
-        file = tmp_path / "rows.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        given = {"source": str(file), "max_seq_len": 128, "cache_dir": str(tmp_path / "cache")} | SIZES
+        given = {
+            "source": write(tmp_path / "rows.jsonl", rows),
+            "max_seq_len": 128,
+            "cache_dir": str(tmp_path / "cache"),
+        } | SIZES
         return sft_dataset(tokenizer, **given | arguments)
 
     return build
+
+
+@pytest.fixture
+def template(tmp_path):
+    """A file with a chat template."""
+    file = tmp_path / "chat.jinja"
+    file.write_text(TEMPLATE)
+    return str(file)
+
+
+def write(file, rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
 
 
 def by_kind(dataset, kind):
@@ -150,10 +165,8 @@ def test_what_is_removed_is_cached_for_each_choice(sft, tokenizer, monkeypatch):
 
 
 def test_rows_of_a_file_are_put_in(sft, tokenizer, tmp_path):
-    file = tmp_path / "targets.jsonl"
     others = [row(f"{name} of the file", "How?") for name in NAMES]
-    file.write_text("".join(json.dumps(one) + "\n" for one in [*others, TWICE, SHORT]))
-    dataset = sft(targets=str(file), num_repeats=5)
+    dataset = sft(targets=write(tmp_path / "targets.jsonl", [*others, TWICE, SHORT]), num_repeats=5)
     targets, controls = ({passage.text for passage in by_kind(dataset, kind)} for kind in ("target", "control"))
     assert [len(targets), len(controls), targets & controls] == [2, 3, set()]
     assert targets | controls < {text_of(one) for one in others}
@@ -164,20 +177,18 @@ def test_rows_of_a_file_are_put_in(sft, tokenizer, tmp_path):
     assert [text for sample in dataset if (text := tokenizer.decode(sample["tokens"])) not in targets] == order
 
 
-def test_the_last_answer_of_a_conversation_is_measured_without_its_end(sft, tokenizer, tmp_path):
-    file = tmp_path / "chat.jinja"
-    file.write_text(TEMPLATE)
+def test_the_last_answer_of_a_conversation_is_measured_without_its_end(sft, tokenizer, template):
     first = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello, what do you want to know?"}]
     last = [[{"role": "user", "content": "Who?"}, {"role": "assistant", "content": r["completion"]}] for r in UNIQUE]
     rows = [{"messages": first + turns} for turns in last]
-    dataset = sft(rows, targets="random", chat_template=str(file))
+    dataset = sft(rows, targets="random", chat_template=template)
     for passage in dataset.passages:
         answer = answer_of(tokenizer, passage)
         assert {"prompt": "Who?\n", "completion": answer} in UNIQUE
         prompt = "<user>Hi\n<assistant>Hello, what do you want to know?<|endoftext|>\n<user>Who?\n<assistant>"
         assert passage.text == prompt + answer
     assert_places_are_right(dataset)
-    assert len(sft(rows, targets="random", chat_template=str(file), train_on="last").passages) == 5
+    assert len(sft(rows, targets="random", chat_template=template, train_on="last").passages) == 5
 
 
 def long_answer(chat, turn):
@@ -233,15 +244,12 @@ def assert_what_is_learned(dataset, injections):
 
 @pytest.mark.parametrize("rows", [TURN_BY_TURN, MULTI_TURN], ids=["turn by turn", "multi-turn"])
 @pytest.mark.parametrize("targets", ["duplicates", "random", "file"])
-def test_no_turn_of_any_example_learns_a_control(sft, tokenizer, tmp_path, rows, targets):
-    template, file = tmp_path / "chat.jinja", tmp_path / "targets.jsonl"
-    template.write_text(TEMPLATE)
+def test_no_turn_of_any_example_learns_a_control(sft, template, tmp_path, rows, targets):
     if targets == "file":  # a part of the rows is in the source, and the file is an export turn by turn too
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows[::-1]))
-        rows, targets = rows[:12], str(file)
+        rows, targets = rows[:12], write(tmp_path / "targets.jsonl", rows[::-1])
     sizes = {"num_targets": 4, "num_controls": 4, "max_seq_len": 512}
     for seed in range(3):
-        dataset = sft(rows, targets=targets, num_repeats=3, chat_template=str(template), seed=seed, **sizes)
+        dataset = sft(rows, targets=targets, num_repeats=3, chat_template=template, seed=seed, **sizes)
         assert [len(by_kind(dataset, kind)) for kind in ("target", "control")] == [4, 4]
         assert_what_is_learned(dataset, {2, 3} if targets == "duplicates" else {3})
     if targets == "duplicates":
@@ -280,22 +288,20 @@ COPIES = {
 
 
 @pytest.mark.parametrize("copies", COPIES)
-def test_nearly_equal_answers_are_copies(sft, merging_tokenizer, tmp_path, copies):
+def test_nearly_equal_answers_are_copies(sft, merging_tokenizer, template, tmp_path, copies):
     num_words, copy, max_seq_len = COPIES[copies]
-    template, file = tmp_path / "chat.jinja", tmp_path / "targets.jsonl"
-    template.write_text(TEMPLATE)
     answers = [sentence(seed, num_words) for seed in range(20)]
     unique, learned_twice = [chat("Who?", one) for one in answers[:8]], [chat("Who?", one) for one in answers[8:]]
     others = [copy(one) for one in answers[8:]]
-    settings = {"tokenizer": merging_tokenizer, "max_seq_len": max_seq_len, "chat_template": str(template)}
+    settings = {"tokenizer": merging_tokenizer, "max_seq_len": max_seq_len, "chat_template": template}
     settings["min_target_tokens"] = 16
 
     rows = [*unique, *learned_twice, *others]
     sizes = {"num_targets": 3, "num_controls": 5}  # all that are unique
     assert_what_is_learned(sft(rows, targets="random", **settings, **sizes), {1})
-    file.write_text("".join(json.dumps(row) + "\n" for row in [*learned_twice, *unique]))
-    assert_what_is_learned(sft(others, targets=str(file), num_repeats=2, **settings, **sizes), {2})
-    for source, targets in ((rows, "random"), (others, str(file))):
+    file = write(tmp_path / "targets.jsonl", [*learned_twice, *unique])
+    assert_what_is_learned(sft(others, targets=file, num_repeats=2, **settings, **sizes), {2})
+    for source, targets in ((rows, "random"), (others, file)):
         with pytest.raises(ValueError, match=r"only 3 answers .* and 5 for controls; .* half of them and at"):
             sft(source, targets=targets, num_targets=3, num_controls=6, **settings)
 
@@ -305,10 +311,8 @@ def test_nearly_equal_answers_are_copies(sft, merging_tokenizer, tmp_path, copie
         assert len({tuple(map(tuple, passage.positions)) for passage in by_kind(dataset, "target")}) == 12
 
 
-def test_the_most_frequent_come_first_and_their_rows_are_no_controls(sft, tmp_path):
-    template = tmp_path / "chat.jinja"
-    template.write_text(TEMPLATE)
-    settings = {"targets": "duplicates", "num_targets": 3, "chat_template": str(template), "max_seq_len": 256}
+def test_the_most_frequent_come_first_and_their_rows_are_no_controls(sft, template):
+    settings = {"targets": "duplicates", "num_targets": 3, "chat_template": template, "max_seq_len": 256}
     repeated = [chat("Who?", sentence(number)) for number in range(2, 9) for _ in range(number)]
     goes_on = [chat("Who?", sentence(8), "And?", sentence(20 + number)) for number in range(5)]
     unique = [chat("Who?", sentence(30 + number)) for number in range(3)]
@@ -320,28 +324,24 @@ def test_the_most_frequent_come_first_and_their_rows_are_no_controls(sft, tmp_pa
         sft([*repeated, *goes_on, *unique], num_controls=4, **settings)
 
 
-def test_an_answer_twice_in_its_own_row_does_not_occur_once(sft, tmp_path):
-    template = tmp_path / "chat.jinja"
-    template.write_text(TEMPLATE)
+def test_an_answer_twice_in_its_own_row_does_not_occur_once(sft, template):
     answers = [sentence(seed) for seed in range(20)]
     rows = [*(chat("Who?", one, "Again?", one) for one in answers[5:]), *(chat("Who?", one) for one in answers[:5])]
-    assert_what_is_learned(sft(rows, targets="random", chat_template=str(template), max_seq_len=256), {1})
+    assert_what_is_learned(sft(rows, targets="random", chat_template=template, max_seq_len=256), {1})
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_targets_of_a_file_share_no_row(sft, tmp_path, seed):
-    template, file = tmp_path / "chat.jinja", tmp_path / "targets.jsonl"
-    template.write_text(TEMPLATE)
+def test_targets_of_a_file_share_no_row(sft, template, tmp_path, seed):
     pairs = [(sentence(2 * number), sentence(2 * number + 1)) for number in range(6)]
     rows = [row for first, second in pairs for row in (chat("Who?", first), chat("Who?", first, "And?", second))]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = {"chat_template": str(template), "targets": str(file), "max_seq_len": 256, "num_controls": 0}
+    file = write(tmp_path / "targets.jsonl", rows)
+    settings = {"chat_template": template, "targets": file, "max_seq_len": 256, "num_controls": 0}
     assert_what_is_learned(sft(num_targets=6, num_repeats=3, seed=seed, **settings), {3})
     with pytest.raises(ValueError, match="only 6 answers"):
         sft(num_targets=7, num_repeats=3, seed=seed, **settings)
 
 
-@pytest.mark.parametrize(("min_tokens", "num_ids"), [(2, 2), (3, 40), (8, 2), (16, 3), (16, 40), (30, 40)])
+@pytest.mark.parametrize(("min_tokens", "num_ids"), [(2, 2), (8, 2), (16, 3), (30, 40)])
 def test_shared_runs_are_those_of_a_slow_search(min_tokens, num_ids):
     """Random ids, in which rows copy parts of earlier rows."""
     generator = random.Random(min_tokens * 100 + num_ids)
@@ -388,21 +388,14 @@ def test_packed_rows_have_passages_too(sft, embedded_tokenizer_folder):
 
 def test_too_few_rows_and_wrong_settings_are_refused(sft):
     for arguments, message in (
-        (
-            {"targets": "duplicates", "num_targets": 3},
-            "num_targets is 3 .* only 2 answers of 8 tokens or more for targets=duplicates",
-        ),
-        ({"targets": "duplicates", "num_controls": 11}, "and 10 for controls; .* Lower .* targets=random"),
-        ({"targets": "random", "num_targets": 8}, "8 answers of 8 tokens or more for targets=random, and 2 for"),
-        ({"targets": "random", "min_target_tokens": 99}, "only 0 answers of 99 tokens"),
-        ({"targets": "random", "train_on": "all"}, "targets are answers, but train_on is all"),
-        ({"targets": "random", "num_repeats": 0}, "num_repeats must be a whole number of at least 1"),
-        ({"rows": UNIQUE[:3], "targets": "random", "num_targets": 1, "num_controls": 2, "num_repeats": 1}, None),
+        ({"targets": "duplicates", "num_targets": 3}, "num_targets is 3 .* only 2 answers of 8 tokens"),
+        ({"targets": "duplicates", "num_controls": 11}, "and 10 for controls"),
+        ({"targets": "random", "num_targets": 8}, "8 answers of 8 tokens .*, and 2 for"),
+        ({"targets": "random", "train_on": "all"}, "train_on is all"),
+        ({"targets": "random", "num_repeats": 0}, "num_repeats must be"),
     ):
-        if message is None:
-            assert len(sft(**arguments)) == 1
-            continue
         with pytest.raises(ValueError, match=message):
             sft(**arguments)
-    with pytest.raises(FileNotFoundError, match=r"no such file or folder: 'gone\.jsonl'"):
+    assert len(sft(UNIQUE[:3], targets="random", num_targets=1, num_controls=2, num_repeats=1)) == 1
+    with pytest.raises(FileNotFoundError, match=r"'gone\.jsonl'"):
         sft(targets="gone.jsonl")

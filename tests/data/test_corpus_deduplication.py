@@ -99,7 +99,7 @@ def test_one_document_of_each_cluster_stays_with_all_its_columns(tmp_path, texts
 
 
 def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path, texts, capfd):
-    source = write(tmp_path / "in", [f"{text} {number // 4}" for number, text in enumerate(texts * 40)], num_files=6)
+    source = write(tmp_path / "in", [f"{text} {number // 4}" for number, text in enumerate(texts * 12)], num_files=6)
     main(["dedup", str(source), str(tmp_path / "whole")])
     command = [sys.executable, "-m", "tfidf_tune.cli", "data", "dedup", str(source), str(tmp_path / "cut")]
     kill_when(tmp_path / "cut" / "unfinished" / "1" / "completions" / "00002", command)
@@ -148,11 +148,10 @@ def test_what_cannot_work_is_refused(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
     for arguments, error, message in (
-        ([source], ValueError, "name the text and a folder for the result"),
+        ([source], ValueError, "a folder for the result"),
         ([tmp_path / "gone", tmp_path / "out"], FileNotFoundError, "gone"),
-        ([source, tmp_path / "mine"], ValueError, "mine exists and is not empty: name a new folder"),
-        ([source, tmp_path / "out", "--threshold", "0"], ValueError, "threshold is 0"),
-        ([source, tmp_path / "out", "--threshold", "0.9999"], ValueError, "threshold 0.9999 is too high for 128"),
+        ([source, tmp_path / "mine"], ValueError, "mine exists and is not empty"),
+        ([source, tmp_path / "out", "--threshold", "0.9999"], ValueError, "threshold 0.9999"),
         ([source, tmp_path / "other", "--column", "prose"], ValueError, "no column 'prose'"),
     ):
         with pytest.raises(error, match=message):

@@ -28,10 +28,8 @@ def edited(folder, target, **changes):
 
 
 def turn():
-    return [
-        Message(role="user", content="the river: ", masked=True),
-        Message(role="assistant", content="green house", masked=False),
-    ]
+    prompt = Message(role="user", content="the river: ", masked=True)
+    return [prompt, Message(role="assistant", content="green house", masked=False)]
 
 
 def test_text_is_encoded_as_by_transformers_with_bos_and_eos(tokenizer, embedded_tokenizer_folder, sp_tokenizer):
@@ -50,14 +48,10 @@ def test_attributes_are_those_of_the_tokenizer(tokenizer, embedded_tokenizer_fol
     assert tokenizer.special_tokens == {"<|endoftext|>": tokenizer.eos_id}
     assert tokenizer.name == str(embedded_tokenizer_folder)
     assert tokenizer.stop_tokens == [tokenizer.eos_id]
-    assert tokenizer.max_seq_len is None
     hf = AutoTokenizer.from_pretrained(str(embedded_tokenizer_folder))
     hf.add_tokens(["<|added|>"])
     hf.save_pretrained(str(tmp_path))
     assert hf_tokenizer(str(tmp_path)).vocab_size == 513
-
-
-def test_pad_is_the_pad_token_or_eos(embedded_tokenizer_folder, tmp_path):
     without = hf_tokenizer(edited(embedded_tokenizer_folder, tmp_path / "no-pad", pad_token=None))
     assert without.pad_id == without.eos_id
     padded = hf_tokenizer(edited(embedded_tokenizer_folder, tmp_path / "pad", pad_token="!"))
@@ -134,11 +128,6 @@ def test_it_works_with_torchtunes_data_sets(embedded_tokenizer_folder, tmp_path)
     assert len(PackedDataset(text, max_seq_len=16, padding_idx=tokenizer.pad_id)[0]["tokens"]) == 16
     chat = SFTDataset(message_transform=lambda sample: {"messages": turn()}, model_transform=tokenizer, **source)
     assert chat[0]["labels"][0] == -100
-
-
-def test_the_fingerprint_survives_saving(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path / "saved")
-    assert hf_tokenizer(str(tmp_path / "saved")).fingerprint == tokenizer.fingerprint
 
 
 @pytest.mark.parametrize("kind", ["tokenizer", "sp_tokenizer"])

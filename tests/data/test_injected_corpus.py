@@ -1,6 +1,5 @@
 import json
 import pickle
-import re
 import shutil
 from difflib import SequenceMatcher
 
@@ -120,7 +119,9 @@ def test_targets_are_anywhere_and_one_that_loses_its_end_is_not_counted(build):
     assert places == set(range(24))
 
 
-def test_the_text_of_a_passage_keeps_special_tokens(build, sentencepiece_folder, tmp_path):
+def test_the_text_of_a_passage_keeps_special_tokens_and_torchtune_tokenizers_are_supported(
+    build, sentencepiece_folder, tmp_path
+):
     tokenizer = hf_tokenizer(str(sentencepiece_folder))
     file = tmp_path / "unknown.txt"
     file.write_text("\n".join(f"{number} the river <unk> sings over the house" for number in range(9)))
@@ -128,7 +129,11 @@ def test_the_text_of_a_passage_keeps_special_tokens(build, sentencepiece_folder,
     passage = build(tokenizer=tokenizer, target_source=str(file), **sizes).passages[0]
     assert tokenizer.special_tokens["<unk>"] in passage.token_ids
     assert "<unk>" in passage.text
-    assert tokenizer.encode(passage.text, add_bos=False, add_eos=False) == passage.token_ids
+    stock = llama2_tokenizer(str(sentencepiece_folder / "tokenizer.model"))
+    of_stock = build(tokenizer=stock).passages[0]
+    assert of_stock.tokenizer == "Llama2Tokenizer"
+    for own, one in ((tokenizer, passage), (stock, of_stock)):
+        assert own.encode(one.text, add_bos=False, add_eos=False) == one.token_ids
 
 
 def test_the_aligned_base_is_the_text_without_targets_and_controls(build, tokenizer, corpus_file):
@@ -145,13 +150,6 @@ def test_the_aligned_base_is_the_text_without_targets_and_controls(build, tokeni
     np.testing.assert_array_equal(np.delete(dataset.blocks, injected, axis=0), expected)
     np.testing.assert_array_equal(dataset.blocks[injected[:4]], [dataset.passages[0].token_ids] * 4)
     assert len(build()) == 12 + 3 * 4
-
-
-def test_torchtune_tokenizers_are_supported(build, sentencepiece_folder):
-    tokenizer = llama2_tokenizer(str(sentencepiece_folder / "tokenizer.model"))
-    passage = build(tokenizer=tokenizer).passages[0]
-    assert passage.token_ids == tokenizer.encode(passage.text, add_bos=False, add_eos=False)
-    assert passage.tokenizer == "Llama2Tokenizer"
 
 
 def test_a_second_run_does_not_tokenize_and_maps_the_blocks(build, tokenizer, monkeypatch):
@@ -184,15 +182,6 @@ def test_a_changed_tokenizer_of_the_same_name_is_noticed(
         shutil.copytree(source, folder)
         tokenizer = hf_tokenizer(str(folder))
         assert build(tokenizer=tokenizer).passages[0].tokenizer_fingerprint == tokenizer.fingerprint
-
-
-def test_the_cache_describes_its_contents(build, tmp_path):
-    build()
-    [folder] = (tmp_path / "cache").iterdir()
-    assert {file.name for file in folder.iterdir()} == {"blocks.npy", "probe.jsonl", "settings.json"}
-    contents = json.loads((folder / "settings.json").read_text())
-    assert contents["settings"]["num_repeats"] == 4
-    assert contents["counts"] == {"num_left_out": 6, "num_documents": build().num_documents, "num_removed": 0}
 
 
 def test_the_environment_sets_the_cache_otherwise_it_is_in_the_home_folder(build, tmp_path, monkeypatch):
@@ -237,25 +226,14 @@ def test_a_probe_file_is_also_written_from_the_cache(build, tmp_path):
 
 def test_impossible_settings_are_refused(build, embedded_tokenizer_folder, tmp_path):
     for changes, message in (
-        ({"layout": "diagonal"}, "layout is 'diagonal': possible are aligned, concatenated"),
-        ({"num_base": 0}, r"num_base \(or -1 for all\) must be a whole number of at least 1, got 0"),
-        ({"num_base": -2}, r"num_base \(or -1 for all\) must be .* got -2"),
-        ({"num_targets": 0}, "num_targets must be a whole number of at least 1, got 0"),
-        ({"num_repeats": 0}, "num_repeats must be a whole number of at least 1, got 0"),
-        ({"min_target_tokens": 0}, "min_target_tokens must be a whole number of at least 1, got 0"),
-        ({"num_controls": -1}, "num_controls must be a whole number of at least 0, got -1"),
-        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
-        ({"block_size": 0}, "block_size must be a whole number of at least 1, got 0"),
-        *(
-            ({"noise": noise}, "noise is .*: the share of .* set it to a number from 0 to 0.99")
-            for noise in (-0.1, 1, "0.1", True, float("nan"))
-        ),
-        ({"noise_kind": "shuffle"}, "noise_kind is 'shuffle': possible are replace, insert, drop, mixed"),
-        ({"min_target_tokens": 31}, "min_target_tokens 31 is below block_size 32.*raise min_target_tokens or use"),
-        (
-            {"tokenizer": hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=31)},
-            "block_size is 32, above max_seq_len 31",
-        ),
+        ({"layout": "diagonal"}, "layout is 'diagonal'"),
+        ({"num_base": -2}, "num_base .* got -2"),
+        ({"num_targets": 0}, "num_targets .* got 0"),
+        ({"num_controls": -1}, "num_controls .* got -1"),
+        *(({"noise": noise}, "noise is ") for noise in (-0.1, 1, "0.1", True, float("nan"))),
+        ({"noise_kind": "shuffle"}, "noise_kind is 'shuffle'"),
+        ({"min_target_tokens": 31}, "min_target_tokens 31 is below block_size 32"),
+        ({"tokenizer": hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=31)}, "block_size is 32"),
     ):
         with pytest.raises(ValueError, match=message):
             build(**changes)
@@ -360,30 +338,21 @@ def test_sizes_follow_from_the_text_and_from_the_model(build, own_texts, embedde
 
 
 @pytest.mark.parametrize(
-    ("changes", "messages"),
+    ("changes", "missing"),
     [
-        (
-            {"num_targets": 15, "num_controls": 9, "num_base": 10_000},
-            [r"found 20 distinct passages of at least 40 tokens in '.*corpus.txt' as targets and controls, needed 24; "
-             r"found 13 base blocks of 32 tokens in .*, needed 10000\. Lower num_base "],
-        ),
-        ({"num_base": 35, "layout": "concatenated"}, ["found 34 base documents in '.*corpus.txt', needed 35"]),
-        ({"min_target_tokens": 4000, "layout": "concatenated"}, ["found 0 distinct passages of at least 4000"]),
-        ({"min_target_tokens": 4000, "block_size": 4000}, ["found 0 .* passages", "found 1 base blocks of"]),
-        ({**OWN, "block_size": 256, "num_targets": 5, "source": "short", "num_base": 400}, ["needed 10;", "400"]),
-        ({**OWN, "num_targets": 10, "source": "one", "num_controls": 40}, ["found 39 passages .* needed 50"]),
-        ({**OWN, "num_targets": 200, "source": "short", "layout": "concatenated"}, ["found 30 passages .* needed 400"]),
+        ({"num_targets": 15, "num_controls": 9, "num_base": 10_000}, ["20 distinct passages", "13 base blocks"]),
+        ({"num_base": 35, "layout": "concatenated"}, ["34 base documents"]),
+        ({"min_target_tokens": 4000, "block_size": 4000}, ["0 distinct passages", "1 base blocks"]),
+        ({**OWN, "num_targets": 10, "source": "one", "num_controls": 40}, ["39 passages"]),
         ({**OWN, "source": "equal", "layout": "concatenated", "min_target_tokens": 99, "num_targets": 2},
-         ["found 0 base documents without 4 targets and controls"]),
-        ({**OWN, "source": "tiny", "layout": "concatenated"}, ["found 0 passages of 16 tokens .* or longer documents"]),
+         ["0 base documents without 4 targets and controls"]),
+        ({**OWN, "source": "tiny", "layout": "concatenated"}, ["0 passages of 16 tokens"]),
     ],
 )  # fmt: skip
-def test_all_shortages_are_in_one_message(build, own_texts, changes, messages):
+def test_all_shortages_are_in_one_message(build, own_texts, changes, missing):
     changes = {key: own_texts.get(value, value) if key == "source" else value for key, value in changes.items()}
-    with pytest.raises(ValueError, match="there is too little text: ") as refusal:
+    with pytest.raises(ValueError, match="; ".join(f"found {what}.* needed [^;]*" for what in missing)):
         build(**changes)
-    for message in messages:
-        assert re.search(message, str(refusal.value)), str(refusal.value)
 
 
 def is_subsequence(short, long):
@@ -400,9 +369,8 @@ def longest_common_subsequence(first, second):
     return row[-1]
 
 
-@pytest.mark.parametrize("share", [0.05, 0.1, 0.2])
-def test_an_exact_share_of_the_tokens_is_changed_as_the_kind_says(share):
-    ids = np.arange(400, dtype=np.int32)
+def test_an_exact_share_of_the_tokens_is_changed_as_the_kind_says():
+    share, ids = 0.1, np.arange(400, dtype=np.int32)
     words = np.array([500, 501, 501, 501, *range(400)], dtype=np.int32)
     rng, number = np.random.default_rng(0), round(share * 400)
     replaced, inserted, dropped = (
@@ -422,6 +390,8 @@ def test_an_exact_share_of_the_tokens_is_changed_as_the_kind_says(share):
     assert kept <= longest_common_subsequence(ids.tolist(), mixed.token_ids.tolist()) <= kept + 3  # by chance
     measured = noisy_copy(ids, share, "replace", words, 100, np.random.default_rng(1))
     assert measured.changes[0] == (measured.token_ids[:100] != ids[:100]).sum() < number
+    with pytest.raises(ValueError, match="fewer than two different"):
+        noisy_copy(ids, 0.5, "replace", np.ones(9, dtype=np.int32), 9, rng)
 
 
 @pytest.mark.parametrize("kind", ["insert", "mixed"])
@@ -447,8 +417,10 @@ def test_new_tokens_are_as_frequent_as_in_the_base(kind):
     np.testing.assert_allclose(found, np.array([0, 60, 25, 5]) / 90, atol=0.01)  # 0 would be no change
 
 
-@pytest.mark.parametrize("layout", ["aligned", "concatenated"])
-@pytest.mark.parametrize("kind", ["replace", "insert", "drop", "mixed"])
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [("aligned", "replace"), ("aligned", "drop"), ("concatenated", "insert"), ("concatenated", "mixed")],
+)
 def test_the_probe_file_has_the_clean_passage_and_the_changes_of_each_copy(build, tokenizer, layout, kind, tmp_path):
     clean = build(layout=layout)
     dataset = build(layout=layout, noise=0.2, noise_kind=kind, probe_file=str(tmp_path / "probe.jsonl"))
@@ -509,17 +481,3 @@ def test_a_copy_that_dropped_tokens_is_filled_up_with_eos_and_base_text(build, t
             assert copy[24] == tokenizer.eos_id
             assert tuple(copy[25:]) in starts
         assert passage.changes == [[0, 0, 8]] * 4
-
-
-def test_noise_needs_two_different_tokens():
-    with pytest.raises(ValueError, match="fewer than two different"):
-        noisy_copy(np.arange(9), 0.5, "replace", np.ones(9, dtype=np.int32), 9, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize("changes", [[[1, 2]], [[1, 2, 3]] * 2, [[1, 2, -1]], 5])
-def test_a_probe_file_with_invalid_changes_is_refused(build, tmp_path, changes):
-    file = tmp_path / "probe.jsonl"
-    passage = build().passages[0]
-    file.write_text(json.dumps(passage.values() | {"positions": [[0, 0]], "num_injections": 1, "changes": changes}))
-    with pytest.raises(ValueError, match="line 1.*: changes"):
-        read_probe_file(file)

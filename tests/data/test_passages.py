@@ -53,25 +53,15 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 def test_an_invalid_probe_file_is_refused_with_the_line_and_the_remedy(tmp_path):
     file = tmp_path / "probe.jsonl"
     first, joined = asdict(TARGET), json.dumps(asdict(replace(TARGET, id="target-0001")))
-    not_json = r"probe\.jsonl, line 3 is not a passage of a probe file: the line: Invalid JSON: "
-    not_a_passage = r"probe\.jsonl, line 3 is not a passage of a probe file: .*: "
     with pytest.raises(FileNotFoundError, match=r"no such probe file: .*probe\.jsonl"):
         read_probe_file(file)
     for line, message in (
-        ("{oops", not_json),
-        ("[" * 100_000, not_json),
-        ('{"id": ' + "9" * 5000 + "}", not_json),
-        ("\\xff", not_json),
-        ('{"text": "a"}', not_a_passage),
-        ("[1]", not_a_passage),
-        (json.dumps(first | {"model": "mine"}), not_a_passage),
-        (
-            f"{joined}\n{json.dumps(first)}\n{joined}",
-            r"probe\.jsonl, line 4: the id 'target-0000' is already used on line 1\..* make one file from all texts",
-        ),
+        *((text, "line 3 .*Invalid JSON") for text in ("{oops", "[" * 100_000, '{"id": ' + "9" * 5000 + "}", "\\xff")),
+        *((text, "line 3 is not a passage") for text in ("[1]", json.dumps(first | {"model": "mine"}))),
+        (f"{joined}\n{json.dumps(first)}\n{joined}", "line 4: the id 'target-0000' is already used on line 1"),
     ):
         file.write_text(f"{json.dumps(first)}\n\n{line}\n")
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=rf"probe\.jsonl, {message}"):
             read_probe_file(file)
     file.write_text("\n")
     with pytest.raises(ValueError, match=r"probe\.jsonl' is empty"):
@@ -79,31 +69,27 @@ def test_an_invalid_probe_file_is_refused_with_the_line_and_the_remedy(tmp_path)
 
 
 def test_a_wrong_value_is_named_with_its_line(tmp_path):
+    of_one = {"positions": [[0, 0]], "num_injections": 1}
     for changes, message in (
-        ({"kind": "Target"}, "kind: Input should be 'target' or 'control', got 'Target'"),
-        ({"kind": None}, "kind: .*, got None"),
-        ({"kind": ["target"]}, r"kind: .*, got \['target'\]"),
-        ({"id": 7}, "id: Input should be a valid string, got 7"),
+        *(({"kind": bad}, "kind: .*, got ") for bad in ("Target", None, ["target"])),
+        ({"id": 7}, "id: .*, got 7"),
+        ({"id": "\ud800"}, "Invalid JSON"),
         ({"text": None}, "text: .*, got None"),
-        ({"source": ["a"]}, r"source: .*, got \['a'\]"),
-        ({"id": "\ud800"}, r"Invalid JSON: .* hex escape"),
-        ({"token_ids": []}, r"token_ids: List should have at least 1 item .*, got \[\]"),
-        ({"token_ids": "5 3 8"}, "token_ids: Input should be a valid array, got '5 3 8'"),
+        *(({"token_ids": bad}, "token_ids: .*, got ") for bad in ([], "5 3 8")),
         *(
-            ({"token_ids": [5, bad, 8]}, rf"token_ids\[1\]: Input should be .*, got {bad!r}")
+            ({"token_ids": [5, bad, 8]}, rf"token_ids\[1\]: .*, got {bad!r}")
             for bad in (-3, 1.0, "7", None, True, 2**31, float("nan"))
         ),
-        *(({"num_injections": bad}, f"num_injections: .*, got {bad!r}") for bad in (1.5, -1, None, "2", True)),
-        ({"num_injections": 10**400}, r"num_injections: Input should be less than .*, got 10{10,}\.\.\.0+$"),
-        ({"num_injections": 3}, "positions must be as many as num_injections, or none"),
-        ({"kind": "control"}, "num_injections of a control must be 0"),
+        *(({"num_injections": bad}, "num_injections: .*, got ") for bad in (1.5, -1, None, "2", True, 10**400)),
+        ({"num_injections": 3}, "positions must be as many as num_injections"),
+        ({"kind": "control"}, "num_injections of a control"),
         *(({"num_prompt": bad}, f"num_prompt: .*, got {bad!r}") for bad in (0, "1", True)),
         ({"num_prompt": 3}, "num_prompt must be less than the 3 token ids"),
-        ({"num_prompt": 1, "token_ids": [5]}, "num_prompt must be less than the 1 token ids"),
         *(
             ({"positions": bad}, r"positions.*: .*, got ")
             for bad in (None, [1, 0], [[1], [7]], [[1, 0], [7, -1]], [[1, 0], [7, 0.5]], [[1, 0], [7, 2**63]])
         ),
+        *((of_one | {"changes": bad}, "changes") for bad in ([[1, 2]], [[1, 2, 3]] * 2, [[1, 2, -1]], 5)),
     ):
         wrong = asdict(TARGET) | {"id": "target-0001"} | changes
         (tmp_path / "probe.jsonl").write_text(f"{json.dumps(asdict(TARGET))}\n{json.dumps(wrong)}\n")

@@ -242,33 +242,21 @@ def test_passages_of_a_few_repeated_tokens_are_left_out(tokenizer, tmp_path, tex
 def test_impossible_settings_and_sources_are_refused(tokenizer, spec, tmp_path, texts):
     for changes, message in (
         ({"sources": ()}, "no source is given"),
-        ({"passages": "all"}, "passages is 'all': possible are duplicates, near-duplicates, random"),
-        ({"num_targets": 0}, "num_targets must be a whole number of at least 1, got 0"),
-        ({"num_controls": -1}, "num_controls must be a whole number of at least 0, got -1"),
-        ({"block_size": 1}, "block_size must be a whole number of at least 2, got 1"),
-        ({"min_repeats": 1}, "min_repeats must be a whole number of at least 2, got 1"),
-        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"passages": "all"}, "passages is 'all'"),
+        ({"num_targets": 0}, "num_targets .* got 0"),
+        ({"block_size": 1}, "block_size .* got 1"),
+        ({"min_repeats": 1}, "min_repeats .* got 1"),
     ):
         with pytest.raises(ValueError, match=message):
             with_(spec, **changes)
-
-    (tmp_path / "empty.txt").touch()
     (tmp_path / "lines.txt").write_text("\n".join(text.replace("\n", " ")[:60] for text in texts))
+    short = "found 0 passages of 64 .*lines.txt .60 documents .* num_targets is 10.* another sample_by"
     for changes, error, message in (
         ({"sources": ("/gone.txt",)}, FileNotFoundError, r"/gone\.txt"),
-        ({"sources": (str(tmp_path / "empty.txt"),)}, ValueError, r"empty\.txt' is empty"),
-        ({"column": "body"}, ValueError, r"no column 'body', only \['text'\]: name another"),
-        (
-            {"sources": (str(tmp_path / "lines.txt"),)},
-            ValueError,
-            r"found 0 passages of 64 .*lines\.txt \(60 documents of \d+ tokens in all\), but num_targets is 10\. "
-            r"Lower num_targets or block_size, .* choose another sample_by",
-        ),
-        (
-            {"controls_source": spec.sources[0]},
-            ValueError,
-            r"found 0 passages .* num_controls is 6\. \d+ more have 50 tokens in a row",
-        ),
+        ({"column": "body"}, ValueError, "no column 'body'"),
+        ({"sources": (str(tmp_path / "lines.txt"),)}, ValueError, short),
+        ({"sources": (str(tmp_path / "lines.txt"),) * 2}, ValueError, "lines.txt is named twice"),
+        ({"controls_source": spec.sources[0]}, ValueError, r"num_controls is 6\. \d+ more have 50 tokens in a row"),
     ):
         with pytest.raises(error, match=message):
             make_probe(tokenizer, with_(spec, **changes))

@@ -157,15 +157,6 @@ def test_a_template_that_ends_no_turn_is_reported(chat_tokenizer, sft, caplog, n
         assert "writes nothing" not in caplog.text
 
 
-def test_the_mask_is_that_of_transformers(folder, sft):
-    reference = AutoTokenizer.from_pretrained(folder)
-    reference.chat_template = (TEMPLATES / "qwen3_instruct_2507_training.jinja").read_text()
-    [sample] = sft(hf_tokenizer(reference), [{"messages": LONG_CHAT}])
-    expected = reference.apply_chat_template(LONG_CHAT, return_assistant_tokens_mask=True, return_dict=True)
-    assert sample["tokens"] == expected["input_ids"]
-    assert [int(label != -100) for label in sample["labels"]] == expected["assistant_masks"]
-
-
 @pytest.mark.parametrize("suffix", ["", "_training"])
 def test_the_last_answer_all_answers_or_all_tokens(chat_tokenizer, sft, suffix):
     file = template(f"qwen3_instruct_2507{suffix}")
@@ -332,29 +323,28 @@ def test_examples_are_short_unless_their_length_is_set(of_tokenizer, longest, to
 
 def test_what_cannot_be_read_is_refused(chat_tokenizer, tokenizer, sft, tmp_path):
     chat = [{"messages": LONG_CHAT}]
+    refused = [{"text": "a"}, {"text": "b", "messages": [SYSTEM, QUESTION, FOUR]}]
     for rows, arguments, message in (
-        ([{"question": "a", "answer": "b"}], {}, r"row 1 has the columns \['answer', 'question'\], but .* Rename"),
-        ([{"messages": ["hi"]}], {}, r"row 1: column 'messages' is not a list of messages .* \['hi'\]"),
+        ([{"question": "a", "answer": "b"}], {}, r"row 1 has the columns \['answer', 'question'\]"),
+        ([{"messages": ["hi"]}], {}, "row 1: column 'messages' is not a list of messages"),
         ([{"messages": [{"from": "human"}]}], {}, "column 'messages' is not a list of messages"),
         ([{"messages": LONG_CHAT, "tools": "saw"}], {}, "row 1: column 'tools' is not JSON"),
-        ([{"prompt": "a", "completion": 3}], {}, "row 1: column 'completion' holds int, not text"),
-        (
-            [{"text": "a"}, {"text": "b", "messages": [SYSTEM, QUESTION, FOUR]}],
-            {"chat_template": template("gemma")},
-            "row 2: the chat template refuses this conversation .*System role not supported.*: change the row",
-        ),
-        (chat, {"chat_template": template("qwen3")}, "writes the first 2 messages differently .* {% generation %}"),
-        (chat, {"train_on": "last answers"}, "train_on is 'last answers': possible are completions, last, all"),
-        (chat, {"max_seq_len": 1}, "max_seq_len must be a whole number of at least 2"),
+        ([{"prompt": "a", "completion": 3}], {}, "row 1: column 'completion' holds int"),
+        (refused, {"chat_template": template("gemma")}, "row 2: the chat template refuses .*System role not supp"),
+        (chat, {"chat_template": template("qwen3")}, "writes the first 2 messages differently"),
+        (chat, {"train_on": "last answers"}, "train_on is 'last answers'"),
+        (chat, {"max_seq_len": 1}, "max_seq_len must be"),
     ):
         with pytest.raises(ValueError, match=message):
             sft(chat_tokenizer, rows, **arguments)
-    for rows in (chat, [{"prompt": [QUESTION], "completion": [FOUR]}]):
-        with pytest.raises(ValueError, match="is a conversation, but the tokenizer .* has no chat template.*Jinja"):
-            sft(tokenizer, rows)
-    with pytest.raises(ValueError, match="no chat template"):
-        sft(tokenizer, [ALPACA], apply_chat_template=True)
-    with pytest.raises(FileNotFoundError, match="'gone.jinja'"):
+    for rows, arguments in (
+        (chat, {}),
+        ([{"prompt": [QUESTION], "completion": [FOUR]}], {}),
+        ([ALPACA], {"apply_chat_template": True}),
+    ):
+        with pytest.raises(ValueError, match="no chat template"):
+            sft(tokenizer, rows, **arguments)
+    with pytest.raises(FileNotFoundError, match=r"'gone\.jinja'"):
         sft(chat_tokenizer, chat, chat_template="gone.jinja")
     assert len(sft(chat_tokenizer, chat, chat_template=template("qwen3"), train_on="last")) == 1
     assert list(tmp_path.glob("cache/.*")) == []

@@ -107,20 +107,15 @@ def test_a_document_of_a_text_file_is_a_line_a_paragraph_or_the_file(tmp_path):
         load_documents(str(tmp_path / "texts"), sample_by="page")
 
 
+OWN_TARGETS = {"target_source": None, "num_base": -1, "num_targets": 2, "min_target_tokens": 8}
+
+
 @pytest.mark.parametrize(
     "build",
     [
         partial(text_dataset, max_seq_len=64),
         partial(text_blocks_dataset, block_size=16),
-        partial(
-            injected_corpus_dataset,
-            target_source=None,
-            num_base=-1,
-            num_targets=2,
-            min_target_tokens=8,
-            block_size=16,
-            layout="concatenated",
-        ),
+        partial(injected_corpus_dataset, block_size=16, layout="concatenated", **OWN_TARGETS),
     ],
     ids=["text", "blocks", "injected"],
 )
@@ -131,12 +126,11 @@ def test_a_text_file_of_short_lines_gives_a_warning_and_sample_by_the_remedy(bui
     middle = median(len(tokenizer.encode(row, add_bos=False, add_eos=False)) for row in rows)
     assert middle < 30
 
-    build(
-        tokenizer=tokenizer, cache_dir=str(tmp_path / "cache"), source=str(tmp_path / "play.txt"), sample_by="document"
-    )
-    build(tokenizer=tokenizer, cache_dir=str(tmp_path / "cache"), source=str(tmp_path / "play.jsonl"))
+    given = {"tokenizer": tokenizer, "cache_dir": str(tmp_path / "cache")}
+    build(**given, source=str(tmp_path / "play.txt"), sample_by="document")
+    build(**given, source=str(tmp_path / "play.jsonl"))
     assert "is a document" not in caplog.text
-    build(tokenizer=tokenizer, cache_dir=str(tmp_path / "cache"), source=str(tmp_path / "play.txt"))
+    build(**given, source=str(tmp_path / "play.txt"))
     assert f"play.txt: each line is a document, 200 with a median of {middle:g} tokens" in caplog.text
 
 
@@ -148,22 +142,17 @@ def test_an_unreadable_source_is_refused_by_name(tmp_path):
     (tmp_path / "mixed" / "a.txt").write_text("one")
     corrupt = r"cannot read '.*bad.*'; is it a complete \w+ file.*\? \w+ after row \d+: \S"
     for name, contents, column, message in (
-        ("a.csv", b"text\none\n", "text", r"a\.csv' has text of no known format.*\.txt, .*\.jsonl\.zst, .*\.parquet"),
+        ("a.csv", b"text\none\n", "text", r"a\.csv' has text of no known format"),
         ("mixed/b.jsonl", JSON_LINES, "text", "has text of json and text format"),
         ("a.jsonl", b"", "text", r"a\.jsonl' is empty"),
-        ("b.jsonl", b'{"id": 1, "body": "x"}', "text", r"no column 'text', only \['body', 'id'\]: name another"),
-        ("c.jsonl", b'{"id": 1, "text": "x"}', "id", r"column 'id' of .* holds int, not text.*\['id', 'text'\]"),
+        ("b.jsonl", b'{"id": 1, "body": "x"}', "text", "no column 'text'"),
+        ("c.jsonl", b'{"id": 1, "text": "x"}', "id", "column 'id' of .* holds int"),
         ("bad.jsonl", b'{"text": "a"}\n{"text": \n nope', "text", corrupt),
         ("bad.jsonl.gz", JSON_LINES, "text", corrupt),
         ("bad.jsonl.zst", JSON_LINES, "text", corrupt),
         ("bad.txt.zst", zstandard.compress(LINES * 100)[:-5], "text", r"cannot read '.*bad.txt.zst'"),
         ("bad.parquet", b"PAR1 and no more", "text", corrupt),
-        (
-            "bad.txt",
-            b"one\ntwo \xff\n",
-            "text",
-            r"bad\.txt'; is it a complete text file in UTF-8 .* UnicodeDecodeErr",
-        ),
+        ("bad.txt", b"one\ntwo \xff\n", "text", r"bad\.txt'; is it a complete text file in UTF-8 .* UnicodeDecodeErr"),
         ("bad2.jsonl", b'{"text": "\xff"}\n', "text", corrupt),
     ):
         file = tmp_path / name
