@@ -4,14 +4,16 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import peft
 import pytest
 import torch
 from openai_server import serving
 
+from tfidf_tune.audit import AuditSpec, audit, audit_results
 from tfidf_tune.commands.audit import main
-from tfidf_tune.data import hf_tokenizer, read_probe_file
+from tfidf_tune.data import ProbeSpec, hf_tokenizer, read_probe_file
 from tfidf_tune.probe import load_model
 
 QUICK = [
@@ -161,6 +163,26 @@ def test_texts_with_fewer_passages_than_wanted_give_what_they_have(reciting, com
     assert json.loads(capsys.readouterr().out)["measures"]["auc"]["upper"] is None
     with pytest.raises(ValueError, match="found 0 passages of 100000 tokens"):
         main([*arguments, "--overwrite", "--block-size", "100000"])
+
+
+def test_an_audit_in_python_gives_what_the_command_writes(reciting, texts, tmp_path):
+    sizes = {"num_targets": 12, "num_controls": 12, "block_size": 24, "passages": "random"}
+    passages = ProbeSpec((str(texts / "training.jsonl"),), controls_source=str(texts / "unseen.jsonl"), **sizes)
+    spec = AuditSpec(
+        model=str(reciting), passages=passages, prefix_lengths=(6, 12), max_new_tokens=8, output_dir=tmp_path,
+        limits="lms=2,excess=100",
+    )  # fmt: skip
+    notes = []
+    result = audit(spec, notes.append)
+    assert result.exceeded == ["lms"]
+    assert result.page.is_file()
+    assert result.summary == json.loads((result.page.parent / "audit.json").read_text(encoding="utf-8"))
+    assert result.report.verdict == result.summary["verdict"]
+    assert notes[0].startswith("Text: 50 documents")
+    again = audit(replace(spec, passages=tmp_path / "probe.jsonl", limits=""))
+    assert again.summary["measures"] == result.summary["measures"]
+    older = min((tmp_path / "evaluation").iterdir())
+    assert audit_results(older, tmp_path / "again").summary["measures"] == result.summary["measures"]
 
 
 def test_a_budget_leaves_out_attacks_and_says_so(reciting, command, tmp_path, capsys):

@@ -1,11 +1,12 @@
 """``tfidf-tune probe``: make a probe file, audit a model with it."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from tfidf_tune._files import require_writable
 from tfidf_tune._printing import say
-from tfidf_tune.commands import audit
+from tfidf_tune.commands import audit, task_runner
 
 
 def main(arguments: list[str]) -> None:
@@ -19,7 +20,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _add_make(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=_make, allow_fewer=False, json=False)
+    parser.set_defaults(run=_make)
     add = parser.add_argument
     add("sources", nargs="+", metavar="SOURCE", help="training text: .txt, .jsonl, .parquet, a folder")
     add("--tokenizer", required=True, help="of the model: a folder or hub id")
@@ -29,7 +30,7 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=_audit, base_url=None)
+    parser.set_defaults(run=_audit)
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="a Hugging Face model or PEFT adapter: folder, hub id")
     add("--results", type=Path, help="instead of MODEL: results that lm_eval wrote of one model")
@@ -39,33 +40,29 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
 
 
 def _make(options: argparse.Namespace) -> None:
-    output = _new_file(options.output)
-    if output.exists() and not options.overwrite:
-        raise ValueError(f"{output} exists already: name another file, or replace it by --overwrite")
-    audit.choose_passages(options, audit.probe_spec(options), options.tokenizer, output)
-    say(f"Written: {output}. Next: tfidf-tune probe audit MODEL --probe-file {output}")
-
-
-def _new_file(path: Path) -> Path:
-    """Return the path of an output that can be written, before the work for it begins."""
-    output = path.expanduser()
+    output = options.output.expanduser()
     if output.exists() and not output.is_file():  # a device would be replaced, not written to
         raise ValueError(f"{output} is a folder or a device: --output must name a file")
+    if output.exists() and not options.overwrite:
+        raise ValueError(f"{output} exists already: name another file, or replace it by --overwrite")
     require_writable("--output", output.parent)
-    return output
+    spec, runner = audit.probe_spec(options, allow_fewer=False), task_runner(options)
+    from tfidf_tune.audit import choose_passages
+
+    choose_passages(spec, options.tokenizer, output, runner, replace_work=options.overwrite, note=say)
+    say(f"Written: {output}. Next: tfidf-tune probe audit MODEL --probe-file {output}")
 
 
 def _audit(options: argparse.Namespace) -> None:
     if (options.model is None) == (options.results is None) or (options.model and options.probe_file is None):
         raise ValueError("name either a MODEL to evaluate and its --probe-file, or the --results of a model")
-    if options.model is not None:
-        audit.require_model(options.model)
-    folder, bounds = audit.report_folder(options, options.model or options.results)
-    if options.results is not None:
-        results = options.results.expanduser()
-    else:
-        from tfidf_tune.data import read_probe_file
+    from tfidf_tune.audit import audit as audit_model
+    from tfidf_tune.audit import audit_results
 
-        asking, probe_file = audit.plan_asking(options, folder), options.probe_file.expanduser()
-        results = audit.ask(asking, len(read_probe_file(probe_file)), probe_file, folder / "evaluation")
-    audit.report(results, folder, bounds, options)
+    if options.results is None:
+        spec = audit.audit_spec(options, passages=options.probe_file)
+        result = audit_model(spec, lambda text: say(text, file=sys.stderr if options.json else None))
+    else:
+        names = ("output_dir", "limits", "show_passages")
+        result = audit_results(options.results, **{name: vars(options)[name] for name in names if name in options})
+    audit.show(result, options)

@@ -1,0 +1,441 @@
+"""An audit from its specification to its report: choose passages, ask a model for them, judge what it recites."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tfidf_tune._checks import differences
+from tfidf_tune._files import atomic_file, looks_like_path, require_writable
+
+if TYPE_CHECKING:
+    from tfidf_tune.audit._tables import Bound
+    from tfidf_tune.data import MadeProbe, Passage, ProbeSpec
+    from tfidf_tune.data._disk_tasks import TaskRunner
+    from tfidf_tune.probe import Attack
+    from tfidf_tune.report import Report
+
+Note = Callable[[str], object]
+"""Takes what a person who waits should know, a line or a few."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """An OpenAI-compatible server that answers for the model.
+
+    Args:
+        base_url (str): up to ``/v1``.
+        send (Literal["text", "ids"]): prompts as text, or as token ids. Default: "text".
+        api_key_variable (str): environment variable with the API key. Default: "OPENAI_API_KEY".
+        num_concurrent (int): requests at once. Default: 1.
+        requests_per_minute (float | None): most requests. Default: None, no limit.
+        timeout (float): seconds to wait for an answer. Default: 600.
+        max_retries (int): of a request that fails. Default: 8.
+    """
+
+    base_url: str
+    send: Literal["text", "ids"] = "text"
+    api_key_variable: str = "OPENAI_API_KEY"
+    num_concurrent: int = 1
+    requests_per_minute: float | None = None
+    timeout: float = 600.0
+    max_retries: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditSpec:
+    """What to audit: a model, the passages that it is asked for, how it is asked, and which limits it must keep.
+
+    Args:
+        model (str): a Hugging Face model or PEFT adapter, a folder or hub id; behind a server its name there.
+        passages (ProbeSpec | str | Path): texts to choose passages from, or a probe file.
+        tokenizer (str | None): folder or hub id; a model behind a server needs it. Default: None, the model's.
+        server (Server | None): answers for the model. Default: None, the model is loaded here.
+        backend (Literal["transformers", "vllm"]): what runs a model that is loaded. Default: "transformers".
+        base (str | None): model under an adapter. Default: None, what the adapter names.
+        device (str | None): default: None, a GPU if there is one.
+        dtype (str | None): "float32", "bfloat16", ... Default: None, the checkpoint's.
+        model_args (dict[str, Any]): more arguments of the harness's model, ``hf`` or ``vllm``.
+        reference (str | None): the model before training, whose likelihoods are compared. Default: None.
+        attacks (Sequence[str] | None): ways of asking, see :func:`tfidf_tune.probe.planned_attacks`. Default: None,
+            greedy ones, which the report then does not name.
+        prefix_lengths (Sequence[int]): tokens of the prompts. Default: 32, 50, 100.
+        max_new_tokens (int): tokens of a continuation. Default: 128.
+        offset (int): token of a passage where greedy prompts start, without ``attacks``. Default: 0.
+        offsets (Sequence[int]): of the attack "offset". Default: 64, 96.
+        prompt_noise (float): replaced share of a prompt, of the attack "noise". Default: 0.1.
+        num_samples (int): of the attack "sampling". Default: 10.
+        temperature (float): of the attack "sampling". Default: 1.
+        top_k (int): of the attack "sampling", 0 for all tokens. Default: 0.
+        budget (int | None): most requests; attacks beyond it are left out. Default: None, no limit.
+        batch_size (int): sequences in a forward pass. Default: 64.
+        output_dir (str | Path | None): folder of passages, answers and report. Default: None, ``runs/audit/NAME``.
+        limits (str): measures and what they must not exceed, ``lms=20,extraction@0.01=0.02``, see
+            :func:`parse_bounds`. Default: none.
+        show_passages (bool): show passages in full. Default: False, excerpts.
+        overwrite (bool): choose the passages again if the folder has some. Default: False.
+        runner (TaskRunner | None): where tasks on files of text run. Default: None, this process.
+
+    Raises:
+        ValueError: If values are out of range, or do not fit the model or each other.
+        FileNotFoundError: If the model looks like a folder and there is none.
+    """
+
+    model: str
+    passages: "ProbeSpec | str | Path"
+    tokenizer: str | None = None
+    server: Server | None = None
+    backend: Literal["transformers", "vllm"] = "transformers"
+    base: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    model_args: dict[str, Any] = field(default_factory=dict)
+    reference: str | None = None
+    attacks: Sequence[str] | None = None
+    prefix_lengths: Sequence[int] = (32, 50, 100)
+    max_new_tokens: int = 128
+    offset: int = 0
+    offsets: Sequence[int] = (64, 96)
+    prompt_noise: float = 0.1
+    num_samples: int = 10
+    temperature: float = 1.0
+    top_k: int = 0
+    budget: int | None = None
+    batch_size: int = 64
+    output_dir: str | Path | None = None
+    limits: str = ""
+    show_passages: bool = False
+    overwrite: bool = False
+    runner: "TaskRunner | None" = None
+
+    def __post_init__(self) -> None:
+        if self.server is not None:
+            if self.tokenizer is None:
+                raise ValueError(
+                    "a model behind a server needs --tokenizer: its own, or another one to count tokens in"
+                )
+            local = [name for name in ("base", "device", "dtype", "model_args") if getattr(self, name)]
+            local += ["backend"] if self.backend != "transformers" else []
+            if named := ", ".join(f"--{name.replace('_', '-')}" for name in local):
+                raise ValueError(
+                    f"{named}: for a model that is loaded here, not for one behind --base-url; leave them out"
+                )
+        elif looks_like_path(self.model) and not (folder := Path(self.model).expanduser()).is_dir():
+            raise FileNotFoundError(f"no folder {folder}: name a Hugging Face model or PEFT adapter, or a hub id")
+        if self.offset and self.is_named:
+            raise ValueError(
+                f"--offset is {self.offset}, but the attacks have their own starts: use --attacks offset --offsets "
+                f"{self.offset}"
+            )
+        if self.backend == "vllm" and find_spec("vllm") is None:
+            raise ValueError("--backend vllm needs the package vllm: pip install vllm, or --backend transformers")
+        if self.backend == "vllm" and self.device is not None:
+            raise ValueError(f"vLLM takes no --device {self.device}: choose GPUs by CUDA_VISIBLE_DEVICES")
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the report names the attacks."""
+        return self.attacks is not None or self.budget is not None
+
+    @property
+    def folder(self) -> Path:
+        """The output folder: by default runs/audit/mine-checkpoint_100pct for runs/mine/checkpoint_100pct."""
+        return output_folder(self.output_dir, self.model)
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """What an audit gave.
+
+    Attributes:
+        report (Report): written to ``page``.
+        summary (dict[str, Any]): the content of ``audit.json``; ``docs/audit.md`` describes it.
+        page (Path): ``index.html`` of the report.
+        exceeded (list[str]): names of the measures that are above their limits.
+    """
+
+    report: "Report"
+    summary: dict[str, Any]
+    page: Path
+
+    @property
+    def exceeded(self) -> list[str]:
+        """Names of the measures that are above their limits."""
+        return [limit["measure"] for limit in self.summary["limits"] if limit["exceeded"]]
+
+
+def audit(spec: AuditSpec, note: Note = lambda text: None) -> AuditResult:
+    """Choose passages, ask a model for them, and write a report of what it recites.
+
+    A second audit with the same output folder uses the passages of the first, and is refused if they were chosen from
+    other texts or with other options. Each has a folder of answers of its own.
+
+    Args:
+        spec (AuditSpec): what to audit.
+        note (Callable[[str], object]): takes what a person who waits should know. Default: nothing is said.
+
+    Raises:
+        ValueError: If the passages, options and limits do not fit each other; before the model is loaded.
+        OSError: If a file cannot be read or written, or a server does not answer.
+    """
+    from tfidf_tune.tasks import evaluate
+
+    bounds = _bounds(spec.limits, spec.folder)
+    plan = _Plan(spec)
+    passages = plan.passages(note)
+    if spec.server is not None:
+        note(plan.estimate(len(passages), None))
+    attacks = plan.affordable(len(passages))
+    asked = {attack.name for attack in attacks}
+    if left_out := [name for name in dict.fromkeys(attack.name for attack in plan.attacks) if name not in asked]:
+        note(f"The budget of {spec.budget:,} requests leaves out: {', '.join(left_out)}.")
+    tasks = ["tfidf_memorization_prefixes", "tfidf_membership"]
+    if problem := plan.likelihood_problem():
+        note(f"Likelihoods are left out: {problem}.")
+        tasks.pop()
+    # A folder for each time that the model is asked: older answers stay as they are.
+    evaluated = spec.folder / "evaluation" / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
+    evaluate(  # it checks tokenizer and passages before it loads the model
+        plan.model_args,
+        tasks,
+        evaluated,
+        metadata={"probe_file": str(plan.probe_file), **plan.settings, "attacks": [*map(asdict, attacks)]},
+        batch_size=spec.batch_size,
+        device=spec.device,
+        model_name=plan.model_name,
+    )
+    return _judge(evaluated, spec.folder, bounds, show_passages=spec.show_passages)
+
+
+def estimate(spec: AuditSpec, prices: Sequence[float] | None = None, note: Note = lambda text: None) -> str:
+    """Choose the passages of an audit, and describe the requests, tokens and cost of asking for them.
+
+    ``prices`` are of a million tokens of prompts and of continuations.
+    """
+    _bounds(spec.limits, spec.folder)
+    plan = _Plan(spec)
+    return plan.estimate(len(plan.passages(note)), prices)
+
+
+def audit_results(
+    evaluated: str | Path, output_dir: str | Path | None = None, limits: str = "", *, show_passages: bool = False
+) -> AuditResult:
+    """Write the report of answers that lm-evaluation-harness has recorded of one model.
+
+    Args:
+        evaluated (str | Path): folder of the harness's output, with samples of the memorization task.
+        output_dir (str | Path | None): folder of the report. Default: None, ``runs/audit/NAME``.
+        limits (str): as of :class:`AuditSpec`.
+        show_passages (bool): show passages in full. Default: False, excerpts.
+
+    Raises:
+        ValueError: If the folder holds several runs, or none with samples.
+    """
+    folder = output_folder(output_dir, evaluated)
+    return _judge(Path(evaluated).expanduser(), folder, _bounds(limits, folder), show_passages=show_passages)
+
+
+def choose_passages(spec: "ProbeSpec", tokenizer: str, file: Path, runner: "TaskRunner | None" = None, *,
+                    replace_work: bool = False, note: Note = lambda text: None) -> "Sequence[Passage]":  # fmt: skip
+    """Write a probe file, say what is in it, and return the passages."""
+    from tfidf_tune.data import hf_tokenizer, make_probe, write_probe_file
+
+    work = file.with_suffix(".search").expanduser()
+    made = make_probe(hf_tokenizer(tokenizer), spec, work, runner, replace_work=replace_work)
+    write_probe_file(file, made.passages)
+    shutil.rmtree(work)
+    note(_chosen(made, spec))
+    return made.passages
+
+
+def output_folder(output_dir: str | Path | None, named: str | Path) -> Path:
+    """Return the output folder, by default one that is named after the end of a path."""
+    name = "-".join(Path(named).expanduser().resolve().parts[-2:]).strip("/")
+    return Path(output_dir or Path("runs/audit") / name).expanduser()
+
+
+def _bounds(limits: str, folder: Path) -> "list[Bound]":
+    """Read limits; the report must be able to be written, which is checked before any work."""
+    from tfidf_tune.audit._tables import parse_bounds
+    from tfidf_tune.report import require_report_folder
+
+    bounds = parse_bounds(limits) if limits else []
+    require_report_folder(folder / "report")
+    require_writable("--output-dir", folder)
+    return bounds
+
+
+class _Plan:
+    """How a model is asked; nothing is read but the config of an adapter."""
+
+    def __init__(self, spec: AuditSpec) -> None:
+        from tfidf_tune.data import ProbeSpec
+        from tfidf_tune.probe import planned_attacks
+        from tfidf_tune.tasks import MODEL_NAME, SERVER_NAME, VLLM_NAME
+
+        self.spec = spec
+        names = ("prefix_lengths", "offsets", "prompt_noise", "num_samples", "temperature", "top_k")
+        self.attacks = planned_attacks(spec.attacks or ["greedy"], **{name: getattr(spec, name) for name in names})
+        if not spec.is_named:
+            self.attacks = [replace(attack, name="", offset=spec.offset) for attack in self.attacks]
+        self.settings: dict[str, Any] = {"max_new_tokens": spec.max_new_tokens, "offset": spec.offset}
+        self.settings["prefix_lengths"] = list(spec.prefix_lengths)
+        if spec.reference is not None:
+            self.settings["reference_model"] = spec.reference
+        if spec.server is None:
+            self.model_name = {"transformers": MODEL_NAME, "vllm": VLLM_NAME}[spec.backend]
+            self.model_args = _model_arguments(spec)
+        else:
+            server = asdict(spec.server)
+            self.settings["prompts"] = {"text": "text", "ids": "ids_to_text"}[server.pop("send")]
+            self.model_name = SERVER_NAME
+            journal = str(spec.folder / "requests.jsonl")  # outlives a crash
+            self.model_args = {"model": spec.model, "tokenizer": spec.tokenizer, **server, "journal": journal}
+        self.tokenizer = str(self.model_args.get("tokenizer") or self.model_args["pretrained"])
+        self.probe_file = spec.folder / "probe.jsonl"
+        if not isinstance(spec.passages, ProbeSpec):
+            self.probe_file = Path(spec.passages).expanduser()
+            return
+        affordable = self.affordable(spec.passages.num_targets + spec.passages.num_controls)
+        longest = max(attack.offset + attack.prefix_length for attack in affordable)
+        if longest >= spec.passages.block_size:
+            raise ValueError(
+                f"prompts take the first {longest} tokens of a passage, and a passage has {spec.passages.block_size}: "
+                "raise --block-size, or lower --prefix-lengths or --offsets"
+            )
+
+    def affordable(self, num_passages: int) -> "list[Attack]":
+        """Return the attacks that the budget covers for so many passages."""
+        from tfidf_tune.probe import within_budget
+
+        return within_budget(self.attacks, self.spec.budget, num_passages)
+
+    def passages(self, note: Note) -> "Sequence[Passage]":
+        """Read the passages, or choose them unless an earlier audit with the same options has."""
+        from tfidf_tune.data import ProbeSpec, read_probe_file
+
+        chosen, record = self.spec.passages, self.spec.folder / "passages.json"
+        if not isinstance(chosen, ProbeSpec):
+            return read_probe_file(self.probe_file)
+        paths = [Path(source).expanduser() for source in chosen.sources]
+        files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+        sizes = {str(file): file.stat().st_size for file in files if file.is_file()}
+        settings = asdict(chosen) | {"tokenizer": self.tokenizer, "sizes": sizes}
+        if self.probe_file.is_file() and record.is_file() and not self.spec.overwrite:
+            if changed := differences(json.loads(record.read_text(encoding="utf-8")), settings):
+                raise ValueError(
+                    f"{self.probe_file} was chosen with other options: {'; '.join(changed)}. Name another "
+                    "--output-dir, or choose the passages again by --overwrite"
+                )
+            note(f"Passages: those of {self.probe_file}.")
+            return read_probe_file(self.probe_file)
+        passages = choose_passages(
+            chosen, self.tokenizer, self.probe_file, self.spec.runner, replace_work=self.spec.overwrite, note=note
+        )
+        with atomic_file(record) as file:
+            file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        return passages
+
+    def estimate(self, num_passages: int, prices: Sequence[float] | None) -> str:
+        """Describe requests, tokens and the cost, likelihoods included."""
+        from tfidf_tune.data import ProbeSpec
+
+        attacks, chosen = self.affordable(num_passages), self.spec.passages
+        num_tokens = chosen.block_size if isinstance(chosen, ProbeSpec) else 0
+        each = sum(attack.num_requests for attack in attacks)
+        given = num_passages * (num_tokens + sum(attack.num_requests * attack.prefix_length for attack in attacks))
+        made = num_passages * (1 + self.spec.max_new_tokens * each)
+        text = (
+            f"{num_passages * (1 + each):,} requests, about {given:,} tokens in prompts and at most {made:,} in "
+            "continuations"
+        )
+        if prices is not None:
+            cost = (given * prices[0] + made * prices[1]) / 1e6
+            text += f"; at most about {cost:,.2f} at {prices[0]:g} and {prices[1]:g} for a million tokens"
+        return f"{text}."
+
+    def likelihood_problem(self) -> str | None:
+        """Say why the model gives no log-probabilities of prompts; a server is asked."""
+        if self.spec.server is not None:
+            from tfidf_tune.tasks._server import ServerLM
+
+            problem = ServerLM(**self.model_args).likelihood_problem()
+            return problem and f"the server cannot be used for them, {problem}"
+        if self.spec.backend == "vllm":
+            os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is for the report
+            from tfidf_tune.tasks._vllm import likelihood_problem
+
+            return likelihood_problem(self.model_args)
+        return None
+
+
+def _model_arguments(spec: AuditSpec) -> dict[str, Any]:
+    """Return the arguments of the harness's model that is loaded here."""
+    model = str(Path(spec.model).expanduser()) if looks_like_path(spec.model) else spec.model
+    names = {"pretrained": model}
+    if (Path(model) / "adapter_config.json").is_file():
+        from tfidf_tune.probe import adapter_base
+
+        names = {"pretrained": str(spec.base or adapter_base(model, "name it by --base")[0]), "peft": model}
+    elif spec.base is not None:
+        raise ValueError(f"--base is for an adapter, and {model} has no adapter_config.json: leave out --base")
+    named = {name: getattr(spec, name) for name in ("tokenizer", "dtype") if getattr(spec, name)}
+    return {**names, **named, **spec.model_args}
+
+
+def _judge(evaluated: Path, folder: Path, bounds: "Sequence[Bound]", *, show_passages: bool) -> AuditResult:
+    """Write the report and ``audit.json``."""
+    from tfidf_tune.audit._report import audit_report
+    from tfidf_tune.compare import import_results
+    from tfidf_tune.report import write_report
+
+    results = import_results([evaluated])
+    folders = {one.run: one.folder for one in results.checkpoints}
+    if len(folders) > 1:
+        raise ValueError(
+            f"{evaluated} holds the results of {len(folders)} runs, {', '.join(folders.values())}: name one of them, "
+            "or compare them by `tfidf-tune compare`"
+        )
+    made = audit_report(results, bounds=bounds, show_passages=show_passages)
+    text = json.dumps(made.summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_report(made, folder / "report", more={"audit.json": lambda path: path.write_text(text, encoding="utf-8")})
+    return AuditResult(made, dict(made.summary), folder / "report" / "index.html")
+
+
+def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:
+    """Describe the passages in a few lines."""
+    num_targets = sum(passage.kind == "target" for passage in made.passages)
+    num_controls = len(made.passages) - num_targets
+    repeats = sorted(passage.num_injections for passage in made.passages[: made.num_duplicates])
+    counts = dict.fromkeys(f"{count:,}" for count in (repeats[:1] + repeats[-1:]))
+    times = f", which occur {' to '.join(counts)} times" if counts else ""
+    starts = ", ".join(f"{start.phrase} {count}" for start, count in sorted(made.starts.items()))
+    lines = [
+        f"Text: {made.num_documents:,} documents, {'about ' * made.is_estimate}{made.num_tokens:,} tokens.",
+        f"Duplicated stretches of at least {spec.block_size} tokens: {len(made.stretch_repeats):,}, with "
+        f"{sum(made.stretch_repeats):,} occurrences.",
+        f"Targets: {num_targets}; {made.num_duplicates} are duplicates{times}, "
+        f"{num_targets - made.num_duplicates} were drawn at random.",
+        f"Targets by where they start: {starts}.",
+    ]
+    if made.num_repetitive:
+        lines.append(f"Left out: {made.num_repetitive} passages that repeat a few tokens.")
+    if spec.num_controls:
+        refused = f"{made.num_refused} candidates share text with the training data and were rejected."
+        lines.append(f"Controls: {num_controls}; {refused}")
+    if num_targets < spec.num_targets or num_controls < spec.num_controls:
+        lines.append(
+            f"No more passages of {spec.block_size} tokens without overlap were found: {spec.num_targets} targets and "
+            f"{spec.num_controls} controls were wanted."
+        )
+    if num_controls and spec.controls_source is None:
+        lines.append(
+            "The controls are Python's documentation: another domain than your text, and known to most pretrained "
+            "models. Held-out text of your own is better: --controls-source."
+        )
+    return "\n".join(lines)
