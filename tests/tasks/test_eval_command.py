@@ -1,6 +1,5 @@
 """``tfidf-tune eval`` and ``tfidf-tune tasks``, in this process but where the exit of a process is looked at."""
 
-import functools
 import json
 import shutil
 import sys
@@ -34,11 +33,7 @@ metric_list: [{metric: exact_match}]
 
 
 @pytest.fixture
-def run_command(monkeypatch):
-    """Without the index of the harness's own tasks, which takes seconds."""
-    monkeypatch.setattr("lm_eval.tasks.TaskManager", functools.partial(TaskManager, include_defaults=False))
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-
+def run_command(only_our_tasks, monkeypatch):
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["tfidf-tune", *map(str, arguments)])
         cli.main()

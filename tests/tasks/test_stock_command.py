@@ -1,15 +1,11 @@
 """The tasks with the harness's own command and model."""
 
 import dataclasses
-import functools
 import math
-import sys
 from types import SimpleNamespace
 
 import pytest
 import task_fakes
-from lm_eval.__main__ import cli_evaluate
-from lm_eval.tasks import TaskManager
 from recipe_processes import run_command
 from task_fakes import MEMORIZATION, lm_eval, run_tasks
 
@@ -64,20 +60,6 @@ def check_read_back(output, num_not_round_trip):
     assert values("f1", "question")["value"].mean() == pytest.approx(output.metrics("tfidf_squad")["f1"])
 
 
-@pytest.fixture
-def command(monkeypatch, capfd):
-    """Run the command's function in this process, without the index of the harness's own tasks, for speed."""
-    monkeypatch.setattr("lm_eval.tasks.TaskManager", functools.partial(TaskManager, include_defaults=False))
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-
-    def run(*command):
-        monkeypatch.setattr(sys, "argv", list(command))
-        cli_evaluate()
-        return SimpleNamespace(returncode=0, stderr="")
-
-    return run
-
-
 def test_all_groups_run_with_text_prompts_whose_lms_is_approximate(tokenizers, settings, tmp_path):
     """In a process of its own, with the harness's own tasks too, and a model that recites its targets.
 
@@ -124,11 +106,11 @@ def test_all_groups_run_with_text_prompts_whose_lms_is_approximate(tokenizers, s
     check_read_back(output, num_lost)
 
 
-def test_all_groups_run_token_exactly_with_the_pass_through_tokenizer(llama, settings, command, tmp_path):
+def test_all_groups_run_token_exactly_with_the_pass_through_tokenizer(llama, settings, stock_command, tmp_path):
     save_token_ids_tokenizer(str(llama), tmp_path / "tokenizer")
     model_args = f"pretrained={llama},tokenizer={tmp_path / 'tokenizer'},dtype=float32"
     output = lm_eval(
-        tmp_path / "stock", GROUPS, "--batch_size", "4", model_args=model_args, metadata=settings, start=command
+        tmp_path / "stock", GROUPS, "--batch_size", "4", model_args=model_args, metadata=settings, start=stock_command
     )
     ours = run_tasks(llama, GROUPS.split(","), tmp_path / "ours", **settings)
     for task in TASKS:
@@ -141,9 +123,9 @@ def test_all_groups_run_token_exactly_with_the_pass_through_tokenizer(llama, set
     check_read_back(output, 0)
 
 
-def test_ids_without_the_pass_through_tokenizer_fail_with_the_remedy(llama, probe_file, command, tmp_path):
+def test_ids_without_the_pass_through_tokenizer_fail_with_the_remedy(llama, probe_file, stock_command, tmp_path):
     settings = {"probe_file": probe_file, "prompts": "token_ids", "max_new_tokens": 4}
     with pytest.raises(
         ValueError, match="expected token ids as numbers, got .*--token-ids-tokenizer`, and neither chat"
     ):
-        lm_eval(tmp_path, MEMORIZATION[0], model_args=f"pretrained={llama}", metadata=settings, start=command)
+        lm_eval(tmp_path, MEMORIZATION[0], model_args=f"pretrained={llama}", metadata=settings, start=stock_command)

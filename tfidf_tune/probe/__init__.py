@@ -24,6 +24,13 @@ from tfidf_tune.probe._metrics import (
 )
 
 if TYPE_CHECKING:
+    from tfidf_tune.probe._decoding import (
+        Decoding,
+        batches_of_prompts,
+        continue_prompts,
+        generated_continuations,
+        greedy_continuations,
+    )
     from tfidf_tune.probe._documents import ProbeSample
     from tfidf_tune.probe._likelihoods import (
         TokenLikelihoods,
@@ -31,13 +38,11 @@ if TYPE_CHECKING:
         token_perplexity,
     )
     from tfidf_tune.probe._loading import (
-        Decoding,
         adapter_base,
-        batches_of_prompts,
-        continue_prompts,
-        greedy_continuations,
         load_model,
+        on_base_model,
         require_known_ids,
+        with_adapter,
     )
     from tfidf_tune.probe._memorization import (
         MemorizationProbe,
@@ -50,12 +55,13 @@ if TYPE_CHECKING:
         probe,
     )
     from tfidf_tune.probe._runs import run_of
+    from tfidf_tune.probe._server import Server
 else:
 
     def __getattr__(name: str) -> Any:
         # Comparisons do without torch, which takes seconds to import: what needs it is imported on first use.
         if name in __all__:
-            for module in ("_documents", "_runs", "_loading", "_likelihoods", "_memorization"):
+            for module in ("_documents", "_runs", "_server", "_loading", "_decoding", "_likelihoods", "_memorization"):
                 found = import_module(f"tfidf_tune.probe.{module}")
                 if hasattr(found, name):
                     return getattr(found, name)
@@ -69,6 +75,7 @@ __all__ = [
     "MonitoredModel",
     "ProbeSample",
     "ProbeTokenizer",
+    "Server",
     "TokenLikelihoods",
     "adapter_base",
     "batches_of_prompts",
@@ -80,6 +87,7 @@ __all__ = [
     "evaluating",
     "exposure",
     "extraction_probability",
+    "generated_continuations",
     "greedy_continuations",
     "load_model",
     "longest_common_subsequence",
@@ -87,6 +95,7 @@ __all__ = [
     "longest_prefix_match",
     "membership_scores",
     "num_samples_needed",
+    "on_base_model",
     "passage_scores",
     "planned_attacks",
     "probe",
@@ -98,6 +107,7 @@ __all__ = [
     "token_likelihoods",
     "token_perplexity",
     "true_positive_rate",
+    "with_adapter",
     "within_budget",
     "zlib_score",
 ]

@@ -20,8 +20,9 @@ from torch.nn import functional as F
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
 from tfidf_tune.data import tokenizer_fingerprint, tokenizer_name
+from tfidf_tune.probe._decoding import batches_of_prompts, continue_prompts
 from tfidf_tune.probe._documents import ProbeSample
-from tfidf_tune.probe._loading import batches_of_prompts, continue_prompts, require_known_ids
+from tfidf_tune.probe._loading import require_known_ids
 from tfidf_tune.probe._metrics import (
     edit_distance,
     longest_common_subsequence,

@@ -16,11 +16,18 @@ from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
-from transformers import BitsAndBytesConfig, GenerationConfig
+from transformers import BitsAndBytesConfig
 
-from tfidf_tune.probe import TokenLikelihoods, continue_prompts, require_known_ids, token_likelihoods
-from tfidf_tune.probe._loading import with_adapter
-from tfidf_tune.tasks._prompts import is_token_ids_request, on_base_model, parse_token_ids, token_ids_request
+from tfidf_tune.probe import (
+    TokenLikelihoods,
+    continue_prompts,
+    generated_continuations,
+    on_base_model,
+    require_known_ids,
+    token_likelihoods,
+    with_adapter,
+)
+from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids, token_ids_request
 
 _DEFAULT_BATCH_SIZE = 64
 
@@ -213,34 +220,15 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
             rows = {index: [row] for index, row in zip(greedy, made, strict=True)}
             for index, one in enumerate(asked):
                 if one.generation:
-                    rows[index] = self._generated(one)
+                    rows[index] = generated_continuations(
+                        self.model,
+                        one.ids,
+                        one.num_tokens,
+                        {name: value for name, value in one.generation.items() if name != "num_samples"},
+                        number=one.number,
+                        batch_size=self._num_together,
+                        eos_id=self.eot_token_id,
+                        seed=zlib.crc32(token_ids_request(one.ids).encode()),
+                    )
                     bar.update(one.number)
         return [rows[index] for index in range(len(asked))]
-
-    def _generated(self, asked: Asked) -> list[list[int]]:
-        """Return samples of one prompt, or the best beam."""
-        eos, is_sampled = self.eot_token_id, asked.generation.get("do_sample", False)
-        config = GenerationConfig(
-            **{name: value for name, value in asked.generation.items() if name != "num_samples"},
-            max_new_tokens=asked.num_tokens,
-            eos_token_id=eos,
-            pad_token_id=0 if eos is None else eos,
-        )
-        input_ids = torch.tensor([asked.ids], device=self.device)
-        rows: list[list[int]] = []
-        # generate completes any config that it is given by the model's own.
-        # Under an adapter, too, it is that of the model itself.
-        model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        own, model.generation_config = model.generation_config, config
-        try:
-            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), torch.no_grad():
-                torch.manual_seed(zlib.crc32(token_ids_request(asked.ids).encode()))
-                while len(rows) < asked.number:
-                    together = min(self._num_together, asked.number - len(rows)) if is_sampled else 1
-                    made = self.model.generate(
-                        input_ids=input_ids, attention_mask=torch.ones_like(input_ids), num_return_sequences=together
-                    )
-                    rows += made[:, len(asked.ids) :].tolist()
-        finally:
-            model.generation_config = own
-        return rows

@@ -20,7 +20,7 @@ from lm_eval.config.task import TaskConfig
 from transformers import AutoConfig
 
 from tfidf_tune._checks import require_choice
-from tfidf_tune.probe import adapter_base, longest_prefix_match
+from tfidf_tune.probe import longest_prefix_match, on_base_model
 
 if TYPE_CHECKING:
     from tfidf_tune.data import HFTokenizer
@@ -306,26 +306,6 @@ def task_documents(rows: list[dict[str, Any]], unit: str, settings: Mapping[str,
             num_lost, len(rows), unit, "" if settings["add_bos_token"] is False else bos,
         )  # fmt: skip
     return {"test": Dataset.from_list([{**row, **settings} for row in rows])}
-
-
-def on_base_model(model_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace an adapter's folder as ``pretrained`` by its base model, with ``peft`` and ``tokenizer`` of the folder.
-
-    Other arguments of the harness's ``hf`` model, and those that name ``peft`` already, are returned unchanged.
-    """
-    arguments = dict(model_args)
-    pretrained = arguments.get("pretrained")
-    if not isinstance(pretrained, str) or arguments.get("peft"):
-        return arguments
-    folder = Path(pretrained).expanduser()
-    if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
-        return arguments
-    base, revision = adapter_base(folder, f"name it by --model_args pretrained=BASE,peft={folder}")
-    if any(folder.glob("tokenizer*")):
-        arguments.setdefault("tokenizer", str(folder))
-    if revision is not None:
-        arguments.setdefault("revision", revision)
-    return arguments | {"pretrained": base, "peft": str(folder)}
 
 
 def num_positions(metadata: Mapping[str, Any]) -> int | None:

@@ -1,0 +1,293 @@
+"""A model behind an OpenAI-compatible server: completions, chats, and likelihoods of echoed prompts.
+
+Requests are paced, retried, checked, and kept in a journal from which a run goes on.
+"""
+
+import hashlib
+import json
+import math
+import os
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+from tqdm import tqdm
+
+from tfidf_tune._checks import check_at_least, require_number
+
+_NUM_ATTEMPTS = 3  # at an answer that is not what was asked for
+_PROMPT = "Once upon a time, there was a"
+_ROUNDING = 1e-3  # of log-probabilities that a server rounds or computes in half precision
+_REMEDIES = {
+    401: "set the environment variable {variable} to the API key",
+    403: "set the environment variable {variable} to an API key that may use this model",
+    404: "check --base-url and the name of the model",
+}
+
+
+class Request(NamedTuple):
+    """What is sent, how it is called in messages, and how the answer is checked.
+
+    ``check`` returns the part of the answer that is kept, or raises a ``ValueError`` that says what is wrong with it.
+    """
+
+    path: str
+    payload: dict[str, Any]
+    name: str
+    check: Callable[[Any], Any]
+
+
+class Server:
+    """A model behind an OpenAI-compatible server.
+
+    The API key is read from the environment and is in no message and no file. Timeouts, broken connections and the
+    statuses 408, 409, 429 and 5xx are tried again with growing pauses, as long as the server asks for by
+    ``Retry-After``; an answer that does not fit its request is asked for again twice.
+
+    ``model`` is its name there, ``base_url`` is up to ``/v1``, ``timeout`` in seconds; ``journal`` is a file of the
+    answers, JSON lines, and what it has is not asked for again.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str,
+        *,
+        journal: str | None = None,
+        num_concurrent: int = 1,
+        requests_per_minute: float | None = None,
+        timeout: float = 600.0,
+        max_retries: int = 8,
+        api_key_variable: str = "OPENAI_API_KEY",
+    ) -> None:
+        from openai import OpenAI
+
+        check_at_least(1, num_concurrent=num_concurrent)
+        check_at_least(0, max_retries=max_retries)
+        if not base_url.startswith(("http://", "https://")):
+            raise ValueError(
+                f"base_url is {base_url!r}: write it with its scheme, for example http://localhost:8000/v1"
+            )
+        for name, value in (("timeout", timeout), ("requests_per_minute", requests_per_minute)):
+            if value is not None:
+                require_number(name, value, 0, 1e6, "of the requests", reason="more is no limit", positive=True)
+        self.model, self.base_url = model, base_url
+        self._key = os.environ.get(api_key_variable, "")
+        self._variable = api_key_variable
+        self._client = OpenAI(base_url=base_url, api_key=self._key or "none", timeout=timeout, max_retries=max_retries)
+        self._num_concurrent = num_concurrent
+        self._pause = 60 / requests_per_minute if requests_per_minute else 0.0
+        self._next_start = 0.0
+        self._lock = threading.Lock()
+        self._journal = Path(journal) if journal else None
+        self._known = _read_journal(self._journal)
+
+    def continuation(
+        self, prompt: str | list[int], num_tokens: int, name: str, messages: Any = None, **sampling: Any
+    ) -> Request:
+        """Ask for the text after a prompt of text or token ids, or for the turn after ``messages``; greedy by default.
+
+        ``name`` is what messages call the request; ``sampling`` are "temperature", "seed" and "top_k".
+        """
+        payload = {"model": self.model, "max_tokens": num_tokens, "temperature": 0.0, **sampling}
+        if messages:
+            return Request("/chat/completions", payload | {"messages": messages}, name, _text)
+        return Request("/completions", payload | {"prompt": prompt}, name, _text)
+
+    def likelihoods(
+        self, given: str | list[int], whole: str | list[int], name: str, *, num_ids: int = 0, num_given: int = 0
+    ) -> Request:
+        """Ask for the NLL and the greedy mark of each token of ``whole`` after ``given``, which it starts with.
+
+        Of text, ``num_ids`` are the tokens of the whole and ``num_given`` those of its start, 0 if they are not known;
+        the answer also says whether the tokens are these.
+        """
+        # At least one token has to be generated, because servers refuse 0.
+        payload = {"model": self.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
+        check = partial(_scored, given=given, whole=whole, num_ids=num_ids, num_given=num_given)
+        return Request("/completions", payload | {"logprobs": 1}, name, check)
+
+    def likelihood_problem(self) -> str | None:
+        """Ask twice whether the server gives log-probabilities of a prompt that can be used; say why not.
+
+        Its own greedy continuation must have the highest ones: some servers return those of the next token.
+        """
+        (own,) = self.answers([self.continuation(_PROMPT, 8, "a test")], "Asking for a continuation")
+        asked = self.likelihoods(_PROMPT, _PROMPT + (own or " of"), "a test of log-probabilities")
+        try:
+            ((_, greedy, _),) = self.answers([asked], "Asking for log-probabilities")
+        except ConnectionError as error:
+            if isinstance(error.__cause__, ValueError):  # an answer without them, or with wrong ones
+                return str(error.__cause__)
+            if "status 4" in str(error) and "status 429" not in str(error):  # a request that the server refuses
+                return str(error)
+            raise
+        # The last token of a text can be another one than where it went on.
+        if own and sum(greedy) < len(greedy) / 2:
+            return "its log-probabilities do not fit its own continuation"
+        return None
+
+    def answers(self, requests: Sequence[Request], description: str) -> list[Any]:
+        """Return the checked answers in order, or raise a ``ConnectionError`` if one fails in spite of all retries."""
+        failed = threading.Event()
+
+        def ask(request: Request) -> Any:
+            if failed.is_set():
+                return None
+            try:
+                return self._answer(request)
+            except BaseException:
+                failed.set()
+                raise
+
+        with tqdm(total=len(requests), desc=description) as bar, ThreadPoolExecutor(self._num_concurrent) as pool:
+            futures = [pool.submit(ask, request) for request in requests]
+            try:
+                for future in as_completed(futures):
+                    future.result()
+                    bar.update()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+            return [future.result() for future in futures]
+
+    def _answer(self, request: Request) -> Any:
+        content = json.dumps([self.base_url, request.path, request.payload], sort_keys=True)
+        # The journal holds no prompts, only what identifies a request.
+        key = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        with self._lock:
+            if key in self._known:
+                return self._known[key]
+        for attempt in range(1, _NUM_ATTEMPTS + 1):
+            try:
+                answer = request.check(self._send(request))
+                break
+            except ValueError as error:  # not JSON, or not what the check wants
+                if attempt == _NUM_ATTEMPTS:
+                    raise self._failed(request, f"{error}, {_NUM_ATTEMPTS} times") from error
+        with self._lock:
+            self._known[key] = answer
+            if self._journal is not None:
+                self._journal.parent.mkdir(parents=True, exist_ok=True)
+                with self._journal.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"request": key, "answer": answer}) + "\n")
+        return answer
+
+    def _send(self, request: Request) -> Any:
+        import openai
+
+        with self._lock:
+            start = max(time.monotonic(), self._next_start)
+            self._next_start = start + self._pause
+        time.sleep(max(0.0, start - time.monotonic()))
+        try:
+            return self._client.post(request.path, cast_to=object, body=request.payload)
+        except openai.APIStatusError as error:
+            raise self._failed(request, f"status {error.status_code}: {error.message}", error.status_code) from None
+        except openai.APIError as error:
+            raise self._failed(request, f"{type(error).__name__}: {error}") from None
+
+    def _failed(self, request: Request, reason: str, status: int = 0) -> ConnectionError:
+        remedy = _REMEDIES.get(status, "see to the server").format(variable=self._variable)
+        if self._journal is not None:
+            remedy += f". The same command goes on from here: {len(self._known):,} answers are in {self._journal}"
+        reason = " ".join(reason.split())[:400]
+        if self._key:
+            reason = reason.replace(self._key, "***")
+        return ConnectionError(f"{self.base_url} did not answer the request for {request.name}: {reason}; {remedy}")
+
+
+def _read_journal(file: Path | None) -> dict[str, Any]:
+    """Return the answers of a journal; a line that a crash has cut is left out, and ended."""
+    if file is None or not file.is_file():
+        return {}
+    content = file.read_text(encoding="utf-8")
+    if content and not content.endswith("\n"):
+        with file.open("a", encoding="utf-8") as end:
+            end.write("\n")
+    answers = {}
+    for line in content.splitlines():
+        with suppress(ValueError, KeyError, TypeError):
+            entry = json.loads(line)
+            answers[str(entry["request"])] = entry["answer"]
+    return answers
+
+
+class _Logprobs(BaseModel):
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Turn(BaseModel):
+    content: str | None
+
+
+class _Choice(BaseModel):
+    text: str | None = None  # of /completions
+    message: _Turn | None = None  # of /chat/completions
+    finish_reason: str | None = None
+    logprobs: Any = None  # other than :class:`_Logprobs` where a prompt is not echoed
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int | None = None
+
+
+class Answer(BaseModel):
+    """The fields of an answer that are read."""
+
+    choices: tuple[_Choice]
+    usage: _Usage | None = None
+
+
+def _text(answer: Any) -> str:
+    """Return the text of a completion or of a chat's next turn."""
+    (choice,) = Answer.model_validate(answer).choices
+    text = choice.text if choice.message is None else choice.message.content or ""
+    if text is None or not choice.finish_reason:
+        raise ValueError("its answer has no text, or ends early, without a finish_reason")
+    return text
+
+
+def _scored(
+    answer: Any, given: str | list[int], whole: str | list[int], num_ids: int, num_given: int
+) -> tuple[list[float], list[bool], bool]:
+    """Return the NLL and the greedy mark of each scored token, and whether they are those of the document's ids."""
+    parsed = Answer.model_validate(answer)
+    logprobs = _Logprobs.model_validate(parsed.choices[0].logprobs or {})
+    if not logprobs.token_logprobs:
+        raise ValueError("it gives no log-probabilities of the prompt (echo and logprobs)")
+    tokens, values = logprobs.tokens, logprobs.token_logprobs
+    top = logprobs.top_logprobs or [None] * len(values)
+    number = (parsed.usage and parsed.usage.prompt_tokens) or len(values) - 1
+    if len(tokens) != len(values) or len(top) != len(values) or not 1 < number <= len(values):
+        raise ValueError(f"it gives {len(values)} log-probabilities for {number} tokens of a prompt")
+    if isinstance(whole, list):
+        first, exact = number - len(whole) + len(given), number - len(whole) in (0, 1)
+    else:
+        echoed = "".join(tokens[:number])
+        # A token that is a part of a character cannot be read.
+        if whole.strip() not in echoed and "\ufffd" not in echoed and "bytes:" not in echoed:
+            raise ValueError("it echoes another prompt than was sent")
+        exact = number - num_ids in (0, 1)  # 1: the server puts a BOS first
+        ends = [*accumulate(map(len, tokens), initial=0)]
+        first = number - num_ids + num_given if exact else bisect_left(ends, len(given))
+    nll, greedy = [], []
+    for value, best in zip(values[first:number], top[first:number], strict=True):
+        if value is None or not value <= _ROUNDING:  # or not a number
+            raise ValueError(f"it gives {value!r} as a log-probability")
+        if best and sum(map(math.exp, best.values())) > 1 + _ROUNDING:
+            raise ValueError("it gives probabilities of more than 1 together")
+        nll.append(-min(0.0, value))
+        greedy.append(best is None or value >= max(best.values(), default=0) - _ROUNDING)
+    if not any(nll):
+        raise ValueError("it gives log-probabilities that are all 0")
+    return nll, greedy, exact
