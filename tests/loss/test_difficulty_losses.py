@@ -1,4 +1,4 @@
-"""MiLe and focal through the loss: weights from what the model predicts, and no gradient through them."""
+"""MiLe and focal through the loss: what the model predicts, the weights of it, and no gradient through them."""
 
 import math
 
@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from difficulty_reference import assert_within, logit_error_of, truth_of_difficulty
 from head_reference import random_head
+from label_batches import EPS
 from loss_reference import (
     GRADIENT_TOL,
     LOSS_RTOL,
@@ -15,6 +16,7 @@ from loss_reference import (
     random_batch,
     reference_loss,
 )
+from operations import Recorder
 from tfidf_reference import IGNORED
 
 from tfidf_tune.loss import (
@@ -23,6 +25,86 @@ from tfidf_tune.loss import (
     token_predictions,
 )
 from tfidf_tune.weighting import FocalWeighting, MiLeWeighting
+
+
+def assert_predictions(predictions, logits, labels, logit_error=0.0):
+    """Bounds as in ``difficulty_reference``: a shift of logarithms, and what the terms of the entropy make of it."""
+    distribution = torch.distributions.Categorical(logits=logits.detach().double())
+    valid, vocab_size = labels != IGNORED, logits.shape[-1]
+    shift = 2 * torch.as_tensor(logit_error, dtype=torch.float64) + (32 + vocab_size) * EPS
+    assert [part.dtype for part in predictions] == [torch.float32] * 2
+    assert not any(part.requires_grad for part in predictions)
+    assert_within(
+        predictions.log_probability, distribution.log_prob(labels.clamp(min=0)) * valid, shift * torch.ones_like(valid)
+    )
+    entropy = distribution.entropy()
+    largest = (entropy + shift) * torch.exp(shift) * (1 + (vocab_size + 4) * EPS)
+    assert_within(predictions.entropy, entropy * valid, largest - entropy)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_predictions_equal_those_of_a_categorical_distribution(dtype):
+    logits, labels = random_batch(0, dtype=dtype)
+    assert_predictions(token_predictions([logits.requires_grad_()], labels.to(torch.int8)), logits, labels)
+
+
+def test_chunks_are_bit_identical_to_whole_logits():
+    logits, labels = random_batch(1)
+    expected = token_predictions([logits], labels)
+    predictions = token_predictions(list(logits.split([1, 13, 2, 5], dim=1)), labels)
+    assert all(torch.equal(part, other) for part, other in zip(predictions, expected, strict=True))
+
+
+# A single chunk of tokens; several, the last of them shorter.
+@pytest.mark.parametrize(
+    ("rows", "num_tokens", "dtype", "bias"), [(3, 60, torch.bfloat16, True), (2, 700, torch.float32, False)]
+)
+def test_a_head_input_gives_the_predictions_of_its_logits(rows, num_tokens, dtype, bias):
+    head, labels, _ = random_head(num_tokens, rows=rows, dtype=dtype, bias=bias)
+    head = HeadInput(*(None if tensor is None else tensor.requires_grad_() for tensor in head))
+    logits = F.linear(*(None if tensor is None else tensor.detach().double() for tensor in head))
+    assert_predictions(token_predictions(head, labels), logits, labels, logit_error_of(head))
+
+
+def test_logits_of_several_blocks_give_the_same_predictions():
+    """2**20 logits are a block: here 104 tokens, of 150."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 50, 10_000, generator=generator)
+    labels = torch.randint(10_000, (3, 50), generator=generator)
+    with Recorder() as recorder:
+        predictions = token_predictions([logits], labels)
+    assert 10**6 < max(recorder.sizes) <= 2**20
+    assert_predictions(predictions, logits, labels)
+
+
+def test_no_more_than_a_16th_of_the_logits_of_a_head_is_made_at_a_time():
+    head, labels, _ = random_head(8192, dim=4, vocab_size=50)
+    with Recorder() as recorder:
+        token_predictions(head, labels)
+    assert max(recorder.sizes) == 8192 * 50 // 16
+
+
+# ---- extremes
+
+
+def test_a_distribution_with_one_outcome_has_an_entropy_of_0_and_no_nan():
+    logits = torch.full((1, 3, 6), float("-inf"))
+    logits[0, 0, 2] = logits[0, 1, 5] = 0.0
+    logits[0, 2] = torch.tensor([0.0, 0.0, 1e30, 0.0, 0.0, 0.0])
+    log_probability, entropy = token_predictions([logits], torch.tensor([[2, 4, 2]]))
+    assert entropy.tolist() == [[0.0, 0.0, 0.0]]
+    assert log_probability.tolist() == [[0.0, -math.inf, 0.0]]
+
+
+@pytest.mark.parametrize("value", [float("nan")])
+def test_predictions_at_ignored_positions_do_not_count(value):
+    logits, labels = random_batch(3)
+    expected = token_predictions([logits], labels)
+    logits[labels == IGNORED] = value
+    predictions = token_predictions([logits], labels)
+    for part, other in zip(predictions, expected, strict=True):
+        assert torch.equal(part, other)
+        assert not part[labels == IGNORED].any()
 
 
 def mile(gamma=1.0, **options):
@@ -54,7 +136,7 @@ def assert_loss_and_gradient(loss, gradient, logits, labels, kind, gamma):
 
 
 # 21 positions: not divisible by 2 and 8.
-@pytest.mark.parametrize(("gamma", "num_chunks"), [(0.5, 2), (2.0, None), (5.0, 21)])
+@pytest.mark.parametrize(("gamma", "num_chunks"), [(0.5, 2), (5.0, None)])
 @every_kind
 def test_the_loss_and_its_gradient_equal_the_reference(kind, gamma, num_chunks):
     """The reference takes the weights as constants: no gradient goes through them."""
@@ -151,12 +233,11 @@ def test_an_id_outside_the_vocabulary_of_the_logits_is_an_error_that_names_it():
 # ---- any weighting
 
 
-@pytest.mark.parametrize("form", ["whole", "chunks", "head"])
-def test_a_weighting_that_needs_predictions_gets_those_of_the_batch(form):
+def test_a_weighting_that_needs_predictions_gets_those_of_the_batch():
     logits, labels = random_batch(8)
-    weighting = GivenWeighting(torch.ones(labels.shape), needs_predictions=True)
-    given = {"whole": logits, "chunks": list(logits.chunk(4, dim=1)), "head": HeadInput(logits, torch.eye(50))}[form]
-    WeightedCrossEntropyLoss(weighting)(given, labels)
-    predictions = weighting.asked[0].predictions
     expected = token_predictions([logits], labels)
-    assert all(torch.equal(part, other) for part, other in zip(predictions, expected, strict=True))
+    for given in (logits, list(logits.chunk(4, dim=1)), HeadInput(logits, torch.eye(50))):
+        weighting = GivenWeighting(torch.ones(labels.shape), needs_predictions=True)
+        WeightedCrossEntropyLoss(weighting)(given, labels)
+        predictions = weighting.asked[0].predictions
+        assert all(torch.equal(part, other) for part, other in zip(predictions, expected, strict=True))

@@ -1,6 +1,7 @@
-"""The loss from hidden states and head against float64: value, losses of the tokens, gradients."""
+"""The loss from hidden states and head against float64, what it refuses, and what it costs in products and bytes."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from head_reference import (
     values_of,
 )
 from loss_reference import LOSS_RTOL, GivenWeighting
+from operations import LiveBytes, Recorder
 from tfidf_reference import IGNORED, ReferenceTFIDF
 
 from tfidf_tune.loss import (
@@ -22,12 +24,13 @@ from tfidf_tune.loss import (
     TFIDFCrossEntropyLoss,
     WeightedCrossEntropyLoss,
     fused_cross_entropy,
+    linear_token_cross_entropy,
+    token_predictions,
 )
-from tfidf_tune.loss._cross_entropy import _gradient_scale
 
 NAMES = HeadInput._fields
-# A chunk is of 256 rows up to 4,096 tokens, so these are 1, 1, 2, 3 chunks; then 16 of 313 rows, the last of 305.
-NUM_TOKENS = (1, 255, 257, 700, 5000)
+# A chunk is of 256 rows up to 4,096 tokens, so these are 1, 2, 3 chunks; then 16 of 313 rows, the last of 305.
+NUM_TOKENS = (1, 257, 700, 5000)
 
 
 def objective(head, **settings):
@@ -45,19 +48,17 @@ def objective(head, **settings):
 
 
 @pytest.mark.parametrize(
-    ("head", "num_tokens", "bias"), [("fused", n, n != 257) for n in NUM_TOKENS] + [("torch", 700, b) for b in (0, 1)]
+    ("head", "num_tokens", "bias"), [("fused", n, n != 257) for n in NUM_TOKENS] + [("torch", 700, True)]
 )
 def test_value_losses_and_gradients_equal_those_in_float64(head, num_tokens, bias, device):
     batch = random_head(num_tokens, bias=bias)
     assert_equal_truth(values_of(objective(head), batch, device=device), batch)
 
 
-@pytest.mark.parametrize("block_size", [37 * 50, 36])
-def test_they_do_for_every_block_size(block_size, monkeypatch):
-    monkeypatch.setattr("tfidf_tune.loss._cross_entropy._BLOCK_SIZE", block_size)
-    for num_tokens in (300, 5000) if block_size > 37 else (300,):
-        batch = random_head(num_tokens)
-        assert_equal_truth(values_of(fused_cross_entropy, batch), batch)
+@pytest.mark.parametrize("vocab_size", [10_000, 2**20 + 1])  # 104 rows are a block, one row is more than a block
+def test_they_do_where_a_chunk_has_several_blocks(vocab_size):
+    batch = random_head(300 if vocab_size == 10_000 else 3, dim=4, vocab_size=vocab_size)
+    assert_equal_truth(values_of(fused_cross_entropy, batch), batch)
 
 
 def test_small_vocabularies_ignored_rows_narrow_labels_and_strided_tensors_are_supported():
@@ -74,7 +75,7 @@ def test_small_vocabularies_ignored_rows_narrow_labels_and_strided_tensors_are_s
         assert_equal_truth(values_of(fused_cross_entropy, strided, wanted=()), strided)
 
 
-@pytest.mark.parametrize(("head", "upstream"), [("fused", 3.7), ("fused", -0.25), ("torch", 2.0**16)])
+@pytest.mark.parametrize(("head", "upstream"), [("fused", -3.7), ("torch", 2.0**16)])
 def test_an_upstream_gradient_scales_the_gradients(head, upstream, device):
     batch = random_head(600)
     assert_equal_truth(values_of(objective(head), batch, upstream, device=device), batch, upstream)
@@ -116,8 +117,10 @@ def test_a_loss_with_chunked_head_accepts_a_head_input():
 # ---- which gradients are made
 
 
-@pytest.mark.parametrize("wanted", [(), ("hidden",), ("weight",), ("hidden", "bias")])
-@pytest.mark.parametrize("head", ["fused", "torch"])
+@pytest.mark.parametrize(
+    ("head", "wanted"),
+    [*(("fused", w) for w in [(), ("hidden",), ("weight",), ("hidden", "bias")]), ("torch", ("hidden",))],
+)
 def test_frozen_inputs_get_no_gradient_and_the_others_the_same_one(head, wanted, device):
     batch = random_head(600)
     values = values_of(objective(head), batch, wanted=wanted, device=device)
@@ -143,18 +146,12 @@ def test_the_losses_are_the_same_with_and_without_gradients():
         torch.testing.assert_close(*losses, rtol=LOSS_RTOL, atol=LOSS_RTOL)
 
 
-def test_the_losses_of_the_tokens_have_no_gradient():
+def test_a_second_backward_pass_is_an_error_that_says_what_to_do():
+    """Only the sum has a gradient."""
     batch = random_head(300)
     head = HeadInput(*(tensor.requires_grad_() for tensor in batch.head))
     total, losses = fused_cross_entropy(head, batch.labels, batch.coefficients)
-    assert total.requires_grad
     assert not losses.requires_grad
-
-
-def test_a_second_backward_pass_is_an_error_that_says_what_to_do():
-    batch = random_head(300)
-    head = HeadInput(*(tensor.requires_grad_() for tensor in batch.head))
-    total, _ = fused_cross_entropy(head, batch.labels, batch.coefficients)
     total.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match=r"second backward pass: compute the loss again for each backward\(\)"):
         total.backward()
@@ -229,32 +226,22 @@ def test_small_fp16_gradients_do_not_underflow():
         assert error <= budget < 0.1 * lost, name
 
 
-@pytest.mark.parametrize("wanted", [("hidden", "bias"), NAMES])
-def test_fp16_gradients_of_few_valid_tokens_among_many_do_not_overflow(wanted):
+def test_fp16_gradients_of_few_valid_tokens_among_many_do_not_overflow():
     """The scale inside must not exceed what fp16 holds when a few tokens share the whole loss."""
     batch = random_head(16384, dtype=torch.float16, ignored=0.0)
     batch = batch._replace(head=batch.head._replace(hidden=batch.head.hidden * 8))  # as large as states after a norm
     batch.labels[:, :-3] = IGNORED
     batch.coefficients[:] = (batch.labels != IGNORED) / 3
-    values, truth = values_of(fused_cross_entropy, batch, wanted=wanted), truth_of(batch)
-    for name in wanted:
+    values, truth = values_of(fused_cross_entropy, batch), truth_of(batch)
+    for name in NAMES:
         # The labels' own -1, which is exact, outweighs what the rounded logits make: a few roundings of 2^-11.
         assert relative_error(getattr(values, name), getattr(truth, name)) < 12 * 2**-11, name
 
 
-def test_the_scale_of_fp16_gradients_is_a_power_of_two():
-    for num_valid in (0, 1, 3, 100, 128, 300):
-        scale = float(_gradient_scale(torch.float16, torch.arange(300) < num_valid))
-        assert math.log2(scale).is_integer()
-        assert scale / 2 < max(1, num_valid) <= scale
-
-
-@pytest.mark.parametrize("accumulate_in_fp32", [False, True])
-def test_gradients_of_a_head_in_float64_are_in_float64(accumulate_in_fp32):
+def test_gradients_of_a_head_in_float64_are_in_float64():
     """Losses alone are float32; sums of 700 terms may be rounded as often."""
     batch = random_head(700, dtype=torch.float64)
-    truth = truth_of(batch)
-    values = values_of(lambda *b: fused_cross_entropy(*b, accumulate_in_fp32=accumulate_in_fp32), batch)
+    values, truth = values_of(fused_cross_entropy, batch), truth_of(batch)
     for name in NAMES:
         assert relative_error(getattr(values, name), getattr(truth, name)) <= 700 * torch.finfo(torch.float64).eps, name
 
@@ -264,7 +251,7 @@ def test_gradients_of_a_head_in_float64_are_in_float64(accumulate_in_fp32):
 
 # torch.compile's own look at an activation's .grad while it traces.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize(("head", "wanted"), [("fused", NAMES), ("torch", NAMES), ("fused", ())])
+@pytest.mark.parametrize(("head", "wanted"), [("fused", NAMES), ("torch", NAMES)])
 def test_compiled_chunks_give_the_same_values(head, wanted, monkeypatch):
     monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
     torch._dynamo.reset()
@@ -286,15 +273,181 @@ def test_compiled_chunks_give_the_same_values(head, wanted, monkeypatch):
 # ---- settings
 
 
-@pytest.mark.parametrize("loss_class", [CrossEntropyLoss, TFIDFCrossEntropyLoss])
-def test_the_settings_reach_the_fused_head(loss_class, monkeypatch):
-    asked = {}
+def test_the_settings_reach_the_fused_head():
+    batch = random_head(700, dtype=torch.bfloat16)
+    plain, summed = (
+        values_of(partial(fused_cross_entropy, accumulate_in_fp32=in_fp32), batch).weight for in_fp32 in (False, True)
+    )
+    assert not torch.equal(plain, summed)
+    for loss_class in (CrossEntropyLoss, TFIDFCrossEntropyLoss):
+        for in_fp32, expected in ((False, plain), (True, summed)):
+            of_loss = loss_class(accumulate_in_fp32=in_fp32).objective
 
-    def spy(*args, **kwargs):
-        asked.update(kwargs)
-        return fused_cross_entropy(*args, **kwargs)
+            def function(head, labels, coefficients, of_loss=of_loss):
+                return of_loss(head, labels, coefficients * (labels != IGNORED).sum())
 
-    monkeypatch.setattr("tfidf_tune.loss._weighted.fused_cross_entropy", spy)
-    batch = random_head(20)
-    loss_class(accumulate_in_fp32=True)(batch.head, batch.labels)
-    assert asked == {"accumulate_in_fp32": True}
+            found = values_of(function, batch).weight
+            assert relative_error(found, expected) < 0.1 * relative_error(plain, summed)
+
+
+LABELS = torch.tensor([[1, 2, IGNORED], [0, 4, 3]])
+
+
+def make_head(**changes):
+    return HeadInput(**{"hidden": torch.randn(2, 3, 4), "weight": torch.randn(5, 4), "bias": torch.randn(5), **changes})
+
+
+def test_mismatched_inputs_are_an_error_that_names_shapes_and_dtypes():
+    for changes, named in (
+        ({"hidden": torch.randn(1, 3, 4)}, r"hidden \[1, 3, 4\] float32"),
+        ({"hidden": torch.randn(6, 4)}, r"hidden \[6, 4\]"),
+        ({"hidden": torch.ones(2, 3, 4, dtype=torch.int64)}, "int64"),
+        ({"weight": torch.randn(5, 3)}, r"weight \[5, 3\]"),
+        ({"weight": torch.randn(5, 4, dtype=torch.bfloat16)}, "bfloat16"),
+        ({"weight": torch.randn(5, 4, 4)}, r"weight \[5, 4, 4\]"),
+        ({"bias": torch.randn(1)}, r"bias \[1\]"),
+        (
+            {"hidden": torch.ones(2, 3, 4).int(), "weight": torch.ones(5, 4).int(), "bias": None},
+            r"labels \[2, 3\] int64",
+        ),
+    ):
+        head = make_head(**changes)
+        for call in (
+            lambda head=head: fused_cross_entropy(head, LABELS, torch.ones(2, 3)),
+            lambda head=head: linear_token_cross_entropy(head, LABELS),
+            lambda head=head: token_predictions(head, LABELS),
+        ):
+            with pytest.raises(ValueError, match=rf"(?s)does not fit: .*{named}.*expected are hidden \[b, s, d\]"):
+                call()
+
+
+@pytest.mark.parametrize(("value", "is_trained"), [(float("-inf"), True), (float("nan"), True), (float("-inf"), False)])
+def test_ignored_positions_do_not_count(value, is_trained):
+    """The label that stands in for an ignored one may have a logit of -inf: of a padding id, say."""
+    bias = torch.zeros(5)
+    bias[0] = float("-inf")
+    labels = torch.tensor([[1, 2, IGNORED], [3, 4, IGNORED]])
+    head = make_head(bias=bias) if value == float("-inf") else make_head()
+    if value != value:
+        head.hidden[:, 2] = value
+    head.hidden.requires_grad_(is_trained)
+    expected = torch.nn.functional.cross_entropy(
+        torch.nn.functional.linear(*head).flatten(0, 1)[labels.flatten() != IGNORED], labels[labels != IGNORED]
+    )
+
+    loss, cross_entropy, _ = CrossEntropyLoss().terms(head, labels)
+
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(cross_entropy, expected.detach())
+
+
+PRODUCTS = ("mm", "addmm", "addmm_")
+
+
+def record(batch, wanted=HeadInput._fields, head="fused"):
+    """The operations of forward and backward pass."""
+    inputs = HeadInput(
+        *(
+            None if tensor is None else tensor.requires_grad_(name in wanted)
+            for name, tensor in zip(HeadInput._fields, batch.head, strict=True)
+        )
+    )
+    loss = CrossEntropyLoss(head=head)
+    with Recorder() as recorder:
+        total = loss(inputs, batch.labels)
+        if wanted:
+            total.backward()
+    return recorder
+
+
+def num_products(recorder):
+    return sum(operation in PRODUCTS for operation in recorder.operations)
+
+
+# ---- cost: matrix products
+
+
+def test_a_chunk_takes_three_matrix_products():
+    """Its logits, and the gradients of hidden states and head: none is computed again."""
+    for num_tokens, num_chunks in ((256, 1), (257, 2), (4096, 16), (5000, 16)):
+        assert num_products(record(random_head(num_tokens, bias=num_tokens % 2 == 0))) == 3 * num_chunks
+
+
+@pytest.mark.parametrize("wanted", [(), ("hidden",), ("weight", "bias")])
+def test_frozen_inputs_cost_no_matrix_product_and_no_sum(wanted):
+    recorder = record(random_head(700), wanted)
+    assert num_products(recorder) == 3 * (1 + ("hidden" in wanted) + ("weight" in wanted))
+    assert (37 in recorder.sizes) == ("bias" in wanted)
+
+
+def test_without_grad_mode_there_are_only_the_logits():
+    batch = random_head(700)
+    head = HeadInput(*(tensor.requires_grad_() for tensor in batch.head))
+    with torch.no_grad(), Recorder() as recorder:
+        fused_cross_entropy(head, batch.labels, batch.coefficients)
+    assert num_products(recorder) == 3
+    assert "scatter_add_" not in recorder.operations, "no gradient of the logits either"
+
+
+def test_an_upstream_gradient_of_1_takes_no_pass_over_the_gradients():
+    batch = random_head(700, dtype=torch.bfloat16)
+    head = HeadInput(*(tensor.requires_grad_() for tensor in batch.head))
+    total, _ = fused_cross_entropy(head, batch.labels, batch.coefficients)
+    with Recorder() as recorder:
+        total.backward()
+    assert head.weight.grad is not None
+    assert "mul_" not in recorder.operations
+
+
+@pytest.mark.parametrize(("num_tokens", "dtype"), [(600, torch.float32), (6000, torch.bfloat16)])
+def test_no_tensor_is_larger_than_a_chunk_of_logits(num_tokens, dtype):
+    dim, vocab_size = 4, 1000
+    recorder = record(random_head(num_tokens, dim=dim, vocab_size=vocab_size, dtype=dtype))
+    largest = max(256, -(-num_tokens // 16)) * vocab_size
+    assert dim * num_tokens < largest < num_tokens * vocab_size
+    assert dim * vocab_size < largest
+    assert max(recorder.sizes) == largest
+
+
+def test_the_gradient_of_the_head_is_made_once_and_handed_over_without_a_copy():
+    recorder = record(random_head(700, rows=7, dim=13, vocab_size=1009, dtype=torch.bfloat16))
+    assert recorder.sizes.count(13 * 1009) == 1
+
+
+# ---- bytes
+
+
+def peak_bytes(num_tokens, dim, vocab_size, dtype=torch.bfloat16, trained=True, **settings):
+    """Most bytes alive at one time beside the inputs."""
+    with torch.device("meta"):
+        hidden = torch.empty(1, num_tokens, dim, dtype=dtype, requires_grad=True)
+        weight = torch.empty(vocab_size, dim, dtype=dtype, requires_grad=trained)
+        labels, coefficients = torch.empty(1, num_tokens, dtype=torch.int64), torch.empty(1, num_tokens)
+    with LiveBytes([hidden, weight, labels, coefficients]) as live:
+        total, _ = fused_cross_entropy(HeadInput(hidden, weight), labels, coefficients, **settings)
+        total.backward()
+    assert hidden.grad is not None
+    assert (weight.grad is not None) == trained
+    return live.most
+
+
+NUM_TOKENS, DIM, VOCAB_SIZE = 4096, 2048, 128_256  # Llama 3.2 1B
+LOGITS = NUM_TOKENS * VOCAB_SIZE * 2
+GRADIENTS = {"hidden": NUM_TOKENS * DIM * 2, "weight": VOCAB_SIZE * DIM * 2}
+
+
+def test_besides_gradients_memory_is_below_a_tenth_of_the_logits():
+    assert peak_bytes(NUM_TOKENS, DIM, VOCAB_SIZE) - sum(GRADIENTS.values()) <= 0.1 * LOGITS
+
+
+def test_with_the_gradient_of_the_hidden_states_memory_is_below_a_tenth_too():
+    """The gradient of the head is half as large as the logits, whatever computes it."""
+    assert peak_bytes(NUM_TOKENS, DIM, VOCAB_SIZE, trained=False) <= 0.1 * LOGITS
+
+
+def test_accumulating_in_fp32_takes_4_bytes_more_for_each_weight_of_the_head():
+    sizes = (1024, 512, 32_000)
+    more = peak_bytes(*sizes, accumulate_in_fp32=True) - peak_bytes(*sizes)
+    assert 0 < more <= 4 * 512 * 32_000
+    more = peak_bytes(*sizes, dtype=torch.float32, accumulate_in_fp32=True) - peak_bytes(*sizes, dtype=torch.float32)
+    assert more == 0

@@ -76,10 +76,3 @@ def test_with_sync_the_gradients_of_the_head_add_up_to_those_of_the_union(ranks)
         hidden, weight, bias = zip(*gradients, strict=True)
         values = Values(sum(losses), torch.zeros(()), torch.cat(hidden), sum(weight), sum(bias))
         assert_equal_truth(values._replace(losses=None), batch)
-
-
-def test_the_loss_passes_its_settings_to_the_weighting():
-    weighting = TFIDFCrossEntropyLoss(sync=True, counted="tokens").weighting
-    assert (weighting.sync, weighting.counted) == (True, "tokens")
-    weighting = TFIDFCrossEntropyLoss().weighting
-    assert (weighting.sync, weighting.counted) == (False, "labels")

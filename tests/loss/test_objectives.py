@@ -1,16 +1,21 @@
-"""Every objective that a config names: built as a recipe does, refused where it cannot be, and alike in the rest."""
+"""Every objective that a config names, the one of the page included: built, refused, and alike in the rest."""
 
 import copy
 import inspect
 import io
+import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+import yaml
 from head_reference import random_head
 from label_batches import EPS
 from loss_reference import loss_and_gradient, random_batch, reference_loss
 from tfidf_reference import IGNORED
+from tfidf_tune.recipes.full_finetune import recipe_main
 from tiny_run import run_config
 
 from tfidf_tune import weighting as weightings
@@ -36,9 +41,7 @@ TFIDF = weighting("TFIDF", num_batches=2)
 # Sections of configs, no argument with its default.
 OBJECTIVES = {
     "CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"},
-    "TF-IDF": {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss", "tf": "log", "max_weight": 2.5},
-    "TF-IDF weighting": weighted("TFIDF", tf="log", max_weight=2.5),
-    "Uniform": weighted("Uniform"),
+    "TF-IDF": {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss", "tf": "log", "max_weight": 2.5, "sync": True},
     "Goldfish": weighted("Goldfish", strategy="static", k=3, h=5, seed=7),
     "MiLe": weighted("MiLe", gamma=0.5),
     "Focal": weighted("Focal", gamma=3.0),
@@ -111,85 +114,46 @@ def overridden(*overrides):
     return build_loss(check_config(load_config("demo/llama_3M_full_memorization", overrides), FinetuneConfig))
 
 
-@pytest.mark.parametrize("short", [True, False])
-def test_a_weighting_is_chosen_on_the_command_line(short):
-    loss, of_loss = ("loss", "loss.weighting") if short else ("loss._component_", "loss.weighting._component_")
-    made = overridden(
-        f"{loss}=tfidf_tune.loss.WeightedCrossEntropyLoss",
-        f"{of_loss}=tfidf_tune.weighting.GoldfishWeighting",
-        "loss.weighting.k=3",
-    )
+@pytest.mark.parametrize("form", ["", "._component_"])
+def test_a_weighting_is_chosen_on_the_command_line(form):
+    chosen = [
+        f"loss{form}=tfidf_tune.loss.WeightedCrossEntropyLoss",
+        f"loss.weighting{form}=tfidf_tune.weighting.GoldfishWeighting",
+    ]
+    made = overridden(*chosen, "loss.weighting.k=3")
     assert type(made) is WeightedCrossEntropyLoss
     assert type(made.weighting) is GoldfishWeighting
     assert made.weighting.k == 3
-
-
-def test_arguments_that_the_chosen_loss_does_not_have_are_refused():
     with pytest.raises(
-        SetupError,
-        match="^config: loss: .*WeightedCrossEntropyLoss: got an unexpected keyword argument 'tf'; its arguments are",
+        SetupError, match="^config: loss: .*WeightedCrossEntropyLoss: .* keyword argument 'tf'; its arg"
     ):
-        overridden(
-            "loss.tf=log",
-            "loss=tfidf_tune.loss.WeightedCrossEntropyLoss",
-            "loss.weighting=tfidf_tune.weighting.GoldfishWeighting",
-        )
+        overridden(*chosen, "loss.tf=log")
 
 
 # ---- refused
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("TFIDF", {"tf": "sublinear"}, "tf is 'sublinear': possible are count, log, binary$"),
-        ("Goldfish", {"k": 1}, "k is 1: one token in k is left out of the loss, set it to 2 to 2147483648$"),
-        # of another type
-        ("Goldfish", {"k": 2.5}, "k is 2.5: one token in k is left out of the loss, set it to a whole number"),
-        ("Goldfish", {"h": None}, "h is None: the hash is of the h tokens before a token, set it to a whole number"),
-        ("Goldfish", {"strategy": 3}, "strategy is '3': possible are hash"),
-        ("MiLe", {"gamma": "1"}, "gamma is '1': it is the exponent of the weights, set it to a number"),
-        ("Focal", {"gamma": float("nan")}, "gamma is nan, it has to be a finite number$"),
-        (
-            "Repetition",
-            {"alpha": [1.0]},
-            r"alpha is \[1.0\]: weights fall by this power of the count, set it to a number",
-        ),
-        # no such argument
-        ("Goldfish", {"sed": 1}, "got an unexpected keyword argument 'sed'; its arguments are"),
-        ("Goldfish", {"gamma": 1.0}, "got an unexpected keyword argument 'gamma'; its arguments are"),
-    ],
-)
-def test_an_invalid_weighting_is_refused_in_one_message(name, arguments, message):
-    with pytest.raises(SetupError, match=f"^config: loss.weighting: .*{message}") as error:
-        built(weighted(name, **arguments))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("section", "message"),
     [
+        (weighted("TFIDF", tf="sublinear"), "loss.weighting: .*tf is 'sublinear': possible are count, log, binary$"),
+        (weighted("Goldfish", k=2.5), "loss.weighting: .*k is 2.5: .* set it to a whole number"),
+        (weighted("Goldfish", h=None), "loss.weighting: .*h is None: .* set it to a whole number"),
+        (weighted("Focal", gamma=float("nan")), "loss.weighting: .*gamma is nan, it has to be a finite number$"),
+        (weighted("Repetition", alpha=[1.0]), r"loss.weighting: .*alpha is \[1.0\]: .* set it to a number"),
+        (weighted("Goldfish", sed=1), "loss.weighting: .* keyword argument 'sed'; its arguments are"),
         (
             {"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss"},
-            ".*WeightedCrossEntropyLoss: missing a required argument: 'weighting'; its arguments are",
+            "loss: .*WeightedCrossEntropyLoss: missing a required argument: 'weighting'; its arguments are",
         ),
-        (weighted(TFIDF) | {"weighting": 3}, "weighting is 3: it has to be a weighting, in a config a section"),
-        (weighted(TFIDF) | {"heads": "fused"}, ".*got an unexpected keyword argument 'heads'; its arguments are"),
-        (weighted(TFIDF) | {"k": 3}, ".*got an unexpected keyword argument 'k'; its arguments are"),
-        (weighted(TFIDF) | {"head": "triton"}, "head is 'triton': possible are fused, torch, chunked$"),
-        (
-            weighted(TFIDF) | {"num_output_chunks": "8"},
-            "num_output_chunks is '8': logits are split into so many chunks, set it to a whole number",
-        ),
-        (
-            OBJECTIVES["TF-IDF"] | {"num_chunks": 8},
-            ".*got an unexpected keyword argument 'num_chunks'; its arguments are",
-        ),
-        (OBJECTIVES["CE"] | {"options": {}}, ".*got an unexpected keyword argument 'options'; its arguments are"),
+        (weighted(TFIDF) | {"weighting": 3}, "loss: weighting is 3: it has to be a weighting, in a config a section"),
+        (weighted(TFIDF) | {"k": 3}, "loss: .*got an unexpected keyword argument 'k'; its arguments are"),
+        (weighted(TFIDF) | {"head": "triton"}, "loss: head is 'triton': possible are fused, torch, chunked$"),
+        (OBJECTIVES["CE"] | {"options": {}}, "loss: .*got an unexpected keyword argument 'options'; its arguments are"),
     ],
 )
-def test_an_invalid_loss_is_refused_in_one_message(section, message):
-    with pytest.raises(SetupError, match=f"^config: loss: {message}") as error:
+def test_an_invalid_objective_is_refused_in_one_message(section, message):
+    with pytest.raises(SetupError, match=f"^config: {message}") as error:
         built(section)
     assert "\n" not in str(error.value)
 
@@ -268,7 +232,7 @@ def test_a_loaded_state_continues_exactly_and_evaluation_does_not_change_it(name
     file.seek(0)
     loaded.load_state_dict(torch.load(file, weights_only=True))
     logits, labels = random_batch(4, length=14)
-    learns = name in ("TF-IDF", "TF-IDF weighting", "Repetition")
+    learns = name in ("TF-IDF", "Repetition")
     assert torch.equal(copy.deepcopy(undisturbed)(logits, labels), built(name)(logits, labels)) != learns
     for seed in range(4, 8):
         logits, labels = random_batch(seed, length=10 + seed)
@@ -286,5 +250,54 @@ def test_evaluation_with_a_weighting_that_hides_tokens_is_plain_cross_entropy(na
     loss = built(name)
     loss(logits, labels)
     terms = loss.eval().terms(logits, labels)
-    hides = name in ("CE", "Uniform", "Goldfish")
+    hides = name in ("CE", "Goldfish")
     assert torch.equal(terms.weights, (labels != IGNORED).float()) == hides
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "new_objective.md").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def my_weights(tmp_path, monkeypatch):
+    """The module of the page, importable as from the folder of a run."""
+    (tmp_path / "my_weights.py").write_text(blocks("python")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("my_weights", None)
+
+
+@pytest.mark.usefixtures("my_weights")
+def test_the_tests_of_the_page_pass():
+    module = ModuleType("tests_of_the_page")
+    exec(blocks("python")[1], vars(module))
+    tests = [function for name, function in inspect.getmembers(module, inspect.isfunction) if name.startswith("test_")]
+    assert len(tests) == 4
+    for test in tests:
+        test()
+
+
+@pytest.mark.usefixtures("my_weights")
+def test_the_config_of_the_page_trains(recipe_config):
+    section = yaml.safe_load(blocks("yaml")[0])["loss"]
+    cfg = recipe_config(loss=section, max_steps=2)
+    recipe_main.__wrapped__(cfg)
+    assert (Path(cfg.output_dir) / "checkpoint_100pct").is_dir()
+
+
+@pytest.mark.usefixtures("my_weights")
+def test_the_command_of_the_page_chooses_it_and_its_own_error_names_the_section():
+    words = blocks("bash")[0].replace("\\\n", " ").split()
+    assert words[:3] == ["tfidf-tune", "run", "full_finetune"]
+    overrides = [word for word in words[5:] if "=" in word]
+    loss = build_loss(check_config(load_config(words[4], overrides), FinetuneConfig))
+    assert type(loss.weighting).__name__ == "FirstOccurrenceWeighting"
+    assert loss.weighting.repeated == 0.2
+    section = yaml.safe_load(blocks("yaml")[0])["loss"]
+    section["weighting"]["repeated"] = 2.0
+    nowhere = Path("nowhere")
+    with pytest.raises(SetupError, match="^config: loss.weighting: repeated is 2.0: set it to a number above 0"):
+        build_loss(check_config(run_config(nowhere, nowhere, nowhere, loss=section), FinetuneConfig))
