@@ -80,8 +80,8 @@ def weight_statistics(counted):
     return np.array(found)
 
 
-@pytest.mark.parametrize("counted", ["labels", "tokens"])
-def test_all_hosts_have_the_weights_of_the_reference(counted, run_prompts, tiny_checkpoint, tmp_path):
+def test_all_hosts_have_the_weights_of_the_reference(run_prompts, tiny_checkpoint, tmp_path):
+    counted = "tokens"
     found = {"recipe": run_prompts(counted, gradient_accumulation_steps=2)}
     hosts = {
         "Trainer": (TokenWeightingTrainer, {}),
@@ -99,7 +99,7 @@ def test_all_hosts_have_the_weights_of_the_reference(counted, run_prompts, tiny_
 
     expected, recipe = weight_statistics(counted), values(found["recipe"])
     np.testing.assert_allclose(recipe[:, 3:], expected, rtol=1e-5)
-    assert np.abs(expected - weight_statistics("labels" if counted == "tokens" else "tokens"))[:, 1:].min() > 1e-3
+    assert np.abs(expected - weight_statistics("labels"))[:, 1:].min() > 1e-3, "prompts count"
     for name, logs in found.items():
         np.testing.assert_allclose(values(logs), recipe, rtol=1e-5, atol=1e-6, err_msg=name)
 
@@ -120,42 +120,25 @@ def test_packed_rows_of_a_recipe_count_each_document_and_no_padding(run_prompts,
 # ---- what cannot be counted is refused
 
 
-def test_padding_without_a_mask_is_refused(tiny_checkpoint, tmp_path):
+def test_tokens_that_are_not_known_are_refused(tiny_checkpoint, tmp_path):
+    weighting = TFIDFWeighting(counted="tokens")
     with pytest.raises(ValueError, match="pad_to_multiple_of is 8 without an attention mask"):
         make_trainer(
-            TokenWeightingSFTTrainer, tiny_checkpoint, tmp_path, ROWS, weighting=TFIDFWeighting(counted="tokens"),
+            TokenWeightingSFTTrainer, tiny_checkpoint, tmp_path, ROWS, weighting=weighting,
             settings={"padding_free": True, "pad_to_multiple_of": 8},
         )  # fmt: skip
-
-
-def test_labels_that_are_not_the_tokens_are_refused(tiny_checkpoint, tmp_path):
-    trainer = make_trainer(
-        TokenWeightingTrainer, tiny_checkpoint, tmp_path, [{"input_ids": [1, 2, 3], "labels": [1, 2, 4]}] * 4,
-        weighting=TFIDFWeighting(counted="tokens"),
-    )  # fmt: skip
+    other_labels = [{"input_ids": [1, 2, 3], "labels": [1, 2, 4]}] * 4
+    trainer = make_trainer(TokenWeightingTrainer, tiny_checkpoint, tmp_path, other_labels, weighting=weighting)
     with pytest.raises(ValueError, match="labels that are not -100 differ from input_ids"):
         trainer.train()
-
-
-def test_a_loss_that_gets_only_labels_is_refused():
     with pytest.raises(ValueError, match="counts all tokens, but the Trainer passes only the labels to a loss"):
         trainer_loss(TFIDFCrossEntropyLoss(counted="tokens"))
 
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
+    ids = torch.ones(1, 3, dtype=torch.int64)
+    for inputs, message in (
         ({"inputs_embeds": torch.zeros(1, 3, 2)}, "a training batch has no input_ids .* or set counted to 'labels'"),
-        (
-            {"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.ones(1, 1, 3, 3)},
-            r"input_ids of shape \(1, 3\) and as attention_mask, which says what is padding, \(1, 1, 3, 3\): pass",
-        ),
-        (
-            {"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": {"full": None}},
-            "attention_mask, which says what is padding, dict: pass both in one shape",
-        ),
-    ],
-)
-def test_batches_whose_tokens_are_not_known_are_refused(inputs, message):
-    with pytest.raises(ValueError, match=message):
-        token_batch(inputs | {"labels": torch.tensor([[1, 1, 1]])}, 3, needs_tokens=True, first_pass=True)
+        ({"input_ids": ids, "attention_mask": torch.ones(1, 1, 3, 3)}, r"attention_mask, .*, \(1, 1, 3, 3\): pass"),
+        ({"input_ids": ids, "attention_mask": {"full": None}}, "attention_mask, .* dict: pass both in one shape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            token_batch(inputs | {"labels": ids}, 3, needs_tokens=True, first_pass=True)

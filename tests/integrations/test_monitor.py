@@ -109,11 +109,7 @@ def assert_equal(first, second):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"gradient_checkpointing": True},
-        {"kind": "SFTTrainer"},
-        {"kind": "SFTTrainer", "lora": True, "bf16": True},
-    ],
+    [{"gradient_checkpointing": True}, {"kind": "SFTTrainer", "lora": True, "bf16": True}],
     ids=str,
 )
 def test_training_is_the_same_with_and_without_the_monitor(make_trainer, probe_file, settings):
@@ -257,67 +253,57 @@ def other_tokenizer(tmp_path_factory, tiny_checkpoint):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_wrong_settings_are_refused(make_trainer, probe_file):
+    trainer = make_trainer()
+    for settings, message in (
         ({"every_n_steps": 0}, "every_n_steps must be a whole number of at least 1, got 0"),
         ({"when_above": "end"}, "when_above is 'end': possible are stop, keep"),
         ({"prefix_length": NUM_TOKENS}, f"'target-0' has {NUM_TOKENS} tokens, none after the first {NUM_TOKENS} "),
         ({"stop_above": 100}, "stop_above is 100: .* from 0 to 32"),
-    ],
-    ids=str,
-)
-def test_wrong_settings_are_refused(make_trainer, probe_file, settings, message):
-    with pytest.raises(ValueError, match=message):
-        monitor(make_trainer(), probe_file, **settings)
+    ):
+        with pytest.raises(ValueError, match=message):
+            monitor(trainer, probe_file, **settings)
 
 
 def test_a_probe_file_that_does_not_fit_is_refused(make_trainer, probe_file, other_tokenizer, tmp_path):
     passages = read_probe_file(probe_file)
-    trainer = make_trainer()
-    files = {"controls": passages[4:], "long": [replace(passages[0], token_ids=passages[0].token_ids * 2)]}
-    for name, content in files.items():
-        write_probe_file(tmp_path / name, content)
-
-    with pytest.raises(FileNotFoundError, match="no such probe file"):
-        monitor(trainer, tmp_path / "absent")
-    with pytest.raises(ValueError, match="none of the 4 passages of the probe file is a target"):
-        monitor(trainer, tmp_path / "controls")
-    with pytest.raises(
-        ValueError, match="up to 80 tokens, the model has 64 positions: lower max_new_tokens or prefix_"
+    long = [replace(passages[0], token_ids=passages[0].token_ids * 2)]
+    no_eos, no_tokenizer = make_trainer(), make_trainer(tokenizer=None)
+    no_eos.processing_class.eos_token = None
+    for trainer, content, message in (
+        (make_trainer(), passages[4:], "none of the 4 passages of the probe file is a target"),
+        (make_trainer(), long, "up to 80 tokens, the model has 64 positions: lower max_new_tokens or prefix_"),
+        (
+            make_trainer(tokenizer=other_tokenizer),
+            passages,
+            f"given tokenizer, '{other_tokenizer}', has .*: probe with the tokenizer '{passages[0].tokenizer}'",
+        ),
+        (no_tokenizer, passages, "processing_class is NoneType, .*: give it the tokenizer of the model"),
+        (no_eos, passages, "give it the tokenizer of the model, with an eos_token"),
     ):
-        monitor(trainer, tmp_path / "long")
-    # The names of both.
-    message = f"given tokenizer, '{other_tokenizer}', has .*: probe with the tokenizer '{passages[0].tokenizer}'"
-    with pytest.raises(ValueError, match=message):
-        monitor(make_trainer(tokenizer=other_tokenizer), probe_file)
-    with pytest.raises(ValueError, match="processing_class is NoneType, .*: give it the tokenizer of the model"):
-        monitor(make_trainer(tokenizer=None), probe_file)
-    trainer.processing_class.eos_token = None
-    with pytest.raises(ValueError, match="give it the tokenizer of the model, with an eos_token"):
-        monitor(trainer, probe_file)
+        write_probe_file(tmp_path / "probe.jsonl", content)
+        with pytest.raises(ValueError, match=message):
+            monitor(trainer, tmp_path / "probe.jsonl")
+    with pytest.raises(FileNotFoundError, match="no such probe file"):
+        monitor(make_trainer(), tmp_path / "absent")
 
 
 def test_a_model_that_cannot_be_measured_is_refused(make_trainer, probe_file):
-    trainer = make_trainer()
-    trainer.model.resize_token_embeddings(VOCAB_SIZE // 8)
-    with pytest.raises(ValueError, match="the model the ids 0 to 39: take the tokenizer that belongs to the model"):
-        monitor(trainer, probe_file)
-    trainer = make_trainer()
-    trainer.model = peft.get_peft_model(
-        trainer.model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    )
-    with pytest.raises(ValueError, match="prompt tuning and its relatives .*: use LoRA or another method of PEFT"):
-        monitor(trainer, probe_file)
-    sizes = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": VOCAB_SIZE}
-    trainer.model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes))
-    with pytest.raises(ValueError, match="T5ForConditionalGeneration has an encoder and a decoder: use a causal"):
-        monitor(trainer, probe_file)
-    trainer.model = transformers.MambaForCausalLM(
-        transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=VOCAB_SIZE)
-    )
-    with pytest.raises(ValueError, match="MambaForCausalLM takes no past_key_values: .* with a KV cache"):
-        monitor(trainer, probe_file)
+    trainer, sizes = make_trainer(), {"vocab_size": VOCAB_SIZE}
+    small = make_trainer().model
+    small.resize_token_embeddings(VOCAB_SIZE // 8)
+    prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    t5 = transformers.T5Config(d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2, **sizes)
+    mamba = transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, **sizes)
+    for model, message in (
+        (small, "the model the ids 0 to 39: take the tokenizer that belongs to the model"),
+        (peft.get_peft_model(trainer.model, prompts), "prompt tuning and its relatives .*: use LoRA or another method"),
+        (transformers.T5ForConditionalGeneration(t5), "T5ForConditionalGeneration has an encoder and a decoder: use"),
+        (transformers.MambaForCausalLM(mamba), "MambaForCausalLM takes no past_key_values: .* with a KV cache"),
+    ):
+        trainer.model = model
+        with pytest.raises(ValueError, match=message):
+            monitor(trainer, probe_file)
 
 
 def test_two_processes_are_measured_in_lockstep_and_one_writes(tmp_path, tiny_checkpoint, probe_file):

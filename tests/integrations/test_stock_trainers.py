@@ -7,10 +7,7 @@ from trainer_runs import (
     RESUMED_AT,
     TOTAL,
     all_on_rank,
-    resumed_runs,
     shared_window,
-    shared_window_of_tokens,
-    stock_and_uniform,
 )
 
 
@@ -21,14 +18,6 @@ def folder(tmp_path_factory, tiny_checkpoint):
     return folder
 
 
-def test_uniform_weights_are_the_stock_trainer(folder):
-    assert_uniform_is_stock(stock_and_uniform(folder))
-
-
-def test_a_resumed_run_is_the_uninterrupted_one(folder):
-    assert_resumed_runs_are_identical(resumed_runs(folder))
-
-
 def test_two_processes(folder):
     """They do the same; with a window for all of them, also through the fused head and with FSDP2, they are one."""
     ranks = on_every_rank(2, folder, all_on_rank, folder)
@@ -36,7 +25,7 @@ def test_two_processes(folder):
     assert_uniform_is_stock(ranks[0]["stock_and_uniform"])
     windows = [assert_resumed_runs_are_identical(rank["resumed_runs"]) for rank in ranks]
     assert not torch.equal(*windows), "each process has its own window"
-    expected, of_tokens = torch.tensor(shared_window(folder)), torch.tensor(shared_window_of_tokens(folder))
+    expected, of_tokens = torch.tensor(shared_window(folder)), torch.tensor(shared_window(folder, counted="tokens"))
     assert (of_tokens[:, -2:] - expected[:, -2:]).abs().min() > 1e-4, "prompts count"
     assert expected[:, -2].min() > 0.1, "weights differ"
     for rank in ranks:

@@ -10,7 +10,6 @@ from hosts import load, logs_of, make_trainer, ragged_rows
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Trainer
 
-from tfidf_tune import TFIDFCrossEntropyLoss
 from tfidf_tune.integrations.transformers import (
     TokenWeightingMixin,
     TokenWeightingTrainer,
@@ -48,8 +47,10 @@ def metrics(trainer, names=COMPARED):
     return torch.tensor([[entry[name] for name in names] for entry in logs_of(trainer)], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("weighting", [TFIDFWeighting, FocalWeighting])
-@pytest.mark.parametrize(("lora", "bf16"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("weighting", "lora", "bf16"),
+    [(TFIDFWeighting, False, False), (FocalWeighting, True, False), (TFIDFWeighting, True, True)],
+)
 def test_the_fused_head_gives_the_same_training(tiny_checkpoint, tmp_path, weighting, lora, bf16):
     """Under autocast the output layer computes in bfloat16, of which an epsilon is 2**-8."""
     found = []
@@ -77,26 +78,19 @@ def test_the_fused_head_gives_the_same_training(tiny_checkpoint, tmp_path, weigh
             torch.testing.assert_close(fused, weights, rtol=rtol, atol=1e-4, msg=name)
 
 
-def test_the_balance_of_experts_stays_in_the_loss(tiny_checkpoint, tmp_path):
-    """A mixture of experts adds an auxiliary loss, which is in the stock Trainer's loss too."""
-    found = []
-    for trainer_class, options in ((Trainer, {}), (TokenWeightingTrainer, {"weighting": UniformWeighting()})):
-        model = tiny(
-            "mixtral", tiny_checkpoint, num_local_experts=4, output_router_logits=True, router_aux_loss_coef=0.5
-        )
-        found.append(metrics(train(trainer_class, model, tmp_path, **options), ("loss", "grad_norm")))
-
-    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
-
-
-def test_prompt_tuning_with_uniform_weights_is_the_stock_trainer(tiny_checkpoint, tmp_path):
-    """Virtual tokens have no labels; the last of them predicts the first token."""
+@pytest.mark.parametrize("kind", ["mixture of experts", "prompt tuning"])
+def test_uniform_weights_are_the_stock_trainer(tiny_checkpoint, tmp_path, kind):
+    """Also with the auxiliary loss of experts, and with virtual tokens, the last of which predicts the first token."""
     rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in ragged_rows(40)]
+    experts = {"num_local_experts": 4, "output_router_logits": True, "router_aux_loss_coef": 0.5}
     found = []
     for trainer_class, options in ((Trainer, {}), (TokenWeightingTrainer, {"weighting": UniformWeighting()})):
-        torch.manual_seed(0)
-        config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)
-        model = get_peft_model(load(tiny_checkpoint), config)
+        if kind == "mixture of experts":
+            model = tiny("mixtral", tiny_checkpoint, **experts)
+        else:
+            torch.manual_seed(0)
+            config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)
+            model = get_peft_model(load(tiny_checkpoint), config)
         found.append(metrics(train(trainer_class, model, tmp_path, rows=rows, **options), ("loss", "grad_norm")))
 
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
@@ -118,31 +112,9 @@ def test_evaluation_is_plain_and_changes_nothing(tiny_checkpoint, tmp_path):
     assert between.evaluate()["eval_loss"] == stock.evaluate(rows)["eval_loss"]
 
 
-def test_losses_of_a_bare_function_and_of_trainer_loss(tiny_checkpoint, tmp_path):
-    """The bare function is what the documentation warns of."""
-
-    def bare(loss):
-        return lambda outputs, labels, num_items_in_batch=None: loss(outputs.logits[:, :-1], labels[:, 1:])
-
-    found, windows = {}, {}
-    for name, make in (("bare", bare), ("trainer_loss", trainer_loss)):
-        loss = TFIDFCrossEntropyLoss()
-        settings = {"gradient_accumulation_steps": 4}
-        trainer = train(Trainer, tiny_checkpoint, tmp_path, settings=settings, compute_loss_func=make(loss))
-        found[name], before = metrics(trainer, ("loss", "grad_norm")), int(loss.weighting.window.num_updates)
-        trainer.evaluate(ragged_rows(8))
-        windows[name] = int(loss.weighting.window.num_updates) - before
-    mixin = train(TokenWeightingTrainer, tiny_checkpoint, tmp_path, settings={"gradient_accumulation_steps": 4})
-
-    torch.testing.assert_close(found["trainer_loss"], metrics(mixin, ("loss", "grad_norm")), rtol=1e-5, atol=0)
-    assert (found["bare"][0, 0] / found["trainer_loss"][0, 0]).item() == pytest.approx(4, rel=0.1)
-    assert windows == {"bare": 1, "trainer_loss": 0}
-
-
-@pytest.mark.parametrize("first_position", [0, 2])
-def test_documents_begin_where_positions_do_not_go_on(first_position):
+def test_documents_begin_where_positions_do_not_go_on():
     """Some models count positions from 2."""
-    collator = DataCollatorWithFlattening(position_ids_start=first_position)
+    collator = DataCollatorWithFlattening(position_ids_start=2)
     batch = collator([{"input_ids": [7] * length} for length in (3, 1, 2)])
     made = token_batch(batch, 6, needs_tokens=False, first_pass=True)
     assert made.document_ids.tolist() == [[0, 0, 1, 2, 2, 2]]  # of the labels, one position to the left
@@ -243,10 +215,10 @@ def test_bad_use_is_refused(tiny_checkpoint, tmp_path, options, message):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"args": {"use_liger_kernel": True}}, "use_liger_kernel is set with Liger's own loss"),
-        ({"args": {"_n_gpu": 2}}, "one process would use 2 GPUs"),
-        ({"parallelism": {"cp_enabled": True, "sp_enabled": False}}, "context or sequence parallelism"),
-        ({"parallelism": {"cp_enabled": False, "sp_enabled": True}}, "context or sequence parallelism"),
+        ({"use_liger_kernel": True}, "use_liger_kernel is set with Liger's own loss"),
+        ({"_n_gpu": 2}, "one process would use 2 GPUs"),
+        ({"cp_enabled": True, "sp_enabled": False}, "context or sequence parallelism"),
+        ({"cp_enabled": False, "sp_enabled": True}, "context or sequence parallelism"),
     ],
 )
 def test_settings_of_gpus_are_refused(tiny_checkpoint, tmp_path, monkeypatch, changed, message):
@@ -255,10 +227,10 @@ def test_settings_of_gpus_are_refused(tiny_checkpoint, tmp_path, monkeypatch, ch
 
     def init(self, *args, **kwargs):
         plain_init(self, *args, **kwargs)
-        for name, value in changed.get("args", {}).items():
-            object.__setattr__(self.args, name, value)
-        if "parallelism" in changed:
-            self.accelerator.state.parallelism_config = SimpleNamespace(**changed["parallelism"])
+        if "cp_enabled" in changed:
+            self.accelerator.state.parallelism_config = SimpleNamespace(**changed)
+        else:
+            vars(self.args).update(changed)
 
     monkeypatch.setattr(Trainer, "__init__", init)
     with pytest.raises(ValueError, match=message):

@@ -10,7 +10,7 @@ from transformers import Trainer
 from trl import SFTTrainer
 
 from tfidf_tune import TFIDFCrossEntropyLoss
-from tfidf_tune.integrations.transformers import TokenWeightingTrainer
+from tfidf_tune.integrations.transformers import TokenWeightingTrainer, trainer_loss
 from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 
 TEXTS = Dataset.from_dict(
@@ -63,18 +63,27 @@ def test_canaries_with_the_monitor(names):
     assert [entry["step"] for entry in measured] == [0, 2]
 
 
-def test_the_two_traps_and_trainer_loss(names):
-    given = names(Trainer, gradient_accumulation_steps=4) | {
-        "Trainer": Trainer, "TFIDFCrossEntropyLoss": TFIDFCrossEntropyLoss,
-    }  # fmt: skip
-    given["dataset"] = [{"input_ids": [3, 1, 2, 1, 5], "labels": [3, 1, 2, 1, 5]}] * 16
-    losses = []
+def test_the_two_traps_and_trainer_loss(names, checkpoint, tmp_path):
+    """A bare function has the loss of as many batches as are accumulated; trainer_loss has that of our trainer."""
+    settings = {"max_steps": 2, "gradient_accumulation_steps": 4}
+    given = names(Trainer, **settings) | {"Trainer": Trainer, "TFIDFCrossEntropyLoss": TFIDFCrossEntropyLoss}
+    given["dataset"] = rows = [{"input_ids": [3, 1, 2, 1, 5], "labels": [3, 1, 2, 1, 5]}] * 16
+    found = []
     for number in (0, 1):
-        given["model"] = load(given["model"].config.name_or_path)
+        given["model"] = load(checkpoint)
         exec(snippet("trainers.md", "If the class cannot be changed", number=number), given)
         given["trainer"].train()
-        losses.append(logs_of(given["trainer"])[0]["loss"])
-    assert losses[0] == pytest.approx(4 * losses[1], rel=0.05)
+        found.append([(entry["loss"], entry["grad_norm"]) for entry in logs_of(given["trainer"])])
+    ours = make_trainer(TokenWeightingTrainer, checkpoint, tmp_path / "ours", rows, settings=settings)
+    ours.train()
+    assert found[0][0][0] == pytest.approx(4 * found[1][0][0], rel=0.05)
+    expected = [(entry["loss"], entry["grad_norm"]) for entry in logs_of(ours)]
+    torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(expected), rtol=1e-5, atol=0)
+    # Evaluation counts nothing.
+    loss = TFIDFCrossEntropyLoss()
+    trainer = make_trainer(Trainer, checkpoint, tmp_path, rows, compute_loss_func=trainer_loss(loss))
+    trainer.evaluate(rows)
+    assert int(loss.weighting.window.num_updates) == 0
 
 
 def test_any_other_trainer(names):

@@ -87,16 +87,6 @@ def shared_window(folder: Path, *, fused_head: bool = False, counted: Counted = 
     return [[entry[key] for key in _COMPARED] for entry in logs_of(trainer)]
 
 
-def shared_window_fused(folder: Path) -> list[list[float]]:
-    """The same through the fused head, whose weight is used outside of the wrapped model."""
-    return shared_window(folder, fused_head=True)
-
-
-def shared_window_of_tokens(folder: Path) -> list[list[float]]:
-    """The same with all tokens counted."""
-    return shared_window(folder, counted="tokens")
-
-
 def sharded(folder: Path) -> tuple[bool, list[list[float]]]:
     """Whether weights are sharded by FSDP2, and the metrics of such a run."""
     model = load(folder / "tiny", distributed_config=DistributedConfig(fsdp_size=world_size()))
@@ -113,8 +103,15 @@ def sharded(folder: Path) -> tuple[bool, list[list[float]]]:
 def all_on_rank(rank: int, folder: Path) -> dict[str, Any]:
     """All of these, in one of two processes."""
     set_environment(rank, 2)
-    runs = (stock_and_uniform, resumed_runs, shared_window, shared_window_fused, shared_window_of_tokens, sharded)
-    return {work.__name__: work(folder) for work in runs}
+    return {
+        "stock_and_uniform": stock_and_uniform(folder),
+        "resumed_runs": resumed_runs(folder),
+        "shared_window": shared_window(folder),
+        # The head's weight is used outside of the wrapped model.
+        "shared_window_fused": shared_window(folder, fused_head=True),
+        "shared_window_of_tokens": shared_window(folder, counted="tokens"),
+        "sharded": sharded(folder),
+    }
 
 
 _COUNTED: dict[str, Counted] = {"Trainer": "labels", "SFTTrainer": "tokens"}

@@ -42,6 +42,7 @@ def check_head(head: HeadInput, labels: Tensor) -> None:
         and weight.dim() == 2
         and (bias is None or bias.shape == weight.shape[:1])
     )
+    # One floating dtype for all, as in a matrix product outside of autocast.
     if fits and hidden.is_floating_point() and len({tensor.dtype for tensor in head if tensor is not None}) == 1:
         return
     found = ", ".join(
@@ -231,6 +232,7 @@ def softmax_gradient_(logits: Tensor, labels: Tensor, coefficients: Tensor) -> T
 
     Returns the cross-entropy of each token, ``[c]``, float32 (float64 for such logits).
     """
+    # In float32, one block at a time; the result is rounded once to the dtype of the logits.
     labels, coefficients = labels.unsqueeze(1), coefficients.unsqueeze(1)
     probabilities = torch.softmax(logits, dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
     # The largest logit z and its probability p give the log of the softmax's denominator, z - ln p, in two reductions;
@@ -258,11 +260,13 @@ class _FusedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         num_tokens = len(labels_N)
         chunk_size, block_size = chunk_rows(num_tokens), block_rows(len(weight_VD), is_cuda=labels_N.is_cuda)
+        # Gradients are computed now, for an upstream gradient of 1 times the scale; what is frozen gets none.
         ctx.scale, ctx.dtype = _gradient_scale(hidden_ND.dtype, valid_N), weight_VD.dtype
         scaled_N = coefficients_N * ctx.scale
         wants = [is_grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
         gradients = _empty_gradients(hidden_ND, weight_VD, bias_V, wants, in_fp32)
         hidden_gradient_ND, weight_gradient_VD, bias_gradient_V = gradients
+        # The only memory of logits: every chunk of them is written over the one before it.
         losses_N = torch.empty(num_tokens, dtype=torch.float32, device=labels_N.device)
         logits_CV = hidden_ND.new_empty(min(chunk_size, num_tokens), len(weight_VD))
         for start in range(0, num_tokens, chunk_size):
@@ -272,6 +276,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
                 torch.mm(hidden_ND[chunk], weight_VD.t(), out=logits)
             else:
                 torch.addmm(bias_V, hidden_ND[chunk], weight_VD.t(), out=logits)
+            # Cross-entropy in float32, one block at a time: the logits become their own gradient.
             for first in range(start, chunk.stop, block_size):
                 rows = slice(first, min(first + block_size, chunk.stop))
                 block = logits[first - start : rows.stop - start]
@@ -281,6 +286,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
                     losses_N[rows] = F.cross_entropy(block.float(), labels_N[rows], reduction="none")
                 if bias_gradient_V is not None:
                     bias_gradient_V.add_(block.sum(dim=0, dtype=bias_gradient_V.dtype))
+            # The gradient of the logits goes into both factors before the next chunk takes its place.
             if hidden_gradient_ND is not None:
                 torch.mm(logits, weight_VD, out=hidden_gradient_ND[chunk])
             if weight_gradient_VD is not None:
@@ -293,12 +299,14 @@ class _FusedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        # The gradients were computed along with the loss, for a factor of ctx.scale; they are handed over once.
         if ctx.gradients is None:
             raise RuntimeError(
                 "the fused head has no gradients for a second backward pass: compute the loss again for each "
                 "backward(), or pass logits"
             )
         gradients, ctx.gradients = ctx.gradients, None  # without another reference .grad takes them without a copy
+        # Usually the factor is 1, and a pass over the gradients is saved.
         factor = upstream / ctx.scale
         if factor.device.type != "cpu" or factor != 1:  # comparing would wait for a GPU
             for gradient in gradients:

@@ -28,6 +28,7 @@ def documents_around(positions: Tensor) -> tuple[Tensor, Tensor]:
     ``positions`` are those of :func:`positions_in_document`.
     """
     positions_S = torch.arange(positions.shape[1], device=positions.device)
+    # A document ends where the next position counts from 0 again; read backwards, the nearest end is a running minimum.
     is_last_BS = F.pad(positions[:, 1:] == 0, (0, 1), value=True)
     last_BS = torch.where(is_last_BS, positions_S, positions.shape[1]).flip(1).cummin(dim=1).values.flip(1)
     return positions_S - positions, last_BS
@@ -39,10 +40,12 @@ def positions_in_document(valid: Tensor, document_ids: Tensor | None) -> Tensor:
     ``valid``, bool ``[b, s]``, is False where labels are ignored; without ``document_ids`` a row is one document.
     """
     positions_S = torch.arange(valid.shape[1], device=valid.device)
+    # The count restarts after an ignored label, and where another document begins.
     begins_BS = torch.ones_like(valid)
     begins_BS[:, 1:] = ~valid[:, :-1]
     if document_ids is not None:
         begins_BS[:, 1:] |= document_ids[:, 1:] != document_ids[:, :-1]
+    # The last restart so far, by a running maximum; a row without positions has none.
     first_BS = torch.where(begins_BS, positions_S, 0)
     return positions_S - (first_BS.cummax(dim=1).values if valid.shape[1] else first_BS)
 
@@ -57,11 +60,13 @@ def hash_contexts(labels: Tensor, positions: Tensor, length: int, *, seed: int =
     at the start of a document, see :func:`positions_in_document`, add nothing. Returns int64 ``[b, s]`` in [0, 2**32).
     """
     num_positions = labels.shape[1]
+    # Horner's rule, the farthest label first: each step takes the whole mini-batch one label further. Both factors are
+    # below 2**31, so that no product overflows.
     tokens = F.pad(labels.long() + 1, (length, 0)) % _PRIME
     state = torch.full_like(positions, seed % _PRIME)
     for distance in range(length, 0, -1):
         first = length - distance
-        before = tokens[:, first : first + num_positions]
+        before = tokens[:, first : first + num_positions]  # at each position the label that far back
         state = (state * _BASE + torch.where(positions >= distance, before, 0)) % _PRIME
     return _mix_bits(state)
 
@@ -77,6 +82,7 @@ def hash_skip_grams(labels: Tensor, choices: Sequence[Sequence[int]], length: in
     positions with ``length`` labels before them in their document have a meaning. Returns int64 ``[c, b, s]`` in
     [0, 2**32).
     """
+    # One term for each distance, shared by all choices: the label that far back times a power of the base.
     shifted = F.pad(labels.long() + 1, (length, 0)) % _PRIME
     num_positions = labels.shape[1]
     terms = [
@@ -86,6 +92,7 @@ def hash_skip_grams(labels: Tensor, choices: Sequence[Sequence[int]], length: in
     total = sum(terms[1:], terms[0])
     sums = []
     for j, choice in enumerate(choices):
+        # The number of the choice tells equal sums of different choices apart.
         number = (j + 1) * pow(base, length + 1, _PRIME)
         left_out = [terms[distance] for distance in range(1, length + 1) if distance not in choice]
         # Whichever are fewer: the terms of the choice, or those to be subtracted from all.
@@ -98,6 +105,7 @@ def hash_skip_grams(labels: Tensor, choices: Sequence[Sequence[int]], length: in
 
 def _mix_bits(numbers: Tensor) -> Tensor:
     """Spread the lowest 32 bits of int64 numbers, so that similar ones differ widely: in [0, 2**32), one to one."""
+    # Shifts bring high bits down, products with an odd number bring low bits up; both can be undone: none collide.
     mixed = numbers & _MASK
     for _ in range(2):
         mixed = (mixed ^ (mixed >> 16)).mul_(_MULTIPLIER).bitwise_and_(_MASK)

@@ -66,10 +66,12 @@ class GoldfishWeighting(TokenWeighting):
         valid = batch.labels != IGNORE_INDEX
         if not self.training:
             return valid.float()
+        # Special tokens are kept; labels above the table read its last entry, which is False.
         if self._is_special.device != batch.labels.device:
             self._is_special = self._is_special.to(batch.labels.device)
         is_special = self._is_special.take(batch.labels.clamp(0, len(self._is_special) - 1))
         positions = positions_in_document(valid, batch.document_ids)
+        # One token in k: by its place in the document, or by a hash of the tokens before it that is small enough.
         if self.strategy == "static":
             left_out = positions % self.k == self.k - 1
         else:

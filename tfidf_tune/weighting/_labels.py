@@ -123,6 +123,7 @@ def gather_batch(batch: TokenBatch) -> tuple[TokenBatch, tuple[slice, slice]]:
         tuple[TokenBatch, tuple[slice, slice]]: the rows of rank 0 first, each rank's padded to the largest shape; and
         rows and positions of this rank.
     """
+    # The largest shape of all ranks, unless the caller knows it: reading it makes the host wait.
     num_rows, length = batch.labels.shape
     largest = batch.largest_shape
     if largest is None:
@@ -136,6 +137,7 @@ def gather_batch(batch: TokenBatch) -> tuple[TokenBatch, tuple[slice, slice]]:
     # One message with all parts, padded by ignored labels; the document of a position without a label does not matter.
     in_range = {name: part.clamp(_INT32.min, _INT32.max).int() for name, part in given.items()}
     message_PBS = torch.stack([F.pad(part, padding, value=_PADDED_BY[name]) for name, part in in_range.items()])
+    # One collective for all parts; every rank then has the same union, its own rows included.
     gathered_RPBS = message_PBS.new_empty(dist.get_world_size(), *message_PBS.shape)
     dist.all_gather(list(gathered_RPBS.unbind()), message_PBS)
     parts: dict[str, Any] = dict(zip(given, (part.flatten(0, 1) for part in gathered_RPBS.unbind(1)), strict=True))

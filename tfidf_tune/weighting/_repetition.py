@@ -153,6 +153,7 @@ class RepetitionWeighting(TokenWeighting):
         if self.table.device != batch.labels.device:  # torchtune's stock recipes do not move their loss
             self.to(batch.labels.device)
         counts_once = self.training and batch.first_pass
+        # Looked up before they are counted: documents of one mini-batch do not count for each other.
         valid = batch.labels != IGNORE_INDEX
         positions = positions_in_document(valid, batch.document_ids)
         with self._one_thread.locked(counts_once):
@@ -160,16 +161,20 @@ class RepetitionWeighting(TokenWeighting):
             counts = self._look_up(keys)
             if counts_once:
                 self._put_in(keys, _documents(positions, batch.document_ids))
+        # The document itself is among those that were counted in the first epoch; an unknown count stays unknown.
         if not batch.first_pass:
             counts = torch.where(counts > 0, counts - 1, counts)
+        # One count for each position: its own, or the quantile of those around it within its document.
         first, last = documents_around(positions)
         repeats = counts.clamp_min(0) if self.span == 1 else self._pooled(counts, first, last)
-        num_labels = last - first + valid.gather(1, last)  # the last position may be an ignored one that ends a run
+        # Short answers are exempt. The last position may be an ignored label that ends a run of labels.
+        num_labels = last - first + valid.gather(1, last)
         repeats = repeats * (num_labels >= self.min_length)
         return (1 + repeats.float()).pow(-self.alpha) * valid
 
     def _keys(self, labels: Tensor, valid: Tensor, positions: Tensor) -> Tensor:
         """Return the keys, buckets followed by fingerprints, int64 ``[c, b, s]``; ``NO_TOKEN`` where none is kept."""
+        # The first hash samples the keys and chooses the bucket; the second, independent of it, is the fingerprint.
         hashes = hash_skip_grams(labels, self.choices, self.h)
         prints = hash_skip_grams(labels, self.choices, self.h, base=SECOND_BASE) & _PRINT_MASK
         kept = (hashes * self.sample < HASH_RANGE) & (valid & (positions >= self.h))
@@ -192,7 +197,8 @@ class RepetitionWeighting(TokenWeighting):
         A key of another fingerprint takes the bucket when it is in at least as many documents of this batch as the
         bucket counts, and then begins with its full number of documents.
         """
-        # Documents in ascending order, and of equal keys each document's together, as a stable sort leaves them.
+        # Sort all keys, so that equal keys are neighbours. The documents are in ascending order before, and the sort is
+        # stable: of equal keys the positions of each document are neighbours too.
         keys_N = keys_CBS.permute(1, 2, 0).flatten()
         documents_N = documents_BS[..., None].expand(-1, -1, len(keys_CBS)).flatten()
         keys_N, order_N = keys_N.sort(stable=True)
@@ -206,10 +212,11 @@ class RepetitionWeighting(TokenWeighting):
         # Of a bucket's keys the last one, which is the largest, is counted.
         is_counted_N = _differs_from_previous(buckets_N).roll(-1) & (keys_N != NO_TOKEN)
 
+        # Read the present entries; keys that are not kept read the first bucket, and change nothing.
         buckets_N = buckets_N.clamp_min_(0)
         entries_N = self.table.index_select(0, buckets_N)
         counts_N = entries_N & _LARGEST_COUNT
-        # What the entry becomes: the same key with a higher count, another one with a lower count, or this key.
+        # The vote. What the entry becomes: the same key with a higher count, another with a lower count, or this key.
         raised_N = entries_N + torch.minimum(num_documents_N, _LARGEST_COUNT - counts_N)
         lowered_N = torch.where(
             counts_N > num_documents_N, entries_N - num_documents_N, (prints_N << _COUNT_BITS).add_(num_documents_N)
@@ -220,21 +227,23 @@ class RepetitionWeighting(TokenWeighting):
 
     def _pooled(self, counts_BS: Tensor, first_BS: Tensor, last_BS: Tensor) -> Tensor:
         """Return the upper quantile of the known counts in the span around each position, integer ``[b, s]``."""
-        levels_L = self.levels
         num_rows, length = counts_BS.shape
         radius = self.span // 2
+        # The span of each position, cut where its document begins and ends, as a range of all rows in one line.
         here_S = torch.arange(length, device=counts_BS.device)
         row_B1 = torch.arange(0, num_rows * length, length, device=counts_BS.device)[:, None]
         begin_N = (torch.maximum(here_S - radius, first_BS) + row_B1).flatten()
         end_N = (torch.minimum(here_S + radius, last_BS) + row_B1).flatten() + 1
-        # Level 0 is reached by all known counts.
-        sums_NL = F.pad((counts_BS.view(-1, 1) >= levels_L).cumsum(0, dtype=torch.int32), (0, 0, 1, 0))
+        # How many counts of the span reach each level, by the difference of two running sums, whatever the span is.
+        # Level 0 is reached by all known counts, which are at least 0; the others are -1.
+        sums_NL = F.pad((counts_BS.view(-1, 1) >= self.levels).cumsum(0, dtype=torch.int32), (0, 0, 1, 0))
         reached_NL = sums_NL.index_select(0, end_N) - sums_NL.index_select(0, begin_N)
-        # Shares as integers, so that every device rounds the same way.
+        # The quantile is the highest level that enough of them reach. Shares are integers, so that every device rounds
+        # the same way.
         share = int((1 - self.quantile) * 2**_SHARE_BITS)
         needed_N1 = -(-share * reached_NL[:, :1].long() >> _SHARE_BITS)
         level_N = (reached_NL[:, 1:] >= needed_N1.clamp_min(1)).sum(1)
-        return levels_L.index_select(0, level_N).view_as(counts_BS)
+        return self.levels.index_select(0, level_N).view_as(counts_BS)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         contexts, table = state_dict.get(prefix + "contexts"), state_dict.get(prefix + "table")
@@ -254,6 +263,7 @@ def _documents(positions_BS: Tensor, document_ids_BS: Tensor | None) -> Tensor:
     row_B1 = torch.arange(len(positions_BS), device=positions_BS.device)[:, None] * length
     if document_ids_BS is None:
         return row_B1.expand_as(positions_BS)
+    # By the place of its first token, ignored labels included: a prompt does not split its document.
     everywhere = torch.ones_like(document_ids_BS, dtype=torch.bool)
     return row_B1 + documents_around(positions_in_document(everywhere, document_ids_BS))[0]
 

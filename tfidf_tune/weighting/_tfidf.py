@@ -39,6 +39,7 @@ def distinct_terms(keys_BS: Tensor) -> Terms:
     begins_BS = torch.ones_like(sorted_BS, dtype=torch.bool)
     begins_BS[:, 1:] = sorted_BS[:, 1:] != sorted_BS[:, :-1]
     term_N = begins_BS.flatten().cumsum(0) - 1
+    # All results have the length of the batch, whatever it holds, so that no size has to be read from a GPU.
     sorted_N = sorted_BS.flatten()
     return Terms(
         keys=torch.full_like(sorted_N, -1).scatter_(0, term_N, sorted_N),
@@ -173,6 +174,7 @@ class DocumentWindow(nn.Module):
             num_documents (Tensor): integer scalar, the documents of the batch.
             vocab_size (int): V.
         """
+        # Lay out the entering batch as a row of the ring: token id + 1, and 0 where nothing counts.
         self._grow(tokens.shape[0], vocab_size)
         entries_KT, num_documents_K = self.entries_KT, self.num_documents_K
         entering_T = F.pad((tokens + 1).to(torch.int32), (0, entries_KT.shape[1] - tokens.shape[0]))
@@ -184,6 +186,7 @@ class DocumentWindow(nn.Module):
         has_documents = num_documents > 0
         entering_T = torch.where(has_documents, entering_T, evicted_T)
         entering_documents = torch.where(has_documents, num_documents.to(torch.int32), evicted_documents)
+        # The table follows: it always counts what the ring holds.
         self._count(entering_T, 1)
         self._count(evicted_T, -1)
         entries_KT.index_copy_(0, slot, entering_T.unsqueeze(0))
@@ -196,6 +199,7 @@ class DocumentWindow(nn.Module):
         return self.document_frequency_E.index_select(0, entries.flatten()).view(tokens.shape)
 
     def _count(self, entries_T: Tensor, sign: int) -> None:
+        # Entry 0, of positions that do not count, adds 0, so that it needs no mask.
         self.document_frequency_E.index_add_(0, entries_T, entries_T.clamp(max=1), alpha=sign)
 
     def _grow(self, num_tokens: int, vocab_size: int) -> None:
@@ -318,11 +322,13 @@ class TFIDFWeighting(TokenWeighting):
         """Compute the weights of a mini-batch and, in ``.train()`` mode, put it into the window."""
         if self.window.document_frequency_E.device != batch.labels.device:  # stock recipes do not move their loss
             self.to(batch.labels.device)
+        # What is counted: labels or all tokens, without padding and ids outside the vocabulary.
         ids_BS = batch.labels if batch.all_tokens is None else batch.all_tokens
         known_BS = ids_BS >= 0 if batch.vocab_size is None else (ids_BS >= 0) & (ids_BS < batch.vocab_size)
         tokens_BS = torch.where(known_BS, ids_BS, NO_TOKEN)
         size = batch.vocab_size or max(self.window.vocab_size, int(tokens_BS.max()) + 1, 1)
-        # The terms of each document, and the number of documents.
+        # The terms of each document, and the number of documents. A document of a packed row is told by the pair of its
+        # id and the token, in one integer.
         if batch.document_ids is None:
             tokens_T, counts_T, terms_BS = distinct_terms(tokens_BS)
             num_documents = known_BS.any(-1).count_nonzero()
@@ -332,10 +338,12 @@ class TFIDFWeighting(TokenWeighting):
             pairs_T, counts_T, terms_BS = distinct_terms(pairs_BS)
             tokens_T = torch.where(pairs_T == NO_TOKEN, NO_TOKEN, pairs_T % size)
             num_documents = (distinct_terms(documents_BS).keys != NO_TOKEN).count_nonzero()
+        # The batch is in the window before its weights are computed, so that no df of a training batch is 0.
         with self.window.in_one_thread(self.training):
             if self.training:
                 self.window.update(tokens_T, num_documents, vocab_size=size)
             idf_T = inverse_document_frequency(self.window.document_frequency(tokens_T), self.window.num_documents)
+        # Each term is weighed once, and its weight goes to all positions of the term.
         raw_BS = (term_frequency(counts_T, self.tf) * idf_T).take(terms_BS)
         # Only label tokens have weights. Labels outside the vocabulary, which a GPU cannot report, become NaN.
         weighed_BS = known_BS & (batch.labels == ids_BS)

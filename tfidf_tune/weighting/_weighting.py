@@ -36,6 +36,7 @@ def unit_mean(raw_weights: Tensor, valid: Tensor, max_weight: float | None = Non
     if max_weight is None or raw_weights.numel() == 0:
         return raw_weights.mul_(num_valid / raw_weights.sum().clamp_min_(_SMALLEST_SUM))
 
+    # Candidates for the scale: with 0, 1, 2, ... of the largest weights at the cap, the rest shares what is left of M.
     descending = raw_weights.flatten().sort(descending=True).values
     tail_sums = descending.flip(0).cumsum(0).flip(0).clamp_min(_SMALLEST_SUM)
     num_capped_before = torch.arange(len(descending), device=descending.device)
@@ -85,6 +86,7 @@ class TokenWeighting(nn.Module, ABC):
                 outside the vocabulary or a label is not the token at its position. With ``sync`` every rank raises it
                 for values.
         """
+        # One form of the arguments, with all tokens exactly where they are needed.
         if not isinstance(batch, TokenBatch):
             batch = TokenBatch(batch, **fields)
         elif fields:
@@ -96,6 +98,7 @@ class TokenWeighting(nn.Module, ABC):
                 f"{type(self).__name__} counts all tokens, but the batch has only labels: pass a TokenBatch with "
                 "all_tokens too, -100 in place of padding, as in all_tokens=shift_tokens(input_ids)"
             )
+        # In training with several processes the weighting gets the rows of all ranks.
         union, own = batch, None
         if self.sync and self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             union, own = gather_batch(batch)
@@ -116,6 +119,7 @@ class TokenWeighting(nn.Module, ABC):
         for name, ids in (("labels", batch.labels), ("all_tokens", batch.all_tokens)):
             if ids is None or ids.numel() == 0:
                 continue
+            # Ignored positions look like the id 0, which every vocabulary has.
             smallest, largest = (int(bound) for bound in torch.where(ids == IGNORE_INDEX, 0, ids).aminmax())
             if smallest < 0 or (batch.vocab_size is not None and largest >= batch.vocab_size):
                 raise ValueError(
