@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from probe_fakes import VOCAB_SIZE, random_ids, tiny_llama
+from probe_fakes import VOCAB_SIZE, SuccessorModel, random_ids, tiny_llama
 from scipy.stats import mannwhitneyu
 from sklearn.metrics import roc_auc_score, roc_curve
 
@@ -18,6 +18,7 @@ from tfidf_tune.probe import (
     num_samples_needed,
     passage_scores,
     token_likelihoods,
+    token_perplexity,
     true_positive_rate,
 )
 
@@ -51,6 +52,23 @@ def test_the_mean_of_the_nll_is_the_loss_of_transformers(llama):
     ids = torch.tensor([TEXTS[0]])
     (one,) = token_likelihoods(llama, [TEXTS[0]])
     assert one.nll.mean() == pytest.approx(llama(input_ids=ids, labels=ids).loss.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_perplexity_equals_a_loop_over_blocks(dtype):
+    model = tiny_llama().to(dtype)
+    blocks = np.array([random_ids(24, seed) for seed in range(7)], dtype=np.int32)
+    nlls = [likelihoods_by_loop(model, block)[0] for block in blocks.tolist()]
+    expected = pytest.approx(math.exp(np.mean(nlls)), rel=1e-6)
+    assert token_perplexity(model, blocks, batch_size=1) == expected
+    if dtype == torch.float32:  # in bfloat16 the logits depend on the size of a batch
+        assert token_perplexity(model, blocks, batch_size=3) == expected
+    # The successor gets logit 1, every other id 0.
+    expected = pytest.approx((math.e + VOCAB_SIZE - 1) / math.e, rel=1e-6)
+    assert token_perplexity(SuccessorModel(), np.arange(12, dtype=np.int32).reshape(2, 6)) == expected
+    for shape in ((0, 256), (4, 1)):
+        with pytest.raises(ValueError, match="predict no token"):
+            token_perplexity(model, np.zeros(shape, dtype=np.int32))
 
 
 def test_what_a_model_recites_is_greedy_and_dropout_is_off(llama, recited):
@@ -88,8 +106,9 @@ def test_a_uniform_and_a_certain_distribution_and_impossible_tokens_have_finite_
 def test_texts_that_cannot_be_scored_are_refused(llama):
     with pytest.raises(ValueError, match="Text 1 has 1 tokens, so nothing is predicted: give at least two"):
         token_likelihoods(llama, [[1, 2], [3]])
-    with pytest.raises(ValueError, match=rf"Token id {VOCAB_SIZE} is outside the model's vocabulary"):
-        token_likelihoods(llama, [[1, VOCAB_SIZE]])
+    for unknown in (-1, VOCAB_SIZE):
+        with pytest.raises(ValueError, match=rf"Token id {unknown} is outside the model's vocabulary, 0 to 63"):
+            token_likelihoods(llama, [[1, unknown]])
     with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 0"):
         token_likelihoods(llama, [[1, 2]], batch_size=0)
 

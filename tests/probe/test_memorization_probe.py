@@ -97,35 +97,20 @@ def test_the_threshold_is_one_of_the_targets_mean(recited):
         assert made.is_above(measured) is expected
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"prefix_length": 0}, "prefix_length must be a whole number of at least 1, got 0"),
-        ({"max_new_tokens": 2.5}, "max_new_tokens must be a whole number of at least 1, got 2.5"),
-        ({"batch_size": True}, "batch_size must be a whole number of at least 1, got True"),
+def test_what_cannot_be_measured_is_refused(recited):
+    without_fingerprint = SimpleNamespace(vocab_size=64, eos_id=0, encode=lambda text, add_bos, add_eos: [len(text)])
+    for settings, message in (
+        ({"prefix_length": 0}, "prefix_length must be .* got 0"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens must be .* got 2.5"),
         ({"prefix_length": 52}, "'target-0' has 52 tokens, none after the first 52"),
-        ({"stop_above": 44.5}, r"stop_above is 44.5: .* set it to a number from 0 to 44 \(the longest continuation"),
+        ({"stop_above": 44.5}, r"stop_above is 44.5: .* from 0 to 44 \(the longest continuation"),
         ({"tokenizer": FingerprintedTokenizer(fingerprint="f2")}, "fingerprint 'f1', the given tokenizer, .* 'f2'"),
-        (
-            {"passages": [a_passage("a", [1, 2], kind="control")]},
-            "none of the 1 passages of the probe file is a tar",
-        ),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_measured_is_refused(recited, settings, message):
-    settings = {"passages": recited, "tokenizer": FingerprintedTokenizer(), "prefix_length": PREFIX} | settings
-    with pytest.raises(ValueError, match=message):
-        MemorizationProbe(settings.pop("passages"), settings.pop("tokenizer"), **settings)
-
-
-def test_a_tokenizer_without_a_fingerprint_of_its_own_is_compared_too(recited):
-    other = SimpleNamespace(vocab_size=64, eos_id=0, encode=lambda text, add_bos, add_eos: [len(text)])
-
-    with pytest.raises(
-        ValueError, match="given tokenizer, 'SimpleNamespace', has .*: probe with the tokenizer 'words'"
+        ({"tokenizer": without_fingerprint}, "given tokenizer, 'SimpleNamespace', has .*: probe with the tokenizer"),
+        ({"passages": [a_passage("a", [1, 2], kind="control")]}, "none of the 1 passages of the probe file is a tar"),
     ):
-        MemorizationProbe(recited, other, prefix_length=PREFIX)
+        settings = {"passages": recited, "tokenizer": FingerprintedTokenizer(), "prefix_length": PREFIX} | settings
+        with pytest.raises(ValueError, match=message):
+            MemorizationProbe(settings.pop("passages"), settings.pop("tokenizer"), **settings)
 
 
 def test_a_measurement_leaves_no_trace():

@@ -4,8 +4,6 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import task_fakes
@@ -98,12 +96,11 @@ def only_our_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def stock_command(only_our_tasks: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def stock_command(only_our_tasks: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Run the function of a command of the harness in this process."""
 
-    def run(*command: str) -> SimpleNamespace:
+    def run(*command: str) -> None:
         monkeypatch.setattr(sys, "argv", list(command))
         cli_evaluate()
-        return SimpleNamespace(returncode=0, stderr="")
 
     return run

@@ -170,7 +170,6 @@ class Output:
     """The files that the harness wrote below a folder."""
 
     folder: Path
-    stderr: str = ""
 
     @property
     def file(self) -> Path:
@@ -233,22 +232,21 @@ def prompts_seen(calls: list[torch.Tensor]) -> list[list[int]]:
 
 
 def lm_eval(
+    command: Callable[..., None],
     output: Path,
     tasks: str,
     *arguments: str,
     model_args: str,
     metadata: dict[str, Any],
-    start: Callable[..., Any],
 ) -> Output:
-    """Run the harness's own command with the stock model, and check that it succeeds."""
-    done = start(
+    """Run the harness's own command with the stock model."""
+    command(
         "lm_eval",
         *("--model", "hf", "--model_args", model_args, "--include_path", str(tasks_folder()), "--tasks", tasks),
         *("--metadata", json.dumps({key: str(v) if isinstance(v, Path) else v for key, v in metadata.items()})),
         *("--device", "cpu", "--log_samples", "--output_path", str(output), *arguments),
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return Output(output, done.stderr)
+    return Output(output)
 
 
 @contextlib.contextmanager

@@ -7,15 +7,13 @@ import bert_score
 import pytest
 import task_fakes
 import torch
-from datasets import Dataset
 from rouge_score.rouge_scorer import RougeScorer
 from task_fakes import NEWS_ROWS, embedded_ids, prompts_seen, run_tasks
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer, RobertaConfig, RobertaModel, RobertaTokenizer
 
-from tfidf_tune.data import cnn_dailymail_dataset, hf_tokenizer
+from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.tasks._prompts import parse_token_ids
-from tfidf_tune.tasks.cnn_dailymail import bertscore_mean, documents
 
 TASK = "tfidf_cnn_dailymail"
 SHORT = {"cnn_dailymail_max_source_tokens": 120, "cnn_dailymail_max_new_tokens": 30}
@@ -126,26 +124,6 @@ def test_without_its_model_or_package_bertscore_is_missing_with_the_reason(
         assert "BERTScore is missing: " in caplog.text
 
 
-def test_a_mean_with_a_missing_value_is_missing():
-    assert bertscore_mean([1.0, 3.0]) == 2.0
-    assert bertscore_mean([1.0, "no network", 3.0]) == "missing: no network"
-
-
-def test_prompts_are_those_of_training(tokenizers, news_file, tmp_path):
-    limits = {"cnn_dailymail_source": news_file, "cnn_dailymail_max_source_tokens": 60, "prompts": "token_ids"}
-    for name, path in tokenizers.items():
-        docs = documents(tokenizer=str(path), **limits)["test"]
-        trained = cnn_dailymail_dataset(
-            hf_tokenizer(str(path)), source=news_file, max_source_tokens=60, cache_dir=str(tmp_path / name)
-        )
-        assert len(docs) == len(trained) == 2
-        for doc, example in zip(docs, trained, strict=True):
-            prompt = example["tokens"][: example["labels"].count(-100)]
-            assert parse_token_ids(doc["request"]) == prompt, name
-            assert doc["num_prompt_tokens"] == len(prompt) <= 60
-        assert [doc["article_cut"] for doc in docs] == [False, True]
-
-
 def test_the_model_sees_the_prompts_and_generates_as_much_as_asked(llama, news_file, tmp_path):
     with embedded_ids() as calls:
         output = run_tasks(llama, TASK, tmp_path, cnn_dailymail_source=news_file, **SHORT)
@@ -156,59 +134,3 @@ def test_the_model_sees_the_prompts_and_generates_as_much_as_asked(llama, news_f
         ids = parse_token_ids(sample["resps"][0][0])
         assert len(ids) <= 30
         assert doc["prediction"] == tokenizer.decode(ids).strip()
-
-
-def test_the_limits_of_the_paper_are_the_default(tokenizers, news_file):
-    [doc, *_] = documents(tokenizer=str(tokenizers["plain"]), cnn_dailymail_source=news_file)["test"]
-    assert (doc["max_new_tokens"], doc["bertscore_model"]) == (128, "roberta-large")
-    long = [NEWS_ROWS[1] | {"article": "the green house " * 800}]
-    source = task_fakes.write_rows(tokenizers["plain"].parent / "long.jsonl", long)
-    [doc] = documents(tokenizer=str(tokenizers["plain"]), cnn_dailymail_source=source)["test"]
-    assert 1020 <= doc["num_prompt_tokens"] <= 1024
-
-
-def test_without_local_files_the_hub_is_used(tokenizers, monkeypatch):
-    calls = []
-
-    def load_dataset(source, name, *, split, streaming):
-        calls.append((source, name, split))
-        return Dataset.from_list(NEWS_ROWS).to_iterable_dataset()
-
-    monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    documents(tokenizer=str(tokenizers["plain"]))
-    names = {"cnn_dailymail_source": "a/b", "cnn_dailymail_name": "c", "cnn_dailymail_split": "d"}
-    documents(tokenizer=str(tokenizers["plain"]), **names)
-    assert calls == [("abisee/cnn_dailymail", "3.0.0", "validation"), ("a/b", "c", "d")]
-
-
-def test_rows_without_article_or_highlights_are_left_out_and_ids_may_be_missing(tokenizers, tmp_path):
-    rows = [
-        {"article": "", "highlights": "a"},
-        {"article": "a", "highlights": " \n"},
-        {"article": None, "highlights": "a"},
-        {"article": "a", "highlights": None},
-        {"article": "the river", "highlights": " a stone\n"},
-    ]
-    source = task_fakes.write_rows(tmp_path / "news.jsonl", rows)
-    [doc] = documents(tokenizer=str(tokenizers["plain"]), cnn_dailymail_source=source)["test"]
-    assert (doc["id"], doc["highlights"]) == ("4", "a stone")
-
-
-def test_bad_settings_and_sources_are_refused_by_name(llama, news_file, tmp_path):
-    def file(*rows):
-        return {"cnn_dailymail_source": task_fakes.write_rows(tmp_path / "news.jsonl", rows)} | SHORT
-
-    for settings, message in (
-        (dict, "sequences of 1152 tokens exceed the model's 256 positions: lower cnn_dailymail_max_source_tokens"),
-        (lambda: {"cnn_dailymail_max_new_tokens": 0}, "cnn_dailymail_max_new_tokens must be .* at least 1, got 0"),
-        (lambda: {"cnn_dailymail_max_source_tokens": "all"}, "cnn_dailymail_max_source_tokens must be .*, got 'all'"),
-        (lambda: {"cnn_dailymail_max_source_tokens": 3}, "3 tokens are too few for the prompt 'summarize: "),
-        (lambda: {"bertscore_num_layers": 0}, "bertscore_num_layers must be .* at least 1, got 0"),
-        (lambda: SHORT | {"cnn_dailymail_source": "/nowhere.jsonl"}, "no such file or folder: '/nowhere.jsonl'"),
-        (lambda: file({"article": "a"}), r"has no column 'highlights', only \['article'\]"),
-        (lambda: file({"article": "a", "highlights": 3}), "column 'highlights' of .* holds int, not text"),
-        (lambda: file({"article": "a", "highlights": ""}), "has no article with highlights: name another cnn_dailym"),
-        (file, "is empty"),
-    ):
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
-            documents(**{"pretrained": str(llama), "cnn_dailymail_source": news_file} | settings())

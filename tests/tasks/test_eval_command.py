@@ -177,21 +177,11 @@ def test_an_adapter_folder_is_loaded_on_the_base_that_it_names(
 def test_bad_input_ends_with_one_message(run_command, llama, tokenizers, probe_file, tmp_path, monkeypatch):
     monkeypatch.delenv("TFIDF_TUNE_PROBE_FILE", raising=False)
     other = task_fakes.probe_file(tmp_path / "other.jsonl", task_fakes.passages_of(tokenizers["llama"]))
-    empty, lacking = tmp_path / "empty.jsonl", tmp_path / "lacking.jsonl"
-    empty.write_text("")
-    lacking.write_text('{"title": "x"}\n')
-    sources = {
-        "tfidf_memorization": "probe_file",
-        "tfidf_wikitext2_ppl": "wikitext2_source",
-        "tfidf_squad": "squad_source",
-        "tfidf_cnn_dailymail": "cnn_dailymail_source",
-    }
     short = "cnn_dailymail_max_source_tokens=100"
     for task, metadata, message in (
         ("tfidf_memorization", "x=1", "error: no probe file is named: give --metadata probe_file="),
         ("tfidf_memorization", "probe_file=gone.jsonl", "error: no such probe file: 'gone.jsonl'"),
         ("tfidf_memorization", f"probe_file={other}", "error: Passage 'target-0000' was tokenized with fingerprint"),
-        *((task, f"{source}={file}", "error: ") for task, source in sources.items() for file in (empty, lacking)),
         ("tfidf_other_ppl", "x=1", "error: tfidf_other_ppl needs other_source: a hub id, 'embedded' or a file"),
         ("tfidf_squad", "squad_source=no/such_data_set", "error: cannot load the data set 'no/such_data_set'"),
         ("tfidf_memoization", short, "error: Tasks not found: tfidf_memoization"),
@@ -201,8 +191,6 @@ def test_bad_input_ends_with_one_message(run_command, llama, tokenizers, probe_f
             run_command("eval", *arguments, "--metadata", metadata, short)
         assert isinstance(ended.value.code, str), (task, metadata)
         assert ended.value.code.startswith(message), (task, metadata, ended.value.code)
-        assert "empty" not in metadata or "empty" in ended.value.code
-        assert "lacking" not in metadata or "lacking" in ended.value.code
 
     config = tmp_path / "eval.yaml"
     for text, message in ((None, "Config file not found"), ("- a", "must be a mapping"), ("a: [", "Invalid YAML")):

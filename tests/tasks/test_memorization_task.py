@@ -151,16 +151,6 @@ def test_the_model_sees_exactly_the_first_ids_and_no_bos(tokenizer, tokenizers, 
     assert sorted(prompts_seen(calls)) == sorted(prompts)
 
 
-def test_the_batch_size_does_not_matter(llama, probe_file, tmp_path):
-    for batch_size in (1, 3):
-        settings = {"probe_file": probe_file, "max_new_tokens": 24, "batch_size": batch_size}
-        with embedded_ids() as calls:
-            output = run_tasks(llama, MEMORIZATION[0], tmp_path / str(batch_size), **settings)
-        assert max(len(call) for call in calls) == batch_size
-        samples = expected(llama, probe_file, prefix_lengths=(32,), max_new_tokens=24)
-        assert sampled(output, MEMORIZATION[:1]) == as_dicts(samples)
-
-
 def test_metrics_without_controls_are_nan(llama, probe_file, tmp_path):
     passages = [passage for passage in read_probe_file(probe_file) if passage.kind == "target"]
     file = task_fakes.probe_file(tmp_path / "probe.jsonl", passages)
@@ -186,30 +176,6 @@ def test_eos_ends_a_continuation(tokenizers, probe_file, tmp_path):
     assert samples == as_dicts(expected(folder, probe_file, prefix_lengths=(32,), max_new_tokens=20))
 
 
-def test_bad_settings_are_refused_by_name(llama, probe_file, tokenizers, tmp_path):
-    for settings, message in (
-        ({"offset": -1}, "offset must be a whole number of at least 0, got -1"),
-        ({"offset": 1.5}, "offset must be .*, got 1.5"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1, got 0"),
-        ({"max_new_tokens": True}, "max_new_tokens must be .*, got True"),
-        ({"prefix_lengths": []}, "prefix_lengths names no length"),
-        ({"prefix_lengths": "none"}, "prefix_lengths names no length"),
-        ({"prefix_lengths": [0]}, "prefix_lengths must be .* at least 1, got 0"),
-        ({"prefix_lengths": [1.5]}, "prefix_lengths must be .*, got 1.5"),
-        ({"prefix_lengths": 1.5}, "prefix_lengths must be .*, got 1.5"),
-        ({"prefix_lengths": None}, "prefix_lengths must be .*, got None"),
-        ({"prefix_lengths": [239]}, r"'target-0000' has 240 tokens, none after the first 240 that offset and longest"),
-        ({"prompts": "ids"}, "prompts is 'ids': possible are token_ids, text, ids_to_text"),
-        ({"probe_file": "/nowhere/probe.jsonl"}, "no such probe file: '/nowhere/probe.jsonl'"),
-    ):
-        values = {"probe_file": str(probe_file), "offset": 1, "prompts": "token_ids", **settings}
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
-            documents(pretrained=str(llama), **values)
-    with pytest.raises(ValueError, match="offset must be"):
-        run_tasks(llama, PREFIXES, tmp_path / "out", probe_file=probe_file, offset=-1)
-    assert not (tmp_path / "out").exists()
-
-
 def test_sequences_that_are_too_long_for_the_model_are_refused(llama, tokenizers, tmp_path):
     passages = task_fakes.passages_of(tokenizers["plain"], num_targets=2, num_controls=0, num_tokens=300)
     passages[0] = dataclasses.replace(passages[0], token_ids=passages[0].token_ids[:60])
@@ -218,18 +184,3 @@ def test_sequences_that_are_too_long_for_the_model_are_refused(llama, tokenizers
     run_tasks(llama, PREFIXES, tmp_path / "fits", max_new_tokens=200, **settings)
     with pytest.raises(ValueError, match="sequences of 257 tokens exceed the model's 256 positions: lower max_new_tok"):
         run_tasks(llama, PREFIXES, tmp_path / "exceeds", max_new_tokens=201, **settings)
-
-
-def test_a_probe_file_of_another_tokenizer_or_without_passages_is_refused(llama, tokenizers, tmp_path):
-    other = task_fakes.probe_file(tmp_path / "other.jsonl", task_fakes.passages_of(tokenizers["sentencepiece"]))
-    with pytest.raises(ValueError, match=r"'target-0000' was tokenized with fingerprint .*: probe with the tokenizer"):
-        run_tasks(llama, MEMORIZATION[0], tmp_path / "out", probe_file=other)
-    unknown, *passages = task_fakes.passages_of(tokenizers["plain"])
-    last = hf_tokenizer(str(tokenizers["plain"])).vocab_size - 1
-    unknown = dataclasses.replace(unknown, token_ids=[*unknown.token_ids[:-1], last + 1])
-    file = task_fakes.probe_file(tmp_path / "unknown.jsonl", [*passages, unknown])
-    with pytest.raises(ValueError, match=f"'target-0000' has the token id {last + 1}, but .* ids end at {last}: make"):
-        run_tasks(llama, MEMORIZATION[0], tmp_path / "out", probe_file=file)
-    (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(ValueError, match=r"the probe file '.*empty\.jsonl' is empty"):
-        run_tasks(llama, MEMORIZATION[0], tmp_path / "out", probe_file=tmp_path / "empty.jsonl")

@@ -12,7 +12,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tfidf_tune.data import hf_tokenizer
-from tfidf_tune.tasks import save_token_ids_tokenizer
 from tfidf_tune.tasks._prompts import (
     is_token_ids_request,
     parse_token_ids,
@@ -166,11 +165,3 @@ def test_a_text_that_the_harness_cleans_up_is_not_exact(tokenizers, tmp_path):
         prompts = text_prompts(folder)
         prompt_ids, reference_ids = prompts.tokenizer.encode_batch(["the", " sailor . the"])[:2]
         assert prompts.survives(prompt_ids, reference_ids) == survives
-
-
-def test_the_prompts_of_a_pass_through_tokenizer_are_ids(tokenizers, llama, tmp_path):
-    save_token_ids_tokenizer(str(llama), tmp_path / "ids")
-    settings = prompt_settings({"pretrained": str(llama), "tokenizer": str(tmp_path / "ids")})
-    assert settings["prompts"] == "token_ids"
-    assert prompts_of(settings).tokenizer.fingerprint == hf_tokenizer(str(llama)).fingerprint
-    assert prompt_settings({"pretrained": str(llama)})["prompts"] == "text"

@@ -1,13 +1,10 @@
 """``tfidf_memorization`` with noise in the prompts, with samples and with beam search."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from lm_eval.api.instance import Instance
 from peft import LoraConfig, get_peft_model
 from task_fakes import MEMORIZATION, embedded_ids, prompts_seen, run_tasks
-from task_fakes import probe_file as write_probe_file
 from test_memorization_task import scores_alone
 from torchmetrics.functional.text.helper import _edit_distance
 
@@ -147,24 +144,3 @@ def test_the_stock_model_samples_text(llama, probe_file, tmp_path):
     settings = {"prompts": "text", "add_bos_token": False, "num_samples": 3, "max_new_tokens": 4, "limit": 2}
     output = run_tasks(llama, TASK, tmp_path, probe_file=probe_file, **settings)
     assert [len({one[0] for one in logged["resps"]}) for logged in output.samples(TASK)] == [3, 3]
-
-
-def test_bad_settings_are_refused_by_name(llama, probe_file, tmp_path):
-    alike = [replace(one, token_ids=[5] * 240) for one in read_probe_file(probe_file)]
-    with pytest.raises(ValueError, match="prompt_noise draws tokens from the passages, with fewer than two different"):
-        documents(
-            pretrained=str(llama),
-            prompts="token_ids",
-            probe_file=str(write_probe_file(tmp_path / "alike.jsonl", alike)),
-            prompt_noise=0.1,
-        )
-    for settings, message in (
-        ({"prompt_noise": 1.5}, "prompt_noise is 1.5: the share of a prompt's tokens to replace, .* from 0 to 1"),
-        ({"num_samples": 0}, "num_samples must be a whole number of at least 1, got 0"),
-        ({"num_beams": 1}, "num_beams must be a whole number of at least 2, got 1"),
-        ({"top_k": 5}, "temperature and top_k are settings of sampling: give num_samples too"),
-        ({"temperature": 0.0, "num_samples": 2}, "temperature is 0.0: logits are divided by it, .* above 0"),
-        ({"num_samples": 2, "num_beams": 2}, "num_samples is 2 and num_beams is 2: leave out one of the two"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            documents(pretrained=str(llama), prompts="token_ids", probe_file=str(probe_file), **settings)

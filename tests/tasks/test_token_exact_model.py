@@ -78,15 +78,6 @@ def test_requests_of_both_kinds_keep_their_order(ours, id_prompts):
     assert ours.generate_until([], True) == []
 
 
-def test_the_models_generation_config_is_not_used(ours, id_prompts, llama, tmp_path):
-    model = load_model(llama)
-    model.generation_config.update(repetition_penalty=5.0, no_repeat_ngram_size=2)
-    model.save_pretrained(tmp_path)
-    penalized = TokenExactHFLM(str(tmp_path), tokenizer=str(llama), device="cpu", dtype="float32")
-    requests = continuations(map(token_ids_request, id_prompts))
-    assert penalized.generate_until(requests, True) == ours.generate_until(requests, True)
-
-
 def test_the_longest_prompts_come_first_and_nothing_is_padded(ours, id_prompts):
     with embedded_ids() as calls:
         ours.generate_until(continuations(map(token_ids_request, id_prompts), max_gen_toks=2), True)

@@ -93,15 +93,6 @@ def test_blocks_of_256_predict_255_tokens_each(llama, wiki_file, tmp_path):
     assert output.metrics(TASK)["token_perplexity"] == pytest.approx(math.exp(-sum(expected) / 510), rel=1e-4)
 
 
-def test_num_blocks_takes_the_first(llama, wiki_file, tmp_path):
-    blocks = blocks_of(llama, wiki_file, 32)
-    for num_blocks in (1, 10_000):
-        settings = {"wikitext2_source": wiki_file, "block_size": 32, "num_blocks": num_blocks}
-        output = run_tasks(llama, TASK, tmp_path / str(num_blocks), **settings)
-        expected = log_likelihoods(load_model(llama), blocks[:num_blocks])
-        assert [doc["log_likelihood"] for doc in output.docs(TASK)] == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize("num_blocks", [None, 2])
 def test_blocks_that_share_text_with_what_was_trained_on_are_left_out(num_blocks, llama, wiki_file, tmp_path):
     """Seen are most of a block, the end of the last, 11 tokens of another, and 16 over a border, 8 on each side."""
@@ -174,30 +165,3 @@ def test_blocks_that_are_too_many_tokens_as_text_are_refused(llama, tmp_path):
     run_tasks(llama, TASK, tmp_path / "ids", **settings)
     with pytest.raises(ValueError, match=r"sequences of 2\d\d tokens exceed the model's 256 positions: lower"):
         run_tasks(llama, TASK, tmp_path / "text", prompts="text", **settings)
-
-
-def test_bad_settings_and_sources_are_refused_by_name(llama, wiki_file, tmp_path):
-    empty, short = tmp_path / "empty.txt", tmp_path / "short.txt"
-    empty.write_text("")
-    short.write_text("the river sings\n")
-    all_seen = {"block_size": 32, "train_source": wiki_file, "shared_tokens": 8}
-    for settings, message in (
-        ({"block_size": 1}, "block_size must be a whole number of at least 2, got 1"),
-        ({"block_size": 257}, "sequences of 257 tokens exceed the model's 256 positions: lower block_size"),
-        ({"num_blocks": 0}, "num_blocks must be a whole number of at least 1, got 0"),
-        ({"num_blocks": "all"}, "num_blocks must be .*, got 'all'"),
-        ({"shared_tokens": 1}, "shared_tokens must be a whole number of at least 2, got 1"),
-        ({"block_size": 8, "train_source": "embedded"}, "shared_tokens is 20, more than block_size 8: lower it"),
-        ({"train_source": "/gone.txt"}, "no such file or folder: '/gone.txt'"),
-        (all_seen, r"each of the \d+ blocks of .* shares 8 tokens in a row with .*: name different text"),
-        ({"wikitext2_source": "/nowhere.txt"}, "no such file or folder: '/nowhere.txt'"),
-        (
-            {"wikitext2_column": "words"},
-            r"has no column 'words', only \['text'\]: name another source, or another column",
-        ),
-        ({"wikitext2_source": empty}, r"empty\.txt' is empty"),
-        ({"wikitext2_source": short}, r"short\.txt' has no block of 256 tokens: name more text"),
-    ):
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
-            run_tasks(llama, TASK, tmp_path / "out", **({"wikitext2_source": wiki_file} | settings))
-        assert not (tmp_path / "out").exists()
