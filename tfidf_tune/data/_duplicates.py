@@ -61,6 +61,7 @@ def name_repeated_windows(corpus: TokenArray, length: int) -> Positions:
 
 def _name_repeated_pairs(first: Positions, second: Positions) -> Positions:
     """Name the pairs ``(first[i], second[i])`` that occur more than once from 1 on; 0 if a half has no name."""
+    # One integer for each pair; sorted, equal pairs follow each other.
     places = np.flatnonzero((first > 0) & (second > 0))
     keys = first[places]
     keys *= second.max(initial=0)  # names count from 1
@@ -87,15 +88,18 @@ def duplicated_stretches(names: Positions, length: int, min_repeats: int = 2) ->
     places = np.flatnonzero(names)
     if not len(places):
         return []
+    # The places of each name follow each other, in ascending order.
     places = places[np.argsort(names[places], kind="stable")]
     borders = np.flatnonzero(np.diff(names[places], prepend=0))
     counts = np.diff(borders, append=len(places))
 
+    # A window goes on if all its occurrences are followed by the same window, which has no others.
     next_names = np.append(names, 0)[places + 1]
     lowest, highest = np.minimum.reduceat(next_names, borders), np.maximum.reduceat(next_names, borders)
     # Names count from 1 without gaps; the name 0 after a window ends its stretch like any difference.
     goes_on = (lowest == highest) & (lowest > 0) & (counts == counts[lowest - 1])
 
+    # In the order of the text, a stretch begins after each window that does not go on.
     by_place = np.argsort(places[borders])
     heads = np.flatnonzero(np.append(True, ~goes_on[by_place][:-1]))
     stretches = []
@@ -185,6 +189,7 @@ class LearnedRuns:
                 runs.append(tokens[start:end])
                 sources.append((index, start))
                 place += end - start + 1
+        # Examples with the same answer are represented by the first.
         by_answer: dict[bytes, list[int]] = defaultdict(list)
         for index, answer in self.last.items():
             by_answer[examples.sequence(index)[0][answer.start : answer.end].tobytes()].append(index)
@@ -273,10 +278,12 @@ class LearnedRuns:
         step = length - self._length + 1
         size = -(-_MOST_COMPARED // len(ids))
         for offset in range(min(num_tokens - length, step - 1), num_tokens - self._length + 1, step):
+            # Candidates: places with the same window at this offset of the answer.
             name = self._names[answer.place + offset]
             same = self._by_name[self._ends[name - 1] : self._ends[name]] if name else np.array([answer.place + offset])
             starts = same - offset
             for first in range(0, len(starts), size):
+                # All of them are compared with the answer at once; a run may start anywhere around the window.
                 part = starts[first : first + size]
                 around = self.tokens.take(part[:, None] + np.arange(len(ids)), mode="clip")
                 equal_from = np.flatnonzero(none_within((around != ids).ravel(), length))

@@ -185,13 +185,11 @@ def injected_corpus_dataset(
 
     Args:
         tokenizer (TextTokenizer): the tokenizer of the model.
-        source (str): base text: a local file or folder, ``embedded`` or a hub id, see :func:`load_documents`.
-            Default: "monology/pile-uncopyrighted"
+        source (str): base text, see :func:`load_documents`. Default: "monology/pile-uncopyrighted"
         source_name (str | None): its configuration on the hub. Default: None
         source_split (str): its split. Default: "train"
         source_column (str): its text column. Default: "text"
-        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is, in both sources.
-            Default: "line"
+        sample_by (Literal["line", "paragraph", "document"]): a document of ``.txt`` files of both. Default: "line"
         num_base (int): base blocks, concatenated documents; -1 for all. Default: 20000
         target_source (str | None): text of targets and controls; None for ``source``. Default: "Salesforce/wikitext"
         target_name (str | None): its configuration on the hub. Default: "wikitext-2-v1"
@@ -210,8 +208,7 @@ def injected_corpus_dataset(
         deduplicate (Deduplicate): which blocks are removed as copies, see :class:`Deduplication`; the probe file
             has the places that are left. Default: "none"
         seed (int): decides where the targets go and how copies are changed. Default: 0
-        probe_file (str | None): where to write the passages for the evaluation, see :func:`read_probe_file`.
-            Default: None, only in the cache
+        probe_file (str | None): where to write the passages, see :func:`read_probe_file`. Default: None, in the cache
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
@@ -240,6 +237,7 @@ def injected_corpus_dataset(
     def build(folder: Path) -> dict[str, int]:
         material = _gather(tokenizer, base, target, spec) if target else _gather_own(tokenizer, base, spec)
         warn_of_short_documents(source, sample_by, material.lengths)
+        # All copies are made and placed first; then the places of those that deduplication left are recorded.
         copies = _copies(material, spec, tokenizer.eos_id)
         blocks, starts = _inject(material.base, copies, spec, tokenizer.eos_id)
         kept = deduplication.kept(blocks, source, tokenizer)
@@ -296,6 +294,7 @@ def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, sp
     Passages that agree in their first ``block_size`` tokens, which are measured, count once: a control must not be a
     copy of a target, nor a target be injected twice as often as the others.
     """
+    # The passages: no more of the target source is read than they need.
     wanted = sum(spec.numbers(_MOST_TARGETS))
     found: dict[bytes, tuple[str, TokenArray]] = {}
     texts, to_encode = tee(load_documents(*target))
@@ -310,6 +309,7 @@ def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, sp
     left_out: list[str] = []
 
     def base_documents() -> Iterator[str]:
+        # Both sources can hold the same documents, and a control must not be trained on.
         for text in load_documents(*source):
             if text in known:
                 left_out.append(text)
@@ -333,6 +333,7 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     A passage is a window that occurs once in the text, so that no copy of it stays in the base. What follows it in a
     document becomes a document.
     """
+    # The documents that the base is made of, the last one cut where the blocks end.
     documents: list[TokenArray] = []
     num_left = 2**62 if spec.layout == "concatenated" or spec.num_base == _ALL else spec.num_base * spec.block_size
     for ids in encode_texts(tokenizer, islice(load_documents(*source), spec.num_documents)):
@@ -340,6 +341,7 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
         num_left -= len(documents[-1]) + 1
         if num_left < 2:
             break
+    # Passages get shorter while too few fit into short documents; by rule, a tenth of the windows are targets.
     lengths = [len(ids) for ids in documents]
     least = spec.least_tokens
     if spec.min_target_tokens is None and spec.layout == "concatenated":
@@ -354,6 +356,7 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     starts = starts[: num_targets + num_controls]
     windows = [chooser.window(start) for start in starts]
 
+    # What is left between the passages of a document are documents of the base.
     is_base = corpus != SEPARATOR
     for start in starts:
         is_base[start : start + least] = False
@@ -402,6 +405,7 @@ def _copies(material: _Material, spec: _CorpusSpec, eos_id: int) -> list[list[No
             copy = noisy_copy(ids, spec.noise, spec.noise_kind, words, spec.block_size, noise_rng)
         if spec.layout == "concatenated":
             return copy
+        # A copy that dropped tokens is filled up by the start of a random base block, as after any document.
         ids = copy.token_ids
         if len(ids) < spec.block_size:
             ids = np.concatenate([ids, eos, material.base[fill_rng.integers(len(material.base))]])
@@ -417,11 +421,13 @@ def _inject(
 
     Returns the blocks, and where in their tokens each copy starts, ``[num_targets, num_repeats]``, in ascending order.
     """
+    # A piece is a block, or a document with its EOS; each has a slot in the order of the corpus.
     end = np.array([eos_id] if spec.layout == "concatenated" else [], dtype=np.int32)
     pieces = [*base, *(copy.token_ids for row in copies for copy in row)]
     slots = _slots(len(base), len(copies), spec.num_repeats, spec.seed, shuffle_base=spec.layout == "concatenated")
     order = np.argsort(slots)
     blocks = cut_blocks([part for index in order for part in (pieces[index], end)], spec.block_size)
+    # A copy starts where the piece in its slot ends, less its length.
     lengths = np.array([len(piece) + len(end) for piece in pieces])
     starts = (np.cumsum(lengths[order])[slots] - lengths)[len(base) :]
     return blocks, starts.reshape(len(copies), spec.num_repeats)
@@ -433,6 +439,7 @@ def _kept_copies(
     """Return the place in the blocks that are kept, and the changes, of each complete copy of a target."""
     found = []
     for start, copy in zip(starts.tolist(), copies, strict=True):
+        # Complete: not in the tail, which is dropped, and all of its blocks are kept.
         block, offset = divmod(start, block_size)
         end = start + len(copy.token_ids[:block_size])
         if end <= len(kept) * block_size and kept[block : -(-end // block_size)].all():
@@ -483,6 +490,7 @@ def choose_completions(
     # An answer is represented by the first of the examples that end with it.
     candidates = [first for first in runs.ending if targets.in_file == (first >= num_own)]
     candidates = [candidates[at] for at in np.random.default_rng(targets.seed).permutation(len(candidates))]
+    # Targets first, because duplicates can be anywhere; controls are what is shared with no example trained on.
     trained, avoided = set(range(num_own)), set[int]()
     if targets.kind == "duplicates":
         chosen = runs.most_frequent(candidates, targets.num_targets)
@@ -502,6 +510,7 @@ def choose_completions(
             f"or set targets=random. No example learns {_SHARED} of a control, or of another random target, in a run"
         )
 
+    # The order of training: base examples and copies of targets, without what deduplication removes.
     numbers = np.array([*base, *(first for first in chosen for _ in range(num_copies))], dtype=np.int32)
     order = numbers[np.argsort(_slots(len(base), len(chosen), num_copies, targets.seed))]
     order = order[kept(order)]
@@ -643,6 +652,7 @@ class InjectedCanaries:
             raise ValueError(f"row gives values for {unknown}, which are no other columns of {dataset.column_names}")
         if self.passages:
             raise ValueError("inject() was called before: make another InjectedCanaries for another data set")
+        # One row for each target, of which the final selection takes as many copies as are wanted.
         texts = self._draw(dataset, column)
         targets = texts[: len(self._repeats)]
         columns = {name: [values.get(name)] * len(targets) for name in dataset.column_names} | {column: targets}
@@ -674,6 +684,7 @@ class InjectedCanaries:
             else map(self._texts.__getitem__, rng.permutation(len(self._texts)))
         )
         drawn: list[str] = []
+        # The data set is read once for each round, in which those that it contains are replaced.
         while more := list(islice(candidates, self._num_canaries - len(drawn))):
             known: set[str] = set()
             for batch in dataset.select_columns([column]).with_format(None).iter(batch_size=1000):

@@ -204,6 +204,7 @@ def _choose(
     tokenizer: TextTokenizer, spec: ProbeSpec, units: list[Path | str], work: Path, runner: TaskRunner
 ) -> MadeProbe:
     """Choose the passages of files and other sources, in steps in ``work``."""
+    # The length of a window in bytes follows from a sample; the stretches of controls are searched in the same pass.
     files = tuple(str(unit.resolve()) if isinstance(unit, Path) else unit for unit in units)
     rng = np.random.default_rng(spec.seed)
     sample = _Sample.read(tokenizer, files, spec)
@@ -225,6 +226,7 @@ def _choose(
     text = f"{', '.join(spec.sources)} ({found.counts['documents']} documents of {num_tokens} tokens in all)"
     _check_enough(len(targets), "num_targets", spec, text)
     accepted, num_refused = controls.accepted(search)
+    # The index has counted what the positions of a passage do not always tell.
     windows = [(one.ids, one.positions, str(units[one.file])) for one in targets]
     windows += [(ids, [], spec.controls_source or EMBEDDED) for ids in accepted]
     numbers = [*(target.num_copies for target in targets), *([0] * len(accepted))]
@@ -254,6 +256,7 @@ class _Sample(NamedTuple):
 
     @staticmethod
     def read(tokenizer: TextTokenizer, files: tuple[str, ...], spec: ProbeSpec) -> "_Sample":
+        # The first documents of files that are spread over all.
         chosen = np.unique(np.linspace(0, len(files) - 1, _SAMPLE_FILES).round().astype(int)).tolist()
         lengths: list[int] = []
         sizes: list[int] = []
@@ -341,9 +344,11 @@ class _Search:
         drawn = self._drawn(unique=not is_random)
         groups = self.found.groups[self.found.groups["count"] >= spec.min_repeats]
         targets: list[_Target] = []
+        # Few documents at first; more if they have too few passages and there are more groups.
         for most in _DOCUMENTS:
             num_groups, places, weights = self._candidates(groups, 0 if is_random else most)
-            pieces = self._read(np.concatenate([places, drawn]), f"documents-{most}")
+            together = np.concatenate([places, drawn])
+            pieces = read_pieces(self.index, together, f"documents-{most}", self.runner)
             corpus = _Corpus.read(self.tokenizer, pieces)
             chooser = WindowChooser(self.tokenizer, corpus.token_ids, spec.block_size, self.rng)
             if not chooser.fits.any():  # the search needs memory in proportion to the length of a passage
@@ -362,9 +367,6 @@ class _Search:
         number = _CANDIDATES * self.spec.num_targets + _MORE_CANDIDATES
         return draw_windows(self.index, number, self.rng, unique=unique)
 
-    def _read(self, places: Records, name: str) -> Iterator[Piece]:
-        return read_pieces(self.index, places, name, self.runner)
-
     def _candidates(self, groups: Records, most: int) -> tuple[int, Records, dict[int, float]]:
         """Choose the largest groups whose windows are in so many documents.
 
@@ -374,12 +376,14 @@ class _Search:
         counts, places = find_windows(self.index, groups["key"][: 8 * most], _COPIES)
         if not len(counts):
             return 0, np.zeros(0, PLACE), {}
+        # As many groups as their documents allow, counting each document where it comes first.
         together = np.concatenate(places)
         documents, first, numbers = np.unique(document_numbers(together), return_index=True, return_inverse=True)
         num_documents = np.cumsum(np.isin(np.arange(len(together)), first))
         sizes = np.array([len(own) for own in places])
         num_groups = max(1, int(np.searchsorted(num_documents[np.cumsum(sizes) - 1], most, side="right")))
         num_places = int(sizes[:num_groups].sum())
+        # Of a group with more windows than were read, a document stands for several.
         weights = np.ones(len(documents))
         np.maximum.at(weights, numbers[:num_places], np.repeat(counts / sizes, sizes)[:num_places])
         return num_groups, together[:num_places], dict(zip(documents.tolist(), weights.tolist(), strict=True))
@@ -389,6 +393,7 @@ class _Search:
     ) -> list[_Target]:
         """Choose the passages that occur most often."""
         spec = self.spec
+        # The order is that of the expected counts; a few more than needed are counted in all text.
         stretches = duplicated_stretches(names, spec.block_size)
         stands_for = np.array([weights.get(piece.number, 1.0) for piece in corpus.pieces])
         expected = [stands_for[corpus.pieces_of(stretch.starts)].sum() for stretch in stretches]
@@ -410,6 +415,7 @@ class _Search:
         possible = np.flatnonzero(allowed)
         if not len(possible):
             return []
+        # Where a window was drawn, the last possible start before it; then every possible start in random order.
         tokens = (corpus.token_at(self.tokenizer, place) for place in drawn)
         near = (int(possible[max(0, int(np.searchsorted(possible, token, side="right")) - 1)]) for token in tokens)
         starts = chooser.random(allowed, chain(near, self.rng.permutation(possible).tolist()))
@@ -430,6 +436,7 @@ class _Search:
         windows = [chooser.window(int(starts[0])) for starts in occurrences]
         if not windows:
             return []
+        # The windows that every occurrence has, and how often each is in the index.
         batch = make_batch([_text(self.tokenizer, ids) for ids in windows])
         chosen, keys = self.index.windows(batch, inner=True)
         different, numbers = np.unique(keys[:, 0], return_inverse=True)
@@ -441,6 +448,7 @@ class _Search:
             own = numbers[batch.of_text[chosen] == number]
             if not len(own):
                 continue
+            # What the corpus has is all if it holds the whole documents of the rarest window.
             of_pieces = corpus.pieces_of(starts)
             pieces = [corpus.pieces[one] for one in of_pieces.tolist()]
             offsets = (starts - corpus.first_tokens[of_pieces]).tolist()
@@ -461,7 +469,7 @@ class _Search:
             _, places = find_windows(self.index, different[[*elsewhere.values()]])
             self._num_readings += 1
             occurrences_of: dict[int, tuple[list[Piece], list[int]]] = {number: ([], []) for number in elsewhere}
-            read = self._read(np.concatenate(places), f"copies-{self._num_readings}")
+            read = read_pieces(self.index, np.concatenate(places), f"copies-{self._num_readings}", self.runner)
             for piece, ids in _encoded(self.tokenizer, read):
                 content = ids.tobytes()
                 for number, (pieces, offsets) in occurrences_of.items():
@@ -483,12 +491,13 @@ class _Search:
     def near_targets(self) -> list[_Target]:
         """Choose a passage of each group of near copies, the largest groups first, then unique ones."""
         spec, index = self.spec, self.index
+        # Candidates: the first window of each stretch, the largest groups first, then windows without near copies.
         groups = first_of_stretches(self.found.groups[self.found.groups["count"] >= spec.min_repeats], index.num_bytes)
         self.stretch_repeats = tuple(groups["count"].tolist())
         order = sorted(self.rng.permutation(len(groups)), key=lambda number: -int(groups["count"][number]))
         groups = groups[order[: _CANDIDATES * spec.num_targets + _MORE_CANDIDATES]]
         places = np.concatenate([groups["place"], self._drawn(unique=True)])
-        corpus = _Corpus.read(self.tokenizer, self._read(places, "documents"))
+        corpus = _Corpus.read(self.tokenizer, read_pieces(index, places, "documents", self.runner))
         chooser = WindowChooser(self.tokenizer, corpus.token_ids, spec.block_size, self.rng)
         targets: list[_Target] = []
         taken: set[bytes] = set()
@@ -500,6 +509,7 @@ class _Search:
             is_group = number < len(groups)
             if start >= len(chooser.fits) or not chooser.fits[start] or not (is_group or self._is_unique(piece, place)):
                 continue
+            # Near copies of a chosen passage are known by a run of tokens in common.
             ids = chooser.window(start)
             size = min(_SAME_TOKENS, len(ids))
             grams = {ids[first : first + size].tobytes() for first in range(len(ids) - size + 1)}
@@ -563,6 +573,7 @@ class _Controls(NamedTuple):
             num_possible += len(ids) // spec.block_size
             if num_possible > _CANDIDATES * number:
                 break
+        # Distinct passages at random places of these documents.
         chooser = WindowChooser(tokenizer, join_documents(tokens), spec.block_size, rng)
         drawn: dict[bytes, TokenArray] = {}
         for start in chooser.random(chooser.fits):
@@ -571,10 +582,12 @@ class _Controls(NamedTuple):
             if len(drawn) == number:
                 break
         windows = [*drawn.values()]
+        # Half of the bytes that SHARED_TOKENS have in nearly all passages.
         texts = [_text(tokenizer, ids) for ids in windows]
         num_shared = min(SHARED_TOKENS, spec.block_size)
         sizes = [len(text) * num_shared / spec.block_size for text in texts] or [1.0]
         num_bytes = max(1, round(float(np.quantile(sizes, 0.05)) * _SHARE_OF_SHARED))
+        # A stretch starts at a word, so that the tokens have to hold it and the longest gap between words.
         of_token = {
             token: max(1, len(_text(tokenizer, np.array([token]))))
             for token in {*chain(*map(np.ndarray.tolist, windows))}
@@ -601,6 +614,7 @@ class _Controls(NamedTuple):
         # Stretches that occur in many places are refused without a look.
         possible = [number for number, own in enumerate(hits) if own and self.is_known[number]
                     and all(len(shared[key]) <= MOST_SHARED for key in own)]  # fmt: skip
+        # A stretch of bytes in common is not yet SHARED_TOKENS in common: the tokens decide.
         if len(accepted) < self.spec.num_controls and possible:
             places = np.array([place for number in possible for key in hits[number] for place in shared[key]], PLACE)
             pieces = read_pieces(search.index, places, "shared", search.runner)

@@ -59,16 +59,19 @@ class TextBatch(NamedTuple):
 
 def make_batch(texts: Sequence[bytes], *, ignore_case: bool = False) -> TextBatch:
     """Hash texts: with bytes ``x_i``, random values ``T`` and an odd base B, prefix sums of ``T[x_i] B^i`` mod 2^64."""
+    # Prefix sums, from which the hash of any stretch follows by a subtraction.
     data = np.frombuffer(b"\n".join(texts) + b"\n", np.uint8)
     ends = np.cumsum([len(text) + 1 for text in texts], dtype=np.int64) - 1
     values = (_VALUES_IN_LOWER_CASE if ignore_case else _VALUES)[data]
     forward, _ = powers(1 << len(data).bit_length())
     sums = np.zeros(len(data) + 1, np.uint64)
     np.cumsum(values * forward[: len(data)], out=sums[1:])
+    # A word starts after a byte that belongs to none, or with a character of three bytes or more.
     is_word = IS_WORD[data]
     is_start = is_word.copy()
     is_start[1:] &= ~is_word[:-1]
     is_start |= _IS_CHARACTER[data]
+    # Where no word starts for long, as in Base64, every byte that differs from the one before it counts as a word.
     known = is_start.copy()
     known[np.append(0, ends[:-1] + 1)] = True
     places = np.flatnonzero(known)
@@ -96,10 +99,12 @@ def chosen_words(batch: TextBatch, num_bytes: int, spacing: int, *, inner: bool 
     is_fitting = batch.num_left >= num_bytes
     if inner:  # what starts a text may be inside a word
         is_fitting &= batch.offsets(np.arange(len(batch.words))) > 0
+    # The rank of a place: its hash, after all starts of lines; it depends on the text around it alone.
     fitting = np.flatnonzero(is_fitting)
     starts = batch.words[fitting]
     order = hashes(batch, starts, starts + context) >> np.uint64(1) | np.uint64(1)
     order |= np.where(_IS_LINE_END[batch.data[starts - 1]], np.uint64(0), np.uint64(1 << 63))
+    # A place is chosen if it has the lowest rank in one of the runs of words that contain it (winnowing).
     of_text = batch.of_text[fitting]
     lowest = _of_runs(np.minimum, order, spacing)
     lowest[of_text[: len(lowest)] != of_text[len(of_text) - len(lowest) :]] = 0  # of more than one text
@@ -135,12 +140,14 @@ def band_keys(batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands
     it, nor what is between words. ``chosen`` are the first words of windows, ``size`` the words of an n-gram, and
     ``bands`` the number of bands and the hash functions in each.
     """
+    # A word ends at a gap, or where the next begins: characters of three bytes have no gaps.
     num_bands, num_rows = bands
     after = np.append(batch.words[1:], len(batch.data))
     gaps = np.flatnonzero(~IS_WORD[batch.data])
     ends = np.minimum(gaps[np.searchsorted(gaps, batch.words)], after)  # the batch ends in a gap
     ngrams = joined_words(np.pad(hashes(batch, batch.words, ends), (0, size)), size)  # from each word, and one more
     last = np.searchsorted(batch.words, batch.words[chosen] + num_bytes) - size + 1
+    # The n-grams of a window are consecutive: each hash function takes the least in one pass over all windows.
     borders = np.stack([chosen, np.maximum(last, chosen + 1)], axis=1).ravel()
     keys = np.zeros((len(chosen), num_bands), np.uint64)
     for number, (factor, summand) in enumerate(hash_functions().T[: num_bands * num_rows]):
@@ -231,6 +238,7 @@ class Found(NamedTuple):
 
 def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Found:
     """Index the files, and search occurrences of stretches with the ``known`` hashes, uint64 ``[num_known]``."""
+    # First pass: a task for each file writes its records, sorted in runs.
     work = Path(index.work)
     reading, sorting = "Reading", "Sorting"
     runner.run([_WriteRuns(index, np.unique(known), reading)], work / "1", len(index.files), reading)
@@ -241,6 +249,7 @@ def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Found:
     for rank, one in enumerate(summaries):
         for key, places in one["shared"].items():
             shared.setdefault(int(key), []).extend((rank, *place) for place in places)
+    # Second pass: a task for each range of keys counts equal ones.
     num_parts = -(-counts["records"] // _PART_RECORDS)
     if num_parts:
         runner.run([_CountCopies(index, num_parts)], work / "2", num_parts, sorting)
@@ -281,6 +290,7 @@ def draw_windows(index: WindowIndex, number: int, rng: np.random.Generator, *, u
     if not runs:
         return np.zeros(0, PLACE)
     ends = np.cumsum([len(keys) for keys, _ in runs])
+    # More are drawn than are needed, because some occur again and are then left out.
     drawn = np.unique(rng.integers(0, ends[-1], _DRAWN_FOR_ONE * number))
     of_run = np.searchsorted(ends, drawn, side="right")
     keys, places = np.zeros(len(drawn), np.uint64), np.zeros(len(drawn), PLACE)
@@ -359,6 +369,7 @@ class _WriteRuns:
             records["place"]["offset"] = batch.offsets(chosen)[:, None]
             waiting.append(records.ravel())
             counts.update(documents=len(texts), bytes=sum(map(len, texts)), windows=len(keys), records=records.size)
+            # A filter of some megabytes decides nearly all stretches, a binary search the rest.
             if len(self.known):
                 words, stretches = index.stretches(batch)
                 possible = np.flatnonzero(filtered[_filtered(stretches)])
@@ -406,6 +417,7 @@ class _CountCopies:
     def __call__(self, _: Any, rank: int, world_size: int) -> None:
         folder = Path(self.index.work) / "parts"
         folder.mkdir(parents=True, exist_ok=True)
+        # The records of the range, from all runs.
         borders = [np.uint64(min(part * 2**64 // self.num_parts, 2**64 - 1)) for part in (rank, rank + 1)]
         parts = []
         for keys, places in _read_runs(self.index.runs):
@@ -422,6 +434,7 @@ class _CountCopies:
         groups = np.cumsum(is_new) - 1
         firsts = np.flatnonzero(is_new)
         found: Records
+        # Near copies are pairs with the first record of their key, which are joined later; equal ones are counted.
         if self.index.near:
             others = np.flatnonzero(~is_new)
             found = np.zeros(len(others), PAIR)
@@ -466,6 +479,7 @@ class _ReadPieces:
         if len(text) <= _WHOLE_BYTES // 4 or len(content := text.encode("utf-8", "surrogatepass")) <= _WHOLE_BYTES:
             yield 0, True, text
             return
+        # Of a long document what is around the windows; what overlaps is one piece.
         around = _AROUND * self.index.num_bytes
         starts = np.maximum(0, offsets.astype(np.int64) - around)
         ends = np.minimum(len(content), offsets.astype(np.int64) + self.index.num_bytes + around)
@@ -515,6 +529,7 @@ def _counted(places: Records, groups: Places, num_bytes: int | None) -> npt.NDAr
     is_counted = np.append(True, ~goes_on)[: len(places)]
     if num_bytes is None:
         return is_counted
+    # Only where windows overlap does the choice take a loop.
     is_close = goes_on & (_distances(places[1:], places[:-1]) < num_bytes)
     stretches = np.cumsum(is_counted) - 1
     is_counted[1:] |= ~is_close
