@@ -1,11 +1,10 @@
-"""Processes that tests start: a function on every rank of a gloo group, and commands that are killed."""
+"""Processes that tests start: a function on every rank of a gloo group, and forks that are killed."""
 
 import gc
 import multiprocessing
 import os
 import signal
-import subprocess
-import time
+import sys
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -51,11 +50,18 @@ def _in_group(
     dist.destroy_process_group()
 
 
-def kill_when(file: Path, command: list[str]) -> None:
-    """Start a command, and kill it and its children by SIGKILL as soon as a file exists."""
-    job = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
-    while not file.exists() and job.poll() is None:
-        time.sleep(0.005)
-    assert job.poll() is None
-    os.killpg(job.pid, signal.SIGKILL)
-    job.communicate()
+def kill_when_opening(file: Path, function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function in a fork of this process, which is killed by SIGKILL when it opens a file."""
+
+    def hook(event: str, given: tuple[Any, ...]) -> None:
+        if event == "open" and str(given[0]) == str(file):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def run() -> None:
+        sys.addaudithook(hook)
+        function(*arguments)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL

@@ -87,25 +87,20 @@ def test_splits_and_slices_without_documents_are_refused():
             embedded_documents(split)
 
 
-def test_the_tokenizer_is_reproducible_and_loads_in_transformers(embedded_tokenizer_folder, tmp_path):
+def test_the_tokenizer_is_reproducible_and_kept_and_any_other_folder_is_refused(embedded_tokenizer_folder, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(str(embedded_tokenizer_folder))
-    assert len(tokenizer) == 512
+    assert (len(tokenizer), tokenizer.bos_token) == (512, None)
     assert tokenizer.eos_token == tokenizer.pad_token == "<|endoftext|>"
-    assert tokenizer.bos_token is None
     text = "naïve 東京 🙂\n\t\x00"
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
-    again = train_embedded_tokenizer(tmp_path, vocab_size=512)  # an empty folder is filled
-    assert (again / "tokenizer.json").read_bytes() == (embedded_tokenizer_folder / "tokenizer.json").read_bytes()
-
-
-def test_a_tokenizer_is_kept_and_any_other_folder_is_refused(embedded_tokenizer_folder, tmp_path):
-    file = embedded_tokenizer_folder / "tokenizer.json"
+    file, again = embedded_tokenizer_folder / "tokenizer.json", tmp_path / "tokenizer.json"
+    train_embedded_tokenizer(tmp_path, vocab_size=512)  # an empty folder is filled
+    assert again.read_bytes() == file.read_bytes()
     before = file.stat().st_mtime_ns
     assert train_embedded_tokenizer(embedded_tokenizer_folder, vocab_size=512) == embedded_tokenizer_folder
     assert file.stat().st_mtime_ns == before
-    with pytest.raises(ValueError, match="holds no tokenizer of 600 tokens"):
-        train_embedded_tokenizer(embedded_tokenizer_folder, vocab_size=600)
-    (tmp_path / "notes").write_text("mine")
-    with pytest.raises(ValueError, match="holds no tokenizer of 300 tokens"):
-        train_embedded_tokenizer(tmp_path, vocab_size=300)
+    again.rename(tmp_path / "notes")
+    for folder in (embedded_tokenizer_folder, tmp_path):
+        with pytest.raises(ValueError, match="holds no tokenizer of 600 tokens"):
+            train_embedded_tokenizer(folder, vocab_size=600)

@@ -152,35 +152,35 @@ def test_the_aligned_base_is_the_text_without_targets_and_controls(build, tokeni
     assert len(build()) == 12 + 3 * 4
 
 
-def test_a_second_run_does_not_tokenize_and_maps_the_blocks(build, tokenizer, monkeypatch):
-    first = build()
+def test_a_second_run_does_not_tokenize_and_maps_the_blocks(build, tokenizer, tmp_path, monkeypatch):
+    files = [tmp_path / name / "probe.jsonl" for name in ("first run", "second run")]
+    first = build(probe_file=str(files[0]))
     monkeypatch.setattr(type(tokenizer), "encode_batch", lambda self, texts: pytest.fail("tokenized again"))
-    again = build()
+    again = build(probe_file=str(files[1]))
     np.testing.assert_array_equal(first.blocks, again.blocks)
     assert (first.passages, first.num_left_out) == (again.passages, again.num_left_out)
     assert isinstance(again.blocks, np.memmap)
     assert pickle.loads(pickle.dumps(again))[3] == first[3]  # as for a worker process
-    assert read_probe_file(again.probe_file) == again.passages
+    for dataset, file in zip((first, again), files, strict=True):
+        assert dataset.probe_file == file
+        assert read_probe_file(file) == first.passages
+        assert list(file.parent.iterdir()) == [file]
 
 
-@pytest.mark.parametrize("changed", ["source", "target_source"])
-def test_a_changed_file_is_read_again(build, corpus_file, tmp_path, changed):
+def test_what_changed_under_the_same_name_is_read_again(
+    build, corpus_file, embedded_tokenizer_folder, sentencepiece_folder, tmp_path
+):
     file = tmp_path / "changing.txt"
     lines = corpus_file.read_text(encoding="utf-8").splitlines()
-    file.write_text("\n".join(lines), encoding="utf-8")
-    first = build(**{changed: str(file)})
-    file.write_text("\n".join(reversed(lines)), encoding="utf-8")
-    assert not np.array_equal(build(**{changed: str(file)}).blocks, first.blocks)
-
-
-def test_a_changed_tokenizer_of_the_same_name_is_noticed(
-    build, embedded_tokenizer_folder, sentencepiece_folder, tmp_path
-):
-    folder = tmp_path / "tokenizer"
-    for source in (embedded_tokenizer_folder, sentencepiece_folder):
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(source, folder)
-        tokenizer = hf_tokenizer(str(folder))
+    for changed in ("source", "target_source"):
+        file.write_text("\n".join(lines), encoding="utf-8")
+        first = build(**{changed: str(file)})
+        file.write_text("\n".join(reversed(lines)), encoding="utf-8")
+        assert not np.array_equal(build(**{changed: str(file)}).blocks, first.blocks)
+    for folder in (embedded_tokenizer_folder, sentencepiece_folder):
+        shutil.rmtree(tmp_path / "tokenizer", ignore_errors=True)
+        shutil.copytree(folder, tmp_path / "tokenizer")
+        tokenizer = hf_tokenizer(str(tmp_path / "tokenizer"))
         assert build(tokenizer=tokenizer).passages[0].tokenizer_fingerprint == tokenizer.fingerprint
 
 
@@ -192,18 +192,6 @@ def test_the_environment_sets_the_cache_otherwise_it_is_in_the_home_folder(build
     assert build(cache_dir=None).probe_file.is_relative_to(tmp_path / ".cache" / "tfidf_tune")
 
 
-def test_a_failed_write_leaves_no_files_and_the_next_run_builds(build, tmp_path, monkeypatch):
-    def full_disk(*args, **kwargs):
-        raise OSError("no space left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("tfidf_tune.data._placing.write_probe_file", full_disk)
-        with pytest.raises(OSError, match="no space left"):
-            build()
-    assert list((tmp_path / "cache").iterdir()) == []
-    assert len(build()) == 24
-
-
 def test_the_slower_of_two_writers_uses_the_corpus_of_the_faster_one(build, tmp_path, monkeypatch):
     def overtaken(path, passages):
         monkeypatch.setattr("tfidf_tune.data._placing.write_probe_file", write_probe_file)
@@ -213,15 +201,6 @@ def test_the_slower_of_two_writers_uses_the_corpus_of_the_faster_one(build, tmp_
     monkeypatch.setattr("tfidf_tune.data._placing.write_probe_file", overtaken)
     assert len(build()) == 24
     assert len(list((tmp_path / "cache").iterdir())) == 1
-
-
-def test_a_probe_file_is_also_written_from_the_cache(build, tmp_path):
-    for name in ("first run", "second run"):
-        probe_file = tmp_path / name / "probe.jsonl"
-        dataset = build(probe_file=str(probe_file))
-        assert dataset.probe_file == probe_file
-        assert read_probe_file(probe_file) == dataset.passages
-        assert list(probe_file.parent.iterdir()) == [probe_file]
 
 
 def test_impossible_settings_are_refused(build, embedded_tokenizer_folder, tmp_path):

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import shutil
+from unittest.mock import Mock
 
 import pytest
 from data_fakes import WORDS, passage
@@ -287,14 +288,9 @@ def test_only_the_same_settings_are_read_from_the_cache(tokenizer, news, monkeyp
 
     first = [build(*each) for each in limits]
     assert len({len(samples[1]["tokens"]) for samples in first}) == 3
-
-    def read_again(*args, **kwargs):
-        pytest.fail("read again")
-        yield
-
-    with monkeypatch.context() as patch:
-        patch.setattr("tfidf_tune.data._prompt_target.load_rows", read_again)
-        assert [build(*each) for each in limits] == first
+    monkeypatch.setattr(type(tokenizer), "encode_batch", encode := Mock(wraps=tokenizer.encode_batch))
+    assert [build(*each) for each in limits] == first
+    assert max(len(text) for call in encode.call_args_list for text in call.args[0]) < 50, "an article is tokenized"
     monkeypatch.setattr("tfidf_tune.data._prompt_target.summarization_prompt", lambda article: f"{article} TL;DR:")
     assert tokenizer.decode(build(200, 128)[0]["tokens"]) == f"{ARTICLE} TL;DR: {HIGHLIGHTS}"
 
@@ -348,13 +344,12 @@ def test_impossible_limits_are_refused_before_anything_is_read(embedded_tokenize
             build(tokenizer, source="/gone.jsonl", **limits)
 
 
-def test_prompts_of_an_evaluation_are_those_of_training(any_tokenizer, news, monkeypatch):
+def test_prompts_of_an_evaluation_are_those_of_training(any_tokenizer, news):
     rows = [news_row(passage(seed, 10 * seed)) for seed in range(1, 8)]
     articles = [row["article"] for row in rows]
     lengths = [num_tokens(any_tokenizer, summarization_prompt(article)) for article in articles]
-    for max_tokens, batch_size in ((40, 1024), (100, 3), (1000, 3)):
+    for max_tokens in (40, 100, 1000):
         dataset = news(any_tokenizer, rows, max_source_tokens=max_tokens, max_target_tokens=100)
-        monkeypatch.setattr("tfidf_tune.data._prompt_target._BATCH_SIZE", batch_size)
         prompts, cut = encode_prompts(any_tokenizer, [summarization_prompt] * len(rows), articles, max_tokens)
         assert prompts == [split(sample)[0] for sample in dataset]
         assert len(cut) == dataset.num_cut
