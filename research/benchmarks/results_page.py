@@ -35,7 +35,8 @@ RESULTS = Path(__file__).parents[1] / "results"
 ALL_TABLES = RESULTS / "README.md"
 # Pages, and where the records of their tables are.
 PAGES = {PAGE: RESULTS, ALL_TABLES: RESULTS} | {
-    PAGE.with_name(name): Path(__file__).parent / "results" for name in ("smollm2.md", "audit.md", "data.md")
+    page: Path(__file__).parent / "results"
+    for page in (RESULTS / "smollm2.md", RESULTS / "audits.md", PAGE.with_name("audit.md"), PAGE.with_name("data.md"))
 }
 _BASELINE, _PEER, _PAPER = "CE", "Goldfish", "TF-IDF"
 _START = "Start"  # the model before it was fine-tuned

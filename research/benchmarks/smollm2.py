@@ -1,4 +1,4 @@
-"""SmolLM2-135M fine-tuned on text that it cannot know, with LoRA and fully, under five objectives; docs/smollm2.md.
+"""SmolLM2-135M fine-tuned on text that it cannot know: LoRA and full, five objectives; research/results/smollm2.md.
 
     make smollm2    # or: python research/benchmarks/smollm2.py; continues where it was stopped
 
