@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -99,11 +100,8 @@ def test_near_verbatim_measures_are_read_and_may_be_missing_in_older_results(tmp
     assert scored(folder, "edit_distance") == {"target-0": 0.625}
     assert scored(folder, "common_subsequence") == {"target-0": 4.0}
     assert scored(folder, "edit_distance", "control") == {}
-    for file in folder.rglob("samples_tfidf_memorization*.jsonl"):
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        for line in lines:
-            del line["doc"]["sample"]["edit_distance"], line["doc"]["sample"]["common_subsequence"]
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (file,) = folder.rglob("samples_tfidf_memorization*.jsonl")
+    file.write_text(re.sub(r', "(edit_distance|common_subsequence)": [^,}]+', "", file.read_text()))
     assert scored(folder, "common_subsequence") == {}
     assert scored(folder, "lms") == {"target-0": 3.0}
 
@@ -119,21 +117,22 @@ def test_runs_come_in_the_order_that_was_given_and_once(tmp_path, monkeypatch):
     assert [(made.objective, made.seed) for made in read_runs(given)] == found[2:] + found[:2]
 
 
-def test_results_elsewhere_find_the_run_by_the_checkpoint(tmp_path):
-    write_evaluation(tmp_path / "results" / "half", configured(tmp_path / "run", progress=50))
-    (made,) = read_runs([tmp_path / "results"])
-    assert (made.model, made.objective, made.seed) == ("TinyLlama (full)", "TF-IDF", 7)
-    assert (made.folder, made.progress) == (str(tmp_path / "run"), 50)
-
-
-def test_a_run_that_was_moved_is_found_by_where_its_results_lie(tmp_path):
-    made = dataclasses.replace(full(25), checkpoint="/gone/checkpoint_25pct")
-    (tmp_path / "moved").mkdir()
+def test_a_run_is_found_beside_the_checkpoint_or_the_adapter_or_above_its_results(tmp_path):
+    half = configured(tmp_path / "run", progress=50)
+    write_evaluation(tmp_path / "elsewhere" / "half", half)
+    adapter = {"pretrained": "/models/base", "peft": half.checkpoint, "dtype": "float32"}
+    write_evaluation(tmp_path / "adapter", full(), model_args=",".join(f"{key}={adapter[key]}" for key in adapter))
+    for folder in ("elsewhere", "adapter"):
+        (made,) = read_runs([tmp_path / folder])
+        assert (made.model, made.objective, made.seed, made.progress) == ("TinyLlama (full)", "TF-IDF", 7, 50)
+        assert (made.folder, made.checkpoint) == (str(tmp_path / "run"), half.checkpoint)
+    # The folder was moved; names in the cell of an experiment count more than the config beside it.
+    moved = dataclasses.replace(configured(tmp_path / "moved", progress=25), checkpoint="/gone/checkpoint_25pct")
     (tmp_path / "moved" / "cell.json").write_text('{"model": "M", "objective": "IDF", "seed": null}')
-    write_evaluation(tmp_path / "moved" / "evaluation" / "x", made)
-    (read,) = import_results([tmp_path / "moved"]).checkpoints
-    assert (read.model, read.objective, read.seed, read.folder) == ("M", "IDF", None, str(tmp_path / "moved"))
-    assert read.progress == 25
+    write_evaluation(tmp_path / "moved" / "evaluation" / "x", moved)
+    (made,) = read_runs([tmp_path / "moved"])
+    assert (made.model, made.objective, made.seed, made.progress) == ("M", "IDF", None, 25)
+    assert made.folder == str(tmp_path / "moved")
 
 
 def test_the_run_that_an_evaluation_recorded_is_known_wherever_its_results_are(tmp_path):
@@ -152,17 +151,8 @@ def test_the_run_that_an_evaluation_recorded_is_known_wherever_its_results_are(t
     assert read.loss == {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}
     assert made.provenance == {"cpu": "c"}
     write_evaluation(tmp_path / "wrong", full(), recorded=recorded | {"seed": "7"})
-    with pytest.raises(
-        ValueError, match="results_.*json: the run is not .*seed is '7': Input should be a valid integer"
-    ):
+    with pytest.raises(ValueError, match="results_.*json: .*seed is '7'"):
         import_results([tmp_path / "wrong"])
-
-
-def test_an_adapters_run_is_that_of_the_adapter(tmp_path):
-    arguments = f"pretrained=/models/base,peft={configured(tmp_path / 'run').checkpoint},dtype=float32"
-    write_evaluation(tmp_path / "out", full(), model_args=arguments)
-    (made,) = read_runs([tmp_path / "out"])
-    assert (made.objective, made.checkpoint) == ("TF-IDF", str(tmp_path / "run" / "checkpoint_100pct"))
 
 
 WEIGHTED = "{_component_: tfidf_tune.loss.WeightedCrossEntropyLoss, num_output_chunks: 4, head: chunked, weighting: "
@@ -193,13 +183,6 @@ def test_the_objective_is_named_by_the_loss_and_the_model_by_checkpoint_and_meth
         assert named(tmp_path / str(number), CONFIG.replace("llama2.llama2", model)) == (name, "TF-IDF", 7)
 
 
-def test_the_cell_counts_more_than_the_config(tmp_path):
-    evaluated = configured(tmp_path / "r")
-    (tmp_path / "r" / "cell.json").write_text('{"model": "M", "objective": "O", "seed": 1}')
-    write_evaluation(tmp_path / "r" / "evaluation", evaluated)
-    assert [(m.model, m.objective, m.seed) for m in read_runs([tmp_path / "r"])] == [("M", "O", 1)]
-
-
 def test_runs_that_differ_only_in_their_learning_rate_are_distinct(tmp_path):
     for rate in (1e-3, 2e-3, None):
         write_run(tmp_path / f"lr{rate}", run("CE", [full()], learning_rate=rate))
@@ -207,7 +190,7 @@ def test_runs_that_differ_only_in_their_learning_rate_are_distinct(tmp_path):
     assert [one.learning_rate for one in made] == [1e-3, 2e-3, None]
     assert [one.setting for one in made] == ["Tiny, lr 0.001", "Tiny, lr 0.002", "Tiny"]
     write_run(tmp_path / "twice", run("CE", [full()], learning_rate=1e-3))
-    with pytest.raises(ValueError, match=r"/lr0.001 and .*/twice are both Tiny, CE, lr 0.001, seed 0: leave one out"):
+    with pytest.raises(ValueError, match=r"/lr0.001 and .*/twice .*Tiny, CE, lr 0.001, seed 0"):
         read_runs([tmp_path])
 
 
@@ -223,43 +206,22 @@ def test_what_no_run_made_is_not_a_run(tmp_path):
         assert made.progress == 100
 
 
-@pytest.fixture
-def foreign(tmp_path):
-    """Folders a and b=c with evaluations of two models from elsewhere."""
+def test_models_from_elsewhere_are_named_by_labels(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for name in ("a", "b=c"):
         write_evaluation(tmp_path / name, dataclasses.replace(full(), checkpoint=f"org/{name}"))
-    return tmp_path
-
-
-def test_models_from_elsewhere_are_named_by_labels(foreign, monkeypatch):
-    monkeypatch.chdir(foreign)
+        adapter = {"pretrained": "org/pythia-1.4b", "peft": f"org/{name}"}
+        write_evaluation(tmp_path / f"adapters/{name}", full(), model_args=adapter)
+    write_run(tmp_path / "ours", run("CE", [full()], model="Pythia (full)"))
     for given, names in (
-        (["."], [("a", "unknown"), ("b=c", "unknown")]),
-        (["b=c"], [("b=c", "unknown")]),  # a folder with an equals sign is not a label
+        (["a", "b=c"], [("a", "unknown"), ("b=c", "unknown")]),  # a folder with an equals sign is not a label
         (["CE=a", "SLM=b=c"], [("model", "CE"), ("model", "SLM")]),  # one model under two objectives
-        ([".", "SLM=b=c"], [("a", "unknown"), ("a", "SLM")]),  # the label counts below another folder
+        (["a", "b=c", "SLM=b=c"], [("a", "unknown"), ("a", "SLM")]),  # the label counts below another folder
         (["Llama 2: 7B:Goldfish (k=4)=a"], [("Llama 2: 7B", "Goldfish (k=4)")]),
+        (["ours", "SLM=a"], [("Pythia (full)", "CE"), ("Pythia (full)", "SLM")]),  # the only known model
+        (["CE=adapters/a", "SLM=adapters/b=c"], [("pythia-1.4b (LoRA)", "CE"), ("pythia-1.4b (LoRA)", "SLM")]),
     ):
         assert [(made.model, made.objective) for made in read_runs(given)] == names
-
-
-def test_a_labelled_model_from_elsewhere_is_compared_with_the_only_known_model(foreign):
-    write_run(foreign / "ours", run("CE", [full()], model="Pythia (full)"))
-    ours, theirs = read_runs([foreign / "ours", f"Goldfish={foreign / 'a'}"])
-    assert (ours.model, theirs.model, theirs.objective, theirs.seed) == (
-        "Pythia (full)",
-        "Pythia (full)",
-        "Goldfish",
-        None,
-    )
-
-
-def test_a_foreign_adapter_is_named_after_its_base(tmp_path):
-    for name in ("a", "b"):
-        arguments = {"pretrained": "org/pythia-1.4b", "peft": f"org/{name}"}
-        write_evaluation(tmp_path / name, full(), model_args=arguments)
-    made = read_runs([f"CE={tmp_path / 'a'}", f"SLM={tmp_path / 'b'}"])
-    assert [(m.model, m.objective) for m in made] == [("pythia-1.4b (LoRA)", "CE"), ("pythia-1.4b (LoRA)", "SLM")]
 
 
 @pytest.mark.parametrize("label", ["", "SLM="])
@@ -270,13 +232,6 @@ def test_milestones_without_a_config_are_one_run(tmp_path, label):
     made, second = import_results([f"{label}{tmp_path / 'results'}"]).checkpoints
     assert (made.run, made.progress, second.progress) == (second.run, 50, 100)
     assert (made.model, made.objective) == (("model", "SLM") if label else ("theirs", "unknown"))
-
-
-def test_one_model_can_be_given_under_two_labels(tmp_path):
-    for name in ("with", "without"):
-        write_evaluation(tmp_path / name, dataclasses.replace(full(), checkpoint="org/m"))
-    made = read_runs([f"system prompt={tmp_path / 'with'}", f"plain={tmp_path / 'without'}"])
-    assert [m.objective for m in made] == ["system prompt", "plain"]
 
 
 def test_the_newest_result_of_a_task_counts(tmp_path):
@@ -318,62 +273,12 @@ def test_folders_without_results_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_evaluation(tmp_path / "r", evaluation())
     for given, error, message in (
-        ("nowhere", FileNotFoundError, "there is no folder nowhere"),
         ("CE=nowhere", FileNotFoundError, "there is no folder nowhere"),
-        (".", FileNotFoundError, "looked for results_<date>.json .*there are 1 results files.*log_samples"),
-        ("=.", ValueError, "no label before the '='"),
+        (".", FileNotFoundError, "there are 1 results files"),
+        ("=.", ValueError, "'=.'"),
     ):
         with pytest.raises(error, match=message):
             read_runs([given])
-
-
-BAD_DOCUMENTS = [
-    ("memorization_p32", None, "{", "JSONDecodeError"),
-    ("memorization_p32", None, "[1]", "TypeError"),
-    ("memorization_p32", None, '{"doc": {}}', "prompt_text is {}: Field required"),
-    ("memorization_p32", None, '{"doc": {"sample": {"lms": 1}}}', "Field required"),
-    ("memorization_p32", None, "[" * 100_000, "RecursionError"),
-    ("memorization_p32", "sample.lms", 1_000_000_000, "lms is 1000000000, expected at most 8"),
-    ("memorization_p32", "sample.prefix_match", True, "prefix_match is True"),
-    ("memorization_p32", "sample.prefix_length", 10**400, "prefix_length is 1000000"),
-    ("memorization_p32", "sample.kind", "other", "kind is 'other': Input should be 'target' or 'control'"),
-    ("memorization_p32", "sample.passage_id", ["t0"], r"passage_id is \['t0'\]: Input should be a valid string"),
-    (
-        "memorization_p32",
-        "sample.generated_ids",
-        [2**31],
-        r"generated_ids\[0\] is 2147483648: Input should be less",
-    ),
-    ("memorization_p32", "sample.reference_ids", [1, -1], r"reference_ids\[1\] is -1: "),
-    ("memorization_p32", "sample.reference_ids", [1, True], r"reference_ids\[1\] is True: "),
-    ("memorization_p32", "sample.rouge_l", math.inf, "rouge_l is inf: Input should be a finite number"),
-    ("memorization_p32", "sample.verbatim", 1, "verbatim is 1: Input should be a valid boolean"),
-    ("memorization_p32", "sample", "x", "sample is 'x': Input should be a dictionary"),
-    ("memorization_p32", "num_injections", -3, "num_injections is -3"),
-    ("wikitext2_ppl", "num_predictions", 0, "num_predictions is 0: Input should be greater than or equal to 1"),
-    ("wikitext2_ppl", "log_likelihood", 3.5, "log_likelihood is 3.5: "),
-    ("wikitext2_ppl", "log_likelihood", -(10**400), "log_likelihood is -1000000"),
-    ("cnn_dailymail", "rouge1", 100.5, "rouge1 is 100.5: Input should be less than or equal to 100"),
-    ("cnn_dailymail", "bertscore_f1", math.nan, "bertscore_f1 is nan: Input should be a finite number"),
-    ("squad", "exact_match", None, "exact_match is None"),
-]
-
-
-@pytest.mark.parametrize("task", dict.fromkeys(row[0] for row in BAD_DOCUMENTS))
-def test_a_document_of_the_wrong_form_is_refused_with_file_and_line(tmp_path, task):
-    write_run(tmp_path, run("CE", [full()]))
-    (samples,) = tmp_path.rglob(f"samples_tfidf_{task}_*.jsonl")
-    *lines, last = samples.read_text().splitlines()
-    for _, field, value, message in (row for row in BAD_DOCUMENTS if row[0] == task):
-        broken = json.loads(last)
-        if field is not None:
-            *outer, name = field.split(".")
-            record = broken["doc"]["sample"] if outer else broken["doc"]
-            record[name] = value
-        samples.write_text("\n".join([*lines, value if field is None else json.dumps(broken)]))
-        where = rf"samples_tfidf_{task}_.*jsonl, line {len(lines) + 1}: not a document of our tasks"
-        with pytest.raises(ValueError, match=f"{where} .*{message}"):
-            read_runs([tmp_path])
 
 
 def test_a_model_that_diverged_is_read(tmp_path):
@@ -381,39 +286,60 @@ def test_a_model_that_diverged_is_read(tmp_path):
     assert scored(tmp_path, "nll", "block") == {"0": math.inf, "1": math.inf}
 
 
+BAD_DOCUMENTS = [
+    ("memorization_p32", None, "{", "JSONDecodeError"),
+    ("memorization_p32", None, "[1]", "TypeError"),
+    ("memorization_p32", None, "[" * 100_000, "RecursionError"),
+    ("memorization_p32", None, '{"doc": {}}', "prompt_text"),
+    ("memorization_p32", "sample.lms", 1_000_000_000, "lms is 1000000000, expected at most 8"),
+    ("memorization_p32", "sample.prefix_match", True, "prefix_match is True"),
+    ("memorization_p32", "sample.prefix_length", 10**400, "prefix_length is 1000000"),
+    ("memorization_p32", "sample.kind", "other", "kind is 'other'"),
+    ("memorization_p32", "sample.generated_ids", [2**31], r"generated_ids\[0\] is 2147483648"),
+    ("memorization_p32", "sample.rouge_l", math.inf, "rouge_l is inf"),
+    ("wikitext2_ppl", "num_predictions", 0, "num_predictions is 0"),
+    ("wikitext2_ppl", "log_likelihood", 3.5, "log_likelihood is 3.5"),
+    ("cnn_dailymail", "bertscore_f1", math.nan, "bertscore_f1 is nan"),
+    ("squad", "exact_match", None, "exact_match is None"),
+]
+
+
+def test_a_document_of_the_wrong_form_is_refused_with_file_and_line(tmp_path):
+    write_run(tmp_path, run("CE", [full()]))
+    for task, field, value, message in BAD_DOCUMENTS:
+        (samples,) = tmp_path.rglob(f"samples_tfidf_{task}_*.jsonl")
+        whole = samples.read_text()
+        *lines, last = whole.splitlines()
+        broken = json.loads(last)
+        if field is not None:
+            *outer, name = field.split(".")
+            record = broken["doc"]["sample"] if outer else broken["doc"]
+            record[name] = value
+        samples.write_text("\n".join([*lines, value if field is None else json.dumps(broken)]))
+        with pytest.raises(ValueError, match=rf"samples_tfidf_{task}_.*jsonl, line {len(lines) + 1}: .*{message}"):
+            read_runs([tmp_path])
+        samples.write_text(whole)
+
+
 def test_a_damaged_file_of_a_run_is_refused_by_name(tmp_path):
+    cell = '{"model": "M", "objective": "O", "seed": %s, "learning_rate": %s}'
     for number, (file, content, message) in enumerate(
         (
-            ("cell.json", '{"model": "x"}', "objective is None: Input should be a valid string"),
-            ("cell.json", '{"model": ["M"], "objective": "O", "seed": 1}', "model is "),
-            (
-                "cell.json",
-                '{"model": "M", "objective": "O", "seed": "1"}',
-                "seed is '1': Input should be a valid integer",
-            ),
-            (
-                "cell.json",
-                '{"model": "M", "objective": "O", "seed": 1, "learning_rate": "fast"}',
-                "learning_rate is 'fast'",
-            ),
-            (
-                "cell.json",
-                '{"model": "M", "objective": "O", "seed": 1, "learning_rate": -1}',
-                "learning_rate is -1: ",
-            ),
-            ("cell.json", "[" * 100_000, "cannot be read .*recursion"),
-            ("config.yaml", CONFIG.replace("seed: 7", "seed: x"), "seed is 'x': "),
-            ("trained.json", "{", "cannot be read"),
-            ("trained.json", '{"settings": {"recipe": 1}}', "recipe is 1: "),
-            ("trained.json", '{"seconds": "7"}', "training_seconds is '7'"),
-            ("trained.json", '{"provenance": {"gpu": 1}}', "provenance.gpu is 1: "),
-            ("results", "{", "not a results file of lm_eval"),
-            ("results", '{"config": {"model_args": "nonsense"}}', "not a results file of lm_eval"),
-            ("results", '{"config": {"model_args": "dtype=float32"}}', "name no model"),
+            ("cell.json", '{"model": "x"}', "objective is None"),
+            ("cell.json", cell % ('"1"', 1), "seed is '1'"),
+            ("cell.json", cell % (1, -1), "learning_rate is -1"),
+            ("cell.json", "[" * 100_000, "cell.json"),
+            ("config.yaml", CONFIG.replace("seed: 7", "seed: x"), "seed is 'x'"),
+            ("trained.json", "{", "trained.json"),
+            ("trained.json", '{"settings": {"recipe": 1}}', "recipe is 1"),
+            ("trained.json", '{"provenance": {"gpu": 1}}', "provenance.gpu is 1"),
+            ("results", "{", "results_"),
+            ("results", '{"config": {"model_args": "nonsense"}}', "results_"),
+            ("results", '{"config": {"model_args": "dtype=float32"}}', "config.model_args"),
         )
     ):
         folder = write_run(tmp_path / str(number), run("CE", [full()]), cell=file != "config.yaml")
         damaged = next(folder.rglob("results_*.json")) if file == "results" else folder / file
         damaged.write_text(content)
-        with pytest.raises(ValueError, match=rf"{tmp_path / str(number)}.*: .*{message}"):
+        with pytest.raises(ValueError, match=rf"{tmp_path / str(number)}.*{message}"):
             read_runs([folder])
