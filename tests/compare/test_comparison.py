@@ -42,11 +42,15 @@ def floor(samples):
 def test_the_reduction_is_the_papers_over_targets_and_seeds():
     one = reduction(probed(2, 4, 6), probed(1, 2, 3))
     assert (one.baseline, one.other, one.reduction, one.num_units) == (4.0, 2.0, 0.5, 3)
-    assert reduction(probed(2, 2), probed(3, 3)).reduction == -0.5
-    one = reduction([*probed(2, 4), *probed(4, 6)], probed(2, 2))
-    assert (one.baseline, one.other, one.reduction) == (4.0, 2.0, 0.5)
+    one = reduction([*probed(2, 4), *probed(4, 6)], probed(6, 6))
+    assert (one.baseline, one.other, one.reduction) == (4.0, 6.0, -0.5)
     sides = ([evaluation(samples=[*targets(lms, lms), *controls(8, 8)])] for lms in (4, 2))
     assert reduction(*sides).reduction == 0.5
+    for other in (0, 3):  # of a baseline of 0
+        one = reduction(probed(0, 0), probed(other, other))
+        assert (one.baseline, one.other, math.isnan(one.reduction), math.isnan(one.low)) == (0.0, other, True, True)
+    one = reduction(probed(4), probed(1))  # a single passage
+    assert (one.reduction, math.isnan(one.low), one.num_units) == (0.75, True, 1)
 
 
 def test_every_measure_reads_its_own_numbers():
@@ -122,23 +126,15 @@ def test_prefix_lengths_and_seeds_of_a_passage_are_resampled_together():
         assert (again.low, again.high) == pytest.approx((once.low, once.high), rel=1e-12)
 
 
-def test_an_undefined_reduction_has_no_interval_and_a_single_passage_has_none():
-    for other in (0, 3):
-        one = reduction(probed(0, 0), probed(other, other))
-        assert (one.baseline, one.other, math.isnan(one.reduction), math.isnan(one.low)) == (0.0, other, True, True)
-    one = reduction(probed(4), probed(1))
-    assert (one.reduction, math.isnan(one.low), one.num_units) == (0.75, True, 1)
-
-
 def test_the_baseline_is_ce_unless_another_is_named():
     runs = [run("TF-IDF", probed(1, 2)), run("CE", probed(2, 4)), run("IDF", probed(4, 8))]
     baseline, evaluations = evaluations_of(*runs)
     assert (baseline, evaluations["objective"].tolist()) == ("CE", ["CE", "TF-IDF", "IDF"])
     assert evaluations_of(*runs, baseline="IDF")[0] == "IDF"
     assert evaluations_of(*runs[::2])[0] == "TF-IDF"
-    with pytest.raises(ValueError, match="no run has the baseline 'SFT': there are TF-IDF, CE, IDF"):
+    with pytest.raises(ValueError, match="'SFT': there are TF-IDF, CE, IDF"):
         evaluations_of(*runs, baseline="SFT")
-    with pytest.raises(ValueError, match=r"runs/CE-0 \(Tiny, CE\).*probe audit"):
+    with pytest.raises(ValueError, match="runs/CE-0"):
         evaluations_of(runs[1])
 
 
@@ -207,6 +203,7 @@ def test_where_the_baseline_had_that_perplexity():
     ):
         found = at_equal_perplexity(path(*baseline), path((25, 300, 0), (100, goal, 1)))
         assert math.isnan(found.before) if where is None else (found.before, found.after) == where
+        assert math.isnan(found.floor_bound + found.baseline_floor_bound)  # without controls
         if where == (25, 25):
             assert (found.lms_before, found.lms_after, found.interpolated) == (3.0, 3.0, 3.0)
 
@@ -228,10 +225,7 @@ def test_equal_perplexity_knows_who_is_at_the_floor():
         assert bounds == pytest.approx([0.5] * len(bounds), abs=0.1)  # twice the standard error of the difference
 
 
-def test_equal_perplexity_needs_controls_for_the_floor_and_finite_perplexities():
-    found = at_equal_perplexity(path((25, 100, 0), (100, 25, 0)), path((25, 200, 0), (100, 50, 0)))
-    assert math.isnan(found.floor_bound)
-    assert math.isnan(found.baseline_floor_bound)
+def test_equal_perplexity_needs_finite_perplexities():
     diverged = path((25, 100, 2), (100, math.inf, 5))
     for goal in (math.inf, 150):
         assert at_equal_perplexity(diverged, path((25, 200, 0), (100, goal, 1))) is None
@@ -249,6 +243,9 @@ def test_the_floor_is_the_controls_average_over_prefix_lengths_too():
     )
     assert (found.targets, found.controls, found.reached) == (7.0, 2.0, False)  # no interval from a single control
     assert floor(targets(1, 2)) is None
+    # Drawn independently: were they paired, this difference would be the same in every resample.
+    found = floor([*targets(1, 3, 5, 7), *controls(1, 3, 5, 7)])
+    assert found.excess.low < -1 < 1 < found.excess.high
 
 
 def test_from_few_passages_the_floor_is_not_reached():
@@ -256,12 +253,6 @@ def test_from_few_passages_the_floor_is_not_reached():
         assert floor([*targets(*[lms, lms + 1] * 6), *controls(*([1, 2] * 5)[:number])]).reached == reached
         constant = floor([*targets(*[lms] * number), *controls(*[1] * number)])  # an interval without width
         assert constant.reached == (lms <= 1 and number == 10)
-
-
-def test_targets_and_controls_are_drawn_independently():
-    """Were they paired, this difference would be the same in every resample."""
-    found = floor([*targets(1, 3, 5, 7), *controls(1, 3, 5, 7)])
-    assert found.excess.low < -1 < 1 < found.excess.high
 
 
 DIFFERENT = (
@@ -278,18 +269,15 @@ DIFFERENT = (
 def test_runs_that_were_asked_different_things_cannot_be_compared():
     for first, second, what in DIFFERENT:
         runs = [run("CE", [evaluation(**first)]), run("TF-IDF", [evaluation(**second)])]
-        names = r"seed 0, 100 % \(runs/CE-0\) and Tiny, TF-IDF, seed 0, 100 % \(runs/TF-IDF-0\) cannot be compared"
-        with pytest.raises(ValueError, match=f"{names}, their {what} differ"):
+        with pytest.raises(ValueError, match=rf"\(runs/CE-0\) and .*\(runs/TF-IDF-0\) .*their {what} differ"):
             evaluations_of(*runs)
-        # Models of their own are not compared with each other.
+        # Different models are not compared with each other.
         evaluations_of(runs[0], dataclasses.replace(runs[1], model="another"))
-
-
-def test_a_difference_is_found_beside_other_models_and_in_later_checkpoints():
+    # Beside other models, and in later checkpoints.
     first, later = evaluation(50, targets(1)), evaluation(100, targets(1, 1))
     for runs in (
         [run("CE", probed(1)), run("CE", probed(1, 1), model="B"), run("TF-IDF", [later])],
         [run("CE", [first, evaluation(100, targets(1))]), run("TF-IDF", [first, later])],
     ):
-        with pytest.raises(ValueError, match=r"TF-IDF, seed 0, 100 % .* cannot be compared"):
+        with pytest.raises(ValueError, match="TF-IDF, seed 0, 100 %"):
             evaluations_of(*runs)
