@@ -19,9 +19,9 @@ from tfidf_tune.recipes.full_finetune import recipe_main
 from tiny_run import run_config
 
 from tfidf_tune import weighting as weightings
-from tfidf_tune.loss import CrossEntropyLoss, HeadInput, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
+from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss
 from tfidf_tune.training import FinetuneConfig, SetupError, build_loss, check_config, load_config
-from tfidf_tune.weighting import GoldfishWeighting, TFIDFWeighting, TokenWeighting
+from tfidf_tune.weighting import GoldfishWeighting, TokenWeighting
 
 
 def weighting(name, **arguments):
@@ -80,22 +80,10 @@ def test_a_config_builds_it_with_its_arguments(name):
 
 def test_a_config_sets_how_the_loss_is_computed():
     for name in ("CE", "TF-IDF", "Goldfish"):
-        loss = built(name, num_output_chunks=3, head="fused", accumulate_in_fp32=True)
+        plain, loss = built(name), built(name, num_output_chunks=3, accumulate_in_fp32=True)
+        assert (plain.num_output_chunks, plain.head, plain.accumulate_in_fp32) == (8, "fused", False)
         assert (loss.num_output_chunks, loss.head, loss.accumulate_in_fp32) == (3, "fused", True)
         assert built(name, head="torch").head == "torch"
-        plain = built(name)
-        assert (plain.num_output_chunks, plain.head, plain.accumulate_in_fp32) == (8, "fused", False)
-
-
-@pytest.mark.parametrize("loss_class", [CrossEntropyLoss, TFIDFCrossEntropyLoss])
-def test_the_short_forms_take_the_options_of_the_loss(loss_class):
-    parameters = inspect.signature(loss_class).parameters
-    of_the_loss = inspect.signature(WeightedCrossEntropyLoss).parameters
-    shared = ["num_output_chunks", "head", "accumulate_in_fp32"]
-    assert list(parameters)[-3:] == shared
-    assert all(parameters[option] == of_the_loss[option] for option in shared)
-    of_weighting = inspect.signature(TFIDFWeighting).parameters if loss_class is TFIDFCrossEntropyLoss else {}
-    assert all(parameters[option] == parameter for option, parameter in of_weighting.items())
 
 
 def test_the_ignored_label_is_minus_100():

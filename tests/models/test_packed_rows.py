@@ -8,7 +8,6 @@ from any_models import hf_config as random_config
 from tiny_llama import VOCAB_SIZE
 from tiny_models import FAMILY_MODELS, MODELS
 from torch.nn.utils.rnn import pad_sequence
-from torchtune import modules, training
 from torchtune.datasets import PackedDataset
 from torchtune.modules.peft import get_adapter_params
 
@@ -145,31 +144,3 @@ def test_a_mask_keeps_documents_apart_where_no_layer_has_the_window_of_the_confi
     expected = torch.cat([model(tokens[None])[0] for tokens in documents])
     logits = model(batch["tokens"], input_pos=batch["input_pos"])
     torch.testing.assert_close(logits[batch["document_ids"] < DOCUMENTS_IN_ROW[:, None]], expected)
-
-
-@torch.no_grad()
-def test_with_longrope_a_long_document_changes_others_also_in_rows_of_their_own(documents):
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
-    config = random_config("Phi-3", original_max_position_embeddings=10, rope_parameters=rope)
-    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(config), ROW).eval()
-    short, long = documents[0], documents[2]
-    positions = torch.cat([torch.arange(7), torch.arange(12)])[None]
-
-    packed = model(torch.cat([short, long])[None], input_pos=positions)[0, :7]
-    own_row = model(pad_sequence([short, long], batch_first=True))[0, :7]
-
-    torch.testing.assert_close(packed, own_row)
-    assert not torch.allclose(own_row, model(short[None])[0], atol=1e-4)
-
-
-@pytest.mark.parametrize(("name", "lora"), [("gpt_neox", False), ("gptj", True)])
-def test_activation_checkpointing_changes_nothing(name, lora, batch):
-    found = []
-    for checkpointing in (False, True):
-        model = build_model(name, lora=lora)
-        if checkpointing:
-            training.set_activation_checkpointing(model, {modules.TransformerSelfAttentionLayer})
-        logits = model(batch["tokens"], mask=batch["mask"], input_pos=batch["input_pos"])
-        found.append([logits.detach(), *gradients(model, logits.flatten(0, 1)).values()])
-
-    assert all(torch.equal(plain, again) for plain, again in zip(*found, strict=True))

@@ -118,7 +118,10 @@ LAYOUTS = {
 def test_the_layout_of_a_saved_state_is_the_one_of_earlier_checkpoints(make):
     weighting = make()
     weighting(torch.tensor([[1, 2, 2, 8, 1, 2]]), vocab_size=9)
-    assert {name: (tuple(t.shape), t.dtype) for name, t in weighting.state_dict().items()} == LAYOUTS[make]
+    state = weighting.state_dict()
+    assert {name: (tuple(t.shape), t.dtype) for name, t in state.items()} == LAYOUTS[make]
+    if make is TFIDFWeighting:
+        assert state["window.num_documents_K"].nonzero().tolist() == [[0]], "the first batch is in the first slot"
 
 
 def test_a_refused_state_leaves_the_window_unchanged():

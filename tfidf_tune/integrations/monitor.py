@@ -109,12 +109,14 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
             self._measure(args, state, control)
 
     def _measure(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> dict[str, float]:
+        # Measure and log, and leave the trainer as it was.
         should_log = control.should_log
         with evaluating(self._trainer.model):
             metrics = self._probe.measure(_TransformersModel(self._trainer.model))
             # In train mode TRL's trainers would add the means of their own metrics to these, and forget them.
             self._trainer.log(dict(metrics))
         control.should_log = should_log  # which log() has set to false: the trainer's own entry is still due
+        # Keep the model while it is below the threshold; one process writes, all wait for it.
         folder = Path(args.output_dir) / _BELOW_THRESHOLD
         if self._probe.keeps and state.global_step == 0 and args.should_save:
             remove_folder(folder)  # of another run

@@ -28,6 +28,13 @@ from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss, token_cross_ent
 from tfidf_tune.weighting import IGNORE_INDEX, TFIDFWeighting, TokenBatch, TokenWeighting, shift_labels, shift_tokens
 from tfidf_tune.weighting._weighting import require_no_tokens
 
+__all__ = ["TokenWeightingMixin", "TokenWeightingTrainer", "trainer_loss"]
+
+_logger = logging.get_logger(__name__)
+_OF_THE_LOSS = ("labels", "shift_labels", "num_items_in_batch")
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # where the Trainer's model computes its logits
+_Trainer: Any = object  # attributes and methods of the Trainer that the mixin is put before
+
 
 def has_labels(inputs: Mapping[str, Any]) -> bool:
     """Return whether a batch has labels, shifted or not."""
@@ -53,6 +60,7 @@ def check_first_batch(inputs: Mapping[str, Any], *, needs_tokens: bool = False) 
     ids, labels = inputs.get("input_ids"), inputs.get("labels")
     if ids is None or labels is None or ids.shape != labels.shape:
         return
+    # Labels that are the tokens themselves are as they should be: the trainer shifts them.
     valid = labels != IGNORE_INDEX
     if (labels == ids)[valid].all():
         return
@@ -86,6 +94,7 @@ def token_batch(inputs: Mapping[str, Any], num_positions: int, *, needs_tokens: 
     transformers: some models count from 2. Tokens, if needed, are the ``input_ids`` that ``attention_mask`` does not
     hide.
     """
+    # Documents and tokens of the inputs first, each where its token is; then all moves with the labels.
     labels, positions = shifted_labels(inputs, num_positions), inputs.get("position_ids")
     documents = all_tokens = None
     if positions is not None and positions.dim() == 2:  # not those of images too
@@ -190,17 +199,6 @@ def base_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-__all__ = ["TokenWeightingMixin", "TokenWeightingTrainer", "trainer_loss"]
-
-_logger = logging.get_logger(__name__)
-
-_OF_THE_LOSS = ("labels", "shift_labels", "num_items_in_batch")
-
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # where the Trainer's model computes its logits
-
-_Trainer: Any = object  # attributes and methods of the Trainer that the mixin is put before
-
-
 class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
     r"""Trains a causal language model on weighted cross-entropy; to be put before a subclass of ``Trainer``.
 
@@ -263,6 +261,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Compute the loss of a mini-batch as the Trainer does, of a model that returns the weighted loss."""
+        # In training the Trainer gets a stand-in for the model, which it calls as it likes; in evaluation the model.
         used: Any = model
         if model.training and torch.is_grad_enabled():
             require_labels(inputs)
@@ -275,6 +274,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
             used, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
         )
         if isinstance(used, _WeightedModel):
+            # A base that never asked the model for its loss has ignored the weights.
             if not used.is_used:
                 raise ValueError(
                     f"a base of {type(self).__name__} computes the loss itself, so that the weights would be ignored: "
@@ -285,6 +285,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
 
     def _weighted_outputs(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
         """Call the model without labels, and set the weighted loss in its outputs."""
+        # The model is called without labels, so that it computes no loss of its own.
         num_items_in_batch = inputs.get("num_items_in_batch")
         kept = {name: value for name, value in inputs.items() if name not in _OF_THE_LOSS}
         if self._fused_head:
@@ -299,6 +300,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         logits = outputs.logits if hidden is None else self._head_input(outputs, hidden)
         batch = self._token_batch(inputs, (outputs.logits if hidden is None else hidden).shape[1])
         terms = self._token_loss.terms(logits, batch)
+        # The mean over this mini-batch becomes its part of the mean over the whole optimizer step.
         valid = batch.labels != IGNORE_INDEX
         self._weight_statistics.add(terms.cross_entropy, terms.weights, batch.labels)
         loss = terms.loss if num_items_in_batch is None else terms.loss * (valid.sum() / num_items_in_batch)
@@ -332,6 +334,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         weight, bias = head.weight, head.bias
         dtype = _AUTOCAST.get(self.accelerator.mixed_precision, weight.dtype)
         hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        # Once, the logits of the last position are compared: a model may do more to them than its output layer.
         if self._is_first_batch:
             with torch.no_grad():
                 expected = nn.functional.linear(hidden[:, -1:], weight, bias)
@@ -416,6 +419,7 @@ class _WeightStatistics:
 
         ``gather`` joins the tensors ``[1, n]`` of all processes along the first dimension.
         """
+        # One collective for the sums and one for the largest weight, on every process.
         num_valid, cross_entropy, total, deviations = gather(self._sums[None]).sum(0)
         largest = gather(self._largest[None]).max().item()
         self._sums.zero_()

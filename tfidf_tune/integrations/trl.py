@@ -52,8 +52,9 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
         """Call the model, and multiply the log-probabilities in its outputs by the weights."""
         if not inputs.get("fused_lm_head"):  # older releases take the loss from the model
             return super()._weighted_outputs(model, inputs)
+        # TRL's model returns log-probabilities and entropies of all but the last position instead of logits.
         outputs = model(**inputs)
-        log_probs = outputs.log_probs  # of all but the last position
+        log_probs = outputs.log_probs
         num_predicted = log_probs.shape[1]
         batch = self._token_batch(inputs, num_predicted + 1)
         predictions = Predictions(log_probs.detach().float(), outputs.entropy.detach().float())
@@ -63,6 +64,7 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
             batch = replace(batch, labels=batch.labels[:, :-1], document_ids=documents)
         else:  # the first token is at the last position
             predictions = Predictions(*(F.pad(of_labels, (0, 1)) for of_labels in predictions))
+        # Weights of the predicted positions; TRL sums the log-probabilities and divides as ever.
         vocab_size = self.model.config.get_text_config().vocab_size  # the output layer may be sharded
         weights = self.weighting(replace(batch, vocab_size=vocab_size, predictions=predictions))[:, :num_predicted]
         labels = batch.labels[:, :num_predicted]

@@ -106,6 +106,7 @@ def _build(
     limit = getattr(hf_config, "max_position_embeddings", None) or 0  # XLNet has -1
     if max_seq_len is not None and 0 < limit < max_seq_len:
         raise ValueError(f"max_seq_len is {max_seq_len}, the checkpoint's limit is {limit}: lower it")
+    # torchtune's modules if they can, else transformers' class, with the reason in the model's description.
     length = max_seq_len or (limit if limit > 0 else _DEFAULT_LENGTH)
     reasons = []
     if implementation != "transformers":
@@ -143,6 +144,7 @@ def _build_torchtune(
         raise ValueError("adapters on some layers of the MLP, not on all")
     attention = tuple(name for name in names.values() if name in chosen - mlp)
     linear = replace(linear, lora_attn_modules=attention, apply_lora_to_mlp=bool(mlp))
+    # What shapes do not show, activations and scales of rotary embeddings say, is compared after building.
     model: nn.Module = family.build(hf_config, max_seq_len, linear)
     if differing := family.differing_settings(model, hf_config):
         raise ValueError(differing[0])

@@ -57,6 +57,7 @@ class HFCausalLM(nn.Module):
         self.num_output_chunks = 0
         self.layer_names = tuple(f"{_PREFIX}{name}" for name in _decoder_layers(hf))
         self._packs_by = "positions"
+        # Take the output layer out of the model, where the logits are nothing but its output.
         head: Any = hf.get_output_embeddings()
         if head is None:
             raise ValueError(f"{type(hf).__name__} has no output layer over the vocabulary")
@@ -68,6 +69,7 @@ class HFCausalLM(nn.Module):
             hf.set_submodule(self._head_name, nn.Identity())
         elif is_tied:
             hf.set_submodule(self._head_name, _TiedHead(hf.get_input_embeddings(), head.bias))
+        # Sharding and checkpoints take each weight for one layer's.
         once = {name for name, _ in hf.named_parameters()}
         if shared := [name for name, _ in hf.named_parameters(remove_duplicate=False) if name not in once]:
             raise ValueError(f"{type(hf).__name__} has layers that share weights ({shared[0]}), which is not supported")
@@ -145,6 +147,7 @@ class HFCausalLM(nn.Module):
 
         A ValueError is raised if neither does; otherwise as :meth:`check_causality`.
         """
+        # Two documents in two packed rows, which differ in the first document alone; and each document in its own row.
         tokens = self._sample(10)
         behind_another = torch.cat([tokens[:, 4:8], tokens[:, 4:]], dim=1)
         rows = torch.cat([tokens, behind_another])
@@ -161,6 +164,7 @@ class HFCausalLM(nn.Module):
                 packed = self._logits(rows, positions)
             except (TypeError, ValueError, RuntimeError):  # no such argument, or a mask of another shape
                 continue
+            # The second document must not see the first, and both must have the logits that they have alone.
             differences = (packed[:1] - alone).abs().max() / alone.abs().max()
             if _are_equal(packed[:, 4:]) and differences <= tolerance:
                 return
@@ -215,6 +219,7 @@ def linear_layers(hf: PreTrainedModel) -> tuple[dict[str, bool], list[str]]:
 
 def _decoder_layers(hf: PreTrainedModel) -> list[str]:
     """Return the names of the decoder layers: what transformers never splits over devices, or the longest list."""
+    # Experts and vision towers have lists too; of layers within layers the outer ones count.
     kinds = set(hf._no_split_modules or ())
     names = [name for name, module in hf.named_modules() if type(module).__name__ in kinds]
     if not names:

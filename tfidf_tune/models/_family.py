@@ -55,6 +55,7 @@ class ModelFamily(ABC):
         for key, value in state_dict.items():
             if key.endswith(self.ignored):
                 continue
+            # `model.layers.3.mlp.up_proj.weight` -> module pattern, number of the layer, `weight`.
             module, _, parameter = key.rpartition(".")
             pattern, layer = _without_layer(module)
             if pattern not in self.modules:

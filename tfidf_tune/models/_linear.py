@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 _IS_ADAPTER = re.compile(r"\.lora_(a|b|A\.default|B\.default)\.weight$")  # torchtune's names, PEFT's
 _BLOCK = 64
-NF4_MULTIPLE = 64 * 256
+NF4_MULTIPLE = _BLOCK * 256
 """Weights of a block, times the blocks that share a scaler: torchao's defaults."""
 
 
@@ -88,6 +88,7 @@ def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., Trans
         Callable[..., TransformerDecoder]: takes the builder's other arguments and, on the same level, those of
         :class:`LinearFactory`; ``lora_attn_modules`` has to be given.
     """
+    # A config is checked against the signature, so that it has the arguments of both, and which of them are needed.
     lora, own = (dict(inspect.signature(each).parameters) for each in (LinearFactory, builder))
     lora["lora_attn_modules"] = lora["lora_attn_modules"].replace(default=inspect.Parameter.empty)
     del own["linear"]
@@ -160,6 +161,7 @@ def quantize(model: nn.Module, names: list[str]) -> str:
     One library holds them all: torchao if it can, else bitsandbytes, and then the reason is returned. A ValueError says
     why neither can.
     """
+    # Why torchao cannot hold some of the layers; then bitsandbytes has to hold them all.
     layers: dict[str, Any] = {name: model.get_submodule(name) for name in names}
     reasons = [
         f"{name} is a Conv1D, which torchao has no NF4 form of"

@@ -180,6 +180,7 @@ class LlamaFamily(ModelFamily):
         """Reorder q's and k's rows between halves, Hugging Face's, and adjacent pairs."""
         if self._rotates_halves or not name.endswith(("q_proj", "k_proj")):
             return value
+        # Pair i of a head is dimensions i and i + head_dim / 2 there, 2 i and 2 i + 1 here:
         # [heads, 2, head_dim / 2, ...] in halves, [heads, head_dim / 2, 2, ...] in pairs
         pairs = _head_dim(config) // 2
         by_head = value.reshape(-1, *((pairs, 2) if of_hf else (2, pairs)), *value.shape[1:])

@@ -17,6 +17,7 @@ IGNORE_INDEX = -100
 NO_TOKEN = -1  # replaces ignored labels where ids are looked up or sorted
 _SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
 _INT32 = torch.iinfo(torch.int32)
+# The fields of a TokenBatch that are integers ``[b, s]``, all checked and gathered alike; with what they are padded by.
 _PADDED_BY = {"labels": IGNORE_INDEX, "document_ids": 0, "all_tokens": IGNORE_INDEX}
 
 
@@ -86,9 +87,7 @@ class TokenBatch:
 
 
 def _integers_of(batch: TokenBatch) -> dict[str, Tensor]:
-    """Labels, document ids and tokens, by name, where they are given."""
-    given = {"labels": batch.labels, "document_ids": batch.document_ids, "all_tokens": batch.all_tokens}
-    return {name: tensor for name, tensor in given.items() if tensor is not None}
+    return {name: tensor for name in _PADDED_BY if (tensor := getattr(batch, name)) is not None}
 
 
 def shift_labels(labels: Tensor) -> Tensor:
