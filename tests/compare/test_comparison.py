@@ -258,6 +258,7 @@ def test_from_few_passages_the_floor_is_not_reached():
 DIFFERENT = (
     ({"samples": [sample("a", 1)]}, {"samples": [sample("b", 1)]}, "prompts"),
     ({"samples": targets(1)}, {"samples": targets(1, 1)}, "prompts"),
+    ({"samples": targets(1)}, {"samples": targets(1, prefix_length=50)}, "prompts"),
     ({"samples": [sample("a", 1)]}, {"samples": [sample("a", 1, length=6)]}, "prompts"),
     ({"blocks": blocks(9, 4)}, {"blocks": blocks(9, 5)}, "perplexity blocks"),
     ({"blocks": blocks(9, 4, 10)}, {"blocks": blocks(9, 4, 20)}, "perplexity blocks"),

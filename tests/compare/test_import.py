@@ -212,10 +212,12 @@ def test_models_from_elsewhere_are_named_by_labels(tmp_path, monkeypatch):
         write_evaluation(tmp_path / name, dataclasses.replace(full(), checkpoint=f"org/{name}"))
         adapter = {"pretrained": "org/pythia-1.4b", "peft": f"org/{name}"}
         write_evaluation(tmp_path / f"adapters/{name}", full(), model_args=adapter)
+    write_evaluation(tmp_path / "again", dataclasses.replace(full(), checkpoint="org/a"))
     write_run(tmp_path / "ours", run("CE", [full()], model="Pythia (full)"))
     for given, names in (
         (["a", "b=c"], [("a", "unknown"), ("b=c", "unknown")]),  # a folder with an equals sign is not a label
-        (["CE=a", "SLM=b=c"], [("model", "CE"), ("model", "SLM")]),  # one model under two objectives
+        (["CE=a", "SLM=b=c"], [("model", "CE"), ("model", "SLM")]),  # a model under two objectives
+        (["plain=a", "system prompt=again"], [("model", "plain"), ("model", "system prompt")]),  # one model asked twice
         (["a", "b=c", "SLM=b=c"], [("a", "unknown"), ("a", "SLM")]),  # the label counts below another folder
         (["Llama 2: 7B:Goldfish (k=4)=a"], [("Llama 2: 7B", "Goldfish (k=4)")]),
         (["ours", "SLM=a"], [("Pythia (full)", "CE"), ("Pythia (full)", "SLM")]),  # the only known model
@@ -224,14 +226,14 @@ def test_models_from_elsewhere_are_named_by_labels(tmp_path, monkeypatch):
         assert [(made.model, made.objective) for made in read_runs(given)] == names
 
 
-@pytest.mark.parametrize("label", ["", "SLM="])
-def test_milestones_without_a_config_are_one_run(tmp_path, label):
+def test_milestones_without_a_config_are_one_run(tmp_path):
     for progress in (50, 100):
         made = dataclasses.replace(full(progress), checkpoint=f"/models/theirs/checkpoint_{progress}pct")
         write_evaluation(tmp_path / "results" / str(progress), made)
-    made, second = import_results([f"{label}{tmp_path / 'results'}"]).checkpoints
-    assert (made.run, made.progress, second.progress) == (second.run, 50, 100)
-    assert (made.model, made.objective) == (("model", "SLM") if label else ("theirs", "unknown"))
+    for label, names in (("", ("theirs", "unknown")), ("SLM=", ("model", "SLM"))):
+        made, second = import_results([f"{label}{tmp_path / 'results'}"]).checkpoints
+        assert (made.run, made.progress, second.progress) == (second.run, 50, 100)
+        assert (made.model, made.objective) == names
 
 
 def test_the_newest_result_of_a_task_counts(tmp_path):

@@ -91,16 +91,6 @@ def test_what_is_unknown_or_diverged_is_missing_or_infinite(tmp_path):
     assert "Infinity" not in (tmp_path / "r.jsonl").read_text()
 
 
-def test_only_those_asked_the_same_have_the_same_digests():
-    plain = evaluation(samples=targets(1, 2), blocks=blocks(20.0))
-    answered = evaluation(samples=reversed(targets(3, 0)), blocks=blocks(30.0))
-    shorter = evaluation(samples=targets(1, 2), blocks=blocks(20.0, num_predictions=9))
-    other = evaluation(samples=targets(1, 2, prefix_length=50), blocks=blocks(20.0))
-    asked = [one.asked for one in results(run("A", [plain, answered, shorter, other])).checkpoints]
-    assert [one["prompts"] == asked[0]["prompts"] for one in asked] == [True, True, True, False]
-    assert [one["perplexity blocks"] == asked[0]["perplexity blocks"] for one in asked] == [True, True, False, True]
-
-
 def test_results_come_back_as_they_were_and_take_at_most_10_kilobytes_for_100_passages(tmp_path):
     odd = record("é “x”\u2028", None, seed=None, learning_rate=None, recipe=None, loss=None, training_seconds=None)
     (grown,) = grown_runs(objectives=("CE",), num_passages=100, downstream=False)
