@@ -57,6 +57,7 @@ def _ours_included(options: argparse.Namespace) -> Iterator[None]:
     from tfidf_tune.probe import run_of
     from tfidf_tune.tasks import MODEL_NAME, VLLM_NAME, register_model, tasks_folder
 
+    # The harness's command makes its configuration by this class, after options and --config have been read.
     theirs: Any = evaluate_config.EvaluatorConfig
 
     def with_ours(include_path: str | list[str] | None) -> list[str]:
@@ -75,6 +76,7 @@ def _ours_included(options: argparse.Namespace) -> Iterator[None]:
 
         def process_tasks(self, metadata: dict[str, Any] | None = None) -> Any:
             self.include_path = with_ours(self.include_path)  # type: ignore[has-type]
+            # What the user names in --metadata has precedence.
             ours = {"prompts": "token_ids"} if self.model in (MODEL_NAME, VLLM_NAME) else {}
             manager = super().process_tasks({"run": run_of(self.model_args)} | ours | self.metadata)
             loaded = manager.load(self.tasks)  # before the model: errors in the settings appear at once
@@ -83,6 +85,7 @@ def _ours_included(options: argparse.Namespace) -> Iterator[None]:
 
     if options.command is not None:
         register_model()
+    # These two do not use the class.
     if options.command in ("ls", "validate"):
         options.include_path = with_ours(getattr(options, "include_path", None))
     evaluate_config.EvaluatorConfig = Evaluation

@@ -59,6 +59,7 @@ def planned_attacks(
     Raises:
         ValueError: If a name is unknown or given twice, or a number is out of range.
     """
+    # Numbers are checked also where none of the named attacks uses them.
     for name in names:
         require_choice("attacks", name, ATTACKS)
     if len(set(names)) < len(names) or not names:
@@ -95,6 +96,7 @@ def within_budget(attacks: Sequence[Attack], budget: int | None, num_passages: i
             f"a budget of {budget} requests does not cover one prompt of each of {num_passages} passages: raise it to "
             f"{num_passages} or more, or choose fewer passages"
         )
+    # What is left for each passage, attack by attack.
     covered, each = [], budget // num_passages
     for attack in attacks:
         if attack.num_requests > each and attack.name == "sampling" and each:

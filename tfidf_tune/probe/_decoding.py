@@ -27,6 +27,7 @@ def continue_prompts(
 
     ``progress`` is called after each batch with (prompts done, prompts in total).
     """
+    # Batches are in the order of lengths, the result is in that of the prompts.
     continuations: dict[int, list[int]] = {}
     for batch in batches_of_prompts([*map(len, prompts)], batch_size, most_apart):
         numbers = [num_tokens[index] for index in batch]
@@ -43,6 +44,7 @@ def batches_of_prompts(lengths: Sequence[int], batch_size: int, most_apart: int 
     Too little memory is so noticed immediately. Lengths of a batch differ by at most ``most_apart`` tokens, because the
     shorter prompts are continued while the longer ones are read.
     """
+    # The first prompt of a batch is its longest.
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if batches and len(batches[-1]) < batch_size and lengths[batches[-1][0]] - lengths[index] <= most_apart:
@@ -76,6 +78,7 @@ def greedy_continuations(
     Returns:
         list[list[int]]: the ids without EOS and what follows it; the lowest id wins a tie.
     """
+    # The first pass reads as many ids as the shortest prompt has; each later pass reads an id a row.
     decoding = Decoding(prompts, num_tokens)
     ids_bs = torch.tensor(decoding.start, device=next(model.parameters()).device)
     num_left_b = torch.tensor(decoding.num_left, device=ids_bs.device)
@@ -85,12 +88,14 @@ def greedy_continuations(
         output = model(input_ids=ids_bs, past_key_values=cache, use_cache=True, logits_to_keep=1)
         if cache is None:
             cache, capacity = output.past_key_values, decoding.num_positions
-            if isinstance(cache, DynamicCache):  # other kinds of caches and layers stay as they are
+            # Memory for all positions at once. Other kinds of caches and layers stay as they are.
+            if isinstance(cache, DynamicCache):
                 cache.layers = [
                     _ReservedLayer(layer, capacity) if type(layer) is DynamicLayer and layer.is_initialized else layer
                     for layer in cache.layers
                 ]
         ids_bs = decoding.append(output.logits[:, -1:].argmax(dim=-1))
+        # An EOS within a prompt ends nothing.
         if eos_id is not None:
             ended |= (ids_bs[:, 0] == eos_id) & (num_left_b <= step)
             # The check waits for a GPU, so it is rare there. What follows EOS is removed below.
@@ -133,6 +138,7 @@ def generated_continuations(
     device = next(model.parameters()).device
     input_ids = torch.tensor([[*prompt]], device=device)
     rows: list[list[int]] = []
+
     # generate completes any config that it is given by the model's, under an adapter by that of the model itself.
     configured = model.get_base_model() if hasattr(model, "get_base_model") else model
     original, configured.generation_config = configured.generation_config, config
@@ -172,6 +178,7 @@ class Decoding:
 
     def append(self, ids_b1: Tensor) -> Tensor:
         """Append the ids that the model chose, int64 ``[b, 1]``, or those of prompts that go on, and return them."""
+        # Longer prompts are still read: their ids replace those that the model chose, which -1 marks as free.
         if (step := len(self._appended)) < max(self.num_left):
             given = [rest[step] if step < len(rest) else -1 for rest in self._rest]
             given_b1 = torch.tensor(given, device=ids_b1.device)[:, None]
@@ -184,6 +191,7 @@ class Decoding:
         if not self._appended:
             return [[] for _ in self._rest]
         rows = torch.cat(self._appended, dim=1).tolist()
+        # A row begins with the rest of its prompt, and goes on until the longest row of the batch is complete.
         return [
             row[len(rest) : len(rest) + number]
             for row, rest, number in zip(rows, self._rest, self._num_tokens, strict=True)

@@ -25,6 +25,7 @@ def cause_of(error: BaseException) -> str:
     """Describe an error of a damaged file; of pydantic's, the first wrong field, its value and what is possible."""
     if not isinstance(error, ValidationError):
         return f"{type(error).__name__}: {error}"
+    # A message for each field would hide the cause.
     name, problem = first_problem(error)
     return f"{name} is {reprlib.repr(problem['input'])}: {problem['msg']}"
 

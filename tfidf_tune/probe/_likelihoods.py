@@ -66,6 +66,7 @@ def token_likelihoods(
         ValueError: If ``batch_size`` is below 1, a text has fewer than two tokens, or an id is outside the vocabulary.
     """
     check_at_least(1, batch_size=batch_size)
+    # Everything is checked before the first forward pass.
     for number, ids in enumerate(texts):
         if len(ids) < 2:
             raise ValueError(f"Text {number} has {len(ids)} tokens, so nothing is predicted: give at least two.")
@@ -77,6 +78,7 @@ def token_likelihoods(
     for first in range(0, len(order), batch_size):
         batch = order[first : first + batch_size]
         longest = len(texts[batch[0]])
+        # Any id serves as padding: nothing after a text's end is scored.
         padded = [[*texts[index], *[0] * (longest - len(texts[index]))] for index in batch]
         logits_bsv = model(input_ids=torch.tensor(padded, device=device), use_cache=False).logits
         for index, logits_sv in zip(batch, logits_bsv, strict=True):  # one at a time: float32 copies are large
@@ -111,6 +113,7 @@ def _scores(logits_sv: Tensor, ids_s: Tensor) -> TokenLikelihoods:
     log_probs_sv = logits_sv.log_softmax(dim=-1)
     probs_sv = log_probs_sv.exp()
     chosen_s = log_probs_sv.gather(-1, ids_s[:, None])[:, 0]
+    # The entropy is minus the mean of the log-probabilities; entr is 0 where a probability is.
     mean_s = -torch.special.entr(probs_sv).sum(dim=-1)
     # Tokens of probability 0 do not count, even if their logit is -inf.
     deviations_sv = torch.where(probs_sv > 0, log_probs_sv - mean_s[:, None], 0.0)

@@ -47,6 +47,7 @@ def load_model(
             base.
     """
     folder = Path(folder)
+    # transformers would take a folder that does not exist for a name on the hub.
     is_adapter = (folder / "adapter_config.json").is_file()
     weights = "adapter_model.*" if is_adapter else "*.safetensors or *.bin"
     if not (is_adapter or (folder / "config.json").is_file()):
@@ -72,6 +73,7 @@ def adapter_base(folder: str | os.PathLike[str], remedy: str) -> tuple[str, str 
     Raises:
         ValueError: If it names no base model, or a folder that does not exist.
     """
+    # Without PEFT, which takes seconds to import.
     config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
     base, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not base:
@@ -94,6 +96,7 @@ def on_base_model(model_args: Mapping[str, Any]) -> dict[str, Any]:
     if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
         return arguments
     base, revision = adapter_base(folder, f"name it by --model_args pretrained=BASE,peft={folder}")
+    # The tokenizer and the revision that the adapter was trained with, unless the user names others.
     if any(folder.glob("tokenizer*")):
         arguments.setdefault("tokenizer", str(folder))
     if revision is not None:
@@ -107,6 +110,7 @@ def require_known_ids(model: "PreTrainedModel", ids: npt.NDArray[np.integer]) ->
     Raises:
         ValueError: If an id of any shape is not in ``[0, v)``, with input embeddings ``[v, d]``.
     """
+    # The rows of the embedding, which can be more than the tokenizer has tokens.
     vocab_size = model.get_input_embeddings().weight.shape[0]
     unknown = ids[(ids < 0) | (ids >= vocab_size)]
     if unknown.size:

@@ -58,6 +58,7 @@ def roc_auc(members: Floats, others: Floats) -> float:
 
 def win_shares(members: Floats, others: Floats) -> Floats:
     """Return ``[n, k]`` how often, over models, a member has the higher score: the statistic U of Mann and Whitney."""
+    # Ties count half, so that equal scores give 0.5.
     above = (members[:, :, None] > others[:, None, :]).mean(axis=0)
     equal = (members[:, :, None] == others[:, None, :]).mean(axis=0)
     return np.asarray(above + equal / 2)
@@ -69,6 +70,7 @@ def true_positive_rate(members: Floats, others: Floats, false_positive_rate: flo
     With fewer than 100 others and a rate of 1 %, the threshold is the highest score of the others. Scores are float64,
     ``[..., n]`` of members and ``[..., k]`` of others; the rate is at least 0 and less than 1.
     """
+    # The threshold is a score of the others: as many as are allowed lie above it.
     size = others.shape[-1]
     num_allowed = math.floor(false_positive_rate * size + 1e-9)  # products such as 0.29 * 100 fall short
     place = size - 1 - num_allowed
@@ -87,6 +89,7 @@ def exposure(nll: Floats, control_nll: Floats) -> Floats:
     alternatives drawn at random like the canary, not for passages of other text. ``nll`` is float64 ``[n]`` of passages
     of the training text, ``control_nll`` ``[k]`` of others.
     """
+    # side="right": a tie with a control counts against the passage.
     ranks = 1 + np.searchsorted(np.sort(control_nll), nll, side="right")
     return np.asarray(np.log2(len(control_nll) + 1) - np.log2(ranks))
 
@@ -101,6 +104,7 @@ def extraction_probability(nll_sum: Any, num_samples: float) -> Any:
 
     ``nll_sum`` is the NLL of a continuation given its prompt, summed over its tokens; ``num_samples`` is n.
     """
+    # log1p and expm1, because q can be far below the precision of 1 - q.
     with np.errstate(divide="ignore", over="ignore", under="ignore"):
         one_miss = np.log1p(-np.exp(-np.asarray(nll_sum, dtype=np.float64)))
         return -np.expm1(num_samples * np.maximum(one_miss, np.finfo(np.float64).min))  # 0 times infinity is NaN

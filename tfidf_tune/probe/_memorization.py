@@ -87,6 +87,7 @@ def probe(
     Raises:
         ValueError: As by :func:`check_passages`, or if an id is outside the model's vocabulary; before the generation.
     """
+    # Everything is checked before the generation, which can take hours.
     check_passages(tokenizer, passages, offset + max(prefix_lengths))
     for passage in passages:
         require_known_ids(model, np.asarray(passage.token_ids))
@@ -97,11 +98,13 @@ def probe(
         for passage in passages
         if passage.num_prompt is None or number == 0  # a completion has one prompt
     ]
+    # All prefix lengths together, so that the batches are full.
     divided = [passage.divide(prefix_length, max_new_tokens, offset) for passage, prefix_length in asked]
     prompts, references = ([*parts] for parts in zip(*divided, strict=True))
     continuations = continue_prompts(
         model, prompts, [*map(len, references)], batch_size=batch_size, eos_id=tokenizer.eos_id, progress=progress
     )
+    # A completion has neither an offset nor a prefix length: its prompt is its own.
     samples = []
     for (passage, length), reference, made in zip(asked, references, continuations, strict=True):
         is_completion = passage.num_prompt is not None
@@ -159,6 +162,7 @@ def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num
         ValueError: If a passage, other than a completion, has no ids after the prompt, comes from another tokenizer, or
             has an id that the tokenizer does not have.
     """
+    # A tokenizer that can neither encode nor says what it is cannot be compared with that of the passages.
     identified: Any = tokenizer if hasattr(tokenizer, "fingerprint") or hasattr(tokenizer, "encode") else None
     fingerprint = identified and tokenizer_fingerprint(identified)
     last_id = getattr(tokenizer, "max_token_id", getattr(tokenizer, "vocab_size", math.inf) - 1)
@@ -232,6 +236,7 @@ class MemorizationProbe:
             )
         check_passages(tokenizer, passages, prefix_length)
         self._kinds = [passage.kind for passage in passages]
+        # A measurement needs the ids alone, not the passages.
         divided = [passage.divide(prefix_length, max_new_tokens) for passage in passages]
         self._prompts, self._references = ([*parts] for parts in zip(*divided, strict=True))
         self._eos_id = tokenizer.eos_id
@@ -297,9 +302,11 @@ class MemorizationProbe:
                 targets, in tokens; ``memorization_target_nll``, the mean of -ln P of a token of their continuations;
                 and the same with ``control``, if there are controls.
         """
+        # One forward pass over prompt and reference says whether greedy decoding recites the reference.
         scores: dict[int, tuple[float, bool]] = {}
         for chosen in self._batches(range(len(self._prompts))):
             scores |= zip(chosen, self._score(model, chosen), strict=True)
+        # Only the other passages have to be decoded token by token.
         continuations = list(self._references)
         for chosen in self._batches(_of_first_process([i for i in range(len(scores)) if not scores[i][1]])):
             lengths = [len(self._references[i]) for i in chosen]
@@ -310,12 +317,14 @@ class MemorizationProbe:
 
     def _score(self, model: MonitoredModel, chosen: Sequence[int]) -> list[tuple[float, bool]]:
         """Return for each passage the sum of -ln P over its continuation, and whether greedy decoding recites it."""
+        # Logits are needed from the last id of the shortest prompt on.
         shortest = min(len(self._prompts[i]) for i in chosen)
         # Filled up on the right, which in a causal model changes nothing before it.
         rows = [self._prompts[i] + self._references[i] for i in chosen]
         width = max(map(len, rows)) - 1
         ids_bs = torch.tensor([(row + [row[-1]] * width)[:width] for row in rows])
         num_last = width + 1 - shortest
+        # Only the reference is scored: the prompt before it and the padding after it are ignored.
         labels = torch.full((len(rows), num_last), _IGNORED)
         for row, i in enumerate(chosen):
             start = len(self._prompts[i]) - shortest

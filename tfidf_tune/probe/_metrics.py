@@ -34,6 +34,7 @@ def longest_memorized_substring(generated: Sequence[int], reference: Sequence[in
     run = np.zeros(len(reference) + 1, dtype=np.int64)  # run[0] is before the reference
     longest = 0
     for token in generated:
+        # The right side is complete before the row is overwritten.
         run[1:] = np.where(reference_ids == token, run[:-1] + 1, 0)
         longest = max(longest, int(run.max()))
     return longest
@@ -49,6 +50,7 @@ def longest_common_subsequence(generated: Sequence[int], reference: Sequence[int
     reference_ids = np.asarray(reference)
     row = np.zeros(len(reference) + 1, dtype=np.int64)
     for token in generated:
+        # From above and from the diagonal; then from the left, which is a running maximum.
         row[1:] = np.maximum(row[1:], row[:-1] + (reference_ids == token))
         row = np.maximum.accumulate(row)
     return int(row[-1])
@@ -68,6 +70,7 @@ def edit_distance(generated: Sequence[int], reference: Sequence[int]) -> float:
     for token in generated:
         replaced = row[:-1] + (reference_ids != token)
         row = np.concatenate([row[:1] + 1, np.minimum(row[1:] + 1, replaced)])
+        # From the left: each further insertion costs 1, so that a running minimum of the rest is enough.
         row = np.minimum.accumulate(row - insertions) + insertions
     return int(row[-1]) / max(len(generated), len(reference), 1)
 

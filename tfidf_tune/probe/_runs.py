@@ -60,6 +60,7 @@ def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
     milestone, folder = MILESTONE.fullmatch(checkpoint.name), checkpoint.resolve().parent
     if milestone is None:
         return {}
+    # cell.json and trained.json are of an experiment, config.yaml is of any run of a recipe.
     cell, config, trained = (_read(folder / name) for name in ("cell.json", "config.yaml", "trained.json"))
     if not all(isinstance(config.get(name), dict) for name in ("model", "loss", "checkpointer")):
         config = {}  # of something else
@@ -69,6 +70,7 @@ def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
         names = {"model": _model_name(config), "objective": objective_name(config["loss"]), "seed": config.get("seed")}
     else:
         return {}
+    # What a comparison shows beside the names; each may be missing.
     settings = trained.get("settings")
     more = {
         "progress": int(milestone[1]),

@@ -137,6 +137,7 @@ class Server:
 
     def answers(self, requests: Sequence[Request], description: str) -> list[Any]:
         """Return the checked answers in order, or raise a ``ConnectionError`` if one fails in spite of all retries."""
+        # After the first failure no further request is sent; answers that are on their way are still recorded.
         failed = threading.Event()
 
         def ask(request: Request) -> Any:
@@ -165,6 +166,7 @@ class Server:
         with self._lock:
             if key in self._known:
                 return self._known[key]
+        # The client repeats what fails on the way; here an answer that does not fit is asked for again.
         for attempt in range(1, _NUM_ATTEMPTS + 1):
             try:
                 answer = request.check(self._send(request))
@@ -172,6 +174,7 @@ class Server:
             except ValueError as error:  # not JSON, or not what the check wants
                 if attempt == _NUM_ATTEMPTS:
                     raise self._failed(request, f"{error}, {_NUM_ATTEMPTS} times") from error
+        # Only checked answers are recorded, each as a complete line.
         with self._lock:
             self._known[key] = answer
             if self._journal is not None:
@@ -183,6 +186,7 @@ class Server:
     def _send(self, request: Request) -> Any:
         import openai
 
+        # Each request reserves its start, however many threads wait.
         with self._lock:
             start = max(time.monotonic(), self._next_start)
             self._next_start = start + self._pause
@@ -198,6 +202,7 @@ class Server:
         remedy = _REMEDIES.get(status, "see to the server").format(variable=self._variable)
         if self._journal is not None:
             remedy += f". The same command goes on from here: {len(self._known):,} answers are in {self._journal}"
+        # Some servers repeat the key in their messages.
         reason = " ".join(reason.split())[:400]
         if self._key:
             reason = reason.replace(self._key, "***")
@@ -265,11 +270,13 @@ def _scored(
     logprobs = _Logprobs.model_validate(parsed.choices[0].logprobs or {})
     if not logprobs.token_logprobs:
         raise ValueError("it gives no log-probabilities of the prompt (echo and logprobs)")
+    # The echoed prompt comes first, then the token that had to be generated.
     tokens, values = logprobs.tokens, logprobs.token_logprobs
     top = logprobs.top_logprobs or [None] * len(values)
     number = (parsed.usage and parsed.usage.prompt_tokens) or len(values) - 1
     if len(tokens) != len(values) or len(top) != len(values) or not 1 < number <= len(values):
         raise ValueError(f"it gives {len(values)} log-probabilities for {number} tokens of a prompt")
+    # Where the scored part starts: counted from the end if ids are known, else by characters.
     if isinstance(whole, list):
         first, exact = number - len(whole) + len(given), number - len(whole) in (0, 1)
     else:
@@ -280,6 +287,7 @@ def _scored(
         exact = number - num_ids in (0, 1)  # 1: the server puts a BOS first
         ends = [*accumulate(map(len, tokens), initial=0)]
         first = number - num_ids + num_given if exact else bisect_left(ends, len(given))
+    # Each value must be possible, so that a wrong count of the server is noticed.
     nll, greedy = [], []
     for value, best in zip(values[first:number], top[first:number], strict=True):
         if value is None or not value <= _ROUNDING:  # or not a number

@@ -82,6 +82,7 @@ def evaluate(
 
     register_model()
     cached_prompts.cache_clear()  # another model's tokenizer may be in a folder of the same name
+    # What the harness records with the results: the run, and all settings of the tasks.
     metadata = {"prompts": "token_ids", "run": run_of(model_args)} | model_args | (metadata or {})
     manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
     if unknown := sorted(set(tasks) - set(manager.all_tasks)):
@@ -102,6 +103,7 @@ def evaluate(
     )
     if results is None:  # not the first of several processes
         return
+    # As the harness's own command writes them.
     samples = results.pop("samples")
     tracker.save_results_aggregated(results=results, samples=samples)
     for task in results["configs"]:
@@ -116,6 +118,7 @@ def check_model_settings(dtype: Any, device: str, batch_size: int) -> None:
     """Refuse settings that fail only after the model is loaded, or that the harness silently replaces."""
     import torch
 
+    # The harness falls back to another device without a word.
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = accelerator.type if accelerator else "cpu"
     devices = ["cpu", *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]

@@ -98,6 +98,7 @@ class TokenIdRequests(LM):  # type: ignore[misc]
         same: dict[str, list[int]] = defaultdict(list)  # samples of one prompt are made together
         for index, request in enumerate(requests):
             same[json.dumps(request.args)].append(index)
+        # A prompt and how it is continued: by the document, because --gen_kwargs are for all tasks of a run.
         asked = []
         for indices in same.values():
             first = requests[indices[0]]
@@ -111,6 +112,7 @@ class TokenIdRequests(LM):  # type: ignore[misc]
             ids, num_tokens = parse_token_ids(prompt), int(kwargs["max_gen_toks"])
             self.check_ids(ids, num_tokens)
             asked.append(Asked(ids, num_tokens, generation, len(indices) if generation.get("do_sample") else 1))
+        # Numbers are what the tasks read; a single continuation answers all requests for it.
         responses: dict[int, str] = {}
         for indices, rows in zip(same.values(), self.continue_ids(asked, disable_tqdm), strict=True):
             eos = self.eot_token_id
@@ -169,6 +171,7 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
             kwargs["quantization_config"] = BitsAndBytesConfig(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
             )
+        # The adapter is put on here, because the harness shrinks a padded embedding to the tokenizer's size.
         super()._create_model(pretrained, revision=revision, peft=None, **kwargs)
         if peft:
             if len(self.tokenizer) > self._model.get_input_embeddings().weight.shape[0]:
@@ -205,6 +208,7 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
 
     def continue_ids(self, asked: Sequence[Asked], disable_tqdm: bool) -> list[list[list[int]]]:
         """Continue prompts greedily in batches; sample, and search with beams, one prompt at a time."""
+        # Batches of one length each (most_apart=0), so that a result does not depend on the other prompts.
         greedy = [index for index, one in enumerate(asked) if not one.generation]
         total = sum(one.number for one in asked)
         with tqdm(total=total, disable=disable_tqdm or self.rank != 0, desc="Continuing token ids") as bar:

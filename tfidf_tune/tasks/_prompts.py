@@ -76,12 +76,14 @@ def save_token_ids_tokenizer(name: str, folder: str | os.PathLike[str]) -> None:
     folder = Path(folder).expanduser()
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{str(folder)!r} already exists and is not empty: name another folder")
+    # As many numbers as the embedding has rows, which can be more than the tokenizer has tokens.
     original = hf_tokenizer(name)
     try:
         num_embeddings = int(AutoConfig.from_pretrained(name).vocab_size)
     except (OSError, ValueError, AttributeError):  # only a tokenizer
         num_embeddings = 0
     size = max(original.vocab_size, num_embeddings)
+    # The decimal form of each id, except EOS, which the harness looks for as text.
     vocab = {(_EOS if i == original.eos_id else str(i)): i for i in range(size)}
     tokenizer = Tokenizer(models.WordLevel(vocab))  # no token for unknown words: everything but numbers is refused
     tokenizer.normalizer = normalizers.Sequence(
@@ -180,6 +182,7 @@ class TextPrompts(TokenIdPrompts):
                 break
         else:
             raise ValueError(f"a block of {len(ids)} tokens reads {text[:80]!r}: it leaves no text to predict")
+        # The harness tokenizes both, and scores what the second has more.
         given, scored = self._seen(context), self._seen(text)
         is_exact = scored == list(ids) and given == list(ids[:num_given])
         sent = {"request": context, "continuation": text[len(context) :]}
@@ -234,6 +237,7 @@ def prompt_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             "these tasks need the model's tokenizer: give --model_args pretrained=MODEL, or --metadata tokenizer=FOLDER"
         )
+    # The harness's stock model takes ids only with a pass-through tokenizer.
     original = original_tokenizer(str(name))
     prompts = metadata.get("prompts") or ("text" if original is None else "token_ids")
     require_choice("prompts", prompts, _PROMPTS)
@@ -277,6 +281,7 @@ class PromptTask(ConfigurableTask):  # type: ignore[misc]
 
     def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """Make the request of a document, as often as its ``generation`` asks for samples."""
+        # The harness passes what its options ask for; the request stays as it is.
         kwargs.pop("apply_chat_template", None)
         kwargs.pop("chat_template", None)
         generation = dict(doc.get("generation") or {})
@@ -312,6 +317,7 @@ def num_positions(metadata: Mapping[str, Any]) -> int | None:
     """Return how many positions the model ``pretrained`` has; None if that is not known."""
     if not metadata.get("pretrained"):
         return None
+    # The config alone is read, before any weights.
     metadata = on_base_model(metadata)
     more = {"revision": metadata.get("revision") or "main", "trust_remote_code": metadata.get("trust_remote_code")}
     config = AutoConfig.from_pretrained(str(metadata["pretrained"]), **more)

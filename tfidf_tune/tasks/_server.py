@@ -47,6 +47,7 @@ class ServerLM(LM):  # type: ignore[misc]
         asked = []
         for request in requests:
             (context, continuation), doc = request.args, request.doc or {}
+            # Fields of a passage that is scored; by text its tokens are counted to find where it starts.
             known = {"num_ids": len(doc.get("token_ids") or ()), "num_given": int(doc.get("num_given") or 0)}
             whole = _sent(context + continuation)
             asked.append(self.server.likelihoods(_sent(context), whole, _name(doc), **known))

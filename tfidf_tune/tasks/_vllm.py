@@ -27,6 +27,7 @@ class TokenExactVLLM(TokenIdRequests, VLLM):  # type: ignore[misc]
     num_new_when_scored = 1
 
     def __init__(self, pretrained: str, **kwargs: Any) -> None:
+        # vLLM loads the base model, with room for an adapter of this rank.
         arguments = on_base_model({"pretrained": pretrained, **kwargs})
         for name in ("device", "max_batch_size"):  # of the harness
             arguments.pop(name, None)
@@ -70,6 +71,7 @@ def _sampling_params(asked: Asked, eos: int | None) -> SamplingParams:
 
 
 def _scored(num_given: int, ids: Sequence[int], answer: Any) -> TokenLikelihoods:
+    # vLLM returns the likeliest tokens of each position, and the prompt's token with its rank.
     values = answer.prompt_logprobs[num_given:]
     nll = np.array([-best[token].logprob for token, best in zip(ids, values, strict=True)])
     greedy = np.array([best[token].rank == 1 for token, best in zip(ids, values, strict=True)])

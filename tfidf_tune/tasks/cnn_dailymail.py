@@ -43,6 +43,7 @@ def documents(
     settings = prompt_settings(metadata)
     check_length(metadata, max_source_tokens + max_new_tokens, "cnn_dailymail_max_source_tokens")
     prompts = prompts_of(settings)
+    # Rows without a text are left out; an id is the row's number if the data set has none.
     complete = [
         {"id": str(row.get("id") or number), "article": row["article"], "highlights": row["highlights"].strip()}
         for number, row in enumerate(
@@ -69,6 +70,7 @@ def process_results(doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
 
     ``results`` holds the summary with its BERTScore, see :class:`BERTScoreFilter`; a missing one becomes the reason.
     """
+    # The comparison reads these fields; _documents.SummaryDocument checks them.
     doc |= results[0]
     doc |= rouge_scores(doc["prediction"], doc["highlights"])
     return {
@@ -92,6 +94,7 @@ class BERTScoreFilter(Filter):  # type: ignore[misc]
 
     def apply(self, resps: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return for each document ``prediction``, ``bertscore_f1`` × 100 or None, and ``bertscore_missing``, why."""
+        # Of ids or of text, as each document says.
         predictions = [
             prompts_of(doc).response_text(responses[0]).strip() for responses, doc in zip(resps, docs, strict=True)
         ]

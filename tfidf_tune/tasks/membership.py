@@ -55,6 +55,7 @@ def documents(
         for passage in passages
     ]
     check_length(metadata, *max(needed))
+    # Longer passages are cut: what follows cannot be scored.
     rows = [
         _document(prompts, replace(passage, token_ids=passage.token_ids[:longest]), lengths, max_new_tokens, offset)
         for passage in passages
@@ -72,6 +73,7 @@ def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> d
 
     A model of the harness gives the sum of the log-likelihoods only; from ours there are those of all tokens.
     """
+    # By token from our models, from others only the sum.
     tokens: TokenLikelihoods | None = getattr(results[0], "tokens", None)
     if tokens is None:
         nll = -results[0][0]
@@ -129,6 +131,7 @@ def _separation(measure: Callable[[Any, Any], Any], values: Sequence[tuple[bool,
 def _document(
     prompts: TokenIdPrompts, passage: Passage, lengths: Sequence[int], max_new_tokens: int, offset: int
 ) -> dict[str, Any]:
+    # Without a prompt of its own a passage is scored after its first token.
     is_completion = passage.num_prompt is not None
     offset, num_given = (offset, 1) if passage.num_prompt is None else (0, passage.num_prompt)
     ids = passage.token_ids[offset:]

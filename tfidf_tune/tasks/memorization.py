@@ -48,6 +48,7 @@ def documents(
 
     ``task_prefix_length`` is that of a task with one length; in a string of ``prefix_lengths`` the numbers count.
     """
+    # How each passage is asked for: by the settings, or by a plan of attacks.
     lengths = [task_prefix_length] if task_prefix_length is not None else whole_numbers(prefix_lengths)
     check_at_least(0, offset=offset)
     check_at_least(1, max_new_tokens=max_new_tokens)
@@ -57,6 +58,7 @@ def documents(
     if attacks is not None:
         planned = [Attack(**fields) for fields in attacks]
     longest = max(attack.offset + attack.prefix_length for attack in planned)
+    # Passages are checked before a document is made; noise draws from all their tokens.
     settings, prompts, passages = probed(metadata, probe_file, longest)
     every_token = np.concatenate([np.array(passage.token_ids, dtype=np.int32) for passage in passages])
     # A completion has its prompt: it is asked for once by each attack that does not choose another one.
@@ -80,6 +82,7 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float 
     prompts = prompts_of(doc)
     names = ("passage_id", "kind", "offset", "prefix_length", "attack", "reference_ids", "reference_text")
     known = {name: doc[name] for name in names}
+    # A model may generate more than was asked for.
     samples = []
     for response in results:
         ids = prompts.response_ids(response, doc["prompt_ids"], doc["reference_ids"])[: len(doc["reference_ids"])]
@@ -96,6 +99,7 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float 
         "edit_distance": sample.edit_distance,
         "common_subsequence": sample.common_subsequence,
     }
+    # Aggregations leave out None: each metric is over targets or over controls.
     is_target = sample.kind == "target"
     return {
         **{name: value if is_target else None for name, value in scores.items()},
@@ -126,6 +130,7 @@ def _document(
 ) -> dict[str, Any]:
     offset, length = attack.offset, attack.prefix_length
     prompt_ids, reference_ids = passage.divide(length, max_new_tokens, offset)
+    # Seeded by the passage, so that a second evaluation asks the same.
     if attack.prompt_noise:
         rng = np.random.default_rng([zlib.crc32(passage.id.encode()), len(prompt_ids)])
         clean = np.array(prompt_ids, dtype=np.int32)

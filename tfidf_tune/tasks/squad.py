@@ -43,6 +43,7 @@ def documents(
     settings = prompt_settings(metadata)
     check_length(metadata, squad_max_seq_len, "squad_max_seq_len")
     prompts = prompts_of(settings)
+    # Questions that nobody answered cannot be scored.
     answered = [
         (number, row, answers)
         for number, row in enumerate(load_rows(squad_source, _COLUMNS, name=squad_name, split=squad_split))
@@ -56,6 +57,7 @@ def documents(
         [row["context"] for _, row, _ in answered],
         squad_max_seq_len - squad_max_new_tokens,
     )
+    # Whether a truncated context still has the answer is recorded, because it bounds the score.
     rows = []
     for index, ((number, row, answers), ids) in enumerate(zip(answered, all_ids, strict=True)):
         context = prompts.tokenizer.decode(ids).rpartition("\nQuestion:")[0]
