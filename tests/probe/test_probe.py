@@ -174,28 +174,18 @@ def test_a_continuation_is_scored_by_ids_and_by_text():
     assert sample.rouge_l == rouge_l("the river sang", "the river sings")
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "passage", "message"),
-    [
-        (
-            FingerprintedTokenizer(fingerprint="f2"),
-            COUNTING,
-            "fingerprint 'f1', .* has 'f2': probe with the tokenizer 'words'",
-        ),
+def test_passages_that_cannot_be_probed_are_refused_before_any_work():
+    tiny = a_passage("tiny", [*range(10)])
+    for tokenizer, passage, message in (
+        (FingerprintedTokenizer(fingerprint="f2"), COUNTING, "fingerprint 'f1', .* has 'f2'"),
         (SimpleNamespace(vocab_size=39), COUNTING, "has the token id 39, but the tokenizer's ids end at 38"),
-        (
-            FingerprintedTokenizer(),
-            a_passage("tiny", [*range(10)]),
-            "'tiny' has 10 tokens, none after the first 10 ",
-        ),
+        (FingerprintedTokenizer(), tiny, "'tiny' has 10 tokens, none after the first 10 "),
         (FingerprintedTokenizer(), COUNTING, "Token id 39 is outside the model's vocabulary, 0 to 38"),
-    ],
-)
-def test_passages_that_cannot_be_probed_are_refused_before_any_work(tokenizer, passage, message):
-    model = SuccessorModel(vocab_size=39)
-    with pytest.raises(ValueError, match=message):
-        probe(model, tokenizer, [a_passage("good", [*range(20)]), passage], prefix_lengths=(5, 8), offset=2)
-    assert model.calls == []
+    ):
+        model = SuccessorModel(vocab_size=39)
+        with pytest.raises(ValueError, match=message):
+            probe(model, tokenizer, [a_passage("good", [*range(20)]), passage], prefix_lengths=(5, 8), offset=2)
+        assert model.calls == []
 
 
 def test_passages_that_fit_are_accepted():

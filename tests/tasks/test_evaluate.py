@@ -1,6 +1,5 @@
 """``evaluate`` as a library function."""
 
-import inspect
 import shutil
 import weakref
 from types import SimpleNamespace
@@ -14,33 +13,25 @@ from tfidf_tune.tasks import evaluate
 
 def test_the_default_device_without_a_gpu_is_the_cpu(llama, probe_file, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert inspect.signature(evaluate).parameters["device"].default is None
-    evaluate(
-        {"pretrained": str(llama)},
-        [MEMORIZATION[0]],
-        tmp_path,
-        metadata={"probe_file": str(probe_file), "max_new_tokens": 2},
-        limit=1,
-    )
+    metadata = {"probe_file": str(probe_file), "max_new_tokens": 2}
+    evaluate({"pretrained": str(llama)}, [MEMORIZATION[0]], tmp_path, metadata=metadata, limit=1)
     assert len(Output(tmp_path).docs(MEMORIZATION[0])) == 1
 
 
 def test_bad_arguments_are_refused_by_name(llama, probe_file, tmp_path, monkeypatch):
-    with pytest.raises(
-        ValueError, match="no task tfidf_swag; possible are tfidf_cnn_dailymail, tfidf_membership, tfidf_memoriz"
-    ):
-        evaluate({"pretrained": str(llama)}, ["tfidf_squad", "tfidf_swag"], tmp_path)
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="the results could not be written to"):
         run_tasks(llama, MEMORIZATION[0], tmp_path / "file", probe_file=probe_file, max_new_tokens=1)
     monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: SimpleNamespace(type="cuda"))
     monkeypatch.setattr("torch.accelerator.device_count", lambda: 2)
-    with pytest.raises(
-        ValueError, match=r"no device 'cuda:2' on this machine: choose one of cpu, cuda, cuda:0, cuda:1$"
+    for arguments, message in (
+        ({"tasks": ["tfidf_squad", "tfidf_swag"]}, "no task tfidf_swag; possible are tfidf_cnn_dailymail, tfidf_mem"),
+        ({"device": "cuda:2"}, "no device 'cuda:2' on this machine: choose one of cpu, cuda, cuda:0, cuda:1$"),
+        ({"batch_size": 0}, "batch_size must be .* got 0"),
     ):
-        evaluate({"pretrained": str(llama)}, [MEMORIZATION[0]], tmp_path, device="cuda:2")
-    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 0"):
-        evaluate({"pretrained": str(llama)}, [MEMORIZATION[0]], tmp_path, device="cuda:1", batch_size=0)
+        settings = {"tasks": [MEMORIZATION[0]], "output_path": tmp_path, "device": "cuda:1"} | arguments
+        with pytest.raises(ValueError, match=message):
+            evaluate({"pretrained": str(llama)}, **settings)
 
 
 def test_evaluations_in_one_process_keep_no_model_and_do_not_affect_each_other(llama, models, wiki_file, tmp_path):

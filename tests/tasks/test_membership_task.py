@@ -10,11 +10,12 @@ import pytest
 import task_fakes
 import torch
 from sklearn.metrics import roc_auc_score
-from task_fakes import FAMILIES, run_tasks
+from task_fakes import FAMILIES, lm_eval, run_tasks
 
 from tfidf_tune.compare import import_results
 from tfidf_tune.data import hf_tokenizer, read_probe_file
 from tfidf_tune.probe import load_model
+from tfidf_tune.tasks import save_token_ids_tokenizer
 from tfidf_tune.tasks.membership import documents
 
 TASK = "tfidf_membership"
@@ -99,31 +100,16 @@ def test_what_a_model_recites_is_detected_and_read_back_with_the_reference(
     assert max(len(json.dumps(sample["resps"])) for sample in output.samples(TASK)) < 80
 
 
-def test_the_stock_model_gives_the_same_likelihoods_but_not_those_of_tokens(llama, probe_file, tmp_path):
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
-    from tfidf_tune.tasks import save_token_ids_tokenizer, tasks_folder
-
+def test_the_stock_model_gives_the_same_likelihoods_but_not_those_of_tokens(llama, probe_file, stock_command, tmp_path):
     save_token_ids_tokenizer(str(llama), tmp_path / "ids")
-    metadata = {"pretrained": str(llama), "tokenizer": str(tmp_path / "ids"), "probe_file": str(probe_file)}
-    made = simple_evaluate(
-        model="hf",
-        model_args={"pretrained": str(llama), "tokenizer": str(tmp_path / "ids"), "dtype": "float32"},
-        tasks=[TASK],
-        device="cpu",
-        task_manager=TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata),
-        metadata=metadata,
-    )
+    model_args = f"pretrained={llama},tokenizer={tmp_path / 'ids'},dtype=float32"
+    stock = lm_eval(stock_command, tmp_path / "stock", TASK, model_args=model_args, metadata={"probe_file": probe_file})
     ours = run_tasks(llama, TASK, tmp_path / "ours", probe_file=probe_file)
-    for sample, same in zip(made["samples"][TASK], ours.docs(TASK), strict=True):
-        assert sample["doc"]["scores"] == {
-            name: pytest.approx(same["scores"][name], rel=1e-5) for name in ("nll", "zlib")
-        }
-        assert sample["doc"]["continuations"] == []
-    values = made["results"][TASK]
-    assert values["auc_loss,none"] == ours.metrics(TASK)["auc_loss"]
-    assert math.isnan(values["auc_min_k,none"])
+    for doc, same in zip(stock.docs(TASK), ours.docs(TASK), strict=True):
+        assert doc["scores"] == {name: pytest.approx(same["scores"][name], rel=1e-5) for name in ("nll", "zlib")}
+        assert doc["continuations"] == []
+    assert stock.metrics(TASK)["auc_loss"] == ours.metrics(TASK)["auc_loss"]
+    assert math.isnan(stock.metrics(TASK)["auc_min_k"])
 
 
 def test_text_prompts_score_what_the_text_says(llama, probe_file, tmp_path):

@@ -133,18 +133,3 @@ def test_a_long_context_is_cut_at_its_end_whether_or_not_the_answer_is_lost(toke
         assert doc["context_cut"]
         assert 230 <= doc["num_prompt_tokens"] <= 236
     assert [doc["answer_in_prompt"] for doc in docs] == [True, False]
-
-
-def test_text_prompts_give_the_same_ids_whoever_adds_bos(tokenizers, squad_file, tmp_path):
-    folder = tokenizers["llama"]
-    size = hf_tokenizer(str(folder)).vocab_size
-    model = task_fakes.checkpoint(tmp_path / "model", task_fakes.random_model("llama", vocab_size=size), folder)
-    settings = {"squad_source": squad_file, "squad_max_new_tokens": 3, "batch_size": 1}
-    with embedded_ids() as by_ids:
-        run_tasks(model, TASK, tmp_path / "ids", **settings)
-    for number, bos in enumerate(({}, {"add_bos_token": False})):
-        model_args = {"pretrained": str(model), "dtype": "float32"} | bos
-        with embedded_ids() as by_text:
-            output = run_tasks(model_args, TASK, tmp_path / str(number), prompts="text", **settings)
-        assert sorted(prompts_seen(by_text)) == sorted(prompts_seen(by_ids))
-        assert output.metrics(TASK)["round_trip"] == 1.0

@@ -4,6 +4,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from peft import LoraConfig, get_peft_model
+from rouge_score.rouge_scorer import _lcs_table
 from task_fakes import MEMORIZATION, embedded_ids, prompts_seen, run_tasks
 from test_memorization_task import scores_alone
 from torchmetrics.functional.text.helper import _edit_distance
@@ -16,15 +17,6 @@ from tfidf_tune.tasks._prompts import parse_token_ids, token_ids_request
 from tfidf_tune.tasks.memorization import documents
 
 TASK = MEMORIZATION[0]
-
-
-def common_subsequence(first, second):
-    """Reference: the complete table."""
-    table = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
-    for i, a in enumerate(first):
-        for j, b in enumerate(second):
-            table[i + 1][j + 1] = table[i][j] + 1 if a == b else max(table[i][j + 1], table[i + 1][j])
-    return table[-1][-1]
 
 
 @torch.no_grad()
@@ -115,12 +107,12 @@ def test_each_measure_is_the_best_of_all_samples(reciting, probe_file, tmp_path)
         assert len(generated) == 5
         reference = sample["reference_ids"]
         prefixes, lms = zip(*(scores_alone(ids, reference) for ids in generated), strict=True)
-        common = [common_subsequence(ids, reference) for ids in generated]
+        common = [_lcs_table(ids, reference)[-1][-1] for ids in generated]
         distances = [_edit_distance(ids, reference) / max(len(ids), len(reference)) for ids in generated]
         best = max(prefixes), max(lms), max(common), min(distances)
         names = ("prefix_match", "lms", "common_subsequence", "edit_distance")
         assert tuple(sample[name] for name in names) == pytest.approx(best)
-        assert common_subsequence(sample["generated_ids"], reference) == max(common)
+        assert _lcs_table(sample["generated_ids"], reference)[-1][-1] == max(common)
         number_of_best.add(generated.index(sample["generated_ids"]))
     assert len(number_of_best) > 1
     assert import_results([output.folder]).checkpoints[0].samples  # the scores are consistent
