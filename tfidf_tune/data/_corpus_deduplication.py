@@ -57,6 +57,7 @@ def deduplicate_corpus(
     """
     logger.disable("datatrove")
     runner = runner or TaskRunner()
+    # The arguments decide whether an interrupted call goes on.
     stamps = file_stamps(sources)
     files = list(stamps)
     is_exact = deduplication.method == "exact"
@@ -67,6 +68,7 @@ def deduplicate_corpus(
     if output.is_file() or (output.is_dir() and any(output.iterdir()) and not work.is_dir()):
         raise ValueError(f"{output} exists and is not empty: name a new folder")
     begin(work, {"files": stamps, **settings})
+    # Four steps, each with a task for each file, band or all pairs; what they write is removed at the end.
     config = MinhashConfig(n_grams=deduplication.ngram, num_buckets=num_bands, hashes_per_bucket=num_functions)
     signatures, pairs, clusters, counts = (str(work / name) for name in ("signatures", "pairs", "clusters", "counts"))
     writer = JsonlWriter(str(output), "${rank}.jsonl.gz", adapter=lambda _, document: document.metadata["row"])
@@ -125,6 +127,7 @@ class _Signature(MinhashDedupSignature):  # type: ignore[misc]
 
 def _keep(clusters: Path, counts: Path, data: Iterator[Document], rank: int, world_size: int) -> Iterator[Document]:
     """Yield the documents of a task that stay, and count."""
+    # datatrove numbers the documents of a file: those that go, and the sizes of the clusters of those that stay.
     removed = set(_numbers(clusters / f"{rank:06d}.remove").tolist())
     pairs = _numbers(clusters / f"{rank:06d}.sizes").reshape(-1, 2)
     sizes = dict(zip(*pairs.T.tolist(), strict=True))

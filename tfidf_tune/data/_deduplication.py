@@ -95,6 +95,7 @@ class Deduplication:
         """
         if self.method == "none":
             return np.ones(len(rows), dtype=np.bool_)
+        # Equal rows go first, by a dictionary of their bytes.
         first: dict[bytes, int] = {}
         kept = np.array(
             [first.setdefault(row.tobytes(), number) == number for number, row in enumerate(rows)], np.bool_
@@ -111,6 +112,7 @@ class Deduplication:
     def _leave_out_near_copies(
         self, kept: Mask, rows: TokenArray | Sequence[TokenArray], tokenizer: TextTokenizer
     ) -> None:
+        # Only rows that stay are in the bands: a copy of a row that was removed is compared with what is left.
         num_bands, num_functions = bands(self.threshold, _COST_OF_MISSED)
         rows_with: dict[tuple[int, bytes], list[int]] = defaultdict(list)
         ngrams_of = lru_cache(_NUM_CACHED)(lambda number: word_ngrams(_text(tokenizer, rows[number]), self.ngram))
@@ -118,6 +120,7 @@ class Deduplication:
             ngrams = ngrams_of(number)
             if not len(ngrams):
                 continue
+            # Candidates agree in a band; whether they are near copies is computed from all n-grams.
             parts = signature(ngrams)[: num_bands * num_functions].reshape(num_bands, num_functions)
             keys = [(band, part.tobytes()) for band, part in enumerate(parts)]
             candidates = {other for key in keys for other in rows_with[key]}

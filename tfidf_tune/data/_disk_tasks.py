@@ -78,6 +78,7 @@ class TaskRunner:
         from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
         from loguru import logger
 
+        # Ranks, marks of finished tasks and logs are the same for all executors.
         logger.disable("datatrove")
         common = {"tasks": num_tasks, "workers": min(self.num_jobs, num_tasks), "logging_dir": str(folder)}
         if self.executor == "local":
@@ -90,6 +91,7 @@ class TaskRunner:
             executor: Any = RayPipelineExecutor(list(steps), **common, **self.options)
             executor.run()
         else:
+            # Jobs use this environment; their names tell those of this call from others in the queue.
             activate = Path(sys.prefix) / "bin" / "activate"
             own = {"venv_path": str(activate)} if activate.is_file() else {}
             own |= {"qos": "", "job_name": f"tfidf-tune-{doing.replace(' ', '-')}-{os.getpid()}"}

@@ -252,6 +252,7 @@ class LearnedRuns:
         for example in candidates:
             if len(chosen) == number:
                 break
+            # No example that is trained on shares a long run with it, but its own, which has it only once.
             answer = self.last[example]
             if example in avoided or any(other in trained and other != example for other in self.sharing(answer)):
                 continue
@@ -355,6 +356,7 @@ class WindowChooser:
             taken = np.zeros(num_windows, dtype=np.bool_)
             for start in starts:
                 taken |= self._are_taken(start, num_windows)
+            # Of the offsets at which no occurrence overlaps a chosen window, the first with the best start.
             if offsets := np.flatnonzero(~taken).tolist():
                 # Occurrences differ only in what is before the stretch.
                 best = {at: min(map(self.start_of, (starts[:1] if at else starts) + at)) for at in offsets}

@@ -141,6 +141,7 @@ def noisy_copy(
     """
     if len(np.unique(frequencies[:1000])) < 2 and len(np.unique(frequencies)) < 2:
         raise ValueError(f"{origin}, with fewer than two different ones: use more text")
+    # Which tokens change, and how: a replaced token stays one, an inserted one makes two, a dropped one none.
     places = np.sort(rng.choice(len(ids), round(noise * len(ids)), replace=False))
     kinds = (
         rng.integers(len(NOISE_KINDS), size=len(places))
@@ -151,10 +152,12 @@ def noisy_copy(
     times[places] = np.array([1, 2, 0])[kinds]
     copy = np.repeat(ids, times)
     starts = (np.cumsum(times) - times)[places]
+    # New tokens are drawn again while they equal the token that they replace or precede.
     new = starts[kinds != NOISE_KINDS.index("drop")]
     old = copy[new]
     while (undrawn := copy[new] == old).any():
         copy[new[undrawn]] = rng.choice(frequencies, undrawn.sum())
+    # Only changes that lie in the measured part of both, the passage and its copy, are counted.
     is_measured = (places < num_measured) & (starts < num_measured)
     return NoisyCopy(copy, np.bincount(kinds[is_measured], minlength=len(NOISE_KINDS)).tolist())
 

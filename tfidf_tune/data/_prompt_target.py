@@ -6,7 +6,7 @@ truncated text is then encoded in one piece, so that its ids are those of a text
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice, repeat
 from typing import Any, NamedTuple
@@ -179,6 +179,7 @@ def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
                 f"column 'answers' of {source!r} holds {str(answers)[:80]}: name a source where it has the lists "
                 "'text', of texts, and 'answer_start', of integers"
             )
+    # Some rows state a place where the answer is not.
     if not answer.strip() or context.find(answer, start) != start:
         return None
     prompt = partial(squad_prompt, question=question)
@@ -222,6 +223,7 @@ def _prompt_target_dataset(
             given = [example for example in batch if example is not None]
             encoded = encode_texts(tokenizer, (f"{empty_prompt} {example.target}" for example in given))
             whole = [ids[len(ending) :] for ids in encoded]
+            # A prompt gets the tokens that its target leaves.
             targets = [np.concatenate([ids[: max_target - 1], eos]) for ids in whole]
             room = [min(max_prompt, max_tokens - len(target)) - len(bos) for target in targets]
             counts["num_documents"] += len(batch)
@@ -262,48 +264,43 @@ def _prompt_target_dataset(
 def _fit_prompts(
     tokenizer: TextTokenizer, examples: Sequence[_Example], max_tokens: Iterable[int]
 ) -> list[tuple[TokenArray | None, bool]]:
-    """Return the ids of each prompt without BOS, and whether its text had to be truncated to ``max_tokens`` tokens."""
-    fitted: list[tuple[TokenArray | None, bool]] = [(None, True)] * len(examples)
-    fitting = [_fit(tokenizer, *one, fitted, at) for at, one in enumerate(zip(examples, max_tokens, strict=False))]
-    asked = {at: next(one) for at, one in enumerate(fitting)}
-    while asked:
-        # The texts of all examples together keep the threads of a fast tokenizer busy.
-        encoded = encode_texts(tokenizer, [text for texts in asked.values() for text in texts])
-        answers = {at: [next(encoded) for _ in texts] for at, texts in asked.items()}
-        asked = {at: texts for at, answer in answers.items() if (texts := fitting[at].send(answer))}
+    """Return the ids of each prompt without BOS, and whether its text had to be truncated to ``max_tokens`` tokens.
+
+    The ids are None if not even ``keep`` fits. Texts of all examples are encoded together, which keeps the threads of a
+    fast tokenizer busy.
+    """
+    limits = [*islice(max_tokens, len(examples))]
+    whole = [*encode_texts(tokenizer, (example.prompt(example.text) for example in examples))]
+    fitted: list[tuple[TokenArray | None, bool]] = [
+        (ids, False) if len(ids) <= limit else (None, True) for ids, limit in zip(whole, limits, strict=True)
+    ]
+    # Of prompts that are too long: the tokens before and after what is kept, and how many of them may remain.
+    cut = [at for at, (ids, _) in enumerate(fitted) if ids is None]
+    befores = encode_texts(tokenizer, (examples[at].text[: examples[at].keep[0]] for at in cut))
+    afters = encode_texts(tokenizer, (examples[at].text[examples[at].keep[1] :] for at in cut))
+    sides = dict(zip(cut, zip(befores, afters, strict=True), strict=True))
+    room = {at: len(before) + len(after) for at, (before, after) in sides.items()}
+    excess = {at: len(whole[at]) - limits[at] for at in cut}
+    # More than one round if the parts of a text have more tokens together than apart.
+    while room := {at: left - excess[at] for at, left in room.items() if left >= excess[at] > 0}:
+        texts = (_shortened(tokenizer, examples[at], *sides[at], left) for at, left in room.items())
+        for at, ids in zip(room, encode_texts(tokenizer, texts), strict=True):
+            excess[at] = len(ids) - limits[at]
+            if excess[at] <= 0:
+                fitted[at] = ids, True
     return fitted
 
 
-def _fit(
-    tokenizer: TextTokenizer,
-    example: _Example,
-    max_tokens: int,
-    fitted: list[tuple[TokenArray | None, bool]],
-    at: int,
-) -> Generator[list[str], list[TokenArray]]:
-    """Truncate the text of a prompt until it fits, and set ``fitted[at]``, unless not even ``keep`` fits.
-
-    Yields the texts whose ids it needs, and no text at the end; the ids are sent.
+def _shortened(tokenizer: TextTokenizer, example: _Example, before: TokenArray, after: TokenArray, room: int) -> str:
+    """Return the prompt with ``room`` tokens of the text around ``keep``.
 
     Tokens are removed from the end. If this would remove ``keep``, half of the remaining tokens go before it and half
     after it, more on one side if the other needs fewer.
     """
     start, end = example.keep
-    [ids] = yield [example.prompt(example.text)]
-    if len(ids) <= max_tokens:
-        fitted[at] = ids, False
-        yield []
-    before, after = yield [example.text[:start], example.text[end:]]
-    room = len(before) + len(after)  # how many of these tokens remain
-    # More than one round if the parts of a text have more tokens together than apart.
-    while (room := room - len(ids) + max_tokens) >= 0:
-        num_before = len(before) if len(before) <= room else max(room // 2, room - len(after))
-        # Only the length of decoded text is used, because a character can be cut in half. A space that SentencePiece
-        # drops before the first token is at the edge, where strip() removes it.
-        first = start - len(tokenizer.decode(before[len(before) - num_before :].tolist()))
-        last = len(example.text) - len(tokenizer.decode(after[room - num_before :].tolist()))
-        [ids] = yield [example.prompt(example.text[max(first, 0) : max(last, end)].strip())]
-        if len(ids) <= max_tokens:
-            fitted[at] = ids, True
-            break
-    yield []
+    num_before = len(before) if len(before) <= room else max(room // 2, room - len(after))
+    # Only the length of decoded text is used, because a character can be cut in half. A space that SentencePiece
+    # drops before the first token is at the edge, where strip() removes it.
+    first = start - len(tokenizer.decode(before[len(before) - num_before :].tolist()))
+    last = len(example.text) - len(tokenizer.decode(after[room - num_before :].tolist()))
+    return example.prompt(example.text[max(first, 0) : max(last, end)].strip())

@@ -195,6 +195,7 @@ def cached_sequences(
         counts: Counts = Counter()
         spans: list[tuple[int, int]] = []
         start = 0
+        # Written as they come: the ids of all sequences need not fit into memory, here or when they are read.
         with (folder / "tokens.int32").open("wb") as tokens, (folder / "is_label.bool").open("wb") as labels:
             for ids, is_label in make_sequences(counts):
                 tokens.write(ids.tobytes())
@@ -280,6 +281,7 @@ def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device =
     """
     from torchtune.modules.attention_utils import create_block_causal_mask, packed_block_causal_mask
 
+    # A document starts where its position is 0; the label there would be predicted from the document before it.
     seq_lens = [row["seq_lens"] for row in batch]
     input_pos = torch.stack([_positions(lengths) for lengths in seq_lens])
     return {
@@ -297,6 +299,7 @@ def unpadded_tokens(row: dict[str, Tensor]) -> Tensor:
     torchtune's ``input_pos`` distinguishes padding from a document without labels: positions of padding continue those
     of the last document, while every other document but the first of a row starts from 0.
     """
+    # The last of the lengths is that of the padding, if there is any.
     tokens: Tensor = row["tokens"]
     start = len(tokens) - int(row["seq_lens"][-1])
     if not 0 < start < len(tokens) or row["input_pos"][start] == 0:

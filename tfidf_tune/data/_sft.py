@@ -102,6 +102,7 @@ def read_row(row: Mapping[str, Any], place: str, column: str | None, formatting:
     """
     if column is not None:
         row = {"messages" if isinstance(row[column], list) else "text": row[column], "tools": row.get("tools")}
+    # Files of mixed rows have all columns in each row, so the first format with values counts.
     possible = [name for name, columns in FORMATS.items() if row.keys() >= {*columns}]
     if not possible:
         raise ValueError(
@@ -197,6 +198,7 @@ def encode_rows(
     eos = np.array([tokenizer.eos_id], dtype=np.int32)
     rows = iter(rows)
     while batch := list(islice(rows, _BATCH_SIZE)):
+        # Texts are encoded together, conversations one by one, because a template is applied to each.
         texts = [row for row in batch if isinstance(row, Text) and row.completion]
         whole = encode_texts(tokenizer, (row.prompt + row.completion for row in texts))
         prompts = encode_texts(tokenizer, (row.prompt for row in texts))
@@ -207,6 +209,7 @@ def encode_rows(
                 yield np.empty(0, dtype=np.int32), np.empty(0, dtype=np.bool_)
             else:
                 ids, prompt = next(whole), next(prompts)
+                # The prompt ends where its ids differ from those of the whole: a token can reach into the completion.
                 num_prompt = len(bos) + _num_common(prompt, ids) if row.prompt and train_on != "all" else 0
                 ids = np.concatenate([bos, ids] if ids[-1] == tokenizer.eos_id else [bos, ids, eos])
                 yield ids, after_prompt(len(ids), num_prompt)
@@ -243,6 +246,7 @@ def encode_chat(
                 "the row or leave it out"
             ) from error
 
+    # Which messages can be learned.
     of_assistant = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
     turns = [i for i in of_assistant if i >= chat.first and not _is_empty(chat.messages[i])]
     if not turns:
@@ -252,6 +256,7 @@ def encode_chat(
     ids, offsets = tokenizer.encode_with_offsets(text)
     if train_on == "all":
         return ids, np.ones(len(ids), dtype=np.bool_)
+    # A template that marks what the assistant generates decides by itself what is learned.
     if _GENERATION_TAG.search(template):
         marked = render(chat.messages, return_assistant_tokens_mask=True, return_dict=True)["assistant_masks"]
         is_label = np.array(marked, dtype=np.bool_)
@@ -264,6 +269,7 @@ def encode_chat(
         if train_on == "last" and len(runs := label_runs(is_label)):
             is_label[: runs[-1, 0]] = False
         return ids, is_label
+    # Otherwise the characters of a turn are found by rendering the conversation before and after it.
     is_label = np.zeros(len(ids), dtype=np.bool_)
     for turn in turns[-1:] if train_on == "last" else turns:
         start, end = _start(render, text, chat, turn), _end(render, text, chat, turn + 1)
@@ -430,6 +436,7 @@ def sft_dataset(
             raise ValueError("targets are answers, but train_on is all: set it to completions or last")
         num_controls = num_targets if num_controls is None else num_controls
         spec = Targets(targets, num_targets, num_controls, num_repeats, min_target_tokens, seed, probe_file)
+    # A file of targets is read like the source, and its examples follow those of the source.
     own = TextSource(source, source_name, source_split, source_column or "")
     places = [own] if spec is None or not spec.in_file else [own, TextSource(spec.kind, column=own.column)]
     settings = {

@@ -126,6 +126,7 @@ def train_embedded_tokenizer(folder: str | Path, vocab_size: int = 4096) -> Path
 
 @cache
 def _splits() -> dict[str, list[str]]:
+    # A hash of the text decides, so that the split does not depend on the order or on other documents.
     packed = files("tfidf_tune.data").joinpath("corpus", "python_documentation.jsonl.xz").read_bytes()
     splits: dict[str, list[str]] = {
         f"{kind}{part}": [] for kind in ("", "reference_", "docstrings_") for part in ("train", "validation")
@@ -367,6 +368,7 @@ def local_files(source: str) -> list[Path]:
     path = Path(source).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"no such file or folder: {source!r}")
+    # Other files of a folder, such as a README, are left out; two formats would have two meanings of a column.
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     known = [file for file in files if file.is_file() and _format(file) in _FORMATS]
     if len(readers := {_reader(file) for file in known}) != 1:

@@ -159,6 +159,7 @@ def without_shared_text(
     place = TextSource(source, source_name, source_split, source_column)
 
     def build(folder: Path) -> dict[str, int]:
+        # All stretches of both texts are named at once, so that the corpus has to fit into memory.
         corpus = join_documents(encode_texts(tokenizer, load_documents(*place)))
         windows = windows_with_shared_stretch(join_documents(blocks), corpus, block_size, num_tokens)
         shared = windows[:: block_size + 1]  # the windows that are complete blocks
@@ -230,11 +231,12 @@ def text_dataset(
         for text in encode_texts(tokenizer, load_documents(*place)):
             lengths.append(len(text))
             ids = np.concatenate([bos, text, eos])
+            # A last piece of one token has nothing to predict.
             cut = [ids[start : start + limit] for start in range(0, len(ids), limit)]
             longest = max(longest, len(ids))
             counts["num_documents"] += 1
             counts["num_cut"] += len(cut) > 1
-            counts["num_left_out"] += len(ids) % limit == 1  # the last piece
+            counts["num_left_out"] += len(ids) % limit == 1
             yield from (piece for piece in cut if len(piece) > 1)
         warn_of_short_documents(source, sample_by, lengths)
         if longest < 2:

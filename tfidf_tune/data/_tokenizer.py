@@ -66,6 +66,7 @@ def encode_texts(tokenizer: TextTokenizer, texts: Iterable[str]) -> Iterator[Tok
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    # Limited in texts and in bytes: short texts fill the threads, long ones would fill the memory.
     batch: list[str] = []
     size = 0
     for text in texts:
