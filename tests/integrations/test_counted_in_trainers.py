@@ -81,8 +81,7 @@ def weight_statistics(counted):
 
 
 def test_all_hosts_have_the_weights_of_the_reference(run_prompts, tiny_checkpoint, tmp_path):
-    counted = "tokens"
-    found = {"recipe": run_prompts(counted, gradient_accumulation_steps=2)}
+    found = {"recipe": run_prompts("tokens", gradient_accumulation_steps=2)}
     hosts = {
         "Trainer": (TokenWeightingTrainer, {}),
         "Trainer, fused": (TokenWeightingTrainer, {"fused_head": True}),
@@ -91,13 +90,13 @@ def test_all_hosts_have_the_weights_of_the_reference(run_prompts, tiny_checkpoin
         "TRL, padding-free": (TokenWeightingSFTTrainer, {"settings": {"padding_free": True}}),
     }
     for name, (host, options) in hosts.items():
-        options = {"weighting": TFIDFWeighting(num_batches=WINDOW, counted=counted)} | options
+        options = {"weighting": TFIDFWeighting(num_batches=WINDOW, counted="tokens")} | options
         options["settings"] = {"max_steps": STEPS, "gradient_accumulation_steps": 2} | options.get("settings", {})
         trainer = make_trainer(host, tiny_checkpoint, tmp_path / name, ROWS, **options)
         trainer.train()
         found[name] = logs_of(trainer)
 
-    expected, recipe = weight_statistics(counted), values(found["recipe"])
+    expected, recipe = weight_statistics("tokens"), values(found["recipe"])
     np.testing.assert_allclose(recipe[:, 3:], expected, rtol=1e-5)
     assert np.abs(expected - weight_statistics("labels"))[:, 1:].min() > 1e-3, "prompts count"
     for name, logs in found.items():

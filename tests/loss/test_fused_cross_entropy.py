@@ -27,6 +27,7 @@ from tfidf_tune.loss import (
     linear_token_cross_entropy,
     token_predictions,
 )
+from tfidf_tune.loss._cross_entropy import _gradient_scale
 
 NAMES = HeadInput._fields
 # A chunk is of 256 rows up to 4,096 tokens, so these are 1, 2, 3 chunks; then 16 of 313 rows, the last of 305.
@@ -236,6 +237,14 @@ def test_fp16_gradients_of_few_valid_tokens_among_many_do_not_overflow():
     for name in NAMES:
         # The labels' own -1, which is exact, outweighs what the rounded logits make: a few roundings of 2^-11.
         assert relative_error(getattr(values, name), getattr(truth, name)) < 12 * 2**-11, name
+
+
+def test_the_scale_of_fp16_gradients_is_a_power_of_two_near_the_number_of_tokens():
+    """So that it rounds nothing."""
+    for num_valid in (0, 1, 3, 128, 300):
+        scale = float(_gradient_scale(torch.float16, torch.arange(300) < num_valid))
+        assert math.log2(scale).is_integer()
+        assert scale / 2 < max(1, num_valid) <= scale
 
 
 def test_gradients_of_a_head_in_float64_are_in_float64():
