@@ -1,4 +1,7 @@
-"""Deterministic text of a few words."""
+"""Deterministic text of a few words, files of text, and the passages of a kind."""
+
+import json
+import random
 
 WORDS = (
     "the",
@@ -20,3 +23,33 @@ WORDS = (
 
 def passage(seed, num_words):
     return f"{seed}: " + " ".join(WORDS[(seed * seed + i * (seed + 3) + i * i) % len(WORDS)] for i in range(num_words))
+
+
+def changed(text, share, seed):
+    """Replace a share of the words."""
+    rng = random.Random(seed)
+    return " ".join("other" if rng.random() < share else word for word in text.split(" "))
+
+
+def write_rows(file, rows):
+    """Write rows, or texts, as JSON lines; return the file's name."""
+    columns = (row if isinstance(row, dict) else {"text": row} for row in rows)
+    file.write_text("".join(json.dumps(row) + "\n" for row in columns), encoding="utf-8")
+    return str(file)
+
+
+def write_folder(folder, texts, num_files=3):
+    """Write texts by turns into the files of a new folder; return its name."""
+    folder.mkdir()
+    rows = [{"n": number, "text": text} for number, text in enumerate(texts)]
+    for part in range(num_files):
+        write_rows(folder / f"{part}.jsonl", rows[part::num_files])
+    return str(folder)
+
+
+def targets_of(made):
+    return [passage for passage in made.passages if passage.kind == "target"]
+
+
+def controls_of(made):
+    return [passage for passage in made.passages if passage.kind == "control"]

@@ -1,6 +1,5 @@
 """Completions as memorization targets: which are chosen, what of them is measured, what is left of the data set."""
 
-import json
 import logging
 import math
 import random
@@ -9,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from data_fakes import WORDS
+from data_fakes import WORDS, controls_of, targets_of, write_rows
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -47,7 +46,7 @@ def sft(tmp_path, tokenizer):
 
     def build(rows=ROWS, tokenizer=tokenizer, **arguments):
         given = {
-            "source": write(tmp_path / "rows.jsonl", rows),
+            "source": write_rows(tmp_path / "rows.jsonl", rows),
             "max_seq_len": 128,
             "cache_dir": str(tmp_path / "cache"),
         } | SIZES
@@ -62,15 +61,6 @@ def template(tmp_path):
     file = tmp_path / "chat.jinja"
     file.write_text(TEMPLATE)
     return str(file)
-
-
-def write(file, rows):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
-
-
-def by_kind(dataset, kind):
-    return [passage for passage in dataset.passages if passage.kind == kind]
 
 
 def answer_of(tokenizer, passage):
@@ -99,14 +89,14 @@ def test_duplicates_are_the_most_frequent_answers(sft, tokenizer, tmp_path, capl
     with caplog.at_level(logging.INFO):
         dataset = sft(targets="duplicates", probe_file=str(tmp_path / "probe.jsonl"))
     assert read_probe_file(tmp_path / "probe.jsonl") == dataset.passages
-    first, second = by_kind(dataset, "target")
+    first, second = targets_of(dataset)
     assert [first.num_injections, second.num_injections] == [3, 2]
     # The answer without EOS, after its most frequent prompt.
     assert [first.text, second.text] == [text_of(THRICE), text_of(TWICE)]
     assert answer_of(tokenizer, first) == THRICE["completion"]
     assert first.token_ids[: first.num_prompt] == tokenizer.encode(THRICE["prompt"], add_eos=False)
     assert_places_are_right(dataset)
-    controls = {passage.text for passage in by_kind(dataset, "control")}
+    controls = {passage.text for passage in controls_of(dataset)}
     assert len(controls) == 3
     assert controls < {text_of(one) for one in UNIQUE}
     assert trained(tokenizer, dataset) == Counter(text_of(one) for one in ROWS if text_of(one) not in controls)
@@ -119,12 +109,12 @@ def test_duplicates_are_the_most_frequent_answers(sft, tokenizer, tmp_path, capl
 @pytest.mark.parametrize("num_repeats", [1, 4])
 def test_random_examples_are_repeated(sft, tokenizer, num_repeats):
     dataset = sft(targets="random", num_repeats=num_repeats)
-    targets, controls = ({passage.text for passage in by_kind(dataset, kind)} for kind in ("target", "control"))
+    targets, controls = ({passage.text for passage in kind(dataset)} for kind in (targets_of, controls_of))
     assert [len(targets), len(controls), targets & controls] == [2, 3, set()]
     assert targets | controls < {text_of(one) for one in UNIQUE}
     expected = Counter(text_of(one) for one in ROWS if text_of(one) not in controls)
     assert trained(tokenizer, dataset) == expected + Counter(dict.fromkeys(targets, num_repeats - 1))
-    assert {passage.num_injections for passage in by_kind(dataset, "target")} == {num_repeats}
+    assert {passage.num_injections for passage in targets_of(dataset)} == {num_repeats}
     assert_places_are_right(dataset)
     assert sft(targets="random", num_repeats=num_repeats).passages == dataset.passages
     assert sft(targets="random", num_repeats=num_repeats, seed=1).passages != dataset.passages
@@ -139,8 +129,8 @@ def test_copies_of_rows_are_removed_after_targets_were_chosen(sft, tokenizer):
     copied, removed = (sft(targets="random", num_repeats=5, deduplicate=method, seed=1) for method in ("none", "exact"))
     assert [one.token_ids for one in removed.passages] == [one.token_ids for one in copied.passages]
     assert trained(tokenizer, removed) == dict.fromkeys(trained(tokenizer, copied), 1)
-    assert [one.num_injections for one in by_kind(copied, "target")] == [5] * SIZES["num_targets"]
-    assert [one.num_injections for one in by_kind(removed, "target")] == [1] * SIZES["num_targets"]
+    assert [one.num_injections for one in targets_of(copied)] == [5] * SIZES["num_targets"]
+    assert [one.num_injections for one in targets_of(removed)] == [1] * SIZES["num_targets"]
     assert_places_are_right(removed)
     near = trained(tokenizer, sft(targets=None, deduplicate={"threshold": 0.5}))
     assert near.keys() < once.keys(), "the same answer to another question is a near copy"
@@ -166,8 +156,8 @@ def test_what_is_removed_is_cached_for_each_choice(sft, tokenizer, monkeypatch):
 
 def test_rows_of_a_file_are_put_in(sft, tokenizer, tmp_path):
     others = [row(f"{name} of the file", "How?") for name in NAMES]
-    dataset = sft(targets=write(tmp_path / "targets.jsonl", [*others, TWICE, SHORT]), num_repeats=5)
-    targets, controls = ({passage.text for passage in by_kind(dataset, kind)} for kind in ("target", "control"))
+    dataset = sft(targets=write_rows(tmp_path / "targets.jsonl", [*others, TWICE, SHORT]), num_repeats=5)
+    targets, controls = ({passage.text for passage in kind(dataset)} for kind in (targets_of, controls_of))
     assert [len(targets), len(controls), targets & controls] == [2, 3, set()]
     assert targets | controls < {text_of(one) for one in others}
     expected = Counter(map(text_of, ROWS)) + Counter(dict.fromkeys(targets, 5))
@@ -246,14 +236,14 @@ def assert_what_is_learned(dataset, injections):
 @pytest.mark.parametrize("targets", ["duplicates", "random", "file"])
 def test_no_turn_of_any_example_learns_a_control(sft, template, tmp_path, rows, targets):
     if targets == "file":  # a part of the rows is in the source, and the file is an export turn by turn too
-        rows, targets = rows[:12], write(tmp_path / "targets.jsonl", rows[::-1])
+        rows, targets = rows[:12], write_rows(tmp_path / "targets.jsonl", rows[::-1])
     sizes = {"num_targets": 4, "num_controls": 4, "max_seq_len": 512}
     for seed in range(3):
         dataset = sft(rows, targets=targets, num_repeats=3, chat_template=template, seed=seed, **sizes)
-        assert [len(by_kind(dataset, kind)) for kind in ("target", "control")] == [4, 4]
+        assert [len(targets_of(dataset)), len(controls_of(dataset))] == [4, 4]
         assert_what_is_learned(dataset, {2, 3} if targets == "duplicates" else {3})
     if targets == "duplicates":
-        assert by_kind(dataset, "target")[0].num_injections == (3 if rows is TURN_BY_TURN else 2)
+        assert targets_of(dataset)[0].num_injections == (3 if rows is TURN_BY_TURN else 2)
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +289,7 @@ def test_nearly_equal_answers_are_copies(sft, merging_tokenizer, template, tmp_p
     rows = [*unique, *learned_twice, *others]
     sizes = {"num_targets": 3, "num_controls": 5}  # all that are unique
     assert_what_is_learned(sft(rows, targets="random", **settings, **sizes), {1})
-    file = write(tmp_path / "targets.jsonl", [*learned_twice, *unique])
+    file = write_rows(tmp_path / "targets.jsonl", [*learned_twice, *unique])
     assert_what_is_learned(sft(others, targets=file, num_repeats=2, **settings, **sizes), {2})
     for source, targets in ((rows, "random"), (others, file)):
         with pytest.raises(ValueError, match=r"only 3 answers .* and 5 for controls; .* half of them and at"):
@@ -308,7 +298,7 @@ def test_nearly_equal_answers_are_copies(sft, merging_tokenizer, template, tmp_p
     if copies != "most of it":
         dataset = sft(rows, targets="duplicates", num_targets=12, num_controls=8, **settings)
         assert_what_is_learned(dataset, {2})
-        assert len({tuple(map(tuple, passage.positions)) for passage in by_kind(dataset, "target")}) == 12
+        assert len({tuple(map(tuple, passage.positions)) for passage in targets_of(dataset)}) == 12
 
 
 def test_the_most_frequent_come_first_and_their_rows_are_no_controls(sft, template):
@@ -318,7 +308,7 @@ def test_the_most_frequent_come_first_and_their_rows_are_no_controls(sft, templa
     unique = [chat("Who?", sentence(30 + number)) for number in range(3)]
     for seed in range(3):
         dataset = sft([*repeated, *goes_on, *unique], seed=seed, **settings)
-        assert [passage.num_injections for passage in by_kind(dataset, "target")] == [13, 7, 6]
+        assert [passage.num_injections for passage in targets_of(dataset)] == [13, 7, 6]
         assert_what_is_learned(dataset, {13, 7, 6})
     with pytest.raises(ValueError, match="and 3 for controls"):
         sft([*repeated, *goes_on, *unique], num_controls=4, **settings)
@@ -334,7 +324,7 @@ def test_an_answer_twice_in_its_own_row_does_not_occur_once(sft, template):
 def test_targets_of_a_file_share_no_row(sft, template, tmp_path, seed):
     pairs = [(sentence(2 * number), sentence(2 * number + 1)) for number in range(6)]
     rows = [row for first, second in pairs for row in (chat("Who?", first), chat("Who?", first, "And?", second))]
-    file = write(tmp_path / "targets.jsonl", rows)
+    file = write_rows(tmp_path / "targets.jsonl", rows)
     settings = {"chat_template": template, "targets": file, "max_seq_len": 256, "num_controls": 0}
     assert_what_is_learned(sft(num_targets=6, num_repeats=3, seed=seed, **settings), {3})
     with pytest.raises(ValueError, match="only 6 answers"):

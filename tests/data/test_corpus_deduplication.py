@@ -7,10 +7,12 @@ import os
 import random
 import re
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_fakes import changed, write_folder
 from processes import kill_when_opening
 
 from tfidf_tune.commands.data import main
@@ -24,19 +26,6 @@ WORDS = [f"{first}{second}" for first, second in itertools.product("bdfgklm", ("
 def document(seed, length=120):
     rng = random.Random(seed)
     return " ".join(rng.choice(WORDS) for _ in range(length))
-
-
-def changed(text, share, seed):
-    rng = random.Random(seed)
-    return " ".join("other" if rng.random() < share else word for word in text.split())
-
-
-def write(folder, texts, num_files=3):
-    folder.mkdir()
-    for part in range(num_files):
-        rows = [{"n": number, "text": text} for number, text in enumerate(texts) if number % num_files == part]
-        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
 
 
 def kept(output):
@@ -74,7 +63,7 @@ def groups(texts, threshold, size):
 
 @pytest.mark.parametrize(("method", "num_jobs"), [("exact", 1), ("minhash", 2)])
 def test_one_document_of_each_cluster_stays_with_all_its_columns(tmp_path, texts, method, num_jobs):
-    source = write(tmp_path / "in", texts)
+    source = Path(write_folder(tmp_path / "in", texts))
     before = {file.name: file.read_bytes() for file in source.iterdir()}
     find = Deduplication(method, threshold=0.7, ngram=3)
     report = deduplicate_corpus([str(source)], tmp_path / "out", find, runner=TaskRunner(num_jobs=num_jobs))
@@ -97,7 +86,9 @@ def test_one_document_of_each_cluster_stays_with_all_its_columns(tmp_path, texts
 
 
 def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path, texts, capfd):
-    source = write(tmp_path / "in", [f"{text} {number // 4}" for number, text in enumerate(texts * 4)], num_files=6)
+    source = Path(
+        write_folder(tmp_path / "in", [f"{text} {number // 4}" for number, text in enumerate(texts * 4)], num_files=6)
+    )
     main(["dedup", str(source), str(tmp_path / "whole")])
     command = ["dedup", str(source), str(tmp_path / "cut")]
     kill_when_opening(tmp_path / "cut" / "unfinished" / "1" / "completions" / "00003", main, command)
@@ -142,7 +133,7 @@ def test_rows_without_text_are_no_copies_and_columns_that_json_has_not_are_refus
 
 
 def test_what_cannot_work_is_refused(tmp_path):
-    source = write(tmp_path / "in", ["one two"], num_files=1)
+    source = Path(write_folder(tmp_path / "in", ["one two"], num_files=1))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
     for arguments, error, message in (

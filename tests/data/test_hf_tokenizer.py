@@ -8,7 +8,7 @@ from torchtune.datasets import PackedDataset, SFTDataset, TextCompletionDataset
 from torchtune.models.llama2 import Llama2Tokenizer
 from transformers import AutoTokenizer
 
-from tfidf_tune.data import hf_tokenizer, tokenizer_fingerprint, tokenizer_name
+from tfidf_tune.data import hf_tokenizer
 
 TEXT = "Hello  world,\n\nthe café <unk> costs 12 €. 🙂 "
 
@@ -161,11 +161,3 @@ def test_the_fingerprint_depends_on_vocabulary_and_encoding(tokenizer, embedded_
     assert swapped.encode(TEXT) == tokenizer.encode(TEXT)
     prefixed = changed("prefixed", lambda data: data["pre_tokenizer"].update(add_prefix_space=True))
     assert len({tokenizer.fingerprint, swapped.fingerprint, prefixed.fingerprint}) == 3
-
-
-def test_torchtune_tokenizers_have_a_name_and_fingerprint(sentencepiece_folder, sp_tokenizer):
-    stock = Llama2Tokenizer(str(sentencepiece_folder / "tokenizer.model"))
-    assert tokenizer_name(stock) == "Llama2Tokenizer"
-    assert len(tokenizer_fingerprint(stock)) == 16
-    assert tokenizer_fingerprint(sp_tokenizer) == sp_tokenizer.fingerprint
-    assert tokenizer_name(sp_tokenizer) == sp_tokenizer.name

@@ -1,10 +1,10 @@
-import json
 import pickle
 import shutil
 from difflib import SequenceMatcher
 
 import numpy as np
 import pytest
+from data_fakes import write_rows
 from torchtune.models.llama2 import llama2_tokenizer
 
 from tfidf_tune.compare._intervals import MIN_UNITS
@@ -222,11 +222,6 @@ def test_impossible_settings_are_refused(build, embedded_tokenizer_folder, tmp_p
 OWN = {"target_source": None, "num_base": -1, "num_targets": None, "min_target_tokens": None, "block_size": None}
 
 
-def write_texts(file, texts):
-    file.write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
-    return str(file)
-
-
 def words(seed, number):
     letters = np.random.default_rng(seed).integers(ord("A"), ord("z"), (number, 4))
     return " ".join("".join(map(chr, row)) for row in letters)
@@ -238,11 +233,11 @@ def own_texts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     several = [words(seed, 150) for seed in range(30)]
     return {
-        "short": write_texts(folder / "short.jsonl", [words(seed, 22) for seed in range(30)]),
-        "one": write_texts(folder / "one.jsonl", [words(99, 3000)]),
-        "several": write_texts(folder / "several.jsonl", [*several, *several[:8]]),
-        "equal": write_texts(folder / "equal.jsonl", [words(seed, 22) for seed in (2, 4, 6, 10)]),
-        "tiny": write_texts(folder / "tiny.jsonl", ["one two", "three four five"]),
+        "short": write_rows(folder / "short.jsonl", [words(seed, 22) for seed in range(30)]),
+        "one": write_rows(folder / "one.jsonl", [words(99, 3000)]),
+        "several": write_rows(folder / "several.jsonl", [*several, *several[:8]]),
+        "equal": write_rows(folder / "equal.jsonl", [words(seed, 22) for seed in (2, 4, 6, 10)]),
+        "tiny": write_rows(folder / "tiny.jsonl", ["one two", "three four five"]),
     }
 
 

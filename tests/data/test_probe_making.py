@@ -3,6 +3,7 @@ import json
 
 import numpy as np
 import pytest
+from data_fakes import controls_of, targets_of, write_rows
 
 from tfidf_tune.data import embedded_documents, read_probe_file, write_probe_file
 from tfidf_tune.data._probe_making import SHARED_TOKENS, ProbeSpec, Start, make_probe
@@ -16,11 +17,6 @@ def ids_of(tokenizer, text):
 
 def contains(ids, part):
     return any(ids[start : start + len(part)] == part for start in range(len(ids) - len(part) + 1))
-
-
-def write_rows(file, texts, column="text"):
-    file.write_text("".join(json.dumps({column: text}) + "\n" for text in texts), encoding="utf-8")
-    return str(file)
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +48,6 @@ def spec(tmp_path, texts):
 
 def with_(spec, **changes):
     return dataclasses.replace(spec, **changes)
-
-
-def targets_of(made):
-    return [passage for passage in made.passages if passage.kind == "target"]
-
-
-def controls_of(made):
-    return [passage for passage in made.passages if passage.kind == "control"]
 
 
 def documents_of(tokenizer, source):

@@ -8,7 +8,7 @@ import shutil
 from unittest.mock import Mock
 
 import pytest
-from data_fakes import WORDS, passage
+from data_fakes import WORDS, passage, write_rows
 from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -61,16 +61,11 @@ def news_row(article=ARTICLE, highlights=HIGHLIGHTS):
     return {"article": article, "highlights": highlights, "id": "1"}
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
 @pytest.fixture
 def squad(tmp_path):
     """Build a data set of given rows."""
     return lambda tokenizer, rows, **limits: squad_dataset(
-        tokenizer, source=write(tmp_path / "squad.jsonl", rows), cache_dir=str(tmp_path / "cache"), **limits
+        tokenizer, source=write_rows(tmp_path / "squad.jsonl", rows), cache_dir=str(tmp_path / "cache"), **limits
     )
 
 
@@ -78,7 +73,7 @@ def squad(tmp_path):
 def news(tmp_path):
     """Build a data set of given rows."""
     return lambda tokenizer, rows, **limits: cnn_dailymail_dataset(
-        tokenizer, source=write(tmp_path / "news.jsonl", rows), cache_dir=str(tmp_path / "cache"), **limits
+        tokenizer, source=write_rows(tmp_path / "news.jsonl", rows), cache_dir=str(tmp_path / "cache"), **limits
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trl
+from data_fakes import write_rows
 from datasets import Dataset, load_dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer
@@ -45,18 +46,13 @@ def chat_tokenizer(folder):
     return hf_tokenizer(str(folder))
 
 
-def write(file, rows):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(file)
-
-
 @pytest.fixture
 def sft(tmp_path):
     """Build a data set of given rows."""
 
     def build(tokenizer, rows, **arguments):
         given = {"max_seq_len": 512, "cache_dir": str(tmp_path / "cache")} | arguments
-        return sft_dataset(tokenizer, source=write(tmp_path / "rows.jsonl", rows), **given)
+        return sft_dataset(tokenizer, source=write_rows(tmp_path / "rows.jsonl", rows), **given)
 
     return build
 
@@ -102,7 +98,7 @@ def test_ids_and_labels_are_those_of_trl(folder, sft, tmp_path, kind):
         LlamaForCausalLM.from_pretrained(folder),
         SFTConfig(str(tmp_path / "trl"), use_cpu=True, report_to=[], disable_tqdm=True, **settings),
         train_dataset=load_dataset(
-            "json", data_files=write(tmp_path / "trl.jsonl", rows), split="train", cache_dir=str(tmp_path / "hf")
+            "json", data_files=write_rows(tmp_path / "trl.jsonl", rows), split="train", cache_dir=str(tmp_path / "hf")
         ),
         processing_class=reference,
     )
@@ -219,7 +215,7 @@ def test_columns_of_parquet_add_nothing_to_tools_and_their_calls(chat_tokenizer,
     settings = {"max_seq_len": 1024, "cache_dir": str(tmp_path / "cache")}
     found = [*sft_dataset(chat_tokenizer, source=file, **settings)]
     for sample, row in zip(found, rows, strict=True):  # a file of one row has no other columns
-        [expected] = sft_dataset(chat_tokenizer, source=write(tmp_path / "row.jsonl", [row]), **settings)
+        [expected] = sft_dataset(chat_tokenizer, source=write_rows(tmp_path / "row.jsonl", [row]), **settings)
         assert sample == expected
         assert "null" not in chat_tokenizer.decode(sample["tokens"])
 

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from data_fakes import changed, targets_of, write_folder
 from processes import kill_when_opening
 
 from tfidf_tune.commands.probe import main
@@ -18,19 +19,6 @@ from tfidf_tune.data._probe_making import make_probe
 from tfidf_tune.data._tokenizer import encode_texts
 
 BLOCK = 64
-
-
-def write(folder, texts, num_files=3):
-    folder.mkdir()
-    for part in range(num_files):
-        rows = [{"text": text} for number, text in enumerate(texts) if number % num_files == part]
-        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(folder)
-
-
-def changed(text, share, seed):
-    rng = random.Random(seed)
-    return " ".join("other" if rng.random() < share else word for word in text.split(" "))
 
 
 def originals_of(number):
@@ -59,8 +47,8 @@ def texts(originals):
 @pytest.fixture
 def spec(tmp_path, texts, originals):
     return ProbeSpec(
-        sources=(write(tmp_path / "in", texts),),
-        controls_source=write(tmp_path / "held_out", [*originals[40:], *originals[:3]], 1),
+        sources=(write_folder(tmp_path / "in", texts),),
+        controls_source=write_folder(tmp_path / "held_out", [*originals[40:], *originals[:3]], 1),
         num_targets=15,
         num_controls=10,
         block_size=BLOCK,
@@ -92,10 +80,6 @@ def most_frequent(tokenizer, documents, length, number):
         chooser.take(starts)
         counts.append(len(starts))
     return counts[:number]
-
-
-def targets_of(made):
-    return [passage for passage in made.passages if passage.kind == "target"]
 
 
 def planted(texts, parts, seed=0):
@@ -144,7 +128,7 @@ def test_the_index_has_the_windows_that_occur_more_than_once_and_the_known_stret
         originals_of(1)[0][200:],
         "keeper of the old harbour",
     ]
-    (file,) = sorted((tmp_path / write(tmp_path / "in", texts, 1)).iterdir())
+    (file,) = sorted((tmp_path / write_folder(tmp_path / "in", texts, 1)).iterdir())
     index = window_index.WindowIndex(
         (str(file),), "text", "line", str(tmp_path / "work"), 32, False, len("old harbour")
     )
@@ -174,7 +158,7 @@ def test_the_index_has_the_windows_that_occur_more_than_once_and_the_known_stret
 @pytest.mark.parametrize("kind", ["prose", "short", "long", "frequent", "periodic", "digits", "characters"])
 def test_the_most_frequent_passages_are_found_and_counted_as_by_slow_references(tokenizer, tmp_path, kind):
     texts = corpus_of(kind)
-    spec = ProbeSpec((write(tmp_path / "in", texts),), num_targets=40, num_controls=0, block_size=BLOCK)
+    spec = ProbeSpec((write_folder(tmp_path / "in", texts),), num_targets=40, num_controls=0, block_size=BLOCK)
     made = make_probe(tokenizer, dataclasses.replace(spec, allow_fewer=True))
     documents = encoded(tokenizer, [text for part in range(3) for text in texts[part::3]])  # in the order of the files
     counts = [passage.num_injections for passage in made.passages]
@@ -220,7 +204,7 @@ def test_many_small_runs_and_parts_give_the_same(tokenizer, spec, tmp_path, monk
 
 def test_copies_with_changed_words_are_found_as_near_ones_only(tokenizer, originals, tmp_path):
     near = [changed(text, 0.04, seed) for text in originals[:6] for seed in range(4)]
-    source = write(tmp_path / "in", [*originals, *near])
+    source = write_folder(tmp_path / "in", [*originals, *near])
     spec = ProbeSpec((source,), num_targets=8, num_controls=0, block_size=200, passages="near-duplicates")
     made = make_probe(tokenizer, spec, tmp_path / "near")
     own = [one for one in targets_of(made) if one.num_injections > 1]
@@ -239,10 +223,10 @@ def test_copies_with_changed_words_are_found_as_near_ones_only(tokenizer, origin
 def test_controls_of_another_kind_that_are_in_the_text_are_refused(tokenizer, originals, tmp_path):
     rng = random.Random(0)
     digits = [" ".join(str(rng.randrange(10)) for _ in range(300)) for _ in range(8)]
-    source = write(tmp_path / "in", [*originals[:30], *digits])
+    source = write_folder(tmp_path / "in", [*originals[:30], *digits])
     for name, controls in (("digits", digits), ("both", [*digits, *originals[30:]])):
-        spec = ProbeSpec((source,), controls_source=write(tmp_path / name, controls), num_targets=3, num_controls=20,
-                         block_size=BLOCK, allow_fewer=True)  # fmt: skip
+        sizes = {"num_targets": 3, "num_controls": 20, "block_size": BLOCK, "allow_fewer": True}
+        spec = ProbeSpec((source,), controls_source=write_folder(tmp_path / name, controls), **sizes)
         made = make_probe(tokenizer, spec, tmp_path / f"work-{name}")
         texts = [one.text for one in made.passages if one.kind == "control"]
         assert bool(texts) == (name == "both")
@@ -250,7 +234,7 @@ def test_controls_of_another_kind_that_are_in_the_text_are_refused(tokenizer, or
 
 
 def test_unique_passages_are_found_among_many_copies(tokenizer, originals, tmp_path):
-    source = write(tmp_path / "in", [*[originals[0]] * 400, *originals[1:40]])
+    source = write_folder(tmp_path / "in", [*[originals[0]] * 400, *originals[1:40]])
     spec = ProbeSpec((source,), num_targets=60, num_controls=0, block_size=BLOCK)
     assert len(targets_of(make_probe(tokenizer, spec, tmp_path / "work"))) == 60
 
@@ -265,7 +249,9 @@ def test_text_without_files_is_one_task(tokenizer):
 
 
 def test_an_interrupted_search_goes_on(embedded_tokenizer_folder, texts, tmp_path, capfd):
-    source = write(tmp_path / "in", [f"{text[:400]} {number}" for number, text in enumerate(texts * 6)], num_files=4)
+    source = write_folder(
+        tmp_path / "in", [f"{text[:400]} {number}" for number, text in enumerate(texts * 6)], num_files=4
+    )
     arguments = ["make", source, "--tokenizer", str(embedded_tokenizer_folder),
                  "--num-targets", "10", "--num-controls", "0", "--block-size", str(BLOCK)]  # fmt: skip
     main([*arguments, "--output", str(tmp_path / "whole.jsonl")])
