@@ -70,8 +70,8 @@ _VERDICTS_EXPLAINED = (
 _CAPTION = (
     "A line for each objective from its lowest learning rate to its highest, the markers growing with it. Large, "
     "numbered and with a cross: the operating point, the learning rate of the lowest held-out perplexity, with 95 % "
-    "intervals over seeds. Lower: recites less. Further left: predicts unseen text better. Dashed: passages "
-    "that were never injected, the floor. Learning rates with more than four times the highest perplexity of an "
+    "intervals over seeds. Lower: recites less. Further left: predicts unseen text better. Dashed: held-out "
+    "passages, which is chance. Learning rates with more than four times the highest perplexity of an "
     "operating point lie outside."
 )
 

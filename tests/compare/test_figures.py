@@ -6,7 +6,7 @@ import pytest
 from tfidf_tune.compare._figures import Course, lms_distribution, lms_progress, trade_off
 
 CURVES = {"CE": [(10, 1.0, 0.5), (100, 8.0, 1.0)], "TF-IDF": [(10, 1.0, 0.5), (100, 3.0, 1.0)]}
-FLOOR = "never injected (the floor)"
+FLOOR = "held out (chance)"
 
 
 def lines(axes):

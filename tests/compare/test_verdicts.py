@@ -124,6 +124,11 @@ def test_recitation_and_cost_are_of_the_last_checkpoint_that_all_runs_share():
     made = comparison_report(results(run("CE", [early, last]), run("TF-IDF", [evaluation(50, drawn(5, 40, seed=1))])))
     assert re.fullmatch(r"TF-IDF recites \d+\.\d % less than CE\.", made.verdict)
     assert any("last checkpoint that all runs of the model share: Tiny at 50 %" in text for text in made.footnotes)
+    later = evaluation(100, blocks=noisy_blocks(90))
+    both = [evaluation(50, drawn(5, 40, seed=1)), later]
+    made = comparison_report(results(run("CE", [early, last]), run("TF-IDF", both)))
+    assert re.fullmatch(r"TF-IDF recites \d+\.\d % less than CE\.", made.verdict)  # perplexities are of 100 %
+    assert made.tables[0].frame["Perplexity against CE (%)"].tolist() == ["baseline", None]
 
 
 def test_a_model_without_a_run_to_compare_with_is_named():

@@ -169,7 +169,7 @@ def test_the_figure_goes_through_the_learning_rates_with_the_operating_point_emp
     assert axes.get_xscale() == "log"
     assert labels(figure) == [
         *("1  CE", "2  Goldfish", "3  TF-IDF"),
-        *("lr 0.0003", "lr 0.001", "lr 0.003", "never injected (the floor)"),
+        *("lr 0.0003", "lr 0.001", "lr 0.003", "held out (chance)"),
     ]
 
 

@@ -61,7 +61,7 @@ def run_table(results: Results) -> "pd.DataFrame":
     Returns:
         pandas.DataFrame: indexed as ``results.checkpoints``, with the columns "model", "objective", "learning_rate"
             (NaN if unset), "seed" (None if unknown), "progress", "folder", "setting", "run" and "title", see
-            :class:`~tfidf_tune.results.Checkpoint`; those of :func:`average_scores`; and "log_perplexity", which is
+            :class:`~tfidf_tune.compare.Checkpoint`; those of :func:`average_scores`; and "log_perplexity", which is
             its "nll".
     """
     import pandas as pd
@@ -251,7 +251,7 @@ def compare_at_equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> "
               (equal if exactly at one), "lms_before" and "lms_after": its average LMS there, "interpolated": between
               them, linearly in log perplexity; NaN if it never had it,
             - "baseline_floor_bound": the same of the baseline at both, the higher; NaN if one can be told,
-            - "recited": "less" than at both of the baseline's checkpoints, "more", or "between" them; "not above the
+            - "recited": "less" than at both of the baseline's checkpoints, "more", or "between" them; "not above
               floor" if neither objective can be told from it; None if the baseline never had the perplexity.
     """
     import pandas as pd

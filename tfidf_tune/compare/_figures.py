@@ -50,22 +50,22 @@ def comparison_figures(results: Results, evaluations: "pd.DataFrame") -> list[Fi
     if courses := _courses(evaluations):
         caption = (
             "Each objective at the last checkpoint. Lower: it recites less. Further left: it predicts unseen text "
-            "better. Crosses: 95 % intervals over passages and blocks, not over seeds. Grey: passages that were held "
-            "injected, the floor that fluency reaches by itself. Thin lines: earlier checkpoints; a reduction counts "
+            "better. Crosses: 95 % intervals over passages and blocks, not over seeds. Grey: held-out "
+            "passages, what fluency reaches by chance. Thin lines: earlier checkpoints; a reduction counts "
             "where it lies below the baseline's line at the same perplexity."
         )
         figures.append(Figure("frontier", "Memorization against perplexity", trade_off(courses), caption))
     curves = _measured(evaluations, (LMS,), CONTROL_LMS)
     if any(len(points) > 1 for by_objective in curves.values() for points in by_objective.values()):
         caption = (
-            "Average LMS of the injected passages at each checkpoint. Dashed: passages that were never injected, the "
-            "floor that fluency reaches by itself. Lower is better."
+            "Average LMS of the injected passages at each checkpoint. Dashed: held-out passages, what fluency reaches "
+            "by chance. Lower is better."
         )
         title = "Average LMS against training progress"
         figures.append(Figure("lms_progress", title, lms_progress(curves), caption))
     caption = (
         "The share of continuations whose longest memorized substring has at least so many tokens, over "
-        "passages, prefix lengths and seeds. Dashed: passages that were never injected."
+        "passages, prefix lengths and seeds. Dashed: held-out passages."
     )
     rows = results.scores[(results.scores["metric"] == "lms") & (results.scores["unit"] != "")]
     lms: dict[str, dict[str, Any]] = {setting: {} for setting in evaluations["setting"].unique()}

@@ -79,10 +79,13 @@ def _pairs(
         for objective in objectives if baseline in objectives else ():
             if objective != baseline:
                 rows = measured.get((str(setting), objective), {})
-                cost = next((rows[utility.label] for utility in _UTILITIES if utility.label in rows), None)
+                recited = rows.get(LMS.label)
+                costs = [rows[utility.label] for utility in _UTILITIES if utility.label in rows]
+                if recited is not None:  # at the same checkpoint
+                    costs = [cost for cost in costs if cost.progress == recited.progress]
                 chances = at_chance[objective], at_chance[baseline]
                 is_detected = (setting, objective) in detected
-                pairs.append(Pair(str(setting), objective, rows.get(LMS.label), cost, *chances, is_detected))
+                pairs.append(Pair(str(setting), objective, recited, next(iter(costs), None), *chances, is_detected))
     return pairs
 
 

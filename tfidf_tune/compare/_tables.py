@@ -224,7 +224,8 @@ def _overview(
                 verbatim = cell(100 * VERBATIM.value(*totals), _percent(verbatim_interval(*totals)), 1)
             if aucs is not None and names in aucs.index:
                 auc = cell(*(aucs.loc[names, "AUC"], aucs.loc[names].reindex(["AUC from", "AUC to"])))
-            if names in costs.index:
+            # The price of what is recited is that of the same checkpoint.
+            if names in costs.index and {costs.loc[names, "progress"]} >= set(last["progress"]):
                 one = costs.loc[names]
                 cost = cell(-100 * one["reduction"], (-100 * one["high"], -100 * one["low"]), 1, "+")
             rows.append((setting, objective, excess, verbatim, auc, "baseline" if objective == baseline else cost))
