@@ -116,6 +116,7 @@ def _run_here(steps: Sequence[Step], completions: Path, num_tasks: int) -> None:
         if mark.is_file():
             continue
         data = None
+        # Steps of datatrove keep counts, so each task gets its own.
         for step in copy.deepcopy(steps):
             data = step(data, rank, num_tasks)
         deque(data or (), maxlen=0)  # generators do nothing until they are read
@@ -180,6 +181,7 @@ def progress(files: Sequence[str], index: int, doing: str) -> Iterator[Callable[
 
     Yields a function that moves the bar on by a text; the bar of a compressed file moves at its end.
     """
+    # The bar covers all files, although each task draws its own.
     sizes = [Path(file).stat().st_size if Path(file).is_file() else 0 for file in files]
     done = sum(sizes[:index])
     description = f"{doing} {Path(files[index]).name} ({index + 1} of {len(files)})"

@@ -230,6 +230,7 @@ class LearnedRuns:
         heapify(queue)
         while queue and len(chosen) < number:
             _, at, is_counted = heappop(queue)
+            # An answer comes back with its count, and is chosen if it is still the first.
             answer = self.last[candidates[at]]
             if is_taken[answer.place : answer.place + answer.num_tokens].any():
                 continue
@@ -381,6 +382,7 @@ class WindowChooser:
 
     def unique(self, num_shared: int) -> Iterator[int]:
         """Draw and take random windows of which the corpus repeats no ``num_shared`` consecutive tokens."""
+        # A window is unique if none of its stretches of this length occurs again.
         are_repeated = name_repeated_windows(self._corpus, num_shared) > 0
         is_unique = none_within(are_repeated, self._length - num_shared + 1)
         for start in self.random(self.fits & is_unique[: len(self.fits)]):
@@ -399,6 +401,7 @@ class WindowChooser:
         return Start.INSIDE_WORD
 
     def _nearest_word(self, drawn: int, allowed: Mask) -> int:
+        # Through allowed places only, so that the window stays in its document.
         ahead = range(drawn, min(drawn + self._length, len(allowed)))
         behind = range(drawn, max(drawn - self._length, -1), -1)
         for places in (ahead, behind):

@@ -83,6 +83,7 @@ logger = logging.getLogger(__name__)
 def _slots(num_base: int, num_targets: int, num_repeats: int, seed: int, *, shuffle_base: bool = False) -> Positions:
     """Draw slots for base items, in order unless ``shuffle_base``, and then for the copies of each target, in order."""
     num_copies = num_targets * num_repeats
+    # The first numbers drawn are the places of the copies, the others those of the base.
     drawn = np.random.default_rng(seed).permutation(num_base + num_copies)
     slots = np.argsort(drawn) if shuffle_base else np.append(np.sort(drawn[num_copies:]), drawn[:num_copies])
     slots[num_base:] = np.sort(slots[num_base:].reshape(num_targets, num_repeats), axis=1).ravel()
@@ -225,6 +226,7 @@ def injected_corpus_dataset(
     """
     if block_size is None:
         block_size = min(_BLOCK_SIZE, tokenizer.max_seq_len or _BLOCK_SIZE)
+    # Every argument is checked before a source is read.
     spec = _CorpusSpec(
         num_base, num_targets, num_controls, min_target_tokens, num_repeats, block_size, layout, noise, noise_kind, seed
     )
@@ -607,6 +609,7 @@ class InjectedCanaries:
         check_at_least(2, block_size=block_size)
         self._tokenizer = HFTokenizer(tokenizer, max_seq_len=tokenizer.model_max_length)
         length = {"block_size": block_size}
+        # A text within another would be counted with it, so texts of the user are compared with each other.
         if texts is not None:
             lengths, joined = [len(ids) for ids in encode_texts(self._tokenizer, texts)], "\0".join(texts)
             for index, text in enumerate(texts):

@@ -183,6 +183,7 @@ def make_probe(
         with TemporaryDirectory() as folder:
             return make_probe(tokenizer, spec, Path(folder) / "work", runner)
     runner = runner or TaskRunner()
+    # Each file is a task, any other source too; what they hold now decides whether an interrupted call goes on.
     units: list[Path | str] = [
         unit for source in spec.sources for unit in (local_files(source) if is_local(source) else [source])
     ]
@@ -301,6 +302,7 @@ class _Corpus(NamedTuple):
         """Return the token that holds the first byte of a window."""
         number = bisect_right(self.pieces, tuple(place.tolist()), key=lambda piece: piece[:3]) - 1
         piece = self.pieces[number]
+        # Bytes are counted in decoded text, by a binary search for the token whose text ends behind the first byte.
         (ids,) = encode_texts(tokenizer, [piece.text])
         first = int(place["offset"]) - piece.start
         token = bisect_right(range(len(ids) + 1), first, key=lambda end: len(_text(tokenizer, ids[:end]))) - 1

@@ -166,6 +166,7 @@ def cached_folder(
     If it does not exist, ``build`` fills an empty folder and returns counts, which are stored with the settings in
     ``settings.json``. Processes that ask at the same time each build a folder, and the first complete one is kept.
     """
+    # The name of the folder is a hash of all that its contents depend on.
     root = Path(cache_dir or os.environ.get("TFIDF_TUNE_CACHE") or "~/.cache/tfidf_tune").expanduser()
     folder = root / digest(settings | {"format_version": _FORMAT_VERSION})
     if not folder.is_dir():

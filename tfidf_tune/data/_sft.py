@@ -140,6 +140,7 @@ def _read_texts(name: str, row: Mapping[str, Any], place: str, formatting: Forma
         content = f"{prompt}\n\n{extra}" if extra else prompt
         asked = formatting.with_system([{"role": "user", "content": content}])
         return Chat([*asked, {"role": "assistant", "content": completion}], len(asked), _tools(row, place), place)
+    # Without a template, Alpaca's headings.
     if is_instruction:
         extra = f"### Input:\n{extra}\n\n" if extra else ""
         prompt = f"### Instruction:\n{prompt}\n\n{extra}### Response:\n"
@@ -157,6 +158,7 @@ def _tools(row: Mapping[str, Any], place: str) -> Any:
 
 def _messages(value: Any, column: str, place: str) -> list[Message]:
     messages: list[Message] = []
+    # Both ways of writing a message become role and content; other keys of the first are kept for the template.
     given: list[Any] = value if isinstance(value, list) else [None]
     for one in given:
         match one:

@@ -271,6 +271,7 @@ def find_windows(index: WindowIndex, keys: Hashes, most: int | None = None) -> t
     counts = np.zeros(len(keys), np.int64)
     numbers, places = [np.zeros(0, np.int64)], [np.zeros(0, PLACE)]
     for own_keys, own_places in _read_runs(index.runs):
+        # A binary search in each run, of which few pages are read.
         starts, ends = (np.searchsorted(own_keys, keys, side=side) for side in ("left", "right"))
         taken = ends - starts if most is None else np.clip(most - counts, 0, ends - starts)
         counts += ends - starts
@@ -278,6 +279,7 @@ def find_windows(index: WindowIndex, keys: Hashes, most: int | None = None) -> t
         before = np.cumsum(taken) - taken
         places.append(own_places[np.arange(taken.sum()) + np.repeat(starts - before, taken)])
         numbers.append(np.repeat(np.arange(len(keys)), taken))
+    # The places of each key, those of earlier runs first.
     of_key = np.concatenate(numbers)
     order = np.argsort(of_key, kind="stable")
     borders = np.cumsum(np.bincount(of_key, minlength=len(keys)))[:-1]
@@ -298,6 +300,7 @@ def draw_windows(index: WindowIndex, number: int, rng: np.random.Generator, *, u
         own = of_run == rank
         indices = drawn[own] - (ends[rank] - len(runs[rank][0]))
         keys[own], places[own] = runs[rank][0][indices], runs[rank][1][indices]
+    # A window is unique if its key occurs once in all runs together.
     order = rng.permutation(len(drawn))
     if unique:
         counts = np.zeros(len(keys), np.int64)
@@ -463,6 +466,7 @@ class _ReadPieces:
     folder: str
 
     def __call__(self, _: Any, rank: int, world_size: int) -> None:
+        # The offsets of the windows of each document; the file is read no further than the last of them.
         own = self.places[self.places["file"] == self.ranks[rank]]
         borders = np.flatnonzero(np.diff(own["document"].astype(np.int64), prepend=-1))
         wanted = dict(zip(own["document"][borders].tolist(), np.split(own["offset"], borders[1:]), strict=True))
@@ -525,6 +529,7 @@ def _counted(places: Records, groups: Places, num_bytes: int | None) -> npt.NDAr
 
     ``places`` are in order within each of ``groups``, int64 ``[num_windows]``.
     """
+    # The first window of a group in each document counts in any case.
     goes_on = (groups[1:] == groups[:-1]) & _same_document(places[1:], places[:-1])
     is_counted = np.append(True, ~goes_on)[: len(places)]
     if num_bytes is None:
@@ -546,6 +551,7 @@ def _joined(pairs: Records) -> Records:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
+    # Windows are the nodes of a graph, pairs its edges; a group is a connected component.
     places, nodes = np.unique(np.concatenate([pairs["first"], pairs["second"]]), return_inverse=True)
     first, second = np.split(nodes, 2)
     graph = coo_array((np.ones(len(pairs), np.bool_), (first, second)), (len(places), len(places)))
