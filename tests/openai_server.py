@@ -80,16 +80,14 @@ def serving(folder):
             answer = host.answer(self.path, payload)
             (choice,) = answer["choices"]
             logprobs = choice.get("logprobs", {})
-            if fault == "positive":
-                logprobs["token_logprobs"][5] = 0.5
+            if fault in ("positive", "nan"):
+                logprobs["token_logprobs"][5] = {"positive": 0.5, "nan": float("nan")}[fault]
             elif fault == "shifted":  # of the next token, as by a server that counts from the wrong one
                 values = [*logprobs["top_logprobs"][2:], {"best": -1.0}]
                 logprobs["top_logprobs"][1:] = [{"best": max(one.values()) / 2} for one in values]
                 logprobs["token_logprobs"][1:] = [-9.0] * len(values)
             elif fault == "zeros":
                 logprobs["token_logprobs"] = [0.0] * len(logprobs["tokens"])
-            elif fault == "nan":
-                logprobs["token_logprobs"][7] = float("nan")
             elif fault == "too many":
                 logprobs["token_logprobs"].append(-1.0)
             elif fault == "another prompt":

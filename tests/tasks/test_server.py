@@ -165,7 +165,9 @@ def test_a_journal_with_a_torn_line_goes_on(host, ask, tmp_path):
 
 
 def test_a_server_without_log_probabilities_or_with_wrong_ones_is_recognised(host, url):
-    server = lambda: Server("m", url, max_retries=2)  # noqa: E731 (each asks anew)
+    def server():  # each asks anew
+        return Server("m", url, max_retries=2)
+
     assert server().likelihood_problem() is None
     host.faults += ["", "shifted"]
     assert server().likelihood_problem() == "its log-probabilities do not fit its own continuation"

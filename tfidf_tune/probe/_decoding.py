@@ -118,18 +118,9 @@ def generated_continuations(
 ) -> list[list[int]]:
     """Return samples of one prompt's continuation, or the best beam, whatever the model's ``generation_config`` says.
 
-    Args:
-        model (PreTrainedModel): causal language model in eval mode, or a PEFT model around it.
-        prompt (Sequence[int]): token ids, at least one.
-        num_tokens (int): most ids to append.
-        generation (Mapping[str, Any]): "do_sample", "temperature" and "top_k", or "num_beams".
-        number (int): of samples.
-        batch_size (int): samples in a forward pass.
-        eos_id (int | None): ends a continuation. Default: None, no end.
-        seed (int): of the samples; random states outside are not changed.
-
-    Returns:
-        list[list[int]]: ``number`` continuations; EOS and what follows it may be there.
+    ``generation`` holds "do_sample", "temperature" and "top_k", or "num_beams"; ``number`` of samples are made,
+    ``batch_size`` in a forward pass. Samples are seeded; random states outside are not changed. EOS and what follows
+    it may be in a continuation.
     """
     from transformers import GenerationConfig
 

@@ -60,10 +60,6 @@ class ServerLM(LM):  # type: ignore[misc]
         """Refuse: no task of ours asks for it."""
         raise ValueError("tfidf-server scores continuations only: use --model local-completions for this task")
 
-    def likelihood_problem(self) -> str | None:
-        """Say why the server's log-probabilities of prompts cannot be used; it is asked twice."""
-        return self.server.likelihood_problem()
-
 
 def _sent(prompt: str) -> str | list[int]:
     return parse_token_ids(prompt) if is_token_ids_request(prompt) else prompt
