@@ -1,6 +1,6 @@
 """Audit one model: does it recite its training text more than text it never saw?"""
 
-from tfidf_tune.audit._audit import AuditResult, AuditSpec, Server, audit, audit_results, choose_passages, estimate
+from tfidf_tune.audit._audit import AuditResult, AuditSpec, ServerSpec, audit, audit_results, choose_passages, estimate
 from tfidf_tune.audit._report import audit_report
 from tfidf_tune.audit._tables import Bound, parse_bounds
 
@@ -8,7 +8,7 @@ __all__ = [
     "AuditResult",
     "AuditSpec",
     "Bound",
-    "Server",
+    "ServerSpec",
     "audit",
     "audit_report",
     "audit_results",

@@ -25,7 +25,7 @@ Note = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
+class ServerSpec:
     """An OpenAI-compatible server that answers for the model.
 
     Args:
@@ -55,7 +55,7 @@ class AuditSpec:
         model (str): a Hugging Face model or PEFT adapter, a folder or hub id; behind a server its name there.
         passages (ProbeSpec | str | Path): texts to choose passages from, or a probe file.
         tokenizer (str | None): folder or hub id; a model behind a server needs it. Default: None, the model's.
-        server (Server | None): answers for the model. Default: None, the model is loaded here.
+        server (ServerSpec | None): answers for the model. Default: None, the model is loaded here.
         backend (Literal["transformers", "vllm"]): what runs a model that is loaded. Default: "transformers".
         base (str | None): model under an adapter. Default: None, what the adapter names.
         device (str | None): default: None, a GPU if there is one.
@@ -89,7 +89,7 @@ class AuditSpec:
     model: str
     passages: "ProbeSpec | str | Path"
     tokenizer: str | None = None
-    server: Server | None = None
+    server: ServerSpec | None = None
     backend: Literal["transformers", "vllm"] = "transformers"
     base: str | None = None
     device: str | None = None

@@ -108,7 +108,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a model behind a server: the fields of ``Server``, and the estimate of the cost."""
+    """Add the options of a model behind a server: the fields of ``ServerSpec``, and the estimate of the cost."""
     group = parser.add_argument_group("a model behind an OpenAI-compatible server")
     add = _adder(group)
     add("--base-url", metavar="URL", help="of the server, up to /v1; MODEL is then its name there")
@@ -147,9 +147,9 @@ def probe_spec(options: argparse.Namespace, *, allow_fewer: bool) -> "ProbeSpec"
 
 def audit_spec(options: argparse.Namespace, **more: Any) -> "AuditSpec":
     """Return the audit that the options ask for."""
-    from tfidf_tune.audit import AuditSpec, Server
+    from tfidf_tune.audit import AuditSpec, ServerSpec
 
-    server = Server(**_given(options, Server)) if "base_url" in options else None
+    server = ServerSpec(**_given(options, ServerSpec)) if "base_url" in options else None
     return AuditSpec(**_given(options, AuditSpec) | more, server=server)
 
 
