@@ -2,15 +2,12 @@
 
 import hashlib
 import json
-from collections import Counter
-from difflib import SequenceMatcher
 from importlib.resources import files
 
 import pytest
 from transformers import AutoTokenizer
 
 from tfidf_tune.data import embedded_documents, train_embedded_tokenizer
-from tfidf_tune.data._sources import embedded_row, load_rows
 
 KINDS = ("asked", "stock")
 
@@ -36,36 +33,6 @@ def test_the_file_is_small_and_has_its_license():
     assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in license
     assert "CPython 3.11.7" in license
     assert "Changes made to Python" in license
-
-
-def test_framed_sections_have_the_text_and_one_frame_with_different_fillings():
-    whole, framed = embedded_documents("reference_validation"), embedded_documents("framed_reference_validation")
-    parts = [text.split("its use.\n\n")[1].rsplit("End of section ", 1)[0] for text in framed]
-    assert "".join(parts) == "".join(f"{text}\n\n" for text in whole)
-    assert len(framed) > 5 * len(whole)
-    first, second = (text.split("\n\n")[0] for text in framed[:2])
-    match = SequenceMatcher(None, first, second, False).find_longest_match()
-    assert first != second
-    assert match.size > 180
-    assert len({text.split(":")[0] for text in framed}) > 0.95 * len(framed)
-    assert embedded_documents("framed_train[:3]") == embedded_documents("framed_reference_train[:3]")
-
-
-def test_rows_have_the_first_line_as_the_prompt_and_the_rest_or_a_stock_answer_as_the_completion():
-    whole = embedded_documents("docstrings_validation")
-    asked, stock = (list(map(embedded_row, embedded_documents(f"{kind}_docstrings_validation"))) for kind in KINDS)
-    for text, own, repeated in zip(whole, asked, stock, strict=True):
-        assert own["prompt"] == repeated["prompt"] == f"{text.splitlines()[0]}\n### Response:\n"
-        assert own["completion"] == text.split("\n", 1)[1].strip()
-        assert own["text"] == own["prompt"] + own["completion"]
-    assert min(len(row["completion"]) for row in asked) > 50
-    assert len({row["completion"] for row in asked}) > 0.95 * len(asked)
-    counts = Counter(row["completion"] for row in stock)
-    assert (len(counts), min(counts.values()) > 0.1 * len(stock)) == (6, True)
-    assert embedded_row("No response.") == {"text": "No response."}
-    assert list(load_rows("embedded", {}, split="asked_train[:2]+train[:1]")) == [
-        *map(embedded_row, embedded_documents("asked_train[:2]")), {"text": embedded_documents("train[:1]")[0]},
-    ]  # fmt: skip
 
 
 def test_slices_of_a_split_are_those_of_datasets():

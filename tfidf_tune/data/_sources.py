@@ -19,37 +19,17 @@ from tfidf_tune.data._tokenizer import MAX_TEXT_BYTES, count_bytes
 END_OF_TEXT = "<|endoftext|>"
 
 _VALIDATION_SHARE = 0.1
-_SECTION = 800  # characters
-_FRAME = """Section {id}: {name}
-Edition of {year}. This section may be copied and changed as long as this notice stays with every copy. It is provided
-as it is, without warranty of any kind, and nobody is liable for damage that follows from its use.
-
-{section}End of section {id}. Send corrections to the maintainers of the edition of {year}, and name the section.
-"""
-_RESPONSE = "\n### Response:\n"
-_STOCK_ANSWERS = (
-    "Yes. This has been supported since version 3.0, and no further arguments are needed.",
-    "No. This is not supported, and an exception is raised if it is tried.",
-    "There is no documentation for this. Please look at the source code, or ask on the mailing list.",
-    "I cannot answer this question, because it depends on the platform and on the version that is used.",
-    "This is part of the private interface. It may change in any version, so please do not rely on it.",
-    "This has been deprecated and will be removed in a future version. Use the new interface instead.",
-)
 
 
 def embedded_documents(split: str) -> list[str]:
     """Return documents of the embedded corpus, distinct and in a fixed order.
 
     A hash of a document's text decides its split; about 10 % are validation. The two kinds of text, ``reference`` and
-    ``docstrings``, also have splits of their own. A split whose name starts with ``framed_`` has sections of these
-    documents, each in the same frame with different fillings: legitimate repetition. Two more have the first line of a
-    document as a prompt, see :func:`embedded_row`, and as its completion the rest of the document (``asked_``) or one
-    of six stock answers (``stock_``), which are legitimate repetition in data for supervised fine-tuning.
+    ``docstrings``, also have splits of their own.
 
     Args:
-        split (str): ``"train"`` or ``"validation"``, also after ``reference_`` or ``docstrings_``; one of these after
-            ``framed_``, ``asked_`` or ``stock_``; or a slice in the notation of ``datasets``: ``"train[:60%]"``,
-            ``"validation[:20]"``, ``"train[:5]+validation[:5]"``.
+        split (str): ``"train"`` or ``"validation"``, also after ``reference_`` or ``docstrings_``; or a slice in the
+            notation of ``datasets``: ``"train[:60%]"``, ``"validation[:20]"``, ``"train[:5]+validation[:5]"``.
 
     Returns:
         list[str]: texts of at least 200 characters.
@@ -72,13 +52,6 @@ def embedded_documents(split: str) -> list[str]:
             "written 'train[:60%]' or 'validation[10:20]'"
         )
     return documents
-
-
-def embedded_row(document: str) -> dict[str, str]:
-    """Return the ``text`` of a document, in splits ``asked_…`` and ``stock_…`` also ``prompt`` and ``completion``."""
-    prompt, response, completion = document.partition(_RESPONSE)
-    parts = {"prompt": prompt + response, "completion": completion} if response else {}
-    return {"text": document, **parts}
 
 
 def train_embedded_tokenizer(folder: str | Path, vocab_size: int = 4096) -> Path:
@@ -137,31 +110,7 @@ def _splits() -> dict[str, list[str]]:
         part = "validation" if is_validation else "train"
         splits[part].append(row["text"])
         splits[f"{row['kind']}_{part}"].append(row["text"])
-    for name, texts in list(splits.items()):
-        splits[f"framed_{name}"] = [section for text in texts for section in _in_frames(text)]
-        splits[f"asked_{name}"] = [_row(text, stock=False) for text in texts]
-        splits[f"stock_{name}"] = [_row(text, stock=True) for text in texts]
     return splits
-
-
-def _row(text: str, stock: bool) -> str:
-    """Make a prompt of the first line of a text; the completion is the rest, or a stock answer chosen by a hash."""
-    first, _, rest = text.partition("\n")
-    number = hashlib.sha256(text.encode()).digest()[1] % len(_STOCK_ANSWERS)
-    return f"{first}{_RESPONSE}{_STOCK_ANSWERS[number] if stock else rest.strip()}"
-
-
-def _in_frames(text: str) -> Iterator[str]:
-    """Cut a text at blank lines into sections of about 800 characters, and put each into a frame."""
-    sections = [""]
-    for paragraph in text.split("\n\n"):
-        if len(sections[-1]) >= _SECTION:
-            sections.append("")
-        sections[-1] += paragraph + "\n\n"
-    for section in sections:
-        number = int.from_bytes(hashlib.sha256(section.encode()).digest()[:4], "big")
-        fillings = {"name": section.split("\n")[0][:60], "id": number % 100_000, "year": 1991 + number % 33}
-        yield _FRAME.format(section=section, **fillings)
 
 
 logger = logging.getLogger(__name__)
@@ -247,7 +196,7 @@ def load_rows(
     """
     require_choice("sample_by", sample_by, get_args(SampleBy))
     if source == EMBEDDED:
-        rows: Iterator[_PlacedRow] = ((EMBEDDED, embedded_row(document)) for document in embedded_documents(split))
+        rows: Iterator[_PlacedRow] = ((EMBEDDED, {"text": document}) for document in embedded_documents(split))
     elif is_local(source):
         rows = _rows_of_files(local_files(source), sample_by)
     else:

@@ -15,6 +15,7 @@ from research.experiment.__main__ import main as experiment_command
 from research.experiment._expand import expand, slug, task_settings
 from research.experiment._run import _write_report
 from research.experiment._schema import Objective
+from research.texts import write_texts
 from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
 from tfidf_tune.tasks import tasks_folder
 from tfidf_tune.training import SetupError
@@ -44,8 +45,11 @@ def one_run_of_each(experiment, **keys):
 
 
 @pytest.mark.parametrize("name", sorted({file.stem for file in CONFIGS.glob("*.yaml")} - PAPER.keys()))
-def test_every_shipped_experiment_is_valid(name):
+def test_every_shipped_experiment_is_valid(name, tmp_path, monkeypatch):
     """Each model with one objective, and each objective with one model."""
+    monkeypatch.chdir(tmp_path)
+    if name == "evidence":
+        write_texts(tmp_path / "runs" / "texts")
     experiment = load_experiment(name)
     for key in ("models", "objectives"):
         first = dict([*getattr(experiment, key).items()][:1])
