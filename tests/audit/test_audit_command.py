@@ -2,13 +2,12 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import peft
 import pytest
 import torch
+from forked_commands import run_in_forks
 from openai_server import serving
 
 from tfidf_tune.audit import AuditSpec, audit, audit_results
@@ -66,13 +65,12 @@ def test_a_job_fails_on_the_model_that_recites_and_passes_on_the_one_that_does_n
     found = {}
     for name, model in (("reciting", reciting), ("other", tiny_checkpoint)):
         arguments = command(model, tmp_path / name, "--fail-above", limits, "--json", "--attacks", "greedy", "sampling")
-        started = [sys.executable, "-m", "tfidf_tune.cli", "audit", *arguments]
-        job = subprocess.run(started, capture_output=True, text=True, check=False)
-        found[name] = json.loads(job.stdout)
+        (job,) = run_in_forks([["audit", *arguments]])
+        found[name] = json.loads(job.out)
         assert found[name] == json.loads((tmp_path / name / "report" / "audit.json").read_text(encoding="utf-8"))
-        assert found[name]["passed"] == (job.returncode == 0) == (name == "other")
-        assert job.returncode in (0, 1)
-        last = job.stderr.strip().splitlines()[-1]
+        assert found[name]["passed"] == (job.code == 0) == (name == "other")
+        assert job.code in (0, 1)
+        last = job.err.strip().splitlines()[-1]
         assert (last == "limit exceeded: lms, verbatim.upper, extraction@0.5") == (name == "reciting")
     assert found["reciting"]["measures"]["lms"]["value"] > 7  # of 8; a few passages start alike
     assert found["reciting"]["measures"]["verbatim"]["value"] == 1
@@ -150,14 +148,14 @@ def exit_code(run, arguments):
 
 
 def test_texts_with_fewer_passages_than_wanted_give_what_they_have(reciting, command, tmp_path, capsys):
-    arguments = command(reciting, tmp_path, "--num-targets", "4000", "--num-controls", "5000", "--block-size", "60")
+    arguments = command(reciting, tmp_path, "--num-targets", "4000", "--num-controls", "5000", "--block-size", "200")
     main([*arguments, "--json"])
     printed = capsys.readouterr()
     made = json.loads(printed.out)
     assert 10 < made["num_targets"] < 4000
     assert 0 < made["num_controls"] < 5000
     assert (
-        "No more passages of 60 tokens without overlap were found: 4000 targets and 5000 controls were" in printed.err
+        "No more passages of 200 tokens without overlap were found: 4000 targets and 5000 controls were" in printed.err
     )
     main([*arguments, "--json", "--overwrite", "--num-targets", "1", "--num-controls", "1"])
     assert json.loads(capsys.readouterr().out)["measures"]["auc"]["upper"] is None
