@@ -91,7 +91,7 @@ benchmark: install
 smollm2: install
 	$(BIN)/python research/benchmarks/smollm2.py
 
-# Tests and benchmarks on a GPU, docs/gpu.md. Installs nothing, because such machines often have no network.
+# Tests and benchmarks on a GPU, research/benchmarks/README.md. Installs nothing, because such machines often have no network.
 gpu: PY = $(or $(wildcard $(BIN)/python),$(PYTHON))
 gpu:
 	$(PY) -m pytest --device cuda
