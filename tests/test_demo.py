@@ -16,7 +16,7 @@ def ran(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     commands = []
 
-    def run(command, *, stdout=None, stderr=None, check):
+    def run(command, *, stdout=None, stderr=None, env=None, check):
         name, *arguments = command[len(demo._COMMAND) :]
         commands.append([name, *arguments])
         options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)

@@ -1,6 +1,7 @@
 """``tfidf-tune demo``: print and run the commands that train three small models and compare what they recite."""
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
@@ -107,8 +108,10 @@ def _run(commands: Iterable[tuple[Path, list[str]]]) -> None:
     def run(log: Path, arguments: list[str]) -> int:
         say(f"\n$ {shlex.join(['tfidf-tune', *arguments])} > {log} 2>&1")
         log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}  # threads that wait leave the cores to the other one
         with log.open("w") as file:
-            return subprocess.run([*_COMMAND, *arguments], stdout=file, stderr=file, check=False).returncode
+            command = [*_COMMAND, *arguments]
+            return subprocess.run(command, stdout=file, stderr=file, env=environment, check=False).returncode
 
     with ThreadPoolExecutor(max_workers=2) as pool:
         ended = [(log, pool.submit(run, log, arguments)) for log, arguments in commands if arguments]
