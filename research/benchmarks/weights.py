@@ -9,11 +9,8 @@ On a CPU torch has one thread. Windows are full before anything is timed, and ev
 
 import argparse
 import math
-import multiprocessing
-import resource
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +21,6 @@ import torch
 from authors_way import AuthorsWay  # type: ignore[import-not-found]
 from measuring import (  # type: ignore[import-not-found]
     WARMUP,
-    available_memory,
     heading,
     make_parser,
     markdown_table,
@@ -56,8 +52,6 @@ class Sizes:
     sweep_shapes: tuple[Shape, ...]
     sweep_vocab_size: int
     sweep_windows: tuple[int, ...]
-    large_shape: Shape
-    large_vocab_sizes: tuple[int, ...]
     repetition_shapes: tuple[Shape, ...]
 
 
@@ -69,8 +63,6 @@ FULL = Sizes(
     sweep_shapes=((8, 256), (8, 512), (8, 1024), (16, 1024), (32, 1024), (64, 1024)),
     sweep_vocab_size=256_000,
     sweep_windows=(16, 128, 1024),
-    large_shape=(8, 4096),
-    large_vocab_sizes=(32_000, 128_256),
     repetition_shapes=((8, 256), (2, 2048)),
 )
 QUICK = Sizes(
@@ -81,8 +73,6 @@ QUICK = Sizes(
     sweep_shapes=((2, 16), (2, 32), (4, 32), (8, 32)),
     sweep_vocab_size=1000,
     sweep_windows=(2, 8),
-    large_shape=(2, 64),
-    large_vocab_sizes=(100,),
     repetition_shapes=((2, 32),),
 )
 
@@ -172,7 +162,7 @@ def measure_base_case(sizes: Sizes, device: str) -> dict[str, Any]:
 
 
 def measure_authors(sizes: Sizes, rounds: int, device: str) -> dict[str, Any]:
-    """Our time and theirs at the paper's size, taking turns, and at a large size where there is memory for theirs."""
+    """Our time and theirs at the paper's size, taking turns."""
     upcoming = label_batches(sizes.base_shape, sizes.base_vocab_size, device)
     filling = list(islice(upcoming, sizes.base_window))
     batches = list(islice(upcoming, WARMUP + rounds))
@@ -188,76 +178,7 @@ def measure_authors(sizes: Sizes, rounds: int, device: str) -> dict[str, Any]:
         "ratio": median_ratio(seconds[THEIRS], seconds[OURS]),
         "presence_bytes": theirs.presence_bytes(),
         "largest_relative_difference": float(((ours(filling[0]) - expected).abs() / expected).max()),
-        "large_cases": [
-            large_case(sizes.large_shape, vocab_size, sizes.base_window, rounds, device)
-            for vocab_size in sizes.large_vocab_sizes
-        ],
     }
-
-
-def large_case(shape: Shape, vocab_size: int, num_batches: int, rounds: int, device: str) -> dict[str, Any]:
-    """Our median time, and theirs for one call, None where it runs out of memory."""
-    upcoming = label_batches(shape, vocab_size, device)
-    filling = list(islice(upcoming, num_batches))
-    theirs = AuthorsWay(num_batches=num_batches)
-    theirs.window.extend(filling)
-    presence_bytes = theirs.presence_bytes()
-    ours = partial(full_window(num_batches, filling, vocab_size), vocab_size=vocab_size)
-    batches = list(islice(upcoming, WARMUP + rounds))
-    seconds = take_turns({OURS: turns(ours, batches)}, rounds=rounds, device=device)
-    our_seconds = statistics.median(seconds[OURS])
-    # A tenth is left to everything else on the machine.
-    memory = available_memory(device) * 9 // 10
-    theirs_seconds = authors_seconds(shape, vocab_size, num_batches, device, memory)
-    return {
-        "batch_size": shape[0],
-        "seq_len": shape[1],
-        "vocab_size": vocab_size,
-        "presence_bytes": presence_bytes,
-        "memory_limit_bytes": memory,
-        "our_median_ms": 1e3 * our_seconds,
-        "ms": None if theirs_seconds is None else 1e3 * theirs_seconds,
-        "ratio": None if theirs_seconds is None else theirs_seconds / our_seconds,
-    }
-
-
-def authors_seconds(shape: Shape, vocab_size: int, num_batches: int, device: str, memory: int) -> float | None:
-    """Time one call of theirs in a process of its own, which can run out of memory without harm.
-
-    Args:
-        shape (Shape): of a batch.
-        vocab_size (int): V.
-        num_batches (int): of the full window.
-        device (str): ``cpu`` or ``cuda``.
-        memory (int): bytes that the process may take.
-
-    Returns:
-        float | None: seconds, None if memory ran out.
-    """
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_authors_seconds, shape, vocab_size, num_batches, device, memory).result()
-
-
-def _authors_seconds(shape: Shape, vocab_size: int, num_batches: int, device: str, memory: int) -> float | None:
-    if device == "cpu":
-        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    else:
-        torch.cuda.set_per_process_memory_fraction(memory / torch.cuda.mem_get_info()[1])
-    *filling, last = islice(label_batches(shape, vocab_size, device), num_batches)
-    theirs = AuthorsWay(num_batches=num_batches)
-    theirs.window.extend(filling)
-    try:
-        with one_thread():
-            seconds: dict[str, list[float]] = take_turns(
-                {THEIRS: partial(theirs, last)}, rounds=1, warmup=0, device=device
-            )
-    except torch.OutOfMemoryError:
-        return None
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # the words of torch's allocator for the CPU
-            raise
-        return None
-    return seconds[THEIRS][0]
 
 
 def sweep_windows(shape: Shape, sizes: Sizes, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -327,8 +248,8 @@ def report(result: Mapping[str, Any]) -> None:
     windows = sorted({row["num_batches"] for row in sweep})
     print(f"{heading(result)}; medians of {result['settings']['rounds']} rounds\n")
     print(
-        f"{_case(base)}, window of {base['num_batches']} batches: {base['median_ms']:.3f} ms a batch, "
-        f"median of {base['rounds']}\n"
+        f"{base['batch_size']} x {base['seq_len']}, V = {base['vocab_size']:,}, window of {base['num_batches']} "
+        f"batches: {base['median_ms']:.3f} ms a batch, median of {base['rounds']}\n"
     )
     rows = [
         [
@@ -352,12 +273,10 @@ def report(result: Mapping[str, Any]) -> None:
         f"that with {windows[0]}. The window needs at most {result['bytes_per_token']:.3f} bytes a token, and "
         f"{format_bytes(sweep[0]['vocabulary_bytes'])} for the vocabulary.\n"
     )
-    rows = [_authors_row(base, authors["median_ms"], authors)]
-    rows += [_authors_row(case, case["ms"], case) for case in authors["large_cases"]]
-    print(markdown_table(["", "ours, ms", "authors' way, ms", "ratio", "presence tensor"], rows))
     print(
-        f"\nThe authors' way takes turns with ours in the first row and has a single call in the others. The two ways' "
-        f"weights differ by {authors['largest_relative_difference']:.1e} of a weight at most.\n"
+        f"The authors' way takes {authors['median_ms']:.1f} ms, {authors['ratio']:.1f} times as long as ours, and "
+        f"{format_bytes(authors['presence_bytes'])}. The two ways' weights differ by "
+        f"{authors['largest_relative_difference']:.1e} of a weight at most.\n"
     )
     rows = [
         [
@@ -370,21 +289,6 @@ def report(result: Mapping[str, Any]) -> None:
         for row in result["repetition"]
     ]
     print(markdown_table(["", "batch", "ms", "state", "peak, MiB"], rows))
-
-
-def _case(case: Mapping[str, Any]) -> str:
-    return f"{case['batch_size']} x {case['seq_len']}, V = {case['vocab_size']:,}"
-
-
-def _authors_row(case: Mapping[str, Any], authors_ms: float | None, result: Mapping[str, Any]) -> list[str]:
-    runs = authors_ms is not None
-    return [
-        _case(case),
-        f"{result['our_median_ms']:.3f}",
-        f"{authors_ms:.1f}" if runs else f"out of {format_bytes(result['memory_limit_bytes'])}",
-        f"{result['ratio']:.1f}" if runs else "-",
-        f"{'' if runs else 'needs '}{format_bytes(result['presence_bytes'])}",
-    ]
 
 
 if __name__ == "__main__":

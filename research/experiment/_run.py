@@ -1,6 +1,6 @@
 """Run an experiment from its file to its report: its jobs run through submitit, on this machine or a Slurm cluster.
 
-Lines of text say what is being done, what is left, and the remaining time.
+Lines of text say what is being done and what is left.
 """
 
 import fcntl
@@ -10,14 +10,13 @@ import re
 import shutil
 import signal
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import submitit
@@ -68,17 +67,10 @@ class Progress:
         self._num_lost: Counter[int] = Counter()
         self._shown_log: Path | None = None
         self._failures: dict[tuple[int, int], Failure] = {}
-        # By the kind of cell and the model: cells of both equal are assumed to take the same time.
-        self._seconds: dict[tuple[bool, str], list[float]] = defaultdict(list)
-        for run in runs:
-            for cell in run.cells:
-                seconds = [manifest["seconds"] for manifest in run.manifests(cell).values()]
-                self._seconds[cell == TRAINING, run.model] += seconds
 
-    def begin(self, num_jobs: int, *, shows_logs: bool) -> None:
+    def begin(self, *, shows_logs: bool) -> None:
         """Make the folder of the journals and start the clock; ``shows_logs`` prints what trainings print."""
         self.folder.mkdir(parents=True)
-        self._num_jobs = num_jobs
         self._shows_logs = shows_logs
         self._start = time.monotonic()
 
@@ -134,7 +126,6 @@ class Progress:
             case "done":
                 seconds = time.monotonic() - self._begun.pop(number)[1]
                 self.to_do[number].remove(cell)
-                self._seconds[cell == TRAINING, run.model].append(seconds)
                 self._say("done", f"{self._titles[number, cell]} in {_duration(seconds)}")
             case "failed":
                 self._fail(number, cell, log=run.log(cell), **more)
@@ -153,10 +144,8 @@ class Progress:
         self._say("failed", f"{title}: {reason}", "".join(f"\n    {line}" for line in details))
 
     def _say(self, event: str, text: str, details: str = "") -> None:
-        num_left, remaining = sum(map(len, self.to_do.values())), self._remaining()
-        estimate = "" if remaining is None else f", about {_duration(remaining)} to go"
-        elapsed = _duration(time.monotonic() - self._start)
-        say(f"{event:<7} {text}  ({num_left} of {len(self._titles)} left, {elapsed} so far{estimate}){details}")
+        num_left, elapsed = sum(map(len, self.to_do.values())), _duration(time.monotonic() - self._start)
+        say(f"{event:<7} {text}  ({num_left} of {len(self._titles)} left, {elapsed} so far){details}")
 
     def _show_log(self) -> None:
         if self._shown_log is not None:
@@ -172,18 +161,6 @@ class Progress:
             *lines, _ = re.split(rb"[\r\n]", file.read())
         self._read[path] += sum(len(line) + 1 for line in lines)
         return [line.decode("utf-8", errors="replace") for line in lines if line.strip()]
-
-    def _remaining(self) -> float | None:
-        """Estimate the seconds left from means of finished cells of a kind and model; None if a kind was not timed."""
-        total, busy = 0.0, [number for number, cells in self.to_do.items() if cells]
-        for number in busy:
-            for cell in self.to_do[number]:
-                kind, model = cell == TRAINING, self._runs[number].model
-                of_kind = [seconds for key, values in self._seconds.items() if key[0] == kind for seconds in values]
-                if not of_kind:
-                    return None
-                total += mean(self._seconds[kind, model] or of_kind)
-        return total / min(self._num_jobs, len(busy)) if busy else None
 
 
 def _duration(seconds: float) -> str:
@@ -335,7 +312,7 @@ def _run_jobs(
     num_jobs = min(len(progress.to_do), jobs or (1 if is_local else len(runs)))
     shutil.rmtree(folder / JOBS, ignore_errors=True)
     fcntl.flock(jobs_lock, fcntl.LOCK_UN)
-    progress.begin(num_jobs, shows_logs=is_local and num_jobs == 1)
+    progress.begin(shows_logs=is_local and num_jobs == 1)
     executor = make_executor(launcher, folder / JOBS)
     gpus = gpus_of_jobs(num_jobs, launcher.gpus_per_node) if is_local else []
     environment = dict(_SPARSE_BARS)

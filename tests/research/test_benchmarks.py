@@ -104,7 +104,6 @@ def test_a_benchmark_prints_what_it_writes(tmp_path, script, arguments, printed,
         arguments = [*arguments, small_probe]
     monkeypatch.setattr(sys, "argv", [script.__name__, *arguments, "--output", str(tmp_path / "out.json")])
     monkeypatch.setattr(probe, "take_turns", lambda ways, **turns: measuring.take_turns(ways, **turns | {"warmup": 0}))
-    monkeypatch.setattr(weights, "authors_seconds", lambda *arguments: 1.0)  # in a process of its own
     monkeypatch.setattr(implementations.multiprocessing, "get_context", lambda method: CONTEXT)  # saves imports
     monkeypatch.setattr(trainers, "WARMUP", 0)
     monkeypatch.setattr(trainers, "MEMORY_ROUNDS", 1)
@@ -120,16 +119,6 @@ def test_a_benchmark_prints_what_it_writes(tmp_path, script, arguments, printed,
     assert expected
     for name, numbers in expected.items():
         assert any(name in line and all(number in line for number in numbers) for line in lines), name
-
-
-def test_the_time_of_the_authors_way_is_none_where_memory_runs_out(monkeypatch):
-    def without_memory(*arguments, **settings):
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(weights.resource, "setrlimit", lambda *limits: None)
-    assert weights._authors_seconds((2, 32), 100, 4, "cpu", 2**30) > 0
-    monkeypatch.setattr(weights, "take_turns", without_memory)
-    assert weights._authors_seconds((2, 32), 100, 4, "cpu", 2**30) is None
 
 
 def test_the_authors_way_gives_the_weights_that_ours_gives():

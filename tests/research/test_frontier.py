@@ -1,10 +1,9 @@
-import dataclasses
 import itertools
 import math
 
 import numpy as np
 import pytest
-from results_fakes import grown_records, record, replace, results_of, seeds
+from results_fakes import grown_records, record, replace, results_of
 from scipy import stats
 
 from research.frontier import trace_frontiers
@@ -74,91 +73,6 @@ def test_the_verdicts():
     assert verdict(above, more) == "LMS unclear, perplexity higher"
 
 
-def test_p_values_are_corrected_over_all_comparisons_of_a_model():
-    """LMS and perplexity of each, by plain arithmetic; another model does not count."""
-    rng = np.random.default_rng(0)
-    records = [
-        one
-        for model in ("Tiny", "Other")
-        for number, name in enumerate(("CE", "B", "C", "D"))
-        for one in seeds(name, rng.normal(20 - 2 * number, 1, 4), rng.normal(3, 0.05, 4), model=model)
-    ]
-    found = differences(trace(records))
-    raw = {}
-    for one in (made for made in records if made.checkpoint.model == "Tiny"):
-        raw.setdefault(one.checkpoint.objective, []).append((one.lms, one.log_perplexity))
-    raw = [
-        stats.ttest_rel(*(np.array(raw[name])[:, measure] for name in (one, "CE"))).pvalue
-        for one in "BCD"
-        for measure in range(2)
-    ]
-    adjusted = [max((6 - sum(q < p for q in raw)) * p for p in raw if p <= own) for own in raw]
-    own = [p for one in found if one.model == "Tiny" for p in (one.lms_p, one.perplexity_p)]
-    assert own == pytest.approx(np.minimum(adjusted, 1), rel=1e-9)
-    before = sum(p < 0.05 for p in raw)
-    assert sum(p < 0.05 for p in own) < before  # the correction matters here
-
-
-def test_the_interval_of_an_lms_difference_covers_passages_where_they_are_known():
-    runs = [*seeds("CE", [10, 12, 14], [3, 3, 3]), *seeds("B", [4, 8, 9], [3, 3, 3])]
-    results = results_of(runs)
-    (equal,) = differences(trace_frontiers(results))  # both passages have the same LMS
-    expected = stats.ttest_1samp([-6.0, -4.0, -5.0], 0)
-    assert (equal.lms_low, equal.lms_p) == pytest.approx(
-        (expected.confidence_interval().low, 2 * expected.pvalue)
-    )  # of two
-    scores = results.scores
-    shift = scores["unit"].map({"target-0": 1.0, "target-1": -1.0}).astype(float).fillna(0)
-    shift *= scores["checkpoint"].isin([0, 1, 2]) & (scores["metric"] == "lms")
-    shifted = dataclasses.replace(results, scores=scores.assign(value=scores["value"] + shift))
-    (apart,) = differences(trace_frontiers(shifted))
-    assert apart.lms == equal.lms
-    assert apart.lms_low < equal.lms_low < equal.lms_high < apart.lms_high
-    assert (apart.log_perplexity_low, apart.reduction) == (equal.log_perplexity_low, equal.reduction)
-
-
-def test_the_interval_above_the_controls_covers_both_kinds_of_passages_where_they_are_known():
-    results = results_of(seeds("CE", [10, 12, 14], [3, 3, 3]))
-    equal = trace_of(results)
-    scores = results.scores
-    for kind in ("target", "control"):
-        own = (scores["metric"] == "lms") & (scores["kind"] == kind)
-        units = sorted(scores.loc[own & (scores["unit"] != ""), "unit"].unique())
-        shift = scores["unit"].map(dict(zip(units, [1.0, -1.0], strict=True))).astype(float).fillna(0) * own
-        apart = trace_of(dataclasses.replace(results, scores=scores.assign(value=scores["value"] + shift)))
-        assert apart.excess == equal.excess
-        assert apart.excess_low < equal.excess_low < equal.excess_high < apart.excess_high
-
-
-def trace_of(results):
-    (point,) = trace_frontiers(results).points.itertuples()
-    return point
-
-
-def test_differences_are_the_paired_t_test_of_shared_seeds():
-    rng = np.random.default_rng(0)
-    lms, logs = rng.normal(20, 5, (2, 6)), rng.normal(3, 0.1, (2, 6))
-    ce, other = (seeds(name, lms[i], logs[i]) for i, name in enumerate(("CE", "B")))
-    kept = [0, 2, 3, 5]  # CE lacks seed 4, B lacks seed 1
-    runs = [*(r for r in ce if r.checkpoint.seed != 4), *(r for r in other if r.checkpoint.seed != 1)]
-    (one,) = differences(trace(runs))
-    assert one.num_pairs == 4
-    for name, values in (("lms", lms), ("log_perplexity", logs)):
-        expected = stats.ttest_rel(values[1, kept], values[0, kept]).confidence_interval(0.95)
-        found = [getattr(one, name + end) for end in ("", "_low", "_high")]
-        mean = (values[1, kept] - values[0, kept]).mean()
-        assert found == pytest.approx([mean, expected.low, expected.high], rel=1e-9)
-    assert one.reduction == pytest.approx(1 - lms[1, kept].mean() / lms[0, kept].mean())
-    assert one.perplexity == pytest.approx(100 * math.expm1(one.log_perplexity))
-
-
-def test_a_point_is_the_mean_over_seeds_the_perplexity_geometric():
-    (point,) = trace([record(lms=4.0, perplexity=10.0), record(lms=8.0, perplexity=40.0, seed=1)]).points.itertuples()
-    assert (point.lms, point.perplexity, point.seeds) == (6.0, pytest.approx(20.0), (0, 1))
-    expected = stats.ttest_1samp([math.log(10), math.log(40)], 0).confidence_interval(0.95)
-    assert point.perplexity_high == pytest.approx(math.exp(expected.high))
-
-
 def test_each_objective_is_compared_at_the_learning_rate_of_its_own_lowest_perplexity():
     rates = {"CE": [(1e-4, 9, 30.0), (1e-3, 20, 20.0), (1e-2, 40, 25.0)], "B": [(1e-4, 5, 22.0), (1e-3, 9, 24.0)]}
     found = trace(
@@ -187,18 +101,6 @@ def test_ties_go_to_the_lower_learning_rate_and_ends_are_marked():
         assert operating(found, "CE")[["learning_rate", "range_end"]].tolist() == [chosen, end]
 
 
-def test_the_operating_point_is_chosen_by_the_seeds_that_all_learning_rates_have():
-    easy = [record(seed=1, learning_rate=1e-3, log_perplexity=3.0)]  # a seed that is easy for all
-    others = [record(seed=seed, learning_rate=2e-3, log_perplexity=log) for seed, log in enumerate((3.6, 2.9, 3.5))]
-    start = record("Start", 99.0, learning_rate=None, seed=None, log_perplexity=4.0)
-    for more in ([], [start]):  # a run without a seed does not count
-        one = operating(trace([*easy, *others, *more]), "CE")
-        assert (one["learning_rate"], one["common"], len(one["seeds"]), one["on_front"]) == (2e-3, (1,), 3, True)
-    diverged = record(seed=1, learning_rate=4e-3, log_perplexity=math.inf)
-    one = operating(trace([*easy, *others[:1], diverged]), "CE")
-    assert (one["learning_rate"], one["common"]) == (1e-3, ())  # no seed in common: each by its own
-
-
 def test_pairs_of_seeds_may_be_one_none_or_unknown():
     one_seed, apart = trace([record(), record("B", 2.0)]), trace([record(seed=0), record("B", seed=1)])
     unknown = trace([record(name, seed=None, learning_rate=None) for name in ("CE", "B")])
@@ -210,12 +112,6 @@ def test_pairs_of_seeds_may_be_one_none_or_unknown():
         assert differences(found, "equal rates") == []  # a single learning rate
     found = trace([record(), record("B"), record("Start", learning_rate=None)])
     assert [one.objective for one in differences(found, "equal rates")] == ["B"]
-
-
-def test_at_an_lms_of_0_there_is_no_reduction():
-    (one,) = differences(trace([*seeds("CE", [0, 0], [3, 3]), *seeds("B", [0, 0], [3, 3])]))
-    assert math.isnan(one.reduction)
-    assert (one.verdict, one.lms_low, one.lms_high) == ("no difference shown", 0.0, 0.0)
 
 
 @pytest.mark.parametrize("log_perplexity", [math.inf, 2000.0])
@@ -234,13 +130,6 @@ def test_a_learning_rate_of_which_a_run_diverged_is_never_chosen(log_perplexity)
     if math.isinf(log_perplexity):
         (one,) = differences(found, "equal rates")
         assert (one.verdict, math.isnan(one.perplexity)) == ("no verdict: a run diverged", True)
-
-
-def test_where_everything_diverged_there_is_no_operating_point():
-    found = trace([record(log_perplexity=math.inf), record("B")])
-    assert found.points["operating"].tolist() == [False, True]
-    assert math.isnan(operating(found, "B")["lms_at_baseline"])
-    assert differences(found) == []
 
 
 def test_the_front_is_of_all_points_by_the_means():
@@ -325,8 +214,3 @@ def test_what_cannot_be_traced_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             trace(records, **options)
-
-
-def test_what_was_asked_may_differ_between_models():
-    other = [replace(one, model="Other", asked={"prompts": "x"}) for one in grown_records()]
-    assert set(trace([*grown_records(), *other]).points["model"]) == {"Tiny", "Other"}

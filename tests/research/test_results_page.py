@@ -1,6 +1,5 @@
 """The tables of docs/results.md and of other pages follow from their records."""
 
-import dataclasses
 import json
 import math
 import re
@@ -9,10 +8,9 @@ import statistics
 import numpy as np
 import pytest
 import results_page
-from results_fakes import grown_records, record, replace, results_of
 from scipy import stats
 
-from tfidf_tune.compare import comparison_report, read_results, run_table, write_results
+from tfidf_tune.compare import comparison_report, read_results, run_table
 from tfidf_tune.compare._evaluations import compare_objectives, evaluation_table
 from tfidf_tune.compare._intervals import over_seeds_and_passages
 from tfidf_tune.compare._verdict import AT_CHANCE, STILL_DETECTABLE
@@ -360,27 +358,6 @@ def test_all_records_are_used_and_all_tables_have_rows():
         assert len(re.findall(r"^\|", block, re.MULTILINE)) > 2
 
 
-def test_condensed_records_make_a_report():
-    report = comparison_report(read_results(results_page.RESULTS / "trajectory.jsonl"))
-    (table,) = (table for table in report.tables if table.name == "memorization")
-    assert len(table.frame) == 4
-    assert "prompts of" not in " ".join(table.notes)
-
-
-def test_run_once_more_the_reduced_experiment_gave_the_same_numbers():
-    first, again = (
-        results_page._read(results_page.RESULTS / file) for file in ("frontier.jsonl", "frontier_reduced.jsonl")
-    )
-    at = {one.run: number for number, one in enumerate(first.checkpoints)}
-    ours, theirs = (made.scores.groupby("checkpoint") for made in (again, first))
-    assert len(again.checkpoints) == 54
-    for number, one in enumerate(again.checkpoints):
-        same = first.checkpoints[at[one.run]]
-        assert dataclasses.replace(one, training_seconds=None) == dataclasses.replace(same, training_seconds=None)
-        rows = (group.get_group(key).iloc[:, 1:].astype(str) for group, key in ((ours, number), (theirs, at[one.run])))
-        assert next(rows).values.tolist() == next(rows).values.tolist()
-
-
 @pytest.mark.parametrize("file", files_of("operating_points"))
 def test_operating_points_and_intervals_follow_from_the_records(file):
     """Computed independently from the records."""
@@ -513,34 +490,6 @@ def test_the_numbers_of_smollm2_follow_from_its_records():
     assert f"on exact copies {highest:.0f} %, some" in said
     ways = json.loads(files["implementations"].read_text(encoding="utf-8"))["implementations"]
     assert [row[1] for row in cells["implementations"]] == [f"{way['tokens_per_second']:,.0f}" for way in ways.values()]
-
-
-def test_the_figures_of_the_pages_are_there():
-    for page in (results_page.PAGE, results_page.ALL_TABLES):
-        figures = re.findall(r"!\[.*?\]\((.+?)\)", page.read_text(encoding="utf-8"))
-        assert figures
-        assert all((page.parent / figure).is_file() for figure in figures)
-
-
-def test_tables_of_made_up_records(tmp_path, monkeypatch):
-    """The start has a row without a verdict, runs count once, and checkpoints of two settings are not mixed."""
-    monkeypatch.setattr(results_page, "RESULTS", tmp_path)
-    early = [replace(one, progress=50, lms=1.0) for one in grown_records()]
-    start = record("Start", 2.5, 33.0, seed=None, learning_rate=None)
-    write_results(results_of([*early, *grown_records(), start], {"date": "2020-02-02"}), tmp_path / "a.jsonl")
-
-    def table(name, file="a.jsonl"):
-        return results_page.filled(f"<!-- table: {name} {file} -->\n<!-- end -->")
-
-    assert re.search(r"^\| Start +\| +\| +2\.5 \| +33\.0 \| +\| +\| +\|$", table("operating_points"), re.MULTILINE)
-    assert re.search(r"^\| runs +\| +28, seeds 0, 1, 2 \|$", table("provenance"), re.MULTILINE)
-    with pytest.raises(ValueError, match="compared in one setting, not in 4"):
-        table("trajectory")
-    one_rate = [one for one in (*early, *grown_records()) if one.checkpoint.learning_rate == 1e-3]
-    write_results(results_of(one_rate), tmp_path / "b.jsonl")
-    rows = _cells(table("trajectory", "b.jsonl"))[2:]
-    objectives = ["CE", "TF-IDF", "Goldfish"]
-    assert [row[:2] for row in rows] == [[name, at] for at in ("50 %", "100 %") for name in objectives]
 
 
 def _verdicts(points, pairs):

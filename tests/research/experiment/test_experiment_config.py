@@ -1,22 +1,17 @@
 """The file of an experiment: its runs, and what is refused before any work begins."""
 
-import io
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 from run_fakes import blocks, evaluation, results, run, targets
-from torchtune import config
 
 from research.experiment import CONFIGS, load_experiment
-from research.experiment.__main__ import main as experiment_command
-from research.experiment._expand import expand, slug, task_settings
+from research.experiment._expand import expand, task_settings
 from research.experiment._run import _write_report
 from research.experiment._schema import Objective
 from research.texts import write_texts
-from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
 from tfidf_tune.tasks import tasks_folder
 from tfidf_tune.training import SetupError
 
@@ -55,29 +50,6 @@ def test_every_shipped_experiment_is_valid(name, tmp_path, monkeypatch):
         first = dict([*getattr(experiment, key).items()][:1])
         expected = len(experiment.models) * len(experiment.objectives) / len(getattr(experiment, key))
         assert len(expand(one_run_of_each(experiment.model_copy(update={key: first})))) == expected
-
-
-def test_the_trajectory_has_the_settings_of_the_frontier():
-    frontier, trajectory = (load_experiment(name) for name in ("frontier_reduced", "trajectory"))
-    expected = frontier.models["Llama high"].model_copy(update={"learning_rates": None})
-    assert trajectory.models["Llama high"].model_copy(update={"learning_rates": None}) == expected
-    for key in ("overrides", "eval", "seeds", "tasks"):
-        assert getattr(trajectory, key) == getattr(frontier, key)
-    assert trajectory.objectives.items() <= frontier.objectives.items()
-
-
-def test_the_embedded_text_is_enough_for_every_run(tmp_path):
-    """The other experiments without hub data have settings of this one, or run in another test."""
-    experiment = one_run_of_each(load_experiment("frontier"), objectives={"CE": Objective(loss=CE)})
-    num_blocks = {}
-    for planned in expand(experiment):
-        size = planned.config.model.vocab_size
-        tokenizer = hf_tokenizer(str(train_embedded_tokenizer(tmp_path / f"tokenizer-{size}", vocab_size=size)))
-        planned.config.output_dir = str(tmp_path / slug(planned.model))
-        num_blocks[planned.model] = len(config.instantiate(planned.config.dataset, tokenizer))
-
-    assert num_blocks.keys() == experiment.models.keys()
-    assert min(num_blocks.values()) >= 100
 
 
 def test_tables_of_the_paper_have_their_models_objectives_milestones_and_tasks():
@@ -137,12 +109,6 @@ def test_the_harness_loads_a_model_as_it_was_trained():
     }  # fmt: skip
 
 
-def test_a_merged_adapter_is_evaluated_as_a_complete_model(experiment_file):
-    run, *_ = expand(load_experiment(experiment_file(lora=True), ["overrides.merge_adapter=true"]))
-
-    assert run.evaluations[50]["model_args"] == {"pretrained": str(run.folder / "checkpoint_50pct"), "dtype": "float32"}
-
-
 def test_an_objective_can_change_the_data_and_how_long_it_is_trained_on(experiment_file):
     plain, other = Objective(loss=CE), {"loss": CE, "overrides": {"epochs": 7, "dataset": {"deduplicate": "exact"}}}
     experiment = load_experiment(experiment_file(objectives={"CE": CE, "CE deduplicated": other}), [
@@ -156,25 +122,6 @@ def test_an_objective_can_change_the_data_and_how_long_it_is_trained_on(experime
     assert [(run.settings["epochs"], run.settings["max_steps"]) for run in (first, second)] == [(3, 9), (7, 7)]
     assert second.settings["dataset"] == first.settings["dataset"] | {"deduplicate": "exact"}
     assert "deduplicate" not in first.settings["dataset"]
-
-
-def test_a_model_can_have_settings_of_the_tasks_of_its_own(experiment_file):
-    file = experiment_file()
-    run, *_ = expand(load_experiment(file, ["models[Tiny (full)].metadata={offset: 4, max_new_tokens: 8}"]))
-    expected = {"prefix_lengths": [8], "max_new_tokens": 8, "offset": 4}
-    assert run.tasks["tfidf_memorization_prefixes"]["metadata"] == expected
-    assert run.evaluations[50]["metadata"].items() >= expected.items()
-    with pytest.raises(SetupError, match=r"models: Tiny \(full\): metadata: no setting 'ofset'; did you mean 'offset'"):
-        expand(load_experiment(file, ["models[Tiny (full)].metadata.ofset=4"]))
-
-
-def test_training_and_evaluation_have_the_device_that_auto_chose(experiment_file, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: True)
-    run, *_ = expand(load_experiment(experiment_file(), ["overrides.device=auto", "overrides.dtype=auto"]))
-
-    assert (run.config.device, run.config.dtype) == ("cuda", "bf16")
-    assert (run.evaluations[50]["device"], run.evaluations[50]["model_args"]["dtype"]) == ("cuda", "bfloat16")
 
 
 def test_the_models_own_overrides_take_precedence(experiment_file, tmp_path):
@@ -191,15 +138,6 @@ def test_the_models_own_overrides_take_precedence(experiment_file, tmp_path):
     assert cfg.dataset.target_source == cfg.dataset.source
     assert (cfg.seed, cfg.save_at_percent, cfg.output_dir, cfg.loss) == (0, [50, 100], str(run.folder), CE)
     assert run.evaluations[50]["metadata"]["probe_file"] == f"{tmp_path}/mine.jsonl"
-
-
-def test_an_experiment_can_build_on_a_shipped_one(tmp_path):
-    (tmp_path / "mine.yaml").write_text(f"base: {CONFIGS}/demo.yaml\nseeds: [1, 2]\n")
-
-    mine, demo = load_experiment(str(tmp_path / "mine.yaml")), load_experiment("demo")
-
-    assert mine.seeds == [1, 2]
-    assert mine.models == demo.models == load_experiment("demo").models
 
 
 def test_a_start_has_a_folder_of_its_own_for_everything_that_affects_it(tmp_path):
@@ -234,19 +172,6 @@ def test_a_start_has_a_folder_of_its_own_for_everything_that_affects_it(tmp_path
         "component": "research.experiment.trained_model", "arguments": {"epochs": 1}, "seed": first.seed,
     }  # fmt: skip
     assert first.start.arguments == {"source": f"{tmp_path}/text.txt", "epochs": 1}
-
-
-def test_models_with_the_same_start_share_its_folder():
-    one = "recipe: full_finetune, config: demo/llama_3M_full_memorization"
-    start = "start: {_component_: research.experiment.random_model}"
-    runs = expand(load_experiment("demo", [
-        f"models={{a: {{{one}, {start}}}, b: {{{one}, {start}, overrides: {{batch_size: 2}}}}, "
-        f"c: {{{one}, {start}, overrides: {{model: {{num_layers: 2}}}}}}}}",
-    ]))  # fmt: skip
-    folders = {run.model: run.start.folder for run in runs}
-
-    assert [folders[model].parts[-3:-1] for model in "abc"] == [("starts", "a")] * 2 + [("starts", "c")]
-    assert len({folders[model] for model in "abc"}) == 2
 
 
 def test_every_learning_rate_has_a_run_and_a_model_can_have_its_own(experiment_file, tmp_path):
@@ -358,11 +283,6 @@ def test_an_invalid_file_is_refused(tmp_path):
             load_experiment(str(tmp_path / "mine.yaml"))
 
 
-def test_an_unknown_name_lists_the_shipped_experiments():
-    with pytest.raises(ValueError, match="no experiment of that name; available are demo, .*table1_memorization"):
-        load_experiment("table5")
-
-
 def test_every_task_has_settings():
     # The file of a task sets its prefix length; another text takes the place of WikiText-2.
     assert "task_prefix_length" not in task_settings()["tfidf_memorization"]
@@ -408,14 +328,3 @@ def test_with_learning_rates_the_report_is_the_frontier_with_the_references_that
     differences = [row[1:3] for table in report.tables if table.name == "differences" for row in table.rows]
     assert differences == [("TF-IDF", "CE"), ("CE", "TF-IDF")] * (len(done) - 1)
     assert {"results.jsonl", "index.html", "report.md"} <= {file.name for file in (tmp_path / "report").iterdir()}
-
-
-def test_names_cannot_control_the_terminal_and_any_encoding_works(experiment_file, monkeypatch):
-    file = experiment_file(objectives={"CE": CE, "Ünï \x1b[31m\u202e": TFIDF})
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", stream)
-    experiment_command([file, "--dry-run"])
-    stream.flush()
-    printed = stream.buffer.getvalue().decode("ascii")
-    assert "?n? \\u001b[31m\\u202e" in printed
-    assert "\x1b" not in printed

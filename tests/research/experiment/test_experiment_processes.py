@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import tfidf_tune.tasks
 from research.experiment import _job, _run, load_experiment, run_experiment
 from research.experiment._cells import Start
 from research.experiment._expand import expand
-from research.experiment._run import Progress, gpus_of_jobs
+from research.experiment._run import gpus_of_jobs
 from tfidf_tune.training import SetupError
 
 
@@ -62,64 +61,6 @@ def test_a_job_sees_only_its_gpus(experiment_file, stubbed, tmp_path, monkeypatc
 
     logs = [log.read_text().splitlines()[0] for log in tmp_path.glob("out/*/*/*/train.log")]
     assert sorted(logs) == ["{'CUDA_VISIBLE_DEVICES': '3'}", "{'CUDA_VISIBLE_DEVICES': '5'}"]
-
-
-def test_the_remaining_time_is_estimated_from_similar_cells(experiment_file, tmp_path, monkeypatch, capsys):
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    model = {"recipe": "full_finetune", "config": str(tmp_path / "training.yaml")}
-    runs = expand(load_experiment(experiment_file(milestones=[100], models={"S": model, "L": model})))
-    runs.append(replace(runs[0], model="unknown"))
-    runs[3].clear()
-    runs[3].finish_training(100.0, {})  # of model L
-    (runs[3].folder / "checkpoint_100pct").mkdir()
-    progress = Progress(runs, tmp_path / "journals", retries=0)
-    assert progress.to_do == {0: [0, 100], 1: [0, 100], 2: [0, 100], 3: [100], 4: [0, 100]}
-    progress.begin(2, shows_logs=False)
-    journals = {number: tmp_path / "journals" / f"{number}.jsonl" for number in progress.to_do}
-
-    def event(seconds, number, name, cell, **more):
-        now[0] = seconds
-        _job.record(journals[number], name, cell=cell, **more)
-        progress.update()
-
-    event(0, 0, "begun", 0)  # 100 s for each training; no evaluation has been timed
-    event(10, 0, "done", 0)
-    event(10, 0, "begun", 100)
-    event(12, 0, "done", 100)
-    event(12, 1, "begun", 0)  # (S: 10 + 2 s; L: 100 + 2 + 2 s; unknown: 55 + 2 s) / 2 jobs
-    event(12, 2, "begun", 0)
-    event(52, 1, "note", 0, text="making")
-    event(52, 1, "failed", 0, reason="no luck", lines=["why"], again=False)  # without that of S
-    event(72, 2, "done", 0)  # (L: 2 + 2 s; unknown: (10 + 100 + 60) / 3 + 2 s) / 2
-    tasks = "(tfidf_memorization_prefixes)"
-    assert capsys.readouterr().out.splitlines() == [
-        "begun   S, CE, seed 0: training  (9 of 9 left, 0:00:00 so far)",
-        "done    S, CE, seed 0: training in 0:00:10  (8 of 9 left, 0:00:10 so far)",
-        f"begun   S, CE, seed 0: evaluating checkpoint_100pct {tasks}  (8 of 9 left, 0:00:10 so far)",
-        f"done    S, CE, seed 0: evaluating checkpoint_100pct {tasks} in 0:00:02  (7 of 9 left, 0:00:12 so far, "
-        "about 0:01:26 to go)",
-        "begun   S, TF-IDF, seed 0: training  (7 of 9 left, 0:00:12 so far, about 0:01:26 to go)",
-        "begun   L, CE, seed 0: training  (7 of 9 left, 0:00:12 so far, about 0:01:26 to go)",
-        "        S, TF-IDF, seed 0: making",
-        "failed  S, TF-IDF, seed 0: training: no luck  (5 of 9 left, 0:00:52 so far, about 0:01:20 to go)",
-        "    | why",
-        f"    log: {runs[1].log(0)}",
-        "done    L, CE, seed 0: training in 0:01:00  (4 of 9 left, 0:01:12 so far, about 0:00:31 to go)",
-    ]
-    assert [failure.reason for failure in progress.failures()] == ["no luck"]
-
-
-def test_a_progress_bar_is_shown_line_by_line(experiment_file, stubbed, monkeypatch, capsys):
-    monkeypatch.setenv("STUBS_SHOW", "TQDM_MININTERVAL")
-
-    assert stubbed(experiment_file(**SMALL))[0] == []
-
-    lines = capsys.readouterr().out.splitlines()
-    shown = lines.index("{'TQDM_MININTERVAL': '30'}")
-    assert lines[shown + 1 : shown + 4] == [
-        " 50%|=====     |\\u001b[A", "100%|==========|", "step 1 of 1",
-    ]  # fmt: skip
 
 
 def test_an_evaluation_leaves_results_and_manifest_or_nothing(experiment_file, tmp_path, monkeypatch):
@@ -235,15 +176,6 @@ def test_slurm_gets_the_options_and_its_jobs_are_followed(experiment_file, slurm
     submitit.SlurmJob.watcher.clear()
     with pytest.raises(BlockingIOError, match=rf"jobs of an earlier command .* running: {job}\..*`scancel {job}`"):
         run_experiment(load_experiment(file, [SLURM]))
-
-
-def test_on_a_cluster_each_run_has_a_job_at_once(experiment_file, stubbed, tmp_path):
-    (stubbed.folder / "wait_train").write_text("2")
-
-    assert stubbed(experiment_file(**SMALL), "seeds=[0,1]", SLURM)[0] == []
-
-    journals = [file.read_text().splitlines()[0] for file in (tmp_path / "out" / "jobs" / "journals").glob("*.jsonl")]
-    assert len({json.loads(line)["job"] for line in journals}) == 2
 
 
 def test_a_job_that_a_cluster_starts_again_continues_its_run(experiment_file, stubbed, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import torch
 import transformers
 from omegaconf import OmegaConf
 
-from research.experiment import _starts, random_model, trained_model
+from research.experiment import random_model, trained_model
 from tfidf_tune.data import hf_tokenizer, load_documents, text_blocks, train_embedded_tokenizer
 from tfidf_tune.probe import load_model, token_perplexity
 from tfidf_tune.training import HFCheckpointer, Run, build_model
@@ -76,30 +76,6 @@ def test_a_random_model_has_the_architecture_of_the_section(name, tmp_path):
     assert hf_tokenizer(str(tmp_path)).vocab_size == section["vocab_size"]
 
 
-@pytest.mark.usefixtures("quick_tokenizer")
-def test_the_config_has_the_dropout_of_the_section(tmp_path):
-    for section, key in ((LLAMA, "attention_dropout"), (NEOX, "attention_dropout"), (GPTJ, "attn_pdrop")):
-        folder = tmp_path / section["_component_"]
-        folder.mkdir()
-        random_model(folder, section | {"attn_dropout": 0.25}, 0)
-        config = json.loads((folder / "config.json").read_text())
-        rates = {name: rate for name, rate in config.items() if name.endswith(("pdrop", "_dropout"))}
-        rates.pop("classifier_dropout", None)
-        assert rates.pop(key) == 0.25
-        assert set(rates.values()) <= {0.0, 0.25}
-
-
-@pytest.mark.usefixtures("quick_tokenizer")
-def test_a_random_llama_has_the_weights_that_transformers_draws_from_the_seed(tmp_path):
-    random_model(tmp_path, LLAMA, 3)
-    torch.manual_seed(3)
-    drawn = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_pretrained(tmp_path)).state_dict()
-    written = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
-
-    assert drawn.keys() == written.keys()
-    assert all(torch.equal(drawn[name], written[name]) for name in drawn)
-
-
 @pytest.mark.parametrize("make", [random_model, trained_model])
 def test_an_unsupported_builder_is_refused(make, tmp_path):
     with pytest.raises(ValueError, match=r"a start cannot be made for the model a\.b: use torchtune\.models\.llama2"):
@@ -127,35 +103,3 @@ def test_a_trained_model_fits_its_text_in_a_complete_folder(tmp_path, text_file,
     assert random == pytest.approx(math.log(GPTJ["vocab_size"]), abs=0.1), "as good as a guess"
     assert trained < random - 1
     assert "Writing logs to" in capsys.readouterr().out, "what the recipe prints"
-
-
-@pytest.mark.usefixtures("quick_tokenizer")
-def test_a_recipe_that_fails_leaves_no_files(tmp_path):
-    with pytest.raises(ValueError, match="dtype is 'fp64'"):
-        trained_model(tmp_path, LLAMA, 0, dtype="fp64")
-
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("quick_tokenizer")
-def test_the_arguments_of_a_trained_model_reach_the_recipe(tmp_path, monkeypatch):
-    given = []
-    monkeypatch.setattr(_starts, "_train", given.append)
-    with pytest.raises(FileNotFoundError):  # nothing was trained
-        trained_model(
-            tmp_path, SECTIONS["llama-lora"], 5, source="s", source_name="n", source_split="train[:10%]",
-            source_column="c", epochs=7, batch_size=9, learning_rate=0.5, num_warmup_steps=11, block_size=13,
-            device="cuda", dtype="bf16",
-        )  # fmt: skip
-    (cfg,) = given
-
-    assert cfg.model == LLAMA
-    assert cfg.dataset == {
-        "_component_": "tfidf_tune.data.text_blocks_dataset", "source": "s", "source_name": "n",
-        "source_split": "train[:10%]", "source_column": "c", "block_size": 13,
-    }  # fmt: skip
-    assert cfg.loss == {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}
-    assert (cfg.seed, cfg.epochs, cfg.batch_size, cfg.optimizer.lr, cfg.lr_scheduler.num_warmup_steps) == (
-        5, 7, 9, 0.5, 11,
-    )  # fmt: skip
-    assert (cfg.device, cfg.dtype, cfg.save_at_percent) == ("cuda", "bf16", [100])
