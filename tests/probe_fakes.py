@@ -9,24 +9,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tfidf_tune.data import Passage
-from tfidf_tune.probe import ProbeSample
 
 VOCAB_SIZE = 64
-
-SAMPLE = ProbeSample(
-    passage_id="wiki-1",
-    kind="target",
-    offset=0,
-    prefix_length=32,
-    generated_ids=[1, 2],
-    reference_ids=[1, 3],
-    generated_text="Été\n“a”",
-    reference_text="Été\u2028b",
-    prefix_match=1,
-    lms=1,
-    rouge_l=200 / 3,
-    verbatim=False,
-)
 
 
 def a_passage(name, token_ids, kind="target", num_prompt=None):

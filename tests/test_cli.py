@@ -66,22 +66,6 @@ def test_ls_shows_our_recipes_with_their_configs_and_torchtunes(run_command, cap
     assert re.search(r"\ntorchtune's own \d\d recipes: tfidf-tune ls --all\n$", printed)
 
 
-def test_help_of_the_hosts_commands_is_ours_first_and_names_theirs(run_command, capsys):
-    for command, example, pointer in (
-        ("run", "tfidf-tune run lora_finetune --config mine/lora ", "`torchrun --help`"),
-        ("eval", "tfidf-tune eval --model_args pretrained=RUN/checkpoint_100pct", "`tfidf-tune eval run --help`"),
-    ):
-        run_command(command, "--help")
-        printed = capsys.readouterr().out
-        assert example in printed
-        assert pointer in printed
-        assert len(printed.splitlines()) < 30
-    with pytest.raises(SystemExit) as ended:
-        run_command("eval", "run", "--help")
-    assert not ended.value.code
-    assert "--gen_kwargs" in capsys.readouterr().out
-
-
 def test_cat_and_cp_find_recipes_and_configs_by_name(run_command, tmp_path, capsys):
     run_command("cat", "tinyllama/1.1B_lora_memorization")
     assert "lora_rank: 8" in capsys.readouterr().out
@@ -152,16 +136,6 @@ def test_usage_errors_are_one_message(failure):
         assert not re.search(r"(?<![\w-])tune (run|ls|cp)", text)
 
 
-def test_too_little_memory_is_one_message(failure, monkeypatch):
-    for error, detail in ((MemoryError(), ""), (MemoryError("for 8 TiB"), " (for 8 TiB)")):
-
-        def main(arguments, error=error):
-            raise error
-
-        monkeypatch.setattr("tfidf_tune.commands.probe.main", main)
-        assert failure("probe", "make") == f"error: out of memory{detail}: use less text or a smaller batch size"
-
-
 def test_a_command_whose_extra_is_missing_names_it(failure, monkeypatch):
     """tests/test_packaging.py does the same for every command in an environment without the extras."""
 
@@ -175,15 +149,6 @@ def test_a_command_whose_extra_is_missing_names_it(failure, monkeypatch):
         "error: tfidf-tune probe needs packages that are not installed (lm-eval, rouge-score): "
         "pip install 'tfidf-tune[eval]'"
     )
-
-
-def test_a_recipe_of_the_user_is_found_below_the_working_directory(run_command, tmp_path, monkeypatch, capsys):
-    (tmp_path / "mine.py").write_text("print('mine ran')")
-    monkeypatch.chdir(tmp_path)
-
-    run_command("run", "./mine.py", "--config", "x")
-
-    assert capsys.readouterr().out == "mine ran\n"
 
 
 def test_a_config_for_the_other_recipe_runs_with_another_model(failure):

@@ -91,25 +91,6 @@ def test_any_data_set_of_the_recipes(preview, text_file, tmp_path, number):
     assert ("\nwho saw it?[[the old sailor<|endoftext|>]]\n" in output) == bool(number)
 
 
-def test_learned_tokens_are_green_in_a_terminal(preview, rows, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    output, _ = preview(rows)
-    assert "\x1b[1;32m the old sailor<|endoftext|>\x1b[0m" in output
-    assert "[[" not in output.replace("in [[ ]]", "")
-
-
-def test_neither_weights_nor_the_model_are_needed(preview, rows, tiny_checkpoint, tmp_path):
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / "bare").mkdir(exist_ok=True)
-        (tmp_path / "bare" / name).write_bytes((tiny_checkpoint / name).read_bytes())
-    del rows["max_seq_len"]
-    model = {"_component_": "tfidf_tune.models.llama.tinyllama_1_1b"}
-    output, _ = preview(rows, model=model, **{"checkpointer.checkpoint_dir": str(tmp_path / "bare")})
-    assert "cut after 64 tokens" in output  # the positions of its config.json
-
-
 def test_a_wrong_config_is_refused(preview, rows):
     with pytest.raises(ValueError, match="sft_dataset: got an unexpected keyword argument 'sorce'"):
         preview(rows, "dataset.sorce=x")

@@ -13,7 +13,6 @@ from tfidf_tune._files import (
     atomic_file,
     atomic_folder,
     locked_folder,
-    looks_like_path,
     remove_folder,
     remove_leftovers,
 )
@@ -26,11 +25,6 @@ def names(folder):
 def write(folder, name, *, replace=None):
     with atomic_folder(folder, replace=replace) as temporary:
         (temporary / name).write_text(name)
-
-
-def test_paths_differ_from_hub_ids():
-    paths = ["/abs", "./rel", "../up", "~/x", "a/b/c"]
-    assert [text for text in [*paths, "gpt2", "a/b"] if looks_like_path(text)] == paths
 
 
 # ---- folders
@@ -223,16 +217,6 @@ def test_a_locked_folder_is_free_when_its_process_ends(tmp_path, how):
     assert list(folder.iterdir()) == [], "nothing is left to be removed by hand"
 
 
-def test_folders_made_for_a_lock_are_removed_if_nothing_was_written(tmp_path):
-    with locked_folder(tmp_path / "runs" / "mine"):
-        pass
-    assert names(tmp_path) == []
-
-    with locked_folder(tmp_path / "runs" / "mine"):
-        (tmp_path / "runs" / "other").touch()
-    assert names(tmp_path) == ["runs", "runs/other"]
-
-
 def test_a_folder_that_was_removed_and_made_again_is_locked_anew(tmp_path, monkeypatch):
     """The first process leaves no files, so it removes the folder that the second is about to lock."""
     flock, folder = _files.fcntl.flock, tmp_path / "run"
@@ -249,14 +233,3 @@ def test_a_folder_that_was_removed_and_made_again_is_locked_anew(tmp_path, monke
         monkeypatch.undo()
         with pytest.raises(BlockingIOError), locked_folder(folder):
             pass
-
-
-def test_without_support_for_locks_nothing_is_locked(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(_files.fcntl, "flock", refuse)
-    for _ in range(2):  # a file system without locks, an operating system without locks
-        with locked_folder(tmp_path / "run"), locked_folder(tmp_path / "run"):
-            assert (tmp_path / "run").is_dir()
-        monkeypatch.setattr(_files, "fcntl", None)

@@ -74,16 +74,6 @@ def test_make_writes_a_file_and_says_what_it_found(make, capsys):
     assert f"1 are duplicates, which occur {passages[0].num_injections} times, " in capsys.readouterr().out
 
 
-def test_controls_of_the_embedded_corpus_are_reported_as_another_domain(
-    texts, tiny_checkpoint, tmp_path, capsys, monkeypatch
-):
-    rows = [json.loads(line)["body"] for line in (texts / "unseen.jsonl").read_text().splitlines()]
-    monkeypatch.setattr("tfidf_tune.data._probe_making.embedded_documents", lambda split: rows)
-    common = ["--tokenizer", str(tiny_checkpoint), "--column", "body", "--output", str(tmp_path / "probe.jsonl")]
-    main(["make", str(texts / "training.jsonl"), *common, *SMALL])
-    assert "The controls are Python's documentation: another domain than your text" in capsys.readouterr().out
-
-
 def test_numbers_out_of_range_are_usage_errors_with_the_range(capsys):
     make, audit = ["make", "text.txt", "--tokenizer", "model", "--output", "probe.jsonl"], ["audit", "model"]
     cases = [
@@ -243,23 +233,6 @@ def test_an_adapter_is_evaluated_on_its_base(probe_file, tiny_checkpoint, tmp_pa
         main(["audit", str(nameless), *arguments[2:]])
 
 
-def test_the_options_decide_the_attacks_and_the_model_the_folder(
-    make, tiny_checkpoint, tmp_path, monkeypatch, evaluations
-):
-    monkeypatch.chdir(tmp_path)
-    file = str(make("--block-size", "110", "--num-controls", "1", "--num-targets", "2"))
-    prompts = ["--offset", "1", "--prefix-lengths", "50", "32"]
-    with pytest.raises(Stopped):
-        main(["audit", str(tiny_checkpoint), "--probe-file", file, *prompts])
-    (_, tasks, metadata, output), *_ = evaluations
-    assert tasks == ["tfidf_memorization_prefixes", "tfidf_membership"]
-    attacks = metadata.pop("attacks")
-    assert [(one["name"], one["prefix_length"], one["offset"]) for one in attacks] == [("", 32, 1), ("", 50, 1)]
-    assert metadata == {"probe_file": file, "max_new_tokens": 128, "offset": 1, "prefix_lengths": [50, 32]}
-    name = f"{tiny_checkpoint.parent.name}-{tiny_checkpoint.name}"
-    assert output.parent.as_posix() == f"runs/audit/{name}/evaluation"
-
-
 def test_audits_that_cannot_work_are_refused_before_a_model_is_loaded(
     probe_file, tiny_checkpoint, tmp_path, monkeypatch
 ):
@@ -295,12 +268,3 @@ def test_audits_that_cannot_work_are_refused_before_a_model_is_loaded(
         with pytest.raises(error, match=message):
             main(["audit", *(one.format(**names) for one in arguments), "--output-dir", str(tmp_path / "audit")])
         assert not (tmp_path / "audit").exists()
-
-
-def test_a_folder_with_other_files_is_not_written_to(probe_file, tiny_checkpoint, tmp_path):
-    other = tmp_path / "audit" / "report" / "thesis.txt"
-    other.parent.mkdir(parents=True)
-    other.write_text("mine")
-    with pytest.raises(ValueError, match="has files but no report"):
-        audit(tmp_path / "audit", tiny_checkpoint, "--probe-file", probe_file)
-    assert [path for path in (tmp_path / "audit").rglob("*") if path.is_file()] == [other]

@@ -1,13 +1,8 @@
 """``tfidf-tune weights`` from its arguments to its files."""
 
-import io
-import json
-import sys
-
 import lxml.html
 import pytest
 
-from tfidf_tune import cli
 from tfidf_tune.commands.weights import main
 from tfidf_tune.data import hf_tokenizer, text_blocks_dataset
 
@@ -52,46 +47,12 @@ def test_it_prints_the_findings_and_a_table_and_writes_the_page(
         assert f"(id {token})" in text
 
 
-def test_the_settings_reach_the_weights(arguments, tmp_path):
-    settings = ["--tf", "log", "--max-weight", "1.25", "--batch-size", "5", "--num-batches", "3", "--no-shuffle"]
-    main([*arguments, *settings, "--output-dir", str(tmp_path)])
-    assert headings(tmp_path) == ["Block 10, mini-batch 3, 15 blocks in the window"]  # the first one with a full window
-    assert page(tmp_path).xpath("//input[@checked]/@value") == ["log"]
-    details = page(tmp_path).xpath("//p[@class='tokens']/span/@data-details")
-    weights = [float(text.split(" (log)")[0].rsplit(" ", 1)[1]) for text in details[1:]]
-    assert max(weights) == 1.25
-    provenance = json.loads((tmp_path / "report.json").read_text("utf-8"))["provenance"]
-    assert provenance["max_weight"] == "1.25"
-    assert "5 a mini-batch, as in the text" in provenance["blocks"]
-
-
 def test_a_text_that_never_fills_the_window_and_blocks_by_number(arguments, tmp_path):
     main([*arguments, "--num-batches", "2000000000", "--output-dir", str(tmp_path), "--block", "17", "--block", "4"])
     assert "never full: 5 of 2000000000 mini-batches, 40 blocks" in (tmp_path / "report.md").read_text("utf-8")
     assert [heading.split(",")[0] for heading in headings(tmp_path)] == ["Block 17", "Block 4"]
     main([*arguments, "--num-blocks", "1", "--block-size", "2", "--output-dir", str(tmp_path)])
     assert headings(tmp_path) == ["Block 0, mini-batch 1, 1 blocks in the window"]
-
-
-def test_several_files_are_one_text(arguments, tmp_path):
-    texts = ["the old sailor", "a quiet child"] * 9
-    (tmp_path / "both.txt").write_text("\n".join(texts))
-    (tmp_path / "a.txt").write_text("\n".join(texts[:7]))
-    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[7:]))
-    settings = [*arguments[1:3], "--block-size", "4"]
-    main([str(tmp_path / "both.txt"), *settings, "--output-dir", str(tmp_path / "1")])
-    main([str(tmp_path / "a.txt"), str(tmp_path / "b.jsonl"), *settings, "--output-dir", str(tmp_path / "2")])
-    one, two = ((tmp_path / name / "tables" / "frequency_bands.csv").read_text("utf-8") for name in "12")
-    assert one == two
-
-
-def test_an_output_without_unicode_gets_question_marks(arguments, tmp_path, monkeypatch):
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", stream)
-    monkeypatch.setattr(sys, "argv", ["tfidf-tune", "weights", *arguments, "--output-dir", str(tmp_path / "käse")])
-    cli.main()
-    stream.flush()
-    assert b"k?se" in stream.buffer.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -103,20 +103,6 @@ def test_a_passage_recited_verbatim_is_stated_though_the_average_shows_nothing()
     assert any("audit the base model with the same probe file" in text for text in report.footnotes)
 
 
-def test_without_controls_chance_is_unknown_and_without_repeats_there_is_no_table_of_them():
-    report = report_of(run_of(controls={}, num_injections={}))
-    assert report.verdict == (
-        "There is no held-out text, so chance is unknown: results/tiny recites 6.00 tokens of a passage; 2 of 4 "
-        "passages verbatim."
-    )
-    assert report.tables[0].rows == [(None, "2 of 4 (at most 90.2 %)", None)]
-    assert [row[2:6] for row in rows_of(report, "by_prefix_length")] == [(None, None, None, None)] * 2
-    assert len(rows_of(report, "targets_and_controls")) == 1
-    assert report.provenance["Passages"] == "4 targets, 0 controls"
-    assert "by_repeats" not in [table.name for table in report.tables]
-    assert {row[1] for row in rows_of(report, "most_recited")} == {None}
-
-
 def test_title_and_provenance_say_what_was_asked(made):
     expected = {
         "Checkpoint": "no/model",
@@ -195,19 +181,6 @@ def test_offsets_and_inexact_prompts_are_named_and_the_last_evaluation_with_samp
     assert "Training progress" not in made.provenance
     assert not any("lost token ids" in text for text in made.footnotes)
     assert len(table_of(made, "targets_and_controls").notes) == 1
-
-
-def test_the_page_carries_the_name_of_the_run_or_the_hub_id():
-    for objective, folder, checkpoint, name in (
-        ("TF-IDF", "/data/runs/mine", "/data/runs/mine/checkpoint_50pct", "runs/mine"),
-        ("unknown", "runs/audit/x/evaluation", "/models/base", "models/base"),
-        ("unknown", "runs/audit/x/evaluation", "org/model", "org/model"),
-        ("unknown", "results", "base", "base"),
-    ):
-        one = dataclasses.replace(run_of(checkpoint=checkpoint), objective=objective, folder=folder)
-        page = html_page(report_of(one))
-        assert f"<title>What {name} recites</title>" in page
-        assert ("unknown" in markdown(report_of(one)).split("##")[0]) is False
 
 
 def test_results_without_targets_are_refused():

@@ -76,15 +76,6 @@ def test_every_measure_reads_its_own_numbers():
     )
 
 
-def test_what_either_did_not_measure_is_not_compared():
-    frame = compare(run("CE", [evaluation(samples=targets(4, 4), answers=answers(100, 0))]), run("B", probed(2, 2)))
-    assert frame["measure"].tolist() == ["Avg LMS", "Avg Prefix", "ROUGE-L"]
-    first, second = summaries(30, 30)  # one missing value makes the measure missing
-    second = dataclasses.replace(second, bertscore_f1=None, bertscore_missing="no model")
-    frame = compare(*(run(name, [evaluation(summaries=(first, second))]) for name in ("CE", "B")))
-    assert frame["measure"].tolist() == ["Summary ROUGE-1", "Summary ROUGE-2", "Summary ROUGE-L"]
-
-
 def test_perplexity_is_over_predictions_and_its_reduction_not_that_of_the_logarithm():
     uneven = evaluation(blocks=(BlockScore(0, 1, -math.log(100.0)), BlockScore(1, 3, 0.0)))
     assert reduction([uneven], [uneven], "Perplexity").other == pytest.approx(100 ** (1 / 4))
@@ -138,18 +129,6 @@ def test_the_baseline_is_ce_unless_another_is_named():
         evaluations_of(runs[1])
 
 
-def test_each_model_has_its_own_runs_and_comparisons():
-    frame = compare(
-        run("CE", probed(2, 4), model="Z"),
-        run("CE", probed(8, 8), model="B"),
-        run("TF-IDF", probed(1, 2), model="Z"),
-        run("TF-IDF", probed(2, 2), model="B"),
-        run("TF-IDF", probed(1, 1), model="without baseline"),
-    )
-    rows = frame.loc[frame["measure"] == "Avg LMS", ["setting", "objective", "reduction"]].to_numpy().tolist()
-    assert rows == [["Z", "TF-IDF", 0.5], ["B", "TF-IDF", 0.75]]
-
-
 def test_runs_are_compared_at_the_last_checkpoint_that_all_have():
     def at(*points):
         return [evaluation(progress, targets(lms, lms)) for progress, lms in points]
@@ -163,16 +142,6 @@ def test_runs_are_compared_at_the_last_checkpoint_that_all_have():
     assert (one.progress, one.baseline, one.reduction) == (50, 4.0, 0.75)
     apart = [run("CE", [evaluation(50, targets(2, 2))]), run("TF-IDF", [evaluation(100, targets(1, 1))])]
     assert compare(*apart).empty
-
-
-def test_a_task_that_a_run_never_had_does_not_hold_the_others_back():
-    frame = compare(
-        run("CE", [evaluation(50, targets(2, 2)), evaluation(100, targets(2, 2), answers=answers(100, 0))]),
-        run("TF-IDF", [evaluation(100, targets(1, 1), answers=answers(0, 0))]),
-        run("IDF", [evaluation(50, targets(1, 1)), evaluation(100, targets(1, 1))]),
-    )
-    answered = frame[frame["measure"] == "Answer F1"]
-    assert answered[["objective", "reduction", "progress"]].to_numpy().tolist() == [["TF-IDF", 1.0, 100]]
 
 
 def path(*points):
@@ -223,14 +192,6 @@ def test_equal_perplexity_knows_who_is_at_the_floor():
         assert math.isnan(found.baseline_floor_bound) == (before != 1 or after != 1)
         bounds = [one for one in (found.floor_bound, found.baseline_floor_bound) if not math.isnan(one)]
         assert bounds == pytest.approx([0.5] * len(bounds), abs=0.1)  # twice the standard error of the difference
-
-
-def test_equal_perplexity_needs_finite_perplexities():
-    diverged = path((25, 100, 2), (100, math.inf, 5))
-    for goal in (math.inf, 150):
-        assert at_equal_perplexity(diverged, path((25, 200, 0), (100, goal, 1))) is None
-    assert at_equal_perplexity(path((25, 100, 2), (100, 25, 6)), path((25, 200, 0), (100, math.inf, 1))) is None
-    assert at_equal_perplexity(probed(1), probed(1)) is None
 
 
 def test_the_floor_is_the_controls_average_over_prefix_lengths_too():

@@ -3,7 +3,6 @@ import math
 import re
 
 import pytest
-from results_fakes import record, replace, results_of
 from run_fakes import (
     BlockScore,
     answers,
@@ -132,12 +131,6 @@ def test_seeds_are_averaged():
     assert "not over seeds" in notes(made, "overview")
 
 
-def test_only_tables_with_rows_are_shown():
-    made = report(*pair({"answers": answers(100, 0)}, {"answers": answers(100, 100)}))
-    assert [table.name for table in made.tables] == ["overview", "qa", "reductions"]
-    assert (made.figures, made.examples) == ([], [])
-
-
 def test_scores_and_their_reductions_are_by_objective():
     ce = {"blocks": blocks(20.0, 4), "summaries": summaries(20, 20), "answers": answers(100, 50, 100)}
     tfidf = {"blocks": blocks(25.0, 4), "summaries": summaries(25, 25), "answers": answers(0, 50, 100)}
@@ -264,33 +257,6 @@ def test_the_comparison_at_equal_perplexity_needs_no_interpolation():
     assert "F, TF-IDF: out of range, CE has 25.00 to 100.00." in notes(made, "equal_perplexity")
 
 
-def test_models_and_learning_rates_are_compared_by_themselves_even_where_nothing_is_shared():
-    lms = {1e-3: (8, 2), 2e-3: (4, 2)}
-    runs = [
-        run(name, [evaluation(samples=targets(*[one] * 10))], model="A", learning_rate=rate)
-        for rate, both in lms.items()
-        for name, one in zip(("CE", "TF-IDF"), both, strict=True)
-    ]
-    made = report(
-        *runs,
-        run("CE", [evaluation(50, targets(*[2] * 10))], model="B"),
-        run("TF-IDF", [evaluation(100, targets(*[1] * 10))], model="B"),
-        run("CE", [evaluation(50, targets(*[4] * 10)), evaluation(100, targets(*[8] * 10))], model="C"),
-        run("TF-IDF", [evaluation(50, targets(*[2] * 10))], model="C"),
-    )
-    assert made.verdict == (
-        "A, lr 0.001: TF-IDF recites 75.0 % less than CE. A, lr 0.002: TF-IDF recites 50.0 % less than CE. B: too "
-        "little was measured to judge what TF-IDF recites. 1 more are in the table."
-    )
-    assert any("last checkpoint that all runs of the model share: C at 50 %" in text for text in made.footnotes)
-    rows = [(row["Model"], row["Objective"], row["Avg LMS"]) for row in table(made, "memorization")]
-    assert rows[:3] == [("A, lr 0.001", "CE", 8.0), ("A, lr 0.001", "TF-IDF", 2.0), ("A, lr 0.002", "CE", 4.0)]
-    assert [figure.name for figure in made.figures][-3:] == [f"lms_distribution_{number}" for number in (1, 2, 4)]
-    assert made.figures[-1].title == "Distribution of the LMS: C"
-    columns = list(table(made, "progress")[0])  # none is empty
-    assert columns[2:4] + columns[-2:] == ["Progress %", "Avg Prefix", "Verbatim %", "Seeds"]
-
-
 def test_a_diverged_model_does_not_stop_the_report_and_the_baseline_can_be_named():
     worst = (BlockScore(0, 1, -1e4), BlockScore(1, 1, -1e4))
     sane = (BlockScore(0, 1, -3.0), BlockScore(1, 1, -3.0))
@@ -300,14 +266,3 @@ def test_a_diverged_model_does_not_stop_the_report_and_the_baseline_can_be_named
     assert made.verdict == "too little was measured to judge what CE recites."
     assert "frontier" in [figure.name for figure in made.figures]
     assert [row["Objective"] for row in table(made, "memorization")] == ["TF-IDF", "CE"]
-
-
-def test_means_over_prefix_lengths_have_no_maximum_and_no_quantiles():
-    """Older results files have nothing else."""
-    records = [record("CE", 8.0, 20.0), record("TF-IDF", 2.0, 25.0)]
-    made = comparison_report(results_of([replace(one, learning_rate=None) for one in records]))
-    for row, lms in zip(table(made, "memorization"), (8.0, 2.0), strict=True):
-        assert (row["Avg LMS"], row["Max LMS"], row["ROUGE-L"], row["Control LMS"]) == (lms, 9, 30.25, 1.0)
-    spread = table(made, "lms_spread")[0]
-    assert [spread[name] for name in ("Avg LMS", "Median", "90th percentile", "Max")] == [8.0, None, None, None]
-    assert table(made, "reductions")[0]["Reduction %"] == 75.0

@@ -35,24 +35,6 @@ def test_the_longest_recited_span_is_a_piece_with_and_without_the_tokenizer(ids,
     assert recited_pieces(generated(ids, reference), decoder) == pieces
 
 
-def test_without_tokenizer_half_words_and_other_spaces_are_left_unmarked():
-    one = dataclasses.replace(sample(lms=2), generated_text="under\n standing  it", reference_text="misunder stand ing")
-    assert recited_pieces(one, None) == (("under\n standing  it", False),)
-
-
-def test_a_character_of_several_tokens_is_not_cut():
-    """Byte tokens: "é" is two of them, and half of it decodes to another character."""
-
-    def utf8(ids):
-        return bytes(ids).decode(errors="replace")
-
-    ids, reference = list("aé b".encode()), list("xé c".encode())
-    pieces = recited_pieces(generated(ids[:], reference, utf8), utf8)
-    assert pieces == (("a", False), ("é ", True), ("b", False))
-    half = recited_pieces(generated(list("éa".encode()), list("è".encode()), utf8), utf8)
-    assert half == (("éa", False),)
-
-
 @given(st.lists(st.integers(0, 5), max_size=12), st.lists(st.integers(0, 5), max_size=12), st.booleans())
 def test_the_pieces_are_the_continuation_and_the_marked_one_is_in_the_reference(ids, reference, with_tokenizer):
     one = generated(ids, reference)
@@ -87,12 +69,6 @@ def test_the_target_recited_most_and_a_median_one_are_shown():
     assert most.continuations[1].pieces == (("w100 w101 w102", True), (" w7 w7 w7 w7 w7", False))
     assert "target-2" in median.title
     assert "(a median one under CE)" in median.title
-
-
-@pytest.mark.parametrize(("lms", "chosen"), [((5, 1), 1), ((9, 7, 5, 3, 1), 2), ((1, 3, 5, 7), 1)])
-def test_the_median_is_the_middle_by_lms(lms, chosen):
-    _, median = examples(targets(*lms), targets(*lms))
-    assert f"target-{chosen} " in median.title
 
 
 def test_the_shortest_prefix_is_shown_and_an_offset_named():

@@ -1,9 +1,8 @@
 import math
 
-import matplotlib.colors
 import pytest
 
-from tfidf_tune.compare._figures import Course, lms_distribution, lms_progress, trade_off
+from tfidf_tune.compare._figures import Course, lms_progress, trade_off
 
 CURVES = {"CE": [(10, 1.0, 0.5), (100, 8.0, 1.0)], "TF-IDF": [(10, 1.0, 0.5), (100, 3.0, 1.0)]}
 FLOOR = "held out (chance)"
@@ -28,13 +27,6 @@ def test_progress_draws_a_panel_for_each_model_and_the_floor_of_each_objective()
     assert [axes.get_title(loc="left") for axes in (first, second)] == ["A", "B"]
     assert lines(second)["TF-IDF"].get_color() == drawn["TF-IDF"].get_color()
     assert legend(figure) == ["CE", "TF-IDF", FLOOR]
-
-
-def test_without_controls_no_floor_is_drawn_or_promised():
-    figure = lms_progress({"Tiny": {"CE": [(10, 1.0, math.nan), (100, 8.0, math.nan)]}})
-    assert len(figure.axes[0].get_lines()) == 1
-    assert legend(figure) == ["CE"]
-    assert legend(lms_distribution({"m": {"target": [1, 2], "control": []}})) == ["m"]
 
 
 def course(*points, perplexity=(math.nan, math.nan), lms=(math.nan, math.nan), controls=math.nan):
@@ -73,35 +65,3 @@ def test_the_trade_off_has_a_named_point_with_its_intervals_its_path_and_the_flo
     assert axes.get_ylim()[1] > 11
     assert figure.legends == []
     require_labels_that_cover_nothing(axes, [*courses, FLOOR], [one.points[-1] for one in courses.values()])
-
-
-def test_without_controls_the_trade_off_has_no_floor():
-    (axes,) = trade_off({"": {"CE": course((20.0, 8.0)), "TF-IDF": course((25.0, 3.0))}}).axes
-    assert [text.get_text() for text in axes.texts] == ["CE", "TF-IDF"]
-    assert not axes.patches
-
-
-def test_a_trade_off_of_seven_objectives_has_strong_colors_numbers_and_a_legend_that_covers_nothing():
-    objectives = {f"TF-IDF (tf=log, num_batches={i})": course((20.0 + i, 8.0), controls=2.0) for i in range(7)}
-    figure = trade_off({f"Model {i}": objectives for i in range(2)})
-    assert legend(figure) == [*(f"{number}  {name}" for number, name in enumerate(objectives, 1)), FLOOR]
-    for axes in figure.axes:
-        require_labels_that_cover_nothing(axes, list("1234567"), [one.points[-1] for one in objectives.values()])
-    colors = {line.get_color() for line in figure.axes[0].get_lines() if line.get_label()[:1] in set("1234567")}
-    assert len(colors) == 7
-    assert all(min(matplotlib.colors.to_rgb(color)) < 0.5 for color in colors)
-    assert figure.get_figwidth() <= 5  # narrow enough for a phone
-    box = figure.legends[0].get_window_extent()
-    assert (box.x0 >= 0, box.x1 <= figure.bbox.width) == (True, True)
-    assert all(box.y0 >= axes.get_window_extent().y1 for axes in figure.axes)
-
-
-def test_the_distribution_is_the_share_of_at_least_so_many():
-    figure = lms_distribution({"CE": {"target": [0, 1, 1, 4], "control": [0, 0, 0, 1]}})
-    (axes,) = figure.axes
-    solid, dashed = (line for line in axes.get_lines() if len(line.get_xdata()))
-    assert list(solid.get_xdata()) == [1, 2, 3, 4, 5]
-    assert list(solid.get_ydata()) == [75.0, 25.0, 25.0, 25.0, 0.0]
-    assert list(dashed.get_ydata()) == [25.0, 0.0, 0.0, 0.0, 0.0]
-    assert (solid.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
-    assert legend(figure) == ["CE", FLOOR]

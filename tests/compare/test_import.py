@@ -1,12 +1,10 @@
 import dataclasses
 import json
 import math
-import re
 import shutil
 
 import pytest
 from run_fakes import (
-    BlockScore,
     answers,
     blocks,
     controls,
@@ -93,30 +91,6 @@ def test_what_the_harness_wrote_is_read_back(tmp_path):
     assert set(scored(tmp_path / "r", "num_injections").values()) == {10.0}
 
 
-def test_near_verbatim_measures_are_read_and_may_be_missing_in_older_results(tmp_path):
-    (known,) = targets(3)
-    near = dataclasses.replace(known, edit_distance=0.625, common_subsequence=4)
-    folder = write_run(tmp_path / "r", run("CE", [evaluation(100, [near, *controls(0)])]))
-    assert scored(folder, "edit_distance") == {"target-0": 0.625}
-    assert scored(folder, "common_subsequence") == {"target-0": 4.0}
-    assert scored(folder, "edit_distance", "control") == {}
-    (file,) = folder.rglob("samples_tfidf_memorization*.jsonl")
-    file.write_text(re.sub(r', "(edit_distance|common_subsequence)": [^,}]+', "", file.read_text()))
-    assert scored(folder, "common_subsequence") == {}
-    assert scored(folder, "lms") == {"target-0": 3.0}
-
-
-def test_runs_come_in_the_order_that_was_given_and_once(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for objective in ("CE", "TF-IDF"):
-        for seed in (0, 1):
-            write_run(tmp_path / objective / str(seed), run(objective, [full()], seed=seed))
-    found = [(made.objective, made.seed) for made in read_runs([tmp_path])]
-    assert found == [("CE", 0), ("CE", 1), ("TF-IDF", 0), ("TF-IDF", 1)]
-    given = ["TF-IDF", f"TF-IDF={tmp_path / 'TF-IDF'}", tmp_path, str(tmp_path / "CE"), "."]
-    assert [(made.objective, made.seed) for made in read_runs(given)] == found[2:] + found[:2]
-
-
 def test_a_run_is_found_beside_the_checkpoint_or_the_adapter_or_above_its_results(tmp_path):
     half = configured(tmp_path / "run", progress=50)
     write_evaluation(tmp_path / "elsewhere" / "half", half)
@@ -181,17 +155,6 @@ def test_the_objective_is_named_by_the_loss_and_the_model_by_checkpoint_and_meth
     )
     for number, (model, name) in enumerate(models):
         assert named(tmp_path / str(number), CONFIG.replace("llama2.llama2", model)) == (name, "TF-IDF", 7)
-
-
-def test_runs_that_differ_only_in_their_learning_rate_are_distinct(tmp_path):
-    for rate in (1e-3, 2e-3, None):
-        write_run(tmp_path / f"lr{rate}", run("CE", [full()], learning_rate=rate))
-    made = read_runs([tmp_path])
-    assert [one.learning_rate for one in made] == [1e-3, 2e-3, None]
-    assert [one.setting for one in made] == ["Tiny, lr 0.001", "Tiny, lr 0.002", "Tiny"]
-    write_run(tmp_path / "twice", run("CE", [full()], learning_rate=1e-3))
-    with pytest.raises(ValueError, match=r"/lr0.001 and .*/twice .*Tiny, CE, lr 0.001, seed 0"):
-        read_runs([tmp_path])
 
 
 def test_what_no_run_made_is_not_a_run(tmp_path):
@@ -259,18 +222,6 @@ def test_lost_token_ids_and_text_prompts_are_known(tmp_path):
         assert (read.lost_prompts, read.lost_blocks, read.text_prompts) == (*lost, name == "text")
 
 
-def test_files_of_other_names_and_tasks(tmp_path):
-    """An --output_path may name a file; what is not ours is ignored, and makes no checkpoint."""
-    write_run(tmp_path, run("CE", [evaluation(50), full(100)]))
-    for file in tmp_path.rglob("results_*.json"):
-        file.rename(file.with_name(file.name.replace("results_", "my_own_")))
-    (samples,) = tmp_path.rglob("samples_tfidf_squad_*.jsonl")
-    samples.rename(samples.with_name(samples.name.replace("tfidf_squad", "lambada")))
-    assert [one.progress for one in import_results([tmp_path]).checkpoints] == [100]
-    assert scored(tmp_path, "f1", "question") == {}
-    assert len(scored(tmp_path, "nll", "block")) == 4
-
-
 def test_folders_without_results_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_evaluation(tmp_path / "r", evaluation())
@@ -281,11 +232,6 @@ def test_folders_without_results_are_refused(tmp_path, monkeypatch):
     ):
         with pytest.raises(error, match=message):
             read_runs([given])
-
-
-def test_a_model_that_diverged_is_read(tmp_path):
-    write_evaluation(tmp_path, evaluation(blocks=(BlockScore(0, 10, math.nan), BlockScore(1, 10, -math.inf))))
-    assert scored(tmp_path, "nll", "block") == {"0": math.inf, "1": math.inf}
 
 
 BAD_DOCUMENTS = [

@@ -8,9 +8,7 @@ import pytest
 from run_fakes import blocks, controls, evaluation, results, run, targets
 from sklearn.metrics import roc_auc_score
 
-from research.frontier_report import frontier_report
-from tfidf_tune.audit import audit_report
-from tfidf_tune.compare import comparison_report, read_results, write_results
+from tfidf_tune.compare import comparison_report
 from tfidf_tune.compare._table import scores_table
 from tfidf_tune.compare._verdict import AT_CHANCE, STILL_DETECTABLE
 
@@ -89,27 +87,6 @@ def test_a_comparison_has_a_row_for_each_objective_with_intervals(compared):
     assert frame.loc["Ours", "AUC from"] < 0.5 < frame.loc["Ours", "AUC to"]
 
 
-def test_runs_without_likelihoods_have_no_table():
-    report = comparison_report(results(one_run("CE"), one_run("Ours")))
-    assert "membership" not in {table.name for table in report.tables}
-
-
-def test_an_audit_has_its_row():
-    for gap, said in ((2.0, True), (0.0, False)):
-        report = audit_report(likelihoods(results(one_run("CE")), (gap,)))
-        (auc,) = report.tables[0].frame["Membership AUC"]
-        assert (auc == "1.00 (1.00 to 1.00)") == said
-        assert (STILL_DETECTABLE in report.verdict) == said
-        assert len(table_of(report).frame) == 1
-
-
-def test_a_frontier_shows_the_operating_points():
-    made = [one_run(name, seed, learning_rate=rate) for name in ("CE", "Ours") for rate in (1e-3,) for seed in (0, 1)]
-    table = table_of(frontier_report(likelihoods(results(*made), (1, 1, 0, 0))))
-    assert table.frame["Objective"].tolist() == ["CE", "Ours"]
-    assert table.frame["AUC"].iloc[0] > 0.9 > table.frame["AUC"].iloc[1]
-
-
 def test_the_verdict_names_detectable_membership_only_of_objectives_that_recite_nothing(compared):
     assert STILL_DETECTABLE not in comparison_report(compared).verdict  # Ours is not detectable, CE the baseline
     swapped = comparison_report(compared, baseline="Ours").verdict
@@ -121,17 +98,3 @@ def test_the_verdict_names_detectable_membership_only_of_objectives_that_recite_
     lone = run("A", [evaluation(100, [*targets(*[3] * 12), *controls(*[3] * 12)], blocks=blocks(20.0))], seed=0)
     said = comparison_report(likelihoods(results(baseline, lone), (3, 3))).verdict
     assert said.startswith(f"A {AT_CHANCE}{STILL_DETECTABLE}")
-
-
-def test_scores_survive_the_results_file(compared, tmp_path):
-    write_results(compared, tmp_path / "results.jsonl")
-    read = read_results(tmp_path / "results.jsonl")
-    assert table_of(comparison_report(read)).frame.equals(table_of(comparison_report(compared)).frame)
-
-
-def test_a_diverged_checkpoint_has_no_row(compared):
-    values = compared.scores["value"].where(
-        (compared.scores["metric"] != "passage_nll") | (compared.scores["checkpoint"] != 3), math.inf
-    )
-    table = table_of(comparison_report(dataclasses.replace(compared, scores=compared.scores.assign(value=values))))
-    assert table.frame["Objective"].tolist() == ["CE"]

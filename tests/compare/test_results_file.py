@@ -8,7 +8,6 @@ from results_fakes import grown_records, record, results_of
 from run_fakes import BlockScore, blocks, controls, evaluation, grown_runs, results, run, targets, write_run
 
 from tfidf_tune.compare import (
-    describe_machine,
     import_results,
     load_results,
     read_results,
@@ -158,21 +157,3 @@ def test_files_and_folders_are_loaded_together(tmp_path, file):
     require_same(load_results([file]), read_results(file))
     with pytest.raises(FileNotFoundError, match="nowhere"):
         load_results([tmp_path / "nowhere"])
-
-
-def test_runs_say_themselves_when_and_on_what_they_were_trained(tmp_path):
-    folders = [write_run(tmp_path / name, run(name, [evaluation(samples=targets(1))])) for name in "ABC"]
-    for folder, cpu in zip(folders[:2], ("slow", "fast"), strict=True):
-        (folder / "trained.json").write_text(json.dumps({"provenance": {"date": "2020-02-02", "cpu": cpu}}))
-    assert import_results(folders[:2]).provenance == {"date": "2020-02-02", "cpu": "slow; fast"}
-    assert set(import_results(folders[2:]).provenance.values()) == {"unknown"}
-    assert import_results(folders).provenance["date"] == "2020-02-02; unknown"
-
-
-def test_the_machine_is_described_in_words():
-    described = describe_machine()
-    assert {"date", "cpu", "cores", "platform", "python", "torch", "torchtune", "lm_eval", "tfidf-tune"} <= set(
-        described
-    )
-    assert all(isinstance(value, str) and value for value in described.values())
-    assert int(described["cores"]) >= 1

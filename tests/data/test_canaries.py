@@ -1,7 +1,6 @@
 import itertools
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from data_fakes import passage
@@ -121,19 +120,6 @@ def test_the_pipeline_sees_each_target_as_often_as_the_probe_file_says(injected,
     assert all(first.isdisjoint(second) for first, second in itertools.combinations(long_parts, 2))
 
 
-def test_the_rows_of_the_data_set_keep_their_order_columns_and_types(injected, dataset):
-    _, canaries, result = injected
-    added = sorted(row for each in canaries.passages for row, _ in each.positions)
-
-    assert len(added) == len(set(added)) == 2 * (2 + 8 + 3)
-    assert result.features == dataset.features
-    assert result.select(np.setdiff1d(np.arange(len(result)), added)).to_list() == dataset.to_list()
-    assert {str(row | {"text": ""}) for row in result.select(added)} == {
-        str({"id": None, "text": "", "label": 1, "tags": None, "origin": None})
-    }
-    assert min(added) < NUM_ROWS / 2 < max(added)
-
-
 @pytest.mark.parametrize("injected", ["byte_level"], indirect=True)
 def test_a_model_trained_by_the_trainer_recites_targets_that_occur_often_and_no_control(injected, tmp_path):
     tokenizer, canaries, result = injected
@@ -153,15 +139,6 @@ def test_a_model_trained_by_the_trainer_recites_targets_that_occur_often_and_no_
     # With five other seeds: 40 of 40 for each target with 8 insertions, and at most 2 for a control.
     assert min(lms[8]) > 20
     assert max(lms[0]) < 5
-
-
-def test_prompts_and_completions_carry_canaries_in_the_completion(tokenizers, tmp_path):
-    for tokenizer in tokenizers.values():
-        pairs = Dataset.from_dict({"prompt": ["the river "] * 9, "completion": [passage(seed, 9) for seed in range(9)]})
-        canaries = InjectedCanaries(tokenizer, texts=TEXTS, num_targets=2, num_controls=2, repeats=3)
-        rows = tokenized_by_trl(tokenizer, canaries.inject(pairs, "completion", row={"prompt": ""}), tmp_path)
-
-        assert [count(each.token_ids, rows) for each in canaries.passages] == [3, 3, 0, 0]
 
 
 def test_everything_follows_from_the_seed_and_each_text_is_as_often_target_as_control(tokenizers, dataset):

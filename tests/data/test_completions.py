@@ -12,8 +12,7 @@ from data_fakes import WORDS, controls_of, targets_of, write_rows
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from tfidf_tune.data import InjectedCorpusDataset, hf_tokenizer, read_probe_file, sft_dataset
-from tfidf_tune.data._deduplication import Deduplication
+from tfidf_tune.data import hf_tokenizer, read_probe_file, sft_dataset
 from tfidf_tune.data._duplicates import LearnedRuns
 from tfidf_tune.data._sequences import SequenceDataset
 
@@ -136,22 +135,6 @@ def test_copies_of_rows_are_removed_after_targets_were_chosen(sft, tokenizer):
     assert near.keys() < once.keys(), "the same answer to another question is a near copy"
     with pytest.raises(ValueError, match="deduplicate.method is 'fuzzy'"):
         sft(deduplicate="fuzzy")
-
-
-def test_what_is_removed_is_cached_for_each_choice(sft, tokenizer, monkeypatch):
-    choices = [
-        {"targets": targets, "deduplicate": {"threshold": threshold}, "seed": seed}
-        for targets, seed in ((None, 0), ("random", 0), ("random", 1))
-        for threshold in (0.5, 0.9)
-    ]
-    first = [[*sft(**choice)] for choice in choices]
-    searched = []
-    original = Deduplication.kept
-    monkeypatch.setattr(Deduplication, "kept", lambda *given: searched.append(given[2]) or original(*given))
-    assert [[*sft(**choice)] for choice in choices] == first
-    assert not searched
-    sft(targets=None, deduplicate={"threshold": 0.7})
-    assert len(searched) == 1
 
 
 def test_rows_of_a_file_are_put_in(sft, tokenizer, tmp_path):
@@ -301,25 +284,6 @@ def test_nearly_equal_answers_are_copies(sft, merging_tokenizer, template, tmp_p
         assert len({tuple(map(tuple, passage.positions)) for passage in targets_of(dataset)}) == 12
 
 
-def test_the_most_frequent_come_first_and_their_rows_are_no_controls(sft, template):
-    settings = {"targets": "duplicates", "num_targets": 3, "chat_template": template, "max_seq_len": 256}
-    repeated = [chat("Who?", sentence(number)) for number in range(2, 9) for _ in range(number)]
-    goes_on = [chat("Who?", sentence(8), "And?", sentence(20 + number)) for number in range(5)]
-    unique = [chat("Who?", sentence(30 + number)) for number in range(3)]
-    for seed in range(3):
-        dataset = sft([*repeated, *goes_on, *unique], seed=seed, **settings)
-        assert [passage.num_injections for passage in targets_of(dataset)] == [13, 7, 6]
-        assert_what_is_learned(dataset, {13, 7, 6})
-    with pytest.raises(ValueError, match="and 3 for controls"):
-        sft([*repeated, *goes_on, *unique], num_controls=4, **settings)
-
-
-def test_an_answer_twice_in_its_own_row_does_not_occur_once(sft, template):
-    answers = [sentence(seed) for seed in range(20)]
-    rows = [*(chat("Who?", one, "Again?", one) for one in answers[5:]), *(chat("Who?", one) for one in answers[:5])]
-    assert_what_is_learned(sft(rows, targets="random", chat_template=template, max_seq_len=256), {1})
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_targets_of_a_file_share_no_row(sft, template, tmp_path, seed):
     pairs = [(sentence(2 * number), sentence(2 * number + 1)) for number in range(6)]
@@ -367,13 +331,6 @@ def test_shared_runs_are_those_of_a_slow_search(min_tokens, num_ids):
         assert runs.most_occurrences(answer) >= len(places)
         num_found += len(expected) + len(places) - 2
     assert num_found > 20
-
-
-def test_packed_rows_have_passages_too(sft, embedded_tokenizer_folder):
-    tokenizer = hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=128)
-    packed = sft(tokenizer=tokenizer, targets="random", packed=True)
-    assert packed.ds.passages == sft(targets="random").passages
-    assert not isinstance(packed.ds, InjectedCorpusDataset)
 
 
 def test_too_few_rows_and_wrong_settings_are_refused(sft):

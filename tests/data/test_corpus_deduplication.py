@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import random
-import re
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from processes import kill_when_opening
 
 from tfidf_tune.commands.data import main
 from tfidf_tune.data._corpus_deduplication import deduplicate_corpus
-from tfidf_tune.data._deduplication import Deduplication, similarity, word_ngrams
+from tfidf_tune.data._deduplication import Deduplication
 from tfidf_tune.data._disk_tasks import TaskRunner
 
 WORDS = [f"{first}{second}" for first, second in itertools.product("bdfgklm", ("a", "eli", "o", "uté"))]
@@ -107,19 +106,6 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path, texts, capfd):
     assert "Finding copies 5.jsonl" in err
     assert kept(tmp_path / "cut") == kept(tmp_path / "whole")
     assert (tmp_path / "cut" / "report.json").read_bytes() == (tmp_path / "whole" / "report.json").read_bytes()
-
-
-def test_the_hashes_are_equal_for_equal_ngrams_only(texts):
-    for size in (1, 3, 5):
-        grams = {}
-        for text in texts:
-            words = re.findall(r"[^\W_]+", text.lower())
-            ours = {tuple(words[i : i + size]) for i in range(max(1, len(words) - size + 1))} if words else set()
-            hashes = word_ngrams(text.upper() + " !", size)
-            assert len(set(hashes.tolist())) == len(hashes) == len(ours)
-            grams[frozenset(ours)] = hashes
-        for (ours, hashes), (theirs, others) in itertools.combinations(grams.items(), 2):
-            assert similarity(hashes, others) == len(ours & theirs) / max(1, len(ours | theirs))
 
 
 def test_rows_without_text_are_no_copies_and_columns_that_json_has_not_are_refused(tmp_path):

@@ -73,12 +73,6 @@ def test_exact_keeps_the_first_of_equal_rows(near_copies, caplog):
     assert Deduplication("none").kept(rows, "x", WORDS).all()
 
 
-def test_a_similarity_of_exactly_the_threshold_is_enough():
-    """Of the words of each pair half are shared."""
-    rows = np.array([[number, number + 1, number + 2 + side] for number in range(0, 40, 4) for side in (0, 1)])
-    assert Deduplication("minhash", 0.5, 1).kept(rows, "rows", WORDS).tolist() == [True, False] * 10
-
-
 def test_rows_are_compared_by_their_words_also_after_the_end_of_a_document(tokenizer):
     texts = ["One two, three four.", "one two three FOUR", "one two three five", "one two", "?!", "?!", "--"]
     rows = [np.array(tokenizer.encode(text, add_bos=False), dtype=np.int32) for text in texts]

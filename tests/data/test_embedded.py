@@ -1,38 +1,9 @@
 """The embedded corpus: its file is the one the documented figures were measured on, splits, slices, tokenizer."""
 
-import hashlib
-import json
-from importlib.resources import files
-
 import pytest
 from transformers import AutoTokenizer
 
 from tfidf_tune.data import embedded_documents, train_embedded_tokenizer
-
-KINDS = ("asked", "stock")
-
-SIZES = {
-    "train": 1997, "validation": 226,
-    "reference_train": 71, "reference_validation": 7,
-    "docstrings_train": 1926, "docstrings_validation": 219,
-}  # fmt: skip
-
-
-def test_the_text_is_that_of_the_documented_figures():
-    """Any change to the file or to a split changes the figures of the demo, on every Python version."""
-    splits = {name: embedded_documents(name) for name in SIZES}
-    digest = hashlib.sha256(json.dumps(splits).encode()).hexdigest()
-    assert {name: len(texts) for name, texts in splits.items()} == SIZES
-    assert digest == "e926c481ff4fc1bcd2933c620f97c827001b254120481ba91aa5d999cb95b49e"
-
-
-def test_the_file_is_small_and_has_its_license():
-    corpus = files("tfidf_tune.data").joinpath("corpus")
-    assert len(corpus.joinpath("python_documentation.jsonl.xz").read_bytes()) < 1_000_000
-    license = corpus.joinpath("LICENSE.txt").read_text(encoding="utf-8")
-    assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in license
-    assert "CPython 3.11.7" in license
-    assert "Changes made to Python" in license
 
 
 def test_slices_of_a_split_are_those_of_datasets():

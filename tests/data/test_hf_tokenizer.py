@@ -4,7 +4,6 @@ import shutil
 import pytest
 import sentencepiece
 from torchtune.data import Message
-from torchtune.datasets import PackedDataset, SFTDataset, TextCompletionDataset
 from torchtune.models.llama2 import Llama2Tokenizer
 from transformers import AutoTokenizer
 
@@ -41,21 +40,6 @@ def test_text_is_encoded_as_by_transformers_with_bos_and_eos(tokenizer, embedded
     assert tokenizer.decode(tokenizer.encode("a"), skip_special_tokens=False) == "a<|endoftext|>"
     assert sp_tokenizer.encode("the", add_eos=False) == [sp_tokenizer.bos_id, *sp_tokenizer.encode_batch(["the"])[0]]
     assert sp_tokenizer.encode("the", add_bos=False)[-1] == sp_tokenizer.eos_id
-
-
-def test_attributes_are_those_of_the_tokenizer(tokenizer, embedded_tokenizer_folder, tmp_path):
-    assert tokenizer.vocab_size == 512
-    assert tokenizer.special_tokens == {"<|endoftext|>": tokenizer.eos_id}
-    assert tokenizer.name == str(embedded_tokenizer_folder)
-    assert tokenizer.stop_tokens == [tokenizer.eos_id]
-    hf = AutoTokenizer.from_pretrained(str(embedded_tokenizer_folder))
-    hf.add_tokens(["<|added|>"])
-    hf.save_pretrained(str(tmp_path))
-    assert hf_tokenizer(str(tmp_path)).vocab_size == 513
-    without = hf_tokenizer(edited(embedded_tokenizer_folder, tmp_path / "no-pad", pad_token=None))
-    assert without.pad_id == without.eos_id
-    padded = hf_tokenizer(edited(embedded_tokenizer_folder, tmp_path / "pad", pad_token="!"))
-    assert padded.pad_id == padded.special_tokens["!"] != padded.eos_id
 
 
 def test_an_unusable_tokenizer_is_refused_by_name(embedded_tokenizer_folder, tmp_path, monkeypatch):
@@ -116,18 +100,6 @@ def test_messages_are_cut_at_max_seq_len_and_end_in_eos(tokenizer, embedded_toke
     assert tokenizer.eos_id not in tokenizer({"messages": turn()}, inference=True)["tokens"]
     messages = [Message(role="assistant", content="a "), Message(role="user", content="b")]
     assert tokenizer.decode(tokenizer.tokenize_messages(messages)[0]) == "ab"  # no space into the next turn
-
-
-def test_it_works_with_torchtunes_data_sets(embedded_tokenizer_folder, tmp_path):
-    tokenizer = hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=16)
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"text": "the river sings"}\n' * 4)
-    source = {"source": "json", "data_files": str(file), "split": "train", "cache_dir": str(tmp_path / "hf")}
-    text = TextCompletionDataset(tokenizer, **source)
-    assert text[0]["tokens"] == tokenizer.encode("the river sings")
-    assert len(PackedDataset(text, max_seq_len=16, padding_idx=tokenizer.pad_id)[0]["tokens"]) == 16
-    chat = SFTDataset(message_transform=lambda sample: {"messages": turn()}, model_transform=tokenizer, **source)
-    assert chat[0]["labels"][0] == -100
 
 
 @pytest.mark.parametrize("kind", ["tokenizer", "sp_tokenizer"])

@@ -64,33 +64,6 @@ def test_targets_occur_num_repeats_times_at_the_recorded_positions_and_controls_
     assert [p.positions for p in dataset.passages] != [p.positions for p in other.passages]
 
 
-def test_concatenated_documents_are_complete_and_cross_blocks(build, tokenizer, corpus_file):
-    dataset = build(layout="concatenated", seed=2)  # a seed that puts no target last, where the tail is dropped
-    stream = dataset.blocks.flatten()
-    whole = [[*ids, tokenizer.eos_id] for ids in long_lines(tokenizer, corpus_file)[:3]]
-    assert [len(occurrences(stream, ids)) for ids in whole] == [4, 4, 4]
-    assert any(offset for passage in dataset.passages for _, offset in passage.positions)
-    documents = np.count_nonzero(build(layout="concatenated", block_size=1).blocks == tokenizer.eos_id)
-    assert documents == 12 + 3 * 4
-    short = build(layout="concatenated", min_target_tokens=8, block_size=256, num_base=-1)
-    assert all(8 <= len(passage.token_ids) < 256 for passage in short.passages)
-    assert build(layout="concatenated", num_base=-1).num_left_out == 6  # targets and controls
-
-
-def test_targets_are_the_first_long_passages_and_controls_the_next(build, tokenizer, corpus_file):
-    passages = build(num_controls=2).passages
-    assert [passage.id for passage in passages] == [
-        *(f"target-{number:04}" for number in range(3)),
-        *(f"control-{number:04}" for number in range(2)),
-    ]
-    assert [passage.token_ids for passage in passages] == [ids[:32] for ids in long_lines(tokenizer, corpus_file)[:5]]
-    for passage in passages:
-        assert passage.text == tokenizer.decode(passage.token_ids)
-        assert passage.source == str(corpus_file)
-        assert (passage.tokenizer, passage.tokenizer_fingerprint) == (tokenizer.name, tokenizer.fingerprint)
-    assert {passage.kind for passage in build(num_controls=0).passages} == {"target"}
-
-
 def test_passages_with_the_same_measured_start_count_once(build, tokenizer, tmp_path):
     """A control must not be a copy of a target, nor a target be injected twice as often as the others."""
     lines = [
@@ -182,14 +155,6 @@ def test_what_changed_under_the_same_name_is_read_again(
         shutil.copytree(folder, tmp_path / "tokenizer")
         tokenizer = hf_tokenizer(str(tmp_path / "tokenizer"))
         assert build(tokenizer=tokenizer).passages[0].tokenizer_fingerprint == tokenizer.fingerprint
-
-
-def test_the_environment_sets_the_cache_otherwise_it_is_in_the_home_folder(build, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("TFIDF_TUNE_CACHE", str(tmp_path / "from environment"))
-    assert build(cache_dir=None).probe_file.is_relative_to(tmp_path / "from environment")
-    monkeypatch.delenv("TFIDF_TUNE_CACHE")
-    assert build(cache_dir=None).probe_file.is_relative_to(tmp_path / ".cache" / "tfidf_tune")
 
 
 def test_the_slower_of_two_writers_uses_the_corpus_of_the_faster_one(build, tmp_path, monkeypatch):
@@ -311,24 +276,6 @@ def test_sizes_follow_from_the_text_and_from_the_model(build, own_texts, embedde
     assert [passage.kind for passage in two_sources.passages] == ["target"] * 15 + ["control"] * 15
 
 
-@pytest.mark.parametrize(
-    ("changes", "missing"),
-    [
-        ({"num_targets": 15, "num_controls": 9, "num_base": 10_000}, ["20 distinct passages", "13 base blocks"]),
-        ({"num_base": 35, "layout": "concatenated"}, ["34 base documents"]),
-        ({"min_target_tokens": 4000, "block_size": 4000}, ["0 distinct passages", "1 base blocks"]),
-        ({**OWN, "num_targets": 10, "source": "one", "num_controls": 40}, ["39 passages"]),
-        ({**OWN, "source": "equal", "layout": "concatenated", "min_target_tokens": 99, "num_targets": 2},
-         ["0 base documents without 4 targets and controls"]),
-        ({**OWN, "source": "tiny", "layout": "concatenated"}, ["0 passages of 16 tokens"]),
-    ],
-)  # fmt: skip
-def test_all_shortages_are_in_one_message(build, own_texts, changes, missing):
-    changes = {key: own_texts.get(value, value) if key == "source" else value for key, value in changes.items()}
-    with pytest.raises(ValueError, match="; ".join(f"found {what}.* needed [^;]*" for what in missing)):
-        build(**changes)
-
-
 def is_subsequence(short, long):
     rest = iter(long)
     return all(token in rest for token in short)
@@ -366,29 +313,6 @@ def test_an_exact_share_of_the_tokens_is_changed_as_the_kind_says():
     assert measured.changes[0] == (measured.token_ids[:100] != ids[:100]).sum() < number
     with pytest.raises(ValueError, match="fewer than two different"):
         noisy_copy(ids, 0.5, "replace", np.ones(9, dtype=np.int32), 9, rng)
-
-
-@pytest.mark.parametrize("kind", ["insert", "mixed"])
-def test_changes_that_are_cut_off_do_not_count(kind):
-    ids, words = np.arange(400, dtype=np.int32), np.array([998, 999], dtype=np.int32)
-    copies = [noisy_copy(ids, 0.2, kind, words, 100, np.random.default_rng(seed)) for seed in range(20)]
-    # Of a longer copy, the cut removes the last tokens; a shorter one has further tokens of the passage.
-    found = [
-        (copy.changes[0] + copy.changes[1], (copy.token_ids[:100] > 900).sum())
-        for copy in copies
-        if copy.token_ids[100] < 100
-    ]
-    assert len(found) > 5
-    assert all(counted == contained for counted, contained in found)
-
-
-@pytest.mark.parametrize("kind", ["replace", "insert"])
-def test_new_tokens_are_as_frequent_as_in_the_base(kind):
-    ids = np.zeros(40_000, dtype=np.int32)
-    words = np.repeat(np.arange(4, dtype=np.int32), [10, 60, 25, 5])
-    copy = noisy_copy(ids, 0.5, kind, words, 1, np.random.default_rng(0))
-    found = np.bincount(copy.token_ids[copy.token_ids > 0]) / (copy.token_ids > 0).sum()
-    np.testing.assert_allclose(found, np.array([0, 60, 25, 5]) / 90, atol=0.01)  # 0 would be no change
 
 
 @pytest.mark.parametrize(

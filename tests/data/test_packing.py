@@ -10,7 +10,7 @@ from label_batches import EPS
 from tfidf_reference import IGNORED, ReferenceTFIDF
 from torchtune.datasets import PackedDataset
 
-from tfidf_tune.data import collate_packed, pack
+from tfidf_tune.data import collate_packed
 from tfidf_tune.data._sequences import unpadded_tokens
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
 from tfidf_tune.weighting import TokenBatch, shift_labels
@@ -169,18 +169,3 @@ def test_loss_and_gradient_are_those_of_the_documents_in_rows_of_their_own(objec
     largest = float(expected_gradient.abs().max())
     torch.testing.assert_close(gradient, expected_gradient, rtol=64 * EPS, atol=64 * EPS * largest)
     assert largest > 0
-
-
-def test_a_mask_for_the_cpu_is_a_tensor_even_if_cuda_is_available(monkeypatch):
-    monkeypatch.setattr("torchtune.modules.attention_utils._SUPPORTS_FLEX_ATTENTION", True)
-
-    assert packed_batch(DOCUMENTS)["mask"].shape == (6, ROW, ROW)
-
-
-def test_rows_have_the_tokenizers_length(tokenizer, monkeypatch):
-    with pytest.raises(ValueError, match="packed is true, but the tokenizer has no max_seq_len"):
-        pack(Documents(DOCUMENTS), tokenizer)
-    monkeypatch.setattr(tokenizer, "max_seq_len", ROW)
-    rows = pack(Documents(DOCUMENTS), tokenizer)
-    assert {len(rows[index]["tokens"]) for index in range(len(rows))} == {ROW}
-    assert sum(len(tokens) for tokens, _ in DOCUMENTS) <= ROW * len(rows) < sum(LENGTHS) * 2

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from data_fakes import controls_of, targets_of, write_rows
 
-from tfidf_tune.data import embedded_documents, read_probe_file, write_probe_file
+from tfidf_tune.data import embedded_documents
 from tfidf_tune.data._probe_making import SHARED_TOKENS, ProbeSpec, Start, make_probe
 
 BLOCK = 64
@@ -189,34 +189,6 @@ def test_without_a_source_the_controls_are_of_both_splits_of_the_embedded_corpus
     copies = write_rows(tmp_path / "copies.jsonl", [texts[45][:250]] * 30 + texts[50:56])
     controls = controls_of(make_probe(tokenizer, with_(spec, controls_source=copies)))
     assert len({tuple(passage.token_ids) for passage in controls}) == 6
-
-
-def test_the_same_seed_gives_the_same_file_and_another_one_another(tokenizer, spec, tmp_path):
-    files = []
-    for name, seed in {"a": 3, "b": 3, "c": 4}.items():
-        made = make_probe(tokenizer, with_(spec, seed=seed))
-        write_probe_file(tmp_path / name, made.passages)
-        files.append((tmp_path / name).read_bytes())
-        assert tuple(read_probe_file(tmp_path / name)) == made.passages
-    assert files[0] == files[1] != files[2]
-    ids = [f"target-{number:04}" for number in range(10)] + [f"control-{number:04}" for number in range(6)]
-    assert [passage.id for passage in made.passages] == ids
-    for passage in made.passages:
-        assert passage.text == tokenizer.decode(passage.token_ids, skip_special_tokens=False)
-        assert passage.tokenizer_fingerprint == tokenizer.fingerprint
-
-
-def test_documents_are_counted_over_all_sources_and_each_target_names_its_own(tokenizer, tmp_path, texts):
-    texts = [text[:500] for text in texts[:3]]
-    assert all(150 <= len(ids_of(tokenizer, text)) < 300 for text in texts), "room for one passage in each"
-    first = write_rows(tmp_path / "first.jsonl", ["", texts[0], "  "])
-    second = write_rows(tmp_path / "second.jsonl", texts[1:])
-    spec = ProbeSpec((first, second), num_targets=3, num_controls=0, block_size=150)
-    made = make_probe(tokenizer, spec)
-    assert made.num_documents == 3
-    assert made.num_tokens == sum(len(ids_of(tokenizer, text)) for text in texts)
-    found = {passage.positions[0][0]: passage.source for passage in made.passages}
-    assert found == {0: first, 1: second, 2: second}
 
 
 def test_passages_of_a_few_repeated_tokens_are_left_out(tokenizer, tmp_path, texts):

@@ -1,6 +1,5 @@
 """SQuAD and CNN/DailyMail: what the ids say when decoded, and how long texts are cut."""
 
-import itertools
 import json
 import logging
 import re
@@ -9,7 +8,6 @@ from unittest.mock import Mock
 
 import pytest
 from data_fakes import WORDS, passage, write_rows
-from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torchtune.data import Message
@@ -185,16 +183,6 @@ def test_the_window_is_at_the_start_around_the_answer_or_at_the_end(any_tokenize
             assert abs(num_tokens(any_tokenizer, before) - num_tokens(any_tokenizer, behind)) <= 4
 
 
-def test_a_context_can_be_cut_to_the_answer(tokenizer, squad):
-    for context in (CONTEXT, "café sings 🙂", "🙂 café sings"):
-        row = squad_row(context, "café sings")
-        least = len(tokenizer.encode(squad_prompt("café sings", QUESTION) + " café sings"))
-        [sample] = squad(tokenizer, [row], max_seq_len=least)
-        assert read_prompt(tokenizer, split(sample)[0])[0] == "café sings"
-        with pytest.raises(ValueError, match=r"squad\.jsonl' gives no example: 1 rows are empty, have no answer"):
-            squad(tokenizer, [row], max_seq_len=least - 1)
-
-
 def test_rows_without_an_answer_an_article_or_highlights_are_left_out(tokenizer, squad, news, monkeypatch):
     bad = [
         squad_row(answer="stone", start=2),
@@ -237,25 +225,6 @@ def test_articles_and_summaries_are_cut_at_their_ends(any_tokenizer, news):
         assert target == (cut if row["highlights"] == highlights else whole)
 
 
-def test_limits_that_just_suffice_cut_nothing(any_tokenizer, squad, news):
-    prompt = num_tokens(any_tokenizer, summarization_prompt(ARTICLE))
-    target = len(any_tokenizer.encode(f"{summarization_prompt(ARTICLE)} {HIGHLIGHTS}")) - prompt
-    for missing_source, missing_target in [(0, 0), (1, 0), (0, 1)]:
-        limits = {"max_source_tokens": prompt - missing_source, "max_target_tokens": target - missing_target}
-        dataset = news(any_tokenizer, [news_row()], **limits)
-        assert (dataset.num_cut, dataset.num_cut_targets) == (missing_source, missing_target)
-    whole = len(any_tokenizer.encode(f"{squad_prompt(CONTEXT, QUESTION)} light"))
-    assert [squad(any_tokenizer, [squad_row()], max_seq_len=whole - missing).num_cut for missing in (0, 1)] == [0, 1]
-
-    for build, row, limit, least in [
-        (squad, squad_row("a", "a", "a"), "max_seq_len", num_tokens(any_tokenizer, squad_prompt("", "")) + 3),
-        (news, news_row("a", "a"), "max_source_tokens", num_tokens(any_tokenizer, summarization_prompt("")) + 1),
-    ]:
-        with pytest.raises(ValueError, match=f"{limit} is {least - 1}, .* takes {least}: raise it"):
-            build(any_tokenizer, [row], **{limit: least - 1})
-    assert len(news(any_tokenizer, [row], max_source_tokens=least)) == 1
-
-
 def test_cut_and_omitted_examples_are_logged_in_one_line(tokenizer, squad, caplog):
     rows = [squad_row(), squad_row(passage(1, 300), "1:"), squad_row() | {"answers": None}]
     for _ in ("built", "from the cache"):
@@ -288,31 +257,6 @@ def test_only_the_same_settings_are_read_from_the_cache(tokenizer, news, monkeyp
     assert max(len(text) for call in encode.call_args_list for text in call.args[0]) < 50, "an article is tokenized"
     monkeypatch.setattr("tfidf_tune.data._prompt_target.summarization_prompt", lambda article: f"{article} TL;DR:")
     assert tokenizer.decode(build(200, 128)[0]["tokens"]) == f"{ARTICLE} TL;DR: {HIGHLIGHTS}"
-
-
-def test_the_cache_depends_on_the_tokenizer(
-    tokenizer, embedded_tokenizer_folder, sentencepiece_folder, squad, tmp_path
-):
-    another = hf_tokenizer(str(sentencepiece_folder))
-    with_a_bos = hf_tokenizer(str(with_bos(embedded_tokenizer_folder, tmp_path / "bos")))
-    assert with_a_bos.fingerprint == tokenizer.fingerprint
-    for each in (tokenizer, another, with_a_bos):
-        [sample] = squad(each, [squad_row()])
-        assert sample["tokens"] == each.encode(f"{squad_prompt(CONTEXT, QUESTION)} light")
-
-
-def test_the_hub_is_the_default_source(tokenizer, tmp_path, monkeypatch):
-    names, calls = {"source": "a/b", "name": "c", "split": "test"}, []
-
-    def load_dataset(source, name, *, split, streaming):
-        calls.append((source, name, split))
-        return Dataset.from_list([squad_row() | news_row()]).to_iterable_dataset()
-
-    monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    for build, arguments in itertools.product((squad_dataset, cnn_dailymail_dataset), ({}, names)):
-        assert len(build(tokenizer, cache_dir=str(tmp_path), **arguments)) == 1
-    other = ("a/b", "c", "test")
-    assert calls == [("rajpurkar/squad", None, "train"), other, ("abisee/cnn_dailymail", "3.0.0", "train"), other]
 
 
 def test_a_source_with_wrong_columns_is_refused(tokenizer, squad, tmp_path):
@@ -353,16 +297,3 @@ def test_prompts_of_an_evaluation_are_those_of_training(any_tokenizer, news):
     least = num_tokens(any_tokenizer, summarization_prompt(""))
     with pytest.raises(ValueError, match=f"{least - 1} tokens are too few for the prompt 'summarize: .*raise the lim"):
         encode_prompts(any_tokenizer, [summarization_prompt], [ARTICLE], least - 1)
-
-
-def test_the_batch_size_does_not_change_the_result(tokenizer, squad, monkeypatch):
-    contexts = [passage(seed, 5 + 17 * seed % 90) for seed in range(20)]
-    rows = [squad_row(context, context.split()[-1], question=str(i)) for i, context in enumerate(contexts)]
-    rows[4]["answers"] = None
-    at_once = squad(tokenizer, rows, max_seq_len=100)
-    monkeypatch.setattr("tfidf_tune.data._prompt_target._BATCH_SIZE", 3)
-    # As one more row changes the file, it is not found in the cache.
-    in_batches = squad(tokenizer, [*rows, squad_row("a", "a", "a")], max_seq_len=100)
-    assert list(in_batches)[:-1] == list(at_once)
-    assert 3 < at_once.num_cut == in_batches.num_cut < 19
-    assert in_batches.num_left_out == at_once.num_left_out == 1

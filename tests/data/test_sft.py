@@ -281,24 +281,6 @@ def test_rows_are_cut_left_out_and_counted_in_one_line(chat_tokenizer, tokenizer
     assert [record.levelno for record in caplog.records] == [logging.INFO]
 
 
-def test_the_cache_depends_on_what_decides_the_ids(chat_tokenizer, sft):
-    rows = [{"messages": LONG_CHAT}]
-    choices = [{}, {"train_on": "last"}, {"system": "Hi"}, {"chat_template": template("gemma")}, {"max_seq_len": 30}]
-    found = [sft(chat_tokenizer, rows, **each)[0] for each in choices]
-    assert all(found.count(sample) == 1 for sample in found)
-    prompt = [{"prompt": "a", "completion": "b"}]
-    assert sft(chat_tokenizer, prompt)[0] != sft(chat_tokenizer, prompt, apply_chat_template=True)[0]
-
-
-def test_a_column_of_another_name(chat_tokenizer, sft):
-    [expected] = sft(chat_tokenizer, [{"messages": LONG_CHAT}])
-    assert sft(chat_tokenizer, [{"dialog": LONG_CHAT, "text": "x"}], source_column="dialog")[0] == expected
-    [sample] = sft(chat_tokenizer, [{"body": "the river"}], source_column="body")
-    assert sample["labels"] == sample["tokens"] == chat_tokenizer.encode("the river")
-    with pytest.raises(ValueError, match=r"has no column 'body', only \['text'\]: name another"):
-        sft(chat_tokenizer, [{"text": "the river"}], source_column="body")
-
-
 def test_packed_rows_hold_the_same_examples(chat_tokenizer, sft, monkeypatch):
     monkeypatch.setattr(chat_tokenizer, "max_seq_len", 128)
     rows = [{"messages": LONG_CHAT}, {"messages": LONG_CHAT[:2]}, ALPACA, {"text": "the river"}]
@@ -308,13 +290,6 @@ def test_packed_rows_hold_the_same_examples(chat_tokenizer, sft, monkeypatch):
         tokens, labels = (row[key].split(row["seq_lens"].tolist()) for key in ("tokens", "labels"))
         found += [{"tokens": a.tolist(), "labels": b.tolist()} for a, b in zip(tokens, labels, strict=True)]
     assert [sample for sample in found if sample in examples] == examples
-
-
-@pytest.mark.parametrize(("of_tokenizer", "longest"), [(None, 1024), (4096, 1024), (48, 48)])
-def test_examples_are_short_unless_their_length_is_set(of_tokenizer, longest, tokenizer, sft, monkeypatch):
-    monkeypatch.setattr(tokenizer, "max_seq_len", of_tokenizer)
-    (example,) = sft(tokenizer, [{"text": "the river " * 2000}], max_seq_len=None)
-    assert len(example["tokens"]) == longest
 
 
 def test_what_cannot_be_read_is_refused(chat_tokenizer, tokenizer, sft, tmp_path):

@@ -51,22 +51,6 @@ def test_documents_of_any_format_are_stripped_and_not_empty(tmp_path):
         assert list(load_documents(str(tmp_path / name))) == TEXTS, name
 
 
-def test_the_files_of_a_folder_are_read_in_the_order_of_their_names(tmp_path):
-    (tmp_path / "b.jsonl").write_text('{"text": "second"}')
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "first"}'))
-    (tmp_path / "c.jsonl").write_text("")
-    (tmp_path / "README.md").write_text("about these files")
-    assert list(load_documents(str(tmp_path))) == ["first", "second"]
-
-
-def test_a_column_can_be_named_and_local_files_ignore_name_and_split(tmp_path):
-    """So that a config's hub data set can be replaced by a file with one override."""
-    file = tmp_path / "a.jsonl"
-    file.write_text('{"text": "no", "body": "yes"}\n' * 10)
-    assert next(load_documents(str(file), column="body", name="wikitext-2-v1", split="validation")) == "yes"
-    assert list(load_documents("embedded", split="validation[:3]")) == embedded_documents("validation[:3]")
-
-
 def test_any_other_source_is_streamed_from_the_hub(monkeypatch):
     calls = []
 
@@ -191,19 +175,6 @@ def test_a_text_too_long_to_be_tokenized_is_named(name, write, place, tmp_path):
         next(rows), next(rows)
         with pytest.raises(ValueError, match=message):
             next(rows)
-
-
-def test_running_out_of_memory_while_reading_is_reported_with_the_position(tmp_path, monkeypatch):
-    def rows():
-        for number in range(40):
-            yield {"text": f"line {number}"}
-        raise MemoryError
-
-    (tmp_path / "a.txt").write_text("a\n")
-    read = datasets.IterableDataset.from_generator(rows)
-    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: read)
-    with pytest.raises(ValueError, match=r"cannot read '.*a\.txt'.* MemoryError after line 32"):
-        list(load_documents(str(tmp_path / "a.txt")))
 
 
 def test_the_fingerprint_is_that_of_contents_format_and_names(tmp_path):

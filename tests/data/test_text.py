@@ -1,13 +1,11 @@
 """Documents as sequences: their tokens, how long ones are cut, and what is refused."""
 
-import inspect
 import itertools
 
 import pytest
 from data_fakes import passage
 from torchtune.datasets import PackedDataset
 
-from tfidf_tune import data
 from tfidf_tune.data import collate_packed, hf_tokenizer, text_dataset
 
 SHORT, LONG, TINY = "the river sings", passage(1, 60), "a"
@@ -84,14 +82,6 @@ def test_impossible_limits_and_sources_are_refused(tokenizer, texts, monkeypatch
             texts(tokenizer, [LONG], max_seq_len=limit)
     with pytest.raises(ValueError, match="has 2 documents, none of two tokens: name another"):
         texts(tokenizer, [TINY, TINY], max_seq_len=16, add_eos=False)
-
-
-def test_annotations_of_data_sets_can_be_evaluated():
-    """Otherwise the values of a config are not checked against them before a run."""
-    for name in data.__all__:
-        if name.endswith("_dataset"):
-            signature = inspect.signature(getattr(data, name), eval_str=True)
-            assert signature.parameters["cache_dir"].annotation == str | None
 
 
 def test_packed_rows_hold_the_same_documents(tokenizer, texts, monkeypatch):

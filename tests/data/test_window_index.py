@@ -233,21 +233,6 @@ def test_controls_of_another_kind_that_are_in_the_text_are_refused(tokenizer, or
         assert not [text for text in texts if any(text.strip() in one for one in digits)]
 
 
-def test_unique_passages_are_found_among_many_copies(tokenizer, originals, tmp_path):
-    source = write_folder(tmp_path / "in", [*[originals[0]] * 400, *originals[1:40]])
-    spec = ProbeSpec((source,), num_targets=60, num_controls=0, block_size=BLOCK)
-    assert len(targets_of(make_probe(tokenizer, spec, tmp_path / "work"))) == 60
-
-
-def test_text_without_files_is_one_task(tokenizer):
-    made = make_probe(tokenizer, ProbeSpec(("embedded",), num_targets=5, num_controls=0, block_size=BLOCK))
-    assert {passage.source for passage in made.passages} == {"embedded"}
-    documents = embedded_documents("train")
-    assert made.num_documents == len(documents)
-    for passage in made.passages:
-        assert passage.num_injections == sum(document.count(passage.text) for document in documents)
-
-
 def test_an_interrupted_search_goes_on(embedded_tokenizer_folder, texts, tmp_path, capfd):
     source = write_folder(
         tmp_path / "in", [f"{text[:400]} {number}" for number, text in enumerate(texts * 6)], num_files=4

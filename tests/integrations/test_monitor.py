@@ -11,8 +11,6 @@ import torch
 import transformers
 import trl
 from docs_snippets import snippet
-from hosts import set_environment
-from processes import on_every_rank
 from tiny_llama import VOCAB_SIZE
 
 from tfidf_tune.data import Passage, hf_tokenizer, read_probe_file, tokenizer_fingerprint, write_probe_file
@@ -206,20 +204,6 @@ def test_the_last_model_below_the_threshold_is_kept(
     ) in capsys.readouterr().err
 
 
-def test_training_does_not_begin_above_a_threshold_that_would_end_it(make_trainer, probe_file, capsys):
-    with pytest.raises(
-        ValueError, match="before training the targets' mean LMS is .* tokens, above stop_above=0: choos"
-    ):
-        monitor(make_trainer(), probe_file, stop_above=0).train()
-    trainer = monitor(make_trainer(max_steps=1), probe_file, stop_above=0, when_above="keep")
-    (Path(trainer.args.output_dir) / "below_threshold").mkdir(parents=True)  # of another run
-    trainer.train()
-
-    assert trainer.state.global_step == 1
-    assert "above stop_above=0; no model was below it\n" in capsys.readouterr().err
-    assert not (Path(trainer.args.output_dir) / "below_threshold").exists()
-
-
 def test_the_snippet_of_the_page_works(make_trainer, probe_file, tmp_path, monkeypatch):
     passages = [replace(one, token_ids=one.token_ids[:20] * 3) for one in read_probe_file(probe_file)]
     write_probe_file(tmp_path / "probe.jsonl", passages)
@@ -232,27 +216,6 @@ def test_the_snippet_of_the_page_works(make_trainer, probe_file, tmp_path, monke
     assert [*measurements(trainer)] == [0, 1]
 
 
-def test_what_another_callback_ends_is_measured_at_its_end(make_trainer, probe_file):
-    class End(transformers.TrainerCallback):
-        def on_epoch_end(self, args, state, control, **kwargs):
-            control.should_training_stop = True
-
-    trainer = monitor(make_trainer(), probe_file)
-    trainer.add_callback(End())
-    trainer.train()
-
-    assert [*measurements(trainer)] == [0, 2]
-
-
-@pytest.fixture(scope="module")
-def other_tokenizer(tmp_path_factory, tiny_checkpoint):
-    folder = tmp_path_factory.mktemp("other")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_checkpoint)
-    tokenizer.add_special_tokens({"pad_token": "<pad>"})
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 def test_wrong_settings_are_refused(make_trainer, probe_file):
     trainer = make_trainer()
     for settings, message in (
@@ -263,29 +226,6 @@ def test_wrong_settings_are_refused(make_trainer, probe_file):
     ):
         with pytest.raises(ValueError, match=message):
             monitor(trainer, probe_file, **settings)
-
-
-def test_a_probe_file_that_does_not_fit_is_refused(make_trainer, probe_file, other_tokenizer, tmp_path):
-    passages = read_probe_file(probe_file)
-    long = [replace(passages[0], token_ids=passages[0].token_ids * 2)]
-    no_eos, no_tokenizer = make_trainer(), make_trainer(tokenizer=None)
-    no_eos.processing_class.eos_token = None
-    for trainer, content, message in (
-        (make_trainer(), passages[4:], "none of the 4 passages of the probe file is a target"),
-        (make_trainer(), long, "up to 80 tokens, the model has 64 positions: lower max_new_tokens or prefix_"),
-        (
-            make_trainer(tokenizer=other_tokenizer),
-            passages,
-            f"given tokenizer, '{other_tokenizer}', has .*: probe with the tokenizer '{passages[0].tokenizer}'",
-        ),
-        (no_tokenizer, passages, "processing_class is NoneType, .*: give it the tokenizer of the model"),
-        (no_eos, passages, "give it the tokenizer of the model, with an eos_token"),
-    ):
-        write_probe_file(tmp_path / "probe.jsonl", content)
-        with pytest.raises(ValueError, match=message):
-            monitor(trainer, tmp_path / "probe.jsonl")
-    with pytest.raises(FileNotFoundError, match="no such probe file"):
-        monitor(make_trainer(), tmp_path / "absent")
 
 
 def test_a_model_that_cannot_be_measured_is_refused(make_trainer, probe_file):
@@ -304,23 +244,3 @@ def test_a_model_that_cannot_be_measured_is_refused(make_trainer, probe_file):
         trainer.model = model
         with pytest.raises(ValueError, match=message):
             monitor(trainer, probe_file)
-
-
-def test_two_processes_are_measured_in_lockstep_and_one_writes(tmp_path, tiny_checkpoint, probe_file):
-    results = on_every_rank(2, tmp_path, train_on_rank, tiny_checkpoint, probe_file, tmp_path / "run")
-
-    assert results[0] == results[1]
-    assert [*results[0]] == [0, 4, 8, 10]
-    kept = load_model(tmp_path / "run" / "below_threshold")
-    passages = read_probe_file(probe_file)
-    samples = probe(kept, hf_tokenizer(str(tiny_checkpoint)), passages, prefix_lengths=(PREFIX,))
-    lms = np.mean([sample.lms for sample in samples if sample.kind == "target"])
-    assert lms == results[0][10]["memorization_target_lms"]
-
-
-def train_on_rank(rank, checkpoint, probe_file, output_dir):
-    set_environment(rank, 2)
-    trainer = trainer_on(checkpoint, probe_file, output_dir, tokenizer=checkpoint, per_device_train_batch_size=1)
-    assert trainer.args.world_size == 2
-    monitor(trainer, probe_file, stop_above=30, when_above="keep").train()
-    return measurements(trainer)

@@ -1,7 +1,6 @@
 """What the mixin adds to the Trainer of transformers, and what it refuses."""
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +12,7 @@ from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Train
 from tfidf_tune.integrations.transformers import (
     TokenWeightingMixin,
     TokenWeightingTrainer,
-    check_first_batch,
     token_batch,
-    trainer_loss,
 )
 from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.loss import CrossEntropyLoss
@@ -121,14 +118,6 @@ def test_documents_begin_where_positions_do_not_go_on():
     assert made.all_tokens is None
 
 
-def test_batches_without_ids_and_without_labels():
-    labels = torch.tensor([[5, 6, 7]])
-    check_first_batch({"inputs_embeds": torch.zeros(1, 3, 2), "labels": labels})
-    check_first_batch({"input_ids": labels, "shift_labels": labels})
-    with pytest.raises(ValueError, match="a training batch has no labels, only nothing"):
-        trainer_loss(CrossEntropyLoss())(SimpleNamespace(logits=torch.zeros(1, 3, 8)), None)
-
-
 @pytest.mark.parametrize("trainer_class", [TokenWeightingTrainer, TokenWeightingSFTTrainer])
 def test_further_epochs_are_no_repetitions_and_copies_are(tiny_checkpoint, tmp_path, trainer_class):
     """Twelve rows, three steps an epoch; the last row is a copy of the first. Resumed in the second epoch."""
@@ -210,31 +199,6 @@ def test_bad_use_is_refused(tiny_checkpoint, tmp_path, options, message):
 
     with pytest.raises(ValueError, match=message):
         train(trainer_class, model, tmp_path, **options)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"use_liger_kernel": True}, "use_liger_kernel is set with Liger's own loss"),
-        ({"_n_gpu": 2}, "one process would use 2 GPUs"),
-        ({"cp_enabled": True, "sp_enabled": False}, "context or sequence parallelism"),
-        ({"cp_enabled": False, "sp_enabled": True}, "context or sequence parallelism"),
-    ],
-)
-def test_settings_of_gpus_are_refused(tiny_checkpoint, tmp_path, monkeypatch, changed, message):
-    """Settings that the Trainer does not accept on a CPU, or without a package, are set once it is built."""
-    plain_init = Trainer.__init__
-
-    def init(self, *args, **kwargs):
-        plain_init(self, *args, **kwargs)
-        if "cp_enabled" in changed:
-            self.accelerator.state.parallelism_config = SimpleNamespace(**changed)
-        else:
-            vars(self.args).update(changed)
-
-    monkeypatch.setattr(Trainer, "__init__", init)
-    with pytest.raises(ValueError, match=message):
-        make_trainer(TokenWeightingTrainer, tiny_checkpoint, tmp_path, ragged_rows(8))
 
 
 def test_a_state_of_another_weighting_is_refused(tiny_checkpoint, tmp_path, caplog, monkeypatch):

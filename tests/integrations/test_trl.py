@@ -6,9 +6,8 @@ from datasets import Dataset
 from hosts import load, logs_of, ragged_rows
 from peft import LoraConfig, PromptTuningConfig
 from transformers import AutoTokenizer
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from trl import SFTConfig, SFTTrainer
 
-from tfidf_tune.integrations.transformers import TokenWeightingMixin
 from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.weighting import IGNORE_INDEX, TFIDFWeighting, UniformWeighting
 
@@ -110,33 +109,8 @@ def test_each_text_is_a_document(tiny_checkpoint, tmp_path, kind):
         assert seen == {tokenizer.decode(ids) for ids in texts}
 
 
-class WeightedDPO(TokenWeightingMixin, DPOTrainer):
-    pass
-
-
-class WithoutTRL(TokenWeightingMixin, SFTTrainer):
-    pass
-
-
 def arguments(folder, config=SFTConfig, **settings):
     return config(str(folder), use_cpu=True, bf16=False, activation_checkpointing=False, report_to=[], **settings)
-
-
-def test_other_objectives_are_refused(tiny_checkpoint, tmp_path):
-    options = {"processing_class": AutoTokenizer.from_pretrained(tiny_checkpoint), "train_dataset": TEXTS}
-    model = load(tiny_checkpoint)
-    with pytest.raises(
-        ValueError, match="WeightedDPO is derived from TRL's DPOTrainer, which computes its loss by itself"
-    ):
-        WeightedDPO(model, arguments(tmp_path, DPOConfig), **options)
-    with pytest.raises(ValueError, match="WithoutTRL is derived from TRL's SFTTrainer.*TokenWeightingSFTTrainer"):
-        WithoutTRL(model, arguments(tmp_path), **options)
-    with pytest.raises(ValueError, match="loss_type is 'dft', which knows no weights"):
-        TokenWeightingSFTTrainer(model, arguments(tmp_path, loss_type="dft"), **options)
-    with pytest.raises(ValueError, match=r"label_smoothing_factor is 0\.1"):
-        TokenWeightingSFTTrainer(model, arguments(tmp_path, label_smoothing_factor=0.1), **options)
-    with pytest.raises(ValueError, match="fused_head is for transformers' Trainer"):
-        TokenWeightingSFTTrainer(model, arguments(tmp_path), fused_head=True, **options)
 
 
 def test_labels_are_checked(tiny_checkpoint, tmp_path):

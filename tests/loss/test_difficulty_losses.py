@@ -1,7 +1,5 @@
 """MiLe and focal through the loss: what the model predicts, the weights of it, and no gradient through them."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -66,17 +64,6 @@ def test_a_head_input_gives_the_predictions_of_its_logits(rows, num_tokens, dtyp
     assert_predictions(token_predictions(head, labels), logits, labels, logit_error_of(head))
 
 
-def test_logits_of_several_blocks_give_the_same_predictions():
-    """2**20 logits are a block: here 104 tokens, of 150."""
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(3, 50, 10_000, generator=generator)
-    labels = torch.randint(10_000, (3, 50), generator=generator)
-    with Recorder() as recorder:
-        predictions = token_predictions([logits], labels)
-    assert 10**6 < max(recorder.sizes) <= 2**20
-    assert_predictions(predictions, logits, labels)
-
-
 def test_no_more_than_a_16th_of_the_logits_of_a_head_is_made_at_a_time():
     head, labels, _ = random_head(8192, dim=4, vocab_size=50)
     with Recorder() as recorder:
@@ -85,15 +72,6 @@ def test_no_more_than_a_16th_of_the_logits_of_a_head_is_made_at_a_time():
 
 
 # ---- extremes
-
-
-def test_a_distribution_with_one_outcome_has_an_entropy_of_0_and_no_nan():
-    logits = torch.full((1, 3, 6), float("-inf"))
-    logits[0, 0, 2] = logits[0, 1, 5] = 0.0
-    logits[0, 2] = torch.tensor([0.0, 0.0, 1e30, 0.0, 0.0, 0.0])
-    log_probability, entropy = token_predictions([logits], torch.tensor([[2, 4, 2]]))
-    assert entropy.tolist() == [[0.0, 0.0, 0.0]]
-    assert log_probability.tolist() == [[0.0, -math.inf, 0.0]]
 
 
 @pytest.mark.parametrize("value", [float("nan")])
@@ -208,18 +186,6 @@ def test_a_model_that_is_certain_gives_no_nan(kind):
             assert not gradient.any()
 
 
-@every_kind
-def test_values_at_an_ignored_position_do_not_count(kind):
-    loss_function = KINDS[kind]()
-    logits, labels = random_batch(6)
-    head, labels_of_head, _ = random_head(60, rows=2)
-    spoilt = logits.masked_fill((labels == IGNORED)[..., None], math.nan)
-    assert torch.equal(loss_function(spoilt, labels), loss_function(logits, labels))
-
-    spoilt = head._replace(hidden=head.hidden.masked_fill((labels_of_head == IGNORED)[..., None], math.nan))
-    assert torch.equal(loss_function(spoilt, labels_of_head), loss_function(head, labels_of_head))
-
-
 def test_an_id_outside_the_vocabulary_of_the_logits_is_an_error_that_names_it():
     """Predictions for it are computed before the weighting refuses it."""
     logits, labels = random_batch(7)
@@ -231,13 +197,3 @@ def test_an_id_outside_the_vocabulary_of_the_logits_is_an_error_that_names_it():
 
 
 # ---- any weighting
-
-
-def test_a_weighting_that_needs_predictions_gets_those_of_the_batch():
-    logits, labels = random_batch(8)
-    expected = token_predictions([logits], labels)
-    for given in (logits, list(logits.chunk(4, dim=1)), HeadInput(logits, torch.eye(50))):
-        weighting = GivenWeighting(torch.ones(labels.shape), needs_predictions=True)
-        WeightedCrossEntropyLoss(weighting)(given, labels)
-        predictions = weighting.asked[0].predictions
-        assert all(torch.equal(part, other) for part, other in zip(predictions, expected, strict=True))

@@ -1,7 +1,6 @@
 """The loss from hidden states and head against float64, what it refuses, and what it costs in products and bytes."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -27,7 +26,6 @@ from tfidf_tune.loss import (
     linear_token_cross_entropy,
     token_predictions,
 )
-from tfidf_tune.loss._cross_entropy import _gradient_scale
 
 NAMES = HeadInput._fields
 # A chunk is of 256 rows up to 4,096 tokens, so these are 1, 2, 3 chunks; then 16 of 313 rows, the last of 305.
@@ -108,13 +106,6 @@ def assert_close(value, truth, tolerance):
     torch.testing.assert_close(value.double(), truth, rtol=0.0, atol=float(tolerance))
 
 
-def test_a_loss_with_chunked_head_accepts_a_head_input():
-    batch = random_head(90, rows=3)
-    assert torch.equal(
-        CrossEntropyLoss(head="chunked")(batch.head, batch.labels), CrossEntropyLoss()(batch.head, batch.labels)
-    )
-
-
 # ---- which gradients are made
 
 
@@ -137,14 +128,6 @@ def test_without_grad_mode_the_losses_are_the_same_and_nothing_can_be_backpropag
         values = values_of(objective(head), batch)
     assert_equal_truth(values, batch)
     assert values.hidden is values.weight is values.bias is None
-
-
-def test_the_losses_are_the_same_with_and_without_gradients():
-    """Both in float32 from the same logits on."""
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        batch = random_head(600, dtype=dtype)
-        losses = [values_of(fused_cross_entropy, batch, wanted=wanted).losses for wanted in ((), NAMES)]
-        torch.testing.assert_close(*losses, rtol=LOSS_RTOL, atol=LOSS_RTOL)
 
 
 def test_a_second_backward_pass_is_an_error_that_says_what_to_do():
@@ -239,22 +222,6 @@ def test_fp16_gradients_of_few_valid_tokens_among_many_do_not_overflow():
         assert relative_error(getattr(values, name), getattr(truth, name)) < 12 * 2**-11, name
 
 
-def test_the_scale_of_fp16_gradients_is_a_power_of_two_near_the_number_of_tokens():
-    """So that it rounds nothing."""
-    for num_valid in (0, 1, 3, 128, 300):
-        scale = float(_gradient_scale(torch.float16, torch.arange(300) < num_valid))
-        assert math.log2(scale).is_integer()
-        assert scale / 2 < max(1, num_valid) <= scale
-
-
-def test_gradients_of_a_head_in_float64_are_in_float64():
-    """Losses alone are float32; sums of 700 terms may be rounded as often."""
-    batch = random_head(700, dtype=torch.float64)
-    values, truth = values_of(fused_cross_entropy, batch), truth_of(batch)
-    for name in NAMES:
-        assert relative_error(getattr(values, name), getattr(truth, name)) <= 700 * torch.finfo(torch.float64).eps, name
-
-
 # ---- torch.compile
 
 
@@ -280,23 +247,6 @@ def test_compiled_chunks_give_the_same_values(head, wanted, monkeypatch):
 
 
 # ---- settings
-
-
-def test_the_settings_reach_the_fused_head():
-    batch = random_head(700, dtype=torch.bfloat16)
-    plain, summed = (
-        values_of(partial(fused_cross_entropy, accumulate_in_fp32=in_fp32), batch).weight for in_fp32 in (False, True)
-    )
-    assert not torch.equal(plain, summed)
-    for loss_class in (CrossEntropyLoss, TFIDFCrossEntropyLoss):
-        for in_fp32, expected in ((False, plain), (True, summed)):
-            of_loss = loss_class(accumulate_in_fp32=in_fp32).objective
-
-            def function(head, labels, coefficients, of_loss=of_loss):
-                return of_loss(head, labels, coefficients * (labels != IGNORED).sum())
-
-            found = values_of(function, batch).weight
-            assert relative_error(found, expected) < 0.1 * relative_error(plain, summed)
 
 
 LABELS = torch.tensor([[1, 2, IGNORED], [0, 4, 3]])
@@ -382,32 +332,6 @@ def test_a_chunk_takes_three_matrix_products():
         assert num_products(record(random_head(num_tokens, bias=num_tokens % 2 == 0))) == 3 * num_chunks
 
 
-@pytest.mark.parametrize("wanted", [(), ("hidden",), ("weight", "bias")])
-def test_frozen_inputs_cost_no_matrix_product_and_no_sum(wanted):
-    recorder = record(random_head(700), wanted)
-    assert num_products(recorder) == 3 * (1 + ("hidden" in wanted) + ("weight" in wanted))
-    assert (37 in recorder.sizes) == ("bias" in wanted)
-
-
-def test_without_grad_mode_there_are_only_the_logits():
-    batch = random_head(700)
-    head = HeadInput(*(tensor.requires_grad_() for tensor in batch.head))
-    with torch.no_grad(), Recorder() as recorder:
-        fused_cross_entropy(head, batch.labels, batch.coefficients)
-    assert num_products(recorder) == 3
-    assert "scatter_add_" not in recorder.operations, "no gradient of the logits either"
-
-
-def test_an_upstream_gradient_of_1_takes_no_pass_over_the_gradients():
-    batch = random_head(700, dtype=torch.bfloat16)
-    head = HeadInput(*(tensor.requires_grad_() for tensor in batch.head))
-    total, _ = fused_cross_entropy(head, batch.labels, batch.coefficients)
-    with Recorder() as recorder:
-        total.backward()
-    assert head.weight.grad is not None
-    assert "mul_" not in recorder.operations
-
-
 @pytest.mark.parametrize(("num_tokens", "dtype"), [(600, torch.float32), (6000, torch.bfloat16)])
 def test_no_tensor_is_larger_than_a_chunk_of_logits(num_tokens, dtype):
     dim, vocab_size = 4, 1000
@@ -447,11 +371,6 @@ GRADIENTS = {"hidden": NUM_TOKENS * DIM * 2, "weight": VOCAB_SIZE * DIM * 2}
 
 def test_besides_gradients_memory_is_below_a_tenth_of_the_logits():
     assert peak_bytes(NUM_TOKENS, DIM, VOCAB_SIZE) - sum(GRADIENTS.values()) <= 0.1 * LOGITS
-
-
-def test_with_the_gradient_of_the_hidden_states_memory_is_below_a_tenth_too():
-    """The gradient of the head is half as large as the logits, whatever computes it."""
-    assert peak_bytes(NUM_TOKENS, DIM, VOCAB_SIZE, trained=False) <= 0.1 * LOGITS
 
 
 def test_accumulating_in_fp32_takes_4_bytes_more_for_each_weight_of_the_head():

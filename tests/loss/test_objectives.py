@@ -78,22 +78,6 @@ def test_a_config_builds_it_with_its_arguments(name):
             assert getattr(loss.weighting, argument) == value
 
 
-def test_a_config_sets_how_the_loss_is_computed():
-    for name in ("CE", "TF-IDF", "Goldfish"):
-        plain, loss = built(name), built(name, num_output_chunks=3, accumulate_in_fp32=True)
-        assert (plain.num_output_chunks, plain.head, plain.accumulate_in_fp32) == (8, "fused", False)
-        assert (loss.num_output_chunks, loss.head, loss.accumulate_in_fp32) == (3, "fused", True)
-        assert built(name, head="torch").head == "torch"
-
-
-def test_the_ignored_label_is_minus_100():
-    assert built("TF-IDF", ignore_index=IGNORED).weighting.tf == "log"
-    with pytest.raises(SetupError, match="^config: loss: ignore_index is 7: ignored labels are marked by -100$"):
-        built("TF-IDF", ignore_index=7)
-    with pytest.raises(SetupError, match="got an unexpected keyword argument 'ignore_index'; its arguments are"):
-        built("Goldfish", ignore_index=IGNORED)
-
-
 # ---- on the command line
 
 
@@ -230,16 +214,6 @@ def test_a_loaded_state_continues_exactly_and_evaluation_does_not_change_it(name
         after = undisturbed.state_dict()
         assert loaded.state_dict().keys() == after.keys()
         assert all(torch.equal(value, after[key]) for key, value in loaded.state_dict().items())
-
-
-@every_objective
-def test_evaluation_with_a_weighting_that_hides_tokens_is_plain_cross_entropy(name):
-    logits, labels = random_batch(0)
-    loss = built(name)
-    loss(logits, labels)
-    terms = loss.eval().terms(logits, labels)
-    hides = name in ("CE", "Goldfish")
-    assert torch.equal(terms.weights, (labels != IGNORED).float()) == hides
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "new_objective.md").read_text(encoding="utf-8")

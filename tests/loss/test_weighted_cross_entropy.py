@@ -1,6 +1,5 @@
 """The losses on logits, whole and in chunks, against float64; the drop-in for stock recipes."""
 
-import inspect
 import math
 
 import pytest
@@ -9,29 +8,24 @@ import torch.nn.functional as F
 from label_batches import EPS
 from loss_reference import (
     LOSS_RTOL,
-    GivenWeighting,
     assert_gradient_equals_reference,
     assert_loss_equals_reference,
     loss_and_gradient,
     random_batch,
     reference_loss,
 )
-from omegaconf import OmegaConf
 from tfidf_reference import IGNORED, ReferenceTFIDF
-from torchtune.config import instantiate
-from torchtune.modules import loss as torchtune_loss
 from torchtune.training import compile_loss
 
 from tfidf_tune.loss import (
     CrossEntropyLoss,
     HeadInput,
     TFIDFCrossEntropyLoss,
-    WeightedCrossEntropyLoss,
     token_cross_entropy,
     weighted_mean,
 )
 from tfidf_tune.loss.stock import CEWithChunkedOutputLoss
-from tfidf_tune.weighting import TFIDFWeighting, TokenBatch
+from tfidf_tune.weighting import TFIDFWeighting
 
 # ---- the formulas, worked out by hand
 
@@ -105,33 +99,6 @@ def test_chunks_of_unequal_lengths_are_matched_with_their_labels_and_left_as_the
     assert_gradient_equals_reference(gradient, expected_gradient, largest_share(weights, labels))
     assert len(chunks) == 4
     assert all(chunk is other for chunk, other in zip(chunks, before, strict=True))
-
-
-def test_the_weighting_is_asked_once_for_the_whole_batch_with_the_vocabulary_of_the_logits():
-    logits, labels = random_batch(8, vocab_size=37)
-    document_ids = torch.zeros_like(labels)
-    weighting = GivenWeighting(torch.ones(labels.shape))
-    given = list(logits.chunk(4, dim=1))
-    weighting.needs_tokens, tokens = True, labels.masked_fill(labels == IGNORED, 3)
-    WeightedCrossEntropyLoss(weighting)(given, TokenBatch(labels, document_ids, tokens, first_pass=False))
-    (batch,) = weighting.asked
-    assert batch.all_tokens is tokens
-    assert torch.equal(batch.labels, labels)
-    assert batch.vocab_size == 37
-    assert batch.document_ids is document_ids
-    assert not batch.first_pass
-    assert batch.predictions is None  # the weighting does not need them
-
-
-def test_logits_at_ignored_positions_do_not_matter_and_get_no_gradient():
-    logits, labels = random_batch(11)
-    ignored = labels == IGNORED
-    other = torch.where(ignored[..., None], 50.0, logits)
-    loss, gradient = loss_and_gradient(TFIDFCrossEntropyLoss(), logits, labels)
-    other_loss, _ = loss_and_gradient(TFIDFCrossEntropyLoss(), other, labels)
-    assert torch.equal(other_loss, loss)
-    assert ignored.any()
-    assert not gradient[ignored].any()
 
 
 # ---- plain cross-entropy
@@ -218,18 +185,6 @@ def test_bad_arguments_are_refused(loss_class, monkeypatch):
 
 
 # ---- the drop-in for torchtune's own recipes: the TF-IDF loss under the name and with the base that they look at
-
-
-def test_the_drop_in_has_the_name_the_base_and_the_arguments_that_stock_recipes_need():
-    component = "tfidf_tune.loss.stock.CEWithChunkedOutputLoss"
-    loss = instantiate(OmegaConf.create({"_component_": component, "num_batches": 4, "num_output_chunks": 3}))
-    assert type(loss) is CEWithChunkedOutputLoss
-    assert type(loss).__name__ == "CEWithChunkedOutputLoss"
-    assert isinstance(loss, torchtune_loss.CEWithChunkedOutputLoss)
-    assert (loss.weighting.window.num_batches, loss.num_output_chunks) == (4, 3)
-    assert inspect.signature(type(loss)).parameters == inspect.signature(TFIDFCrossEntropyLoss).parameters
-    with pytest.raises(ValueError, match="counts all tokens, but a stock recipe of torchtune .* set counted to 'label"):
-        CEWithChunkedOutputLoss(counted="tokens")
 
 
 # Dynamo looks at `.grad` of the chunks and hides the warning by a filter of its own, which ours comes before.

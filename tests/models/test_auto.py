@@ -151,16 +151,6 @@ def test_a_layer_without_a_form_in_nf4_is_refused(name, sizes, has_bitsandbytes,
         on_meta(lora_auto, hf_config(name, **sizes), quantize_base=True, **settings)
 
 
-def test_a_model_without_names_of_its_layers_has_a_list_of_them():
-    """OpenAI's first GPT does not say which of its modules are layers."""
-    config = transformers.AutoConfig.for_model("openai-gpt", vocab_size=320, n_embd=64, n_layer=3, n_head=4)
-
-    model = on_meta(lora_auto, config)
-
-    assert model.layer_names == tuple(f"hf.transformer.h.{index}" for index in range(3))
-    assert {module.r["default"] for module in model.modules() if hasattr(module, "lora_A")} == {8}
-
-
 def test_layers_that_share_weights_are_refused():
     config = transformers.AutoConfig.for_model(
         "zamba2", hidden_size=64, num_attention_heads=4, num_hidden_layers=6, intermediate_size=64, vocab_size=320,
@@ -183,25 +173,6 @@ def test_layers_that_peft_refuses_get_no_adapters():
         ValueError, match="MambaForCausalLM has no linear layer 'attention': possible are attention, all-linear"
     ):
         on_meta(lora_auto, config)
-
-
-OF_ATTENTION = {  # the layers of hybrids, and of attentions without a name
-    "recurrent_gemma": {f"temporal_block.{name}_proj" for name in "qkvo"},
-    "nemotron_h": {f"mixer.{name}_proj" for name in "qkvo"},
-    "cpmant": {f"self_att.self_attention.{name}" for name in ("project_q", "project_k", "project_v", "attention_out")},
-    "xlm": {"q_lin", "k_lin", "v_lin", "out_lin"},
-    "qwen3_next": QKVO | {f"linear_attn.{name}" for name in ("in_proj_qkvz", "in_proj_ba", "out_proj")},
-}
-
-
-@pytest.mark.parametrize("model_type", OF_ATTENTION)
-def test_an_attention_is_known_by_its_name_or_class(model_type):
-    few = {} if model_type == "nemotron_h" else {"num_hidden_layers": 4}
-    model = on_meta(lora_auto, transformers.AutoConfig.for_model(model_type, **few), lora_targets="attention")
-
-    expected = OF_ATTENTION[model_type]
-    adapted = [name for name, module in model.named_modules() if hasattr(module, "lora_A")]
-    assert {next(one for one in expected if name.endswith(f".{one}")) for name in adapted} == expected
 
 
 UNCAPPED = {"final_logit_softcapping": None}

@@ -1,6 +1,5 @@
 """Every family against transformers' own model: logits, gradients, generation, names, settings."""
 
-import inspect
 from dataclasses import replace
 
 import pytest
@@ -10,14 +9,10 @@ from tiny_llama import VOCAB_SIZE
 from tiny_models import MODELS
 from torchtune import training
 from torchtune.generation import generate
-from torchtune.models.llama2 import lora_llama2_7b
 from torchtune.modules import TransformerSelfAttentionLayer
 from torchtune.modules.common_utils import disable_kv_cache
 
 from tfidf_tune.models import FAMILIES
-from tfidf_tune.models.gpt_neox import lora_gpt_neox, lora_pythia
-from tfidf_tune.models.gptj import lora_gptj, lora_gptj_6b
-from tfidf_tune.models.llama import lora_tinyllama_1_1b
 
 OURS = ("gpt_neox", "gptj")
 
@@ -153,20 +148,6 @@ def test_settings_that_no_published_checkpoint_has_are_those_of_transformers(nam
     assert differing(family, model, hf_config) == []
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_dropout_of_the_attention_is_for_training_only(name):
-    tiny = MODELS[name]
-    model = replace(tiny, tune=lambda dim: tiny.tune(dim) | {"attn_dropout": 0.5}).build()
-    plain = tiny.build()
-    plain.load_state_dict(model.state_dict())
-    tokens = torch.randint(VOCAB_SIZE, (2, 17))
-
-    with torch.no_grad():
-        expected = plain(tokens)
-        torch.testing.assert_close(model.eval()(tokens), expected)
-        assert not torch.allclose(model.train()(tokens), expected)
-
-
 # torch looks at .grad of what a checkpointed layer is given.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("name", OURS)
@@ -190,23 +171,3 @@ def test_chunked_logits_checkpointing_and_compile_change_neither_logits_nor_grad
     after = {key.replace("_checkpoint_wrapped_module.", ""): value.grad for key, value in model.named_parameters()}
     assert sum("_checkpoint_wrapped_module" in key for key, _ in model.named_parameters()) > 0
     torch.testing.assert_close(after, gradients)
-
-
-def test_buffers_of_older_checkpoints_are_ignored():
-    for model_type, key in (
-        ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq"),
-        ("gpt_neox", "gpt_neox.layers.3.attention.rotary_emb.inv_freq"),
-        ("gpt_neox", "gpt_neox.layers.3.attention.bias"),
-        ("gpt_neox", "gpt_neox.layers.3.attention.masked_bias"),
-        ("gptj", "transformer.h.3.attn.bias"),
-        ("gptj", "transformer.h.3.attn.masked_bias"),
-    ):
-        assert FAMILIES[model_type].hf_to_tune({key: torch.zeros(1)}, MODELS[model_type].hf_config()) == {}
-
-
-def test_defaults_of_the_lora_builders_are_those_of_torchtune():
-    """An override file may leave rank and alpha out."""
-    expected = {k: p.default for k, p in inspect.signature(lora_llama2_7b).parameters.items() if k != "use_dora"}
-    for build in (lora_gpt_neox, lora_pythia, lora_gptj, lora_gptj_6b, lora_tinyllama_1_1b):
-        defaults = {k: p.default for k, p in inspect.signature(build).parameters.items()}
-        assert {k: defaults[k] for k in expected} == expected

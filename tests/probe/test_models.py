@@ -55,12 +55,6 @@ def without_one_weight(folder, file_name):
     return folder
 
 
-def test_a_complete_folder_gives_the_saved_model(complete, llama):
-    model = load_model(complete)
-    assert not model.training
-    assert torch.equal(logits(model), logits(llama))
-
-
 def test_the_dtype_is_that_of_the_checkpoint_unless_given(tmp_path, llama):
     tiny_llama().to(torch.bfloat16).save_pretrained(tmp_path)
     assert load_model(tmp_path).dtype == torch.bfloat16
@@ -78,13 +72,6 @@ def test_an_adapter_folder_gives_the_adapted_model_on_the_base_it_names(adapter,
     assert greedy_continuations(model, prompts, 10) == greedy_continuations(adapted, prompts, 10)
     blocks = torch.tensor(prompts).numpy()
     assert token_perplexity(model, blocks) == pytest.approx(token_perplexity(adapted, blocks), rel=1e-6)
-
-
-def test_a_given_base_replaces_the_one_that_the_adapter_names(adapter, adapted, complete, copy):
-    moved = copy(adapter)
-    config = json.loads((moved / "adapter_config.json").read_text())
-    (moved / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "gone/elsewhere"}))
-    torch.testing.assert_close(logits(load_model(moved, base=complete)), logits(adapted))
 
 
 def test_an_adapter_in_half_precision_is_held_in_float32(adapter):

@@ -15,8 +15,6 @@ from probe_fakes import (
 from transformers import AutoModelForCausalLM, GPTJConfig, GPTNeoXConfig, MistralConfig
 
 from tfidf_tune.probe import (
-    batches_of_prompts,
-    check_passages,
     compare_continuation,
     greedy_continuations,
     probe,
@@ -83,13 +81,6 @@ def test_the_continuation_ends_before_eos():
     assert (sample.generated_ids, sample.prefix_match, sample.lms, sample.rouge_l) == ([], 0, 0, 0.0)
 
 
-def test_progress_counts_to_the_number_of_samples():
-    calls = []
-    settings = {"prefix_lengths": (5, 6), "max_new_tokens": 2, "batch_size": 2}
-    probe(SuccessorModel(), WordTokenizer(), [COUNTING] * 3, progress=lambda *call: calls.append(call), **settings)
-    assert calls == [(2, 6), (4, 6), (6, 6)]
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -124,13 +115,6 @@ def test_prompts_of_different_lengths_are_continued_as_each_by_itself(llama):
     for eos_id in (expected[0][2], expected[4][-1], prompts[1][12]):
         ended = [row[: row.index(eos_id)] if eos_id in row else row for row in expected]
         assert greedy_continuations(llama, prompts, numbers, eos_id=eos_id) == ended
-
-
-def test_prompts_of_a_batch_have_similar_lengths():
-    lengths = [5, 40, 22, 24, 5, 6, 41, 23]
-    assert batches_of_prompts(lengths, 3) == [[6, 1], [3, 7, 2], [5, 0, 4]]
-    assert batches_of_prompts(lengths, 2) == [[6, 1], [3, 7], [2, 5], [0, 4]]
-    assert batches_of_prompts([], 2) == []
 
 
 def test_a_completion_is_asked_for_once_from_its_own_prompt():
@@ -186,9 +170,3 @@ def test_passages_that_cannot_be_probed_are_refused_before_any_work():
         with pytest.raises(ValueError, match=message):
             probe(model, tokenizer, [a_passage("good", [*range(20)]), passage], prefix_lengths=(5, 8), offset=2)
         assert model.calls == []
-
-
-def test_passages_that_fit_are_accepted():
-    check_passages(FingerprintedTokenizer(), [COUNTING], 39)
-    check_passages(WordTokenizer(), [COUNTING], 39)
-    check_passages(SimpleNamespace(vocab_size=39, max_token_id=39), [COUNTING], 5)  # a vocabulary with gaps

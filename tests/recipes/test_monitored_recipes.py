@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 
 from tfidf_tune.data import hf_tokenizer, read_probe_file, write_probe_file
 from tfidf_tune.probe import load_model, probe
-from tfidf_tune.training import SetupError, TrainingError
+from tfidf_tune.training import SetupError
 
 PREFIX = 8
 MEASURED = {f"memorization_{kind}_{name}" for kind in ("target", "control") for name in ("lms", "prefix_match", "nll")}
@@ -155,36 +155,6 @@ def test_a_run_that_the_threshold_ends_can_be_resumed(make_run, capsys):
     assert [*measurements(folder)] == [*range(0, 41, 5)]
     assert read_metrics(folder) == read_metrics(alone)
     assert_equal(read_weights(folder / "checkpoint_100pct"), read_weights(alone / "checkpoint_100pct"))
-
-
-def test_the_last_model_below_the_threshold_is_kept(make_run, tiny_checkpoint, capsys):
-    run = make_run("run", every=5, monitor={"stop_above": 3, "when_above": "keep"}, **THRESHOLD)
-    run.here()
-
-    lms = {step: entry["memorization_target_lms"] for step, entry in measurements(run.folder).items()}
-    assert [*lms] == [*range(0, 41, 5)]
-    step = max(step for step, mean in lms.items() if mean <= 3)
-    assert 0 < step < 40
-    assert means(run.folder, "below_threshold", tiny_checkpoint)["memorization_target_lms"] == lms[step]
-    assert f"the last model below it is in {run.folder / 'below_threshold'}\n" in capsys.readouterr().err
-    for checkpoint in [*run.folder.glob("checkpoint_*"), *run.folder.glob("resume/*")]:
-        checkpoint.rename(run.folder / f"away {checkpoint.name}")
-    with pytest.raises(SetupError, match="already holds below_threshold"):
-        run.here()
-
-
-@pytest.mark.parametrize(("dtype", "lora"), [("bf16", False), ("fp16", True)])
-def test_caches_have_the_dtype_of_the_model(make_run, dtype, lora):
-    run = make_run("run", every=1, lora=lora, dtype=dtype, max_steps=1)
-    run.here()
-
-    assert [*measurements(run.folder)] == [0, 1]
-    assert all(0 < entry["memorization_target_nll"] < 10 for entry in measurements(run.folder).values())
-
-
-def test_a_run_does_not_begin_above_a_threshold_that_would_end_it(make_run):
-    with pytest.raises(TrainingError, match="before training the targets' mean LMS is .*, above stop_above=0: choose"):
-        make_run("run", every=1, monitor={"stop_above": 0}).here()
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 import json
 import os
 import random
-import sys
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import peft
 import pytest
@@ -15,7 +13,6 @@ import transformers
 from omegaconf import OmegaConf
 from tiny_run import metrics_of, read_metrics, run_config, run_recipe
 from torch.utils.data import Dataset
-from torchtune.datasets import ConcatDataset
 
 from tfidf_tune.probe import load_model
 
@@ -121,23 +118,6 @@ def test_a_run_follows_from_its_seed_and_objectives_see_the_same_data(recipe_con
     assert plain[0]["loss"] != weighted[0]["loss"]
 
 
-@pytest.mark.parametrize(
-    ("lora", "overrides"),
-    [
-        (True, {"dtype": "bf16", "shuffle": False}),
-        (False, {"clip_grad_norm": None, "lr_scheduler": None, "enable_activation_checkpointing": True}),
-    ],
-    ids=str,
-)
-def test_a_run_with_other_settings_writes_its_checkpoints(recipe_config, overrides, lora):
-    run = run_recipe(recipe_config(lora=lora, max_steps=2, save_at_percent=[50, 100], **overrides), lora=lora)
-
-    with torch.no_grad():
-        logits = load_model(run / "checkpoint_100pct")(torch.arange(20)[None]).logits
-    assert torch.isfinite(logits).all()
-    assert len(read_metrics(run)) == 2
-
-
 class Rows(Dataset):
     """A user's data set, with an attribute that data sets of the package have."""
 
@@ -148,15 +128,6 @@ class Rows(Dataset):
 
     def __getitem__(self, index):
         return {"tokens": [index, 1, 2], "labels": [index, 1, 2]}
-
-
-def test_a_users_data_set_may_be_a_mixture_of_any_class(recipe_config, monkeypatch):
-    module = SimpleNamespace(mixture=lambda tokenizer: ConcatDataset([Rows(), Rows()]))
-    monkeypatch.setitem(sys.modules, "users_data", module)
-
-    run = run_recipe(recipe_config(max_steps=1, dataset={"_component_": "users_data.mixture"}))
-
-    assert (run / "checkpoint_100pct").is_dir()
 
 
 def test_repetition_weights_over_three_epochs_are_those_of_copies_in_the_text(recipe_config, tmp_path):

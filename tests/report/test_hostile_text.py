@@ -16,7 +16,6 @@ from markdown_it import MarkdownIt
 from matplotlib.figure import Figure as Drawing
 from run_fakes import blocks, controls, evaluation, run, targets, write_run
 
-from research import frontier_report
 from tfidf_tune import cli
 from tfidf_tune._printing import say, visible
 from tfidf_tune.report import Continuation, Example, Figure, Report, Table, terminal_text, write_report
@@ -181,14 +180,6 @@ def test_an_audit_of_hostile_texts_lets_none_act(tmp_path, monkeypatch, capsys):
     require_inert_report(tmp_path / "out" / "report")
 
 
-def test_weights_of_a_hostile_text_let_nothing_act(tmp_path, tiny_checkpoint, monkeypatch, capsys):
-    file = tmp_path / "\x1b[31m<img src=x> ![i](http:) $x$.txt"
-    file.write_text("\n".join(HOSTILE * 3), encoding="utf-8", errors="ignore")
-    arguments = ["--tokenizer", tiny_checkpoint, "--block-size", 16, "--output-dir", tmp_path / "out"]
-    assert not UNSAFE.search(run_command(monkeypatch, capsys, "weights", file, *arguments))
-    require_inert_report(tmp_path / "out")
-
-
 def test_an_error_shows_hostile_names_and_sends_none(tmp_path, monkeypatch):
     experiment = make_runs(tmp_path, ["CE", "IDF"])
     file = next(experiment.rglob("samples_*.jsonl"))
@@ -196,13 +187,6 @@ def test_an_error_shows_hostile_names_and_sends_none(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["tfidf-tune", "compare", str(experiment), "--output-dir", str(tmp_path / "out")])
     with pytest.raises(SystemExit, match=r"^error: .*runs \\u001b\[31m<b>.*jsonl, line 1: not a document"):
         cli.main()
-
-
-def test_a_frontier_draws_hostile_names(tmp_path):
-    out = tmp_path / "out"
-    names = [name for name in HOSTILE if "$" in name or name[0] in "_\x9b" or "<" in name]
-    frontier_report.main([str(make_runs(tmp_path, names)), "--output-dir", str(out)])
-    require_inert_report(out)
 
 
 def test_an_output_without_unicode_gets_question_marks(tmp_path, monkeypatch):

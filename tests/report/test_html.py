@@ -83,24 +83,6 @@ def test_nothing_is_loaded_and_only_the_pages_own_scripts_run(html, document):
     assert policy.split("; ")[:2] == ["default-src 'none'", f"script-src {hashes}"]
 
 
-def test_every_table_can_be_saved_as_its_csv(document):
-    links = document.xpath("//a[@download]")
-    assert [link.get("download") for link in links] == [f"{table.name}.csv" for table in rich_report().tables]
-    for link, table in zip(links, rich_report().tables, strict=True):
-        media_type, data = link.get("href").split(",")
-        assert media_type == "data:text/csv;charset=utf-8;base64"
-        assert base64.b64decode(data).decode() == table.csv()
-
-
-def test_figures_are_drawn_into_the_page_with_their_titles(document):
-    images = document.xpath("//img")
-    assert [image.get("alt") for image in images] == [figure.title for figure in rich_report().figures]
-    for image in images:
-        assert (image.get("width"), image.get("height")) == ("614", "384")
-        svg = base64.b64decode(image.get("src").split(",")[1]).decode()
-        assert re.search(r'<g id="patch_1">\s*<path [^>]*style="fill: none[;"]', svg)  # transparent
-
-
 def test_a_model_that_is_the_same_in_every_row_is_left_out():
     rows = {"Objective": ["CE", "TF-IDF"], "LMS": [8, 2]}
     single = table_of({"Model": ["A", "A"], **rows}, better={"LMS": "lower"})
@@ -142,12 +124,6 @@ def test_a_continuation_is_shown_to_the_letter_with_its_recited_span_marked():
     assert text.xpath("string(mark)") == " was <b> & said"
 
 
-def test_an_empty_report_has_no_empty_sections():
-    document = page(Report("Nothing"))
-    assert [heading.text for heading in document.xpath("//h1|//h2|//h3")] == ["Nothing"]
-    assert document.xpath("//a|//section//p") == []
-
-
 def test_numbers_are_shown_in_the_format_of_their_column_and_sorted_with_full_precision():
     data = {"a": ["x", "y"], "b": [1 / 3, None], "c": [2, math.nan], "d": [1234.0, 7], "e": [math.inf, 1.0]}
     table = table_of({**data, "f": [1, "2 of 3"]}, formats={"b": ".2f", "c": "+.1f", "e": ".2f"})
@@ -173,24 +149,3 @@ def test_the_best_of_each_group_is_bold_and_headers_name_the_better_end():
         "F1\N{NO-BREAK SPACE}↑, higher is better",
         "Control",
     ]
-
-
-@pytest.mark.parametrize(
-    ("models", "perplexities", "best"),
-    [
-        (["CE", "TF-IDF"], [8.0, 9.0], [True, False]),  # no first cell repeats: the best of all rows
-        (["A", "A"], [math.inf, 8.0], [False, True]),
-        *((["A", "A"], [other, 8.0], [False, False]) for other in (None, "n/a")),  # nothing to compare
-        (["A"], [8.0], [False]),
-    ],
-)
-def test_a_value_is_best_only_among_others(models, perplexities, best):
-    table = table_of({"Task": models, "Perplexity": perplexities}, better={"Perplexity": "lower"})
-    assert [row[1] for row in bold(table)] == best
-
-
-def test_short_words_with_a_hyphen_and_percent_signs_stay_on_their_line():
-    statement = "TF-IDF lowers it by 62.4 % (-0.8 %) <in> a-word-that-is-much-too-long-for-it."
-    (item,) = page(Report("Title", statement)).xpath("//header/p")
-    assert item.text_content() == statement
-    assert item.xpath("span[@class='together']/text()") == ["TF-IDF", "62.4 %", "(-0.8 %"]

@@ -1,7 +1,6 @@
 import pandas as pd
-from matplotlib.figure import Figure as Drawing
 
-from tfidf_tune.report import Continuation, Example, Figure, Report, Table, markdown
+from tfidf_tune.report import Continuation, Example, Report, Table, markdown
 
 
 def made(**parts):
@@ -31,21 +30,6 @@ def test_a_model_that_is_the_same_in_every_row_is_left_out():
     assert "| Model | LMS |" in table({"Model": ["A", "B"], "LMS": [8, 2]})
     assert "| Model | LMS |" in table({"Model": [], "LMS": []})
     assert "| Task | LMS |" in table({"Task": ["A", "A"], "LMS": [8, 2]})
-
-
-def test_texts_fit_a_terminal_and_keep_words_and_percent_signs_together():
-    footnotes = (*("x" * length + " TF-IDF" * 20 for length in range(1, 9)), "12 % " * 60)
-    text = made(verdict="Shown. " * 20, footnotes=footnotes)
-    assert text.startswith("# Title\n\nShown. Shown.")
-    assert max(map(len, text.splitlines())) <= 100
-    assert "TF-\n" not in text
-    assert (text.count("TF-IDF"), text.count("12 %")) == (160, 60)
-    assert made(verdict="Shown.") == "# Title\n\nShown.\n"
-
-
-def test_a_figure_is_a_link_to_its_file():
-    figure = Figure("file", "Name", Drawing(), "Caption.")
-    assert "## Name\n\n![Name](figures/file.png)\n\nCaption." in made(figures=(figure,))
 
 
 def test_a_recited_span_stands_between_brackets_and_a_written_fence_does_not_end_the_example():

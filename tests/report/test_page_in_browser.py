@@ -7,12 +7,10 @@ import pandas as pd
 import pytest
 from browser import DESKTOP, PHONE
 from rich_report import HOSTILE, rich_report
-from run_fakes import blocks, controls, evaluation, results, run, targets
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tfidf_tune.compare import comparison_report
 from tfidf_tune.report import Report, Table, html_page
 
 SORTED = pd.DataFrame(
@@ -129,23 +127,6 @@ def test_a_recited_span_is_marked_without_color_and_for_screen_readers(window, b
     assert window.run("return getComputedStyle(arguments[0]).display", aside) != "none"
 
 
-def test_texts_run_in_their_own_direction_and_an_empty_one_is_named(window):
-    texts = window.run(
-        "return Array.from(document.querySelectorAll('.text p'), (p) => [getComputedStyle(p).direction, p.textContent])"
-    )
-    assert [direction for direction, text in texts if "\N{ARABIC LETTER TEH}" in text] == ["rtl"] * 3
-    empty = "return getComputedStyle(Array.from(document.querySelectorAll('.text p')).at(-1), '::before').content"
-    assert window.run(empty) == '"(empty)"'
-
-
-def test_on_paper_a_report_is_light_and_without_scrolling(window, browser):
-    browser.emulate("print", dark=True)
-    assert window.run("return getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 250)"
-    assert window.run("return getComputedStyle(document.querySelector('.scroll')).overflowX") == "visible"
-    assert window.run("return getComputedStyle(document.querySelector('img')).filter") == "none"
-    browser.emulate("screen", dark=window.dark)
-
-
 def test_a_csv_is_saved_from_the_page(browser, report_file, tmp_path):
     browser.open(report_file)
     browser.driver.find_element(By.CSS_SELECTOR, "summary").click()
@@ -155,17 +136,6 @@ def test_a_csv_is_saved_from_the_page(browser, report_file, tmp_path):
     WebDriverWait(browser.driver, 600).until(lambda _: saved.is_file())  # the limit only ends a test that hangs
     assert saved.read_bytes().decode() == rich_report().tables[1].csv()
     assert browser.messages() == []
-
-
-def test_the_main_table_fits_a_window_of_1200_pixels(browser, tmp_path):
-    samples = [*targets(8, 128), *controls(1)]
-    runs = (run(name, [evaluation(samples=samples, blocks=blocks(20.0))]) for name in ("CE", "TF-IDF"))
-    file = tmp_path / "report.html"
-    file.write_text(html_page(comparison_report(results(*runs))), encoding="utf-8")
-    browser.open(file, size=(1200, 900))
-    table = browser.driver.find_element(By.CSS_SELECTOR, "[aria-labelledby=table-memorization]")
-    width, room = browser.run("return [arguments[0].scrollWidth, arguments[0].clientWidth]", table)
-    assert width <= room
 
 
 def column(browser, index):
@@ -234,15 +204,3 @@ def test_headers_are_reached_and_sort_by_keyboard(browser):
     browser.driver.switch_to.active_element.send_keys(Keys.SPACE)
     assert column(browser, 1)[0] == "10.0"
     assert browser.run(active) == "Size"
-
-
-def test_without_scripts_only_sorting_is_missing(browser, report_file):
-    browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
-    try:
-        browser.open(report_file)
-        assert browser.driver.find_elements(By.CSS_SELECTOR, "thead th button") == []
-        assert len(browser.driver.find_elements(By.CSS_SELECTOR, "thead th")) == 9 + 2 + 2
-        assert "Pythia 1.4B (LoRA)" in browser.driver.find_element(By.TAG_NAME, "table").text
-        assert browser.messages() == []
-    finally:
-        browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})

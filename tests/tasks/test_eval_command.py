@@ -87,14 +87,6 @@ def test_eval_sends_ids_to_our_model(run_command, evaluation, llama, probe_file,
     assert {doc["prompts"] for doc in Output(tmp_path / "out").docs(MEMORIZATION[0])} == {"token_ids"}
 
 
-def test_eval_run_is_the_same_and_does_not_change_another_model(run_command, evaluation, tmp_path, capsys):
-    run_command("eval", "run", *evaluation, "--model", "hf", "--output_path", tmp_path / "hf")
-    assert "hf (" in capsys.readouterr().out
-    run_command("eval", *evaluation, "prompts=text")
-    for folder in ("hf", "out"):
-        assert {doc["prompts"] for doc in Output(tmp_path / folder).docs(MEMORIZATION[0])} == {"text"}
-
-
 @pytest.mark.parametrize("form", ["of options", "of texts", "of another model"])
 def test_a_config_file_is_read(form, run_command, llama, probe_file, squad_file, tmp_path):
     (tmp_path / "theirs").mkdir()
@@ -119,14 +111,6 @@ def test_a_config_file_is_read(form, run_command, llama, probe_file, squad_file,
     prompts = {doc["prompts"] for doc in Output(tmp_path / "out").docs(MEMORIZATION[0])}
     assert prompts == {"text" if form == "of another model" else "token_ids"}
     assert len(Output(tmp_path / "out").docs("theirs")) == 3
-
-
-def test_the_users_own_tasks_are_included_in_addition_to_ours(run_command, squad_file, tmp_path, capsys):
-    (tmp_path / "theirs.yaml").write_text(THEIR_TASK.replace("SOURCE", squad_file))
-    run_command("eval", "ls", "tasks", "--include_path", tmp_path)
-    printed = capsys.readouterr().out
-    assert all(f"|{name}" in printed.replace(" ", "") for name in [*OURS, "theirs"])
-    run_command("eval", "validate", "--tasks", "theirs,tfidf_squad", "--include_path", tmp_path)
 
 
 def test_an_adapter_folder_is_loaded_on_the_base_that_it_names(

@@ -1,21 +1,13 @@
 """``evaluate`` as a library function."""
 
-import shutil
 import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
-from task_fakes import MEMORIZATION, Output, run_tasks
+from task_fakes import MEMORIZATION, run_tasks
 
 from tfidf_tune.tasks import evaluate
-
-
-def test_the_default_device_without_a_gpu_is_the_cpu(llama, probe_file, tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    metadata = {"probe_file": str(probe_file), "max_new_tokens": 2}
-    evaluate({"pretrained": str(llama)}, [MEMORIZATION[0]], tmp_path, metadata=metadata, limit=1)
-    assert len(Output(tmp_path).docs(MEMORIZATION[0])) == 1
 
 
 def test_bad_arguments_are_refused_by_name(llama, probe_file, tmp_path, monkeypatch):
@@ -53,13 +45,3 @@ def test_evaluations_in_one_process_keep_no_model_and_do_not_affect_each_other(l
     assert first == again != other
     assert num_calls
     assert len(modules) == 0
-
-
-def test_a_tokenizer_that_changed_in_its_folder_is_read_again(llama, tokenizers, probe_file, tmp_path):
-    folder = shutil.copytree(llama, tmp_path / "model")
-    settings = {"probe_file": probe_file, "max_new_tokens": 2, "limit": 1}
-    run_tasks(folder, MEMORIZATION[0], tmp_path / "a", **settings)
-    for file in tokenizers["llama"].iterdir():
-        shutil.copy(file, folder)
-    with pytest.raises(ValueError, match="was tokenized with fingerprint"):
-        run_tasks(folder, MEMORIZATION[0], tmp_path / "b", **settings)

@@ -16,7 +16,6 @@ from tfidf_tune.compare import import_results
 from tfidf_tune.data import hf_tokenizer, read_probe_file
 from tfidf_tune.probe import load_model
 from tfidf_tune.tasks import save_token_ids_tokenizer
-from tfidf_tune.tasks.membership import documents
 
 TASK = "tfidf_membership"
 
@@ -123,27 +122,3 @@ def test_text_prompts_score_what_the_text_says(llama, probe_file, tmp_path):
     assert exact
     assert all(nll == pytest.approx(same, rel=1e-5) for nll, same in exact)
     assert import_results([text.folder]).checkpoints[0].text_prompts
-
-
-def test_passages_are_scored_as_far_as_the_model_has_positions(llama, tokenizers, tmp_path):
-    passages = task_fakes.passages_of(tokenizers["plain"], num_tokens=300)
-    file = task_fakes.probe_file(tmp_path / "long.jsonl", passages)
-    output = run_tasks(llama, TASK, tmp_path / "out", probe_file=file)
-    assert {len(doc["token_ids"]) for doc in output.docs(TASK)} == {task_fakes.NUM_POSITIONS}
-    with pytest.raises(ValueError, match=r"exceed the model's 256 positions: lower offset or the prefix length by 5"):
-        run_tasks(llama, TASK, tmp_path / "no", probe_file=file, offset=160)
-
-
-@pytest.mark.parametrize(("num_prompt", "num_over"), [(10, None), (255, None), (256, 1), (260, 5)])
-def test_of_a_completion_only_its_own_prompt_has_to_fit(llama, tokenizers, tmp_path, num_prompt, num_over):
-    [passage] = task_fakes.passages_of(tokenizers["plain"], num_targets=1, num_controls=0, num_tokens=300)
-    passage = dataclasses.replace(passage, num_prompt=num_prompt)
-    file = task_fakes.probe_file(tmp_path / "completion.jsonl", [passage])
-    settings = {"pretrained": str(llama), "prompts": "token_ids", "probe_file": str(file), "prefix_lengths": [999]}
-    if num_over is None:
-        [doc] = documents(**settings)["test"]
-        assert doc["num_predictions"] == task_fakes.NUM_POSITIONS - num_prompt
-    else:
-        message = f"{num_prompt + 1} tokens exceed the model's 256 positions: lower the length of the prompt of "
-        with pytest.raises(ValueError, match=f"{message}'target-0000' by {num_over} or more"):
-            documents(**settings)

@@ -3,7 +3,6 @@
 import dataclasses
 import difflib
 import itertools
-import math
 import operator
 
 import pandas as pd
@@ -116,16 +115,6 @@ def test_settings_reach_the_probe(llama, probe_file, tmp_path, monkeypatch):
         assert (doc["num_injections"], doc["source"], doc["round_trip"]) == (passage.num_injections, "words", True)
 
 
-def test_an_adapter_on_its_base_scores_as_the_merged_model(taught_adapter, reciting, llama, probe_file, tmp_path):
-    model_args = {"pretrained": str(llama), "peft": str(taught_adapter), "dtype": "float32"}
-    settings = {"prefix_lengths": (32,), "max_new_tokens": 20}
-    output = run_tasks(model_args, PREFIXES, tmp_path, probe_file=probe_file, **settings)
-    samples = sampled(output, [PREFIXES])
-    assert samples == as_dicts(expected(taught_adapter, probe_file, base=llama, **settings))
-    assert samples == as_dicts(expected(reciting, probe_file, **settings))
-    assert output.metrics(PREFIXES)["avg_lms"] == 20
-
-
 def test_short_passages_are_compared_up_to_their_end(llama, tokenizers, tmp_path):
     passages = [
         dataclasses.replace(passage, token_ids=passage.token_ids[:length])
@@ -149,18 +138,6 @@ def test_the_model_sees_exactly_the_first_ids_and_no_bos(tokenizer, tokenizers, 
         run_tasks(model, "tfidf_memorization", tmp_path / "out", probe_file=file, max_new_tokens=2, offset=5)
     prompts = [passage.token_ids[5 : 5 + length] for length in (32, 50, 100) for passage in passages]
     assert sorted(prompts_seen(calls)) == sorted(prompts)
-
-
-def test_metrics_without_controls_are_nan(llama, probe_file, tmp_path):
-    passages = [passage for passage in read_probe_file(probe_file) if passage.kind == "target"]
-    file = task_fakes.probe_file(tmp_path / "probe.jsonl", passages)
-    output = run_tasks(llama, "tfidf_memorization", tmp_path / "out", probe_file=file, max_new_tokens=3)
-    metrics = output.metrics(MEMORIZATION[0])
-    assert all(math.isnan(metrics[f"control_{name}"]) for name in SCORES)
-    assert not any(math.isnan(metrics[name]) for name in SCORES)
-    group = output.group("tfidf_memorization")
-    assert math.isnan(group["control_avg_lms"])
-    assert not math.isnan(group["avg_lms"])
 
 
 def test_eos_ends_a_continuation(tokenizers, probe_file, tmp_path):

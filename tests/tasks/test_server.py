@@ -1,7 +1,6 @@
 """A model behind an OpenAI-compatible server: the same as through transformers, whatever goes wrong in between."""
 
 import json
-import time
 
 import pytest
 import task_fakes
@@ -152,18 +151,6 @@ def test_wrong_likelihoods_are_refused_and_the_same_command_goes_on(host, url, r
     assert len(host.asked) == 8 + 4 - 9  # prompts and passages
 
 
-def test_a_journal_with_a_torn_line_goes_on(host, ask, tmp_path):
-    journal = tmp_path / "requests.jsonl"
-    prompts = [f"one {number}" for number in range(6)]
-    first = ask(*prompts, journal=str(journal))
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join(lines[:3]) + lines[3][:20])
-    for num_asked in (3, 0):
-        host.asked.clear()
-        assert ask(*prompts, journal=str(journal), num_concurrent=4) == first
-        assert len(host.asked) == num_asked
-
-
 def test_a_server_without_log_probabilities_or_with_wrong_ones_is_recognised(host, url):
     def server():  # each asks anew
         return Server("m", url, max_retries=2)
@@ -178,12 +165,6 @@ def test_a_server_without_log_probabilities_or_with_wrong_ones_is_recognised(hos
     host.faults += ["500"] * 9
     with pytest.raises(ConnectionError, match="status 500"):
         server().likelihood_problem()
-
-
-def test_requests_are_paced(ask):
-    start = time.monotonic()
-    ask(*(f"a {number}" for number in range(5)), requests_per_minute=300, num_concurrent=5)
-    assert time.monotonic() - start >= 4 * 0.2
 
 
 def test_settings_that_cannot_work_are_refused():

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from lm_eval.api.instance import Instance
-from peft import LoraConfig, get_peft_model
 from rouge_score.rouge_scorer import _lcs_table
 from task_fakes import MEMORIZATION, embedded_ids, prompts_seen, run_tasks
 from test_memorization_task import scores_alone
@@ -84,19 +83,6 @@ def test_samples_are_distributed_as_the_model_predicts(llama, probe_file):
     assert set(drawn) <= {str(token) for token in best.indices.tolist()}
 
 
-@pytest.mark.parametrize("task_type", [None, "CAUSAL_LM"])
-def test_a_model_is_sampled_the_same_under_an_adapter_that_changes_nothing(llama, probe_file, tmp_path, task_type):
-    settings = LoraConfig(r=2, target_modules=["q_proj"], task_type=task_type)
-    get_peft_model(load_model(llama), settings).save_pretrained(tmp_path / "adapter")
-    ways = {"do_sample": True, "temperature": 1.0, "top_k": 0}
-    arguments = (token_ids_request(read_probe_file(probe_file)[0].token_ids[:32]), {"max_gen_toks": 8, **ways})
-    requests = [Instance("generate_until", {"generation": ways}, arguments, idx=i) for i in range(6)]
-    common = {"device": "cpu", "dtype": "float32"}
-    drawn = TokenExactHFLM(str(llama), peft=str(tmp_path / "adapter"), **common).generate_until(requests, True)
-    assert drawn == TokenExactHFLM(str(llama), **common).generate_until(requests, True)
-    assert len(set(drawn)) == 6
-
-
 def test_each_measure_is_the_best_of_all_samples(reciting, probe_file, tmp_path):
     settings = {"num_samples": 5, "temperature": 4.0, "top_k": 12, "max_new_tokens": 24}
     output = run_tasks(reciting, TASK, tmp_path, probe_file=probe_file, **settings)
@@ -130,9 +116,3 @@ def test_beams_are_those_of_a_plain_search_whatever_the_generation_config(llama,
     generated = [doc["sample"]["generated_ids"] for doc in beams]
     assert generated == [beam_search(load_model(llama), doc["prompt_ids"], 5, 4) for doc in beams]
     assert generated != [doc["sample"]["generated_ids"] for doc in greedy]
-
-
-def test_the_stock_model_samples_text(llama, probe_file, tmp_path):
-    settings = {"prompts": "text", "add_bos_token": False, "num_samples": 3, "max_new_tokens": 4, "limit": 2}
-    output = run_tasks(llama, TASK, tmp_path, probe_file=probe_file, **settings)
-    assert [len({one[0] for one in logged["resps"]}) for logged in output.samples(TASK)] == [3, 3]

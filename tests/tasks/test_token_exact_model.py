@@ -11,7 +11,7 @@ from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from peft import LoraConfig, get_peft_model
-from task_fakes import embedded_ids, prompts_seen, run_tasks
+from task_fakes import embedded_ids, prompts_seen
 from transformers import AutoTokenizer
 
 from tfidf_tune.data import read_probe_file
@@ -19,9 +19,6 @@ from tfidf_tune.probe import greedy_continuations, load_model
 from tfidf_tune.tasks import MODEL_NAME, register_model, tasks_folder
 from tfidf_tune.tasks._model import TokenExactHFLM
 from tfidf_tune.tasks._prompts import token_ids_request
-
-TEXTS = ["the river sings under", "a stone", "green house letters café 🙃 of the clock", "1984"]
-PPL = "tfidf_wikitext2_ppl"
 
 
 def continuations(prompts, **arguments):
@@ -46,14 +43,6 @@ def id_prompts(probe_file):
     return [ids[first : first + length] for first, length in enumerate(lengths)]
 
 
-def test_requests_of_text_are_handled_by_the_harness(ours, stock):
-    assert ours.generate_until(continuations(TEXTS), True) == stock.generate_until(continuations(TEXTS), True)
-    pairs = [Instance("loglikelihood", doc={}, arguments=(text, " green clock"), idx=0) for text in [*TEXTS, ""]]
-    assert ours.loglikelihood(pairs, True) == stock.loglikelihood(pairs, True)
-    rolling = [Instance("loglikelihood_rolling", doc={}, arguments=(text,), idx=0) for text in TEXTS]
-    assert ours.loglikelihood_rolling(rolling, True) == stock.loglikelihood_rolling(rolling, True)
-
-
 def test_a_batch_of_ids_is_continued_as_one_by_one(ours, id_prompts, llama):
     register_model()
     register_model()
@@ -69,13 +58,6 @@ def test_a_batch_of_ids_is_continued_as_one_by_one(ours, id_prompts, llama):
         for length, prompt in enumerate(id_prompts, start=1)
     ]
     assert [len(response.split()) for response in ours.generate_until(requests, True)] == [*range(1, 8)]
-
-
-def test_requests_of_both_kinds_keep_their_order(ours, id_prompts):
-    mixed = [TEXTS[0], token_ids_request(id_prompts[1]), TEXTS[1], TEXTS[2], token_ids_request(id_prompts[0]), TEXTS[3]]
-    apart = {prompt: ours.generate_until(continuations([prompt]), True)[0] for prompt in mixed}
-    assert ours.generate_until(continuations(mixed), True) == [apart[prompt] for prompt in mixed]
-    assert ours.generate_until([], True) == []
 
 
 def test_the_longest_prompts_come_first_and_nothing_is_padded(ours, id_prompts):
@@ -136,16 +118,6 @@ def padded(tokenizers, tmp_path_factory):
         settings = LoraConfig(r=2, target_modules=targets)
         get_peft_model(load_model(base), settings).save_pretrained(folder / name, save_embedding_layers=name == "head")
     return folder
-
-
-@peft_talks
-@pytest.mark.parametrize("adapter", ["no_op", "head"])
-def test_an_adapter_keeps_a_padded_vocabulary(adapter, padded, wiki_file, tmp_path):
-    settings = {"wikitext2_source": wiki_file, "block_size": 64}
-    base = run_tasks(padded / "base", PPL, tmp_path / "base", **settings).metrics(PPL)
-    model_args = {"pretrained": str(padded / "base"), "peft": str(padded / adapter), "dtype": "float32"}
-    adapted = run_tasks(model_args, PPL, tmp_path / "adapter", **settings).metrics(PPL)
-    assert adapted["token_perplexity"] == pytest.approx(base["token_perplexity"], rel=1e-6)
 
 
 @peft_talks

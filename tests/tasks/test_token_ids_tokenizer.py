@@ -1,8 +1,5 @@
 """The pass-through tokenizer: the harness's own model is asked by ids."""
 
-import json
-import shutil
-
 import pytest
 import task_fakes
 from hypothesis import given, settings
@@ -61,21 +58,6 @@ def test_it_has_a_number_for_every_row_and_nothing_else(tokenizer, folder, token
     assert with_ids["prompts"] == "token_ids"
     assert prompts_of(with_ids).tokenizer.fingerprint == hf_tokenizer(str(llama)).fingerprint
     assert prompt_settings({"pretrained": str(llama)})["prompts"] == "text"
-
-
-def test_any_id_may_be_eos(tokenizers, tmp_path):
-    eos = 3  # also a digit of other ids
-    source = tmp_path / "source"
-    shutil.copytree(tokenizers["plain"], source)
-    token = hf_tokenizer(str(source))._hf.convert_ids_to_tokens(eos)
-    file = source / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token": token}))
-    assert hf_tokenizer(str(source)).eos_id == eos
-    save_token_ids_tokenizer(str(source), tmp_path / "ids")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ids")
-    ids = [*range(320), eos, 13, 31, 3, eos, eos]
-    assert tokenizer(token_ids_request(ids))["input_ids"] == ids
-    assert tokenizer.eos_token_id == eos
 
 
 def test_a_folder_with_something_in_it_is_left_alone(llama, tmp_path):

@@ -66,24 +66,6 @@ def test_one_run_has_the_perplexity_of_a_second_text_and_reports_name_it(llama, 
     assert tables["perplexity"].frame["Perplexity"].tolist() != pytest.approx([expected] * 2, rel=1e-2)
 
 
-def test_a_half_precision_model_is_summed_in_full_precision(llama, wiki_file, tmp_path):
-    model_args = {"pretrained": str(llama), "dtype": "bfloat16"}
-    output = run_tasks(model_args, TASK, tmp_path, wikitext2_source=wiki_file, block_size=64, batch_size=1)
-    expected = log_likelihoods(load_model(llama, dtype=torch.bfloat16), blocks_of(llama, wiki_file))
-    assert [doc["log_likelihood"] for doc in output.docs(TASK)] == pytest.approx(expected, rel=1e-5)
-
-
-def test_blocks_of_256_predict_255_tokens_each(llama, wiki_file, tmp_path):
-    with embedded_ids() as calls:
-        output = run_tasks(llama, TASK, tmp_path, wikitext2_source=wiki_file, num_blocks=2)
-    blocks = blocks_of(llama, wiki_file, 256)[:2]
-    assert [doc["num_predictions"] for doc in output.docs(TASK)] == [255, 255]
-    # The last id is only predicted.
-    assert sorted(prompts_seen(calls)) == sorted(blocks[:, :-1].tolist())
-    expected = log_likelihoods(load_model(llama), blocks)
-    assert output.metrics(TASK)["token_perplexity"] == pytest.approx(math.exp(-sum(expected) / 510), rel=1e-4)
-
-
 @pytest.mark.parametrize("num_blocks", [None, 2])
 def test_blocks_that_share_text_with_what_was_trained_on_are_left_out(num_blocks, llama, wiki_file, tmp_path):
     """Seen are most of a block, the end of the last, 11 tokens of another, and 16 over a border, 8 on each side."""

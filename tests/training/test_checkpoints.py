@@ -292,23 +292,6 @@ def test_bin_files_are_mapped_into_memory_and_a_loaded_model_does_not_depend_on_
     assert list((tmp_path / "run" / "checkpoint_10pct").glob("*.bin*")) == []
 
 
-def test_the_links_of_a_hub_snapshot_are_followed(tmp_path):
-    """Each file of a snapshot is a link to a blob of the same repository; weights are converted one by one."""
-    snapshot = make_checkpoint("llama", tmp_path / "models--some--model" / "snapshots" / "abc")
-    blobs = tmp_path / "models--some--model" / "blobs"
-    blobs.mkdir()
-    (snapshot / "tokenizer.json").write_text("{}")
-    for number, file in enumerate(list(snapshot.iterdir())):
-        file.rename(blobs / str(number))
-        file.symlink_to(f"../../blobs/{number}")
-    checkpointer = HFCheckpointer(checkpoint_dir=str(snapshot))
-
-    checkpointer.save_model(make_model("llama", checkpointer), tmp_path / "run" / "saved")
-
-    assert (tmp_path / "run" / "saved" / "tokenizer.json").read_text() == "{}"
-    assert not any(file.is_symlink() for file in (tmp_path / "run" / "saved").iterdir())
-
-
 def changed(model):
     """Change settings of a builder."""
     return lambda name: config.instantiate(OmegaConf.create(MODELS[name].section() | model))
@@ -414,35 +397,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_the_difference(differenc
         HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
 
 
-def test_settings_that_are_the_same_in_other_words_are_accepted(tmp_path):
-    """A shorter model, a setting that was rounded to float32, a tied head that transformers leaves out of the file."""
-    base = make_checkpoint("qwen2-tied", tmp_path / "base")
-    setting(rms_norm_eps=float(torch.tensor(1e-5)))(base)
-    weights(lambda found: found | {"lm_head.weight": found["model.embed_tokens.weight"].clone()})(base)
-    with torch.device("meta"):
-        shorter = changed({"max_seq_len": 32})("qwen2-tied")
-
-    HFCheckpointer(checkpoint_dir=str(base)).check_model(shorter)
-    torch.testing.assert_close(
-        logits(make_model("qwen2-tied", HFCheckpointer(checkpoint_dir=str(base)))), hf_logits(base)
-    )
-
-
-def test_a_bin_file_without_weights_is_refused(tmp_path):
-    base = make_checkpoint("gptj", tmp_path / "base")
-    (base / "model.safetensors").unlink()
-    (base / "pytorch_model.bin").touch()
-    checkpointer, name = HFCheckpointer(checkpoint_dir=str(base)), "transformer.wte.weight"
-    with torch.device("meta"):
-        model = MODELS["gptj"].build()
-    on_meta = torch.zeros(1, device="meta")
-
-    for content in ([torch.zeros(1)], {3: torch.zeros(1)}, {name: torch.eye(4).to_sparse()}, {name: on_meta}):
-        torch.save(content, base / "pytorch_model.bin")
-        with pytest.raises(ValueError, match=r"pytorch_model\.bin does not hold weights"):
-            checkpointer.check_model(model)
-
-
 def test_merging_does_not_change_the_model_in_training_and_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
     """torchtune's merge adds to the tensors it is given, which on CPU would be the model's own."""
     checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint("gptj", tmp_path / "base")))
@@ -527,45 +481,11 @@ def hub(monkeypatch):
         server.shutdown()
 
 
-def test_an_id_that_cannot_be_downloaded_is_refused_with_the_reason(hub, monkeypatch, tmp_path):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-
-    message = r"some/gated is not a local folder and could not be downloaded .*\(GatedRepoError.*: .*/some/gated/"
-    with pytest.raises(FileNotFoundError, match=message):
-        HFCheckpointer(checkpoint_dir="some/gated")
-
-
 def check_as_transformers(folder):
     checkpointer = HFCheckpointer(checkpoint_dir=str(folder))
     with torch.device("meta"):
         model = auto(checkpointer.transformers_config, implementation="transformers")
     checkpointer.check_model(model)
-
-
-def test_names_without_prefix_and_whole_numbers_that_are_no_weights_are_accepted(tmp_path, text_file):
-    folder = any_models.make_checkpoint("GPT-2", tmp_path / "base", text_file)
-    causal = {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64, dtype=torch.uint8) for layer in range(2)}
-
-    # As in the repository of GPT-2.
-    weights(lambda w: {name.removeprefix("transformer."): value for name, value in w.items()} | causal)(folder)
-    check_as_transformers(folder)
-
-    name = "h.1.mlp.c_fc.weight"
-    weights(lambda w: w | {name: w[name].to(torch.uint8)})(folder)
-    with pytest.raises(ValueError, match=rf"  {name} is of torch\.uint8, not floating point of 16 bits or more\n"):
-        check_as_transformers(folder)
-
-
-def test_buffers_of_whole_numbers_are_accepted(tmp_path):
-    small = {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    experts = {"n_routed_experts": 8, "moe_intermediate_size": 32, "pad_token_id": 0}
-    config = transformers.AutoConfig.for_model("deepseek_v4", **small, **experts)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-
-    check_as_transformers(tmp_path)
-
-    dtypes = {name.rpartition(".")[2]: value.dtype for name, value in load_file(tmp_path / "model.safetensors").items()}
-    assert dtypes["tid2eid"] == torch.int64
 
 
 def test_a_layer_that_predicts_more_tokens_is_left_out_with_a_warning(tmp_path, text_file, caplog):

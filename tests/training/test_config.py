@@ -1,15 +1,12 @@
 """Starting a recipe: its config, the components that it names, and how errors end it."""
 
 import logging
-import re
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 from tiny_models import MODELS
-from torch import nn
 
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training import (
@@ -18,12 +15,9 @@ from tfidf_tune.training import (
     Run,
     SetupError,
     _distributed,
-    build_loss,
     build_model,
     check_config,
-    check_loss,
     load_config,
-    open_run,
     recipe,
 )
 
@@ -73,11 +67,6 @@ def test_too_little_memory_of_the_cpu_is_recognized_and_bugs_keep_their_tracebac
     for error in (RuntimeError("mat1 and mat2"), ValueError("a bug")):
         with pytest.raises(type(error), match=str(error)):
             start(raising(error))
-
-
-def test_an_interrupt_ends_with_its_exit_code(start, capsys):
-    assert start(raising(KeyboardInterrupt)) == 130
-    assert "checkpoints written so far are complete" in capsys.readouterr().err
 
 
 def test_processes_other_than_the_first_wait_for_it_and_do_not_repeat_its_log(monkeypatch, caplog):
@@ -130,22 +119,6 @@ def test_a_base_is_looked_up_next_to_the_file_then_in_the_working_directory_then
     assert load_config("../by_name.yaml").batch_size == 8
 
 
-def test_a_circle_of_bases_is_found_under_different_paths(tmp_path):
-    (tmp_path / "sub").mkdir()
-    write_configs(tmp_path, a="base: sub/../b.yaml", b="base: sub/../a.yaml")
-
-    with pytest.raises(SetupError, match=r"builds on itself: \S*/a\.yaml -> \S*/b\.yaml -> \S*/sub/\.\./a\.yaml "):
-        load_config(str(tmp_path / "a.yaml"))
-
-
-def test_an_override_may_hold_any_value(tmp_path):
-    write_configs(tmp_path, mine="a: 1")
-    for text, value in (
-        ("runs/lr=0.1", "runs/lr=0.1"), ("", None), ("None", None), ("[1, {b: x=y}]", [1, {"b": "x=y"}]), ("1e-3", 1e-3)
-    ):  # fmt: skip
-        assert load_config(str(tmp_path / "mine.yaml"), [f"a={text}"]) == {"a": value}
-
-
 def test_a_part_of_a_list_cannot_be_changed(tmp_path):
     write_configs(tmp_path, parent="dataset: [{_component_: x}]", child="base: parent.yaml\ndataset: {source: a}")
 
@@ -196,35 +169,11 @@ def test_values_marked_as_missing_are_named_wherever_they_are(recipe_config):
         check_config(cfg, FinetuneConfig)
 
 
-def test_the_schedule_may_be_left_out(recipe_config):
-    # The second is `lr_scheduler=null` on torchtune's command line.
-    for overrides in ({"lr_scheduler": None}, {"lr_scheduler._component_": None}):
-        assert check_config(recipe_config(**overrides), FinetuneConfig).lr_scheduler is None
-
-
-def test_a_home_folder_is_written_out(recipe_config, monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-    cfg = check_config(recipe_config(output_dir="~/runs/mine"), FinetuneConfig)
-
-    assert cfg.output_dir == str(tmp_path / "runs" / "mine")
-    assert cfg.dataset.probe_file == str(tmp_path / "runs" / "mine" / "probe.jsonl")
-
-
 def test_without_a_seed_one_is_drawn_that_all_references_share(recipe_config):
     drawn = [check_config(recipe_config(seed=None), FinetuneConfig) for _ in range(2)]
 
     assert drawn[0].seed == drawn[0].dataset.seed
     assert drawn[0].seed != drawn[1].seed
-
-
-def test_a_file_instead_of_a_checkpoint_is_refused(recipe_config, tmp_path):
-    (tmp_path / "run" / "resume" / "step_2").mkdir(parents=True)
-    (tmp_path / "run" / "checkpoint_100pct").touch()
-    cfg = check_config(recipe_config(resume_from_checkpoint=True), FinetuneConfig)
-
-    with pytest.raises(SetupError, match="holds checkpoint_100pct, which is not a folder: move it away"), open_run(cfg):
-        pass
 
 
 def test_device_and_dtype_are_those_of_the_machine(recipe_config, monkeypatch):
@@ -241,49 +190,11 @@ def test_device_and_dtype_are_those_of_the_machine(recipe_config, monkeypatch):
         assert check_config(recipe_config(dtype="auto"), FinetuneConfig).dtype == "fp32", "a run on the CPU"
 
 
-def test_a_key_of_a_section_is_suggested_with_its_section(recipe_config):
-    for key, hint in (
-        ("lr", "did you mean 'optimizer.lr'?"),
-        ("max_seq_len", "did you mean 'model.max_seq_len'?"),
-        ("epoch", "did you mean 'epochs'?"),
-    ):
-        with pytest.raises(SetupError, match=f"^config: no key '{key}'; {re.escape(hint)}$"):
-            check_config(recipe_config(**{key: 1}), FinetuneConfig)
-
-
-WEIGHTED = "tfidf_tune.loss.WeightedCrossEntropyLoss"
-
-
 class Recording(WeightedCrossEntropyLoss):
     """A user's own loss, which is built for training, not for a check."""
 
     def __init__(self, k: int = 1) -> None:
         raise AssertionError("called")
-
-
-@pytest.fixture(autouse=True)
-def users_module(monkeypatch):
-    monkeypatch.setitem(sys.modules, "users", SimpleNamespace(Recording=Recording))
-
-
-def makes_another_loss() -> WeightedCrossEntropyLoss:
-    """A function that does not return what it declares."""
-    return nn.CrossEntropyLoss()
-
-
-def test_a_function_that_makes_another_loss_than_it_declares_is_refused(recipe_config):
-    cfg = recipe_config(loss={"_component_": f"{__name__}.makes_another_loss"})
-    with pytest.raises(SetupError, match=r"^config: loss: .*makes_another_loss has no terms, weighting"):
-        build_loss(cfg)
-
-
-def test_only_a_loss_of_this_package_is_built_to_be_checked(recipe_config):
-    own = {"_component_": "users.Recording", "k": 3}
-    for loss in (own, {"_component_": WEIGHTED, "weighting": {"_component_": "users.Recording"}}):
-        check_loss(check_config(recipe_config(loss=loss), FinetuneConfig))
-
-    with pytest.raises(SetupError, match="loss: tf is 'sqrt': possible are count, log, binary"):
-        check_loss(check_config(recipe_config(**{"loss.tf": "sqrt"}), FinetuneConfig))
 
 
 @pytest.mark.parametrize(

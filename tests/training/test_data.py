@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -32,7 +31,6 @@ from tfidf_tune.training._data import (
     step_batches,
     step_indices,
     steps_per_epoch,
-    to_device,
 )
 from tfidf_tune.weighting import GoldfishWeighting, shift_labels
 
@@ -53,11 +51,6 @@ class Numbers(Dataset):
 def model():
     with torch.device("meta"):
         return llama2(**TINY_LLAMA)
-
-
-def test_a_tokenizer_without_a_limit_gets_that_of_the_model(recipe_config, model):
-    """Otherwise torchtune's data sets would return longer texts, which the model refuses in the middle of the run."""
-    assert build_tokenizer(check_config(recipe_config(), FinetuneConfig), model).max_seq_len == 64
 
 
 def text_section(text_file, **arguments):
@@ -229,15 +222,6 @@ def test_steps_from_any_step_on_are_the_rest_of_the_run(batch_size, accumulation
     assert (epochs[0] == epochs[1]) == (not shuffle), "each epoch has its own order"
 
 
-def test_items_of_skipped_steps_are_not_read():
-    cfg, loader = make(2, 2, shuffle=True)
-
-    with patch.object(Numbers, "__getitem__", side_effect=lambda index: {"tokens": [1], "labels": [1]}) as read:
-        next(step_batches(cfg, loader, first_step=4))
-
-    assert read.call_count == 4
-
-
 @pytest.mark.parametrize(("accumulation", "shuffle", "seed"), [(1, False, 0), (2, True, 5)])
 def test_the_items_of_a_step_are_found_without_disturbing_the_loader(accumulation, shuffle, seed):
     cfg, loader = make(3, accumulation, shuffle, seed=seed)
@@ -255,14 +239,6 @@ def test_the_items_of_a_step_are_found_without_disturbing_the_loader(accumulatio
 def batch(labels):
     labels = torch.tensor(labels)
     return {"tokens": labels.clamp_min(0), "labels": labels}
-
-
-def test_tokens_to_predict_are_counted_without_the_first_of_a_row():
-    agreed = agree_on_step([batch([[1, 2, -100], [3, -100, -100]]), batch([[-100, 4, 5, 6]])], stop=15)
-
-    assert (agreed.num_valid, agreed.num_tokens, agreed.stop) == ([1, 3], 4, 15)
-    assert agreed.largest_shapes == [(2, 3), (1, 4)]
-    assert agree_on_step([], stop=2) == ([], [], 0, [], 2), "after the last step only the signal is agreed on"
 
 
 def test_all_tokens_are_shifted_with_their_documents():
@@ -288,17 +264,6 @@ def steps_of_a_rank(rank):
 
 def test_the_processes_agree_on_the_largest_shapes(tmp_path):
     assert on_every_rank(2, tmp_path, steps_of_a_rank) == [[(2, 4), (1, 3)]] * 2
-
-
-def test_a_batch_moves_with_its_mask_of_any_kind():
-    class Mask:
-        def to(self, device):
-            return f"mask on {device}"
-
-    moved = to_device({"tokens": torch.ones(2), "mask": Mask()}, torch.device("meta"))
-
-    assert moved["tokens"].device.type == "meta"
-    assert moved["mask"] == "mask on meta"
 
 
 def test_tokens_are_told_from_padding_of_the_same_id():

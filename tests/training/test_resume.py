@@ -19,7 +19,6 @@ from tiny_run import read_metrics, read_weights, run_config, run_recipe, seal
 from tfidf_tune import training
 from tfidf_tune._files import locked_folder
 from tfidf_tune._signals import Interrupted
-from tfidf_tune.loss import TFIDFCrossEntropyLoss
 from tfidf_tune.training import SetupError, TrainingError, _resume, _train
 
 # 24 sequences in batches of 4, two epochs: 12 steps, or 6 with two mini-batches each. 30% is step 4.
@@ -390,49 +389,6 @@ def test_large_state_is_split_into_files_written_after_the_metrics(small_config,
     names = [file.name for file in newest(finished_run).glob("*.safetensors")]
     assert names == ["shard-00001-model-00001-of-00001.safetensors"]
     assert_same_run(run(small_config(), resume=True), finished_run)
-
-
-@pytest.mark.parametrize("every", [None, 2])
-def test_an_error_while_training_names_the_checkpoint_to_resume_from(small_config, monkeypatch, tmp_path, every):
-    begun, original = itertools.count(1), _train.train_step
-
-    def train_step(*args, **kwargs):
-        if next(begun) == 4:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmuch more")
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(_train, "train_step", train_step)
-    checkpoint = tmp_path / "run" / "resume" / "step_2"
-    end = f"the last good checkpoint is {checkpoint}: set" if every else "no resume checkpoint was written; milestones"
-
-    with pytest.raises(TrainingError, match=rf"^out of memory \(CUDA out of memory\. Tried .*: try .*; {end}"):
-        run(small_config(save_every_n_steps=every, keep_last_n_checkpoints=2 if every else 0))
-
-    if every:
-        assert process_state(checkpoint)["tokens_seen"] == 2 * 4 * 31
-    assert checkpoint.exists() == bool(every)
-
-
-def test_a_checkpoint_before_a_step_that_is_not_skipped_changes_nothing(small_config, monkeypatch, tmp_path):
-    """The losses of the first two steps are NaN, so that the optimizer has no state yet."""
-    terms = TFIDFCrossEntropyLoss.terms
-
-    def config(name):
-        begun = itertools.count(1)
-
-        def spoiled(*args, **given):
-            found = terms(*args, **given)
-            return found._replace(loss=found.loss * float("nan")) if next(begun) <= 2 else found
-
-        monkeypatch.setattr(TFIDFCrossEntropyLoss, "terms", spoiled)
-        return small_config(name, on_non_finite="skip")
-
-    expected = run(config("expected"))
-    cfg = config("run")
-    end_after(1, cfg)
-    assert not process_state(tmp_path / "run" / "resume" / "step_1")["optimizer_has_state"]
-
-    assert_same_run(run(cfg, resume=True), expected)
 
 
 def test_a_run_keeps_others_out_of_its_folder_until_it_ends(small_config, stopped, monkeypatch):

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from tiny_llama import TINY_LLAMA
 from tiny_run import run_recipe
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from torchtune.models.llama2 import llama2
@@ -83,16 +82,6 @@ def test_weights_are_reported_also_where_their_mean_is_not_1(model):
     torch.testing.assert_close(result.metrics["weight_std"], weights.std(correction=0))
 
 
-def test_a_step_without_valid_tokens_has_no_gradient_and_no_nan(model):
-    batch = make_batch(2)
-    batch["labels"][:] = -100
-
-    result, gradients = step_and_gradients(model, TFIDFCrossEntropyLoss(), batch)
-
-    assert {name: float(value) for name, value in result.metrics.items()} == dict.fromkeys(result.metrics, 0.0)
-    assert all(torch.equal(g, torch.zeros_like(g)) for g in gradients.values())
-
-
 def test_the_step_reads_nothing_off_the_device(model, monkeypatch):
     """A read would make a GPU wait; the check of ids, which only a CPU does, is not counted."""
     reads = []
@@ -138,47 +127,11 @@ def test_metrics_are_logged_every_n_steps_and_at_the_end(tmp_path, capsys):
     assert "5/5" in bar
 
 
-def test_the_metrics_of_an_entry_are_read_at_once(progress):
-    """Each number that is read on its own would wait for a GPU."""
-
-    class Reads(TorchDispatchMode):
-        num_reads = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.num_reads += func.overloadpacket is torch.ops.aten._local_scalar_dense
-            return func(*args, **(kwargs or {}))
-
-    progress.start()
-    metrics = {name: torch.rand(()) for name in ("loss", "cross_entropy", "grad_norm")}
-    with Reads() as reads:
-        progress.step(1, {**metrics, "lr": 0.5}, 7)
-        assert reads.num_reads == 0
-        metrics["loss"].item()
-        assert reads.num_reads == 1, "the test must be able to fail"
-
-
 @pytest.fixture
 def progress(tmp_path):
     progress = ProgressLog([JSONLinesLogger(tmp_path / "metrics.jsonl")], total_steps=5, log_every_n_steps=1)
     yield progress
     progress.close()
-
-
-def test_tokens_per_second_exclude_loading_and_checkpoints(tmp_path, monkeypatch, progress):
-    clock = [0.0]
-    monkeypatch.setattr("tfidf_tune.training._metrics.time.perf_counter", lambda: clock[0])
-    clock[0] += 1000  # the model is loaded
-    progress.start()
-
-    clock[0] += 2
-    progress.step(1, {"loss": torch.tensor(1.0)}, 10)
-    clock[0] += 100  # a checkpoint is written
-    progress.restart_clock()
-    clock[0] += 4
-    progress.step(2, {"loss": torch.tensor(1.0)}, 10)
-
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["tokens_per_second_per_gpu"] for line in lines] == [5.0, 2.5]
 
 
 def test_metrics_of_an_accumulated_step_cover_all_its_mini_batches(model):

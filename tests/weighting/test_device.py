@@ -10,10 +10,8 @@ import pytest
 import torch
 from label_batches import (
     EPS,
-    CalledWeighting,
     assert_same_state,
     random_labels,
-    random_stream,
     state_copy,
     unchecked,
 )
@@ -226,11 +224,3 @@ def test_one_graph_serves_every_batch_after_the_tables_have_grown(name, num_grap
             compared += float(weights.nansum())
     assert num_graphs() == 1
     assert compared > 0
-
-
-def test_compiled_the_shapes_of_the_batches_may_change(num_graphs):
-    weighting, plain = TFIDFWeighting(num_batches=3), CalledWeighting(checked=False, num_batches=3)
-    compiled = torch.compile(weighting, fullgraph=True, backend="aot_eager")
-    for labels in random_stream(seed=1, num_batches=2, max_rows=4, max_length=20, vocab_size=VOCAB_SIZE):
-        assert torch.equal(compiled(labels, vocab_size=VOCAB_SIZE), plain(labels, vocab_size=VOCAB_SIZE))
-        assert_same_state(weighting, state_copy(plain.weighting))

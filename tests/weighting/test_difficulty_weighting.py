@@ -49,14 +49,6 @@ def test_the_weights_equal_the_formulas(gamma):
         assert_weights_equal_reference(weights, expected, RTOL)
 
 
-def test_the_default_of_mile_is_1_and_that_of_focal_2_and_both_need_predictions():
-    assert (MiLeWeighting().gamma, FocalWeighting().gamma) == (1.0, 2.0)
-    for make in WEIGHTINGS:
-        assert make().needs_predictions
-        with pytest.raises(ValueError, match="depend on what the model predicts: use them in a WeightedCrossEntropy"):
-            make()(torch.tensor([[1, 2]]))
-
-
 @pytest.mark.parametrize("gamma", [1.0, 9.0])
 def test_focal_weights_of_what_is_certain_are_0_and_never_nan(gamma):
     """What float32 can tell from certainty, to a power that it can no longer hold."""

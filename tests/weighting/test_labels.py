@@ -14,7 +14,6 @@ from tfidf_tune.weighting import (
     MiLeWeighting,
     RepetitionWeighting,
     TFIDFWeighting,
-    TokenWeighting,
     UniformWeighting,
     shift_labels,
     term_frequency,
@@ -121,17 +120,6 @@ def test_bad_input_is_refused_and_leaves_the_state(make):
             assert_same_state(weighting, before)
 
 
-@pytest.mark.parametrize("vocab_size", [32_000, None])
-def test_document_ids_that_would_overflow_int64_are_refused(vocab_size):
-    limit = 2**63 // (vocab_size or 2**32)
-    for sync, most in ((False, limit), (True, min(limit, 2**31 - 1))):
-        weighting = TFIDFWeighting(sync=sync)
-        weighting(ONE, vocab_size=vocab_size, document_ids=torch.full_like(ONE, most - 1))
-        for bad in (most, -1):
-            with pytest.raises(ValueError, match=f"document_ids contain {bad}: .* non-negative and below {most}"):
-                weighting(ONE, vocab_size=vocab_size, document_ids=torch.full_like(ONE, bad))
-
-
 BAD_ARGUMENTS = [
     *((TFIDFWeighting, {"num_batches": n}, f"num_batches is {n}: .* set it to") for n in (0, 2.5, True)),
     (TFIDFWeighting, {"tf": "sublinear"}, "tf is 'sublinear': possible are count, log, binary"),
@@ -166,18 +154,3 @@ def test_bad_arguments_are_refused():
     for make, arguments, message in BAD_ARGUMENTS:
         with pytest.raises(ValueError, match=message):
             make(**arguments)
-
-
-def test_the_limits_of_the_arguments_are_accepted():
-    assert all(
-        isinstance(weighting, TokenWeighting)
-        for weighting in (
-            *(TFIDFWeighting(num_batches=1, max_weight=cap) for cap in (1, 1e9)),
-            *(GoldfishWeighting(k=k, h=h) for k, h in ((2, 1), (2**31, 1024))),
-            *(make(gamma=gamma) for make in (MiLeWeighting, FocalWeighting) for gamma in (0, 20)),
-            RepetitionWeighting(h=1, k=1, alpha=4, span=1, quantile=0, sample=1, num_buckets=1),
-            RepetitionWeighting(h=1024, k=None, span=4095, quantile=1, sample=2),
-            RepetitionWeighting(h=64, k=63, sample=64),
-            TFIDFWeighting(sync=True, max_weight=2),
-        )
-    )

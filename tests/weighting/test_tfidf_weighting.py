@@ -1,8 +1,6 @@
 """TF-IDF weights, their formulas and their window: against slow references, worked out by hand, and what they cost."""
 
-import copy
 import math
-import pickle
 from collections import Counter
 from typing import NamedTuple
 
@@ -74,13 +72,6 @@ def test_raw_weights_too_small_for_a_mean_stay_finite_and_those_of_0_stay_0(smal
     assert 0 <= weights[0, 1] <= 3
 
 
-def test_equal_weights_at_the_edge_of_the_cap_stay_equal():
-    raw = torch.tensor([[4.0, 4.0, 4.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
-    weights = unit_mean(raw, torch.ones(1, 8, dtype=torch.bool), 1.5)
-    # Three tokens at 1.5 leave 8 - 4.5 for five equal ones.
-    torch.testing.assert_close(weights, torch.tensor([[1.5] * 3 + [0.7] * 5]), rtol=4 * EPS, atol=0.0)
-
-
 def cases_of_terms():
     shapes = [(1, 1), (3, 1), (4, 50), (300, 2)]
     yield from (random_labels(torch.Generator().manual_seed(length), rows, length, 40) for rows, length in shapes)
@@ -117,12 +108,6 @@ def test_the_terms_of_each_row_equal_a_counter():
 # ---- the window alone
 
 
-def put(window, documents, vocab_size):
-    """Hand over the distinct tokens of each document, with positions in between that count for nothing."""
-    tokens = [token for document in documents for token in [*document, -1]]
-    window.update(torch.tensor(tokens), torch.tensor(len(documents)), vocab_size=vocab_size)
-
-
 def test_the_window_takes_4_bytes_for_each_of_its_tokens_and_each_entry_of_the_vocabulary():
     num_batches, tokens, vocab_size = 16, 4 * 512, 50_304
     window = DocumentWindow(num_batches)
@@ -155,17 +140,6 @@ def test_an_update_during_another_update_is_refused_and_changes_nothing(make):
         weighting(labels)
     assert_same_state(weighting, before)
     weighting(labels)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda window: pickle.loads(pickle.dumps(window))])
-def test_a_copy_made_during_an_update_is_independent(copied):
-    window = DocumentWindow(2)
-    put(window, [[0, 1]], 2)
-    with window.in_one_thread(True):
-        copy_of_window = copied(window)
-    put(copy_of_window, [[1]], 2)
-    assert copy_of_window.document_frequency(torch.arange(2)).tolist() == [1, 2]
-    assert window.document_frequency(torch.arange(2)).tolist() == [1, 1]
 
 
 # ---- weights and window against the reference
@@ -246,12 +220,6 @@ def test_weights_and_window_equal_the_reference_as_vocabulary_and_length_change(
     assert_equals_reference(stream, num_batches=3)
 
 
-def test_the_defaults_are_the_papers_window_of_16_and_counts_of_labels():
-    weighting = TFIDFWeighting()
-    assert (weighting.window.num_batches, weighting.tf, weighting.max_weight) == (16, "count", None)
-    assert (weighting.counted, weighting.sync) == ("labels", False)
-
-
 def test_the_weights_of_a_batch_worked_out_by_hand():
     labels = torch.tensor([[7, 7, 3, IGNORED], [7, 9, 4, 4], [IGNORED] * 4])
     # N = 2; df(7) = 2, so idf(7) = 1; df = 1 for the others, so their idf is ln(3/2) + 1.
@@ -276,27 +244,6 @@ def test_eval_leaves_the_state_and_gives_unseen_ids_a_document_frequency_of_0():
 
 
 # ---- several documents in a row
-
-
-def test_document_ids_may_be_any_non_negative_integers():
-    generator = torch.Generator().manual_seed(23)
-    labels = random_labels(generator, 3, 40, 128_256)
-    document_ids = torch.randint(0, 4, labels.shape, generator=generator)
-    names = torch.tensor([2**31 - 1, 0, 2**16, 77])
-    expected = CalledWeighting()(labels, vocab_size=2**17, document_ids=document_ids)
-    weights = CalledWeighting()(labels.int(), vocab_size=2**17, document_ids=names[document_ids].int())
-    torch.testing.assert_close(weights, expected, rtol=2 * WEIGHT_RTOL, atol=0.0)
-    rows = torch.tensor([[5], [0], [5]]).expand(3, 40)  # one document in each row is the default
-    assert torch.equal(CalledWeighting()(labels, document_ids=rows), CalledWeighting()(labels))
-
-
-def test_the_document_id_of_an_ignored_position_does_not_matter():
-    labels = torch.tensor([[1, 2, 1, IGNORED, IGNORED]])
-    plain, odd = CalledWeighting(), CalledWeighting()
-    expected = plain(labels, document_ids=torch.tensor([[0, 0, 1, 1, 1]]))
-    weights = odd(labels, document_ids=torch.tensor([[0, 0, 1, 7, 0]]))
-    assert torch.equal(weights, expected)
-    assert int(odd.window.num_documents) == 2
 
 
 def test_packing_padding_and_relabelling_change_no_weight():
@@ -366,11 +313,6 @@ def record(num_batches, *, vocab_size=1000, documents=False, **arguments):
         weighting(meta_batch(), **given)
     assert recorder.sizes
     return recorder
-
-
-def test_without_a_vocabulary_size_the_largest_id_is_read():
-    with pytest.raises(RuntimeError, match="meta tensors"):
-        record(16, vocab_size=None)
 
 
 def test_the_cost_of_an_update_does_not_depend_on_the_length_of_the_window_or_the_vocabulary():

@@ -13,7 +13,7 @@ from label_batches import (
     random_labels,
     state_copy,
 )
-from operations import Recorder, assert_no_synchronisation
+from operations import Recorder
 from processes import on_every_rank
 from tfidf_reference import IGNORED
 
@@ -282,23 +282,3 @@ def test_a_bad_number_on_one_rank_is_an_error_on_every_rank_and_leaves_the_windo
 
 
 # ---- one process
-
-
-@pytest.fixture
-def fake_group():
-    """Ten ranks of which only one exists; collectives do nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=10)
-    yield
-    dist.destroy_process_group()
-
-
-def test_sync_does_not_wait_for_the_device(fake_group):
-    weighting = TFIDFWeighting(num_batches=WINDOW, sync=True).to("meta")
-    for rows, length in ((2, 9), (4, 32), (2, 9)):
-        labels = torch.zeros(rows, length, dtype=torch.int64, device="meta")
-        with Recorder() as recorder:
-            weights = weighting(labels, vocab_size=VOCAB_SIZE, document_ids=labels, largest_shape=(5, 32))
-        assert_no_synchronisation(recorder)
-        assert weights.shape == labels.shape

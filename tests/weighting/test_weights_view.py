@@ -92,22 +92,6 @@ def test_tf_df_and_idf_are_those_of_the_window_at_the_step_of_the_block(tokens):
         np.testing.assert_allclose(block["idf"].tolist()[1:], idf, rtol=1e-6)
 
 
-def test_rows_have_the_order_of_the_text_without_an_incomplete_mini_batch(tokens):
-    numbers = tokens["block"].unique()
-    assert len(numbers) == 48
-    assert tokens["block"].is_monotonic_increasing
-    np.testing.assert_array_equal(tokens["id"].to_numpy().reshape(-1, BLOCK_SIZE), random_blocks()[numbers])
-    steps = tokens.groupby("block")["step"].first()
-    assert Counter(steps) == dict.fromkeys(range(1, 13), BATCH_SIZE)
-    assert not steps.is_monotonic_increasing  # shuffled, as in training
-    small = weigh(random_blocks(3))  # fills no mini-batch, so it is one
-    assert small[["block", "step", "documents"]].drop_duplicates().to_numpy().tolist() == [
-        [0, 1, 3],
-        [1, 1, 3],
-        [2, 1, 3],
-    ]
-
-
 # ---- statistics
 
 
@@ -136,18 +120,6 @@ def tokenizers(tiny_checkpoint, tmp_path_factory):
     return hf_tokenizer(str(tiny_checkpoint)), hf_tokenizer(str(folder))
 
 
-def test_token_texts_join_to_the_text(tokenizers):
-    """Special tokens and parts of characters have one, too."""
-    text = "the old sailors' harbour: 1984 <x>  two"
-    for tokenizer, space, eos in zip(tokenizers, ("", " "), ("<|endoftext|>", "</s>"), strict=True):
-        ids = tokenizer.encode(text, add_bos=False, add_eos=False)
-        texts = token_texts(tokenizer, np.array([ids, ids]))
-        assert "".join(texts[token] for token in ids) == space + text
-        ids = [*tokenizer.encode("東", add_bos=False, add_eos=False)[-3:], tokenizer.eos_id]
-        texts = token_texts(tokenizer, np.array(ids))
-        assert [texts[token] for token in ids] == ["\ufffd"] * 3 + [eos]
-
-
 def test_token_texts_of_wordpiece_separate_continuations_from_starts():
     vocabulary = {"[UNK]": 0, "[SEP]": 1, "a": 2, "lob": 3, "##ster": 4}
     wordpiece = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
@@ -159,20 +131,6 @@ def test_token_texts_of_wordpiece_separate_continuations_from_starts():
         decode=lambda ids, **_: fast.decode(ids, clean_up_tokenization_spaces=False),
     )
     assert token_texts(tokenizer, np.array([3, 4])) == {3: " lob", 4: "ster"}
-
-
-def test_the_last_token_of_a_character_shows_it():
-    texts = {0: " the", 1: "\ufffd", 2: "\ufffd", 3: "\ufffd"}
-    parts = {1: b"\xe6", 2: b"\x9d", 3: b"\xb1"}
-
-    def decode(ids):
-        return b"".join(parts.get(token, b" the") for token in ids).decode(errors="replace")
-
-    tokens = weigh(np.array([[0, 1, 2, 3, 1, 2, 0, 1, 2, 3, 1]]))
-    part = "\ufffd"
-    assert [token["text"] for token in shown_tokens(tokens, 0, texts, decode)] == [
-        " the", part, part, "東", part, part, " the", part, part, "東", part,
-    ]  # fmt: skip
 
 
 HOSTILE = "</span><script>alert(1)</script>\"'&"
@@ -190,13 +148,6 @@ def made():
     return SimpleNamespace(report=weights_report(tokens, "count", num_batches=2, provenance={}), blocks=shown)
 
 
-def block_of(*tokens):
-    """A block of (text, weight) after a first token without weight."""
-    numbers = {"block": 7, "step": 3, "documents": 24, "id": 5, "tf": 2, "df": 3, "idf": 1.5}
-    labels = [{**numbers, "text": text, **dict.fromkeys(WEIGHTS.values(), weight)} for text, weight in tokens]
-    return [{**numbers, "text": "First", "id": 1, "tf": 0}, *labels]
-
-
 # ---- one token
 
 
@@ -208,13 +159,6 @@ def test_tokens_are_readable_and_harmless():
         assert readable(text) == readable(text, mark_spaces=True) == shown
     assert readable(" the") == " the"
     assert readable(" the", mark_spaces=True) == "␣the"
-
-
-def test_a_level_is_half_an_octave_of_weight():
-    levels = {1: 0, 1.1: 0, 0.9: 0, 2: 2, 0.5: -2, 1.4: 1, 4: 4, 99: 4, 0.01: -4, 0: -4}
-    first, *labels = block_of(*(("x", weight) for weight in levels))
-    assert [level_of(token, "log") for token in labels] == [*levels.values()]
-    assert level_of(first, "log") is None
 
 
 # ---- the page
