@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Layout = Literal["aligned", "concatenated"]
+_Found = TypeVar("_Found")
+_Base: TypeAlias = TokenArray | list[TokenArray]  # aligned blocks or documents
 _ALL = -1
 _BLOCK_SIZE = 256
 _MOST_TARGETS, _LEAST_TARGETS = 100, 10  # the paper's number; a report judges nothing from fewer than 10
@@ -127,20 +129,30 @@ class _CorpusSpec:
         return self.min_target_tokens or self.block_size
 
     @property
-    def unit(self) -> str:
-        return "documents" if self.layout == "concatenated" else f"blocks of {self.block_size} tokens"
-
-    @property
     def num_documents(self) -> int | None:
         """How many base documents are read; None for any number."""
         return self.num_base if self.layout == "concatenated" and self.num_base != _ALL else None
 
-    def numbers(self, by_rule: int, found: int | None = None) -> tuple[int, int]:
-        """Return how many targets and controls are wanted: if no number is given, no more than were found."""
-        if found is not None and found > 1 and self.num_targets is None and self.num_controls is None:
-            by_rule = min(by_rule, found // 2)
+    def choose(self, passages: Iterator[_Found], by_rule: int, what: str) -> tuple[list[_Found], list[_Found]]:
+        """Take targets and controls: if no number is given, as many as a rule says, but no more than there are."""
         num_targets = by_rule if self.num_targets is None else self.num_targets
-        return num_targets, num_targets if self.num_controls is None else self.num_controls
+        num_controls = num_targets if self.num_controls is None else self.num_controls
+        found = [*islice(passages, num_targets + num_controls)]
+        if self.num_targets is None and self.num_controls is None and len(found) > 1:
+            num_targets = num_controls = min(by_rule, len(found) // 2)
+        _require_enough(len(found), num_targets + num_controls, f"{what} as targets and controls")
+        return found[:num_targets], found[num_targets : num_targets + num_controls]
+
+    def cut(self, documents: Iterable[TokenArray], num_base: int, eos_id: int) -> tuple[_Base, list[int]]:
+        """Return base documents or ``num_base`` blocks, and the tokens of each document that was read."""
+        if self.layout == "concatenated":
+            every = list(documents)
+            return every, [len(ids) for ids in every]
+        return blocks_and_lengths(documents, self.block_size, None if num_base == _ALL else num_base, eos_id)
+
+    def require_base(self, found: int, where: str, needed: int | None = None) -> None:
+        unit = "documents" if self.layout == "concatenated" else f"blocks of {self.block_size} tokens"
+        _require_enough(found, max(1, self.num_base) if needed is None else needed, f"base {unit} {where}")
 
 
 def injected_corpus_dataset(
@@ -243,14 +255,18 @@ def injected_corpus_dataset(
         copies = _copies(material, spec, tokenizer.eos_id)
         blocks, starts = _inject(material.base, copies, spec, tokenizer.eos_id)
         kept = deduplication.kept(blocks, source, tokenizer)
-        injected = [_kept_copies(*copied, kept, block_size) for copied in zip(starts, copies, strict=True)]
-        changes = [[changed for _, changed in found] for found in injected if noise]
-        injected += [[] for _ in material.controls]
-        windows = [
-            (ids[:block_size], [place for place, _ in found], origin)
-            for ids, found in zip(material.targets + material.controls, injected, strict=True)
-        ]
-        passages = make_passages(tokenizer, windows, len(material.targets), changes=changes)
+        measured = material.targets + material.controls
+        positions: list[list[list[int]]] = [[] for _ in measured]
+        changes: list[list[list[int]]] = [[] for _ in material.targets]
+        for number, (start, copy) in enumerate(zip(starts.tolist(), copies, strict=True)):
+            # A copy is complete if it is not in the tail, which is dropped, and all of its blocks are kept.
+            block, offset = divmod(start, block_size)
+            end = start + len(copy.token_ids[:block_size])
+            if end <= len(kept) * block_size and kept[block : -(-end // block_size)].all():
+                positions[number // num_repeats].append([int(kept[:block].sum()), offset])
+                changes[number // num_repeats].append(copy.changes)
+        windows = [(ids[:block_size], places, origin) for ids, places in zip(measured, positions, strict=True)]
+        passages = make_passages(tokenizer, windows, len(material.targets), changes=changes if noise else ())
         np.save(folder / "blocks.npy", blocks[kept])
         write_probe_file(folder / "probe.jsonl", passages)
         return {
@@ -285,7 +301,7 @@ class _Material(NamedTuple):
 
     targets: list[TokenArray]
     controls: list[TokenArray]
-    base: TokenArray | list[TokenArray]  # aligned blocks or documents
+    base: _Base
     lengths: list[int]  # tokens of the documents that were read for the base
     num_left_out: int  # documents, or passages that were taken out of them
 
@@ -296,18 +312,19 @@ def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, sp
     Passages that agree in their first ``block_size`` tokens, which are measured, count once: a control must not be a
     copy of a target, nor a target be injected twice as often as the others.
     """
-    # The passages: no more of the target source is read than they need.
-    wanted = sum(spec.numbers(_MOST_TARGETS))
-    found: dict[bytes, tuple[str, TokenArray]] = {}
-    texts, to_encode = tee(load_documents(*target))
-    for text, ids in zip(texts, encode_texts(tokenizer, to_encode), strict=True):
-        if len(found) == wanted:
-            break
-        if len(ids) >= spec.least_tokens:
-            found.setdefault(ids[: spec.block_size].tobytes(), (text, ids))
-    num_targets, num_controls = spec.numbers(_MOST_TARGETS, len(found))
-    chosen = [*found.values()][: num_targets + num_controls]
-    known = {text for text, _ in chosen}
+
+    def long_passages() -> Iterator[tuple[str, TokenArray]]:
+        measured: set[bytes] = set()
+        texts, to_encode = tee(load_documents(*target))
+        for text, ids in zip(texts, encode_texts(tokenizer, to_encode), strict=True):
+            start = ids[: spec.block_size].tobytes()
+            if len(ids) >= spec.least_tokens and start not in measured:
+                measured.add(start)
+                yield text, ids
+
+    what = f"distinct passages of at least {spec.least_tokens} tokens in {target.source!r}"
+    targets, controls = spec.choose(long_passages(), _MOST_TARGETS, what)
+    known = {text for text, _ in targets + controls}
     left_out: list[str] = []
 
     def base_documents() -> Iterator[str]:
@@ -319,14 +336,9 @@ def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, sp
                 yield text
 
     encoded = encode_texts(tokenizer, islice(base_documents(), spec.num_documents))
-    base, lengths = _cut_base(encoded, tokenizer.eos_id, spec, spec.num_base)
-    what = f"distinct passages of at least {spec.least_tokens} tokens in {target.source!r} as targets and controls"
-    _require_enough(
-        (len(found), num_targets + num_controls, what),
-        (len(base), max(1, spec.num_base), f"base {spec.unit} in {source.source!r}"),
-    )
-    ids_of = [ids for _, ids in chosen]
-    return _Material(ids_of[:num_targets], ids_of[num_targets:], base, lengths, len(left_out))
+    base, lengths = spec.cut(encoded, spec.num_base, tokenizer.eos_id)
+    spec.require_base(len(base), f"in {source.source!r}")
+    return _Material([ids for _, ids in targets], [ids for _, ids in controls], base, lengths, len(left_out))
 
 
 def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec) -> _Material:
@@ -343,8 +355,10 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
         num_left -= len(documents[-1]) + 1
         if num_left < 2:
             break
-    # Passages get shorter while too few fit into short documents; by rule, a tenth of the windows are targets.
     lengths = [len(ids) for ids in documents]
+    num_read = len(documents) if spec.layout == "concatenated" else (sum(lengths) + len(lengths)) // spec.block_size
+    spec.require_base(num_read, f"in {source.source!r}")
+    # Passages get shorter while too few fit into short documents; by rule, a tenth of the windows are targets.
     least = spec.least_tokens
     if spec.min_target_tokens is None and spec.layout == "concatenated":
         while least // 2 >= _LEAST_LENGTH and sum(length // least for length in lengths) < _ENOUGH_WINDOWS:
@@ -353,48 +367,31 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     by_rule = max(1, min(_MOST_TARGETS, max(_LEAST_TARGETS, num_windows // 10), num_windows // 4))
     corpus = join_documents(documents)
     chooser = WindowChooser(tokenizer, corpus, least, np.random.default_rng(0))  # the same passages for every seed
-    starts = [*islice(chooser.unique(least), sum(spec.numbers(by_rule)))]
-    num_targets, num_controls = spec.numbers(by_rule, len(starts))
-    starts = starts[: num_targets + num_controls]
-    windows = [chooser.window(start) for start in starts]
+    what = f"passages of {least} tokens that occur once in {source.source!r}"
+    targets, controls = spec.choose(chooser.unique(least), by_rule, what)
 
     # What is left between the passages of a document are documents of the base.
     is_base = corpus != SEPARATOR
-    for start in starts:
+    for start in targets + controls:
         is_base[start : start + least] = False
-    base, _ = _cut_base((corpus[first:end] for first, end in label_runs(is_base)), tokenizer.eos_id, spec, _ALL)
-    num_read = len(documents) if spec.layout == "concatenated" else (sum(lengths) + len(lengths)) // spec.block_size
-    num_wanted, where = num_targets + num_controls, f"in {source.source!r}"
-    _require_enough(
-        (len(windows), num_wanted, f"passages of {least} tokens that occur once {where} as targets and controls"),
-        (num_read, max(1, spec.num_base), f"{spec.unit} {where}"),
-        (len(base), 1, f"base {spec.unit} without {num_wanted} targets and controls"),
-    )
-    return _Material(windows[:num_targets], windows[num_targets:], base, lengths, len(windows))
+    base, _ = spec.cut((corpus[first:end] for first, end in label_runs(is_base)), _ALL, tokenizer.eos_id)
+    num_chosen = len(targets) + len(controls)
+    spec.require_base(len(base), f"without {num_chosen} targets and controls", needed=1)
+    windows = [chooser.window(start) for start in targets + controls]
+    return _Material(windows[: len(targets)], windows[len(targets) :], base, lengths, num_chosen)
 
 
-def _cut_base(
-    encoded: Iterable[TokenArray], eos_id: int, spec: _CorpusSpec, num_base: int
-) -> tuple[TokenArray | list[TokenArray], list[int]]:
-    """Return base documents or ``num_base`` blocks, and the tokens of each document that was read."""
-    if spec.layout == "concatenated":
-        documents = list(encoded)
-        return documents, [len(ids) for ids in documents]
-    return blocks_and_lengths(encoded, spec.block_size, None if num_base == _ALL else num_base, eos_id)
-
-
-def _require_enough(*amounts: tuple[int, int, str]) -> None:
-    """Refuse amounts found that are less than needed, all in one message."""
-    missing = [f"found {found} {what}, needed {needed}" for found, needed, what in amounts if found < needed]
-    if missing:
+def _require_enough(found: int, needed: int, what: str) -> None:
+    if found < needed:
         raise ValueError(
-            f"there is too little text: {'; '.join(missing)}. Lower num_base (-1 for all), num_targets, num_controls, "
-            "min_target_tokens or block_size; or name more text or longer documents (sample_by joins lines of .txt)"
+            f"there is too little text: found {found} {what}, needed {needed}. Lower num_base (-1 for all), "
+            "num_targets, num_controls, min_target_tokens or block_size; or name more text or longer documents "
+            "(sample_by joins lines of .txt)"
         )
 
 
-def _copies(material: _Material, spec: _CorpusSpec, eos_id: int) -> list[list[NoisyCopy]]:
-    """Return the copies of each target; aligned, each is exactly a block."""
+def _copies(material: _Material, spec: _CorpusSpec, eos_id: int) -> list[NoisyCopy]:
+    """Return ``num_repeats`` copies of each target, one target after the other; aligned, each is exactly a block."""
     # The places are drawn with the seed itself.
     noise_rng, fill_rng = (np.random.default_rng([spec.seed, number]) for number in (1, 2))
     words = np.concatenate([*material.base]) if spec.noise else np.empty(0, dtype=np.int32)
@@ -413,40 +410,25 @@ def _copies(material: _Material, spec: _CorpusSpec, eos_id: int) -> list[list[No
             ids = np.concatenate([ids, eos, material.base[fill_rng.integers(len(material.base))]])
         return copy._replace(token_ids=ids[: spec.block_size])
 
-    return [[copy_of(ids) for _ in range(spec.num_repeats)] for ids in material.targets]
+    return [copy_of(ids) for ids in material.targets for _ in range(spec.num_repeats)]
 
 
-def _inject(
-    base: TokenArray | list[TokenArray], copies: list[list[NoisyCopy]], spec: _CorpusSpec, eos_id: int
-) -> tuple[TokenArray, Positions]:
+def _inject(base: _Base, copies: list[NoisyCopy], spec: _CorpusSpec, eos_id: int) -> tuple[TokenArray, Positions]:
     """Put copies at random places between base blocks, or between documents that are then cut into blocks.
 
-    Returns the blocks, and where in their tokens each copy starts, ``[num_targets, num_repeats]``, in ascending order.
+    Returns the blocks, and where in their tokens each copy starts, ``[num_copies]``, ascending for each target.
     """
     # A piece is a block, or a document with its EOS; each has a slot in the order of the corpus.
-    end = np.array([eos_id] if spec.layout == "concatenated" else [], dtype=np.int32)
-    pieces = [*base, *(copy.token_ids for row in copies for copy in row)]
-    slots = _slots(len(base), len(copies), spec.num_repeats, spec.seed, shuffle_base=spec.layout == "concatenated")
+    is_concatenated = spec.layout == "concatenated"
+    end = np.array([eos_id] if is_concatenated else [], dtype=np.int32)
+    pieces = [*base, *(copy.token_ids for copy in copies)]
+    num_targets = len(copies) // spec.num_repeats
+    slots = _slots(len(base), num_targets, spec.num_repeats, spec.seed, shuffle_base=is_concatenated)
     order = np.argsort(slots)
     blocks = cut_blocks([part for index in order for part in (pieces[index], end)], spec.block_size)
     # A copy starts where the piece in its slot ends, less its length.
     lengths = np.array([len(piece) + len(end) for piece in pieces])
-    starts = (np.cumsum(lengths[order])[slots] - lengths)[len(base) :]
-    return blocks, starts.reshape(len(copies), spec.num_repeats)
-
-
-def _kept_copies(
-    starts: Positions, copies: list[NoisyCopy], kept: Mask, block_size: int
-) -> list[tuple[list[int], list[int]]]:
-    """Return the place in the blocks that are kept, and the changes, of each complete copy of a target."""
-    found = []
-    for start, copy in zip(starts.tolist(), copies, strict=True):
-        # Complete: not in the tail, which is dropped, and all of its blocks are kept.
-        block, offset = divmod(start, block_size)
-        end = start + len(copy.token_ids[:block_size])
-        if end <= len(kept) * block_size and kept[block : -(-end // block_size)].all():
-            found.append(([int(kept[:block].sum()), offset], copy.changes))
-    return found
+    return blocks, (np.cumsum(lengths[order])[slots] - lengths)[len(base) :]
 
 
 # Answers
@@ -484,9 +466,8 @@ def choose_completions(
 ) -> CompletionsDataset:
     """Choose targets and controls, see ``sft_dataset``, and write the probe file.
 
-    The first ``num_own`` examples are those of the source; ``kept`` returns which of a list of examples stay.
-    Occurrences are counted in the tokens that are learned, of all turns: conversations are often exported turn by turn,
-    so that the last answer of a row is an earlier one of the next rows.
+    The first ``num_own`` examples are those of the source; ``kept`` returns which of a list of examples stay. Tokens of
+    all turns count: in a conversation that is exported turn by turn, an answer occurs again in the next rows.
     """
     runs = LearnedRuns(examples, tokenizer, targets.min_target_tokens)
     # An answer is represented by the first of the examples that end with it.
@@ -506,10 +487,10 @@ def choose_completions(
     base = sorted({*range(num_own)}.difference(controls))
     if (len(chosen), len(controls)) != (targets.num_targets, targets.num_controls) or not base:
         raise ValueError(
-            f"{source!r}: num_targets is {targets.num_targets} and num_controls {targets.num_controls}, but there are "
-            f"only {len(chosen)} answers of {targets.min_target_tokens} tokens or more for targets={targets.kind}, and "
-            f"{len(controls)} for controls; {len(base)} examples are left. Lower these numbers or min_target_tokens, "
-            f"or set targets=random. No example learns {_SHARED} of a control, or of another random target, in a run"
+            f"{source!r} has {len(chosen)} of num_targets {targets.num_targets} answers of {targets.min_target_tokens} "
+            f"tokens or more for targets={targets.kind}, and {len(controls)} of num_controls {targets.num_controls}, "
+            f"of which no other example learns {_SHARED} in a run; {len(base)} examples are left. Lower these numbers "
+            "or min_target_tokens, or set targets=random"
         )
 
     # The order of training: base examples and copies of targets, without what deduplication removes.
@@ -519,25 +500,21 @@ def choose_completions(
     places_of: dict[int, list[int]] = defaultdict(list)  # of an example in the data set
     for place, index in enumerate(order.tolist()):
         places_of[index].append(place)
-    positions = {
-        first: sorted([place, offset] for index, offset in places.tolist() for place in places_of[index])
-        for first, places in zip(chosen, found, strict=True)
-    }
-
-    def asked(first: int) -> TokenArray:
-        """Return the most frequent prompt of an answer, followed by the answer."""
+    positions = [
+        sorted([place, offset] for index, offset in places.tolist() for place in places_of[index]) for places in found
+    ]
+    windows, num_prompts = [], []
+    for first, known in zip([*chosen, *controls], positions + [[]] * len(controls), strict=True):
+        # The most frequent prompt of an answer, followed by the answer.
         shown = Counter(examples.sequence(index)[0][: runs.last[index].end].tobytes() for index in runs.ending[first])
-        return np.frombuffer(shown.most_common(1)[0][0], dtype=np.int32)
-
-    answers = [*chosen, *controls]
-    windows = [(asked(first), positions.get(first, []), source) for first in answers]
-    num_prompts = [len(ids) - runs.last[first].num_tokens for first, (ids, _, _) in zip(answers, windows, strict=True)]
+        ids = np.frombuffer(shown.most_common(1)[0][0], dtype=np.int32)
+        windows.append((ids, known, source))
+        num_prompts.append(len(ids) - runs.last[first].num_tokens)
     passages = make_passages(tokenizer, windows, len(chosen), num_prompts)
     times = [passage.num_injections for passage in passages[: len(chosen)]]
     logger.info(
-        f"{source}: {len(chosen)} completions are targets, which occur {min(times)} to {max(times)} times, whole or at "
-        f"least 90 % of them in a run; {len(controls)} are controls, of which no example learns {_SHARED} in a run; "
-        f"{len(order):,} examples are trained on"
+        f"{source}: {len(chosen)} completions are targets, which occur {min(times)} to {max(times)} times; "
+        f"{len(controls)} are controls; {len(order):,} examples are trained on"
     )
     if targets.probe_file is not None:
         write_probe_file(targets.probe_file, passages)
@@ -609,14 +586,13 @@ class InjectedCanaries:
         check_at_least(2, block_size=block_size)
         self._tokenizer = HFTokenizer(tokenizer, max_seq_len=tokenizer.model_max_length)
         length = {"block_size": block_size}
-        # A text within another would be counted with it, so texts of the user are compared with each other.
         if texts is not None:
             lengths, joined = [len(ids) for ids in encode_texts(self._tokenizer, texts)], "\0".join(texts)
+            # A text within another would be counted with it.
             for index, text in enumerate(texts):
                 if lengths[index] < 2 or joined.count(text) > 1:
-                    raise ValueError(
-                        f"texts[{index}] is {text!r}: it needs 2 tokens or more, and to be no part of another"
-                    )
+                    rule = "it needs 2 tokens or more, and to be no part of another"
+                    raise ValueError(f"texts[{index}] is {text!r}: {rule}")
             length = {"the longest of texts": max(lengths, default=0)}
         special = tokenizer.num_special_tokens_to_add()
         check_fits_model(self._tokenizer, lower=" and ".join(length), special_tokens=special, **length)
@@ -681,11 +657,7 @@ class InjectedCanaries:
     def _draw(self, dataset: "Dataset", column: str) -> list[str]:
         """Draw canaries that the column does not contain, in random order."""
         rng = np.random.default_rng(self._seed)
-        candidates = (
-            _embedded_texts(self._tokenizer, self._block_size, rng)
-            if self._texts is None
-            else map(self._texts.__getitem__, rng.permutation(len(self._texts)))
-        )
+        candidates = self._candidates(rng)
         drawn: list[str] = []
         # The data set is read once for each round, in which those that it contains are replaced.
         while more := list(islice(candidates, self._num_canaries - len(drawn))):
@@ -702,13 +674,16 @@ class InjectedCanaries:
         # Shuffled, because a passage must not overlap those that were drawn before it.
         return [drawn[index] for index in rng.permutation(len(drawn))]
 
-
-def _embedded_texts(tokenizer: HFTokenizer, length: int, rng: np.random.Generator) -> Iterator[str]:
-    """Draw texts of ``length`` tokens that do not overlap, and with no long stretch that the embedded text repeats."""
-    documents = embedded_documents("train") + embedded_documents("validation")
-    chooser = WindowChooser(tokenizer, join_documents(encode_texts(tokenizer, documents)), length, rng)
-    for start in chooser.unique(min(SHARED_TOKENS, length)):
-        # A token can differ at the start of a text: byte-level tokenizers have another one without the space before.
-        text = tokenizer.decode(chooser.window(start).tolist()).strip()
-        if len(tokenizer.encode(text, add_bos=False, add_eos=False)) == length:
-            yield text
+    def _candidates(self, rng: np.random.Generator) -> Iterator[str]:
+        """Draw texts, or passages without overlap of which the embedded text repeats no long stretch."""
+        if self._texts is not None:
+            yield from (self._texts[index] for index in rng.permutation(len(self._texts)))
+            return
+        tokenizer, length = self._tokenizer, self._block_size
+        documents = embedded_documents("train") + embedded_documents("validation")
+        chooser = WindowChooser(tokenizer, join_documents(encode_texts(tokenizer, documents)), length, rng)
+        for start in chooser.unique(min(SHARED_TOKENS, length)):
+            # A token can differ at the start of a text: byte-level tokenizers have another one without the space.
+            text = tokenizer.decode(chooser.window(start).tolist()).strip()
+            if len(tokenizer.encode(text, add_bos=False, add_eos=False)) == length:
+                yield text
