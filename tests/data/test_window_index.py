@@ -139,7 +139,7 @@ def test_the_index_has_the_windows_that_occur_more_than_once_and_the_known_stret
     for document, text in enumerate(texts):
         batch = window_index.make_batch([text.strip().encode()])
         chosen, keys = index.windows(batch)
-        for offset, key in zip(batch.offsets(chosen).tolist(), keys[:, 0].tolist(), strict=True):
+        for offset, key in zip(batch.offsets[chosen].tolist(), keys[:, 0].tolist(), strict=True):
             windows.setdefault(key, []).append((document, offset))
     expected = {}
     for key, places in windows.items():

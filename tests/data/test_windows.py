@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfidf_tune.data._deduplication import joined_words, signature
-from tfidf_tune.data._window_index import band_keys, chosen_words, hashes, make_batch, window_keys
+from tfidf_tune.data._window_index import band_keys, chosen_words, hashes, make_batch
 
 WORDS = ["ein", "Wort", "über", "das", "Ende", "a", "of", "1815", "日本", "naïve"]
 
@@ -30,15 +30,14 @@ def texts():
 def test_words_start_where_python_finds_them(texts):
     batch = make_batch(texts)
     expected = []
-    for number, (text, first) in enumerate(zip(texts, batch.starts.tolist(), strict=True)):
+    for number, text in enumerate(texts):
         string = text.decode()
         # A character of three bytes is a word of its own, the start of one too.
         starts = {m.start() for m in re.finditer(r"[a-z0-9\u0080-\U0010ffff]+", string, re.IGNORECASE)}
         starts |= {at for at, character in enumerate(string) if len(character.encode()) > 2}
-        expected += [(number, first + len(string[:at].encode())) for at in sorted(starts)]
-    assert list(zip(batch.of_text.tolist(), batch.words.tolist(), strict=True)) == expected
-    ends = [first + len(text) for first, text in zip(batch.starts.tolist(), texts, strict=True)]
-    assert batch.num_left.tolist() == [ends[number] - start for number, start in expected]
+        offsets = [len(string[:at].encode()) for at in sorted(starts)]
+        expected += [(number, offset, len(text) - offset) for offset in offsets]
+    assert [*zip(batch.of_text.tolist(), batch.offsets.tolist(), batch.num_left.tolist(), strict=True)] == expected
 
 
 @pytest.mark.parametrize("spacing", [1, 2, 5, 16, 33])
@@ -51,7 +50,7 @@ def test_each_run_of_words_has_a_window_and_only_the_least_ones_do(texts, spacin
     rank = {}
     for index in fitting:
         start = int(batch.words[index])
-        value = int(hashes(batch, batch.words[[index]], batch.words[[index]] + 16)[0]) >> 1 | 1
+        value = int(hashes(batch, np.array([index]), 16)[0]) >> 1 | 1
         rank[index] = (data[start - 1 : start] not in (b"\n", b"\r") and start > 0, value)
     expected = set()
     for text in range(len(texts)):
@@ -69,7 +68,7 @@ def test_windows_are_found_again_in_other_places_and_equal_keys_are_equal_bytes(
     found = []
     for batch in batches:
         chosen = chosen_words(batch, num_bytes, spacing)
-        windows, keys = windows_of(batch, chosen, num_bytes), window_keys(batch, chosen, num_bytes)[:, 0].tolist()
+        windows, keys = windows_of(batch, chosen, num_bytes), hashes(batch, chosen, num_bytes).tolist()
         assert len(set(keys)) == len(set(windows))
         found.append(dict(zip(windows, keys, strict=True)))
     inside = [{window for window in one if window in shared.encode()} for one in found]
@@ -96,7 +95,7 @@ def test_band_keys_agree_as_often_as_sets_of_ngrams_are_similar():
         other = [f"v{number}" if rng.random() < share else word for number, word in enumerate(base)]
         texts = [padded(base).encode(), padded(other).upper().replace(" ", "\n").encode()]
         batch = make_batch(texts, ignore_case=True)
-        chosen = np.flatnonzero(np.isin(batch.words, batch.starts))
+        chosen = np.flatnonzero(batch.offsets == 0)
         for num_bands, num_rows in ((128, 1), (42, 3)):
             keys = band_keys(batch, chosen, num_bytes, size, (num_bands, num_rows))
             window = [padded(words)[:num_bytes].split() for words in (base, other)]
@@ -107,7 +106,7 @@ def test_band_keys_agree_as_often_as_sets_of_ngrams_are_similar():
             assert abs((keys[0] == keys[1]).mean() - expected) <= error
             signatures = []
             for first in chosen.tolist():  # all words have six bytes and a gap
-                starts = batch.words[first : first + len(window[0])]
-                signatures.append(signature(joined_words(hashes(batch, starts, starts + 6), size)))
+                words = np.arange(first, first + len(window[0]))
+                signatures.append(signature(joined_words(hashes(batch, words, 6), size)))
             agree = (signatures[0] == signatures[1])[: num_bands * num_rows].reshape(num_bands, num_rows).all(axis=1)
             assert (keys[0] == keys[1]).tolist() == agree.tolist()

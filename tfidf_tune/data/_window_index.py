@@ -9,11 +9,13 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 from tfidf_tune._files import atomic_file
 from tfidf_tune.data._deduplication import BASE, IS_WORD, Hashes, bands, hash_functions, joined_words, mixed, powers
@@ -35,26 +37,13 @@ class TextBatch(NamedTuple):
     """Texts, joined to bytes of UTF-8 with a line end after each, and prefix sums of their hashes."""
 
     data: npt.NDArray[np.uint8]
-    ends: Places  # of each text, int64 [num_texts]
     sums: Hashes
     # First byte of each word, or of each character of three bytes or more, int64 [num_words]; from 64 bytes after the
     # last of these on, each byte that differs from the byte before it.
     words: Places
     of_text: Places  # the text of each word, int64 [num_words]
-
-    @property
-    def starts(self) -> Places:
-        """First byte of each text, int64 ``[num_texts]``."""
-        return np.append(0, self.ends[:-1] + 1)
-
-    def offsets(self, words: Places) -> Places:
-        """Return the bytes from the start of its text to each of ``words``, which are indices, int64 ``[number]``."""
-        return self.words[words] - self.starts[self.of_text[words]]
-
-    @property
-    def num_left(self) -> Places:
-        """Bytes from the start of each word to the end of its text, int64 ``[num_words]``."""
-        return self.ends[self.of_text] - self.words
+    offsets: Places  # bytes from the start of its text to each word, int64 [num_words]
+    num_left: Places  # bytes from the start of each word to the end of its text, int64 [num_words]
 
 
 def make_batch(texts: Sequence[bytes], *, ignore_case: bool = False) -> TextBatch:
@@ -72,21 +61,22 @@ def make_batch(texts: Sequence[bytes], *, ignore_case: bool = False) -> TextBatc
     is_start[1:] &= ~is_word[:-1]
     is_start |= _IS_CHARACTER[data]
     # Where no word starts for long, as in Base64, every byte that differs from the one before it counts as a word.
-    known = is_start.copy()
-    known[np.append(0, ends[:-1] + 1)] = True
-    places = np.flatnonzero(known)
+    first_bytes = np.append(0, ends[:-1] + 1)
+    places = np.union1d(first_bytes, np.flatnonzero(is_start))
     lengths = np.diff(places, append=len(data))
     for place, length in zip(*(part[lengths > _LONGEST_WORD].tolist() for part in (places, lengths)), strict=True):
         first, last = place + _LONGEST_WORD, place + length
         is_start[first:last] = data[first:last] != data[first - 1 : last - 1]
     words = np.flatnonzero(is_start)
-    return TextBatch(data, ends, sums, words, np.searchsorted(ends, words))
+    of_text = np.searchsorted(ends, words)
+    return TextBatch(data, sums, words, of_text, words - first_bytes[of_text], ends[of_text] - words)
 
 
-def hashes(batch: TextBatch, starts: Places, ends: Places) -> Hashes:
-    """Return the hashes of stretches of bytes, uint64 of the shape of ``starts``; equal for equal bytes."""
+def hashes(batch: TextBatch, words: Places, num_bytes: int | Places) -> Hashes:
+    """Return the hash of so many bytes from each of ``words`` on, which are indices, uint64 of their shape."""
     _, inverses = powers(1 << len(batch.data).bit_length())
-    return mixed((batch.sums[ends] - batch.sums[starts]) * inverses[starts])
+    starts = batch.words[words]
+    return mixed((batch.sums[starts + num_bytes] - batch.sums[starts]) * inverses[starts])
 
 
 def chosen_words(batch: TextBatch, num_bytes: int, spacing: int, *, inner: bool = False) -> Places:
@@ -98,12 +88,11 @@ def chosen_words(batch: TextBatch, num_bytes: int, spacing: int, *, inner: bool 
     context = min(_CONTEXT, num_bytes)
     is_fitting = batch.num_left >= num_bytes
     if inner:  # what starts a text may be inside a word
-        is_fitting &= batch.offsets(np.arange(len(batch.words))) > 0
+        is_fitting &= batch.offsets > 0
     # The rank of a place: its hash, after all starts of lines; it depends on the text around it alone.
     fitting = np.flatnonzero(is_fitting)
-    starts = batch.words[fitting]
-    order = hashes(batch, starts, starts + context) >> np.uint64(1) | np.uint64(1)
-    order |= np.where(_IS_LINE_END[batch.data[starts - 1]], np.uint64(0), np.uint64(1 << 63))
+    order = hashes(batch, fitting, context) >> np.uint64(1) | np.uint64(1)
+    order |= np.where(_IS_LINE_END[batch.data[batch.words[fitting] - 1]], np.uint64(0), np.uint64(1 << 63))
     # A place is chosen if it has the lowest rank in one of the runs of words that contain it (winnowing).
     of_text = batch.of_text[fitting]
     lowest = _of_runs(np.minimum, order, spacing)
@@ -117,20 +106,7 @@ def chosen_words(batch: TextBatch, num_bytes: int, spacing: int, *, inner: bool 
 
 def _of_runs(function: np.ufunc, values: Hashes, size: int) -> Hashes:
     """Return the least or largest of each ``size`` values in a row, ``[max(0, len(values) - size + 1)]``."""
-    if len(values) < size:
-        return values[:0]
-    reached = 1
-    while reached < size:
-        step = min(reached, size - reached)
-        values = function(values[:-step], values[step:])
-        reached += step
-    return values.copy()
-
-
-def window_keys(batch: TextBatch, chosen: Places, num_bytes: int) -> Hashes:
-    """Return the hash of each window's bytes, uint64 ``[num_windows, 1]``."""
-    starts = batch.words[chosen]
-    return hashes(batch, starts, starts + num_bytes)[:, None]
+    return np.asarray(function.reduce(sliding_window_view(values, size), axis=1)) if len(values) >= size else values[:0]
 
 
 def band_keys(batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands: tuple[int, int]) -> Hashes:
@@ -145,7 +121,8 @@ def band_keys(batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands
     after = np.append(batch.words[1:], len(batch.data))
     gaps = np.flatnonzero(~IS_WORD[batch.data])
     ends = np.minimum(gaps[np.searchsorted(gaps, batch.words)], after)  # the batch ends in a gap
-    ngrams = joined_words(np.pad(hashes(batch, batch.words, ends), (0, size)), size)  # from each word, and one more
+    every = hashes(batch, np.arange(len(ends)), ends - batch.words)
+    ngrams = joined_words(np.pad(every, (0, size)), size)  # from each word, and one more
     last = np.searchsorted(batch.words, batch.words[chosen] + num_bytes) - size + 1
     # The n-grams of a window are consecutive: each hash function takes the least in one pass over all windows.
     borders = np.stack([chosen, np.maximum(last, chosen + 1)], axis=1).ravel()
@@ -174,6 +151,7 @@ _RUN_RECORDS = 1 << 19
 _PART_RECORDS = 1 << 20
 _MOST_GROUPS = 5_000_000  # of all parts together, the largest of each
 _FILTER_BITS = 22
+_FILTERED = np.uint64(64 - _FILTER_BITS)
 _DRAWN_FOR_ONE = 20
 _WHOLE_BYTES = 1 << 15
 _AROUND = 8  # windows before and after a place, of documents that are not read whole
@@ -218,13 +196,12 @@ class WindowIndex:
         """Return the keys of the windows that start at words, uint64 ``[num_windows, num_keys]``."""
         if self.near:
             return band_keys(batch, words, self.num_bytes, _NEAR_NGRAM, bands(_NEAR_THRESHOLD))
-        return window_keys(batch, words, self.num_bytes)
+        return hashes(batch, words, self.num_bytes)[:, None]
 
     def stretches(self, batch: TextBatch) -> tuple[Places, Hashes]:
         """Return the words from which ``num_shared_bytes`` fit into the text, and the hashes of these bytes."""
         words = np.flatnonzero(batch.num_left >= self.num_shared_bytes)
-        starts = batch.words[words]
-        return words, hashes(batch, starts, starts + self.num_shared_bytes)
+        return words, hashes(batch, words, self.num_shared_bytes)
 
 
 class Found(NamedTuple):
@@ -241,7 +218,7 @@ def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Found:
     # First pass: a task for each file writes its records, sorted in runs.
     work = Path(index.work)
     reading, sorting = "Reading", "Sorting"
-    runner.run([_WriteRuns(index, np.unique(known), reading)], work / "1", len(index.files), reading)
+    runner.run([partial(_write_runs, index, np.unique(known), reading)], work / "1", len(index.files), reading)
     summaries = [json.loads(file.read_text()) for file in sorted(index.runs.glob("*.json"))]
     counts = sum((Counter(one["counts"]) for one in summaries), Counter())
     num_documents = [one["counts"].get("documents", 0) for one in summaries]
@@ -252,7 +229,7 @@ def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Found:
     # Second pass: a task for each range of keys counts equal ones.
     num_parts = -(-counts["records"] // _PART_RECORDS)
     if num_parts:
-        runner.run([_CountCopies(index, num_parts)], work / "2", num_parts, sorting)
+        runner.run([partial(_count_copies, index)], work / "2", num_parts, sorting)
     groups = np.concatenate(
         [np.zeros(0, PAIR if index.near else GROUP), *map(np.load, sorted((work / "parts").glob("*.npy")))]
     )
@@ -294,19 +271,15 @@ def draw_windows(index: WindowIndex, number: int, rng: np.random.Generator, *, u
     ends = np.cumsum([len(keys) for keys, _ in runs])
     # More are drawn than are needed, because some occur again and are then left out.
     drawn = np.unique(rng.integers(0, ends[-1], _DRAWN_FOR_ONE * number))
-    of_run = np.searchsorted(ends, drawn, side="right")
-    keys, places = np.zeros(len(drawn), np.uint64), np.zeros(len(drawn), PLACE)
-    for rank in np.unique(of_run):
-        own = of_run == rank
-        indices = drawn[own] - (ends[rank] - len(runs[rank][0]))
-        keys[own], places[own] = runs[rank][0][indices], runs[rank][1][indices]
+    parts = np.split(drawn, np.searchsorted(drawn, ends[:-1]))  # of each run, whose end they are counted from
+    found = [
+        (keys[part - end], places[part - end]) for (keys, places), part, end in zip(runs, parts, ends, strict=True)
+    ]
+    keys, places = (np.concatenate(column) for column in zip(*found, strict=True))
     # A window is unique if its key occurs once in all runs together.
     order = rng.permutation(len(drawn))
     if unique:
-        counts = np.zeros(len(keys), np.int64)
-        for own_keys, _ in runs:
-            counts += np.searchsorted(own_keys, keys, side="right") - np.searchsorted(own_keys, keys, side="left")
-        order = order[counts[order] == 1]
+        order = order[find_windows(index, keys, most=0)[0][order] == 1]
     return np.asarray(places[order[:number]])
 
 
@@ -338,165 +311,143 @@ def read_pieces(index: WindowIndex, places: Records, name: str, runner: TaskRunn
     files = np.unique(places["file"]).tolist()
     folder = Path(index.work) / name
     if files:
-        runner.run([_ReadPieces(index, np.unique(places), files, str(folder))], folder / "tasks", len(files), name)
+        step = partial(_read_pieces, index, np.unique(places), files, folder)
+        runner.run([step], folder / "tasks", len(files), name)
     for number, rank in enumerate(files):
         with (folder / f"{number:06d}.jsonl").open(encoding="utf-8") as lines:
             for line in lines:
                 yield Piece(rank, *json.loads(line))
 
 
-@dataclass(frozen=True)
-class _WriteRuns:
+def _write_runs(index: WindowIndex, known: Hashes, doing: str, _: Any, rank: int, world_size: int) -> None:
     """Write the records of the file of a task, sorted in runs, and a summary."""
+    index.runs.mkdir(parents=True, exist_ok=True)
+    filtered = np.zeros(1 << _FILTER_BITS, np.bool_)
+    filtered[known >> _FILTERED] = True
+    counts: Counter[str] = Counter()
+    shared: dict[int, list[tuple[int, int]]] = {}
+    waiting: list[Records] = []
+    num_runs = 0
 
-    index: WindowIndex
-    known: Hashes
-    doing: str
-
-    def __call__(self, _: Any, rank: int, world_size: int) -> None:
-        index = self.index
-        index.runs.mkdir(parents=True, exist_ok=True)
-        filtered = np.zeros(1 << _FILTER_BITS, np.bool_)
-        filtered[_filtered(self.known)] = True
-        counts: Counter[str] = Counter()
-        shared: dict[int, list[tuple[int, int]]] = {}
-        waiting: list[Records] = []
-        num_runs = 0
-        for first, texts in self._batches(rank):
-            batch = make_batch(texts, ignore_case=index.near)
-            chosen, keys = index.windows(batch)
-            records = np.zeros(keys.shape, RECORD)
-            records["key"] = keys
-            records["place"]["file"] = rank
-            records["place"]["document"] = (first + batch.of_text[chosen])[:, None]
-            records["place"]["offset"] = batch.offsets(chosen)[:, None]
-            waiting.append(records.ravel())
-            counts.update(documents=len(texts), bytes=sum(map(len, texts)), windows=len(keys), records=records.size)
-            # A filter of some megabytes decides nearly all stretches, a binary search the rest.
-            if len(self.known):
-                words, stretches = index.stretches(batch)
-                possible = np.flatnonzero(filtered[_filtered(stretches)])
-                after = np.searchsorted(self.known, stretches[possible])
-                possible = possible[self.known[np.minimum(after, len(self.known) - 1)] == stretches[possible]]
-                places = zip(
-                    (first + batch.of_text[words[possible]]).tolist(),
-                    batch.offsets(words[possible]).tolist(),
-                    strict=True,
-                )
-                for key, place in zip(stretches[possible].tolist(), places, strict=True):
-                    if len(own := shared.setdefault(key, [])) <= MOST_SHARED:
-                        own.append(place)
-            if sum(map(len, waiting)) >= _RUN_RECORDS:
-                _write_run(index.runs / f"{rank:06d}-{num_runs:06d}", waiting)
-                waiting, num_runs = [], num_runs + 1
-        if any(map(len, waiting)):
-            _write_run(index.runs / f"{rank:06d}-{num_runs:06d}", waiting)
-        with atomic_file(index.runs / f"{rank:06d}.json") as file:
-            file.write_text(json.dumps({"counts": counts, "shared": shared}))
-
-    def _batches(self, rank: int) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield the number of the first document, and documents that are hashed together."""
-        texts: list[bytes] = []
-        first = size = 0
-        with progress(self.index.files, rank, self.doing) as count:
-            for text in self.index.documents(rank):
-                count(text)
-                texts.append(text.encode("utf-8", "surrogatepass"))
-                size += len(texts[-1])
-                if size >= _BATCH_BYTES:
-                    yield first, texts
-                    first, texts, size = first + len(texts), [], 0
-            if texts:
-                yield first, texts
-
-
-@dataclass(frozen=True)
-class _CountCopies:
-    """Count equal keys in a range of keys of all runs: groups of copies, or pairs if they are near ones."""
-
-    index: WindowIndex
-    num_parts: int
-
-    def __call__(self, _: Any, rank: int, world_size: int) -> None:
-        folder = Path(self.index.work) / "parts"
-        folder.mkdir(parents=True, exist_ok=True)
-        # The records of the range, from all runs.
-        borders = [np.uint64(min(part * 2**64 // self.num_parts, 2**64 - 1)) for part in (rank, rank + 1)]
-        parts = []
-        for keys, places in _read_runs(self.index.runs):
-            start, end = np.searchsorted(keys, borders)
-            end = len(keys) if rank + 1 == self.num_parts else end
-            part = np.zeros(end - start, RECORD)
-            part["key"], part["place"] = keys[start:end], places[start:end]
-            parts.append(part)
-        records = np.concatenate(parts)
-        del parts
-        # A stable order keeps that of files, documents and offsets.
+    def write_run() -> None:
+        nonlocal num_runs
+        records = np.concatenate(waiting)
         records = records[np.argsort(records["key"], kind="stable")]
-        is_new = np.append(True, records["key"][1:] != records["key"][:-1])[: len(records)]
-        groups = np.cumsum(is_new) - 1
-        firsts = np.flatnonzero(is_new)
-        found: Records
-        # Near copies are pairs with the first record of their key, which are joined later; equal ones are counted.
-        if self.index.near:
-            others = np.flatnonzero(~is_new)
-            found = np.zeros(len(others), PAIR)
-            found["first"], found["second"] = records["place"][firsts[groups[others]]], records["place"][others]
-            is_same = _same_document(found["first"], found["second"])
-            is_same &= _distances(found["first"], found["second"]) < self.index.num_bytes
-            found = np.unique(found[~is_same])
-        else:
-            counts = np.bincount(groups[_counted(records["place"], groups, self.index.num_bytes)])
-            repeated = np.flatnonzero(counts > 1)
-            repeated = repeated[np.argsort(-counts[repeated], kind="stable")][: -(-_MOST_GROUPS // self.num_parts)]
-            found = np.zeros(len(repeated), GROUP)
-            found["count"] = counts[repeated]
-            found["key"], found["place"] = records["key"][firsts[repeated]], records["place"][firsts[repeated]]
-        with atomic_file(folder / f"{rank:06d}.npy") as path, path.open("wb") as output:
-            np.save(output, found)
+        for name in ("key", "place"):
+            np.save(index.runs / f"{rank:06d}-{num_runs:06d}.{name}s.npy", records[name])
+        waiting.clear()
+        num_runs += 1
+
+    for first, texts in _batches(index, rank, doing):
+        batch = make_batch(texts, ignore_case=index.near)
+        chosen, keys = index.windows(batch)
+        records = np.zeros(keys.shape, RECORD)
+        records["key"] = keys
+        records["place"]["file"] = rank
+        records["place"]["document"] = (first + batch.of_text[chosen])[:, None]
+        records["place"]["offset"] = batch.offsets[chosen][:, None]
+        waiting.append(records.ravel())
+        counts.update(documents=len(texts), bytes=sum(map(len, texts)), windows=len(keys), records=records.size)
+        # A filter of some megabytes decides nearly all stretches, a binary search the rest.
+        if len(known):
+            words, stretches = index.stretches(batch)
+            possible = np.flatnonzero(filtered[stretches >> _FILTERED])
+            after = np.searchsorted(known, stretches[possible])
+            possible = possible[known[np.minimum(after, len(known) - 1)] == stretches[possible]]
+            places = np.stack([first + batch.of_text[words[possible]], batch.offsets[words[possible]]], axis=1)
+            for key, place in zip(stretches[possible].tolist(), places.tolist(), strict=True):
+                if len(own := shared.setdefault(key, [])) <= MOST_SHARED:
+                    own.append(place)
+        if sum(map(len, waiting)) >= _RUN_RECORDS:
+            write_run()
+    if any(map(len, waiting)):
+        write_run()
+    with atomic_file(index.runs / f"{rank:06d}.json") as file:
+        file.write_text(json.dumps({"counts": counts, "shared": shared}))
 
 
-@dataclass(frozen=True)
-class _ReadPieces:
+def _batches(index: WindowIndex, rank: int, doing: str) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield the number of the first document, and documents that are hashed together."""
+    texts: list[bytes] = []
+    first = size = 0
+    with progress(index.files, rank, doing) as count:
+        for text in index.documents(rank):
+            count(text)
+            texts.append(text.encode("utf-8", "surrogatepass"))
+            size += len(texts[-1])
+            if size >= _BATCH_BYTES:
+                yield first, texts
+                first, texts, size = first + len(texts), [], 0
+        if texts:
+            yield first, texts
+
+
+def _count_copies(index: WindowIndex, _: Any, rank: int, world_size: int) -> None:
+    """Count equal keys in a range of keys of all runs: groups of copies, or pairs if they are near ones."""
+    folder = Path(index.work) / "parts"
+    folder.mkdir(parents=True, exist_ok=True)
+    # The records of the range, from all runs.
+    borders = [np.uint64(min(part * 2**64 // world_size, 2**64 - 1)) for part in (rank, rank + 1)]
+    parts = []
+    for keys, places in _read_runs(index.runs):
+        start, end = np.searchsorted(keys, borders)
+        end = len(keys) if rank + 1 == world_size else end
+        part = np.zeros(end - start, RECORD)
+        part["key"], part["place"] = keys[start:end], places[start:end]
+        parts.append(part)
+    records = np.concatenate(parts)
+    del parts
+    # A stable order keeps that of files, documents and offsets.
+    records = records[np.argsort(records["key"], kind="stable")]
+    is_new = np.append(True, records["key"][1:] != records["key"][:-1])[: len(records)]
+    groups = np.cumsum(is_new) - 1
+    firsts = np.flatnonzero(is_new)
+    found: Records
+    # Near copies are pairs with the first record of their key, which are joined later; equal ones are counted.
+    if index.near:
+        others = np.flatnonzero(~is_new)
+        found = np.zeros(len(others), PAIR)
+        found["first"], found["second"] = records["place"][firsts[groups[others]]], records["place"][others]
+        found = np.unique(found[~_overlap(found["first"], found["second"], index.num_bytes)])
+    else:
+        counts = np.bincount(groups[_counted(records["place"], groups, index.num_bytes)])
+        repeated = np.flatnonzero(counts > 1)
+        repeated = repeated[np.argsort(-counts[repeated], kind="stable")][: -(-_MOST_GROUPS // world_size)]
+        found = np.zeros(len(repeated), GROUP)
+        found["count"] = counts[repeated]
+        found["key"], found["place"] = records["key"][firsts[repeated]], records["place"][firsts[repeated]]
+    with atomic_file(folder / f"{rank:06d}.npy") as path, path.open("wb") as output:
+        np.save(output, found)
+
+
+def _read_pieces(
+    index: WindowIndex, places: Records, files: Sequence[int], folder: Path, _: Any, rank: int, world_size: int
+) -> None:
     """Read the documents of windows in one file."""
-
-    index: WindowIndex
-    places: Records
-    ranks: Sequence[int]
-    folder: str
-
-    def __call__(self, _: Any, rank: int, world_size: int) -> None:
-        # The offsets of the windows of each document; the file is read no further than the last of them.
-        own = self.places[self.places["file"] == self.ranks[rank]]
-        borders = np.flatnonzero(np.diff(own["document"].astype(np.int64), prepend=-1))
-        wanted = dict(zip(own["document"][borders].tolist(), np.split(own["offset"], borders[1:]), strict=True))
-        with atomic_file(Path(self.folder) / f"{rank:06d}.jsonl") as path, path.open("w", encoding="utf-8") as file:
-            for number, text in enumerate(self.index.documents(self.ranks[rank])):
-                if number in wanted:
-                    for piece in self._pieces(text, wanted.pop(number)):
-                        file.write(json.dumps([number, *piece]) + "\n")
-                if not wanted:
-                    break
-
-    def _pieces(self, text: str, offsets: npt.NDArray[np.uint32]) -> Iterator[tuple[int, bool, str]]:
-        """Yield where the pieces of a document start, if they end with it, and their text."""
-        if len(text) <= _WHOLE_BYTES // 4 or len(content := text.encode("utf-8", "surrogatepass")) <= _WHOLE_BYTES:
-            yield 0, True, text
-            return
-        # Of a long document what is around the windows; what overlaps is one piece.
-        around = _AROUND * self.index.num_bytes
-        starts = np.maximum(0, offsets.astype(np.int64) - around)
-        ends = np.minimum(len(content), offsets.astype(np.int64) + self.index.num_bytes + around)
-        is_first = np.append(True, starts[1:] > ends[:-1])
-        for start, end in zip(starts[is_first].tolist(), ends[np.append(is_first[1:], True)].tolist(), strict=True):
-            yield start, end == len(content), content[start:end].decode("utf-8", "ignore")
+    # The offsets of the windows of each document; the file is read no further than the last of them.
+    own = places[places["file"] == files[rank]]
+    borders = np.flatnonzero(np.diff(own["document"].astype(np.int64), prepend=-1))
+    wanted = dict(zip(own["document"][borders].tolist(), np.split(own["offset"], borders[1:]), strict=True))
+    with atomic_file(folder / f"{rank:06d}.jsonl") as path, path.open("w", encoding="utf-8") as file:
+        for number, text in enumerate(index.documents(files[rank])):
+            if number in wanted:
+                for piece in _pieces(text, wanted.pop(number), index.num_bytes):
+                    file.write(json.dumps([number, *piece]) + "\n")
+            if not wanted:
+                break
 
 
-def _write_run(file: Path, waiting: list[Records]) -> None:
-    records = np.concatenate(waiting)
-    order = np.argsort(records["key"], kind="stable")
-    np.save(f"{file}.keys.npy", records["key"][order])
-    np.save(f"{file}.places.npy", records["place"][order])
+def _pieces(text: str, offsets: npt.NDArray[np.uint32], num_bytes: int) -> Iterator[tuple[int, bool, str]]:
+    """Yield where the pieces of a document start, if they end with it, and their text."""
+    if len(text) <= _WHOLE_BYTES // 4 or len(content := text.encode("utf-8", "surrogatepass")) <= _WHOLE_BYTES:
+        yield 0, True, text
+        return
+    # Of a long document what is around the windows; what overlaps is one piece.
+    starts = np.maximum(0, offsets.astype(np.int64) - _AROUND * num_bytes)
+    ends = np.minimum(len(content), offsets.astype(np.int64) + (1 + _AROUND) * num_bytes)
+    is_first = np.append(True, starts[1:] > ends[:-1])
+    for start, end in zip(starts[is_first].tolist(), ends[np.append(is_first[1:], True)].tolist(), strict=True):
+        yield start, end == len(content), content[start:end].decode("utf-8", "ignore")
 
 
 def _read_runs(folder: Path) -> Iterator[tuple[Hashes, Records]]:
@@ -506,39 +457,24 @@ def _read_runs(folder: Path) -> Iterator[tuple[Hashes, Records]]:
         yield np.load(file, mmap_mode="r"), np.load(places, mmap_mode="r")
 
 
-def _filtered(values: Hashes) -> npt.NDArray[np.int64]:
-    return (values >> np.uint64(64 - _FILTER_BITS)).astype(np.int64)
-
-
 def document_numbers(places: Records) -> Places:
     """Return a number for the document of each of :data:`PLACE`, int64 of the same shape."""
     return np.asarray(places["file"].astype(np.int64) << 32 | places["document"])
 
 
-def _same_document(first: Records, second: Records) -> npt.NDArray[np.bool_]:
-    return np.asarray(document_numbers(first) == document_numbers(second))
+def _overlap(first: Records, second: Records, num_bytes: int) -> npt.NDArray[np.bool_]:
+    """Return whether windows of so many bytes overlap, bool ``[num_windows]``."""
+    distances = np.abs(second["offset"].astype(np.int64) - first["offset"])
+    return np.asarray((document_numbers(first) == document_numbers(second)) & (distances < num_bytes))
 
 
-def _distances(first: Records, second: Records) -> Places:
-    """Return the bytes between the starts of two windows each of one document, int64 ``[num_windows]``."""
-    return np.asarray(np.abs(second["offset"].astype(np.int64) - first["offset"]))
-
-
-def _counted(places: Records, groups: Places, num_bytes: int | None) -> npt.NDArray[np.bool_]:
-    """Return which windows count: of those of a group in a document the most without overlap, or one if None.
-
-    ``places`` are in order within each of ``groups``, int64 ``[num_windows]``.
-    """
-    # The first window of a group in each document counts in any case.
-    goes_on = (groups[1:] == groups[:-1]) & _same_document(places[1:], places[:-1])
-    is_counted = np.append(True, ~goes_on)[: len(places)]
-    if num_bytes is None:
-        return is_counted
+def _counted(places: Records, groups: Places, num_bytes: int) -> npt.NDArray[np.bool_]:
+    """Return which windows count: of those of a group the most without overlap; ``places`` are in order in each."""
+    is_close = (groups[1:] == groups[:-1]) & _overlap(places[1:], places[:-1], num_bytes)
+    is_counted = np.append(True, ~is_close)[: len(places)]
     # Only where windows overlap does the choice take a loop.
-    is_close = goes_on & (_distances(places[1:], places[:-1]) < num_bytes)
+    borders = np.append(np.flatnonzero(is_counted), len(places))
     stretches = np.cumsum(is_counted) - 1
-    is_counted[1:] |= ~is_close
-    borders = np.append(np.flatnonzero(np.diff(stretches, prepend=-1)), len(places))
     for stretch in np.unique(stretches[1:][is_close]):
         start, end = borders[stretch : stretch + 2]
         offsets = places["offset"][start:end].astype(np.int64)
@@ -556,12 +492,10 @@ def _joined(pairs: Records) -> Records:
     first, second = np.split(nodes, 2)
     graph = coo_array((np.ones(len(pairs), np.bool_), (first, second)), (len(places), len(places)))
     _, labels = connected_components(graph, directed=False)
-    labels = labels.astype(np.int64)
-    order = np.argsort(labels, kind="stable")  # keeps that of the places
-    labels, places = labels[order], places[order]
-    counts = np.bincount(labels[_counted(places, labels, None)])
+    documents = np.unique(np.stack([labels, document_numbers(places)]), axis=1)
+    counts = np.bincount(documents[0])
     groups = np.zeros(len(counts), GROUP)
-    groups["count"], groups["place"] = counts, places[np.diff(labels, prepend=-1) != 0]
+    groups["count"], groups["place"] = counts, places[np.unique(labels, return_index=True)[1]]
     return groups[groups["count"] > 1]
 
 
@@ -570,7 +504,6 @@ def first_of_stretches(groups: Records, num_bytes: int) -> Records:
     groups = groups[np.argsort(groups["place"], order=("file", "document", "offset"), kind="stable")]
     if not len(groups):
         return groups
-    places = groups["place"]
-    goes_on = _same_document(places[1:], places[:-1]) & (_distances(places[1:], places[:-1]) < num_bytes)
+    goes_on = _overlap(groups["place"][1:], groups["place"][:-1], num_bytes)
     goes_on &= groups["count"][1:] == groups["count"][:-1]
     return np.asarray(groups[np.append(True, ~goes_on)])
