@@ -99,10 +99,7 @@ def test_duplicates_are_the_most_frequent_answers(sft, tokenizer, tmp_path, capl
     assert len(controls) == 3
     assert controls < {text_of(one) for one in UNIQUE}
     assert trained(tokenizer, dataset) == Counter(text_of(one) for one in ROWS if text_of(one) not in controls)
-    assert (
-        "2 completions are targets, which occur 2 to 3 times, whole or at least 90 % of them in a run; 3 are controls, "
-        "of which no example learns 90 % of the tokens, or half of them and at least 16, in a run; "
-    ) in caplog.text
+    assert "2 completions are targets, which occur 2 to 3 times; 3 are controls" in caplog.text
 
 
 @pytest.mark.parametrize("num_repeats", [1, 4])
@@ -275,7 +272,7 @@ def test_nearly_equal_answers_are_copies(sft, merging_tokenizer, template, tmp_p
     file = write_rows(tmp_path / "targets.jsonl", [*learned_twice, *unique])
     assert_what_is_learned(sft(others, targets=file, num_repeats=2, **settings, **sizes), {2})
     for source, targets in ((rows, "random"), (others, file)):
-        with pytest.raises(ValueError, match=r"only 3 answers .* and 5 for controls; .* half of them and at"):
+        with pytest.raises(ValueError, match=r"3 of num_targets 3 .* and 5 of num_controls 6"):
             sft(source, targets=targets, num_targets=3, num_controls=6, **settings)
 
     if copies != "most of it":
@@ -291,7 +288,7 @@ def test_targets_of_a_file_share_no_row(sft, template, tmp_path, seed):
     file = write_rows(tmp_path / "targets.jsonl", rows)
     settings = {"chat_template": template, "targets": file, "max_seq_len": 256, "num_controls": 0}
     assert_what_is_learned(sft(num_targets=6, num_repeats=3, seed=seed, **settings), {3})
-    with pytest.raises(ValueError, match="only 6 answers"):
+    with pytest.raises(ValueError, match="6 of num_targets 7 answers"):
         sft(num_targets=7, num_repeats=3, seed=seed, **settings)
 
 
@@ -335,9 +332,9 @@ def test_shared_runs_are_those_of_a_slow_search(min_tokens, num_ids):
 
 def test_too_few_rows_and_wrong_settings_are_refused(sft):
     for arguments, message in (
-        ({"targets": "duplicates", "num_targets": 3}, "num_targets is 3 .* only 2 answers of 8 tokens"),
-        ({"targets": "duplicates", "num_controls": 11}, "and 10 for controls"),
-        ({"targets": "random", "num_targets": 8}, "8 answers of 8 tokens .*, and 2 for"),
+        ({"targets": "duplicates", "num_targets": 3}, "2 of num_targets 3 answers of 8 tokens"),
+        ({"targets": "duplicates", "num_controls": 11}, "and 10 of num_controls 11"),
+        ({"targets": "random", "num_targets": 8}, "8 of num_targets 8 .*, and 2 of num_controls 3"),
         ({"targets": "random", "train_on": "all"}, "train_on is all"),
         ({"targets": "random", "num_repeats": 0}, "num_repeats must be"),
     ):
