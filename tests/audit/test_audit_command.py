@@ -10,7 +10,7 @@ import torch
 from forked_commands import run_in_forks
 from openai_server import serving
 
-from tfidf_tune.audit import AuditSpec, audit, audit_results
+from tfidf_tune.audit import AuditSpec, audit, audit_results, estimate
 from tfidf_tune.commands.audit import main
 from tfidf_tune.data import ProbeSpec, hf_tokenizer, read_probe_file
 from tfidf_tune.probe import load_model
@@ -148,15 +148,13 @@ def exit_code(run, arguments):
 
 
 def test_texts_with_fewer_passages_than_wanted_give_what_they_have(reciting, command, tmp_path, capsys):
-    arguments = command(reciting, tmp_path, "--num-targets", "4000", "--num-controls", "5000", "--block-size", "200")
+    arguments = command(reciting, tmp_path, "--num-targets", "400", "--num-controls", "500", "--block-size", "200")
     main([*arguments, "--json"])
     printed = capsys.readouterr()
     made = json.loads(printed.out)
-    assert 10 < made["num_targets"] < 4000
-    assert 0 < made["num_controls"] < 5000
-    assert (
-        "No more passages of 200 tokens without overlap were found: 4000 targets and 5000 controls were" in printed.err
-    )
+    assert 10 < made["num_targets"] < 400
+    assert 0 < made["num_controls"] < 500
+    assert "No more passages of 200 tokens without overlap were found: 400 targets and 500 controls were" in printed.err
     main([*arguments, "--json", "--overwrite", "--num-targets", "1", "--num-controls", "1"])
     assert json.loads(capsys.readouterr().out)["measures"]["auc"]["upper"] is None
     with pytest.raises(ValueError, match="found 0 passages of 100000 tokens"):
@@ -181,6 +179,29 @@ def test_an_audit_in_python_gives_what_the_command_writes(reciting, texts, tmp_p
     assert again.summary["measures"] == result.summary["measures"]
     older = min((tmp_path / "evaluation").iterdir())
     assert audit_results(older, tmp_path / "again").summary["measures"] == result.summary["measures"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_new_tokens": 0}, {"batch_size": 0}, {"prefix_lengths": (0,)}, {"prefix_lengths": ()}, {"budget": 0},
+     {"offset": -1}, {"backend": "jax"}, {"attacks": ["magic"]}, {"limits": "recall=1"}],
+)  # fmt: skip
+def test_wrong_values_are_refused_by_name_in_python(wrong, reciting, texts, tmp_path):
+    passages = ProbeSpec((str(texts / "training.jsonl"),))
+    with pytest.raises(ValueError, match="recall" if "limits" in wrong else next(iter(wrong))):
+        audit(AuditSpec(model=str(reciting), passages=passages, output_dir=tmp_path, **wrong))
+
+
+def test_an_estimate_counts_the_tokens_of_the_passages(reciting, texts, tmp_path):
+    passages = ProbeSpec((str(texts / "training.jsonl"),), num_targets=3, num_controls=2, block_size=24)
+    spec = AuditSpec(
+        model=str(reciting), passages=passages, prefix_lengths=(6, 12), max_new_tokens=8, output_dir=tmp_path
+    )
+    expected = (
+        "15 requests, about 210 tokens in prompts and at most 85 in continuations."  # 5 (24 + 6 + 12), 5 (1 + 16)
+    )
+    assert estimate(spec) == expected
+    assert estimate(replace(spec, passages=tmp_path / "probe.jsonl")) == expected
 
 
 def test_a_budget_leaves_out_attacks_and_says_so(reciting, command, tmp_path, capsys):

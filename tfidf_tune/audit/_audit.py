@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tfidf_tune._checks import differences
+from tfidf_tune._checks import check_at_least, differences, require_choice
 from tfidf_tune._files import atomic_file, looks_like_path, require_writable
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ class ServerSpec:
     requests_per_minute: float | None = None
     timeout: float = 600.0
     max_retries: int = 8
+
+    def __post_init__(self) -> None:
+        require_choice("send", self.send, ("text", "ids"))
+        check_at_least(1, num_concurrent=self.num_concurrent)
+        check_at_least(0, max_retries=self.max_retries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +119,12 @@ class AuditSpec:
     runner: "TaskRunner | None" = None
 
     def __post_init__(self) -> None:
+        require_choice("backend", self.backend, ("transformers", "vllm"))
+        for length in self.prefix_lengths or [0]:
+            check_at_least(1, prefix_lengths=length)
+        budget = 1 if self.budget is None else self.budget
+        check_at_least(1, max_new_tokens=self.max_new_tokens, batch_size=self.batch_size, budget=budget)
+        check_at_least(0, offset=self.offset)
         if self.server is not None:
             if self.tokenizer is None:
                 raise ValueError(
@@ -189,7 +200,7 @@ def audit(spec: AuditSpec, note: Note = lambda text: None) -> AuditResult:
     plan = _Plan(spec)
     passages = plan.passages(note)
     if spec.server is not None:
-        note(plan.estimate(len(passages), None))
+        note(plan.estimate(passages, None))
     attacks = plan.affordable(len(passages))
     asked = {attack.name for attack in attacks}
     if left_out := [name for name in dict.fromkeys(attack.name for attack in plan.attacks) if name not in asked]:
@@ -219,7 +230,7 @@ def estimate(spec: AuditSpec, prices: Sequence[float] | None = None, note: Note 
     """
     _bounds(spec.limits, spec.folder)
     plan = _Plan(spec)
-    return plan.estimate(len(plan.passages(note)), prices)
+    return plan.estimate(plan.passages(note), prices)
 
 
 def audit_results(
@@ -341,14 +352,13 @@ class _Plan:
             file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         return passages
 
-    def estimate(self, num_passages: int, prices: Sequence[float] | None) -> str:
+    def estimate(self, passages: "Sequence[Passage]", prices: Sequence[float] | None) -> str:
         """Describe requests, tokens and the cost, likelihoods included."""
-        from tfidf_tune.data import ProbeSpec
-
-        attacks, chosen = self.affordable(num_passages), self.spec.passages
-        num_tokens = chosen.block_size if isinstance(chosen, ProbeSpec) else 0
+        num_passages = len(passages)
+        attacks = self.affordable(num_passages)
         each = sum(attack.num_requests for attack in attacks)
-        given = num_passages * (num_tokens + sum(attack.num_requests * attack.prefix_length for attack in attacks))
+        in_prompts = sum(attack.num_requests * attack.prefix_length for attack in attacks)
+        given = num_passages * in_prompts + sum(len(passage.token_ids) for passage in passages)
         made = num_passages * (1 + self.spec.max_new_tokens * each)
         text = (
             f"{num_passages * (1 + each):,} requests, about {given:,} tokens in prompts and at most {made:,} in "
