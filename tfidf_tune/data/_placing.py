@@ -518,7 +518,7 @@ def choose_completions(
     )
     if targets.probe_file is not None:
         write_probe_file(targets.probe_file, passages)
-    return CompletionsDataset(examples, order, passages)
+    return CompletionsDataset(examples.tokens, examples.is_label, examples.spans[order], examples.counts, passages)
 
 
 # Rows

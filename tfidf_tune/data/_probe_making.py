@@ -10,7 +10,8 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, islice, tee
+from functools import cache
+from itertools import chain, compress, islice, tee
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -208,7 +209,7 @@ def _choose(
     # The length of a window in bytes follows from a sample; the stretches of controls are searched in the same pass.
     files = tuple(str(unit.resolve()) if isinstance(unit, Path) else unit for unit in units)
     rng = np.random.default_rng(spec.seed)
-    sample = _Sample.read(tokenizer, files, spec)
+    num_sampled, bytes_in_token, least = _sample(tokenizer, files, spec)
     controls = _Controls.draw(tokenizer, spec, rng)
     near = spec.passages == "near-duplicates"
     index = WindowIndex(
@@ -216,27 +217,24 @@ def _choose(
         column=spec.column,
         sample_by=spec.sample_by,
         work=str(work),
-        num_bytes=max(4, round(spec.block_size * sample.least * (1 if near else _SHARE_OF_PASSAGE))),
+        num_bytes=max(4, round(spec.block_size * least * (1 if near else _SHARE_OF_PASSAGE))),
         near=near,
         num_shared_bytes=controls.num_shared_bytes,
     )
     found = build(index, np.concatenate([np.zeros(0, np.uint64), *controls.stretches(index)]), runner)
     search = _Search(tokenizer, spec, index, found, runner, rng)
     targets = search.near_targets() if near else search.targets()
-    num_tokens = round(found.counts["bytes"] / sample.mean)
+    num_tokens = round(found.counts["bytes"] / bytes_in_token)
     text = f"{', '.join(spec.sources)} ({found.counts['documents']} documents of {num_tokens} tokens in all)"
     _check_enough(len(targets), "num_targets", spec, text)
     accepted, num_refused = controls.accepted(search)
-    # The index has counted what the positions of a passage do not always tell.
     windows = [(one.ids, one.positions, str(units[one.file])) for one in targets]
     windows += [(ids, [], spec.controls_source or EMBEDDED) for ids in accepted]
-    numbers = [*(target.num_copies for target in targets), *([0] * len(accepted))]
-    passages = [
-        replace(passage, num_injections=number)
-        for passage, number in zip(make_passages(tokenizer, windows, len(targets)), numbers, strict=True)
-    ]
+    passages = make_passages(tokenizer, windows, len(targets))
+    # The index has counted what the positions of a passage do not always tell.
+    counted = map(lambda passage, one: replace(passage, num_injections=one.num_copies), passages, targets)
     return MadeProbe(
-        passages=tuple(passages),
+        passages=(*counted, *passages[len(targets) :]),
         num_documents=found.counts["documents"],
         num_tokens=num_tokens,
         stretch_repeats=search.stretch_repeats,
@@ -244,33 +242,26 @@ def _choose(
         num_repetitive=search.num_repetitive,
         num_refused=num_refused,
         starts=Counter(target.start for target in targets),
-        is_estimate=sample.num_bytes < found.counts["bytes"],
+        is_estimate=num_sampled < found.counts["bytes"],
     )
 
 
-class _Sample(NamedTuple):
-    """Bytes of the sampled text, bytes in a token on average, and of documents with the shortest tokens."""
-
-    num_bytes: int
-    mean: float
-    least: float
-
-    @staticmethod
-    def read(tokenizer: TextTokenizer, files: tuple[str, ...], spec: ProbeSpec) -> "_Sample":
-        # The first documents of files that are spread over all.
-        chosen = np.unique(np.linspace(0, len(files) - 1, _SAMPLE_FILES).round().astype(int)).tolist()
-        lengths: list[int] = []
-        sizes: list[int] = []
-        for file in (files[rank] for rank in chosen):
-            documents = load_documents(file, column=spec.column, sample_by=spec.sample_by)
-            texts = [text[:_SAMPLE_CHARACTERS] for text in islice(documents, _SAMPLE_DOCUMENTS)]
-            own = [len(ids) for ids in encode_texts(tokenizer, texts)]
-            warn_of_short_documents(file, spec.sample_by, own)
-            lengths += own
-            sizes += [len(text.encode("utf-8", "surrogatepass")) for text in texts]
-        mean = max(1.0, sum(sizes) / max(1, sum(lengths)))
-        shares = [size / length for size, length in zip(sizes, lengths, strict=True) if length >= _LEAST_SAMPLE]
-        return _Sample(sum(sizes), mean, float(np.quantile(shares, 0.05)) if shares else mean)
+def _sample(tokenizer: TextTokenizer, files: tuple[str, ...], spec: ProbeSpec) -> tuple[int, float, float]:
+    """Return the bytes of a sample, bytes in a token on average, and of documents with the shortest tokens."""
+    # The first documents of files that are spread over all.
+    chosen = np.unique(np.linspace(0, len(files) - 1, _SAMPLE_FILES).round().astype(int)).tolist()
+    lengths: list[int] = []
+    sizes: list[int] = []
+    for file in (files[rank] for rank in chosen):
+        documents = load_documents(file, column=spec.column, sample_by=spec.sample_by)
+        texts = [text[:_SAMPLE_CHARACTERS] for text in islice(documents, _SAMPLE_DOCUMENTS)]
+        own = [len(ids) for ids in encode_texts(tokenizer, texts)]
+        warn_of_short_documents(file, spec.sample_by, own)
+        lengths += own
+        sizes += [len(text.encode("utf-8", "surrogatepass")) for text in texts]
+    mean = max(1.0, sum(sizes) / max(1, sum(lengths)))
+    shares = [size / length for size, length in zip(sizes, lengths, strict=True) if length >= _LEAST_SAMPLE]
+    return sum(sizes), mean, float(np.quantile(shares, 0.05)) if shares else mean
 
 
 class _Target(NamedTuple):
@@ -281,31 +272,29 @@ class _Target(NamedTuple):
     file: int
 
 
-class _Corpus(NamedTuple):
-    """The tokens of pieces, see :func:`join_documents`, and where each begins."""
+class _Corpus:
+    """The tokens of pieces, see :func:`join_documents`, where each begins, and the choice of windows."""
 
-    token_ids: TokenArray
-    first_tokens: Positions
-    pieces: list[Piece]
-
-    @staticmethod
-    def read(tokenizer: TextTokenizer, pieces: Iterable[Piece]) -> "_Corpus":
-        both = [*_encoded(tokenizer, pieces)]
-        lengths = np.array([len(ids) + 1 for _, ids in both], dtype=np.int64)
-        return _Corpus(join_documents(ids for _, ids in both), np.cumsum(lengths) - lengths, [one for one, _ in both])
+    def __init__(self, search: "_Search", pieces: Iterable[Piece]) -> None:
+        both = [*_encoded(search.tokenizer, pieces)]
+        self.pieces = [piece for piece, _ in both]
+        self.token_ids = join_documents(ids for _, ids in both)
+        self.first_tokens = np.cumsum([0, *(len(ids) + 1 for _, ids in both)])[:-1]
+        self.chooser = WindowChooser(search.tokenizer, self.token_ids, search.spec.block_size, search.rng)
+        self._tokenizer = search.tokenizer
 
     def pieces_of(self, tokens: Positions) -> Positions:
         """Return the piece of each token, int64 of the shape of ``tokens``."""
         return np.searchsorted(self.first_tokens, tokens, side="right") - 1
 
-    def token_at(self, tokenizer: TextTokenizer, place: np.void) -> int:
+    def token_at(self, place: np.void) -> int:
         """Return the token that holds the first byte of a window."""
         number = bisect_right(self.pieces, tuple(place.tolist()), key=lambda piece: piece[:3]) - 1
         piece = self.pieces[number]
         # Bytes are counted in decoded text, by a binary search for the token whose text ends behind the first byte.
-        (ids,) = encode_texts(tokenizer, [piece.text])
+        (ids,) = encode_texts(self._tokenizer, [piece.text])
         first = int(place["offset"]) - piece.start
-        token = bisect_right(range(len(ids) + 1), first, key=lambda end: len(_text(tokenizer, ids[:end]))) - 1
+        token = bisect_right(range(len(ids) + 1), first, key=lambda end: len(_text(self._tokenizer, ids[:end]))) - 1
         return int(self.first_tokens[number]) + token
 
 
@@ -350,19 +339,17 @@ class _Search:
         for most in _DOCUMENTS:
             num_groups, places, weights = self._candidates(groups, 0 if is_random else most)
             together = np.concatenate([places, drawn])
-            pieces = read_pieces(self.index, together, f"documents-{most}", self.runner)
-            corpus = _Corpus.read(self.tokenizer, pieces)
-            chooser = WindowChooser(self.tokenizer, corpus.token_ids, spec.block_size, self.rng)
-            if not chooser.fits.any():  # the search needs memory in proportion to the length of a passage
+            corpus = _Corpus(self, read_pieces(self.index, together, f"documents-{most}", self.runner))
+            if not corpus.chooser.fits.any():  # the search needs memory in proportion to the length of a passage
                 return []
             names = name_repeated_windows(corpus.token_ids, spec.block_size)
             if not is_random:
-                targets = self._duplicates(corpus, chooser, names, weights)
+                targets = self._duplicates(corpus, names, weights)
             if is_random or num_groups == len(groups) or len(targets) == spec.num_targets:
                 break
         self.num_duplicates = len(targets)
-        targets += self._random(corpus, chooser, names, drawn, spec.num_targets - len(targets))
-        self.num_repetitive = chooser.num_repetitive
+        targets += self._random(corpus, names, drawn, spec.num_targets - len(targets))
+        self.num_repetitive = corpus.chooser.num_repetitive
         return targets
 
     def _drawn(self, *, unique: bool) -> Records:
@@ -390,9 +377,7 @@ class _Search:
         np.maximum.at(weights, numbers[:num_places], np.repeat(counts / sizes, sizes)[:num_places])
         return num_groups, together[:num_places], dict(zip(documents.tolist(), weights.tolist(), strict=True))
 
-    def _duplicates(
-        self, corpus: _Corpus, chooser: WindowChooser, names: Positions, weights: dict[int, float]
-    ) -> list[_Target]:
+    def _duplicates(self, corpus: _Corpus, names: Positions, weights: dict[int, float]) -> list[_Target]:
         """Choose the passages that occur most often."""
         spec = self.spec
         # The order is that of the expected counts; a few more than needed are counted in all text.
@@ -402,23 +387,22 @@ class _Search:
         self.stretch_repeats = tuple(round(number) for number in expected if number >= spec.min_repeats)
         order = sorted(self.rng.permutation(len(stretches)), key=lambda number: -expected[number])
         chosen = []
-        for starts in islice(chooser.duplicates(stretches[number] for number in order), 2 * spec.num_targets + 20):
-            chooser.take(starts)
+        possible = corpus.chooser.duplicates(stretches[number] for number in order)
+        for starts in islice(possible, 2 * spec.num_targets + 20):
+            corpus.chooser.take(starts)
             chosen.append(starts)
-        targets = [one for one in self._counted(corpus, chooser, chosen) if one.num_copies >= spec.min_repeats]
+        targets = [one for one in self._counted(corpus, chosen) if one.num_copies >= spec.min_repeats]
         return sorted(targets, key=lambda target: -target.num_copies)[: spec.num_targets]
 
-    def _random(
-        self, corpus: _Corpus, chooser: WindowChooser, names: Positions, drawn: Records, number: int
-    ) -> list[_Target]:
+    def _random(self, corpus: _Corpus, names: Positions, drawn: Records, number: int) -> list[_Target]:
         """Choose passages where windows were drawn, then anywhere in their documents; with duplicates, unique ones."""
-        is_random = self.spec.passages == "random"
+        chooser, is_random = corpus.chooser, self.spec.passages == "random"
         allowed = chooser.fits if is_random else chooser.fits & (names[: len(chooser.fits)] == 0)
         possible = np.flatnonzero(allowed)
         if not len(possible):
             return []
         # Where a window was drawn, the last possible start before it; then every possible start in random order.
-        tokens = (corpus.token_at(self.tokenizer, place) for place in drawn)
+        tokens = map(corpus.token_at, drawn)
         near = (int(possible[max(0, int(np.searchsorted(possible, token, side="right")) - 1)]) for token in tokens)
         starts = chooser.random(allowed, chain(near, self.rng.permutation(possible).tolist()))
         targets: list[_Target] = []
@@ -430,65 +414,62 @@ class _Search:
                 chooser.take(chosen[-1])
             if not chosen:
                 break
-            targets += [one for one in self._counted(corpus, chooser, chosen) if is_random or one.num_copies == 1]
+            targets += [one for one in self._counted(corpus, chosen) if is_random or one.num_copies == 1]
         return targets[:number]
 
-    def _counted(self, corpus: _Corpus, chooser: WindowChooser, occurrences: list[Positions]) -> list[_Target]:
-        """Count passages in all text, given by where they occur in a corpus; leave out those without a window."""
-        windows = [chooser.window(int(starts[0])) for starts in occurrences]
-        if not windows:
+    def _counted(self, corpus: _Corpus, chosen: list[Positions]) -> list[_Target]:
+        """Count passages in all text, given by where they start in a corpus; leave out those without a window."""
+        if not chosen:
             return []
         # The windows that every occurrence has, and how often each is in the index.
-        batch = make_batch([_text(self.tokenizer, ids) for ids in windows])
-        chosen, keys = self.index.windows(batch, inner=True)
-        different, numbers = np.unique(keys[:, 0], return_inverse=True)
-        counts, places = find_windows(self.index, different, _COPIES)
+        passages = [corpus.chooser.window(int(starts[0])) for starts in chosen]
+        batch = make_batch([_text(self.tokenizer, ids) for ids in passages])
+        words, keys = self.index.windows(batch, inner=True)
+        counts, places = find_windows(self.index, keys[:, 0], _COPIES)
         whole = {piece.number for piece in corpus.pieces if piece.is_whole}
-        targets: dict[int, _Target] = {}
+        occurrences: dict[int, list[tuple[Piece, int]]] = {}
         elsewhere: dict[int, int] = {}
-        for number, (ids, starts) in enumerate(zip(windows, occurrences, strict=True)):
-            own = numbers[batch.of_text[chosen] == number]
+        for number, starts in enumerate(chosen):
+            own = np.flatnonzero(batch.of_text[words] == number)
             if not len(own):
                 continue
-            # What the corpus has is all if it holds the whole documents of the rarest window.
             of_pieces = corpus.pieces_of(starts)
-            pieces = [corpus.pieces[one] for one in of_pieces.tolist()]
             offsets = (starts - corpus.first_tokens[of_pieces]).tolist()
-            targets[number] = _Target(
-                ids=ids,
-                start=min(map(chooser.start_of, starts)),
-                num_copies=len(starts),
-                positions=self._positions(pieces, offsets),
-                file=pieces[0].file,
-            )
-            own = own[counts[own] > 0]  # the index has none if the tokenizer changes text before it splits it
-            if len(own):
+            occurrences[number] = [(corpus.pieces[at], start) for at, start in zip(of_pieces, offsets, strict=True)]
+            # That is all if the corpus holds the whole documents of the rarest window. The index has no window if the
+            # tokenizer changes text before it splits it.
+            if len(own := own[counts[own] > 0]):
                 rarest = own[np.argmin(counts[own])]
                 if counts[rarest] > _COPIES or not whole.issuperset(document_numbers(places[rarest]).tolist()):
                     elsewhere[number] = int(rarest)
+        files = {number: places[0][0].file for number, places in occurrences.items()}
         if elsewhere:
             # The second pass: the documents of all windows that each occurrence of a passage must have.
-            _, places = find_windows(self.index, different[[*elsewhere.values()]])
+            _, places = find_windows(self.index, keys[[*elsewhere.values()], 0])
             self._num_readings += 1
-            occurrences_of: dict[int, tuple[list[Piece], list[int]]] = {number: ([], []) for number in elsewhere}
+            occurrences |= {number: [] for number in elsewhere}
             read = read_pieces(self.index, np.concatenate(places), f"copies-{self._num_readings}", self.runner)
             for piece, ids in _encoded(self.tokenizer, read):
-                content = ids.tobytes()
-                for number, (pieces, offsets) in occurrences_of.items():
-                    passage = windows[number]
+                content, place = ids.tobytes(), piece._replace(text="")
+                for number in elsewhere:
+                    passage = passages[number]
                     starts = without_overlaps(_find(content, passage.tobytes(), ids.itemsize), len(passage))
-                    pieces += [piece._replace(text="")] * len(starts)
-                    offsets += starts.tolist()
-            for number, (pieces, offsets) in occurrences_of.items():
-                positions = self._positions(pieces, offsets)
-                targets[number] = targets[number]._replace(num_copies=len(offsets), positions=positions)
-        return [*targets.values()]
+                    occurrences[number] += [(place, start) for start in starts.tolist()]
+        return [
+            _Target(
+                ids=passages[number],
+                start=min(map(corpus.chooser.start_of, chosen[number])),
+                num_copies=len(found),
+                positions=self._positions(found),
+                file=files[number],
+            )
+            for number, found in occurrences.items()
+        ]
 
-    def _positions(self, pieces: list[Piece], offsets: list[int]) -> list[list[int]]:
-        if len(offsets) > _MOST_POSITIONS or not all(piece.is_whole for piece in pieces):
+    def _positions(self, occurrences: list[tuple[Piece, int]]) -> list[list[int]]:
+        if len(occurrences) > _MOST_POSITIONS or not all(piece.is_whole for piece, _ in occurrences):
             return []
-        firsts = [self.found.first_documents[piece.file] + piece.document for piece in pieces]
-        return [[*place] for place in zip(firsts, offsets, strict=True)]
+        return [[self.found.first_documents[piece.file] + piece.document, start] for piece, start in occurrences]
 
     def near_targets(self) -> list[_Target]:
         """Choose a passage of each group of near copies, the largest groups first, then unique ones."""
@@ -499,14 +480,14 @@ class _Search:
         order = sorted(self.rng.permutation(len(groups)), key=lambda number: -int(groups["count"][number]))
         groups = groups[order[: _CANDIDATES * spec.num_targets + _MORE_CANDIDATES]]
         places = np.concatenate([groups["place"], self._drawn(unique=True)])
-        corpus = _Corpus.read(self.tokenizer, read_pieces(index, places, "documents", self.runner))
-        chooser = WindowChooser(self.tokenizer, corpus.token_ids, spec.block_size, self.rng)
+        corpus = _Corpus(self, read_pieces(index, places, "documents", self.runner))
+        chooser = corpus.chooser
         targets: list[_Target] = []
         taken: set[bytes] = set()
         for number, place in enumerate(places):
             if len(targets) == spec.num_targets:
                 break
-            start = corpus.token_at(self.tokenizer, place)
+            start = corpus.token_at(place)
             piece = corpus.pieces[int(corpus.pieces_of(np.array([start]))[0])]
             is_group = number < len(groups)
             if start >= len(chooser.fits) or not chooser.fits[start] or not (is_group or self._is_unique(piece, place)):
@@ -550,23 +531,20 @@ class _Controls(NamedTuple):
     tokenized and compared. That suffices if each :data:`SHARED_TOKENS` of it hold such a stretch: ``is_known``.
     """
 
-    spec: ProbeSpec
     windows: list[TokenArray]
     texts: list[bytes]
     is_known: list[bool]
     num_shared_bytes: int
-    source: str
 
     @staticmethod
     def draw(tokenizer: TextTokenizer, spec: ProbeSpec, rng: np.random.Generator) -> "_Controls":
         """Draw more passages than are needed, without overlap."""
-        source = spec.controls_source or EMBEDDED
         if not spec.num_controls:
-            return _Controls(spec, [], [], [], 1, source)
+            return _Controls([], [], [], 1)
         if spec.controls_source is None:
             documents = embedded_documents("validation") + embedded_documents("train")
         else:
-            documents = [*load_documents(source, column=spec.column, sample_by=spec.sample_by)]
+            documents = [*load_documents(spec.controls_source, column=spec.column, sample_by=spec.sample_by)]
         number = _CANDIDATES * spec.num_controls + _MORE_CANDIDATES
         tokens: list[TokenArray] = []
         num_possible = 0
@@ -590,16 +568,13 @@ class _Controls(NamedTuple):
         sizes = [len(text) * num_shared / spec.block_size for text in texts] or [1.0]
         num_bytes = max(1, round(float(np.quantile(sizes, 0.05)) * _SHARE_OF_SHARED))
         # A stretch starts at a word, so that the tokens have to hold it and the longest gap between words.
-        of_token = {
-            token: max(1, len(_text(tokenizer, np.array([token]))))
-            for token in {*chain(*map(np.ndarray.tolist, windows))}
-        }
+        num_bytes_of = cache(lambda token: max(1, len(_text(tokenizer, np.array([token])))))
         is_known = []
         for ids, text in zip(windows, texts, strict=True):
-            ends = np.cumsum([0, *(of_token[token] for token in ids.tolist())])
+            ends = np.cumsum([0, *map(num_bytes_of, ids.tolist())])
             gaps = np.diff(make_batch([text]).words, prepend=0)
             is_known.append(bool((ends[num_shared:] - ends[:-num_shared]).min() >= num_bytes + gaps.max(initial=0)))
-        return _Controls(spec, windows, texts, is_known, num_bytes, source)
+        return _Controls(windows, texts, is_known, num_bytes)
 
     def stretches(self, index: WindowIndex) -> list[Hashes]:
         """Return the hashes of the stretches of each passage."""
@@ -609,29 +584,26 @@ class _Controls(NamedTuple):
 
     def accepted(self, search: _Search) -> tuple[list[TokenArray], int]:
         """Return the controls, and how many were refused because they share text with the training text."""
-        num_shared = min(SHARED_TOKENS, self.spec.block_size)
-        shared = search.found.shared
+        spec, shared = search.spec, search.found.shared
+        num_shared = min(SHARED_TOKENS, spec.block_size)
         hits = [[key for key in own.tolist() if key in shared] for own in self.stretches(search.index)]
-        accepted = {number for number, own in enumerate(hits) if not own and self.is_known[number]}
-        # Stretches that occur in many places are refused without a look.
-        possible = [number for number, own in enumerate(hits) if own and self.is_known[number]
-                    and all(len(shared[key]) <= MOST_SHARED for key in own)]  # fmt: skip
-        # A stretch of bytes in common is not yet SHARED_TOKENS in common: the tokens decide.
-        if len(accepted) < self.spec.num_controls and possible:
+        known = [number for number, is_known in enumerate(self.is_known) if is_known]
+        accepted = {number for number in known if not hits[number]}
+        # A stretch of bytes in common is not yet SHARED_TOKENS in common: the tokens decide. Stretches that occur in
+        # many places are refused without a look.
+        possible = [
+            number for number in known if hits[number] and all(len(shared[key]) <= MOST_SHARED for key in hits[number])
+        ]
+        if len(accepted) < spec.num_controls and possible:
             places = np.array([place for number in possible for key in hits[number] for place in shared[key]], PLACE)
-            pieces = read_pieces(search.index, places, "shared", search.runner)
-            tokens = _Corpus.read(search.tokenizer, pieces).token_ids
+            tokens = _Corpus(search, read_pieces(search.index, places, "shared", search.runner)).token_ids
             unseen = join_documents(self.windows[number] for number in possible)
-            is_shared = windows_with_shared_stretch(unseen, tokens, self.spec.block_size, num_shared)
-            accepted |= {
-                number
-                for number, found in zip(possible, is_shared[:: self.spec.block_size + 1], strict=True)
-                if not found
-            }
-        controls = [self.windows[number] for number in sorted(accepted)][: self.spec.num_controls]
+            is_shared = windows_with_shared_stretch(unseen, tokens, spec.block_size, num_shared)
+            accepted |= {*compress(possible, ~is_shared[:: spec.block_size + 1])}
+        controls = [self.windows[number] for number in sorted(accepted)][: spec.num_controls]
         num_refused = len(self.windows) - len(accepted)
         remark = f" {num_refused} more have {num_shared} tokens in a row of the training text." if num_refused else ""
-        _check_enough(len(controls), "num_controls", self.spec, self.source, remark)
+        _check_enough(len(controls), "num_controls", spec, spec.controls_source or EMBEDDED, remark)
         return controls, num_refused
 
 

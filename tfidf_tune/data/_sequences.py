@@ -4,6 +4,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -27,23 +28,25 @@ LabelMask = npt.NDArray[np.bool_]
 Counts = Counter[str]
 
 
+@dataclass(eq=False, repr=False)
 class TextBlocksDataset(Dataset[dict[str, list[int]]]):
     """Blocks of token ids as a map-style data set.
 
     An item is ``{"tokens": list[int], "labels": list[int]}`` with ``block_size`` ids each. The labels equal the tokens:
     ``agree_on_step`` shifts them.
 
-    Args:
-        blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``, an attribute; may be memory-mapped.
-        num_documents (int | None): documents that they were made of, an attribute. Default: None, not known
-        num_removed (int): blocks that deduplication removed, an attribute. Default: 0
+    Attributes:
+        blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``; may be memory-mapped.
+        num_documents (int | None): documents that they were made of. Default: None, not known
+        num_removed (int): blocks that deduplication removed. Default: 0
     """
 
-    def __init__(self, blocks: TokenArray, num_documents: int | None = None, num_removed: int = 0) -> None:
-        self.blocks = blocks
-        self.num_documents = num_documents
-        self.num_removed = num_removed
-        self.block_size: int = blocks.shape[1]
+    blocks: TokenArray
+    num_documents: int | None = None
+    num_removed: int = 0
+
+    def __post_init__(self) -> None:
+        self.block_size: int = self.blocks.shape[1]
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -53,99 +56,76 @@ class TextBlocksDataset(Dataset[dict[str, list[int]]]):
         return {"tokens": tokens, "labels": tokens.copy()}
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class InjectedCorpusDataset(TextBlocksDataset):
     """Blocks of base text and injected targets.
 
-    Args:
-        blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``; may be memory-mapped.
-        passages (Sequence[Passage]): the targets, then the controls; an attribute, like the next four.
+    Attributes:
+        passages (Sequence[Passage]): the targets, then the controls.
         probe_file (Path): the file that holds ``passages``.
         num_left_out (int): base documents that were left out because they are a target or control; passages that were
             taken out of them if ``target_source`` is None.
         num_documents (int): base documents that were read.
-        num_removed (int): blocks that ``deduplicate`` removed.
     """
 
-    def __init__(
-        self,
-        blocks: TokenArray,
-        *,
-        passages: Sequence["Passage"],
-        probe_file: Path,
-        num_left_out: int,
-        num_documents: int,
-        num_removed: int = 0,
-    ) -> None:
-        super().__init__(blocks, num_documents, num_removed)
-        self.passages = passages
-        self.probe_file = probe_file
-        self.num_left_out = num_left_out
+    passages: Sequence["Passage"]
+    probe_file: Path
+    num_left_out: int
 
 
+@dataclass(eq=False, repr=False)
 class SequenceDataset(Dataset[dict[str, list[int]]]):
     """Sequences of different lengths as a map-style data set: documents, prompts with their targets, conversations.
 
     An item is ``{"tokens": list[int], "labels": list[int]}``. Labels are the tokens, -100 where nothing is learned:
     ``agree_on_step`` shifts them.
 
-    Args:
+    Attributes:
         tokens (TokenArray): int32 ids of all sequences, one after the other; may be memory-mapped.
         is_label (LabelMask): bool, of the same shape: whether a token is learned.
         spans (npt.NDArray[np.int64]): shape ``[num_sequences, 2]``: where in ``tokens`` a sequence starts and ends.
-        counts (Counts): values of the attributes.
-
-    Attributes:
         counts (Counts): what was counted, by name; these and more.
         num_documents (int): documents or rows of the source.
         num_cut (int): documents that were cut into several sequences, or examples that were cut or whose prompt was.
         num_cut_targets (int): examples whose target was cut.
         num_left_out (int): pieces of one token, or rows that gave no example.
         num_removed (int): sequences that deduplication removed.
+        num_tokens (int): tokens of all sequences, prompts included.
     """
 
-    def __init__(self, tokens: TokenArray, is_label: LabelMask, spans: npt.NDArray[np.int64], counts: Counts) -> None:
-        self._tokens = tokens
-        self._is_label = is_label
-        self._spans = spans
-        self.counts = counts
-        self.num_documents, self.num_cut = counts["num_documents"], counts["num_cut"]
-        self.num_cut_targets, self.num_left_out = counts["num_cut_targets"], counts["num_left_out"]
-        self.num_removed = counts["num_removed"]
+    tokens: TokenArray
+    is_label: LabelMask
+    spans: npt.NDArray[np.int64]
+    counts: Counts
 
-    @property
-    def num_tokens(self) -> int:
-        """Return the tokens of all sequences, prompts included."""
-        return len(self._tokens)
+    def __post_init__(self) -> None:
+        self.num_documents, self.num_cut = self.counts["num_documents"], self.counts["num_cut"]
+        self.num_cut_targets, self.num_left_out = self.counts["num_cut_targets"], self.counts["num_left_out"]
+        self.num_removed = self.counts["num_removed"]
+        self.num_tokens = len(self.tokens)
 
     def __len__(self) -> int:
-        return len(self._spans)
+        return len(self.spans)
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         tokens, is_label = self.sequence(index)
         return {"tokens": tokens.tolist(), "labels": np.where(is_label, tokens, IGNORED).tolist()}
 
-    def parts(self, order: npt.NDArray[np.integer]) -> tuple[TokenArray, LabelMask, npt.NDArray[np.int64], Counts]:
-        """Return the arguments of a data set of the sequences with these numbers, in this order."""
-        return self._tokens, self._is_label, self._spans[order], self.counts
-
     def sequence(self, index: int) -> tuple[TokenArray, LabelMask]:
         """Return the ids of a sequence, int32 ``[num_tokens]``, and whether each is learned."""
-        start, end = self._spans[index]
-        return self._tokens[start:end], self._is_label[start:end]
+        start, end = self.spans[index]
+        return self.tokens[start:end], self.is_label[start:end]
 
 
+@dataclass(eq=False, repr=False)
 class CompletionsDataset(SequenceDataset):
     """Examples, some of which are targets; the controls are not among them.
 
-    Args:
-        examples (SequenceDataset): of the source, perhaps followed by those of a file of targets.
-        order (TokenArray): int32 numbers of the examples that are trained on, in this order.
-        passages (Sequence[Passage]): the targets, then the controls; an attribute.
+    Attributes:
+        passages (Sequence[Passage]): the targets, then the controls.
     """
 
-    def __init__(self, examples: SequenceDataset, order: TokenArray, passages: Sequence["Passage"]) -> None:
-        super().__init__(*examples.parts(order))
-        self.passages = passages
+    passages: Sequence["Passage"]
 
 
 def after_prompt(num_tokens: int, num_prompt: int) -> LabelMask:
@@ -284,7 +264,7 @@ def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device =
 
     # A document starts where its position is 0; the label there would be predicted from the document before it.
     seq_lens = [row["seq_lens"] for row in batch]
-    input_pos = torch.stack([_positions(lengths) for lengths in seq_lens])
+    input_pos = torch.stack([torch.cat([torch.arange(length) for length in lengths.tolist()]) for lengths in seq_lens])
     return {
         "tokens": torch.stack([row["tokens"] for row in batch]),
         "labels": torch.stack([row["labels"] for row in batch]).masked_fill(input_pos == 0, IGNORED),
@@ -306,9 +286,3 @@ def unpadded_tokens(row: dict[str, Tensor]) -> Tensor:
     if not 0 < start < len(tokens) or row["input_pos"][start] == 0:
         return tokens
     return torch.cat([tokens[:start], torch.full_like(tokens[start:], IGNORED)])
-
-
-def _positions(lengths: Tensor) -> Tensor:
-    """Count from 0 in each document: int64 ``[num_documents]`` -> ``[sum of the lengths]``."""
-    starts = lengths.cumsum(0) - lengths
-    return torch.arange(int(lengths.sum())) - torch.repeat_interleave(starts, lengths)

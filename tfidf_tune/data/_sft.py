@@ -8,6 +8,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,7 +25,6 @@ from tfidf_tune.data._placing import Targets, choose_completions
 from tfidf_tune.data._sequences import (
     Counts,
     LabelMask,
-    SequenceDataset,
     after_prompt,
     cached_folder,
     cached_sequences,
@@ -514,5 +514,5 @@ def sft_dataset(
         dataset = choose_completions(dataset, counts["num_examples"], spec, tokenizer, source, kept)
     elif deduplication.method != "none":
         every = np.arange(len(dataset), dtype=np.int32)
-        dataset = SequenceDataset(*dataset.parts(every[kept(every)]))
+        dataset = replace(dataset, spans=dataset.spans[every[kept(every)]])
     return pack(dataset, tokenizer) if packed else dataset
