@@ -227,7 +227,7 @@ def test_answers_are_those_of_the_assistant(chat_tokenizer, sft):
     ]
     [sample] = sft(chat_tokenizer, rows)
     assert [answer.lstrip() for answer in learned(chat_tokenizer, sample)] == ["the sailor<|im_end|>\n"]
-    with pytest.raises(ValueError, match="the others have none at all.* the role of an answer is 'assist"):
+    with pytest.raises(ValueError, match="the others have none at all.* that of an answer is 'assistant'"):
         sft(chat_tokenizer, rows[1:])
 
 

@@ -97,16 +97,13 @@ class Deduplication:
             return np.ones(len(rows), dtype=np.bool_)
         # Equal rows go first, by a dictionary of their bytes.
         first: dict[bytes, int] = {}
-        kept = np.array(
-            [first.setdefault(row.tobytes(), number) == number for number, row in enumerate(rows)], np.bool_
-        )
+        kept = np.array([first.setdefault(row.tobytes(), at) == at for at, row in enumerate(rows)], np.bool_)
+        means = "equal tokens"
         if self.method == "minhash":
+            means = f"{self.ngram}-gram Jaccard similarity of {self.threshold} or more"
             self._leave_out_near_copies(kept, rows, tokenizer)
-        near = f"{self.ngram}-gram Jaccard similarity of {self.threshold} or more"
-        logger.info(
-            f"{source}: {len(rows) - kept.sum():,} of {len(rows):,} rows removed as copies of earlier rows "
-            f"({'equal tokens' if self.method == 'exact' else near})"
-        )
+        num_removed = len(rows) - kept.sum()
+        logger.info(f"{source}: {num_removed:,} of {len(rows):,} rows removed as copies of earlier rows ({means})")
         return kept
 
     def _leave_out_near_copies(
@@ -141,8 +138,8 @@ def word_ngrams(text: str, size: int) -> Hashes:
     """Return a hash of each n-gram of the words of a text in lower case, uint64 ``[num_ngrams]``, sorted.
 
     A word is a run of letters and digits, and of all characters that are not ASCII. A text with fewer words is one
-    n-gram; without words it has none. All hashes come from a few operations on the bytes of the text: with the bytes
-    ``x_i`` and an odd base B modulo 2^64, that of the word from s to e is ``B^-s * sum_{s <= i < e} (x_i + 1) B^i``.
+    n-gram; without words it has none. With the bytes ``x_i`` and an odd base B modulo 2^64, the hash of the word from s
+    to e is ``B^-s * sum_{s <= i < e} (x_i + 1) B^i``.
     """
     data = np.frombuffer(text.lower().encode("utf-8", "surrogatepass"), np.uint8)
     borders = np.flatnonzero(np.diff(IS_WORD[data], prepend=False, append=False))
@@ -199,9 +196,7 @@ def bands(threshold: float, cost_of_missed: float = 0.5) -> tuple[int, int]:
     try:
         index = MinHashLSH(threshold, NUM_FUNCTIONS, weights=(1 - cost_of_missed, cost_of_missed))
     except ValueError as error:
-        raise ValueError(
-            f"threshold {threshold} is too high for {NUM_FUNCTIONS} hash functions: lower it, or set method to exact"
-        ) from error
+        raise ValueError(f"threshold {threshold} is too high: lower it, or set method to exact") from error
     return index.b, index.r
 
 

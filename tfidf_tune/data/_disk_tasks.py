@@ -102,10 +102,8 @@ class TaskRunner:
                 raise ChildProcessError(f"{doing}: cannot submit the job to Slurm: {error}") from error
             _wait(executor, num_tasks, doing)
         if failed := executor.get_incomplete_ranks():
-            raise ChildProcessError(
-                f"{doing}: {len(failed)} of {num_tasks} tasks failed on {self.executor}; see the logs in {folder}. "
-                "Run the same command again to retry them"
-            )
+            what = f"{len(failed)} of {num_tasks} tasks failed on {self.executor}; see the logs in {folder}"
+            raise ChildProcessError(f"{doing}: {what}. Run the same command again to retry them")
 
 
 def _run_here(steps: Sequence[Step], completions: Path, num_tasks: int) -> None:
@@ -150,10 +148,8 @@ def begin(work: Path, arguments: dict[str, Any], *, replace: bool = False) -> No
     if record.is_file():
         changed = differences(json.loads(record.read_text(encoding="utf-8")), arguments)
         if changed and not replace:
-            raise ValueError(
-                f"{work} is of an interrupted run with other arguments: {'; '.join(changed)}. Name another output, or "
-                "remove this folder"
-            )
+            what = f"an interrupted run with other arguments: {'; '.join(changed)}"
+            raise ValueError(f"{work} is of {what}. Name another output, or remove this folder")
         if not changed:
             return
     if work.is_dir():  # without a record, it is of a run that was interrupted at its beginning or end

@@ -44,10 +44,10 @@ def name_repeated_windows(corpus: TokenArray, length: int) -> Positions:
 
     Exact, by naming (Karp, Miller and Rosenberg 1972): windows of ``2k`` tokens are equal if their halves have equal
     names, so the names of single tokens are paired ``log2(length)`` times. A window with a unique half drops out, which
-    leaves few windows of text after the third round. O(n log n · log length) time in the worst case, O(n) memory.
+    leaves few windows of text after the third round.
 
-    Returns int64 of the shape of ``corpus``: the name of the window that starts there, 1 or more and equal for equal
-    windows; 0 if it occurs once or would cross the end of its document.
+    Returns int64 of the shape of ``corpus``: 1 or more and equal for equal windows that start there; 0 for a window
+    that occurs once or would cross the end of its document.
     """
     names = np.zeros(len(corpus) + length, dtype=np.int64)
     names[: len(corpus)] = corpus - SEPARATOR
@@ -135,8 +135,7 @@ def windows_with_shared_stretch(unseen: TokenArray, corpus: TokenArray, length: 
 def none_within(marks: Mask, length: int) -> Mask:
     """Return for each window of ``marks``, ``[num_tokens]``, if none is True in it: ``[num_tokens + 1 - length]``."""
     marked_before = np.cumsum(np.append(False, marks))
-    unmarked: Mask = marked_before[length:] == marked_before[:-length]
-    return unmarked
+    return np.asarray(marked_before[length:] == marked_before[:-length])
 
 
 class Answer(NamedTuple):
@@ -152,10 +151,7 @@ class Answer(NamedTuple):
 
     @property
     def least_occurrence(self) -> int:
-        """Tokens that a run of an occurrence has at least: 90 % of the answer.
-
-        The first and last tokens of an answer vary with the text around it, such as "It" and " It"; long rows are cut.
-        """
+        """Tokens of a run that is an occurrence: 90 %, because first and last tokens vary with the text around."""
         return -(-self.num_tokens * 9 // 10)
 
     @property
@@ -167,8 +163,8 @@ class Answer(NamedTuple):
 class LearnedRuns:
     """All runs of tokens that are learned, of all turns of all examples, and where answers share tokens with them.
 
-    ``last`` is the last answer of each example that has a prompt and an answer of ``min_tokens``, 2 or more; ``ending``
-    are the examples that end with the same answer, by the first of them.
+    ``last`` is the last answer of each example with a prompt and an answer of ``min_tokens``, 2 or more; ``ending`` are
+    the examples that end with the same answer, by the first of them.
     """
 
     def __init__(self, examples: SequenceDataset, tokenizer: TextTokenizer, min_tokens: int) -> None:
@@ -224,13 +220,12 @@ class LearnedRuns:
         """Choose the last answers of candidates that occur most often, at least twice, and share no token."""
         chosen: list[int] = []
         is_taken = np.zeros(len(self.tokens), dtype=np.bool_)
-        # An answer is counted only when none has a higher bound.
         bounds = ((-self.most_occurrences(self.last[first]), at, False) for at, first in enumerate(candidates))
         queue = [bound for bound in bounds if bound[0] < -1]
         heapify(queue)
         while queue and len(chosen) < number:
+            # The answer with the highest bound is counted, comes back, and is chosen if it is still the first.
             _, at, is_counted = heappop(queue)
-            # An answer comes back with its count, and is chosen if it is still the first.
             answer = self.last[candidates[at]]
             if is_taken[answer.place : answer.place + answer.num_tokens].any():
                 continue
@@ -245,15 +240,14 @@ class LearnedRuns:
     def occurring_once(
         self, candidates: Sequence[int], number: int, trained: set[int], avoided: set[int], are_trained: bool = True
     ) -> list[int]:
-        """Choose ``number`` answers that occur once in their example, and share no long run with one trained on.
+        """Choose ``number`` answers that occur once in their example, and share no long run with another trained on.
 
-        These examples are not ``avoided``, which share one with a target already. For targets, both sets are updated.
+        ``avoided`` are examples that share one with a target already. For targets, both sets are updated.
         """
         chosen: list[int] = []
         for example in candidates:
             if len(chosen) == number:
                 break
-            # No example that is trained on shares a long run with it, but its own, which has it only once.
             answer = self.last[example]
             if example in avoided or any(other in trained and other != example for other in self.sharing(answer)):
                 continue
@@ -348,28 +342,27 @@ class WindowChooser:
             self._taken[start : start + self._length] = True
 
     def duplicates(self, stretches: Iterable[DuplicatedStretch]) -> Iterator[Positions]:
-        """Choose the occurrences of a window of each stretch, in order.
+        """Choose the occurrences of a window of each stretch: where the best start is, the first of equal ones.
 
-        It starts where a document, else a line, else a word starts, at the first such place. Take a window before
-        requesting the next.
+        Take a window before requesting the next.
         """
         for starts, num_windows in stretches:
-            taken = np.zeros(num_windows, dtype=np.bool_)
-            for start in starts:
-                taken |= self._are_taken(start, num_windows)
-            # Of the offsets at which no occurrence overlaps a chosen window, the first with the best start.
-            if offsets := np.flatnonzero(~taken).tolist():
-                # Occurrences differ only in what is before the stretch.
-                best = {at: min(map(self.start_of, (starts[:1] if at else starts) + at)) for at in offsets}
-                chosen = starts + min(offsets, key=best.__getitem__)
+            # Offsets at which no occurrence overlaps a chosen window; occurrences differ only in what is before.
+            is_taken = np.any([self._are_taken(start, num_windows) for start in starts], axis=0)
+            best = {
+                at: min(map(self.start_of, (starts[:1] if at else starts) + at))
+                for at in np.flatnonzero(~is_taken).tolist()
+            }
+            if best:
+                chosen = starts + min(best, key=best.__getitem__)
                 if self._is_varied(chosen[0]):
                     yield chosen
 
     def random(self, allowed: Mask, drawn: Iterable[int] | None = None) -> Iterator[int]:
         """Choose the first tokens of random windows; each is moved to the start of a near word, forward if possible.
 
-        ``allowed``, bool and no longer than ``fits``, says where a window may start; all of these tokens are drawn, or
-        those given. Take a window before requesting the next.
+        ``allowed``, no longer than ``fits``, says where a window may start; all of these tokens are drawn, or those
+        given. Take a window before requesting the next.
         """
         for token in self._rng.permutation(np.flatnonzero(allowed)) if drawn is None else drawn:
             start = self._nearest_word(int(token), allowed)
@@ -424,6 +417,5 @@ class WindowChooser:
         """Return what a token adds to a text; decoded by itself, a SentencePiece token would lose its space."""
         token_id = int(self._corpus[place])
         if token_id not in self._texts:
-            anchor = self._decode(self._anchor)
-            self._texts[token_id] = self._decode([*self._anchor, token_id])[len(anchor) :]
+            self._texts[token_id] = self._decode([*self._anchor, token_id])[len(self._decode(self._anchor)) :]
         return self._texts[token_id]

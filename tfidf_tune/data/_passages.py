@@ -201,10 +201,8 @@ def read_probe_file(path: str | Path) -> list[Passage]:
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise FileNotFoundError(
-            f"no such probe file: {str(path)!r}. Training writes it where the data set's probe_file says, "
-            "and `tfidf-tune probe make` makes one of your own text"
-        )
+        remedy = "training writes it where probe_file says, and `tfidf-tune probe make` makes one of your own text"
+        raise FileNotFoundError(f"no such probe file: {str(path)!r}; {remedy}")
     passages: list[Passage] = []
     line_of: dict[str, int] = {}
     # Not splitlines(): a text can hold Unicode line separators.
@@ -213,10 +211,8 @@ def read_probe_file(path: str | Path) -> list[Passage]:
             continue
         passage = _parse(line, f"{path}, line {number}")
         if (first := line_of.setdefault(passage.id, number)) != number:
-            raise ValueError(
-                f"{path}, line {number}: the id {passage.id!r} is already used on line {first}. Ids must be unique: do "
-                "not join probe files, make one file from all texts (`tfidf-tune probe make TEXT1 TEXT2 ...`)"
-            )
+            remedy = "do not join probe files, make one file from all texts (`tfidf-tune probe make TEXT1 TEXT2 ...`)"
+            raise ValueError(f"{path}, line {number}: the id {passage.id!r} is already used on line {first}: {remedy}")
         passages.append(passage)
     if not passages:
         raise ValueError(f"the probe file {str(path)!r} is empty: write it again by building the data set")

@@ -8,7 +8,7 @@ truncated text is then encoded in one piece, so that its ids are those of a text
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice, repeat
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,13 +140,11 @@ def encode_prompts(
     bos = bos_ids(tokenizer)
     encoded: list[list[int]] = []
     cut: set[int] = set()
-    examples = [*map(_Example, prompts, texts)]
-    for index, (ids, is_cut) in enumerate(_fit_prompts(tokenizer, examples, repeat(max_tokens - len(bos)))):
+    fitted = _fit_prompts(tokenizer, [*map(_Example, prompts, texts)], [max_tokens - len(bos)] * len(texts))
+    for index, (ids, is_cut) in enumerate(fitted):
         if ids is None:
-            raise ValueError(
-                f"{max_tokens} tokens are too few for the prompt {prompts[index]('')[:200]!r}, even without its text: "
-                "raise the limit"
-            )
+            prompt = f"the prompt {prompts[index]('')[:200]!r}, even without its text"
+            raise ValueError(f"{max_tokens} tokens are too few for {prompt}: raise the limit")
         encoded.append(bos + ids.tolist())
         if is_cut:
             cut.add(index)
@@ -175,10 +173,8 @@ def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
         case {"text": [] | None}:
             return None
         case _:
-            raise ValueError(
-                f"column 'answers' of {source!r} holds {str(answers)[:80]}: name a source where it has the lists "
-                "'text', of texts, and 'answer_start', of integers"
-            )
+            needed = "the lists 'text', of texts, and 'answer_start', of integers"
+            raise ValueError(f"column 'answers' of {source!r} holds {str(answers)[:80]}, but needs {needed}")
     # Some rows state a place where the answer is not.
     if not answer.strip() or context.find(answer, start) != start:
         return None
@@ -262,33 +258,30 @@ def _prompt_target_dataset(
 
 
 def _fit_prompts(
-    tokenizer: TextTokenizer, examples: Sequence[_Example], max_tokens: Iterable[int]
-) -> list[tuple[TokenArray | None, bool]]:
-    """Return the ids of each prompt without BOS, and whether its text had to be truncated to ``max_tokens`` tokens.
+    tokenizer: TextTokenizer, examples: Sequence[_Example], limits: Sequence[int]
+) -> Iterator[tuple[TokenArray | None, bool]]:
+    """Yield the ids of each prompt without BOS, and whether its text had to be truncated to so many tokens.
 
-    The ids are None if not even ``keep`` fits. Texts of all examples are encoded together, which keeps the threads of a
-    fast tokenizer busy.
+    The ids are None if not even ``keep`` fits.
     """
-    limits = [*islice(max_tokens, len(examples))]
-    whole = [*encode_texts(tokenizer, (example.prompt(example.text) for example in examples))]
-    fitted: list[tuple[TokenArray | None, bool]] = [
-        (ids, False) if len(ids) <= limit else (None, True) for ids, limit in zip(whole, limits, strict=True)
-    ]
-    # Of prompts that are too long: the tokens before and after what is kept, and how many of them may remain.
-    cut = [at for at, (ids, _) in enumerate(fitted) if ids is None]
-    befores = encode_texts(tokenizer, (examples[at].text[: examples[at].keep[0]] for at in cut))
-    afters = encode_texts(tokenizer, (examples[at].text[examples[at].keep[1] :] for at in cut))
-    sides = dict(zip(cut, zip(befores, afters, strict=True), strict=True))
-    room = {at: len(before) + len(after) for at, (before, after) in sides.items()}
-    excess = {at: len(whole[at]) - limits[at] for at in cut}
-    # More than one round if the parts of a text have more tokens together than apart.
-    while room := {at: left - excess[at] for at, left in room.items() if left >= excess[at] > 0}:
-        texts = (_shortened(tokenizer, examples[at], *sides[at], left) for at, left in room.items())
-        for at, ids in zip(room, encode_texts(tokenizer, texts), strict=True):
-            excess[at] = len(ids) - limits[at]
-            if excess[at] <= 0:
-                fitted[at] = ids, True
-    return fitted
+    whole = encode_texts(tokenizer, (example.prompt(example.text) for example in examples))
+    for example, ids, limit in zip(examples, whole, limits, strict=True):
+        excess = len(ids) - limit
+        if excess <= 0:
+            yield ids, False
+            continue
+        # The tokens before and after what is kept, and how many of them may remain.
+        start, end = example.keep
+        before, after = encode_texts(tokenizer, [example.text[:start], example.text[end:]])
+        room = len(before) + len(after)
+        fitted = None
+        # More than one round if the parts of a text have more tokens together than apart.
+        while fitted is None and room >= excess:
+            room -= excess
+            (shorter,) = encode_texts(tokenizer, [_shortened(tokenizer, example, before, after, room)])
+            excess = len(shorter) - limit
+            fitted = shorter if excess <= 0 else None
+        yield fitted, True
 
 
 def _shortened(tokenizer: TextTokenizer, example: _Example, before: TokenArray, after: TokenArray, room: int) -> str:

@@ -105,10 +105,8 @@ def read_row(row: Mapping[str, Any], place: str, column: str | None, formatting:
     # Files of mixed rows have all columns in each row, so the first format with values counts.
     possible = [name for name, columns in FORMATS.items() if row.keys() >= {*columns}]
     if not possible:
-        raise ValueError(
-            f"{place} has the columns {sorted(row)}, but fine-tuning needs one of these: {'; '.join(FORMATS)}. Rename "
-            "columns, or name a column of conversations or texts by source_column"
-        )
+        needed = f"{'; '.join(FORMATS)}, or a column named by source_column"
+        raise ValueError(f"{place} has the columns {sorted(row)}, but fine-tuning needs one of these: {needed}")
     name = next((name for name in possible if all(row[key] is not None for key in FORMATS[name])), "empty")
     if name == "empty":
         return name, Text("", "", place)
@@ -168,10 +166,8 @@ def _messages(value: Any, column: str, place: str) -> list[Message]:
                 calls = {"tool_calls": _without_none(one["tool_calls"])} if "tool_calls" in one else {}
                 message = {"content": None} | one | calls
             case _:
-                raise ValueError(
-                    f"{place}: column {column!r} is not a list of messages with role and content, or from and value: "
-                    f"{str(value)[:80]}"
-                )
+                needed = "a list of messages with role and content, or from and value"
+                raise ValueError(f"{place}: column {column!r} is not {needed}: {str(value)[:80]}")
         check_length(message["content"], place)
         messages.append(message)
     return messages
@@ -227,26 +223,17 @@ def encode_chat(
     """
     if not isinstance(tokenizer, HFTokenizer) or template is None:
         raise ValueError(
-            f"{chat.place} is a conversation, but the tokenizer {tokenizer_name(tokenizer)!r} has no chat template, as "
-            "those of base models: name a Jinja file by chat_template, take the tokenizer of the chat model (by the "
-            "component tfidf_tune.data.hf_tokenizer), or use rows with prompt and completion"
+            f"{chat.place} is a conversation, but the tokenizer {tokenizer_name(tokenizer)!r} has no chat template: "
+            "name a Jinja file by chat_template, or take the chat model's by tfidf_tune.data.hf_tokenizer"
         )
 
-    def render(messages: Sequence[Message], add_generation_prompt: bool = False, **options: Any) -> Any:
+    def render(messages: Sequence[Message], **options: Any) -> Any:
+        given = {"chat_template": template, "tools": chat.tools, "tokenize": "return_dict" in options}
         try:
-            return tokenizer.apply_chat_template(
-                list(messages),
-                chat_template=template,
-                tools=chat.tools,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=bool(options),
-                **options,
-            )
+            return tokenizer.apply_chat_template(list(messages), **given, **options)
         except Exception as error:  # a template is a program
-            raise ValueError(
-                f"{chat.place}: the chat template refuses this conversation ({type(error).__name__}: {error}): change "
-                "the row or leave it out"
-            ) from error
+            what = f"the chat template refuses this conversation ({type(error).__name__}: {error})"
+            raise ValueError(f"{chat.place}: {what}: change the row or leave it out") from error
 
     # Which messages can be learned.
     of_assistant = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
@@ -268,8 +255,8 @@ def encode_chat(
                 is_label[start:end] &= not _is_empty(chat.messages[turn])
         if chat.first:
             is_label &= offsets[:, 1] > _start(render, text, chat, chat.first)
-        if train_on == "last" and len(runs := label_runs(is_label)):
-            is_label[: runs[-1, 0]] = False
+        if train_on == "last" and is_label.any():
+            is_label[: label_runs(is_label)[-1, 0]] = False
         return ids, is_label
     # Otherwise the characters of a turn are found by rendering the conversation before and after it.
     is_label = np.zeros(len(ids), dtype=np.bool_)
@@ -299,9 +286,9 @@ def _end(render: Callable[..., str], text: str, chat: Chat, num_messages: int) -
     part = render(chat.messages[:num_messages]) if num_messages else ""
     if not text.startswith(part):
         raise ValueError(
-            f"{chat.place}: the chat template writes the first {num_messages} messages differently when others follow, "
-            "so that the tokens of an answer cannot be found: by chat_template name a file with {% generation %} "
-            "around the turns of the assistant (trl/chat_templates has some), or set train_on to last or all"
+            f"{chat.place}: the chat template writes the first {num_messages} messages differently when others follow: "
+            "by chat_template name a file with {% generation %} around the turns of the assistant (trl/chat_templates "
+            "has some), or set train_on to last or all"
         )
     return len(part)
 
@@ -455,10 +442,7 @@ def sft_dataset(
         columns = {} if source_column is None else {source_column: object}
         for number, row in enumerate(load_rows(place.source, columns, name=place.name, split=place.split), start=1):
             found, content = read_row(row, f"{place.source!r}, row {number}", source_column, formatting)
-            counts["num_documents"] += 1
-            counts[found] += 1
-            if isinstance(content, Chat):
-                counts["num_chats"] += 1
+            counts.update(["num_documents", found, *["num_chats"] * isinstance(content, Chat)])
             yield content
 
     def make_examples(place: TextSource, counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
@@ -473,8 +457,8 @@ def sft_dataset(
         if not counts["num_examples"]:
             raise ValueError(
                 f"{place.source!r} gives no example: of {counts['num_documents']} rows {counts['num_unlabelled']} have "
-                f"no answer within their first {limit} tokens, the others have none at all. Raise max_seq_len "
-                "or name another source; the role of an answer is 'assistant', or 'gpt' in conversations"
+                f"no answer within their first {limit} tokens, the others have none at all. Raise max_seq_len, or look "
+                "at the roles: that of an answer is 'assistant', or 'gpt' in conversations"
             )
 
     def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
@@ -507,8 +491,8 @@ def sft_dataset(
     )
     if counts["num_chats"] and train_on != "all" and not learns_turn_ends(tokenizer, template or ""):
         logger.warning(
-            f"{source}: the chat template writes nothing after an answer, so that the end of a turn is not learned and "
-            "the model may not stop: by chat_template name a file that writes the token at which generation stops"
+            f"{source}: the chat template writes nothing after an answer, so that the model does not learn to stop: by "
+            "chat_template name a file that writes the token at which generation stops"
         )
     if spec is not None:
         dataset = choose_completions(dataset, counts["num_examples"], spec, tokenizer, source, kept)

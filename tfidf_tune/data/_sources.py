@@ -47,10 +47,8 @@ def embedded_documents(split: str) -> list[str]:
         slices = []
     documents = [text for part in slices for text in splits[part.splitname][part.from_ : part.to]]
     if not documents:
-        raise ValueError(
-            f"no document of the embedded corpus is in {split!r}: its splits have {sizes} documents, a slice of one is "
-            "written 'train[:60%]' or 'validation[10:20]'"
-        )
+        known = f"its splits have {sizes} documents, a slice is written 'train[:60%]' or 'validation[10:20]'"
+        raise ValueError(f"no document of the embedded corpus is in {split!r}: {known}")
     return documents
 
 
@@ -76,10 +74,7 @@ def train_embedded_tokenizer(folder: str | Path, vocab_size: int = 4096) -> Path
     if folder.is_dir() and any(folder.iterdir()):
         file = folder / "tokenizer.json"
         if not file.is_file() or Tokenizer.from_file(str(file)).get_vocab_size() != vocab_size:
-            raise ValueError(
-                f"{str(folder)!r} already exists and holds no tokenizer of {vocab_size} tokens: name another folder or "
-                "empty this one"
-            )
+            raise ValueError(f"{str(folder)!r} holds no tokenizer of {vocab_size} tokens: name another folder")
         return folder
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -173,8 +168,9 @@ def load_documents(
 
 
 def _texts(rows: Iterable[dict[str, Any]], source: str, column: str) -> Iterator[str]:
-    num_rows, num_missing = 0, 0
-    for num_rows, row in enumerate(rows, start=1):  # noqa: B007
+    num_rows = num_missing = 0
+    for row in rows:
+        num_rows += 1
         num_missing += row[column] is None
         if text := (row[column] or "").strip():
             yield text
@@ -200,10 +196,7 @@ def load_rows(
     elif is_local(source):
         rows = _rows_of_files(local_files(source), sample_by)
     else:
-        failure = (
-            f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub: "
-            "check these names and the connection, or name a local file."
-        )
+        failure = f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub."
         rows = _streamed(failure, source, "row", source, name, split=split)
     return _checked(rows, source, columns)
 
@@ -213,15 +206,12 @@ def _checked(rows: Iterator[_PlacedRow], source: str, columns: Mapping[str, type
         for column, kind in columns.items():
             if column not in row:
                 raise ValueError(
-                    f"{source!r} has no column {column!r}, only {sorted(row)}: name another source, or another column "
-                    "where it can be chosen"
+                    f"{source!r} has no column {column!r}, only {sorted(row)}: name another column or source"
                 )
             value = row[column]
             if value is not None and not isinstance(value, kind):
-                raise ValueError(
-                    f"column {column!r} of {source!r} holds {type(value).__name__}, not "
-                    f"{'text' if kind is str else kind.__name__}: name another column or source; it has {sorted(row)}"
-                )
+                found = f"{type(value).__name__}, not {'text' if kind is str else kind.__name__}"
+                raise ValueError(f"column {column!r} of {source!r} holds {found}: name another of {sorted(row)}")
             check_length(value, place)
         yield row
 
@@ -260,10 +250,9 @@ def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[
     if sample_by != "line" or not lengths or not is_local(source) or _reader(local_files(source)[0]) != "text":
         return
     if (middle := median(lengths)) < _SHORT_DOCUMENT:
-        logger.warning(
-            f"{source}: each line is a document, {len(lengths):,} with a median of {middle:g} tokens. If lines belong "
-            "together, set sample_by to paragraph (they end at an empty line) or document (a file is one)"
-        )
+        remedy = "If lines belong together, set sample_by to paragraph or document"
+        found = f"{len(lengths):,} with a median of {middle:g} tokens"
+        logger.warning(f"{source}: each line is a document, {found}. {remedy}")
 
 
 def source_fingerprint(
@@ -287,10 +276,8 @@ def check_length(value: Any, place: str) -> None:
     """Raise a ValueError for a text that is too long to be tokenized."""
     # A character has at most 4 bytes.
     if isinstance(value, str) and len(value) > MAX_TEXT_BYTES // 4 and (size := count_bytes(value)) > MAX_TEXT_BYTES:
-        raise ValueError(
-            f"{place}: the text has {size:,} bytes, at most {MAX_TEXT_BYTES:,} can be tokenized: split it into several "
-            "documents, each a line of a .txt file or a row of a .jsonl file"
-        )
+        most = f"at most {MAX_TEXT_BYTES:,} can be tokenized: split it into several documents"
+        raise ValueError(f"{place}: the text has {size:,} bytes, {most}")
 
 
 def _is_complete_zstandard(file: Path) -> bool:
@@ -321,10 +308,8 @@ def local_files(source: str) -> list[Path]:
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     known = [file for file in files if file.is_file() and _format(file) in _FORMATS]
     if len(readers := {_reader(file) for file in known}) != 1:
-        raise ValueError(
-            f"{source!r} has text of {' and '.join(sorted(readers)) or 'no known'} format: name a file or a folder of "
-            f"files that all end in one of {', '.join(_FORMATS)}"
-        )
+        found = f"text of {' and '.join(sorted(readers)) or 'no known'} format"
+        raise ValueError(f"{source!r} has {found}: name files that all end in one of {', '.join(_FORMATS)}")
     filled = [file for file in known if file.stat().st_size]
     if not filled:
         raise ValueError(f"{source!r} is empty: name a source with text")

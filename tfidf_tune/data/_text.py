@@ -119,10 +119,8 @@ def text_blocks_dataset(
         blocks, lengths = blocks_and_lengths(documents, block_size, num_blocks, tokenizer.eos_id)
         warn_of_short_documents(source, sample_by, lengths)
         if len(blocks) < needed:
-            raise ValueError(
-                f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {needed}: "
-                "lower num_blocks or block_size, or name a larger source"
-            )
+            found = f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {needed}"
+            raise ValueError(f"{found}: lower num_blocks or block_size, or name a larger source")
         kept = deduplication.kept(blocks, source, tokenizer)
         np.save(folder / "blocks.npy", blocks[kept])
         return {"num_documents": len(lengths), "num_removed": int((~kept).sum())}

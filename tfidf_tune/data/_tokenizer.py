@@ -94,10 +94,8 @@ def check_fits_model(tokenizer: TextTokenizer, *, lower: str, **lengths: int) ->
     """Refuse lengths in tokens that are together above the tokenizer's ``max_seq_len``; ``lower`` is the remedy."""
     num_tokens = sum(lengths.values())
     if tokenizer.max_seq_len is not None and num_tokens > tokenizer.max_seq_len:
-        raise ValueError(
-            f"{' + '.join(lengths)} is {num_tokens}, above max_seq_len {tokenizer.max_seq_len}, the tokenizer's own or "
-            f"the model's limit: lower {lower}"
-        )
+        limit = f"max_seq_len {tokenizer.max_seq_len}, the tokenizer's own or the model's limit"
+        raise ValueError(f"{' + '.join(lengths)} is {num_tokens}, above {limit}: lower {lower}")
 
 
 def tokenizer_name(tokenizer: TextTokenizer) -> str:
@@ -157,8 +155,7 @@ class HFTokenizer:
         self._hf, self.name = _load(path, trust_remote_code=trust_remote_code)
         if self._hf.eos_token_id is None:
             raise ValueError(
-                f"the tokenizer {self.name!r} has no EOS token, which ends every document: set eos_token in its "
-                "tokenizer_config.json to a token of its vocabulary"
+                f"the tokenizer {self.name!r} has no EOS token: set eos_token in its tokenizer_config.json"
             )
         self.max_seq_len = max_seq_len
         self.vocab_size: int = len(self._hf)
@@ -166,8 +163,7 @@ class HFTokenizer:
         self.eos_id: int = self._hf.eos_token_id
         self.pad_id: int = self.eos_id if self._hf.pad_token_id is None else self._hf.pad_token_id
         self.stop_tokens: list[int] = [self.eos_id]
-        special = zip(self._hf.all_special_tokens, self._hf.all_special_ids, strict=True)
-        self.special_tokens: dict[str, int] = dict(special)
+        self.special_tokens = dict[str, int](zip(self._hf.all_special_tokens, self._hf.all_special_ids, strict=True))
         # SentencePiece puts a space (shown as ▁) before every text that it encodes.
         first_token = self._hf.convert_ids_to_tokens(self.encode_batch(["a"])[0])[0]
         self._adds_leading_space = first_token.startswith("▁")
@@ -249,18 +245,13 @@ def _load(path: "str | PreTrainedTokenizerBase", *, trust_remote_code: bool) -> 
     from transformers import AutoTokenizer, LlamaTokenizer
 
     folder = Path(path).expanduser()
+    needed = "name a folder with tokenizer.json or tokenizer.model, or a hub id such as EleutherAI/pythia-1.4b"
     if looks_like_path(path) and not folder.is_dir():
-        raise FileNotFoundError(
-            f"no such folder: {path!r}. A tokenizer is named by a folder that holds tokenizer.json or "
-            "tokenizer.model, or by a hub id such as EleutherAI/pythia-1.4b"
-        )
+        raise FileNotFoundError(f"no such folder: {path!r}: {needed}")
     files = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
     if folder.is_dir() and not any(part in file for file in files for part in _TOKENIZER_FILES):
         # transformers would make an empty tokenizer from config.json
-        raise ValueError(
-            f"the folder {path!r} has no tokenizer files: copy those of the model into it, or set tokenizer.path to a "
-            "folder or hub id that has tokenizer.json or tokenizer.model"
-        )
+        raise ValueError(f"the folder {path!r} has no tokenizer files: {needed}")
     try:
         if "tokenizer.model" in files and not files & {"tokenizer.json", "tokenizer_config.json"}:
             # AutoTokenizer leaves out SentencePiece's leading space.
@@ -268,10 +259,8 @@ def _load(path: "str | PreTrainedTokenizerBase", *, trust_remote_code: bool) -> 
         name = str(folder) if folder.is_dir() else path
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code), path
     except Exception as error:  # each tokenizer library has its own errors
-        raise ValueError(
-            f"cannot load a tokenizer from {path!r}: it must be a folder with tokenizer.json or "
-            f"tokenizer.model, or a hub id that can be reached. {type(error).__name__}: {error}"
-        ) from error
+        failure = f"{type(error).__name__}: {error}"
+        raise ValueError(f"cannot load a tokenizer from {path!r}: {needed}. {failure}") from error
 
 
 def _carry_spaces(messages: list["Message"]) -> Iterator["Message"]:
