@@ -1,21 +1,18 @@
 """Batches of labels, weightings called on them, and comparisons of weights with the reference and of states."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
 import torch
-from tfidf_reference import IGNORED
+from tfidf_reference import IGNORED, ReferenceTFIDF
 from torch import Tensor, nn
 
-from tfidf_tune.weighting import DocumentWindow, TFIDFWeighting, _weighting
+from tfidf_tune.weighting import DocumentWindow, TFIDFWeighting, TokenWeighting, _weighting
 
 EPS = torch.finfo(torch.float32).eps
-NO_LABEL_TYPES = [
-    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
-]
 
 # Relative error of a weight in fp32, worst case: tf 2 eps (log), idf 3 (ratio, log, sum; every idf is at least 1),
 # their product 1; the mean of M <= 2**14 positive terms 14 (a cascade sum rounds log2 M times) and 1 for its
@@ -53,6 +50,15 @@ def assert_weights_equal_reference(weights: Tensor, expected: list[list[float]],
     torch.testing.assert_close(weights.double(), torch.tensor(expected, dtype=torch.float64), rtol=rtol, atol=0.0)
 
 
+def assert_window_equals_reference(window: DocumentWindow, reference: ReferenceTFIDF) -> None:
+    """Exactly: these are integers."""
+    counter = Counter(token for batch in reference.window for document in batch for token in document)
+    tokens = sorted({-2, -1, 0, *counter, window.vocab_size - 1, window.vocab_size, window.vocab_size + 2})
+    assert window.document_frequency(torch.tensor(tokens)).tolist() == [counter[token] for token in tokens]
+    assert int(window.num_documents) == reference.num_documents
+    assert int(window.num_updates) >= len(reference.window)
+
+
 def capped_rtol(labels: Tensor, expected: list[list[float]], cap: float | None) -> float:
     """WEIGHT_RTOL, and what a cap adds: the scale is (M - k cap) / rest of the weights.
 
@@ -74,11 +80,13 @@ def unchecked() -> Iterator[None]:
 
 
 class CalledWeighting:
-    """A TF-IDF weighting whose mode is an argument of each call."""
+    """A weighting, TF-IDF by default, whose mode is an argument of each call."""
 
-    def __init__(self, *, checked: bool = True, **arguments: Any) -> None:
+    def __init__(
+        self, make: Callable[..., TokenWeighting] = TFIDFWeighting, *, checked: bool = True, **arguments: Any
+    ) -> None:
         self.checked = checked
-        self.weighting = TFIDFWeighting(**arguments)
+        self.weighting = make(**arguments)
 
     @property
     def window(self) -> DocumentWindow:

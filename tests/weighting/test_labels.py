@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from label_batches import NO_LABEL_TYPES, assert_same_state, random_labels, state_copy, unchecked
+from label_batches import assert_same_state, random_labels, state_copy, unchecked
 from tfidf_reference import IGNORED
 
 from tfidf_tune.weighting import (
@@ -16,15 +16,9 @@ from tfidf_tune.weighting import (
     TFIDFWeighting,
     UniformWeighting,
     shift_labels,
-    term_frequency,
 )
 
-WEIGHTINGS = [
-    UniformWeighting,
-    TFIDFWeighting,
-    GoldfishWeighting,
-    RepetitionWeighting,
-]
+WEIGHTINGS = [UniformWeighting, TFIDFWeighting, GoldfishWeighting, RepetitionWeighting]
 every_weighting = pytest.mark.parametrize("make", WEIGHTINGS)
 
 
@@ -85,30 +79,21 @@ def test_batches_without_positions_or_valid_tokens_change_nothing(make):
 # ---- refused
 
 ONE = torch.tensor([[2, 3, 2]])
-REFUSED = {
-    **{
-        f"id {bad}": (torch.tensor([[1, 2, bad, IGNORED]]), {"vocab_size": 10}, f"the id {bad}, outside the voc.* 10; ")
-        for bad in (10, -1, -101)
-    },
-    "negative": (torch.tensor([[1, 2, -7]]), {}, "contain the id -7, outside the vocabulary of ids from 0;.* by -100$"),
-    "1-D": (torch.ones(5, dtype=torch.int64), {}, r"shape \(5,\), expected \[b, s\].*tfidf_tune\.loss\.stock\.CE"),
-    "document shape": (
-        ONE,
-        {"document_ids": torch.zeros(1, 2).int()},
-        r"document_ids has shape \(1, 2\), expected ",
-    ),
-    "document type": (ONE, {"document_ids": torch.zeros(1, 3)}, r"document_ids are torch\.float32, expected integers"),
-    **{
-        str(dtype): (torch.zeros(1, 2, dtype=dtype), {}, rf"^labels are {dtype}, expected signed .* labels\.long\(\)$")
-        for dtype in NO_LABEL_TYPES
-    },
-}
+# Labels, other arguments, what the message names.
+REFUSED = [
+    *((torch.tensor([[1, 2, bad, IGNORED]]), {"vocab_size": 10}, f"the id {bad}, ") for bad in (10, -1, -101)),
+    (torch.tensor([[1, 2, -7]]), {}, "the id -7, outside the vocabulary"),
+    (torch.ones(5, dtype=torch.int64), {}, r"shape \(5,\), expected \[b, s\]"),
+    (ONE, {"document_ids": torch.zeros(1, 2).int()}, r"document_ids has shape \(1, 2\)"),
+    (ONE, {"document_ids": torch.zeros(1, 3)}, r"document_ids are torch\.float32"),
+    *((ONE.to(dtype), {}, f"labels are {dtype}") for dtype in (torch.uint8, torch.bool, torch.float32)),
+]
 
 
 @pytest.mark.parametrize("make", [*WEIGHTINGS, MiLeWeighting, FocalWeighting])
 def test_bad_input_is_refused_and_leaves_the_state(make):
     """MiLe and focal weights check the labels before they ask for predictions."""
-    for labels, arguments, message in REFUSED.values():
+    for labels, arguments, message in REFUSED:
         weighting = make(**({"num_buckets": 64} if make is RepetitionWeighting else {}))
         if not weighting.needs_predictions:
             weighting(torch.tensor([[1, 2, 3]]), vocab_size=10)
@@ -120,37 +105,24 @@ def test_bad_input_is_refused_and_leaves_the_state(make):
             assert_same_state(weighting, before)
 
 
-BAD_ARGUMENTS = [
-    *((TFIDFWeighting, {"num_batches": n}, f"num_batches is {n}: .* set it to") for n in (0, 2.5, True)),
-    (TFIDFWeighting, {"tf": "sublinear"}, "tf is 'sublinear': possible are count, log, binary"),
-    *((TFIDFWeighting, {"max_weight": cap}, f"max_weight is {cap!r}: .* from 1 to") for cap in (0.99, math.nan, "3")),
-    (TFIDFWeighting, {"sync": 1}, "sync is 1: set it to true or false"),
-    (TFIDFWeighting, {"counted": "all"}, "counted is 'all': possible are labels, tokens"),
-    (GoldfishWeighting, {"strategy": "random"}, "strategy is 'random': possible are hash, static"),
-    *((GoldfishWeighting, {"k": k}, f"k is {k}: .* set it to 2 to 2147483648") for k in (1, 2**31 + 1)),
-    *((GoldfishWeighting, {"h": h}, f"h is {h}: .* set it to 1 to 1024") for h in (0, 1025)),
-    *(
-        (make, {"gamma": gamma}, f"gamma is {gamma!r}: it is the exponent .* a number from 0 to 20")
-        for make in (MiLeWeighting, FocalWeighting)
-        for gamma in (-0.5, 20.5, "1")
-    ),
-    (RepetitionWeighting, {"h": 2.5}, "h is 2.5: .* whole number of 1 to 1024"),
-    *((RepetitionWeighting, {"alpha": a}, f"alpha is {a}: .* set it to a number above 0, up to 4") for a in (0.0, 5)),
-    (RepetitionWeighting, {"min_length": 0}, "min_length is 0: repetition counts from .* set it to 1 to 1000000"),
-    (RepetitionWeighting, {"num_buckets": 2**31}, "num_buckets is 2147483648: .* set it to 1 to 1073741824"),
-    (RepetitionWeighting, {"num_buckets": 2**29}, "num_buckets is 536870912 and sample 8: .* at most 268435456"),
-    (RepetitionWeighting, {"k": 6}, "k is 6: .* how many of the 5 tokens .* set it to 1 to 5"),
-    (RepetitionWeighting, {"h": 8}, "h is 8 and k is 4: the 70 choices .* more than 64, set k to h - 1 or h, or a"),
-    (RepetitionWeighting, {"span": 64}, "span is 64: the token is in its middle, set it to an odd number"),
-    (RepetitionWeighting, {"span": 4097}, "span is 4097: .* set it to 1 to 4095"),
-    (RepetitionWeighting, {"quantile": 1.5}, "quantile is 1.5: .* set it to a number from 0 to 1"),
-    (RepetitionWeighting, {"sample": 65}, "sample is 65: .* set it to 1 to 64"),
-    (RepetitionWeighting, {"sync": "yes"}, "sync is 'yes'"),
-    (lambda tf: term_frequency(ONE, tf), {"tf": "x"}, "tf is 'x': possible are count, log, binary"),
-]
+BAD_ARGUMENTS = {
+    TFIDFWeighting: {
+        "num_batches": (0, 2.5, True), "tf": ("sublinear",), "max_weight": (0.99, math.nan, "3"), "sync": (1,),
+        "counted": ("all",),
+    },
+    GoldfishWeighting: {"strategy": ("random",), "k": (1, 2**31 + 1), "h": (0, 1025)},
+    MiLeWeighting: {"gamma": (-0.5, 20.5, "1")},
+    FocalWeighting: {"gamma": (-0.5, 20.5)},
+    RepetitionWeighting: {
+        "h": (2.5, 8), "alpha": (0.0, 5), "min_length": (0,), "num_buckets": (2**31, 2**29), "k": (6,),
+        "span": (64, 4097), "quantile": (1.5,), "sample": (65,), "sync": ("yes",),
+    },
+}  # fmt: skip
 
 
 def test_bad_arguments_are_refused():
-    for make, arguments, message in BAD_ARGUMENTS:
-        with pytest.raises(ValueError, match=message):
-            make(**arguments)
+    for make, arguments in BAD_ARGUMENTS.items():
+        for name, values in arguments.items():
+            for value in values:
+                with pytest.raises(ValueError, match=f"{name} is {value!r}"):
+                    make(**{name: value})

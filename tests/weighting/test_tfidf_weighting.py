@@ -8,10 +8,10 @@ import pytest
 import torch
 from label_batches import (
     EPS,
-    WEIGHT_RTOL,
     CalledWeighting,
     assert_same_state,
     assert_weights_equal_reference,
+    assert_window_equals_reference,
     capped_rtol,
     random_labels,
     random_stream,
@@ -120,15 +120,6 @@ def test_the_window_takes_4_bytes_for_each_of_its_tokens_and_each_entry_of_the_v
     assert set(window.state_dict()) == {name for name, _ in window.named_buffers()}
 
 
-def test_ever_wider_batches_do_not_copy_the_window_at_every_call():
-    window, storages = DocumentWindow(3), set()
-    for width in range(1, 101):
-        window.update(torch.arange(width), torch.tensor(1), vocab_size=100)
-        storages.add((window.entries_KT.shape[1], window.entries_KT.data_ptr()))
-    assert len({width for width, _ in storages}) <= 13  # 1.5 to the power of 12 is 130
-    assert window.entries_KT.shape[1] <= 150
-
-
 @pytest.mark.parametrize("make", [TFIDFWeighting, RepetitionWeighting])
 def test_an_update_during_another_update_is_refused_and_changes_nothing(make):
     """Another thread's, say. The lock is not reentrant, so that no thread is needed here."""
@@ -136,7 +127,7 @@ def test_an_update_during_another_update_is_refused_and_changes_nothing(make):
     weighting(labels)
     before = state_copy(weighting)
     lock = weighting.window.in_one_thread(True) if make is TFIDFWeighting else weighting._one_thread.locked(True)
-    with lock, pytest.raises(RuntimeError, match=r"two threads update .* copy\.deepcopy\(loss\)"):
+    with lock, pytest.raises(RuntimeError, match="two threads update"):
         weighting(labels)
     assert_same_state(weighting, before)
     weighting(labels)
@@ -167,15 +158,6 @@ def calls(seed, *, documents, vocab_sizes=(VOCAB_SIZE,), num_batches=14):
     for i, labels in enumerate([EMPTY[0], *stream[:3], *EMPTY, *stream[3:]]):
         document_ids = torch.randint(0, 4, labels.shape, generator=generator) if documents(i) else None
         yield Call(labels, document_ids, training=i % 4 != 3, vocab_size=vocab_sizes[i % len(vocab_sizes)])
-
-
-def assert_window_equals_reference(window, reference):
-    """Exactly: these are integers."""
-    counter = Counter(token for batch in reference.window for document in batch for token in document)
-    tokens = sorted({-2, -1, 0, *counter, window.vocab_size - 1, window.vocab_size, window.vocab_size + 2})
-    assert window.document_frequency(torch.tensor(tokens)).tolist() == [counter[token] for token in tokens]
-    assert int(window.num_documents) == reference.num_documents
-    assert int(window.num_updates) >= len(reference.window)
 
 
 def assert_equals_reference(stream, num_batches=4, tf="count", cap=None):
@@ -220,50 +202,6 @@ def test_weights_and_window_equal_the_reference_as_vocabulary_and_length_change(
     assert_equals_reference(stream, num_batches=3)
 
 
-def test_the_weights_of_a_batch_worked_out_by_hand():
-    labels = torch.tensor([[7, 7, 3, IGNORED], [7, 9, 4, 4], [IGNORED] * 4])
-    # N = 2; df(7) = 2, so idf(7) = 1; df = 1 for the others, so their idf is ln(3/2) + 1.
-    rare = math.log(1.5) + 1
-    raw = [[2.0, 2.0, rare, 0.0], [1.0, rare, 2 * rare, 2 * rare], [0.0] * 4]
-    mean = (2.0 + 2.0 + rare + 1.0 + rare + 2 * rare + 2 * rare) / 7
-    weights = CalledWeighting(num_batches=4)(labels)
-    assert_weights_equal_reference(weights, [[weight / mean for weight in row] for row in raw])
-
-
-def test_eval_leaves_the_state_and_gives_unseen_ids_a_document_frequency_of_0():
-    weighting = CalledWeighting(num_batches=2)
-    weights = weighting(torch.tensor([[4, 4, 8, IGNORED]]), training=False)
-    torch.testing.assert_close(weights, torch.tensor([[2, 2, 1, 0]]) * 3 / 5, rtol=WEIGHT_RTOL, atol=0.0)
-    weighting(torch.tensor([[1, 2], [1, 3]]), vocab_size=4)
-    before = state_copy(weighting.weighting)
-    weights = weighting(torch.tensor([[1, 900_000]]), training=False)
-    # N = 2, df(1) = 2 and df(900000) = 0.
-    assert float(weights[0, 1] / weights[0, 0]) == pytest.approx(math.log(3) + 1, rel=WEIGHT_RTOL)
-    weighting(torch.arange(300).view(2, 150), training=False, vocab_size=1000)  # wider than anything before
-    assert_same_state(weighting.weighting, before)
-
-
-# ---- several documents in a row
-
-
-def test_packing_padding_and_relabelling_change_no_weight():
-    """The documents of a row weigh as in rows of their own, whatever their ids and the ids of their tokens."""
-    generator = torch.Generator().manual_seed(20)
-    packed, alone = TFIDFWeighting(num_batches=2), TFIDFWeighting(num_batches=2)
-    for _ in range(4):
-        labels = random_labels(generator, 3, 40, 30)
-        ids = torch.randint(0, 4, (3, 40), generator=generator)
-        unpacked = torch.full((12, 40), IGNORED)
-        for row, position in torch.cartesian_prod(torch.arange(3), torch.arange(40)).tolist():
-            token = labels[row, position]
-            unpacked[row * 4 + ids[row, position], position] = token if token == IGNORED else (token + 7) % 30
-        unpacked = torch.nn.functional.pad(unpacked, (3, 5, 0, 2), value=IGNORED)
-        weights = packed(labels, vocab_size=30, document_ids=ids)
-        expected = alone(unpacked, vocab_size=30)[4 * torch.arange(3)[:, None] + ids, 3 + torch.arange(40)]
-        torch.testing.assert_close(weights, expected, rtol=2 * WEIGHT_RTOL, atol=0.0)
-        assert int(packed.window.num_documents) == int(alone.window.num_documents)
-
-
 # ---- ids outside the vocabulary, which nobody can refuse without waiting for the GPU
 
 
@@ -275,19 +213,13 @@ def with_bad_ids(labels, bad_ids):
     return torch.where(bad, rubbish, labels), torch.where(bad, IGNORED, labels), bad
 
 
-@pytest.mark.parametrize(
-    ("training", "cap", "documents", "vocab_size"),
-    [
-        (True, None, False, VOCAB_SIZE),
-        (True, 1.5, True, None),
-    ],
-)
-def test_on_a_gpu_bad_ids_get_nan_and_count_as_ignored_for_all_others(training, cap, documents, vocab_size):
+@pytest.mark.parametrize(("cap", "documents", "vocab_size"), [(None, False, VOCAB_SIZE), (1.5, True, None)])
+def test_on_a_gpu_bad_ids_get_nan_and_count_as_ignored_for_all_others(cap, documents, vocab_size):
     bad_ids = [-1, -99, -(2**40)] if vocab_size is None else [VOCAB_SIZE, 2**31, -1, -101, 2**40]
     spoiled, clean = (CalledWeighting(checked=False, num_batches=3, max_weight=cap) for _ in range(2))
     for labels, document_ids, _, _ in calls(9, documents=lambda i: documents, vocab_sizes=[vocab_size]):
         bad_labels, rest, bad = with_bad_ids(labels, bad_ids)
-        given = {"vocab_size": vocab_size, "document_ids": document_ids, "training": training}
+        given = {"vocab_size": vocab_size, "document_ids": document_ids}
         weights, expected = spoiled(bad_labels, **given), clean(rest, **given)
         assert torch.equal(weights.isnan(), bad)
         assert torch.equal(weights[~bad], expected[~bad])
@@ -316,14 +248,11 @@ def record(num_batches, *, vocab_size=1000, documents=False, **arguments):
 
 
 def test_the_cost_of_an_update_does_not_depend_on_the_length_of_the_window_or_the_vocabulary():
+    """And no tensor is larger than the batch."""
     short, long, large_vocabulary = record(1), record(64), record(64, vocab_size=1_000_000)
     assert short.operations == long.operations
     assert sum(long.sizes) == sum(short.sizes)
     assert large_vocabulary.sizes == long.sizes
 
-
-@pytest.mark.parametrize(("documents", "max_weight"), [(False, None), (True, 2.0)])
-def test_no_tensor_of_an_update_is_larger_than_the_batch(max_weight, documents):
-    recorder = record(64, vocab_size=100, documents=documents, max_weight=max_weight)
     # The window holds 64 times the batch; a presence table of (documents, vocabulary) would be 400.
-    assert max(recorder.sizes) == ROWS * LENGTH < 400
+    assert max(record(64, vocab_size=100, documents=True, max_weight=2.0).sizes) == ROWS * LENGTH < 400

@@ -17,24 +17,10 @@ from operations import Recorder
 from processes import on_every_rank
 from tfidf_reference import IGNORED
 
-from tfidf_tune.weighting import (
-    RepetitionWeighting,
-    TFIDFWeighting,
-    TokenBatch,
-)
-from tfidf_tune.weighting._labels import gather_batch
+from tfidf_tune.weighting import RepetitionWeighting, TFIDFWeighting
 
 VOCAB_SIZE, NUM_STEPS, WINDOW = 40, 15, 4
-REPETITION = {
-    "h": 2,
-    "k": 1,
-    "alpha": 1.0,
-    "span": 5,
-    "quantile": 0.75,
-    "min_length": 1,
-    "sample": 2,
-    "num_buckets": 2**16,
-}
+REPETITION = {"h": 2, "k": 1, "alpha": 1.0, "span": 5, "min_length": 1, "sample": 2, "num_buckets": 2**16}
 NOBODY_HAS_A_TOKEN = 10
 
 
@@ -58,6 +44,13 @@ class Case(NamedTuple):
     def shared(self):
         return self.settings.get("sync", False)
 
+    def weighting(self, **changes):
+        """By the mini-batches of one rank, or of all."""
+        settings = self.settings | changes
+        if "h" in settings:
+            return CalledWeighting(RepetitionWeighting, **settings)
+        return CalledWeighting(num_batches=WINDOW, **settings)
+
     def largest_shape(self, batches):
         return shape_of_a_step(batches) if self.shape_known else None
 
@@ -70,6 +63,8 @@ CASES = {
         {"sync": True, "counted": "tokens", "max_weight": 1.3}, documents=True, shape_known=True
     ),
     "nothing shared": Case({"max_weight": 1.5}, documents=True),
+    "repetition": Case(REPETITION | {"sync": True}, documents=True),
+    "repetition, shape known": Case(REPETITION | {"sync": True}, shape_known=True),
 }
 
 
@@ -111,14 +106,13 @@ def run_of_a_rank(rank):
     return {
         "cases": {name: run_case(rank, case) for name, case in CASES.items()},
         "collectives": {name: collectives_of(rank, case) for name, case in CASES.items()},
-        "repetition": repetition_of(rank),
         "refused": refused(rank),
     }
 
 
 def run_case(rank, case):
     """Weights in training, and between the steps in evaluation, of more batches on some ranks than on others."""
-    weighting = CalledWeighting(num_batches=WINDOW, **case.settings)
+    weighting = case.weighting()
     trained, evaluated = [], []
     every_step = [batches_of_a_step(step, dist.get_world_size()) for step in range(NUM_STEPS)]
     assert sum(len(batches[0][0]) == 0 for batches in every_step) == 2, "some batches have no rows"
@@ -135,26 +129,16 @@ def run_case(rank, case):
     return {"trained": trained, "evaluated": evaluated, "state": state_copy(weighting.weighting)}
 
 
-def repetition_of(rank):
-    """Weights by counts that are shared, with document ids, on odd steps with the largest shape known."""
-    weighting, weights = RepetitionWeighting(**REPETITION, sync=True), []
-    for step in range(NUM_STEPS):
-        batches = batches_of_a_step(step, dist.get_world_size())
-        labels, document_ids = batches[rank]
-        largest = shape_of_a_step(batches) if step % 2 == 1 else None
-        weights.append(weighting(labels, vocab_size=VOCAB_SIZE, document_ids=document_ids, largest_shape=largest))
-    return {"weights": weights, "state": state_copy(weighting)}
-
-
 def collectives_of(rank, case):
     """Names of the collectives of a step in training and of one in evaluation."""
-    weighting, names = TFIDFWeighting(num_batches=WINDOW, **case.settings), []
+    weighting, names = case.weighting(), []
     batches = batches_of_a_step(0, dist.get_world_size())
     labels, document_ids = batches[rank]
     for training in (True, False):
         with Recorder() as recorder:
-            weighting.train(training)(
+            weighting(
                 labels,
+                training=training,
                 vocab_size=VOCAB_SIZE,
                 document_ids=document_ids if case.documents else None,
                 largest_shape=case.largest_shape(batches),
@@ -200,42 +184,28 @@ def ranks(tmp_path_factory):
 def test_with_sync_weights_and_window_are_bit_identical_to_one_process(ranks, name):
     """Also in evaluation: its window is that of the one process, its mean that of the rank's own batch."""
     case = CASES[name]
-    settings = {key: value for key, value in case.settings.items() if key != "sync"}
-    one_process = CalledWeighting(num_batches=WINDOW, **settings)
+    one_process, compared = case.weighting(sync=False), 0
     for step in range(NUM_STEPS):
         batches = batches_of_a_step(step, len(ranks))
         labels, ids = union_of(batches)
         given = {"vocab_size": case.vocab_size}
         tokens = None
-        if "counted" in settings:
+        if "counted" in case.settings:
             tokens, _ = union_of([(case.tokens(own), ids) for own, ids in batches])
         weights = one_process(labels, document_ids=ids if case.documents else None, all_tokens=tokens, **given)
         for rank, (own, ids) in enumerate(batches):
             result = ranks[rank]["cases"][name]
             of_rank = weights.chunk(len(ranks))[rank]
-            assert torch.equal(result["trained"][step], of_rank[: own.shape[0], : own.shape[1]])
+            expected = of_rank[: own.shape[0], : own.shape[1]]
+            assert torch.equal(result["trained"][step], expected)
+            compared += int(((expected > 0) & (expected != 1)).sum())
             if step % 5 == 4:
                 own_ids = ids if case.documents else None
                 expected = one_process(own, training=False, document_ids=own_ids, all_tokens=case.tokens(own), **given)
                 assert torch.equal(result["evaluated"][step // 5], expected)
-    for result in ranks:
-        assert_same_state(one_process.weighting, result["cases"][name]["state"])
-
-
-def test_repetitions_are_counted_on_all_ranks(ranks):
-    """By each rank the same, and the same as one process that gets the rows of all."""
-    one_process, compared = RepetitionWeighting(**REPETITION), 0
-    for step in range(NUM_STEPS):
-        batches = batches_of_a_step(step, len(ranks))
-        labels, document_ids = union_of(batches)
-        for rank, of_rank in enumerate(one_process(labels, document_ids=document_ids).chunk(len(ranks))):
-            num_rows, length = batches[rank][0].shape
-            expected = of_rank[:num_rows, :length]
-            assert torch.equal(ranks[rank]["repetition"]["weights"][step], expected)
-            compared += int(((expected > 0) & (expected < 1)).sum())
     assert compared > NUM_STEPS
     for result in ranks:
-        assert_same_state(one_process, result["repetition"]["state"])
+        assert_same_state(one_process.weighting, result["cases"][name]["state"])
 
 
 # ---- what is communicated
@@ -248,29 +218,19 @@ def test_a_step_takes_one_collective_at_most_and_evaluation_none(ranks):
         assert [result["collectives"][name] for result in ranks] == [[expected, []]] * len(ranks)
 
 
-def test_the_labels_of_a_rank_take_4_bytes_a_position_and_documents_and_tokens_4_more_each(monkeypatch):
-    sent = []
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(dist, "all_gather", lambda outputs, message: sent.append(message))
-    labels = torch.zeros(3, 5, dtype=torch.int64)
-    for document_ids, tokens in ((None, None), (labels, None), (labels, labels)):
-        gather_batch(TokenBatch(labels, document_ids, tokens, largest_shape=(4, 8)))
-    assert [message.numel() * message.element_size() for message in sent] == [n * 4 * 8 for n in (4, 8, 12)]
-
-
 # ---- bad input
 
 
 def test_a_bad_number_on_one_rank_is_an_error_on_every_rank_and_leaves_the_window(ranks):
     messages = [result["refused"][0] for result in ranks]
-    assert all(f"the id {VOCAB_SIZE}," in of_rank["a bad id"] for of_rank in messages)
-    assert f"the id {2**40}," in messages[1]["an id beyond int32"]
-    assert all("outside the vocabulary" in of_rank["an id beyond int32"] for of_rank in messages)
-    assert all("contain -1:" in of_rank["a negative document"] for of_rank in messages)
-    assert f"contain {2**31 + 1}:" in messages[1]["a document beyond int32"]
-    assert all("labels are not the tokens at their positions" in of_rank["other tokens"] for of_rank in messages)
-    assert all(f"below {2**31 - 1}" in of_rank["a document beyond int32"] for of_rank in messages)
+    for name, named in {
+        "a bad id": f"the id {VOCAB_SIZE},",
+        "an id beyond int32": "outside the vocabulary",
+        "a negative document": "contain -1:",
+        "a document beyond int32": f"below {2**31 - 1}",
+        "other tokens": "labels are not the tokens at their positions",
+    }.items():
+        assert all(named in of_rank[name] for of_rank in messages)
 
     # After these errors the ranks continue with an unchanged window.
     one_process = TFIDFWeighting(num_batches=WINDOW)
@@ -279,6 +239,3 @@ def test_a_bad_number_on_one_rank_is_an_error_on_every_rank_and_leaves_the_windo
         _, after, state = result["refused"]
         assert torch.equal(after, weights[rank : rank + 1])
         assert_same_state(one_process, state)
-
-
-# ---- one process

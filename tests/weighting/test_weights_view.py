@@ -10,14 +10,13 @@ import torch
 from browser import DESKTOP, PHONE
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from sentencepiece_model import train_sentencepiece
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tfidf_tune import TFIDFCrossEntropyLoss
-from tfidf_tune.data import TextBlocksDataset, hf_tokenizer
+from tfidf_tune.data import TextBlocksDataset
 from tfidf_tune.report import html_page
-from tfidf_tune.training._data import build_dataloader
+from tfidf_tune.training import build_dataloader
 from tfidf_tune.weighting import shift_labels
 from tfidf_tune.weighting.view import (
     LEVELS,
@@ -109,15 +108,6 @@ def test_frequency_bands_divide_all_tokens_and_all_weight(labels):
 
 
 # ---- texts
-
-
-@pytest.fixture(scope="module")
-def tokenizers(tiny_checkpoint, tmp_path_factory):
-    """Byte-level BPE and SentencePiece."""
-    sentences = ["the old sailor watched the harbour, the grey cat slept"] * 20
-    folder = train_sentencepiece(tmp_path_factory.mktemp("sentencepiece"), sentences, vocab_size=300)
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    return hf_tokenizer(str(tiny_checkpoint)), hf_tokenizer(str(folder))
 
 
 def test_token_texts_of_wordpiece_separate_continuations_from_starts():
