@@ -63,12 +63,6 @@ def probed(text, lms):
     return [evaluation(at, texts, prompts=prompts, blocks=blocks(20.0 + lms)) for at in (50, 100)]
 
 
-def run_command(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr(sys, "argv", ["tfidf-tune", *map(str, arguments)])
-    cli.main()
-    return capsys.readouterr().out
-
-
 def make_runs(folder, objectives):
     """A model's runs under objectives, all with every hostile text in names and samples."""
     shared = " ".join(HOSTILE)
@@ -85,35 +79,32 @@ def flat(text):
 def require_inert_report(folder):
     """Return the tokens of the Markdown and the document of the page."""
     content = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    num_figures, num_examples = len(content["figures"]), len(content["examples"])
-    has_footnotes, num_sections = bool(content["footnotes"]), len(content["sections"])
-    num_headings = 1 + len(content["tables"]) + num_figures + num_examples + (num_examples > 0) + has_footnotes + 1
-    num_headings += num_sections
     for file in folder.glob("tables/*.csv"):
         with file.open(encoding="utf-8", newline="") as stream:
             cells = [cell for row in csv.reader(stream) for cell in row]
         assert not UNSAFE.search("".join(cells))
         for cell in cells:
             assert cell[:1] not in ("=", "+", "-", "@", "\t", "\r", "\n") or float(cell) is not None
-    text = (folder / "report.md").read_text(encoding="utf-8")
-    tokens = require_inert_markdown(text, num_headings, num_figures, num_examples, has_footnotes=has_footnotes)
-    return tokens, require_inert_page(folder, num_figures)
+    tokens = require_inert_markdown((folder / "report.md").read_text(encoding="utf-8"), content)
+    return tokens, require_inert_page(folder, len(content["figures"]))
 
 
-def require_inert_markdown(text, num_headings, num_figures, num_examples, *, has_footnotes):
+def require_inert_markdown(text, content):
     assert not UNSAFE.search(text)
     tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
     kinds = [token.type for token in tokens]
     assert {"html_block", "blockquote_open", "hr", "code_block"} & set(kinds) == set()
-    assert kinds.count("ordered_list_open") == has_footnotes
-    assert kinds.count("fence") == num_examples
-    assert kinds.count("heading_open") == num_headings
+    assert kinds.count("ordered_list_open") == bool(content["footnotes"])
+    assert kinds.count("fence") == len(content["examples"])
+    headings = [part for name in ("tables", "figures", "examples", "sections") for part in content[name]]
+    once = bool(content["examples"]) + bool(content["footnotes"])
+    assert kinds.count("heading_open") == len(headings) + once + 2  # and those of the title and of the provenance
     outside_fences = re.sub(r"(?s)\n(`{3,})text\n.*?\n\1\n", "", text)
     assert kinds.count("bullet_list_open") == outside_fences.count("\n\n- ")
     inline = [child for token in tokens for child in token.children or ()]
     active = [token for token in inline if token.type not in ("text", "softbreak", "text_special")]
     assert {token.type for token in active} <= {"image"}
-    assert [token.attrs["src"][:8] for token in active] == ["figures/"] * num_figures
+    assert [token.attrs["src"][:8] for token in active] == ["figures/"] * len(content["figures"])
     assert not re.search(r"https?://|www\.", outside_fences)  # GitHub makes links of bare addresses
     return tokens
 
@@ -166,18 +157,14 @@ def test_hostile_texts_are_shown_everywhere_and_act_nowhere(tmp_path, capsys):
 
 def test_a_comparison_of_hostile_names_lets_none_act(tmp_path, monkeypatch, capsys):
     out, runs = tmp_path / "out", make_runs(tmp_path, [" ".join(HOSTILE), "=1"])
-    printed = run_command(monkeypatch, capsys, "compare", runs, "--output-dir", out, f"--title={HOSTILE[0]}")
+    arguments = ["compare", str(runs), "--output-dir", str(out), f"--title={HOSTILE[0]}"]
+    monkeypatch.setattr(sys, "argv", ["tfidf-tune", *arguments])
+    cli.main()
+    printed = capsys.readouterr().out
     assert not UNSAFE.search(printed)
     assert f"# {flat(HOSTILE[0])}" in printed
     _, document = require_inert_report(out)
     assert len(document.xpath("//img")) == 3
-
-
-def test_an_audit_of_hostile_texts_lets_none_act(tmp_path, monkeypatch, capsys):
-    results = make_runs(tmp_path, [" ".join(HOSTILE)])
-    printed = run_command(monkeypatch, capsys, "probe", "audit", "--results", results, "--output-dir", tmp_path / "out")
-    assert not UNSAFE.search(printed)
-    require_inert_report(tmp_path / "out" / "report")
 
 
 def test_an_error_shows_hostile_names_and_sends_none(tmp_path, monkeypatch):
