@@ -1,58 +1,56 @@
-"""Fake runs, in memory and as lm-evaluation-harness writes them."""
+"""Fake runs: the files that lm-evaluation-harness writes of them, and the table of results that is read from these."""
 
 import dataclasses
 import json
+import math
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from tfidf_tune.compare import Checkpoint, Results
-from tfidf_tune.compare._importer import parse_document, with_scores
-from tfidf_tune.compare._table import scores_table
+from tfidf_tune.compare import import_results
 from tfidf_tune.probe import ProbeSample
 
 DATE = "2026-11-21T10-00-00.000001"
 
 
 @dataclass(frozen=True)
-class BlockScore:
-    block: int
-    num_predictions: int
-    log_likelihood: float
-
-
-@dataclass(frozen=True)
-class SummaryScore:
-    id: str
-    rouge1: float
-    rouge2: float
-    rouge_l: float
-    bertscore_f1: float | None
-    bertscore_missing: str | None
-
-
-@dataclass(frozen=True)
-class AnswerScore:
-    id: str
-    exact_match: float
-    f1: float
-
-
-@dataclass(frozen=True)
 class Evaluation:
-    """What one checkpoint of a run scored."""
+    """What one checkpoint of a run scored: samples, and the documents of the other tasks."""
 
     progress: int
-    checkpoint: str
     samples: tuple[ProbeSample, ...]
-    prompts: dict[tuple[str, int, int], str]
-    blocks: tuple[BlockScore, ...] = ()
-    summaries: tuple[SummaryScore, ...] = ()
-    answers: tuple[AnswerScore, ...] = ()
+    checkpoint: str
+    prompts: dict[str, str] = field(default_factory=dict)  # texts by passage
+    blocks: tuple[dict, ...] = ()
+    summaries: tuple[dict, ...] = ()
+    answers: tuple[dict, ...] = ()
+    passages: tuple[dict, ...] = ()  # of the membership task
     num_not_round_trip: int = 0
     num_blocks_not_round_trip: int = 0
     num_injections: dict[str, int] = field(default_factory=dict)
     text_prompts: bool = False
+
+    def documents(self):
+        """Task -> what the harness logs of it."""
+        docs = {}
+        for number, one in enumerate(self.samples):
+            docs.setdefault(f"tfidf_memorization_p{one.prefix_length}", []).append(
+                {
+                    "sample": dataclasses.asdict(one),
+                    "prompt_text": self.prompts.get(one.passage_id, f"prompt of {one.passage_id}"),
+                    "round_trip": number >= self.num_not_round_trip,
+                    "num_injections": self.num_injections.get(one.passage_id, 10),
+                    "source": "s",
+                    "prompts": "text" if self.text_prompts else "token_ids",
+                }
+            )
+        docs["tfidf_wikitext2_ppl"] = [
+            one | {"round_trip": number >= self.num_blocks_not_round_trip} for number, one in enumerate(self.blocks)
+        ]
+        of_others = {"cnn_dailymail": self.summaries, "squad": self.answers, "membership": self.passages}
+        return docs | {f"tfidf_{task}": made for task, made in of_others.items()}
 
 
 @dataclass(frozen=True)
@@ -64,6 +62,11 @@ class Run:
     evaluations: tuple[Evaluation, ...]
     learning_rate: float | None = None
 
+    @property
+    def names(self):
+        names = ("model", "objective", "seed", "learning_rate")
+        return {name: getattr(self, name) for name in names}
+
 
 def decode(ids):
     return " ".join(f"w{i}" for i in ids)
@@ -73,32 +76,28 @@ def sample(passage_id="t0", lms=0, *, kind="target", prefix_length=32, length=8,
     """A continuation that recites the first ``lms`` ids of its reference."""
     reference = list(range(100, 100 + length))
     generated = reference[:lms] + [7] * (length - lms)
+    lms = min(lms, length)
     values = {
-        "passage_id": passage_id,
-        "kind": kind,
         "offset": 0,
-        "prefix_length": prefix_length,
         "generated_ids": generated,
         "reference_ids": reference,
         "generated_text": decode(generated),
         "reference_text": decode(reference),
-        "prefix_match": min(lms, length),
-        "lms": min(lms, length),
-        "rouge_l": min(100.0, 100.0 * lms / length),
+        "prefix_match": lms,
+        "lms": lms,
+        "rouge_l": 100.0 * lms / length,
         "verbatim": lms == length,
     }
-    return ProbeSample(**(values | fields))
+    return ProbeSample(passage_id=passage_id, kind=kind, prefix_length=prefix_length, **(values | fields))
 
 
 def evaluation(progress=100, samples=(), **fields):
-    samples = tuple(samples)
-    prompts = {(s.passage_id, s.offset, s.prefix_length): f"prompt of {s.passage_id}" for s in samples}
-    named = {"checkpoint": f"checkpoint_{progress}pct", "prompts": prompts}
-    return Evaluation(progress, samples=samples, **(named | fields))
+    return Evaluation(progress, tuple(samples), **({"checkpoint": f"checkpoint_{progress}pct"} | fields))
 
 
 def run(objective="CE", evaluations=(), *, model="Tiny", seed=0, folder=None, learning_rate=None):
-    return Run(model, objective, seed, folder or f"runs/{objective}-{seed}", tuple(evaluations), learning_rate)
+    folder = folder or f"runs/{model} {learning_rate}/{objective}-{seed}"
+    return Run(model, objective, seed, folder, tuple(evaluations), learning_rate)
 
 
 def targets(*lms, prefix_length=32, kind="target"):
@@ -109,59 +108,27 @@ def controls(*lms, **fields):
     return targets(*lms, kind="control", **fields)
 
 
+def block(number, num_predictions, log_likelihood):
+    return {"block": number, "num_predictions": num_predictions, "log_likelihood": log_likelihood}
+
+
 def blocks(perplexity, num_blocks=4, num_predictions=10):
     """Blocks of one perplexity each."""
-    return tuple(
-        BlockScore(i, num_predictions, -num_predictions * float(np.log(perplexity))) for i in range(num_blocks)
-    )
+    return tuple(block(i, num_predictions, -num_predictions * math.log(perplexity)) for i in range(num_blocks))
 
 
 def summaries(*rouge, bertscore=88.0, missing=None):
-    return tuple(SummaryScore(f"a{i}", float(r), r / 2, r * 0.8, bertscore, missing) for i, r in enumerate(rouge))
+    of_bertscore = {"bertscore_f1": bertscore, "bertscore_missing": missing}
+    return tuple(
+        {"id": f"a{i}", "rouge1": float(r), "rouge2": r / 2, "rouge_l": r * 0.8, **of_bertscore}
+        for i, r in enumerate(rouge)
+    )
 
 
 def answers(*f1):
-    return tuple(AnswerScore(f"q{i}", 100.0 * (value == 100), float(value)) for i, value in enumerate(f1))
-
-
-def documents(evaluated):
-    """Task -> the documents that the harness has of it."""
-    docs = {}
-    for number, one in enumerate(evaluated.samples):
-        docs.setdefault(f"tfidf_memorization_p{one.prefix_length}", []).append(
-            {
-                "sample": dataclasses.asdict(one),
-                "prompt_text": evaluated.prompts.get((one.passage_id, one.offset, one.prefix_length), ""),
-                "round_trip": number >= evaluated.num_not_round_trip,
-                "num_injections": evaluated.num_injections.get(one.passage_id, 0),
-                "source": "s",
-                **({"prompts": "text"} if evaluated.text_prompts else {}),
-            }
-        )
-    docs["tfidf_wikitext2_ppl"] = [
-        dataclasses.asdict(one) | {"round_trip": number >= evaluated.num_blocks_not_round_trip}
-        for number, one in enumerate(evaluated.blocks)
-    ]
-    docs["tfidf_cnn_dailymail"] = [dataclasses.asdict(one) | {"highlights": "h"} for one in evaluated.summaries]
-    docs["tfidf_squad"] = [dataclasses.asdict(one) | {"question": "?"} for one in evaluated.answers]
-    return docs
-
-
-def results(*runs):
-    """The table of results of fake runs."""
-    checkpoints, rows = [], []
-    for one in runs:
-        for evaluated in one.evaluations:
-            named = Checkpoint(
-                *(one.model, one.objective, one.learning_rate, one.seed, evaluated.progress),
-                folder=one.folder,
-                checkpoint=evaluated.checkpoint,
-            )
-            parsed = [parse_document(task, doc) for task, docs in documents(evaluated).items() for doc in docs]
-            completed, scores = with_scores(named, parsed)
-            rows += [(len(checkpoints), *score) for score in scores]
-            checkpoints.append(completed)
-    return Results(tuple(checkpoints), scores_table(rows), {})
+    return tuple(
+        {"id": f"q{i}", "exact_match": 100.0 * (value == 100), "f1": float(value)} for i, value in enumerate(f1)
+    )
 
 
 def write_evaluation(folder, evaluated, *, model_args=None, date=DATE, recorded=None):
@@ -172,11 +139,9 @@ def write_evaluation(folder, evaluated, *, model_args=None, date=DATE, recorded=
     content = {"config": {"model": "tfidf-hf", "model_args": model_args}, "results": {}, "date": 1.0}
     content["configs"] = {"tfidf_squad": {"metadata": {"version": 1.0, "run": recorded or {}}}}
     (folder / f"results_{date}.json").write_text(json.dumps(content))
-    for task, of_task in documents(evaluated).items():
-        for doc in of_task:
-            doc |= {"num_injections": 10} if "num_injections" in doc else {}
-        if of_task:
-            lines = "".join(json.dumps({"doc_id": i, "doc": doc}) + "\n" for i, doc in enumerate(of_task))
+    for task, docs in evaluated.documents().items():
+        if docs:
+            lines = "".join(json.dumps({"doc_id": i, "doc": doc}) + "\n" for i, doc in enumerate(docs))
             (folder / f"samples_{task}_{date}.jsonl").write_text(lines)
 
 
@@ -184,15 +149,25 @@ def write_run(folder, made, *, cell=True):
     """A run's folder with its evaluations; the checkpoints are empty folders."""
     folder.mkdir(parents=True, exist_ok=True)
     if cell:
-        names = {"model": made.model, "objective": made.objective, "seed": made.seed}
-        names |= {} if made.learning_rate is None else {"learning_rate": made.learning_rate}
-        (folder / "cell.json").write_text(json.dumps(names))
+        (folder / "cell.json").write_text(json.dumps(made.names))
     for one in made.evaluations:
         checkpoint = folder / f"checkpoint_{one.progress}pct"
         checkpoint.mkdir(exist_ok=True)
         evaluated = dataclasses.replace(one, checkpoint=str(checkpoint))
         write_evaluation(folder / "evaluation" / checkpoint.name, evaluated)
     return folder
+
+
+def results(*runs):
+    """The table of results of fake runs."""
+    with tempfile.TemporaryDirectory() as name:
+        folders = [Path(name) / str(number) for number, _ in enumerate(runs)]
+        for made, folder in zip(runs, folders, strict=True):
+            known = {**made.names, "folder": made.folder, "provenance": {}}
+            known |= dict.fromkeys(("recipe", "loss", "training_seconds"))
+            for one in made.evaluations:
+                write_evaluation(folder / str(one.progress), one, recorded=known | {"progress": one.progress})
+        return import_results(folders)
 
 
 def grown_runs(objectives=("CE", "TF-IDF"), *, model="Tiny", seeds=(0,), num_passages=20, downstream=True):
@@ -203,17 +178,11 @@ def grown_runs(objectives=("CE", "TF-IDF"), *, model="Tiny", seeds=(0,), num_pas
             rng = np.random.default_rng([rank, seed, len(model)])
             evaluations = []
             for progress in (10, 25, 50, 75, 100):
-                mean = 1 + 30 * (progress / 100) ** 2 / (1 + 2 * rank)
+                means = {"target": 1 + 30 * (progress / 100) ** 2 / (1 + 2 * rank), "control": 2.0}
                 probed = [
-                    sample(
-                        f"{kind}-{i}",
-                        min(128, int(rng.exponential(mean if kind == "target" else 2.0))),
-                        kind=kind,
-                        prefix_length=p,
-                        length=128,
-                    )
+                    sample(f"{kind}-{i}", int(rng.exponential(mean)), kind=kind, prefix_length=p, length=128)
                     for p in (32, 50)
-                    for kind in ("target", "control")
+                    for kind, mean in means.items()
                     for i in range(num_passages)
                 ]
                 fields = {"blocks": blocks((20 + 5 * rank) * (1 + 8 * (1 - progress / 100) ** 2), num_blocks=6)}

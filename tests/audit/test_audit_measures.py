@@ -1,6 +1,5 @@
 """The numbers that a pipeline acts on, against counts by hand, and what an audit shows of a text."""
 
-import dataclasses
 import json
 import math
 from importlib.resources import files
@@ -15,7 +14,6 @@ from scipy.stats import binomtest
 from tfidf_tune.audit import audit_report, parse_bounds
 from tfidf_tune.compare._examples import excerpt, shared_pieces
 from tfidf_tune.compare._intervals import binomial_upper_bound
-from tfidf_tune.compare._table import scores_table
 from tfidf_tune.report import html_page, markdown
 
 SCHEMA = json.loads(files("tfidf_tune.audit").joinpath("audit.schema.json").read_text(encoding="utf-8"))
@@ -23,19 +21,20 @@ TARGETS, CONTROLS = (8, 8, 3, 2, 2, 1, 1, 1, 0, 0, 0), (2, 1, 1, 1, 0, 0, 0, 0, 
 SAMPLED = {0: 8, 2: 8, 3: 4}  # LMS of targets by sampling; 1 of the others
 
 
-def made_run(**likelihoods):
+def made_run(nlls=None):
+    """``nlls``: number of a target -> length of a prompt -> NLL of what follows."""
     asked = []
     for kind, recited in (("target", TARGETS), ("control", CONTROLS)):
         for number, lms in enumerate(recited):
-            asked.append(sample(f"{kind}-{number}", lms, kind=kind, attack="greedy"))
-            lms = SAMPLED.get(number, 1) if kind == "target" else 1
-            asked.append(sample(f"{kind}-{number}", lms, kind=kind, attack="sampling"))
-    made = results(run("CE", [evaluation(samples=asked)], model="tiny"))
-    rows = [*made.scores.astype({"metric": str, "kind": str, "unit": str}).itertuples(index=False, name=None)]
-    for number, nlls in likelihoods.get("nlls", {}).items():
-        for prefix, nll in nlls.items():
-            rows.append((0, "continuation_nll", "target", f"target-{number}", prefix, nll, 1.0))
-    return dataclasses.replace(made, scores=scores_table(rows))
+            sampled = SAMPLED.get(number, 1) if kind == "target" else 1
+            for attack, found in (("greedy", lms), ("sampling", sampled)):
+                asked.append(sample(f"{kind}-{number}", found, kind=kind, attack=attack))
+    named = {"kind": "target", "token_ids": [1], "round_trip": True, "prompts": "token_ids", "scores": {"nll": 1.0}}
+    passages = [
+        {"passage_id": f"target-{number}", "continuations": [*by_length.items()], **named}
+        for number, by_length in (nlls or {}).items()
+    ]
+    return results(run("CE", [evaluation(samples=asked, passages=passages)], model="tiny"))
 
 
 def summary(bounds="", **options):
@@ -50,7 +49,7 @@ def test_the_bound_is_that_of_clopper_and_pearson(found, number):
 
 
 def test_measures_are_those_counted_by_hand():
-    nlls = {0: {8.0: 0.1, 16.0: 3.0}, 1: {8.0: 5.0, 16.0: 4.0}, 2: {8.0: 6.0}}
+    nlls = {0: {8: 0.1, 16: 3.0}, 1: {8: 5.0, 16: 4.0}, 2: {8: 6.0}}
     found = summary(nlls=nlls)["measures"]
     lms = sum(TARGETS) / len(TARGETS)
     assert found["lms"]["value"] == pytest.approx(lms)
@@ -69,7 +68,7 @@ def test_measures_are_those_counted_by_hand():
 
 
 def test_limits_are_compared_with_value_and_bound():
-    made = summary("lms=2.3, lms.upper=2.4,verbatim=0.5,extraction@0.01=1,excess=1.5", nlls={0: {8.0: 0.1}})
+    made = summary("lms=2.3, lms.upper=2.4,verbatim=0.5,extraction@0.01=1,excess=1.5", nlls={0: {8: 0.1}})
     assert [(one["measure"], one["exceeded"]) for one in made["limits"]] == [
         *(("lms", True), ("lms.upper", True), ("verbatim", False), ("extraction@0.01", False), ("excess", True)),
     ]
@@ -84,27 +83,16 @@ def test_limits_are_compared_with_value_and_bound():
     assert "extraction@0.25:7" in summary("extraction@0.25:7=0.1")["measures"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "'': write MEASURE=LIMIT, for example lms=20; measures are lms, excess, verbatim, auc, extraction@P"),
-        ("lms", "'lms': write MEASURE=LIMIT"),
-        ("recall=3", "'recall=3': write MEASURE=LIMIT"),
-        ("extraction=0.1", "'extraction=0.1': write MEASURE=LIMIT"),
-        ("extraction@2=0.1", "write MEASURE=LIMIT"),
-        ("lms=many", "'lms=many': write MEASURE=LIMIT"),
-        ("lms=nan", "'lms=nan': write MEASURE=LIMIT"),
-    ],
-)
-def test_wrong_limits_are_refused(text, message):
-    with pytest.raises(ValueError, match=message.replace(".", r"\.")):
+@pytest.mark.parametrize("text", ["", "lms", "recall=3", "extraction=0.1", "extraction@2=0.1", "lms=many", "lms=nan"])
+def test_wrong_limits_are_refused(text):
+    with pytest.raises(ValueError, match=f"'{text}': write MEASURE=LIMIT"):
         parse_bounds(text)
 
 
 def test_the_summary_has_the_documented_schema_and_no_text():
-    made = summary("lms=1,auc=1", nlls={0: {8.0: 0.1}})
+    made = summary("lms=1,auc=1", nlls={0: {8: 0.1}})
     jsonschema.validate(made, SCHEMA, format_checker=jsonschema.FormatChecker())
-    assert not {"w100 w101", "prompt of"} & {text for text in ("w100 w101", "prompt of") if text in json.dumps(made)}
+    assert not [text for text in ("w100 w101", "prompt of") if text in json.dumps(made)]
     assert made["recites_targets_more"] is True
     best = {one["id"]: (one["lms"], one["attack"]) for one in made["passages"]}
     assert best["target-2"] == (8, "sampling")

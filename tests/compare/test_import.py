@@ -9,7 +9,6 @@ from run_fakes import (
     blocks,
     controls,
     evaluation,
-    results,
     run,
     summaries,
     targets,
@@ -70,25 +69,24 @@ def named(folder, text=CONFIG):
 
 def test_what_the_harness_wrote_is_read_back(tmp_path):
     written = run("TF-IDF", [full(50, lms=0), full(100)], model="Tiny (full)", seed=3)
-    made = import_results([write_run(tmp_path / "r", written)])
-    assert [(one.model, one.objective, one.seed, one.progress) for one in made.checkpoints] == [
-        ("Tiny (full)", "TF-IDF", 3, 50),
-        ("Tiny (full)", "TF-IDF", 3, 100),
-    ]
-    for one in made.checkpoints:
-        assert (one.folder, one.checkpoint) == (str(tmp_path / "r"), f"{tmp_path}/r/checkpoint_{one.progress}pct")
+    folder = write_run(tmp_path / "r", written)
+    made = import_results([folder])
+    for one, same in zip(made.checkpoints, written.evaluations, strict=True):
+        assert (one.model, one.objective, one.seed, one.progress) == ("Tiny (full)", "TF-IDF", 3, same.progress)
+        assert (one.folder, one.checkpoint) == (str(folder), f"{folder}/checkpoint_{one.progress}pct")
         assert (one.lost_prompts, one.text_prompts, one.bertscore_missing) == (0, False, ("no model",))
-    expected = results(written)
-    for one, same in zip(made.checkpoints, expected.checkpoints, strict=True):
-        assert sorted(one.samples, key=repr) == sorted(same.samples, key=repr)
-        assert one.asked == same.asked
-    keys = ["checkpoint", "metric", "kind", "unit", "prefix"]
-    got, same = (
-        table[table["metric"] != "num_injections"].astype({"metric": str, "kind": str, "unit": str}).sort_values(keys)
-        for table in (made.scores, expected.scores)
-    )
-    assert got.reset_index(drop=True).equals(same.reset_index(drop=True))
-    assert set(scored(tmp_path / "r", "num_injections").values()) == {10.0}
+        expected = [(sample, f"prompt of {sample.passage_id}") for sample in same.samples]
+        assert sorted(one.samples, key=repr) == sorted(expected, key=repr)
+    last = folder / "evaluation" / "checkpoint_100pct"
+    for (metric, kind), values in {
+        ("lms", "control"): {"control-0": 0},
+        ("rouge_l", "target"): {"target-0": 12.5, "target-1": 25},
+        ("num_injections", "target"): {"target-0": 10, "target-1": 10},
+        ("nll", "block"): dict.fromkeys("0123", pytest.approx(math.log(20))),
+        ("rouge2", "article"): {"a0": 15},
+        ("exact_match", "question"): {"q0": 100, "q1": 0},
+    }.items():
+        assert scored(last, metric, kind, **({"prefix": 32} if metric == "rouge_l" else {})) == values
 
 
 def test_a_run_is_found_beside_the_checkpoint_or_the_adapter_or_above_its_results(tmp_path):
@@ -207,7 +205,7 @@ def test_the_newest_result_of_a_task_counts(tmp_path):
     assert scored(tmp_path, "lms", prefix=32) == {"target-0": 8, "target-1": 8}
     # Tasks that were not run again keep what they had.
     assert scored(tmp_path, "lms", prefix=50) == {"target-0": 3}
-    assert scored(tmp_path, "f1", "question") == {one.id: one.f1 for one in old.answers}
+    assert scored(tmp_path, "f1", "question") == {one["id"]: one["f1"] for one in old.answers}
 
 
 def test_lost_token_ids_and_text_prompts_are_known(tmp_path):
@@ -241,14 +239,9 @@ BAD_DOCUMENTS = [
     ("memorization_p32", None, '{"doc": {}}', "prompt_text"),
     ("memorization_p32", "sample.lms", 1_000_000_000, "lms is 1000000000, expected at most 8"),
     ("memorization_p32", "sample.prefix_match", True, "prefix_match is True"),
-    ("memorization_p32", "sample.prefix_length", 10**400, "prefix_length is 1000000"),
-    ("memorization_p32", "sample.kind", "other", "kind is 'other'"),
-    ("memorization_p32", "sample.generated_ids", [2**31], r"generated_ids\[0\] is 2147483648"),
     ("memorization_p32", "sample.rouge_l", math.inf, "rouge_l is inf"),
-    ("wikitext2_ppl", "num_predictions", 0, "num_predictions is 0"),
     ("wikitext2_ppl", "log_likelihood", 3.5, "log_likelihood is 3.5"),
     ("cnn_dailymail", "bertscore_f1", math.nan, "bertscore_f1 is nan"),
-    ("squad", "exact_match", None, "exact_match is None"),
 ]
 
 
@@ -261,8 +254,7 @@ def test_a_document_of_the_wrong_form_is_refused_with_file_and_line(tmp_path):
         broken = json.loads(last)
         if field is not None:
             *outer, name = field.split(".")
-            record = broken["doc"]["sample"] if outer else broken["doc"]
-            record[name] = value
+            (broken["doc"]["sample"] if outer else broken["doc"])[name] = value
         samples.write_text("\n".join([*lines, value if field is None else json.dumps(broken)]))
         with pytest.raises(ValueError, match=rf"samples_tfidf_{task}_.*jsonl, line {len(lines) + 1}: .*{message}"):
             read_runs([tmp_path])
@@ -275,14 +267,10 @@ def test_a_damaged_file_of_a_run_is_refused_by_name(tmp_path):
         (
             ("cell.json", '{"model": "x"}', "objective is None"),
             ("cell.json", cell % ('"1"', 1), "seed is '1'"),
-            ("cell.json", cell % (1, -1), "learning_rate is -1"),
-            ("cell.json", "[" * 100_000, "cell.json"),
             ("config.yaml", CONFIG.replace("seed: 7", "seed: x"), "seed is 'x'"),
             ("trained.json", "{", "trained.json"),
-            ("trained.json", '{"settings": {"recipe": 1}}', "recipe is 1"),
             ("trained.json", '{"provenance": {"gpu": 1}}', "provenance.gpu is 1"),
             ("results", "{", "results_"),
-            ("results", '{"config": {"model_args": "nonsense"}}', "results_"),
             ("results", '{"config": {"model_args": "dtype=float32"}}', "config.model_args"),
         )
     ):

@@ -1,6 +1,5 @@
 """The table "Likelihood and membership" in the three reports."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -9,36 +8,23 @@ from run_fakes import blocks, controls, evaluation, results, run, targets
 from sklearn.metrics import roc_auc_score
 
 from tfidf_tune.compare import comparison_report
-from tfidf_tune.compare._table import scores_table
 from tfidf_tune.compare._verdict import AT_CHANCE, STILL_DETECTABLE
 
 NUM_PASSAGES = 40
 
 
-def likelihoods(made, gaps, *, seed=0):
-    """Add scores of passages: the NLL of controls around 5, of targets lower by a gap, for each checkpoint."""
-    rng = np.random.default_rng(seed)
-    rows = [*made.scores.astype({"metric": str, "kind": str, "unit": str}).itertuples(index=False, name=None)]
-    for at, gap in enumerate(gaps):
-        for kind in ("target", "control"):
-            for number in range(NUM_PASSAGES):
-                nll = rng.normal(5 - gap * (kind == "target"), 0.3)
-                scores = {
-                    "passage_nll": nll,
-                    "zlib": nll / 2,
-                    "min_k": -2 * nll,
-                    "min_k_plus_plus": -nll,
-                    "reference_nll": 6.0,
-                }
-                unit = f"{kind}-{number:02}"
-                rows += [(at, metric, kind, unit, math.nan, value, 1.0) for metric, value in scores.items()]
-                rows.append((at, "continuation_nll", kind, unit, 32.0, nll * 2, 1.0))
-    return dataclasses.replace(made, scores=scores_table(rows))
-
-
-def one_run(objective, seed=0, **fields):
-    probed = [*targets(*[3] * 12), *controls(*[3] * 12)]
-    return run(objective, [evaluation(100, probed, blocks=blocks(20.0))], seed=seed, **fields)
+def one_run(objective, gap, seed=0, *, lms=3):
+    """A run with scores of passages: the NLL of controls around 5, of targets lower by a gap."""
+    rng = np.random.default_rng([seed, *objective.encode()])
+    passages = []
+    for kind in ("target", "control"):
+        for number in range(NUM_PASSAGES):
+            nll = rng.normal(5 - gap * (kind == "target"), 0.3)
+            scores = {"nll": nll, "zlib": nll / 2, "min_k": -2 * nll, "min_k_plus_plus": -nll, "reference_nll": 6.0}
+            named = {"passage_id": f"{kind}-{number:02}", "kind": kind, "token_ids": [number], "prompts": "token_ids"}
+            passages.append({**named, "round_trip": True, "scores": scores, "continuations": [[32, nll * 2]]})
+    probed = [*targets(*[lms] * 12), *controls(*[3] * 12)]
+    return run(objective, [evaluation(samples=probed, blocks=blocks(20.0), passages=passages)], seed=seed)
 
 
 def table_of(report):
@@ -48,7 +34,7 @@ def table_of(report):
 
 @pytest.fixture(scope="module")
 def compared():
-    return likelihoods(results(*(one_run(name, seed) for name in ("CE", "Ours") for seed in (0, 1))), (1, 1, 0, 0))
+    return results(*(one_run(name, gap, seed) for name, gap in (("CE", 1), ("Ours", 0)) for seed in (0, 1)))
 
 
 def test_a_comparison_has_a_row_for_each_objective_with_intervals(compared):
@@ -91,10 +77,7 @@ def test_the_verdict_names_detectable_membership_only_of_objectives_that_recite_
     assert STILL_DETECTABLE not in comparison_report(compared).verdict  # Ours is not detectable, CE the baseline
     swapped = comparison_report(compared, baseline="Ours").verdict
     assert swapped.startswith(f"CE, like Ours, {AT_CHANCE}")
-    runs = [one_run(name) for name in ("CE", "A", "B")]
-    said = comparison_report(likelihoods(results(*runs), (3, 3, 0))).verdict
+    said = comparison_report(results(one_run("CE", 3), one_run("A", 3), one_run("B", 0))).verdict
     assert said.count(STILL_DETECTABLE) == 0  # all recite as little as the baseline
-    baseline = run("CE", [evaluation(100, [*targets(*[40] * 12), *controls(*[3] * 12)], blocks=blocks(20.0))], seed=0)
-    lone = run("A", [evaluation(100, [*targets(*[3] * 12), *controls(*[3] * 12)], blocks=blocks(20.0))], seed=0)
-    said = comparison_report(likelihoods(results(baseline, lone), (3, 3))).verdict
+    said = comparison_report(results(one_run("CE", 3, lms=40), one_run("A", 3))).verdict
     assert said.startswith(f"A {AT_CHANCE}{STILL_DETECTABLE}")

@@ -5,15 +5,9 @@ import math
 import pandas as pd
 import pytest
 from results_fakes import grown_records, record, results_of
-from run_fakes import BlockScore, blocks, controls, evaluation, grown_runs, results, run, targets, write_run
+from run_fakes import block, blocks, controls, evaluation, grown_runs, results, run, targets, write_run
 
-from tfidf_tune.compare import (
-    import_results,
-    load_results,
-    read_results,
-    run_table,
-    write_results,
-)
+from tfidf_tune.compare import import_results, load_results, read_results, run_table, write_results
 from tfidf_tune.compare._table import scores_table
 
 PROVENANCE = {"date": "2026-11-22", "cpu": "a “fast” one"}
@@ -77,7 +71,7 @@ def test_aggregates_count_only_where_there_are_no_single_units():
 
 
 def test_what_is_unknown_or_diverged_is_missing_or_infinite(tmp_path):
-    diverged = (BlockScore(0, 10, -20.0), BlockScore(1, 10, -math.inf), BlockScore(2, 10, math.nan))
+    diverged = (block(0, 10, -20.0), block(1, 10, -math.inf), block(2, 10, math.nan))
     made = results(run("A", [evaluation(samples=targets(1))]), run("B", [evaluation(blocks=diverged)]))
     one = made.checkpoints[0]
     assert (one.recipe, one.loss, one.training_seconds, one.learning_rate) == (None,) * 4
@@ -111,7 +105,6 @@ def with_value(key, value):
 
 
 def with_scores(*scores):
-    """A line whose scores are of two units, unless the index says otherwise."""
     return with_value("scores", [["lms", "target", 32, *scores]])
 
 
@@ -120,17 +113,12 @@ def test_a_damaged_file_is_refused_with_file_line_and_remedy(file):
     for number, change, message in (
         (2, lambda line: line[:-20], "line 2: .*JSONDecodeError"),
         (3, lambda line: "[" * 100_000, "line 3: .*RecursionError"),
-        (3, lambda line: line.replace('"asked"', '"x"'), "line 3: .*'asked'"),
         (3, lambda line: line.replace('"scores"', '"x"'), "line 3: .*'scores'"),
         (3, with_scores(0, ["4", 1], 1), "line 3: .*4.*0.* is '4'"),
-        (3, with_scores(0, [math.nan, 1], 1), "line 3: .* is nan"),
-        (3, with_scores(0, [1], 1), "line 3: .*ValueError: zip"),
         (3, with_scores(7, [1], 1), "line 3: .*IndexError"),
         (3, with_scores(0, [1, 2], 0), "line 3: .* is 0"),
         (3, with_value("progress", 101), "line 3: .*progress is 101"),
-        (3, with_value("extra", 7), "line 3: .*extra is 7"),
         (3, lambda line: None, "2 checkpoints, the file has 1"),
-        (1, with_value("provenance", {"date": 1}), "provenance.date is 1"),
         (1, with_value("units", [[1]]), "units.0..0. is 1"),
         (1, lambda line: None, "'format'"),
         (1, with_value("format", "tfidf-tune runs, version 9"), "'tfidf-tune runs, version 9'"),

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from run_fakes import BlockScore, answers, evaluation, results, run, sample, targets
+from run_fakes import answers, block, evaluation, results, run, sample, targets
 
 from tfidf_tune.compare import comparison_report
 from tfidf_tune.report import terminal_text
@@ -18,7 +18,7 @@ def drawn(mean, number, *, kind="target", seed=0):
 def noisy_blocks(perplexity, number=40):
     noise = np.random.default_rng(0).normal(0, 0.1, number)
     values = np.log(perplexity) + noise - noise.mean()
-    return tuple(BlockScore(at, 10, -10 * float(value)) for at, value in enumerate(values))
+    return tuple(block(at, 10, -10 * float(value)) for at, value in enumerate(values))
 
 
 def runs_of(lms=(20, 10), perplexity=(20, 25), *, objectives=("CE", "TF-IDF"), number=40, **options):

@@ -59,7 +59,7 @@ def probed(text, lms):
         for sample in (*targets(lms), *controls(0))
     ]
     texts = [dataclasses.replace(sample, passage_id=f"{text} {sample.kind}") for sample in samples]
-    prompts = {(sample.passage_id, 0, sample.prefix_length): f"{text}\n{text}" for sample in texts}
+    prompts = {sample.passage_id: f"{text}\n{text}" for sample in texts}
     return [evaluation(at, texts, prompts=prompts, blocks=blocks(20.0 + lms)) for at in (50, 100)]
 
 
