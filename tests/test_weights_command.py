@@ -2,6 +2,7 @@
 
 import lxml.html
 import pytest
+from sentences import refused
 
 from tfidf_tune.commands.weights import main
 from tfidf_tune.data import hf_tokenizer, text_blocks_dataset
@@ -56,38 +57,35 @@ def test_a_text_that_never_fills_the_window_and_blocks_by_number(arguments, tmp_
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        (["--block-size", "9999999"], "fewer tokens than one block of 9999999: lower --block-size"),
-        (["--column", "body"], "no column 'body'"),
-        (["--tokenizer", "./nowhere"], "no such folder: './nowhere'"),
-        (["--tokenizer", "."], "the folder '.' has no tokenizer files"),
+        (["--block-size", "9999999"], "--block-size"),
+        (["--column", "body"], "'body'"),
+        (["--tokenizer", "./nowhere"], "'./nowhere'"),
+        (["--tokenizer", "."], "the folder '.'"),
         (["--max-weight", "0.5"], "max_weight is 0.5"),
-        (["--block", "40"], "the text has the blocks 0 to 39"),
-        (["--num-blocks", "9", "--no-shuffle", "--block", "8"], "training leaves out the last, incomplete mini-batch"),
-        (["--output-dir", "mine"], "has files but no report"),
+        (["--block", "40"], "--block 40"),
+        (["--num-blocks", "9", "--no-shuffle", "--block", "8"], "--block 8"),
+        (["--output-dir", "{folder}"], "{folder}"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_before_anything_is_written(change, message, arguments, tmp_path):
-    tmp_path.joinpath("mine").mkdir()
-    tmp_path.joinpath("mine", "thesis.tex").write_text("mine")
-    change = [str(tmp_path / part) if part == "mine" else part for part in change]
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        main([*arguments, "--output-dir", str(tmp_path / "out"), *change])
+def test_settings_that_do_not_fit_are_refused_before_anything_is_written(change, named, arguments, tmp_path, text_file):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    folder.joinpath("thesis.tex").write_text("mine")
+    with refused(
+        (ValueError, FileNotFoundError), named.format(folder=folder), f"weights {' '.join(change)}",
+        folder=folder, text=text_file,
+    ):  # fmt: skip
+        main([*arguments, "--output-dir", str(tmp_path / "out"), *(part.format(folder=folder) for part in change)])
     assert [path.name for path in tmp_path.rglob("*")] == ["mine", "thesis.tex"]
 
 
 def test_files_without_text_are_refused_and_a_missing_one_before_others_are_read(arguments, tmp_path):
-    contents = {"empty.txt": "", "blank.txt": " \n\n", "broken.jsonl": "{"}
-    for name, content in contents.items():
+    for name, content in {"empty.txt": "", "blank.txt": " \n\n", "broken.jsonl": "{"}.items():
         (tmp_path / name).write_text(content)
-    cases = {
-        "empty.txt": r"empty\.txt' is empty",
-        "blank.txt": "has fewer tokens than one block",
-        "broken.jsonl missing.txt": r"missing\.txt",
-    }
-    for names, message in cases.items():
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
+    for names in ("empty.txt", "blank.txt", "broken.jsonl missing.txt"):
+        with refused((ValueError, FileNotFoundError), names.split()[-1], f"weights {names}", folder=tmp_path):
             main([*(str(tmp_path / name) for name in names.split()), *arguments[1:]])
 
 

@@ -17,11 +17,13 @@ from unittest.mock import patch
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from sentences import changed_sentence
 from tiny_run import run_config
 
 from tfidf_tune.training import _train
 
 RUN = "run"
+_TESTS = Path(__file__).parents[1]
 CONFIG = "mine.yaml"
 # What is written when the run's folder is opened, before weights are read.
 OPENED = ("config.yaml", "torchtune_config.yaml", "metrics.jsonl", "probe.jsonl", "logs", "logs/*")
@@ -47,7 +49,7 @@ class BadInput:
     Attributes:
         what (str): is wrong.
         make (Callable[[Site], DictConfig | str]): writes what the config names; returns the config, or its text.
-        message (str): regular expression of the error message: the key or file that it names, and the value.
+        message (str): what the error message names, the key or file, as a regular expression.
         lora (bool): the recipe is lora_finetune, not full_finetune.
         arguments (tuple[str, ...]): of the recipe; ``{folder}`` stands for the row's.
         begins (bool): the error is known when the run's folder is open, or only in training.
@@ -98,6 +100,10 @@ def problems_of(row: BadInput, site: Site) -> list[str]:
         problems.append(f"not one message but: {stderr.strip()[-300:]!r}")
     elif not re.search(row.message, f"error: {messages[0].strip()}", re.S):
         problems.append(f"no /{row.message}/ in the message {messages[0]!r}")
+    else:
+        places = {"folder": site.folder, "text": site.text_file, "checkpoint": site.checkpoint, "tests": _TESTS}
+        changed = changed_sentence(row.what, messages[0].strip(), **places)
+        problems += [changed] if changed else []
     if num_steps and not row.begins:
         problems.append("training had begun")
     allowed = [f"{RUN}/{pattern}" for pattern in OPENED if row.begins]

@@ -23,7 +23,6 @@ WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 NORM = "model.norm.weight"
 EXPERT = "model.layers.0.block_sparse_moe.experts.1.w3.weight"
-MISMATCH = r"weights and config\.json of the checkpoint .*/base, of the architecture '.*', do not match:\n.*{}.*"
 
 
 def checkpoint(edit: Callable[[Path], object], **overrides: Any) -> Callable[[Site], DictConfig]:
@@ -155,73 +154,69 @@ FULL_MODEL = {
     "model_type": "LLAMA2", "output_dir": "none", "checkpoint_dir": "none",
 }  # fmt: skip
 KINDS = [
-    BadInput("an adapter", checkpoint(adapter), r"for an adapter of some/base.*checkpointer\.checkpoint_dir=some/base"),
-    BadInput("GPTQ", checkpoint(settings(quantization_config=QUANTIZED)), r"is quantized \(quantization_config: .*gpt"),
-    BadInput("an encoder and a decoder", checkpoint(another("t5")), r"'t5': name a checkpoint of a causal language mo"),
-    BadInput("a vision model", checkpoint(another("llava")), r"'llava': name a checkpoint of a causal language model"),
-    BadInput("code of its own", checkpoint(settings(**OWN_CODE)), r"config\.json: .*`trust_remote_code=True`"),
+    BadInput("an adapter", checkpoint(adapter), r"checkpointer\.checkpoint_dir=some/base"),
+    BadInput("GPTQ", checkpoint(settings(quantization_config=QUANTIZED)), "quantization_config"),
+    BadInput("an encoder and a decoder", checkpoint(another("t5")), "'t5'"),
+    BadInput("a vision model", checkpoint(another("llava")), "'llava'"),
+    BadInput("code of its own", checkpoint(settings(**OWN_CODE)), "trust_remote_code"),
     BadInput("another architecture", checkpoint(settings(model_type="gpt2")), r"'gpt2', .*tfidf_tune\.models\.auto"),
-    BadInput("a missing expert", mixture(weights(lambda w: w.pop(EXPERT))), r"base/config\.json: transformers cannot "),
-    BadInput("no output layer", checkpoint(weights(lambda w: w.pop("lm_head.weight"))), MISMATCH.format("lm_head")),
+    BadInput("a missing expert", mixture(weights(lambda w: w.pop(EXPERT))), r"base/config\.json"),
+    BadInput("no output layer", checkpoint(weights(lambda w: w.pop("lm_head.weight"))), "lm_head.weight"),
     BadInput(
         "whole numbers for experts",
         mixture(weights(lambda w: w.update({name: w[name].to(torch.int8) for name in w if "experts" in name}))),
-        MISMATCH.format(r"experts\.0\.w1\.weight is of torch\.int8"),
+        r"experts\.0\.w1\.weight is of torch\.int8",
     ),
     BadInput(
         "8-bit numbers without scales",
         checkpoint(weights(lambda w: w.update({NORM: w[NORM].to(torch.float8_e4m3fn)}))),
-        MISMATCH.format(r"model\.norm\.weight is of torch\.float8_e4m3fn"),
+        r"model\.norm\.weight is of torch\.float8",
     ),
     BadInput(
         "an infinite weight",
         checkpoint(weights(infinite)),
-        r"weight model\.embed_tokens\.weight is not finite in torch\.float32",
+        r"model\.embed_tokens\.weight is not finite",
         begins=True,
     ),
-    value("checkpointer", FULL_MODEL, r"checkpointer: torchtune.*FullModelHFCheckpointer has no check_model"),
+    value("checkpointer", FULL_MODEL, "check_model"),
 ]
 FILES = [
     value("checkpointer.checkpoint_dir", "/no/folder", r"checkpointer: no such folder /no/folder"),
-    value("checkpointer.checkpoint_dir", "nobody/nothing", r"nobody/nothing is not a local folder and could not be do"),
+    value("checkpointer.checkpoint_dir", "nobody/nothing", "nobody/nothing"),
     value("checkpointer.revision", "main", r"revision 'main' is given for the local folder "),
     BadInput("no config.json", checkpoint(removed("config.json")), r"the checkpoint .*/base lacks config\.json"),
-    BadInput("a list in config.json", checkpoint(written("config.json", "[]")), r"config\.json holds a list, not an o"),
+    BadInput("a list in config.json", checkpoint(written("config.json", "[]")), r"config\.json"),
     BadInput("half a config.json", checkpoint(written("config.json", "{")), r"base/config\.json is not valid JSON"),
     BadInput(
         "a list in generation_config.json",
         checkpoint(written("generation_config.json", "[]")),
-        r"transformers cannot load a model with it \(TypeError: .*\): correct it or generation_config\.json",
+        r"generation_config\.json",
     ),
-    BadInput("no weights", checkpoint(removed(WEIGHTS)), r"lacks model\.safetensors or pytorch_model\.bin, or shards"),
-    BadInput("weights end too soon", checkpoint(cut), r"base/model.safetensors is damaged \(.*\): do"),
-    BadInput("a shard outside", sharded(shard_outside), r"json names \.\./elsewhere\.safetensors, which is not a file"),
-    BadInput("an index without names", sharded(written(INDEX, '{"weight_map": ["a"]}')), r"has no weight_map"),
-    BadInput(
-        "a pipe", checkpoint(lambda folder: os.mkfifo(folder / "merges.txt")), r"base/merges\.txt .*is not a file"
-    ),
+    BadInput("no weights", checkpoint(removed(WEIGHTS)), r"model\.safetensors or pytorch_model\.bin"),
+    BadInput("weights end too soon", checkpoint(cut), r"base/model\.safetensors"),
+    BadInput("a shard outside", sharded(shard_outside), r"\.\./elsewhere\.safetensors"),
+    BadInput("an index without names", sharded(written(INDEX, '{"weight_map": ["a"]}')), "weight_map"),
+    BadInput("a pipe", checkpoint(lambda folder: os.mkfifo(folder / "merges.txt")), r"base/merges\.txt"),
     BadInput(
         "a link out of the folder",
         checkpoint(lambda folder: (folder / "vocab.txt").symlink_to(f"../{CONFIG}")),
-        r"base/vocab\.txt would be copied .*, but .*/mine\.yaml is not a file of the checkpoint folder",
+        r"base/vocab\.txt .*/mine\.yaml",
     ),
     BadInput(
         "a pickle that runs code",
         pickled(lambda file, code: file.write_bytes(pickle.dumps(code))),
-        r"pytorch_model\.bin is damaged \(RuntimeError: ",
+        r"pytorch_model\.bin .*RuntimeError",
     ),
     BadInput(
         "a zipped pickle that runs code",
         pickled(lambda file, code: torch.save({NORM: code}, file)),
-        r"pytorch_model\.bin is damaged \(UnpicklingError: ",
+        r"pytorch_model\.bin .*UnpicklingError",
     ),
 ]
 OUTPUT = [
-    BadInput("an earlier run", milestone(), r"already holds checkpoint_10pct: choose another output_dir, or"),
-    BadInput(
-        "nothing to resume from", milestone(resume_from_checkpoint=True), r"checkpoint_10pct, but no resume check"
-    ),
-    value("output_dir", __file__, r"output_dir .*\.py cannot be written: .* is not a writable folder"),
+    BadInput("an earlier run", milestone(), "checkpoint_10pct"),
+    BadInput("nothing to resume from", milestone(resume_from_checkpoint=True), "output_dir .*checkpoint_10pct"),
+    BadInput("a file for a folder", lambda site: site.config(output_dir=__file__), r"output_dir .*\.py"),
 ]
 
 

@@ -87,31 +87,29 @@ class OtherTokens(Dataset[Any]):
 
 
 DATA = [
-    BadInput("random bytes", blocks_of("a.txt", bytes(range(256)) * 9), r"config: dataset: cannot read '.*/a\.txt'"),
-    BadInput("blocks too long", blocks_of("a.txt", TEXT, block_size=65), r"block_size is 65, above max_seq_len 64"),
-    value("dataset.source", "/no/file.txt", r"config: dataset: no such file or folder: '/no/file\.txt'"),
-    value("dataset.source", "nobody/nothing", r"cannot load the data set 'nobody/nothing'"),
-    value("dataset.num_targets", 1000, r"found \d+ distinct passages.*needed \d+.*num_targets"),
-    value("dataset.num_base", 100_000, r"found \d+ base blocks .*, needed 100000. Lower num_base"),
-    value("dataset", [], r"dataset names 0 data sets, .*: name at least one"),
-    value("dataset", {"_component_": "torch.nn.Identity"}, r"Identity has no __len__, .*text_blocks"),
-    BadInput("one packed, one not", mix({**TEXTS, "packed": True}, BLOCKS), r"2 data sets, of which 1 are packed"),
+    BadInput("random bytes", blocks_of("a.txt", bytes(range(256)) * 9), r"dataset: .*/a\.txt"),
+    BadInput("blocks too long", blocks_of("a.txt", TEXT, block_size=65), "block_size is 65"),
+    value("dataset.source", "/no/file.txt", r"dataset: .*'/no/file\.txt'"),
+    value("dataset.source", "nobody/nothing", "'nobody/nothing'"),
+    value("dataset.num_targets", 1000, "num_targets"),
+    value("dataset.num_base", 100_000, "num_base"),
+    value("dataset", [], "dataset names 0"),
+    value("dataset", {"_component_": "torch.nn.Identity"}, "dataset: .*__len__"),
+    BadInput("one packed, one not", mix({**TEXTS, "packed": True}, BLOCKS), "dataset .*packed"),
     BadInput(
         "packed rows with another collate function",
         mix({**TEXTS, "packed": True}, collate_fn="torchtune.data.padded_collate_dpo"),
-        r"collate_fn is torchtune.*, but the data set is packed",
+        "collate_fn .*packed",
     ),
-    BadInput("no label that is not masked", masked, r"none of the 100 sequences has a label to learn from"),
+    BadInput("no label that is not masked", masked, "none of the 100 sequences has a label"),
 ]
 TOKENIZERS = [
-    value("tokenizer.path", "/no/folder", r"tokenizer: no such folder: '/no/folder'"),
-    BadInput("no tokenizer", tokenizer(leave_config_only), r"the folder '.*/tokenizer' has no tokenizer files"),
-    BadInput("more tokens than embeddings", tokenizer(add_tokens), r"a token with the id 329, .* ids 0 to 319"),
-    value(
-        "dataset", {"_component_": "test_bad_data.OtherTokens"}, r"the data set has the token id 400, .*", begins=True
-    ),
-    value("tokenizer.max_seq_len", 65, r"tokenizer\.max_seq_len is 65, the model takes at most 64"),
-    value("tokenizer", {"_component_": "torch.nn.Identity"}, r"Identity has no encode: .*data\.hf_tokenizer"),
+    value("tokenizer.path", "/no/folder", "tokenizer: .*'/no/folder'"),
+    BadInput("no tokenizer", tokenizer(leave_config_only), "tokenizer: .*/tokenizer"),
+    BadInput("more tokens than embeddings", tokenizer(add_tokens), "id 329"),
+    value("dataset", {"_component_": "test_bad_data.OtherTokens"}, "token id 400", begins=True),
+    value("tokenizer.max_seq_len", 65, r"tokenizer\.max_seq_len is 65"),
+    value("tokenizer", {"_component_": "torch.nn.Identity"}, "tokenizer: .*encode"),
 ]
 
 

@@ -8,6 +8,7 @@ import pytest
 import task_fakes
 import yaml
 from lm_eval.tasks import TaskManager
+from sentences import refused
 from task_fakes import MEMORIZATION, Output, run_tasks
 
 from tfidf_tune import cli
@@ -162,28 +163,27 @@ def test_bad_input_ends_with_one_message(run_command, llama, tokenizers, probe_f
     monkeypatch.delenv("TFIDF_TUNE_PROBE_FILE", raising=False)
     other = task_fakes.probe_file(tmp_path / "other.jsonl", task_fakes.passages_of(tokenizers["llama"]))
     short = "cnn_dailymail_max_source_tokens=100"
-    for task, metadata, message in (
-        ("tfidf_memorization", "x=1", "error: no probe file is named: give --metadata probe_file="),
-        ("tfidf_memorization", "probe_file=gone.jsonl", "error: no such probe file: 'gone.jsonl'"),
-        ("tfidf_memorization", f"probe_file={other}", "error: Passage 'target-0000' was tokenized with fingerprint"),
-        ("tfidf_other_ppl", "x=1", "error: tfidf_other_ppl needs other_source: a hub id, 'embedded' or a file"),
-        ("tfidf_squad", "squad_source=no/such_data_set", "error: cannot load the data set 'no/such_data_set'"),
-        ("tfidf_memoization", short, "error: Tasks not found: tfidf_memoization"),
+    for task, metadata, named in (
+        ("tfidf_memorization", "x=1", "probe_file="),
+        ("tfidf_memorization", "probe_file=gone.jsonl", r"'gone\.jsonl'"),
+        ("tfidf_memorization", f"probe_file={other}", "'target-0000'"),
+        ("tfidf_other_ppl", "x=1", "other_source"),
+        ("tfidf_squad", "squad_source=no/such_data_set", "'no/such_data_set'"),
+        ("tfidf_memoization", short, "tfidf_memoization"),
     ):
         arguments = ["--model_args", f"pretrained={llama}", "--tasks", task, "--device", "cpu"]
-        with pytest.raises(SystemExit) as ended:
+        what = f"eval {task} {metadata}".replace(str(tmp_path), "")
+        with refused(SystemExit, named, what, folder=tmp_path, tokenizer=tokenizers["llama"], model=llama):
             run_command("eval", *arguments, "--metadata", metadata, short)
-        assert isinstance(ended.value.code, str), (task, metadata)
-        assert ended.value.code.startswith(message), (task, metadata, ended.value.code)
 
     config = tmp_path / "eval.yaml"
-    for text, message in ((None, "Config file not found"), ("- a", "must be a mapping"), ("a: [", "Invalid YAML")):
+    for text in (None, "- a", "a: ["):
         if text is not None:
             config.write_text(text)
-        with pytest.raises(SystemExit, match=f"error: .*{message}"):
+        with refused(SystemExit, "error: .*eval.yaml", f"eval --config {text}", folder=tmp_path):
             run_command("eval", "--config", config)
     arguments = ["--tasks", MEMORIZATION[0], "--device", "cpu", "--metadata", f"probe_file={probe_file}"]
-    with pytest.raises(SystemExit, match="error: .*/nowhere/model"):
+    with refused(SystemExit, "/nowhere/model", "eval /nowhere/model"):
         run_command("eval", "--model_args", "pretrained=/nowhere/model", *arguments)
 
 

@@ -1,0 +1,38 @@
+"""The sentences of errors, once: messages.json has them by what is wrong, tests of bad input name keys.
+
+``UPDATE_MESSAGES=1 pytest -n 0`` writes them anew, to be read in the diff.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+MESSAGES = Path(__file__).with_name("messages.json")
+
+
+def changed_sentence(what: str, sentence: str, **places: object) -> str:
+    """Compare an error with the recorded one, and say how they differ; places on this machine have their names."""
+    for name, place in places.items():
+        sentence = sentence.replace(str(place), f"{{{name}}}")
+    sentence = re.sub(r"loss [\d.]+", "loss {number}", sentence)
+    known = json.loads(MESSAGES.read_text())
+    if os.environ.get("UPDATE_MESSAGES"):
+        MESSAGES.write_text(json.dumps({**known, what: sentence}, indent=1, sort_keys=True) + "\n")
+    elif known.get(what) != sentence:
+        return f"{MESSAGES.name} has for {what!r}: {known.get(what)!r}, now it is {sentence!r}"
+    return ""
+
+
+@contextmanager
+def refused(
+    kind: type[BaseException] | tuple[type[BaseException], ...], named: str, what: str, **places: object
+) -> Iterator[None]:
+    """Expect an error of a kind that names a key or value, a regular expression, in the recorded sentence."""
+    with pytest.raises(kind, match=named) as caught:
+        yield
+    assert changed_sentence(what, str(caught.value), **places) == ""
