@@ -24,11 +24,9 @@ from tfidf_tune.weighting import (
     DocumentWindow,
     RepetitionWeighting,
     TFIDFWeighting,
-    distinct_terms,
-    inverse_document_frequency,
-    term_frequency,
     unit_mean,
 )
+from tfidf_tune.weighting._tfidf import distinct_terms, inverse_document_frequency, term_frequency
 
 VOCAB_SIZE = 60
 EMPTY = [torch.full((2, 7), IGNORED), torch.full((5, 40), IGNORED)]
@@ -126,8 +124,7 @@ def test_an_update_during_another_update_is_refused_and_changes_nothing(make):
     weighting, labels = make(), torch.arange(40).view(2, 20)
     weighting(labels)
     before = state_copy(weighting)
-    lock = weighting.window.in_one_thread(True) if make is TFIDFWeighting else weighting._one_thread.locked(True)
-    with lock, pytest.raises(RuntimeError, match="two threads update"):
+    with weighting._one_thread.locked(True), pytest.raises(RuntimeError, match="two threads update"):
         weighting(labels)
     assert_same_state(weighting, before)
     weighting(labels)

@@ -226,8 +226,8 @@ def test_a_bad_number_on_one_rank_is_an_error_on_every_rank_and_leaves_the_windo
     for name, named in {
         "a bad id": f"the id {VOCAB_SIZE},",
         "an id beyond int32": "outside the vocabulary",
-        "a negative document": "contain -1:",
-        "a document beyond int32": f"below {2**31 - 1}",
+        "a negative document": "the id -1,",
+        "a document beyond int32": f"outside 0 to {2**31 - 2}",
         "other tokens": "labels are not the tokens at their positions",
     }.items():
         assert all(named in of_rank[name] for of_rank in messages)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tfidf_tune.weighting._weighting import differs_from_previous
+
 HASH_RANGE = 2**32
 LONGEST_CONTEXT = 1024  # each token of context takes a pass over the mini-batch
 _PRIME = 2**31 - 1
@@ -23,10 +25,7 @@ _MASK = HASH_RANGE - 1
 
 
 def documents_around(positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first and the last position of the document around each one, int64 ``[b, s]``.
-
-    ``positions`` are those of :func:`positions_in_document`.
-    """
+    """Return the first and last position of the document around each of :func:`positions_in_document`, ``[b, s]``."""
     positions_S = torch.arange(positions.shape[1], device=positions.device)
     # A document ends where the next position counts from 0 again; read backwards, the nearest end is a running minimum.
     is_last_BS = F.pad(positions[:, 1:] == 0, (0, 1), value=True)
@@ -35,55 +34,39 @@ def documents_around(positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def positions_in_document(valid: Tensor, document_ids: Tensor | None) -> Tensor:
-    """Count the labels of the same document right before each one, int64 ``[b, s]``; an ignored label resets the count.
-
-    ``valid``, bool ``[b, s]``, is False where labels are ignored; without ``document_ids`` a row is one document.
-    """
+    """Count the valid labels of the same document right before each one, int64 ``[b, s]``; others reset the count."""
     positions_S = torch.arange(valid.shape[1], device=valid.device)
     # The count restarts after an ignored label, and where another document begins.
-    begins_BS = torch.ones_like(valid)
-    begins_BS[:, 1:] = ~valid[:, :-1]
+    begins_BS = F.pad(~valid[:, :-1], (1, 0), value=True)
     if document_ids is not None:
-        begins_BS[:, 1:] |= document_ids[:, 1:] != document_ids[:, :-1]
-    # The last restart so far, by a running maximum; a row without positions has none.
-    first_BS = torch.where(begins_BS, positions_S, 0)
-    return positions_S - (first_BS.cummax(dim=1).values if valid.shape[1] else first_BS)
+        begins_BS |= differs_from_previous(document_ids)
+    # The last restart so far, by a running maximum.
+    return positions_S - torch.where(begins_BS, positions_S, 0).cummax(dim=1).values
 
 
-def hash_contexts(labels: Tensor, positions: Tensor, length: int, *, seed: int = 0) -> Tensor:
-    r"""Hash the ``length`` labels before each position, in their order.
+def hash_contexts(labels: Tensor, length: int, *, seed: int = 0) -> Tensor:
+    """Hash the seed and the ``length`` labels before each position, in their order: int64 ``[b, s]`` in [0, 2**32).
 
-    .. math::
-        H_i = \mathrm{mix}\Big(s B^h + \sum_{d=1}^{h} (x_{i-d} + 1)\, B^{d-1} \bmod (2^{31} - 1)\Big)
-
-    with h = ``length``, the seed s and a mixing of 32 bits. The label at the position is not included; labels missing
-    at the start of a document, see :func:`positions_in_document`, add nothing. Returns int64 ``[b, s]`` in [0, 2**32).
+    It has no meaning where fewer labels are before the position in its document.
     """
     num_positions = labels.shape[1]
     # Horner's rule, the farthest label first: each step takes the whole mini-batch one label further. Both factors are
     # below 2**31, so that no product overflows.
-    tokens = F.pad(labels.long() + 1, (length, 0)) % _PRIME
-    state = torch.full_like(positions, seed % _PRIME)
-    for distance in range(length, 0, -1):
-        first = length - distance
-        before = tokens[:, first : first + num_positions]  # at each position the label that far back
-        state = (state * _BASE + torch.where(positions >= distance, before, 0)) % _PRIME
+    tokens = F.pad(labels + 1, (length, 0)) % _PRIME
+    state = torch.full_like(labels, seed % _PRIME)
+    for first in range(length):
+        state = (state * _BASE + tokens[:, first : first + num_positions]) % _PRIME
     return _mix_bits(state)
 
 
 def hash_skip_grams(labels: Tensor, choices: Sequence[Sequence[int]], length: int, *, base: int = _BASE) -> Tensor:
-    r"""Hash each label together with every choice of labels out of the ``length`` ones before it.
+    """Hash each label together with every choice of labels out of the ``length`` ones before it.
 
-    .. math::
-        H_{ji} = \mathrm{mix}\Big(x_i + 1 + \sum_{d \in S_j} (x_{i-d} + 1)\, B^d + (j + 1)\, B^{h+1}
-        \bmod (2^{31} - 1)\Big)
-
-    with h = ``length``, B = ``base`` and the distances :math:`S_j` of choice j, so that labels keep their places. Only
-    positions with ``length`` labels before them in their document have a meaning. Returns int64 ``[c, b, s]`` in
-    [0, 2**32).
+    A choice is a list of distances, and labels keep their places. A hash has no meaning where fewer than ``length``
+    labels are before the position in its document. Returns int64 ``[c, b, s]`` in [0, 2**32).
     """
     # One term for each distance, shared by all choices: the label that far back times a power of the base.
-    shifted = F.pad(labels.long() + 1, (length, 0)) % _PRIME
+    shifted = F.pad(labels + 1, (length, 0)) % _PRIME
     num_positions = labels.shape[1]
     terms = [
         shifted[:, length - distance : length - distance + num_positions] * pow(base, distance, _PRIME) % _PRIME

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from tfidf_tune._checks import require_choice, require_integer
 from tfidf_tune.weighting._context_hash import HASH_RANGE, LONGEST_CONTEXT, hash_contexts, positions_in_document
-from tfidf_tune.weighting._labels import IGNORE_INDEX, TokenBatch
-from tfidf_tune.weighting._weighting import TokenWeighting, unit_mean
+from tfidf_tune.weighting._weighting import IGNORE_INDEX, TokenBatch, TokenWeighting, unit_mean
 
 GoldfishStrategy = Literal["hash", "static"]
 
@@ -43,6 +42,8 @@ class GoldfishWeighting(TokenWeighting):
         ValueError: If an argument is out of its range.
     """
 
+    _is_special: Tensor
+
     def __init__(self, *, strategy: GoldfishStrategy = "hash", k: int = 4, h: int = 13, seed: int = 0) -> None:
         super().__init__()
         require_choice("strategy", strategy, get_args(GoldfishStrategy))
@@ -58,7 +59,7 @@ class GoldfishWeighting(TokenWeighting):
         """Set the tokens that are never left out. They replace those set before."""
         ids = sorted({token_id for token_id in token_ids if token_id >= 0})
         # A table, because torch.isin sorts many ids, which waits for a GPU. The last entry stands for all ids above.
-        self._is_special = torch.zeros(ids[-1] + 2 if ids else 1, dtype=torch.bool)
+        self.register_buffer("_is_special", torch.zeros(ids[-1] + 2 if ids else 1, dtype=torch.bool), persistent=False)
         self._is_special[ids] = True
 
     def weigh(self, batch: TokenBatch) -> Tensor:
@@ -67,14 +68,12 @@ class GoldfishWeighting(TokenWeighting):
         if not self.training:
             return valid.float()
         # Special tokens are kept; labels above the table read its last entry, which is False.
-        if self._is_special.device != batch.labels.device:
-            self._is_special = self._is_special.to(batch.labels.device)
         is_special = self._is_special.take(batch.labels.clamp(0, len(self._is_special) - 1))
         positions = positions_in_document(valid, batch.document_ids)
         # One token in k: by its place in the document, or by a hash of the tokens before it that is small enough.
         if self.strategy == "static":
             left_out = positions % self.k == self.k - 1
         else:
-            hashes = hash_contexts(batch.labels, positions, self.h, seed=self.seed)
+            hashes = hash_contexts(batch.labels, self.h, seed=self.seed)
             left_out = (hashes * self.k < HASH_RANGE) & (positions >= self.h)
         return unit_mean((valid & (is_special | ~left_out)).float(), valid)

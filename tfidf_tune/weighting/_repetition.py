@@ -24,9 +24,14 @@ from tfidf_tune.weighting._context_hash import (
     hash_skip_grams,
     positions_in_document,
 )
-from tfidf_tune.weighting._labels import IGNORE_INDEX, NO_TOKEN, TokenBatch
-from tfidf_tune.weighting._tfidf import OneThread
-from tfidf_tune.weighting._weighting import TokenWeighting
+from tfidf_tune.weighting._weighting import (
+    IGNORE_INDEX,
+    NO_TOKEN,
+    OneThread,
+    TokenBatch,
+    TokenWeighting,
+    differs_from_previous,
+)
 
 _MOST_CHOICES = 64
 # An entry of the table is the fingerprint of a key, 20 bits, followed by its count.
@@ -114,10 +119,8 @@ class RepetitionWeighting(TokenWeighting):
         k = h if k is None else k
         require_integer("k", k, 1, f"it is how many of the {h} tokens of context have to be the same", h)
         if comb(h, k) > _MOST_CHOICES:
-            raise ValueError(
-                f"h is {h} and k is {k}: the {comb(h, k)} choices of k of h tokens are more than {_MOST_CHOICES}, set "
-                "k to h - 1 or h, or a smaller h"
-            )
+            found = f"the {comb(h, k)} choices of k of h tokens are more than {_MOST_CHOICES}"
+            raise ValueError(f"h is {h} and k is {k}: {found}, set k to h - 1 or h, or a smaller h")
         # Counts are below 2 ** 11, and (2 ** 11) ** -4 is a float32.
         require_number("alpha", alpha, 0, 4, "weights fall by this power of the count", positive=True)
         require_integer("span", span, 1, "counts of so many tokens are pooled", 4095)
@@ -128,10 +131,8 @@ class RepetitionWeighting(TokenWeighting):
         require_integer("sample", sample, 1, "one key in so many is counted", 64)
         require_integer("num_buckets", num_buckets, 1, "it is the length of the table of counts", 2**30)
         if num_buckets * sample > HASH_RANGE // 2:
-            raise ValueError(
-                f"num_buckets is {num_buckets} and sample {sample}: keys are hashes of 31 bits, set num_buckets to at "
-                f"most {HASH_RANGE // 2 // sample}"
-            )
+            remedy = f"keys are hashes of 31 bits, set num_buckets to at most {HASH_RANGE // 2 // sample}"
+            raise ValueError(f"num_buckets is {num_buckets} and sample {sample}: {remedy}")
         require_bool("sync", sync)
         self.h = h
         self.k = k
@@ -150,8 +151,6 @@ class RepetitionWeighting(TokenWeighting):
 
     def weigh(self, batch: TokenBatch) -> Tensor:
         """Compute the weights of a mini-batch, at most 1, and, in ``.train()`` mode, count its keys."""
-        if self.table.device != batch.labels.device:  # torchtune's stock recipes do not move their loss
-            self.to(batch.labels.device)
         counts_once = self.training and batch.first_pass
         # Looked up before they are counted: documents of one mini-batch do not count for each other.
         valid = batch.labels != IGNORE_INDEX
@@ -160,7 +159,7 @@ class RepetitionWeighting(TokenWeighting):
             keys = self._keys(batch.labels, valid, positions)
             counts = self._look_up(keys)
             if counts_once:
-                self._put_in(keys, _documents(positions, batch.document_ids))
+                self._put_in(keys, batch.document_ids)
         # The document itself is among those that were counted in the first epoch; an unknown count stays unknown.
         if not batch.first_pass:
             counts = torch.where(counts > 0, counts - 1, counts)
@@ -191,26 +190,28 @@ class RepetitionWeighting(TokenWeighting):
         largest_BS: Tensor = counts_CBS.masked_fill_(keys_CBS == NO_TOKEN, -1).amax(0)
         return largest_BS
 
-    def _put_in(self, keys_CBS: Tensor, documents_BS: Tensor) -> None:
+    def _put_in(self, keys_CBS: Tensor, document_ids_BS: Tensor | None) -> None:
         """Count every key once for each document; without keys do nothing.
 
         A key of another fingerprint takes the bucket when it is in at least as many documents of this batch as the
         bucket counts, and then begins with its full number of documents.
         """
-        # Sort all keys, so that equal keys are neighbours. The documents are in ascending order before, and the sort is
-        # stable: of equal keys the positions of each document are neighbours too.
-        keys_N = keys_CBS.permute(1, 2, 0).flatten()
-        documents_N = documents_BS[..., None].expand(-1, -1, len(keys_CBS)).flatten()
-        keys_N, order_N = keys_N.sort(stable=True)
+        # Number the documents of all rows in ascending order. A prompt, whose labels are ignored, does not split one.
+        ids_BS = torch.zeros_like(keys_CBS[0]) if document_ids_BS is None else document_ids_BS
+        numbers_N = differs_from_previous(ids_BS).flatten().cumsum(0)
+        documents_N = numbers_N[:, None].expand(-1, len(keys_CBS)).flatten()
+        # Sort all keys, so that equal keys are neighbours. The sort is stable: of equal keys the positions of each
+        # document are neighbours too.
+        keys_N, order_N = keys_CBS.permute(1, 2, 0).flatten().sort(stable=True)
         buckets_N, prints_N = keys_N >> _PRINT_BITS, keys_N & _PRINT_MASK
 
         # At the last position of each key: the number of documents since its first one.
-        is_other_key_N = _differs_from_previous(keys_N)
-        totals_N = (_differs_from_previous(documents_N.index_select(0, order_N)) | is_other_key_N).cumsum(0)
+        is_other_key_N = differs_from_previous(keys_N)
+        totals_N = (differs_from_previous(documents_N.index_select(0, order_N)) | is_other_key_N).cumsum(0)
         first_N = torch.where(is_other_key_N, totals_N, 0).cummax(0).values
         num_documents_N = (totals_N - first_N).add_(1).clamp_max_(_LARGEST_COUNT)
         # Of a bucket's keys the last one, which is the largest, is counted.
-        is_counted_N = _differs_from_previous(buckets_N).roll(-1) & (keys_N != NO_TOKEN)
+        is_counted_N = differs_from_previous(buckets_N).roll(-1) & (keys_N != NO_TOKEN)
 
         # Read the present entries; keys that are not kept read the first bucket, and change nothing.
         buckets_N = buckets_N.clamp_min_(0)
@@ -255,20 +256,3 @@ class RepetitionWeighting(TokenWeighting):
                     "those, or start with a new state"
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def _documents(positions_BS: Tensor, document_ids_BS: Tensor | None) -> Tensor:
-    """Number the documents of all rows, int64 ``[b, s]``, in ascending order."""
-    length = positions_BS.shape[1]
-    row_B1 = torch.arange(len(positions_BS), device=positions_BS.device)[:, None] * length
-    if document_ids_BS is None:
-        return row_B1.expand_as(positions_BS)
-    # By the place of its first token, ignored labels included: a prompt does not split its document.
-    everywhere = torch.ones_like(document_ids_BS, dtype=torch.bool)
-    return row_B1 + documents_around(positions_in_document(everywhere, document_ids_BS))[0]
-
-
-def _differs_from_previous(values_N: Tensor) -> Tensor:
-    differs_N = torch.ones_like(values_N, dtype=torch.bool)
-    differs_N[1:] = values_N[1:] != values_N[:-1]
-    return differs_N

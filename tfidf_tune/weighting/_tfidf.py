@@ -3,8 +3,6 @@
 Shape suffixes: B rows, S positions in a row, T terms.
 """
 
-import threading
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -12,8 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfidf_tune._checks import require_bool, require_choice, require_integer, require_number
-from tfidf_tune.weighting._labels import IGNORE_INDEX, NO_TOKEN, TokenBatch
-from tfidf_tune.weighting._weighting import TokenWeighting, unit_mean
+from tfidf_tune.weighting._weighting import (
+    IGNORE_INDEX,
+    NO_TOKEN,
+    OneThread,
+    TokenBatch,
+    TokenWeighting,
+    differs_from_previous,
+    require_ids,
+    unit_mean,
+)
 
 TermFrequency = Literal["count", "log", "binary"]
 
@@ -36,9 +42,7 @@ def distinct_terms(keys_BS: Tensor) -> Terms:
     """Find the distinct integer keys of each row and count them, by one sort of ``[b, s]``."""
     sorted_BS, order_BS = keys_BS.sort(dim=-1)
     # Equal keys are neighbours now. A term begins at each row, and where a key differs from the one before it.
-    begins_BS = torch.ones_like(sorted_BS, dtype=torch.bool)
-    begins_BS[:, 1:] = sorted_BS[:, 1:] != sorted_BS[:, :-1]
-    term_N = begins_BS.flatten().cumsum(0) - 1
+    term_N = differs_from_previous(sorted_BS).flatten().cumsum(0) - 1
     # All results have the length of the batch, whatever it holds, so that no size has to be read from a GPU.
     sorted_N = sorted_BS.flatten()
     return Terms(
@@ -62,13 +66,10 @@ def term_frequency(counts: Tensor, form: TermFrequency) -> Tensor:
     Raises:
         ValueError: If ``form`` is not one of the three.
     """
-    if form == "count":
-        return counts.float()
-    if form == "log":
-        return 1 + counts.float().log()
+    require_choice("tf", form, get_args(TermFrequency))
     if form == "binary":
         return torch.ones_like(counts, dtype=torch.float32)
-    raise ValueError(f"tf is '{form}': possible are {', '.join(get_args(TermFrequency))}")
+    return counts.float() if form == "count" else 1 + counts.float().log()
 
 
 def inverse_document_frequency(document_frequency: Tensor, num_documents: Tensor) -> Tensor:
@@ -87,30 +88,6 @@ def inverse_document_frequency(document_frequency: Tensor, num_documents: Tensor
     return ((1 + num_documents) / document_frequency.float().add_(1)).log_().add_(1)
 
 
-class OneThread:
-    """A lock that never waits: entering it while another thread holds it is an error. Copies are not locked."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def locked(self, is_needed: bool) -> AbstractContextManager[None]:
-        """Return this lock if it is needed; never in compiled graphs, which have no locks."""
-        return self if is_needed and not torch.compiler.is_compiling() else nullcontext()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(False):
-            raise RuntimeError(
-                "two threads update one window of token counts at the same time: give each thread its own loss, for "
-                "example copy.deepcopy(loss)"
-            )
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def __reduce__(self) -> tuple[type["OneThread"], tuple[()]]:
-        return type(self), ()
-
-
 class DocumentWindow(nn.Module):
     """Counts in how many documents of the last ``num_batches`` mini-batches each token occurs.
 
@@ -124,7 +101,8 @@ class DocumentWindow(nn.Module):
     entry stays 0, as does a last one for all ids that were never seen.
 
     ``.to(dtype)`` does not change the buffers, which are integers; ``load_state_dict`` takes over the widths of the
-    saved window. A window is not thread-safe, see :meth:`in_one_thread`.
+    saved window. A window is not thread-safe: updates by two threads at the same time would leave a table that does not
+    count what the ring holds.
 
     Args:
         num_batches (int): number of mini-batches in the window, the current one included.
@@ -146,7 +124,6 @@ class DocumentWindow(nn.Module):
         self.register_buffer("num_documents_K", torch.zeros(num_batches, dtype=torch.int32))
         self.register_buffer("document_frequency_E", torch.zeros(2, dtype=torch.int32))
         self.register_buffer("num_updates", torch.zeros(1, dtype=torch.int64))
-        self._one_thread = OneThread()
 
     @property
     def num_documents(self) -> Tensor:
@@ -157,13 +134,6 @@ class DocumentWindow(nn.Module):
     def vocab_size(self) -> int:
         """Current length of the table of document frequencies."""
         return self.document_frequency_E.shape[0] - 2
-
-    def in_one_thread(self, is_updated: bool) -> AbstractContextManager[None]:
-        """Raise a ``RuntimeError`` in other threads that enter this context to update the window.
-
-        Updates by two threads at the same time would leave a table that does not count what the ring holds.
-        """
-        return self._one_thread.locked(is_updated)
 
     def update(self, tokens: Tensor, num_documents: Tensor, *, vocab_size: int) -> None:
         """Put a batch into the window and evict the oldest one; a batch without documents changes nothing.
@@ -303,25 +273,18 @@ class TFIDFWeighting(TokenWeighting):
         self.counted: Counted = counted
         self.needs_tokens = counted == "tokens"
         self.window = DocumentWindow(num_batches)
+        self._one_thread = OneThread()
 
     def check(self, batch: TokenBatch) -> None:
         """Raise a ``ValueError`` for an id outside the vocabulary or the range of document ids."""
         super().check(batch)
-        if batch.document_ids is None or batch.document_ids.numel() == 0:
-            return
-        limit = 2**63 // (batch.vocab_size or 2**32)  # the pair of document and token is one int64
-        limit = min(limit, _GATHERED_ID_LIMIT) if self.sync else limit
-        smallest, largest = (int(bound) for bound in batch.document_ids.aminmax())
-        if smallest < 0 or largest >= limit:
-            raise ValueError(
-                f"document_ids contain {smallest if smallest < 0 else largest}: they have to be non-negative and below "
-                f"{limit}"
-            )
+        if batch.document_ids is not None:
+            limit = 2**63 // (batch.vocab_size or 2**32)  # the pair of document and token is one int64
+            limit = min(limit, _GATHERED_ID_LIMIT) if self.sync else limit
+            require_ids("document_ids", batch.document_ids, limit, f"0 to {limit - 1}")
 
     def weigh(self, batch: TokenBatch) -> Tensor:
         """Compute the weights of a mini-batch and, in ``.train()`` mode, put it into the window."""
-        if self.window.document_frequency_E.device != batch.labels.device:  # stock recipes do not move their loss
-            self.to(batch.labels.device)
         # What is counted: labels or all tokens, without padding and ids outside the vocabulary.
         ids_BS = batch.labels if batch.all_tokens is None else batch.all_tokens
         known_BS = ids_BS >= 0 if batch.vocab_size is None else (ids_BS >= 0) & (ids_BS < batch.vocab_size)
@@ -339,7 +302,7 @@ class TFIDFWeighting(TokenWeighting):
             tokens_T = torch.where(pairs_T == NO_TOKEN, NO_TOKEN, pairs_T % size)
             num_documents = (distinct_terms(documents_BS).keys != NO_TOKEN).count_nonzero()
         # The batch is in the window before its weights are computed, so that no df of a training batch is 0.
-        with self.window.in_one_thread(self.training):
+        with self._one_thread.locked(self.training):
             if self.training:
                 self.window.update(tokens_T, num_documents, vocab_size=size)
             idf_T = inverse_document_frequency(self.window.document_frequency(tokens_T), self.window.num_documents)

@@ -1,15 +1,155 @@
-"""The base class of all token weightings, and uniform weights."""
+"""The mini-batch that a weighting gets, the base class of all weightings, and those that keep no statistics.
 
+The labels of a mini-batch and what goes with them are checked, shifted, and gathered from all ranks.
+
+Shape suffixes: R ranks, P parts of a message (labels; document ids and tokens where given), B rows, S positions in a
+row.
+"""
+
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tfidf_tune.weighting._labels import IGNORE_INDEX, TokenBatch, gather_batch, values_are_known
+from tfidf_tune._checks import require_number
+
+IGNORE_INDEX = -100
+"""Label of ignored positions."""
+NO_TOKEN = -1  # replaces ignored labels where ids are looked up or sorted
+_SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
+_INT32 = torch.iinfo(torch.int32)
+# The fields of a TokenBatch that are integers ``[b, s]``, all checked and gathered alike; with what they are padded by.
+_PADDED_BY = {"labels": IGNORE_INDEX, "document_ids": 0, "all_tokens": IGNORE_INDEX}
+
+
+class Predictions(NamedTuple):
+    """What the model predicts for the label tokens, without gradient.
+
+    Attributes:
+        log_probability (Tensor): float32 ``[b, s]``, natural logarithm of each label's probability; 0 where ignored.
+        entropy (Tensor): float32 ``[b, s]``, of the distribution over the vocabulary, in nats; 0 where ignored.
+    """
+
+    log_probability: Tensor
+    entropy: Tensor
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """The labels of a mini-batch, and what else a loss and its weighting know of it.
+
+    Types and shapes are checked here and nowhere else. Integers of other widths become int64.
+
+    Attributes:
+        labels (Tensor): signed integer ``[b, s]``, already shifted, -100 where ignored.
+        document_ids (Tensor | None): integer ``[b, s]``: the document of its row that each label belongs to.
+            Default: None, a row is one document.
+        all_tokens (Tensor | None): signed integer ``[b, s]``: all tokens of each row, masked prompts included, see
+            :func:`shift_tokens`; -100 in place of padding. Default: None, enough unless the weighting ``needs_tokens``.
+        vocab_size (int | None): size of the vocabulary, the last dimension of the logits; the loss sets it. Default:
+            None, unknown.
+        predictions (Predictions | None): for these labels; the loss sets them. Default: None, enough unless the
+            weighting ``needs_predictions``.
+        largest_shape (tuple[int, int] | None): most rows and most positions that any rank has in this mini-batch, for a
+            weighting with ``sync``. Default: None, found by a collective, for which the host waits.
+        first_pass (bool): False from the second epoch on: the weighting has got every row once before. Default: True.
+
+    Raises:
+        ValueError: If labels, document ids or tokens have another type or shape.
+    """
+
+    labels: Tensor
+    document_ids: Tensor | None = None
+    all_tokens: Tensor | None = None
+    vocab_size: int | None = None
+    predictions: Predictions | None = None
+    largest_shape: tuple[int, int] | None = None
+    first_pass: bool = True
+
+    def __post_init__(self) -> None:
+        if self.labels.dim() != 2:
+            raise ValueError(
+                f"labels has shape {tuple(self.labels.shape)}, expected [b, s]: weights need separate sequences. "
+                "torchtune's stock recipes flatten labels for every loss but one named CEWithChunkedOutputLoss: with "
+                "them, set loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss"
+            )
+        for name, tensor in _integers_of(self).items():
+            # Unsigned ones cannot hold -100, or are masks; the number of a document is never -100.
+            if tensor.is_floating_point() if name == "document_ids" else tensor.dtype not in _SIGNED:
+                raise ValueError(f"{name} are {tensor.dtype}, expected signed integers: convert ids with {name}.long()")
+            if tensor.shape != self.labels.shape:
+                raise ValueError(
+                    f"{name} has shape {tuple(tensor.shape)}, expected that of labels, {tuple(self.labels.shape)}"
+                )
+            object.__setattr__(self, name, tensor.long())
+
+
+def _integers_of(batch: TokenBatch) -> dict[str, Tensor]:
+    return {name: tensor for name in _PADDED_BY if (tensor := getattr(batch, name)) is not None}
+
+
+def shift_labels(labels: Tensor) -> Tensor:
+    """Move labels ``[b, s]`` one position to the left, so that position i holds the token that follows token i.
+
+    The last position gets -100.
+    """
+    return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORE_INDEX)], dim=1)
+
+
+def shift_tokens(tokens: Tensor) -> Tensor:
+    """Move tokens ``[b, s]`` one position to the left, as :func:`shift_labels` does; the first one becomes the last.
+
+    The last position has no label, so that every token has a place. Document ids of the tokens are shifted in the same
+    way, and hold for the labels too.
+    """
+    return tokens.roll(-1, dims=1)
+
+
+def differs_from_previous(values: Tensor) -> Tensor:
+    """Return where values along the last dimension differ from the one before, which the first ones do."""
+    return F.pad(values[..., 1:] != values[..., :-1], (1, 0), value=True)
+
+
+def values_are_known(tensor: Tensor) -> bool:
+    """Return whether values can be read without waiting: on a CPU, outside of compiled graphs."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def gather_batch(batch: TokenBatch) -> tuple[TokenBatch, tuple[slice, slice]]:
+    """Return the mini-batch of all ranks, each rank's padded to the largest shape, and the place of the own rows in it.
+
+    Document ids and tokens are given on all ranks or on none. Numbers outside the range of int32 are clamped to it.
+    Predictions are not gathered.
+    """
+    # The largest shape of all ranks, unless the caller knows it: reading it makes the host wait.
+    num_rows, length = batch.labels.shape
+    largest = batch.largest_shape
+    if largest is None:
+        shape = torch.tensor([num_rows, length], device=batch.labels.device)
+        dist.all_reduce(shape, dist.ReduceOp.MAX)
+        largest = (int(shape[0]), int(shape[1]))
+    if num_rows > largest[0] or length > largest[1]:
+        raise ValueError(f"labels have shape {(num_rows, length)}, larger than largest_shape, {largest}")
+    padding = (0, largest[1] - length, 0, largest[0] - num_rows)
+    # One message with all parts, padded by ignored labels; the document of a position without a label does not matter.
+    given = _integers_of(batch)
+    padded = [F.pad(part, padding, value=_PADDED_BY[name]) for name, part in given.items()]
+    message_PBS = torch.stack(padded).clamp(_INT32.min, _INT32.max).int()
+    # One collective for all parts; every rank then has the same union, its own rows included.
+    gathered_RPBS = message_PBS.new_empty(dist.get_world_size(), *message_PBS.shape)
+    dist.all_gather(list(gathered_RPBS.unbind()), message_PBS)
+    parts: dict[str, Any] = dict(zip(given, (part.flatten(0, 1) for part in gathered_RPBS.unbind(1)), strict=True))
+    first_row = dist.get_rank() * largest[0]
+    own = (slice(first_row, first_row + num_rows), slice(length))
+    return replace(batch, predictions=None, **parts), own
+
 
 # Weights with a smaller sum count as none: a number of tokens divided by it is still a float32.
 _SMALLEST_SUM = 2.0**-100
@@ -45,6 +185,30 @@ def unit_mean(raw_weights: Tensor, valid: Tensor, max_weight: float | None = Non
     num_capped = (scales * descending > max_weight).sum().unsqueeze(0)
     scale = scales[num_capped]
     return (raw_weights * scale).clamp_max(max_weight)
+
+
+class OneThread:
+    """A lock that never waits: entering it while another thread holds it is an error. Copies are not locked."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def locked(self, is_needed: bool) -> AbstractContextManager[None]:
+        """Return this lock if it is needed; never in compiled graphs, which have no locks."""
+        return self if is_needed and not torch.compiler.is_compiling() else nullcontext()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(False):
+            raise RuntimeError(
+                "two threads update one window of token counts at the same time: give each thread its own loss, for "
+                "example copy.deepcopy(loss)"
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type["OneThread"], tuple[()]]:
+        return type(self), ()
 
 
 class TokenWeighting(nn.Module, ABC):
@@ -87,10 +251,7 @@ class TokenWeighting(nn.Module, ABC):
                 for values.
         """
         # One form of the arguments, with all tokens exactly where they are needed.
-        if not isinstance(batch, TokenBatch):
-            batch = TokenBatch(batch, **fields)
-        elif fields:
-            batch = replace(batch, **fields)
+        batch = replace(batch, **fields) if isinstance(batch, TokenBatch) else TokenBatch(batch, **fields)
         if not self.needs_tokens and batch.all_tokens is not None:
             batch = replace(batch, all_tokens=None)
         elif self.needs_tokens and batch.all_tokens is None:
@@ -99,40 +260,37 @@ class TokenWeighting(nn.Module, ABC):
                 "all_tokens too, -100 in place of padding, as in all_tokens=shift_tokens(input_ids)"
             )
         # In training with several processes the weighting gets the rows of all ranks.
-        union, own = batch, None
+        union, own = batch, (slice(None), slice(None))
         if self.sync and self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             union, own = gather_batch(batch)
         if values_are_known(batch.labels):
-            self.check(batch)  # before the union, whose numbers are clamped to int32
-            if own is not None:
-                self.check(union)
+            for part in (batch,) if union is batch else (batch, union):  # numbers of the union are clamped to int32
+                if part.labels.numel():
+                    self.check(part)
         if union.labels.numel() == 0:  # nothing to learn, and no maximum to take
             return torch.zeros(batch.labels.shape, device=batch.labels.device)
-        weights = self.weigh(union)
-        return weights if own is None else weights[own]
+        # torchtune's stock recipes do not move their loss.
+        if any(buffer.device != batch.labels.device for buffer in self.buffers()):
+            self.to(batch.labels.device)
+        return self.weigh(union)[own]
 
     def check(self, batch: TokenBatch) -> None:
         """Raise a ``ValueError`` if an id is outside the vocabulary, or a label is not the token at its position.
 
         Called where reading values waits for no device.
         """
+        known = f"{batch.vocab_size or 'ids from 0'}; ignored positions are marked by {IGNORE_INDEX}"
         for name, ids in (("labels", batch.labels), ("all_tokens", batch.all_tokens)):
-            if ids is None or ids.numel() == 0:
-                continue
-            # Ignored positions look like the id 0, which every vocabulary has.
-            smallest, largest = (int(bound) for bound in torch.where(ids == IGNORE_INDEX, 0, ids).aminmax())
-            if smallest < 0 or (batch.vocab_size is not None and largest >= batch.vocab_size):
-                raise ValueError(
-                    f"{name} contain the id {smallest if smallest < 0 else largest}, outside the vocabulary of "
-                    f"{batch.vocab_size or 'ids from 0'}; ignored positions are marked by {IGNORE_INDEX}"
+            if ids is not None:
+                # Ignored positions look like the id 0, which every vocabulary has.
+                require_ids(
+                    name, torch.where(ids == IGNORE_INDEX, 0, ids), batch.vocab_size, f"the vocabulary of {known}"
                 )
         if batch.all_tokens is not None:
             differ = (batch.labels != IGNORE_INDEX) & (batch.labels != batch.all_tokens)
             if differ.any():
-                raise ValueError(
-                    f"{int(differ.sum())} labels are not the tokens at their positions: pass "
-                    "all_tokens=shift_tokens(input_ids) with the shifted labels"
-                )
+                remedy = "pass all_tokens=shift_tokens(input_ids) with the shifted labels"
+                raise ValueError(f"{int(differ.sum())} labels are not the tokens at their positions: {remedy}")
 
     @abstractmethod
     def weigh(self, batch: TokenBatch) -> Tensor:
@@ -145,12 +303,18 @@ class TokenWeighting(nn.Module, ABC):
         """Set the special tokens (BOS, EOS, ...), which are never hidden. They replace those set before."""
 
 
+def require_ids(name: str, ids: Tensor, limit: int | None, outside: str) -> None:
+    """Raise a ``ValueError`` unless ids are from 0 to below ``limit``; it says what they are ``outside`` of."""
+    smallest, largest = (int(bound) for bound in ids.aminmax())
+    if smallest < 0 or (limit is not None and largest >= limit):
+        raise ValueError(f"{name} contain the id {smallest if smallest < 0 else largest}, outside {outside}")
+
+
 def require_no_tokens(weighting: TokenWeighting, host: str) -> None:
     """Raise a ``ValueError`` if a weighting needs all tokens, for a host that passes only labels to its loss."""
     if weighting.needs_tokens:
-        raise ValueError(
-            f"the weighting counts all tokens, but {host} passes only the labels to a loss: set counted to 'labels'"
-        )
+        passed = f"but {host} passes only the labels to a loss"
+        raise ValueError(f"the weighting counts all tokens, {passed}: set counted to 'labels'")
 
 
 class UniformWeighting(TokenWeighting):
@@ -159,3 +323,68 @@ class UniformWeighting(TokenWeighting):
     def weigh(self, batch: TokenBatch) -> Tensor:
         """Return 1 at valid positions and 0 at ignored ones, float32 ``[b, s]``."""
         return (batch.labels != IGNORE_INDEX).float()
+
+
+class MiLeWeighting(TokenWeighting):
+    r"""MiLe weights: tokens predicted with a high entropy get larger weights.
+
+    .. math::
+        w'_i = (1 + H_i)^\gamma, \qquad H_i = -\sum_v P(v | x_{<i}) \ln P(v | x_{<i}), \qquad
+        w_i = \frac{w'_i}{\frac{1}{M}\sum_j w'_j}
+
+    Source: Su et al., "MiLe Loss: a New Loss for Mitigating the Bias of Learning Difficulties in Generative Language
+    Models" (2024): gamma = 1 there. No gradient goes through the weights. There is no state.
+
+    Args:
+        gamma (float): from 0, which is plain cross-entropy, to 20. Default: 1.0.
+
+    Raises:
+        ValueError: If ``gamma`` is out of its range.
+    """
+
+    needs_predictions = True
+
+    def __init__(self, *, gamma: float = 1.0) -> None:
+        super().__init__()
+        # Entropies are below 22 nats for every vocabulary, and 23 ** 20 is less than 2 ** 91: weights stay finite.
+        require_number("gamma", gamma, 0, 20, "it is the exponent of the weights")
+        self.gamma = gamma
+
+    def weigh(self, batch: TokenBatch) -> Tensor:
+        entropy = _predictions_of(batch).entropy
+        return unit_mean((1 + entropy).pow(self.gamma), batch.labels != IGNORE_INDEX)
+
+
+class FocalWeighting(TokenWeighting):
+    r"""Focal weights: tokens that already have a high probability get smaller weights.
+
+    .. math::
+        w'_i = (1 - P(x_i | x_{<i}))^\gamma, \qquad w_i = \frac{w'_i}{\frac{1}{M}\sum_j w'_j}
+
+    Source: Lin et al., "Focal Loss for Dense Object Detection" (2017), equation 4: gamma = 2 there. Unlike there,
+    weights have mean 1 and no gradient goes through them. There is no state.
+
+    Args:
+        gamma (float): from 0, which is plain cross-entropy, to 20; the paper tries up to 5. Default: 2.0.
+
+    Raises:
+        ValueError: If ``gamma`` is out of its range.
+    """
+
+    needs_predictions = True
+
+    def __init__(self, *, gamma: float = 2.0) -> None:
+        super().__init__()
+        # A batch whose tokens all have a probability of up to 0.96 keeps weights: 0.04 ** 20 is more than 2 ** -100.
+        require_number("gamma", gamma, 0, 20, "it is the exponent of the weights")
+        self.gamma = gamma
+
+    def weigh(self, batch: TokenBatch) -> Tensor:
+        improbability = -torch.expm1(_predictions_of(batch).log_probability)
+        return unit_mean(improbability.clamp_min(0).pow(self.gamma), batch.labels != IGNORE_INDEX)
+
+
+def _predictions_of(batch: TokenBatch) -> Predictions:
+    if batch.predictions is None:
+        raise ValueError("weights depend on what the model predicts: use them in a WeightedCrossEntropyLoss")
+    return batch.predictions

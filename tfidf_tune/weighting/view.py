@@ -3,7 +3,7 @@
 import math
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -12,14 +12,8 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from tfidf_tune.report import Report, tabulate
-from tfidf_tune.weighting import (
-    IGNORE_INDEX,
-    TermFrequency,
-    TFIDFWeighting,
-    distinct_terms,
-    inverse_document_frequency,
-    shift_labels,
-)
+from tfidf_tune.weighting import IGNORE_INDEX, TermFrequency, TFIDFWeighting, shift_labels
+from tfidf_tune.weighting._tfidf import distinct_terms, inverse_document_frequency
 
 if TYPE_CHECKING:
     from tfidf_tune.data import HFTokenizer
@@ -73,16 +67,11 @@ def weigh_blocks(
             "idf": inverse_document_frequency(frequency, window.num_documents).double(),
             **{name: values.double() for name, values in weights.items()},
         }
-        shape = (len(rows), blocks.shape[1])
-        documents = int(window.num_documents)
-        of_blocks: dict[str, Any] = {"block": rows[:, None], "step": step, "documents": documents, "id": blocks[rows]}
         # The label at position i is token i + 1.
-        parts.append(
-            {name: np.broadcast_to(values, shape) for name, values in of_blocks.items()}
-            | {name: values.roll(1, dims=-1).numpy() for name, values in of_labels.items()}
-        )
-    order = np.argsort(np.concatenate(batches))
-    return pd.DataFrame({name: np.concatenate([part[name] for part in parts])[order].ravel() for name in parts[0]})
+        of_tokens = {name: values.roll(1, dims=-1).flatten().numpy() for name, values in of_labels.items()}
+        of_blocks = {"block": np.repeat(rows, blocks.shape[1]), "step": step, "documents": int(window.num_documents)}
+        parts.append(pd.DataFrame({**of_blocks, "id": blocks[rows].ravel(), **of_tokens}))
+    return pd.concat(parts).sort_values("block", kind="stable", ignore_index=True)
 
 
 def frequency_bands(labels: pd.DataFrame) -> pd.DataFrame:
@@ -120,19 +109,18 @@ def shown_tokens(
 
     If several tokens make up a character, the last of them has it as its text.
     """
-    rows = tokens[tokens["block"] == block]
-    ids = rows["id"].tolist()
-    in_context = [texts[token] for token in ids]
+    rows = tokens[tokens["block"] == block].to_dict("records")
+    ids = [row["id"] for row in rows]
+    shown = [row | {"text": texts[row["id"]]} for row in rows]
     start = 0
     while start < len(ids):
-        end = start + 1
-        if _REPLACEMENT in in_context[start]:
-            for last in range(start + 1, min(start + _MOST_PARTS, len(ids))):
-                if _REPLACEMENT not in (character := decode(ids[start : last + 1])):
-                    in_context[last], end = character, last + 1
-                    break
+        # The fewest tokens from here on that are whole characters; a part that is never completed stands for itself.
+        ends = range(start + 1, min(start + _MOST_PARTS, len(ids)) + 1)
+        end = next((end for end in ends if _REPLACEMENT not in decode(ids[start:end])), start + 1)
+        if end > start + 1:
+            shown[end - 1]["text"] = decode(ids[start:end])
         start = end
-    return [row | {"text": text} for row, text in zip(rows.to_dict("records"), in_context, strict=True)]
+    return shown
 
 
 def _mini_batches(num_blocks: int, batch_size: int, shuffle: bool, seed: int) -> list[IntArray]:
@@ -143,9 +131,6 @@ def _mini_batches(num_blocks: int, batch_size: int, shuffle: bool, seed: int) ->
     num_complete = num_blocks // batch_size
     return np.split(order[: num_complete * batch_size], num_complete) if num_complete else [order]
 
-
-ShownToken: TypeAlias = dict[str, Any]
-"""A row of :func:`~tfidf_tune.weighting.view.shown_tokens`."""
 
 MAX_LEVEL = 4
 LEVELS = tuple(range(-MAX_LEVEL, MAX_LEVEL + 1))
@@ -191,8 +176,8 @@ def weights_report(
     )
 
 
-def tokens_section(blocks: Sequence[Sequence[ShownToken]], form: TermFrequency) -> dict[str, Any]:
-    """Return what :func:`html_page` needs for colored tokens whose numbers are shown on pointing, touch and focus."""
+def tokens_section(blocks: Sequence[Sequence[dict[str, Any]]], form: TermFrequency) -> dict[str, Any]:
+    """Return what :func:`html_page` needs for colored :func:`shown_tokens`, their numbers on pointing and focus."""
     shown = []
     for tokens in blocks:
         heading = "Block {block}, mini-batch {step}, {documents} blocks in the window".format_map(tokens[0])
@@ -211,7 +196,7 @@ def tokens_section(blocks: Sequence[Sequence[ShownToken]], form: TermFrequency) 
     }
 
 
-def level_of(token: ShownToken, form: TermFrequency) -> int | None:
+def level_of(token: dict[str, Any], form: TermFrequency) -> int | None:
     """Return the level of a token's weight, None for the first token of a block, which has no weight.
 
     A level is half an octave, from -4 to 4: 0 about weight 1, 2 about 2, -4 for 1/4 and below.
@@ -245,7 +230,7 @@ def _class_of(level: int | None) -> str:
     return f"up{level}" if level > 0 else f"down{-level}" if level < 0 else "even"
 
 
-def _details(token: ShownToken) -> str:
+def _details(token: dict[str, Any]) -> str:
     name = f"“{readable(token['text'], mark_spaces=True)}” (id {token['id']})"
     if not token["tf"]:
         return f"{name}: first of its block, never a label, no weight"
