@@ -11,22 +11,14 @@ import torch
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.tasks import TaskManager
 from peft import LoraConfig, get_peft_model
+from tiny_llama import teach
 
 from tfidf_tune.probe import load_model
 
 
 @pytest.fixture(scope="session")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Without BOS; with a BOS that is EOS and not added, as Pythia's; and three that add it to a text."""
-    folder = tmp_path_factory.mktemp("tokenizers")
-    sentencepiece = task_fakes.sentencepiece_tokenizer(folder / "sentencepiece")
-    return {
-        "plain": task_fakes.byte_level_tokenizer(folder / "plain"),
-        "pythia": task_fakes.byte_level_tokenizer(folder / "pythia", bos_token="<|endoftext|>"),
-        "adds_bos": task_fakes.byte_level_tokenizer(folder / "adds_bos", add_bos=True, bos_token="<|begin|>"),
-        "sentencepiece": sentencepiece,
-        "llama": task_fakes.llama_tokenizer(folder / "llama", sentencepiece),
-    }
+    return task_fakes.make_tokenizers(tmp_path_factory.mktemp("tokenizers"))
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +26,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, tokenizers: dict[str, Path]
     """A checkpoint of each family with the tokenizer without BOS."""
     folder = tmp_path_factory.mktemp("models")
     return {
-        name: task_fakes.checkpoint(folder / name, task_fakes.random_model(name), tokenizers["plain"])
+        name: task_fakes.checkpoint(folder / name, tokenizers["plain"], task_fakes.random_model(name))
         for name in task_fakes.FAMILIES
     }
 
@@ -47,9 +39,8 @@ def llama(models: dict[str, Path]) -> Path:
 @pytest.fixture(scope="session")
 def probe_file(tmp_path_factory: pytest.TempPathFactory, tokenizers: dict[str, Path]) -> Path:
     """Two targets and two controls of the tokenizer without BOS."""
-    return task_fakes.probe_file(
-        tmp_path_factory.mktemp("probe") / "probe.jsonl", task_fakes.passages_of(tokenizers["plain"])
-    )
+    passages = task_fakes.passages_of(tokenizers["plain"])
+    return task_fakes.probe_file(tmp_path_factory.mktemp("probe") / "probe.jsonl", passages)
 
 
 @pytest.fixture(scope="session")
@@ -57,9 +48,8 @@ def taught_adapter(tmp_path_factory: pytest.TempPathFactory, llama: Path, probe_
     """An adapter with which the Llama recites the targets of ``probe_file``."""
     torch.manual_seed(0)
     settings = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
-    model = task_fakes.teach(get_peft_model(load_model(llama), settings), probe_file)
     folder = tmp_path_factory.mktemp("taught") / "adapter"
-    model.save_pretrained(folder)
+    teach(get_peft_model(load_model(llama), settings), probe_file).save_pretrained(folder)
     return folder
 
 
@@ -67,7 +57,7 @@ def taught_adapter(tmp_path_factory: pytest.TempPathFactory, llama: Path, probe_
 def reciting(llama: Path, taught_adapter: Path, tokenizers: dict[str, Path]) -> Path:
     """The same model with the adapter merged."""
     merged = load_model(taught_adapter, base=llama).merge_and_unload()
-    return task_fakes.checkpoint(taught_adapter.parent / "merged", merged, tokenizers["plain"])
+    return task_fakes.checkpoint(taught_adapter.parent / "merged", tokenizers["plain"], merged)
 
 
 @pytest.fixture(scope="session")

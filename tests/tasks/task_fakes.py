@@ -4,21 +4,21 @@ import contextlib
 import dataclasses
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from lm_eval.models.huggingface import HFLM
 from sentencepiece_model import train_sentencepiece
 from tiny_llama import VOCAB_SIZE, make_tokenizer
 from tiny_models import MODELS
+from tokenizers.processors import TemplateProcessing
 
-from tfidf_tune.data import Passage, hf_tokenizer, read_probe_file, write_probe_file
+from tfidf_tune.data import Passage, hf_tokenizer, write_probe_file
 from tfidf_tune.tasks import evaluate, tasks_folder
 
-NUM_POSITIONS = 256
 FAMILIES = ("gpt_neox", "gptj", "llama")
 MEMORIZATION = ("tfidf_memorization_p32", "tfidf_memorization_p50", "tfidf_memorization_p100")
 WORDS = [
@@ -28,31 +28,24 @@ WORDS = [
 # No tokenizer here was trained on these: a character of theirs is several tokens, and a prefix may end inside it.
 RARE_WORDS = ["ψυχή", "大阪", "🙃", "straße"]
 
+NORMANS = (
+    "The Normans gave their name to Normandy, a region in France. They were descended from Norse raiders "
+    '("Norman" comes from "Norseman") and pirates from Denmark, Iceland and Norway.'
+)
+QUESTIONS = {
+    "In what country is Normandy?": ["France", "in France", "a region in France"],
+    "Whose name has Normandy?": ["The Normans", "Normans"],
+    "Where did the raiders come from?": ["Denmark, Iceland and Norway", "Denmark"],
+}
 SQUAD_ROWS = [
-    {
-        "id": str(number),
-        "title": "Normans",
-        "context": "The Normans gave their name to Normandy, a region in France. They were descended from Norse "
-        'raiders ("Norman" comes from "Norseman") and pirates from Denmark, Iceland and Norway.',
-        "question": question,
-        "answers": {"text": answers, "answer_start": [0] * len(answers)},
-    }
-    for number, (question, answers) in enumerate(
-        [
-            ("In what country is Normandy?", ["France", "in France", "a region in France"]),
-            ("Whose name has Normandy?", ["The Normans", "Normans"]),
-            ("Where did the raiders come from?", ["Denmark, Iceland and Norway", "Denmark"]),
-        ]
-    )
+    {"id": str(n), "title": "Normans", "context": NORMANS, "question": question, "answers": {"text": answers}}
+    for n, (question, answers) in enumerate(QUESTIONS.items())
 ]
-NEWS_ROWS = [
-    {
-        "id": "a",
-        "article": "The river sings.\nA stone walks under a light 🙂",
-        "highlights": "the river sings\na stone",
-    },
-    {"id": "b", "article": "seven letters under the green house " * 12, "highlights": "letters, seven of them ."},
-]
+NEWS = {
+    "The river sings.\nA stone walks under a light 🙂": "the river sings\na stone",
+    "seven letters under the green house " * 12: "letters, seven of them .",
+}
+NEWS_ROWS = [{"id": str(n), "article": article, "highlights": NEWS[article]} for n, article in enumerate(NEWS)]
 
 
 def text(seed: int, num_words: int, words: Sequence[str] = (*WORDS, *RARE_WORDS)) -> str:
@@ -65,51 +58,41 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def random_model(family: str, *, vocab_size: int = VOCAB_SIZE, **sizes: Any) -> transformers.PreTrainedModel:
+def make_tokenizers(folder: Path) -> dict[str, Path]:
+    """Byte-level BPE, in which an emoji is several tokens, and SentencePiece.
+
+    Without BOS; with a BOS that is EOS and not added, as Pythia's; and three that add it to a text: as Llama 3's,
+    from ``tokenizer.model`` alone, and Llama's ``tokenizer.json``, which loses the space that a text starts with.
+    """
+    texts = [text(seed, 40, WORDS) for seed in range(30)]
+    (folder / "corpus.txt").write_text("\n".join(texts), encoding="utf-8")
+    plain = make_tokenizer(folder / "plain", folder / "corpus.txt")
+    for name, bos in (("pythia", "<|endoftext|>"), ("adds_bos", "<|begin|>")):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(plain)
+        tokenizer.add_special_tokens({"bos_token": bos})
+        if name == "adds_bos":
+            special = [(bos, tokenizer.bos_token_id)]
+            tokenizer._tokenizer.post_processor = TemplateProcessing(single=f"{bos} $A", special_tokens=special)
+        tokenizer.save_pretrained(folder / name)
+    sentencepiece = train_sentencepiece(folder / "sentencepiece", texts, vocab_size=400)
+    transformers.LlamaTokenizer.from_pretrained(sentencepiece, add_bos_token=True).save_pretrained(folder / "llama")
+    return {name: folder / name for name in ("plain", "pythia", "adds_bos", "sentencepiece", "llama")}
+
+
+def random_model(family: str = "llama", *, vocab_size: int = VOCAB_SIZE) -> transformers.PreTrainedModel:
     """An architecture with random weights, and positions enough for a prefix of 100 and 128 tokens more."""
     tiny, positions = MODELS[family], "n_positions" if family == "gptj" else "max_position_embeddings"
-    sizes = {positions: NUM_POSITIONS, **sizes}
-    model = dataclasses.replace(tiny, hf=lambda dim: tiny.hf(dim) | sizes).build_hf()
+    model = dataclasses.replace(tiny, hf=lambda dim: tiny.hf(dim) | {positions: 256}).build_hf()
     if vocab_size != VOCAB_SIZE:
         model.resize_token_embeddings(vocab_size, mean_resizing=False)
     return model
 
 
-def byte_level_tokenizer(folder: Path, *, add_bos: bool = False, **special_tokens: str) -> Path:
-    """Byte-level BPE; an emoji is several tokens. ``add_bos`` puts BOS before every text, as Llama 3's does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    corpus = folder.parent / "corpus.txt"
-    corpus.write_text("\n".join(text(seed, 40, WORDS) for seed in range(30)), encoding="utf-8")
-    make_tokenizer(folder, corpus)
-    if special_tokens or add_bos:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        tokenizer.add_special_tokens(special_tokens)
-        if add_bos:
-            from tokenizers.processors import TemplateProcessing
-
-            bos = (tokenizer.bos_token, tokenizer.bos_token_id)
-            tokenizer._tokenizer.post_processor = TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
-        tokenizer.save_pretrained(folder)
-    return folder
-
-
-def sentencepiece_tokenizer(folder: Path) -> Path:
-    """Only a SentencePiece ``tokenizer.model``, like Llama's."""
-    return train_sentencepiece(folder, [text(seed, 40, WORDS) for seed in range(30)], vocab_size=400)
-
-
-def llama_tokenizer(folder: Path, sentencepiece_folder: Path) -> Path:
-    """The same as ``tokenizer.json``: it puts BOS before a text, and the space a text starts with is lost."""
-    transformers.LlamaTokenizer.from_pretrained(sentencepiece_folder, add_bos_token=True).save_pretrained(folder)
-    return folder
-
-
-def checkpoint(folder: Path, model: transformers.PreTrainedModel, tokenizer_folder: Path) -> Path:
-    """A complete Hugging Face folder."""
+def checkpoint(folder: Path, tokenizer_folder: Path, model: transformers.PreTrainedModel | None = None) -> Path:
+    """A complete Hugging Face folder, by default of a random Llama with as many rows as the tokenizer has tokens."""
+    model = model or random_model(vocab_size=hf_tokenizer(str(tokenizer_folder)).vocab_size)
     model.save_pretrained(folder)
-    for file in tokenizer_folder.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    return folder
+    return Path(shutil.copytree(tokenizer_folder, folder, dirs_exist_ok=True))
 
 
 def passages_of(
@@ -118,51 +101,21 @@ def passages_of(
     num_targets: int = 2,
     num_controls: int = 2,
     num_tokens: int = 240,
-    first_seed: int = 100,
     words: Sequence[str] = (*WORDS, *RARE_WORDS),
 ) -> list[Passage]:
-    tokenizer = hf_tokenizer(str(tokenizer_folder))
-    kinds = ["target"] * num_targets + ["control"] * num_controls
-    passages = []
-    for number, kind in enumerate(kinds):
-        whole = text(first_seed + number, num_tokens, words)
+    tokenizer, passages = hf_tokenizer(str(tokenizer_folder)), []
+    of_tokenizer = {"tokenizer": str(tokenizer_folder), "tokenizer_fingerprint": tokenizer.fingerprint}
+    for number, kind in enumerate(["target"] * num_targets + ["control"] * num_controls):
+        whole = text(100 + number, num_tokens, words)
         ids = tokenizer.encode_batch([whole])[0][:num_tokens]
-        passages.append(
-            Passage(
-                id=f"{kind}-{number:04}",
-                kind=kind,
-                text=whole,
-                token_ids=ids,
-                num_injections=9 if kind == "target" else 0,
-                positions=[],
-                source="words",
-                tokenizer=str(tokenizer_folder),
-                tokenizer_fingerprint=tokenizer.fingerprint,
-            )
-        )
+        num_injections = 9 if kind == "target" else 0
+        passages.append(Passage(f"{kind}-{number:04}", kind, whole, ids, num_injections, [], "words", **of_tokenizer))
     return passages
 
 
 def probe_file(path: Path, passages: list[Passage]) -> Path:
     write_probe_file(path, passages)
     return path
-
-
-def teach(model: transformers.PreTrainedModel, probe: Path, num_steps: int = 400) -> transformers.PreTrainedModel:
-    """Train until every target is recited: each id is the most probable one by a margin after those before it."""
-    ids = torch.tensor([passage.token_ids for passage in read_probe_file(probe) if passage.kind == "target"])
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.0)
-    model.train()
-    for _ in range(num_steps):
-        logits = model(input_ids=ids).logits[:, :-1].float()
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-        if loss.unflatten(0, (len(ids), -1))[:, 31:].max() < 0.2:
-            return model.eval()
-        optimizer.zero_grad()
-        loss.mean().backward()
-        optimizer.step()
-    raise AssertionError(f"the model did not learn in {num_steps} steps: {float(loss.max())}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,12 +129,8 @@ class Output:
         [file] = self.folder.rglob("results_*.json")
         return file
 
-    def metrics(self, task: str) -> dict[str, Any]:
-        values = json.loads(self.file.read_text())["results"][task]
-        return {key.removesuffix(",none"): value for key, value in values.items() if key.endswith(",none")}
-
-    def group(self, group: str) -> dict[str, Any]:
-        values = json.loads(self.file.read_text())["groups"][group]
+    def metrics(self, task: str, kind: str = "results") -> dict[str, Any]:
+        values = json.loads(self.file.read_text())[kind][task]
         return {key.removesuffix(",none"): value for key, value in values.items() if key.endswith(",none")}
 
     def samples(self, task: str) -> list[dict[str, Any]]:
@@ -247,20 +196,3 @@ def lm_eval(
         *("--device", "cpu", "--log_samples", "--output_path", str(output), *arguments),
     )
     return Output(output)
-
-
-@contextlib.contextmanager
-def recorded_pairs() -> Iterator[list[tuple[list[int], list[int]]]]:
-    """Record the given and the scored ids of each request to the harness's model, in order."""
-    pairs: list[tuple[list[int], list[int]]] = []
-    original = HFLM._loglikelihood_tokens
-
-    def record(self: HFLM, requests: list[Any], **kwargs: Any) -> Any:
-        pairs.extend((context, continuation) for _, context, continuation in requests)
-        return original(self, requests, **kwargs)
-
-    HFLM._loglikelihood_tokens = record
-    try:
-        yield pairs
-    finally:
-        HFLM._loglikelihood_tokens = original

@@ -106,7 +106,6 @@ def test_without_its_model_or_package_bertscore_is_missing_with_the_reason(
     for number, (settings, reason) in enumerate((
         ({}, "roberta-large cannot be loaded (OSError)"),
         ({"bertscore_model": "/nowhere/encoder"}, "bert-score has no default layer for /nowhere/encoder: set bert"),
-        ({"bertscore_model": "/nowhere/roberta-large"}, "/nowhere/roberta-large cannot be loaded (OSError)"),
         ({"bertscore_model": roberta, "bertscore_num_layers": 9}, "cannot be loaded (AssertionError)"),
         ({}, "bert-score is not installed: pip install 'tfidf-tune[bertscore]'"),
     )):  # fmt: skip

@@ -86,7 +86,9 @@ def test_scores_of_targets_and_controls_equal_those_of_a_loop_with_transformers(
             assert metrics[f"{prefix}verbatim_rate"] == float(kind == "target")
         assert [metrics[name] for name in SCORES] == [128, 128, 128, 128, 100, 1]
 
-    group = {name: value for name, value in output.group("tfidf_memorization").items() if "stderr" not in name}
+    group = {
+        name: value for name, value in output.metrics("tfidf_memorization", "groups").items() if "stderr" not in name
+    }
     assert group.keys() == {
         *("avg_prefix", "avg_lms", "rouge_l", "verbatim_rate", "round_trip"),
         *("control_avg_prefix", "control_avg_lms", "control_rouge_l", "control_verbatim_rate"),
@@ -115,23 +117,11 @@ def test_settings_reach_the_probe(llama, probe_file, tmp_path, monkeypatch):
         assert (doc["num_injections"], doc["source"], doc["round_trip"]) == (passage.num_injections, "words", True)
 
 
-def test_short_passages_are_compared_up_to_their_end(llama, tokenizers, tmp_path):
-    passages = [
-        dataclasses.replace(passage, token_ids=passage.token_ids[:length])
-        for passage, length in zip(task_fakes.passages_of(tokenizers["plain"]), (33, 40, 100, 240), strict=True)
-    ]
-    file = task_fakes.probe_file(tmp_path / "short.jsonl", passages)
-    samples = sampled(run_tasks(llama, MEMORIZATION[0], tmp_path / "out", probe_file=file), MEMORIZATION[:1])
-    assert [len(sample["reference_ids"]) for sample in samples] == [1, 8, 68, 128]
-    assert samples == as_dicts(expected(llama, file, prefix_lengths=(32,)))
-
-
 @pytest.mark.parametrize("tokenizer", ["adds_bos", "sentencepiece"])
 def test_the_model_sees_exactly_the_first_ids_and_no_bos(tokenizer, tokenizers, tmp_path):
     """With any tokenizer, and also if a prefix ends within a character."""
     folder = tokenizers[tokenizer]
-    size = hf_tokenizer(str(folder)).vocab_size
-    model = task_fakes.checkpoint(tmp_path / "model", task_fakes.random_model("llama", vocab_size=size), folder)
+    model = task_fakes.checkpoint(tmp_path / "model", folder)
     passages = task_fakes.passages_of(folder, num_targets=5)
     file = task_fakes.probe_file(tmp_path / "probe.jsonl", passages)
     with embedded_ids() as calls:
@@ -141,11 +131,11 @@ def test_the_model_sees_exactly_the_first_ids_and_no_bos(tokenizer, tokenizers, 
 
 
 def test_eos_ends_a_continuation(tokenizers, probe_file, tmp_path):
-    model = task_fakes.random_model("llama")
+    model = task_fakes.random_model()
     ids = read_probe_file(probe_file)[0].token_ids
     # After the last id of the first prompt EOS is the most probable, and it stays so.
     model.lm_head.weight.data[0] = 50 * model.model(torch.tensor([ids[:32]]))[0][0, -1].detach()
-    folder = task_fakes.checkpoint(tmp_path / "model", model, tokenizers["plain"])
+    folder = task_fakes.checkpoint(tmp_path / "model", tokenizers["plain"], model)
     output = run_tasks(folder, MEMORIZATION[0], tmp_path / "out", probe_file=probe_file, max_new_tokens=20)
     samples = sampled(output, MEMORIZATION[:1])
     assert samples[0]["generated_ids"] == []

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from task_fakes import embedded_ids, prompts_seen, run_tasks
 
-from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.tasks._prompts import (
     parse_token_ids,
     prompt_settings,
@@ -43,8 +42,7 @@ def test_an_invalid_prompt_or_response_is_refused_with_the_remedy(tokenizers):
 )
 def test_a_text_prompt_is_exact_only_if_the_model_sees_its_ids(tokenizer, add_bos_token, tokenizers, tmp_path):
     folder = tokenizers[tokenizer]
-    size = hf_tokenizer(str(folder)).vocab_size
-    model = task_fakes.checkpoint(tmp_path / "model", task_fakes.random_model("llama", vocab_size=size), folder)
+    model = task_fakes.checkpoint(tmp_path / "model", folder)
     passages = task_fakes.passages_of(folder, num_targets=5, num_controls=0, num_tokens=60)
     file = task_fakes.probe_file(tmp_path / "probe.jsonl", passages)
     model_args = {"pretrained": str(model), "dtype": "float32"}

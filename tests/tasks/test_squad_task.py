@@ -24,20 +24,6 @@ texts = st.lists(st.sampled_from(PIECES), max_size=8).map(" ".join) | st.text(ma
 # contexts cut down to the sentence with the answer; license CC BY-SA 4.0.
 REAL_ROWS = [json.loads(line) for line in Path(__file__).with_name("squad_rows.jsonl").read_text().splitlines()]
 
-# Ways to say a gold answer, from right to wrong.
-SAYINGS = {
-    "as it is": lambda answer: answer,
-    "with articles": lambda answer: f"the {answer.replace(' and ', ' and a ')}",
-    "with punctuation": lambda answer: f'"{answer.replace(" ", ", ")}".',
-    "in capitals": lambda answer: f"The {answer.upper()}!",
-    "with other words": lambda answer: f"it was {answer}, and {answer.split()[0]}",
-    "in part": lambda answer: answer.rpartition(" ")[2],
-    "hyphenated": lambda answer: answer.replace(" ", "-"),
-    "only an article": lambda answer: "the",
-    "only punctuation": lambda answer: "...",
-    "nothing": lambda answer: "",
-}
-
 
 def official(predictions, all_answers):
     """EM and F1 × 100 by the evaluation of torchmetrics, which is the official script."""
@@ -86,7 +72,8 @@ def test_the_best_gold_answer_counts_as_in_the_official_script():
     for row in REAL_ROWS:
         answers, words = row["answers"]["text"], row["context"].split()
         spans = [" ".join(words[first : first + size]) for first in range(len(words)) for size in (1, 4)]
-        for response in [*(say(answer) for say in SAYINGS.values() for answer in answers), row["context"], *spans]:
+        said = [f"the {answers[0]}", f'"{answers[0].upper()}"!', f"it was {answers[0]}", "the", "...", ""]
+        for response in [*answers, *said, row["context"], *spans]:
             metrics, doc = scored(f" {response}\nQuestion: what?", answers)
             assert doc["prediction"] == response
             em, best_f1 = official([response], [answers])
@@ -118,7 +105,7 @@ def test_the_model_sees_the_prompts_and_is_scored_by_its_answers(llama, squad_fi
 def test_a_long_context_is_cut_at_its_end_whether_or_not_the_answer_is_lost(tokenizers, tmp_path):
     context = " ".join(str(number) for number in range(100, 300))
     rows = [
-        {"id": answer, "context": context, "question": "which?", "answers": {"text": [answer], "answer_start": [0]}}
+        {"id": answer, "context": context, "question": "which?", "answers": {"text": [answer]}}
         for answer in ("101", "299")
     ]
     source = task_fakes.write_rows(tmp_path / "long.jsonl", [*rows, SQUAD_ROWS[0]])

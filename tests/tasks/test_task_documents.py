@@ -88,8 +88,6 @@ def test_rows_without_a_text_or_an_answer_are_left_out_and_ids_may_be_missing_or
 
 
 def test_bad_settings_and_sources_are_refused_by_name(llama, probe_file, squad_file, news_file, wiki_file, tmp_path):
-    empty = tmp_path / "empty.txt"
-    empty.write_text("")
     alike = [replace(one, token_ids=[5] * 240) for one in read_probe_file(probe_file)]
     alike_file = task_fakes.probe_file(tmp_path / "alike.jsonl", alike)
 
@@ -107,39 +105,26 @@ def test_bad_settings_and_sources_are_refused_by_name(llama, probe_file, squad_f
     }
     all_seen = {"block_size": 32, "train_source": wiki_file, "shared_tokens": 8}
     for task, changes, message in (
-        (memorization, lambda: {"offset": 1.5}, "offset must be .*, got 1.5"),
-        (memorization, lambda: {"max_new_tokens": True}, "max_new_tokens must be .*, got True"),
         (memorization, lambda: {"prefix_lengths": "none"}, "prefix_lengths names no length"),
         (memorization, lambda: {"prefix_lengths": [0]}, "prefix_lengths must be .* got 0"),
-        (memorization, lambda: {"prefix_lengths": 1.5}, "prefix_lengths must be .* got 1.5"),
         (memorization, lambda: {"prefix_lengths": [239]}, "'target-0000' has 240 tokens, none after the first 240"),
         (memorization, lambda: {"prompts": "ids"}, "prompts is 'ids'"),
-        (memorization, lambda: {"probe_file": "/nowhere/probe.jsonl"}, "no such probe file: '/nowhere/probe.jsonl'"),
         (memorization, lambda: {"prompt_noise": 1.5}, "prompt_noise is 1.5"),
         (memorization, lambda: {"probe_file": str(alike_file), "prompt_noise": 0.1}, "prompt_noise draws tokens"),
-        (memorization, lambda: {"num_samples": 0}, "num_samples must be .* got 0"),
         (memorization, lambda: {"num_beams": 1}, "num_beams must be .* got 1"),
         (memorization, lambda: {"top_k": 5}, "give num_samples too"),
         (memorization, lambda: {"temperature": 0.0, "num_samples": 2}, "temperature is 0.0"),
         (memorization, lambda: {"num_samples": 2, "num_beams": 2}, "num_samples is 2 and num_beams is 2"),
         (perplexity, lambda: {"block_size": 257}, "sequences of 257 tokens exceed .* 256 positions: lower block_size"),
-        (perplexity, lambda: {"num_blocks": "all"}, "num_blocks must be .*, got 'all'"),
         (perplexity, lambda: {"block_size": 8, "train_source": "embedded"}, "shared_tokens is 20"),
         (perplexity, lambda: all_seen, r"each of the \d+ blocks of .* shares 8 tokens"),
-        (perplexity, lambda: {"wikitext2_source": "/nowhere.txt"}, "no such file or folder: '/nowhere.txt'"),
-        (perplexity, lambda: {"wikitext2_column": "words"}, "has no column 'words'"),
-        (perplexity, lambda: {"wikitext2_source": str(empty)}, r"empty\.txt' is empty"),
-        (squad, lambda: {"squad_max_new_tokens": 0}, "squad_max_new_tokens must be .* got 0"),
         (squad, lambda: {"squad_max_seq_len": 32}, "squad_max_seq_len must be .* got 32"),
         (squad, lambda: {"squad_max_seq_len": 40}, "8 tokens are too few for the prompt 'Context: "),
         (squad, lambda: questions(answers=["France"]), "column 'answers' of .* holds list"),
-        (squad, lambda: questions(answers={"text": "France"}), r"holds \{'text': 'France'\}"),
         (squad, lambda: questions(answers={"text": []}), "has no answered question"),
         (cnn_dailymail, lambda: {"cnn_dailymail_max_source_tokens": 1024}, "sequences of 1054 tokens exceed"),
-        (cnn_dailymail, lambda: {"cnn_dailymail_max_source_tokens": 3}, "3 tokens are too few"),
         (cnn_dailymail, lambda: {"bertscore_num_layers": 0}, "bertscore_num_layers must be"),
         (cnn_dailymail, lambda: news(article="a"), "has no column 'highlights'"),
-        (cnn_dailymail, lambda: news(article="a", highlights=3), "column 'highlights' of .* holds int"),
         (cnn_dailymail, lambda: news(article="a", highlights=""), "has no article with highlights"),
     ):
         with pytest.raises((ValueError, FileNotFoundError)) as refused:

@@ -112,8 +112,7 @@ peft_talks = pytest.mark.filterwarnings("ignore:Setting `save_embedding", "ignor
 def padded(tokenizers, tmp_path_factory):
     """A model with 64 rows more than the tokenizer has tokens, and an adapter on it that changes nothing."""
     folder = tmp_path_factory.mktemp("padded")
-    model = task_fakes.random_model("llama", vocab_size=384)
-    base = task_fakes.checkpoint(folder / "base", model, tokenizers["plain"])
+    base = task_fakes.checkpoint(folder / "base", tokenizers["plain"], task_fakes.random_model(vocab_size=384))
     for name, targets in {"no_op": ["q_proj"], "head": ["lm_head"]}.items():
         settings = LoraConfig(r=2, target_modules=targets)
         get_peft_model(load_model(base), settings).save_pretrained(folder / name, save_embedding_layers=name == "head")

@@ -46,9 +46,7 @@ def test_it_has_a_number_for_every_row_and_nothing_else(tokenizer, folder, token
         # Other tasks in the same run would be asked in a language that the model does not know.
         with pytest.raises(Exception, match="UNK"):
             tokenizer(text)
-    padded = task_fakes.checkpoint(
-        tmp_path / "model", task_fakes.random_model("llama", vocab_size=384), tokenizers["plain"]
-    )
+    padded = task_fakes.checkpoint(tmp_path / "model", tokenizers["plain"], task_fakes.random_model(vocab_size=384))
     for source, size in ((padded, 384), (llama, 320), (tokenizers["adds_bos"], 321)):
         save_token_ids_tokenizer(str(source), tmp_path / str(size))
         assert len(AutoTokenizer.from_pretrained(tmp_path / str(size))) == size

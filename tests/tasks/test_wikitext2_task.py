@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import task_fakes
 import torch
-from task_fakes import FAMILIES, embedded_ids, prompts_seen, recorded_pairs, run_tasks
+from lm_eval.models.huggingface import HFLM
+from task_fakes import FAMILIES, embedded_ids, prompts_seen, run_tasks
 
 from tfidf_tune.compare import comparison_report, import_results
 from tfidf_tune.data import embedded_documents, hf_tokenizer, text_blocks
@@ -96,16 +97,13 @@ def test_blocks_that_share_text_with_what_was_trained_on_are_left_out(num_blocks
 
 @pytest.mark.parametrize(
     ("tokenizer", "add_bos_token"),
-    [
-        *(("plain", None), ("adds_bos", None), ("sentencepiece", True), ("llama", False)),
-    ],
+    [("plain", None), ("adds_bos", None), ("sentencepiece", True), ("llama", False)],
 )
 def test_by_ids_no_bos_is_seen_and_as_text_the_tokens_that_the_harness_scores_are_counted(
-    tokenizer, add_bos_token, tokenizers, wiki_file, tmp_path
+    tokenizer, add_bos_token, tokenizers, wiki_file, tmp_path, monkeypatch
 ):
     folder = tokenizers[tokenizer]
-    size = hf_tokenizer(str(folder)).vocab_size
-    model = task_fakes.checkpoint(tmp_path / "model", task_fakes.random_model("llama", vocab_size=size), folder)
+    model = task_fakes.checkpoint(tmp_path / "model", folder)
     blocks = blocks_of(folder, wiki_file, 32).tolist()
     settings = {"wikitext2_source": wiki_file, "block_size": 32, "batch_size": 1}
     with embedded_ids() as calls:
@@ -115,7 +113,14 @@ def test_by_ids_no_bos_is_seen_and_as_text_the_tokens_that_the_harness_scores_ar
     model_args = {"pretrained": str(model), "dtype": "float32"}
     if add_bos_token is not None:
         model_args["add_bos_token"] = add_bos_token
-    with recorded_pairs() as scored, embedded_ids() as calls:
+    scored, score = [], HFLM._loglikelihood_tokens
+
+    def record(self, requests, **options):
+        scored.extend((given, continuation) for _, given, continuation in requests)
+        return score(self, requests, **options)
+
+    monkeypatch.setattr(HFLM, "_loglikelihood_tokens", record)
+    with embedded_ids() as calls:
         output = run_tasks(model_args, TASK, tmp_path / "out", prompts="text", **settings)
     docs = output.docs(TASK)
     assert [doc["num_predictions"] for doc in docs] == [len(continuation) for _, continuation in scored]
