@@ -18,14 +18,10 @@ Each is a `tfidf-tune audit` of the same texts. The records are read by docs/aud
 """
 
 import argparse
-import json
-import subprocess
-import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
-from measuring import markdown_table, record, write_result  # type: ignore[import-not-found]
+from measuring import add_output, finish, markdown_table, run_audit
 
 
 def main() -> None:
@@ -39,41 +35,24 @@ def main() -> None:
     parser.add_argument("--server", required=True, help="name and version of the server, for the record")
     parser.add_argument("--weights", required=True, help="what the server computes with, for the record")
     parser.add_argument("--block-size", default="128")
-    parser.add_argument("--output", type=Path, help="write the results to this file as JSON")
+    add_output(parser)
     options = parser.parse_args()
     common = [
         *(options.texts, "--controls", options.controls, "--passages", "random", "--block-size", options.block_size),
         *("--num-targets", "12", "--num-controls", "12", "--prefix-lengths", "32", "--max-new-tokens", "64"),
     ]
     if options.base_url is None:
-        other = [
-            options.model,
-            *common,
-            "--backend",
-            "vllm",
-            "--model-args",
-            "max_model_len=1024",
-            "--dtype",
-            "bfloat16",
-        ]
+        other = [options.model, "--backend", "vllm", "--model-args", "max_model_len=1024", "--dtype", "bfloat16"]
     else:
-        other = [options.served_model or options.model, *common, "--base-url", options.base_url]
-        other += ["--tokenizer", options.model]
-    made = {
-        "transformers": _audited([options.model, *common, "--device", "cpu", "--dtype", "bfloat16"]),
-        "server": _audited(other),
-    }
-    named = argparse.Namespace(server=options.server, weights=options.weights, block_size=options.block_size)
-    result = record(named, "cpu", ("torch", "transformers", "tfidf-tune"), audits=made)
-    print(table(result))
-    write_result(result, options.output)
-
-
-def _audited(arguments: list[str]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tfidf_tune.cli", "audit", *arguments, "--output-dir", folder, "--json"]
-        made: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    return {name: made[name] for name in ("measures", "passages", "recites_targets_more")}
+        other = [options.served_model or options.model, "--base-url", options.base_url, "--tokenizer", options.model]
+    ways = {"transformers": [options.model, "--device", "cpu", "--dtype", "bfloat16"], "server": other}
+    audits = {}
+    for name, (model, *more) in ways.items():
+        with tempfile.TemporaryDirectory() as folder:
+            made = run_audit(model, *common, *more, "--output-dir", folder)
+        audits[name] = {key: made[key] for key in ("measures", "passages", "recites_targets_more")}
+    kept = {name: getattr(options, name) for name in ("server", "weights", "block_size", "output")}
+    finish(argparse.Namespace(**kept), ("torch", "transformers", "tfidf-tune"), table, audits=audits)
 
 
 def table(record: dict[str, Any]) -> str:
@@ -92,7 +71,7 @@ def table(record: dict[str, Any]) -> str:
         for way, made in audits.items()
     ]
     columns = ["through", "computes in", "LMS", "above controls", "verbatim", "recites more", "passages of equal LMS"]
-    return str(markdown_table(columns, rows))
+    return markdown_table(columns, rows)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,14 @@ docs/audit.md.
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import markdown_table, record, write_result  # type: ignore[import-not-found]
+from measuring import add_output, finish, markdown_table, run_audit
 from scipy.stats import binomtest
 
+from research.experiment.__main__ import main as experiment_command
 from tfidf_tune.data import read_probe_file
 
 _EXPERIMENT = Path(__file__).with_name("audit_trust.yaml")
@@ -31,25 +30,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs/audit_trust"), help="of the experiment")
     parser.add_argument("--jobs", default="2", help="trainings at once")
-    parser.add_argument("--output", type=Path, help="write the results to this file as JSON")
+    add_output(parser)
     options = parser.parse_args()
-    command = [sys.executable, "-m", "tfidf_tune.cli"]
-    subprocess.run(
-        [*command, "experiment", str(_EXPERIMENT), "--jobs", options.jobs, f"output_dir={options.runs}"], check=True
-    )
+    experiment_command([str(_EXPERIMENT), "--jobs", options.jobs, f"output_dir={options.runs}"])
     runs = sorted(options.runs.glob("*-copies-*/ce/seed0"))
     audits = [
-        {"model": run.parent.parent.name, "asked": asked, **_audited(command, run, asked)}
+        {"model": run.parent.parent.name, "asked": asked, **_audited(run, asked)}
         for run in runs
         for asked in ("injected", "unseen")
     ]
-    options.runs = None  # a path
-    result = record(options, "cpu", ("torch", "transformers", "tfidf-tune"), block_size=_LENGTH, audits=audits)
-    print(table(result))
-    write_result(result, options.output)
+    finish(options, ("torch", "transformers", "tfidf-tune"), table, block_size=_LENGTH, audits=audits)
 
 
-def _audited(command: list[str], run: Path, asked: str) -> dict[str, Any]:
+def _audited(run: Path, asked: str) -> dict[str, Any]:
     """Audit a model with the passages that it has seen, or with half of those that it has not."""
     passages = read_probe_file(run / "probe.jsonl")
     unseen = [one.text for one in passages if one.kind == "control"]  # of the same split, not injected
@@ -62,13 +55,11 @@ def _audited(command: list[str], run: Path, asked: str) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     for name, own in texts.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in own))
-    arguments = [
-        *("audit", str(run / "checkpoint_100pct"), str(folder / f"{asked}.jsonl")),
-        *("--controls", str(folder / "controls.jsonl"), "--passages", "random", "--block-size", str(_LENGTH)),
-        *("--num-targets", str(_NUM_PASSAGES), "--num-controls", str(_NUM_PASSAGES)),
-        *("--output-dir", str(folder / asked), "--overwrite", "--json"),
-    ]
-    made = json.loads(subprocess.run([*command, *arguments], check=True, capture_output=True, text=True).stdout)
+    made = run_audit(
+        *(str(run / "checkpoint_100pct"), str(folder / f"{asked}.jsonl"), "--controls", str(folder / "controls.jsonl")),
+        *("--passages", "random", "--block-size", str(_LENGTH), "--num-targets", str(_NUM_PASSAGES)),
+        *("--num-controls", str(_NUM_PASSAGES), "--output-dir", str(folder / asked), "--overwrite"),
+    )
     lms = {kind: [one["lms"] for one in made["passages"] if one["kind"] == kind] for kind in ("target", "control")}
     return {"recites_targets_more": made["recites_targets_more"], "verbatim": made["measures"]["verbatim"], "lms": lms}
 
@@ -91,7 +82,7 @@ def table(record: dict[str, Any]) -> str:
             ]
         )
     columns = ["copies", "audits that say so", "passages recited further than any control", "AUC of the ranking"]
-    return str(markdown_table(columns, rows))
+    return markdown_table(columns, rows)
 
 
 def _share(found: int, number: int) -> str:

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from measuring import markdown_table, record, write_result  # type: ignore[import-not-found]
+from measuring import add_output, finish, markdown_table
 
 from tfidf_tune.data import embedded_documents, read_probe_file, train_embedded_tokenizer
 
@@ -44,14 +44,14 @@ def main() -> None:
     """Measure every size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--millions", type=int, nargs="+", default=[1, 10, 100], help="tokens; default: 1 10 100")
-    parser.add_argument("--output", type=Path, help="write the results to this file as JSON")
+    add_output(parser)
     options = parser.parse_args()
     runs = []
     for millions in options.millions:
         with tempfile.TemporaryDirectory() as folder:
             runs += _measured(millions, Path(folder), in_memory=millions <= 10)
             print(table({"runs": runs}), flush=True)
-    write_result(record(options, "cpu", ("datatrove", "numpy", "tfidf-tune"), runs=runs), options.output)
+    finish(options, ("datatrove", "numpy", "tfidf-tune"), table, runs=runs)
 
 
 def _measured(millions: int, folder: Path, *, in_memory: bool) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ def table(record: dict[str, Any]) -> str:
     ]
     columns = ["", "tokens", "documents", "seconds", "tokens/s of a core", "MiB"]
     columns += ["% removed: exact copies", "near copies", "others", "targets with copies, of 100"]
-    return str(markdown_table(columns, rows))
+    return markdown_table(columns, rows)
 
 
 if __name__ == "__main__":

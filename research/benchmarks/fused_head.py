@@ -11,10 +11,8 @@ size of the process, which includes the scratch space of the matrix kernels, and
 Errors are those of gradients against float64, ``||g - g64|| / ||g64||``, with sizes small enough for that.
 """
 
-import argparse
 import importlib
 import importlib.util
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,17 +20,16 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from measuring import (  # type: ignore[import-not-found]
+from measuring import (
     WARMUP,
     available_memory,
-    heading,
+    finish,
     make_parser,
     markdown_table,
+    median_ms,
+    median_peak,
     median_ratio,
-    peak_memory,
-    record,
     take_turns,
-    write_result,
 )
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -44,32 +41,20 @@ from tfidf_tune.training import format_bytes
 BATCH_SIZE = 8
 IGNORED = -100
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-CUDA_ROUNDS = 30
-MEMORY_ROUNDS = 5
 FUSED = "fused"
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured.
-
-    Attributes:
-        name (str): what the command calls it.
-        tokens (int): of the mini-batch, in 8 rows.
-        hidden (int): width of the hidden states.
-        vocab_size (int): rows of the head's weight.
-        dtype (str): of hidden states and head, a key of ``DTYPES``.
-        rounds (int): timed rounds on a CPU, unless the command says how many.
-        is_frozen (bool): whether the head has no gradient.
-    """
+    """What is measured: a mini-batch of ``tokens`` in 8 rows, and its head."""
 
     name: str
     tokens: int
     hidden: int
     vocab_size: int
     dtype: str
-    rounds: int
-    is_frozen: bool = False
+    rounds: int  # on a CPU, unless the command says how many
+    is_frozen: bool = False  # the head has no gradient
 
     @property
     def logits_bytes(self) -> int:
@@ -94,17 +79,11 @@ QUICK = {"tokens": 128, "hidden": 16, "vocab_size": 64, "rounds": 2}
 
 
 class Inputs(NamedTuple):
-    """What the loss is computed from.
+    """What the loss is computed from; weights are 0 at ignored positions and of mean 1 at the others."""
 
-    Attributes:
-        head (HeadInput): leaves of the graph, ``[b, s, d]`` and ``[v, d]``.
-        labels (Tensor): int64 ``[b, s]``.
-        weights (Tensor): float32 ``[b, s]``, 0 at ignored positions, of mean 1 at the others.
-    """
-
-    head: HeadInput
-    labels: Tensor
-    weights: Tensor
+    head: HeadInput  # leaves of the graph, [b, s, d] and [v, d]
+    labels: Tensor  # int64 [b, s]
+    weights: Tensor  # float32 [b, s]
 
     def leaves(self) -> dict[str, Tensor]:
         """The tensors that get a gradient."""
@@ -116,24 +95,22 @@ class Inputs(NamedTuple):
             leaf.grad = None
 
 
-Compute = Callable[[HeadInput, Tensor, Tensor], Tensor]
+Compute = Callable[[HeadInput, Tensor, Tensor], Tensor]  # from the head's input, labels and weights
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to compute the loss.
-
-    Attributes:
-        compute (Compute): the scalar from the head's input, labels and weights.
-        is_weighted (bool): whether tokens count by their weights.
-        has_logits (bool): whether it has the logits of all tokens at one time.
-        package (str | None): a peer's module; it may not be installed, and runs only on CUDA.
-    """
+    """A way to compute the loss."""
 
     compute: Compute
     is_weighted: bool = True
-    has_logits: bool = False
-    package: str | None = None
+    has_logits: bool = False  # of all tokens at one time
+    package: str | None = None  # a peer's module: it may not be installed, and runs only on CUDA
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether it can be imported."""
+        return self.package is None or importlib.util.find_spec(self.package) is not None
 
 
 def output_chunks(head: HeadInput, num_chunks: int) -> list[Tensor]:
@@ -198,52 +175,29 @@ WAYS = {
 }
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser: argparse.ArgumentParser = make_parser(__doc__, rounds=None)
+def main() -> None:
+    """Measure the cases with what the command line sets, and print."""
+    parser = make_parser(__doc__, rounds=None)
     parser.add_argument("--case", nargs="+", default=["demo"], choices=CASES, help="default: demo")
-    parser.add_argument("--tokens", type=int, help="instead of the case's; a multiple of 64")
+    parser.add_argument("--tokens", type=int, help="instead of the case's; a multiple of 64: 8 rows in 8 chunks")
     parser.add_argument("--hidden", type=int, help="instead of the case's")
     parser.add_argument("--vocab-size", type=int, help="instead of the case's")
     parser.add_argument("--dtype", choices=DTYPES, help="instead of the case's")
     parser.add_argument("--frozen-head", action="store_true", help="no gradient for the head, as with LoRA")
-    parser.add_argument(
-        "--ways", nargs="+", default=list(WAYS), choices=WAYS, help=f"in addition to '{FUSED}'; default: all"
-    )
+    in_addition = f"in addition to '{FUSED}'; default: all"
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS, help=in_addition)
     parser.add_argument("--quick", action="store_true", help="sizes that only show that the script runs")
     options = parser.parse_args()
     if options.tokens and options.tokens % 64:
-        parser.error(f"--tokens is {options.tokens}: give a multiple of 64, which is 8 rows in 8 chunks")
-    return options
-
-
-def chosen_cases(options: argparse.Namespace) -> list[Case]:
-    """The named cases with what the command line sets."""
-    changes: dict[str, Any] = {"is_frozen": options.frozen_head}
-    if options.device == "cuda":
-        changes["rounds"] = CUDA_ROUNDS
-    if options.quick:
-        changes |= QUICK
-    for name in ("tokens", "hidden", "vocab_size", "dtype", "rounds"):
-        if getattr(options, name) is not None:
-            changes[name] = getattr(options, name)
-    return list(dict.fromkeys(replace(case, **changes) for name in options.case for case in CASES[name]))
-
-
-def main() -> None:
-    """Measure and print."""
-    options = parse_arguments()
+        parser.error(f"--tokens is {options.tokens}, not a multiple of 64")
+    given = {name: getattr(options, name) for name in ("tokens", "hidden", "vocab_size", "dtype", "rounds")}
+    changes: dict[str, Any] = {"is_frozen": options.frozen_head, **({"rounds": 30} if options.device == "cuda" else {})}
+    changes |= (QUICK if options.quick else {}) | {name: value for name, value in given.items() if value is not None}
+    cases = dict.fromkeys(replace(case, **changes) for name in options.case for case in CASES[name])
     ways = {name: way for name, way in WAYS.items() if name in {FUSED, *options.ways}}
-    peers = [way.package.replace("_", "-") for way in ways.values() if way.package and is_installed(way.package)]
-    cases = [measure(case, ways, options.device) for case in chosen_cases(options)]
-    result = record(options, options.device, ("torch", "torchtune", "tfidf-tune", *peers), cases=cases)
-    report(result)
-    write_result(result, options.output)
-
-
-def is_installed(package: str) -> bool:
-    """Whether a module can be imported."""
-    return importlib.util.find_spec(package) is not None
+    peers = [way.package.replace("_", "-") for way in ways.values() if way.package and way.is_installed]
+    measured = [measure(case, ways, options.device) for case in cases]
+    finish(options, ("torch", "torchtune", "tfidf-tune", *peers), report, cases=measured)
 
 
 def make_inputs(case: Case, device: str) -> Inputs:
@@ -260,95 +214,73 @@ def make_inputs(case: Case, device: str) -> Inputs:
     return Inputs(HeadInput(hidden, weight), labels.view(shape), weights.view(shape))
 
 
-def forward_and_backward(way: Way, inputs: Inputs) -> None:
-    """Leave gradients in the inputs."""
+def forward_and_backward(way: Way, inputs: Inputs, *, keep_gradients: bool = False) -> None:
+    """Compute the loss and the gradients of the inputs."""
     inputs.clear_gradients()
     way.compute(*inputs).backward()  # type: ignore[no-untyped-call]
+    if not keep_gradients:
+        inputs.clear_gradients()
 
 
 def measure(case: Case, ways: Mapping[str, Way], device: str) -> dict[str, Any]:
-    """Measure a case in all ways that can be.
-
-    Args:
-        case (Case): what is measured.
-        ways (Mapping[str, Way]): by their names.
-        device (str): ``cpu`` or ``cuda``.
-
-    Returns:
-        dict[str, Any]: the case, and of each way either ``not_measured``, the reason, or what was measured.
-    """
+    """Return the record of a case, with what was measured of each way, or the reason why it was ``not_measured``."""
     small = {name: min(getattr(case, name), largest) for name, largest in LARGEST_FOR_FLOAT64.items()}
     errors, reasons = gradient_errors(replace(case, **small), ways, device)
     inputs = make_inputs(case, device)
-    for name in list(errors):
+    for name in errors:
         available = available_memory(device)
         if ways[name].has_logits and case.largest_need > available:
             reasons[name] = f"may need {format_bytes(case.largest_need)} of {format_bytes(available)}"
     turns = {name: partial(forward_and_backward, ways[name], inputs) for name in errors if name not in reasons}
-    # Before time, for which it is a warm-up where a turn takes long.
-    memory = {name: extra_memory(turn, inputs, device, min(case.rounds, MEMORY_ROUNDS)) for name, turn in turns.items()}
+    returned = sum(leaf.nbytes for leaf in inputs.leaves().values())  # a gradient is as large as its tensor
+    # Before time, for which it is a warm-up where a turn takes long. The allocator's record has no noise.
+    kinds: dict[str, Callable[[Any], int]] = {
+        "allocated" if device == "cuda" else "resident": lambda turn: median_peak(turn, device, min(case.rounds, 5)),
+        **({} if device == "cuda" else {"allocated": peak_allocated}),
+    }
+    memory = {name: {kind: peak(turn) - returned for kind, peak in kinds.items()} for name, turn in turns.items()}
     seconds = take_turns(turns, rounds=case.rounds, warmup=min(case.rounds - 1, WARMUP), device=device)
-
-    def result(name: str) -> dict[str, Any]:
-        if name in reasons:
-            return {"not_measured": reasons[name]}
-        return {
-            "not_measured": None,
+    results: dict[str, dict[str, Any]] = {name: {"not_measured": reasons.get(name)} for name in ways}
+    for name, taken in seconds.items():
+        results[name] |= {
             "is_weighted": ways[name].is_weighted,
-            "median_ms": 1e3 * statistics.median(seconds[name]),
-            "median_ratio_to_fused": median_ratio(seconds[name], seconds[FUSED]),
-            "median_ratio_of_fused": median_ratio(seconds[FUSED], seconds[name]),
+            "median_ms": median_ms(taken),
+            "median_ratio_to_fused": median_ratio(taken, seconds[FUSED]),
+            "median_ratio_of_fused": median_ratio(seconds[FUSED], taken),
             **{f"{kind}_extra_bytes": size for kind, size in memory[name].items()},
             **{f"{kind}_share_of_logits": size / case.logits_bytes for kind, size in memory[name].items()},
             "gradient_errors": errors[name],
         }
-
-    return {
-        **vars(case),
-        "logits_bytes": case.logits_bytes,
-        "returned_gradient_bytes": returned_gradient_bytes(inputs),
-        "float64_sizes": small,
-        "ways": {name: result(name) for name in ways},
-    }
+    sizes = {"logits_bytes": case.logits_bytes, "returned_gradient_bytes": returned, "float64_sizes": small}
+    return {**vars(case), **sizes, "ways": results}
 
 
 def gradient_errors(
     case: Case, ways: Mapping[str, Way], device: str
 ) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """Compare gradients with those in float64.
-
-    Args:
-        case (Case): with sizes for which float64 has the memory.
-        ways (Mapping[str, Way]): by their names.
-        device (str): ``cpu`` or ``cuda``.
+    """Compare gradients with those in float64, for which the sizes of the case have to be small enough.
 
     Returns:
         tuple[dict[str, dict[str, float]], dict[str, str]]: relative errors of each way, by the input that the gradient
         belongs to, and why other ways cannot run.
     """
     inputs = make_inputs(case, device)
-    exact = Inputs(
-        HeadInput(*(leaf.detach().double().requires_grad_(leaf.requires_grad) for leaf in inputs.head[:2])),
-        inputs.labels,
-        inputs.weights.double(),
-    )
+    leaves = (leaf.detach().double().requires_grad_(leaf.requires_grad) for leaf in inputs.head[:2])
+    exact = Inputs(HeadInput(*leaves), inputs.labels, inputs.weights.double())
     errors, reasons = {}, {}
     for name, way in ways.items():
-        if way.package and not is_installed(way.package):
-            reasons[name] = "not installed"
-            continue
-        if way.package and device == "cpu":
-            reasons[name] = "needs a GPU"
+        if way.package and (device == "cpu" or not way.is_installed):
+            reasons[name] = "needs a GPU" if way.is_installed else "not installed"
             continue
         try:
-            forward_and_backward(way, inputs)
+            forward_and_backward(way, inputs, keep_gradients=True)
         except Exception as error:
             if not way.package:
                 raise
             reasons[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"  # what it says of this case
             continue
         counted = exact if way.is_weighted else exact._replace(weights=(exact.labels != IGNORED).double())
-        forward_and_backward(WAYS["plain"], counted)
+        forward_and_backward(WAYS["plain"], counted, keep_gradients=True)
         errors[name] = {key: relative_error(leaf, exact.leaves()[key]) for key, leaf in inputs.leaves().items()}
     return errors, reasons
 
@@ -358,36 +290,6 @@ def relative_error(leaf: Tensor, exact: Tensor) -> float:
     assert leaf.grad is not None
     assert exact.grad is not None
     return float((leaf.grad - exact.grad).norm() / exact.grad.norm())
-
-
-def returned_gradient_bytes(inputs: Inputs) -> int:
-    """What every way has to leave behind: each gradient is as large as the tensor it belongs to."""
-    return sum(leaf.nbytes for leaf in inputs.leaves().values())
-
-
-def extra_memory(turn: Callable[[], None], inputs: Inputs, device: str, rounds: int) -> dict[str, int]:
-    """Measure the peak in addition to inputs and returned gradients.
-
-    Args:
-        turn (Callable[[], None]): a forward and backward pass.
-        inputs (Inputs): that it leaves gradients in.
-        device (str): ``cpu`` or ``cuda``.
-        rounds (int): of which the median counts; the allocator's record has no noise.
-
-    Returns:
-        dict[str, int]: bytes by the kind of measurement, ``allocated`` and, on a CPU, ``resident``.
-    """
-    measured = []
-    for _ in range(rounds):
-        inputs.clear_gradients()
-        with peak_memory(device) as peak:
-            turn()
-        measured.append(peak.num_bytes)
-    extra = int(statistics.median(measured)) - returned_gradient_bytes(inputs)
-    if device == "cuda":
-        return {"allocated": extra}
-    inputs.clear_gradients()
-    return {"resident": extra, "allocated": peak_allocated(turn) - returned_gradient_bytes(inputs)}
 
 
 def peak_allocated(turn: Callable[[], None]) -> int:
@@ -402,42 +304,37 @@ def peak_allocated(turn: Callable[[], None]) -> int:
     return most
 
 
-def report(result: Mapping[str, Any]) -> None:
-    """Print the result as Markdown, a table for each case."""
-    print(heading(result))
+def report(result: Mapping[str, Any]) -> str:
+    """Lay out the result as Markdown, a table for each case."""
     kinds = ("allocated",) if result["settings"]["device"] == "cuda" else ("resident", "allocated")
-    memory_header = [text for kind in kinds for text in (f"extra {kind}, MiB", "of logits")]
+    memory = [text for kind in kinds for text in (f"extra {kind}, MiB", "of logits")]
+    header = ["way", "weights", "ms", "time / fused", *memory, "error, hidden", "error, head"]
+    parts = []
     for case in result["cases"]:
         frozen = ", frozen head" if case["is_frozen"] else ""
-        print(
+        parts.append(
             f"\n{case['name']}: {sizes(case)}, {case['dtype']}{frozen}; logits {format_bytes(case['logits_bytes'])}, "
             f"returned gradients {format_bytes(case['returned_gradient_bytes'])}; median of {case['rounds']} rounds; "
             f"errors with {sizes(case['float64_sizes'])}\n"
         )
-        header = ["way", "weights", "ms", "time / fused", *memory_header, "error, hidden", "error, head"]
-        rows = [way_row(name, way, kinds, len(header)) for name, way in case["ways"].items()]
-        print(markdown_table(header, rows))
+        rows = [[name, *cells(way, kinds), *["-"] * len(header)][: len(header)] for name, way in case["ways"].items()]
+        parts.append(markdown_table(header, rows))
+    return "\n".join(parts)
+
+
+def cells(way: Mapping[str, Any], kinds: Sequence[str]) -> list[str]:
+    """Write what was measured of a way, or why it was not."""
+    if way["not_measured"]:
+        return [f"not measured: {way['not_measured']}"]
+    texts = ["yes" if way["is_weighted"] else "no", f"{way['median_ms']:.2f}", f"{way['median_ratio_to_fused']:.3f}"]
+    for kind in kinds:
+        texts += [f"{way[f'{kind}_extra_bytes'] / 2**20:.1f}", f"{way[f'{kind}_share_of_logits']:.1%}"]
+    return [*texts, *(f"{error:.1e}" for error in way["gradient_errors"].values())]  # a frozen head has none
 
 
 def sizes(case: Mapping[str, Any]) -> str:
     """Write the sizes of a case."""
     return f"{case['tokens']:,} tokens, hidden {case['hidden']:,}, V = {case['vocab_size']:,}"
-
-
-def way_row(name: str, way: Mapping[str, Any], kinds: Sequence[str], num_columns: int) -> list[str]:
-    """A row of a case's table."""
-    if way["not_measured"]:
-        return [name, f"not measured: {way['not_measured']}", *["-"] * (num_columns - 2)]
-    memory = [
-        text
-        for kind in kinds
-        for text in (f"{way[f'{kind}_extra_bytes'] / 2**20:.1f}", f"{way[f'{kind}_share_of_logits']:.1%}")
-    ]
-    errors = [
-        f"{way['gradient_errors'][key]:.1e}" if key in way["gradient_errors"] else "-" for key in ("hidden", "weight")
-    ]
-    weighted = "yes" if way["is_weighted"] else "no"
-    return [name, weighted, f"{way['median_ms']:.2f}", f"{way['median_ratio_to_fused']:.3f}", *memory, *errors]
 
 
 if __name__ == "__main__":

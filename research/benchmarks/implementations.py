@@ -19,20 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
-
 import torch
-from measuring import (  # type: ignore[import-not-found]
-    against_stock,
-    heading,
-    make_parser,
-    markdown_table,
-    median_peak,
-    peak_memory,
-    record,
-    take_turns,
-    write_result,
-)
+from measuring import against_stock, finish, make_parser, median_peak, named, peak_memory, tabulate, take_turns
 from torch import nn
 from torchtune.training import get_dtype
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -57,18 +45,6 @@ from tfidf_tune.training import (
 
 OURS, THEIRS = "torchtune", "transformers"
 _MIB = 2**20
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser: argparse.ArgumentParser = make_parser(__doc__, rounds=5)
-    parser.add_argument("--checkpoint", help="default: a random Llama of 273 million parameters in bf16")
-    parser.add_argument("--config", default="any/lora_memorization", help="whose model is a tfidf_tune.models.auto")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="other keys of the config")
-    parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--seq-len", type=int, default=256)
-    return parser.parse_args()
 
 
 def load(options: argparse.Namespace, implementation: str, dtype: str) -> tuple[FinetuneConfig, nn.Module]:
@@ -129,16 +105,6 @@ def _clock(device: str) -> Callable[[], float]:
     return time.process_time if device == "cpu" else time.perf_counter
 
 
-def main() -> None:
-    """Measure and print."""
-    options = parse_arguments()
-    with TemporaryDirectory() as folder:
-        name = options.checkpoint or "a random Llama of 273 million parameters"
-        if options.checkpoint is None:
-            options.checkpoint = write_random_llama(Path(folder))
-        measure(options, name)
-
-
 def write_random_llama(folder: Path) -> str:
     """Write a model whose linear layers have multiples of 16,384 weights, as NF4 needs."""
     config = LlamaConfig(
@@ -153,56 +119,68 @@ def write_random_llama(folder: Path) -> str:
     return str(folder)
 
 
-def measure(options: argparse.Namespace, checkpoint: str) -> None:
-    """Measure the options' checkpoint and print; ``checkpoint`` is what the result calls it."""
-    ways = [(implementation, dtype) for dtype in options.dtypes for implementation in (OURS, THEIRS)]
+def main() -> None:
+    """Measure and print."""
+    parser = make_parser(__doc__, rounds=5)
+    parser.add_argument("--checkpoint", help="default: a random Llama of 273 million parameters in bf16")
+    parser.add_argument("--config", default="any/lora_memorization", help="whose model is a tfidf_tune.models.auto")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="other keys of the config")
+    parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--seq-len", type=int, default=256)
+    options = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        name = options.checkpoint or "a random Llama of 273 million parameters"
+        options.checkpoint = options.checkpoint or write_random_llama(Path(folder))
+        results = measure(options)
+    options.checkpoint = name
+    finish(options, ("torch", "torchtune", "transformers", "peft", "tfidf-tune"), report, implementations=results)
+
+
+def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Measure loading and steps of both implementations in each dtype."""
+    ways = {f"{name}, {dtype}": (name, dtype) for dtype in options.dtypes for name in (OURS, THEIRS)}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
-        loading = {way: pool.submit(measure_loading, options, *way, torch.get_num_threads()).result() for way in ways}
-    steps = {way: build_step(options, *way) for way in ways}
-    spent = take_turns(
-        {", ".join(way): step for way, step in steps.items()},
-        rounds=options.rounds,
-        warmup=1,
-        device=options.device,
-        clock=_clock(options.device),
-    )
-    result: dict[str, Any] = record(
-        options, options.device, ("torch", "torchtune", "transformers", "peft", "tfidf-tune")
-    )
-    result["settings"]["checkpoint"] = checkpoint
-    num_tokens = options.batch_size * options.seq_len
-    for way in ways:
-        name, stock = ", ".join(way), ", ".join((THEIRS, way[1]))
-        result.setdefault("implementations", {})[name] = {
-            **against_stock(spent[name], spent[stock]),
-            "tokens_per_second": num_tokens / statistics.median(spent[name]),
-            "step_peak_mib": median_peak(steps[way], options.device, rounds=1) / _MIB,
-            **loading[way],
+        loading = [
+            pool.submit(measure_loading, options, *way, torch.get_num_threads()).result() for way in ways.values()
+        ]
+    steps = {name: build_step(options, *way) for name, way in ways.items()}
+    clock = _clock(options.device)
+    spent = take_turns(steps, rounds=options.rounds, warmup=1, device=options.device, clock=clock)
+    return {
+        name: {
+            **against_stock(spent[name], spent[f"{THEIRS}, {dtype}"]),
+            "tokens_per_second": options.batch_size * options.seq_len / statistics.median(spent[name]),
+            "step_peak_mib": median_peak(steps[name], options.device, rounds=1) / _MIB,
+            **of_loading,
         }
-    settings, unit = result["settings"], "seconds of the processor" if options.device == "cpu" else "seconds"
-    print(heading(result))
-    print(
+        for (name, (_, dtype)), of_loading in zip(ways.items(), loading, strict=True)
+    }
+
+
+def report(result: dict[str, Any]) -> str:
+    """Lay out the result as Markdown."""
+    settings = result["settings"]
+    unit = "seconds of the processor" if settings["device"] == "cpu" else "seconds"
+    return (
         f"{Path(settings['checkpoint']).name}, {settings['config']}: batch {settings['batch_size']} x "
         f"{settings['seq_len']}, median of {settings['rounds']} rounds, {unit}\n\n{table(result)}"
     )
-    write_result(result, options.output)
 
 
 def table(result: dict[str, Any]) -> str:
-    """Lay out the result as Markdown."""
-    rows = [
-        [
-            name,
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['median_ratio_to_stock']:.2f}",
-            *(f"{row[key]:,.0f}" for key in ("step_peak_mib", "weights_mib", "loading_peak_mib")),
-            f"{row['loading_s']:.1f}",
-        ]
-        for name, row in result["implementations"].items()
-    ]
-    columns = ["model", "tokens/s", "time / transformers", "step, MiB", "weights, MiB", "loading, MiB", "loading, s"]
-    return str(markdown_table(columns, rows))
+    """Lay out time and memory as Markdown."""
+    columns = {
+        "model": "{name}",
+        "tokens/s": "{tokens_per_second:,.0f}",
+        "time / transformers": "{median_ratio_to_stock:.2f}",
+        "step, MiB": "{step_peak_mib:,.0f}",
+        "weights, MiB": "{weights_mib:,.0f}",
+        "loading, MiB": "{loading_peak_mib:,.0f}",
+        "loading, s": "{loading_s:.1f}",
+    }
+    return tabulate(columns, named(result["implementations"]))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ import datetime
 import json
 import math
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -21,9 +23,12 @@ from scipy.stats import quantile_test
 
 from tfidf_tune.compare import describe_machine
 
+sys.path.append(str(Path(__file__).parents[2]))  # for scripts of this folder that import research
+
 WARMUP = 3
 """Rounds before the timed ones."""
 _MEMORY_ROUNDS = 5
+_PATHS = ("output", "runs")  # options that records leave out
 
 
 class Peak:
@@ -37,8 +42,13 @@ def make_parser(description: str | None, *, rounds: int | None) -> argparse.Argu
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=rounds, help=f"timed; default: {rounds or 'of the case'}")
-    parser.add_argument("--output", type=Path, help="write the result as JSON too")
+    add_output(parser)
     return parser
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add the option that :func:`finish` reads."""
+    parser.add_argument("--output", type=Path, help="write the result as JSON too")
 
 
 def in_turns(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
@@ -90,10 +100,19 @@ def median_ratio_interval(seconds: Sequence[float], reference: Sequence[float]) 
     return None if math.isnan(interval.low) else [float(interval.low), float(interval.high)]
 
 
+def _ratios(seconds: Sequence[float], reference: Sequence[float]) -> list[float]:
+    return [ours / theirs for ours, theirs in zip(seconds, reference, strict=True)]
+
+
+def median_ms(seconds: Sequence[float]) -> float:
+    """The median in milliseconds."""
+    return 1e3 * statistics.median(seconds)
+
+
 def against_stock(seconds: Sequence[float], stock: Sequence[float]) -> dict[str, Any]:
     """The median of a way's time, and its ratio to that of the stock way with its interval, as records have them."""
     return {
-        "median_ms": 1e3 * statistics.median(seconds),
+        "median_ms": median_ms(seconds),
         "median_ratio_to_stock": median_ratio(seconds, stock),
         "ratio_to_stock_interval": median_ratio_interval(seconds, stock),
     }
@@ -126,9 +145,9 @@ def peak_memory(device: str) -> Iterator[Peak]:
         peak.num_bytes = _resident("VmHWM") - before
 
 
-def available_memory(device: str) -> int:
-    """The free bytes of a CUDA device, or of the host."""
-    return torch.cuda.mem_get_info(device)[0] if device != "cpu" else int(psutil.virtual_memory().available)
+def _resident(name: str) -> int:
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status[name].split()[0]) * 1024
 
 
 def median_peak(turn: Callable[[], object], device: str, rounds: int = _MEMORY_ROUNDS) -> int:
@@ -141,72 +160,67 @@ def median_peak(turn: Callable[[], object], device: str, rounds: int = _MEMORY_R
     return int(statistics.median(peaks))
 
 
+def available_memory(device: str) -> int:
+    """The free bytes of a CUDA device, or of the host."""
+    return torch.cuda.mem_get_info(device)[0] if device != "cpu" else int(psutil.virtual_memory().available)
+
+
 def synchronize(device: str) -> None:
     """Wait for what was launched; on a CPU nothing is."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def record(options: argparse.Namespace, device: str, packages: Sequence[str], **results: Any) -> dict[str, Any]:
-    """Add settings, hardware and versions to results.
+def finish(
+    options: argparse.Namespace, packages: Sequence[str], show: Callable[[dict[str, Any]], str], **results: Any
+) -> None:
+    """Add settings, hardware and versions to results, print them, and write them as JSON to ``options.output``, if any.
 
     Args:
-        options (argparse.Namespace): the command's settings; ``output`` is left out.
-        device (str): ``cpu`` or ``cuda``.
+        options (argparse.Namespace): the command's settings.
         packages (Sequence[str]): whose versions matter.
+        show (Callable[[dict[str, Any]], str]): what is printed of the record, under a line that says when, on what and
+            with which versions.
         **results (Any): what was measured.
-
-    Returns:
-        dict[str, Any]: ``date``, ``hardware``, ``versions``, ``settings``, and the results.
     """
-    return {
+    record = {
         "date": datetime.date.today().isoformat(),
-        "hardware": hardware(device),
+        "hardware": f"{describe_machine()['cpu']}, {torch.get_num_threads()} threads",
         "versions": {name: version(name) for name in packages},
-        "settings": {key: str(value) for key, value in vars(options).items() if key != "output"},
+        "settings": {key: str(value) for key, value in vars(options).items() if key not in _PATHS},
         **results,
     }
+    if getattr(options, "device", "cpu") == "cuda":
+        record["hardware"] = torch.cuda.get_device_name()
+    versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
+    print(f"{record['date']}, {record['hardware']}, {versions}\n{show(record)}")
+    if options.output:
+        options.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def hardware(device: str) -> str:
-    """The GPU's name, or the processor's with the threads that torch uses."""
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    return f"{describe_machine()['cpu']}, {torch.get_num_threads()} threads"
+def run_audit(*arguments: str) -> dict[str, Any]:
+    """Run ``tfidf-tune audit`` in a process of its own, and return what it prints as JSON."""
+    command = [sys.executable, "-m", "tfidf_tune.cli", "audit", *arguments, "--json"]
+    made: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    return made
 
 
-def heading(result: Mapping[str, Any]) -> str:
-    """The line that says when, on what and with which versions."""
-    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
-    return f"{result['date']}, {result['hardware']}, {versions}"
+def tabulate(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Lay out records as Markdown; columns are header -> what it shows of a row: ``{name}``, ``{median_ms:.2f}``."""
+    return markdown_table([*columns], [[shown.format(**row) for shown in columns.values()] for row in rows])
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def named(ways: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records of ways with their names as ``name``."""
+    return [{"name": name, **way} for name, way in ways.items()]
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Lay out a Markdown table, the first column to the left, numbers to the right."""
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    lines = ["| " + " | ".join(_aligned(header, widths)) + " |"]
-    lines.append(
-        "|" + "|".join("-" * (width + 1) + (":" if column else "-") for column, width in enumerate(widths)) + "|"
-    )
-    lines += ["| " + " | ".join(_aligned(row, widths)) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-def write_result(result: Mapping[str, Any], output: Path | None) -> None:
-    """Write the record as JSON, if a file was asked for."""
-    if output:
-        output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-
-
-def _ratios(seconds: Sequence[float], reference: Sequence[float]) -> list[float]:
-    return [ours / theirs for ours, theirs in zip(seconds, reference, strict=True)]
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-    first, *others = zip(cells, widths, strict=True)
-    return [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
-
-
-def _resident(name: str) -> int:
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(status[name].split()[0]) * 1024
+    lines = [header, *rows]
+    columns = []
+    for number, cells in enumerate(zip(*lines, strict=True)):
+        width = max(map(len, cells))
+        head, *others = (cell.rjust(width) if number else cell.ljust(width) for cell in cells)
+        columns.append([f" {head} ", "-" * (width + 1) + (":" if number else "-"), *(f" {cell} " for cell in others)])
+    return "\n".join(f"|{'|'.join(cells)}|" for cells in zip(*columns, strict=True))

@@ -9,28 +9,20 @@ per second are compared, including scores. Probe and harness each load model and
 Without a checkpoint the weights are random: the cost of a token does not depend on them.
 """
 
-import argparse
 import contextlib
 import io
 import logging
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measuring import (  # type: ignore[import-not-found]
-    heading,
-    make_parser,
-    median_ratio,
-    record,
-    take_turns,
-    write_result,
-)
+from measuring import finish, make_parser, median_ratio, take_turns
 
 from research.experiment import random_model
-from tfidf_tune.data import ProbeSpec, hf_tokenizer, make_probe, write_probe_file
+from tfidf_tune.data import Passage, ProbeSpec, hf_tokenizer, make_probe, write_probe_file
 from tfidf_tune.probe import load_model, probe
 from tfidf_tune.tasks import evaluate
 from tfidf_tune.training import load_config
@@ -40,34 +32,34 @@ BATCHED, ONE_AT_A_TIME = "batched", "one at a time"
 NUM_PREFIXES = 3  # the probe's default lengths
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser: argparse.ArgumentParser = make_parser(__doc__, rounds=5)
+def main() -> None:
+    """Measure and print."""
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--checkpoint", help="default: the demo's Llama of 3.4 million parameters, random weights")
     parser.add_argument("--num-passages", type=int, default=100, help="each continued from 3 prefix lengths")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--one-in", type=int, default=10, help="one at a time, continue only every N-th passage")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Measure and print."""
-    options = parse_arguments()
+    options = parser.parse_args()
     logging.disable(logging.WARNING)
+    turns = {"rounds": options.rounds, "warmup": 1, "device": options.device}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        checkpoint = options.checkpoint
-        if checkpoint is None:
-            checkpoint = str(folder / "model")
+        checkpoint = options.checkpoint or str(folder / "model")
+        if options.checkpoint is None:
             random_model(folder / "model", load_config("demo/llama_3M_full_memorization").model, seed=0)
         spec = ProbeSpec(("embedded",), num_targets=options.num_passages, num_controls=0, passages="random")
         passages = make_probe(hf_tokenizer(checkpoint), spec).passages
         write_probe_file(folder / "probe.jsonl", passages)
 
+        def ask(passages: Sequence[Passage], batch_size: int) -> None:
+            probe(model, tokenizer, passages, batch_size=batch_size)
+
+        @quiet
         def run_probe() -> None:
             model = load_model(checkpoint, device=options.device)
             probe(model, hf_tokenizer(checkpoint), passages, batch_size=options.batch_size)
 
+        @quiet
         def run_harness() -> None:
             evaluate(
                 {"pretrained": checkpoint},
@@ -78,50 +70,46 @@ def main() -> None:
                 device=options.device,
             )
 
-        def quiet(way: Callable[[], None]) -> None:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                way()
-
-        ways = {PROBE: partial(quiet, run_probe), HARNESS: partial(quiet, run_harness)}
-        seconds = take_turns(ways, rounds=options.rounds, warmup=1, device=options.device)
+        seconds = take_turns({PROBE: run_probe, HARNESS: run_harness}, **turns)
         model, tokenizer = load_model(checkpoint, device=options.device), hf_tokenizer(checkpoint)
-        asked = {BATCHED: passages, ONE_AT_A_TIME: passages[:: options.one_in]}
-        batch_sizes = {BATCHED: options.batch_size, ONE_AT_A_TIME: 1}
-        loaded_ways = {
-            name: partial(probe, model, tokenizer, asked[name], batch_size=batch_sizes[name]) for name in asked
-        }
-        loaded_seconds = take_turns(loaded_ways, rounds=options.rounds, warmup=1, device=options.device)
-
-    each = {
-        name: [taken / (NUM_PREFIXES * len(asked[name])) for taken in loaded_seconds[name]] for name in loaded_seconds
-    }
-    result = record(
+        fewer = passages[:: options.one_in]
+        loaded = {BATCHED: partial(ask, passages, options.batch_size), ONE_AT_A_TIME: partial(ask, fewer, 1)}
+        loaded_seconds = take_turns(loaded, **turns)
+    numbers = {BATCHED: NUM_PREFIXES * len(passages), ONE_AT_A_TIME: NUM_PREFIXES * len(fewer)}
+    each = {name: [taken / numbers[name] for taken in loaded_seconds[name]] for name in loaded_seconds}
+    finish(
         options,
-        options.device,
         ("torch", "transformers", "lm-eval", "tfidf-tune"),
-        continuations=NUM_PREFIXES * len(passages),
+        report,
+        continuations=numbers[BATCHED],
         median_s={name: statistics.median(taken) for name, taken in seconds.items()},
         median_ratio_to_probe=median_ratio(seconds[HARNESS], seconds[PROBE]),
-        continuations_one_at_a_time=NUM_PREFIXES * len(asked[ONE_AT_A_TIME]),
+        continuations_one_at_a_time=numbers[ONE_AT_A_TIME],
         continuations_per_s={name: 1 / statistics.median(taken) for name, taken in each.items()},
         median_throughput_ratio=median_ratio(each[ONE_AT_A_TIME], each[BATCHED]),
     )
-    report(result)
-    write_result(result, options.output)
 
 
-def report(result: dict[str, Any]) -> None:
-    """Print both comparisons."""
-    print(heading(result))
-    print(f"medians of {result['settings']['rounds']} rounds\n")
-    print(
-        f"{result['continuations']} continuations, loading included: probe {result['median_s'][PROBE]:.2f} s, "
-        f"harness {result['median_s'][HARNESS]:.2f} s, ratio {result['median_ratio_to_probe']:.3f}"
-    )
-    print(
-        f"continuations per second, without loading: batched {result['continuations_per_s'][BATCHED]:.2f}, one at a "
-        f"time {result['continuations_per_s'][ONE_AT_A_TIME]:.2f} ({result['continuations_one_at_a_time']} "
-        f"continuations), ratio {result['median_throughput_ratio']:.2f}"
+def quiet(way: Callable[[], None]) -> Callable[[], None]:
+    """Let a way print nothing."""
+
+    def run() -> None:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            way()
+
+    return run
+
+
+def report(result: dict[str, Any]) -> str:
+    """Write both comparisons."""
+    seconds, per_second = result["median_s"], result["continuations_per_s"]
+    return (
+        f"medians of {result['settings']['rounds']} rounds\n\n"
+        f"{result['continuations']} continuations, loading included: probe {seconds[PROBE]:.2f} s, harness "
+        f"{seconds[HARNESS]:.2f} s, ratio {result['median_ratio_to_probe']:.3f}\n"
+        f"continuations per second, without loading: batched {per_second[BATCHED]:.2f}, one at a time "
+        f"{per_second[ONE_AT_A_TIME]:.2f} ({result['continuations_one_at_a_time']} continuations), ratio "
+        f"{result['median_throughput_ratio']:.2f}"
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from measuring import markdown_table  # type: ignore[import-not-found]
+from measuring import markdown_table
 
 from research.frontier import Frontiers, trace_frontiers
 from research.frontier_report import frontier_drawing

@@ -23,11 +23,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
-
 import torch
 from gguf import GGUFReader
-from measuring import heading, markdown_table, record, write_result  # type: ignore[import-not-found]
+from measuring import finish, tabulate
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -42,13 +40,6 @@ REQUIREMENTS = Path(__file__).with_suffix(".txt")
 EXPERIMENT = Path(__file__).with_suffix(".yaml")
 _SOURCE = re.compile(r"openai_agents-[\d.]+/(docs/(?!(?:ja|ko|zh|ref|assets)/).+\.md|LICENSE)")
 _PASSAGE_CHARACTERS = 1500  # most texts of this length have 256 tokens
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", help=f"of {EXPERIMENT.name}, for example seeds=[0,1]")
-    return parser.parse_args()
 
 
 def download(folder: Path) -> None:
@@ -154,16 +145,15 @@ def speed(run: Path) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """Lay out the speed of the runs as Markdown."""
-    rows = [
-        [run["model"], run["objective"], f"{run['steps']}", f"{run['tokens_per_second']:,.0f}"]
-        for run in result["runs"]
-    ]
-    return str(markdown_table(["model", "objective", "steps", "tokens/s"], rows))
+    columns = {"model": "{model}", "objective": "{objective}", "steps": "{steps}"}
+    return tabulate(columns | {"tokens/s": "{tokens_per_second:,.0f}"}, result["runs"])
 
 
 def main() -> None:
     """Prepare, train, evaluate, compare, print."""
-    options = parse_arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help=f"of {EXPERIMENT.name}, for example seeds=[0,1]")
+    options = parser.parse_args()
     prepare()
     experiment = load_experiment(str(EXPERIMENT), options.overrides)
     experiment_command([str(EXPERIMENT), "--jobs", "2", *options.overrides])
@@ -175,11 +165,14 @@ def main() -> None:
     copies = {name: start.with_name(f"{start.name}_{number}") for number, name in enumerate(experiment.models)}
     models = [f"{name}:Start={shutil.copytree(start, to, dirs_exist_ok=True)}" for name, to in copies.items()]
     compare_command([str(folder), *models, "--output-dir", str(comparison)])
-    packages = ("torch", "torchtune", "transformers", "gguf", "lm_eval", "tfidf-tune")
-    runs = [speed(file.parent) for file in sorted(folder.glob("*/*/seed*/trained.json"))]
-    result = record(options, experiment.overrides["device"], packages, runs=runs, load_average=load_average)
-    print(f"{heading(result)}; load average {load_average:.1f} on {os.cpu_count()} cores\n\n{table(result)}")
-    write_result(result, comparison / "speed.json")
+    options.device, options.output = experiment.overrides["device"], comparison / "speed.json"
+    finish(
+        options,
+        ("torch", "torchtune", "transformers", "gguf", "lm_eval", "tfidf-tune"),
+        lambda result: f"load average {load_average:.1f} on {os.cpu_count()} cores\n\n{table(result)}",
+        runs=[speed(file.parent) for file in sorted(folder.glob("*/*/seed*/trained.json"))],
+        load_average=load_average,
+    )
 
 
 if __name__ == "__main__":

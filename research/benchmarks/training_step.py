@@ -15,18 +15,17 @@ from itertools import cycle
 from typing import Any
 
 import torch
-from measuring import (  # type: ignore[import-not-found]
+from measuring import (
     WARMUP,
     against_stock,
-    heading,
+    finish,
     make_parser,
-    markdown_table,
     median_peak,
     median_ratio,
     median_ratio_interval,
-    record,
+    named,
+    tabulate,
     take_turns,
-    write_result,
 )
 from torch import nn
 from torch.optim import Optimizer
@@ -48,19 +47,12 @@ Batch = dict[str, torch.Tensor]
 Step = Callable[[Batch], object]
 STOCK, CHUNKED, OURS, TFIDF = "stock CE", "our CE, chunked", "our CE", "TF-IDF"
 WEIGHTS = "weights alone"
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser: argparse.ArgumentParser = make_parser(__doc__, rounds=30)
-    parser.add_argument("--config", default="demo/llama_3M_full_memorization", help="gives model and optimizer")
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--seq-len", type=int, default=256)
-    parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])
-    parser.add_argument("overrides", nargs="*", help="of the config, for example model.num_layers=2")
-    parser.add_argument("--objectives", action="store_true", help="also every objective other than TF-IDF")
-    parser.add_argument("--compile", action="store_true", help="torch.compile for the layers and all losses")
-    return parser.parse_args()
+OTHERS = {
+    "Goldfish": GoldfishWeighting,
+    "MiLe": MiLeWeighting,
+    "focal": FocalWeighting,
+    "repetition": RepetitionWeighting,
+}
 
 
 def build_model(options: argparse.Namespace) -> tuple[nn.Module, Optimizer]:
@@ -76,17 +68,6 @@ def build_model(options: argparse.Namespace) -> tuple[nn.Module, Optimizer]:
     return model, optimizer
 
 
-def other_objectives() -> dict[str, WeightedCrossEntropyLoss]:
-    """All objectives but cross-entropy and TF-IDF, with their defaults."""
-    weightings = {
-        "Goldfish": GoldfishWeighting(),
-        "MiLe": MiLeWeighting(),
-        "focal": FocalWeighting(),
-        "repetition": RepetitionWeighting(),
-    }
-    return {name: WeightedCrossEntropyLoss(weighting) for name, weighting in weightings.items()}
-
-
 def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]:
     """Build the steps on one model; returns them, the vocabulary size and the number of trained parameters."""
     model, optimizer = build_model(options)
@@ -96,8 +77,9 @@ def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]
         CHUNKED: CrossEntropyLoss(head="chunked", num_output_chunks=stock.num_output_chunks),
         OURS: CrossEntropyLoss(),
         TFIDF: TFIDFCrossEntropyLoss(),
-        **(other_objectives() if options.objectives else {}),
     }
+    if options.objectives:
+        losses |= {name: WeightedCrossEntropyLoss(weighting()) for name, weighting in OTHERS.items()}
     if options.compile:
         training.compile_model(model, verbose=False)
         training.compile_loss(stock, verbose=False)
@@ -136,63 +118,54 @@ def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]
 
 def main() -> None:
     """Measure and print."""
-    options = parse_arguments()
+    parser = make_parser(__doc__, rounds=30)
+    parser.add_argument("--config", default="demo/llama_3M_full_memorization", help="gives model and optimizer")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--seq-len", type=int, default=256)
+    parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])
+    parser.add_argument("overrides", nargs="*", help="of the config, for example model.num_layers=2")
+    parser.add_argument("--objectives", action="store_true", help="also every objective other than TF-IDF")
+    parser.add_argument("--compile", action="store_true", help="torch.compile for the layers and all losses")
+    options = parser.parse_args()
     steps, vocab_size, num_trained = build_steps(options)
-    shape = (options.batch_size, options.seq_len)
-    batches = torch.randint(vocab_size, (WARMUP + options.rounds, *shape), device=options.device)
+    shape = (WARMUP + options.rounds, options.batch_size, options.seq_len)
+    batches = torch.randint(vocab_size, shape, device=options.device)
 
     def turns(step: Step) -> Callable[[], object]:
         upcoming = cycle(batches)  # the same for every step, so that windows fill alike
-
-        def turn() -> None:
-            tokens = next(upcoming)
-            step({"tokens": tokens, "labels": tokens.clone()})
-
-        return turn
+        return lambda: step({"tokens": (tokens := next(upcoming)), "labels": tokens.clone()})
 
     ways = {name: turns(step) for name, step in steps.items()}
     seconds = take_turns(ways, rounds=options.rounds, device=options.device)
     # Apart, because reading the memory takes time of its own.
     memory = {name: median_peak(turn, options.device) / 2**20 for name, turn in ways.items()}
-    result = record(
-        options,
-        options.device,
-        ("torch", "torchtune", "torchao", "tfidf-tune"),
-        trained_parameters=num_trained,
-        steps={
-            name: {
-                **against_stock(seconds[name], seconds[STOCK]),
-                "median_ratio_to_our_ce": median_ratio(seconds[name], seconds[OURS]),
-                "ratio_to_our_ce_interval": median_ratio_interval(seconds[name], seconds[OURS]),
-                "peak_mib": memory[name],
-            }
-            for name in steps
-        },
-    )
-    report(result)
-    write_result(result, options.output)
+    results = {
+        name: {
+            **against_stock(taken, seconds[STOCK]),
+            "median_ratio_to_our_ce": median_ratio(taken, seconds[OURS]),
+            "ratio_to_our_ce_interval": median_ratio_interval(taken, seconds[OURS]),
+            "peak_mib": memory[name],
+        }
+        for name, taken in seconds.items()
+    }
+    packages = ("torch", "torchtune", "torchao", "tfidf-tune")
+    finish(options, packages, report, trained_parameters=num_trained, steps=results)
 
 
-def report(result: dict[str, Any]) -> None:
-    """Print the result as a Markdown table."""
-    settings = result["settings"]
-    print(heading(result))
-    print(
-        f"{settings['config']} {settings['overrides']}: batch {settings['batch_size']} x {settings['seq_len']}, "
-        f"{settings['dtype']}, compile {settings['compile']}, {result['trained_parameters']:,} trained parameters, "
-        f"median of {settings['rounds']} rounds\n"
+def report(result: dict[str, Any]) -> str:
+    """Lay out the result as Markdown."""
+    columns = {
+        "step": "{name}",
+        "ms": "{median_ms:.2f}",
+        "time / stock CE": "{median_ratio_to_stock:.4f}",
+        "time / our CE": "{median_ratio_to_our_ce:.4f}",
+        "extra peak memory, MiB": "{peak_mib:.1f}",
+    }
+    settings = (
+        "{config} {overrides}: batch {batch_size} x {seq_len}, {dtype}, compile {compile}, median of {rounds} rounds"
     )
-    rows = [
-        [
-            name,
-            f"{row['median_ms']:.2f}",
-            f"{row['median_ratio_to_stock']:.4f}",
-            f"{row['median_ratio_to_our_ce']:.4f}",
-            f"{row['peak_mib']:.1f}",
-        ]
-        for name, row in result["steps"].items()
-    ]
-    print(markdown_table(["step", "ms", "time / stock CE", "time / our CE", "extra peak memory, MiB"], rows))
+    trained = f"{result['trained_parameters']:,} trained parameters"
+    return f"{settings.format(**result['settings'])}, {trained}\n\n{tabulate(columns, named(result['steps']))}"
 
 
 if __name__ == "__main__":
