@@ -186,7 +186,7 @@ def test_a_model_that_has_memorized_the_targets_is_detected_also_from_its_result
         for written in results.rglob("*.json*"):
             text = written.read_text().replace(str(model), f"some/{name}")
             (tmp_path / "both" / name / written.name).write_text(text)
-    with pytest.raises(ValueError, match=r"both holds the results of 2 runs, .*: name one of them, or compare them by"):
+    with pytest.raises(ValueError, match=r"both holds the results of several runs: .*both/first, .*both/second"):
         audit(folder, "--results", tmp_path / "both")
 
 

@@ -153,7 +153,7 @@ def test_texts_with_fewer_passages_than_wanted_give_what_they_have(reciting, com
     made = json.loads(printed.out)
     assert 10 < made["num_targets"] < 400
     assert 0 < made["num_controls"] < 500
-    assert "No more passages of 200 tokens without overlap were found: 400 targets and 500 controls were" in printed.err
+    assert "no more passages of 200 tokens without overlap: 400 targets and 500 controls" in printed.err
     main([*arguments, "--json", "--overwrite", "--num-targets", "1", "--num-controls", "1"])
     assert json.loads(capsys.readouterr().out)["measures"]["auc"]["upper"] is None
     with pytest.raises(ValueError, match="found 0 passages of 100000 tokens"):
@@ -216,7 +216,7 @@ def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tm
     for more, named in (
         (["--fail-above", "recall=1"], "recall=1"),
         (["--attacks", "magic"], "'magic'"),
-        (["--attacks", "greedy", "--offset", "3"], "--offset is 3"),
+        (["--attacks", "greedy", "--offset", "3"], "--offset 3"),
         (server, "--tokenizer"),
         ([*server, "--tokenizer", "t", "--model-args", "a=1", "--device", "cuda"], "--device, --model-args"),
         (["--backend", "vllm"], "--backend vllm"),

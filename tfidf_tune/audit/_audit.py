@@ -127,21 +127,22 @@ class AuditSpec:
         check_at_least(0, offset=self.offset)
         if self.server is not None:
             if self.tokenizer is None:
-                raise ValueError(
-                    "a model behind a server needs --tokenizer: its own, or another one to count tokens in"
-                )
-            local = [name for name in ("base", "device", "dtype", "model_args") if getattr(self, name)]
-            local += ["backend"] if self.backend != "transformers" else []
-            if named := ", ".join(f"--{name.replace('_', '-')}" for name in local):
-                raise ValueError(
-                    f"{named}: for a model that is loaded here, not for one behind --base-url; leave them out"
-                )
+                raise ValueError("a model behind a server needs --tokenizer, in which tokens are counted")
+            local: dict[str, Any] = {
+                "base": None,
+                "device": None,
+                "dtype": None,
+                "model_args": {},
+                "backend": "transformers",
+            }
+            given = [f"--{name.replace('_', '-')}" for name, unset in local.items() if getattr(self, name) != unset]
+            if given:
+                raise ValueError(f"{', '.join(given)}: for a model that is loaded here, not behind --base-url")
         elif looks_like_path(self.model) and not (folder := Path(self.model).expanduser()).is_dir():
             raise FileNotFoundError(f"no folder {folder}: name a Hugging Face model or PEFT adapter, or a hub id")
         if self.offset and self.is_named:
             raise ValueError(
-                f"--offset is {self.offset}, but the attacks have their own starts: use --attacks offset --offsets "
-                f"{self.offset}"
+                f"--offset {self.offset} is for audits without --attacks: use --attacks offset --offsets {self.offset}"
             )
         if self.backend == "vllm" and find_spec("vllm") is None:
             raise ValueError("--backend vllm needs the package vllm: pip install vllm, or --backend transformers")
@@ -161,14 +162,7 @@ class AuditSpec:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit gave.
-
-    Attributes:
-        report (Report): written to ``page``.
-        summary (dict[str, Any]): the content of ``audit.json``; ``docs/audit.md`` describes it.
-        page (Path): ``index.html`` of the report.
-        exceeded (list[str]): names of the measures that are above their limits.
-    """
+    """What an audit gave: its report, written to ``page``, and the content of ``audit.json``, see ``docs/audit.md``."""
 
     report: "Report"
     summary: dict[str, Any]
@@ -271,7 +265,7 @@ def output_folder(output_dir: str | Path | None, named: str | Path) -> Path:
 
 
 def _bounds(limits: str, folder: Path) -> "list[Bound]":
-    """Read limits; the report must be able to be written, which is checked before any work."""
+    """Read limits, and check before any work that the report can be written."""
     from tfidf_tune.audit._tables import parse_bounds
     from tfidf_tune.report import require_report_folder
 
@@ -316,8 +310,8 @@ class _Plan:
         longest = max(attack.offset + attack.prefix_length for attack in affordable)
         if longest >= spec.passages.block_size:
             raise ValueError(
-                f"prompts take the first {longest} tokens of a passage, and a passage has {spec.passages.block_size}: "
-                "raise --block-size, or lower --prefix-lengths or --offsets"
+                f"--block-size is {spec.passages.block_size}, and prompts take the first {longest} tokens: "
+                "raise it, or lower --prefix-lengths or --offsets"
             )
 
     def affordable(self, num_passages: int) -> "list[Attack]":
@@ -340,8 +334,8 @@ class _Plan:
         if self.probe_file.is_file() and record.is_file() and not self.spec.overwrite:
             if changed := differences(json.loads(record.read_text(encoding="utf-8")), settings):
                 raise ValueError(
-                    f"{self.probe_file} was chosen with other options: {'; '.join(changed)}. Name another "
-                    "--output-dir, or choose the passages again by --overwrite"
+                    f"{self.probe_file} was chosen with other options: {'; '.join(changed)}. "
+                    "Name another --output-dir, or --overwrite"
                 )
             note(f"Passages: those of {self.probe_file}.")
             return read_probe_file(self.probe_file)
@@ -360,14 +354,12 @@ class _Plan:
         in_prompts = sum(attack.num_requests * attack.prefix_length for attack in attacks)
         given = num_passages * in_prompts + sum(len(passage.token_ids) for passage in passages)
         made = num_passages * (1 + self.spec.max_new_tokens * each)
-        text = (
-            f"{num_passages * (1 + each):,} requests, about {given:,} tokens in prompts and at most {made:,} in "
-            "continuations"
-        )
+        requests = f"{num_passages * (1 + each):,} requests, about {given:,} tokens in prompts"
+        cost = ""
         if prices is not None:
-            cost = (given * prices[0] + made * prices[1]) / 1e6
-            text += f"; at most about {cost:,.2f} at {prices[0]:g} and {prices[1]:g} for a million tokens"
-        return f"{text}."
+            most = (given * prices[0] + made * prices[1]) / 1e6
+            cost = f"; at most about {most:,.2f} at {prices[0]:g} and {prices[1]:g} for a million tokens"
+        return f"{requests} and at most {made:,} in continuations{cost}."
 
     def likelihood_problem(self) -> str | None:
         """Say why the model gives no log-probabilities of prompts; a server is asked."""
@@ -407,10 +399,7 @@ def _judge(evaluated: Path, folder: Path, bounds: "Sequence[Bound]", *, show_pas
     results = import_results([evaluated])
     folders = {one.run: one.folder for one in results.checkpoints}
     if len(folders) > 1:
-        raise ValueError(
-            f"{evaluated} holds the results of {len(folders)} runs, {', '.join(folders.values())}: name one of them, "
-            "or compare them by `tfidf-tune compare`"
-        )
+        raise ValueError(f"{evaluated} holds the results of several runs: name one of {', '.join(folders.values())}")
     made = audit_report(results, bounds=bounds, show_passages=show_passages)
     text = json.dumps(made.summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_report(made, folder / "report", more={"audit.json": lambda path: path.write_text(text, encoding="utf-8")})
@@ -439,13 +428,9 @@ def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:
         refused = f"{made.num_refused} candidates share text with the training data and were rejected."
         lines.append(f"Controls: {num_controls}; {refused}")
     if num_targets < spec.num_targets or num_controls < spec.num_controls:
-        lines.append(
-            f"No more passages of {spec.block_size} tokens without overlap were found: {spec.num_targets} targets and "
-            f"{spec.num_controls} controls were wanted."
-        )
+        wanted = f"{spec.num_targets} targets and {spec.num_controls} controls were wanted"
+        lines.append(f"There are no more passages of {spec.block_size} tokens without overlap: {wanted}.")
     if num_controls and spec.controls_source is None:
-        lines.append(
-            "The controls are Python's documentation: another domain than your text, and known to most pretrained "
-            "models. Held-out text of your own is better: --controls-source."
-        )
+        known = "another domain than your text, and known to most pretrained models"
+        lines.append(f"The controls are Python's documentation: {known}. Held-out text is better: --controls.")
     return "\n".join(lines)

@@ -79,28 +79,28 @@ def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_p
             "tfidf_memorization with a probe file"
         )
     at, notes = probed[-1], Footnotes()
-    found = audit.Found(results, at)
-    name = _name(found.checkpoint)
+    facts = audit.Facts(results, at)
+    name = _name(facts.checkpoint)
     likelihoods = membership_table(results.scores, [({"Model": name}, [at])], notes)
-    measures, checks = audit.measures_and_checks(found, results.scores, at, likelihoods.frame, bounds)
+    measures, checks = audit.measures_and_checks(facts, results.scores, at, likelihoods.frame, bounds)
     is_detected = any(map(is_detectable, likelihoods.frame.to_dict("records")))
-    verdict = _verdict(found, name, checks, is_detected=is_detected)
+    verdict = _verdict(facts, name, checks, is_detected=is_detected)
     tables = (
-        _overview(found, likelihoods, notes),
+        _overview(facts, likelihoods, notes),
         audit.limits(checks),
-        audit.targets_and_controls(found, notes),
-        audit.by_attack(found.samples),
+        audit.targets_and_controls(facts, notes),
+        audit.by_attack(facts.samples),
         audit.extraction(results.scores, at),
         likelihoods,
-        audit.by_prefix_length(found.plain, notes),
-        audit.by_repeats(found.targets),
-        audit.most_recited(found.samples),
+        audit.by_prefix_length(facts.plain, notes),
+        audit.by_repeats(facts.targets),
+        audit.most_recited(facts.samples),
     )
-    lms = {"target": found.targets["lms"].tolist(), "control": found.controls["lms"].tolist()}
+    lms = {"target": facts.targets["lms"].tolist(), "control": facts.controls["lms"].tolist()}
     distribution = Figure(
         name="lms_distribution",
         title="Distribution of the longest memorized substring",
-        figure=lms_distribution({found.checkpoint.model: lms}),
+        figure=lms_distribution({facts.checkpoint.model: lms}),
         caption="Share of continuations that recite at least so many tokens in a row"
         + (": targets solid, controls dashed." if lms["control"] else "."),
     )
@@ -109,12 +109,12 @@ def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_p
         verdict=verdict,
         tables=[table for table in tables if len(table.frame)],
         figures=[distribution],
-        examples=_examples(found, show_passages=show_passages),
-        provenance=_provenance(found),
+        examples=_examples(facts, show_passages=show_passages),
+        provenance=_provenance(facts),
         footnotes=notes.texts,
-        sections=[_method_and_limits(found, show_passages=show_passages, has_likelihoods=len(likelihoods.frame) > 0)],
+        sections=[_method_and_limits(facts, show_passages=show_passages, has_likelihoods=len(likelihoods.frame) > 0)],
         mark=SHARED_MARK,
-        summary=_summary(found, name, verdict, measures, checks),
+        summary=_summary(facts, name, verdict, measures, checks),
     )
 
 
@@ -124,32 +124,32 @@ def _name(checkpoint: Checkpoint) -> str:
     return "/".join(part for part in path.parts[-2:] if part != path.anchor) or checkpoint.model
 
 
-def _verdict(found: audit.Found, name: str, checks: Sequence[audit.Check], *, is_detected: bool) -> str:
+def _verdict(facts: audit.Facts, name: str, checks: Sequence[audit.Check], *, is_detected: bool) -> str:
     """Say whether targets are recited more than controls, how many verbatim, and which limits are exceeded."""
-    floor = found.floor
+    floor = facts.floor
     if floor is None:
-        text = f"There is no held-out text, so chance is unknown: {name} recites {found.lms:.2f} tokens of a passage"
+        text = f"There is no held-out text, so chance is unknown: {name} recites {facts.lms:.2f} tokens of a passage"
     elif floor.excess.significant in (None, "too few"):
         text = (
-            f"Too few passages to judge what {name} recites ({found.num_targets} targets, {found.num_controls} "
+            f"Too few passages to judge what {name} recites ({facts.num_targets} targets, {facts.num_controls} "
             f"controls; at least {MIN_UNITS} of each are needed)"
         )
     elif floor.excess.low > 0:
         text = f"{name} recites {floor.difference:.2f} tokens more of its training text than of text it never saw"
     else:
         text = f"{name} {AT_CHANCE}{STILL_DETECTABLE if is_detected else ''}"
-    text += f"; {found.num_verbatim} of {found.num_targets} passages verbatim."
+    text += f"; {facts.num_verbatim} of {facts.num_targets} passages verbatim."
     if checks:
         exceeded = [str(check) for check in checks if check.exceeded]
         text += f" Limits exceeded: {'; '.join(exceeded)}." if exceeded else " No limit is exceeded."
     return text
 
 
-def _overview(found: audit.Found, likelihoods: Table, notes: Footnotes) -> Table:
+def _overview(facts: audit.Facts, likelihoods: Table, notes: Footnotes) -> Table:
     """Show the three answers of an audit, each with its interval."""
     import pandas as pd
 
-    floor, verbatim, number = found.floor, found.num_verbatim, found.num_targets
+    floor, verbatim, number = facts.floor, facts.num_verbatim, facts.num_targets
     fewest = floor.excess.num_units if floor else 0
     auc = likelihoods.frame.iloc[0] if len(likelihoods.frame) else None
     row = {
@@ -162,9 +162,9 @@ def _overview(found: audit.Found, likelihoods: Table, notes: Footnotes) -> Table
         caveats.append(BOUND if floor.excess.high >= 0 else _EASY_CONTROLS)
     if verbatim or (floor is not None and floor.excess.low > 0):
         caveats.append(_BASE_MODEL)
-    if lost := found.checkpoint.lost_prompts:
+    if lost := facts.checkpoint.lost_prompts:
         caveats.append(
-            f"{lost} of {len(found.samples)} prompts lost token ids when converted to text, so their scores are too "
+            f"{lost} of {len(facts.samples)} prompts lost token ids when converted to text, so their scores are too "
             "low: evaluate with prompts of token ids (`tfidf-tune eval`)."
         )
     about = [
@@ -177,9 +177,9 @@ def _overview(found: audit.Found, likelihoods: Table, notes: Footnotes) -> Table
     return Table("overview", "What the model recites", pd.DataFrame([row], dtype=object), about)
 
 
-def _examples(found: audit.Found, *, show_passages: bool) -> list[Example]:
+def _examples(facts: audit.Facts, *, show_passages: bool) -> list[Example]:
     """Show the targets that are recited most and, for comparison, the control that is."""
-    best = {kind: audit.best_samples(found.samples, kind) for kind in audit.KINDS}
+    best = {kind: audit.best_samples(facts.samples, kind) for kind in audit.KINDS}
     examples = []
     for row in [*best["target"][:_NUM_EXAMPLES].itertuples(), *best["control"][:1].itertuples()]:
         sample = row.sample
@@ -192,17 +192,17 @@ def _examples(found: audit.Found, *, show_passages: bool) -> list[Example]:
         if not show_passages:
             truth, said = (excerpt(pieces, len(sample.reference_text)) for pieces in (truth, said))
             prompt = "".join(text for text, _ in excerpt(((prompt, False),), len(prompt)))
-        shown = Continuation(found.checkpoint.model, f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}", said)
+        shown = Continuation(facts.checkpoint.model, f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}", said)
         title = f"{sample.passage_id}, {kind}: {tokens}{by}"
         examples.append(Example(title, prompt, "".join(text for text, _ in truth), (shown,), truth))
     return examples
 
 
 def _summary(
-    found: audit.Found, name: str, verdict: str, measures: dict[str, audit.Measure], checks: Sequence[audit.Check]
+    facts: audit.Facts, name: str, verdict: str, measures: dict[str, audit.Measure], checks: Sequence[audit.Check]
 ) -> dict[str, Any]:
     """Return what `audit.json` has; docs/audit.md describes it."""
-    excess = found.floor and found.floor.excess
+    excess = facts.floor and facts.floor.excess
     passages = [
         {
             "id": row.passage_id,
@@ -215,7 +215,7 @@ def _summary(
             "repeats": None if row.repeats != row.repeats else int(row.repeats),
         }
         for kind in audit.KINDS
-        for row in audit.best_samples(found.samples, kind).itertuples()
+        for row in audit.best_samples(facts.samples, kind).itertuples()
     ]
     return {
         "schema_version": _SCHEMA_VERSION,
@@ -223,11 +223,11 @@ def _summary(
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "model": name,
         "verdict": verdict,
-        "num_targets": found.num_targets,
-        "num_controls": found.num_controls,
-        "num_prompts": len(found.samples),
+        "num_targets": facts.num_targets,
+        "num_controls": facts.num_controls,
+        "num_prompts": len(facts.samples),
         "recites_targets_more": excess.low > 0 if excess and excess.num_units >= MIN_UNITS else None,
-        "attacks": found.attacks,
+        "attacks": facts.attacks,
         "measures": {key: measure._asdict() for key, measure in measures.items()},
         "limits": [check._asdict() for check in checks],
         "passed": not any(check.exceeded for check in checks),
@@ -235,33 +235,33 @@ def _summary(
     }
 
 
-def _provenance(found: audit.Found) -> dict[str, str]:
-    checkpoint, samples = found.checkpoint, found.samples
+def _provenance(facts: audit.Facts) -> dict[str, str]:
+    checkpoint, samples = facts.checkpoint, facts.samples
     return {
         "Checkpoint": checkpoint.checkpoint,
         **({"Training progress": f"{checkpoint.progress} %"} if checkpoint.progress < 100 else {}),
         "Objective": checkpoint.objective,
         "Seed": "unknown" if checkpoint.seed is None else str(checkpoint.seed),
         "Results": checkpoint.folder,
-        "Passages": f"{found.num_targets} targets, {found.num_controls} controls",
-        "Prompts (tokens)": ", ".join(map(str, found.prompt_lengths)),
+        "Passages": f"{facts.num_targets} targets, {facts.num_controls} controls",
+        "Prompts (tokens)": ", ".join(map(str, facts.prompt_lengths)),
         "Prompts start at token": ", ".join(map(str, sorted(set(samples["offset"])))),
-        "Attacks": ", ".join(found.attacks),
+        "Attacks": ", ".join(facts.attacks),
         "Continuations": f"compared over up to {samples['length'].max()} tokens",
         "Intervals": f"percentile bootstrap, {NUM_RESAMPLES:,} resamples of whole passages, 95 %",
         "Made by": f"tfidf-tune {version('tfidf-tune')}",
     }
 
 
-def _method_and_limits(found: audit.Found, *, show_passages: bool, has_likelihoods: bool) -> Section:
+def _method_and_limits(facts: audit.Facts, *, show_passages: bool, has_likelihoods: bool) -> Section:
     """Say what an audit did and what its result does not say, for readers who decide about a model."""
-    lengths = " and ".join(map(str, found.prompt_lengths))
-    ways = "; ".join(f"{name}: {_HOW[name]}" for name in found.attacks)
+    lengths = " and ".join(map(str, facts.prompt_lengths))
+    ways = "; ".join(f"{name}: {_HOW[name]}" for name in facts.attacks)
     asked = (
-        f"Asked. {found.num_targets} passages of the text in question (targets) and {found.num_controls} of text that "
+        f"Asked. {facts.num_targets} passages of the text in question (targets) and {facts.num_controls} of text that "
         f"the model cannot have seen (controls). The model was given the beginning of a passage, {lengths} tokens, and "
-        f"its answer was compared with what follows in the passage, up to {found.samples['length'].max()} tokens. "
-        f"{len(found.samples):,} prompts. Ways of asking: {ways}."
+        f"its answer was compared with what follows in the passage, up to {facts.samples['length'].max()} tokens. "
+        f"{len(facts.samples):,} prompts. Ways of asking: {ways}."
     )
     compared = _COMPARED + (_LIKELIHOODS if has_likelihoods else " Likelihoods were not measured: the model gave none.")
     shown = "Text. Passages are shown in full." if show_passages else _EXCERPTS

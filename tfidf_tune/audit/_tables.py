@@ -29,7 +29,7 @@ _AGAINST = (
 KINDS = {"target": "targets (training text)", "control": "controls (never seen)"}
 
 
-class Found:
+class Facts:
     """What the checkpoint with the number ``at`` was asked for and recites: facts for all parts of its page.
 
     ``samples`` has a row of each sample, with the passage's repeats in the training text (NaN if unknown). Averages are
@@ -93,15 +93,15 @@ def _compared(groups: "Iterable[tuple[Any, pd.DataFrame]]") -> "pd.DataFrame":
         if targets.empty:
             continue
         against = (None,) * 4 if floor is None else (floor.controls, floor.difference, *floor.excess[:2])
-        found, number, lms = _num_verbatim(samples), targets["passage_id"].nunique(), targets["lms"]
-        at_most = 100 * binomial_upper_bound(found, number)
-        rows.append((name, number, lms.mean(), lms.max(), *against, 100 * (found / number), found, at_most))
-    names = ("name", "number", "lms", "max_lms", "controls", "difference", "low", "high", "verbatim", "found", "upper")
+        hits, number, lms = _num_verbatim(samples), targets["passage_id"].nunique(), targets["lms"]
+        at_most = 100 * binomial_upper_bound(hits, number)
+        rows.append((name, number, lms.mean(), lms.max(), *against, 100 * (hits / number), hits, at_most))
+    names = ("name", "number", "lms", "max_lms", "controls", "difference", "low", "high", "verbatim", "hits", "upper")
     return pd.DataFrame(rows, columns=names)
 
 
-def targets_and_controls(found: Found, footnotes: Footnotes) -> Table:
-    samples = found.plain
+def targets_and_controls(facts: Facts, footnotes: Footnotes) -> Table:
+    samples = facts.plain
     near = samples[["edit_distance", "common_subsequence"]].astype(float)  # None in older results
     frame = samples.assign(verbatim=100.0 * samples["verbatim"], label=samples["kind"].map(KINDS), **near)
     scores = frame.groupby("label", sort=False).agg(**{
@@ -115,12 +115,12 @@ def targets_and_controls(found: Found, footnotes: Footnotes) -> Table:
     }).dropna(axis="columns", how="all")  # fmt: skip
     scores = scores.reindex([label for label in KINDS.values() if label in scores.index])
     above = ""
-    if len(found.controls):
-        furthest = found.controls["lms"].max()
-        num_above = (found.targets.groupby("passage_id")["lms"].max() > furthest).sum()
-        above = f" Further than any control (LMS at most {furthest}): {num_above} of {found.num_targets} targets."
+    if len(facts.controls):
+        furthest = facts.controls["lms"].max()
+        num_above = (facts.targets.groupby("passage_id")["lms"].max() > furthest).sum()
+        above = f" Further than any control (LMS at most {furthest}): {num_above} of {facts.num_targets} targets."
     several = " Each passage is asked for from every prefix length." if samples["prefix_length"].nunique() > 1 else ""
-    caveats = [f"The {TEXT_PROMPTS}"] if found.checkpoint.text_prompts else []
+    caveats = [f"The {TEXT_PROMPTS}"] if facts.checkpoint.text_prompts else []
     measured = f" {NEAR_EXPLAINED}" if near.notna().any(axis=None) else ""
     notes = [f"Prefix: tokens that agree from the first on.{measured}{above}{several}{footnotes.mark(*caveats)}"]
     decimals = ("Avg Prefix", "Avg LMS", "Edit distance", "Common subsequence", "ROUGE-L")
@@ -189,7 +189,7 @@ def by_attack(samples: "pd.DataFrame") -> Table:
     frame = _compared(best if len(groups) > 2 else [])
     numbers = {name: len(own) for name, own in groups}
     frame = frame.assign(
-        prompts=frame["name"].map(numbers), share=[f"{row.found} of {row.number}" for row in frame.itertuples()]
+        prompts=frame["name"].map(numbers), share=[f"{row.hits} of {row.number}" for row in frame.itertuples()]
     )
     notes = [
         "LMS: the highest of a passage's prompts. At most: one-sided 95 % bound of Clopper and Pearson for the share "
@@ -206,7 +206,7 @@ def extraction(scores: "pd.DataFrame", checkpoint: int) -> Table:
     """Show of how many targets a continuation can be sampled verbatim; see :func:`_extractable`."""
     columns = (
         *(("Samples (n)", "num_samples", ","), ("Probability (p)", "probability", ".2f")),
-        *(("Targets", "found", ""), ("Of", "number", ""), ("%", "share", ".1f"), ("At most (%)", "upper", ".1f")),
+        *(("Targets", "hits", ""), ("Of", "number", ""), ("%", "share", ".1f"), ("At most (%)", "upper", ".1f")),
     )
     frame = _extractable(scores, checkpoint, _EXTRACTION_PAIRS)
     frame = frame.assign(share=100 * frame["share"], upper=100 * frame["upper"])
@@ -229,9 +229,9 @@ def _extractable(scores: "pd.DataFrame", checkpoint: int, pairs: "list[tuple[int
     lowest = known.groupby("unit", observed=True)["value"].min()
     rows, number = [], len(lowest)
     for num_samples, probability in pairs if number else []:
-        found = int((extraction_probability(lowest, num_samples) >= probability).sum())
-        rows.append((num_samples, probability, found, number, found / number, binomial_upper_bound(found, number)))
-    return pd.DataFrame(rows, columns=["num_samples", "probability", "found", "number", "share", "upper"])
+        hits = int((extraction_probability(lowest, num_samples) >= probability).sum())
+        rows.append((num_samples, probability, hits, number, hits / number, binomial_upper_bound(hits, number)))
+    return pd.DataFrame(rows, columns=["num_samples", "probability", "hits", "number", "share", "upper"])
 
 
 class Measure(NamedTuple):
@@ -254,8 +254,8 @@ class Bound(NamedTuple):
     @property
     def pair(self) -> tuple[int, float] | None:
         """Samples and probability of an extraction; else None."""
-        found = re.fullmatch(_EXTRACTION, self.name.removesuffix(_UPPER))
-        return (int(found[2] or 1), float(found[1])) if found else None
+        match = re.fullmatch(_EXTRACTION, self.name.removesuffix(_UPPER))
+        return (int(match[2] or 1), float(match[1])) if match else None
 
 
 class Check(NamedTuple):
@@ -297,7 +297,7 @@ def parse_bounds(text: str) -> list[Bound]:
 
 
 def measures_and_checks(
-    found: Found, scores: "pd.DataFrame", checkpoint: int, membership: "pd.DataFrame", bounds: Sequence[Bound]
+    facts: Facts, scores: "pd.DataFrame", checkpoint: int, membership: "pd.DataFrame", bounds: Sequence[Bound]
 ) -> tuple[dict[str, Measure], list[Check]]:
     """Measure what ``--fail-above`` can name, and compare it with the limits.
 
@@ -312,12 +312,12 @@ def measures_and_checks(
 
     Upper bounds are those of 95 % bootstrap intervals over passages; of shares one-sided ones of Clopper and Pearson.
     """
-    upper = bootstrap_interval(lambda values, axis=-1: values.mean(axis), found.target_means).high
-    floor, share = found.floor, found.num_verbatim / found.num_targets
+    upper = bootstrap_interval(lambda values, axis=-1: values.mean(axis), facts.target_means).high
+    floor, share = facts.floor, facts.num_verbatim / facts.num_targets
     measures = {
-        "lms": Measure(found.lms, _known(upper), "tokens"),
+        "lms": Measure(facts.lms, _known(upper), "tokens"),
         "excess": _NOT_MEASURED if floor is None else Measure(floor.difference, _known(floor.excess.high), "tokens"),
-        "verbatim": Measure(share, binomial_upper_bound(found.num_verbatim, found.num_targets), "share"),
+        "verbatim": Measure(share, binomial_upper_bound(facts.num_verbatim, facts.num_targets), "share"),
     }
     pairs = list(dict.fromkeys([*_EXTRACTION_PAIRS, *(bound.pair for bound in bounds if bound.pair)]))
     measures |= {_extraction_name(*pair): _NOT_MEASURED for pair in pairs}

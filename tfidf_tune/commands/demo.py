@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from tfidf_tune._files import atomic_folder, remove_folder
 from tfidf_tune._printing import say
@@ -43,16 +42,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the order of data and injections; default: %(default)s")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the training configs")
     options = parser.parse_args(arguments)
-    out, overrides = options.output_dir.expanduser(), options.overrides
+    out, overrides = options.output_dir.expanduser(), [*options.overrides, f"seed={options.seed}"]
     random, start, runs = out / "random", out / "start", out / f"seed{options.seed}"
     if not random.is_dir():
         say(f"A Llama of random weights, with a tokenizer: {random}")
         with atomic_folder(random) as folder:
             _make_random(folder)
-    _run([_training(start, "demo/llama_650K_start", random, *overrides)])
+    _run([_training(start, "demo/llama_650K_start", random, *options.overrides)])
     start = start / "checkpoint_100pct"
     folders = {name: runs / name.lower() for name in _OBJECTIVES}
-    overrides.append(f"seed={options.seed}")
     _run(
         _training(runs / name.lower(), "demo/llama_650K_demo", start, *_OBJECTIVES[name], *overrides)
         for name in folders
@@ -73,10 +71,12 @@ def _make_random(folder: Path) -> None:
     from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
 
     train_embedded_tokenizer(folder, vocab_size=1024)
-    sizes: dict[str, Any] = {"vocab_size": 1024, "hidden_size": 128, "intermediate_size": 336, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 2, "max_position_embeddings": 256, "bos_token_id": None}
+    eos_id = hf_tokenizer(str(folder)).eos_id
+    config = LlamaConfig(
+        vocab_size=1024, hidden_size=128, intermediate_size=336, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=256, rms_norm_eps=1e-5, bos_token_id=None, eos_token_id=eos_id,
+    )  # fmt: skip
     torch.manual_seed(0)
-    config = LlamaConfig(**sizes, rms_norm_eps=1e-5, eos_token_id=hf_tokenizer(str(folder)).eos_id)
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
@@ -110,8 +110,7 @@ def _run(commands: Iterable[tuple[Path, list[str]]]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}  # threads that wait leave the cores to the other one
         with log.open("w") as file:
-            command = [*_COMMAND, *arguments]
-            return subprocess.run(command, stdout=file, stderr=file, env=environment, check=False).returncode
+            return subprocess.run([*_COMMAND, *arguments], stdout=file, stderr=file, env=environment).returncode
 
     with ThreadPoolExecutor(max_workers=2) as pool:
         ended = [(log, pool.submit(run, log, arguments)) for log, arguments in commands if arguments]
