@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tfidf_tune import _files
+from tfidf_tune._checks import SetupError
 from tfidf_tune._files import (
     atomic_file,
     atomic_folder,
@@ -202,7 +203,7 @@ def test_a_locked_folder_is_free_when_its_process_ends(tmp_path, how):
     with subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "held\n"
-            with pytest.raises(BlockingIOError), locked_folder(folder):
+            with pytest.raises(SetupError), locked_folder(folder):
                 pass
             with locked_folder(tmp_path / "other"):
                 pass
@@ -231,5 +232,5 @@ def test_a_folder_that_was_removed_and_made_again_is_locked_anew(tmp_path, monke
     monkeypatch.setattr(_files.fcntl, "flock", late)
     with locked_folder(folder):
         monkeypatch.undo()
-        with pytest.raises(BlockingIOError), locked_folder(folder):
+        with pytest.raises(SetupError), locked_folder(folder):
             pass

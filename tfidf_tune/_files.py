@@ -1,5 +1,6 @@
 """Files and folders that are written atomically, locks on folders, checks of paths, and what comes with the package."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -14,11 +15,6 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from tfidf_tune._checks import SetupError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 # A hidden name with a UUID, as the functions below make them.
 _TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{32}(\.\w+)?")
@@ -138,11 +134,11 @@ def update_files(folder: Path, files: Mapping[str, Callable[[Path], object]]) ->
 def locked_folder(folder: Path) -> Iterator[None]:
     """Lock a folder for this process, until the block or the process ends; it is made if needed.
 
-    Folders made for the lock that are still empty at the end of the block are removed. Where the file system or the
-    operating system has no locks, nothing is locked.
+    Folders made for the lock that are still empty at the end of the block are removed. Where the file system has no
+    locks, nothing is locked.
 
     Raises:
-        BlockingIOError: If another process holds the lock.
+        SetupError: If another process holds the lock.
     """
     made = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
     descriptor = _lock(folder)
@@ -152,25 +148,22 @@ def locked_folder(folder: Path) -> Iterator[None]:
         with suppress(OSError):  # not empty
             for path in made:
                 path.rmdir()
-        if descriptor is not None:
-            os.close(descriptor)
+        os.close(descriptor)
 
 
-def _lock(folder: Path) -> int | None:
+def _lock(folder: Path) -> int:
     """Make and lock a folder; return the descriptor that holds the lock."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        if fcntl is None:
-            return None
         try:
             descriptor = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:  # removed by the process that made it
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except BlockingIOError as error:
             os.close(descriptor)
-            raise
+            raise SetupError(f"another process is writing into {folder}: wait until it ends") from error
         except OSError:  # no locks here
             return descriptor
         with suppress(FileNotFoundError):

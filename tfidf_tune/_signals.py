@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-# Windows has no SIGHUP.
-ENDING = tuple(number for number in signal.Signals if number.name in ("SIGTERM", "SIGINT", "SIGHUP"))
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 # torchrun repeats a Ctrl-C that the terminal has already sent to every process: both are one request.
 _ONE_REQUEST_SECONDS = 3.0
@@ -32,7 +31,7 @@ def handle(numbers: Collection[int], handler: Callable[[int, FrameType | None], 
 
 def is_ignored_hangup(number: int) -> bool:
     """Return whether a signal is SIGHUP and ignored, as under ``nohup``."""
-    return signal.Signals(number).name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
 @contextmanager

@@ -55,7 +55,7 @@ FILES = [
 KEYS = [
     value("zzz", 4, "'zzz'"),
     value("merge_adapter", True, "'merge_adapter'"),
-    value("model", "${model}", "'model'"),
+    value("model", "${model}", "full_key: model"),
     value("output_dir", "${nothing}", "'nothing' .*output_dir"),
     value("batch_size", 2.0, r"batch_size is 2\.0: "),
     value("batch_size", 1000, "batch_size .* = 1000: "),

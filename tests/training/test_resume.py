@@ -399,7 +399,7 @@ def test_a_run_keeps_others_out_of_its_folder_until_it_ends(small_config, stoppe
         for left in ("resume/.step_7.partial", f".checkpoint_60pct.{'0' * 32}"):
             (stopped / left).mkdir(parents=True)
         before = contents(stopped)
-        with pytest.raises(SetupError, match=f"another process is writing into output_dir {stopped}: wait"):
+        with pytest.raises(SetupError, match=f"another process is writing into {stopped}: wait"):
             run(small_config(seed=1), resume=True)
         assert contents(stopped) == before
         return original(*args, **kwargs)

@@ -1,9 +1,9 @@
 """Components that a config names: checked against their signatures before anything is called, then built."""
 
 import inspect
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
@@ -16,6 +16,7 @@ from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._errors import SetupError, setup_errors
 
 DEFAULT_COLLATE = "torchtune.data.padded_collate_sft"
+_PLAIN = (bool, int, float, str, list, tuple, type(None))
 
 
 class _Kind(NamedTuple):
@@ -56,6 +57,7 @@ def check_components(cfg: Any) -> None:
         SetupError: If a component does not exist, is of another kind than its section needs, or does not take the
             arguments given.
     """
+    find_component("collate_fn", cfg.collate_fn)
     for key, kind in COMPONENTS.items():
         if key == "lr_scheduler" and cfg[key] is None:
             continue
@@ -64,18 +66,8 @@ def check_components(cfg: Any) -> None:
             if inspect.isclass(component):  # what a function makes is known when it is called
                 kind.check(where, section["_component_"], component)
             if key == "loss":
-                for place, part in islice(_with_parts(where, section), 1, None):
+                for place, part in _parts_of(where, section):
                     _check_component(place, part)
-    packed = [bool(section.get("packed")) for _, section in sections("dataset", cfg.dataset)]
-    if len({*packed}) != 1:
-        raise SetupError(
-            f"config: dataset names {len(packed)} data sets, of which {sum(packed)} are packed: name at least one, and "
-            "pack all of them or none"
-        )
-    collate = _signature("collate_fn", cfg.collate_fn, find_component("collate_fn", cfg.collate_fn))
-    if lacking := {"padding_idx", "ignore_idx"} - collate.parameters.keys():
-        lacks = ", ".join(sorted(lacking))
-        raise SetupError(f"config: collate_fn: {cfg.collate_fn} takes no {lacks}: take, for example, {DEFAULT_COLLATE}")
 
 
 def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
@@ -102,13 +94,17 @@ def sections(key: str, value: Any) -> Sequence[tuple[str, Any]]:
     return [(key, value)]
 
 
-def default_arguments(where: str, section: Any) -> Iterator[tuple[str, Any]]:
-    """Yield key and value of the plain defaults of a component, and of those within it, that a section leaves out."""
-    for place, part in _with_parts(where, section):
-        path = part["_component_"]
-        for name, parameter in _signature(place, path, find_component(place, path)).parameters.items():
-            if name not in part and isinstance(parameter.default, bool | int | float | str | list | tuple | None):
-                yield f"{place}.{name}", parameter.default
+def default_arguments(cfg: Any) -> str:
+    """Return the plain defaults of a checked config's components, of arguments that it leaves out, as YAML comments."""
+    comments = []
+    for key in COMPONENTS:
+        for where, section in sections(key, getattr(cfg, key)):
+            # Only a schedule may be null.
+            for place, part in [] if section is None else [(where, section), *_parts_of(where, section)]:
+                for name, parameter in signature_of(place, part["_component_"]).parameters.items():
+                    if name not in part and isinstance(parameter.default, _PLAIN):
+                        comments.append(f"# {place}.{name}: {json.dumps(parameter.default)}\n")
+    return "".join(["# Defaults of arguments that are not set above:\n", *comments] if comments else [])
 
 
 def find_component(where: str, path: Any) -> Any:
@@ -122,13 +118,18 @@ def find_component(where: str, path: Any) -> Any:
     return component
 
 
+def signature_of(where: str, path: str) -> inspect.Signature:
+    """Return the signature of a component; a SetupError names ``where`` if there is none."""
+    with setup_errors(f"config: {where}: {path}"):  # dict has no signature
+        return inspect.signature(find_component(where, path))
+
+
 def _check_component(where: str, section: Any, handed_over: Sequence[str] = ()) -> Any:
     """Check a section against the signature of its class or function; return that."""
     if not OmegaConf.is_dict(section) or not section.get("_component_"):
         raise SetupError(f"config: {where} has to be a section with `_component_`")
     path = section["_component_"]
-    component = find_component(where, path)
-    signature = _signature(where, path, component)
+    signature = signature_of(where, path)
     given: dict[str, Any] = {str(name): value for name, value in section.items() if name != "_component_"}
     try:
         signature.bind(**{name: None for name in handed_over if name in signature.parameters} | given)
@@ -138,22 +139,15 @@ def _check_component(where: str, section: Any, handed_over: Sequence[str] = ()) 
     for name, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise SetupError(f"config: {where}: {name} is {value!r}, it has to be a finite number")
-    return component
+    return find_component(where, path)
 
 
-def _signature(where: str, path: str, component: Any) -> inspect.Signature:
-    try:
-        return inspect.signature(component)
-    except ValueError as error:  # dict, for example
-        raise SetupError(f"config: {where}: {path} does not declare its arguments: name a class or function") from error
-
-
-def _with_parts(where: str, section: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a section by its key, then the sections of components within it: the weighting of a loss."""
-    yield where, section
+def _parts_of(where: str, section: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the sections of components within a section by their keys: the weighting of a loss."""
     for name, part in section.items():
         if OmegaConf.is_dict(part) and "_component_" in part:
-            yield from _with_parts(f"{where}.{name}", part)
+            yield f"{where}.{name}", part
+            yield from _parts_of(f"{where}.{name}", part)
 
 
 def _build(where: str, section: Any, *args: Any, builds_parts: bool, **kwargs: Any) -> Any:
@@ -177,8 +171,8 @@ def build_loss(cfg: Any) -> WeightedCrossEntropyLoss:
 
 def check_loss(cfg: Any) -> None:
     """Raise a SetupError for an objective that cannot be built; components of the user are not called here."""
-    paths = [find_component(where, part["_component_"]).__module__ for where, part in _with_parts("loss", cfg.loss)]
-    if all(path.startswith("tfidf_tune.") for path in paths):
+    parts = [("loss", cfg.loss), *_parts_of("loss", cfg.loss)]
+    if all(find_component(where, part["_component_"]).__module__.startswith("tfidf_tune.") for where, part in parts):
         build_loss(cfg)
 
 
@@ -190,13 +184,6 @@ def build_optimizer(cfg: Any, parameters: Iterable[nn.Parameter], total_steps: i
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     optimizer: Optimizer = instantiate(cfg, "optimizer", trainable)
-    try:
-        inspect.signature(optimizer.step).bind()
-    except TypeError as error:
-        name = cfg.optimizer["_component_"]
-        raise SetupError(
-            f"config: optimizer: the recipes call the step() of {name} without arguments: {error}"
-        ) from error
     if cfg.lr_scheduler is None:
         return optimizer, None
     return optimizer, instantiate(cfg, "lr_scheduler", optimizer, num_training_steps=total_steps)

@@ -1,6 +1,5 @@
 """The config of a recipe: its keys, how files and overrides are read, and what is checked before any work begins."""
 
-import inspect
 import logging
 import random
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tfidf_tune._checks import first_problem, suggestion
 from tfidf_tune._files import config_path
-from tfidf_tune.training._components import DEFAULT_COLLATE, check_components, find_component
+from tfidf_tune.training._components import DEFAULT_COLLATE, check_components, signature_of
 from tfidf_tune.training._distributed import is_main_process, started_processes
 from tfidf_tune.training._errors import SetupError, setup_errors
 
@@ -238,8 +237,8 @@ def _drop_keys_of_another(below: Any, section: str, component: str) -> None:
     if not isinstance(below, dict) or component in ("null", "None", below.get("_component_")):
         return
     try:
-        parameters = inspect.signature(find_component(section, component)).parameters
-    except (SetupError, ValueError):  # reported when the config is checked
+        parameters = signature_of(section, component).parameters
+    except SetupError:  # reported when the config is checked
         return
     dropped = [key for key in below if key not in parameters and key != "_component_"]
     if not dropped or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -269,17 +268,15 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
         SetupError: If a key is unknown, missing or of the wrong type, a value is out of range, or a component does not
             exist or does not take the arguments given.
     """
-    fields = schema.model_fields
-    missing = {name for name, field in fields.items() if field.is_required() and name not in cfg}
+    fields = schema.model_fields.items()
+    defaults = {name: MISSING if field.is_required() else field.get_default() for name, field in fields}
     with setup_errors("config"):
-        # Before anything refers to a missing value.
-        missing |= set(_missing_keys(OmegaConf.to_container(cfg, resolve=False)))
-        if missing:
-            raise SetupError(f"config: missing {', '.join(sorted(missing))}")
-        defaults = {name: field.get_default() for name, field in fields.items() if not field.is_required()}
-        filled = cast(DictConfig, OmegaConf.merge(defaults, cfg))
+        content: Any = {**defaults, **cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False))}
+        if missing := sorted(_missing_keys(content)):  # before anything refers to a missing value
+            raise SetupError(f"config: missing {', '.join(missing)}")
+        filled = OmegaConf.create(content)
         _resolve_defaults(filled)
-        content = cast(dict[str, Any], OmegaConf.to_container(filled, resolve=True))
+        content = OmegaConf.to_container(filled, resolve=True)
     checked = OmegaConf.create(_validate(schema, content))
     check_components(checked)
     _validate(_LoRAArguments, content["model"], "model: ")
@@ -293,23 +290,15 @@ def _validate(schema: type[BaseModel], content: dict[str, Any], where: str = "")
         name, problem = first_problem(error)
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            message = f"no key {name!r}{_hint(name, schema, content)}"
+            section, _, key = name.rpartition(".")
+            of_sections = [f"{one}.{key}" for one, keys in content.items() if isinstance(keys, dict) and name in keys]
+            hint = suggestion(key, MonitorConfig.model_fields if section else schema.model_fields)
+            message = f"no key {name!r}{f'; did you mean {of_sections[0]!r}?' if of_sections else hint}"
         elif problem["type"] == "missing":
             message = f"missing {name}"
         elif name:
             message = f"{where}{name} is {problem['input']!r}: {message}"
-            message += "; fp16 needs the recipe lora_finetune" if (name, problem["input"]) == ("dtype", "fp16") else ""
         raise SetupError(f"config: {message}") from error
-
-
-def _hint(name: str, schema: type[BaseModel], content: dict[str, Any]) -> str:
-    """Suggest what an unknown key may be meant for."""
-    if name in LoRAFinetuneConfig.model_fields:
-        return "; the recipe lora_finetune has it"
-    if sections := [section for section, keys in content.items() if isinstance(keys, dict) and name in keys]:
-        return f"; did you mean '{sections[0]}.{name}'?"
-    section, _, key = name.rpartition(".")
-    return suggestion(key, MonitorConfig.model_fields if section else schema.model_fields)
 
 
 def _resolve_defaults(cfg: DictConfig) -> None:

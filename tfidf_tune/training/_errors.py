@@ -13,16 +13,16 @@ from yaml import YAMLError
 
 from tfidf_tune._checks import SetupError as SetupError
 
+# Errors whose message is complete without their type.
+_MESSAGES = (ValueError, OSError, YAMLError, OmegaConfBaseException)
 # What components and files raise for wrong settings. KeyError and the like are bugs.
-_CAUSES = (ValueError, TypeError, AssertionError, RuntimeError, OSError, ImportError, SafetensorError)
-_CONFIG_CAUSES = (InstantiationError, OmegaConfBaseException, YAMLError)
+_CAUSES = (*_MESSAGES, TypeError, AssertionError, RuntimeError, ImportError, SafetensorError, InstantiationError)
 
 
 def listed(problems: Sequence[str]) -> str:
     """Return the first five problems, one per line, and how many more there are."""
-    shown = [f"  {problem}" for problem in problems[:5]]
-    more = [f"  and {len(problems) - 5} more"] if len(problems) > 5 else []
-    return "\n".join([*shown, *more])
+    more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
+    return "\n".join(f"  {problem}" for problem in [*problems[:5], *more])
 
 
 class TrainingError(RuntimeError):
@@ -60,20 +60,13 @@ def setup_errors(where: str = "", given: Mapping[str, Any] | None = None) -> Ite
     Raises:
         SetupError: If the block fails for a reason that the user can fix.
     """
-    causes = (*_CAUSES, *_CONFIG_CAUSES, *([LookupError] if given else []))
+    causes = (*_CAUSES, LookupError) if given else _CAUSES
     try:
         yield
     except SetupError:
         raise
     except causes as error:
-        message = _message(error)
+        message = str(error) if isinstance(error, _MESSAGES) else f"{type(error).__name__}: {error}"
         if given and isinstance(error, (TypeError, LookupError)):
             message += f"; given were {', '.join(f'{name}={value!r}' for name, value in given.items())}"
         raise SetupError(f"{where}: {message}" if where else message) from error
-
-
-def _message(error: BaseException) -> str:
-    if isinstance(error, OmegaConfBaseException):
-        key = f" (key {str(error.full_key)!r})" if error.full_key else ""
-        return f"{first_line(error)}{key}"
-    return str(error) if isinstance(error, (ValueError, OSError, YAMLError)) else f"{type(error).__name__}: {error}"

@@ -19,7 +19,7 @@ from torchtune.utils import get_world_size_and_rank
 from tqdm import tqdm
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.training._components import COMPONENTS, default_arguments, instantiate, sections
+from tfidf_tune.training._components import default_arguments, instantiate
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import gather_objects, is_main_process, local_tensor, parameters_by_name
 from tfidf_tune.training._errors import TrainingError
@@ -152,18 +152,6 @@ class ProgressLog:
             logger.close()
 
 
-def _component_defaults(cfg: FinetuneConfig) -> str:
-    """Return the arguments that the config's components take their defaults for, as comments of YAML."""
-    found = [
-        f"# {name}: {json.dumps(value)}\n"
-        for key in COMPONENTS
-        for where, section in sections(key, getattr(cfg, key))
-        if section is not None
-        for name, value in default_arguments(where, section)
-    ]
-    return "".join(["# Defaults of arguments that are not set above:\n", *found] if found else [])
-
-
 @contextmanager
 def open_progress(
     cfg: FinetuneConfig, run: Run, total_steps: int, steps_done: int = 0, tokens_seen: int = 0
@@ -180,7 +168,7 @@ def open_progress(
         metric_logger = instantiate(cfg, "metric_logger")
         metric_logger.log_config(cfg)
         with atomic_file(run.output_dir / "config.yaml") as file:
-            file.write_text(OmegaConf.to_yaml(cast(DictConfig, cfg)) + _component_defaults(cfg), encoding="utf-8")
+            file.write_text(OmegaConf.to_yaml(cast(DictConfig, cfg)) + default_arguments(cfg), encoding="utf-8")
         loggers = [JSONLinesLogger(run.output_dir / "metrics.jsonl", last_step=steps_done), metric_logger]
     memory_device = run.device if cfg.log_peak_memory_stats and run.device.type == "cuda" else None
     progress = ProgressLog(loggers, total_steps, cfg.log_every_n_steps, steps_done, tokens_seen, memory_device)

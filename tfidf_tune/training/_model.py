@@ -1,6 +1,5 @@
 """The model: built without memory, prepared for training, sharded by FSDP2, given weights."""
 
-import inspect
 import math
 import os
 import sys
@@ -26,7 +25,7 @@ from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss
 from tfidf_tune.models import NF4_MULTIPLE, LoRASettings, is_4bit, is_adapter
 from tfidf_tune.probe import evaluating
 from tfidf_tune.training._checkpointer import HFCheckpointer, implementation_of
-from tfidf_tune.training._components import find_component, instantiate
+from tfidf_tune.training._components import instantiate, signature_of
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import assign_parameters, is_main_process, parameters_by_name
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
@@ -44,7 +43,7 @@ def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | No
         SetupError: If it cannot be built from these settings.
     """
     name, given = cfg.model["_component_"], {}
-    if "hf_config" in inspect.signature(find_component("model", name)).parameters:
+    if "hf_config" in signature_of("model", name).parameters:
         given["hf_config"] = getattr(checkpointer, "transformers_config", None)
         if given["hf_config"] is None:
             raise SetupError(f"config: model: {name} needs tfidf_tune.training.HFCheckpointer as the checkpointer")
@@ -83,7 +82,7 @@ def _check_lora_targets(model: nn.Module, attn_modules: Sequence[str]) -> None:
 
 def has_lora_builder(cfg: Any) -> bool:
     """Return whether the builder that a config names for its model makes LoRA layers."""
-    return "lora_rank" in inspect.signature(find_component("model", cfg.model["_component_"])).parameters
+    return "lora_rank" in signature_of("model", cfg.model["_component_"]).parameters
 
 
 def require_no_lora(model: nn.Module) -> None:

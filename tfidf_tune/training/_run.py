@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -70,7 +70,11 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
             from, or cannot be written, or the device is not available.
     """
     output_dir = Path(cfg.output_dir)
-    with _hold_folder(output_dir) if is_main_process() else nullcontext():
+    with ExitStack() as stack:
+        if is_main_process():
+            with setup_errors():
+                require_writable("output_dir", output_dir)
+                stack.enter_context(locked_folder(output_dir))
         _check_folder(output_dir, resume=cfg.resume_from_checkpoint)
         with setup_errors(f"device '{cfg.device}' is not available, possible are {', '.join(_DEVICES)} where present"):
             device = utils.get_device(device=cfg.device)
@@ -84,19 +88,6 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
             # Each process has its own seed, this one plus its rank: dropout differs between them.
             run = Run(device, dtype, training.set_seed(seed=cfg.seed), output_dir, cfg.fsdp_cpu_offload)
         yield run
-
-
-@contextmanager
-def _hold_folder(output_dir: Path) -> Iterator[None]:
-    """Keep other runs out of a run's folder; a SetupError says why it is not possible."""
-    with setup_errors():
-        require_writable("output_dir", output_dir)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked_folder(output_dir))
-        except BlockingIOError as error:
-            raise SetupError(f"another process is writing into output_dir {output_dir}: wait until it ends") from error
-        yield
 
 
 def milestone_steps(percents: Sequence[int], total_steps: int) -> dict[int, list[int]]:

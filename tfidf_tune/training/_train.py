@@ -177,8 +177,12 @@ def train(
     total_steps = progress.total_steps
     state.model.train()
     state.loss.train()
-    checkpoints = _Checkpoints(cfg, run, state, progress, resume, save)
-    checkpoints.note_missed()
+    milestones = milestone_steps(cfg.save_at_percent, total_steps)
+    passed = [milestone_name(each) for at, percents in milestones.items() if at <= resume.step for each in percents]
+    if missing := [name for name in passed if not (run.output_dir / name).is_dir()]:
+        progress.note(
+            f"{', '.join(missing)} of save_at_percent will not be written: step {resume.step} is done already"
+        )
     if resume.step >= total_steps:
         progress.note(f"all {total_steps} steps are done already")
         return
@@ -190,6 +194,16 @@ def train(
         note=progress.note,
     )
     steps = step_batches(cfg, dataloader, first_step=resume.step + 1)
+
+    def write_checkpoints(step: int) -> None:
+        """Write the milestones of a step, if it has some, and the checkpoint to resume from."""
+        require_finite(state.model, step)
+        for percent in milestones.get(step, ()):
+            save(run.output_dir / milestone_name(percent))
+        if resume.is_kept:
+            resume.save(step, state, progress)
+        progress.restart_clock()
+
     with stop_request() as request, _naming_last_checkpoint(resume):
 
         def next_batches() -> StepBatches:  # none after the last step
@@ -222,7 +236,8 @@ def train(
             # A GPU still computes: the next batches are fetched before anything waits for it. A step that is measured
             # or saved fetches them afterwards, so that an error in the data does not cost the checkpoint.
             is_measured = monitor is not None and monitor.is_due(step, total_steps)
-            is_saved = checkpoints.are_due(step)
+            every = cfg.save_every_n_steps
+            is_saved = step in milestones or (resume.is_kept and every is not None and step % every == 0)
             if not (is_measured or is_saved):
                 batches = next_batches()
             if guard.looks_at_each_step or is_measured or is_saved or progress.is_due(step):
@@ -233,71 +248,26 @@ def train(
             if monitor is not None and is_measured:
                 reason = monitor.measure(step, state.model, progress, save)
                 if reason is not None and step < total_steps:
-                    checkpoints.write_last(step, reason)
+                    # Rounded up: not the name of an earlier milestone.
+                    percents = milestones.setdefault(step, [-(-100 * step // total_steps)])
+                    write_checkpoints(step)
+                    progress.note(
+                        f"the run ends after step {step} of {total_steps}: {reason}; {milestone_name(percents[-1])} is "
+                        f"written; {resume.last_checkpoint()}"
+                    )
                     return
             if is_saved:
-                checkpoints.write(step)
+                write_checkpoints(step)
             if is_measured or is_saved:
                 batches = next_batches()
 
             if batches.stop and step < total_steps:
                 if resume.is_kept and not is_saved:
                     guard.check()
-                    checkpoints.write(step)
+                    write_checkpoints(step)
                 raise Interrupted(
                     f"stopped after step {step} of {total_steps}; {resume.last_checkpoint()}", batches.stop
                 )
-
-
-class _Checkpoints:
-    """What a run writes after a step: milestones, by ``save(folder)``, and a checkpoint to resume from."""
-
-    def __init__(
-        self,
-        cfg: FinetuneConfig,
-        run: Run,
-        state: TrainState,
-        progress: ProgressLog,
-        resume: ResumePoint,
-        save: Callable[[Path], None],
-    ) -> None:
-        self._folder, self._every_n_steps = run.output_dir, cfg.save_every_n_steps
-        self._state, self._progress, self._resume, self._save = state, progress, resume, save
-        self._milestones = milestone_steps(cfg.save_at_percent, progress.total_steps)
-
-    def note_missed(self) -> None:
-        """Report the milestones that a resumed run has passed without a checkpoint."""
-        step = self._resume.step
-        passed = [milestone_name(each) for at, percents in self._milestones.items() if at <= step for each in percents]
-        if missing := [name for name in passed if not (self._folder / name).is_dir()]:
-            self._progress.note(
-                f"{', '.join(missing)} of save_at_percent will not be written: step {step} is done already"
-            )
-
-    def are_due(self, step: int) -> bool:
-        """Return whether anything is written after a step."""
-        every = self._every_n_steps
-        return step in self._milestones or (self._resume.is_kept and every is not None and step % every == 0)
-
-    def write(self, step: int) -> None:
-        """Write the milestones of a step, if it has some, and the checkpoint to resume from."""
-        require_finite(self._state.model, step)
-        for percent in self._milestones.get(step, ()):
-            self._save(self._folder / milestone_name(percent))
-        if self._resume.is_kept:
-            self._resume.save(step, self._state, self._progress)
-        self._progress.restart_clock()
-
-    def write_last(self, step: int, reason: str) -> None:
-        """Write a milestone after a step that ends the run early, and report it."""
-        total_steps = self._progress.total_steps
-        # Rounded up: not the name of an earlier milestone.
-        percents = self._milestones.setdefault(step, [-(-100 * step // total_steps)])
-        self.write(step)
-        self._progress.note(
-            f"the run ends after step {step} of {total_steps}: {reason}; {milestone_name(percents[-1])} is written; "
-            f"{self._resume.last_checkpoint()}"
-        )
 
 
 def _report_overflow(scaler: torch.amp.GradScaler, step: int, progress: ProgressLog) -> None:
