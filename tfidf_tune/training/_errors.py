@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -16,7 +17,10 @@ from tfidf_tune._checks import SetupError as SetupError
 # Errors whose message is complete without their type.
 _MESSAGES = (ValueError, OSError, YAMLError, OmegaConfBaseException)
 # What components and files raise for wrong settings. KeyError and the like are bugs.
-_CAUSES = (*_MESSAGES, TypeError, AssertionError, RuntimeError, ImportError, SafetensorError, InstantiationError)
+_CAUSES = (
+    *_MESSAGES, TypeError, AssertionError, RuntimeError, ImportError, SafetensorError, InstantiationError,
+    UnpicklingError,
+)  # fmt: skip
 
 
 def listed(problems: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -90,110 +91,166 @@ class TrainState:
     scaler: torch.amp.GradScaler
 
 
-def write_snapshot(
-    folder: Path, state: TrainState, settings: Mapping[str, Any], inputs: Mapping[str, Any], tokens_seen: int
-) -> None:
-    """Write the files of this process into an existing folder; every process has to call."""
-    world_size, rank = get_world_size_and_rank()
-    # Weights and optimizer state, of which each process writes its shards.
-    optimizer = _optimizer_state(state.model, state.optimizer)
-    tensors = _tensors(state.model, optimizer)
-    with _suppress_single_process_warning():
-        writer = HuggingFaceStorageWriter(str(folder), _file_numbers(tensors), save_distributed=True)
-        save(_without_shared_memory(tensors), storage_writer=writer)
-    # All other state: plain values and small tensors, which differ between processes.
-    groups = state.optimizer.param_groups
-    content = {
-        "inputs": dict(inputs),
-        "num_processes": world_size,
-        "tensors": sorted(tensors),
-        "optimizer_has_state": bool(optimizer),
-        "optimizer_values": {name: value for name, value in optimizer.items() if not isinstance(value, Tensor)},
-        "optimizer_groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
-        "lr_scheduler": None if state.lr_scheduler is None else state.lr_scheduler.state_dict(),
-        "scaler": state.scaler.state_dict(),
-        "loss": {name: value.cpu() for name, value in state.loss.state_dict().items()},
-        "tokens_seen": tokens_seen,
-        "random_states": _random_states(),
-    }
-    torch.save(content, folder / _PROCESS_FILE.format(rank))
-    if is_main_process():
-        OmegaConf.save(OmegaConf.create(dict(settings)), folder / _SETTINGS)
+class ResumePoint:
+    """Where a run begins, and where it can be resumed; all processes call the methods together.
+
+    Attributes:
+        step (int): optimizer steps that are done already.
+        checkpoint (Path | None): the newest checkpoint, which the run resumed from or has written.
+        is_kept (bool): whether the run writes resume checkpoints.
+        tokens_seen (int): label tokens that it has been trained on.
+    """
+
+    def __init__(self, folder: Path, keep_last_n: int, settings: dict[str, Any], checkpoint: Path | None) -> None:
+        self._folder = folder
+        self._keep_last_n = keep_last_n
+        self._settings = settings
+        self._saved = {} if checkpoint is None else _read_process_file(checkpoint)
+        self._inputs: dict[str, Any] = {}
+        self._random_states: dict[str, Any] = {}
+        self.checkpoint = checkpoint
+        self.is_kept = keep_last_n > 0
+        self.step = 0 if checkpoint is None else step_of(checkpoint)
+        self.tokens_seen: int = self._saved.get("tokens_seen", 0)
+
+    def check_inputs(self, dataset: Dataset[Any], checkpointer: HFCheckpointer) -> None:
+        """Raise a SetupError if data or base weights have changed since the checkpoint was written."""
+        self._inputs = {"data set": dataset_fingerprint(dataset), "base weights": checkpointer.fingerprint()}
+        if changed := differences(self._saved.get("inputs", self._inputs), self._inputs):
+            raise SetupError(
+                f"{self.checkpoint} was written with other inputs: {'; '.join(changed)}. Restore them, or choose "
+                "another output_dir for a new run"
+            )
+
+    def last_checkpoint(self) -> str:
+        """Describe where a run that ends early can be resumed."""
+        if self.checkpoint is None:
+            return "no resume checkpoint was written; milestones written so far are complete"
+        return f"the last good checkpoint is {self.checkpoint}: set resume_from_checkpoint=True to resume from it"
+
+    def restore(self, state: TrainState) -> None:
+        """Restore a freshly built state in place, and remove temporary files of a killed process.
+
+        Raises:
+            TrainingError: If the checkpoint does not fit the run.
+        """
+        if is_main_process():
+            for path in self._folder.glob(".step_*"):
+                shutil.rmtree(path)
+            remove_leftovers(self._folder.parent)
+        if self.checkpoint is None:
+            return
+        try:
+            self._random_states = _restore(self.checkpoint, self._saved, state)
+        except (ValueError, TypeError, LookupError, AttributeError, AssertionError, CheckpointException) as error:
+            raise TrainingError(f"{self.checkpoint} cannot be restored ({cause_of(error)}): move it away") from error
+
+    def restore_random_states(self) -> None:
+        """Restore the random states, as the last thing before training."""
+        if not (states := self._random_states):
+            return
+        random.setstate(states["python"])
+        np.random.set_state(states["numpy"])
+        torch.set_rng_state(states["torch"])
+        if states["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(states["cuda"])
+
+    def save(self, step: int, state: TrainState, progress: ProgressLog) -> None:
+        """Write a checkpoint after ``step`` optimizer steps.
+
+        Raises:
+            TrainingError: If it cannot be written; earlier checkpoints are not changed.
+        """
+        progress.sync_to_disk()
+        write = partial(self._write_files, state=state, tokens_seen=progress.tokens_seen)
+        self.checkpoint = write_checkpoint(self._folder, step, write, keep_last_n=self._keep_last_n)
+
+    def _write_files(self, folder: Path, *, state: TrainState, tokens_seen: int) -> None:
+        """Write the files of this process into an existing folder."""
+        world_size, rank = get_world_size_and_rank()
+        # Weights and optimizer state, of which each process writes its shards.
+        optimizer = _optimizer_state(state.model, state.optimizer)
+        tensors = _without_shared_memory(_tensors(state.model, optimizer))
+        own = {name: local_tensor(value) for name, value in tensors.items()}
+        files = split_torch_state_dict_into_shards(own, max_shard_size=_FILE_BYTES).filename_to_tensors.values()
+        numbers = {name: number for number, names in enumerate(files, start=1) for name in names}
+        with _suppress_single_process_warning():
+            save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True))
+        # All other state: plain values and small tensors, which differ between processes.
+        groups = state.optimizer.param_groups
+        name, keys, *rest = cast(tuple[Any, ...], np.random.get_state())
+        content = {
+            "inputs": self._inputs,
+            "num_processes": world_size,
+            "tensors": sorted(tensors),
+            "optimizer_has_state": bool(optimizer),
+            "optimizer_values": {key: value for key, value in optimizer.items() if not isinstance(value, Tensor)},
+            "optimizer_groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
+            "lr_scheduler": None if state.lr_scheduler is None else state.lr_scheduler.state_dict(),
+            "scaler": state.scaler.state_dict(),
+            "loss": {key: value.cpu() for key, value in state.loss.state_dict().items()},
+            "tokens_seen": tokens_seen,
+            "random_states": {
+                "python": random.getstate(),
+                "numpy": (name, keys.tolist(), *rest),
+                "torch": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+            },
+        }
+        torch.save(content, folder / _PROCESS_FILE.format(rank))
+        if is_main_process():
+            OmegaConf.save(OmegaConf.create(self._settings), folder / _SETTINGS)
 
 
-def _describe_own_files(folder: Path) -> dict[str, Any]:
-    """Flush this process's share of the files to disk and describe them for the manifest."""
-    # Some file systems add hidden files, ._* on macOS for example.
-    paths = [folder / name for name in _own_share([p.name for p in folder.iterdir() if not p.name.startswith(".")])]
-    for path in paths:
-        sync_to_disk(path)
-    return {path.name: _described(path) for path in paths}
+def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
+    """Find where the run begins: at the start, or with ``resume_from_checkpoint`` after the newest intact checkpoint.
 
-
-def _described(path: Path) -> dict[str, Any]:
-    return {"size": path.stat().st_size, "sha256": file_sha256(path)}
-
-
-def _verify(checkpoint: Path) -> None:
-    """Raise an OSError unless this process's share of the files is what the manifest says."""
-    manifest = _read_manifest(checkpoint)
-    if (version := manifest["format_version"]) != _FORMAT_VERSION:
-        raise OSError(f"another version of tfidf-tune wrote it, in format {version} instead of {_FORMAT_VERSION}")
-    if manifest["step"] != step_of(checkpoint):
-        raise OSError(f"{_MANIFEST} is of step {manifest['step']}")
-    for name in _own_share(manifest["files"]):
-        path = checkpoint / name
-        if not path.is_file():
-            raise OSError(f"{name} is missing")
-        if _described(path) != manifest["files"][name]:
-            raise OSError(f"{name} is not what was written (size or SHA-256)")
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the number of optimizer steps of a checkpoint."""
-    return int(checkpoint.name.removeprefix("step_"))
-
-
-def _read_manifest(checkpoint: Path) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads((checkpoint / _MANIFEST).read_bytes())
-        return {key: manifest[key] for key in ("format_version", "step", "files")}
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise OSError(f"{_MANIFEST} cannot be read ({cause_of(error)})") from error
-
-
-def _own_share(names: Iterable[str]) -> list[str]:
-    world_size, rank = get_world_size_and_rank()
-    return sorted(names)[rank::world_size]
-
-
-def read_process_file(folder: Path, rank: int = 0) -> dict[str, Any]:
-    """Read the state of a process that is not in shards; a ValueError names a file that is not what a run writes."""
-    file = folder / _PROCESS_FILE.format(rank)
-    try:
-        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises anything
-        raise ValueError(f"{file} cannot be read ({cause_of(error)}): move {folder} away") from error
-    return content
-
-
-def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any]:
-    """Restore a freshly built state in place; every process has to call.
-
-    Returns:
-        dict[str, Any]: random states of this process, empty if the number of processes has changed, which
-        is reported on stderr.
+    Damaged checkpoints, and the checkpoint that is used, are reported on stderr.
 
     Raises:
-        TrainingError: If the run has different weights or optimizer state.
+        SetupError: If no checkpoint is intact, or the newest intact one is of a run with other settings.
     """
-    # The file of process 0 says how many processes wrote the checkpoint; their windows may differ, all else is equal.
+    folder = run.output_dir / RESUME_FOLDER
+    settings = _settings_affecting_results(cfg)
+    if not cfg.resume_from_checkpoint:
+        return ResumePoint(folder, cfg.keep_last_n_checkpoints, settings, None)
+    checkpoint, damages = newest_intact(folder)
+    before: Any = settings if checkpoint is None else OmegaConf.to_container(OmegaConf.load(checkpoint / _SETTINGS))
+    if changed := differences(before, settings):
+        raise SetupError(
+            f"{checkpoint} is of a run with other settings: {'; '.join(changed)}. Change them back, or choose another "
+            "output_dir for a new run"
+        )
+    if is_main_process():
+        for damage in damages:
+            print(f"{damage}; the previous one is used", file=sys.stderr)
+        start = "there is no resume checkpoint yet: starting from the beginning"
+        print(start if checkpoint is None else f"resuming from {checkpoint}", file=sys.stderr)
+    return ResumePoint(folder, cfg.keep_last_n_checkpoints, settings, checkpoint)
+
+
+def _settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
+    """Return the settings that must be equal when a run is resumed, as plain values."""
+    resolved: Any = OmegaConf.to_container(cast(DictConfig, cfg), resolve=True)
+    settings = {key: value for key, value in resolved.items() if key not in (*_FREE_KEYS, "batch_size")}
+    # The folder of the run, which may have moved, has a fixed name in all paths.
+    folder = json.dumps(cfg.output_dir)[:-1]
+    text = json.dumps(settings).replace(f'{folder}"', '"output_dir"').replace(f"{folder}/", '"output_dir/')
+    # The number of processes may change as long as a mini-batch of all holds the same sequences.
+    world_size, _ = get_world_size_and_rank()
+    return {**json.loads(text), _MINI_BATCH: cfg.batch_size * world_size}
+
+
+def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str, Any]:
+    """Restore a state in place; return the random states, empty on another number of processes, which is reported.
+
+    ``saved`` is of process 0. It says how many processes wrote the checkpoint; their windows may differ, all else is
+    equal.
+    """
     world_size, rank = get_world_size_and_rank()
-    own = read_process_file(folder)
-    saved_world_size: int = own["num_processes"]
+    saved_world_size: int = saved["num_processes"]
     same_processes = world_size == saved_world_size
-    if same_processes:
-        own = read_process_file(folder, rank)
+    own = _read_process_file(folder, rank) if same_processes else saved
 
     # Weights and optimizer state are loaded in place, whatever the number of shards.
     optimizer = _optimizer_state(state.model, state.optimizer, initialize=own["optimizer_has_state"])
@@ -211,8 +268,8 @@ def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any]:
         groups = get_optimizer_state_dict(state.model, state.optimizer, options=_FLAT)
         set_optimizer_state_dict(state.model, state.optimizer, {**groups, **optimizer}, options=_FLAT)
     # Group settings last: the step that initializes the state may have changed a learning rate that is a tensor.
-    for group, saved in zip(state.optimizer.param_groups, own["optimizer_groups"], strict=True):
-        for key, value in saved.items():
+    for group, values in zip(state.optimizer.param_groups, own["optimizer_groups"], strict=True):
+        for key, value in values.items():
             if isinstance(group.get(key), Tensor):
                 group[key].copy_(value)
             else:
@@ -226,11 +283,8 @@ def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any]:
         return random_states
 
     # On another number of processes a window is kept only if all processes had the same.
-    windows = [read_process_file(folder, each)["loss"] for each in range(saved_world_size)]
-    has_window = all(
-        window.keys() == own["loss"].keys() and all(torch.equal(window[name], own["loss"][name]) for name in window)
-        for window in windows
-    )
+    windows = [_read_process_file(folder, each)["loss"] for each in range(saved_world_size)]
+    has_window = all(torch.equal(window[name], value) for window in windows for name, value in own["loss"].items())
     if has_window:
         state.loss.load_state_dict(own["loss"])
     if is_main_process():
@@ -243,18 +297,6 @@ def restore_snapshot(folder: Path, state: TrainState) -> dict[str, Any]:
             file=sys.stderr,
         )
     return {}
-
-
-def _random_states() -> dict[str, Any]:
-    """Return the states of all generators that training may use, as tensors and plain values."""
-    numpy_state: Any = np.random.get_state(legacy=True)
-    name, keys, *rest = numpy_state
-    return {
-        "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    }
 
 
 def _tensors(model: nn.Module, optimizer_state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -278,18 +320,6 @@ def _optimizer_state(model: nn.Module, optimizer: Optimizer, *, initialize: bool
     return {name: value for name, value in flat.items() if name.startswith(_STATE)}
 
 
-def _file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Assign the tensors of this process to files, numbered from 1, of limited size."""
-    numbers, number, size = {}, 1, 0
-    for name, value in tensors.items():
-        added = local_tensor(value).nbytes
-        if size and size + added > _FILE_BYTES:
-            number, size = number + 1, 0
-        numbers[name] = number
-        size += added
-    return numbers
-
-
 def _without_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Clone tensors that share memory, as the codebooks of quantized state do: safetensors refuses them."""
     seen: set[int] = set()
@@ -305,7 +335,7 @@ class _ListedFiles(FileSystem):
     """Limits PyTorch's reader to the files that the manifest lists."""
 
     def ls(self, path: str | os.PathLike[str]) -> list[str]:
-        return [str(Path(path) / name) for name in sorted(_read_manifest(Path(path))["files"])]
+        return [str(Path(path) / name) for name in sorted(json.loads((Path(path) / _MANIFEST).read_bytes())["files"])]
 
 
 @contextmanager
@@ -315,96 +345,126 @@ def _suppress_single_process_warning() -> Iterator[None]:
         yield
 
 
-class ResumeFolder:
-    """The resume checkpoints of a run, ``step_<number>`` each; all processes call the methods together."""
+def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
+    """Find the newest intact checkpoint, if there is one, and describe the damage of each newer one.
 
-    def __init__(self, folder: Path, *, keep_last_n: int) -> None:
-        self.folder = folder
-        self.keep_last_n = keep_last_n
+    Raises:
+        SetupError: If there are checkpoints, but none is intact.
+    """
+    damages: list[str] = []
+    for checkpoint in _checkpoints(folder):
+        found = [damage for damage in gather_objects(_damage_of(checkpoint)) if damage]
+        if not found:
+            return checkpoint, damages
+        damages.append(f"{checkpoint} is damaged: {found[0]}")
+    if damages:
+        raise SetupError(
+            f"no resume checkpoint is intact: {'; '.join(damages)}. Move {folder} and the milestones next to it away "
+            "to start from the beginning"
+        )
+    return None, damages
 
-    def newest_intact(self) -> tuple[Path | None, list[str]]:
-        """Find the newest intact checkpoint, if there is one, and describe the damage of each newer one.
 
-        Raises:
-            SetupError: If there are checkpoints, but none is intact.
-        """
-        damages: list[str] = []
-        for checkpoint in self._checkpoints():
-            damage = _damage_of(checkpoint)
-            if damage is None:
-                return checkpoint, damages
-            damages.append(f"{checkpoint} is damaged: {damage}")
-        if damages:
-            raise SetupError(
-                f"no resume checkpoint is intact: {'; '.join(damages)}. Move {self.folder} and the milestones next to "
-                "it away to start from the beginning"
-            )
-        return None, damages
+def write_checkpoint(folder: Path, step: int, write_files: Callable[[Path], None], *, keep_last_n: int) -> Path:
+    """Write the checkpoint of a step under a temporary name, rename it, and remove the oldest.
 
-    def write(self, step: int, write_files: Callable[[Path], None]) -> Path:
-        """Write the checkpoint of a step under a temporary name, rename it, and remove the oldest.
+    ``write_files`` writes the files of this process into the given folder.
 
-        ``write_files`` writes the files of this process into the given folder.
+    Raises:
+        TrainingError: If a file cannot be written; earlier checkpoints are not changed.
+    """
+    final = folder / f"step_{step}"
+    temporary = folder / f".{final.name}.partial"
 
-        Raises:
-            TrainingError: If a file cannot be written; earlier checkpoints are not changed.
-        """
-        final = self.folder / f"step_{step}"
-        temporary = self.folder / f".{final.name}.partial"
-        try:
-            # Each stage ends on all processes before the next begins; a failure of one ends all.
-            if is_main_process():
-                shutil.rmtree(temporary, ignore_errors=True)
-            _on_each_process(lambda: temporary.mkdir(parents=True) if is_main_process() else None)
-            if not all(_on_each_process(temporary.is_dir)):
-                raise OSError(f"{self.folder} is not the same folder for all processes: use a shared file system")
-            _on_each_process(lambda: write_files(temporary))
-            parts = _on_each_process(lambda: _describe_own_files(temporary))
-            files = {name: entry for part in parts for name, entry in part.items()}
-            _on_each_process(lambda: self._finish(temporary, final, step, files) if is_main_process() else None)
-        except OSError as error:
-            raise TrainingError(f"resume checkpoint {final} could not be written: {error}") from error
-        finally:
-            if is_main_process():
-                shutil.rmtree(temporary, ignore_errors=True)
-        return final
+    def make_folder() -> None:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
 
-    def _checkpoints(self) -> list[Path]:
-        """Return the checkpoints, the newest first."""
-        found = [path for path in self.folder.glob("step_*") if path.name.removeprefix("step_").isdecimal()]
-        return sorted(found, key=step_of, reverse=True)
-
-    def _finish(self, temporary: Path, final: Path, step: int, files: dict[str, Any]) -> None:
+    def finish() -> None:
         manifest = {"format_version": _FORMAT_VERSION, "step": step, "files": files}
         (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         sync_to_disk(temporary / _MANIFEST)
         sync_to_disk(temporary)
         remove_folder(final)  # of an earlier attempt that was damaged since
         temporary.replace(final)
-        sync_to_disk(self.folder)
-        for checkpoint in self._checkpoints():
+        sync_to_disk(folder)
+        for checkpoint in _checkpoints(folder):
             if step_of(checkpoint) > step:  # damaged, or the run would have resumed from it
                 aside = checkpoint.with_name(f"damaged_{checkpoint.name}")
                 remove_folder(aside)
                 checkpoint.replace(aside)
-        for checkpoint in self._checkpoints()[self.keep_last_n :]:
+        for checkpoint in _checkpoints(folder)[keep_last_n:]:
             remove_folder(checkpoint)
 
-
-def _damage_of(checkpoint: Path) -> OSError | None:
     try:
-        _on_each_process(partial(_verify, checkpoint))
+        # Each stage ends on all processes before the next begins; a failure of one ends all.
+        _on_each_process(make_folder, only_main=True)
+        if not all(_on_each_process(temporary.is_dir)):
+            raise OSError(f"{folder} is not the same folder for all processes: use a shared file system")
+        _on_each_process(partial(write_files, temporary))
+        parts = _on_each_process(partial(_describe_own_files, temporary))
+        files = {name: entry for part in parts for name, entry in part.items()}
+        _on_each_process(finish, only_main=True)
     except OSError as error:
-        return error
+        raise TrainingError(f"resume checkpoint {final} could not be written: {error}") from error
+    finally:
+        if is_main_process():
+            shutil.rmtree(temporary, ignore_errors=True)
+    return final
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the number of optimizer steps of a checkpoint."""
+    return int(checkpoint.name.removeprefix("step_"))
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints, the newest first."""
+    found = [path for path in folder.glob("step_*") if path.name.removeprefix("step_").isdecimal()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def _describe_own_files(folder: Path) -> dict[str, Any]:
+    """Flush this process's share of the files to disk and describe them for the manifest."""
+    # Some file systems add hidden files, ._* on macOS for example.
+    names = _own_share(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    for name in names:
+        sync_to_disk(folder / name)
+    return {name: _described(folder / name) for name in names}
+
+
+def _described(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": file_sha256(path)}
+
+
+def _own_share(names: Iterable[str]) -> list[str]:
+    world_size, rank = get_world_size_and_rank()
+    return sorted(names)[rank::world_size]
+
+
+def _damage_of(checkpoint: Path) -> str | None:
+    """Describe how this process's share of the files differs from the manifest, None if it does not."""
+    try:
+        manifest = json.loads((checkpoint / _MANIFEST).read_bytes())
+        if (version := manifest["format_version"]) != _FORMAT_VERSION:
+            return f"another version of tfidf-tune wrote it, in format {version} instead of {_FORMAT_VERSION}"
+        if manifest["step"] != step_of(checkpoint):
+            return f"{_MANIFEST} is of step {manifest['step']}"
+        for name in _own_share(manifest["files"]):
+            if _described(checkpoint / name) != manifest["files"][name]:
+                return f"{name} is not what was written (size or SHA-256)"
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        return f"it cannot be read ({cause_of(error)})"
     return None
 
 
-def _on_each_process(work: Callable[[], Value]) -> list[Value]:
+def _on_each_process(work: Callable[[], Value], *, only_main: bool = False) -> list[Value]:
     """Return the results of all processes; any failure raises an OSError on all, so that no process waits forever."""
     outcome: list[Value] = []
     failure, cause = None, None
     try:
-        outcome.append(work())
+        if is_main_process() or not only_main:
+            outcome.append(work())
     except (Exception, CheckpointException) as error:  # which is not an Exception
         failure, cause = error, cause_of(error)
     outcomes = gather_objects((outcome, cause))
@@ -413,123 +473,7 @@ def _on_each_process(work: Callable[[], Value]) -> list[Value]:
     return [result for results, _ in outcomes for result in results]
 
 
-class ResumePoint:
-    """Where a run begins, and where it can be resumed.
-
-    Attributes:
-        step (int): optimizer steps that are done already.
-        checkpoint (Path | None): the newest checkpoint, which the run resumed from or has written.
-        is_kept (bool): whether the run writes resume checkpoints.
-        tokens_seen (int): label tokens that it has been trained on.
-    """
-
-    def __init__(self, folder: ResumeFolder, checkpoint: Path | None, settings: dict[str, Any]) -> None:
-        self._folder = folder
-        self._settings = settings
-        self.checkpoint = checkpoint
-        self.is_kept = folder.keep_last_n > 0
-        self._inputs: dict[str, Any] = {}
-        self._random_states: dict[str, Any] = {}
-        self.step: int = 0 if checkpoint is None else step_of(checkpoint)
-        self.tokens_seen: int = 0 if checkpoint is None else read_process_file(checkpoint)["tokens_seen"]
-
-    def check_inputs(self, dataset: Dataset[Any], checkpointer: HFCheckpointer) -> None:
-        """Raise a SetupError if data or base weights have changed since the checkpoint was written."""
-        self._inputs = {"data set": dataset_fingerprint(dataset), "base weights": checkpointer.fingerprint()}
-        before = self._inputs if self.checkpoint is None else read_process_file(self.checkpoint)["inputs"]
-        if changed := differences(before, self._inputs):
-            raise SetupError(
-                f"{self.checkpoint} was written with other inputs: {'; '.join(changed)}. Restore them, or choose "
-                "another output_dir for a new run"
-            )
-
-    def last_checkpoint(self) -> str:
-        """Describe where a run that ends early can be resumed."""
-        if self.checkpoint is None:
-            return "no resume checkpoint was written; milestones written so far are complete"
-        return f"the last good checkpoint is {self.checkpoint}: set resume_from_checkpoint=True to resume from it"
-
-    def restore(self, state: TrainState) -> None:
-        """Restore a freshly built state in place, and remove temporary files of a killed process.
-
-        Raises:
-            TrainingError: If the checkpoint does not fit the run.
-        """
-        if is_main_process():
-            for path in self._folder.folder.glob(".step_*"):
-                shutil.rmtree(path)
-            remove_leftovers(self._folder.folder.parent)
-        if self.checkpoint is None:
-            return
-        try:
-            self._random_states = restore_snapshot(self.checkpoint, state)
-        except (ValueError, TypeError, LookupError, AttributeError, AssertionError, CheckpointException) as error:
-            raise TrainingError(f"{self.checkpoint} cannot be restored ({cause_of(error)}): move it away") from error
-
-    def restore_random_states(self) -> None:
-        """Restore the random states, as the last thing before training."""
-        if not (states := self._random_states):
-            return
-        random.setstate(states["python"])
-        name, keys, *rest = states["numpy"]
-        np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-        torch.set_rng_state(states["torch"])
-        if states["cuda"] is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(states["cuda"])
-
-    def save(self, step: int, state: TrainState, progress: ProgressLog) -> None:
-        """Write a checkpoint after ``step`` optimizer steps; every process of the run has to call.
-
-        Raises:
-            TrainingError: If it cannot be written; earlier checkpoints are not changed.
-        """
-        progress.sync_to_disk()
-        content = self._settings, self._inputs, progress.tokens_seen
-        self.checkpoint = self._folder.write(step, lambda folder: write_snapshot(folder, state, *content))
-
-
-def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
-    """Find where the run begins: at the start, or with ``resume_from_checkpoint`` after the newest intact checkpoint.
-
-    Damaged checkpoints, and the checkpoint that is used, are reported on stderr.
-
-    Raises:
-        SetupError: If no checkpoint is intact, or the newest intact one is of a run with other settings.
-    """
-    folder = ResumeFolder(run.output_dir / RESUME_FOLDER, keep_last_n=cfg.keep_last_n_checkpoints)
-    settings = _settings_affecting_results(cfg)
-    if not cfg.resume_from_checkpoint:
-        return ResumePoint(folder, None, settings)
-    checkpoint, damages = folder.newest_intact()
-    before: Any = settings if checkpoint is None else OmegaConf.to_container(OmegaConf.load(checkpoint / _SETTINGS))
-    if changed := differences(before, settings):
-        raise SetupError(
-            f"{checkpoint} is of a run with other settings: {'; '.join(changed)}. Change them back, or choose another "
-            "output_dir for a new run"
-        )
-    if is_main_process():
-        for damage in damages:
-            print(f"{damage}; the previous one is used", file=sys.stderr)
-        start = "there is no resume checkpoint yet: starting from the beginning"
-        print(start if checkpoint is None else f"resuming from {checkpoint}", file=sys.stderr)
-    return ResumePoint(folder, checkpoint, settings)
-
-
-def _settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
-    """Return the settings that must be equal when a run is resumed, as plain values."""
-    resolved: Any = OmegaConf.to_container(cast(DictConfig, cfg), resolve=True)
-    settings = {key: value for key, value in resolved.items() if key not in (*_FREE_KEYS, "batch_size")}
-    world_size, _ = get_world_size_and_rank()
-    # The number of processes may change as long as a mini-batch of all holds the same sequences.
-    return {**_relocated(settings, cfg.output_dir), _MINI_BATCH: cfg.batch_size * world_size}
-
-
-def _relocated(value: Any, output_dir: str) -> Any:
-    """Replace the folder of the run, which may have moved, by a fixed name in all paths."""
-    if isinstance(value, dict):
-        return {key: _relocated(inner, output_dir) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_relocated(inner, output_dir) for inner in value]
-    if isinstance(value, str) and (value == output_dir or value.startswith(f"{output_dir}/")):
-        return f"output_dir{value.removeprefix(output_dir)}"
-    return value
+def _read_process_file(checkpoint: Path, rank: int = 0) -> dict[str, Any]:
+    """Read the state of a process that is not in shards."""
+    content: dict[str, Any] = torch.load(checkpoint / _PROCESS_FILE.format(rank), map_location="cpu", weights_only=True)
+    return content
