@@ -28,8 +28,7 @@ from torchtune.modules import TransformerSelfAttentionLayer
 from torchtune.training import set_activation_checkpointing
 
 from tfidf_tune.models import auto
-from tfidf_tune.training import HFCheckpointer, LoRASettings, Run, TrainingError, build_model, load_model
-from tfidf_tune.training._checkpointer import implementation_of
+from tfidf_tune.training import HFCheckpointer, LoRASettings, Run, TrainingError, _checkpointer, build_model, load_model
 from tfidf_tune.training._hf_files import COMPANIONS
 
 TOKENS = torch.arange(1, 41).view(2, 20)
@@ -243,11 +242,11 @@ def test_saving_holds_no_more_than_a_shard_and_two_layers(tmp_path, monkeypatch)
     checkpointer = HFCheckpointer(checkpoint_dir=str(base), max_shard_size="460KB")  # three layers
     model = make_model("llama", checkpointer, lora=True)
     alive, sizes, weights = [], [], []
-    kind = type(implementation_of(model))
+    kind = _checkpointer._TorchtuneModel
     parts = kind.parts
 
-    def watched(implementation, base, device):
-        for part in parts(implementation, base, device):
+    def watched(implementation, device):
+        for part in parts(implementation, device):
             if device == "cpu":
                 weights.extend((weakref.ref(value), value.nbytes) for value in part.values())
                 sizes.append(sum(value.nbytes for value in part.values()))

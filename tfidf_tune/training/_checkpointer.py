@@ -7,30 +7,26 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
-from torchtune.modules import local_kv_cache
 from torchtune.modules.peft import get_merged_lora_ckpt
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
-from transformers.cache_utils import DynamicCache
 
 from tfidf_tune._files import atomic_folder
 from tfidf_tune.models import (
     FAMILIES,
     HFCausalLM,
     LoRASettings,
-    ModelFamily,
     StateDict,
     build_hf,
     dequantize_4bit,
@@ -145,7 +141,7 @@ class HFCheckpointer:
         Raises:
             ValueError: If settings, names or shapes differ, or a file is damaged; the message names them.
         """
-        implementation_of(model).check(self._base)
+        self._implementation_of(model).check()
 
     def load_weights(
         self, model: nn.Module, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device | None = None
@@ -158,7 +154,7 @@ class HFCheckpointer:
         Raises:
             SetupError: If a weight is not finite in this dtype.
         """
-        implementation_of(model).load(self._base, device=device, dtype=dtype, storage_device=storage_device or device)
+        self._implementation_of(model).load(device=device, dtype=dtype, storage_device=storage_device or device)
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
         """Write all weights as a complete folder that ``transformers`` loads; LoRA adapters are merged.
@@ -169,15 +165,15 @@ class HFCheckpointer:
         Raises:
             TrainingError: If it cannot be written.
         """
-        implementation = implementation_of(model)
+        implementation = self._implementation_of(model)
         dtype = str(model.get_parameter("tok_embeddings.weight").dtype).removeprefix("torch.")
         keys = [key for key in ("torch_dtype", "dtype") if key in self._config_file] or ["dtype"]
 
         def write(temporary: Path, parts: Iterator[StateDict]) -> None:
-            implementation.write(self._base, temporary, parts, max_shard_size=self._max_shard_size)
+            implementation.write(temporary, parts, max_shard_size=self._max_shard_size)
             write_json(temporary / "config.json", self._config_file | dict.fromkeys(keys, dtype))
 
-        self._write(folder, implementation.parts(self._base, "cpu"), write)
+        self._write(folder, implementation.parts("cpu"), write)
 
     def save_adapter(self, model: nn.Module, folder: Path) -> None:
         """Write the LoRA adapters as a folder that ``peft`` loads onto the unchanged base model, as :meth:`save_model`.
@@ -185,7 +181,7 @@ class HFCheckpointer:
         Raises:
             TrainingError: If it cannot be written.
         """
-        weights, config = implementation_of(model).adapter(self._base)
+        weights, config = self._implementation_of(model).adapter()
         config = replace(config, base_model_name_or_path=self._base_name, revision=self._revision, inference_mode=True)
         # peft makes it a set, whose order differs between runs.
         config.target_modules = sorted(config.target_modules or ())
@@ -197,6 +193,12 @@ class HFCheckpointer:
             save_file(contiguous, temporary / "adapter_model.safetensors")
 
         self._write(folder, iter([weights]), write)
+
+    def _implementation_of(self, model: nn.Module) -> "_TorchtuneModel | _TransformersModel":
+        """Return what depends on the kind of a model that a builder of the config has made."""
+        if isinstance(model, HFCausalLM):
+            return _TransformersModel(model, self._base)
+        return _TorchtuneModel(model, self._base)
 
     def _write(
         self, folder: Path, parts: Iterator[StateDict], write: Callable[[Path, Iterator[StateDict]], None]
@@ -224,52 +226,50 @@ class HFCheckpointer:
             raise TrainingError(f"checkpoint {folder} could not be written: {cause}") from failure
 
 
-def implementation_of(model: nn.Module) -> "_TorchtuneModel | _TransformersModel":
-    """Return what depends on the kind of a model that a builder of the config has made."""
-    return _TransformersModel(model) if isinstance(model, HFCausalLM) else _TorchtuneModel(model)
-
-
 class _TorchtuneModel:
     """A model of torchtune's modules, whose checkpoints a :class:`~tfidf_tune.models.ModelFamily` translates."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, base: BaseCheckpoint) -> None:
+        model_type = base.config.model_type
+        if model_type not in FAMILIES:
+            raise ValueError(
+                f"the checkpoint {base.folder} is of the architecture '{model_type}', torchtune's modules have only "
+                f"{', '.join(FAMILIES)}: set model._component_ to tfidf_tune.models.auto or tfidf_tune.models.lora_auto"
+            )
+        self._model, self._base, self._config, self._family = model, base, base.config, FAMILIES[model_type]
 
-    def check(self, base: BaseCheckpoint) -> None:
-        """Compare the model with a checkpoint, see :meth:`HFCheckpointer.check_model`."""
-        family = _family_of(base)
+    def check(self) -> None:
+        """Compare the model with the checkpoint, see :meth:`HFCheckpointer.check_model`."""
         # Both models on the meta device, by torchtune's names: transformers' as config.json describes it, and ours.
-        skeleton, unused = check_files(base)
-        converted = family.hf_to_tune(skeleton.state_dict(), base.config)
-        theirs = {name: tuple(value.shape) for name, value in converted.items()}
-        ours = {name: tuple(value.shape) for name, value in parameters_by_name(self.model).items()}
-        names = sorted(name for name in theirs.keys() | ours.keys() if not is_adapter(name))
+        skeleton, unused = check_files(self._base)
+        converted = self._family.hf_to_tune(skeleton.state_dict(), self._config)
+        theirs, ours = (
+            {name: tuple(value.shape) for name, value in weights.items() if not is_adapter(name)}
+            for weights in (converted, parameters_by_name(self._model))
+        )
         problems = [
             f"{name} is in the files, but not in the model of config.json"
             for name in unused
-            if not name.endswith(family.ignored)
+            if not name.endswith(self._family.ignored)
         ]
-        if {name for name in names if name not in theirs or name not in ours} <= {"output.weight"}:
-            # A model with other layers may lack these settings.
-            problems += family.differing_settings(self.model, base.config)
+        if theirs.keys() ^ ours.keys() <= {"output.weight"}:  # a model with other layers may lack these settings
+            problems += self._family.differing_settings(self._model, self._config)
         problems += [
-            f"{family.hf_name(name)} is {theirs.get(name, 'missing')} in the checkpoint, "
+            f"{self._family.hf_name(name)} is {theirs.get(name, 'missing')} in the checkpoint, "
             f"{ours.get(name, 'missing')} in the model"
-            for name in names
+            for name in sorted(theirs.keys() | ours.keys())
             if theirs.get(name) != ours.get(name)
         ]
         if problems:
             raise ValueError(
-                f"the model of the config does not fit the checkpoint {base.folder}, which is of the architecture "
-                f"'{base.config.model_type}':\n{listed(problems)}\nmake `model` the same model, or change "
-                "checkpointer.checkpoint_dir"
+                f"the model of the config does not fit the checkpoint {self._base.folder}, which is of the "
+                f"architecture '{self._config.model_type}':\n{listed(problems)}\nmake `model` the same model, or "
+                "change checkpointer.checkpoint_dir"
             )
 
-    def load(
-        self, base: BaseCheckpoint, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device
-    ) -> None:
-        """Load the base weights of a checkpoint, see :meth:`HFCheckpointer.load_weights`."""
-        family, parameters = _family_of(base), parameters_by_name(self.model)
+    def load(self, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device) -> None:
+        """Load the base weights of the checkpoint, see :meth:`HFCheckpointer.load_weights`."""
+        parameters = parameters_by_name(self._model)
 
         def weights(file: Path) -> Iterator[tuple[str, Tensor]]:
             # A bar, because NF4 takes minutes on a CPU.
@@ -277,114 +277,77 @@ class _TorchtuneModel:
             for key, weight in tqdm(read_weights(file).items(), **bar):
                 # A copy, because what was read may be a view of the file, and a .bin may hold transposed weights.
                 hf_weight = {key: weight.to(device, dtype, copy=True, memory_format=torch.contiguous_format)}
-                for name, value in family.hf_to_tune(hf_weight, base.config).items():
+                for name, value in self._family.hf_to_tune(hf_weight, self._config).items():
                     yield name, _in_the_form_of(parameters[name], value, f"{file}: weight {key}")
 
-        for file in base.weight_files:
-            assign_parameters(self.model, weights(file), storage_device)
+        for file in self._base.weight_files:
+            assign_parameters(self._model, weights(file), storage_device)
 
-    def parts(self, base: BaseCheckpoint, device: str) -> Iterator[StateDict]:
+    def parts(self, device: str) -> Iterator[StateDict]:
         """Yield the merged model under Hugging Face's names; every process has to read all. On meta without values."""
-        lora = LoRASettings.of(self.model)
-        parameters = parameters_by_name(self.model)
+        lora = LoRASettings.of(self._model)
+        parameters = parameters_by_name(self._model)
         for _, layer in groupby(parameters.items(), key=lambda item: re.findall(r"^(?:layers\.\d+|\w+)", item[0])):
             # Merging works in place, so it needs copies.
             part = {name: _plain_tensor(value, device, copy=lora is not None) for name, value in layer}
             if lora is not None:
                 part = get_merged_lora_ckpt(part, rank=lora.rank, alpha=lora.alpha)
-            yield _family_of(base).tune_to_hf(part, base.config)
+            yield self._family.tune_to_hf(part, self._config)
 
-    def write(self, base: BaseCheckpoint, folder: Path, parts: Iterator[StateDict], *, max_shard_size: str) -> None:
+    def write(self, folder: Path, parts: Iterator[StateDict], *, max_shard_size: str) -> None:
         """Write :meth:`parts` as weight files of transformers."""
-        meta = {name: value for part in self.parts(base, "meta") for name, value in part.items()}
+        meta = {name: value for part in self.parts("meta") for name, value in part.items()}
         write_weights(folder, meta, parts, max_shard_size=max_shard_size)
 
-    def adapter(self, base: BaseCheckpoint) -> "tuple[StateDict, LoraConfig]":
+    def adapter(self) -> "tuple[StateDict, LoraConfig]":
         """Return the LoRA weights under PEFT's names, and PEFT's config; every process has to call."""
         from peft import LoraConfig  # slow to import, which would delay setup errors
 
-        lora, family = LoRASettings.require(self.model), _family_of(base)
-        return family.tune_to_peft(_adapter_weights(self.model), base.config), LoraConfig(
+        lora = LoRASettings.require(self._model)
+        return self._family.tune_to_peft(_adapter_weights(self._model), self._config), LoraConfig(
             task_type="CAUSAL_LM",
             r=lora.rank,
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
-            target_modules=[family.lora_targets[name] for name in lora.module_names],
+            target_modules=[self._family.lora_targets[name] for name in lora.module_names],
         )
-
-    def check_attention(self, *, packed: bool) -> None:
-        """Raise a ValueError if a prediction depends on later tokens or other documents, as torchtune's do not.
-
-        The model has its weights and is in eval mode.
-        """
-
-    @contextmanager
-    def cached(
-        self, num_rows: int, num_positions: int, *, device: torch.device, dtype: torch.dtype
-    ) -> Iterator[Callable[[Tensor], Any]]:
-        """Open a KV cache; yield a function that runs the next tokens ``[num_rows, n]`` of the rows."""
-        may_attend = torch.ones(num_positions, num_positions, dtype=torch.bool, device=device).tril()
-        positions = torch.arange(num_positions, device=device)
-        start = 0
-
-        def run(tokens: Tensor) -> Any:
-            nonlocal start
-            new = slice(start, start := start + tokens.shape[1])
-            mask, input_pos = may_attend[new].expand(num_rows, -1, -1), positions[new].expand(num_rows, -1)
-            return self.model(tokens, mask=mask, input_pos=input_pos)
-
-        sizes = {"batch_size": num_rows, "decoder_max_seq_len": num_positions}
-        with local_kv_cache(self.model, device=device, dtype=dtype, **sizes):
-            yield run
-
-
-def _family_of(base: BaseCheckpoint) -> ModelFamily:
-    model_type = base.config.model_type
-    if model_type not in FAMILIES:
-        raise ValueError(
-            f"the checkpoint {base.folder} is of the architecture '{model_type}', torchtune's modules have only "
-            f"{', '.join(FAMILIES)}: set model._component_ to tfidf_tune.models.auto or tfidf_tune.models.lora_auto"
-        )
-    return FAMILIES[model_type]
 
 
 class _TransformersModel:
     """A model of transformers' own class, which transformers checks, loads and saves: whole in the host's memory."""
 
-    def __init__(self, model: HFCausalLM) -> None:
-        self.model = model
+    def __init__(self, model: HFCausalLM, base: BaseCheckpoint) -> None:
+        self._model, self._base, self._config = model, base, base.config
 
-    def check(self, base: BaseCheckpoint) -> None:
-        _, unused = check_files(base)
+    def check(self) -> None:
+        _, unused = check_files(self._base)
         if unused:
-            _logger.warning(
-                f"{base.folder}: {len(unused)} weights are not of the model and are not used, first {unused[0]}"
-            )
+            found = f"{len(unused)} weights are not of the model and are not used, first {unused[0]}"
+            _logger.warning(f"{self._base.folder}: {found}")
 
-    def load(
-        self, base: BaseCheckpoint, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device
-    ) -> None:
+    def load(self, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device) -> None:
+        folder, model = self._base.folder, self._model
         with quiet(shows_bar=True):
             loaded = AutoModelForCausalLM.from_pretrained(
-                base.folder, config=base.config, trust_remote_code=has_own_code(base.config), dtype=dtype
+                folder, config=self._config, trust_remote_code=has_own_code(self._config), dtype=dtype
             )
 
         def weights() -> Iterator[tuple[str, Tensor]]:
-            for name, parameter in parameters_by_name(self.model).items():
+            for name, parameter in parameters_by_name(model).items():
                 if not is_adapter(name):
-                    hf_name = self.model.hf_name(name)
+                    hf_name = model.hf_name(name)
                     value = loaded.get_parameter(hf_name).detach().to(device, dtype)
-                    yield name, _in_the_form_of(parameter, value, f"{base.folder}: weight {hf_name}")
+                    yield name, _in_the_form_of(parameter, value, f"{folder}: weight {hf_name}")
 
-        assign_parameters(self.model, weights(), storage_device)
+        assign_parameters(model, weights(), storage_device)
         # No checkpoint has the tables of rotary embeddings; transformers has computed them.
-        for name, _ in list(self.model.named_buffers()):
+        for name, _ in list(model.named_buffers()):
             module, _, buffer = name.rpartition(".")
-            value = loaded.get_buffer(self.model.hf_name(plain_name(name)))
-            self.model.get_submodule(module)._buffers[buffer] = value.to(device)
+            value = loaded.get_buffer(model.hf_name(plain_name(name)))
+            model.get_submodule(module)._buffers[buffer] = value.to(device)
 
-    def parts(self, base: BaseCheckpoint, device: str) -> Iterator[StateDict]:
-        model, parameters = self.model, parameters_by_name(self.model)
+    def parts(self, device: str) -> Iterator[StateDict]:
+        model, parameters = self._model, parameters_by_name(self._model)
         plain = partial(_plain_tensor, device=device, copy=False)
         for name, parameter in parameters.items():
             if is_adapter(name):
@@ -402,29 +365,16 @@ class _TransformersModel:
             for buffer in module._buffers.keys() - module._non_persistent_buffers_set:
                 yield {model.hf_name(plain_name(f"{name}.{buffer}")): plain(module.get_buffer(buffer))}
 
-    def write(self, base: BaseCheckpoint, folder: Path, parts: Iterator[StateDict], *, max_shard_size: str) -> None:
+    def write(self, folder: Path, parts: Iterator[StateDict], *, max_shard_size: str) -> None:
         weights = {name: value for part in parts for name, value in part.items()}
         with torch.device("meta"), quiet():
-            build_hf(base.config).save_pretrained(folder, state_dict=weights, max_shard_size=max_shard_size)
+            build_hf(self._config).save_pretrained(folder, state_dict=weights, max_shard_size=max_shard_size)
         (folder / "generation_config.json").unlink(missing_ok=True)  # made up, where the checkpoint has none
 
-    def adapter(self, base: BaseCheckpoint) -> "tuple[StateDict, LoraConfig]":
-        config: Any = self.model.peft_config
-        names = {name: self.model.hf_name(name).replace(".default.", ".") for name in parameters_by_name(self.model)}
-        weights = _adapter_weights(self.model)
-        return {f"base_model.model.{names[name]}": value for name, value in weights.items()}, config
-
-    def check_attention(self, *, packed: bool) -> None:
-        self.model.check_causality()
-        if packed:
-            self.model.check_packing()
-
-    @contextmanager
-    def cached(
-        self, num_rows: int, num_positions: int, *, device: torch.device, dtype: torch.dtype
-    ) -> Iterator[Callable[[Tensor], Any]]:
-        hf: Any = self.model.hf
-        yield partial(self.model, past_key_values=DynamicCache(config=hf.config))
+    def adapter(self) -> "tuple[StateDict, LoraConfig]":
+        weights, config = _adapter_weights(self._model), self._model.peft_config
+        names = {name: self._model.hf_name(name).replace(".default.", ".") for name in weights}
+        return {f"base_model.model.{names[name]}": value for name, value in weights.items()}, cast("LoraConfig", config)
 
 
 def _adapter_weights(model: nn.Module) -> StateDict:

@@ -22,9 +22,9 @@ from torchtune.training import set_default_dtype
 
 from tfidf_tune.data import is_packed
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss
-from tfidf_tune.models import NF4_MULTIPLE, LoRASettings, is_4bit, is_adapter
+from tfidf_tune.models import NF4_MULTIPLE, HFCausalLM, LoRASettings, is_4bit, is_adapter
 from tfidf_tune.probe import evaluating
-from tfidf_tune.training._checkpointer import HFCheckpointer, implementation_of
+from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import instantiate, signature_of
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import assign_parameters, is_main_process, parameters_by_name
@@ -167,8 +167,12 @@ def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run, dataset
         torch.manual_seed(run.seed)
         assign_parameters(model, _initial_adapters(model, run.device), run.storage_device)
     _build_rope_tables(model, run.device)
-    with evaluating(model), setup_errors("config: model"):
-        implementation_of(model).check_attention(packed=dataset is not None and is_packed(dataset))
+    # In torchtune's models no prediction depends on later tokens or other documents.
+    if isinstance(model, HFCausalLM):
+        with evaluating(model), setup_errors("config: model"):
+            model.check_causality()
+            if dataset is not None and is_packed(dataset):
+                model.check_packing()
     training.validate_no_params_on_meta_device(model)
 
 

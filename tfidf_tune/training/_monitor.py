@@ -1,19 +1,22 @@
 """The monitor: memorization of a probe file, measured while a recipe trains."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
+from torchtune.modules import local_kv_cache
+from transformers.cache_utils import DynamicCache
 
 from tfidf_tune.loss import HeadInput
 from tfidf_tune.models import HFCausalLM
 from tfidf_tune.probe import Decoding, MemorizationProbe, evaluating
-from tfidf_tune.training._checkpointer import implementation_of
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import read_passages
 from tfidf_tune.training._errors import setup_errors
@@ -101,10 +104,32 @@ class PreparedModel:
         decoding = Decoding(prompts, num_tokens)
         ids_bs = torch.tensor(decoding.start, device=self.device)
         sizes = len(prompts), decoding.num_positions
-        with implementation_of(self.model).cached(*sizes, device=self.device, dtype=self.cache_dtype) as run:
+        with _cached(self.model, *sizes, device=self.device, dtype=self.cache_dtype) as run:
             for _ in range(decoding.num_steps):
                 ids_bs = decoding.append(_last_logits(run(ids_bs), 1).argmax(dim=-1))
         return decoding.continuations()
+
+
+@contextmanager
+def _cached(
+    model: nn.Module, num_rows: int, num_positions: int, *, device: torch.device, dtype: torch.dtype
+) -> Iterator[Callable[[Tensor], Any]]:
+    """Open a KV cache; yield a function that runs the next tokens ``[num_rows, n]`` of the rows."""
+    if isinstance(model, HFCausalLM):
+        yield partial(model, past_key_values=DynamicCache(config=cast(Any, model.hf.config)))
+        return
+    may_attend = torch.ones(num_positions, num_positions, dtype=torch.bool, device=device).tril()
+    positions = torch.arange(num_positions, device=device)
+    start = 0
+
+    def run(tokens: Tensor) -> Any:
+        nonlocal start
+        new = slice(start, start := start + tokens.shape[1])
+        mask, input_pos = may_attend[new].expand(num_rows, -1, -1), positions[new].expand(num_rows, -1)
+        return model(tokens, mask=mask, input_pos=input_pos)
+
+    with local_kv_cache(model, batch_size=num_rows, decoder_max_seq_len=num_positions, device=device, dtype=dtype):
+        yield run
 
 
 def _last_logits(output: Any, num_last: int) -> Tensor:
