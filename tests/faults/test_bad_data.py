@@ -95,7 +95,7 @@ DATA = [
     value("dataset.num_base", 100_000, "num_base"),
     value("dataset", [], "0 packed rows"),
     value("dataset", {"_component_": "torch.nn.Identity"}, "dataset: .*__len__"),
-    BadInput("one packed, one not", mix({**TEXTS, "packed": True}, BLOCKS), "dataset .*packed"),
+    BadInput("one packed, one not", mix({**TEXTS, "packed": True}, BLOCKS), "dataset: .*packed"),
     BadInput(
         "packed rows with another collate function",
         mix({**TEXTS, "packed": True}, collate_fn="torchtune.data.padded_collate_dpo"),
