@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from tfidf_tune._files import atomic_folder, digest
-from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray
+from tfidf_tune.data._sources import TextSource, source_fingerprint
+from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, bos_ids, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from tfidf_tune.data._passages import Passage
@@ -128,14 +129,22 @@ class CompletionsDataset(SequenceDataset):
     passages: Sequence["Passage"]
 
 
-def after_prompt(num_tokens: int, num_prompt: int) -> LabelMask:
-    """Return the labels of a sequence that starts with a prompt."""
-    return np.arange(num_tokens) >= num_prompt
-
-
 def label_runs(is_label: LabelMask) -> npt.NDArray[np.int64]:
     """Return where the runs of label tokens start and end, shape ``[num_runs, 2]``."""
     return np.flatnonzero(np.diff(is_label, prepend=False, append=False)).reshape(-1, 2)
+
+
+def cache_settings(
+    kind: str, tokenizer: TextTokenizer, places: Sequence[TextSource], **settings: Any
+) -> dict[str, Any]:
+    """Return all that the contents of a cache folder depend on: ``settings``, the tokenizer and the sources."""
+    return {
+        "kind": kind,
+        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+        "special_ids": [bos_ids(tokenizer), tokenizer.eos_id],
+        "source_fingerprints": [source_fingerprint(*place) for place in places],
+        **settings,
+    }
 
 
 def cached_folder(

@@ -1,7 +1,4 @@
-"""Fine-tuning on conversations, prompts with completions, instructions or texts, found by the columns of the rows.
-
-Which tokens of a row are learned follows from its messages and the chat template.
-"""
+"""Fine-tuning on conversations, prompts with completions, instructions or texts, found by the columns of the rows."""
 
 import json
 import logging
@@ -9,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice, takewhile
+from itertools import takewhile, tee
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,13 +22,13 @@ from tfidf_tune.data._placing import Targets, choose_completions
 from tfidf_tune.data._sequences import (
     Counts,
     LabelMask,
-    after_prompt,
+    cache_settings,
     cached_folder,
     cached_sequences,
     label_runs,
     pack,
 )
-from tfidf_tune.data._sources import TextSource, check_length, load_rows, source_fingerprint
+from tfidf_tune.data._sources import TextSource, check_length, load_rows
 from tfidf_tune.data._tokenizer import (
     HFTokenizer,
     TextTokenizer,
@@ -39,7 +36,6 @@ from tfidf_tune.data._tokenizer import (
     bos_ids,
     check_fits_model,
     encode_texts,
-    tokenizer_fingerprint,
     tokenizer_name,
 )
 
@@ -51,10 +47,10 @@ FORMATS: dict[str, list[str]] = {
     name: name.split(" and ")
     for name in ("messages", "conversations", "prompt and completion", "instruction and output", "text")
 }
+_NOTHING = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.bool_)
 _ROLES = {"human": "user", "gpt": "assistant"}  # of rows with from/value
 _WRITTEN = ("content", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")  # by templates
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_BATCH_SIZE = 1024
 
 
 class Text(NamedTuple):
@@ -62,7 +58,6 @@ class Text(NamedTuple):
 
     prompt: str
     completion: str
-    place: str
 
 
 class Chat(NamedTuple):
@@ -96,9 +91,6 @@ def read_row(row: Mapping[str, Any], place: str, column: str | None, formatting:
     """Return the format of a row, a name of FORMATS, and what it holds; "empty" and an empty text if it has no values.
 
     ``column`` is the only one that is read, besides tools.
-
-    Raises:
-        ValueError: If the row has the columns of no format, or a value has another type.
     """
     if column is not None:
         row = {"messages" if isinstance(row[column], list) else "text": row[column], "tools": row.get("tools")}
@@ -109,7 +101,7 @@ def read_row(row: Mapping[str, Any], place: str, column: str | None, formatting:
         raise ValueError(f"{place} has the columns {sorted(row)}, but fine-tuning needs one of these: {needed}")
     name = next((name for name in possible if all(row[key] is not None for key in FORMATS[name])), "empty")
     if name == "empty":
-        return name, Text("", "", place)
+        return name, Text("", "")
     if name in ("messages", "conversations"):
         return name, Chat(formatting.with_system(_messages(row[name], name, place)), 0, _tools(row, place), place)
     if name == "prompt and completion" and isinstance(row["prompt"], list):
@@ -128,11 +120,11 @@ def _read_texts(name: str, row: Mapping[str, Any], place: str, formatting: Forma
             raise ValueError(f"{place}: column {key!r} holds {type(text).__name__}, not text: convert it")
         check_length(text, place)
     if name == "text":
-        return Text("", texts[0].strip(), place)
+        return Text("", texts[0].strip())
     prompt, completion, *rest = texts
     extra = "".join(rest).strip()
     if not completion.strip():
-        return Text("", "", place)
+        return Text("", "")
     is_chat = is_instruction and formatting.template is not None if formatting.as_chat is None else formatting.as_chat
     if is_chat:
         content = f"{prompt}\n\n{extra}" if extra else prompt
@@ -142,7 +134,7 @@ def _read_texts(name: str, row: Mapping[str, Any], place: str, formatting: Forma
     if is_instruction:
         extra = f"### Input:\n{extra}\n\n" if extra else ""
         prompt = f"### Instruction:\n{prompt}\n\n{extra}### Response:\n"
-    return Text(f"{formatting.system}\n\n{prompt}" if formatting.system else prompt, completion, place)
+    return Text(f"{formatting.system}\n\n{prompt}" if formatting.system else prompt, completion)
 
 
 def _tools(row: Mapping[str, Any], place: str) -> Any:
@@ -194,23 +186,20 @@ def encode_rows(
     """
     bos = np.array(bos_ids(tokenizer), dtype=np.int32)
     eos = np.array([tokenizer.eos_id], dtype=np.int32)
-    rows = iter(rows)
-    while batch := list(islice(rows, _BATCH_SIZE)):
-        # Texts are encoded together, conversations one by one, because a template is applied to each.
-        texts = [row for row in batch if isinstance(row, Text) and row.completion]
-        whole = encode_texts(tokenizer, (row.prompt + row.completion for row in texts))
-        prompts = encode_texts(tokenizer, (row.prompt for row in texts))
-        for row in batch:
-            if isinstance(row, Chat):
-                yield encode_chat(tokenizer, row, template, train_on)
-            elif not row.completion:
-                yield np.empty(0, dtype=np.int32), np.empty(0, dtype=np.bool_)
-            else:
-                ids, prompt = next(whole), next(prompts)
-                # The prompt ends where its ids differ from those of the whole: a token can reach into the completion.
-                num_prompt = len(bos) + _num_common(prompt, ids) if row.prompt and train_on != "all" else 0
-                ids = np.concatenate([bos, ids] if ids[-1] == tokenizer.eos_id else [bos, ids, eos])
-                yield ids, after_prompt(len(ids), num_prompt)
+    # Texts are encoded in batches, conversations one by one, because a template is applied to each.
+    rows, of_whole, of_prompts = tee(rows, 3)
+    wholes = encode_texts(tokenizer, (row.prompt + row.completion if isinstance(row, Text) else "" for row in of_whole))
+    prompts = encode_texts(tokenizer, (row.prompt if isinstance(row, Text) else "" for row in of_prompts))
+    for row, ids, prompt in zip(rows, wholes, prompts, strict=True):
+        if isinstance(row, Chat):
+            yield encode_chat(tokenizer, row, template, train_on)
+        elif not row.completion:
+            yield _NOTHING
+        else:
+            # The prompt ends where its ids differ from those of the whole: a token can reach into the completion.
+            num_prompt = len(bos) + _num_common(prompt, ids) if row.prompt and train_on != "all" else 0
+            ids = np.concatenate([bos, ids] if ids[-1] == tokenizer.eos_id else [bos, ids, eos])
+            yield ids, np.arange(len(ids)) >= num_prompt
 
 
 def encode_chat(
@@ -239,7 +228,7 @@ def encode_chat(
     of_assistant = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
     turns = [i for i in of_assistant if i >= chat.first and not _is_empty(chat.messages[i])]
     if not turns:
-        return np.empty(0, dtype=np.int32), np.empty(0, dtype=np.bool_)
+        return _NOTHING
     text = render(chat.messages)
     check_length(text, chat.place)
     ids, offsets = tokenizer.encode_with_offsets(text)
@@ -428,15 +417,8 @@ def sft_dataset(
     # A file of targets is read like the source, and its examples follow those of the source.
     own = TextSource(source, source_name, source_split, source_column or "")
     places = [own] if spec is None or not spec.in_file else [own, TextSource(spec.kind, column=own.column)]
-    settings = {
-        "kind": "sft",
-        "max_seq_len": limit,
-        "train_on": train_on,
-        "formatting": formatting,
-        "special_ids": [bos_ids(tokenizer), tokenizer.eos_id],
-        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
-        "source_fingerprints": [source_fingerprint(*place) for place in places],
-    }
+    written = {"max_seq_len": limit, "train_on": train_on, "formatting": formatting}
+    settings = cache_settings("sft", tokenizer, places, **written)
 
     def read(place: TextSource, counts: Counts) -> Iterator[Text | Chat]:
         columns = {} if source_column is None else {source_column: object}
