@@ -1,11 +1,11 @@
-import errno
 import json
 import os
+from unittest.mock import Mock
 
 import peft
 import pytest
-import torch
 from sentences import refused
+from tiny_llama import teach
 
 from tfidf_tune.commands.probe import main
 from tfidf_tune.data import hf_tokenizer, read_probe_file
@@ -79,10 +79,8 @@ def test_numbers_out_of_range_are_usage_errors_with_the_range(capsys):
     make, audit = ["make", "text.txt", "--tokenizer", "model", "--output", "probe.jsonl"], ["audit", "model"]
     cases = [
         *((make, option, value, 0) for option in ("--num-controls", "--seed") for value in ("-1", "1" + "0" * 400)),
-        *((make, option, "1", 2) for option in ("--block-size", "--min-repeats")),
         *((make, "--num-targets", value, 1) for value in ("0", "2.5", "many")),
-        *((audit, option, "0", 1) for option in ("--batch-size", "--max-new-tokens", "--prefix-lengths")),
-        (audit, "--offset", "-1", 0),
+        *((make, "--block-size", "1", 2), (audit, "--prefix-lengths", "0", 1), (audit, "--offset", "-1", 0)),
     ]
     for needed, option, value, least in cases:
         with pytest.raises(SystemExit, match="2"):
@@ -117,21 +115,6 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_text_is_read(mak
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_full_disk_is_one_message_and_keeps_the_old_file(make, monkeypatch):
-    file = make()
-    before = file.read_bytes()
-
-    def full(path):
-        if path.parent == file.parent:  # not in the folder of the search
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("tfidf_tune._files.sync_to_disk", full)
-    with pytest.raises(OSError, match=r"cannot write the probe file '.*/probe\.jsonl': No space left on device$"):
-        make("--seed", "1", "--overwrite")
-    assert file.read_bytes() == before
-    assert not list(file.parent.glob(".probe*"))
-
-
 # ---- audit
 
 
@@ -140,26 +123,14 @@ def audit(folder, *arguments):
     return json.loads((folder / "report" / "report.json").read_text(encoding="utf-8"))
 
 
-def train_on_targets(checkpoint, probe_file, folder):
-    """Train the tiny Llama only on the targets of a probe file, until it has memorized them."""
-    model = load_model(checkpoint).train()
-    ids = torch.tensor([passage.token_ids for passage in read_probe_file(probe_file) if passage.kind == "target"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(100):
-        model(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    model.save_pretrained(folder)
-    hf_tokenizer(str(checkpoint)).save_pretrained(folder)
-    return folder
-
-
 def test_a_model_that_has_memorized_the_targets_is_detected_also_from_its_results(
     make, tiny_checkpoint, tmp_path, capsys
 ):
     # No two passages start alike, so the model can memorize all of them.
     file, folder = make("--passages", "random"), tmp_path / "audit"
-    model = train_on_targets(tiny_checkpoint, file, tmp_path / "run" / "last")
+    model = tmp_path / "run" / "last"
+    teach(load_model(tiny_checkpoint), file, known=7).save_pretrained(model)
+    hf_tokenizer(str(tiny_checkpoint)).save_pretrained(model)
     report = audit(folder, model, "--probe-file", file, *QUICK, "--show-passages")
     assert report["title"] == "What run/last recites"
     assert report["verdict"] == (
@@ -177,10 +148,6 @@ def test_a_model_that_has_memorized_the_targets_is_detected_also_from_its_result
     results = (folder / "evaluation").rename(tmp_path / "results")
     assert audit(folder, "--results", results)["verdict"] == report["verdict"]
 
-    # A second audit in the same folder reports only its own results.
-    again = audit(folder, model, "--probe-file", file, *QUICK, "--prefix-lengths", "20")
-    assert again["provenance"]["Prompts (tokens)"] == "20"
-
     for name in ("first", "second"):
         (tmp_path / "both" / name).mkdir(parents=True)
         for written in results.rglob("*.json*"):
@@ -190,42 +157,24 @@ def test_a_model_that_has_memorized_the_targets_is_detected_also_from_its_result
         audit(folder, "--results", tmp_path / "both")
 
 
-class Stopped(Exception):
-    pass
-
-
-@pytest.fixture
-def evaluations(monkeypatch):
-    """Replace the harness: what it is called with."""
-    calls = []
-
-    def evaluate(model_args, tasks, output_path, *, metadata, batch_size, device, model_name):
-        calls.append((model_args, tasks, metadata, output_path))
-        raise Stopped
-
-    monkeypatch.setattr("tfidf_tune.tasks.evaluate", evaluate)
-    return calls
-
-
-def make_adapter(base, folder, **config):
-    peft.get_peft_model(load_model(base), peft.LoraConfig(target_modules=["q_proj"], r=2)).save_pretrained(folder)
-    saved = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps(saved | config))
+def make_adapter(model, folder, base):
+    peft.get_peft_model(load_model(model), peft.LoraConfig(target_modules=["q_proj"], r=2)).save_pretrained(folder)
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
     return folder
 
 
-def test_an_adapter_is_evaluated_on_its_base(probe_file, tiny_checkpoint, tmp_path, evaluations):
-    adapter = make_adapter(tiny_checkpoint, tmp_path / "adapter", base_model_name_or_path=str(tiny_checkpoint))
+def test_an_adapter_is_evaluated_on_its_base(probe_file, tiny_checkpoint, tmp_path, monkeypatch):
+    evaluate = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr("tfidf_tune.tasks.evaluate", evaluate)
+    adapter = make_adapter(tiny_checkpoint, tmp_path / "adapter", str(tiny_checkpoint))
     arguments = ["audit", str(adapter), "--probe-file", str(probe_file), *QUICK, "--tokenizer", str(tiny_checkpoint)]
     for base, expected in (((), str(tiny_checkpoint)), (("--base", "some/base"), "some/base")):
-        with pytest.raises(Stopped):
+        with pytest.raises(KeyboardInterrupt):
             main([*arguments, *base])
-        assert evaluations[-1][0] == {
-            "pretrained": expected,
-            "peft": str(adapter),
-            "tokenizer": str(tiny_checkpoint),
-        }
-    nameless = make_adapter(tiny_checkpoint, tmp_path / "nameless", base_model_name_or_path=None)
+        expected_args = {"pretrained": expected, "peft": str(adapter), "tokenizer": str(tiny_checkpoint)}
+        assert evaluate.call_args.args[0] == expected_args
+    nameless = make_adapter(tiny_checkpoint, tmp_path / "nameless", None)
     with pytest.raises(ValueError, match="adapter .*nameless names no base model: name it by --base"):
         main(["audit", str(nameless), *arguments[2:]])
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import peft
 import pytest
-import torch
 from forked_commands import run_in_forks
 from openai_server import serving
 from sentences import refused
+from tiny_llama import teach
 
 from tfidf_tune.audit import AuditSpec, audit, audit_results, estimate
 from tfidf_tune.commands.audit import main
@@ -46,14 +46,7 @@ def reciting(tiny_checkpoint, command, tmp_path_factory):
     """The tiny Llama, trained on the passages until it recites them."""
     folder = tmp_path_factory.mktemp("reciting")
     main(command(tiny_checkpoint, folder / "first"))
-    model = load_model(tiny_checkpoint).train()
-    passages = read_probe_file(folder / "first" / "probe.jsonl")
-    ids = torch.tensor([one.token_ids for one in passages if one.kind == "target"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(150):
-        model(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    model = teach(load_model(tiny_checkpoint), folder / "first" / "probe.jsonl", known=11)
     model.save_pretrained(folder / "model")
     hf_tokenizer(str(tiny_checkpoint)).save_pretrained(folder / "model")
     return folder / "model"
@@ -105,45 +98,28 @@ def test_an_adapter_without_a_tokenizer_has_that_of_its_base(tiny_checkpoint, co
     assert {one.tokenizer for one in read_probe_file(tmp_path / "out" / "probe.jsonl")} == {str(tiny_checkpoint)}
 
 
-def test_behind_a_server_the_same_texts_give_the_same_report(
-    reciting, tiny_checkpoint, command, tmp_path, capsys, monkeypatch
-):
+def test_behind_a_server_the_same_texts_give_the_same_report(reciting, command, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MY_KEY", "sk-secret")
-    limits = ["--fail-above", "lms=4", "--json"]
-    for name, model in (("reciting", reciting), ("other", tiny_checkpoint)):
-        with serving(model) as (host, url):
-            server = ["--base-url", url, "--tokenizer", model, "--api-key-variable", "MY_KEY", "--max-retries", "0"]
-            server += ["--send", "ids"]
-            arguments = command("m", tmp_path / name, *limits, *server, "--price", "1", "2")
-            host.faults += [""] * 20 + ["500"]
-            with pytest.raises(ConnectionError, match=r"status 500: .* Bearer \*\*\*; see to the server\. The same c"):
-                main(arguments)
-            assert "72 requests, about" in capsys.readouterr().err
-            found = [exit_code(main, arguments), json.loads(capsys.readouterr().out)]
-            sent = [json.dumps(payload) for path, payload in host.asked]
-            assert len(sent) == len(set(sent)) + 1  # only what failed was asked for again
-        local = [
-            exit_code(main, command(model, tmp_path / f"{name} local", *limits)),
-            json.loads(capsys.readouterr().out),
-        ]
-        assert found[0] == local[0] == (1 if name == "reciting" else 0)
-        if name == "other":  # an untrained model writes halves of characters, which text cannot carry
-            continue
-        for measure in ("lms", "excess", "verbatim", "auc"):
-            for end in ("value", "upper"):
-                ours, theirs = (one[1]["measures"][measure][end] for one in (local, found))
-                assert theirs == pytest.approx(ours, rel=1e-4), (measure, end)
-        assert found[1]["passages"] == local[1]["passages"]
+    with serving(reciting) as (host, url):
+        server = ["--base-url", url, "--tokenizer", reciting, "--api-key-variable", "MY_KEY", "--max-retries", "0"]
+        arguments = command("m", tmp_path / "served", "--json", *server, "--send", "ids", "--price", "1", "2")
+        host.faults += [""] * 20 + ["500"]
+        with pytest.raises(ConnectionError, match=r"status 500: .* Bearer \*\*\*; see to the server\. The same c"):
+            main(arguments)
+        assert "72 requests, about" in capsys.readouterr().err
+        main(arguments)
+        sent = [json.dumps(payload) for path, payload in host.asked]
+        assert len(sent) == len(set(sent)) + 1  # only what failed was asked for again
+    found = json.loads(capsys.readouterr().out)
+    main(command(reciting, tmp_path / "local", "--json"))
+    local = json.loads(capsys.readouterr().out)
+    for measure in ("lms", "excess", "verbatim", "auc"):
+        for end in ("value", "upper"):
+            ours, theirs = (one["measures"][measure][end] for one in (local, found))
+            assert theirs == pytest.approx(ours, rel=1e-4), (measure, end)
+    assert found["passages"] == local["passages"]
     written = [file.read_text(errors="replace") for file in tmp_path.rglob("*") if file.is_file()]
     assert not any("sk-secret" in text for text in written)
-
-
-def exit_code(run, arguments):
-    try:
-        run(arguments)
-    except SystemExit as end:
-        return 1 if isinstance(end.code, str) else end.code
-    return 0
 
 
 def test_texts_with_fewer_passages_than_wanted_give_what_they_have(reciting, command, tmp_path, capsys):
