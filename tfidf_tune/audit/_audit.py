@@ -128,16 +128,11 @@ class AuditSpec:
         if self.server is not None:
             if self.tokenizer is None:
                 raise ValueError("a model behind a server needs --tokenizer, in which tokens are counted")
-            local: dict[str, Any] = {
-                "base": None,
-                "device": None,
-                "dtype": None,
-                "model_args": {},
-                "backend": "transformers",
-            }
-            given = [f"--{name.replace('_', '-')}" for name, unset in local.items() if getattr(self, name) != unset]
-            if given:
-                raise ValueError(f"{', '.join(given)}: for a model that is loaded here, not behind --base-url")
+            local = [name for name in ("base", "device", "dtype", "model_args") if getattr(self, name)]
+            if self.backend != "transformers":
+                local.append("backend")
+            if named := ", ".join(f"--{name.replace('_', '-')}" for name in local):
+                raise ValueError(f"{named}: for a model that is loaded here, not behind --base-url")
         elif looks_like_path(self.model) and not (folder := Path(self.model).expanduser()).is_dir():
             raise FileNotFoundError(f"no folder {folder}: name a Hugging Face model or PEFT adapter, or a hub id")
         if self.offset and self.is_named:
