@@ -18,9 +18,9 @@ def documents_of(*lists):
     return join_documents(np.array(ids, dtype=np.int32) for ids in lists)
 
 
-def find(corpus, length, min_repeats=2):
-    stretches = duplicated_stretches(name_repeated_windows(corpus, length), length, min_repeats)
-    return [(stretch.starts.tolist(), stretch.num_windows) for stretch in stretches]
+def find(corpus, length):
+    stretches = duplicated_stretches(name_repeated_windows(corpus, length), length)
+    return [(starts.tolist(), num_windows) for starts, num_windows in stretches]
 
 
 def slow_windows(lists, length):
@@ -47,7 +47,7 @@ def slow_count(starts, length):
     )
 
 
-def slow_stretches(lists, length, min_repeats):
+def slow_stretches(lists, length):
     """Windows whose places are those of another one, moved by a token, belong to its stretch."""
     by_places = {tuple(starts) for starts in slow_windows(lists, length).values()}
     found = []
@@ -57,7 +57,7 @@ def slow_stretches(lists, length, min_repeats):
         num_windows = 1
         while tuple(start + num_windows for start in starts) in by_places:
             num_windows += 1
-        if slow_count(starts, length) >= min_repeats:
+        if slow_count(starts, length) >= 2:
             found.append((starts[0], slow_count(starts, length), num_windows))
     return sorted(found)
 
@@ -66,11 +66,11 @@ corpora = st.lists(st.lists(st.integers(0, 2), max_size=30), min_size=1, max_siz
 
 
 @settings(max_examples=300, deadline=None)
-@given(corpora, st.integers(2, 9), st.integers(2, 3))
-def test_stretches_are_those_that_a_slow_search_finds(lists, length, min_repeats):
-    found = find(documents_of(*lists), length, min_repeats)
+@given(corpora, st.integers(2, 9))
+def test_stretches_are_those_that_a_slow_search_finds(lists, length):
+    found = find(documents_of(*lists), length)
     summary = [(starts[0], len(starts), num_windows) for starts, num_windows in found]
-    assert summary == slow_stretches(lists, length, min_repeats)
+    assert summary == slow_stretches(lists, length)
     for starts, _ in found:
         assert (np.diff(starts) >= length).all()
 
@@ -96,7 +96,7 @@ def test_large_ids_do_not_make_different_windows_equal():
     lists = rng.integers(top - 4, top, (40, 9)).tolist()
     summary = [(starts[0], len(starts), num_windows) for starts, num_windows in find(documents_of(*lists), 4)]
     assert summary
-    assert summary == slow_stretches(lists, 4, 2)
+    assert summary == slow_stretches(lists, 4)
 
 
 texts_of_two_ids = st.lists(st.lists(st.integers(0, 1), max_size=14), min_size=1, max_size=3)

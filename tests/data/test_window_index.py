@@ -75,11 +75,8 @@ def most_frequent(tokenizer, documents, length, number):
     corpus = join_documents(documents)
     stretches = duplicated_stretches(name_repeated_windows(corpus, length), length)
     chooser = WindowChooser(tokenizer, corpus, length, np.random.default_rng(0))
-    counts = []
-    for starts in chooser.duplicates(sorted(stretches, key=lambda stretch: -len(stretch.starts))):
-        chooser.take(starts)
-        counts.append(len(starts))
-    return counts[:number]
+    found = chooser.duplicates(sorted(stretches, key=lambda stretch: -len(stretch[0])))
+    return [len(starts) for starts in found][:number]
 
 
 def planted(texts, parts, seed=0):
@@ -129,9 +126,7 @@ def test_the_index_has_the_windows_that_occur_more_than_once_and_the_known_stret
         "keeper of the old harbour",
     ]
     (file,) = sorted((tmp_path / write_folder(tmp_path / "in", texts, 1)).iterdir())
-    index = window_index.WindowIndex(
-        (str(file),), "text", "line", str(tmp_path / "work"), 32, False, len("old harbour")
-    )
+    index = window_index.WindowIndex((str(file),), "text", "line", tmp_path / "work", 32, False, len("old harbour"))
     known = index.stretches(window_index.make_batch([b"old harbour"]))[1]
     found = window_index.build(index, known, TaskRunner())
 

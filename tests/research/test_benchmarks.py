@@ -81,7 +81,7 @@ def small_probe(tmp_path, text_file, monkeypatch):
 
     def make(tokenizer, spec):
         ids = numpy.random.default_rng(0).integers(1, 64, (spec.num_targets, spec.block_size), dtype=numpy.int32)
-        return SimpleNamespace(passages=make_passages(tokenizer, [(row, [], "x") for row in ids], len(ids)))
+        return SimpleNamespace(passages=make_passages(tokenizer, [(row, [], "x", {}) for row in ids], len(ids)))
 
     monkeypatch.setattr(probe, "make_probe", make)
     return str(make_tokenizer(make_llama(tmp_path / "model", max_position_embeddings=512), text_file))

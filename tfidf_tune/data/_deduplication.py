@@ -8,7 +8,7 @@ hashing (Indyk and Motwani 1998): a pair of similarity s agrees in all r hash fu
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any, Literal
@@ -101,24 +101,22 @@ class Deduplication:
         means = "equal tokens"
         if self.method == "minhash":
             means = f"{self.ngram}-gram Jaccard similarity of {self.threshold} or more"
-            self._leave_out_near_copies(kept, rows, tokenizer)
+            ngrams_of = lru_cache(_NUM_CACHED)(lambda number: word_ngrams(_text(tokenizer, rows[number]), self.ngram))
+            self._leave_out_near_copies(kept, ngrams_of)
         num_removed = len(rows) - kept.sum()
         logger.info(f"{source}: {num_removed:,} of {len(rows):,} rows removed as copies of earlier rows ({means})")
         return kept
 
-    def _leave_out_near_copies(
-        self, kept: Mask, rows: TokenArray | Sequence[TokenArray], tokenizer: TextTokenizer
-    ) -> None:
+    def _leave_out_near_copies(self, kept: Mask, ngrams_of: Callable[[int], Hashes]) -> None:
         # Only rows that stay are in the bands: a copy of a row that was removed is compared with what is left.
         num_bands, num_functions = bands(self.threshold, _COST_OF_MISSED)
         rows_with: dict[tuple[int, bytes], list[int]] = defaultdict(list)
-        ngrams_of = lru_cache(_NUM_CACHED)(lambda number: word_ngrams(_text(tokenizer, rows[number]), self.ngram))
         for number in np.flatnonzero(kept).tolist():
             ngrams = ngrams_of(number)
             if not len(ngrams):
                 continue
             # Candidates agree in a band; whether they are near copies is computed from all n-grams.
-            parts = signature(ngrams)[: num_bands * num_functions].reshape(num_bands, num_functions)
+            parts = np.split(signature(ngrams)[: num_bands * num_functions], num_bands)
             keys = [(band, part.tobytes()) for band, part in enumerate(parts)]
             candidates = {other for key in keys for other in rows_with[key]}
             if any(similarity(ngrams, ngrams_of(other)) >= self.threshold for other in candidates):
@@ -138,19 +136,37 @@ def word_ngrams(text: str, size: int) -> Hashes:
     """Return a hash of each n-gram of the words of a text in lower case, uint64 ``[num_ngrams]``, sorted.
 
     A word is a run of letters and digits, and of all characters that are not ASCII. A text with fewer words is one
-    n-gram; without words it has none. With the bytes ``x_i`` and an odd base B modulo 2^64, the hash of the word from s
-    to e is ``B^-s * sum_{s <= i < e} (x_i + 1) B^i``.
+    n-gram; without words it has none.
     """
     data = np.frombuffer(text.lower().encode("utf-8", "surrogatepass"), np.uint8)
     borders = np.flatnonzero(np.diff(IS_WORD[data], prepend=False, append=False))
-    starts, ends = borders[::2], borders[1::2]
-    if not len(starts):
-        return np.zeros(0, np.uint64)
-    forward, inverse = powers(1 << len(data).bit_length())
-    sums = np.zeros(len(data) + 1, np.uint64)
-    np.cumsum((data + np.uint64(1)) * forward[: len(data)], out=sums[1:])
-    words = mixed((sums[ends] - sums[starts]) * inverse[starts])
-    return np.unique(joined_words(words, min(size, len(words))))
+    words = stretch_hashes(hash_sums(data + np.uint64(1)), borders[::2], borders[1::2])
+    return np.unique(joined_words(words, min(size, len(words)))) if len(words) else words
+
+
+def hash_sums(values: Hashes) -> Hashes:
+    """Return prefix sums of ``x_i B^i`` of values x, with an odd base B modulo 2^64, uint64 ``[num_values + 1]``."""
+    forward, _ = _powers(1 << len(values).bit_length())
+    return np.append(np.uint64(0), np.cumsum(values * forward[: len(values)]))
+
+
+def stretch_hashes(sums: Hashes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Hashes:
+    """Return the hash of each stretch from s to e, wherever it is: ``B^-s * sum_{s <= i < e} x_i B^i``, mixed."""
+    _, inverse = _powers(1 << (len(sums) - 1).bit_length())
+    return mixed((sums[ends] - sums[starts]) * inverse[starts])
+
+
+@lru_cache(4)
+def _powers(number: int) -> tuple[Hashes, ...]:
+    """Return the powers of the base and of its inverse modulo 2^64, from 0 to ``number``."""
+    bases = BASE, np.uint64(pow(int(BASE), -1, 2**64))
+    return tuple(np.append(np.uint64(1), np.full(number, base)).cumprod() for base in bases)
+
+
+def mixed(values: Hashes) -> Hashes:
+    """Spread the differences of hashes over all bits."""
+    values = (values ^ (values >> np.uint64(30))) * _MIX
+    return np.asarray(values ^ (values >> np.uint64(31)))
 
 
 def joined_words(words: Hashes, size: int) -> Hashes:
@@ -198,17 +214,3 @@ def bands(threshold: float, cost_of_missed: float = 0.5) -> tuple[int, int]:
     except ValueError as error:
         raise ValueError(f"threshold {threshold} is too high: lower it, or set method to exact") from error
     return index.b, index.r
-
-
-@lru_cache(4)
-def powers(number: int) -> tuple[Hashes, Hashes]:
-    """Return the powers of the base and of its inverse modulo 2^64, from 0 to ``number``."""
-    bases = BASE, np.uint64(pow(int(BASE), -1, 2**64))
-    rows = [np.concatenate([np.ones(1, np.uint64), np.full(number, base, np.uint64)]).cumprod() for base in bases]
-    return rows[0], rows[1]
-
-
-def mixed(values: Hashes) -> Hashes:
-    """Spread the differences of hashes over all bits."""
-    values = (values ^ (values >> np.uint64(30))) * _MIX
-    return np.asarray(values ^ (values >> np.uint64(31)))

@@ -26,17 +26,9 @@ LONG_RUN = 16  # tokens; answers made from a template share shorter runs without
 _MOST_COMPARED = 2**15  # tokens at a time, few because the first that are equal often end a search
 
 
-class DuplicatedStretch(NamedTuple):
-    """A maximal stretch of tokens that occurs more than once."""
-
-    starts: Positions  # in the corpus, ascending
-    num_windows: int  # of the length searched for; one starts at each of its first tokens
-
-
 def join_documents(documents: Iterable[TokenArray]) -> TokenArray:
     """Concatenate documents of int32 token ids, each followed by :data:`SEPARATOR`."""
-    separator = np.array([SEPARATOR], dtype=np.int32)
-    return np.concatenate([separator[:0], *(part for ids in documents for part in (ids, separator))])
+    return np.concatenate([np.empty(0, np.int32), *(np.append(ids, np.int32(SEPARATOR)) for ids in documents)])
 
 
 def name_repeated_windows(corpus: TokenArray, length: int) -> Positions:
@@ -77,8 +69,8 @@ def _name_repeated_pairs(first: Positions, second: Positions) -> Positions:
     return names
 
 
-def duplicated_stretches(names: Positions, length: int, min_repeats: int = 2) -> list[DuplicatedStretch]:
-    """Join windows that always occur together to stretches, and count their occurrences.
+def duplicated_stretches(names: Positions, length: int) -> list[tuple[Positions, int]]:
+    """Join windows that always occur together to stretches: their places, ascending, and their number of windows.
 
     Two windows belong to one stretch if each occurrence of the first is followed, one token later, by one of the
     second, and the second has no others: so each stretch is as long as it can be without losing an occurrence.
@@ -92,21 +84,19 @@ def duplicated_stretches(names: Positions, length: int, min_repeats: int = 2) ->
     places = places[np.argsort(names[places], kind="stable")]
     borders = np.flatnonzero(np.diff(names[places], prepend=0))
     counts = np.diff(borders, append=len(places))
-
-    # A window goes on if all its occurrences are followed by the same window, which has no others.
+    # A window goes on if all its occurrences are followed by the same window, which has no others. Names count from 1
+    # without gaps; the name 0 after a window ends its stretch like any difference.
     next_names = np.append(names, 0)[places + 1]
     lowest, highest = np.minimum.reduceat(next_names, borders), np.maximum.reduceat(next_names, borders)
-    # Names count from 1 without gaps; the name 0 after a window ends its stretch like any difference.
     goes_on = (lowest == highest) & (lowest > 0) & (counts == counts[lowest - 1])
-
     # In the order of the text, a stretch begins after each window that does not go on.
     by_place = np.argsort(places[borders])
     heads = np.flatnonzero(np.append(True, ~goes_on[by_place][:-1]))
     stretches = []
-    for name, num_windows in zip(by_place[heads], np.diff(heads, append=len(by_place)), strict=True):
+    for name, num_windows in zip(by_place[heads], np.diff(heads, append=len(by_place)).tolist(), strict=True):
         starts = without_overlaps(places[borders[name] : borders[name] + counts[name]], length)
-        if len(starts) >= min_repeats:
-            stretches.append(DuplicatedStretch(starts, int(num_windows)))
+        if len(starts) > 1:
+            stretches.append((starts, num_windows))
     return stretches
 
 
@@ -170,6 +160,7 @@ class LearnedRuns:
     def __init__(self, examples: SequenceDataset, tokenizer: TextTokenizer, min_tokens: int) -> None:
         special = np.array([tokenizer.eos_id, *getattr(tokenizer, "special_tokens", {}).values()])
         self.last: dict[int, Answer] = {}
+        self.ending: dict[int, list[int]] = defaultdict(list)
         runs: list[TokenArray] = [np.empty(0, dtype=np.int32)]  # so that a separator is also before the first one
         sources = [(0, 0)]
         place = 1
@@ -186,10 +177,10 @@ class LearnedRuns:
                 sources.append((index, start))
                 place += end - start + 1
         # Examples with the same answer are represented by the first.
-        by_answer: dict[bytes, list[int]] = defaultdict(list)
+        first_with: dict[bytes, int] = {}
         for index, answer in self.last.items():
-            by_answer[examples.sequence(index)[0][answer.start : answer.end].tobytes()].append(index)
-        self.ending = {same[0]: same for same in by_answer.values()}
+            ids = examples.sequence(index)[0][answer.start : answer.end]
+            self.ending[first_with.setdefault(ids.tobytes(), index)].append(index)
         self.tokens = join_documents(runs)
         self._starts = np.cumsum([0, *(len(run) + 1 for run in runs)])[:-1]
         self._sources = np.array(sources)
@@ -237,26 +228,17 @@ class LearnedRuns:
                 heappush(queue, (-len(places), at, True))
         return chosen
 
-    def occurring_once(
-        self, candidates: Sequence[int], number: int, trained: set[int], avoided: set[int], are_trained: bool = True
-    ) -> list[int]:
-        """Choose ``number`` answers that occur once in their example, and share no long run with another trained on.
+    def occurring_once(self, candidates: Iterable[int], trained: set[int], avoided: set[int]) -> Iterator[int]:
+        """Choose answers that occur once in their example, and share no long run with another that is ``trained`` on.
 
-        ``avoided`` are examples that share one with a target already. For targets, both sets are updated.
+        ``avoided`` are examples that share one with a target already. The sets may grow while answers are chosen.
         """
-        chosen: list[int] = []
         for example in candidates:
-            if len(chosen) == number:
-                break
             answer = self.last[example]
             if example in avoided or any(other in trained and other != example for other in self.sharing(answer)):
                 continue
             if self.locate(self.occurrences(answer))[:, 0].tolist().count(example) == 1:
-                chosen.append(example)
-                if are_trained:
-                    trained.add(example)
-                    avoided.update(self.sharing(answer))
-        return chosen
+                yield example
 
     def locate(self, places: Positions) -> Positions:
         """Return the example and the offset in it of each place, int64 ``[num_places, 2]``."""
@@ -309,11 +291,6 @@ class Start(IntEnum):
         return self.name.lower().replace("_", " ")
 
 
-def is_varied(ids: TokenArray) -> bool:
-    """Return whether at least one token in eight is distinct."""
-    return len(np.unique(ids)) >= _LEAST_DIFFERENT * len(ids)
-
-
 class WindowChooser:
     """Choose windows of ``length`` tokens of a corpus so that no two share a token, in any of their occurrences.
 
@@ -336,27 +313,22 @@ class WindowChooser:
         """Return the token ids of the window that starts at token ``start``, int32 of shape ``[length]``."""
         return self._corpus[start : start + self._length]
 
-    def take(self, starts: Positions) -> None:
-        """Exclude windows that overlap those at ``starts``, int64 of shape ``[num_occurrences]``."""
+    def take(self, *starts: int) -> None:
+        """Exclude windows that overlap those at ``starts``."""
         for start in starts:
             self._taken[start : start + self._length] = True
 
-    def duplicates(self, stretches: Iterable[DuplicatedStretch]) -> Iterator[Positions]:
-        """Choose the occurrences of a window of each stretch: where the best start is, the first of equal ones.
-
-        Take a window before requesting the next.
-        """
+    def duplicates(self, stretches: Iterable[tuple[Positions, int]]) -> Iterator[Positions]:
+        """Choose and take the occurrences of a window of each stretch: where the best start is, the first of equal."""
         for starts, num_windows in stretches:
             # Offsets at which no occurrence overlaps a chosen window; occurrences differ only in what is before.
             is_taken = np.any([self._are_taken(start, num_windows) for start in starts], axis=0)
-            best = {
-                at: min(map(self.start_of, (starts[:1] if at else starts) + at))
-                for at in np.flatnonzero(~is_taken).tolist()
-            }
-            if best:
-                chosen = starts + min(best, key=best.__getitem__)
-                if self._is_varied(chosen[0]):
-                    yield chosen
+            free = np.flatnonzero(~is_taken).tolist()
+            if free:
+                best = min(free, key=lambda at: min(map(self.start_of, (starts[:1] if at else starts) + at)))
+                if self.is_varied(starts[0] + best):
+                    self.take(*starts + best)
+                    yield starts + best
 
     def random(self, allowed: Mask, drawn: Iterable[int] | None = None) -> Iterator[int]:
         """Choose the first tokens of random windows; each is moved to the start of a near word, forward if possible.
@@ -368,10 +340,10 @@ class WindowChooser:
             start = self._nearest_word(int(token), allowed)
             if self._are_taken(start, 1).any():
                 continue
-            if self._is_varied(start):
+            if self.is_varied(start):
                 yield start
             else:
-                self.take(np.array([start]))  # counted once
+                self.take(start)  # counted once
 
     def unique(self, num_shared: int) -> Iterator[int]:
         """Draw and take random windows of which the corpus repeats no ``num_shared`` consecutive tokens."""
@@ -379,7 +351,7 @@ class WindowChooser:
         are_repeated = name_repeated_windows(self._corpus, num_shared) > 0
         is_unique = none_within(are_repeated, self._length - num_shared + 1)
         for start in self.random(self.fits & is_unique[: len(self.fits)]):
-            self.take(np.array([start]))
+            self.take(start)
             yield start
 
     def start_of(self, start: int) -> Start:
@@ -393,25 +365,23 @@ class WindowChooser:
             return Start.WORD
         return Start.INSIDE_WORD
 
+    def is_varied(self, start: int) -> bool:
+        """Return whether at least an eighth of the tokens of a window are distinct; count it if not."""
+        varied = len(np.unique(self.window(start))) >= _LEAST_DIFFERENT * self._length
+        self.num_repetitive += not varied
+        return varied
+
     def _nearest_word(self, drawn: int, allowed: Mask) -> int:
         # Through allowed places only, so that the window stays in its document.
         ahead = range(drawn, min(drawn + self._length, len(allowed)))
         behind = range(drawn, max(drawn - self._length, -1), -1)
-        for places in (ahead, behind):
-            for start in takewhile(allowed.__getitem__, places):
-                if self.start_of(start) < Start.INSIDE_WORD:
-                    return start
-        return drawn
+        near = (start for places in (ahead, behind) for start in takewhile(allowed.__getitem__, places))
+        return next((start for start in near if self.start_of(start) < Start.INSIDE_WORD), drawn)
 
     def _are_taken(self, start: int, num_windows: int) -> Mask:
         # All windows have one length, so a window that overlaps another contains its first or last token.
         last = start + self._length - 1
         return self._taken[start : start + num_windows] | self._taken[last : last + num_windows]
-
-    def _is_varied(self, start: int) -> bool:
-        varied = is_varied(self.window(start))
-        self.num_repetitive += not varied
-        return varied
 
     def _text(self, place: int) -> str:
         """Return what a token adds to a text; decoded by itself, a SentencePiece token would lose its space."""

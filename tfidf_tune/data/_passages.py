@@ -2,9 +2,8 @@
 
 import json
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -19,7 +18,6 @@ _TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # the data se
 _Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]  # results are read with numbers up to this
 _Pair = Annotated[list[_Count], Field(min_length=2, max_length=2)]
 _Changes = Annotated[list[_Count], Field(min_length=3, max_length=3)]
-_OPTIONAL = ("num_prompt", "changes")
 PassageKind = Literal["target", "control"]
 NoiseKind = Literal["replace", "insert", "drop", "mixed"]
 NOISE_KINDS = ("replace", "insert", "drop")
@@ -61,60 +59,42 @@ class Passage:
     out of a file, if the copies are exact or were not compared."""
 
     def divide(self, prefix_length: int, max_new_tokens: int, offset: int = 0) -> tuple[list[int], list[int]]:
-        """Return the ids of the prompt, and at most ``max_new_tokens`` that follow it.
-
-        ``prefix_length`` and ``offset`` do not count for a completion.
-        """
+        """Return the ids of the prompt, for a completion its own, and at most ``max_new_tokens`` that follow it."""
         start, end = (offset, offset + prefix_length) if self.num_prompt is None else (0, self.num_prompt)
         return self.token_ids[start:end], self.token_ids[end : end + max_new_tokens]
 
     def values(self) -> dict[str, Any]:
         """Return the fields as a line of a probe file has them."""
-        return {name: value for name, value in asdict(self).items() if name not in _OPTIONAL or value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def make_passages(
-    tokenizer: TextTokenizer,
-    windows: Sequence[tuple[TokenArray, list[list[int]], str]],
-    num_targets: int,
-    num_prompts: Iterable[int | None] = repeat(None),
-    changes: Iterable[list[list[int]]] = (),
-) -> list[Passage]:
-    """Make passages of int32 ids ``[num_tokens]``, positions and sources: the targets first, then the controls.
+Window = tuple[TokenArray, list[list[int]], str, dict[str, Any]]
+"""What a passage is made of: int32 ids ``[num_tokens]``, positions, source, and further fields of :class:`Passage`."""
 
-    ``num_prompts`` are the tokens of the prompts of completions, ``changes`` those of targets with noise.
-    """
+
+def make_passages(tokenizer: TextTokenizer, windows: Sequence[Window], num_targets: int) -> list[Passage]:
+    """Make passages: the targets first, then the controls."""
     # A corpus can spell out special tokens: WikiText is full of "<unk>".
     options = {"skip_special_tokens": False} if isinstance(tokenizer, HFTokenizer) else {}
-    name, fingerprint = tokenizer_name(tokenizer), tokenizer_fingerprint(tokenizer)
-    kinds: list[tuple[PassageKind, int]] = [("target", number) for number in range(num_targets)]
-    kinds += [("control", number) for number in range(len(windows) - num_targets)]
-    return [
-        Passage(
-            id=f"{kind}-{number:04d}",
-            kind=kind,
-            text=tokenizer.decode(ids.tolist(), **options),
-            token_ids=ids.tolist(),
-            num_injections=len(positions),
-            positions=positions,
-            source=source,
-            tokenizer=name,
-            tokenizer_fingerprint=fingerprint,
-            num_prompt=num_prompt,
-            changes=changed,
-        )
-        for (kind, number), (ids, positions, source), num_prompt, changed in zip(
-            kinds, windows, num_prompts, chain(changes, repeat(None)), strict=False
-        )
-    ]
+    of_tokenizer = {"tokenizer": tokenizer_name(tokenizer), "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer)}
+    passages = []
+    for index, (ids, positions, source, fields) in enumerate(windows):
+        kind, number = ("target", index) if index < num_targets else ("control", index - num_targets)
+        values: dict[str, Any] = {
+            "id": f"{kind}-{number:04d}",
+            "kind": kind,
+            "text": tokenizer.decode(ids.tolist(), **options),
+            "token_ids": ids.tolist(),
+            "num_injections": len(positions),
+            "positions": positions,
+            "source": source,
+        }
+        passages.append(Passage(**values | of_tokenizer | fields))
+    return passages
 
 
 class NoisyCopy(NamedTuple):
-    """A copy of a passage.
-
-    ``changes`` has the number of replaced, inserted and dropped tokens among the first ``num_measured`` of the passage
-    that lie in the first ``num_measured`` of the copy. An inserted token counts with the token after it.
-    """
+    """A copy of a passage, and the number of replaced, inserted and dropped tokens that are measured in both."""
 
     token_ids: TokenArray
     changes: list[int]
@@ -134,7 +114,8 @@ def noisy_copy(
 
     A changed token is replaced, dropped, or gets a token before it; with ``mixed`` each of the three is equally likely.
     New tokens are drawn from ``frequencies``, int32 ``[num_tokens]``, in which a token occurs as often as it is to be
-    drawn, and differ from the token that they replace or precede. ``origin`` starts the message of the error.
+    drawn, and differ from the token that they replace or precede. ``origin`` starts the message of the error. Changes
+    count if they lie in the first ``num_measured`` tokens of passage and copy, an inserted token with the one after it.
 
     Raises:
         ValueError: If ``frequencies`` has fewer than two different tokens.
@@ -143,11 +124,8 @@ def noisy_copy(
         raise ValueError(f"{origin}, with fewer than two different ones: use more text")
     # Which tokens change, and how: a replaced token stays one, an inserted one makes two, a dropped one none.
     places = np.sort(rng.choice(len(ids), round(noise * len(ids)), replace=False))
-    kinds = (
-        rng.integers(len(NOISE_KINDS), size=len(places))
-        if kind == "mixed"
-        else np.full(len(places), NOISE_KINDS.index(kind))
-    )
+    possible = np.arange(len(NOISE_KINDS)) if kind == "mixed" else [NOISE_KINDS.index(kind)]
+    kinds = rng.choice(possible, len(places))
     times = np.ones(len(ids), dtype=np.int64)
     times[places] = np.array([1, 2, 0])[kinds]
     copy = np.repeat(ids, times)
@@ -157,7 +135,6 @@ def noisy_copy(
     old = copy[new]
     while (undrawn := copy[new] == old).any():
         copy[new[undrawn]] = rng.choice(frequencies, undrawn.sum())
-    # Only changes that lie in the measured part of both, the passage and its copy, are counted.
     is_measured = (places < num_measured) & (starts < num_measured)
     return NoisyCopy(copy, np.bincount(kinds[is_measured], minlength=len(NOISE_KINDS)).tolist())
 
@@ -209,33 +186,31 @@ def read_probe_file(path: str | Path) -> list[Passage]:
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
-        passage = _parse(line, f"{path}, line {number}")
-        if (first := line_of.setdefault(passage.id, number)) != number:
-            remedy = "do not join probe files, make one file from all texts (`tfidf-tune probe make TEXT1 TEXT2 ...`)"
-            raise ValueError(f"{path}, line {number}: the id {passage.id!r} is already used on line {first}: {remedy}")
+        try:
+            passage = _PASSAGE.validate_json(line)
+        except ValidationError as error:
+            name, problem = first_problem(error)
+            found = f"{name or 'the line'}: {problem['msg']}, got {reprlib.repr(problem['input'])}"
+            raise ValueError(f"{path}, line {number} is not a passage of a probe file: {found}") from error
+        first = line_of.setdefault(passage.id, number)
+        num_tokens, num_positions = len(passage.token_ids), len(passage.positions)
+        for is_wrong, message in (
+            (num_positions not in (0, passage.num_injections), "positions must be as many as num_injections, or none"),
+            (len(passage.changes or passage.positions) != num_positions, "changes must be as many as positions"),
+            ((passage.num_prompt or 0) >= num_tokens, f"num_prompt must be less than the {num_tokens} token ids"),
+            (passage.kind == "control" and passage.num_injections, "num_injections of a control must be 0"),
+            (
+                first != number,
+                f"the id {passage.id!r} is already used on line {first}: do not join probe files, make one file from "
+                "all texts (`tfidf-tune probe make TEXT1 TEXT2 ...`)",
+            ),
+        ):
+            if is_wrong:
+                raise ValueError(f"{path}, line {number}: {message}")
         passages.append(passage)
     if not passages:
         raise ValueError(f"the probe file {str(path)!r} is empty: write it again by building the data set")
     return passages
-
-
-def _parse(line: bytes, where: str) -> Passage:
-    try:
-        passage = _PASSAGE.validate_json(line)
-    except ValidationError as error:
-        name, problem = first_problem(error)
-        found = f"{name or 'the line'}: {problem['msg']}, got {reprlib.repr(problem['input'])}"
-        raise ValueError(f"{where} is not a passage of a probe file: {found}") from error
-    num_tokens, num_positions = len(passage.token_ids), len(passage.positions)
-    for is_wrong, message in (
-        (num_positions not in (0, passage.num_injections), "positions must be as many as num_injections, or none"),
-        (len(passage.changes or passage.positions) != num_positions, "changes must be as many as positions"),
-        ((passage.num_prompt or 0) >= num_tokens, f"num_prompt must be less than the {num_tokens} token ids"),
-        (passage.kind == "control" and passage.num_injections, "num_injections of a control must be 0"),
-    ):
-        if is_wrong:
-            raise ValueError(f"{where}: {message}")
-    return passage
 
 
 _PASSAGE = TypeAdapter(Passage)

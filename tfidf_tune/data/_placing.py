@@ -11,7 +11,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice, tee
+from itertools import islice, tee, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -34,6 +34,7 @@ from tfidf_tune.data._passages import (
     NoiseKind,
     NoisyCopy,
     Passage,
+    Window,
     make_passages,
     noisy_copy,
     read_probe_file,
@@ -265,8 +266,11 @@ def injected_corpus_dataset(
             if end <= len(kept) * block_size and kept[block : -(-end // block_size)].all():
                 positions[number // num_repeats].append([int(kept[:block].sum()), offset])
                 changes[number // num_repeats].append(copy.changes)
-        windows = [(ids[:block_size], places, origin) for ids, places in zip(measured, positions, strict=True)]
-        passages = make_passages(tokenizer, windows, len(material.targets), changes=changes if noise else ())
+        windows: list[Window] = [
+            (ids[:block_size], places, origin, {"changes": own} if noise and own is not None else {})
+            for ids, places, own in zip_longest(measured, positions, changes)
+        ]
+        passages = make_passages(tokenizer, windows, len(material.targets))
         np.save(folder / "blocks.npy", blocks[kept])
         write_probe_file(folder / "probe.jsonl", passages)
         return {
@@ -479,11 +483,15 @@ def choose_completions(
         chosen = runs.most_frequent(candidates, targets.num_targets)
         num_copies = 0
     else:
-        chosen = runs.occurring_once(candidates, targets.num_targets, trained, avoided)
         num_copies = targets.num_repeats if targets.in_file else targets.num_repeats - 1
+        chosen = []
+        for example in islice(runs.occurring_once(candidates, trained, avoided), targets.num_targets):
+            chosen.append(example)
+            trained.add(example)
+            avoided.update(runs.sharing(runs.last[example]))
     found = [runs.locate(runs.occurrences(runs.last[first])) for first in chosen]
     avoided.update(index for places in found for index in places[:, 0].tolist())
-    controls = runs.occurring_once(candidates, targets.num_controls, trained, avoided, are_trained=False)
+    controls = [*islice(runs.occurring_once(candidates, trained, avoided), targets.num_controls)]
     base = sorted({*range(num_own)}.difference(controls))
     if (len(chosen), len(controls)) != (targets.num_targets, targets.num_controls) or not base:
         raise ValueError(
@@ -503,14 +511,13 @@ def choose_completions(
     positions = [
         sorted([place, offset] for index, offset in places.tolist() for place in places_of[index]) for places in found
     ]
-    windows, num_prompts = [], []
+    windows: list[Window] = []
     for first, known in zip([*chosen, *controls], positions + [[]] * len(controls), strict=True):
         # The most frequent prompt of an answer, followed by the answer.
         shown = Counter(examples.sequence(index)[0][: runs.last[index].end].tobytes() for index in runs.ending[first])
         ids = np.frombuffer(shown.most_common(1)[0][0], dtype=np.int32)
-        windows.append((ids, known, source))
-        num_prompts.append(len(ids) - runs.last[first].num_tokens)
-    passages = make_passages(tokenizer, windows, len(chosen), num_prompts)
+        windows.append((ids, known, source, {"num_prompt": len(ids) - runs.last[first].num_tokens}))
+    passages = make_passages(tokenizer, windows, len(chosen))
     times = [passage.num_injections for passage in passages[: len(chosen)]]
     logger.info(
         f"{source}: {len(chosen)} completions are targets, which occur {min(times)} to {max(times)} times; "
@@ -641,8 +648,8 @@ class InjectedCanaries:
         order = np.append(np.arange(len(dataset)), len(dataset) + copies)[np.argsort(slots)]
         places = slots[len(dataset) :]
         source = EMBEDDED if self._texts is None else "texts"
-        windows = [
-            (ids, [[int(place), 0] for place in np.sort(places[copies == number])], source)
+        windows: list[Window] = [
+            (ids, [[int(place), 0] for place in np.sort(places[copies == number])], source, {})
             for number, ids in enumerate(encode_texts(self._tokenizer, texts))
         ]
         self.passages = make_passages(self._tokenizer, windows, len(targets))

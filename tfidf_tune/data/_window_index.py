@@ -6,10 +6,11 @@ Memory does not grow with the text; it grows with the number of near copies.
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,8 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.data._deduplication import BASE, IS_WORD, Hashes, bands, hash_functions, joined_words, mixed, powers
+from tfidf_tune.data import _deduplication as dedup
+from tfidf_tune.data._deduplication import Hashes
 from tfidf_tune.data._disk_tasks import TaskRunner, progress
 from tfidf_tune.data._duplicates import without_overlaps
 from tfidf_tune.data._sources import SampleBy, load_documents
@@ -34,7 +36,7 @@ _LONGEST_WORD = 64  # bytes; every byte after them starts a window, too: of Base
 
 
 class TextBatch(NamedTuple):
-    """Texts, joined to bytes of UTF-8 with a line end after each, and prefix sums of their hashes."""
+    """Texts, joined to bytes of UTF-8 with a line end after each, and their :func:`hash_sums`."""
 
     data: npt.NDArray[np.uint8]
     sums: Hashes
@@ -47,25 +49,20 @@ class TextBatch(NamedTuple):
 
 
 def make_batch(texts: Sequence[bytes], *, ignore_case: bool = False) -> TextBatch:
-    """Hash texts: with bytes ``x_i``, random values ``T`` and an odd base B, prefix sums of ``T[x_i] B^i`` mod 2^64."""
-    # Prefix sums, from which the hash of any stretch follows by a subtraction.
+    """Join and hash texts, with a random value for each byte."""
     data = np.frombuffer(b"\n".join(texts) + b"\n", np.uint8)
     ends = np.cumsum([len(text) + 1 for text in texts], dtype=np.int64) - 1
-    values = (_VALUES_IN_LOWER_CASE if ignore_case else _VALUES)[data]
-    forward, _ = powers(1 << len(data).bit_length())
-    sums = np.zeros(len(data) + 1, np.uint64)
-    np.cumsum(values * forward[: len(data)], out=sums[1:])
+    sums = dedup.hash_sums((_VALUES_IN_LOWER_CASE if ignore_case else _VALUES)[data])
     # A word starts after a byte that belongs to none, or with a character of three bytes or more.
-    is_word = IS_WORD[data]
+    is_word = dedup.IS_WORD[data]
     is_start = is_word.copy()
     is_start[1:] &= ~is_word[:-1]
     is_start |= _IS_CHARACTER[data]
     # Where no word starts for long, as in Base64, every byte that differs from the one before it counts as a word.
     first_bytes = np.append(0, ends[:-1] + 1)
     places = np.union1d(first_bytes, np.flatnonzero(is_start))
-    lengths = np.diff(places, append=len(data))
-    for place, length in zip(*(part[lengths > _LONGEST_WORD].tolist() for part in (places, lengths)), strict=True):
-        first, last = place + _LONGEST_WORD, place + length
+    is_long = np.diff(places, append=len(data)) > _LONGEST_WORD
+    for first, last in zip(places[is_long] + _LONGEST_WORD, np.append(places[1:], len(data))[is_long], strict=True):
         is_start[first:last] = data[first:last] != data[first - 1 : last - 1]
     words = np.flatnonzero(is_start)
     of_text = np.searchsorted(ends, words)
@@ -74,9 +71,8 @@ def make_batch(texts: Sequence[bytes], *, ignore_case: bool = False) -> TextBatc
 
 def hashes(batch: TextBatch, words: Places, num_bytes: int | Places) -> Hashes:
     """Return the hash of so many bytes from each of ``words`` on, which are indices, uint64 of their shape."""
-    _, inverses = powers(1 << len(batch.data).bit_length())
     starts = batch.words[words]
-    return mixed((batch.sums[starts + num_bytes] - batch.sums[starts]) * inverses[starts])
+    return dedup.stretch_hashes(batch.sums, starts, starts + num_bytes)
 
 
 def chosen_words(batch: TextBatch, num_bytes: int, spacing: int, *, inner: bool = False) -> Places:
@@ -85,28 +81,22 @@ def chosen_words(batch: TextBatch, num_bytes: int, spacing: int, *, inner: bool 
     Of each ``spacing`` words of a text from which a window fits the one with the least hash, a start of a line before
     any other; and the first one of each text, unless ``inner``: then only those that every text has that contains it.
     """
-    context = min(_CONTEXT, num_bytes)
     is_fitting = batch.num_left >= num_bytes
     if inner:  # what starts a text may be inside a word
         is_fitting &= batch.offsets > 0
     # The rank of a place: its hash, after all starts of lines; it depends on the text around it alone.
     fitting = np.flatnonzero(is_fitting)
-    order = hashes(batch, fitting, context) >> np.uint64(1) | np.uint64(1)
+    order = hashes(batch, fitting, min(_CONTEXT, num_bytes)) >> np.uint64(1) | np.uint64(1)
     order |= np.where(_IS_LINE_END[batch.data[batch.words[fitting] - 1]], np.uint64(0), np.uint64(1 << 63))
-    # A place is chosen if it has the lowest rank in one of the runs of words that contain it (winnowing).
-    of_text = batch.of_text[fitting]
-    lowest = _of_runs(np.minimum, order, spacing)
-    lowest[of_text[: len(lowest)] != of_text[len(of_text) - len(lowest) :]] = 0  # of more than one text
-    around = np.zeros(spacing - 1, np.uint64)
-    is_chosen = order == _of_runs(np.maximum, np.concatenate([around, lowest, around]), spacing)[: len(order)]
+    # A place is chosen if it has the lowest rank in one of the runs of words of its text that contain it (winnowing).
+    of_text, around = batch.of_text[fitting], (spacing - 1, spacing)
+    lowest = sliding_window_view(np.pad(order, around), spacing).min(axis=1)
+    texts = sliding_window_view(np.pad(of_text, around, constant_values=-1), spacing)
+    lowest[texts[:, 0] != texts[:, -1]] = 0
+    is_chosen = order == sliding_window_view(lowest, spacing).max(axis=1)[: len(order)]
     if not inner:
         is_chosen |= np.diff(of_text, prepend=-1) > 0
     return np.asarray(fitting[is_chosen])
-
-
-def _of_runs(function: np.ufunc, values: Hashes, size: int) -> Hashes:
-    """Return the least or largest of each ``size`` values in a row, ``[max(0, len(values) - size + 1)]``."""
-    return np.asarray(function.reduce(sliding_window_view(values, size), axis=1)) if len(values) >= size else values[:0]
 
 
 def band_keys(batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands: tuple[int, int]) -> Hashes:
@@ -119,23 +109,23 @@ def band_keys(batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands
     # A word ends at a gap, or where the next begins: characters of three bytes have no gaps.
     num_bands, num_rows = bands
     after = np.append(batch.words[1:], len(batch.data))
-    gaps = np.flatnonzero(~IS_WORD[batch.data])
+    gaps = np.flatnonzero(~dedup.IS_WORD[batch.data])
     ends = np.minimum(gaps[np.searchsorted(gaps, batch.words)], after)  # the batch ends in a gap
-    every = hashes(batch, np.arange(len(ends)), ends - batch.words)
-    ngrams = joined_words(np.pad(every, (0, size)), size)  # from each word, and one more
+    every = dedup.stretch_hashes(batch.sums, batch.words, ends)
+    ngrams = dedup.joined_words(np.pad(every, (0, size)), size)  # from each word, and one more
     last = np.searchsorted(batch.words, batch.words[chosen] + num_bytes) - size + 1
     # The n-grams of a window are consecutive: each hash function takes the least in one pass over all windows.
     borders = np.stack([chosen, np.maximum(last, chosen + 1)], axis=1).ravel()
     keys = np.zeros((len(chosen), num_bands), np.uint64)
-    for number, (factor, summand) in enumerate(hash_functions().T[: num_bands * num_rows]):
+    for number, (factor, summand) in enumerate(dedup.hash_functions().T[: num_bands * num_rows]):
         lowest = np.minimum.reduceat(ngrams * factor + summand, borders)[::2]
-        keys[:, number // num_rows] = mixed(keys[:, number // num_rows] * BASE + lowest + np.uint64(number + 1))
+        band = keys[:, number // num_rows] * dedup.BASE + lowest + np.uint64(number + 1)
+        keys[:, number // num_rows] = dedup.mixed(band)
     return keys
 
 
 PLACE = np.dtype([("file", "<u4"), ("document", "<u4"), ("offset", "<u4")])
 """Where a window starts: a file, a document of it that is not empty, a byte of that."""
-RECORD = np.dtype([("key", "<u8"), ("place", PLACE)])
 PAIR = np.dtype([("first", PLACE), ("second", PLACE)])
 GROUP = np.dtype([("count", "<u4"), ("key", "<u8"), ("place", PLACE)])
 """Windows that are copies of each other: how many do not overlap (of near copies, in how many documents), their key and
@@ -165,37 +155,32 @@ class WindowIndex:
     files: tuple[str, ...]  # each a task: a file or another source, see load_documents()
     column: str
     sample_by: SampleBy
-    work: str  # folder; steps that it has are not done again
+    work: Path  # folder; steps that it has are not done again
     num_bytes: int  # of a window, in UTF-8
     near: bool  # windows that are nearly the same are copies, too, by MinHash on three words in lower case
     num_shared_bytes: int  # length of the known stretches that are searched, too
-
-    @property
-    def spacing(self) -> int:
-        """Words of which one starts a window, so few that windows overlap; fewer windows have MinHash's many keys."""
-        return min(32, max(1, self.num_bytes // 16)) * (2 if self.near else 1)
-
-    @property
-    def runs(self) -> Path:
-        """Folder of the records."""
-        return Path(self.work) / "runs"
 
     def documents(self, rank: int) -> Iterator[str]:
         """Read the documents of a file."""
         return load_documents(self.files[rank], column=self.column, sample_by=self.sample_by)
 
-    def windows(self, batch: TextBatch, *, inner: bool = False) -> tuple[Places, Hashes]:
-        """Return the first words of the windows of texts, and their keys, uint64 ``[num_windows, num_keys]``.
+    def runs(self) -> Iterator[tuple[Hashes, Records]]:
+        """Yield keys and places of each run, which are on disk."""
+        for file in sorted((self.work / "runs").glob("*.keys.npy")):
+            places = file.with_name(file.name.replace(".keys.", ".places."))
+            yield np.load(file, mmap_mode="r"), np.load(places, mmap_mode="r")
 
-        ``inner`` leaves out those that other texts which contain these texts may not have.
-        """
-        chosen = chosen_words(batch, self.num_bytes, self.spacing, inner=inner)
+    def windows(self, batch: TextBatch, *, inner: bool = False) -> tuple[Places, Hashes]:
+        """Return the first words of windows, see :func:`chosen_words`, and their :meth:`keys`."""
+        # Words of which one starts a window, so few that windows overlap; fewer windows have MinHash's many keys.
+        spacing = min(32, max(1, self.num_bytes // 16)) * (2 if self.near else 1)
+        chosen = chosen_words(batch, self.num_bytes, spacing, inner=inner)
         return chosen, self.keys(batch, chosen)
 
     def keys(self, batch: TextBatch, words: Places) -> Hashes:
         """Return the keys of the windows that start at words, uint64 ``[num_windows, num_keys]``."""
         if self.near:
-            return band_keys(batch, words, self.num_bytes, _NEAR_NGRAM, bands(_NEAR_THRESHOLD))
+            return band_keys(batch, words, self.num_bytes, _NEAR_NGRAM, dedup.bands(_NEAR_THRESHOLD))
         return hashes(batch, words, self.num_bytes)[:, None]
 
     def stretches(self, batch: TextBatch) -> tuple[Places, Hashes]:
@@ -216,41 +201,33 @@ class Found(NamedTuple):
 def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Found:
     """Index the files, and search occurrences of stretches with the ``known`` hashes, uint64 ``[num_known]``."""
     # First pass: a task for each file writes its records, sorted in runs.
-    work = Path(index.work)
-    reading, sorting = "Reading", "Sorting"
-    runner.run([partial(_write_runs, index, np.unique(known), reading)], work / "1", len(index.files), reading)
-    summaries = [json.loads(file.read_text()) for file in sorted(index.runs.glob("*.json"))]
-    counts = sum((Counter(one["counts"]) for one in summaries), Counter())
-    num_documents = [one["counts"].get("documents", 0) for one in summaries]
-    shared: dict[int, list[tuple[int, int, int]]] = {}
+    runner.run([partial(_write_runs, index, known)], index.work / "1", len(index.files), "Reading")
+    summaries = [json.loads(file.read_text()) for file in sorted((index.work / "runs").glob("*.json"))]
+    each = [Counter(one["counts"]) for one in summaries]
+    counts = sum(each, Counter())
+    shared: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for rank, one in enumerate(summaries):
         for key, places in one["shared"].items():
-            shared.setdefault(int(key), []).extend((rank, *place) for place in places)
+            shared[int(key)] += [(rank, *place) for place in places]
     # Second pass: a task for each range of keys counts equal ones.
-    num_parts = -(-counts["records"] // _PART_RECORDS)
-    if num_parts:
-        runner.run([partial(_count_copies, index)], work / "2", num_parts, sorting)
-    groups = np.concatenate(
-        [np.zeros(0, PAIR if index.near else GROUP), *map(np.load, sorted((work / "parts").glob("*.npy")))]
-    )
+    if num_parts := -(-counts["records"] // _PART_RECORDS):
+        runner.run([partial(_count_copies, index)], index.work / "2", num_parts, "Sorting")
+    parts = [np.load(file) for file in sorted((index.work / "parts").glob("*.npy"))]
+    groups = np.concatenate([np.zeros(0, PAIR if index.near else GROUP), *parts])
     if index.near:
         groups = _joined(groups) if len(groups) else np.zeros(0, GROUP)
-    return Found(
-        counts=counts,
-        first_documents=[sum(num_documents[:rank]) for rank in range(len(num_documents))],
-        groups=groups[np.argsort(groups["count"], kind="stable")[::-1]],
-        shared=shared,
-    )
+    groups = groups[np.argsort(groups["count"], kind="stable")[::-1]]
+    return Found(counts, np.cumsum([0, *(one["documents"] for one in each)]).tolist(), groups, shared)
 
 
-def find_windows(index: WindowIndex, keys: Hashes, most: int | None = None) -> tuple[Places, list[Records]]:
+def find_windows(index: WindowIndex, keys: Hashes, most: int = 2**62) -> tuple[Places, list[Records]]:
     """Return how many windows have each key, int64 ``[num_keys]``, and the places of at most so many of each."""
     counts = np.zeros(len(keys), np.int64)
     numbers, places = [np.zeros(0, np.int64)], [np.zeros(0, PLACE)]
-    for own_keys, own_places in _read_runs(index.runs):
+    for own_keys, own_places in index.runs():
         # A binary search in each run, of which few pages are read.
         starts, ends = (np.searchsorted(own_keys, keys, side=side) for side in ("left", "right"))
-        taken = ends - starts if most is None else np.clip(most - counts, 0, ends - starts)
+        taken = np.clip(most - counts, 0, ends - starts)
         counts += ends - starts
         # The records of a key follow each other: those of all keys in one go.
         before = np.cumsum(taken) - taken
@@ -258,24 +235,24 @@ def find_windows(index: WindowIndex, keys: Hashes, most: int | None = None) -> t
         numbers.append(np.repeat(np.arange(len(keys)), taken))
     # The places of each key, those of earlier runs first.
     of_key = np.concatenate(numbers)
-    order = np.argsort(of_key, kind="stable")
     borders = np.cumsum(np.bincount(of_key, minlength=len(keys)))[:-1]
-    return counts, np.split(np.concatenate(places)[order], borders)
+    return counts, np.split(np.concatenate(places)[np.argsort(of_key, kind="stable")], borders)
 
 
 def draw_windows(index: WindowIndex, number: int, rng: np.random.Generator, *, unique: bool) -> Records:
     """Draw up to so many windows at random: :data:`PLACE` ``[number]``; if ``unique``, whose key occurs once."""
-    runs = [*_read_runs(index.runs)]
+    runs = [*index.runs()]
     if not runs:
         return np.zeros(0, PLACE)
     ends = np.cumsum([len(keys) for keys, _ in runs])
     # More are drawn than are needed, because some occur again and are then left out.
     drawn = np.unique(rng.integers(0, ends[-1], _DRAWN_FOR_ONE * number))
-    parts = np.split(drawn, np.searchsorted(drawn, ends[:-1]))  # of each run, whose end they are counted from
-    found = [
-        (keys[part - end], places[part - end]) for (keys, places), part, end in zip(runs, parts, ends, strict=True)
-    ]
-    keys, places = (np.concatenate(column) for column in zip(*found, strict=True))
+    of_runs = np.split(drawn, np.searchsorted(drawn, ends[:-1]))
+    at_end = [part - end for part, end in zip(of_runs, ends, strict=True)]  # counted from the end of their run
+    keys, places = (
+        np.concatenate([column[part] for column, part in zip(columns, at_end, strict=True)])
+        for columns in zip(*runs, strict=True)
+    )
     # A window is unique if its key occurs once in all runs together.
     order = rng.permutation(len(drawn))
     if unique:
@@ -304,12 +281,9 @@ class Piece(NamedTuple):
 
 
 def read_pieces(index: WindowIndex, places: Records, name: str, runner: TaskRunner) -> Iterator[Piece]:
-    """Yield the documents of windows at ``places`` in order, of long documents what is around the windows.
-
-    ``name`` is that of the step, and of its folder.
-    """
+    """Yield the documents of windows in order, of long ones what is around the windows; ``name`` is the step's."""
     files = np.unique(places["file"]).tolist()
-    folder = Path(index.work) / name
+    folder = index.work / name
     if files:
         step = partial(_read_pieces, index, np.unique(places), files, folder)
         runner.run([step], folder / "tasks", len(files), name)
@@ -319,87 +293,101 @@ def read_pieces(index: WindowIndex, places: Records, name: str, runner: TaskRunn
                 yield Piece(rank, *json.loads(line))
 
 
-def _write_runs(index: WindowIndex, known: Hashes, doing: str, _: Any, rank: int, world_size: int) -> None:
+def _read_pieces(
+    index: WindowIndex, places: Records, files: Sequence[int], folder: Path, _: Any, rank: int, world_size: int
+) -> None:
+    """Read the documents of windows in one file, no further than the last of them."""
+    wanted: dict[int, list[int]] = defaultdict(list)
+    for _, document, offset in places[places["file"] == files[rank]].tolist():
+        wanted[document].append(offset)
+    with atomic_file(folder / f"{rank:06d}.jsonl") as path, path.open("w", encoding="utf-8") as file:
+        for number, text in enumerate(islice(index.documents(files[rank]), max(wanted) + 1)):
+            if number in wanted:
+                for piece in _pieces(text, np.array(wanted[number]), index.num_bytes):
+                    file.write(json.dumps([number, *piece]) + "\n")
+
+
+def _pieces(text: str, offsets: Places, num_bytes: int) -> Iterator[tuple[int, bool, str]]:
+    """Yield where the pieces of a document start, if they end with it, and their text."""
+    if len(text) <= _WHOLE_BYTES // 4 or len(content := text.encode("utf-8", "surrogatepass")) <= _WHOLE_BYTES:
+        yield 0, True, text
+        return
+    # Of a long document what is around the windows; what overlaps is one piece.
+    starts = np.maximum(0, offsets - _AROUND * num_bytes)
+    ends = np.minimum(len(content), offsets + (1 + _AROUND) * num_bytes)
+    is_first = np.append(True, starts[1:] > ends[:-1])
+    for start, end in zip(starts[is_first].tolist(), ends[np.append(is_first[1:], True)].tolist(), strict=True):
+        yield start, end == len(content), content[start:end].decode("utf-8", "ignore")
+
+
+def _write_runs(index: WindowIndex, known: Hashes, _: Any, rank: int, world_size: int) -> None:
     """Write the records of the file of a task, sorted in runs, and a summary."""
-    index.runs.mkdir(parents=True, exist_ok=True)
-    filtered = np.zeros(1 << _FILTER_BITS, np.bool_)
-    filtered[known >> _FILTERED] = True
+    folder = index.work / "runs"
+    folder.mkdir(parents=True, exist_ok=True)
+    is_possible = np.zeros(1 << _FILTER_BITS, np.bool_)
+    is_possible[known >> _FILTERED] = True
+    wanted = set(known.tolist())
     counts: Counter[str] = Counter()
-    shared: dict[int, list[tuple[int, int]]] = {}
-    waiting: list[Records] = []
-    num_runs = 0
-
-    def write_run() -> None:
-        nonlocal num_runs
-        records = np.concatenate(waiting)
-        records = records[np.argsort(records["key"], kind="stable")]
-        for name in ("key", "place"):
-            np.save(index.runs / f"{rank:06d}-{num_runs:06d}.{name}s.npy", records[name])
-        waiting.clear()
-        num_runs += 1
-
-    for first, texts in _batches(index, rank, doing):
+    shared: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    waiting: list[tuple[Hashes, Records]] = []
+    num_waiting = num_runs = 0
+    for first, texts, is_last in _batches(index, rank):
         batch = make_batch(texts, ignore_case=index.near)
+        documents = first + batch.of_text
         chosen, keys = index.windows(batch)
-        records = np.zeros(keys.shape, RECORD)
-        records["key"] = keys
-        records["place"]["file"] = rank
-        records["place"]["document"] = (first + batch.of_text[chosen])[:, None]
-        records["place"]["offset"] = batch.offsets[chosen][:, None]
-        waiting.append(records.ravel())
-        counts.update(documents=len(texts), bytes=sum(map(len, texts)), windows=len(keys), records=records.size)
-        # A filter of some megabytes decides nearly all stretches, a binary search the rest.
-        if len(known):
+        places = np.zeros(keys.shape, PLACE)
+        places["file"] = rank
+        places["document"] = documents[chosen, None]
+        places["offset"] = batch.offsets[chosen, None]
+        waiting.append((keys.ravel(), places.ravel()))
+        num_waiting += keys.size
+        counts.update(documents=len(texts), bytes=sum(map(len, texts)), windows=len(keys), records=keys.size)
+        # A filter of some megabytes decides nearly all stretches, a set the rest.
+        if wanted:
             words, stretches = index.stretches(batch)
-            possible = np.flatnonzero(filtered[stretches >> _FILTERED])
-            after = np.searchsorted(known, stretches[possible])
-            possible = possible[known[np.minimum(after, len(known) - 1)] == stretches[possible]]
-            places = np.stack([first + batch.of_text[words[possible]], batch.offsets[words[possible]]], axis=1)
-            for key, place in zip(stretches[possible].tolist(), places.tolist(), strict=True):
-                if len(own := shared.setdefault(key, [])) <= MOST_SHARED:
-                    own.append(place)
-        if sum(map(len, waiting)) >= _RUN_RECORDS:
-            write_run()
-    if any(map(len, waiting)):
-        write_run()
-    with atomic_file(index.runs / f"{rank:06d}.json") as file:
+            possible = np.flatnonzero(is_possible[stretches >> _FILTERED])
+            starts = words[possible]
+            found = zip(documents[starts].tolist(), batch.offsets[starts].tolist(), strict=True)
+            for key, place in zip(stretches[possible].tolist(), found, strict=True):
+                if key in wanted and len(shared[key]) <= MOST_SHARED:
+                    shared[key].append(place)
+        if num_waiting and (is_last or num_waiting >= _RUN_RECORDS):
+            columns = [np.concatenate(column) for column in zip(*waiting, strict=True)]
+            order = np.argsort(columns[0], kind="stable")
+            for name, column in zip(("keys", "places"), columns, strict=True):
+                np.save(folder / f"{rank:06d}-{num_runs:06d}.{name}.npy", column[order])
+            waiting, num_waiting, num_runs = [], 0, num_runs + 1
+    with atomic_file(folder / f"{rank:06d}.json") as file:
         file.write_text(json.dumps({"counts": counts, "shared": shared}))
 
 
-def _batches(index: WindowIndex, rank: int, doing: str) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the number of the first document, and documents that are hashed together."""
+def _batches(index: WindowIndex, rank: int) -> Iterator[tuple[int, list[bytes], bool]]:
+    """Yield the number of the first document, documents that are hashed together, and whether they are the last."""
     texts: list[bytes] = []
     first = size = 0
-    with progress(index.files, rank, doing) as count:
+    with progress(index.files, rank, "Reading") as count:
         for text in index.documents(rank):
             count(text)
             texts.append(text.encode("utf-8", "surrogatepass"))
             size += len(texts[-1])
             if size >= _BATCH_BYTES:
-                yield first, texts
+                yield first, texts, False
                 first, texts, size = first + len(texts), [], 0
-        if texts:
-            yield first, texts
+        yield first, texts, True
 
 
 def _count_copies(index: WindowIndex, _: Any, rank: int, world_size: int) -> None:
     """Count equal keys in a range of keys of all runs: groups of copies, or pairs if they are near ones."""
-    folder = Path(index.work) / "parts"
-    folder.mkdir(parents=True, exist_ok=True)
-    # The records of the range, from all runs.
-    borders = [np.uint64(min(part * 2**64 // world_size, 2**64 - 1)) for part in (rank, rank + 1)]
+    borders = [part * 2**64 // world_size for part in (rank, rank + 1)]
     parts = []
-    for keys, places in _read_runs(index.runs):
-        start, end = np.searchsorted(keys, borders)
-        end = len(keys) if rank + 1 == world_size else end
-        part = np.zeros(end - start, RECORD)
-        part["key"], part["place"] = keys[start:end], places[start:end]
-        parts.append(part)
-    records = np.concatenate(parts)
-    del parts
+    for keys, places in index.runs():
+        start, end = (np.searchsorted(keys, np.uint64(one)) if one < 2**64 else len(keys) for one in borders)
+        parts.append((keys[start:end], places[start:end]))
+    keys, places = (np.concatenate(column) for column in zip(*parts, strict=True))
     # A stable order keeps that of files, documents and offsets.
-    records = records[np.argsort(records["key"], kind="stable")]
-    is_new = np.append(True, records["key"][1:] != records["key"][:-1])[: len(records)]
+    order = np.argsort(keys, kind="stable")
+    keys, places = keys[order], places[order]
+    is_new = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
     groups = np.cumsum(is_new) - 1
     firsts = np.flatnonzero(is_new)
     found: Records
@@ -407,54 +395,17 @@ def _count_copies(index: WindowIndex, _: Any, rank: int, world_size: int) -> Non
     if index.near:
         others = np.flatnonzero(~is_new)
         found = np.zeros(len(others), PAIR)
-        found["first"], found["second"] = records["place"][firsts[groups[others]]], records["place"][others]
+        found["first"], found["second"] = places[firsts[groups[others]]], places[others]
         found = np.unique(found[~_overlap(found["first"], found["second"], index.num_bytes)])
     else:
-        counts = np.bincount(groups[_counted(records["place"], groups, index.num_bytes)])
+        counts = np.bincount(groups[_counted(places, groups, index.num_bytes)])
         repeated = np.flatnonzero(counts > 1)
         repeated = repeated[np.argsort(-counts[repeated], kind="stable")][: -(-_MOST_GROUPS // world_size)]
         found = np.zeros(len(repeated), GROUP)
         found["count"] = counts[repeated]
-        found["key"], found["place"] = records["key"][firsts[repeated]], records["place"][firsts[repeated]]
-    with atomic_file(folder / f"{rank:06d}.npy") as path, path.open("wb") as output:
-        np.save(output, found)
-
-
-def _read_pieces(
-    index: WindowIndex, places: Records, files: Sequence[int], folder: Path, _: Any, rank: int, world_size: int
-) -> None:
-    """Read the documents of windows in one file."""
-    # The offsets of the windows of each document; the file is read no further than the last of them.
-    own = places[places["file"] == files[rank]]
-    borders = np.flatnonzero(np.diff(own["document"].astype(np.int64), prepend=-1))
-    wanted = dict(zip(own["document"][borders].tolist(), np.split(own["offset"], borders[1:]), strict=True))
-    with atomic_file(folder / f"{rank:06d}.jsonl") as path, path.open("w", encoding="utf-8") as file:
-        for number, text in enumerate(index.documents(files[rank])):
-            if number in wanted:
-                for piece in _pieces(text, wanted.pop(number), index.num_bytes):
-                    file.write(json.dumps([number, *piece]) + "\n")
-            if not wanted:
-                break
-
-
-def _pieces(text: str, offsets: npt.NDArray[np.uint32], num_bytes: int) -> Iterator[tuple[int, bool, str]]:
-    """Yield where the pieces of a document start, if they end with it, and their text."""
-    if len(text) <= _WHOLE_BYTES // 4 or len(content := text.encode("utf-8", "surrogatepass")) <= _WHOLE_BYTES:
-        yield 0, True, text
-        return
-    # Of a long document what is around the windows; what overlaps is one piece.
-    starts = np.maximum(0, offsets.astype(np.int64) - _AROUND * num_bytes)
-    ends = np.minimum(len(content), offsets.astype(np.int64) + (1 + _AROUND) * num_bytes)
-    is_first = np.append(True, starts[1:] > ends[:-1])
-    for start, end in zip(starts[is_first].tolist(), ends[np.append(is_first[1:], True)].tolist(), strict=True):
-        yield start, end == len(content), content[start:end].decode("utf-8", "ignore")
-
-
-def _read_runs(folder: Path) -> Iterator[tuple[Hashes, Records]]:
-    """Yield keys and places of each run, which are on disk."""
-    for file in sorted(folder.glob("*.keys.npy")):
-        places = file.with_name(file.name.replace(".keys.", ".places."))
-        yield np.load(file, mmap_mode="r"), np.load(places, mmap_mode="r")
+        found["key"], found["place"] = keys[firsts[repeated]], places[firsts[repeated]]
+    with atomic_file(index.work / "parts" / f"{rank:06d}.npy") as path:
+        np.save(path, found)
 
 
 def document_numbers(places: Records) -> Places:
@@ -473,12 +424,11 @@ def _counted(places: Records, groups: Places, num_bytes: int) -> npt.NDArray[np.
     is_close = (groups[1:] == groups[:-1]) & _overlap(places[1:], places[:-1], num_bytes)
     is_counted = np.append(True, ~is_close)[: len(places)]
     # Only where windows overlap does the choice take a loop.
-    borders = np.append(np.flatnonzero(is_counted), len(places))
-    stretches = np.cumsum(is_counted) - 1
-    for stretch in np.unique(stretches[1:][is_close]):
-        start, end = borders[stretch : stretch + 2]
-        offsets = places["offset"][start:end].astype(np.int64)
-        is_counted[start:end] = np.isin(offsets, without_overlaps(offsets, num_bytes))
+    starts = np.flatnonzero(is_counted)
+    lengths = np.diff(starts, append=len(places))
+    for start, length in zip(starts[lengths > 1], lengths[lengths > 1], strict=True):
+        offsets = places["offset"][start : start + length].astype(np.int64)
+        is_counted[start : start + length] = np.isin(offsets, without_overlaps(offsets, num_bytes))
     return is_counted
 
 
@@ -489,11 +439,9 @@ def _joined(pairs: Records) -> Records:
 
     # Windows are the nodes of a graph, pairs its edges; a group is a connected component.
     places, nodes = np.unique(np.concatenate([pairs["first"], pairs["second"]]), return_inverse=True)
-    first, second = np.split(nodes, 2)
-    graph = coo_array((np.ones(len(pairs), np.bool_), (first, second)), (len(places), len(places)))
+    graph = coo_array((np.ones(len(pairs), np.bool_), np.split(nodes, 2)), (len(places), len(places)))
     _, labels = connected_components(graph, directed=False)
-    documents = np.unique(np.stack([labels, document_numbers(places)]), axis=1)
-    counts = np.bincount(documents[0])
+    counts = np.bincount(np.unique(np.stack([labels, document_numbers(places)]), axis=1)[0])
     groups = np.zeros(len(counts), GROUP)
     groups["count"], groups["place"] = counts, places[np.unique(labels, return_index=True)[1]]
     return groups[groups["count"] > 1]
@@ -502,8 +450,6 @@ def _joined(pairs: Records) -> Records:
 def first_of_stretches(groups: Records, num_bytes: int) -> Records:
     """Keep the first of windows that overlap and have equally many copies."""
     groups = groups[np.argsort(groups["place"], order=("file", "document", "offset"), kind="stable")]
-    if not len(groups):
-        return groups
     goes_on = _overlap(groups["place"][1:], groups["place"][:-1], num_bytes)
     goes_on &= groups["count"][1:] == groups["count"][:-1]
-    return np.asarray(groups[np.append(True, ~goes_on)])
+    return np.asarray(groups[np.append(True, ~goes_on)[: len(groups)]])
