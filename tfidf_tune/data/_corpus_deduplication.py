@@ -8,14 +8,16 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from heapq import nlargest
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 from datatrove.data import Document
 from datatrove.io import get_datafolder
@@ -81,7 +83,15 @@ def deduplicate_corpus(
     ]
     for number, (doing, num_tasks, pipeline) in enumerate(steps, start=1):
         runner.run(pipeline, work / str(number), num_tasks, doing)
-    report = _report(Path(counts), settings | {"bands": num_bands, "hashes_in_a_band": num_functions})
+    # The numbers of all files, and the largest clusters of them.
+    parts = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(Path(counts).glob("*.json"))]
+    names = ("documents", "kept_documents", "characters", "kept_characters")
+    largest = nlargest(_SHOWN_CLUSTERS, chain(*(part["largest"] for part in parts)), key=itemgetter(0))
+    report = {
+        **{name: sum(part["counts"].get(name, 0) for part in parts) for name in names},
+        "settings": settings | {"bands": num_bands, "hashes_in_a_band": num_functions},
+        "largest_clusters": [{"documents": size, "beginning": text} for size, text in largest],
+    }
     (output / "report.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     shutil.rmtree(work)
     return report
@@ -91,14 +101,14 @@ def _read(
     files: Sequence[str], column: str, sample_by: SampleBy, doing: str, _: Any, rank: int, world_size: int
 ) -> Iterator[Document]:
     """Yield the rows of the file of a task."""
-    file = files[rank]
     with progress(files, rank, doing) as count:
-        for number, row in enumerate(load_rows(file, {column: str}, sample_by=sample_by)):
+        for number, row in enumerate(load_rows(files[rank], {column: str}, sample_by=sample_by)):
             if number == 0:  # it is written only after all files were read
                 try:
                     orjson.dumps(row)
                 except TypeError as error:
-                    raise ValueError(f"{file!r} has a column that cannot be written as JSON ({error})") from error
+                    problem = f"has a column that cannot be written as JSON ({error})"
+                    raise ValueError(f"{files[rank]!r} {problem}") from error
             text = row[column] or ""
             count(text)
             yield Document(text=text, id=f"{rank}-{number}", metadata={"row": row})
@@ -127,38 +137,24 @@ class _Signature(MinhashDedupSignature):  # type: ignore[misc]
 
 def _keep(clusters: Path, counts: Path, data: Iterator[Document], rank: int, world_size: int) -> Iterator[Document]:
     """Yield the documents of a task that stay, and count."""
+
+    def numbers(name: str) -> list[int]:
+        file = clusters / f"{rank:06d}.{name}"
+        return np.fromfile(file, np.uint32).tolist() if file.is_file() else []
+
     # datatrove numbers the documents of a file: those that go, and the sizes of the clusters of those that stay.
-    removed = set(_numbers(clusters / f"{rank:06d}.remove").tolist())
-    pairs = _numbers(clusters / f"{rank:06d}.sizes").reshape(-1, 2)
-    sizes = dict(zip(*pairs.T.tolist(), strict=True))
+    removed, pairs = set(numbers("remove")), numbers("sizes")
+    sizes = dict(zip(pairs[::2], pairs[1::2], strict=True))
     total: Counter[str] = Counter()
-    largest: list[tuple[int, str]] = []
+    staying: list[tuple[int, str]] = []
     for number, document in enumerate(data):
         total.update(documents=1, characters=len(document.text))
         if number in removed:
             continue
         total.update(kept_documents=1, kept_characters=len(document.text))
         if number in sizes:
-            largest = _largest([*largest, (sizes[number], document.text[:_SHOWN_CHARACTERS])])
+            staying.append((sizes[number], document.text[:_SHOWN_CHARACTERS]))
         yield document
     counts.mkdir(parents=True, exist_ok=True)
-    (counts / f"{rank}.json").write_text(json.dumps({"counts": total, "largest": largest}), encoding="utf-8")
-
-
-def _largest(clusters: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
-    return sorted(clusters, key=lambda cluster: -cluster[0])[:_SHOWN_CLUSTERS]
-
-
-def _numbers(file: Path) -> npt.NDArray[np.uint32]:
-    return np.fromfile(file, np.uint32) if file.is_file() else np.zeros(0, np.uint32)
-
-
-def _report(counts: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    parts = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(counts.glob("*.json"))]
-    names = ("documents", "kept_documents", "characters", "kept_characters")
-    largest = _largest((size, text) for part in parts for size, text in part["largest"])
-    return {
-        **{name: sum(part["counts"].get(name, 0) for part in parts) for name in names},
-        "settings": settings,
-        "largest_clusters": [{"documents": size, "beginning": text} for size, text in largest],
-    }
+    found = {"counts": total, "largest": nlargest(_SHOWN_CLUSTERS, staying, key=itemgetter(0))}
+    (counts / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")

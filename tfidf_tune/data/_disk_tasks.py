@@ -81,14 +81,15 @@ class TaskRunner:
         # Ranks, marks of finished tasks and logs are the same for all executors.
         logger.disable("datatrove")
         common = {"tasks": num_tasks, "workers": min(self.num_jobs, num_tasks), "logging_dir": str(folder)}
+        executor: Any
         if self.executor == "local":
-            LocalPipelineExecutor(list(steps), **common, start_method="fork").run()
-            return
-        if self.executor == "ray":
+            executor = LocalPipelineExecutor(list(steps), **common, start_method="fork")
+            executor.run()
+        elif self.executor == "ray":
             import ray
 
             ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
-            executor: Any = RayPipelineExecutor(list(steps), **common, **self.options)
+            executor = RayPipelineExecutor(list(steps), **common, **self.options)
             executor.run()
         else:
             # Jobs use this environment; their names tell those of this call from others in the queue.
@@ -109,49 +110,43 @@ class TaskRunner:
 def _run_here(steps: Sequence[Step], completions: Path, num_tasks: int) -> None:
     """Run the tasks as datatrove does, with the same marks of finished ones."""
     completions.mkdir(parents=True, exist_ok=True)
-    for rank in range(num_tasks):
-        mark = completions / f"{rank:05d}"
-        if mark.is_file():
-            continue
-        data = None
-        # Steps of datatrove keep counts, so each task gets its own.
-        for step in copy.deepcopy(steps):
-            data = step(data, rank, num_tasks)
-        deque(data or (), maxlen=0)  # generators do nothing until they are read
-        mark.touch()
+    for mark in (completions / f"{rank:05d}" for rank in range(num_tasks)):
+        if not mark.is_file():
+            data = None
+            # Steps of datatrove keep counts, so each task gets its own.
+            for step in copy.deepcopy(steps):
+                data = step(data, int(mark.name), num_tasks)
+            deque(data or (), maxlen=0)  # generators do nothing until they are read
+            mark.touch()
 
 
 def _wait(executor: Any, num_tasks: int, doing: str) -> None:
     """Wait until the jobs of Slurm have ended."""
+    is_queued = True
     with tqdm(total=num_tasks, desc=f"{doing} on Slurm", unit="task") as bar:
         while left := len(executor.get_incomplete_ranks()):
             bar.update(num_tasks - left - bar.n)
-            # The last array; earlier ones end before it. Slurm forgets a job some time after its end.
-            jobs = subprocess.run(
-                ["squeue", "--noheader", "--job", executor.job_id], capture_output=True, text=True, check=False
-            )
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-            if not jobs.stdout.strip():
+            if not is_queued:
                 break
-        bar.update(num_tasks - len(executor.get_incomplete_ranks()) - bar.n)
+            # The last array; earlier ones end before it. Slurm forgets a job some time after its end.
+            query = ["squeue", "--noheader", "--job", executor.job_id]
+            is_queued = bool(subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip())
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        bar.update(num_tasks - left - bar.n)
     # What waits for the success of tasks that failed would wait forever.
     subprocess.run(["scancel", "--quiet", "--name", executor.job_name], check=False)
 
 
 def begin(work: Path, arguments: dict[str, Any], *, replace: bool = False) -> None:
-    """Make the folder of the steps, or check that the one that is there has the same arguments.
-
-    Raises:
-        ValueError: If it has others; ``replace`` empties it instead.
-    """
+    """Make the folder of the steps; one that is there must have the same arguments, or ``replace`` empties it."""
     record = work / "arguments.json"
     if record.is_file():
-        changed = differences(json.loads(record.read_text(encoding="utf-8")), arguments)
-        if changed and not replace:
-            what = f"an interrupted run with other arguments: {'; '.join(changed)}"
-            raise ValueError(f"{work} is of {what}. Name another output, or remove this folder")
+        changed = "; ".join(differences(json.loads(record.read_text(encoding="utf-8")), arguments))
         if not changed:
             return
+        if not replace:
+            what = f"an interrupted run with other arguments: {changed}"
+            raise ValueError(f"{work} is of {what}. Name another output, or remove this folder")
     if work.is_dir():  # without a record, it is of a run that was interrupted at its beginning or end
         shutil.rmtree(work)
     work.mkdir(parents=True)
@@ -177,11 +172,10 @@ def progress(files: Sequence[str], index: int, doing: str) -> Iterator[Callable[
 
     Yields a function that moves the bar on by a text; the bar of a compressed file moves at its end.
     """
-    # The bar covers all files, although each task draws its own.
     sizes = [Path(file).stat().st_size if Path(file).is_file() else 0 for file in files]
-    done = sum(sizes[:index])
+    start, end = sum(sizes[:index]), sum(sizes[: index + 1])
     description = f"{doing} {Path(files[index]).name} ({index + 1} of {len(files)})"
     is_plain = Path(files[index]).suffix in (".txt", ".jsonl")
-    with tqdm(total=sum(sizes), initial=done, unit="B", unit_scale=True, desc=description) as bar:
+    with tqdm(total=sum(sizes), initial=start, unit="B", unit_scale=True, desc=description) as bar:
         yield (lambda text: bar.update(len(text)) if is_plain else None)
-        bar.update(done + sizes[index] - bar.n)
+        bar.update(end - bar.n)
