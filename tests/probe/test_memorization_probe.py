@@ -94,7 +94,7 @@ def test_the_threshold_is_one_of_the_targets_mean(recited):
     measured = {"memorization_target_lms": 12.0, "memorization_control_lms": 20.0}
     for stop_above, expected in ((11.9, True), (12, False), (None, False)):
         made = MemorizationProbe(recited, FingerprintedTokenizer(), prefix_length=PREFIX, stop_above=stop_above)
-        assert made.is_above(measured) is expected
+        assert (made.reason_to_stop(measured) is not None) is expected
 
 
 def test_what_cannot_be_measured_is_refused(recited):

@@ -25,11 +25,12 @@ from tfidf_tune.probe._metrics import (
 
 if TYPE_CHECKING:
     from tfidf_tune.probe._decoding import (
-        Decoding,
-        batches_of_prompts,
+        before_eos,
         continue_prompts,
+        decode_greedily,
         generated_continuations,
         greedy_continuations,
+        most_positions,
     )
     from tfidf_tune.probe._documents import ProbeSample
     from tfidf_tune.probe._likelihoods import (
@@ -70,7 +71,6 @@ else:
 
 __all__ = [
     "Attack",
-    "Decoding",
     "MemorizationProbe",
     "MonitoredModel",
     "ProbeSample",
@@ -78,11 +78,12 @@ __all__ = [
     "Server",
     "TokenLikelihoods",
     "adapter_base",
-    "batches_of_prompts",
+    "before_eos",
     "best_continuation",
     "check_passages",
     "compare_continuation",
     "continue_prompts",
+    "decode_greedily",
     "edit_distance",
     "evaluating",
     "exposure",
@@ -94,6 +95,7 @@ __all__ = [
     "longest_memorized_substring",
     "longest_prefix_match",
     "membership_scores",
+    "most_positions",
     "num_samples_needed",
     "on_base_model",
     "passage_scores",

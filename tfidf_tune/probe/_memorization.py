@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -20,7 +21,13 @@ from torch.nn import functional as F
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
 from tfidf_tune.data import tokenizer_fingerprint, tokenizer_name
-from tfidf_tune.probe._decoding import batches_of_prompts, continue_prompts
+from tfidf_tune.probe._decoding import (
+    batches_of_prompts,
+    before_eos,
+    continue_prompts,
+    greedy_continuations,
+    most_positions,
+)
 from tfidf_tune.probe._documents import ProbeSample
 from tfidf_tune.probe._loading import require_known_ids
 from tfidf_tune.probe._metrics import (
@@ -38,11 +45,7 @@ if TYPE_CHECKING:
 
 
 class ProbeTokenizer(Protocol):
-    """The part of a tokenizer that the probe uses.
-
-    If it can encode or has a ``fingerprint``, that must be the one of the passages, and its ``vocab_size``, if it has
-    one, larger than all their ids.
-    """
+    """The part of a tokenizer that the probe uses; if it can encode, it has to be that of the passages."""
 
     @property
     def eos_id(self) -> int:
@@ -100,26 +103,24 @@ def probe(
     ]
     # All prefix lengths together, so that the batches are full.
     divided = [passage.divide(prefix_length, max_new_tokens, offset) for passage, prefix_length in asked]
-    prompts, references = ([*parts] for parts in zip(*divided, strict=True))
-    continuations = continue_prompts(
-        model, prompts, [*map(len, references)], batch_size=batch_size, eos_id=tokenizer.eos_id, progress=progress
-    )
+    prompts, references = zip(*divided, strict=True)
+    continue_batch = partial(greedy_continuations, model, eos_id=tokenizer.eos_id)
+    numbers = [*map(len, references)]
+    continuations = continue_prompts(continue_batch, prompts, numbers, batch_size=batch_size, progress=progress)
     # A completion has neither an offset nor a prefix length: its prompt is its own.
-    samples = []
-    for (passage, length), reference, made in zip(asked, references, continuations, strict=True):
-        is_completion = passage.num_prompt is not None
-        sample = compare_continuation(
+    return [
+        compare_continuation(
             passage_id=passage.id,
             kind=passage.kind,
-            offset=0 if is_completion else offset,
-            prefix_length=0 if is_completion else length,
+            offset=offset if passage.num_prompt is None else 0,
+            prefix_length=length if passage.num_prompt is None else 0,
             generated_ids=made,
             reference_ids=reference,
             generated_text=tokenizer.decode(made),
             reference_text=tokenizer.decode(reference),
         )
-        samples.append(sample)
-    return samples
+        for (passage, length), reference, made in zip(asked, references, continuations, strict=True)
+    ]
 
 
 def compare_continuation(
@@ -170,7 +171,7 @@ def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num
         if passage.num_prompt is None and len(passage.token_ids) <= num_prompt:
             raise ValueError(
                 f"Passage {passage.id!r} has {len(passage.token_ids)} tokens, none after the first {num_prompt} "
-                "that offset and longest prefix take: use longer passages or a smaller offset or prefix."
+                "of a prompt: use longer passages or a smaller offset or prefix."
             )
         if fingerprint is not None and passage.tokenizer_fingerprint != fingerprint:
             raise ValueError(
@@ -186,7 +187,6 @@ def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num
 
 
 Value = TypeVar("Value")
-_IGNORED = -100
 
 
 class MonitoredModel(Protocol):
@@ -231,14 +231,13 @@ class MemorizationProbe:
         check_at_least(1, prefix_length=prefix_length, max_new_tokens=max_new_tokens, batch_size=batch_size)
         if not any(passage.kind == "target" for passage in passages):
             raise ValueError(
-                f"none of the {len(passages)} passages of the probe file is a target: take one with passages of the "
-                "training text"
+                f"none of the {len(passages)} passages of the probe file is a target: take that of the training text"
             )
         check_passages(tokenizer, passages, prefix_length)
         self._kinds = [passage.kind for passage in passages]
         # A measurement needs the ids alone, not the passages.
         divided = [passage.divide(prefix_length, max_new_tokens) for passage in passages]
-        self._prompts, self._references = ([*parts] for parts in zip(*divided, strict=True))
+        self._prompts, self._references = zip(*divided, strict=True)
         self._eos_id = tokenizer.eos_id
         self._batch_size, self._stop_above = batch_size, stop_above
         self.keeps: bool = stop_above is not None and when_above == "keep"
@@ -249,17 +248,13 @@ class MemorizationProbe:
             meaning = "it is a threshold for the mean LMS of the targets, in tokens"
             reason = f"the longest continuation has {longest} tokens"
             require_number("stop_above", stop_above, 0, longest, meaning, reason=reason)
-        self.num_positions: int = max(len(prompt) + len(reference) for prompt, reference in divided)
+        self.num_positions: int = most_positions(self._prompts, [*map(len, self._references)])
         """Tokens of the longest prompt with its continuation."""
         self.max_token_id: int = max(max(passage.token_ids) for passage in passages)
 
-    def is_above(self, metrics: dict[str, float]) -> bool:
-        """Return whether the targets' mean LMS is above the threshold."""
-        return self._stop_above is not None and metrics["memorization_target_lms"] > self._stop_above
-
     def reason_to_stop(self, metrics: dict[str, float]) -> str | None:
         """Say why training has to end, if the mean LMS is above a threshold that ends it."""
-        return self._verdict(metrics) if self.is_above(metrics) and not self.keeps else None
+        return None if self.keeps else self._above(metrics)
 
     def keep_below(
         self, step: int, metrics: dict[str, float], folder: Path, save: Callable[[Path], None]
@@ -271,21 +266,21 @@ class MemorizationProbe:
         """
         if not self.keeps:
             return None
-        is_above, was_above = self.is_above(metrics), self._was_above
-        self._was_above = is_above
-        if not is_above:
+        verdict, was_above = self._above(metrics), self._was_above
+        self._was_above = verdict is not None
+        if verdict is None:
             save(folder)
-            return None
-        if was_above:
-            return None
-        kept = f"the last model below it is in {folder}" if folder.exists() else "no model was below it"
-        return f"step {step}: {self._verdict(metrics)}; {kept}"
+        elif not was_above:
+            kept = f"the last model below it is in {folder}" if folder.exists() else "no model was below it"
+            return f"step {step}: {verdict}; {kept}"
+        return None
 
-    def _verdict(self, metrics: dict[str, float]) -> str:
-        return (
-            f"the targets' mean LMS is {metrics['memorization_target_lms']:.1f} tokens, above stop_above="
-            f"{self._stop_above:g}"
-        )
+    def _above(self, metrics: dict[str, float]) -> str | None:
+        """Say that the targets' mean LMS is above the threshold, if it is."""
+        lms = metrics["memorization_target_lms"]
+        if self._stop_above is None or lms <= self._stop_above:
+            return None
+        return f"the targets' mean LMS is {lms:.1f} tokens, above stop_above={self._stop_above:g}"
 
     @torch.no_grad()  # not inference_mode: FSDP2 would keep its buffers, which training then cannot use
     def measure(self, model: MonitoredModel) -> dict[str, float]:
@@ -304,60 +299,42 @@ class MemorizationProbe:
         """
         # One forward pass over prompt and reference says whether greedy decoding recites the reference.
         scores: dict[int, tuple[float, bool]] = {}
-        for chosen in self._batches(range(len(self._prompts))):
-            scores |= zip(chosen, self._score(model, chosen), strict=True)
+        for batch in batches_of_prompts(self._prompts, self._batch_size):
+            scores |= zip(batch, self._score(model, batch), strict=True)
         # Only the other passages have to be decoded token by token.
         continuations = list(self._references)
-        for chosen in self._batches(_of_first_process([i for i in range(len(scores)) if not scores[i][1]])):
-            lengths = [len(self._references[i]) for i in chosen]
-            generated = model.continuations([self._prompts[i] for i in chosen], lengths)
-            for i, ids in zip(chosen, generated, strict=True):
-                continuations[i] = ids
-        return _of_first_process(self._metrics(continuations, [scores[i][0] for i in range(len(scores))]))
-
-    def _score(self, model: MonitoredModel, chosen: Sequence[int]) -> list[tuple[float, bool]]:
-        """Return for each passage the sum of -ln P over its continuation, and whether greedy decoding recites it."""
-        # Logits are needed from the last id of the shortest prompt on.
-        shortest = min(len(self._prompts[i]) for i in chosen)
-        # Filled up on the right, which in a causal model changes nothing before it.
-        rows = [self._prompts[i] + self._references[i] for i in chosen]
-        width = max(map(len, rows)) - 1
-        ids_bs = torch.tensor([(row + [row[-1]] * width)[:width] for row in rows])
-        num_last = width + 1 - shortest
-        # Only the reference is scored: the prompt before it and the padding after it are ignored.
-        labels = torch.full((len(rows), num_last), _IGNORED)
-        for row, i in enumerate(chosen):
-            start = len(self._prompts[i]) - shortest
-            labels[row, start : start + len(self._references[i])] = torch.tensor(self._references[i])
-        logits_bnv = model.logits(ids_bs, num_last)
-        labels_bn = labels.to(logits_bnv.device)
-        matches = ((logits_bnv.argmax(dim=-1) == labels_bn) | (labels_bn == _IGNORED)).all(dim=1)
-        # Row by row, because logits in float32 can be large.
-        sums = [
-            F.cross_entropy(logits.float(), labels, ignore_index=_IGNORED, reduction="sum")
-            for logits, labels in zip(logits_bnv, labels_bn, strict=True)
-        ]
-        return [*zip(torch.stack(sums).tolist(), matches.tolist(), strict=True)]
-
-    def _metrics(self, continuations: Sequence[list[int]], nll: Sequence[float]) -> dict[str, float]:
+        unknown = _of_first_process([i for i in range(len(scores)) if not scores[i][1]])
+        prompts, lengths = [self._prompts[i] for i in unknown], [len(self._references[i]) for i in unknown]
+        made = continue_prompts(model.continuations, prompts, lengths, batch_size=self._batch_size)
+        for i, ids in zip(unknown, made, strict=True):
+            continuations[i] = ids
         metrics: dict[str, float] = {}
         for kind in dict.fromkeys(("target", *self._kinds)):
             chosen = [i for i, found in enumerate(self._kinds) if found == kind]
-            pairs = [(self._before_eos(continuations[i]), self._references[i]) for i in chosen]
+            pairs = [(before_eos(continuations[i], self._eos_id), self._references[i]) for i in chosen]
             num_tokens = sum(len(reference) for _, reference in pairs)
             metrics |= {
                 f"memorization_{kind}_lms": sum(longest_memorized_substring(*pair) for pair in pairs) / len(pairs),
                 f"memorization_{kind}_prefix_match": sum(longest_prefix_match(*pair) for pair in pairs) / len(pairs),
-                f"memorization_{kind}_nll": sum(nll[i] for i in chosen) / num_tokens,
+                f"memorization_{kind}_nll": sum(scores[i][0] for i in chosen) / num_tokens,
             }
-        return metrics
+        return _of_first_process(metrics)
 
-    def _before_eos(self, ids: list[int]) -> list[int]:
-        return ids[: ids.index(self._eos_id)] if self._eos_id in ids else ids
-
-    def _batches(self, indices: Sequence[int]) -> Iterator[list[int]]:
-        batches = batches_of_prompts([len(self._prompts[i]) for i in indices], self._batch_size)
-        return ([indices[at] for at in batch] for batch in batches)
+    def _score(self, model: MonitoredModel, batch: Sequence[int]) -> list[tuple[float, bool]]:
+        """Return for each passage the sum of -ln P over its continuation, and whether greedy decoding recites it."""
+        # Filled up on the right, which in a causal model changes nothing before it.
+        rows = [self._prompts[i] + self._references[i] for i in batch]
+        width = max(map(len, rows)) - 1
+        ids_bs = torch.tensor([(row + [row[-1]] * width)[:width] for row in rows])
+        # Logits are needed from the last id of the shortest prompt on.
+        shortest = min(len(self._prompts[i]) for i in batch)
+        scores = []
+        for i, logits_nv in zip(batch, model.logits(ids_bs, width + 1 - shortest), strict=True):
+            reference_s = torch.tensor(self._references[i], device=logits_nv.device)
+            logits_sv = logits_nv[len(self._prompts[i]) - shortest :][: len(reference_s)]
+            nll = F.cross_entropy(logits_sv.float(), reference_s, reduction="sum")  # in float32 logits can be large
+            scores.append((nll.item(), logits_sv.argmax(dim=-1).equal(reference_s)))
+        return scores
 
 
 @contextmanager

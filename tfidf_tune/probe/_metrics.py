@@ -6,12 +6,10 @@ Memorization in Large Language Models" (https://arxiv.org/abs/2407.17817).
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from difflib import SequenceMatcher
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from rouge_score.rouge_scorer import RougeScorer
 
 
 def longest_prefix_match(generated: Sequence[int], reference: Sequence[int]) -> int:
@@ -21,58 +19,40 @@ def longest_prefix_match(generated: Sequence[int], reference: Sequence[int]) -> 
 
 
 def longest_memorized_substring(generated: Sequence[int], reference: Sequence[int]) -> int:
-    """Return the length in tokens of the longest run found anywhere in both; 0 if either sequence is empty.
-
-    With ``run[i, j]`` the longest common run that ends at ``generated[i]`` and at ``reference[j]``::
-
-        run[i, j] = run[i-1, j-1] + 1   if generated[i] == reference[j]   else 0
-        LMS       = max over i, j of run[i, j]
-
-    One row of ``run`` is kept at a time.
-    """
-    reference_ids = np.asarray(reference)
-    run = np.zeros(len(reference) + 1, dtype=np.int64)  # run[0] is before the reference
-    longest = 0
-    for token in generated:
-        # The right side is complete before the row is overwritten.
-        run[1:] = np.where(reference_ids == token, run[:-1] + 1, 0)
-        longest = max(longest, int(run.max()))
-    return longest
+    """Return the length in tokens of the longest run found anywhere in both; 0 if either sequence is empty."""
+    return SequenceMatcher(None, generated, reference, autojunk=False).find_longest_match().size
 
 
 def longest_common_subsequence(generated: Sequence[int], reference: Sequence[int]) -> int:
-    """Return the most tokens that occur in both in the same order, not necessarily next to each other.
-
-    One row at a time of the table ``L`` of all prefixes of the two::
-
-        L[i, j] = max(L[i-1, j], L[i, j-1], L[i-1, j-1] + [generated[i] == reference[j]])
-    """
-    reference_ids = np.asarray(reference)
-    row = np.zeros(len(reference) + 1, dtype=np.int64)
-    for token in generated:
-        # From above and from the diagonal; then from the left, which is a running maximum.
-        row[1:] = np.maximum(row[1:], row[:-1] + (reference_ids == token))
-        row = np.maximum.accumulate(row)
-    return int(row[-1])
+    """Return the most tokens that occur in both in the same order, not necessarily next to each other."""
+    # What is left of both is deleted and inserted: a replacement for 2 is no shorter way.
+    return (len(generated) + len(reference) - _distance(generated, reference, replacement=2)) // 2
 
 
 def edit_distance(generated: Sequence[int], reference: Sequence[int]) -> float:
     """Return Levenshtein's distance of tokens / length of the longer of the two, in [0, 1]; 0 if both are empty.
 
-    The distance is the least number of tokens to replace, insert and delete. One row at a time of the table ``D`` of
-    all prefixes of the two::
+    The distance is the least number of tokens to replace, insert and delete.
+    """
+    return _distance(generated, reference, replacement=1) / max(len(generated), len(reference), 1)
 
-        D[i, j] = min(D[i-1, j] + 1, D[i, j-1] + 1, D[i-1, j-1] + [generated[i] != reference[j]])
+
+def _distance(generated: Sequence[int], reference: Sequence[int], replacement: int) -> int:
+    """Return the least cost of edits, 1 for each insertion and deletion, by the table ``D`` of all prefixes.
+
+    One row of it at a time::
+
+        D[i, j] = min(D[i-1, j] + 1, D[i, j-1] + 1, D[i-1, j-1] + replacement * [generated[i] != reference[j]])
     """
     reference_ids = np.asarray(reference)
     insertions = np.arange(len(reference) + 1)
     row = insertions
     for token in generated:
-        replaced = row[:-1] + (reference_ids != token)
+        replaced = row[:-1] + replacement * (reference_ids != token)
         row = np.concatenate([row[:1] + 1, np.minimum(row[1:] + 1, replaced)])
         # From the left: each further insertion costs 1, so that a running minimum of the rest is enough.
         row = np.minimum.accumulate(row - insertions) + insertions
-    return int(row[-1]) / max(len(generated), len(reference), 1)
+    return int(row[-1])
 
 
 def rouge_l(generated: str, reference: str) -> float:
@@ -80,17 +60,21 @@ def rouge_l(generated: str, reference: str) -> float:
 
     Its words are runs of ASCII letters and digits in lower case: a text without any scores 0.
     """
-    return 100.0 * float(_rouge_scorer("rougeL").score(reference, generated)["rougeL"].fmeasure)
+    return _rouge(generated, reference, "rougeL")["rouge_l"]
 
 
 def rouge_scores(generated: str, reference: str) -> dict[str, float]:
     """Return ``rouge1``, ``rouge2`` and ``rouge_l`` of a summary, computed like :func:`rouge_l`."""
-    scores = _rouge_scorer("rouge1", "rouge2", "rougeL").score(reference, generated)
+    return _rouge(generated, reference, "rouge1", "rouge2", "rougeL")
+
+
+def _rouge(generated: str, reference: str, *types: str) -> dict[str, float]:
+    scores = _rouge_scorer(*types).score(reference, generated)
     return {name.replace("L", "_l"): 100.0 * float(score.fmeasure) for name, score in scores.items()}
 
 
 @functools.cache
-def _rouge_scorer(*types: str) -> "RougeScorer":
+def _rouge_scorer(*types: str) -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
     return RougeScorer(list(types), use_stemmer=True)

@@ -6,6 +6,7 @@ import zlib
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -20,8 +21,10 @@ from transformers import BitsAndBytesConfig
 
 from tfidf_tune.probe import (
     TokenLikelihoods,
+    before_eos,
     continue_prompts,
     generated_continuations,
+    greedy_continuations,
     on_base_model,
     require_known_ids,
     token_likelihoods,
@@ -115,8 +118,7 @@ class TokenIdRequests(LM):  # type: ignore[misc]
         # Numbers are what the tasks read; a single continuation answers all requests for it.
         responses: dict[int, str] = {}
         for indices, rows in zip(same.values(), self.continue_ids(asked, disable_tqdm), strict=True):
-            eos = self.eot_token_id
-            texts = [" ".join(map(str, row[: row.index(eos)] if eos in row else row)) for row in rows]
+            texts = [" ".join(map(str, before_eos(row, self.eot_token_id))) for row in rows]
             responses |= zip(indices, cycle(texts), strict=False)
         return [responses[index] for index in range(len(requests))]
 
@@ -213,11 +215,10 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
         total = sum(one.number for one in asked)
         with tqdm(total=total, disable=disable_tqdm or self.rank != 0, desc="Continuing token ids") as bar:
             made = continue_prompts(
-                self.model,
+                partial(greedy_continuations, self.model, eos_id=self.eot_token_id),
                 [asked[index].ids for index in greedy],
                 [asked[index].num_tokens for index in greedy],
                 batch_size=self._num_together,
-                eos_id=self.eot_token_id,
                 most_apart=0,
                 progress=lambda done, _: bar.update(done - bar.n),
             )

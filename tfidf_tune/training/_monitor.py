@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicCache
 
 from tfidf_tune.loss import HeadInput
 from tfidf_tune.models import HFCausalLM
-from tfidf_tune.probe import Decoding, MemorizationProbe, evaluating
+from tfidf_tune.probe import MemorizationProbe, decode_greedily, evaluating, most_positions
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import read_passages
 from tfidf_tune.training._errors import setup_errors
@@ -101,13 +101,9 @@ class PreparedModel:
 
     def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int]) -> list[list[int]]:
         """Continue each prompt greedily by its number of tokens."""
-        decoding = Decoding(prompts, num_tokens)
-        ids_bs = torch.tensor(decoding.start, device=self.device)
-        sizes = len(prompts), decoding.num_positions
+        sizes = len(prompts), most_positions(prompts, num_tokens)
         with _cached(self.model, *sizes, device=self.device, dtype=self.cache_dtype) as run:
-            for _ in range(decoding.num_steps):
-                ids_bs = decoding.append(_last_logits(run(ids_bs), 1).argmax(dim=-1))
-        return decoding.continuations()
+            return decode_greedily(lambda ids: _last_logits(run(ids), 1), prompts, num_tokens, device=self.device)
 
 
 @contextmanager
