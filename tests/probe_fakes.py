@@ -1,14 +1,17 @@
 """Stand-ins for passages, tokenizers, models and results, small enough to reason about."""
 
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tfidf_tune.data import Passage
+from tfidf_tune.probe import token_likelihoods
 
 VOCAB_SIZE = 64
 
@@ -66,6 +69,11 @@ def greedy_without_cache(model, prompts, num_tokens):
         following = model(input_ids=ids, use_cache=False).logits[:, -1].argmax(dim=-1, keepdim=True)
         ids = torch.cat([ids, following], dim=1)
     return ids[:, len(prompts[0]) :].tolist()
+
+
+def token_perplexity(model, blocks):
+    """Of blocks ``[n, s]``, the first id of each only context."""
+    return math.exp(np.mean([one.nll for one in token_likelihoods(model, blocks.tolist())]))
 
 
 def random_ids(length, seed):

@@ -5,10 +5,10 @@ import warnings
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from probe_fakes import random_ids, tiny_llama
+from probe_fakes import random_ids, tiny_llama, token_perplexity
 from safetensors.torch import load_file, save_file
 
-from tfidf_tune.probe import greedy_continuations, load_model, token_perplexity
+from tfidf_tune.probe import greedy_continuations, load_model
 
 # PEFT 0.18, which the fixtures call themselves, reads an attribute that transformers 5 has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

@@ -6,18 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from task_fakes import embedded_ids, prompts_seen, run_tasks
 
-from tfidf_tune.tasks._prompts import (
-    parse_token_ids,
-    prompt_settings,
-    prompts_of,
-)
+from tfidf_tune.tasks._prompts import parse_token_ids, prompts_for, prompts_of
 from tfidf_tune.tasks.memorization import documents
 
 TOKENIZERS = ["plain", "adds_bos", "sentencepiece", "llama"]
 
 
 def text_prompts(folder, **model_args):
-    return prompts_of(prompt_settings({"pretrained": str(folder), **model_args}))
+    return prompts_for({"pretrained": str(folder), **model_args})
 
 
 def test_an_invalid_prompt_or_response_is_refused_with_the_remedy(tokenizers):
@@ -26,7 +22,7 @@ def test_an_invalid_prompt_or_response_is_refused_with_the_remedy(tokenizers):
             parse_token_ids(text)
     assert parse_token_ids("") == []
     with pytest.raises(ValueError, match="need the model's tokenizer: give --model_args pretrained=MODEL"):
-        prompt_settings({"probe_file": "probe.jsonl"})
+        prompts_for({"probe_file": "probe.jsonl"})
     prompts = text_prompts(tokenizers["plain"])
     [space] = prompts.tokenizer.encode_batch([" "])[0]
     with pytest.raises(ValueError, match="it leaves no text to predict"):
@@ -53,7 +49,7 @@ def test_a_text_prompt_is_exact_only_if_the_model_sees_its_ids(tokenizer, add_bo
         output = run_tasks(model_args, "tfidf_memorization_prefixes", tmp_path / "out", **settings, batch_size=1)
     docs = output.docs("tfidf_memorization_prefixes")
     prompts = prompts_of(docs[0])
-    exact = [prompts.prompt(doc["prompt_ids"]).exact for doc in docs]
+    exact = [prompts.is_exact(doc["prompt_ids"]) for doc in docs]
     seen = prompts_seen(calls)
     assert exact == [doc["prompt_ids"] in seen for doc in docs]
     # From tokenizer.model only, transformers (and so the harness) leaves out the space before a text.

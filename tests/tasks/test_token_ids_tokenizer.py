@@ -8,13 +8,7 @@ from transformers import AutoTokenizer
 
 from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.tasks import save_token_ids_tokenizer
-from tfidf_tune.tasks._prompts import (
-    original_tokenizer,
-    parse_token_ids,
-    prompt_settings,
-    prompts_of,
-    token_ids_request,
-)
+from tfidf_tune.tasks._prompts import original_tokenizer, parse_token_ids, prompts_for, token_ids_request
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +46,10 @@ def test_it_has_a_number_for_every_row_and_nothing_else(tokenizer, folder, token
         assert len(AutoTokenizer.from_pretrained(tmp_path / str(size))) == size
     assert hf_tokenizer(original_tokenizer(str(folder))).fingerprint == hf_tokenizer(str(llama)).fingerprint
     assert original_tokenizer(str(llama)) is None
-    with_ids = prompt_settings({"pretrained": str(llama), "tokenizer": str(folder)})
-    assert with_ids["prompts"] == "token_ids"
-    assert prompts_of(with_ids).tokenizer.fingerprint == hf_tokenizer(str(llama)).fingerprint
-    assert prompt_settings({"pretrained": str(llama)})["prompts"] == "text"
+    with_ids = prompts_for({"pretrained": str(llama), "tokenizer": str(folder)})
+    assert with_ids.settings["prompts"] == "token_ids"
+    assert with_ids.tokenizer.fingerprint == hf_tokenizer(str(llama)).fingerprint
+    assert prompts_for({"pretrained": str(llama)}).settings["prompts"] == "text"
 
 
 def test_a_folder_with_something_in_it_is_left_alone(llama, tmp_path):

@@ -12,7 +12,6 @@ from tfidf_tune.probe._membership import (
     passage_scores,
     roc_auc,
     true_positive_rate,
-    zlib_score,
 )
 from tfidf_tune.probe._metrics import (
     edit_distance,
@@ -24,32 +23,13 @@ from tfidf_tune.probe._metrics import (
 )
 
 if TYPE_CHECKING:
-    from tfidf_tune.probe._decoding import (
-        before_eos,
-        continue_prompts,
-        decode_greedily,
-        generated_continuations,
-        greedy_continuations,
-        most_positions,
-    )
+    from tfidf_tune.probe._decoding import greedy_continuations
     from tfidf_tune.probe._documents import ProbeSample
-    from tfidf_tune.probe._likelihoods import (
-        TokenLikelihoods,
-        token_likelihoods,
-        token_perplexity,
-    )
-    from tfidf_tune.probe._loading import (
-        adapter_base,
-        load_model,
-        on_base_model,
-        require_known_ids,
-        with_adapter,
-    )
+    from tfidf_tune.probe._likelihoods import TokenLikelihoods, token_likelihoods
+    from tfidf_tune.probe._loading import adapter_base, load_model
     from tfidf_tune.probe._memorization import (
         MemorizationProbe,
-        MonitoredModel,
         ProbeTokenizer,
-        best_continuation,
         check_passages,
         compare_continuation,
         evaluating,
@@ -72,44 +52,32 @@ else:
 __all__ = [
     "Attack",
     "MemorizationProbe",
-    "MonitoredModel",
     "ProbeSample",
     "ProbeTokenizer",
     "Server",
     "TokenLikelihoods",
     "adapter_base",
-    "before_eos",
-    "best_continuation",
     "check_passages",
     "compare_continuation",
-    "continue_prompts",
-    "decode_greedily",
     "edit_distance",
     "evaluating",
     "exposure",
     "extraction_probability",
-    "generated_continuations",
     "greedy_continuations",
     "load_model",
     "longest_common_subsequence",
     "longest_memorized_substring",
     "longest_prefix_match",
     "membership_scores",
-    "most_positions",
     "num_samples_needed",
-    "on_base_model",
     "passage_scores",
     "planned_attacks",
     "probe",
-    "require_known_ids",
     "roc_auc",
     "rouge_l",
     "rouge_scores",
     "run_of",
     "token_likelihoods",
-    "token_perplexity",
     "true_positive_rate",
-    "with_adapter",
     "within_budget",
-    "zlib_score",
 ]

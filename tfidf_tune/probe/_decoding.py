@@ -69,17 +69,8 @@ def decode_greedily(
     """Append the most probable next id to each prompt, as often as ``num_tokens`` says; the lowest id wins a tie.
 
     Prompts of different lengths are not padded: the shorter ones are continued while the others are read.
-
-    Args:
-        logits_after (Callable[[Tensor], Tensor]): gets the ids ``[b, n]`` that follow those of its earlier calls, and
-            returns the logits after them, ``[b, n, v]``, or only the last.
-        prompts (Sequence[Sequence[int]]): token ids, at least one each.
-        num_tokens (Sequence[int]): ids to append to each.
-        device (torch.device): of the ids.
-        eos_id (int | None): ends a row; decoding stops when every row has ended. Default: None, no end.
-
-    Returns:
-        list[list[int]]: the appended ids without EOS and what follows it.
+    ``logits_after`` gets the ids ``[b, n]`` that follow those of its earlier calls, and returns the logits after them,
+    ``[b, n, v]``, or only the last. A row ends before EOS; decoding stops when every row has ended.
     """
     if not any(num_tokens):
         return [[] for _ in prompts]
@@ -151,8 +142,8 @@ def generated_continuations(
     prompt: Sequence[int],
     num_tokens: int,
     generation: Mapping[str, Any],
-    *,
     number: int = 1,
+    *,
     batch_size: int = 1,
     eos_id: int | None = None,
     seed: int = 0,

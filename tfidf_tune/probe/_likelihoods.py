@@ -1,4 +1,4 @@
-"""The likelihood of each token of a text under a model, from one forward pass over the complete text; perplexity."""
+"""The likelihood of each token of a text under a model, from one forward pass over the complete text."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.probe._loading import require_known_ids
@@ -77,36 +78,15 @@ def token_likelihoods(
     order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))  # too little memory is noticed immediately
     for first in range(0, len(order), batch_size):
         batch = order[first : first + batch_size]
-        longest = len(texts[batch[0]])
-        # Any id serves as padding: nothing after a text's end is scored.
-        padded = [[*texts[index], *[0] * (longest - len(texts[index]))] for index in batch]
-        logits_bsv = model(input_ids=torch.tensor(padded, device=device), use_cache=False).logits
+        # The last id is only scored. Any id serves as padding: nothing after a text's end is scored.
+        given = [torch.tensor(texts[index][:-1]) for index in batch]
+        logits_bsv = model(input_ids=pad_sequence(given, batch_first=True).to(device), use_cache=False).logits
         for index, logits_sv in zip(batch, logits_bsv, strict=True):  # one at a time: float32 copies are large
             following_s = torch.tensor(texts[index][1:], device=device)
             scored[index] = _scores(logits_sv[: len(following_s)].float(), following_s)
         if progress is not None:
             progress(len(batch))
     return [scored[index] for index in range(len(texts))]
-
-
-def token_perplexity(model: "PreTrainedModel", blocks: npt.NDArray[np.integer], *, batch_size: int = 16) -> float:
-    """Return the perplexity over the ``n · (s - 1)`` predictions of ``n`` non-overlapping blocks of ``s`` tokens.
-
-    Section "Perplexity" of the paper, ``D`` the evaluated positions::
-
-        PPL = exp( 1/|D| · sum over t in D of -ln P(x_t | x_<t) )
-
-    ``x_<t`` are the ids before ``t`` in the same block: the first id of a block is only context, no BOS is
-    added. The NLL of a token is that of :func:`token_likelihoods`, the sum is in float64. ``blocks`` are integers
-    ``[n, s]`` without padding.
-
-    Raises:
-        ValueError: If the blocks predict no token, or an id is outside the model's vocabulary.
-    """
-    if blocks.size == len(blocks):
-        raise ValueError(f"Blocks of shape {list(blocks.shape)} predict no token: give one of two tokens or more.")
-    scored = token_likelihoods(model, blocks.tolist(), batch_size=batch_size)
-    return float(np.exp(np.mean([tokens.nll for tokens in scored])))
 
 
 def _scores(logits_sv: Tensor, ids_s: Tensor) -> TokenLikelihoods:

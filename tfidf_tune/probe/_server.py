@@ -11,17 +11,17 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
 from tqdm import tqdm
 
 from tfidf_tune._checks import check_at_least, require_number
+from tfidf_tune.probe._documents import UNREADABLE, cause_of
 
 _NUM_ATTEMPTS = 3  # at an answer that is not what was asked for
 _PROMPT = "Once upon a time, there was a"
@@ -125,8 +125,8 @@ class Server:
         try:
             ((_, greedy, _),) = self.answers([asked], "Asking for log-probabilities")
         except ConnectionError as error:
-            if isinstance(error.__cause__, ValueError):  # an answer without them, or with wrong ones
-                return str(error.__cause__)
+            if isinstance(error.__cause__, UNREADABLE):  # an answer without them, or with wrong ones
+                return _problem(error.__cause__)
             if "status 4" in str(error) and "status 429" not in str(error):  # a request that the server refuses
                 return str(error)
             raise
@@ -137,27 +137,20 @@ class Server:
 
     def answers(self, requests: Sequence[Request], description: str) -> list[Any]:
         """Return the checked answers in order, or raise a ``ConnectionError`` if one fails in spite of all retries."""
-        # After the first failure no further request is sent; answers that are on their way are still recorded.
-        failed = threading.Event()
+        errors: list[Exception] = []
 
         def ask(request: Request) -> Any:
-            if failed.is_set():
-                return None
+            # After the first failure no further request is sent; answers that are on their way are still recorded.
             try:
-                return self._answer(request)
-            except BaseException:
-                failed.set()
-                raise
+                return None if errors else self._answer(request)
+            except Exception as error:
+                errors.append(error)
 
-        with tqdm(total=len(requests), desc=description) as bar, ThreadPoolExecutor(self._num_concurrent) as pool:
-            futures = [pool.submit(ask, request) for request in requests]
-            try:
-                for future in as_completed(futures):
-                    future.result()
-                    bar.update()
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
-            return [future.result() for future in futures]
+        with ThreadPoolExecutor(self._num_concurrent) as pool:
+            answers = list(tqdm(pool.map(ask, requests), total=len(requests), desc=description))
+        if errors:
+            raise errors[0]
+        return answers
 
     def _answer(self, request: Request) -> Any:
         content = json.dumps([self.base_url, request.path, request.payload], sort_keys=True)
@@ -171,9 +164,9 @@ class Server:
             try:
                 answer = request.check(self._send(request))
                 break
-            except ValueError as error:  # not JSON, or not what the check wants
+            except UNREADABLE as error:  # not JSON, or not what the check wants
                 if attempt == _NUM_ATTEMPTS:
-                    raise self._failed(request, f"{error}, {_NUM_ATTEMPTS} times") from error
+                    raise self._failed(request, f"{_problem(error)}, {_NUM_ATTEMPTS} times") from error
         # Only checked answers are recorded, each as a complete line.
         with self._lock:
             self._known[key] = answer
@@ -225,39 +218,15 @@ def _read_journal(file: Path | None) -> dict[str, Any]:
     return answers
 
 
-class _Logprobs(BaseModel):
-    tokens: list[str] = []
-    token_logprobs: list[float | None] = []
-    top_logprobs: list[dict[str, float] | None] | None = None
-
-
-class _Turn(BaseModel):
-    content: str | None
-
-
-class _Choice(BaseModel):
-    text: str | None = None  # of /completions
-    message: _Turn | None = None  # of /chat/completions
-    finish_reason: str | None = None
-    logprobs: Any = None  # other than :class:`_Logprobs` where a prompt is not echoed
-
-
-class _Usage(BaseModel):
-    prompt_tokens: int | None = None
-
-
-class Answer(BaseModel):
-    """The fields of an answer that are read."""
-
-    choices: tuple[_Choice]
-    usage: _Usage | None = None
+def _problem(error: BaseException) -> str:
+    return str(error) if isinstance(error, ValueError) else f"its answer is of another form ({cause_of(error)})"
 
 
 def _text(answer: Any) -> str:
     """Return the text of a completion or of a chat's next turn."""
-    (choice,) = Answer.model_validate(answer).choices
-    text = choice.text if choice.message is None else choice.message.content or ""
-    if text is None or not choice.finish_reason:
+    (choice,) = answer["choices"]
+    text = (choice["message"].get("content") or "") if choice.get("message") else choice.get("text")
+    if not isinstance(text, str) or not choice.get("finish_reason"):
         raise ValueError("its answer has no text, or ends early, without a finish_reason")
     return text
 
@@ -266,14 +235,13 @@ def _scored(
     answer: Any, given: str | list[int], whole: str | list[int], num_ids: int, num_given: int
 ) -> tuple[list[float], list[bool], bool]:
     """Return the NLL and the greedy mark of each scored token, and whether they are those of the document's ids."""
-    parsed = Answer.model_validate(answer)
-    logprobs = _Logprobs.model_validate(parsed.choices[0].logprobs or {})
-    if not logprobs.token_logprobs:
+    (choice,) = answer["choices"]
+    logprobs = choice.get("logprobs") or {}
+    if not (values := logprobs.get("token_logprobs")):
         raise ValueError("it gives no log-probabilities of the prompt (echo and logprobs)")
     # The echoed prompt comes first, then the token that had to be generated.
-    tokens, values = logprobs.tokens, logprobs.token_logprobs
-    top = logprobs.top_logprobs or [None] * len(values)
-    number = (parsed.usage and parsed.usage.prompt_tokens) or len(values) - 1
+    tokens, top = logprobs.get("tokens") or [], logprobs.get("top_logprobs") or [None] * len(values)
+    number = (answer.get("usage") or {}).get("prompt_tokens") or len(values) - 1
     if len(tokens) != len(values) or len(top) != len(values) or not 1 < number <= len(values):
         raise ValueError(f"it gives {len(values)} log-probabilities for {number} tokens of a prompt")
     # Where the scored part starts: counted from the end if ids are known, else by characters.

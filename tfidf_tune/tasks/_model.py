@@ -19,17 +19,9 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 from transformers import BitsAndBytesConfig
 
-from tfidf_tune.probe import (
-    TokenLikelihoods,
-    before_eos,
-    continue_prompts,
-    generated_continuations,
-    greedy_continuations,
-    on_base_model,
-    require_known_ids,
-    token_likelihoods,
-    with_adapter,
-)
+from tfidf_tune.probe import TokenLikelihoods, greedy_continuations, token_likelihoods
+from tfidf_tune.probe._decoding import before_eos, continue_prompts, generated_continuations
+from tfidf_tune.probe._loading import on_base_model, require_known_ids, with_adapter
 from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids, token_ids_request
 
 _DEFAULT_BATCH_SIZE = 64
@@ -52,7 +44,7 @@ class Asked(NamedTuple):
 
     ids: list[int]
     num_tokens: int
-    generation: dict[str, Any]  # of the document: "do_sample", "temperature" and "top_k", or "num_beams"; empty: greedy
+    generation: dict[str, Any]  # "do_sample", "temperature" and "top_k", or "num_beams"; empty: greedy
     number: int  # of continuations, more than 1 of samples only
 
 
@@ -83,19 +75,13 @@ class TokenIdRequests(LM):  # type: ignore[misc]
                 f"{self.max_length}: shorten the prompts or generate less; see the settings of the task"
             )
 
-    def is_scored_by_token(self, request: Instance) -> bool:
-        """Whether a request for a likelihood is answered by :meth:`score_ids`."""
-        return is_token_ids_request(request.args[0])
-
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue prompts of ids or text; the continuation of a prompt of ids is numbers, without EOS."""
-        is_ours = [is_token_ids_request(request.args[0]) for request in requests]
-        return _divided(requests, is_ours, self._continued, super().generate_until, disable_tqdm)
+        return _divided(requests, self._continued, super().generate_until, disable_tqdm)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Score continuations; those of token ids token by token, where :meth:`is_scored_by_token` says so."""
-        is_ours = [self.is_scored_by_token(request) for request in requests]
-        return _divided(requests, is_ours, self._scored, super().loglikelihood, disable_tqdm)
+        """Score continuations; those of token ids token by token."""
+        return _divided(requests, self._scored, super().loglikelihood, disable_tqdm)
 
     def _continued(self, requests: Sequence[Instance], disable_tqdm: bool) -> list[str]:
         same: dict[str, list[int]] = defaultdict(list)  # samples of one prompt are made together
@@ -106,7 +92,7 @@ class TokenIdRequests(LM):  # type: ignore[misc]
         for indices in same.values():
             first = requests[indices[0]]
             prompt, arguments = first.args
-            kwargs, generation = normalize_gen_kwargs(arguments), (first.doc or {}).get("generation") or {}
+            kwargs, generation = normalize_gen_kwargs(arguments), dict((first.doc or {}).get("generation") or {})
             if kwargs["do_sample"] and not generation:
                 raise ValueError(
                     f"prompts of token ids are continued greedily, but --gen_kwargs ask for sampling: {arguments}. "
@@ -114,6 +100,7 @@ class TokenIdRequests(LM):  # type: ignore[misc]
                 )
             ids, num_tokens = parse_token_ids(prompt), int(kwargs["max_gen_toks"])
             self.check_ids(ids, num_tokens)
+            generation.pop("num_samples", None)
             asked.append(Asked(ids, num_tokens, generation, len(indices) if generation.get("do_sample") else 1))
         # Numbers are what the tasks read; a single continuation answers all requests for it.
         responses: dict[int, str] = {}
@@ -131,17 +118,17 @@ class TokenIdRequests(LM):  # type: ignore[misc]
 
 def _divided(
     requests: Sequence[Instance],
-    is_ours: Sequence[bool],
     answer: Callable[[list[Instance], bool], list[Any]],
     answer_others: Callable[[list[Instance], bool], list[Any]],
     disable_tqdm: bool,
 ) -> list[Any]:
-    """Let two functions answer the requests that are theirs; return the answers in order."""
-    answers: dict[int, Any] = {}
+    """Let one function answer the requests of token ids, and another the rest; return the answers in order."""
+    is_ours = [is_token_ids_request(request.args[0]) for request in requests]
+    answers = {}
     for ours, function in ((True, answer), (False, answer_others)):
-        if indices := [index for index, own in enumerate(is_ours) if own == ours]:
-            answers |= zip(indices, function([requests[index] for index in indices], disable_tqdm), strict=True)
-    return [answers[index] for index in range(len(requests))]
+        chosen = [request for request, own in zip(requests, is_ours, strict=True) if own == ours]
+        answers[ours] = iter(function(chosen, disable_tqdm) if chosen else [])
+    return [next(answers[own]) for own in is_ours]
 
 
 class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
@@ -180,22 +167,10 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
                 self._model.resize_token_embeddings(len(self.tokenizer))
             self._model = with_adapter(self._model, peft, revision=revision)
 
-    def is_scored_by_token(self, request: Instance) -> bool:
-        """Whether its document has ``score_tokens``; of others the harness gives the sum."""
-        return super().is_scored_by_token(request) and bool((request.doc or {}).get("score_tokens"))
-
     def check_ids(self, ids: Sequence[int], num_new: int) -> None:
         """Refuse prompts that are too long, and ids that the embedding does not have."""
         require_known_ids(self.model, np.asarray(ids))
         super().check_ids(ids, num_new)
-
-    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        if is_token_ids_request(context):
-            pair = parse_token_ids(context), parse_token_ids(continuation)
-            self.check_ids(pair[0] + pair[1], num_new=0)
-        else:
-            pair = super()._encode_pair(context, continuation)
-        return pair
 
     @property
     def _num_together(self) -> int:
@@ -211,29 +186,24 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
     def continue_ids(self, asked: Sequence[Asked], disable_tqdm: bool) -> list[list[list[int]]]:
         """Continue prompts greedily in batches; sample, and search with beams, one prompt at a time."""
         # Batches of one length each (most_apart=0), so that a result does not depend on the other prompts.
-        greedy = [index for index, one in enumerate(asked) if not one.generation]
+        greedy, eos_id = [one for one in asked if not one.generation], self.eot_token_id
         total = sum(one.number for one in asked)
         with tqdm(total=total, disable=disable_tqdm or self.rank != 0, desc="Continuing token ids") as bar:
             made = continue_prompts(
-                partial(greedy_continuations, self.model, eos_id=self.eot_token_id),
-                [asked[index].ids for index in greedy],
-                [asked[index].num_tokens for index in greedy],
+                partial(greedy_continuations, self.model, eos_id=eos_id),
+                [one.ids for one in greedy],
+                [one.num_tokens for one in greedy],
                 batch_size=self._num_together,
                 most_apart=0,
                 progress=lambda done, _: bar.update(done - bar.n),
             )
-            rows = {index: [row] for index, row in zip(greedy, made, strict=True)}
-            for index, one in enumerate(asked):
-                if one.generation:
-                    rows[index] = generated_continuations(
-                        self.model,
-                        one.ids,
-                        one.num_tokens,
-                        {name: value for name, value in one.generation.items() if name != "num_samples"},
-                        number=one.number,
-                        batch_size=self._num_together,
-                        eos_id=self.eot_token_id,
-                        seed=zlib.crc32(token_ids_request(one.ids).encode()),
-                    )
-                    bar.update(one.number)
-        return [rows[index] for index in range(len(asked))]
+            rows, in_order = [], iter(made)
+            for one in asked:
+                if not one.generation:
+                    rows.append([next(in_order)])
+                    continue
+                seed = zlib.crc32(token_ids_request(one.ids).encode())
+                more: Any = {"batch_size": self._num_together, "eos_id": eos_id, "seed": seed}
+                rows.append(generated_continuations(self.model, *one, **more))
+                bar.update(one.number)
+        return rows

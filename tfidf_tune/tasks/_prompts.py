@@ -11,19 +11,19 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from datasets import Dataset
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.config.task import TaskConfig
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 
 from tfidf_tune._checks import require_choice
-from tfidf_tune.probe import longest_prefix_match, on_base_model
-
-if TYPE_CHECKING:
-    from tfidf_tune.data import HFTokenizer
+from tfidf_tune._files import atomic_folder
+from tfidf_tune.data import HFTokenizer, hf_tokenizer
+from tfidf_tune.probe import longest_prefix_match
+from tfidf_tune.probe._loading import on_base_model
 
 _PROMPTS = ("token_ids", "text", "ids_to_text")
 _OPENING = "token_ids:"
@@ -68,13 +68,9 @@ def save_token_ids_tokenizer(name: str, folder: str | os.PathLike[str]) -> None:
         FileExistsError, FileNotFoundError, ValueError: If ``folder`` is not empty, or ``name`` has no tokenizer.
     """
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
-    from transformers import AutoConfig, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
-    from tfidf_tune._files import atomic_folder
-    from tfidf_tune.data import hf_tokenizer
-
-    folder = Path(folder).expanduser()
-    if folder.exists() and any(folder.iterdir()):
+    if (folder := Path(folder).expanduser()).exists() and any(folder.iterdir()):
         raise FileExistsError(f"{str(folder)!r} already exists and is not empty: name another folder")
     # As many numbers as the embedding has rows, which can be more than the tokenizer has tokens.
     original = hf_tokenizer(name)
@@ -102,28 +98,25 @@ def original_tokenizer(name: str) -> str | None:
     return str(folder) if folder.is_dir() else None
 
 
-class Prompt(NamedTuple):
-    """A request for a continuation, and whether the model sees exactly the ids."""
-
-    request: str
-    exact: bool
-
-
 @dataclass(frozen=True)
 class TokenIdPrompts:
-    """Numbers, for our model or the pass-through tokenizer."""
+    """Numbers, for our model or the pass-through tokenizer; each document of a task carries the settings."""
 
-    tokenizer: "HFTokenizer"
+    settings: dict[str, Any]
+    tokenizer: HFTokenizer
 
-    def prompt(self, ids: Sequence[int]) -> Prompt:
+    def request(self, ids: Sequence[int]) -> str:
         """Return the request for a continuation of ids."""
-        return Prompt(token_ids_request(ids), exact=True)
+        return token_ids_request(ids)
+
+    def is_exact(self, ids: Sequence[int]) -> bool:
+        """Return whether the model sees exactly the ids of a request."""
+        return True
 
     def document(self, ids: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
         """Return the fields of a document that asks for a continuation of ids."""
-        request, exact = self.prompt(ids)
         lengths = {"num_prompt_tokens": len(ids), "max_new_tokens": max_new_tokens}
-        return {"request": request, "round_trip": exact, **lengths}
+        return {"request": self.request(ids), "round_trip": self.is_exact(ids), **lengths}
 
     def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
         """Return the ids of turns in the tokenizer's chat template, up to where the model answers."""
@@ -163,11 +156,12 @@ class TextPrompts(TokenIdPrompts):
     """
 
     harness_tokenizer: Any
-    add_bos_token: bool | None
 
-    def prompt(self, ids: Sequence[int]) -> Prompt:
-        text = self._text(ids)
-        return Prompt(text, exact=self._seen(text) == list(ids))
+    def request(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def is_exact(self, ids: Sequence[int]) -> bool:
+        return self._seen(self._text(ids)) == list(ids)
 
     def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
         # The server renders the turns; a model without one gets the words.
@@ -206,15 +200,14 @@ class TextPrompts(TokenIdPrompts):
     def survives(self, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> bool:
         response = self.harness_tokenizer.decode(list(reference_ids), skip_special_tokens=True)  # as HFLM decodes it
         same = self.response_ids(response, prompt_ids, reference_ids) == list(reference_ids)
-        return self.prompt(prompt_ids).exact and same
+        return self.is_exact(prompt_ids) and same
 
-    def _text(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+    _text = request
 
     def _seen(self, text: str) -> list[int]:
         """Return the ids of a text as HFLM encodes it: it adds no BOS if there is one."""
         bos = self.harness_tokenizer.bos_token
-        adds = self.add_bos_token is not False and not (bos and text.startswith(bos))
+        adds = self.settings["add_bos_token"] is not False and not (bos and text.startswith(bos))
         ids: list[int] = self.harness_tokenizer(text, add_special_tokens=adds, verbose=False)["input_ids"]
         return ids
 
@@ -223,15 +216,13 @@ class TextPrompts(TokenIdPrompts):
 class IdsToTextPrompts(TextPrompts):
     """Numbers, for a model that answers with text: ``local-completions`` with the pass-through tokenizer."""
 
-    prompt = TokenIdPrompts.prompt
+    request = TokenIdPrompts.request
+    is_exact = TokenIdPrompts.is_exact
     scored_text = TokenIdPrompts.scored_text
 
 
-def prompt_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Decide from the harness's metadata how prompts are sent, as ``prompts``: "token_ids", "text" or "ids_to_text".
-
-    Returns plain values that each document of a task carries, for :func:`prompts_of`.
-    """
+def prompts_for(metadata: Mapping[str, Any]) -> TokenIdPrompts:
+    """Decide from the harness's metadata how ids are sent, as ``prompts``: "token_ids", "text" or "ids_to_text"."""
     name = metadata.get("tokenizer") or metadata.get("pretrained")
     if not name:
         raise ValueError(
@@ -241,27 +232,23 @@ def prompt_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
     original = original_tokenizer(str(name))
     prompts = metadata.get("prompts") or ("text" if original is None else "token_ids")
     require_choice("prompts", prompts, _PROMPTS)
-    return {"tokenizer": str(original or name), "prompts": prompts, "add_bos_token": metadata.get("add_bos_token")}
+    return cached_prompts(str(original or name), prompts, metadata.get("add_bos_token"))
 
 
-def prompts_of(settings: Mapping[str, Any]) -> TokenIdPrompts:
-    """Return the way to send ids for the result of :func:`prompt_settings`, or for a document that carries it."""
-    return cached_prompts(settings["tokenizer"], settings["prompts"], settings["add_bos_token"])
+def prompts_of(doc: Mapping[str, Any]) -> TokenIdPrompts:
+    """Return how the ids of a task's document were sent."""
+    return cached_prompts(doc["tokenizer"], doc["prompts"], doc["add_bos_token"])
 
 
 @functools.cache
 def cached_prompts(name: str, prompts: str, add_bos_token: bool | None) -> TokenIdPrompts:
     """Load a tokenizer; empty this cache if another one may be in a folder of the same name."""
-    from tfidf_tune.data import hf_tokenizer
-
-    tokenizer = hf_tokenizer(name)
+    settings = {"tokenizer": name, "prompts": prompts, "add_bos_token": add_bos_token}
     if prompts == "token_ids":
-        return TokenIdPrompts(tokenizer)
-    from transformers import AutoTokenizer
-
-    arguments = {} if add_bos_token is None else {"add_bos_token": add_bos_token}
+        return TokenIdPrompts(settings, hf_tokenizer(name))
     kind = IdsToTextPrompts if prompts == "ids_to_text" else TextPrompts
-    return kind(tokenizer, AutoTokenizer.from_pretrained(name, **arguments), add_bos_token)
+    arguments = {} if add_bos_token is None else {"add_bos_token": add_bos_token}
+    return kind(settings, hf_tokenizer(name), AutoTokenizer.from_pretrained(name, **arguments))
 
 
 _TASK_KEYS = {field.name for field in dataclasses.fields(TaskConfig)}
@@ -279,38 +266,31 @@ class PromptTask(ConfigurableTask):  # type: ignore[misc]
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config={key: value for key, value in config.items() if key in _TASK_KEYS})
 
-    def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
+    def construct_requests(self, doc: dict[str, Any], ctx: str, **options: Any) -> list[Instance]:
         """Make the request of a document, as often as its ``generation`` asks for samples."""
-        # The harness passes what its options ask for; the request stays as it is.
-        kwargs.pop("apply_chat_template", None)
-        kwargs.pop("chat_template", None)
         generation = dict(doc.get("generation") or {})
         number = generation.pop("num_samples", 1)
-        if self.OUTPUT_TYPE == "loglikelihood":
-            arguments: tuple[Any, ...] = (doc["request"], doc["continuation"])
-        else:
+        arguments: Any = (doc["request"], doc.get("continuation"))
+        if self.OUTPUT_TYPE == "generate_until":
             settings = {**self.config.generation_kwargs, **generation, "max_gen_toks": doc["max_new_tokens"]}
             arguments = (doc["request"], settings)
-        return [
-            Instance(request_type=self.OUTPUT_TYPE, doc=doc, arguments=arguments, idx=index, **kwargs)
-            for index in range(number)
-        ]
+        named = {name: value for name, value in options.items() if "chat_template" not in name}
+        return [Instance(self.OUTPUT_TYPE, doc, arguments, index, **named) for index in range(number)]
 
 
-def task_documents(rows: list[dict[str, Any]], unit: str, settings: Mapping[str, Any]) -> dict[str, Dataset]:
+def task_documents(rows: list[dict[str, Any]], unit: str, prompts: TokenIdPrompts) -> dict[str, Dataset]:
     """Return documents in the form of the harness's ``custom_dataset``, and warn if text prompts change token ids.
 
-    At least one row, all with the same keys, ``round_trip`` among them; ``unit`` names them in the warning. The result
-    of :func:`~tfidf_tune.tasks._prompts.prompt_settings` is added to each.
+    At least one row, all with the same keys, ``round_trip`` among them; ``unit`` names them in the warning.
     """
     if num_lost := sum(not row["round_trip"] for row in rows):
         bos = "without add_bos_token=False in --model_args the tokenizer may add a BOS to each; "
         logger.warning(
             "%d of %d %s change as text, the model sees different token ids: %s`tfidf-tune eval` or a tokenizer of "
             "`tfidf-tune tasks --token-ids-tokenizer` sends ids instead",
-            num_lost, len(rows), unit, "" if settings["add_bos_token"] is False else bos,
+            num_lost, len(rows), unit, "" if prompts.settings["add_bos_token"] is False else bos,
         )  # fmt: skip
-    return {"test": Dataset.from_list([{**row, **settings} for row in rows])}
+    return {"test": Dataset.from_list([row | prompts.settings for row in rows])}
 
 
 def num_positions(metadata: Mapping[str, Any]) -> int | None:
@@ -318,9 +298,9 @@ def num_positions(metadata: Mapping[str, Any]) -> int | None:
     if not metadata.get("pretrained"):
         return None
     # The config alone is read, before any weights.
-    metadata = on_base_model(metadata)
-    more = {"revision": metadata.get("revision") or "main", "trust_remote_code": metadata.get("trust_remote_code")}
-    config = AutoConfig.from_pretrained(str(metadata["pretrained"]), **more)
+    named = {"revision": "main", **on_base_model(metadata)}
+    more = {key: named.get(key) for key in ("revision", "trust_remote_code")}
+    config = AutoConfig.from_pretrained(str(named["pretrained"]), **more)
     return getattr(config, "max_position_embeddings", None)
 
 

@@ -10,7 +10,8 @@ from lm_eval.models.vllm_causallms import VLLM
 from vllm import SamplingParams
 from vllm.platforms import current_platform
 
-from tfidf_tune.probe import TokenLikelihoods, on_base_model
+from tfidf_tune.probe import TokenLikelihoods
+from tfidf_tune.probe._loading import on_base_model
 from tfidf_tune.tasks._model import Asked, TokenIdRequests
 
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of LoRA, which vLLM allows as the largest

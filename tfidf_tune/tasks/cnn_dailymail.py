@@ -15,7 +15,7 @@ from lm_eval.api.filter import Filter
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data import encode_prompts, load_rows, summarization_prompt
 from tfidf_tune.probe import rouge_scores
-from tfidf_tune.tasks._prompts import check_length, prompt_settings, prompts_of, task_documents
+from tfidf_tune.tasks._prompts import check_length, prompts_for, prompts_of, task_documents
 
 _COLUMNS = {"article": str, "highlights": str}
 
@@ -40,29 +40,26 @@ def documents(
     max_new_tokens, max_source_tokens = cnn_dailymail_max_new_tokens, cnn_dailymail_max_source_tokens
     check_at_least(1, cnn_dailymail_max_new_tokens=max_new_tokens, cnn_dailymail_max_source_tokens=max_source_tokens)
     check_at_least(1, bertscore_num_layers=1 if bertscore_num_layers is None else bertscore_num_layers)
-    settings = prompt_settings(metadata)
+    prompts = prompts_for(metadata)
     check_length(metadata, max_source_tokens + max_new_tokens, "cnn_dailymail_max_source_tokens")
-    prompts = prompts_of(settings)
     # Rows without a text are left out; an id is the row's number if the data set has none.
+    articles = load_rows(cnn_dailymail_source, _COLUMNS, name=cnn_dailymail_name, split=cnn_dailymail_split)
     complete = [
         {"id": str(row.get("id") or number), "article": row["article"], "highlights": row["highlights"].strip()}
-        for number, row in enumerate(
-            load_rows(cnn_dailymail_source, _COLUMNS, name=cnn_dailymail_name, split=cnn_dailymail_split)
-        )
+        for number, row in enumerate(articles)
         if (row["article"] or "").strip() and (row["highlights"] or "").strip()
     ]
     if not complete:
         raise ValueError(f"{cnn_dailymail_source!r} has no article with highlights: name another cnn_dailymail_source")
-    articles = [example.pop("article") for example in complete]
-    all_ids, cut = encode_prompts(
-        prompts.tokenizer, [summarization_prompt] * len(articles), articles, max_source_tokens
-    )
+    instructions = [summarization_prompt] * len(complete)
+    texts = [example.pop("article") for example in complete]
+    all_ids, cut = encode_prompts(prompts.tokenizer, instructions, texts, max_source_tokens)
     bertscore = {"bertscore_model": bertscore_model, "bertscore_num_layers": bertscore_num_layers}
     rows = [
         {**example, **prompts.document(ids, max_new_tokens), "article_cut": index in cut, **bertscore}
         for index, (example, ids) in enumerate(zip(complete, all_ids, strict=True))
     ]
-    return task_documents(rows, "prompts", settings)
+    return task_documents(rows, "prompts", prompts)
 
 
 def process_results(doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
@@ -94,10 +91,7 @@ class BERTScoreFilter(Filter):  # type: ignore[misc]
 
     def apply(self, resps: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return for each document ``prediction``, ``bertscore_f1`` × 100 or None, and ``bertscore_missing``, why."""
-        # Of ids or of text, as each document says.
-        predictions = [
-            prompts_of(doc).response_text(responses[0]).strip() for responses, doc in zip(resps, docs, strict=True)
-        ]
+        predictions = [prompts_of(doc).response_text(said[0]).strip() for said, doc in zip(resps, docs, strict=True)]
         references = [doc["highlights"] for doc in docs]
         scores = _bertscores(predictions, references, docs[0]["bertscore_model"], docs[0]["bertscore_num_layers"])
         missing = scores if isinstance(scores, str) else None
@@ -131,10 +125,6 @@ def _bertscores(
         # RoBERTa was trained with a space before a text; transformers 5 ignores bert-score's request for it.
         scorer._tokenizer = AutoTokenizer.from_pretrained(model, add_prefix_space=True)
     # bert-score fails on an empty text, which scores 0.
-    filled = [index for index, prediction in enumerate(predictions) if prediction]
-    scores = [0.0] * len(predictions)
-    if filled:
-        *_, f1 = scorer.score([predictions[index] for index in filled], [references[index] for index in filled])
-        for index, value in zip(filled, f1.tolist(), strict=True):
-            scores[index] = 100.0 * value
-    return scores
+    filled = [pair for pair in zip(predictions, references, strict=True) if pair[0]]
+    f1 = iter(scorer.score(*map(list, zip(*filled, strict=True)))[2].tolist() if filled else [])
+    return [100.0 * next(f1) if prediction else 0.0 for prediction in predictions]

@@ -23,8 +23,8 @@ from tfidf_tune.probe import (
     roc_auc,
     token_likelihoods,
     true_positive_rate,
-    zlib_score,
 )
+from tfidf_tune.probe._membership import zlib_score
 from tfidf_tune.tasks._prompts import TokenIdPrompts, check_length, num_positions, task_documents
 from tfidf_tune.tasks.memorization import probed, whole_numbers
 
@@ -46,7 +46,7 @@ def documents(
     lengths = whole_numbers(prefix_lengths)
     check_at_least(1, max_new_tokens=max_new_tokens)
     check_at_least(0, offset=offset)
-    settings, prompts, passages = probed(metadata, probe_file, offset + max(lengths))
+    prompts, passages = probed(metadata, probe_file, offset + max(lengths))
     longest = num_positions(metadata)
     needed = [  # tokens to score at least, and what to lower if they are too many
         (offset + max(lengths) + 1, "offset or the prefix length")
@@ -65,7 +65,7 @@ def documents(
         scored = token_likelihoods(model, [row["token_ids"] for row in rows])
         for row, tokens in zip(rows, scored, strict=True):
             row["reference_nll"] = float(tokens.nll[row["num_given"] - 1 :].mean())
-    return task_documents(rows, "passages", settings)
+    return task_documents(rows, "passages", prompts)
 
 
 def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from tfidf_tune._checks import check_at_least
 from tfidf_tune.data import Passage, read_probe_file
 from tfidf_tune.data._passages import noisy_copy
 from tfidf_tune.data._tokenizer import TokenArray
-from tfidf_tune.probe import best_continuation, check_passages, compare_continuation
+from tfidf_tune.probe import check_passages, compare_continuation
 from tfidf_tune.probe._attacks import Attack, chat_messages, generation, require_noise
-from tfidf_tune.tasks._prompts import TokenIdPrompts, check_length, prompt_settings, prompts_of, task_documents
+from tfidf_tune.probe._memorization import best_continuation
+from tfidf_tune.tasks._prompts import TokenIdPrompts, check_length, prompts_for, prompts_of, task_documents
 
 _PROBE_FILE_VARIABLE = "TFIDF_TUNE_PROBE_FILE"
 
@@ -59,7 +60,7 @@ def documents(
         planned = [Attack(**fields) for fields in attacks]
     longest = max(attack.offset + attack.prefix_length for attack in planned)
     # Passages are checked before a document is made; noise draws from all their tokens.
-    settings, prompts, passages = probed(metadata, probe_file, longest)
+    prompts, passages = probed(metadata, probe_file, longest)
     every_token = np.concatenate([np.array(passage.token_ids, dtype=np.int32) for passage in passages])
     # A completion has its prompt: it is asked for once by each attack that does not choose another one.
     first = {attack.name: attack for attack in reversed(planned) if attack.name not in ("offset", "truncated")}
@@ -71,7 +72,7 @@ def documents(
     ]
     longest = max(row["num_asked"] + row["max_new_tokens"] for row in rows)
     check_length(metadata, longest, "max_new_tokens or the prefix length")
-    return task_documents(rows, "prompts or references", settings)
+    return task_documents(rows, "prompts or references", prompts)
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float | None]:
@@ -151,7 +152,7 @@ def _document(
         "prefix_length": length,
         "prompt_ids": prompt_ids,
         "reference_ids": reference_ids,
-        "request": prompts.prompt(asked_ids).request,
+        "request": prompts.request(asked_ids),
         "num_asked": len(asked_ids),
         "attack": attack.name,
         "prompt_text": prompt_text,
@@ -178,18 +179,17 @@ def whole_numbers(value: int | str | Sequence[int]) -> list[int]:
 
 def probed(
     metadata: Mapping[str, Any], probe_file: str | None, num_prompt: int
-) -> tuple[dict[str, Any], TokenIdPrompts, list[Passage]]:
-    """Return the settings of prompts, the way to send them, and the passages, none shorter than the longest prompt.
+) -> tuple[TokenIdPrompts, list[Passage]]:
+    """Return the way to send prompts, and the passages, none shorter than the longest prompt.
 
     The probe file is that of the settings or of the environment.
     """
-    settings = prompt_settings(metadata)
+    prompts = prompts_for(metadata)
     if not (file := probe_file or os.environ.get(_PROBE_FILE_VARIABLE)):
         raise ValueError(
             f"no probe file is named: give --metadata probe_file=RUN/probe.jsonl, or set {_PROBE_FILE_VARIABLE}. "
             "Training on the injected corpus writes one; `tfidf-tune probe make` makes one of your own text"
         )
     passages = read_probe_file(file)
-    prompts = prompts_of(settings)
     check_passages(prompts.tokenizer, passages, num_prompt)
-    return settings, prompts, passages
+    return prompts, passages

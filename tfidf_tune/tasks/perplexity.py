@@ -18,7 +18,7 @@ from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data import load_documents, text_blocks, without_shared_text
-from tfidf_tune.tasks._prompts import check_length, prompt_settings, prompts_of, task_documents
+from tfidf_tune.tasks._prompts import check_length, prompts_for, task_documents
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +46,8 @@ def documents(
     check_at_least(1, num_blocks=1 if num_blocks is None else num_blocks)
     if train_source is not None and shared_tokens > block_size:
         raise ValueError(f"shared_tokens is {shared_tokens}, more than block_size {block_size}: lower it")
-    settings = prompt_settings(metadata)
+    prompts = prompts_for(metadata)
     check_length(metadata, block_size, "block_size")
-    prompts = prompts_of(settings)
     texts = load_documents(wikitext2_source, name=wikitext2_name, split=wikitext2_split, column=wikitext2_column)
     # Which blocks are left out is not known before all have been read.
     read = num_blocks if train_source is None else None
@@ -70,7 +69,7 @@ def documents(
     rows = [{"block": index, **prompts.scored_text(ids)} for index, ids in enumerate(blocks.tolist())]
     # As text a block can have more tokens.
     check_length(metadata, max(row["num_predictions"] for row in rows), "block_size")
-    return task_documents(rows, "blocks", settings)
+    return task_documents(rows, "blocks", prompts)
 
 
 def other_documents(

@@ -16,7 +16,7 @@ from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data import encode_prompts, load_rows, squad_prompt
-from tfidf_tune.tasks._prompts import check_length, prompt_settings, prompts_of, task_documents
+from tfidf_tune.tasks._prompts import check_length, prompts_for, prompts_of, task_documents
 
 _COLUMNS = {"context": str, "question": str, "answers": dict}
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -40,36 +40,34 @@ def documents(
     """
     check_at_least(1, squad_max_new_tokens=squad_max_new_tokens)
     check_at_least(squad_max_new_tokens + 1, squad_max_seq_len=squad_max_seq_len)
-    settings = prompt_settings(metadata)
+    prompts = prompts_for(metadata)
     check_length(metadata, squad_max_seq_len, "squad_max_seq_len")
-    prompts = prompts_of(settings)
     # Questions that nobody answered cannot be scored.
+    questions = load_rows(squad_source, _COLUMNS, name=squad_name, split=squad_split)
     answered = [
-        (number, row, answers)
-        for number, row in enumerate(load_rows(squad_source, _COLUMNS, name=squad_name, split=squad_split))
+        (str(row.get("id") or number), row, answers)
+        for number, row in enumerate(questions)
         if row["context"] and row["question"] and (answers := _answers(row, squad_source))
     ]
     if not answered:
         raise ValueError(f"{squad_source!r} has no answered question: name another squad_source")
-    all_ids, cut = encode_prompts(
-        prompts.tokenizer,
-        [partial(squad_prompt, question=row["question"]) for _, row, _ in answered],
-        [row["context"] for _, row, _ in answered],
-        squad_max_seq_len - squad_max_new_tokens,
-    )
+    instructions = [partial(squad_prompt, question=row["question"]) for _, row, _ in answered]
+    contexts = [row["context"] for _, row, _ in answered]
+    all_ids, cut = encode_prompts(prompts.tokenizer, instructions, contexts, squad_max_seq_len - squad_max_new_tokens)
     # Whether a truncated context still has the answer is recorded, because it bounds the score.
-    rows = []
-    for index, ((number, row, answers), ids) in enumerate(zip(answered, all_ids, strict=True)):
-        context = prompts.tokenizer.decode(ids).rpartition("\nQuestion:")[0]
-        rows.append({
-            "id": str(row.get("id") or number),
+    kept = [prompts.tokenizer.decode(ids).rpartition("\nQuestion:")[0] for ids in all_ids]
+    rows = [
+        {
+            "id": name,
             "question": row["question"],
             "answers": answers,
             **prompts.document(ids, squad_max_new_tokens),
             "context_cut": index in cut,
-            "answer_in_prompt": any(answer in context for answer in answers),
-        })  # fmt: skip
-    return task_documents(rows, "prompts", settings)
+            "answer_in_prompt": any(answer in kept[index] for answer in answers),
+        }
+        for index, ((name, row, answers), ids) in enumerate(zip(answered, all_ids, strict=True))
+    ]
+    return task_documents(rows, "prompts", prompts)
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]:

@@ -16,7 +16,8 @@ from transformers.cache_utils import DynamicCache
 
 from tfidf_tune.loss import HeadInput
 from tfidf_tune.models import HFCausalLM
-from tfidf_tune.probe import MemorizationProbe, decode_greedily, evaluating, most_positions
+from tfidf_tune.probe import MemorizationProbe, evaluating
+from tfidf_tune.probe._decoding import decode_greedily, most_positions
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import read_passages
 from tfidf_tune.training._errors import setup_errors

@@ -7,11 +7,12 @@ import time
 
 import pytest
 from fork_jobs import ForkExecutor
+from probe_fakes import token_perplexity
 
 from research.experiment import _run, load_experiment, print_cells, run_experiment
 from tfidf_tune.compare import import_results
 from tfidf_tune.data import hf_tokenizer, load_documents, read_probe_file, text_blocks
-from tfidf_tune.probe import load_model, probe, token_perplexity
+from tfidf_tune.probe import load_model, probe
 
 
 @pytest.fixture

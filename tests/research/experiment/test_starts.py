@@ -9,10 +9,11 @@ import pytest
 import torch
 import transformers
 from omegaconf import OmegaConf
+from probe_fakes import token_perplexity
 
 from research.experiment import random_model, trained_model
 from tfidf_tune.data import hf_tokenizer, load_documents, text_blocks, train_embedded_tokenizer
-from tfidf_tune.probe import load_model, token_perplexity
+from tfidf_tune.probe import load_model
 from tfidf_tune.training import HFCheckpointer, Run, build_model
 from tfidf_tune.training import load_model as load_weights
 
