@@ -92,12 +92,9 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
     runs = results.checkpoints
     if len({one.run for one in runs}) < 2:
         found = f"only {runs[0].folder} ({runs[0].setting}, {runs[0].objective})" if runs else "no run"
-        raise ValueError(
-            f"nothing to compare: there is {found}. Give a second run, of the baseline or another objective; to look "
-            "at a single model, use `tfidf-tune probe audit`"
-        )
+        raise ValueError(f"nothing to compare: there is {found}; for a single model use `tfidf-tune probe audit`")
     objectives, table = comparable_runs(results, baseline)
-    totals = dict(_unit_totals(results.scores))
+    totals = _unit_totals(results.scores)
     columns = {
         measure.label: [totals.get((at, measure.metric, measure.kind)) for at in table.index]
         for measure in (*COMPARED, CONTROL_LMS, PASSAGE_NLL, VERBATIM)
@@ -108,18 +105,17 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
     return objectives[0], table.sort_values(["place", "rank"], kind="stable").drop(columns=["place", "rank"])
 
 
-def _unit_totals(scores: "pd.DataFrame") -> Iterator[tuple[tuple[int, str, str], tuple[Floats, Floats]]]:
+def _unit_totals(scores: "pd.DataFrame") -> dict[tuple[int, str, str], tuple[Floats, Floats]]:
     """Checkpoint, metric and kind -> sums and counts by unit; without aggregates, and those with a missing value."""
     rows = scores[scores["unit"] != ""]
+    keys = ["checkpoint", "metric", "kind"]
+    missing = rows["value"].isna().groupby([rows[key] for key in keys], observed=True).transform("any")
     units = rows["unit"].astype(str)
     units = units.where(rows["kind"] != "block", units.str.zfill(20))  # blocks are numbered
-    rows = rows.assign(sum=rows["value"] * rows["count"], unit=units)
-    keys = ["checkpoint", "metric", "kind"]
-    missing = set(rows.loc[rows["value"].isna(), keys].itertuples(index=False, name=None))
+    rows = rows.assign(sum=rows["value"] * rows["count"], unit=units)[~missing]
     totals = rows.groupby([*keys, "unit"], observed=True)[["sum", "count"]].sum()
-    for key, own in totals.groupby(level=keys, observed=True):
-        if key not in missing:
-            yield key, (own["sum"].to_numpy(float), own["count"].to_numpy(float))
+    by_key = totals.groupby(level=keys, observed=True)
+    return {key: (own["sum"].to_numpy(float), own["count"].to_numpy(float)) for key, own in by_key}
 
 
 def passage_lms(results: Results, measure: Measure = LMS) -> dict[int, Floats]:
@@ -128,7 +124,7 @@ def passage_lms(results: Results, measure: Measure = LMS) -> dict[int, Floats]:
     A checkpoint whose passages were not kept one by one, or with a missing value, is left out.
     """
     rows = results.scores[(results.scores["metric"] == measure.metric) & (results.scores["kind"] == measure.kind)]
-    return {checkpoint: sums / counts.mean() for (checkpoint, *_), (sums, counts) in _unit_totals(rows)}
+    return {checkpoint: sums / counts.mean() for (checkpoint, *_), (sums, counts) in _unit_totals(rows).items()}
 
 
 def shared_progress(evaluations: "pd.DataFrame", *measures: Measure) -> list[int]:
@@ -190,10 +186,7 @@ def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], 
             first = first_asked.setdefault((one.model, what), one)
             if first.asked[what] != digest:
                 both = " and ".join(f"{of.title}, {of.progress} % ({of.folder})" for of in (first, one))
-                raise ValueError(
-                    f"{both} cannot be compared, their {what} differ: evaluate both with one probe file, data set and "
-                    "settings"
-                )
+                raise ValueError(f"{both} cannot be compared, their {what} differ: evaluate both in the same way")
     return sorted(objectives, key=lambda name: name != baseline), run_table(results)
 
 
@@ -227,10 +220,24 @@ def compare_objectives(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFr
     names = ["setting", "objective", "measure", "baseline", "other", "reduction", *Interval._fields, "progress"]
     table = pd.DataFrame(rows, columns=names)
     table["p_value"] = table.groupby("setting")["p_value"].transform(holm)
-    said = pd.Series(
-        [Interval(one.low, one.high, one.num_units).significant for one in table.itertuples()], dtype=object
-    )
+    intervals = table[["low", "high", "num_units"]].itertuples(index=False, name=None)
+    said = pd.Series([Interval(*interval).significant for interval in intervals], dtype=object)
     return table.assign(significant=said.mask((said == "yes") & (table["p_value"] >= ALPHA), "no"))
+
+
+def _reduction(measure: Measure, baseline: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> tuple[float, ...]:
+    """Return both values, the reduction (NaN if it is not finite) and its interval."""
+    (before, counts), (after, _) = baseline, other
+
+    def reduction(before: Floats, after: Floats, counts: Floats, axis: int = -1) -> Any:
+        reference = measure.value(before, counts, axis)
+        return (reference - measure.value(after, counts, axis)) / reference
+
+    reference, value = (float(measure.value(sums, counts)) for sums in (before, after))
+    relative = (reference - value) / reference if reference else math.nan
+    if not math.isfinite(relative):
+        return (reference, value, math.nan, *Interval(math.nan, math.nan, len(counts)))
+    return (reference, value, relative, *bootstrap_interval(reduction, before, after, counts))
 
 
 def compare_at_equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFrame":
@@ -263,22 +270,22 @@ def compare_at_equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> "
         points = np.array([[value_of(one, PERPLEXITY), value_of(one, LMS)] for one in path])
         for objective in own["objective"].unique()[1:] if path and np.isfinite(points).all() else ():
             end = last[last["objective"] == objective]
-            perplexity, lms, own_bound = value_of(end, PERPLEXITY), value_of(end, LMS), _floor_bound(end)
-            if math.isfinite(perplexity) and not math.isnan(lms):
-                crossing = first_crossing(np.log(points[:, 0]), math.log(perplexity))
-                where: tuple[Any, ...] = (*(math.nan,) * 6, None)
-                if crossing is not None:
-                    first, second, weight = crossing
-                    before, after = points[[first, second], 1]
-                    where = (path[first]["progress"].iloc[0], path[second]["progress"].iloc[0], before, after)
-                    bound = float(np.max([_floor_bound(path[at]) for at in (first, second)]))
-                    recited = "less" if lms < min(before, after) else "more" if lms > max(before, after) else "between"
-                    if not math.isnan(own_bound + bound):
-                        recited = "not above controls"
-                    where += ((1 - weight) * before + weight * after, bound, recited)
-                extremes = points[:, 0].min(), points[:, 0].max()
-                progress = end["progress"].iloc[0]
-                rows.append((setting, objective, progress, perplexity, lms, own_bound, *extremes, *where))
+            perplexity, lms = value_of(end, PERPLEXITY), value_of(end, LMS)
+            if not math.isfinite(perplexity) or math.isnan(lms):
+                continue
+            own_bound, progress = _floor_bound(end), end["progress"].iloc[0]
+            row = [setting, objective, progress, perplexity, lms, own_bound, points[:, 0].min(), points[:, 0].max()]
+            crossing = first_crossing(np.log(points[:, 0]), math.log(perplexity))
+            if crossing is not None:
+                first, second, weight = crossing
+                before, after = points[[first, second], 1]
+                bound = float(np.max([_floor_bound(path[at]) for at in (first, second)]))
+                recited = "less" if lms < min(before, after) else "more" if lms > max(before, after) else "between"
+                if not math.isnan(own_bound + bound):
+                    recited = "not above controls"
+                row += [path[first]["progress"].iloc[0], path[second]["progress"].iloc[0], before, after]
+                row += [(1 - weight) * before + weight * after, bound, recited]
+            rows.append(dict(zip(_AT_EQUAL_PERPLEXITY, row, strict=False)))
     return pd.DataFrame(rows, columns=_AT_EQUAL_PERPLEXITY)
 
 
@@ -314,12 +321,25 @@ def lms_floor(evaluations: "pd.DataFrame") -> Floor | None:
     return floor_of(targets[0] / targets[1], controls[0] / controls[1])
 
 
+def lms_floors(evaluations: "pd.DataFrame") -> dict[tuple[str, str], Floor | None]:
+    """Setting and objective, in the order of the tables -> its floor at the last checkpoint with an LMS of all runs."""
+    last = {setting: at_last(own, LMS) for setting, own in evaluations.groupby("setting", sort=False)}
+    names = dict.fromkeys(evaluations[["setting", "objective"]].itertuples(index=False, name=None))
+    return {
+        (setting, objective): lms_floor(last[setting][last[setting]["objective"] == objective])
+        for setting, objective in names
+    }
+
+
 def floor_of(targets: Floats, controls: Floats) -> Floor:
     """Compare the average LMS of passages: targets ``[n]`` and controls ``[m]``."""
-    excess = bootstrap_interval(
-        lambda ours, theirs, axis=-1: ours.mean(axis) - theirs.mean(axis), targets, controls, paired=False
-    )
+    excess = bootstrap_interval(lambda a, b, axis=-1: a.mean(axis) - b.mean(axis), targets, controls, paired=False)
     return Floor(float(targets.mean()), float(controls.mean()), excess)
+
+
+def _floor_bound(evaluations: "pd.DataFrame") -> float:
+    floor = lms_floor(evaluations)
+    return floor.excess.high if floor is not None and floor.reached else math.nan
 
 
 def first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
@@ -331,29 +351,3 @@ def first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
         if min(start, end) <= goal <= max(start, end):
             return after - 1, after, float((goal - start) / (end - start))
     return None
-
-
-def _reduction(measure: Measure, baseline: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> tuple[float, ...]:
-    """Return both values, the reduction and its interval."""
-    counts = baseline[1]
-
-    def reduction(before: Floats, after: Floats, counts: Floats, axis: int = -1) -> Any:
-        reference = measure.value(before, counts, axis)
-        return (reference - measure.value(after, counts, axis)) / reference
-
-    values = [float(measure.value(sums, counts)) for sums in (baseline[0], other[0])]
-    relative = _relative(*values)
-    if math.isnan(relative):
-        return (*values, relative, *Interval(math.nan, math.nan, len(counts)))
-    return (*values, relative, *bootstrap_interval(reduction, baseline[0], other[0], counts))
-
-
-def _relative(baseline: float, other: float) -> float:
-    """Return the reduction, NaN if it is not finite."""
-    reduction = (baseline - other) / baseline if baseline else math.nan
-    return reduction if math.isfinite(reduction) else math.nan
-
-
-def _floor_bound(evaluations: "pd.DataFrame") -> float:
-    floor = lms_floor(evaluations)
-    return floor.excess.high if floor is not None and floor.reached else math.nan

@@ -15,7 +15,7 @@ from tfidf_tune.compare._table import UNKNOWN_OBJECTIVE, Checkpoint, Results, me
 from tfidf_tune.probe import _documents as logged
 from tfidf_tune.probe._runs import MILESTONE, checked_run, run_of
 
-Row: TypeAlias = tuple[str, str, str, float, float, float]
+_Row: TypeAlias = tuple[str, str, str, float, float, float]
 """metric, kind, unit, prefix, value, count."""
 
 _SCHEMAS: dict[str, TypeAdapter[Any]] = {
@@ -30,47 +30,51 @@ _MATCHES = ("lms", "prefix_match", "rouge_l", "verbatim", "edit_distance", "comm
 _BY_PREFIX = ("", "greedy")  # attacks whose scores are averaged by the length of the prompt
 
 
-class Scored(NamedTuple):
+class _Document(NamedTuple):
     """A document of a task: what was asked, what was expected, and the scores."""
 
     what: str  # "prompts", "passages", "perplexity blocks", "blocks of other text", "articles", "questions"
     unit: str
     expected: Any
-    rows: tuple[Row, ...]
+    rows: list[_Row]
     round_trip: bool = True  # whether token ids survived as text
+    as_text: bool = False  # whether the prompt was text
     bertscore_missing: str | None = None
-    sample: logged.ProbeSample | None = None
+    # Of prompts only:
+    sample: Any = None
     prompt: str = ""
     num_injections: int = 0
-    as_text: bool = False  # whether the prompt was text
 
 
-def is_ours(task: str) -> bool:
-    """Return whether a task is one of ours."""
-    return task.startswith(logged.MEMORIZATION) or task in _SCHEMAS
+def _kind(task: str) -> str:
+    """Return the key of a task's schema; there is none for a task that is not ours."""
+    return logged.MEMORIZATION if task.startswith(logged.MEMORIZATION) else task
 
 
-def parse_document(task: str, doc: Mapping[str, Any]) -> Scored:
+def _parse(task: str, doc: Any) -> _Document:
     """Check a document and return what the table of results has of it; a wrong one raises one of ``UNREADABLE``."""
-    fields = _SCHEMAS[logged.MEMORIZATION if task.startswith(logged.MEMORIZATION) else task].validate_python(doc)
+    fields = _SCHEMAS[_kind(task)].validate_python(doc)
     if task in (logged.PERPLEXITY, logged.OTHER_PERPLEXITY):
-        block, count = str(fields["block"]), fields["num_predictions"]
-        nll = -fields["log_likelihood"] / count
         is_other = task == logged.OTHER_PERPLEXITY
         metric, what = ("other_nll", "blocks of other text") if is_other else ("nll", "perplexity blocks")
+        block, count = str(fields["block"]), fields["num_predictions"]
+        nll = -fields["log_likelihood"] / count
         row = (metric, "block", block, math.nan, math.inf if math.isnan(nll) else nll, count)
-        return Scored(what, block, count, (row,), fields["round_trip"])
-    if task == logged.SUMMARIZATION:
-        unit, reason = fields.pop("id"), fields.pop("bertscore_missing") or "no reason given"
-        if fields["bertscore_f1"] is not None:
-            return Scored("articles", unit, None, _rows("article", unit, fields))
-        rows = _rows("article", unit, fields | {"bertscore_f1": math.nan})
-        return Scored("articles", unit, None, rows, bertscore_missing=reason)
-    if task == logged.QA:
-        unit = fields.pop("id")
-        return Scored("questions", unit, None, _rows("question", unit, fields))
+        return _Document(what, block, count, [row], fields["round_trip"])
+    if task in (logged.SUMMARIZATION, logged.QA):
+        kind = "article" if task == logged.SUMMARIZATION else "question"
+        unit, reason = fields.pop("id"), fields.pop("bertscore_missing", None) or "no reason given"
+        missing = reason if None in fields.values() else None
+        return _Document(f"{kind}s", unit, None, _rows(kind, unit, fields), bertscore_missing=missing)
     if task == logged.MEMBERSHIP:
-        return _scored_passage(fields)
+        kind, unit = fields["kind"], fields["passage_id"]
+        # "nll" alone is that of perplexity blocks.
+        scores = {"passage_nll" if name == "nll" else name: value for name, value in fields["scores"].items()}
+        rows = _rows(kind, unit, scores)
+        for prefix, nll in fields["continuations"]:
+            rows += _rows(kind, unit, {"continuation_nll": nll}, prefix)
+        as_text = fields["prompts"] == "text"
+        return _Document("passages", f"{kind} {unit}", fields["token_ids"], rows, fields["round_trip"], as_text)
     sample: logged.ProbeSample = fields["sample"]
     # No match can be longer than the shorter of the two.
     longest = min(len(sample.generated_ids), len(sample.reference_ids))
@@ -80,31 +84,41 @@ def parse_document(task: str, doc: Mapping[str, Any]) -> Scored:
     asked = {name: fields[name] for name in ("prompt_noise", "generation") if fields.get(name)}
     names = _MATCHES if sample.attack in _BY_PREFIX else ()
     scores = {name: value for name in names if (value := getattr(sample, name)) is not None}
-    return Scored(
+    return _Document(
         "prompts",
         sample.prompt_label,
         [sample.reference_ids, asked] if asked else sample.reference_ids,
         _rows(sample.kind, sample.passage_id, scores, sample.prefix_length),
         fields["round_trip"],
+        fields.get("prompts") == "text",
         sample=sample,
         prompt=fields["prompt_text"],
         num_injections=fields["num_injections"],
-        as_text=fields.get("prompts") == "text",
     )
 
 
-def with_scores(checkpoint: Checkpoint, documents: Iterable[Scored]) -> tuple[Checkpoint, list[Row]]:
+def _rows(kind: str, unit: str, values: Mapping[str, float | None], prefix: float = math.nan) -> list[_Row]:
+    """Make rows of scores; of a diverged model the NLLs are infinite, and other scores missing."""
+    rows = []
+    for metric, value in values.items():
+        if value is None or not math.isfinite(value):
+            value = math.inf if metric in ("passage_nll", "continuation_nll") else math.nan
+        rows.append((metric, kind, unit, prefix, float(value), 1.0))
+    return rows
+
+
+def _with_scores(checkpoint: Checkpoint, documents: Iterable[_Document]) -> tuple[Checkpoint, list[_Row]]:
     """Complete a checkpoint from the documents of all tasks; return it and its scores.
 
     A prompt that several tasks have counts once, as in the last.
     """
     found = {(doc.what, doc.unit): doc for doc in documents}
-    prompts = [(doc.sample, doc) for doc in found.values() if doc.sample is not None]
-    in_order = [*(doc for doc in found.values() if doc.sample is None), *(doc for _, doc in prompts)]
+    in_order = sorted(found.values(), key=lambda doc: doc.sample is not None)
+    prompts = [doc for doc in in_order if doc.sample is not None]
     asked: dict[str, dict[str, Any]] = {}
     for doc in in_order:
         asked.setdefault(doc.what, {})[doc.unit] = doc.expected
-    injections = {(sample.kind, sample.passage_id): doc.num_injections for sample, doc in prompts}
+    injections = {(doc.sample.kind, doc.sample.passage_id): doc.num_injections for doc in prompts}
     rows = [row for doc in in_order for row in doc.rows]
     rows += [row for at, number in injections.items() for row in _rows(*at, {"num_injections": number})]
     completed = replace(
@@ -113,34 +127,13 @@ def with_scores(checkpoint: Checkpoint, documents: Iterable[Scored]) -> tuple[Ch
             what: hashlib.sha256(json.dumps(sorted(questions.items())).encode()).hexdigest()[:12]
             for what, questions in asked.items()
         },
-        lost_prompts=sum(not doc.round_trip for _, doc in prompts),
+        lost_prompts=sum(not doc.round_trip for doc in prompts),
         lost_blocks=sum(not doc.round_trip for doc in in_order if doc.what == "perplexity blocks"),
         text_prompts=any(doc.as_text for doc in in_order),
         bertscore_missing=tuple(dict.fromkeys(doc.bertscore_missing for doc in in_order if doc.bertscore_missing)),
-        samples=tuple((sample, doc.prompt) for sample, doc in prompts),
+        samples=tuple((doc.sample, doc.prompt) for doc in prompts),
     )
     return completed, rows
-
-
-def _scored_passage(fields: Mapping[str, Any]) -> Scored:
-    kind, unit = fields["kind"], fields["passage_id"]
-    defined = {name: _defined(name, value) for name, value in fields["scores"].items()}
-    rows = _rows(kind, unit, {"passage_nll": defined.pop("nll"), **defined})  # "nll" is that of perplexity blocks
-    for prefix, nll in fields["continuations"]:
-        rows += _rows(kind, unit, {"continuation_nll": _defined("nll", nll)}, prefix)
-    as_text = fields["prompts"] == "text"
-    return Scored("passages", f"{kind} {unit}", fields["token_ids"], rows, fields["round_trip"], as_text=as_text)
-
-
-def _defined(name: str, value: float) -> float:
-    """Return a score; of a diverged model an infinite NLL, and no other score."""
-    if math.isfinite(value):
-        return value
-    return math.inf if name == "nll" else math.nan
-
-
-def _rows(kind: str, unit: str, values: Mapping[str, float], prefix: float = math.nan) -> tuple[Row, ...]:
-    return tuple((metric, kind, unit, prefix, float(value), 1.0) for metric, value in values.items())
 
 
 _RESULTS_FILE = re.compile(r".+_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json")
@@ -176,7 +169,7 @@ def import_results(folders: Sequence[str | Path]) -> Results:
             objective, learning rate and seed.
     """
     found: dict[Path, _ResultsFile] = {}
-    for label, folder in [split_label(str(folder)) for folder in folders]:  # refuses any before one is read
+    for label, folder in [_split_label(str(folder)) for folder in folders]:  # refuses any before one is read
         for file, result in _results_below(folder, label):
             if found.setdefault(file, result).run[0] is None:  # a label counts, in whichever folder
                 found[file] = result
@@ -191,26 +184,24 @@ def import_results(folders: Sequence[str | Path]) -> Results:
     for run in runs:
         first = distinct.setdefault(run.run, run)
         if first is not run:
-            raise ValueError(
-                f"{first.folder} and {run.folder} are both {run.title}: leave one out, or label them as "
-                "OBJECTIVE=FOLDER"
-            )
+            both = f"{first.folder} and {run.folder}"
+            raise ValueError(f"{both} are both {run.title}: leave one out, or label them as OBJECTIVE=FOLDER")
     checkpoints: list[Checkpoint] = []
     rows: list[tuple[Any, ...]] = []
     for run, same in zip(runs, by_run.values(), strict=True):
         for progress in sorted({result.named.progress for result in same}):
             by_date = sorted((one for one in same if one.named.progress == progress), key=lambda one: one.date)
-            newest = {task: file for one in by_date for task, file in one.samples_files.items() if is_ours(task)}
+            newest = {task: file for one in by_date for task, file in one.samples_files.items()}
             if documents := [doc for task, file in newest.items() for doc in _documents(task, file)]:
                 named = replace(run, progress=progress, checkpoint=by_date[-1].named.checkpoint)
-                completed, scores = with_scores(named, documents)
+                completed, scores = _with_scores(named, documents)
                 rows += [(len(checkpoints), *score) for score in scores]
                 checkpoints.append(completed)
     provenance = merge_provenance([same[0].provenance for same in by_run.values()])
     return Results(tuple(checkpoints), scores_table(rows), provenance)
 
 
-def split_label(text: str) -> tuple[str | None, Path]:
+def _split_label(text: str) -> tuple[str | None, Path]:
     """Return label and folder; either may contain "=": "Goldfish (k=4)"."""
     parts = text.split("=")
     readings = [(None, text), *(("=".join(parts[:cut]), "=".join(parts[cut:])) for cut in range(1, len(parts)))]
@@ -230,33 +221,40 @@ def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _Res
     found = False
     for file in files:
         date = file.stem.rsplit("_", maxsplit=1)[1]
-        samples_files = {
+        samples = {
             sample.name.removeprefix("samples_").removesuffix(f"_{date}.jsonl"): sample
             for sample in sorted(file.parent.glob(f"samples_*_{date}.jsonl"))
         }
-        found |= any(map(is_ours, samples_files))
-        yield file, _ResultsFile(*_identified(file, label), date, samples_files)
+        samples = {task: sample for task, sample in samples.items() if _kind(task) in _SCHEMAS}
+        found |= bool(samples)
+        yield file, _ResultsFile(*_identified(file, label), date, samples)
     if not found:
         raise FileNotFoundError(
-            f"no results of our tasks below {folder} (looked for results_<date>.json with samples_tfidf_*_<date>.jsonl "
-            f"next to it; there are {len(files)} results files): evaluate it by `tfidf-tune eval` with --log_samples "
-            "and --output_path"
+            f"no results of our tasks below {folder} (there are {len(files)} results files): evaluate it by "
+            "`tfidf-tune eval` with --log_samples and --output_path"
         )
 
 
 def _identified(file: Path, label: str | None) -> tuple[tuple[str | None, str], Checkpoint, dict[str, str] | None]:
     """Return what all files of the run have in common, the names of the checkpoint, and the run's provenance.
 
-    The run is what the evaluation has recorded, otherwise what lies next to the checkpoint, or above the results if the
-    folder was moved. The names of any other model are its own and those of the label; the model is empty if only the
-    objective is known.
+    The model is empty if only the objective is known.
     """
-    model_args, recorded = _evaluated(file)
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        arguments = content["config"]["model_args"] or {}
+        if isinstance(arguments, str):
+            arguments = dict(part.split("=", maxsplit=1) for part in arguments.split(",") if part)
+        model_args = {key: str(value) for key, value in arguments.items()}
+        recorded = [(task.get("metadata") or {}).get("run") for task in content.get("configs", {}).values()]
+    except logged.UNREADABLE as error:
+        raise ValueError(f"{file}: not a results file of lm_eval ({logged.cause_of(error)})") from error
     checkpoint = next((model_args[key] for key in ("peft", "pretrained", "model") if key in model_args), None)
     if checkpoint is None:
         raise ValueError(f"{file}: its config.model_args name no model, by pretrained=... or model=...")
-    run = checked_run(recorded, file) if recorded else run_of(model_args)
-    # The nearest folder above the results that is a run's.
+    # The run is what the evaluation has recorded, else what lies next to the checkpoint, or if the folder was moved, in
+    # the nearest folder above the results.
+    run = next((checked_run(one, file) for one in recorded if one), None) or run_of(model_args)
     moved = (run_of({"pretrained": str(folder / Path(checkpoint).name)}) for folder in file.resolve().parents)
     if run := run or next(filter(None, moved), {}):
         source = run["folder"]
@@ -275,27 +273,12 @@ def _identified(file: Path, label: str | None) -> tuple[tuple[str | None, str], 
     return (label, source), Checkpoint(**run, checkpoint=checkpoint), provenance
 
 
-def _evaluated(file: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the model's arguments, which the harness writes as an object or as "k=v,k=v", and the recorded run."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        arguments = content["config"]["model_args"]
-        if isinstance(arguments, str):
-            arguments = dict(part.split("=", maxsplit=1) for part in arguments.split(",") if part)
-        runs = [(task.get("metadata") or {}).get("run") for task in content.get("configs", {}).values()]
-        return {key: str(value) for key, value in (arguments or {}).items()}, next(filter(None, runs), {})
-    except logged.UNREADABLE as error:
-        raise ValueError(f"{file}: not a results file of lm_eval ({logged.cause_of(error)})") from error
-
-
-def _documents(task: str, file: Path) -> Iterator[Scored]:
+def _documents(task: str, file: Path) -> Iterator[_Document]:
     number = 0
     try:
         with file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):  # noqa: B007 (for the message)
-                yield parse_document(task, json.loads(line)["doc"])
+                yield _parse(task, json.loads(line)["doc"])
     except logged.UNREADABLE as error:
-        raise ValueError(
-            f"{file}, line {number}: not a document of our tasks ({logged.cause_of(error)}): evaluate again, or "
-            "remove the file"
-        ) from error
+        cause = logged.cause_of(error)
+        raise ValueError(f"{file}, line {number}: not a document of our tasks ({cause}): evaluate again") from error

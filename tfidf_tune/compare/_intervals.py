@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -192,10 +191,12 @@ def over_seeds_and_passages(
     from scipy.special import stdtr, stdtrit
 
     rng, degrees = np.random.default_rng(SEED), estimate.num_seeds - 1
-    means = sum(_resampled_means(passages, rng) for passages in deviations)
+    means = np.zeros(NUM_RESAMPLES)
+    for passages in deviations:
+        means += passages[rng.integers(len(passages), size=(NUM_RESAMPLES, len(passages)))].mean(axis=1)
     error = (estimate.high - estimate.mean) / float(stdtrit(degrees, (1 + CONFIDENCE_LEVEL) / 2))
     # Quantiles of T in random order are a sample of it without its noise.
-    seeds = error * rng.permutation(_t_quantiles(degrees, NUM_RESAMPLES))
+    seeds = error * rng.permutation(stdtrit(degrees, (np.arange(NUM_RESAMPLES) + 0.5) / NUM_RESAMPLES))
     draws = estimate.mean + seeds + means
     low, high = np.quantile(draws, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
     if error > _ROUNDING:
@@ -211,25 +212,6 @@ def _share_beyond_0(resamples: npt.NDArray[np.float64]) -> float:
     """Return the two-sided p-value of 0 of :func:`bootstrap_interval`."""
     fewest_beyond = min(np.count_nonzero(resamples <= 0), np.count_nonzero(resamples >= 0))
     return min(1.0, 2 * (1 + int(fewest_beyond)) / (1 + len(resamples)))
-
-
-def _resampled_means(values: npt.NDArray[np.float64], rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    number = len(values)
-    rows = max(1, _BATCH_ELEMENTS // number)
-    return np.concatenate(
-        [
-            values[rng.integers(number, size=(min(rows, NUM_RESAMPLES - done), number))].mean(axis=1)
-            for done in range(0, NUM_RESAMPLES, rows)
-        ]
-    )
-
-
-@cache
-def _t_quantiles(degrees: int, number: int) -> npt.NDArray[np.float64]:
-    """Return quantiles of Student's t in the middle of so many equal shares."""
-    from scipy.special import stdtrit
-
-    return np.asarray(stdtrit(degrees, (np.arange(number) + 0.5) / number), dtype=np.float64)
 
 
 def holm(p_values: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -306,7 +288,10 @@ def membership(members: Floats, others: Floats) -> Membership:
     wins = win_shares(members, others)
 
     def auc_of(member_indices: Any, other_indices: Any, axis: int = -1) -> Any:
-        member_counts, other_counts = _counts(member_indices), _counts(other_indices)
+        member_counts, other_counts = (
+            np.apply_along_axis(np.bincount, -1, indices.astype(np.int64), minlength=size).astype(np.float64)
+            for indices, size in zip((member_indices, other_indices), wins.shape, strict=True)
+        )
         return ((member_counts @ wins) * other_counts).sum(axis) / wins.size
 
     def tpr_of(member_indices: Any, other_indices: Any, axis: int = -1) -> Any:
@@ -320,12 +305,3 @@ def membership(members: Floats, others: Floats) -> Membership:
         float(true_positive_rate(members, others).mean()),
         bootstrap_interval(tpr_of, member_indices, other_indices, paired=False),
     )
-
-
-def _counts(indices: Any) -> Any:
-    """Return how often each of n indices occurs in rows ``[..., n]`` of them."""
-    indices = np.asarray(indices, dtype=np.int64)
-    rows = indices.reshape(-1, indices.shape[-1])
-    num_rows, size = rows.shape
-    places = rows + size * np.arange(num_rows)[:, None]
-    return np.bincount(places.ravel(), minlength=num_rows * size).reshape(indices.shape).astype(np.float64)

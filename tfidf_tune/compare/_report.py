@@ -1,31 +1,20 @@
 """Runs side by side as a report."""
 
-from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tfidf_tune.compare._evaluations import (
-    at_last,
-    compare_at_equal_perplexity,
-    compare_objectives,
-    evaluation_table,
-    having_at_last,
-    lms_floor,
-)
+from tfidf_tune.compare._evaluations import compare_objectives, evaluation_table, having_at_last, lms_floors
 from tfidf_tune.compare._examples import recitation_examples
 from tfidf_tune.compare._figures import comparison_figures
 from tfidf_tune.compare._intervals import NUM_RESAMPLES, SEED
-from tfidf_tune.compare._table import ANSWER_MEASURES, LMS, PERPLEXITY, SUMMARY_MEASURES, Checkpoint, Results
+from tfidf_tune.compare._table import LMS, Checkpoint, Results
 from tfidf_tune.compare._tables import comparison_tables, is_detectable
-from tfidf_tune.compare._verdict import RECITED_MARK, Pair, verdict
-from tfidf_tune.report._document import Example, Footnotes, Report, Table, joined
+from tfidf_tune.compare._verdict import RECITED_MARK, verdict
+from tfidf_tune.report._document import Example, Footnotes, Report, joined
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# In the order of preference: what a reduction costs.
-_UTILITIES = [PERPLEXITY, SUMMARY_MEASURES[2], ANSWER_MEASURES[1]]
 
 
 def comparison_report(results: Results, *, baseline: str | None = None) -> Report:
@@ -39,15 +28,16 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
         ValueError: If there is only one run, no run has the baseline, or runs of a model were not asked the same.
     """
     baseline, evaluations = evaluation_table(results, baseline=baseline)
-    reductions = compare_objectives(evaluations, baseline)
-    at_equal_perplexity = compare_at_equal_perplexity(evaluations, baseline)
-    have = {str(name): own["objective"].tolist() for name, own in evaluations.groupby("setting", sort=False)}
+    reductions, floors = compare_objectives(evaluations, baseline), lms_floors(evaluations)
     notes = Footnotes()
-    tables = comparison_tables(results, evaluations, reductions, at_equal_perplexity, baseline, notes)
+    tables = comparison_tables(results, evaluations, reductions, floors, baseline, notes)
+    at_chance = {names for names, floor in floors.items() if floor is not None and floor.reached}
+    likelihoods = [row for one in tables if one.name == "membership" for row in one.frame.to_dict("records")]
+    detectable = {(row["Model"], row["Objective"]) for row in likelihoods if is_detectable(row)}
     others = [one.objective for one in results.checkpoints if one.objective != baseline]
     return Report(
         title=f"{joined(others)} against {baseline}" if others else baseline,
-        verdict=verdict(_pairs(evaluations, reductions, tables, baseline), have, baseline),
+        verdict=verdict(reductions, list(floors), at_chance, detectable, baseline),
         tables=tables,
         figures=comparison_figures(results, evaluations),
         examples=_examples(results, evaluations),
@@ -55,38 +45,6 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
         provenance=_provenance(results, baseline),
         footnotes=notes.texts,
     )
-
-
-def _pairs(
-    evaluations: "pd.DataFrame", reductions: "pd.DataFrame", tables: Sequence[Table], baseline: str
-) -> list[Pair]:
-    """Put each objective beside the baseline of its setting, in the order of the tables."""
-    measured: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in reductions.itertuples():
-        measured.setdefault((row.setting, row.objective), {})[row.measure] = row
-    detected = {
-        (row["Model"], row["Objective"])
-        for table in tables
-        if table.name == "membership"
-        for row in table.frame.to_dict("records")
-        if is_detectable(row)
-    }
-    pairs = []
-    for setting, own in evaluations.groupby("setting", sort=False):
-        objectives, last = list(dict.fromkeys(own["objective"])), at_last(own, LMS)
-        floors = {name: lms_floor(last[last["objective"] == name]) for name in objectives}
-        at_chance = {name: floor is not None and floor.reached for name, floor in floors.items()}
-        for objective in objectives if baseline in objectives else ():
-            if objective != baseline:
-                rows = measured.get((str(setting), objective), {})
-                recited = rows.get(LMS.label)
-                costs = [rows[utility.label] for utility in _UTILITIES if utility.label in rows]
-                if recited is not None:  # at the same checkpoint
-                    costs = [cost for cost in costs if cost.progress == recited.progress]
-                chances = at_chance[objective], at_chance[baseline]
-                is_detected = (setting, objective) in detected
-                pairs.append(Pair(str(setting), objective, recited, next(iter(costs), None), *chances, is_detected))
-    return pairs
 
 
 def _examples(results: Results, evaluations: "pd.DataFrame") -> list[Example]:

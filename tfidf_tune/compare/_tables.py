@@ -5,14 +5,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from tfidf_tune.compare._evaluations import at_last, average_scores, having_at_last, lms_floor, unit_totals, value_of
+from tfidf_tune.compare._evaluations import (
+    Floor,
+    at_last,
+    average_scores,
+    compare_at_equal_perplexity,
+    having_at_last,
+    unit_totals,
+    value_of,
+)
 from tfidf_tune.compare._intervals import (
-    ENOUGH_UNITS,
-    MIN_UNITS,
     NUM_RESAMPLES,
-    Membership,
     binomial_upper_bound,
     bootstrap_interval,
     membership,
@@ -34,13 +38,13 @@ from tfidf_tune.compare._table import (
 )
 from tfidf_tune.compare._verdict import (
     BOUND,
-    FEW_UNITS,
     LMS_EXPLAINED,
     NEAR_EXPLAINED,
     SEVERAL_COMPARISONS,
     SIGNIFICANCE_NOTE,
     TEXT_PROMPTS,
     cell,
+    few_units,
     prompt_length,
     span,
     why_no_interval,
@@ -53,15 +57,9 @@ if TYPE_CHECKING:
 
 _SCORES = ("passage_nll", "zlib", "min_k", "min_k_plus_plus", "reference_nll")
 _NUM_SAMPLES = 1000
-_ENDS = ("", " from", " to")
 _ATTACKS = ("Loss", "zlib", "Min-K%", "Min-K%++", "Loss against start")
 _EXTRACTED = f"Extracted by {_NUM_SAMPLES:,} samples (%)"
-_IN_PERCENT = ("TPR at 1 % FPR (%)", "TPR from", "TPR to")
-_HEADERS = (
-    *("NLL of targets", "NLL of controls", "Gap", "Gap from", "Gap to"),
-    *(f"AUC{'' if attack == 'Loss' else f' {attack}'}{end}" for attack in _ATTACKS for end in _ENDS),
-    *(*_IN_PERCENT, "Exposure (bits)", _EXTRACTED),
-)
+_IN_PERCENT = ("TPR at 1 % FPR (%)", "TPR from", "TPR to", _EXTRACTED)
 
 
 def membership_table(
@@ -73,19 +71,12 @@ def membership_table(
     """
     import pandas as pd
 
-    rows, fewest = [], []
-    for labels, checkpoints in groups:
-        found = _row(scores, checkpoints)
-        if found is None:
-            continue
-        row, made = found
-        rows.append({**labels, **row})
-        fewest.append(made.auc_interval.num_units)
-    frame = pd.DataFrame(rows, columns=[*(groups[0][0] if groups else ()), *_HEADERS])
-    few = [FEW_UNITS] if fewest and MIN_UNITS <= min(fewest) < ENOUGH_UNITS else []
+    rows = [{**labels, **row} for labels, checkpoints in groups if (row := _row(scores, checkpoints))]
+    frame = pd.DataFrame(rows, columns=list(rows[0]) if rows else [])
+    fewest = frame.pop("units").min() if rows else 0
     intervals = (
         f"From and to: 95 %, percentile bootstrap of {NUM_RESAMPLES:,} resamples of passages, targets and controls "
-        f"separately.{footnotes.mark(*few)}"
+        f"separately.{footnotes.mark(*few_units(fewest))}"
     )
     notes = [
         "NLL: nats per token of complete passages; the gap is controls minus targets. AUC: probability that a target "
@@ -97,7 +88,7 @@ def membership_table(
         "Extracted: targets of which at least one sample at temperature 1 is exactly the continuation, computed from "
         f"its NLL, on average over prompts. {intervals}",
     ]
-    formats = dict.fromkeys(_HEADERS, ".2f") | dict.fromkeys((*_IN_PERCENT, _EXTRACTED), ".1f")
+    formats = dict.fromkeys(frame, ".2f") | dict.fromkeys(_IN_PERCENT, ".1f")
     table = Table("membership", "Likelihood and membership", frame, notes if rows else [], formats)
     return table.without_empty_columns()
 
@@ -107,33 +98,36 @@ def is_detectable(row: Mapping[str, Any]) -> bool:
     return bool(row.get("AUC from", 0) > 0.5 or row.get("AUC to", 1) < 0.5)
 
 
-def _row(scores: "pd.DataFrame", checkpoints: Sequence[int]) -> tuple[dict[str, Any], Membership] | None:
+def _row(scores: "pd.DataFrame", checkpoints: Sequence[int]) -> dict[str, Any]:
+    """Return the values of a row and the number of "units", or nothing without scores of targets and controls."""
     rows = scores[scores["checkpoint"].isin(checkpoints)]
     targets, controls = (_by_passage(rows, kind) for kind in ("target", "control"))
     if "nll" not in targets or "nll" not in controls:
-        return None
-    gap = bootstrap_interval(
-        lambda ours, theirs, axis=-1: theirs.mean(axis) - ours.mean(axis),
-        *(values["nll"].mean(axis=0) for values in (targets, controls)),
-        paired=False,
-    )
+        return {}
+    of_targets, of_controls = (float(values["nll"].mean()) for values in (targets, controls))
+    row: dict[str, Any] = {"NLL of targets": of_targets, "NLL of controls": of_controls}
+    row["Gap"] = of_controls - of_targets
+    means = [values["nll"].mean(axis=0) for values in (targets, controls)]
+    gap = bootstrap_interval(lambda a, b, axis=-1: b.mean(axis) - a.mean(axis), *means, paired=False)
+    row |= {"Gap from": gap.low, "Gap to": gap.high}
     attacks, others = membership_scores(targets), membership_scores(controls)
-    found = {name: membership(scores, others[name]) for name, scores in attacks.items() if name in others}
-    by_loss, nlls = found["Loss"], [float(values["nll"].mean()) for values in (targets, controls)]
+    found = {name: membership(own, others[name]) for name, own in attacks.items() if name in others}
+    for attack in _ATTACKS:  # also those without scores, so that all rows have one order
+        name = "AUC" if attack == "Loss" else f"AUC {attack}"
+        one = found.get(attack)
+        row |= (
+            dict.fromkeys((name, f"{name} from", f"{name} to"))
+            if one is None
+            else {name: one.auc, f"{name} from": one.auc_interval.low, f"{name} to": one.auc_interval.high}
+        )
+    by_loss = found["Loss"]
+    row |= {"TPR at 1 % FPR (%)": 100 * by_loss.tpr}
+    row |= {"TPR from": 100 * by_loss.tpr_interval.low, "TPR to": 100 * by_loss.tpr_interval.high}
     exposed = [exposure(*pair).mean() for pair in zip(targets["nll"], controls["nll"], strict=True)]
+    row["Exposure (bits)"] = float(np.mean(exposed))
     continuations = rows[(rows["metric"] == "continuation_nll") & (rows["kind"] == "target")]["value"]
-    values = (
-        *(*nlls, nlls[1] - nlls[0], *gap[:2]),
-        *(
-            value
-            for one in map(found.get, _ATTACKS)
-            for value in ((one.auc, *one.auc_interval[:2]) if one else (None,) * 3)
-        ),
-        *(100 * value for value in (by_loss.tpr, *by_loss.tpr_interval[:2])),
-        float(np.mean(exposed)),
-        100 * extraction_probability(continuations, _NUM_SAMPLES).mean() if len(continuations) else None,
-    )
-    return dict(zip(_HEADERS, values, strict=True)), by_loss
+    row[_EXTRACTED] = 100 * extraction_probability(continuations, _NUM_SAMPLES).mean() if len(continuations) else None
+    return row | {"units": by_loss.auc_interval.num_units}
 
 
 def _by_passage(rows: "pd.DataFrame", kind: str) -> dict[str, Any]:
@@ -171,7 +165,7 @@ def comparison_tables(
     results: Results,
     evaluations: "pd.DataFrame",
     reductions: "pd.DataFrame",
-    at_equal_perplexity: "pd.DataFrame",
+    floors: Mapping[tuple[str, str], Floor | None],
     baseline: str,
     footnotes: Footnotes,
 ) -> list[Table]:
@@ -184,11 +178,9 @@ def comparison_tables(
         for setting, objective, having in having_at_last(evaluations, PASSAGE_NLL)
     ]
     likelihoods = membership_table(results.scores, scored, footnotes)
-    tables.append(likelihoods)
-    tables += [_scores(results, evaluations, footnotes, name) for name in _SCORED]
-    tables += [_reductions(reductions, baseline, footnotes), _equal_perplexity(at_equal_perplexity, baseline)]
-    if probed:
-        tables.append(_spread(results, probed))
+    tables += [likelihoods, *(_scores(results, evaluations, footnotes, name) for name in _SCORED)]
+    tables += [_reductions(reductions, baseline, footnotes), _equal_perplexity(evaluations, baseline)]
+    tables += [_spread(results, probed)] if probed else []
     # With one prefix length, or one checkpoint, these would repeat the first table.
     if (rows.groupby(_KEYS)["prefix"].nunique() > 1).any():
         frame = _recited(rows[rows["prefix"].notna()], "prefix")
@@ -198,61 +190,61 @@ def comparison_tables(
         tables.append(by_length.without_empty_columns())
     if (evaluations.groupby(_KEYS)["progress"].nunique() > 1).any():
         tables.append(_progress(results, evaluations))
-    overview = _overview(evaluations, reductions, likelihoods, baseline, footnotes)
+    overview = _overview(evaluations, reductions, floors, likelihoods, baseline, footnotes)
     return [overview, *(table for table in tables if len(table.frame))]
 
 
 def _overview(
-    evaluations: "pd.DataFrame", reductions: "pd.DataFrame", likelihoods: Table, baseline: str, footnotes: Footnotes
+    evaluations: "pd.DataFrame",
+    reductions: "pd.DataFrame",
+    floors: Mapping[tuple[str, str], Floor | None],
+    likelihoods: Table,
+    baseline: str,
+    footnotes: Footnotes,
 ) -> Table:
     """Show what each objective recites, and what it costs, each value with its interval in one cell."""
     import pandas as pd
 
-    aucs = likelihoods.frame.set_index(["Model", "Objective"]) if len(likelihoods.frame) else None
-    costs = reductions[reductions["measure"] == PERPLEXITY.label].set_index(["setting", "objective"])
-    rows, fewest, num_seeds = [], [], []
-    for setting, own in evaluations.groupby("setting", sort=False):
-        last = at_last(own, LMS)
-        for objective in dict.fromkeys(own["objective"]):
-            having = last[last["objective"] == objective]
-            names, floor, totals = (setting, objective), lms_floor(having), unit_totals(having, VERBATIM)
-            excess = verbatim = auc = cost = None
-            if floor is not None:
-                excess = cell(floor.difference, floor.excess, sign="+")
-                fewest.append(floor.excess.num_units)
-            if totals is not None:
-                verbatim = cell(100 * VERBATIM.value(*totals), _percent(verbatim_interval(*totals)), 1)
-            if aucs is not None and names in aucs.index:
-                auc = cell(*(aucs.loc[names, "AUC"], aucs.loc[names].reindex(["AUC from", "AUC to"])))
-            # The price of what is recited is that of the same checkpoint.
-            if names in costs.index and {costs.loc[names, "progress"]} >= set(last["progress"]):
-                one = costs.loc[names]
-                cost = cell(-100 * one["reduction"], (-100 * one["high"], -100 * one["low"]), 1, "+")
-            rows.append((setting, objective, excess, verbatim, auc, "baseline" if objective == baseline else cost))
-            num_seeds.append(own.loc[own["objective"] == objective, "run"].nunique())
+    aucs = {(row["Model"], row["Objective"]): row for row in likelihoods.frame.to_dict("records")}
+    costs = reductions[reductions["measure"] == PERPLEXITY.label].set_index(_KEYS)
+    last = {setting: at_last(own, LMS) for setting, own in evaluations.groupby("setting", sort=False)}
+    rows = []
+    for (setting, objective), floor in floors.items():
+        shared = last[setting]
+        totals = unit_totals(shared[shared["objective"] == objective], VERBATIM)
+        excess = verbatim = cost = None
+        if floor is not None:
+            excess = cell(floor.difference, floor.excess, sign="+")
+        if totals is not None:
+            # With none of them, the interval is up to the binomial bound.
+            sums, counts = totals
+            ends = (
+                bootstrap_interval(VERBATIM.value, *totals) if sums.any() else (0, binomial_upper_bound(0, len(sums)))
+            )
+            verbatim = cell(100 * VERBATIM.value(sums, counts), (100 * ends[0], 100 * ends[1]), 1)
+        auc = aucs.get((setting, objective))
+        # The price of what is recited is that of the same checkpoint.
+        if (setting, objective) in costs.index and {costs.loc[(setting, objective), "progress"]} >= set(
+            shared["progress"]
+        ):
+            one = costs.loc[(setting, objective)]
+            cost = cell(-100 * one["reduction"], (-100 * one["high"], -100 * one["low"]), 1, "+")
+        detected = auc and cell(auc["AUC"], (auc.get("AUC from", math.nan), auc.get("AUC to", math.nan)))
+        rows.append((setting, objective, excess, verbatim, detected, "baseline" if objective == baseline else cost))
+    fewest = min((floor.excess.num_units for floor in floors.values() if floor is not None), default=0)
+    num_seeds = evaluations.groupby(_KEYS)["run"].nunique().max()
     headers = ("Recited above chance", "Verbatim (%)", "Membership AUC", f"Perplexity against {baseline} (%)")
-    few = [FEW_UNITS] if fewest and MIN_UNITS <= min(fewest) < ENOUGH_UNITS else []
     several = [SEVERAL_COMPARISONS] if len(rows) > 1 + evaluations["setting"].nunique() else []
-    over = "not over seeds" if max(num_seeds) > 1 else "and one seed, which cannot separate an objective from its seed"
+    marks = footnotes.mark(BOUND, *few_units(fewest), *several)
+    over = "not over seeds" if num_seeds > 1 else "and one seed, which cannot separate an objective from its seed"
     notes = [
         "Recited above chance: LMS of training passages minus LMS of held-out passages, in tokens, on average. "
         f"{LMS_EXPLAINED}. Verbatim: continuations that are exactly the passage. Membership AUC: how often a training "
         "passage looks more like training text by its loss than a held-out one; 0.5 is chance.",
-        f"In brackets: 95 % intervals over passages and blocks, {over}.{footnotes.mark(BOUND, *few, *several)}",
+        f"In brackets: 95 % intervals over passages and blocks, {over}.{marks}",
     ]
     frame = pd.DataFrame(rows, columns=["Model", "Objective", *headers], dtype=object)
     return Table("overview", "What each objective recites", frame, notes)
-
-
-def _percent(interval: tuple[float, float]) -> tuple[float, float]:
-    return 100 * interval[0], 100 * interval[1]
-
-
-def verbatim_interval(sums: npt.NDArray[np.float64], counts: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return the interval of the share of verbatim continuations; if there are none, up to the binomial bound."""
-    if not sums.any():
-        return 0.0, binomial_upper_bound(0, len(sums))
-    return bootstrap_interval(VERBATIM.value, sums, counts)[:2]
 
 
 def _rows_of(results: Results, evaluations: "pd.DataFrame") -> "pd.DataFrame":
@@ -392,7 +384,7 @@ def _reductions(reductions: "pd.DataFrame", baseline: str, footnotes: Footnotes)
         *(("Reduction %", "reduction", ".1f"), ("From %", "low", ".1f"), ("To %", "high", ".1f")),
         *(("p (Holm)", "p_value", ".4f"), ("Significant", "significant", ""), ("Progress %", "progress", "")),
     )
-    caveats = [FEW_UNITS] if reductions["num_units"].between(MIN_UNITS, ENOUGH_UNITS - 1).any() else []
+    caveats = [caveat for number in reductions["num_units"].unique() for caveat in few_units(number)]
     explanation = (
         f"Reduction: ({baseline} - value) / {baseline}; negative where the objective is higher, which is better for "
         f"summaries and answers. From and To: 95 % percentile-bootstrap interval of {NUM_RESAMPLES:,} resamples, "
@@ -406,7 +398,8 @@ def _reductions(reductions: "pd.DataFrame", baseline: str, footnotes: Footnotes)
     return tabulate("reductions", f"Relative reductions against {baseline}", frame, columns, (explanation, *notes))
 
 
-def _equal_perplexity(at_equal_perplexity: "pd.DataFrame", baseline: str) -> Table:
+def _equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> Table:
+    frame = compare_at_equal_perplexity(evaluations, baseline)
     notes = [
         f"{baseline} first had the objective's perplexity between these checkpoints. LMS before and after: its average "
         "LMS at them; Interpolated: linearly in log perplexity between the two. Perplexity and Avg LMS: the "
@@ -414,7 +407,7 @@ def _equal_perplexity(at_equal_perplexity: "pd.DataFrame", baseline: str) -> Tab
         "controls, if neither LMS can be told from theirs, with the upper ends of the intervals of the differences."
     ]
     spans: list[str | None] = []
-    for one in at_equal_perplexity.itertuples():
+    for one in frame.itertuples():
         if math.isnan(one.before):
             ends = span(one.lowest, one.highest, decimals=2)
             notes.append(f"{one.setting}, {one.objective}: out of range, {baseline} has {ends}.")
@@ -426,6 +419,5 @@ def _equal_perplexity(at_equal_perplexity: "pd.DataFrame", baseline: str) -> Tab
         *(("Bound", "floor_bound", ".2f"), (f"{baseline} bound", "baseline_floor_bound", ".2f")),
         ("Progress %", "progress", ""),
     )
-    frame = at_equal_perplexity.assign(span=spans)
     title = f"At equal perplexity, against {baseline}"
-    return tabulate("equal_perplexity", title, frame, columns, notes).without_empty_columns()
+    return tabulate("equal_perplexity", title, frame.assign(span=spans), columns, notes).without_empty_columns()

@@ -1,73 +1,86 @@
 """The verdict of a comparison in one line, and the words that tables and footnotes of reports share."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tfidf_tune.compare._intervals import ENOUGH_UNITS, MIN_UNITS, Interval
-from tfidf_tune.compare._table import BY_LABEL
+from tfidf_tune.compare._table import ANSWER_MEASURES, BY_LABEL, LMS, PERPLEXITY, SUMMARY_MEASURES
 from tfidf_tune.report._document import joined
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MOST_CLAUSES = 3
 STILL_DETECTABLE = ", but its loss still tells the two apart"
 AT_CHANCE = "recites no more than text it never saw"
 
 
-class Pair(NamedTuple):
-    """An objective against the baseline, both at the last checkpoint that they share."""
-
-    setting: str  # model and, in a comparison, learning rate
-    objective: str
-    recited: Any  # row of :func:`compare_objectives` of the average LMS, or None
-    cost: Any  # row of the perplexity or another utility, or None
-    at_chance: bool  # whether the objective recites no more than held-out passages
-    baseline_at_chance: bool
-    detectable: bool = False  # whether the loss tells its training passages from held-out ones
+# In the order of preference: what a reduction costs.
+_UTILITIES = [PERPLEXITY, SUMMARY_MEASURES[2], ANSWER_MEASURES[1]]
+_Names: TypeAlias = tuple[str, str]  # setting and objective
 
 
-def direction_of(row: Any) -> int | None:
-    """Return -1 if a measure is lower than the baseline's, 1 higher, 0 not shown to differ, None without a verdict."""
-    if row is None or math.isnan(row.reduction) or row.significant not in ("yes", "no"):
-        return None
-    return 0 if row.significant == "no" else -1 if row.reduction > 0 else 1
+def verdict(
+    reductions: "pd.DataFrame",
+    names: Sequence[_Names],
+    at_chance: set[_Names],
+    detectable: set[_Names],
+    baseline: str,
+) -> str:
+    """Say what each objective recites and at which cost, and which settings have nothing to compare.
 
-
-def verdict(pairs: Sequence[Pair], objectives: Mapping[str, Sequence[str]], baseline: str) -> str:
-    """Say what each objective recites and at which cost, and which settings (with their objectives) have no pair."""
-    alone = {name: joined(own) for name, own in objectives.items() if baseline not in own or {*own} == {baseline}}
+    ``at_chance`` are those that recite no more than held-out passages, ``detectable`` those whose loss tells the two
+    apart.
+    """
+    objectives: dict[str, list[str]] = {}
+    for setting, objective in names:
+        objectives.setdefault(setting, []).append(objective)
+    alone = {name: joined(own) for name, own in objectives.items() if baseline not in own or own == [baseline]}
     if len(alone) == len(objectives):
         have = "; ".join(f"{name}: {own}" for name, own in alone.items())
         return (
             f"Nothing is compared: no model has runs of {baseline} and of another objective ({have}). To name the "
             "objective of a model trained elsewhere, give OBJECTIVE=FOLDER."
         )
-    several = len(objectives) > 1
-    clauses = [f"{pair.setting}: {_clause(pair, baseline)}" if several else _clause(pair, baseline) for pair in pairs]
+    clauses = []
+    for setting, objective in names:
+        if setting in alone or objective == baseline:
+            continue
+        own = reductions[(reductions["setting"] == setting) & (reductions["objective"] == objective)]
+        rows = {row.measure: row for row in own.itertuples()}
+        recited = rows.get(LMS.label)
+        direction, size = _change(recited)
+        said = {
+            -1: f"{objective} recites {size} less than {baseline}",
+            0: f"{objective} is not shown to recite less or more than {baseline}",
+            1: f"{objective} recites {size} more than {baseline}",
+            None: f"too little was measured to judge what {objective} recites",
+        }[direction]
+        if {(setting, objective), (setting, baseline)} <= at_chance:
+            said = f"{objective}, like {baseline}, {AT_CHANCE}"
+        elif (setting, objective) in at_chance:
+            said = f"{objective} {AT_CHANCE}{STILL_DETECTABLE if (setting, objective) in detectable else ''}"
+        # The cost of what is recited is that of the same checkpoint.
+        costs = [rows[utility.label] for utility in _UTILITIES if utility.label in rows]
+        cost = next((one for one in costs if recited is None or one.progress == recited.progress), None)
+        direction, size = _change(cost)
+        if cost is not None and direction is not None:
+            differs = {-1: f"is {size} lower", 0: "is not shown to differ", 1: f"is {size} higher"}[direction]
+            said += f"; its {BY_LABEL[cost.measure].phrase} {differs}"
+        clauses.append(f"{setting}: {said}" if len(objectives) > 1 else said)
     if hidden := len(clauses) - _MOST_CLAUSES:
         clauses[_MOST_CLAUSES:] = [f"{hidden} more are in the table"] if hidden > 0 else []
     left_out = [f" Not compared: {joined(f'{name} (only {own})' for name, own in alone.items())}."] if alone else []
     return "".join([f"{'. '.join(clauses)}.", *left_out])
 
 
-def _clause(pair: Pair, baseline: str) -> str:
-    size = "" if pair.recited is None else f"{abs(100 * pair.recited.reduction):.1f} %"
-    recites = {
-        -1: f"{pair.objective} recites {size} less than {baseline}",
-        0: f"{pair.objective} is not shown to recite less or more than {baseline}",
-        1: f"{pair.objective} recites {size} more than {baseline}",
-        None: f"too little was measured to judge what {pair.objective} recites",
-    }[direction_of(pair.recited)]
-    if pair.at_chance and pair.baseline_at_chance:
-        recites = f"{pair.objective}, like {baseline}, {AT_CHANCE}"
-    elif pair.at_chance:
-        recites = f"{pair.objective} {AT_CHANCE}{STILL_DETECTABLE if pair.detectable else ''}"
-    direction = direction_of(pair.cost)
-    if direction is None:
-        return recites
-    utility = BY_LABEL[pair.cost.measure].phrase
-    size = f"{abs(100 * pair.cost.reduction):.1f} %"
-    costs = {-1: f"is {size} lower", 0: "is not shown to differ", 1: f"is {size} higher"}[direction]
-    return f"{recites}; its {utility} {costs}"
+def _change(row: Any) -> tuple[int | None, str]:
+    """Return -1 if a measure is lower than the baseline's, 1 higher, 0 not shown to differ, else None; and its size."""
+    if row is None or math.isnan(row.reduction) or row.significant not in ("yes", "no"):
+        return None, ""
+    direction = 0 if row.significant == "no" else -1 if row.reduction > 0 else 1
+    return direction, f"{abs(100 * row.reduction):.1f} %"
 
 
 def cell(value: float, interval: Interval | tuple[float, float], decimals: int = 2, sign: str = "") -> str | None:
@@ -112,6 +125,11 @@ BOUND = (
     "The upper end of the interval is a bound for these passages and prompts; it does not show that nothing is "
     "memorized."
 )
+
+
+def few_units(fewest: float) -> list[str]:
+    """Return the caveat about intervals from few units, if it applies."""
+    return [FEW_UNITS] if MIN_UNITS <= fewest < ENOUGH_UNITS else []
 
 
 def span(low: float, high: float, *, decimals: int, suffix: str = "") -> str:

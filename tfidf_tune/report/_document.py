@@ -188,8 +188,9 @@ class Footnotes:
 
     def mark(self, *texts: str) -> str:
         """Return the marks of footnotes, two marks together; new ones are added."""
-        self.texts += [text for text in dict.fromkeys(texts) if text not in self.texts]
-        return "".join(f"[{self.texts.index(text) + 1}]" for text in texts)
+        different = dict.fromkeys(texts)
+        self.texts += [text for text in different if text not in self.texts]
+        return "".join(f"[{self.texts.index(text) + 1}]" for text in different)
 
 
 def joined(names: Iterable[str]) -> str:
