@@ -16,6 +16,8 @@ from processes import CONTEXT
 from tiny_run import run_recipe
 from torch.distributed import TCPStore
 
+# `make faults` runs the rows that `make test` leaves out: more ways to break a run, and more kinds of run.
+ALL = "ALL_FAULTS" in os.environ
 # Protects from a hang; no result depends on how fast a machine is.
 _HANG_SECONDS = 3600.0
 _POLL_SECONDS = 0.005

@@ -1,4 +1,4 @@
-"""What the tables of bad input share."""
+"""What tables of bad input and broken runs share."""
 
 from pathlib import Path
 
@@ -10,3 +10,9 @@ from refusals import Site
 def site(tmp_path: Path, tiny_checkpoint: Path, text_file: Path) -> Site:
     """Where a row runs."""
     return Site(tmp_path / "row", tiny_checkpoint, text_file)
+
+
+@pytest.fixture(scope="session")
+def inputs(tiny_checkpoint: Path, text_file: Path) -> tuple[Path, Path]:
+    """The checkpoint and the documents that all jobs share."""
+    return tiny_checkpoint, text_file

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -12,11 +11,8 @@ from typing import Any
 
 from recipe_processes import Processes, RecipeRun, nothing
 from safetensors.torch import load_file
-from tiny_llama import make_llama, make_tokenizer
-from tiny_run import read_metrics, run_config, write_documents
+from tiny_run import read_metrics, run_config
 
-# `make faults` damages every file of a checkpoint in every way, and kills every kind of run fifty times.
-ALL = "ALL_FAULTS" in os.environ
 LOSSES: dict[str, dict[str, Any]] = {
     "CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"},
     "TF-IDF": {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"},
@@ -39,12 +35,6 @@ class Job:
     loss: str = "TF-IDF"
 
 
-def make_inputs(folder: Path) -> tuple[Path, Path]:
-    """Write the tiny Llama and the documents that all jobs share."""
-    documents = write_documents(folder / "documents.txt")
-    return make_tokenizer(make_llama(folder / "llama"), documents), documents
-
-
 def start(
     job: Job,
     folder: Path,
@@ -54,7 +44,7 @@ def start(
     before: Callable[[int], None] = nothing,
     **overrides: Any,
 ) -> Processes:
-    """Start or resume the job's run in ``folder/run``."""
+    """Start or resume the job's run in ``folder/run``; ``inputs`` are a checkpoint and documents."""
     settings: dict[str, Any] = {
         "loss": LOSSES[job.loss],
         "batch_size": 4 // job.num_processes,

@@ -6,7 +6,8 @@ import time
 from itertools import product
 
 import pytest
-from jobs import ALL, Job, end_state, finish, make_inputs, start
+from jobs import Job, end_state, finish, start
+from recipe_processes import ALL
 
 JOBS = [Job(num_processes=2, loss="repetition")]
 if ALL:
@@ -14,10 +15,8 @@ if ALL:
 
 
 @pytest.mark.parametrize("job", JOBS, ids=str)
-def test_a_killed_run_ends_bit_for_bit_like_one_that_was_not(tmp_path, job):
-    (tmp_path / "inputs").mkdir()
-    inputs, rng = make_inputs(tmp_path / "inputs"), random.Random(0)
-    began = time.monotonic()
+def test_a_killed_run_ends_bit_for_bit_like_one_that_was_not(tmp_path, inputs, job):
+    rng, began = random.Random(0), time.monotonic()
     expected = finish(job, tmp_path / "undisturbed", inputs)
     duration = time.monotonic() - began
     num_kills, in_saves = (50 if ALL else 1), 0

@@ -70,11 +70,10 @@ def means(folder, checkpoint, base, **options):
 
 SETTINGS = {
     "full": {"dataset.num_repeats": 20, "epochs": 2, "max_steps": 40, "log_every_n_steps": 4},
-    "adapters": {
-        "gradient_accumulation_steps": 2, "epochs": 2, "enable_activation_checkpointing": True, "max_steps": 6,
-        **DROPOUT,
+    "compiled adapters": {
+        "gradient_accumulation_steps": 2, "epochs": 2, "enable_activation_checkpointing": True, "max_steps": 5,
+        "loss.head": "chunked", "compile": True, **DROPOUT,
     },
-    "compiled": {"loss.head": "chunked", "compile": True, "max_steps": 3, **DROPOUT},
 }  # fmt: skip
 
 
@@ -160,12 +159,10 @@ def test_a_run_that_the_threshold_ends_can_be_resumed(make_run, capsys):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"every_n_step": 5}, r"no key 'memorization_monitor.every_n_step'; did you mean 'every_n_steps'\?"),
-        ({"stop_above": -1}, "memorization_monitor.stop_above is -1"),
-        ({"stop_above": 30}, "memorization_monitor: stop_above is 30.0: .* from 0 to 24"),
+        ({"every_n_step": 5}, "no key 'memorization_monitor.every_n_step'"),
+        ({"stop_above": 30}, "memorization_monitor: stop_above is 30.0"),
         ({"prefix_length": 32}, "memorization_monitor: Passage 'target-0000' has 32 tokens"),
-        ({"probe_file": "absent.jsonl"}, "memorization_monitor: no such probe file: 'absent.jsonl'"),
-        ({"probe_file": "???"}, "missing memorization_monitor.probe_file"),
+        ({"probe_file": "absent.jsonl"}, "memorization_monitor: .*'absent.jsonl'"),
     ],
     ids=str,
 )

@@ -10,14 +10,13 @@ from tfidf_tune.probe import load_model
 
 ROW = 64
 METRICS = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "grad_norm")
-TFIDF = "tfidf_tune.loss.TFIDFCrossEntropyLoss"
-WEIGHTINGS = {
-    "goldfish": {"_component_": "tfidf_tune.weighting.GoldfishWeighting", "h": 3},
-    "repetition": {
+TFIDF = {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}
+REPETITION = {
+    "_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss",
+    "weighting": {
         "_component_": "tfidf_tune.weighting.RepetitionWeighting",
         "h": 2, "k": 1, "alpha": 1.0, "sample": 1, "span": 5,
     },
-    "focal": {"_component_": "tfidf_tune.weighting.FocalWeighting"},
 }  # fmt: skip
 
 
@@ -40,22 +39,20 @@ def section(file, cache, *, torchtunes, packed):
 
 
 @pytest.mark.parametrize(
-    ("weighting", "lora", "torchtunes"),
-    [(None, False, True), (None, True, False), *((name, False, False) for name in WEIGHTINGS)],
+    ("loss", "lora", "torchtunes"), [(TFIDF, False, True), (TFIDF, True, False), (REPETITION, False, False)]
 )
 def test_a_packed_run_is_the_run_of_its_documents(
-    recipe_config, documents, tiny_checkpoint, tmp_path, weighting, lora, torchtunes
+    recipe_config, documents, tiny_checkpoint, tmp_path, loss, lora, torchtunes
 ):
     """Four steps of all documents: metrics and weights agree up to rounding in fp32, which AdamW amplifies."""
     num_rows = len(text_dataset(hf_tokenizer(str(tiny_checkpoint), ROW), source=str(documents), packed=True))
     assert 1 < num_rows < 10
-    weighted = {"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss", "weighting": WEIGHTINGS.get(weighting)}
     runs = [
         run_recipe(
             recipe_config(
                 lora=lora,
                 dataset=section(documents, tmp_path / "cache", torchtunes=torchtunes, packed=packed),
-                loss=weighted if weighting else {"_component_": TFIDF},
+                loss=loss,
                 batch_size=batch_size,
                 epochs=4,
                 save_at_percent=[100],
@@ -70,7 +67,7 @@ def test_a_packed_run_is_the_run_of_its_documents(
     assert len(alone) == 4
     assert alone[-1, METRICS.index("weight_std")] > 1e-3, "weights differ"
     torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-7)
-    if weighting is None:
+    if loss is TFIDF:
         with torch.no_grad():
             expected, logits = (load_model(run / "checkpoint_100pct")(torch.arange(20)[None]).logits for run in runs)
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))

@@ -12,7 +12,6 @@ import torch
 import transformers
 from omegaconf import OmegaConf
 from tiny_run import metrics_of, read_metrics, run_config, run_recipe
-from torch.utils.data import Dataset
 
 from tfidf_tune.probe import load_model
 
@@ -116,18 +115,6 @@ def test_a_run_follows_from_its_seed_and_objectives_see_the_same_data(recipe_con
     plain = run("d", objective="CrossEntropyLoss")
     assert plain[0]["cross_entropy"] == weighted[0]["cross_entropy"]
     assert plain[0]["loss"] != weighted[0]["loss"]
-
-
-class Rows(Dataset):
-    """A user's data set, with an attribute that data sets of the package have."""
-
-    passages = ("not", "ours")
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return {"tokens": [index, 1, 2], "labels": [index, 1, 2]}
 
 
 def test_repetition_weights_over_three_epochs_are_those_of_copies_in_the_text(recipe_config, tmp_path):
