@@ -1,6 +1,7 @@
 """The loss from hidden states and head against float64, what it refuses, and what it costs in products and bytes."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -227,8 +228,8 @@ def test_fp16_gradients_of_few_valid_tokens_among_many_do_not_overflow():
 
 # torch.compile's own look at an activation's .grad while it traces.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize(("head", "wanted"), [("fused", NAMES), ("torch", NAMES)])
-def test_compiled_chunks_give_the_same_values(head, wanted, monkeypatch):
+@pytest.mark.parametrize("head", ["fused", "torch"])
+def test_compiled_chunks_give_the_same_values(head, monkeypatch):
     monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
     torch._dynamo.reset()
 
@@ -239,11 +240,11 @@ def test_compiled_chunks_give_the_same_values(head, wanted, monkeypatch):
         return loss.objective(head_input, labels, weights)
 
     batch = random_head(700)
-    values = values_of(compiled, batch, wanted=wanted)
+    values = values_of(compiled, batch)
     torch._dynamo.reset()
 
     assert_equal_truth(values, batch)
-    assert sum(value is not None for value in values) == 2 + len(wanted)
+    assert all(value is not None for value in values)
 
 
 # ---- settings
@@ -263,21 +264,13 @@ def test_mismatched_inputs_are_an_error_that_names_shapes_and_dtypes():
         ({"hidden": torch.ones(2, 3, 4, dtype=torch.int64)}, "int64"),
         ({"weight": torch.randn(5, 3)}, r"weight \[5, 3\]"),
         ({"weight": torch.randn(5, 4, dtype=torch.bfloat16)}, "bfloat16"),
-        ({"weight": torch.randn(5, 4, 4)}, r"weight \[5, 4, 4\]"),
         ({"bias": torch.randn(1)}, r"bias \[1\]"),
-        (
-            {"hidden": torch.ones(2, 3, 4).int(), "weight": torch.ones(5, 4).int(), "bias": None},
-            r"labels \[2, 3\] int64",
-        ),
     ):
         head = make_head(**changes)
-        for call in (
-            lambda head=head: fused_cross_entropy(head, LABELS, torch.ones(2, 3)),
-            lambda head=head: linear_token_cross_entropy(head, LABELS),
-            lambda head=head: token_predictions(head, LABELS),
-        ):
-            with pytest.raises(ValueError, match=rf"(?s)does not fit: .*{named}.*expected are hidden \[b, s, d\]"):
-                call()
+        fused = partial(fused_cross_entropy, coefficients=torch.ones(2, 3))
+        for function in (fused, linear_token_cross_entropy, token_predictions):
+            with pytest.raises(ValueError, match=rf"(?s)does not fit: .*{named}"):
+                function(head, LABELS)
 
 
 @pytest.mark.parametrize(("value", "is_trained"), [(float("-inf"), True), (float("nan"), True), (float("-inf"), False)])
@@ -350,32 +343,13 @@ def test_the_gradient_of_the_head_is_made_once_and_handed_over_without_a_copy():
 # ---- bytes
 
 
-def peak_bytes(num_tokens, dim, vocab_size, dtype=torch.bfloat16, trained=True, **settings):
-    """Most bytes alive at one time beside the inputs."""
+def test_besides_gradients_memory_is_below_a_tenth_of_the_logits():
+    num_tokens, dim, vocab_size = 4096, 2048, 128_256  # Llama 3.2 1B
     with torch.device("meta"):
-        hidden = torch.empty(1, num_tokens, dim, dtype=dtype, requires_grad=True)
-        weight = torch.empty(vocab_size, dim, dtype=dtype, requires_grad=trained)
+        hidden = torch.empty(1, num_tokens, dim, dtype=torch.bfloat16, requires_grad=True)
+        weight = torch.empty(vocab_size, dim, dtype=torch.bfloat16, requires_grad=True)
         labels, coefficients = torch.empty(1, num_tokens, dtype=torch.int64), torch.empty(1, num_tokens)
     with LiveBytes([hidden, weight, labels, coefficients]) as live:
-        total, _ = fused_cross_entropy(HeadInput(hidden, weight), labels, coefficients, **settings)
+        total, _ = fused_cross_entropy(HeadInput(hidden, weight), labels, coefficients)
         total.backward()
-    assert hidden.grad is not None
-    assert (weight.grad is not None) == trained
-    return live.most
-
-
-NUM_TOKENS, DIM, VOCAB_SIZE = 4096, 2048, 128_256  # Llama 3.2 1B
-LOGITS = NUM_TOKENS * VOCAB_SIZE * 2
-GRADIENTS = {"hidden": NUM_TOKENS * DIM * 2, "weight": VOCAB_SIZE * DIM * 2}
-
-
-def test_besides_gradients_memory_is_below_a_tenth_of_the_logits():
-    assert peak_bytes(NUM_TOKENS, DIM, VOCAB_SIZE) - sum(GRADIENTS.values()) <= 0.1 * LOGITS
-
-
-def test_accumulating_in_fp32_takes_4_bytes_more_for_each_weight_of_the_head():
-    sizes = (1024, 512, 32_000)
-    more = peak_bytes(*sizes, accumulate_in_fp32=True) - peak_bytes(*sizes)
-    assert 0 < more <= 4 * 512 * 32_000
-    more = peak_bytes(*sizes, dtype=torch.float32, accumulate_in_fp32=True) - peak_bytes(*sizes, dtype=torch.float32)
-    assert more == 0
+    assert live.most - hidden.grad.nbytes - weight.grad.nbytes <= 0.1 * 2 * num_tokens * vocab_size

@@ -9,13 +9,12 @@ import torch.nn.functional as F
 from tiny_llama import VOCAB_SIZE
 from tiny_models import FAMILY_MODELS, MODELS
 from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
-from torchtune.modules.peft import LoRALinear, get_adapter_params
+from torchtune.modules.peft import get_adapter_params
 from torchtune.training import set_default_dtype
 
 from tfidf_tune.models import FAMILIES
 from tfidf_tune.models.gpt_neox import lora_pythia
 from tfidf_tune.models.gptj import lora_gptj_6b
-from tfidf_tune.models.llama import lora_tinyllama_1_1b
 from tfidf_tune.training import LoRASettings, train_adapters_only
 
 
@@ -102,27 +101,6 @@ def test_nf4_is_the_model_of_the_weights_that_it_stands_for(name, dtype):
         atol = 2 * 8 * torch.finfo(dtype).eps * expected.abs().max().item()
         options = {} if dtype is torch.float32 else {"rtol": 0, "atol": atol}
         torch.testing.assert_close(actual, expected, **options)
-
-
-@pytest.mark.parametrize(
-    ("build", "adapted", "quantize_base"),
-    [
-        (lambda **kw: lora_pythia(size="70m", **kw), {"query_key_value", "output_proj"}, True),
-        (lora_gptj_6b, {"q_proj", "output_proj"}, False),
-        (lora_tinyllama_1_1b, {"k_proj", "v_proj"}, True),
-    ],
-)
-def test_the_lora_builders_adapt_only_the_named_layers(build, adapted, quantize_base):
-    settings = {"lora_rank": 8, "lora_alpha": 32, "lora_dropout": 0.1, "quantize_base": quantize_base}
-    with torch.device("meta"):
-        model = build(lora_attn_modules=sorted(adapted), **settings)
-
-    layers = {key.rsplit(".", 1)[1]: layer for key, layer in model.named_modules() if isinstance(layer, LoRALinear)}
-    assert layers.keys() == adapted
-    assert {(m.rank, m.alpha, m.dropout.p) for m in layers.values()} == {(8, 32, 0.1)}
-    assert isinstance(model.layers[0].mlp.w1.weight, NF4Tensor) is quantize_base
-    assert isinstance(next(iter(layers.values())).weight, NF4Tensor) is quantize_base
-    assert not isinstance(model.output.weight, NF4Tensor)
 
 
 def test_the_form_with_lora_shows_its_arguments_and_the_sizes_that_exist():

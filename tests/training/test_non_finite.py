@@ -33,18 +33,18 @@ CPU = torch.device("cpu")
 NAN, INF = float("nan"), float("inf")
 
 
-def make_guard(*, skip=False, device=CPU, notes=None, num_items=3, total_steps=100):
+def make_guard(*, skip=False, notes=None, num_items=3):
     def indices_of(step):
         return [100 * step + item for item in range(num_items)]
 
     note = ([] if notes is None else notes).append
-    return StepGuard(device, skip=skip, total_steps=total_steps, indices_of=indices_of, note=note)
+    return StepGuard(CPU, skip=skip, total_steps=100, indices_of=indices_of, note=note)
 
 
-def add(guard, step, loss=1.0, grad_norm=1.0, weight_max=1.0, num_tokens=7):
-    loss, grad_norm, weight_max = torch.tensor([loss, grad_norm, weight_max])
-    metrics = {"loss": loss, "grad_norm": grad_norm, "weight_max": weight_max}
-    guard.add(step, loss.isfinite() & grad_norm.isfinite(), metrics, num_tokens=num_tokens)
+def add(guard, step, loss=1.0, grad_norm=1.0):
+    loss, grad_norm = torch.tensor([loss, grad_norm])
+    metrics = {"loss": loss, "grad_norm": grad_norm, "weight_max": torch.tensor(1.0)}
+    guard.add(step, loss.isfinite() & grad_norm.isfinite(), metrics, num_tokens=7)
 
 
 def test_the_first_step_that_is_not_finite_is_reported_with_its_items():
@@ -58,8 +58,8 @@ def test_the_first_step_that_is_not_finite_is_reported_with_its_items():
         add(guard, 8, INF)
         add(guard, 9)
 
-        found = rf"loss {loss:g} and gradient norm {grad_norm:g} at step 7 \(items 700, 701, .* of the data set\)"
-        with pytest.raises(TrainingError, match=f"^not finite: {found}: try .*, or on_non_finite=skip$") as error:
+        found = rf"loss {loss:g} and gradient norm {grad_norm:g} at step 7 \(items 700, 701, "
+        with pytest.raises(TrainingError, match=f"^not finite: {found}.*on_non_finite=skip") as error:
             guard.check()
         assert ("701, 702 of" if num_items == 3 else "730, 731 and 2 more of") in str(error.value)
 
@@ -79,27 +79,8 @@ def test_ten_skipped_steps_in_a_row_end_the_run():
     assert notes[0].startswith("step skipped, not finite: loss nan and gradient norm 1 at step 1 (items 100, 101")
 
     add(guard, 20, NAN)
-    with pytest.raises(TrainingError, match="not finite, 10 steps in a row: loss nan and .* at step 20 .*clipping$"):
+    with pytest.raises(TrainingError, match="not finite, 10 steps in a row: loss nan and .* at step 20 "):
         guard.check()
-
-
-# ---- weights of 0
-
-
-def test_a_run_of_fewer_steps_is_stopped_if_all_weights_are_0():
-    for weights in ([0.0, 0.0, 1e-30], [0.0, 0.0, 0.0]):
-        guard = make_guard(total_steps=3)
-        for step, weight_max in enumerate(weights, start=1):
-            guard.check()
-            add(guard, step, weight_max=weight_max)
-        if any(weights):
-            guard.check()
-        else:
-            with pytest.raises(TrainingError, match="were 0 in 3 steps in a row, up to step 3, so"):
-                guard.check()
-
-
-# ---- weights of the model
 
 
 # ---- in a run
@@ -179,7 +160,7 @@ def test_no_checkpoint_is_written_after_ten_steps_without_a_weight(recipe_config
     )
 
     last = "the last good checkpoint is .*step_5: "
-    with pytest.raises(TrainingError, match=f"were 0 in 10 steps in a row, up to step 11, so that nothing .*{last}"):
+    with pytest.raises(TrainingError, match=f"were 0 in 10 steps in a row, up to step 11.*{last}"):
         run_recipe(cfg)
     assert counted_steps.call_count == 15
     assert [path.name for path in Path(cfg.output_dir).glob("checkpoint_*")] == ["checkpoint_25pct"]

@@ -41,7 +41,7 @@ def test_merged_adapters_are_counted_as_complete_models_and_no_resume_checkpoint
     cfg.save_at_percent = [50, 100, 50]
     needed = 2 * (39_072 * 4 + companions)
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10**7, 0, needed - 1))
-    with pytest.raises(SetupError, match=r"2 checkpoints of .* and 0 to resume from"):
+    with pytest.raises(SetupError, match="2 checkpoints of .* and 0 to resume from"):
         run_recipe(cfg, lora=True)
 
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10**7, 0, needed))
@@ -54,10 +54,8 @@ def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(recipe_config, monk
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10**7, 0, free))
     cfg = recipe_config()
 
-    with pytest.raises(
-        SetupError,
-        match=r"5 checkpoints of 0\.16 MiB and 2 to resume from of 0\.45 MiB do not fit into .*run, where 2\.13 MiB",
-    ):
+    sizes = r"5 checkpoints of 0\.16 MiB and 2 to resume from of 0\.45 MiB .*run, where 2\.13 MiB"
+    with pytest.raises(SetupError, match=sizes):
         run_recipe(cfg)
 
     cfg.keep_last_n_checkpoints, cfg.max_steps = 1, 1
@@ -74,10 +72,7 @@ def test_sharded_quantized_optimizer_state_is_refused_unless_no_checkpoint_is_ke
     monkeypatch.setattr(_messages, "dist", SimpleNamespace(is_initialized=lambda: True))
     cfg = recipe_config(max_steps=1, optimizer={"_component_": "torchao.optim.AdamW8bit", "lr": 1e-2})
 
-    with pytest.raises(
-        SetupError,
-        match=r"optimizer: torchao\.optim\.AdamW8bit keeps its state as OptimState8bit, .*keep_last_n_checkpoints=0$",
-    ):
+    with pytest.raises(SetupError, match=r"optimizer: torchao\.optim\.AdamW8bit .*keep_last_n_checkpoints=0"):
         run_recipe(cfg)
     assert not Path(cfg.output_dir).exists()
 

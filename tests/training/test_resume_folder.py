@@ -66,16 +66,12 @@ def flip_a_bit(content):
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        ("process_00000.pt", flip_a_bit, "process_00000.pt is not what was written (size or SHA-256)"),
-        ("settings.yaml", None, "it cannot be read ([Errno 2] No such file or directory: "),
-        ("manifest.json", lambda content: content[:50], "it cannot be read (JSONDecodeError: "),
-        ("manifest.json", lambda content: b'{"files": {"settings.yaml": 3}}', "it cannot be read ("),
-        (
-            "manifest.json",
-            lambda content: content.replace(b'version": 2', b'version": 7'),
-            "another version of tfidf-tune wrote it, in format 7 instead of 2",
-        ),
-        ("manifest.json", lambda content: content.replace(b'step": 10', b'step": 11'), "manifest.json is of step 11"),
+        ("process_00000.pt", flip_a_bit, "process_00000.pt"),
+        ("settings.yaml", None, "settings.yaml"),
+        ("manifest.json", lambda content: content[:50], "cannot be read"),
+        ("manifest.json", lambda content: b'{"files": {"settings.yaml": 3}}', "cannot be read"),
+        ("manifest.json", lambda content: content.replace(b'version": 2', b'version": 7'), "format 7 instead of 2"),
+        ("manifest.json", lambda content: content.replace(b'step": 10', b'step": 11'), "step 11"),
     ],
 )
 def test_a_damaged_file_is_named_and_the_previous_checkpoint_is_used(resume, name, damage, message):
@@ -88,7 +84,8 @@ def test_a_damaged_file_is_named_and_the_previous_checkpoint_is_used(resume, nam
     found, (damaged,) = newest_intact(resume)
 
     assert found == resume / "step_9"
-    assert damaged.startswith(f"{resume / 'step_10'} is damaged: {message}")
+    assert damaged.startswith(f"{resume / 'step_10'} is damaged: ")
+    assert message in damaged
 
 
 def test_the_newest_are_kept_and_the_oldest_is_removed_last(resume, monkeypatch):

@@ -127,13 +127,6 @@ def test_metrics_are_logged_every_n_steps_and_at_the_end(tmp_path, capsys):
     assert "5/5" in bar
 
 
-@pytest.fixture
-def progress(tmp_path):
-    progress = ProgressLog([JSONLinesLogger(tmp_path / "metrics.jsonl")], total_steps=5, log_every_n_steps=1)
-    yield progress
-    progress.close()
-
-
 def test_metrics_of_an_accumulated_step_cover_all_its_mini_batches(model):
     """In either order, so that neither the first nor the last mini-batch decides."""
     parts = [make_batch(2, seed=0), make_batch(2, seed=1, ignored=15)]
