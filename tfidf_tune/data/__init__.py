@@ -6,7 +6,6 @@ from tfidf_tune.data._probe_making import MadeProbe, ProbeSpec, make_probe
 from tfidf_tune.data._sequences import (
     CompletionsDataset,
     InjectedCorpusDataset,
-    PackedBatch,
     SequenceDataset,
     TextBlocksDataset,
     collate_packed,
@@ -40,7 +39,6 @@ __all__ = [
     "InjectedCanaries",
     "InjectedCorpusDataset",
     "MadeProbe",
-    "PackedBatch",
     "Passage",
     "ProbeSpec",
     "SequenceDataset",

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -204,24 +204,6 @@ def cached_sequences(
 _CPU = torch.device("cpu")
 
 
-class PackedBatch(TypedDict):
-    """What a model and a loss need to treat each document of a row as a row of its own.
-
-    Attributes:
-        tokens (Tensor): int64 ``[b, s]``.
-        labels (Tensor): int64 ``[b, s]``, not yet shifted; -100 where ignored and for each document's first token.
-        document_ids (Tensor): int64 ``[b, s]``, counted from 0 in each row; the padding has an id too.
-        input_pos (Tensor): int64 ``[b, s]``, positions from 0 in each document.
-        mask (Any): True where attended to, bool ``[b, s, s]``, or a ``BlockMask`` where flex attention is used.
-    """
-
-    tokens: Tensor
-    labels: Tensor
-    document_ids: Tensor
-    input_pos: Tensor
-    mask: Any
-
-
 def is_packed(dataset: Dataset[Any]) -> bool:
     """Return whether a data set is torchtune's ``PackedDataset``, or a ``ConcatDataset`` of such."""
     from torchtune.datasets import ConcatDataset, PackedDataset
@@ -250,7 +232,7 @@ def pack(dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer) -> Da
     return rows
 
 
-def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device = _CPU) -> PackedBatch:
+def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device = _CPU) -> dict[str, Any]:
     """Collate the rows of a ``PackedDataset`` so that each document counts as a row of its own.
 
     Unlike torchtune's ``padded_collate_packed``, it
@@ -267,7 +249,12 @@ def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device =
         device (torch.device): where the model runs. Default: the CPU.
 
     Returns:
-        PackedBatch: the batch; on the CPU except for a ``BlockMask``.
+        dict[str, Any]: on the CPU, except for a ``BlockMask``,
+
+            - tokens, int64 ``[b, s]``; labels, int64 ``[b, s]``, not yet shifted, -100 where ignored;
+            - document_ids, int64 ``[b, s]``, counted from 0 in each row; the padding has an id too;
+            - input_pos, int64 ``[b, s]``, positions from 0 in each document;
+            - mask, True where attended to, bool ``[b, s, s]``, or a ``BlockMask`` where flex attention is used.
     """
     from torchtune.modules.attention_utils import create_block_causal_mask, packed_block_causal_mask
 

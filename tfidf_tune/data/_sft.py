@@ -3,12 +3,11 @@
 import json
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile, tee
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -39,6 +38,8 @@ from tfidf_tune.data._tokenizer import (
     tokenizer_name,
 )
 
+logger = logging.getLogger(__name__)
+
 TrainOn = Literal["completions", "last", "all"]
 Message = dict[str, Any]
 
@@ -50,6 +51,7 @@ FORMATS: dict[str, list[str]] = {
 _NOTHING = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.bool_)
 _ROLES = {"human": "user", "gpt": "assistant"}  # of rows with from/value
 _WRITTEN = ("content", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")  # by templates
+_MAX_SEQ_LEN = 1024
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -102,12 +104,10 @@ def read_row(row: Mapping[str, Any], place: str, column: str | None, formatting:
     name = next((name for name in possible if all(row[key] is not None for key in FORMATS[name])), "empty")
     if name == "empty":
         return name, Text("", "")
-    if name in ("messages", "conversations"):
-        return name, Chat(formatting.with_system(_messages(row[name], name, place)), 0, _tools(row, place), place)
-    if name == "prompt and completion" and isinstance(row["prompt"], list):
-        given, answer = (_messages(row[key], key, place) for key in FORMATS[name])
+    if name in ("messages", "conversations") or (name == "prompt and completion" and isinstance(row["prompt"], list)):
+        given, *answers = (_messages(row[key], key, place) for key in FORMATS[name])
         given = formatting.with_system(given)
-        return name, Chat(given + answer, len(given), _tools(row, place), place)
+        return name, Chat(sum(answers, given), len(given) if answers else 0, _tools(row, place), place)
     return name, _read_texts(name, row, place, formatting)
 
 
@@ -148,15 +148,15 @@ def _tools(row: Mapping[str, Any], place: str) -> Any:
 
 def _messages(value: Any, column: str, place: str) -> list[Message]:
     messages: list[Message] = []
-    # Both ways of writing a message become role and content; other keys of the first are kept for the template.
-    given: list[Any] = value if isinstance(value, list) else [None]
-    for one in given:
-        match one:
+    # Both ways of writing a message become role and content; other keys of the second are kept for the template.
+    every: list[Any] = value if isinstance(value, list) else [None]
+    for given in every:
+        match given:
             case {"from": str(role), "value": str(content)}:
                 message = {"role": _ROLES.get(role, role), "content": content}
             case {"role": str(), **others} if isinstance(others.get("content"), str | list | None):
-                calls = {"tool_calls": _without_none(one["tool_calls"])} if "tool_calls" in one else {}
-                message = {"content": None} | one | calls
+                calls = {"tool_calls": _without_none(given["tool_calls"])} if "tool_calls" in given else {}
+                message = {"content": None} | given | calls
             case _:
                 needed = "a list of messages with role and content, or from and value"
                 raise ValueError(f"{place}: column {column!r} is not {needed}: {str(value)[:80]}")
@@ -211,10 +211,8 @@ def encode_chat(
     what the conversation up to its end adds to the conversation before it with the generation prompt.
     """
     if not isinstance(tokenizer, HFTokenizer) or template is None:
-        raise ValueError(
-            f"{chat.place} is a conversation, but the tokenizer {tokenizer_name(tokenizer)!r} has no chat template: "
-            "name a Jinja file by chat_template, or take the chat model's by tfidf_tune.data.hf_tokenizer"
-        )
+        remedy = "name a Jinja file by chat_template, or take the chat model's by tfidf_tune.data.hf_tokenizer"
+        raise ValueError(f"{chat.place}: the tokenizer {tokenizer_name(tokenizer)!r} has no chat template: {remedy}")
 
     def render(messages: Sequence[Message], **options: Any) -> Any:
         given = {"chat_template": template, "tools": chat.tools, "tokenize": "return_dict" in options}
@@ -256,10 +254,7 @@ def encode_chat(
 
 
 def learns_turn_ends(tokenizer: TextTokenizer, template: str) -> bool:
-    """Return whether the turns found by a template without marks include what ends them.
-
-    Some templates write nothing after an answer, such as GLM-4-MoE's: the next turn ends it.
-    """
+    """Return whether turns include what ends them. GLM-4-MoE's template writes nothing after an answer, for example."""
     if _GENERATION_TAG.search(template) or not isinstance(tokenizer, HFTokenizer):
         return True
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Welcome"}]
@@ -274,11 +269,11 @@ def _end(render: Callable[..., str], text: str, chat: Chat, num_messages: int) -
     """Return where in a rendered conversation its first messages end."""
     part = render(chat.messages[:num_messages]) if num_messages else ""
     if not text.startswith(part):
-        raise ValueError(
-            f"{chat.place}: the chat template writes the first {num_messages} messages differently when others follow: "
-            "by chat_template name a file with {% generation %} around the turns of the assistant (trl/chat_templates "
-            "has some), or set train_on to last or all"
+        found = f"the chat template writes the first {num_messages} messages differently when others follow"
+        remedy = (
+            "name a chat_template with {% generation %} (trl/chat_templates has some), or set train_on to last or all"
         )
+        raise ValueError(f"{chat.place}: {found}: {remedy}")
     return len(part)
 
 
@@ -300,11 +295,6 @@ def _start(render: Callable[..., str], text: str, chat: Chat, turn: int) -> int:
 def _num_common(first: Iterable[Any], second: Iterable[Any]) -> int:
     """Count the leading ids or characters that two sequences have in common."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
-
-
-_MAX_SEQ_LEN = 1024
-
-logger = logging.getLogger(__name__)
 
 
 def sft_dataset(
@@ -402,7 +392,7 @@ def sft_dataset(
     limit = min(_MAX_SEQ_LEN, tokenizer.max_seq_len or _MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
     check_at_least(2, max_seq_len=limit)  # a token and one to predict
     check_fits_model(tokenizer, lower="it", max_seq_len=limit)
-    require_choice("train_on", train_on, ("completions", "last", "all"))
+    require_choice("train_on", train_on, get_args(TrainOn))
     deduplication = Deduplication.of(deduplicate)
     template = tokenizer.get_chat_template() if isinstance(tokenizer, HFTokenizer) else None
     if chat_template is not None:
@@ -427,26 +417,24 @@ def sft_dataset(
             counts.update(["num_documents", found, *["num_chats"] * isinstance(content, Chat)])
             yield content
 
-    def make_examples(place: TextSource, counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
-        for ids, is_label in encode_rows(tokenizer, read(place, counts), template, train_on):
-            if is_label[1:limit].any():  # the shift of labels drops the first
-                counts["num_examples"] += 1
-                counts["num_cut"] += len(ids) > limit
-                yield ids[:limit], is_label[:limit]
-            else:
-                counts["num_left_out"] += 1
-                counts["num_unlabelled"] += bool(is_label[1:].any())
-        if not counts["num_examples"]:
-            raise ValueError(
-                f"{place.source!r} gives no example: of {counts['num_documents']} rows {counts['num_unlabelled']} have "
-                f"no answer within their first {limit} tokens, the others have none at all. Raise max_seq_len, or look "
-                "at the roles: that of an answer is 'assistant', or 'gpt' in conversations"
-            )
-
-    def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
-        yield from make_examples(own, counts)
-        for place in places[1:]:
-            yield from make_examples(place, Counter())
+    def make_sequences(counts_of_source: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
+        for place, counts in zip(places, (counts_of_source, Counts()), strict=False):
+            for ids, is_label in encode_rows(tokenizer, read(place, counts), template, train_on):
+                if is_label[1:limit].any():  # the shift of labels drops the first
+                    counts["num_examples"] += 1
+                    counts["num_cut"] += len(ids) > limit
+                    yield ids[:limit], is_label[:limit]
+                else:
+                    counts["num_left_out"] += 1
+                    counts["num_unlabelled"] += bool(is_label[1:].any())
+            if not counts["num_examples"]:
+                found = (
+                    f"of {counts['num_documents']} rows {counts['num_unlabelled']} have no answer within their first"
+                )
+                raise ValueError(
+                    f"{place.source!r} gives no example: {found} {limit} tokens, the others have none at all. Raise "
+                    "max_seq_len, or look at the roles: that of an answer is 'assistant', or 'gpt' in conversations"
+                )
 
     examples = dataset = cached_sequences(cache_dir, settings, make_sequences)
 
@@ -472,13 +460,11 @@ def sft_dataset(
         "none of it before the cut",
     )
     if counts["num_chats"] and train_on != "all" and not learns_turn_ends(tokenizer, template or ""):
-        logger.warning(
-            f"{source}: the chat template writes nothing after an answer, so that the model does not learn to stop: by "
-            "chat_template name a file that writes the token at which generation stops"
-        )
+        remedy = "by chat_template name a file that writes the token at which generation stops"
+        found = "the chat template writes nothing after an answer, so that the model does not learn to stop"
+        logger.warning(f"{source}: {found}: {remedy}")
     if spec is not None:
         dataset = choose_completions(dataset, counts["num_examples"], spec, tokenizer, source, kept)
     elif deduplication.method != "none":
-        every = np.arange(len(dataset), dtype=np.int32)
-        dataset = replace(dataset, spans=dataset.spans[every[kept(every)]])
+        dataset = replace(dataset, spans=dataset.spans[kept(np.arange(len(dataset), dtype=np.int32))])
     return pack(dataset, tokenizer) if packed else dataset

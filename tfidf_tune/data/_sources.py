@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import lzma
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -40,7 +41,7 @@ def embedded_documents(split: str) -> list[str]:
     from datasets import ReadInstruction
 
     splits = _splits()
-    sizes = {name: len(texts) for name, texts in splits.items()}
+    sizes = {name: len(texts) for name, texts in sorted(splits.items())}
     try:
         slices = ReadInstruction.from_spec(split).to_absolute(sizes)
     except ValueError:
@@ -96,11 +97,8 @@ def train_embedded_tokenizer(folder: str | Path, vocab_size: int = 4096) -> Path
 def _splits() -> dict[str, list[str]]:
     # A hash of the text decides, so that the split does not depend on the order or on other documents.
     packed = files("tfidf_tune.data").joinpath("corpus", "python_documentation.jsonl.xz").read_bytes()
-    splits: dict[str, list[str]] = {
-        f"{kind}{part}": [] for kind in ("", "reference_", "docstrings_") for part in ("train", "validation")
-    }
-    for line in lzma.decompress(packed).splitlines():
-        row = json.loads(line)
+    splits: dict[str, list[str]] = defaultdict(list)
+    for row in map(json.loads, lzma.decompress(packed).splitlines()):
         is_validation = hashlib.sha256(row["text"].encode()).digest()[0] < _VALIDATION_SHARE * 256
         part = "validation" if is_validation else "train"
         splits[part].append(row["text"])
@@ -205,12 +203,11 @@ def _checked(rows: Iterator[_PlacedRow], source: str, columns: Mapping[str, type
     for place, row in rows:
         for column, kind in columns.items():
             if column not in row:
-                raise ValueError(
-                    f"{source!r} has no column {column!r}, only {sorted(row)}: name another column or source"
-                )
+                only = f"only {sorted(row)}: name another column or source"
+                raise ValueError(f"{source!r} has no column {column!r}, {only}")
             value = row[column]
-            if value is not None and not isinstance(value, kind):
-                found = f"{type(value).__name__}, not {'text' if kind is str else kind.__name__}"
+            if not isinstance(value, kind | None):
+                found = f"{type(value).__name__}, not {kind.__name__}"
                 raise ValueError(f"column {column!r} of {source!r} holds {found}: name another of {sorted(row)}")
             check_length(value, place)
         yield row
@@ -220,13 +217,12 @@ def _rows_of_files(files: list[Path], sample_by: SampleBy) -> Iterator[_PlacedRo
     # One file at a time, so that an error names the file.
     for file in files:
         reader = _reader(file)
-        options = {"sample_by": sample_by} if reader == "text" else {}
+        options: dict[str, Any] = {"sample_by": sample_by} if reader == "text" else {}
         encoding = "" if reader == "parquet" else " in UTF-8 (`iconv -f LATIN1 -t UTF-8` converts)"
         failure = f"cannot read {str(file)!r}; is it a complete {reader} file{encoding}?"
         # `data_files` are patterns, so the name is escaped.
-        data_files = [glob.escape(str(file))]
-        unit = options.get("sample_by", "row")
-        yield from _streamed(failure, str(file), unit, reader, data_files=data_files, split="train", **options)
+        options |= {"data_files": glob.escape(str(file)), "split": "train"}
+        yield from _streamed(failure, str(file), options.get("sample_by", "row"), reader, **options)
         if file.suffix.lower() == ".zst" and not _is_complete_zstandard(file):
             raise ValueError(f"{failure} It ends in the middle of a zstandard frame")
 

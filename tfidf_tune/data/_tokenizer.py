@@ -44,11 +44,9 @@ class TextTokenizer(Protocol):
 
     def encode(self, text: str, add_bos: bool = True, add_eos: bool = True) -> list[int]:
         """Return the token ids of ``text``."""
-        ...
 
     def decode(self, token_ids: list[int]) -> str:
         """Return the text of ``token_ids``."""
-        ...
 
 
 def encode_texts(tokenizer: TextTokenizer, texts: Iterable[str]) -> Iterator[TokenArray]:
@@ -56,12 +54,10 @@ def encode_texts(tokenizer: TextTokenizer, texts: Iterable[str]) -> Iterator[Tok
 
     Texts are read lazily, one batch ahead. The tokenizer's ``encode_batch(texts)`` is used for speed if it has one.
     """
+    encode_batch = getattr(tokenizer, "encode_batch", None)
     for batch in _batches(texts):
-        if hasattr(tokenizer, "encode_batch"):
-            encoded = tokenizer.encode_batch(batch)
-        else:
-            encoded = [tokenizer.encode(text, add_bos=False, add_eos=False) for text in batch]
-        for ids in encoded:
+        one_by_one = (tokenizer.encode(text, add_bos=False, add_eos=False) for text in batch)
+        for ids in encode_batch(batch) if encode_batch else one_by_one:
             yield np.asarray(ids, dtype=np.int32)
 
 
@@ -154,9 +150,7 @@ class HFTokenizer:
             check_at_least(1, max_seq_len=max_seq_len)
         self._hf, self.name = _load(path, trust_remote_code=trust_remote_code)
         if self._hf.eos_token_id is None:
-            raise ValueError(
-                f"the tokenizer {self.name!r} has no EOS token: set eos_token in its tokenizer_config.json"
-            )
+            raise ValueError(f"the tokenizer {self.name!r} has no EOS token: set it in its tokenizer_config.json")
         self.max_seq_len = max_seq_len
         self.vocab_size: int = len(self._hf)
         self.bos_id: int | None = self._hf.bos_token_id

@@ -189,7 +189,7 @@ def build_dataloader(
     """Build the loader: its order follows from the run's seed and epoch, an incomplete batch at the end is left out.
 
     Mini-batches have ``tokens`` and ``labels``, int64 ``[b, s]``, labels not yet shifted and -100 where ignored; those
-    of a packed data set are a :class:`~tfidf_tune.data.PackedBatch`. ``counts_tokens`` adds ``unpadded_tokens``, the
+    of a packed data set are of :func:`~tfidf_tune.data.collate_packed`. ``counts_tokens`` adds ``unpadded_tokens``, the
     tokens with -100 in place of padding, for a weighting that ``needs_tokens``.
 
     Raises:
