@@ -13,7 +13,7 @@ Figures are files in research/results, one for each model of frontier.jsonl; the
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -49,6 +49,7 @@ _ARMS = [
 _TOKENS = "CE MinHash 0.35"  # an arm of the frontier, which was measured with n-grams of tokens
 _COPIES = ["exact", "fuzzy 10%"]
 _BLOCK = re.compile(r"(<!-- table: (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_Columns = Mapping[str, Callable[[Any], str]]  # header -> the cell of a row
 
 
 def filled(page: str, folder: Path | None = None) -> str:
@@ -65,71 +66,99 @@ def filled(page: str, folder: Path | None = None) -> str:
     return _BLOCK.sub(block, page)
 
 
+@cache
+def _read(file: Path) -> Results:
+    return read_results(file)
+
+
+@cache
+def _runs(file: Path) -> Any:
+    return run_table(_read(file))
+
+
+@cache
+def _trace(file: Path, peer: str = _PEER) -> Frontiers:
+    return trace_frontiers(_read(file), baseline=_BASELINE, references=[peer])
+
+
+def _differences(found: Frontiers) -> dict[tuple[str, str, str], Any]:
+    """Model, objective and reference -> their difference at the operating points; the start is compared with none."""
+    rows = found.differences[found.differences["at"] == "operating points"].itertuples()
+    return {(one.model, one.objective, one.reference): one for one in rows if one.objective != _START}
+
+
+def _table(rows: Iterable[Any], columns: _Columns) -> str:
+    return markdown_table([*columns], [[cell(row) for cell in columns.values()] for row in rows])
+
+
+def _by_model(rows: Any, columns: _Columns, floors: Any) -> str:
+    """Lay out a table for each model; ``floors`` has the LMS of its controls."""
+    tables = [(model, _table(own.itertuples(), columns)) for model, own in rows.groupby("model", sort=False)]
+    return "\n\n".join(f"**{model}** (controls {floors[model]:.1f})\n\n{table}" for model, table in tables)
+
+
+def _interval(row: Any, name: str, form: str = ".1f") -> str:
+    """Write a mean of a row and the ends of its interval, if it has one."""
+    return _with_ends([getattr(row, name + end) for end in ("", "_low", "_high")], form)
+
+
+def _with_ends(values: Sequence[float], form: str = ".1f", unit: str = "") -> str:
+    mean, low, high = values
+    return f"{mean:{form}}{unit}" + ("" if math.isnan(low) else f" ({low:{form}} to {high:{form}})")
+
+
 def _provenance(file: Path) -> str:
-    results = _read(file)
-    runs = results.checkpoints
-    seeds = sorted({one.seed for one in runs if one.seed is not None})
-    seconds = [one.training_seconds for one in runs if one.training_seconds is not None]
+    results, runs = _read(file), _runs(file)
+    seconds = [one.training_seconds for one in results.checkpoints if one.training_seconds is not None]
     passages = results.scores[(results.scores["kind"] == "target") & (results.scores["unit"] != "")]
     num_targets = passages.groupby("checkpoint")["unit"].nunique()
-    num_predictions = run_table(results)["num_predictions"].astype(int)
-    asked = sorted(set(zip(num_targets, num_predictions, strict=True)))
+    asked = sorted(set(zip(num_targets, runs["num_predictions"].astype(int), strict=True)))
+    names = runs["run"].nunique(), ", ".join(map(str, sorted(runs["seed"].dropna().unique())))
     rows = {
-        "runs": f"{len({one.run for one in runs})}, seeds {', '.join(map(str, seeds))}",
+        "runs": "{}, seeds {}".format(*names),
         "targets, held-out tokens": "; ".join(f"{targets}, {tokens:,}" for targets, tokens in asked),
         "seconds of a training": f"{min(seconds):.0f} to {max(seconds):.0f}",
         **{name: value for name, value in results.provenance.items() if name != "platform"},
     }
-    return str(markdown_table(("", ""), [list(row) for row in rows.items()]))
+    return markdown_table(("", ""), [*rows.items()])
 
 
 def _summary(file: Path) -> str:
     """What the main arms recite and cost where copies are exact and where they differ."""
     points = _trace(file, _DEDUPLICATED).points.set_index(["objective", "model"])
-    membership = _membership(file)
-    shown: list[tuple[str, Callable[[Any], str]]] = [
-        ("recited above the floor", lambda at: _interval(*_ends(points.loc[at], "excess"))),
-        ("perplexity", lambda at: _interval(*_ends(points.loc[at], "perplexity"))),
-        ("membership AUC", lambda at: _auc(membership, at)),
-    ]
-    rows = [
-        [
-            objective,
-            *(
-                text((objective, model)) if (objective, model) in points.index else ""
-                for _, text in shown
-                for model in _COPIES
-            ),
-        ]
-        for objective in _ARMS
-    ]
-    return str(markdown_table(["objective", *(f"{name}, {model}" for name, _ in shown for model in _COPIES)], rows))
+    shown: dict[str, Callable[[Any], str]] = {
+        "recited above the floor": lambda names: _interval(points.loc[names], "excess"),
+        "perplexity": lambda names: _interval(points.loc[names], "perplexity"),
+        "membership AUC": lambda names: _auc(file, names[1], names[0]),
+    }
+    rows = []
+    for objective in _ARMS:
+        names = [(objective, model) for model in _COPIES]
+        cells = [text(at) if at in points.index else "" for text in shown.values() for at in names]
+        rows.append([objective, *cells])
+    return markdown_table(["objective", *(f"{name}, {model}" for name in shown for model in _COPIES)], rows)
 
 
 def _settings(file: Path) -> str:
     """Each arm in each setting: recitation, perplexity on text of two kinds, and verdicts."""
-    found = _trace(file, _DEDUPLICATED)
-    against = {(one.model, one.objective, one.reference): one for one in found.differences.itertuples()}
-    others = _other_perplexity(file)
-    parts = []
-    for model, points in found.points.groupby("model", sort=False):
-        rows = []
-        for one in points.itertuples():
-            to = [against.get((model, one.objective, name)) for name in (_BASELINE, _DEDUPLICATED)]
-            rows.append(
-                [
-                    *(one.objective, str(len(one.seeds)), _interval(*_ends(one, "lms")), f"{one.max_lms:.0f}"),
-                    *(_interval(*_ends(one, "perplexity")), others.get((model, one.objective), "")),
-                    *("" if difference is None else difference.verdict for difference in to),
-                ]
-            )
-        columns = [
-            *("objective", "seeds", "LMS", "largest", "perplexity", "of other text"),
-            *(f"against {name}" for name in (_BASELINE, _DEDUPLICATED)),
-        ]
-        floor = points["control_lms"].mean()
-        parts.append(f"**{model}** (controls {floor:.1f})\n\n" + markdown_table(columns, rows))
-    return "\n\n".join(parts)
+    found, others = _trace(file, _DEDUPLICATED), _other_perplexity(file)
+    against = _differences(found)
+    columns = {
+        "objective": lambda one: one.objective,
+        "seeds": lambda one: str(len(one.seeds)),
+        "LMS": lambda one: _interval(one, "lms"),
+        "largest": lambda one: f"{one.max_lms:.0f}",
+        "perplexity": lambda one: _interval(one, "perplexity"),
+        "of other text": lambda one: others.get((one.model, one.objective), ""),
+        f"against {_BASELINE}": lambda one: _verdict(against, one, _BASELINE),
+        f"against {_DEDUPLICATED}": lambda one: _verdict(against, one, _DEDUPLICATED),
+    }
+    return _by_model(found.points, columns, found.points.groupby("model")["control_lms"].mean())
+
+
+def _verdict(against: Mapping[tuple[str, str, str], Any], one: Any, reference: str) -> str:
+    difference = against.get((one.model, one.objective, reference))
+    return "" if difference is None else str(difference.verdict)
 
 
 def _other_perplexity(file: Path) -> dict[tuple[str, str], str]:
@@ -139,69 +168,52 @@ def _other_perplexity(file: Path) -> dict[tuple[str, str], str]:
 
 def _means(file: Path, metric: str, kind: str) -> dict[tuple[str, str], float]:
     """Model and objective -> mean over seeds of a score, which is weighted by its counts within a checkpoint."""
-    results = _read(file)
-    rows = results.scores[(results.scores["metric"] == metric) & (results.scores["kind"] == kind)]
+    scores = _read(file).scores
+    rows = scores[(scores["metric"] == metric) & (scores["kind"] == kind)]
     sums = rows.assign(sum=rows["value"] * rows["count"]).groupby("checkpoint")[["sum", "count"]].sum()
-    means = run_table(results)[["model", "objective"]].join((sums["sum"] / sums["count"]).rename("mean"), how="inner")
+    means = _runs(file)[["model", "objective"]].join((sums["sum"] / sums["count"]).rename("mean"), how="inner")
     return {names: float(mean) for names, mean in means.groupby(["model", "objective"])["mean"].mean().items()}
 
 
 def _likelihoods(file: Path) -> str:
     """Likelihood, membership and near-verbatim recitation of each arm in each setting."""
     frame = _membership(file).sort_values(["Model", "Objective"])
-    near = [_means(file, metric, "target") for metric in ("edit_distance", "common_subsequence")]
-    names = {
-        "NLL of targets": ".2f",
-        "NLL of controls": ".2f",
-        **dict.fromkeys(("AUC", "AUC zlib", "AUC Min-K%", "AUC Min-K%++", "AUC Loss against start"), ".2f"),
-        "TPR at 1 % FPR (%)": ".0f",
-        "Exposure (bits)": ".2f",
-    }
-    shown = {name: form for name, form in names.items() if name in frame}
-    rows = [
-        [
-            *(one["Model"], one["Objective"]),
-            *(_of_membership(one, name, form) for name, form in shown.items()),
-            *(
-                f"{means[one['Model'], one['Objective']]:{form}}"
-                for means, form in zip(near, (".2f", ".0f"), strict=True)
-            ),
-        ]
-        for _, one in frame.iterrows()
-    ]
+    distances, common = (_means(file, metric, "target") for metric in ("edit_distance", "common_subsequence"))
+    attacks = ("AUC", "AUC zlib", "AUC Min-K%", "AUC Min-K%++", "AUC Loss against start")
+    forms = dict.fromkeys(("NLL of targets", "NLL of controls", *attacks), ".2f")
+    forms |= {"TPR at 1 % FPR (%)": ".0f", "Exposure (bits)": ".2f"}
+    shown = {name: form for name, form in forms.items() if name in frame}
+    rows = []
+    for _, one in frame.iterrows():
+        names = one["Model"], one["Objective"]
+        near = (f"{distances[names]:.2f}", f"{common[names]:.0f}")
+        rows.append([*names, *(_of_membership(one, name, form) for name, form in shown.items()), *near])
     columns = ["setting", "objective", *shown, "edit distance", "common subsequence (tokens)"]
-    return str(markdown_table(columns, rows))
+    return markdown_table(columns, rows)
 
 
-def _auc(membership: Any, at: tuple[str, str]) -> str:
-    if membership.empty:
-        return ""
-    own = membership[(membership["Objective"] == at[0]) & (membership["Model"] == at[1])]
-    if own.empty:
-        return ""
-    return _of_membership(own.iloc[0], "AUC", ".2f")
+def _auc(file: Path, model: str, objective: str) -> str:
+    membership = _membership(file)
+    rows = membership[(membership["Objective"] == objective) & (membership["Model"] == model)]
+    return "" if rows.empty else _of_membership(rows.iloc[0], "AUC", ".2f")
 
 
 def _of_membership(row: Any, name: str, form: str) -> str:
     """A cell of a row of the membership table, with its interval if it has one."""
     start = name.removesuffix(" at 1 % FPR (%)")  # the ends of "TPR at 1 % FPR (%)" are "TPR from" and "TPR to"
-    value = f"{row[name]:{form}}"
-    if f"{start} from" not in row:
-        return value
-    return value + f" ({row[f'{start} from']:{form}} to {row[f'{start} to']:{form}})"
+    return _with_ends([row[name], *(row.get(f"{start} {end}", math.nan) for end in ("from", "to"))], form)
 
 
 @cache
 def _membership(file: Path) -> Any:
     """The table of likelihood and membership of a file's last checkpoints."""
-    results = _read(file)
-    runs = run_table(results)
+    runs = _runs(file)
     runs = runs[runs["progress"] == runs.groupby("model")["progress"].transform("max")]
     groups = [
-        (dict(zip(("Model", "Objective"), names, strict=True)), own.index.tolist())
-        for names, own in runs.groupby(["model", "objective"], sort=False)
+        ({"Model": model, "Objective": objective}, own.index.tolist())
+        for (model, objective), own in runs.groupby(["model", "objective"], sort=False)
     ]
-    return membership_table(results.scores, groups, Footnotes()).frame
+    return membership_table(_read(file).scores, groups, Footnotes()).frame
 
 
 def _relearning(file: Path) -> str:
@@ -220,47 +232,45 @@ def _relearning(file: Path) -> str:
         sooner = bootstrap_interval(
             lambda ours, theirs, axis=-1: theirs.mean(axis) - ours.mean(axis), targets, controls, paired=False
         )
-        difference = controls.mean() - targets.mean()
-        cells = (f"{targets.mean():.1f}", f"{controls.mean():.1f}", _interval(difference, sooner.low, sooner.high))
-        rows.append([*names, str(len(of_seeds)), *cells])
+        difference = _with_ends([controls.mean() - targets.mean(), sooner.low, sooner.high])
+        rows.append([*names, str(len(of_seeds)), f"{targets.mean():.1f}", f"{controls.mean():.1f}", difference])
     columns = ["setting", "objective", "runs", "passages", "controls", "controls minus passages"]
-    return str(markdown_table(columns, rows))
+    return markdown_table(columns, rows)
 
 
 def _operating_points(file: Path) -> str:
     """Each objective at its learning rate of the lowest held-out perplexity, and what it is compared with."""
-    found, runs = _trace(file), run_table(_read(file))
-    differences = found.differences[found.differences["at"] == "operating points"]
-    against = {(one.model, one.objective, one.reference): one for one in differences.itertuples()}
-    columns = [
-        *("objective", "lr", "LMS", "perplexity", f"LMS, perplexity against {_BASELINE}"),
-        *(f"verdict against {_BASELINE}", f"against {_PEER}"),
-    ]
-    parts = []
-    for model, points in found.points.groupby("model", sort=False):
-        rows = []
-        for one in points[points["operating"]].itertuples():
-            to_baseline, to_peer = (against.get((model, one.objective, name)) for name in (_BASELINE, _PEER))
-            verdicts = [_change(to_baseline), *("" if to is None else to.verdict for to in (to_baseline, to_peer))]
-            rows.append(
-                [
-                    *(one.objective, _rate(one), _interval(*_ends(one, "lms")), _interval(*_ends(one, "perplexity"))),
-                    *(["", "", ""] if one.objective == _START else verdicts),
-                ]
-            )
-        floor = runs.loc[runs["model"] == model, "control_lms"].mean()
-        parts.append(f"**{model}** (controls {floor:.1f})\n\n" + markdown_table(columns, rows))
-    return "\n\n".join([*parts, _on_an_edge(found)])
-
-
-def _on_an_edge(found: Frontiers) -> str:
-    """List the operating points that are the lowest or the highest of several learning rates."""
-    points = found.points[found.points["operating"] & found.points["range_end"].isin(["lowest", "highest"])]
-    named = [
+    found = _trace(file)
+    against = _differences(found)
+    columns = {
+        "objective": lambda one: one.objective,
+        "lr": _rate,
+        "LMS": lambda one: _interval(one, "lms"),
+        "perplexity": lambda one: _interval(one, "perplexity"),
+        f"LMS, perplexity against {_BASELINE}": lambda one: _change(against.get((one.model, one.objective, _BASELINE))),
+        f"verdict against {_BASELINE}": lambda one: _verdict(against, one, _BASELINE),
+        f"against {_PEER}": lambda one: _verdict(against, one, _PEER),
+    }
+    points = found.points[found.points["operating"]]
+    tables = _by_model(points, columns, _runs(file).groupby("model")["control_lms"].mean())
+    edges = [
         f"{model}: {', '.join(f'{one.objective} ({one.range_end})' for one in own.itertuples())}"
-        for model, own in points.groupby("model", sort=False)
+        for model, own in points[points["range_end"].isin(["lowest", "highest"])].groupby("model", sort=False)
     ]
-    return f"Operating points at an end of the learning rates tried: {'; '.join(named) or 'none'}."
+    return f"{tables}\n\nOperating points at an end of the learning rates tried: {'; '.join(edges) or 'none'}."
+
+
+def _rate(point: Any) -> str:
+    if math.isnan(point.learning_rate):
+        return ""
+    return f"{point.learning_rate:g}" + (f" ({point.range_end})" if point.range_end else "")
+
+
+def _change(one: Any) -> str:
+    if one is None or math.isnan(one.perplexity):
+        return ""
+    lms = "" if math.isnan(one.reduction) else f"{-100 * one.reduction:+.0f} %, "
+    return f"{lms}{one.perplexity:+.1f} %"
 
 
 def _curves(file: Path) -> str:
@@ -271,8 +281,7 @@ def _curves(file: Path) -> str:
     for model, own in points.groupby("model", sort=False):
         table = own.pivot(index="objective", columns="learning_rate", values="means").fillna("")
         rows = table.reindex(own["objective"].unique()).reset_index().to_numpy().tolist()
-        columns = ["objective", *(f"{rate:g}" for rate in table.columns)]
-        parts.append(f"**{model}**\n\n" + markdown_table(columns, rows))
+        parts.append(f"**{model}**\n\n" + markdown_table(["objective", *(f"{rate:g}" for rate in table)], rows))
     return "\n\n".join(parts)
 
 
@@ -280,84 +289,74 @@ def _paper(file: Path) -> str:
     """The paper's objective against plain cross-entropy at each learning rate."""
     found = _trace(file)
     lms = found.points.set_index(["model", "objective", "learning_rate"])["lms"]
-    of_paper = found.differences[
-        (found.differences["objective"] == _PAPER) & (found.differences["reference"] == _BASELINE)
-    ]
-    rows = [
-        [
-            *(model, f"{one.learning_rate:g}"),
-            *(f"{lms[model, name, one.learning_rate]:.2f}" for name in (_BASELINE, _PAPER)),
-            "" if math.isnan(one.reduction) else f"{100 * one.reduction:.0f} %",
-            _interval(*_ends(one, "lms"), signed=True) if one.num_pairs else "",
-            f"{_interval(*_ends(one, 'perplexity'), signed=True)} %" if one.num_pairs else "",
-        ]
-        for model, own in of_paper.groupby("model", sort=False)
-        for equal in [own["at"] == "equal rates"]
-        for one in own[equal if equal.any() else ~equal].itertuples()  # of a single rate they are the same
-    ]
-    columns = ("setting", "lr", f"LMS {_BASELINE}", f"LMS {_PAPER}", "reduction", "LMS difference", "perplexity")
-    return str(markdown_table(columns, rows))
+    differences = found.differences
+    differences = differences[(differences["objective"] == _PAPER) & (differences["reference"] == _BASELINE)]
+    # Of a single rate, the operating points are all that there is.
+    at_equal = differences.groupby("model")["at"].transform(lambda at: "equal rates" if len(at) > 1 else at)
+    columns = {
+        "setting": lambda one: one.model,
+        "lr": lambda one: f"{one.learning_rate:g}",
+        f"LMS {_BASELINE}": lambda one: f"{lms[one.model, _BASELINE, one.learning_rate]:.2f}",
+        f"LMS {_PAPER}": lambda one: f"{lms[one.model, _PAPER, one.learning_rate]:.2f}",
+        "reduction": lambda one: "" if math.isnan(one.reduction) else f"{100 * one.reduction:.0f} %",
+        "LMS difference": lambda one: _interval(one, "lms", "+.1f") if one.num_pairs else "",
+        "perplexity": lambda one: f"{_interval(one, 'perplexity', '+.1f')} %" if one.num_pairs else "",
+    }
+    return _table(differences[differences["at"] == at_equal].itertuples(), columns)
 
 
 def _trajectory(file: Path) -> str:
     """Each objective at each checkpoint, and minus plain cross-entropy at the same one."""
-    results = _read(file)
-    if len(settings := {(one.model, one.learning_rate) for one in results.checkpoints}) > 1:
-        raise ValueError(f"checkpoints are compared in one setting, not in {len(settings)}")
-    runs = run_table(results)
-    measured = ["lms", "log_perplexity"]
-    if len(missing := runs[runs[measured].isna().any(axis=1)]):
-        raise ValueError(f"{missing['title'].iloc[0]}: LMS or perplexity was not measured")
-    of_baseline = runs[runs["objective"] == _BASELINE].set_index(["progress", "seed"])[measured]
+    runs = _runs(file).set_index(["progress", "seed"])
+    if runs["setting"].nunique() > 1 or runs[["lms", "log_perplexity"]].isna().any(axis=None):
+        raise ValueError(f"{file.name}: checkpoints are compared in one setting, with LMS and perplexity")
+    of_baseline = runs[runs["objective"] == _BASELINE]
     rows = []
     for (objective, progress), own in runs.groupby(["objective", "progress"], sort=False):
-        values = own.set_index(["progress", "seed"])[measured]
-        lms, log_perplexity = (over_seeds(values[name].tolist())[:3] for name in measured)
-        row = [objective, f"{progress} %", _interval(*lms), "", _interval(*map(math.exp, log_perplexity)), ""]
-        if objective != _BASELINE:
-            differences = values - of_baseline.loc[values.index]
-            lms, log_perplexity = (over_seeds(differences[name].tolist())[:3] for name in measured)
-            row[3] = _interval(*lms, signed=True)
-            row[5] = f"{_interval(*(100 * math.expm1(value) for value in log_perplexity), signed=True)} %"
+        row = [objective, f"{progress} %"]
+        for name, scale, of_difference, unit in (
+            ("lms", float, float, ""),
+            ("log_perplexity", math.exp, lambda value: 100 * math.expm1(value), " %"),
+        ):
+            row.append(_with_ends([*map(scale, over_seeds(own[name].tolist())[:3])]))
+            difference = over_seeds((own[name] - of_baseline.loc[own.index, name]).tolist())[:3]
+            text = _with_ends([*map(of_difference, difference)], "+.1f") + unit
+            row.append("" if objective == _BASELINE else text)
         rows.append(row)
     columns = ("objective", "checkpoint", "LMS", "LMS difference", "perplexity", "perplexity difference")
-    return str(markdown_table(columns, rows))
+    return markdown_table(columns, rows)
 
 
 def _recitation(file: Path) -> str:
     """Targets and controls of each objective in each setting, and the change against plain cross-entropy."""
-    results = _read(file)
-    reductions = compare_objectives(evaluation_table(results, baseline=_BASELINE)[1], _BASELINE)
-    change = {(one.setting, one.objective, one.measure): one for one in reductions.itertuples()}
-    others, membership = _other_perplexity(file), _membership(file)
-    runs = run_table(results)
+    reductions = compare_objectives(evaluation_table(_read(file), baseline=_BASELINE)[1], _BASELINE)
+    change = {(one.setting, one.objective, one.measure): _percent(one) for one in reductions.itertuples()}
+    others = _other_perplexity(file)
+    header = [
+        *("objective", "runs", "LMS", "largest", "of controls", "perplexity", "of other text", "membership AUC"),
+        *(f"{measure} against {_BASELINE}" for measure in ("LMS", "perplexity")),
+    ]
     parts = []
-    for model, of_model in runs.groupby("model", sort=False):
-        rows = []
-        for objective, own in of_model.groupby("objective", sort=False):
-            changes = [change.get((model, objective, measure)) for measure in ("Avg LMS", "Perplexity")]
-            rows.append(
-                [
-                    *(objective, str(len(own)), f"{own['lms'].mean():.1f}", f"{own['max_lms'].max():.0f}"),
-                    *(f"{own['control_lms'].mean():.1f}", f"{math.exp(own['log_perplexity'].mean()):.2f}"),
-                    *(others.get((model, objective), ""), _auc(membership, (objective, model))),
-                    *("" if of is None else _percent(of) for of in changes),
-                ]
-            )
-        columns = [
-            *("objective", "runs", "LMS", "largest", "of controls", "perplexity", "of other text", "membership AUC"),
-            *(f"{measure} against {_BASELINE}" for measure in ("LMS", "perplexity")),
+    for model, of_model in _runs(file).groupby("model", sort=False):
+        rows = [
+            [
+                *(objective, str(len(own)), f"{own['lms'].mean():.1f}", f"{own['max_lms'].max():.0f}"),
+                *(f"{own['control_lms'].mean():.1f}", f"{math.exp(own['log_perplexity'].mean()):.2f}"),
+                *(others.get((model, objective), ""), _auc(file, model, objective)),
+                *(change.get((model, objective, measure), "") for measure in ("Avg LMS", "Perplexity")),
+            ]
+            for objective, own in of_model.groupby("objective", sort=False)
         ]
-        shown = [number for number in range(len(columns)) if any(row[number] for row in rows)]
-        columns, *rows = ([line[number] for number in shown] for line in (columns, *rows))
-        parts.append(f"**{model}**\n\n" + markdown_table(columns, rows))
+        measured = [(name, cells) for name, *cells in zip(header, *rows, strict=True) if any(cells)]
+        names, columns = zip(*measured, strict=True)
+        parts.append(f"**{model}**\n\n" + markdown_table(names, [*zip(*columns, strict=True)]))
     return "\n\n".join(parts)
 
 
 def _percent(one: Any) -> str:
-    """Return a change in percent with its interval over passages or blocks."""
-    value, low, high = (0 - 100 * end for end in (one.reduction, one.high, one.low))  # not -0
-    return f"{value:+.1f} %" + ("" if math.isnan(low) else f" ({low:+.1f} to {high:+.1f})")
+    """Write a change in percent with its interval over passages or blocks."""
+    values = [0 - 100 * end for end in (one.reduction, one.high, one.low)]  # not -0
+    return _with_ends(values, "+.1f", " %")
 
 
 def _of_script(name: str) -> Callable[[Path], str]:
@@ -370,7 +369,7 @@ def _audit(file: Path) -> str:
     shown = json.loads(file.read_text(encoding="utf-8"))["tables"][0]
     names = [column["name"] for column in shown["columns"]]
     cells = [[f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row] for row in shown["rows"]]
-    return str(markdown_table(names, cells))
+    return markdown_table(names, cells)
 
 
 _TABLES: dict[str, Callable[[Path], str]] = {
@@ -384,71 +383,33 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "paper": _paper,
     "trajectory": _trajectory,
     "recitation": _recitation,
+    "audit": _audit,
     "speed": _of_script("smollm2"),
     "implementations": _of_script("implementations"),
-    "audit": _audit,
     "trust": _of_script("audit_trust"),
     "server": _of_script("audit_server"),
     "scale": _of_script("corpus_scale"),
 }
 
 
-@cache
-def _read(file: Path) -> Results:
-    return read_results(file)
-
-
-@cache
-def _trace(file: Path, peer: str = _PEER) -> Frontiers:
-    return trace_frontiers(_read(file), baseline=_BASELINE, references=[peer])
-
-
-def _rate(point: Any) -> str:
-    if math.isnan(point.learning_rate):
-        return ""
-    return f"{point.learning_rate:g}" + (f" ({point.range_end})" if point.range_end else "")
-
-
-def _ends(row: Any, name: str) -> Iterator[float]:
-    """Return a mean and the ends of its interval."""
-    return (getattr(row, name + end) for end in ("", "_low", "_high"))
-
-
-def _interval(mean: float, low: float, high: float, *, signed: bool = False) -> str:
-    form = "{:+.1f}" if signed else "{:.1f}"
-    return form.format(mean) + ("" if math.isnan(low) else f" ({form.format(low)} to {form.format(high)})")
-
-
-def _change(one: Any) -> str:
-    if one is None or math.isnan(one.perplexity):
-        return ""
-    lms = "" if math.isnan(one.reduction) else f"{-100 * one.reduction:+.0f} %, "
-    return f"{lms}{one.perplexity:+.1f} %"
-
-
-def draw_summary(file: str = "evidence.jsonl") -> None:
-    """Draw the main arms where copies are exact and where they differ, into the folder of that file."""
+def draw_summary() -> None:
+    """Draw the main arms where copies are exact and where they differ."""
     from matplotlib.figure import Figure
 
-    points = _trace(RESULTS / file, _DEDUPLICATED).points.set_index(["model", "objective"])
+    points = _trace(RESULTS / "evidence.jsonl", _DEDUPLICATED).points.set_index(["model", "objective"])
     figure = Figure(figsize=(8.4, 4.2), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     colors = ("#000000", "0.55", "#CC79A7", "#E69F00", "#56B4E9", "#0072B2", "#D55E00", "#009E73")
-    styles = zip(_ARMS, "oosDssPP", colors, strict=True)
     for axes, model in zip(panels, _COPIES, strict=True):
         axes.set_title(f"{model} copies", loc="left", fontsize="medium")
-        axes.axhline(
-            points.loc[model, "control_lms"].mean(), color="0.4", linestyle="--", label="never seen: the floor"
-        )
-    for objective, marker, color in styles:
-        for axes, model in zip(panels, _COPIES, strict=True):
+        floor = points.loc[model, "control_lms"].mean()
+        axes.axhline(floor, color="0.4", linestyle="--", label="never seen: the floor")
+        for objective, marker, color in zip(_ARMS, "oosDssPP", colors, strict=True):
             at = points.loc[model, objective]
-            reach = {
-                error: [[at[name] - at[f"{name}_low"]], [at[f"{name}_high"] - at[name]]]
-                for error, name in (("xerr", "perplexity"), ("yerr", "lms"))
-            }
-            axes.errorbar(at["perplexity"], at["lms"], **reach, fmt=marker, color=color, label=objective)
-    for axes in panels:
+            reaches = [
+                [[at[name] - at[f"{name}_low"]], [at[f"{name}_high"] - at[name]]] for name in ("perplexity", "lms")
+            ]
+            axes.errorbar(at["perplexity"], at["lms"], *reaches[::-1], fmt=marker, color=color, label=objective)
         axes.set(yscale="log", xlabel="perplexity on unseen text", yticks=[2, 5, 10, 20, 40])
         axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
@@ -459,9 +420,9 @@ def draw_summary(file: str = "evidence.jsonl") -> None:
     figure.savefig(PAGE.parent / "results" / "summary.svg", metadata={"Date": None})
 
 
-def draw_figures(file: str = "frontier.jsonl") -> None:
-    """Draw the frontier of each model of a results file, into the folder of that file."""
-    for model, points in _trace(RESULTS / file).points.groupby("model", sort=False):
+def draw_figures() -> None:
+    """Draw the frontier of each model."""
+    for model, points in _trace(RESULTS / "frontier.jsonl").points.groupby("model", sort=False):
         if points["operating"].any():
             name = model.lower().replace(" ", "-")
             frontier_drawing(model, points).savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
