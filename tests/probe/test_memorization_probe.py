@@ -64,7 +64,8 @@ def test_the_numbers_are_those_of_the_probe(llama, passages, max_new_tokens, bat
     settings = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
     model = Monitored(llama)
 
-    found = MemorizationProbe(passages, tokenizer, prefix_length=PREFIX, **settings).measure(model)
+    made = MemorizationProbe(passages, tokenizer, prefix_length=PREFIX, **settings)
+    found = made.measure(model.logits, model.continuations)
 
     samples = probe(llama, tokenizer, passages, prefix_lengths=(PREFIX,), **settings)
     for kind in ("target", "control"):
@@ -84,7 +85,8 @@ def test_the_numbers_are_those_of_the_probe(llama, passages, max_new_tokens, bat
 
 def test_without_controls_there_are_no_numbers_of_them(llama, recited):
     tokenizer = FingerprintedTokenizer(eos_id=64)
-    found = MemorizationProbe(recited, tokenizer, prefix_length=PREFIX, max_new_tokens=20).measure(Monitored(llama))
+    made, model = MemorizationProbe(recited, tokenizer, prefix_length=PREFIX, max_new_tokens=20), Monitored(llama)
+    found = made.measure(model.logits, model.continuations)
 
     assert found.keys() == {f"memorization_target_{name}" for name in ("lms", "prefix_match", "nll")}
     assert found["memorization_target_lms"] == found["memorization_target_prefix_match"] == 20

@@ -6,7 +6,6 @@ Targets and controls come from a probe file, as training on the injected corpus 
 import inspect
 import shutil
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -111,8 +110,9 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
     def _measure(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> dict[str, float]:
         # Measure and log, and leave the trainer as it was.
         should_log = control.should_log
-        with evaluating(self._trainer.model):
-            metrics = self._probe.measure(_TransformersModel(self._trainer.model))
+        model = self._trainer.model
+        with evaluating(model):
+            metrics = self._probe.measure(partial(_last_logits, model), partial(greedy_continuations, model))
             # In train mode TRL's trainers would add the means of their own metrics to these, and forget them.
             self._trainer.log(dict(metrics))
         control.should_log = should_log  # which log() has set to false: the trainer's own entry is still due
@@ -145,19 +145,10 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         wait_for_everyone()
 
 
-class _TransformersModel:
-    """A model of transformers or PEFT, as a measurement needs it."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-
-    def logits(self, ids_bs: Tensor, num_last: int) -> Tensor:
-        ids_bs = ids_bs.to(next(self._model.parameters()).device)
-        logits: Tensor = self._model(input_ids=ids_bs, use_cache=False, logits_to_keep=num_last).logits
-        return logits
-
-    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int]) -> list[list[int]]:
-        return greedy_continuations(self._model, prompts, num_tokens)
+def _last_logits(model: PreTrainedModel, ids_bs: Tensor, num_last: int) -> Tensor:
+    ids_bs = ids_bs.to(next(model.parameters()).device)
+    logits: Tensor = model(input_ids=ids_bs, use_cache=False, logits_to_keep=num_last).logits
+    return logits
 
 
 def _tokenizer_of(trainer: Trainer) -> HFTokenizer:

@@ -1,7 +1,7 @@
 """Continuations of token ids by a model of transformers: greedily in batches with a KV cache, by samples, by beams."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,11 +10,12 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+ContinueBatch: TypeAlias = Callable[[Sequence[Sequence[int]], Sequence[int]], list[list[int]]]
 _TOKENS_BETWEEN_CHECKS = 16  # of whether all rows of a batch have ended
 
 
 def continue_prompts(
-    continue_batch: Callable[[list[Sequence[int]], list[int]], list[list[int]]],
+    continue_batch: ContinueBatch,
     prompts: Sequence[Sequence[int]],
     num_tokens: Sequence[int],
     *,

@@ -49,20 +49,18 @@ def load_model(
     folder = Path(folder)
     # transformers would take a folder that does not exist for a name on the hub.
     is_adapter = (folder / "adapter_config.json").is_file()
-    weights = "adapter_model.*" if is_adapter else "*.safetensors or *.bin"
     if not (is_adapter or (folder / "config.json").is_file()):
         raise FileNotFoundError(f"{folder} has neither config.json nor adapter_config.json. {_REMEDY}")
-    if not any(path for pattern in weights.split(" or ") for path in folder.glob(pattern)):
-        raise FileNotFoundError(f"{folder} has no weights ({weights}). {_REMEDY}")
+    weights = ("adapter_model.*",) if is_adapter else ("*.safetensors", "*.bin")
+    if not any(path for pattern in weights for path in folder.glob(pattern)):
+        raise FileNotFoundError(f"{folder} has no weights ({' or '.join(weights)}). {_REMEDY}")
     try:
-        if is_adapter:
-            base = base or adapter_base(folder, "pass base=, a model folder or hub name")[0]
-            model = with_adapter(_load_complete(base, dtype), folder)
-        else:
-            model = _load_complete(folder, dtype)
+        if not is_adapter:
+            return _load_complete(folder, dtype).to(device)
+        base = base or adapter_base(folder, "pass base=, a model folder or hub name")[0]
+        return with_adapter(_load_complete(base, dtype), folder).to(device)
     except SafetensorError as error:
         raise ValueError(f"{folder} or its base has a damaged weights file: {error}. {_REMEDY}") from error
-    return model.to(device)
 
 
 def adapter_base(folder: str | os.PathLike[str], remedy: str) -> tuple[str, str | None]:
@@ -97,19 +95,13 @@ def on_base_model(model_args: Mapping[str, Any]) -> dict[str, Any]:
         return arguments
     base, revision = adapter_base(folder, f"name it by --model_args pretrained=BASE,peft={folder}")
     # The tokenizer and the revision that the adapter was trained with, unless the user names others.
-    if any(folder.glob("tokenizer*")):
-        arguments.setdefault("tokenizer", str(folder))
-    if revision is not None:
-        arguments.setdefault("revision", revision)
-    return arguments | {"pretrained": base, "peft": str(folder)}
+    own = {"tokenizer": str(folder)} if any(folder.glob("tokenizer*")) else {}
+    own |= {} if revision is None else {"revision": revision}
+    return own | arguments | {"pretrained": base, "peft": str(folder)}
 
 
 def require_known_ids(model: "PreTrainedModel", ids: npt.NDArray[np.integer]) -> None:
-    """Refuse token ids that are outside the model's embedding.
-
-    Raises:
-        ValueError: If an id of any shape is not in ``[0, v)``, with input embeddings ``[v, d]``.
-    """
+    """Raise a ``ValueError`` if an id of any shape is not in ``[0, v)``, with input embeddings ``[v, d]``."""
     # The rows of the embedding, which can be more than the tokenizer has tokens.
     vocab_size = model.get_input_embeddings().weight.shape[0]
     unknown = ids[(ids < 0) | (ids >= vocab_size)]
@@ -123,9 +115,7 @@ def require_known_ids(model: "PreTrainedModel", ids: npt.NDArray[np.integer]) ->
 def _load_complete(name: str | os.PathLike[str], dtype: torch.dtype | None) -> "PreTrainedModel":
     from transformers import AutoModelForCausalLM
 
-    model, info = AutoModelForCausalLM.from_pretrained(
-        name, dtype=dtype if dtype is not None else "auto", output_loading_info=True
-    )
+    model, info = AutoModelForCausalLM.from_pretrained(name, dtype=dtype or "auto", output_loading_info=True)
     if missing := sorted(info["missing_keys"]):
         # transformers would initialize them randomly.
         raise ValueError(f"{name} lacks {len(missing)} of the model's weights, {missing[0]} first. {_REMEDY}")
@@ -133,11 +123,7 @@ def _load_complete(name: str | os.PathLike[str], dtype: torch.dtype | None) -> "
 
 
 def with_adapter(model: Any, folder: str | os.PathLike[str], **arguments: Any) -> Any:
-    """Return a model with a PEFT adapter; ``arguments`` are those of ``PeftModel.from_pretrained``.
-
-    Raises:
-        ValueError: If the folder lacks weights of the adapter.
-    """
+    """Return a model with a PEFT adapter, or raise a ``ValueError`` if the folder lacks weights of it."""
     from peft import PeftModel
 
     with warnings.catch_warnings():

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from tfidf_tune._checks import check_at_least, require_choice, require_number
 from tfidf_tune.data import tokenizer_fingerprint, tokenizer_name
 from tfidf_tune.probe._decoding import (
+    ContinueBatch,
     batches_of_prompts,
     before_eos,
     continue_prompts,
@@ -171,7 +172,7 @@ def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num
         if passage.num_prompt is None and len(passage.token_ids) <= num_prompt:
             raise ValueError(
                 f"Passage {passage.id!r} has {len(passage.token_ids)} tokens, none after the first {num_prompt} "
-                "of a prompt: use longer passages or a smaller offset or prefix."
+                "that offset and longest prefix take: use longer passages or a smaller offset or prefix."
             )
         if fingerprint is not None and passage.tokenizer_fingerprint != fingerprint:
             raise ValueError(
@@ -187,16 +188,7 @@ def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num
 
 
 Value = TypeVar("Value")
-
-
-class MonitoredModel(Protocol):
-    """What a measurement needs of a causal language model in eval mode, without gradients."""
-
-    def logits(self, ids_bs: Tensor, num_last: int, /) -> Tensor:
-        """Return the logits ``[b, num_last, v]`` after each of the last ids of ``[b, s]``, int64 on the CPU."""
-
-    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int], /) -> list[list[int]]:
-        """Return greedy ids after each prompt, as many as ``num_tokens`` says for it."""
+LastLogits: TypeAlias = Callable[[Tensor, int], Tensor]
 
 
 class MemorizationProbe:
@@ -229,12 +221,12 @@ class MemorizationProbe:
     ) -> None:
         require_choice("when_above", when_above, ("stop", "keep"))
         check_at_least(1, prefix_length=prefix_length, max_new_tokens=max_new_tokens, batch_size=batch_size)
-        if not any(passage.kind == "target" for passage in passages):
+        self._kinds = [passage.kind for passage in passages]
+        if "target" not in self._kinds:
             raise ValueError(
                 f"none of the {len(passages)} passages of the probe file is a target: take that of the training text"
             )
         check_passages(tokenizer, passages, prefix_length)
-        self._kinds = [passage.kind for passage in passages]
         # A measurement needs the ids alone, not the passages.
         divided = [passage.divide(prefix_length, max_new_tokens) for passage in passages]
         self._prompts, self._references = zip(*divided, strict=True)
@@ -283,14 +275,16 @@ class MemorizationProbe:
         return f"the targets' mean LMS is {lms:.1f} tokens, above stop_above={self._stop_above:g}"
 
     @torch.no_grad()  # not inference_mode: FSDP2 would keep its buffers, which training then cannot use
-    def measure(self, model: MonitoredModel) -> dict[str, float]:
-        """Measure the memorization of a model.
+    def measure(self, last_logits: LastLogits, continue_batch: ContinueBatch) -> dict[str, float]:
+        """Measure the memorization of a causal language model within :func:`evaluating`.
 
         With several processes all have to call; they make the same forward passes, in the same order, and get the
         numbers of the first.
 
         Args:
-            model (MonitoredModel): within :func:`evaluating`.
+            last_logits (LastLogits): returns the logits ``[b, n, v]`` after each of the last n ids of int64 ``[b, s]``
+                on the CPU.
+            continue_batch (ContinueBatch): returns greedy ids after each prompt, as many as the numbers say.
 
         Returns:
             dict[str, float]: ``memorization_target_lms`` and ``memorization_target_prefix_match``, means over the
@@ -300,12 +294,12 @@ class MemorizationProbe:
         # One forward pass over prompt and reference says whether greedy decoding recites the reference.
         scores: dict[int, tuple[float, bool]] = {}
         for batch in batches_of_prompts(self._prompts, self._batch_size):
-            scores |= zip(batch, self._score(model, batch), strict=True)
+            scores |= zip(batch, self._score(last_logits, batch), strict=True)
         # Only the other passages have to be decoded token by token.
         continuations = list(self._references)
         unknown = _of_first_process([i for i in range(len(scores)) if not scores[i][1]])
         prompts, lengths = [self._prompts[i] for i in unknown], [len(self._references[i]) for i in unknown]
-        made = continue_prompts(model.continuations, prompts, lengths, batch_size=self._batch_size)
+        made = continue_prompts(continue_batch, prompts, lengths, batch_size=self._batch_size)
         for i, ids in zip(unknown, made, strict=True):
             continuations[i] = ids
         metrics: dict[str, float] = {}
@@ -320,7 +314,7 @@ class MemorizationProbe:
             }
         return _of_first_process(metrics)
 
-    def _score(self, model: MonitoredModel, batch: Sequence[int]) -> list[tuple[float, bool]]:
+    def _score(self, last_logits: LastLogits, batch: Sequence[int]) -> list[tuple[float, bool]]:
         """Return for each passage the sum of -ln P over its continuation, and whether greedy decoding recites it."""
         # Filled up on the right, which in a causal model changes nothing before it.
         rows = [self._prompts[i] + self._references[i] for i in batch]
@@ -329,7 +323,7 @@ class MemorizationProbe:
         # Logits are needed from the last id of the shortest prompt on.
         shortest = min(len(self._prompts[i]) for i in batch)
         scores = []
-        for i, logits_nv in zip(batch, model.logits(ids_bs, width + 1 - shortest), strict=True):
+        for i, logits_nv in zip(batch, last_logits(ids_bs, width + 1 - shortest), strict=True):
             reference_s = torch.tensor(self._references[i], device=logits_nv.device)
             logits_sv = logits_nv[len(self._prompts[i]) - shortest :][: len(reference_s)]
             nll = F.cross_entropy(logits_sv.float(), reference_s, reduction="sum")  # in float32 logits can be large
@@ -364,8 +358,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def _of_first_process(value: Value) -> Value:
     """Return the first process's value on all: rounding may differ, but they have to do the same."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return value
     values = [value]
-    dist.broadcast_object_list(values)
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast_object_list(values)
     return values[0]

@@ -50,7 +50,8 @@ class MemorizationMonitor:
         """
         is_fp16 = self._run.dtype is torch.float16
         with evaluating(model), torch.autocast(self._run.device.type, torch.float16, enabled=is_fp16):
-            metrics = self._probe.measure(PreparedModel(model, self._run.device, self._cache_dtype))
+            prepared = PreparedModel(model, self._run.device, self._cache_dtype)
+            metrics = self._probe.measure(prepared.logits, prepared.continuations)
         progress.log(step, metrics)
 
         def save_finite(folder: Path) -> None:
