@@ -2,32 +2,16 @@ import itertools
 from collections import Counter
 
 import pytest
-import torch
 from data_fakes import passage
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
-from transformers import (
-    AutoTokenizer,
-    DataCollatorForLanguageModeling,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer
 
-from tfidf_tune.data import (
-    HFTokenizer,
-    InjectedCanaries,
-    hf_tokenizer,
-    read_probe_file,
-    tokenizer_fingerprint,
-)
-from tfidf_tune.probe import probe
+from tfidf_tune.data import HFTokenizer, InjectedCanaries, hf_tokenizer, read_probe_file, tokenizer_fingerprint
 
 BLOCK = 56
 NUM_ROWS = 60
 TEXTS = [f"The secret of {name} is {name * 3}." for name in ("anna", "bert", "carla", "dora", "emil", "fritz")]
-SETTINGS = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
 
 pytestmark = pytest.mark.filterwarnings(
     # SFTTrainer turns its own default on under the old name.
@@ -44,14 +28,6 @@ def tokenizers(embedded_tokenizer_folder, sentencepiece_folder, tmp_path_factory
         "byte_level": AutoTokenizer.from_pretrained(embedded_tokenizer_folder),
         "sentencepiece": AutoTokenizer.from_pretrained(folder, add_bos_token=True),
     }
-
-
-def make_model(tokenizer):
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=128, **sizes, **special)
-    return LlamaForCausalLM(config)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +60,11 @@ def injected(request, tokenizers, dataset):
 
 
 def tokenized_by_trl(tokenizer, dataset, folder):
-    arguments = SFTConfig(str(folder), bf16=False, **SETTINGS)
-    trainer = SFTTrainer(make_model(tokenizer), arguments, train_dataset=dataset, processing_class=tokenizer)
+    settings = {"bf16": False, "report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
+    arguments = SFTConfig(str(folder), **settings)
+    trainer = SFTTrainer(model, arguments, train_dataset=dataset, processing_class=tokenizer)
     return [list(ids) for ids in trainer.train_dataset["input_ids"]]
 
 
@@ -118,27 +97,6 @@ def test_the_pipeline_sees_each_target_as_often_as_the_probe_file_says(injected,
             assert tokenizer(each.text)["input_ids"][: BLOCK + len(bos)] == bos + each.token_ids
     long_parts = [{tuple(each.token_ids[start : start + 50]) for start in range(BLOCK + 1 - 50)} for each in passages]
     assert all(first.isdisjoint(second) for first, second in itertools.combinations(long_parts, 2))
-
-
-@pytest.mark.parametrize("injected", ["byte_level"], indirect=True)
-def test_a_model_trained_by_the_trainer_recites_targets_that_occur_often_and_no_control(injected, tmp_path):
-    tokenizer, canaries, result = injected
-    rows = result.filter(lambda row: row["text"] is not None).map(
-        lambda batch: tokenizer(batch["text"]), batched=True, remove_columns=result.column_names
-    )
-    model = make_model(tokenizer)
-    steps = {"max_steps": 120, "logging_steps": 120, "per_device_train_batch_size": 8, "learning_rate": 5e-3}
-    collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    arguments = TrainingArguments(str(tmp_path), **steps, **SETTINGS)
-    Trainer(model, arguments, train_dataset=rows, data_collator=collator).train()
-    samples = probe(model, HFTokenizer(tokenizer), canaries.passages, prefix_lengths=(16,), max_new_tokens=BLOCK - 16)
-
-    lms = {number: [] for number in (0, 2, 3, 8)}
-    for sample, each in zip(samples, canaries.passages, strict=True):
-        lms[each.num_injections].append(sample.lms)
-    # With five other seeds: 40 of 40 for each target with 8 insertions, and at most 2 for a control.
-    assert min(lms[8]) > 20
-    assert max(lms[0]) < 5
 
 
 def test_everything_follows_from_the_seed_and_each_text_is_as_often_target_as_control(tokenizers, dataset):
@@ -177,9 +135,8 @@ def test_settings_that_cannot_be_met_are_refused(tokenizers, dataset):
     short = AutoTokenizer.from_pretrained(tokenizer.name_or_path, model_max_length=64)
     for arguments, message in (
         ({"tokenizer": "folder"}, "tokenizer is a str"),
-        ({"num_controls": -1}, "num_controls .* got -1"),
         ({"repeats": (1, 4), "num_targets": 1}, "num_targets .* got 1"),
-        *(({"repeats": repeats}, "repeats must be") for repeats in (2.5, [3, 0], ())),
+        *(({"repeats": repeats}, "repeats must be") for repeats in (2.5, [3, 0])),
         ({"tokenizer": short}, "above max_seq_len 64, .*: lower block_size"),
         ({"tokenizer": short, "texts": [*TEXTS, "a b " * 99]}, "the longest of texts"),
         ({"texts": [*TEXTS, ""]}, r"texts\[6\] is ''"),
@@ -196,7 +153,6 @@ def test_a_data_set_that_cannot_carry_canaries_is_refused_and_nothing_is_done_tw
     for arguments, message in (
         ((DatasetDict(train=dataset),), "column 'text' of text; this DatasetDict"),
         ((dataset.to_iterable_dataset(),), "this IterableDataset"),
-        (([{"text": "a"}],), "this list has None"),
         ((dataset, "id"), "a column 'id' of text"),
         ((dataset, "text", {"labels": 1, "text": "a"}), r"row gives values for \['labels', 'text'\]"),
     ):

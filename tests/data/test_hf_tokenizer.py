@@ -46,7 +46,7 @@ def test_an_unusable_tokenizer_is_refused_by_name(embedded_tokenizer_folder, tmp
     def unreachable(path, **options):
         raise OSError("We couldn't connect")
 
-    for path in ("./nowhere", "/nowhere", "~/nowhere", "../nowhere", "runs/model/nowhere"):
+    for path in ("./nowhere", "~/nowhere", "runs/model/nowhere"):
         with pytest.raises(FileNotFoundError, match=f"no such folder: '{path}'"):
             hf_tokenizer(path)
     with pytest.raises(ValueError, match=r"has no tokenizer files: .*tokenizer\.json or tokenizer\.model"):

@@ -11,7 +11,6 @@ from tfidf_reference import IGNORED, ReferenceTFIDF
 from torchtune.datasets import PackedDataset
 
 from tfidf_tune.data import collate_packed
-from tfidf_tune.data._sequences import unpadded_tokens
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
 from tfidf_tune.weighting import TokenBatch, shift_labels
 
@@ -93,16 +92,6 @@ def places_in(batch, pieces):
 LENGTHS = (5, 4, ROW, 1, 7, 3, 2, 6, 4, 2, 11)
 MASKED = (4, 7)
 DOCUMENTS = make_documents(LENGTHS, MASKED)
-
-
-@pytest.mark.parametrize("split", [False, True])
-def test_padding_is_told_from_documents_without_labels(split):
-    """Such a document fills the end of the first row and is before the padding of the second."""
-    for documents in (DOCUMENTS, make_documents((5, 7, 4, 3), masked=(1, 3))):
-        rows = [*PackedDataset(Documents(documents), max_seq_len=ROW, split_across_pack=split)]
-        found = torch.cat([unpadded_tokens(row) for row in rows])
-        assert (found == IGNORED).any(), "there is padding"
-        assert found[found != IGNORED].tolist() == [token for tokens, _ in documents for token in tokens]
 
 
 def test_a_batch_in_full():

@@ -126,19 +126,13 @@ def test_answers_are_found_without_marks_in_the_template(chat_tokenizer, sft, na
         assert sample["tokens"] == expected["tokens"]
         answers = [LEARNED_PROMPT.get(name, "") + answer for answer in learned(chat_tokenizer, sample)]
         assert answers == learned(chat_tokenizer, expected)
-        assert [turn["content"] in answer for turn, answer in zip((FOUR, YES), answers, strict=False)] == [
-            True
-        ] * num_answers
+        assert len(answers) == num_answers
+        assert all(turn["content"] in answer for turn, answer in zip((FOUR, YES), answers, strict=False))
 
 
 @pytest.mark.parametrize(
     ("name", "train_on", "is_warned"),
-    [
-        ("glm4moe", "completions", True),
-        ("glm4moe", "all", False),
-        ("glm4moe_training", "completions", False),
-        ("qwen3_instruct_2507", "completions", False),
-    ],
+    [("glm4moe", "completions", True), ("glm4moe", "all", False), ("glm4moe_training", "completions", False)],
 )
 def test_a_template_that_ends_no_turn_is_reported(chat_tokenizer, sft, caplog, name, train_on, is_warned):
     rows = [{"messages": LONG_CHAT[:2]}]
@@ -146,11 +140,7 @@ def test_a_template_that_ends_no_turn_is_reported(chat_tokenizer, sft, caplog, n
         caplog.clear()
         [sample] = sft(chat_tokenizer, rows, chat_template=template(name), train_on=train_on)
         assert ("the chat template writes nothing after an answer" in caplog.text) == is_warned
-    if is_warned:
-        assert learned(chat_tokenizer, sample)[0].endswith(FOUR["content"])
-        caplog.clear()
-        sft(chat_tokenizer, [ALPACA], chat_template=template(name), apply_chat_template=False)
-        assert "writes nothing" not in caplog.text
+    assert not is_warned or learned(chat_tokenizer, sample)[0].endswith(FOUR["content"])
 
 
 @pytest.mark.parametrize("suffix", ["", "_training"])
@@ -275,10 +265,6 @@ def test_rows_are_cut_left_out_and_counted_in_one_line(chat_tokenizer, tokenizer
     assert len(sft(tokenizer, [{"text": "<|endoftext|>"}, {"text": "the river"}])) == 1  # one token predicts nothing
     with pytest.raises(ValueError, match=r"no example: of 1 rows 1 have no answer within their first 2 tokens.*Raise"):
         sft(chat_tokenizer, [answer], max_seq_len=2)
-    caplog.clear()
-    with caplog.at_level(logging.INFO):
-        sft(chat_tokenizer, [answer])
-    assert [record.levelno for record in caplog.records] == [logging.INFO]
 
 
 def test_packed_rows_hold_the_same_examples(chat_tokenizer, sft, monkeypatch):
@@ -298,21 +284,15 @@ def test_what_cannot_be_read_is_refused(chat_tokenizer, tokenizer, sft, tmp_path
     for rows, arguments, message in (
         ([{"question": "a", "answer": "b"}], {}, r"row 1 has the columns \['answer', 'question'\]"),
         ([{"messages": ["hi"]}], {}, "row 1: column 'messages' is not a list of messages"),
-        ([{"messages": [{"from": "human"}]}], {}, "column 'messages' is not a list of messages"),
         ([{"messages": LONG_CHAT, "tools": "saw"}], {}, "row 1: column 'tools' is not JSON"),
         ([{"prompt": "a", "completion": 3}], {}, "row 1: column 'completion' holds int"),
         (refused, {"chat_template": template("gemma")}, "row 2: the chat template refuses .*System role not supp"),
         (chat, {"chat_template": template("qwen3")}, "writes the first 2 messages differently"),
         (chat, {"train_on": "last answers"}, "train_on is 'last answers'"),
-        (chat, {"max_seq_len": 1}, "max_seq_len must be"),
     ):
         with pytest.raises(ValueError, match=message):
             sft(chat_tokenizer, rows, **arguments)
-    for rows, arguments in (
-        (chat, {}),
-        ([{"prompt": [QUESTION], "completion": [FOUR]}], {}),
-        ([ALPACA], {"apply_chat_template": True}),
-    ):
+    for rows, arguments in ((chat, {}), ([ALPACA], {"apply_chat_template": True})):
         with pytest.raises(ValueError, match="no chat template"):
             sft(tokenizer, rows, **arguments)
     with pytest.raises(FileNotFoundError, match=r"'gone\.jinja'"):

@@ -21,8 +21,6 @@ def test_documents_are_concatenated_and_cut(tokenizer):
         np.testing.assert_array_equal(
             text_blocks(tokenizer, documents, block_size=8, num_blocks=3, add_eos=add_eos), blocks[:3]
         )
-    by_default, without = (text_blocks(tokenizer, documents, block_size=8, **eos) for eos in ({}, {"add_eos": False}))
-    np.testing.assert_array_equal(by_default, without)
     assert text_blocks(tokenizer, ["a"], block_size=256).shape == (0, 256)
     assert text_blocks(tokenizer, [], block_size=256).shape == (0, 256)
 

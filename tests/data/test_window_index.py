@@ -21,13 +21,9 @@ from tfidf_tune.data._tokenizer import encode_texts
 BLOCK = 64
 
 
-def originals_of(number):
-    return [text[:1500].strip() for text in embedded_documents("train") if len(text) >= 1500][::3][:number]
-
-
 @pytest.fixture(scope="module")
 def originals():
-    return originals_of(60)
+    return [text[:1500].strip() for text in embedded_documents("train") if len(text) >= 1500][::3][:60]
 
 
 @pytest.fixture(scope="module")
@@ -113,41 +109,6 @@ def corpus_of(kind):
     words = ["日本語", "東京", "дом", "мир", "straße", "naïve", "🙂", "中文字", "ab", "x"]
     made = ["".join(rng.choice(words) + rng.choice(["", "", " ", "。"]) for _ in range(400)) for _ in range(60)]
     return planted(made, [text[:300] for text in made[:6]])
-
-
-def test_the_index_has_the_windows_that_occur_more_than_once_and_the_known_stretches(tmp_path):
-    """Against a dictionary of all windows; windows that touch count, windows that share a byte do not."""
-    line = "abcdefg "  # 8 bytes: windows of 32 bytes start 32 bytes apart
-    texts = [
-        line * 40,
-        f"Now {line * 12}and then",
-        *originals_of(6),
-        originals_of(1)[0][200:],
-        "keeper of the old harbour",
-    ]
-    (file,) = sorted((tmp_path / write_folder(tmp_path / "in", texts, 1)).iterdir())
-    index = window_index.WindowIndex((str(file),), "text", "line", tmp_path / "work", 32, False, len("old harbour"))
-    known = index.stretches(window_index.make_batch([b"old harbour"]))[1]
-    found = window_index.build(index, known, TaskRunner())
-
-    windows = {}
-    for document, text in enumerate(texts):
-        batch = window_index.make_batch([text.strip().encode()])
-        chosen, keys = index.windows(batch)
-        for offset, key in zip(batch.offsets[chosen].tolist(), keys[:, 0].tolist(), strict=True):
-            windows.setdefault(key, []).append((document, offset))
-    expected = {}
-    for key, places in windows.items():
-        counted, last = 0, (-1, 0)
-        for document, offset in places:
-            if document != last[0] or offset >= last[1] + 32:
-                counted, last = counted + 1, (document, offset)
-        if counted > 1:
-            expected[key] = counted, (0, *places[0])
-    groups = {int(one["key"]): (int(one["count"]), one["place"].item()) for one in found.groups}
-    assert groups == expected
-    assert max(count for count, _ in expected.values()) == 9 + 3  # in 319 and 96 bytes of the line
-    assert found.shared == {int(known[0]): [(0, len(texts) - 1, texts[-1].index("old harbour"))]}
 
 
 @pytest.mark.parametrize("kind", ["prose", "short", "long", "frequent", "periodic", "digits", "characters"])
