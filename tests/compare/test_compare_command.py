@@ -42,16 +42,7 @@ def test_it_prints_the_report_and_ends_with_the_page(compared):
 
 def test_it_needs_neither_torch_nor_what_only_training_and_evaluation_need(compared):
     """Examples included, which are decoded by the tokenizer of the checkpoint."""
-    heavy = {
-        "datasets",
-        "lm_eval",
-        "omegaconf",
-        "peft",
-        "rouge_score",
-        "torch",
-        "torchtune",
-        "transformers",
-    }
+    heavy = {"datasets", "lm_eval", "omegaconf", "peft", "rouge_score", "torch", "torchtune", "transformers"}
     modules = set(compared[1].modules)
     assert {"matplotlib.figure", "pandas", "tokenizers"} <= modules
     assert not modules & (heavy | {"matplotlib.pyplot", "tfidf_tune.training"})

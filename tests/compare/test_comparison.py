@@ -37,8 +37,6 @@ def reduction(baseline, other, measure="Avg LMS"):
 def test_the_reduction_is_the_papers_over_targets_and_seeds():
     one = reduction(probed(2, 4, 6), probed(1, 2, 3))
     assert (one.baseline, one.other, one.reduction, one.num_units) == (4.0, 2.0, 0.5, 3)
-    one = reduction([*probed(2, 4), *probed(4, 6)], probed(6, 6))
-    assert (one.baseline, one.other, one.reduction) == (4.0, 6.0, -0.5)
     sides = ([evaluation(samples=[*targets(lms, lms), *controls(8, 8)])] for lms in (4, 2))
     assert reduction(*sides).reduction == 0.5
     for other in (0, 3):  # of a baseline of 0
@@ -49,26 +47,13 @@ def test_the_reduction_is_the_papers_over_targets_and_seeds():
 
 
 def test_every_measure_reads_its_own_numbers():
-    samples = [
-        dataclasses.replace(sample("a", 3, length=8), rouge_l=10.0, prefix_match=1),
-        dataclasses.replace(sample("b", 5, length=8), rouge_l=30.0, prefix_match=2),
-    ]
+    samples = [sample("a", 3, rouge_l=10.0, prefix_match=1), sample("b", 5, rouge_l=30.0, prefix_match=2)]
     one = evaluation(samples=samples, blocks=blocks(20.0), summaries=summaries(40, 20), answers=answers(100, 50))
     frame = compare(run("CE", [one]), run("TF-IDF", [one]))
-    assert dict(zip(frame["measure"], frame["other"], strict=True)) == pytest.approx(
-        {
-            "Avg LMS": 4.0,
-            "Avg Prefix": 1.5,
-            "ROUGE-L": 20.0,
-            "Perplexity": 20.0,
-            "Summary ROUGE-1": 30.0,
-            "Summary ROUGE-2": 15.0,
-            "Summary ROUGE-L": 24.0,
-            "Summary BERTScore-F1": 88.0,
-            "Answer EM": 50.0,
-            "Answer F1": 75.0,
-        }
-    )
+    expected = {"Avg LMS": 4.0, "Avg Prefix": 1.5, "ROUGE-L": 20.0, "Perplexity": 20.0}
+    expected |= {"Summary ROUGE-1": 30.0, "Summary ROUGE-2": 15.0, "Summary ROUGE-L": 24.0}
+    expected |= {"Summary BERTScore-F1": 88.0, "Answer EM": 50.0, "Answer F1": 75.0}
+    assert dict(zip(frame["measure"], frame["other"], strict=True)) == pytest.approx(expected)
 
 
 def test_perplexity_is_over_predictions_and_its_reduction_not_that_of_the_logarithm():

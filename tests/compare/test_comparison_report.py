@@ -1,21 +1,8 @@
-import dataclasses
 import math
 import re
 
 import pytest
-from run_fakes import (
-    answers,
-    block,
-    blocks,
-    controls,
-    evaluation,
-    grown_runs,
-    results,
-    run,
-    sample,
-    summaries,
-    targets,
-)
+from run_fakes import answers, block, blocks, controls, evaluation, grown_runs, results, run, sample, summaries, targets
 
 from research.frontier_report import frontier_report
 from tfidf_tune.compare import comparison_report
@@ -65,11 +52,7 @@ def test_a_grown_comparison_has_all_tables_figures_and_examples():
 
 
 def test_the_memorization_table_has_the_papers_columns_and_the_spread_quantiles():
-    ce = [
-        dataclasses.replace(sample("a", 8, length=8), prefix_match=8, rouge_l=100.0),
-        dataclasses.replace(sample("b", 2, length=8), prefix_match=1, rouge_l=20.0),
-        *controls(1, 2, 3),
-    ]
+    ce = [sample("a", 8), sample("b", 2, prefix_match=1, rouge_l=20.0), *controls(1, 2, 3)]
     made = report(*pair({"samples": ce}, {"samples": [sample("a", 1), sample("b", 0), *controls(0, 0, 0)]}))
     first, second = table(made, "memorization")
     who = {"Model": "Tiny", "Objective": "CE"}
@@ -168,19 +151,10 @@ def test_reductions_have_intervals_and_caveats():
         fields["blocks"] = blocks(perplexity)
     made = report(*(one for model, both in cases.items() for one in pair(*both, model)))
     rows = {row["Model"]: row for row in table(made, "reductions") if row["Measure"] == "Avg LMS"}
-    assert rows["E"] == {
-        "Model": "E",
-        "Objective": "TF-IDF",
-        "Measure": "Avg LMS",
-        "CE": 4.0,
-        "Value": 2.0,
-        "Reduction %": 50.0,
-        "From %": pytest.approx(50.0),
-        "To %": pytest.approx(50.0),
-        "p (Holm)": pytest.approx(6 / 10_001),  # of the resamples none is at 0, of three measures
-        "Significant": "yes",
-        "Progress %": 100,
-    }
+    p = pytest.approx(6 / 10_001)  # of the resamples none is at 0, of three measures
+    half = dict.fromkeys(("Reduction %", "From %", "To %"), pytest.approx(50.0))
+    expected = {"CE": 4.0, "Value": 2.0, **half, "p (Holm)": p, "Significant": "yes", "Progress %": 100}
+    assert rows["E"] == {"Model": "E", "Objective": "TF-IDF", "Measure": "Avg LMS", **expected}
     assert [rows[model]["Significant"] for model in "BDFG"] == ["no", "too few", None, None]
     assert [rows["F"][name] for name in ("CE", "Reduction %", "From %", "To %")] == [0.0, None, None, None]
     noted = notes(made, "reductions")
@@ -218,26 +192,15 @@ def test_the_comparison_at_equal_perplexity_needs_no_interpolation():
     assert [row["Recites"] for row in rows.values()] == [said for *_, said in cases.values()]
     assert [rows["D"][name] for name in ("CE at %", "CE LMS before", "CE LMS after")] == ["50", 2.0, 2.0]
     assert max(rows["E"][name] for name in ("Bound", "CE bound")) < 1
-    assert rows["A"] == {
-        "Objective": "TF-IDF",
-        "Perplexity": pytest.approx(50.0),
-        "CE at %": "50 to 100",
-        "CE LMS before": 2.0,
-        "CE LMS after": 6.0,
-        "Interpolated": pytest.approx(4.0),
-        "Avg LMS": 3.0,
-        "Recites": "between",
-        "Bound": None,
-        "CE bound": None,
-        "Progress %": 100,
-    }
+    where = {"CE at %": "50 to 100", "CE LMS before": 2.0, "CE LMS after": 6.0, "Interpolated": pytest.approx(4.0)}
+    found = {"Avg LMS": 3.0, "Recites": "between", "Bound": None, "CE bound": None, "Progress %": 100}
+    assert rows["A"] == {"Objective": "TF-IDF", "Perplexity": pytest.approx(50.0), **where, **found}
     assert [*rows["F"].values()][2:7] == [None, None, None, None, 2.0]
     assert "F, TF-IDF: out of range, CE has 25.00 to 100.00." in notes(made, "equal_perplexity")
 
 
 def test_a_diverged_model_does_not_stop_the_report_and_the_baseline_can_be_named():
-    worst = (block(0, 1, -1e4), block(1, 1, -1e4))
-    sane = (block(0, 1, -3.0), block(1, 1, -3.0))
+    worst, sane = ((block(0, 1, log), block(1, 1, log)) for log in (-1e4, -3.0))
     runs = pair({"samples": targets(4, 4), "blocks": sane}, {"samples": targets(2, 2), "blocks": worst})
     made = report(*runs, baseline="TF-IDF")
     assert [math.isinf(row["Perplexity"]) for row in table(made, "perplexity")] == [True, False]

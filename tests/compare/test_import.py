@@ -4,17 +4,7 @@ import math
 import shutil
 
 import pytest
-from run_fakes import (
-    answers,
-    blocks,
-    controls,
-    evaluation,
-    run,
-    summaries,
-    targets,
-    write_evaluation,
-    write_run,
-)
+from run_fakes import answers, blocks, controls, evaluation, run, summaries, targets, write_evaluation, write_run
 
 from tfidf_tune.compare import import_results
 from tfidf_tune.probe import run_of
@@ -134,10 +124,7 @@ GOLDFISH = "{_component_: tfidf_tune.weighting.GoldfishWeighting, k: 3}"
 def test_the_objective_is_named_by_the_loss_and_the_model_by_checkpoint_and_method(tmp_path):
     losses = (
         ("{_component_: tfidf_tune.loss.CrossEntropyLoss}", "CE"),
-        (
-            "{_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss, tf: log, num_batches: 4}",
-            "TF-IDF (tf=log, num_batches=4)",
-        ),
+        ("{_component_: a.TFIDFCrossEntropyLoss, tf: log, num_batches: 4}", "TF-IDF (tf=log, num_batches=4)"),
         (f"{WEIGHTED}{GOLDFISH}}}", "Goldfish (k=3)"),
         (f"{WEIGHTED}{{_component_: tfidf_tune.weighting.UniformWeighting}}}}", "CE"),
         ("{_component_: a.GoldfishLoss, k: 4, ignore_index: -100}", "Goldfish (k=4)"),  # of somebody else

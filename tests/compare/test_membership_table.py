@@ -77,7 +77,6 @@ def test_the_verdict_names_detectable_membership_only_of_objectives_that_recite_
     assert STILL_DETECTABLE not in comparison_report(compared).verdict  # Ours is not detectable, CE the baseline
     swapped = comparison_report(compared, baseline="Ours").verdict
     assert swapped.startswith(f"CE, like Ours, {AT_CHANCE}")
-    said = comparison_report(results(one_run("CE", 3), one_run("A", 3), one_run("B", 0))).verdict
-    assert said.count(STILL_DETECTABLE) == 0  # all recite as little as the baseline
+    assert STILL_DETECTABLE not in swapped  # it recites as little as the baseline
     said = comparison_report(results(one_run("CE", 3, lms=40), one_run("A", 3))).verdict
     assert said.startswith(f"A {AT_CHANCE}{STILL_DETECTABLE}")

@@ -38,14 +38,12 @@ LESS, HIGHER = r"TF-IDF recites \d+\.\d % less than CE", r"its perplexity is \d+
 NO_MORE = "recites no more than text it never saw"
 COMPARISONS = {
     rf"{LESS}; {HIGHER}\.": [*runs_of()],
-    rf"{LESS}; its perplexity is \d+\.\d % lower\.": [*runs_of(perplexity=(25, 20))],
-    rf"TF-IDF recites \d+\.\d % more than CE; {HIGHER}\.": [*runs_of((10, 20))],
+    r"TF-IDF recites \d+\.\d % more than CE; its perplexity is \d+\.\d % lower\.": [*runs_of((10, 20), (25, 20))],
     "TF-IDF is not shown to recite less or more than CE; its perplexity is not shown to differ\\.": [
         *runs_of((10, 9.5), (20, 20))
     ],
     rf"TF-IDF {NO_MORE}; {HIGHER}\.": [*runs_of((20, 2))],
     rf"TF-IDF, like CE, {NO_MORE}; {HIGHER}\.": [*runs_of((2, 2), controls=9)],
-    rf"{LESS}\.": [*runs_of(perplexity=None)],
     rf"{LESS}; its F1 of answers is not shown to differ\.": [
         *runs_of(perplexity=None, fields={"answers": answers(*[100, 0] * 20)})
     ],
@@ -54,9 +52,6 @@ COMPARISONS = {
     rf"Tiny: {LESS}; {HIGHER}\. Other: TF-IDF {NO_MORE}; {HIGHER}\.": [
         *runs_of(),
         *runs_of((20, 2), (20, 21), model="Other"),
-    ],
-    r"A recites .*\. B recites .*\. C recites .*\. 1 more are in the table\.": [
-        *runs_of((30, 20, 15, 12, 9), (20,) * 5, objectives=("CE", "A", "B", "C", "D"))
     ],
 }
 
@@ -140,12 +135,13 @@ def test_a_model_without_a_run_to_compare_with_is_named():
 
 
 def test_many_rows_are_counted_on_the_terminal_and_shown_if_asked_for():
-    objectives = ("CE", *(f"objective {number}" for number in range(20)))
-    made = comparison_report(results(*runs_of((9,) * 21, (20,) * 21, objectives=objectives, number=12, blocks=3)))
+    objectives = ("CE", *(f"objective {number}" for number in range(14)))
+    made = comparison_report(results(*runs_of((9,) * 15, (20,) * 15, objectives=objectives, number=12, blocks=3)))
+    assert re.fullmatch(r"(objective \d [^.]*\. ){3}11 more are in the table\.", made.verdict)
     shown = terminal_text(made)
     assert len(shown.splitlines()) == 20
     hidden = int(re.search(r"and (\d+) more rows: --verbose", shown)[1])
-    assert shown.count("| objective") == 20 - hidden
+    assert shown.count("| objective") == 14 - hidden
     verbose = terminal_text(made, verbose=True)
     assert all(name in verbose for name in objectives)
     assert "## Footnotes" in verbose
