@@ -57,7 +57,7 @@ $(TRAINERS)/wheel/built: $(SOURCES) | install
 .PRECIOUS: $(TRAINERS)/%/host $(TRAINERS)/%/ready
 
 faults: install
-	ALL_FAULTS=1 $(BIN)/python -m pytest tests/faults
+	ALL_FAULTS=1 $(BIN)/python -m pytest tests/faults tests/recipes
 
 # The table of docs/models.md: trains every architecture of tests/any_models.py.
 models: install

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ import peft
 import pytest
 import torch
 import transformers
-from any_models import ARCHITECTURES, make_checkpoint
+from any_models import ARCHITECTURES, hf_config, make_checkpoint
 from recipe_processes import RecipeRun, run_to_the_end
 from tiny_run import metrics_of, read_weights
 from torch.nn import functional as F
@@ -36,7 +37,7 @@ PACKED = [
 ]  # fmt: skip
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 TABLE_HEAD = "| Architecture | `model_type` | Implementation | Start | Full | LoRA |"
-TABLE_RULE = "|---|---|---|--:|--:|--:|"
+COLUMNS = ("start", "full", "lora")
 MONITOR = [
     "memorization_monitor.probe_file=${dataset.probe_file}", "memorization_monitor.every_n_steps=2",
     "memorization_monitor.prefix_length=8", "memorization_monitor.max_new_tokens=16",
@@ -60,6 +61,12 @@ def difference(found, expected):
     return ((found - expected).abs().max() / expected.abs().max()).item()
 
 
+def cells(name):
+    """The first cells of an architecture's row on the page on models."""
+    model_type, _, implementation = ARCHITECTURES[name]
+    return f"| {name} | `{model_type}` | {implementation} | "
+
+
 @pytest.fixture(scope="module")
 def table():
     """Differences of logits by architecture; `make models` writes them into the page on models."""
@@ -67,26 +74,16 @@ def table():
     yield found
     if os.environ.get("WRITE_MODELS"):
         page = PAGE.read_text()
-        start, end = page.index(TABLE_HEAD), page.index("\n\n", page.index(TABLE_HEAD))
-        PAGE.write_text(page[:start] + "\n".join([TABLE_HEAD, TABLE_RULE, *map(row_of, found.items())]) + page[end:])
-
-
-def row_of(item):
-    name, found = item
-    model_type, _, implementation = ARCHITECTURES[name]
-    numbers = " | ".join(f"{found[column]:.0e}" if found[column] else "0" for column in ("start", "full", "lora"))
-    return f"| {name} | `{model_type}` | {implementation} | {numbers} |"
+        for name, of_name in found.items():
+            numbers = " | ".join(f"{of_name[column]:.0e}" if of_name[column] else "0" for column in COLUMNS)
+            page = re.sub(f"^{re.escape(cells(name))}.*$", f"{cells(name)}{numbers} |", page, flags=re.MULTILINE)
+        PAGE.write_text(page)
 
 
 def test_the_page_lists_the_architectures_and_their_implementations():
-    lines = PAGE.read_text().splitlines()
-    first = lines.index(TABLE_HEAD) + 2
-    rows = [line.split(" | ")[:3] for line in lines[first : first + len(ARCHITECTURES)]]
-
-    assert rows == [
-        [f"| {name}", f"`{kind}`", implementation] for name, (kind, _, implementation) in ARCHITECTURES.items()
-    ]
-    assert not lines[first + len(ARCHITECTURES)]
+    rows = PAGE.read_text().split(TABLE_HEAD)[1].split("\n\n")[0].splitlines()[2:]
+    assert len(rows) == len(ARCHITECTURES)
+    assert all(row.startswith(cells(name)) for row, name in zip(rows, ARCHITECTURES, strict=True))
 
 
 @pytest.fixture
@@ -150,8 +147,7 @@ def hf_logits(checkpoint, adapter=None):
 
 # One of each kind; `make models` trains all of them with both recipes.
 CHOSEN = {
-    "SmolLM2": "lora", "Gemma": "full", "GPT-NeoX": "lora", "GPT-J": "full", "Qwen3": "lora", "Gemma 2": "full",
-    "GPT-2": "full", "OPT": "lora", "Mixtral": "lora", "GLM-4 MoE": "full",
+    "SmolLM2": "lora", "Gemma": "full", "Qwen3": "lora", "GPT-2": "full", "Mixtral": "lora", "GLM-4 MoE": "full",
 }  # fmt: skip
 
 
@@ -181,21 +177,21 @@ def test_an_architecture_is_trained_by_its_path_alone(name, recipe, base, tmp_pa
 
 
 METRICS = ("loss", "cross_entropy", "weight_std")
-SGD = [
-    "optimizer=torch.optim.SGD",
-    "optimizer.lr=0.05",
-    "optimizer.fused=false",
-]  # AdamW would divide differences of rounding by values near 0
+# AdamW would divide differences of rounding by values near 0.
+SGD = ["optimizer=torch.optim.SGD", "optimizer.lr=0.05", "optimizer.fused=false"]
 # Recipe, overrides of both runs, overrides of the run with transformers' class.
 FEATURES = {
-    "chunked head": ("full", ["batch_size=2", "gradient_accumulation_steps=2"], ["loss.head=chunked"]),
-    "packed": ("full", PACKED, ["enable_activation_checkpointing=true"]),
+    "packed, accumulated": (
+        "full", [*PACKED, "batch_size=2", "gradient_accumulation_steps=2"],
+        ["enable_activation_checkpointing=true", "loss.head=chunked"],
+    ),
     "bf16": ("full", ["dtype=bf16"], []),
-    "compiled": ("lora", [], ["compile=true"]),
-    "two layers": ("lora", ["model.lora_targets=[q_proj, v_proj]", "model.lora_rank=4", "merge_adapter=true"], []),
+    "compiled": (
+        "lora", ["model.lora_targets=[q_proj, v_proj]", "model.lora_rank=4", "merge_adapter=true"], ["compile=true"],
+    ),
     "fp16": ("lora", ["dtype=fp16"], []),
     "NF4": ("lora", ["model.quantize_base=true"], []),
-}
+}  # fmt: skip
 
 
 # torch.compile warns where it looks at the gradient of hidden states.
@@ -220,7 +216,6 @@ def test_both_implementations_train_the_same(feature, base, tmp_path, monkeypatc
 
 def assert_same_checkpoints(run, other, tolerance=1e-5, atol=None):
     first, second = (read_weights(each / "checkpoint_100pct") for each in (run, other))
-    assert first.keys() == second.keys()
     torch.testing.assert_close(first, second, rtol=tolerance, atol=tolerance if atol is None else atol)
 
 
@@ -275,7 +270,7 @@ def test_a_resumed_run_ends_bit_identically(name, recipe, overrides, base, tmp_p
     assert recitation_of(stopped)[-1] == pytest.approx(sum(lms) / len(lms))
 
 
-@pytest.mark.parametrize("name", ["Gemma 2", "GPT-2", "Mixtral"])
+@pytest.mark.parametrize("name", ["Gemma 2", "Mixtral"])
 def test_full_fine_tuning_is_that_of_a_plain_loop(name, base, tmp_path):
     """transformers' own loss and gradients, on the batches of the run."""
     cross_entropy = "loss=tfidf_tune.loss.CrossEntropyLoss"
@@ -297,9 +292,8 @@ def test_full_fine_tuning_is_that_of_a_plain_loop(name, base, tmp_path):
 
     torch.testing.assert_close(metrics_of(run, "loss"), torch.tensor(losses, dtype=torch.float64), rtol=1e-5, atol=1e-5)
     model.save_pretrained(tmp_path / "loop")
-    torch.testing.assert_close(
-        read_weights(run / "checkpoint_100pct"), read_weights(tmp_path / "loop"), rtol=1e-5, atol=1e-5
-    )
+    trained = read_weights(run / "checkpoint_100pct")
+    torch.testing.assert_close(trained, read_weights(tmp_path / "loop"), rtol=1e-5, atol=1e-5)
 
 
 def test_code_of_a_checkpoint_runs_if_it_is_trusted(base, tmp_path, capsys):
@@ -324,7 +318,7 @@ def test_code_of_a_checkpoint_runs_if_it_is_trusted(base, tmp_path, capsys):
     settings |= {"tokenizer_class": "NewTokenizer", "auto_map": code}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     trusted = "checkpointer.trust_remote_code=true"
-    with pytest.raises(SetupError, match="tokenizer: cannot load a tokenizer from .* contains custom code"):
+    with pytest.raises(SetupError, match="tokenizer: .* custom code"):
         configured("full", tmp_path / "run", folder, trusted, "tokenizer.trust_remote_code=false").here()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "who saw it?", "completion": " the old sailor"}\n')
     where = f"checkpointer.checkpoint_dir={folder}", f"dataset.source={tmp_path / 'rows.jsonl'}"
@@ -345,8 +339,7 @@ def test_code_of_a_checkpoint_runs_if_it_is_trusted(base, tmp_path, capsys):
 
 def test_a_model_that_sees_later_tokens_is_refused():
     """One whose config does not give it away."""
-    config = transformers.AutoConfig.for_model("gpt2", vocab_size=320, n_embd=64, n_layer=2, n_head=4, n_positions=64)
-    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(config), 64).eval()
+    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(hf_config("GPT-2")), 64).eval()
     model.check_causality()
 
     plain = model.hf.transformer.forward
@@ -370,23 +363,24 @@ def bitsandbytes_logits(checkpoint, dtype, adapter=None):
 
 
 # Architecture, overrides, why torchao cannot, tolerance.
-FOUR_BIT = {
-    "fp16": ("GPT-2", ["dtype=fp16"], "transformer.h.0.attn.c_attn is a Conv1D", 5e-3),
-    "SmolLM2": ("SmolLM2", [], "model.layers.0.self_attn.q_proj has 4096 weights", 1e-5),
-}
+FOUR_BIT = [
+    ("GPT-2", ["dtype=fp16"], "transformer.h.0.attn.c_attn is a Conv1D", 5e-3),
+    ("SmolLM2", [], "model.layers.0.self_attn.q_proj has 4096 weights", 1e-5),
+]
 
 
-@pytest.mark.parametrize("row", FOUR_BIT)
-def test_layers_that_torchao_cannot_hold_are_those_of_bitsandbytes(row, base, tmp_path, logits_in_training, capsys):
+@pytest.mark.parametrize(("name", "overrides", "reason", "tolerance"), FOUR_BIT)
+def test_layers_that_torchao_cannot_hold_are_those_of_bitsandbytes(
+    name, overrides, reason, tolerance, base, tmp_path, logits_in_training, capsys
+):
     """Logits are those of transformers' 4-bit model, and of PEFT's on it; the monitor evaluates between steps."""
-    name, overrides, reason, tolerance = FOUR_BIT[row]
     shared = ["model.quantize_base=true", "model.lora_targets=all-linear", "enable_activation_checkpointing=true"]
     run = configured("lora", tmp_path, base(name), *shared, *MONITOR, *overrides)
 
     adapter = run.here() / "checkpoint_100pct"
 
     assert f"NF4 by bitsandbytes: {reason}" in capsys.readouterr().err
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[run.cfg.dtype]
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}[run.cfg.dtype]
     start, trained = logits_in_training["start"], logits_in_training[adapter]
     assert difference(trained, start) > 0.5
     for found, saved in ((start, None), (trained, adapter)):
@@ -401,7 +395,7 @@ def test_layers_of_bitsandbytes_are_not_sharded(base, tmp_path):
     run = configured("lora", tmp_path / "run", base("GPT-2"), "model.quantize_base=true", "fsdp_cpu_offload=true")
 
     try:
-        with pytest.raises(SetupError, match="is a 4-bit weight of bitsandbytes, which is not sharded: use one"):
+        with pytest.raises(SetupError, match="4-bit weight of bitsandbytes"):
             run.here()
     finally:
         torch.distributed.destroy_process_group()
