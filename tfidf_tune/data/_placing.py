@@ -11,13 +11,15 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice, tee, zip_longest
+from itertools import islice, tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
+from tfidf_tune.data import _sources as sources
+from tfidf_tune.data import _tokenizer as tokenizers
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
 from tfidf_tune.data._duplicates import (
     LONG_RUN,
@@ -47,25 +49,9 @@ from tfidf_tune.data._sequences import (
     cached_folder,
     label_runs,
 )
-from tfidf_tune.data._sources import (
-    EMBEDDED,
-    SampleBy,
-    TextSource,
-    embedded_documents,
-    load_documents,
-    source_fingerprint,
-    warn_of_short_documents,
-)
+from tfidf_tune.data._sources import EMBEDDED, SampleBy, TextSource, embedded_documents, load_documents
 from tfidf_tune.data._text import blocks_and_lengths, cut_blocks
-from tfidf_tune.data._tokenizer import (
-    HFTokenizer,
-    TextTokenizer,
-    TokenArray,
-    check_fits_model,
-    encode_texts,
-    tokenizer_fingerprint,
-    tokenizer_name,
-)
+from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, check_fits_model, encode_texts
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -74,11 +60,13 @@ if TYPE_CHECKING:
 Layout = Literal["aligned", "concatenated"]
 _Found = TypeVar("_Found")
 _Base: TypeAlias = TokenArray | list[TokenArray]  # aligned blocks or documents
+# Targets and controls; the number of targets; the base; tokens of the documents that were read for it; how many of them
+# were left out, or passages that were taken out of them.
+_Material: TypeAlias = tuple[list[TokenArray], int, _Base, list[int], int]
 _ALL = -1
 _BLOCK_SIZE = 256
 _MOST_TARGETS, _LEAST_TARGETS = 100, 10  # the paper's number; a report judges nothing from fewer than 10
 _ENOUGH_WINDOWS, _LEAST_LENGTH = 16, 16
-_SHARED = f"90 % of the tokens, or half of them and at least {LONG_RUN},"
 
 logger = logging.getLogger(__name__)
 
@@ -129,31 +117,33 @@ class _CorpusSpec:
     def least_tokens(self) -> int:
         return self.min_target_tokens or self.block_size
 
-    @property
-    def num_documents(self) -> int | None:
-        """How many base documents are read; None for any number."""
-        return self.num_base if self.layout == "concatenated" and self.num_base != _ALL else None
-
-    def choose(self, passages: Iterator[_Found], by_rule: int, what: str) -> tuple[list[_Found], list[_Found]]:
-        """Take targets and controls: if no number is given, as many as a rule says, but no more than there are."""
+    def choose(self, passages: Iterator[_Found], by_rule: int, what: str) -> tuple[list[_Found], int]:
+        """Take targets, then controls: if no number is given, as many as a rule says, but no more than there are."""
         num_targets = by_rule if self.num_targets is None else self.num_targets
         num_controls = num_targets if self.num_controls is None else self.num_controls
         found = [*islice(passages, num_targets + num_controls)]
         if self.num_targets is None and self.num_controls is None and len(found) > 1:
             num_targets = num_controls = min(by_rule, len(found) // 2)
         _require_enough(len(found), num_targets + num_controls, f"{what} as targets and controls")
-        return found[:num_targets], found[num_targets : num_targets + num_controls]
+        return found[: num_targets + num_controls], num_targets
 
-    def cut(self, documents: Iterable[TokenArray], num_base: int, eos_id: int) -> tuple[_Base, list[int]]:
-        """Return base documents or ``num_base`` blocks, and the tokens of each document that was read."""
+    @property
+    def num_documents(self) -> int | None:
+        """How many base documents are read; None for any number."""
+        return self.num_base if self.layout == "concatenated" and self.num_base != _ALL else None
+
+    def cut(self, documents: Iterable[TokenArray], num_base: int, where: str, eos_id: int) -> tuple[_Base, list[int]]:
+        """Return base documents or ``num_base`` blocks, at least one, and the tokens of each document that was read."""
+        base: _Base
         if self.layout == "concatenated":
-            every = list(documents)
-            return every, [len(ids) for ids in every]
-        return blocks_and_lengths(documents, self.block_size, None if num_base == _ALL else num_base, eos_id)
-
-    def require_base(self, found: int, where: str, needed: int | None = None) -> None:
-        unit = "documents" if self.layout == "concatenated" else f"blocks of {self.block_size} tokens"
-        _require_enough(found, max(1, self.num_base) if needed is None else needed, f"base {unit} {where}")
+            base = list(documents)
+            lengths, unit = [len(ids) for ids in base], "documents"
+        else:
+            most = None if num_base == _ALL else num_base
+            base, lengths = blocks_and_lengths(documents, self.block_size, most, eos_id)
+            unit = f"blocks of {self.block_size} tokens"
+        _require_enough(len(base), max(1, num_base), f"base {unit} {where}")
+        return base, lengths
 
 
 def injected_corpus_dataset(
@@ -251,41 +241,36 @@ def injected_corpus_dataset(
 
     def build(folder: Path) -> dict[str, int]:
         material = _gather(tokenizer, base, target, spec) if target else _gather_own(tokenizer, base, spec)
-        warn_of_short_documents(source, sample_by, material.lengths)
+        measured, num_targets, pieces, lengths, num_left_out = material
+        sources.warn_of_short_documents(source, sample_by, lengths)
         # All copies are made and placed first; then the places of those that deduplication left are recorded.
-        copies = _copies(material, spec, tokenizer.eos_id)
-        blocks, starts = _inject(material.base, copies, spec, tokenizer.eos_id)
+        blocks, copies, starts = _inject(measured[:num_targets], pieces, spec, tokenizer.eos_id)
         kept = deduplication.kept(blocks, source, tokenizer)
-        measured = material.targets + material.controls
-        positions: list[list[list[int]]] = [[] for _ in measured]
-        changes: list[list[list[int]]] = [[] for _ in material.targets]
+        windows: list[Window] = [
+            (ids[:block_size], [], origin, {"changes": []} if noise and number < num_targets else {})
+            for number, ids in enumerate(measured)
+        ]
         for number, (start, copy) in enumerate(zip(starts.tolist(), copies, strict=True)):
             # A copy is complete if it is not in the tail, which is dropped, and all of its blocks are kept.
             block, offset = divmod(start, block_size)
             end = start + len(copy.token_ids[:block_size])
             if end <= len(kept) * block_size and kept[block : -(-end // block_size)].all():
-                positions[number // num_repeats].append([int(kept[:block].sum()), offset])
-                changes[number // num_repeats].append(copy.changes)
-        windows: list[Window] = [
-            (ids[:block_size], places, origin, {"changes": own} if noise and own is not None else {})
-            for ids, places, own in zip_longest(measured, positions, changes)
-        ]
-        passages = make_passages(tokenizer, windows, len(material.targets))
+                _, positions, _, fields = windows[number // num_repeats]
+                positions.append([int(kept[:block].sum()), offset])
+                if noise:
+                    fields["changes"].append(copy.changes)
         np.save(folder / "blocks.npy", blocks[kept])
-        write_probe_file(folder / "probe.jsonl", passages)
-        return {
-            "num_left_out": material.num_left_out,
-            "num_documents": len(material.lengths),
-            "num_removed": int((~kept).sum()),
-        }
+        write_probe_file(folder / "probe.jsonl", make_passages(tokenizer, windows, num_targets))
+        num_removed = int((~kept).sum())
+        return {"num_left_out": num_left_out, "num_documents": len(lengths), "num_removed": num_removed}
 
     settings = {
         "kind": "injected_corpus",
-        "source": source_fingerprint(*base),
-        "target_source": target and source_fingerprint(*target),
+        "source": sources.source_fingerprint(*base),
+        "target_source": target and sources.source_fingerprint(*target),
         "target_source_name": origin,
-        "tokenizer": tokenizer_name(tokenizer),
-        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+        "tokenizer": tokenizers.tokenizer_name(tokenizer),
+        "tokenizer_fingerprint": tokenizers.tokenizer_fingerprint(tokenizer),
         **asdict(spec),
         **({} if noise else {"noise_kind": None}),
         **deduplication.settings,
@@ -300,24 +285,12 @@ def injected_corpus_dataset(
     return InjectedCorpusDataset(blocks, passages=passages, probe_file=probe, **counts)
 
 
-class _Material(NamedTuple):
-    """What a corpus is made of."""
-
-    targets: list[TokenArray]
-    controls: list[TokenArray]
-    base: _Base
-    lengths: list[int]  # tokens of the documents that were read for the base
-    num_left_out: int  # documents, or passages that were taken out of them
-
-
 def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, spec: _CorpusSpec) -> _Material:
-    """Take the first long passages of one source as targets and controls, and base text from another.
-
-    Passages that agree in their first ``block_size`` tokens, which are measured, count once: a control must not be a
-    copy of a target, nor a target be injected twice as often as the others.
-    """
+    """Take the first long passages of one source as targets and controls, and base text from another."""
 
     def long_passages() -> Iterator[tuple[str, TokenArray]]:
+        # Passages that agree in the tokens that are measured count once: a control must not be a copy of a target, nor
+        # a target be injected twice as often as the others.
         measured: set[bytes] = set()
         texts, to_encode = tee(load_documents(*target))
         for text, ids in zip(texts, encode_texts(tokenizer, to_encode), strict=True):
@@ -327,8 +300,8 @@ def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, sp
                 yield text, ids
 
     what = f"distinct passages of at least {spec.least_tokens} tokens in {target.source!r}"
-    targets, controls = spec.choose(long_passages(), _MOST_TARGETS, what)
-    known = {text for text, _ in targets + controls}
+    chosen, num_targets = spec.choose(long_passages(), _MOST_TARGETS, what)
+    known = {text for text, _ in chosen}
     left_out: list[str] = []
 
     def base_documents() -> Iterator[str]:
@@ -340,31 +313,25 @@ def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, sp
                 yield text
 
     encoded = encode_texts(tokenizer, islice(base_documents(), spec.num_documents))
-    base, lengths = spec.cut(encoded, spec.num_base, tokenizer.eos_id)
-    spec.require_base(len(base), f"in {source.source!r}")
-    return _Material([ids for _, ids in targets], [ids for _, ids in controls], base, lengths, len(left_out))
+    base, lengths = spec.cut(encoded, spec.num_base, f"in {source.source!r}", tokenizer.eos_id)
+    return [ids for _, ids in chosen], num_targets, base, lengths, len(left_out)
 
 
 def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec) -> _Material:
-    """Draw targets and controls from the text itself; what is left of its documents is the base.
-
-    A passage is a window that occurs once in the text, so that no copy of it stays in the base. What follows it in a
-    document becomes a document.
-    """
+    """Draw windows that occur once in the text as targets and controls; what is left of its documents is the base."""
     # The documents that the base is made of, the last one cut where the blocks end.
+    is_concatenated = spec.layout == "concatenated"
     documents: list[TokenArray] = []
-    num_left = 2**62 if spec.layout == "concatenated" or spec.num_base == _ALL else spec.num_base * spec.block_size
+    num_left = 2**62 if is_concatenated or spec.num_base == _ALL else spec.num_base * spec.block_size
     for ids in encode_texts(tokenizer, islice(load_documents(*source), spec.num_documents)):
         documents.append(ids[: num_left - 1])  # EOS follows
         num_left -= len(documents[-1]) + 1
         if num_left < 2:
             break
-    lengths = [len(ids) for ids in documents]
-    num_read = len(documents) if spec.layout == "concatenated" else (sum(lengths) + len(lengths)) // spec.block_size
-    spec.require_base(num_read, f"in {source.source!r}")
+    _, lengths = spec.cut(documents, spec.num_base, f"in {source.source!r}", tokenizer.eos_id)
     # Passages get shorter while too few fit into short documents; by rule, a tenth of the windows are targets.
     least = spec.least_tokens
-    if spec.min_target_tokens is None and spec.layout == "concatenated":
+    if spec.min_target_tokens is None and is_concatenated:
         while least // 2 >= _LEAST_LENGTH and sum(length // least for length in lengths) < _ENOUGH_WINDOWS:
             least //= 2
     num_windows = sum(length // least for length in lengths)
@@ -372,67 +339,58 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     corpus = join_documents(documents)
     chooser = WindowChooser(tokenizer, corpus, least, np.random.default_rng(0))  # the same passages for every seed
     what = f"passages of {least} tokens that occur once in {source.source!r}"
-    targets, controls = spec.choose(chooser.unique(least), by_rule, what)
-
+    starts, num_targets = spec.choose(chooser.unique(least), by_rule, what)
     # What is left between the passages of a document are documents of the base.
     is_base = corpus != SEPARATOR
-    for start in targets + controls:
+    for start in starts:
         is_base[start : start + least] = False
-    base, _ = spec.cut((corpus[first:end] for first, end in label_runs(is_base)), _ALL, tokenizer.eos_id)
-    num_chosen = len(targets) + len(controls)
-    spec.require_base(len(base), f"without {num_chosen} targets and controls", needed=1)
-    windows = [chooser.window(start) for start in targets + controls]
-    return _Material(windows[: len(targets)], windows[len(targets) :], base, lengths, num_chosen)
+    rest = (corpus[first:end] for first, end in label_runs(is_base))
+    base, _ = spec.cut(rest, _ALL, f"without {len(starts)} targets and controls", tokenizer.eos_id)
+    return [chooser.window(start) for start in starts], num_targets, base, lengths, len(starts)
 
 
 def _require_enough(found: int, needed: int, what: str) -> None:
     if found < needed:
         raise ValueError(
-            f"there is too little text: found {found} {what}, needed {needed}. Lower num_base (-1 for all), "
-            "num_targets, num_controls, min_target_tokens or block_size; or name more text or longer documents "
-            "(sample_by joins lines of .txt)"
+            f"there is too little text: found {found} {what}, needed {needed}. Lower num_base (-1: all), num_targets,"
+            " num_controls, min_target_tokens or block_size; or name more or longer documents (sample_by joins lines)"
         )
 
 
-def _copies(material: _Material, spec: _CorpusSpec, eos_id: int) -> list[NoisyCopy]:
-    """Return ``num_repeats`` copies of each target, one target after the other; aligned, each is exactly a block."""
+def _inject(
+    targets: list[TokenArray], base: _Base, spec: _CorpusSpec, eos_id: int
+) -> tuple[TokenArray, list[NoisyCopy], Positions]:
+    """Put copies of targets at random places between base blocks, or between documents that are then cut into blocks.
+
+    Returns the blocks, the copies of each target, and where in all tokens they start, ascending for each target.
+    """
+    is_concatenated, eos = spec.layout == "concatenated", np.array([eos_id], dtype=np.int32)
     # The places are drawn with the seed itself.
     noise_rng, fill_rng = (np.random.default_rng([spec.seed, number]) for number in (1, 2))
-    words = np.concatenate([*material.base]) if spec.noise else np.empty(0, dtype=np.int32)
+    words = np.concatenate([*base]) if spec.noise else np.empty(0, dtype=np.int32)
     words = words[words != eos_id]  # a document does not end within a copy
-    eos = np.array([eos_id], dtype=np.int32)
-
-    def copy_of(ids: TokenArray) -> NoisyCopy:
+    copies = []
+    for ids in (ids for ids in targets for _ in range(spec.num_repeats)):
         copy = NoisyCopy(ids, [0, 0, 0])
         if spec.noise:
             copy = noisy_copy(ids, spec.noise, spec.noise_kind, words, spec.block_size, noise_rng)
-        if spec.layout == "concatenated":
-            return copy
-        # A copy that dropped tokens is filled up by the start of a random base block, as after any document.
-        ids = copy.token_ids
-        if len(ids) < spec.block_size:
-            ids = np.concatenate([ids, eos, material.base[fill_rng.integers(len(material.base))]])
-        return copy._replace(token_ids=ids[: spec.block_size])
-
-    return [copy_of(ids) for ids in material.targets for _ in range(spec.num_repeats)]
-
-
-def _inject(base: _Base, copies: list[NoisyCopy], spec: _CorpusSpec, eos_id: int) -> tuple[TokenArray, Positions]:
-    """Put copies at random places between base blocks, or between documents that are then cut into blocks.
-
-    Returns the blocks, and where in their tokens each copy starts, ``[num_copies]``, ascending for each target.
-    """
+        if not is_concatenated:
+            # A copy that dropped tokens is filled up by the start of a random base block, as after any document.
+            filled = copy.token_ids
+            if len(filled) < spec.block_size:
+                filled = np.concatenate([filled, eos, base[fill_rng.integers(len(base))]])
+            copy = copy._replace(token_ids=filled[: spec.block_size])
+        copies.append(copy)
     # A piece is a block, or a document with its EOS; each has a slot in the order of the corpus.
-    is_concatenated = spec.layout == "concatenated"
-    end = np.array([eos_id] if is_concatenated else [], dtype=np.int32)
     pieces = [*base, *(copy.token_ids for copy in copies)]
-    num_targets = len(copies) // spec.num_repeats
-    slots = _slots(len(base), num_targets, spec.num_repeats, spec.seed, shuffle_base=is_concatenated)
+    if is_concatenated:
+        pieces = [np.append(piece, eos) for piece in pieces]
+    slots = _slots(len(base), len(targets), spec.num_repeats, spec.seed, shuffle_base=is_concatenated)
     order = np.argsort(slots)
-    blocks = cut_blocks([part for index in order for part in (pieces[index], end)], spec.block_size)
     # A copy starts where the piece in its slot ends, less its length.
-    lengths = np.array([len(piece) + len(end) for piece in pieces])
-    return blocks, (np.cumsum(lengths[order])[slots] - lengths)[len(base) :]
+    lengths = np.array([len(piece) for piece in pieces])
+    starts = np.cumsum(lengths[order])[slots] - lengths
+    return cut_blocks([pieces[index] for index in order], spec.block_size), copies, starts[len(base) :]
 
 
 # Answers
@@ -450,14 +408,14 @@ class Targets:
     seed: int
     probe_file: str | None
 
-    @property
-    def in_file(self) -> bool:
-        return self.kind not in ("duplicates", "random")
-
     def __post_init__(self) -> None:
         check_at_least(1, num_targets=self.num_targets, num_repeats=self.num_repeats)
         check_at_least(0, num_controls=self.num_controls, seed=self.seed)
         check_at_least(2, min_target_tokens=self.min_target_tokens)
+
+    @property
+    def in_file(self) -> bool:
+        return self.kind not in ("duplicates", "random")
 
 
 def choose_completions(
@@ -479,28 +437,27 @@ def choose_completions(
     candidates = [candidates[at] for at in np.random.default_rng(targets.seed).permutation(len(candidates))]
     # Targets first, because duplicates can be anywhere; controls are what is shared with no example trained on.
     trained, avoided = set(range(num_own)), set[int]()
+    chosen: list[int] = []
+    num_copies = 0
     if targets.kind == "duplicates":
         chosen = runs.most_frequent(candidates, targets.num_targets)
-        num_copies = 0
     else:
         num_copies = targets.num_repeats if targets.in_file else targets.num_repeats - 1
-        chosen = []
         for example in islice(runs.occurring_once(candidates, trained, avoided), targets.num_targets):
             chosen.append(example)
             trained.add(example)
             avoided.update(runs.sharing(runs.last[example]))
-    found = [runs.locate(runs.occurrences(runs.last[first])) for first in chosen]
-    avoided.update(index for places in found for index in places[:, 0].tolist())
+    found = [runs.locate(runs.occurrences(runs.last[first])).tolist() for first in chosen]
+    avoided.update(index for places in found for index, _ in places)
     controls = [*islice(runs.occurring_once(candidates, trained, avoided), targets.num_controls)]
     base = sorted({*range(num_own)}.difference(controls))
     if (len(chosen), len(controls)) != (targets.num_targets, targets.num_controls) or not base:
         raise ValueError(
             f"{source!r} has {len(chosen)} of num_targets {targets.num_targets} answers of {targets.min_target_tokens} "
             f"tokens or more for targets={targets.kind}, and {len(controls)} of num_controls {targets.num_controls}, "
-            f"of which no other example learns {_SHARED} in a run; {len(base)} examples are left. Lower these numbers "
-            "or min_target_tokens, or set targets=random"
+            f"of which no other example learns 90 % of the tokens, or half of them and at least {LONG_RUN}, in a run; "
+            f"{len(base)} examples are left. Lower these numbers or min_target_tokens, or set targets=random"
         )
-
     # The order of training: base examples and copies of targets, without what deduplication removes.
     numbers = np.array([*base, *(first for first in chosen for _ in range(num_copies))], dtype=np.int32)
     order = numbers[np.argsort(_slots(len(base), len(chosen), num_copies, targets.seed))]
@@ -508,15 +465,13 @@ def choose_completions(
     places_of: dict[int, list[int]] = defaultdict(list)  # of an example in the data set
     for place, index in enumerate(order.tolist()):
         places_of[index].append(place)
-    positions = [
-        sorted([place, offset] for index, offset in places.tolist() for place in places_of[index]) for places in found
-    ]
     windows: list[Window] = []
-    for first, known in zip([*chosen, *controls], positions + [[]] * len(controls), strict=True):
+    for first, places in zip([*chosen, *controls], found + [[]] * len(controls), strict=True):
         # The most frequent prompt of an answer, followed by the answer.
         shown = Counter(examples.sequence(index)[0][: runs.last[index].end].tobytes() for index in runs.ending[first])
         ids = np.frombuffer(shown.most_common(1)[0][0], dtype=np.int32)
-        windows.append((ids, known, source, {"num_prompt": len(ids) - runs.last[first].num_tokens}))
+        positions = sorted([place, offset] for index, offset in places for place in places_of[index])
+        windows.append((ids, positions, source, {"num_prompt": len(ids) - runs.last[first].num_tokens}))
     passages = make_passages(tokenizer, windows, len(chosen))
     times = [passage.num_injections for passage in passages[: len(chosen)]]
     logger.info(
@@ -582,8 +537,8 @@ class InjectedCanaries:
         seed: int = 0,
     ) -> None:
         if not hasattr(tokenizer, "num_special_tokens_to_add"):
-            what = "give what AutoTokenizer.from_pretrained(...) returns, or processor.tokenizer of a processor"
-            raise ValueError(f"tokenizer is a {type(tokenizer).__name__}: {what}")
+            kind = type(tokenizer).__name__
+            raise ValueError(f"tokenizer is a {kind}: give what AutoTokenizer returns, or processor.tokenizer")
         numbers = list(repeats) if isinstance(repeats, Sequence) else [repeats]
         num_controls = num_targets if num_controls is None else num_controls
         for number in numbers or [0]:
@@ -595,11 +550,9 @@ class InjectedCanaries:
         length = {"block_size": block_size}
         if texts is not None:
             lengths, joined = [len(ids) for ids in encode_texts(self._tokenizer, texts)], "\0".join(texts)
-            # A text within another would be counted with it.
             for index, text in enumerate(texts):
-                if lengths[index] < 2 or joined.count(text) > 1:
-                    rule = "it needs 2 tokens or more, and to be no part of another"
-                    raise ValueError(f"texts[{index}] is {text!r}: {rule}")
+                if lengths[index] < 2 or joined.count(text) > 1:  # within another text it would be counted with that
+                    raise ValueError(f"texts[{index}] is {text!r}: it needs 2 tokens, and to be no part of another")
             length = {"the longest of texts": max(lengths, default=0)}
         special = tokenizer.num_special_tokens_to_add()
         check_fits_model(self._tokenizer, lower=" and ".join(length), special_tokens=special, **length)
@@ -630,10 +583,8 @@ class InjectedCanaries:
         values = dict(row or {})
         kind = dataset.features.get(column) if isinstance(dataset, Dataset) else None
         if getattr(kind, "dtype", "") not in ("string", "large_string"):
-            raise ValueError(
-                f"canaries need one split of a datasets.Dataset, not streamed, with a column {column!r} of text; "
-                f"this {type(dataset).__name__} has {getattr(dataset, 'features', None)}"
-            )
+            found = f"this {type(dataset).__name__} has {getattr(dataset, 'features', None)}"
+            raise ValueError(f"canaries need a datasets.Dataset with a column {column!r} of text; {found}")
         if unknown := sorted(values.keys() - ({*dataset.column_names} - {column})):
             raise ValueError(f"row gives values for {unknown}, which are no other columns of {dataset.column_names}")
         if self.passages:
@@ -646,12 +597,11 @@ class InjectedCanaries:
         copies = np.repeat(np.arange(len(targets)), self._repeats)  # the number of the target of each
         slots = _slots(len(dataset), len(copies), 1, self._seed)
         order = np.append(np.arange(len(dataset)), len(dataset) + copies)[np.argsort(slots)]
-        places = slots[len(dataset) :]
         source = EMBEDDED if self._texts is None else "texts"
-        windows: list[Window] = [
-            (ids, [[int(place), 0] for place in np.sort(places[copies == number])], source, {})
-            for number, ids in enumerate(encode_texts(self._tokenizer, texts))
-        ]
+        windows: list[Window] = []
+        for number, ids in enumerate(encode_texts(self._tokenizer, texts)):
+            places = np.sort(slots[len(dataset) :][copies == number])
+            windows.append((ids, [[place, 0] for place in places.tolist()], source, {}))
         self.passages = make_passages(self._tokenizer, windows, len(targets))
         return concatenate_datasets([dataset, rows]).select(order)
 
@@ -674,10 +624,8 @@ class InjectedCanaries:
                 known.update(text for text in more if text in joined)
             drawn += [text for text in more if text not in known]
         if len(drawn) < self._num_canaries:
-            raise ValueError(
-                f"num_targets + num_controls is {self._num_canaries}, but there are only {len(drawn)} texts or "
-                f"passages that the column {column!r} does not contain: lower these numbers or block_size"
-            )
+            found = f"there are only {len(drawn)} texts or passages that the column {column!r} does not contain"
+            raise ValueError(f"num_targets + num_controls is {self._num_canaries}, but {found}: lower these numbers")
         # Shuffled, because a passage must not overlap those that were drawn before it.
         return [drawn[index] for index in rng.permutation(len(drawn))]
 
