@@ -180,10 +180,7 @@ def _is_empty(message: Message) -> bool:
 def encode_rows(
     tokenizer: TextTokenizer, rows: Iterable[Text | Chat], template: str | None, train_on: TrainOn
 ) -> Iterator[tuple[TokenArray, LabelMask]]:
-    """Yield the int32 ids of each row and whether each is learned; both are empty for an empty row.
-
-    BOS and EOS are around a text; a conversation has those that its template writes.
-    """
+    """Yield the int32 ids of each row, a text between BOS and EOS, and whether each is learned; both may be empty."""
     bos = np.array(bos_ids(tokenizer), dtype=np.int32)
     eos = np.array([tokenizer.eos_id], dtype=np.int32)
     # Texts are encoded in batches, conversations one by one, because a template is applied to each.

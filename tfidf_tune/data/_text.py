@@ -121,10 +121,8 @@ def text_blocks_dataset(
         blocks, lengths = blocks_and_lengths(documents, block_size, num_blocks, tokenizer.eos_id)
         warn_of_short_documents(source, sample_by, lengths)
         if len(blocks) < needed:
-            remedy = "lower num_blocks or block_size, or name a larger source"
-            raise ValueError(
-                f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {needed}: {remedy}"
-            )
+            found = f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {needed}"
+            raise ValueError(f"{found}: lower num_blocks or block_size, or name a larger source")
         kept = deduplication.kept(blocks, source, tokenizer)
         np.save(folder / "blocks.npy", blocks[kept])
         return {"num_documents": len(lengths), "num_removed": int((~kept).sum())}
@@ -458,9 +456,9 @@ def _prompt_target_dataset(
             ids = np.concatenate([bos, prompt, target])
             yield ids, np.arange(len(ids)) >= len(bos) + len(prompt)
         if counts["num_left_out"] == counts["num_documents"]:
+            found = f"{counts['num_left_out']} rows are empty, have no answer in their context or are too long"
             raise ValueError(
-                f"{place.source!r} gives no example: {counts['num_left_out']} rows are empty, have no answer in their "
-                "context or are too long. Raise the limit of tokens or name another source"
+                f"{place.source!r} gives no example: {found}. Raise the limit of tokens or name another source"
             )
 
     settings = cache_settings("prompt_target", tokenizer, [place], empty_prompt=empty_prompt, limits=limits)
@@ -491,12 +489,10 @@ def _fit(tokenizer: TextTokenizer, example: _Example, prompt: TokenArray, limit:
 
 
 def _shortened(tokenizer: TextTokenizer, example: _Example, before: TokenArray, after: TokenArray, room: int) -> str:
-    """Return the prompt with ``room`` tokens of the text around ``keep``.
-
-    Tokens are removed from the end. If this would remove ``keep``, half of the remaining tokens go before it and half
-    after it, more on one side if the other needs fewer.
-    """
+    """Return the prompt with ``room`` tokens of the text around ``keep``."""
     start, end = example.keep
+    # Tokens are removed from the end. If this would remove what is kept, half of the remaining tokens go before it and
+    # half after it, more on one side if the other needs fewer.
     num_before = len(before) if len(before) <= room else max(room // 2, room - len(after))
     # Only the length of decoded text is used, because a character can be cut in half. A space that SentencePiece
     # drops before the first token is at the edge, where strip() removes it.

@@ -55,10 +55,10 @@ def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
     # torchtune's tokenizers do not list their vocabulary, only its size and their special tokens.
     largest = max([getattr(tokenizer, "max_token_id", tokenizer.vocab_size - 1), *_special_ids(tokenizer)])
     if largest >= vocab_size:
-        raise SetupError(
-            f"the tokenizer has a token with the id {largest}, the model embeddings for the ids 0 to {vocab_size - 1}: "
-            "use the tokenizer that belongs to the model"
+        embedded = (
+            f"the model embeddings for the ids 0 to {vocab_size - 1}: use the tokenizer that belongs to the model"
         )
+        raise SetupError(f"the tokenizer has a token with the id {largest}, {embedded}")
     limit = cast(int, model.max_seq_len)
     if tokenizer.max_seq_len is None:
         tokenizer.max_seq_len = limit  # what torchtune's data sets cut longer texts to
@@ -104,24 +104,18 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
             built = ConcatDataset(built)
     dataset: Dataset[Any] = built
     if is_packed(dataset) and cfg.collate_fn != DEFAULT_COLLATE:
-        raise SetupError(
-            f"config: collate_fn is {cfg.collate_fn}, but the data set is packed, which needs one that keeps the "
-            "documents of a row apart: leave collate_fn out, or set dataset.packed to false"
-        )
+        needed = "one that keeps the documents of a row apart: leave collate_fn out, or set dataset.packed to false"
+        raise SetupError(f"config: collate_fn is {cfg.collate_fn}, but the data set is packed, which needs {needed}")
     world_size, _ = get_world_size_and_rank()
-    found, needed = len(cast(Sized, dataset)), cfg.batch_size * cfg.gradient_accumulation_steps * world_size
-    if found < needed:
-        raise SetupError(
-            f"the data set has {found} {'packed rows' if is_packed(dataset) else 'sequences'}, one step takes "
-            f"batch_size x gradient_accumulation_steps x processes = {needed}: lower batch_size or "
-            "gradient_accumulation_steps, or add data"
-        )
+    num_found, num_needed = len(cast(Sized, dataset)), cfg.batch_size * cfg.gradient_accumulation_steps * world_size
+    if num_found < num_needed:
+        found = f"the data set has {num_found} {'packed rows' if is_packed(dataset) else 'sequences'}"
+        needed = f"one step takes batch_size x gradient_accumulation_steps x processes = {num_needed}"
+        raise SetupError(f"{found}, {needed}: lower batch_size or gradient_accumulation_steps, or add data")
     # The shift of labels drops the first. Usually a label is found in the first sequence.
-    if all(all(label == IGNORE_INDEX for label in dataset[index]["labels"][1:]) for index in range(found)):
-        raise SetupError(
-            f"none of the {found} sequences has a label to learn from: all are masked, or cut off behind a long "
-            "prompt; raise the limit of tokens, or unmask some"
-        )
+    if all(all(label == IGNORE_INDEX for label in dataset[index]["labels"][1:]) for index in range(num_found)):
+        why = "all are masked, or cut off behind a long prompt; raise the limit of tokens, or unmask some"
+        raise SetupError(f"none of the {num_found} sequences has a label to learn from: {why}")
     return dataset
 
 
@@ -205,7 +199,17 @@ def build_dataloader(
         collate = partial(component, padding_idx=tokenizer.pad_id, ignore_idx=IGNORE_INDEX)
     if counts_tokens:
         collate = partial(_with_unpadded_tokens, collate=collate, packed=is_packed(dataset))
-    _try_collate(cfg, dataset, collate)
+    # One item is collated now: a data set or a `collate_fn` of the user may raise anything.
+    try:
+        batch = collate([dataset[0]])
+        tokens, labels = (tuple(batch[name].shape) for name in ("tokens", "labels"))
+        if tokens != labels or len(tokens) != 2:
+            raise ValueError(f"tokens have the shape {tokens} and labels {labels}, it has to be [b, s] of both")
+    except Exception as error:
+        failure = f"makes no batch of tokens and labels from the data set's items ({cause_of(error)})"
+        raise SetupError(
+            f"config: collate_fn: {cfg.collate_fn} {failure}: use one that belongs to the data set"
+        ) from error
     return DataLoader(
         dataset,
         batch_size=cfg.batch_size,
@@ -223,20 +227,6 @@ def _with_unpadded_tokens(batch: Sequence[Any], *, collate: Callable[..., Any], 
     # The id of padding may be the id of a token, EOS for example; labels are padded with -100.
     all_labels = collate([{**item, "labels": item["tokens"]} for item in batch])["labels"]
     return {**collate(batch), UNPADDED_TOKENS: all_labels}
-
-
-def _try_collate(cfg: FinetuneConfig, dataset: Dataset[Any], collate: Callable[..., Any]) -> None:
-    """Collate one item; a data set or a ``collate_fn`` of the user may raise anything."""
-    try:
-        batch = collate([dataset[0]])
-        tokens, labels = (tuple(batch[name].shape) for name in ("tokens", "labels"))
-        if tokens != labels or len(tokens) != 2:
-            raise ValueError(f"tokens have the shape {tokens} and labels {labels}, it has to be [b, s] of both")
-    except Exception as error:
-        raise SetupError(
-            f"config: collate_fn: {cfg.collate_fn} makes no batch of tokens and labels from the data set's items "
-            f"({cause_of(error)}): use one that belongs to the data set"
-        ) from error
 
 
 class StepBatches(NamedTuple):

@@ -251,8 +251,8 @@ class RepetitionWeighting(TokenWeighting):
         if contexts is not None and table is not None:
             saved, own = [*contexts.tolist(), len(table)], [*self.contexts.tolist(), self.num_buckets]
             if saved != own:  # raised before anything is loaded, so that the present state stays intact
+                remedy = "set them to those, or start with a new state"
                 raise ValueError(
-                    f"the saved counts are of h, k, sample, num_buckets = {saved}, here they are {own}: set them to "
-                    "those, or start with a new state"
+                    f"the saved counts are of h, k, sample, num_buckets = {saved}, here they are {own}: {remedy}"
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -53,19 +53,7 @@ def distinct_terms(keys_BS: Tensor) -> Terms:
 
 
 def term_frequency(counts: Tensor, form: TermFrequency) -> Tensor:
-    r"""Turn counts within a document into term frequencies.
-
-    Args:
-        counts (Tensor): c, occurrences of each token in its document, integer, at least 1, any shape.
-        form (TermFrequency): ``count`` for the paper's :math:`\mathrm{tf} = c`, ``log`` for :math:`1 + \ln c`,
-            ``binary`` for 1, so that only IDF counts.
-
-    Returns:
-        Tensor: float32, same shape.
-
-    Raises:
-        ValueError: If ``form`` is not one of the three.
-    """
+    """Turn counts within a document, at least 1, into term frequencies: float32 of the same shape."""
     require_choice("tf", form, get_args(TermFrequency))
     if form == "binary":
         return torch.ones_like(counts, dtype=torch.float32)
@@ -73,18 +61,7 @@ def term_frequency(counts: Tensor, form: TermFrequency) -> Tensor:
 
 
 def inverse_document_frequency(document_frequency: Tensor, num_documents: Tensor) -> Tensor:
-    r"""Smoothed inverse document frequency, :math:`\mathrm{idf} = \ln\frac{1 + N}{1 + \mathrm{df}} + 1`.
-
-    Source: "Rebalancing Token Importance in Language Models with TF-IDF Weighted Cross-Entropy Loss", section 3.1. It
-    is 1 as long as nothing has been counted (N = 0, df = 0).
-
-    Args:
-        document_frequency (Tensor): df, the number of documents that contain the token, integer, any shape.
-        num_documents (Tensor): N, the number of documents counted, integer scalar.
-
-    Returns:
-        Tensor: float32, the shape of ``document_frequency``.
-    """
+    """Return the smoothed IDF of integers of any shape: float32, 1 as long as nothing has been counted."""
     return ((1 + num_documents) / document_frequency.float().add_(1)).log_().add_(1)
 
 
@@ -183,9 +160,9 @@ class DocumentWindow(nn.Module):
         saved_documents = state_dict.get(prefix + "num_documents_K")
         if saved_documents is not None and len(saved_documents) != self.num_batches:
             error_msgs: list[str] = args[-1]
+            remedy = f"set num_batches to {len(saved_documents)}, or start with a new window"
             error_msgs.append(
-                f"the saved window holds {len(saved_documents)} batches, this one {self.num_batches}: "
-                f"set num_batches to {len(saved_documents)}, or start with a new window"
+                f"the saved window holds {len(saved_documents)} batches, this one {self.num_batches}: {remedy}"
             )
             return
         # The widths come with the data, not with the constructor, so a fresh window has to take them from the state.

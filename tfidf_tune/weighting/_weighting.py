@@ -75,19 +75,16 @@ class TokenBatch:
 
     def __post_init__(self) -> None:
         if self.labels.dim() != 2:
-            raise ValueError(
-                f"labels has shape {tuple(self.labels.shape)}, expected [b, s]: weights need separate sequences. "
-                "torchtune's stock recipes flatten labels for every loss but one named CEWithChunkedOutputLoss: with "
-                "them, set loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss"
-            )
+            # torchtune's stock recipes flatten labels for every loss but one of this name.
+            remedy = "in torchtune's stock recipes set loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss"
+            raise ValueError(f"labels has shape {tuple(self.labels.shape)}, expected [b, s]: {remedy}")
         for name, tensor in _integers_of(self).items():
             # Unsigned ones cannot hold -100, or are masks; the number of a document is never -100.
             if tensor.is_floating_point() if name == "document_ids" else tensor.dtype not in _SIGNED:
                 raise ValueError(f"{name} are {tensor.dtype}, expected signed integers: convert ids with {name}.long()")
             if tensor.shape != self.labels.shape:
-                raise ValueError(
-                    f"{name} has shape {tuple(tensor.shape)}, expected that of labels, {tuple(self.labels.shape)}"
-                )
+                shapes = tuple(tensor.shape), tuple(self.labels.shape)
+                raise ValueError(f"{name} has shape {shapes[0]}, expected that of labels, {shapes[1]}")
             object.__setattr__(self, name, tensor.long())
 
 
@@ -199,10 +196,8 @@ class OneThread:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(False):
-            raise RuntimeError(
-                "two threads update one window of token counts at the same time: give each thread its own loss, for "
-                "example copy.deepcopy(loss)"
-            )
+            remedy = "give each thread its own loss, for example copy.deepcopy(loss)"
+            raise RuntimeError(f"two threads update one window of token counts at the same time: {remedy}")
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()
@@ -255,10 +250,8 @@ class TokenWeighting(nn.Module, ABC):
         if not self.needs_tokens and batch.all_tokens is not None:
             batch = replace(batch, all_tokens=None)
         elif self.needs_tokens and batch.all_tokens is None:
-            raise ValueError(
-                f"{type(self).__name__} counts all tokens, but the batch has only labels: pass a TokenBatch with "
-                "all_tokens too, -100 in place of padding, as in all_tokens=shift_tokens(input_ids)"
-            )
+            remedy = "pass all_tokens=shift_tokens(input_ids) too, -100 in place of padding"
+            raise ValueError(f"{type(self).__name__} counts all tokens, but the batch has only labels: {remedy}")
         # In training with several processes the weighting gets the rows of all ranks.
         union, own = batch, (slice(None), slice(None))
         if self.sync and self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:

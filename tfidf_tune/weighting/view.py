@@ -134,10 +134,6 @@ def _mini_batches(num_blocks: int, batch_size: int, shuffle: bool, seed: int) ->
 
 MAX_LEVEL = 4
 LEVELS = tuple(range(-MAX_LEVEL, MAX_LEVEL + 1))
-# RGB of weights above and below 1, safe for all common forms of color blindness (Okabe and Ito).
-_UP_COLOR, _DOWN_COLOR = (213, 94, 0), (0, 114, 178)
-_STRONGEST_SHARE = 0.65  # of its color at the highest level; the rest is background, so that text stays legible
-_UNDERLINED_LEVEL = 2  # levels from here on are underlined: color is not the only sign
 _SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 _BAND_NOTE = (
     "Rank 1 is the most frequent token of this text. A share of the weight above the share of tokens: these tokens "
@@ -178,22 +174,8 @@ def weights_report(
 
 def tokens_section(blocks: Sequence[Sequence[dict[str, Any]]], form: TermFrequency) -> dict[str, Any]:
     """Return what :func:`html_page` needs for colored :func:`shown_tokens`, their numbers on pointing and focus."""
-    shown = []
-    for tokens in blocks:
-        heading = "Block {block}, mini-batch {step}, {documents} blocks in the window".format_map(tokens[0])
-        classes = [{each: _class_of(level_of(token, each)) for each in WEIGHTS} for token in tokens]
-        shown.append((heading, [(one, _details(one), own) for one, own in zip(tokens, classes, strict=True)]))
-    return {
-        "section": "tokens",
-        "blocks": shown,
-        "form": form,
-        "forms": [*WEIGHTS],
-        "readable": readable,
-        "legend": [(f"{2 ** (level / 2):.2g}", _class_of(level)) for level in LEVELS],
-        "colors": {"up": _UP_COLOR, "down": _DOWN_COLOR},
-        "percent_of_level": 100 * _STRONGEST_SHARE / MAX_LEVEL,
-        "lines": [0] * _UNDERLINED_LEVEL + list(range(1, MAX_LEVEL)),
-    }
+    functions = {"level_of": level_of, "readable": readable}
+    return {"section": "tokens", "blocks": blocks, "form": form, "weights": WEIGHTS, "levels": LEVELS, **functions}
 
 
 def level_of(token: dict[str, Any], form: TermFrequency) -> int | None:
@@ -222,20 +204,3 @@ def _readable_character(character: str) -> str:
     if character not in _SIGNS and unicodedata.category(character)[0] in "CZ":
         return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
     return _SIGNS.get(character, character)
-
-
-def _class_of(level: int | None) -> str:
-    if level is None:
-        return "unweighted"
-    return f"up{level}" if level > 0 else f"down{-level}" if level < 0 else "even"
-
-
-def _details(token: dict[str, Any]) -> str:
-    name = f"“{readable(token['text'], mark_spaces=True)}” (id {token['id']})"
-    if not token["tf"]:
-        return f"{name}: first of its block, never a label, no weight"
-    weights = ", ".join(f"{token[column]:.2f} ({form})" for form, column in WEIGHTS.items())
-    return (
-        f"{name}: {token['tf']} in this block, in {token['df']} of {token['documents']} blocks, "
-        f"idf {token['idf']:.2f}; weight {weights}"
-    )
