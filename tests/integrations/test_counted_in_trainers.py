@@ -135,9 +135,9 @@ def test_tokens_that_are_not_known_are_refused(tiny_checkpoint, tmp_path):
 
     ids = torch.ones(1, 3, dtype=torch.int64)
     for inputs, message in (
-        ({"inputs_embeds": torch.zeros(1, 3, 2)}, "a training batch has no input_ids .* or set counted to 'labels'"),
+        ({"inputs_embeds": torch.zeros(1, 3, 2)}, "input_ids of a batch are None .* or set counted to 'labels'"),
         ({"input_ids": ids, "attention_mask": torch.ones(1, 1, 3, 3)}, r"attention_mask, .*, \(1, 1, 3, 3\): pass"),
-        ({"input_ids": ids, "attention_mask": {"full": None}}, "attention_mask, .* dict: pass both in one shape"),
+        ({"input_ids": ids, "attention_mask": {"full": None}}, "attention_mask, .* {'full': None}: pass both"),
     ):
         with pytest.raises(ValueError, match=message):
             token_batch(inputs | {"labels": ids}, 3, needs_tokens=True, first_pass=True)

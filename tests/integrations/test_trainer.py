@@ -177,10 +177,10 @@ SHIFTED = [{"input_ids": row["input_ids"][:-1], "labels": row["input_ids"][1:]} 
         ({"trainer_class": MixedIn}, "a base of MixedIn computes the loss itself"),
         ({"model": "t5"}, "T5ForConditionalGeneration is an encoder-decoder model"),
         ({"model": "classifier"}, "LlamaForSequenceClassification is .* or has no output layer over a vocabulary"),
-        ({"model": "gemma2", "fused_head": True}, "fused_head is True, but Gemma2ForCausalLM caps its logits"),
+        ({"model": "gemma2", "fused_head": True}, "set fused_head to False: Gemma2ForCausalLM caps its logits"),
         ({"model": "granite", "fused_head": True}, "logits of GraniteForCausalLM are not those of its output layer"),
         ({"model": "opt", "fused_head": True}, "OPTForCausalLM does not take its hidden states from its base_model"),
-        ({"model": "lora_head", "fused_head": True}, "fused_head is True, but the output layer is a peft.*Linear"),
+        ({"model": "lora_head", "fused_head": True}, "set fused_head to False: the output layer is a peft.*Linear"),
     ],
 )
 def test_bad_use_is_refused(tiny_checkpoint, tmp_path, options, message):

@@ -6,6 +6,7 @@ Targets and controls come from a probe file, as training on the injected corpus 
 import inspect
 import shutil
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -79,7 +80,8 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
             stop_above=stop_above,
             when_above=when_above,
         )
-        _check_model(trainer.model, self._probe)
+        for obstacle in _obstacles(trainer.model, self._probe):
+            raise ValueError(f"memorization cannot be measured: {obstacle}")
         self._trainer = trainer
         self._every_n_steps = every_n_steps
 
@@ -87,16 +89,14 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         """Measure the model that training starts from; raise a ``ValueError`` above a threshold that ends training."""
         if state.global_step > 0:  # resumed
             return
-        if reason := self._probe.reason_to_stop(self._measure(args, state, control)):
-            raise ValueError(
-                f"before training {reason}: choose a higher threshold, or targets that the model does not know yet"
-            )
+        if reason := self._measure(args, state, control):
+            raise ValueError(f"before training {reason}: choose a higher threshold, or other targets")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Measure if it is due, or if this step is the last."""
         if state.global_step % self._every_n_steps and not control.should_training_stop:
             return
-        reason = self._probe.reason_to_stop(self._measure(args, state, control))
+        reason = self._measure(args, state, control)
         if reason and not control.should_training_stop:
             control.should_training_stop = control.should_save = True
             _report(state, f"training stops after step {state.global_step}: {reason}")
@@ -107,8 +107,8 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         if all(entry["step"] != state.global_step for entry in logged):
             self._measure(args, state, control)
 
-    def _measure(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> dict[str, float]:
-        # Measure and log, and leave the trainer as it was.
+    def _measure(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> str | None:
+        """Measure and log, and leave the trainer as it was; return why training should stop, if it should."""
         should_log = control.should_log
         model = self._trainer.model
         with evaluating(model):
@@ -120,15 +120,14 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         folder = Path(args.output_dir) / _BELOW_THRESHOLD
         if self._probe.keeps and state.global_step == 0 and args.should_save:
             remove_folder(folder)  # of another run
-        save = partial(self._save, is_writer=args.should_save)
-        if notice := self._probe.keep_below(state.global_step, metrics, folder, save):
+        if notice := self._probe.keep_below(state.global_step, metrics, folder, self._save):
             _report(state, notice)
-        return metrics
+        return self._probe.reason_to_stop(metrics)
 
-    def _save(self, folder: Path, *, is_writer: bool) -> None:
+    def _save(self, folder: Path) -> None:
         """Write the model into a temporary folder, and rename that when it is complete."""
         temporary = folder.with_name(f".{folder.name}")
-        wait_for_everyone = self._trainer.accelerator.wait_for_everyone
+        is_writer, wait_for_everyone = self._trainer.args.should_save, self._trainer.accelerator.wait_for_everyone
         if is_writer:
             shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
         wait_for_everyone()
@@ -136,10 +135,7 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         wait_for_everyone()
         if is_writer:
             if not any(path for kind in ("*.safetensors", "*.bin") for path in temporary.glob(kind)):
-                raise ValueError(
-                    f"the trainer saved no weights into {temporary}: when_above='keep' needs complete weights, under "
-                    "FSDP the state dict type FULL_STATE_DICT"
-                )
+                raise ValueError(f"no weights are in {temporary}: when_above='keep' needs FULL_STATE_DICT under FSDP")
             remove_folder(folder)
             temporary.replace(folder)
         wait_for_everyone()
@@ -155,37 +151,31 @@ def _tokenizer_of(trainer: Trainer) -> HFTokenizer:
     """Return the trainer's tokenizer with the fingerprint that probe files have."""
     tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
     if getattr(tokenizer, "eos_token_id", None) is None:
-        raise ValueError(
-            f"the trainer's processing_class is {type(tokenizer).__name__}, to compare the probe file with: give it "
-            "the tokenizer of the model, with an eos_token"
-        )
+        raise ValueError(f"the trainer's processing_class is {type(tokenizer).__name__}: give it the model's tokenizer")
     return HFTokenizer(tokenizer)
 
 
-def _check_model(model: PreTrainedModel, probe: MemorizationProbe) -> None:
-    """Refuse a model that the probe cannot be measured on, before training."""
+def _obstacles(model: PreTrainedModel, probe: MemorizationProbe) -> Iterator[str]:
+    """Yield why the probe cannot be measured on a model, before training."""
     config, model_class = model.config.get_text_config(), type(base_model(model))
     known = inspect.signature(model_class.forward).parameters  # TRL replaces that of the instance
     limit = getattr(config, "max_position_embeddings", None)
-    problem = None
     if model.config.is_encoder_decoder:
-        problem = f"{model_class.__name__} has an encoder and a decoder: use a causal language model"
-    elif any(getattr(peft, "is_prompt_learning", False) for peft in getattr(model, "peft_config", {}).values()):
-        problem = "prompt tuning and its relatives prepend virtual tokens: use LoRA or another method of PEFT"
-    elif missing := {"past_key_values", "logits_to_keep"} - known.keys():
-        problem = f"{model_class.__name__} takes no {', '.join(missing)}: use a model that generates with a KV cache"
-    elif probe.max_token_id >= config.vocab_size:
-        problem = (
+        yield f"{model_class.__name__} has an encoder and a decoder: use a causal language model"
+    if any(getattr(peft, "is_prompt_learning", False) for peft in getattr(model, "peft_config", {}).values()):
+        yield "prompt tuning and its relatives prepend virtual tokens: use LoRA or another method of PEFT"
+    if missing := {"past_key_values", "logits_to_keep"} - known.keys():
+        yield f"{model_class.__name__} takes no {', '.join(missing)}: use a model that generates with a KV cache"
+    if probe.max_token_id >= config.vocab_size:
+        yield (
             f"the probe file has the token id {probe.max_token_id}, the model the ids 0 to {config.vocab_size - 1}: "
             "take the tokenizer that belongs to the model"
         )
-    elif limit is not None and probe.num_positions > limit:
-        problem = (
+    if limit is not None and probe.num_positions > limit:
+        yield (
             f"a prompt and its continuation have up to {probe.num_positions} tokens, the model has {limit} positions: "
             "lower max_new_tokens or prefix_length"
         )
-    if problem is not None:
-        raise ValueError(f"memorization cannot be measured: {problem}")
 
 
 def _report(state: TrainerState, message: str) -> None:

@@ -12,7 +12,7 @@ Trainer's own.
 import copy
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def require_labels(inputs: Mapping[str, Any]) -> None:
         )
 
 
-def check_first_batch(inputs: Mapping[str, Any], *, needs_tokens: bool = False) -> None:
+def check_first_batch(inputs: Mapping[str, Any], *, needs_tokens: bool) -> None:
     """Raise a ``ValueError`` if the labels of a batch are the token that follows each token of the input.
 
     A causal language model of transformers shifts the labels itself: it would predict the token after the next one. If
@@ -66,14 +66,10 @@ def check_first_batch(inputs: Mapping[str, Any], *, needs_tokens: bool = False) 
         return
     pairs = valid[:, :-1] & valid[:, 1:]  # the token after the last label may be padding
     if pairs.any() and (labels[:, :-1] == ids[:, 1:])[pairs].all():
-        raise ValueError(
-            "the labels are shifted already: each is the token after that of input_ids at the same position. Pass "
-            "labels that are not shifted, equal to input_ids where a token counts; the trainer shifts them"
-        )
+        raise ValueError("the labels are shifted already: pass input_ids as labels where a token counts, else -100")
     if needs_tokens:
         raise ValueError(
-            "the weighting counts all tokens, but labels that are not -100 differ from input_ids: make them equal, or "
-            "set counted to 'labels'"
+            "all tokens are counted, but labels that are not -100 differ from input_ids: set counted to 'labels'"
         )
 
 
@@ -101,25 +97,20 @@ def token_batch(inputs: Mapping[str, Any], num_positions: int, *, needs_tokens: 
         begins = F.pad(positions.diff(dim=1) != 1, (1, 0))
         documents = _pad(begins.cumsum(dim=1), num_positions, 0)
     if needs_tokens:
-        all_tokens = shift_tokens(_pad(_unpadded_tokens(inputs), num_positions, IGNORE_INDEX))
+        tokens, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        if tokens is None or (mask is not None and getattr(mask, "shape", None) != tokens.shape):
+            shapes = [tuple(one.shape) if isinstance(one, Tensor) else one for one in (tokens, mask)]
+            raise ValueError(
+                f"all tokens are counted, but input_ids of a batch are {shapes[0]} and attention_mask, which says what "
+                f"is padding, {shapes[1]}: pass both in one shape, or set counted to 'labels'"
+            )
+        tokens = tokens if mask is None else tokens.masked_fill(mask == 0, IGNORE_INDEX)
+        all_tokens = shift_tokens(_pad(tokens, num_positions, IGNORE_INDEX))
     if documents is not None:
         # The label at position i is the token at i + 1; the last position has no label, or the first token.
         last = documents[:, :1] if needs_tokens else documents[:, -1:]
         documents = torch.cat([documents[:, 1:], last], dim=1).expand_as(labels)
     return TokenBatch(labels, documents, all_tokens, first_pass=first_pass)
-
-
-def _unpadded_tokens(inputs: Mapping[str, Any]) -> Tensor:
-    tokens: Tensor | None = inputs.get("input_ids")
-    mask: Any = inputs.get("attention_mask")
-    if tokens is None or (mask is not None and getattr(mask, "shape", None) != tokens.shape):
-        ids = "no input_ids" if tokens is None else f"input_ids of shape {tuple(tokens.shape)}"
-        found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(
-            f"the weighting counts all tokens, but a training batch has {ids} and as attention_mask, which says what "
-            f"is padding, {found}: pass both in one shape, or set counted to 'labels'"
-        )
-    return tokens if mask is None else tokens.masked_fill(mask == 0, IGNORE_INDEX)
 
 
 def _pad(tensor: Tensor, num_positions: int, value: int) -> Tensor:
@@ -129,13 +120,12 @@ def _pad(tensor: Tensor, num_positions: int, value: int) -> Tensor:
 def check_before_building(trainer: type, args: Any) -> None:
     """Raise a ``ValueError`` for a trainer of TRL, or a setting, whose loss the weights would not reach."""
     is_for_trl = any(base.__module__ == "tfidf_tune.integrations.trl" for base in trainer.__mro__)
+    allowed = ("_BaseTrainer", "SFTTrainer") if is_for_trl else ("_BaseTrainer",)
     for base in trainer.__mro__:
-        is_allowed = base.__name__ == "_BaseTrainer" or (is_for_trl and base.__name__ == "SFTTrainer")
-        if base.__module__.startswith("trl.") and not is_allowed:
+        if base.__module__.startswith("trl.") and base.__name__ not in allowed:
             raise ValueError(
-                f"{trainer.__name__} is derived from TRL's {base.__name__}, which computes its loss by itself: token "
-                "weights work in transformers.Trainer and, by tfidf_tune.integrations.trl.TokenWeightingSFTTrainer in "
-                "place of TokenWeightingMixin, in SFTTrainer"
+                f"{trainer.__name__} is derived from TRL's {base.__name__}, which computes its loss by itself: derive "
+                "it from transformers.Trainer, or from tfidf_tune.integrations.trl.TokenWeightingSFTTrainer"
             )
     for name, neutral in (("label_smoothing_factor", 0), ("loss_type", "nll")):
         value = getattr(args, name, neutral)
@@ -143,55 +133,35 @@ def check_before_building(trainer: type, args: Any) -> None:
             raise ValueError(f"{name} is {value!r}, which knows no weights: set it to {neutral!r}")
 
 
-def check_trainer(trainer: Any, *, fused_head: bool) -> None:
-    """Raise a ``ValueError`` if a Trainer, built already, has settings or a model that are not supported."""
-    args, model, model_name = trainer.args, trainer.model, type(trainer.model).__name__
+def obstacles(trainer: Any, *, fused_head: bool) -> Iterator[str]:
+    """Yield the settings of a Trainer, built already, and the kinds of models that are not supported."""
+    args, base = trainer.args, base_model(trainer.model)
+    head: Any = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
     liger = args.liger_kernel_config or {}
     parallelism = getattr(trainer.accelerator, "parallelism_config", None)
-    problem = None
     if trainer.compute_loss_func is not None:
-        problem = "compute_loss_func is set, but the weighted loss takes its place: leave it out"
-    elif args.use_liger_kernel and (liger.get("fused_linear_cross_entropy", True) or liger.get("cross_entropy")):
-        problem = (
+        yield "compute_loss_func is set, but the weighted loss takes its place: leave it out"
+    if args.use_liger_kernel and (liger.get("fused_linear_cross_entropy", True) or liger.get("cross_entropy")):
+        yield (
             "use_liger_kernel is set with Liger's own loss, which knows no weights: set liger_kernel_config to "
             '{"fused_linear_cross_entropy": False, "cross_entropy": False}'
         )
-    elif parallelism is not None and (parallelism.cp_enabled or getattr(parallelism, "sp_enabled", False)):
-        problem = (
-            "context or sequence parallelism is on: a process has only a part of each sequence, but weights need whole "
-            "ones; set cp_size and sp_size to 1"
-        )
-    elif args.n_gpu > 1:
-        problem = (
-            f"one process would use {args.n_gpu} GPUs by DataParallel, which is not supported: start a process for "
-            "each GPU with torchrun or accelerate launch, or set CUDA_VISIBLE_DEVICES to one"
-        )
-    elif getattr(getattr(model, "config", None), "is_encoder_decoder", False) or _output_layer(model) is None:
-        problem = (
-            f"{model_name} is an encoder-decoder model or has no output layer over a vocabulary: token weights are for "
-            "causal language models, see AutoModelForCausalLM"
-        )
-    elif fused_head and (reason := _why_not_fused(trainer, model)):
-        problem = f"fused_head is True, but {reason}: set it to False"
-    if problem is not None:
-        raise ValueError(problem)
-
-
-def _why_not_fused(trainer: Trainer, model: Any) -> str | None:
-    base, head = base_model(model), _output_layer(model)
-    if "logits_to_keep" not in inspect.signature(base.forward).parameters:
-        return f"{type(base).__name__} has no argument logits_to_keep"
-    if trainer.is_fsdp_enabled or isinstance(head.weight, DTensor):
-        return "the output layer is sharded over processes"
-    if type(head) is not nn.Linear:  # with an adapter, or quantized
-        return f"the output layer is a {type(head).__module__}.{type(head).__name__}, not a torch.nn.Linear"
-    if getattr(base.config.get_text_config(), "final_logit_softcapping", None) is not None:
-        return f"{type(base).__name__} caps its logits"
-    return None
-
-
-def _output_layer(model: Any) -> Any:
-    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if parallelism is not None and (parallelism.cp_enabled or getattr(parallelism, "sp_enabled", False)):
+        yield "context or sequence parallelism is on, but weights need whole sequences: set cp_size and sp_size to 1"
+    if args.n_gpu > 1:
+        yield f"one process would use {args.n_gpu} GPUs by DataParallel: start one for each GPU by accelerate launch"
+    if getattr(getattr(base, "config", None), "is_encoder_decoder", False) or head is None:
+        yield f"{type(base).__name__} is an encoder-decoder model or has no output layer over a vocabulary"
+    if fused_head:
+        name, refused = type(base).__name__, "set fused_head to False:"
+        if "logits_to_keep" not in inspect.signature(base.forward).parameters:
+            yield f"{refused} {name} has no argument logits_to_keep"
+        if trainer.is_fsdp_enabled or isinstance(head.weight, DTensor):
+            yield f"{refused} the output layer is sharded over processes"
+        if type(head) is not nn.Linear:  # with an adapter, or quantized
+            yield f"{refused} the output layer is a {type(head).__module__}.{type(head).__name__}, not a plain Linear"
+        if getattr(base.config.get_text_config(), "final_logit_softcapping", None) is not None:
+            yield f"{refused} {name} caps its logits"
 
 
 def base_model(model: Any) -> Any:
@@ -240,7 +210,8 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         require_bool("fused_head", fused_head)
         check_before_building(type(self), kwargs.get("args") or (args[1] if len(args) > 1 else None))
         super().__init__(*args, **kwargs)
-        check_trainer(self, fused_head=fused_head)
+        for obstacle in obstacles(self, fused_head=fused_head):
+            raise ValueError(obstacle)
         # The Trainer counts the tokens of a step, and does not divide by the number of mini-batches, only with this.
         self._model_takes_num_items: bool = self.model_accepts_loss_kwargs
         self.model_accepts_loss_kwargs: bool = True
@@ -277,8 +248,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
             # A base that never asked the model for its loss has ignored the weights.
             if not used.is_used:
                 raise ValueError(
-                    f"a base of {type(self).__name__} computes the loss itself, so that the weights would be ignored: "
-                    "use a trainer that takes the loss from the model"
+                    f"a base of {type(self).__name__} computes the loss itself, and would ignore the weights"
                 )
             self._is_first_batch = False
         return result
@@ -294,8 +264,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
             outputs, hidden = model(**kept), None
         if getattr(outputs, "logits", None) is None:
             raise ValueError(
-                f"{type(self.model).__name__} returned no logits in training: switch off kernels that compute the loss "
-                "inside of the model (Liger's fused_linear_cross_entropy, Cut Cross-Entropy)"
+                f"{type(self.model).__name__} returned no logits: switch off kernels with a loss of their own"
             )
         logits = outputs.logits if hidden is None else self._head_input(outputs, hidden)
         batch = self._token_batch(inputs, (outputs.logits if hidden is None else hidden).shape[1])
@@ -323,10 +292,8 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         finally:
             hook.remove()
         if not found:
-            raise ValueError(
-                f"fused_head is True, but {type(base_model(self.model)).__name__} does not take its hidden states from "
-                "its base_model: set it to False"
-            )
+            name = type(base_model(self.model)).__name__
+            raise ValueError(f"set fused_head to False: {name} does not take its hidden states from its base_model")
         return outputs, found[0]
 
     def _head_input(self, outputs: Any, hidden: Tensor) -> HeadInput:
@@ -340,10 +307,8 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
                 expected = nn.functional.linear(hidden[:, -1:], weight, bias)
             tolerance = 1e-3 if hidden.dtype == torch.float32 else 2e-2
             if not torch.allclose(outputs.logits.float(), expected.float(), rtol=tolerance, atol=tolerance):
-                raise ValueError(
-                    f"fused_head is True, but the logits of {type(self.model).__name__} are not those of its output "
-                    "layer (it may scale them): set it to False"
-                )
+                name = type(self.model).__name__
+                raise ValueError(f"set fused_head to False: the logits of {name} are not those of its output layer")
         return HeadInput(hidden, weight, bias)
 
     def call_model_init(self, *args: Any, **kwargs: Any) -> nn.Module:
@@ -405,34 +370,29 @@ class _WeightStatistics:
     """Sums up cross-entropy and weights of mini-batches on the device; only :meth:`take` waits for it."""
 
     def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(4, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
-        self._largest = torch.zeros(1, device=device)
+        # The number of tokens, sums of cross-entropy, weights and their squared deviations; the largest weight.
+        self._found = torch.zeros(5, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
 
     def add(self, cross_entropy: Tensor, weights: Tensor, labels: Tensor) -> None:
         """Add the mean cross-entropy of a mini-batch, its weights and its labels, ``[b, s]`` both."""
         num_valid = (labels != IGNORE_INDEX).sum()
-        self._sums += torch.stack([num_valid, cross_entropy * num_valid, *weight_sums(weights, labels)])
-        torch.maximum(self._largest, weights.max(), out=self._largest)
+        self._found[:4] += torch.stack([num_valid, cross_entropy * num_valid, *weight_sums(weights, labels)])
+        self._found[4] = torch.maximum(self._found[4], weights.max())
 
     def take(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Return the statistics over all processes since the last call, and start again; empty without a token.
 
         ``gather`` joins the tensors ``[1, n]`` of all processes along the first dimension.
         """
-        # One collective for the sums and one for the largest weight, on every process.
-        num_valid, cross_entropy, total, deviations = gather(self._sums[None]).sum(0)
-        largest = gather(self._largest[None]).max().item()
-        self._sums.zero_()
-        self._largest.zero_()
+        found = gather(self._found[None])
+        num_valid, cross_entropy, total, deviations = found[:, :4].sum(0)
+        largest = found[:, 4].max()
+        self._found = torch.zeros_like(self._found)
         if num_valid == 0:
             return {}
         mean, std = weight_statistics(total, deviations, int(num_valid))
-        return {
-            "cross_entropy": (cross_entropy / num_valid).item(),
-            "weight_mean": mean.item(),
-            "weight_std": std.item(),
-            "weight_max": largest,
-        }
+        statistics = {"cross_entropy": cross_entropy / num_valid, "weight_mean": mean, "weight_std": std}
+        return {name: value.item() for name, value in (statistics | {"weight_max": largest}).items()}
 
 
 class TokenWeightingTrainer(TokenWeightingMixin, Trainer):  # type: ignore[misc]
