@@ -11,14 +11,6 @@ from torch.autograd.function import once_differentiable
 
 from tfidf_tune.weighting import IGNORE_INDEX, Predictions
 
-# A chunk's logits are at most 1/16 of all, or 256 rows: fewer would make matrix products slow.
-_NUM_CHUNKS = 16
-_MIN_ROWS = 256
-# Logits that are converted to float32 at a time: 4 MiB stay in a CPU's cache; with less than 8 MiB, kernels of a GPU
-# would take less time than their launch.
-_BLOCK_SIZE = 2**20
-_CUDA_BLOCK_SIZE = 2**21
-
 
 class HeadInput(NamedTuple):
     """What logits are computed from, ``hidden @ weight.T + bias``, for a loss that never holds all of them.
@@ -37,33 +29,32 @@ class HeadInput(NamedTuple):
 def check_head(head: HeadInput, labels: Tensor) -> None:
     """Raise a ``ValueError`` unless shapes and dtypes of hidden states, head and labels match; it names them all."""
     hidden, weight, bias = head
-    fits = (
-        hidden.shape == (*labels.shape, weight.shape[-1])
-        and weight.dim() == 2
-        and (bias is None or bias.shape == weight.shape[:1])
-    )
+    of_head = weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
     # One floating dtype for all, as in a matrix product outside of autocast.
-    if fits and hidden.is_floating_point() and len({tensor.dtype for tensor in head if tensor is not None}) == 1:
-        return
-    found = ", ".join(
-        f"{name} {list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-        for name, tensor in (*zip(HeadInput._fields, head, strict=True), ("labels", labels))
-        if tensor is not None
-    )
-    raise ValueError(
-        f"the head's input does not fit: {found}; expected are hidden [b, s, d], weight [v, d], bias [v] or none, all "
-        "of one floating dtype (under autocast: hidden.to(weight.dtype)), and labels [b, s]"
-    )
+    of_one_dtype = hidden.is_floating_point() and len({tensor.dtype for tensor in head if tensor is not None}) == 1
+    if not (of_head and of_one_dtype and hidden.shape == (*labels.shape, weight.shape[-1])):
+        found = ", ".join(
+            f"{name} {list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+            for name, tensor in (head._asdict() | {"labels": labels}).items()
+            if tensor is not None
+        )
+        raise ValueError(
+            f"the head's input does not fit: {found}; expected are hidden [b, s, d], weight [v, d], bias [v] or none, "
+            "all of one floating dtype (under autocast: hidden.to(weight.dtype)), and labels [b, s]"
+        )
 
 
-def chunk_rows(num_tokens: int) -> int:
-    """Return the number of tokens whose logits a head computes at a time: 1/16 of them, or 256."""
-    return max(_MIN_ROWS, math.ceil(num_tokens / _NUM_CHUNKS))
+def _chunk_rows(num_tokens: int) -> int:
+    """Number of tokens whose logits a head computes at a time: fewer than 256 would make matrix products slow."""
+    return max(256, math.ceil(num_tokens / 16))
 
 
-def block_rows(vocab_size: int, *, is_cuda: bool) -> int:
-    """Return the number of tokens whose logits are converted to float32 at a time: 4 MiB of them, on a GPU 8 MiB."""
-    return max(1, (_CUDA_BLOCK_SIZE if is_cuda else _BLOCK_SIZE) // vocab_size)
+def _block_rows(vocab_size: int, *, is_cuda: bool) -> int:
+    """Number of tokens whose logits are converted to float32 at a time: 4 MiB of them stay in a CPU's cache.
+
+    With less than 8 MiB, kernels of a GPU would take less time than their launch.
+    """
+    return max(1, (2**21 if is_cuda else 2**20) // vocab_size)
 
 
 def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -157,7 +148,7 @@ def token_predictions(logits: list[Tensor] | HeadInput, labels: Tensor) -> Predi
     if isinstance(logits, HeadInput):
         check_head(logits, labels)
         hidden = logits.hidden.flatten(0, 1)
-        pieces = (F.linear(rows, logits.weight, logits.bias) for rows in torch.split(hidden, chunk_rows(len(hidden))))
+        pieces = (F.linear(rows, logits.weight, logits.bias) for rows in torch.split(hidden, _chunk_rows(len(hidden))))
         log_probability, entropy = (part.view(labels.shape) for part in _predict(pieces, labels.flatten()))
     else:
         chunks = torch.split(labels, [chunk.shape[1] for chunk in logits], dim=1)
@@ -174,7 +165,7 @@ def _predict(logits: Iterable[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies, float32 ``[n]`` each, from logits ``[c, v]`` of all n labels in turn."""
     log_probabilities, entropies, start = [], [], 0
     for chunk in logits:
-        for block in torch.split(chunk, block_rows(chunk.shape[1], is_cuda=chunk.is_cuda)):
+        for block in torch.split(chunk, _block_rows(chunk.shape[1], is_cuda=chunk.is_cuda)):
             log_softmax = torch.log_softmax(block.float(), dim=1)
             # Labels outside the vocabulary are replaced; the weighting refuses those that are not ignored.
             tokens = labels[start : start + len(block)].long().clamp(0, block.shape[1] - 1)
@@ -227,7 +218,7 @@ def fused_cross_entropy(
     return total, losses.view_as(labels)
 
 
-def softmax_gradient_(logits: Tensor, labels: Tensor, coefficients: Tensor) -> Tensor:
+def _softmax_gradient_(logits: Tensor, labels: Tensor, coefficients: Tensor) -> Tensor:
     r"""Overwrite logits ``[c, v]`` with the gradient :math:`c_i (\mathrm{softmax}(z_i) - \mathrm{onehot}(x_i))`.
 
     Returns the cross-entropy of each token, ``[c]``, float32 (float64 for such logits).
@@ -259,39 +250,49 @@ class _FusedCrossEntropy(torch.autograd.Function):
         in_fp32: bool,
     ) -> tuple[Tensor, Tensor]:
         num_tokens = len(labels_N)
-        chunk_size, block_size = chunk_rows(num_tokens), block_rows(len(weight_VD), is_cuda=labels_N.is_cuda)
-        # Gradients are computed now, for an upstream gradient of 1 times the scale; what is frozen gets none.
-        ctx.scale, ctx.dtype = _gradient_scale(hidden_ND.dtype, valid_N), weight_VD.dtype
+        chunk_size, block_size = _chunk_rows(num_tokens), _block_rows(len(weight_VD), is_cuda=labels_N.is_cuda)
+        # Gradients are computed now, for an upstream gradient of 1 times the scale: in float16 that of a mean over
+        # tokens would underflow, that of a sum does not, and a power of two rounds nothing.
+        ctx.scale, ctx.dtype = 1.0, weight_VD.dtype
+        if hidden_ND.dtype == torch.float16:
+            ctx.scale = valid_N.sum().clamp_min(1).log2().ceil().exp2()
         scaled_N = coefficients_N * ctx.scale
+        # What is frozen gets none.
         wants = [is_grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
-        gradients = _empty_gradients(hidden_ND, weight_VD, bias_V, wants, in_fp32)
-        hidden_gradient_ND, weight_gradient_VD, bias_gradient_V = gradients
+        hidden_gradient_ND = torch.empty_like(hidden_ND) if wants[0] else None
+        weight_gradient_VD = bias_gradient_V = None
+        if wants[1]:
+            weight_gradient_VD = torch.zeros_like(weight_VD, dtype=torch.float32 if in_fp32 else None)
+        if wants[2] and bias_V is not None:
+            bias_gradient_V = torch.zeros_like(bias_V, dtype=torch.promote_types(bias_V.dtype, torch.float32))
         # The only memory of logits: every chunk of them is written over the one before it.
         losses_N = torch.empty(num_tokens, dtype=torch.float32, device=labels_N.device)
         logits_CV = hidden_ND.new_empty(min(chunk_size, num_tokens), len(weight_VD))
         for start in range(0, num_tokens, chunk_size):
-            chunk = slice(start, min(start + chunk_size, num_tokens))
-            logits = logits_CV[: chunk.stop - start]
+            chunk = slice(start, start + chunk_size)
+            hidden_CD = hidden_ND[chunk]
+            logits = logits_CV[: len(hidden_CD)]
             if bias_V is None:
-                torch.mm(hidden_ND[chunk], weight_VD.t(), out=logits)
+                torch.mm(hidden_CD, weight_VD.t(), out=logits)
             else:
-                torch.addmm(bias_V, hidden_ND[chunk], weight_VD.t(), out=logits)
+                torch.addmm(bias_V, hidden_CD, weight_VD.t(), out=logits)
             # Cross-entropy in float32, one block at a time: the logits become their own gradient.
-            for first in range(start, chunk.stop, block_size):
-                rows = slice(first, min(first + block_size, chunk.stop))
-                block = logits[first - start : rows.stop - start]
+            parts = (
+                torch.split(part, block_size) for part in (logits, labels_N[chunk], scaled_N[chunk], losses_N[chunk])
+            )
+            for block, labels, coefficients, losses in zip(*parts, strict=True):
                 if any(wants):
-                    losses_N[rows] = softmax_gradient_(block, labels_N[rows], scaled_N[rows])
+                    losses.copy_(_softmax_gradient_(block, labels, coefficients))
                 else:
-                    losses_N[rows] = F.cross_entropy(block.float(), labels_N[rows], reduction="none")
+                    losses.copy_(F.cross_entropy(block.float(), labels, reduction="none"))
                 if bias_gradient_V is not None:
                     bias_gradient_V.add_(block.sum(dim=0, dtype=bias_gradient_V.dtype))
             # The gradient of the logits goes into both factors before the next chunk takes its place.
             if hidden_gradient_ND is not None:
                 torch.mm(logits, weight_VD, out=hidden_gradient_ND[chunk])
             if weight_gradient_VD is not None:
-                _add_product(weight_gradient_VD, logits.t(), hidden_ND[chunk])
-        ctx.gradients = gradients
+                _add_product(weight_gradient_VD, logits.t(), hidden_CD)
+        ctx.gradients = (hidden_gradient_ND, weight_gradient_VD, bias_gradient_V)
         losses_N.masked_fill_(~valid_N, 0)  # values at ignored positions may be infinite
         ctx.mark_non_differentiable(losses_N)
         return (losses_N * coefficients_N).sum(), losses_N
@@ -301,10 +302,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         # The gradients were computed along with the loss, for a factor of ctx.scale; they are handed over once.
         if ctx.gradients is None:
-            raise RuntimeError(
-                "the fused head has no gradients for a second backward pass: compute the loss again for each "
-                "backward(), or pass logits"
-            )
+            raise RuntimeError("there is no second backward pass: compute the loss again for each backward()")
         gradients, ctx.gradients = ctx.gradients, None  # without another reference .grad takes them without a copy
         # Usually the factor is 1, and a pass over the gradients is saved.
         factor = upstream / ctx.scale
@@ -313,29 +311,6 @@ class _FusedCrossEntropy(torch.autograd.Function):
                 if gradient is not None:
                     gradient.mul_(factor)
         return (*(None if gradient is None else gradient.to(ctx.dtype) for gradient in gradients), *[None] * 5)
-
-
-def _gradient_scale(dtype: torch.dtype, valid_N: Tensor) -> Tensor | float:
-    """Return the factor of float16 gradients until the backward pass: a power of two near the number of tokens.
-
-    The gradient of a mean over tokens would underflow, that of a sum does not; a power of two rounds nothing.
-    """
-    if dtype != torch.float16:
-        return 1.0
-    return valid_N.sum().clamp_min(1).log2().ceil().exp2()
-
-
-def _empty_gradients(
-    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, wants: list[bool], in_fp32: bool
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    of_bias = None
-    if bias_V is not None and wants[2]:
-        of_bias = torch.zeros_like(bias_V, dtype=torch.promote_types(bias_V.dtype, torch.float32))
-    return (
-        torch.empty_like(hidden_ND) if wants[0] else None,
-        torch.zeros_like(weight_VD, dtype=torch.float32 if in_fp32 else weight_VD.dtype) if wants[1] else None,
-        of_bias,
-    )
 
 
 def _add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
