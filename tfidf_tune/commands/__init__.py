@@ -4,6 +4,7 @@ A module parses its arguments before it imports torch or a library of an extra, 
 """
 
 import argparse
+import ast
 import re
 import reprlib
 import sys
@@ -67,7 +68,7 @@ def whole_number(least: int = -_LARGEST, most: int = _LARGEST) -> Callable[[str]
 
 
 def key_values(text: str) -> dict[str, Any]:
-    """Read an argparse option ``KEY=VALUE,KEY=VALUE``; numbers, ``True`` and ``False`` are not text."""
+    """Read an argparse option ``KEY=VALUE,KEY=VALUE``; values are numbers, ``True``, ... as in Python, or text."""
     try:
         return {key: _value(value) for key, value in (part.split("=", maxsplit=1) for part in text.split(","))}
     except ValueError as error:
@@ -75,11 +76,10 @@ def key_values(text: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    if text in ("True", "False"):
-        return text == "True"
-    if re.fullmatch(r"-?\d+", text):
-        return int(text)
-    return float(text) if re.fullmatch(r"-?\d*\.\d+", text) else text
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def add_tasks(parser: argparse.ArgumentParser) -> None:

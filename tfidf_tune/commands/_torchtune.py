@@ -39,11 +39,6 @@ def run_torchtune(command: str, arguments: list[str]) -> None:
     recipes = _register_recipes()
     if command in _USAGES and not arguments:
         _usage_error(command, f"arguments are missing: see tfidf-tune {command} --help")
-    if command == "cat" and arguments and not arguments[0].startswith("-") and not os.path.isfile(name := arguments[0]):
-        # torchtune only says that it is not a YAML file
-        configs = [config.name for recipe in recipes for config in recipe.configs]
-        if name not in configs:
-            sys.exit(f"error: no config {name!r}{closest(name, configs) or '.'} `tfidf-tune ls` lists the configs")
     names = [recipe.name for recipe in recipes]
     if command != "run":
         options = _parser(command).parse_args([command, *arguments])
