@@ -61,12 +61,8 @@ def nothing(rank: int) -> None:
 class Processes:
     """Processes that run recipes one after another, each run in a process group of its own.
 
-    Args:
-        runs (Sequence[RecipeRun]): each process does them in this order.
-        folder (Path): gets configs and output.
-        num_processes (int): as torchrun's ``nproc_per_node``. Default: 2.
-        before (Callable[[int], None]): a function of a module, called in each process with its rank at the start.
-        after (Callable[[int], None]): the same, when all runs are done.
+    ``folder`` gets configs and output; ``before`` and ``after``, functions of a module, are called in each process
+    with its rank, at the start and when all runs are done.
     """
 
     def __init__(
@@ -105,11 +101,7 @@ class Processes:
             process.join()
 
     def wait(self) -> Ended:
-        """Wait until all have ended; as under torchrun, a process that fails ends the others.
-
-        Raises:
-            TimeoutError: If one hangs.
-        """
+        """Wait until all have ended; as under torchrun, a process that fails ends the others."""
         deadline = time.monotonic() + _HANG_SECONDS
         asked_to_end = False
         while running := [process for process in self._processes if process.is_alive()]:

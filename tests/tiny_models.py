@@ -1,7 +1,7 @@
 """Every architecture small enough for any test: transformers' config, and torchtune's builder of the same model."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,7 +30,6 @@ class TinyModel:
     attn_modules: tuple[str, ...] = QKV
     peft_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
     tied: bool = False
-    lora_flags: dict[str, Any] = field(default_factory=dict)
 
     def hf_config(self, dim: int = 64) -> transformers.PreTrainedConfig:
         ids = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": None}
