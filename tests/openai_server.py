@@ -92,8 +92,6 @@ def serving(folder):
                 logprobs["token_logprobs"].append(-1.0)
             elif fault == "another prompt":
                 logprobs["tokens"] = ["x"] * len(logprobs["tokens"])
-            elif fault == "early":
-                choice["finish_reason"] = None
             elif fault == "no text":
                 choice["text"] = None
             elif fault == "two":

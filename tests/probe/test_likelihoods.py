@@ -1,4 +1,4 @@
-"""Likelihoods, membership scores and extraction, against plain loops, transformers, scipy and scikit-learn."""
+"""Likelihoods, membership scores and extraction, against plain loops and scikit-learn."""
 
 import math
 import zlib
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from probe_fakes import VOCAB_SIZE, SuccessorModel, random_ids, tiny_llama
-from scipy.stats import mannwhitneyu
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from tfidf_tune.compare import membership
@@ -45,12 +44,6 @@ def test_likelihoods_of_texts_of_any_length_equal_a_loop_over_single_texts(llama
         assert one.nll == pytest.approx(nll, rel=1e-5, abs=1e-5)
         assert one.standardized == pytest.approx(standardized, rel=1e-4, abs=1e-4)
         assert one.greedy.tolist() == greedy.tolist()
-
-
-def test_the_mean_of_the_nll_is_the_loss_of_transformers(llama):
-    ids = torch.tensor([TEXTS[0]])
-    (one,) = token_likelihoods(llama, [TEXTS[0]])
-    assert one.nll.mean() == pytest.approx(llama(input_ids=ids, labels=ids).loss.item(), rel=1e-6)
 
 
 def test_likelihoods_in_bfloat16_are_those_of_the_same_logits_and_of_known_ones():
@@ -100,8 +93,6 @@ def test_texts_that_cannot_be_scored_are_refused(llama):
     for unknown in (-1, VOCAB_SIZE):
         with pytest.raises(ValueError, match=rf"Token id {unknown} is outside the model's vocabulary, 0 to 63"):
             token_likelihoods(llama, [[1, unknown]])
-    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 0"):
-        token_likelihoods(llama, [[1, 2]], batch_size=0)
 
 
 def test_scores_of_a_passage_by_hand():
@@ -115,13 +106,8 @@ def test_scores_of_a_passage_by_hand():
 
 
 def test_scores_of_attacks_are_higher_for_what_is_more_likely():
-    values = {
-        "nll": np.array([1.0, 2.0]),
-        "zlib": np.array([0.1, 0.2]),
-        "min_k": np.array([-3.0, -4.0]),
-        "min_k_plus_plus": np.array([-1.0, -2.0]),
-        "reference_nll": np.array([5.0, 5.5]),
-    }
+    values = {"nll": [1.0, 2.0], "zlib": [0.1, 0.2], "min_k": [-3.0, -4.0], "min_k_plus_plus": [-1.0, -2.0]}
+    values = {name: np.array(both) for name, both in {**values, "reference_nll": [5.0, 5.5]}.items()}
     scores = membership_scores(values)
     assert list(scores) == ["Loss", "zlib", "Min-K%", "Min-K%++", "Loss against start"]
     assert all(score[0] > score[1] for score in scores.values())
@@ -130,14 +116,12 @@ def test_scores_of_attacks_are_higher_for_what_is_more_likely():
 
 
 @pytest.mark.parametrize("num_others", [40, 100, 250])
-def test_auc_and_tpr_are_those_of_scipy_and_scikit_learn(num_others):
+def test_auc_and_tpr_are_those_of_scikit_learn(num_others):
     rng = np.random.default_rng(num_others)
     members, others = rng.normal(0.7, 1, (1, 60)).round(1), rng.normal(0, 1, (1, num_others)).round(1)  # with ties
     made = membership(members, others)
     labels, scores = np.repeat([1, 0], [60, num_others]), np.concatenate([members[0], others[0]])
     assert made.auc == pytest.approx(roc_auc_score(labels, scores), rel=1e-12)
-    statistic = mannwhitneyu(members[0], others[0]).statistic
-    assert made.auc == pytest.approx(statistic / (60 * num_others), rel=1e-12)
     false_positives, true_positives, _ = roc_curve(labels, scores, drop_intermediate=False)
     assert made.tpr == true_positives[false_positives <= 0.01].max()
     assert true_positive_rate(members, others, 0.1)[0] == true_positives[false_positives <= 0.1].max()
@@ -147,9 +131,8 @@ def test_intervals_agree_with_a_loop_that_resamples_members_and_others_separatel
     rng = np.random.default_rng(0)
     members, others = rng.normal(0.5, 1, (2, 30)), rng.normal(0, 1, (2, 45))  # two models
     made = membership(members, others)
-    assert made.auc == pytest.approx(
-        np.mean([roc_auc_score([1] * 30 + [0] * 45, [*a, *b]) for a, b in zip(members, others, strict=True)])
-    )
+    both = [roc_auc_score([1] * 30 + [0] * 45, [*a, *b]) for a, b in zip(members, others, strict=True)]
+    assert made.auc == pytest.approx(np.mean(both))
     aucs, tprs = [], []
     for _ in range(4000):
         ours, theirs = members[:, rng.integers(30, size=30)], others[:, rng.integers(45, size=45)]
@@ -165,20 +148,12 @@ def test_intervals_agree_with_a_loop_that_resamples_members_and_others_separatel
     assert made.auc_interval.num_units == 30
 
 
-def test_the_interval_of_the_auc_excludes_chance_on_either_side():
-    def excludes_chance(made):
-        return made.auc_interval.low > 0.5 or made.auc_interval.high < 0.5
-
-    rng = np.random.default_rng(0)
-    noise = rng.normal(size=(1, 40))
-    for shift, expected in ((3.0, True), (-3.0, True), (0.0, False)):
-        assert excludes_chance(membership(rng.normal(shift, 1, (1, 40)), noise)) == expected
+def test_what_is_apart_has_an_auc_of_one_and_what_diverged_has_none():
+    noise = np.random.default_rng(0).normal(size=(1, 40))
     apart = membership(noise + 100, noise)
     assert (apart.auc, apart.auc_interval[:2], apart.tpr) == (1.0, (1.0, 1.0), 1.0)
     for scores in (np.full((1, 40), math.nan), np.full((1, 40), -math.inf), np.zeros((1, 0))):
-        unknown = membership(scores, noise)
-        assert math.isnan(unknown.auc)
-        assert not excludes_chance(unknown)
+        assert math.isnan(membership(scores, noise).auc)
 
 
 def test_exposure_is_that_of_a_loop_and_of_the_published_implementation():
@@ -207,10 +182,6 @@ def test_extraction_probability_is_that_of_repeated_sampling(llama):
     assert extraction_probability(np.array([0.0, nll, 2000.0]), 7) == pytest.approx([1.0, 1 - (1 - q) ** 7, 0.0])
     assert extraction_probability(np.array([0.0, nll, 2000.0]), 0).tolist() == [0, 0, 0]
     assert extraction_probability(40.0, 1000) == pytest.approx(1000 * math.exp(-40), rel=1e-9)  # 1 - q rounds to 1
-    rng = np.random.default_rng(0)
-    misses = rng.random((20_000, 3)) >= 0.3
-    share = 1 - misses.all(axis=1).mean()
-    assert extraction_probability(-math.log(0.3), 3) == pytest.approx(share, abs=4 * math.sqrt(0.25 / 20_000))
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])

@@ -103,7 +103,6 @@ def test_what_cannot_be_measured_is_refused(recited):
     without_fingerprint = SimpleNamespace(vocab_size=64, eos_id=0, encode=lambda text, add_bos, add_eos: [len(text)])
     for settings, message in (
         ({"prefix_length": 0}, "prefix_length must be .* got 0"),
-        ({"max_new_tokens": 2.5}, "max_new_tokens must be .* got 2.5"),
         ({"prefix_length": 52}, "'target-0' has 52 tokens, none after the first 52"),
         ({"stop_above": 44.5}, r"stop_above is 44.5: .* from 0 to 44 \(the longest continuation"),
         ({"tokenizer": FingerprintedTokenizer(fingerprint="f2")}, "fingerprint 'f1', the given tokenizer, .* 'f2'"),
