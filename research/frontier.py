@@ -2,17 +2,16 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from tfidf_tune.compare import Results
 from tfidf_tune.compare._evaluations import comparable_runs, first_crossing, passage_lms
 from tfidf_tune.compare._intervals import SeedEstimate, holm, over_seeds, over_seeds_and_passages, verdict
 from tfidf_tune.compare._table import CONTROL_LMS
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _MEASURED = ["lms", "log_perplexity"]
 _MEANS = [
@@ -60,11 +59,12 @@ class Frontiers(NamedTuple):
     """
 
     references: tuple[str, ...]
-    points: "pd.DataFrame"
-    differences: "pd.DataFrame"
+    points: pd.DataFrame
+    differences: pd.DataFrame
     left_out: tuple[str, ...]
 
 
+@np.errstate(over="ignore")  # a perplexity that is too large for a float is infinite
 def trace_frontiers(results: Results, *, baseline: str | None = None, references: Sequence[str] = ()) -> Frontiers:
     """Trace each model's objectives through their learning rates and compare them.
 
@@ -77,8 +77,6 @@ def trace_frontiers(results: Results, *, baseline: str | None = None, references
         ValueError: If there is no run, none has both LMS and perplexity, none has the baseline or a reference, two runs
             have the same names, or runs of a model were not asked the same.
     """
-    import pandas as pd
-
     if not results.checkpoints:
         raise ValueError("there is no run to draw a frontier of: give folders of evaluated runs, or a results file")
     objectives, runs = comparable_runs(results, baseline)
@@ -109,7 +107,7 @@ def trace_frontiers(results: Results, *, baseline: str | None = None, references
     return Frontiers(names, points, pd.DataFrame(found, columns=_DIFFERENCE_COLUMNS), tuple(left_out))
 
 
-def _why_left_out(run: Any, runs: "pd.DataFrame") -> str | None:
+def _why_left_out(run: Any, runs: pd.DataFrame) -> str | None:
     last = runs.loc[runs["model"] == run.model, "progress"].max()
     if run.progress < last:
         return f"evaluated at {run.progress} % of training at most, others at {last} %"
@@ -118,7 +116,7 @@ def _why_left_out(run: Any, runs: "pd.DataFrame") -> str | None:
     return f"{' and '.join(missing)} not measured" if missing else None
 
 
-def _point(runs: "pd.DataFrame") -> dict[str, Any]:
+def _point(runs: pd.DataFrame) -> dict[str, Any]:
     lms, log_perplexity = (over_seeds(runs[name].tolist()) for name in _MEASURED)
     excess = over_seeds((runs["lms"] - runs["control_lms"]).tolist())
     passages = [runs["passages"].tolist(), runs["controls"].tolist()]
@@ -127,11 +125,11 @@ def _point(runs: "pd.DataFrame") -> dict[str, Any]:
     return {
         **runs.iloc[0][["model", "objective", "learning_rate"]],
         "seeds": tuple(runs["seed"]),
-        **_estimates(lms, log_perplexity, _perplexity),
+        **_estimates(lms, log_perplexity, np.exp),
         "max_lms": runs["max_lms"].max(),
         **runs[_MEANS].mean(),
         **dict(zip(("excess", "excess_low", "excess_high"), excess[:3], strict=True)),
-        "finite": math.isfinite(_perplexity(log_perplexity.mean)),
+        "finite": math.isfinite(np.exp(log_perplexity.mean)),
         "operating": False,
         "common": (),
         "range_end": None,
@@ -147,9 +145,7 @@ def _estimates(lms: SeedEstimate, log_perplexity: SeedEstimate, scale: Callable[
     return {name + end: value for name, of in found.items() for end, value in zip(ends, of, strict=True)}
 
 
-def _mark_operating_points(
-    points: "pd.DataFrame", of_model: "pd.DataFrame", runs: "pd.DataFrame", baseline: str
-) -> None:
+def _mark_operating_points(points: pd.DataFrame, of_model: pd.DataFrame, runs: pd.DataFrame, baseline: str) -> None:
     """Fill in the columns of ``points`` that say which points of a model are operating points, and what they are."""
     finite = runs[runs["point"].map(points["finite"])]
     means = _means(finite, _common_seeds(finite))
@@ -162,62 +158,60 @@ def _mark_operating_points(
         dominated = (means <= means.loc[at]).all(axis=1) & (means != means.loc[at]).any(axis=1)
         points.at[at, "common"] = common
         points.loc[at, ["operating", "range_end", "on_front"]] = [True, end, not dominated.any()]
-    if baseline in chosen:
+    for objective, at in chosen.items() if baseline in chosen else ():
+        path = means[points.loc[means.index, "objective"] == objective]
         goal = means.at[chosen[baseline], "log_perplexity"]
-        for objective, at in chosen.items():
-            path = means[points.loc[means.index, "objective"] == objective]
-            crossing = first_crossing(path["log_perplexity"].to_numpy(), goal)
-            if crossing is not None:
-                before, after, weight = crossing
-                ends = path["lms"].iloc[before], path["lms"].iloc[after]
-                points.loc[at, "lms_at_baseline"] = (1 - weight) * ends[0] + weight * ends[1]
+        crossing = first_crossing(path["log_perplexity"].to_numpy(), goal)
+        if crossing is not None:
+            before, after, weight = crossing
+            ends = path["lms"].iloc[before], path["lms"].iloc[after]
+            points.loc[at, "lms_at_baseline"] = (1 - weight) * ends[0] + weight * ends[1]
 
 
-def _common_seeds(runs: "pd.DataFrame") -> tuple[int, ...]:
+def _common_seeds(runs: pd.DataFrame) -> tuple[int, ...]:
     """The seeds that all points have; points with a run of an unknown seed are left out."""
     seeds = [own.tolist() for _, own in runs.groupby("point")["seed"]]
     known = [of_point for of_point in seeds if None not in of_point]
     return tuple(seed for seed in known[0] if all(seed in others for others in known)) if known else ()
 
 
-def _means(runs: "pd.DataFrame", seeds: Sequence[int]) -> "pd.DataFrame":
+def _means(runs: pd.DataFrame, seeds: Sequence[int]) -> pd.DataFrame:
     """Mean LMS and log perplexity of each point over these seeds, or over its own if it has none of them."""
     counted, own = (part.groupby("point")[_MEASURED].mean() for part in (runs[runs["seed"].isin(seeds)], runs))
     return counted.combine_first(own)
 
 
-def _differences(points: "pd.DataFrame", runs: "pd.DataFrame", references: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _differences(points: pd.DataFrame, runs: pd.DataFrame, references: Sequence[str]) -> Iterator[dict[str, Any]]:
     measured = {point: {one.seed: one for one in own.itertuples()} for point, own in runs.groupby("point")}
     for _, own in points.groupby("model", sort=False):
         several_rates = own["learning_rate"].nunique(dropna=False) > 1
-        for reference in references:
-            for one in own[own["objective"] != reference].itertuples():
-                for other in own[own["objective"] == reference].itertuples():
-                    same_rate = str(one.learning_rate) == str(other.learning_rate)  # both may be NaN
-                    compared = {
-                        "operating points": one.operating and other.operating,
-                        "equal rates": several_rates and same_rate,
-                    }
-                    for at in (name for name, applies in compared.items() if applies):
-                        names = {"model": one.model, "reference": reference, "objective": one.objective, "at": at}
-                        names |= {"learning_rate": one.learning_rate, "reference_rate": other.learning_rate}
-                        yield names | _difference(measured[one.Index], measured[other.Index])
+        for reference, one, other in product(references, own.itertuples(), own.itertuples()):
+            if one.objective == reference or other.objective != reference:
+                continue
+            same_rate = str(one.learning_rate) == str(other.learning_rate)  # both may be NaN
+            compared = {
+                "operating points": one.operating and other.operating,
+                "equal rates": several_rates and same_rate,
+            }
+            for at in (name for name, applies in compared.items() if applies):
+                names = {"model": one.model, "reference": reference, "objective": one.objective, "at": at}
+                names |= {"learning_rate": one.learning_rate, "reference_rate": other.learning_rate}
+                yield names | _difference(measured[one.Index], measured[other.Index])
 
 
 def _difference(ours: dict[Any, Any], theirs: dict[Any, Any]) -> dict[str, Any]:
     """Compare LMS and log perplexity by seed; a run of an unknown seed is paired with one of an unknown seed."""
-    seeds = [seed for seed in ours if seed in theirs]
-    log_perplexity = over_seeds([ours[seed].log_perplexity - theirs[seed].log_perplexity for seed in seeds])
-    lms = over_seeds([ours[seed].lms - theirs[seed].lms for seed in seeds])
-    passages = [(ours[seed].passages, theirs[seed].passages) for seed in seeds]
-    if passages and all(isinstance(one, np.ndarray) for pair in passages for one in pair):
-        lms = over_seeds_and_passages(np.array([own - other for own, other in passages]))
-    recited, reference = (sum(of[seed].lms for seed in seeds) for of in (ours, theirs))
+    pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+    log_perplexity = over_seeds([own.log_perplexity - other.log_perplexity for own, other in pairs])
+    lms = over_seeds([own.lms - other.lms for own, other in pairs])
+    if pairs and all(isinstance(one.passages, np.ndarray) for pair in pairs for one in pair):
+        lms = over_seeds_and_passages(np.array([own.passages - other.passages for own, other in pairs]))
+    reference = sum(other.lms for _, other in pairs)
     finite = math.isfinite(log_perplexity.mean)
     return {
-        "num_pairs": len(seeds),
-        **_estimates(lms, log_perplexity, lambda log_ratio: _percent(log_ratio) if finite else math.nan),
-        "reduction": 1 - recited / reference if reference else math.nan,
+        "num_pairs": len(pairs),
+        **_estimates(lms, log_perplexity, lambda log_ratio: 100 * np.expm1(log_ratio) if finite else math.nan),
+        "reduction": 1 - sum(own.lms for own, _ in pairs) / reference if reference else math.nan,
         "estimates": (lms, log_perplexity),
     }
 
@@ -229,16 +223,6 @@ def _judge(differences: Sequence[dict[str, Any]]) -> None:
         lms, log_perplexity = one.pop("estimates")
         said = verdict(lms._replace(p_value=lms_p), log_perplexity._replace(p_value=perplexity_p))
         one |= {"lms_p": lms_p, "perplexity_p": perplexity_p, "verdict": said}
-
-
-def _perplexity(log_perplexity: float) -> float:
-    with np.errstate(over="ignore"):  # infinite if it is too large for a float
-        return float(np.exp(log_perplexity))
-
-
-def _percent(log_ratio: float) -> float:
-    with np.errstate(over="ignore"):
-        return 100 * float(np.expm1(log_ratio))
 
 
 _ESTIMATED = list(_estimates(over_seeds([]), over_seeds([]), float))

@@ -3,16 +3,12 @@
 import argparse
 import signal
 import sys
-from typing import TYPE_CHECKING
 
 from research.experiment._schema import CONFIGS
 from tfidf_tune._files import find_file
 from tfidf_tune._printing import replace_unencodable, say, visible
 from tfidf_tune._signals import ENDING, ended_by, handle
 from tfidf_tune.commands import whole_number
-
-if TYPE_CHECKING:
-    from research.experiment import Experiment
 
 
 def main(arguments: list[str]) -> None:
@@ -38,31 +34,24 @@ def main(arguments: list[str]) -> None:
     if options.list or options.config is None:
         _list()
         return
-    find_file("experiment", options.config, CONFIGS)
-    from research.experiment import load_experiment, print_cells
+    find_file("experiment", options.config, CONFIGS)  # before the imports, which take seconds
+    from research.experiment import load_experiment, print_cells, run_experiment
 
     launcher = [] if options.launcher is None else [f"launcher.name={options.launcher}"]
     experiment = load_experiment(options.config, [*options.overrides, *launcher])
     if options.dry_run:
         print_cells(experiment)
-    else:
-        run(experiment, overwrite=options.overwrite, retries=options.retry, jobs=options.jobs)
-
-
-def run(experiment: "Experiment", *, overwrite: bool = False, retries: int = 0, jobs: int | None = None) -> None:
-    """Call :func:`research.experiment.run_experiment` as a command, with exit code 1 if cells failed."""
-    from research.experiment import run_experiment
-
-    def end(number: int, _: object) -> None:
-        name = signal.Signals(number).name
-        sys.exit(f"error: ended by {name}; the same command continues from here")
-
+        return
     # As Ctrl-C does, end all jobs.
-    handle([number for number in ENDING if number != signal.SIGINT], end)
-    failures = run_experiment(experiment, overwrite=overwrite, retries=retries, jobs=jobs)
+    handle([number for number in ENDING if number != signal.SIGINT], _end)
+    failures = run_experiment(experiment, overwrite=options.overwrite, retries=options.retry, jobs=options.jobs)
     if failures:
         listed = "\n".join(f"  {failure.title}: {failure.reason}; log: {failure.log}" for failure in failures)
         sys.exit(f"error: {len(failures)} of the cells failed; the same command tries them again:\n{visible(listed)}")
+
+
+def _end(number: int, _: object) -> None:
+    sys.exit(f"error: ended by {signal.Signals(number).name}; the same command continues from here")
 
 
 def _list() -> None:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -45,21 +45,24 @@ class Failure:
 
 
 class Progress:
-    """Reads the journals of runs in a folder, prints a line when a cell begins or ends, and collects failures.
+    """Reads the journals of runs, prints a line when a cell begins or ends, and collects failures.
 
-    ``to_do`` has by the number of a run its cells that are neither done nor given up. A run whose job is lost is
-    repeated up to ``retries`` times.
+    Args:
+        runs (Sequence[Run]): all runs.
+        to_do (dict[int, list[int]]): by the number of a run its cells that are neither done nor given up; updated.
+        folder (Path): of the journals, made here.
+        retries (int): how often a run whose job is lost is repeated.
+        shows_logs (bool): whether to print what trainings print.
     """
 
-    def __init__(self, runs: Sequence[Run], folder: Path, retries: int) -> None:
-        self.folder = folder
-        pending = {number: [cell for cell in run.cells if not run.is_done(cell)] for number, run in enumerate(runs)}
-        self.to_do = {number: cells for number, cells in pending.items() if cells}
-        self._runs = runs
+    def __init__(
+        self, runs: Sequence[Run], to_do: dict[int, list[int]], folder: Path, retries: int, *, shows_logs: bool
+    ) -> None:
+        folder.mkdir(parents=True)
+        self._runs, self.to_do, self._retries, self._shows_logs = runs, to_do, retries, shows_logs
         # Made now, because the title of an evaluation names the tasks that are missing.
-        self._titles = {(n, cell): runs[n].cell_title(cell) for n, cells in self.to_do.items() for cell in cells}
-        self._retries = retries
-        self._journals = {number: folder / f"{number}.jsonl" for number in self.to_do}
+        self._titles = {(n, cell): runs[n].cell_title(cell) for n, cells in to_do.items() for cell in cells}
+        self._journals = {number: folder / f"{number}.jsonl" for number in to_do}
         self._read: Counter[Path] = Counter()  # bytes of a file that have been read
         self._jobs: dict[int, str] = {}  # by run, which one job does
         self._unfinished: set[int] = set()
@@ -67,11 +70,6 @@ class Progress:
         self._num_lost: Counter[int] = Counter()
         self._shown_log: Path | None = None
         self._failures: dict[tuple[int, int], Failure] = {}
-
-    def begin(self, *, shows_logs: bool) -> None:
-        """Make the folder of the journals and start the clock; ``shows_logs`` prints what trainings print."""
-        self.folder.mkdir(parents=True)
-        self._shows_logs = shows_logs
         self._start = time.monotonic()
 
     def waiting(self) -> list[int]:
@@ -168,8 +166,7 @@ def _duration(seconds: float) -> str:
 
 
 _THREADS = "OMP_NUM_THREADS"
-# A progress bar adds a line to a log every 30 seconds.
-_SPARSE_BARS = {"TQDM_MININTERVAL": "30", "TQDM_MAXINTERVAL": "30"}
+_SPARSE_BARS = {"TQDM_MININTERVAL": "30", "TQDM_MAXINTERVAL": "30"}  # seconds between two lines of a log
 _MINUTES_OF_A_LOCAL_JOB = 10 * 365 * 24 * 60  # submitit ends a job after 5 minutes by default
 # Options of submitit for every kind of cluster; those of Slurm have a prefix.
 _GENERIC_OPTIONS = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")
@@ -251,10 +248,8 @@ def _report(runs: Sequence[Run], experiment: Experiment, folder: Path) -> None:
         report = _write_report(import_results(evaluated), experiment, folder)
     except ValueError as error:  # a single run, for example; its cells are done
         say(f"\nThere is no comparison: {error}")
-        return
-    # A terminal shows no figures; one example is enough there.
-    shown = replace(report, figures=(), examples=report.examples[:1], provenance={})
-    say(f"\n{terminal_text(shown)}\nThe complete report, with figures: {folder / 'index.html'}")
+    else:
+        say(f"\n{terminal_text(report)}\nThe complete report, with figures: {folder / 'index.html'}")
 
 
 def _write_report(results: "Results", experiment: Experiment, folder: Path) -> "Report":
@@ -306,13 +301,15 @@ def _run_jobs(
 ) -> list[Failure]:
     """Run all pending cells and return the failures; folder and lock are those of :func:`only_command`."""
     is_local = launcher.name == "local"
-    progress = Progress(runs, folder / JOBS / "journals", retries)
-    if not progress.to_do:
+    cells = {number: [cell for cell in run.cells if not run.is_done(cell)] for number, run in enumerate(runs)}
+    to_do = {number: own for number, own in cells.items() if own}
+    if not to_do:
         return []
-    num_jobs = min(len(progress.to_do), jobs or (1 if is_local else len(runs)))
+    num_jobs = min(len(to_do), jobs or (1 if is_local else len(runs)))
     shutil.rmtree(folder / JOBS, ignore_errors=True)
     fcntl.flock(jobs_lock, fcntl.LOCK_UN)
-    progress.begin(shows_logs=is_local and num_jobs == 1)
+    journals = (folder / JOBS / "journals").absolute()
+    progress = Progress(runs, to_do, journals, retries, shows_logs=is_local and num_jobs == 1)
     executor = make_executor(launcher, folder / JOBS)
     gpus = gpus_of_jobs(num_jobs, launcher.gpus_per_node) if is_local else []
     environment = dict(_SPARSE_BARS)
@@ -329,7 +326,7 @@ def _run_jobs(
                     numbers = [number for number in numbers if number not in submitted][:1]
                 if numbers:
                     local = (folder.absolute(), gpus[slot]) if is_local else ()
-                    arguments = ({number: runs[number] for number in numbers}, progress.folder.absolute(), retries)
+                    arguments = ({number: runs[number] for number in numbers}, journals, retries)
                     with environment_variables(**environment), _without_ctrl_c():
                         running[slot] = executor.submit(work, *arguments, *local), numbers
             if not running:

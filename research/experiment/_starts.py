@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from torchtune.config._utils import _get_component_from_path
 
 from tfidf_tune.training import milestone_name
@@ -39,11 +39,12 @@ def random_model(folder: Path, model: Mapping[str, Any], seed: int) -> None:
     sizes = given.arguments
     model_type = _MODEL_TYPES[builder]
     known = transformers.AutoConfig.for_model(model_type)
-    settings = {theirs: sizes[ours] for theirs, ours in _SIZES.items() if ours in sizes and hasattr(known, theirs)}
+    names = [(ours, theirs) for ours, of_theirs in _NAMES.items() for theirs in of_theirs.split()]
+    settings = {theirs: sizes[ours] for ours, theirs in names if ours in sizes and hasattr(known, theirs)}
     if "rope_base" in sizes:
-        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": float(sizes["rope_base"])}
-        if "rotary_pct" in sizes:
-            settings["rope_parameters"]["partial_rotary_factor"] = sizes["rotary_pct"]
+        rotation = {"rope_type": "default", "rope_theta": float(sizes["rope_base"])}
+        share = {"partial_rotary_factor": sizes["rotary_pct"]} if "rotary_pct" in sizes else {}
+        settings["rope_parameters"] = rotation | share
     if model_type == "llama" and not sizes["intermediate_dim"]:
         settings["intermediate_size"] = scale_hidden_dim_for_mlp(sizes["embed_dim"])
     train_embedded_tokenizer(folder, vocab_size=section["vocab_size"])
@@ -94,6 +95,8 @@ def trained_model(
         ValueError: If :func:`random_model` does not support the builder, or the recipe refuses its config.
     """
     text = {"source": source, "source_name": source_name, "source_split": source_split, "source_column": source_column}
+    settings = {"seed": seed, "batch_size": batch_size, "epochs": epochs, "device": device, "dtype": dtype}
+    settings |= {"save_at_percent": [100], "keep_last_n_checkpoints": 0, "log_every_n_steps": 10}
     schedule = "transformers.get_linear_schedule_with_warmup"
     with TemporaryDirectory(dir=folder) as scratch:
         start, run = Path(scratch, "start"), Path(scratch, "run")
@@ -108,34 +111,20 @@ def trained_model(
             "optimizer": {"_component_": "torch.optim.AdamW", "lr": learning_rate, "weight_decay": 0.0, "fused": True},
             "lr_scheduler": {"_component_": schedule, "num_warmup_steps": num_warmup_steps},
             "metric_logger": {"_component_": "torchtune.training.metric_logging.DiskLogger", "log_dir": f"{run}/logs"},
-            "seed": seed,
-            "batch_size": batch_size,
-            "epochs": epochs,
-            "save_at_percent": [100],
-            "keep_last_n_checkpoints": 0,
-            "device": device,
-            "dtype": dtype,
-            "log_every_n_steps": 10,
+            **settings,
         }
-        _train(OmegaConf.create(config))
+        recipe = import_module("tfidf_tune.recipes.full_finetune").recipe_main.__wrapped__
+        recipe(OmegaConf.create(config))
         for file in (run / milestone_name(100)).iterdir():
             file.rename(folder / file.name)
 
 
-def _train(config: DictConfig) -> None:
-    """Run the recipe in this process."""
-    import_module("tfidf_tune.recipes.full_finetune").recipe_main.__wrapped__(config)
-
-
 def _base_section(model: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the section ``model`` of a builder with LoRA to that of the plain builder."""
-    module, _, name = str(model["_component_"]).rpartition(".")
-    builder = f"{module}.{name.removeprefix('lora_')}"
+    builder = str(model["_component_"]).replace(".lora_", ".")
     if builder not in _MODEL_TYPES:
-        raise ValueError(
-            f"a start cannot be made for the model {model['_component_']}: use {', '.join(_MODEL_TYPES)}, or the "
-            "lora_ form of one of them"
-        )
+        possible = f"{', '.join(_MODEL_TYPES)}, or the lora_ form of one of them"
+        raise ValueError(f"a start cannot be made for the model {model['_component_']}: use {possible}")
     sizes = inspect.signature(_get_component_from_path(builder)).parameters
     return {"_component_": builder, **{str(key): value for key, value in model.items() if key in sizes}}
 
@@ -145,22 +134,18 @@ _MODEL_TYPES = {
     "tfidf_tune.models.gpt_neox.gpt_neox": "gpt_neox",
     "tfidf_tune.models.gptj.gptj": "gptj",
 }
-# Settings of transformers' configs, some of which have only some of the architectures -> the builders' names.
-_SIZES = {
+# The builders' names -> settings of transformers' configs, of which an architecture has some.
+_NAMES = {
     "vocab_size": "vocab_size",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "num_key_value_heads": "num_kv_heads",
-    "hidden_size": "embed_dim",
-    "max_position_embeddings": "max_seq_len",
-    "intermediate_size": "intermediate_dim",
-    "n_inner": "intermediate_dim",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "embed_dim": "hidden_size",
+    "max_seq_len": "max_position_embeddings",
+    "intermediate_dim": "intermediate_size n_inner",
     "rotary_dim": "rotary_dim",
-    "rms_norm_eps": "norm_eps",
-    "layer_norm_eps": "norm_eps",
-    "layer_norm_epsilon": "norm_eps",
-    "attention_dropout": "attn_dropout",
-    "attn_pdrop": "attn_dropout",
+    "norm_eps": "rms_norm_eps layer_norm_eps layer_norm_epsilon",
+    "attn_dropout": "attention_dropout attn_pdrop",
     "attention_bias": "attention_bias",
     "use_parallel_residual": "use_parallel_residual",
 }
