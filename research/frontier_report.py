@@ -5,9 +5,11 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
 
 from research.frontier import Frontiers, trace_frontiers
 from tfidf_tune._printing import say
@@ -16,16 +18,10 @@ from tfidf_tune.compare._figures import FLOOR, FLOOR_LINE, OPERATING, set_axes
 from tfidf_tune.compare._intervals import VERDICTS
 from tfidf_tune.compare._table import CONTROLS, LMS, NEAR_VERBATIM, PERPLEXITY, RECITED
 from tfidf_tune.compare._tables import membership_table
-from tfidf_tune.compare._verdict import (
-    NEAR_EXPLAINED,
-)
+from tfidf_tune.compare._verdict import NEAR_EXPLAINED
 from tfidf_tune.report import terminal_text, write_report
 from tfidf_tune.report._document import Figure, Footnotes, Report, Table, joined, tabulate
 from tfidf_tune.report._figures import LONE_HEIGHT, draw_cross, drawn, label_points, legend_above, new_panels, styles_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure as Drawing
 
 # Of the drawing: a line style for each seven objectives, inches of a line of the legend.
 _LINES, _LEGEND_LINE = ("-", (0, (4, 2)), (0, (1, 1.5))), 0.2
@@ -119,7 +115,7 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
     )
 
 
-def _verdict(differences: "pd.DataFrame", references: Sequence[str], *, several: bool) -> str:
+def _verdict(differences: pd.DataFrame, references: Sequence[str], *, several: bool) -> str:
     """Say how the objectives came out at their operating points, the best first."""
     sentences = []
     for reference in references:
@@ -133,8 +129,6 @@ def _verdict(differences: "pd.DataFrame", references: Sequence[str], *, several:
 
 
 def _operating_points(found: Frontiers, footnotes: Footnotes) -> Table:
-    import pandas as pd
-
     baseline = found.references[0]
     columns = (
         *(*_WHO, _RATE, ("End of range", "range_end", ""), _SEEDS, *_MEASURED),
@@ -174,31 +168,29 @@ def _likelihoods(results: Results, found: Frontiers, notes: Footnotes) -> Table:
             (checkpoint.progress, at)
             for at, checkpoint in enumerate(results.checkpoints)
             if (checkpoint.model, checkpoint.objective) == names
-            and (checkpoint.learning_rate == one.learning_rate or checkpoint.learning_rate is None)
+            and checkpoint.learning_rate in (one.learning_rate, None)
         ]
-        last = max(own)[0]
-        groups.append((dict(zip(("Model", "Objective"), names, strict=True)), [at for when, at in own if when == last]))
+        last = [at for progress, at in own if progress == max(own)[0]]
+        groups.append(({"Model": one.model, "Objective": one.objective}, last))
     return membership_table(results.scores, groups, notes)
 
 
 def _differences(found: Frontiers, footnotes: Footnotes) -> tuple[Table, Table]:
     frame = found.differences.assign(percent=100 * found.differences["reduction"].astype(float))
-    at_operating_points = (
+    operating, equal = (frame[frame["at"] == at] for at in ("operating points", "equal rates"))
+    who = (*_WHO, ("Against", "reference", ""), _RATE)
+    columns = (*who, ("Against's rate", "reference_rate", "g"), *_COMPARED)
+    notes = (
         "Objective minus reference, each at its own operating point, paired by seed; perplexity in percent of the "
         f"reference's. From and to: the interval.{footnotes.mark(_INTERVALS)} LMS reduction: (reference - objective) / "
         "reference of the means over the pairs.",
         _VERDICTS_EXPLAINED,
     )
-    at_equal_rates = ["As at the operating points, but at one learning rate, which need not be the best for either."]
-    operating, equal = (frame[frame["at"] == at] for at in ("operating points", "equal rates"))
-    who = (*_WHO, ("Against", "reference", ""), _RATE)
-    columns = (*who, ("Against's rate", "reference_rate", "g"), *_COMPARED)
-    title = "Differences at the operating points"
+    note = "As at the operating points, but at one learning rate, which need not be the best for either."
+    title = "Differences at equal learning rate"
     return (
-        tabulate("differences", title, operating, columns, at_operating_points),
-        tabulate(
-            "equal_learning_rate", "Differences at equal learning rate", equal, (*who, *_COMPARED), at_equal_rates
-        ),
+        tabulate("differences", "Differences at the operating points", operating, columns, notes),
+        tabulate("equal_learning_rate", title, equal, (*who, *_COMPARED), [note]),
     )
 
 
@@ -222,7 +214,7 @@ def _points(found: Frontiers, footnotes: Footnotes) -> Table:
     return tabulate("points", "Every learning rate", frame, columns, notes)
 
 
-def frontier_drawing(model: str, points: "pd.DataFrame") -> "Drawing":
+def frontier_drawing(model: str, points: pd.DataFrame) -> Drawing:
     """Draw average LMS against perplexity (logarithmic), a line for each objective of a model.
 
     A line goes from the lowest learning rate to the highest, and markers grow with it. The operating point is large,
@@ -244,25 +236,25 @@ def frontier_drawing(model: str, points: "pd.DataFrame") -> "Drawing":
     finite = points[points["finite"]]
     for number, chosen in enumerate(operating.itertuples(), start=1):
         color, marker = styles[chosen.objective]
+        look: dict[str, Any] = {"color": color, "marker": marker}
         own = finite[finite["objective"] == chosen.objective]
         line = _LINES[(number - 1) // 7 % len(_LINES)]
         sizes = own["learning_rate"].fillna(0.0).map(areas)
         axes.plot(own["perplexity"], own["lms"], color=color, linestyle=line, linewidth=1, alpha=0.5)
-        axes.scatter(
-            own["perplexity"], own["lms"], s=sizes, color=color, marker=marker, alpha=0.6, linewidths=0, zorder=3
-        )
-        axes.plot([], [], color=color, marker=marker, linestyle=line, label=f"{number}  {drawn(chosen.objective)}")
+        axes.scatter(own["perplexity"], own["lms"], s=sizes, alpha=0.6, linewidths=0, zorder=3, **look)
+        axes.plot([], [], linestyle=line, label=f"{number}  {drawn(chosen.objective)}", **look)
         x, y = chosen.perplexity, chosen.lms
         perplexity = chosen.perplexity_low, min(chosen.perplexity_high, _HIGHEST)
         draw_cross(axes, (x, y), (perplexity, (chosen.lms_low, chosen.lms_high)), color)
-        axes.scatter([x], [y], s=OPERATING, color=color, marker=marker, edgecolors="black", linewidths=0.8, zorder=5)
+        axes.scatter([x], [y], s=OPERATING, edgecolors="black", linewidths=0.8, zorder=5, **look)
     shown = points[points["perplexity"] <= _FURTHEST * operating["perplexity"].max()]
     controls = shown.dropna(subset=["control_lms"])
-    weights = controls["seeds"].map(len)  # the mean is over runs
-    floors = [float(np.average(controls["control_lms"], weights=weights))] if len(controls) else []
-    for floor in floors:
+    lms = shown["lms"].tolist()
+    if len(controls):
+        floor = float(np.average(controls["control_lms"], weights=controls["seeds"].map(len)))  # over runs
         axes.axhline(floor, label=FLOOR, **FLOOR_LINE)
-    set_axes(axes, shown["perplexity"].tolist(), [*shown["lms"], *floors])
+        lms.append(floor)
+    set_axes(axes, shown["perplexity"].tolist(), lms)
     for rate, area in (areas if len(areas) > 1 else {}).items():
         axes.plot([], [], "o", color="0.5", markersize=area**0.5, label=f"lr {rate:g}" if rate else "lr of the config")
     legend_above(figure, [axes], FLOOR)

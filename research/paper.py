@@ -37,21 +37,18 @@ def paper_table(tables: Sequence[Table], models: Mapping[str, str]) -> Table:
     Raises:
         ValueError: If the paper has no value of any of the runs.
     """
-    paper, who = paper_results(), ["Model", "Objective"]
+    who = ["Model", "Objective"]
     measured = [pd.DataFrame(columns=[*who, "measure", "run", "table"])]
     for table in tables:
         if table.name in _TABLES:
             own = table.frame.melt(who, var_name="measure", value_name="run")
             measured.append(own.assign(table=1 + _TABLES.index(table.name)))
-    runs = pd.concat(measured)
+    runs, paper = pd.concat(measured), paper_results()
     runs = runs.assign(model=runs["Model"].map(models), objective=runs["Objective"], run=runs["run"].astype(float))
     frame = runs.merge(paper, on=["table", "model", "objective", "measure"]).dropna(subset="run")
     if frame.empty:
-        raise ValueError(
-            f"the paper has no values for these runs ({joined(models.values())}): its models are "
-            f"{joined(paper['model'])}, its objectives {joined(paper['objective'])}. Name runs of one as "
-            "MODEL:OBJECTIVE=FOLDER"
-        )
+        of_paper = f"{joined(paper['model'])} under {joined(paper['objective'])}"
+        raise ValueError(f"the paper has no values for these runs; name runs of {of_paper} as MODEL:OBJECTIVE=FOLDER")
     columns = (
         *(("Model", "Model", ""), ("Objective", "Objective", ""), ("Measure", "measure", "")),
         *(("Paper's table", "table", ""), ("Paper", "value", ".2f"), ("Run", "run", ".2f")),

@@ -7,30 +7,29 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune._files import atomic_file, require_writable
 from tfidf_tune._printing import say
 from tfidf_tune.commands import whole_number
 from tfidf_tune.compare import bootstrap_interval
+from tfidf_tune.compare._evaluations import Floats
 from tfidf_tune.compare._intervals import MIN_UNITS
 from tfidf_tune.data import Passage, hf_tokenizer, read_probe_file
 from tfidf_tune.probe import adapter_base, check_passages, load_model
 from tfidf_tune.probe._loading import require_known_ids
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 def relearning_steps(
-    model: "PreTrainedModel",
+    model: PreTrainedModel,
     passages: Sequence[Passage],
     *,
     prefix_length: int = 32,
@@ -99,7 +98,7 @@ def relearning_steps(
 
 
 def _steps_until_recited(
-    model: "PreTrainedModel",
+    model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     ids_s: Tensor,
     num_prompt: int,
@@ -140,47 +139,42 @@ def main(arguments: Sequence[str]) -> None:
     base = options.base or (adapter_base(options.model, "name it by --base")[0] if is_adapter else None)
     check_passages(hf_tokenizer(options.tokenizer or base or options.model), passages, options.prefix_length)
     model = load_model(options.model, base=base, device=device, dtype=torch.float32)
-    named = ("prefix_length", "max_new_tokens", "max_steps", "learning_rate")
-    settings = {name: getattr(options, name) for name in named}
+    names = ("prefix_length", "max_new_tokens", "max_steps", "learning_rate")
+    settings = {name: getattr(options, name) for name in names}
     with tqdm(total=len(passages), desc="Relearning passages") as bar:
         steps = relearning_steps(model, passages, **settings, progress=lambda _: bar.update())
-    rows = [
-        {"id": passage.id, "kind": passage.kind, "steps": number}
-        for passage, number in zip(passages, steps, strict=True)
+    rows: list[dict[str, Any]] = [
+        {"id": one.id, "kind": one.kind, "steps": number} for one, number in zip(passages, steps, strict=True)
     ]
     content: dict[str, object] = {"model": options.model, **settings, "passages": rows}
-    lines, counted = [], {}
+    lines, counted = [], []
     for kind in ("target", "control"):
-        own = [number for number, passage in zip(steps, passages, strict=True) if passage.kind == kind]
+        own = [math.inf if row["steps"] is None else row["steps"] for row in rows if row["kind"] == kind]
         if own:
-            num_back = sum(number is not None for number in own)
-            half = statistics.median([options.max_steps + 1 if number is None else number for number in own])
-            median = f"more than {options.max_steps}" if half > options.max_steps else f"{half:g}"
-            recited = f"{num_back} of {len(own)} recited within {options.max_steps} steps, median {median}"
-            lines.append(f"{kind.capitalize()}s: {recited}.")
-            counted[kind] = [options.max_steps if number is None else number for number in own]
+            half, num_back = statistics.median(own), sum(map(math.isfinite, own))
+            median = f"{half:g}" if half <= options.max_steps else f"more than {options.max_steps}"
+            recited = f"{num_back} of {len(own)} recited within {options.max_steps} steps"
+            lines.append(f"{kind.capitalize()}s: {recited}, median {median}.")
+            counted.append(np.minimum(own, options.max_steps))
     if len(counted) == 2:
-        content["controls_minus_targets"], line = _difference(counted["target"], counted["control"])
+        content["controls_minus_targets"], line = _difference(*counted)
         lines.append(f"{line} A passage that is not recited counts {options.max_steps}.")
     with atomic_file(options.output) as file:
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     say("\n".join([*lines, f"Written: {options.output}"]))
 
 
-def _difference(targets: list[int], controls: list[int]) -> tuple[dict[str, float | None], str]:
+def _difference(targets: Floats, controls: Floats) -> tuple[dict[str, float | None], str]:
     """Return how many steps more controls take than targets, on average, in numbers and in words."""
-    ours, theirs = (np.array(steps, dtype=np.float64) for steps in (targets, controls))
-    mean = float(theirs.mean() - ours.mean())
+    mean = float(controls.mean() - targets.mean())
     low, high, number, _ = bootstrap_interval(
-        lambda x, y, axis=-1: y.mean(axis) - x.mean(axis), ours, theirs, paired=False
+        lambda ours, theirs, axis=-1: theirs.mean(axis) - ours.mean(axis), targets, controls, paired=False
     )
     is_known = not math.isnan(low)
     interval = f"95 % interval over passages {low:+.2f} to {high:+.2f}" if is_known else "no interval"
     few = f"; too few for a verdict, it takes {MIN_UNITS} of each" if number < MIN_UNITS else ""
-    return (
-        {"mean": mean, "low": low if is_known else None, "high": high if is_known else None},
-        f"Controls minus targets: {mean:+.2f} steps on average ({interval}{few}).",
-    )
+    ends = {"low": low if is_known else None, "high": high if is_known else None}
+    return {"mean": mean, **ends}, f"Controls minus targets: {mean:+.2f} steps on average ({interval}{few})."
 
 
 if __name__ == "__main__":

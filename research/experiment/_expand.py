@@ -31,16 +31,10 @@ from tfidf_tune.training import (
 
 _SCHEMAS = {"full_finetune": FinetuneConfig, "lora_finetune": LoRAFinetuneConfig}
 # Keys of a training config that do not affect the trained model.
-_IMMATERIAL = (
-    "output_dir",
-    "save_at_percent",
-    "save_every_n_steps",
-    "keep_last_n_checkpoints",
-    "resume_from_checkpoint",
-    "metric_logger",
-    "log_every_n_steps",
-    "log_peak_memory_stats",
-)
+_IMMATERIAL = [
+    *("output_dir", "save_at_percent", "save_every_n_steps", "keep_last_n_checkpoints", "resume_from_checkpoint"),
+    *("metric_logger", "log_every_n_steps", "log_peak_memory_stats"),
+]
 
 
 def expand(experiment: Experiment) -> list[Run]:
@@ -65,11 +59,11 @@ def slug(name: str) -> str:
 
 
 def _check_names(experiment: Experiment) -> None:
-    for key, names in (("models", [*experiment.models]), ("objectives", [*experiment.objectives])):
-        named: dict[str, str] = dict.fromkeys(("", STARTS, REPORT, JOBS), "a folder of the experiment")
+    for names in (experiment.models, experiment.objectives):
+        named = dict.fromkeys(("", STARTS, REPORT, JOBS), "a folder of the experiment")
         for name in names:
             if other := named.get(slug(name)):
-                raise SetupError(f"experiment: {key}: {name!r} and {other} share the folder {slug(name)!r}; rename it")
+                raise SetupError(f"experiment: {name!r} and {other} share the folder {slug(name)!r}; rename it")
             named[slug(name)] = repr(name)
 
 
@@ -91,20 +85,21 @@ def task_settings() -> dict[str, list[str]]:
     """Return by the beginning of tasks' names the settings that affect their results: arguments of their documents."""
     from tfidf_tune.tasks import cnn_dailymail, membership, memorization, perplexity, squad
 
-    def settings_of(make: Callable[..., Any]) -> list[str]:
-        parameters = inspect.signature(make).parameters.values()
-        return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "task_prefix_length"]
-
-    of_perplexity = settings_of(perplexity.documents)
-    without_wikitext = [name for name in of_perplexity if not name.startswith("wikitext2_")]
-    return {
-        "tfidf_memorization": settings_of(memorization.documents),
-        "tfidf_membership": settings_of(membership.documents),
-        "tfidf_wikitext2_ppl": of_perplexity,
-        "tfidf_other_ppl": [*settings_of(perplexity.other_documents), *without_wikitext],
-        "tfidf_cnn_dailymail": settings_of(cnn_dailymail.documents),
-        "tfidf_squad": settings_of(squad.documents),
+    made_by: dict[str, list[Callable[..., Any]]] = {
+        "tfidf_memorization": [memorization.documents],
+        "tfidf_membership": [membership.documents],
+        "tfidf_wikitext2_ppl": [perplexity.documents],
+        "tfidf_other_ppl": [perplexity.other_documents, perplexity.documents],
+        "tfidf_cnn_dailymail": [cnn_dailymail.documents],
+        "tfidf_squad": [squad.documents],
     }
+    settings = {}
+    for task, functions in made_by.items():
+        parameters = [one for make in functions for one in inspect.signature(make).parameters.values()]
+        names = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "task_prefix_length"]
+        # Another text takes the place of WikiText-2.
+        settings[task] = [name for name in names if task != "tfidf_other_ppl" or not name.startswith("wikitext2_")]
+    return settings
 
 
 def _run(
@@ -117,6 +112,7 @@ def _run(
         start = None if model.start is None else _start(model.start, cfg, seed, out / STARTS / slug(name), starts)
         settings = _training_settings(cfg, model.recipe, start)
         cfg.device, cfg.dtype = settings["device"], settings["dtype"]  # the same for training and evaluation if auto
+        cfg.output_dir = str(folder)
         if start is not None:
             OmegaConf.update(cfg, "checkpointer.checkpoint_dir", str(start.folder))
         elif looks_like_path(cfg.checkpointer.checkpoint_dir):
@@ -124,17 +120,14 @@ def _run(
             if not checkpoint.is_dir():
                 raise SetupError(f"checkpointer.checkpoint_dir: no such folder {checkpoint}")
             cfg.checkpointer.checkpoint_dir = str(checkpoint)  # the harness does not expand the tilde
-        cfg.output_dir = str(folder)
         dtype = DTYPES[experiment.eval.dtype or settings["dtype"]]
         own = experiment.eval.model_copy(update={"metadata": experiment.eval.metadata | model.metadata})
-        return Run(
-            name, objective, rate, seed, model.recipe, folder, cfg, start, settings,
-            tasks={task: _task_settings(task, own, dtype) for task in experiment.tasks},
-            evaluations={
-                percent: _evaluation(experiment.tasks, own, cfg, settings, dtype, folder / milestone_name(percent))
-                for percent in sorted(experiment.milestones)
-            },
-        )  # fmt: skip
+        tasks = {task: _task_settings(task, own, dtype) for task in experiment.tasks}
+        evaluations = {
+            percent: _evaluation(experiment.tasks, own, cfg, settings, dtype, folder / milestone_name(percent))
+            for percent in sorted(experiment.milestones)
+        }
+        return Run(name, objective, rate, seed, model.recipe, folder, cfg, start, settings, tasks, evaluations)
 
 
 def _training_config(experiment: Experiment, model: Model, objective: str, rate: float | None, seed: int) -> DictConfig:
@@ -201,8 +194,7 @@ def _probe_file(cfg: DictConfig) -> str:
         if section.get("probe_file") is not None and section.get("targets", True) is not None:
             return str(section.probe_file)
     raise SetupError(
-        "tfidf_memorization needs passages to probe for: train on injected_corpus_dataset, or on sft_dataset with "
-        "targets, with a probe_file, or set eval.metadata.probe_file to one (`tfidf-tune probe make` makes one)"
+        "passages are probed for: give the dataset, or eval.metadata, a probe_file (`tfidf-tune probe make`)"
     )
 
 
@@ -217,12 +209,9 @@ def _training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Set
         OmegaConf.update(cfg, "checkpointer.checkpoint_dir", "START", force_add=True)
     checked = check_config(cfg, _SCHEMAS[recipe])
     build_loss(checked)
-    trains_adapters = recipe == "lora_finetune"
-    if has_lora_builder(checked) != trains_adapters:
-        raise SetupError(
-            f"recipe is {recipe}, but the model {checked.model['_component_']} has {'no ' if trains_adapters else ''}"
-            "LoRA layers: adapters are trained by lora_finetune, all weights by full_finetune"
-        )
+    if has_lora_builder(checked) != (recipe == "lora_finetune"):
+        fitting = "full_finetune" if recipe == "lora_finetune" else "lora_finetune"
+        raise SetupError(f"recipe is {recipe}, the model {checked.model['_component_']} is trained by {fitting}")
     content = cast(dict[str, Any], OmegaConf.to_container(cast(DictConfig, checked)))
     settings = {key: value for key, value in content.items() if key not in _IMMATERIAL}
     sections = settings["dataset"]

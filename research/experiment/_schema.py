@@ -20,15 +20,15 @@ _OWN_KEYS = {"output_dir": "output_dir", "seed": "seeds", "loss": "objectives", 
 _T = TypeVar("_T")
 
 
+def _known_config(name: str) -> str:
+    config_path(name)
+    return name
+
+
 def _distinct(values: list[_T]) -> list[_T]:
     if repeated := [value for index, value in enumerate(values) if value in values[:index]]:
         raise ValueError(f"it has {repeated[0]} more than once")
     return values
-
-
-def _known_config(name: str) -> str:
-    config_path(name)
-    return name
 
 
 def _of_training_config(overrides: dict[str, Any]) -> dict[str, Any]:
@@ -132,11 +132,9 @@ class Experiment(_Section):
     """Everything that is trained and evaluated: each model with each objective, learning rate and seed."""
 
     output_dir: str
-    """Folder of the experiment."""
     models: _Names[Model]
-    """By the names that the tables show."""
+    """By the names that the tables show, as objectives."""
     objectives: _Names[Objective]
-    """By the names that the tables show."""
     learning_rates: _Rates | None = None
     """The training config's ``optimizer.lr``; the report is then that of the frontier. Null: the training config's."""
     references: list[str] = []
@@ -157,14 +155,16 @@ class Experiment(_Section):
         for name in self.references:
             if name not in self.objectives:
                 raise ValueError(f"references: no objective {name!r}{suggestion(name, self.objectives)}")
-        own_rates = [f"models: {name}: learning_rates" for name, model in self.models.items() if model.learning_rates]
-        if self.learning_rates is None and (needing := [*own_rates, *(["references"] if self.references else [])]):
-            raise ValueError(f"{needing[0]}: the experiment has no learning_rates; set them")
+        if self.learning_rates is None:
+            needing = [f"models: {name}: learning_rates" for name, one in self.models.items() if one.learning_rates]
+            if needing or self.references:
+                raise ValueError(f"{[*needing, 'references'][0]}: the experiment has no learning_rates; set them")
+            return self
         overrides = {f"models: {name}: ": model.overrides for name, model in self.models.items()}
         overrides |= {f"objectives: {name}: ": one.overrides for name, one in self.objectives.items()}
         for where, own in {"": self.overrides, **overrides}.items():
             optimizer = own.get("optimizer")
-            if self.learning_rates is not None and isinstance(optimizer, dict) and "lr" in optimizer:
+            if isinstance(optimizer, dict) and "lr" in optimizer:
                 raise ValueError(f"{where}overrides: optimizer.lr is set by the experiment's learning_rates")
         return self
 
@@ -190,7 +190,7 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
     try:
         return Experiment.model_validate(content)
     except ValidationError as error:
-        raise SetupError(f"experiment: {_message(error)}") from error
+        raise SetupError(_message(error)) from error
 
 
 def _plain(section: Any) -> Any:
@@ -199,22 +199,18 @@ def _plain(section: Any) -> Any:
         return [_plain(value) for value in section]
     if not OmegaConf.is_dict(section):
         return section
-    plain = {key: _plain(section[key]) for key in section if key != "overrides"}
-    if OmegaConf.is_config(section.get("overrides")):
-        plain["overrides"] = OmegaConf.to_container(section.overrides)
-    elif "overrides" in section:
-        plain["overrides"] = section.overrides
-    return plain
+    raw: Any = OmegaConf.to_container(section)
+    return {key: raw[key] if key == "overrides" else _plain(section[key]) for key in section}
 
 
 def _message(error: ValidationError) -> str:
     """Describe the first problem; an unknown key comes first, because it may be a missing one that is misspelled."""
     problem = min(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
-    where = "".join(f"[{part}]" if isinstance(part, int) else f"{part}: " for part in problem["loc"])
-    where = where.replace(": [", "[").removesuffix(": ")
+    where = "".join(f"[{part}]" if isinstance(part, int) else f": {part}" for part in problem["loc"])
+    where = f"experiment{where}".replace(": [", "[")
     if problem["type"] == "extra_forbidden":
         sections: tuple[type[_Section], ...] = (Experiment, Model, Objective, EvalSettings)
         known = {key for section in sections for key in section.model_fields}
         return f"{where}: there is no such key{suggestion(str(problem['loc'][-1]), known)}"
-    value = "" if isinstance(problem["input"], dict | _Section) else repr(problem["input"])
-    return ": ".join(filter(None, [where, value, problem["msg"].removeprefix("Value error, ")]))
+    value = "" if isinstance(problem["input"], dict | _Section) else f" {problem['input']!r}:"
+    return f"{where}:{value} {problem['msg'].removeprefix('Value error, ')}"
