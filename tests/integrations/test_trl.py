@@ -3,7 +3,7 @@
 import pytest
 import torch
 from datasets import Dataset
-from hosts import load, logs_of, ragged_rows
+from hosts import load, logs_of, make_trainer, ragged_rows
 from peft import LoraConfig, PromptTuningConfig
 from transformers import AutoTokenizer
 from trl import SFTConfig, SFTTrainer
@@ -23,12 +23,11 @@ KINDS = {
     "packed": (TEXTS, {"packing": True, "max_length": 64}),
     "completions": (ANSWERS, {}),
     "accumulation": (ANSWERS, {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 2}),
-    "lora": (TEXTS, {}),
     "prompt tuning": (TEXTS, {}),
-    "bf16": (TEXTS, {"bf16": True}),
+    "LoRA, bf16": (TEXTS, {"bf16": True}),
 }
 ADAPTERS = {
-    "lora": LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", r=4),
+    "LoRA, bf16": LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", r=4),
     "prompt tuning": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5),
 }
 
@@ -109,18 +108,8 @@ def test_each_text_is_a_document(tiny_checkpoint, tmp_path, kind):
         assert seen == {tokenizer.decode(ids) for ids in texts}
 
 
-def arguments(folder, config=SFTConfig, **settings):
-    return config(str(folder), use_cpu=True, bf16=False, activation_checkpointing=False, report_to=[], **settings)
-
-
 def test_labels_are_checked(tiny_checkpoint, tmp_path):
-    rows = ragged_rows(8)
-    shifted = Dataset.from_list([{"input_ids": row["input_ids"][:-1], "labels": row["input_ids"][1:]} for row in rows])
-    trainer = TokenWeightingSFTTrainer(
-        load(tiny_checkpoint),
-        arguments(tmp_path, loss_type="nll", dataset_kwargs={"skip_prepare_dataset": True}),
-        train_dataset=shifted,
-        processing_class=AutoTokenizer.from_pretrained(tiny_checkpoint),
-    )
+    shifted = [{"input_ids": row["input_ids"][:-1], "labels": row["input_ids"][1:]} for row in ragged_rows(8)]
+    trainer = make_trainer(TokenWeightingSFTTrainer, tiny_checkpoint, tmp_path, shifted)
     with pytest.raises(ValueError, match="the labels are shifted already"):
         trainer.train()

@@ -1,10 +1,10 @@
 """Runs of the trainers that are made in one process and in two."""
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from hosts import load, logs_of, make_trainer, ragged_rows, set_environment
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -29,22 +29,17 @@ def world_size() -> int:
 def stock_and_uniform(folder: Path) -> dict[str, Any]:
     """Losses and gradient norms of stock trainers, and of ours with uniform weights; and what they evaluate to."""
     found = {}
-    for stock, accumulation in product(WEIGHTED, (1, 8)):
-        settings = {
-            "max_steps": STEPS, "gradient_accumulation_steps": accumulation, "eval_strategy": "steps", "eval_steps": 2,
-        }  # fmt: skip
-        for name, options in ((stock, {}), (WEIGHTED[stock], {"weighting": UniformWeighting()})):
-            options["eval_dataset"] = _eval_rows()
+    settings = {"max_steps": STEPS, "gradient_accumulation_steps": 8, "eval_strategy": "steps", "eval_steps": 2}
+    rows, eval_dataset = ragged_rows(200), Dataset.from_list(ragged_rows(10, seed=1))
+    for stock, weighted in WEIGHTED.items():
+        for name, options in ((stock, {}), (weighted, {"weighting": UniformWeighting()})):
             trainer = make_trainer(
-                name, folder / "tiny", folder / "out", ragged_rows(200), settings=settings, **options
+                name, folder / "tiny", folder / "out", rows, settings=settings, eval_dataset=eval_dataset, **options
             )
             trainer.train()
             logs = [(entry["loss"], entry["grad_norm"]) for entry in logs_of(trainer)]
             evaluated = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-            found[f"{stock.__name__} {accumulation} {'weighted' if options.get('weighting') else 'stock'}"] = (
-                logs,
-                evaluated,
-            )
+            found.setdefault(stock.__name__, []).append((logs, evaluated))
     return found
 
 
@@ -54,12 +49,8 @@ def resumed_runs(folder: Path) -> dict[str, Any]:
     for name, trainer_class in (("Trainer", TokenWeightingTrainer), ("SFTTrainer", TokenWeightingSFTTrainer)):
         runs = {}
         for is_resumed in (False, True):
-            settings = {
-                "max_steps": TOTAL,
-                "gradient_accumulation_steps": 2,
-                "save_strategy": "steps",
-                "save_steps": RESUMED_AT,
-            }
+            settings = {"max_steps": TOTAL, "gradient_accumulation_steps": 2}
+            settings |= {"save_strategy": "steps", "save_steps": RESUMED_AT}
             trainer = make_trainer(
                 trainer_class, folder / "tiny", folder / name, ragged_rows(100), settings=settings,
                 weighting=TFIDFWeighting(num_batches=3, counted=_COUNTED[name]),
@@ -116,9 +107,3 @@ def all_on_rank(rank: int, folder: Path) -> dict[str, Any]:
 
 _COUNTED: dict[str, Counted] = {"Trainer": "labels", "SFTTrainer": "tokens"}
 _COMPARED = ("loss", "grad_norm", "cross_entropy", "weight_mean", "weight_std", "weight_max")
-
-
-def _eval_rows() -> Any:
-    from datasets import Dataset
-
-    return Dataset.from_list(ragged_rows(10, seed=1))
