@@ -10,7 +10,6 @@ from tfidf_tune.data._sequences import (
     TextBlocksDataset,
     collate_packed,
     is_packed,
-    pack,
 )
 from tfidf_tune.data._sft import sft_dataset
 from tfidf_tune.data._sources import (
@@ -54,7 +53,6 @@ __all__ = [
     "load_documents",
     "load_rows",
     "make_probe",
-    "pack",
     "read_probe_file",
     "sft_dataset",
     "source_fingerprint",

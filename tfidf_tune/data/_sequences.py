@@ -152,10 +152,9 @@ def cached_folder(
 ) -> tuple[Path, dict[str, int]]:
     """Return the cache folder for ``settings``, everything its contents depend on, and the counts of ``build``.
 
-    If it does not exist, ``build`` fills an empty folder and returns counts, which are stored with the settings in
-    ``settings.json``. Processes that ask at the same time each build a folder, and the first complete one is kept.
+    If it does not exist, ``build`` fills an empty folder. Processes that ask at the same time each build a folder, and
+    the first complete one is kept.
     """
-    # The name of the folder is a hash of all that its contents depend on.
     root = Path(cache_dir or os.environ.get("TFIDF_TUNE_CACHE") or "~/.cache/tfidf_tune").expanduser()
     folder = root / digest(settings | {"format_version": _FORMAT_VERSION})
     if not folder.is_dir():
@@ -212,18 +211,7 @@ def is_packed(dataset: Dataset[Any]) -> bool:
 
 
 def pack(dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer) -> Dataset[dict[str, Any]]:
-    """Pack documents in their order into rows of the tokenizer's ``max_seq_len`` tokens.
-
-    Args:
-        dataset (Dataset[dict[str, list[int]]]): map-style, of ``tokens`` and ``labels``; none longer than a row.
-        tokenizer (TextTokenizer): gives the length of a row, as it does for torchtune's own data sets.
-
-    Returns:
-        Dataset[dict[str, Any]]: torchtune's ``PackedDataset``, all rows in memory.
-
-    Raises:
-        ValueError: If the tokenizer has no ``max_seq_len``.
-    """
+    """Pack documents in their order into rows of the tokenizer's ``max_seq_len`` tokens, all in memory."""
     from torchtune.datasets import PackedDataset
 
     if tokenizer.max_seq_len is None:
@@ -271,12 +259,9 @@ def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device =
 
 
 def unpadded_tokens(row: dict[str, Tensor]) -> Tensor:
-    """Return the tokens of a row of a ``PackedDataset``, int64 ``[s]``, with -100 in place of padding.
-
-    torchtune's ``input_pos`` distinguishes padding from a document without labels: positions of padding continue those
-    of the last document, while every other document but the first of a row starts from 0.
-    """
-    # The last of the lengths is that of the padding, if there is any.
+    """Return the tokens of a row of a ``PackedDataset``, int64 ``[s]``, with -100 in place of padding."""
+    # The last of the lengths is that of the padding, if there is any. Positions of padding continue those of the last
+    # document, while every other document but the first of a row starts from 0.
     tokens: Tensor = row["tokens"]
     start = len(tokens) - int(row["seq_lens"][-1])
     if not 0 < start < len(tokens) or row["input_pos"][start] == 0:

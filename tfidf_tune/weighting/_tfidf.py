@@ -22,20 +22,15 @@ from tfidf_tune.weighting._weighting import (
 )
 
 TermFrequency = Literal["count", "log", "binary"]
+Counted = Literal["labels", "tokens"]
 
 
 class Terms(NamedTuple):
-    """The distinct keys of each row.
+    """The distinct keys of each row."""
 
-    Attributes:
-        keys (Tensor): integer ``[b * s]``, each key once for each row that holds it, and -1 in what remains.
-        counts (Tensor): int64 ``[b * s]``, the positions of the row that hold the key; 0 in what remains.
-        positions (Tensor): int64 ``[b, s]``, the term at each position: an index of the other two.
-    """
-
-    keys: Tensor
-    counts: Tensor
-    positions: Tensor
+    keys: Tensor  # [b * s], each once for each row that holds it, and -1 in what remains
+    counts: Tensor  # [b * s], the positions of the row that hold the key; 0 in what remains
+    positions: Tensor  # [b, s], the term at each position: an index of the other two
 
 
 def distinct_terms(keys_BS: Tensor) -> Terms:
@@ -175,11 +170,6 @@ class DocumentWindow(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-Counted = Literal["labels", "tokens"]
-# Document ids are gathered as int32; clamped, those out of its range are refused too.
-_GATHERED_ID_LIMIT = 2**31 - 1
-
-
 class TFIDFWeighting(TokenWeighting):
     r"""TF-IDF weights of the label tokens, document frequencies taken from the last ``num_batches`` mini-batches.
 
@@ -257,7 +247,8 @@ class TFIDFWeighting(TokenWeighting):
         super().check(batch)
         if batch.document_ids is not None:
             limit = 2**63 // (batch.vocab_size or 2**32)  # the pair of document and token is one int64
-            limit = min(limit, _GATHERED_ID_LIMIT) if self.sync else limit
+            # Gathered ids are clamped to the range of int32: those out of it are refused too.
+            limit = min(limit, 2**31 - 1) if self.sync else limit
             require_ids("document_ids", batch.document_ids, limit, f"0 to {limit - 1}")
 
     def weigh(self, batch: TokenBatch) -> Tensor:

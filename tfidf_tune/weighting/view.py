@@ -38,18 +38,13 @@ def weigh_blocks(
     shuffle: bool = True,
     seed: int = 42,
 ) -> pd.DataFrame:
-    """Compute the weights of every label token in the first epoch of a training run.
+    """Compute the weights of every token of ``[n, s]`` blocks in the first epoch of a training run.
 
-    The blocks go through a :class:`~tfidf_tune.weighting.TFIDFWeighting` of each TF form in mini-batches, in the
-    order of the recipes' sampler. As in training, an incomplete last mini-batch is left out; a text that does not fill
-    one is a mini-batch of its own.
-
-    ``blocks`` are ``[n, s]`` token ids, ``num_batches`` mini-batches in the window, the current one included. Returns a
-    row for each token, in the order of the text: "block" (its number in the text, from 0), "step" (mini-batch in which
-    the block was weighted, from 1), "documents" (sequences in the window at that step, its own mini-batch included),
-    "id", "tf" (how often the token is a label of its block), "df" (sequences of the window that contain it), "idf", and
-    the column :data:`WEIGHTS` of each TF form. The first token of a block is never a label: its "tf" is 0, and its
-    "df", "idf" and weights have no meaning.
+    As in training, an incomplete last mini-batch is left out; a text that does not fill one is a mini-batch of its own.
+    Returns a row for each token, in the order of the text: "block" (its number, from 0), "step" (mini-batch in which
+    the block was weighted, from 1), "documents" (sequences in the window at that step), "id", "tf" (how often the token
+    is a label of its block), "df" (sequences of the window that contain it), "idf", and the column :data:`WEIGHTS` of
+    each TF form. The first token of a block is never a label: its "tf" is 0, and "df", "idf" and weights mean nothing.
     """
     batches = _mini_batches(len(blocks), batch_size, shuffle, seed)
     longest = min(num_batches, len(batches))  # the rest of a longer window would stay empty
@@ -75,11 +70,7 @@ def weigh_blocks(
 
 
 def frequency_bands(labels: pd.DataFrame) -> pd.DataFrame:
-    """Compare the 10 most frequent tokens of the text, the 11th to 100th, the 101st to 1000th and the rest.
-
-    ``labels`` are rows of :func:`weigh_blocks` with a "tf" above 0. Returns a row for each band with tokens: "frequency
-    rank" ("11 to 100"), "% of tokens" and, for each TF form, "% of weight, FORM".
-    """
+    """Compare the 10 most frequent label tokens of a text, the 11th to 100th, the 101st to 1000th and the rest."""
     order = labels.groupby("id").size().sort_values(ascending=False, kind="stable").index
     rank = labels["id"].map(pd.Series(range(1, len(order) + 1), index=order))
     last = [*(edge for edge in _BAND_EDGES if edge < len(order)), len(order)]
@@ -191,8 +182,7 @@ def level_of(token: dict[str, Any], form: TermFrequency) -> int | None:
 def readable(text: str, *, mark_spaces: bool = False) -> str:
     """Make every character of a token visible and harmless; the result is never empty.
 
-    Line ends and tabs become symbols, other control and format characters their code points, and spaces ␣, except a
-    leading one before something visible, which stays unless ``mark_spaces`` is set.
+    A leading space before something visible stays unless ``mark_spaces`` is set.
     """
     shown = "".join(map(_readable_character, text))
     if text[:1] == " " and text[1:2] not in ("", " ") and not mark_spaces:
