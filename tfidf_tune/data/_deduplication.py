@@ -8,7 +8,7 @@ hashing (Indyk and Motwani 1998): a pair of similarity s agrees in all r hash fu
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any, Literal
@@ -86,7 +86,7 @@ class Deduplication:
         used = {"none": {}, "exact": {"method": "exact"}, "minhash": asdict(self) | {"of": "words"}}[self.method]
         return {"deduplicate": used} if used else {}
 
-    def kept(self, rows: TokenArray | Sequence[TokenArray], source: str, tokenizer: TextTokenizer) -> Mask:
+    def kept(self, rows: "Sequence[TokenArray] | TokenArray", source: str, tokenizer: TextTokenizer) -> Mask:
         """Return which rows of a data set stay, bool ``[num_rows]``: the first of several copies; log the numbers.
 
         With ``minhash``, a row is removed if it is a near copy of an earlier one that stays. The similarity of the
@@ -101,13 +101,21 @@ class Deduplication:
         means = "equal tokens"
         if self.method == "minhash":
             means = f"{self.ngram}-gram Jaccard similarity of {self.threshold} or more"
-            ngrams_of = lru_cache(_NUM_CACHED)(lambda number: word_ngrams(_text(tokenizer, rows[number]), self.ngram))
-            self._leave_out_near_copies(kept, ngrams_of)
+            self._leave_out_near_copies(kept, rows, tokenizer)
         num_removed = len(rows) - kept.sum()
         logger.info(f"{source}: {num_removed:,} of {len(rows):,} rows removed as copies of earlier rows ({means})")
         return kept
 
-    def _leave_out_near_copies(self, kept: Mask, ngrams_of: Callable[[int], Hashes]) -> None:
+    def _leave_out_near_copies(
+        self, kept: Mask, rows: Sequence[TokenArray] | TokenArray, tokenizer: TextTokenizer
+    ) -> None:
+        @lru_cache(_NUM_CACHED)
+        def ngrams_of(number: int) -> Hashes:
+            # The documents of a row one by one, because torchtune's tokenizers decode no further than EOS.
+            eos_id, row = tokenizer.eos_id, rows[number]
+            parts = np.split(row, np.flatnonzero(row == eos_id))
+            return word_ngrams("\n".join(tokenizer.decode(part[part != eos_id].tolist()) for part in parts), self.ngram)
+
         # Only rows that stay are in the bands: a copy of a row that was removed is compared with what is left.
         num_bands, num_functions = bands(self.threshold, _COST_OF_MISSED)
         rows_with: dict[tuple[int, bytes], list[int]] = defaultdict(list)
@@ -126,17 +134,10 @@ class Deduplication:
                 rows_with[key].append(number)
 
 
-def _text(tokenizer: TextTokenizer, row: TokenArray) -> str:
-    """Decode the documents of a row one by one, because torchtune's tokenizers decode no further than EOS."""
-    ends = np.flatnonzero(row == tokenizer.eos_id)
-    return "\n".join(tokenizer.decode(part[part != tokenizer.eos_id].tolist()) for part in np.split(row, ends))
-
-
 def word_ngrams(text: str, size: int) -> Hashes:
     """Return a hash of each n-gram of the words of a text in lower case, uint64 ``[num_ngrams]``, sorted.
 
-    A word is a run of letters and digits, and of all characters that are not ASCII. A text with fewer words is one
-    n-gram; without words it has none.
+    A text with fewer words is one n-gram. A word is a run of letters, digits and characters that are not ASCII.
     """
     data = np.frombuffer(text.lower().encode("utf-8", "surrogatepass"), np.uint8)
     borders = np.flatnonzero(np.diff(IS_WORD[data], prepend=False, append=False))
@@ -178,9 +179,9 @@ def joined_words(words: Hashes, size: int) -> Hashes:
 
 
 def similarity(first: Hashes, second: Hashes) -> float:
-    """Return the Jaccard similarity of two sets of :func:`word_ngrams`, from 0 to 1; 0 if both are empty."""
+    """Return the Jaccard similarity of two sets of :func:`word_ngrams`, of which one is not empty."""
     num_shared = len(np.intersect1d(first, second, assume_unique=True))
-    return num_shared / max(1, len(first) + len(second) - num_shared)
+    return num_shared / (len(first) + len(second) - num_shared)
 
 
 def signature(ngrams: Hashes) -> Hashes:
@@ -203,10 +204,7 @@ def hash_functions() -> Hashes:
 
 @lru_cache(16)
 def bands(threshold: float, cost_of_missed: float = 0.5) -> tuple[int, int]:
-    """Return the number of bands and of hash functions in each that fit a least similarity of near copies best.
-
-    ``cost_of_missed`` is that of a near copy without a common band; 1 minus it is the cost of another pair with one.
-    """
+    """Return the number of bands and of hash functions in each that fit a least similarity and the cost of misses."""
     from datasketch import MinHashLSH
 
     try:

@@ -35,47 +35,37 @@ def name_repeated_windows(corpus: TokenArray, length: int) -> Positions:
     """Give a number to every window of ``length`` >= 2 tokens that occurs more than once.
 
     Exact, by naming (Karp, Miller and Rosenberg 1972): windows of ``2k`` tokens are equal if their halves have equal
-    names, so the names of single tokens are paired ``log2(length)`` times. A window with a unique half drops out, which
-    leaves few windows of text after the third round.
-
-    Returns int64 of the shape of ``corpus``: 1 or more and equal for equal windows that start there; 0 for a window
-    that occurs once or would cross the end of its document.
+    names, so the names of single tokens are paired ``log2(length)`` times. Returns int64 of the shape of ``corpus``: 1
+    or more and equal for equal windows that start there; 0 for a window that occurs once or crosses a document's end.
     """
     names = np.zeros(len(corpus) + length, dtype=np.int64)
     names[: len(corpus)] = corpus - SEPARATOR
     size = 1
     while size < length:
         step = min(size, length - size)  # the halves overlap in the last round if length is not a power of two
-        names = _name_repeated_pairs(names[:-step], names[step:])
+        first, second = names[:-step], names[step:]
+        # One integer for each pair of names, which count from 1; sorted, equal pairs follow each other. A window with
+        # a unique half drops out, which leaves few windows of text after the third round.
+        places = np.flatnonzero((first > 0) & (second > 0))
+        keys = first[places]
+        keys *= second.max(initial=0)
+        keys += second[places]
+        order = np.argsort(keys)
+        keys, places = keys[order], places[order]
+        is_first = np.diff(keys, prepend=-1) != 0
+        del keys, order  # the corpus may take a good part of the memory
+        is_repeated = ~(is_first & np.append(is_first[1:], True))
+        names = np.zeros(len(first), dtype=np.int64)
+        names[places[is_repeated]] = np.cumsum(is_first[is_repeated])
         size += step
     return names[: len(corpus)]
 
 
-def _name_repeated_pairs(first: Positions, second: Positions) -> Positions:
-    """Name the pairs ``(first[i], second[i])`` that occur more than once from 1 on; 0 if a half has no name."""
-    # One integer for each pair; sorted, equal pairs follow each other.
-    places = np.flatnonzero((first > 0) & (second > 0))
-    keys = first[places]
-    keys *= second.max(initial=0)  # names count from 1
-    keys += second[places]
-    order = np.argsort(keys)
-    keys, places = keys[order], places[order]
-    del order
-    is_first = np.diff(keys, prepend=-1) != 0
-    del keys
-    is_repeated = ~(is_first & np.append(is_first[1:], True))
-    names = np.zeros(len(first), dtype=np.int64)
-    names[places[is_repeated]] = np.cumsum(is_first[is_repeated])
-    return names
-
-
 def duplicated_stretches(names: Positions, length: int) -> list[tuple[Positions, int]]:
-    """Join windows that always occur together to stretches: their places, ascending, and their number of windows.
+    """Join windows that always follow each other to stretches: their places and the number of their windows.
 
-    Two windows belong to one stretch if each occurrence of the first is followed, one token later, by one of the
-    second, and the second has no others: so each stretch is as long as it can be without losing an occurrence.
-    Occurrences are counted from the left without overlap: their first windows share no token. ``names`` and ``length``
-    are those of :func:`name_repeated_windows`; the stretches are in the order of their first occurrence.
+    Each stretch is as long as it can be without losing an occurrence. Occurrences are counted from the left without
+    overlap; the stretches are in the order of the first. ``names`` are those of :func:`name_repeated_windows`.
     """
     places = np.flatnonzero(names)
     if not len(places):
@@ -111,10 +101,7 @@ def without_overlaps(starts: Positions, length: int) -> Positions:
 
 
 def windows_with_shared_stretch(unseen: TokenArray, corpus: TokenArray, length: int, num_shared: int) -> Mask:
-    """Find the windows of one text that have ``num_shared`` (2 to ``length``) consecutive tokens of another text.
-
-    Returns bool ``[len(unseen) + 1 - length]``, empty if ``unseen`` is shorter.
-    """
+    """Return which windows of a text have ``num_shared``, 2 to ``length``, consecutive tokens of another text."""
     names = name_repeated_windows(np.concatenate([corpus, unseen]), num_shared)
     in_corpus = np.zeros(names.max(initial=0) + 1, dtype=np.bool_)
     in_corpus[names[: len(corpus)]] = True
@@ -162,8 +149,7 @@ class LearnedRuns:
         self.last: dict[int, Answer] = {}
         self.ending: dict[int, list[int]] = defaultdict(list)
         runs: list[TokenArray] = [np.empty(0, dtype=np.int32)]  # so that a separator is also before the first one
-        sources = [(0, 0)]
-        place = 1
+        sources, starts = [(0, 0)], [0, 1]
         for index in range(len(examples)):
             tokens, is_label = examples.sequence(index)
             for start, end in label_runs(is_label).tolist():
@@ -172,18 +158,17 @@ class LearnedRuns:
                 parts = label_runs(~np.isin(tokens[start:end], special)).tolist()
                 if start > 0 and parts and parts[0][1] - parts[0][0] >= min_tokens:
                     first, last = parts[0]
-                    self.last[index] = Answer(start + first, start + last, place + first)
+                    self.last[index] = Answer(start + first, start + last, starts[-1] + first)
                 runs.append(tokens[start:end])
                 sources.append((index, start))
-                place += end - start + 1
+                starts.append(starts[-1] + end - start + 1)
         # Examples with the same answer are represented by the first.
         first_with: dict[bytes, int] = {}
         for index, answer in self.last.items():
             ids = examples.sequence(index)[0][answer.start : answer.end]
             self.ending[first_with.setdefault(ids.tobytes(), index)].append(index)
         self.tokens = join_documents(runs)
-        self._starts = np.cumsum([0, *(len(run) + 1 for run in runs)])[:-1]
-        self._sources = np.array(sources)
+        self._starts, self._sources = np.array(starts[:-1]), np.array(sources)
         # Every run that is searched for has a window of this length, which leads to the others with the same one.
         self._length = max(2, min(LONG_RUN, min_tokens * 4 // 5))
         self._names = name_repeated_windows(self.tokens, self._length)
@@ -294,8 +279,8 @@ class Start(IntEnum):
 class WindowChooser:
     """Choose windows of ``length`` tokens of a corpus so that no two share a token, in any of their occurrences.
 
-    A window is left out when fewer than an eighth of its tokens are distinct. ``fits`` says whether the window that
-    starts at a token ends in the same document; ``num_repetitive`` counts the windows that were left out.
+    ``fits`` says whether the window that starts at a token ends in the same document; ``num_repetitive`` counts the
+    windows that were left out, because fewer than an eighth of their tokens are distinct.
     """
 
     def __init__(self, tokenizer: TextTokenizer, corpus: TokenArray, length: int, rng: np.random.Generator) -> None:
@@ -331,10 +316,10 @@ class WindowChooser:
                     yield starts + best
 
     def random(self, allowed: Mask, drawn: Iterable[int] | None = None) -> Iterator[int]:
-        """Choose the first tokens of random windows; each is moved to the start of a near word, forward if possible.
+        """Choose the first tokens of random windows; take a window before requesting the next.
 
-        ``allowed``, no longer than ``fits``, says where a window may start; all of these tokens are drawn, or those
-        given. Take a window before requesting the next.
+        Each is moved to the start of a near word, forward if possible. ``allowed``, no longer than ``fits``, says where
+        a window may start; all of these tokens are drawn, or those given.
         """
         for token in self._rng.permutation(np.flatnonzero(allowed)) if drawn is None else drawn:
             start = self._nearest_word(int(token), allowed)

@@ -1,7 +1,7 @@
 """Passages whose memorization is measured: their choice and their places in training data.
 
 - In blocks of text: :func:`injected_corpus_dataset`, after "Demystifying Verbatim Memorization in Large Language
-  Models" (Huang, Yang and Potts 2024): passages are repeated in a corpus, and the model is prompted with their starts.
+  Models" (Huang, Yang and Potts 2024).
 - In the answers of examples: :func:`choose_completions`, for ``sft_dataset``.
 - In rows of a user's own data set: :class:`InjectedCanaries`, after "The Secret Sharer" (Carlini et al. 2019,
   https://arxiv.org/abs/1802.08232): inserted text is compared with text drawn in the same way but not inserted.
@@ -18,37 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
+from tfidf_tune.data import _duplicates as duplicates
+from tfidf_tune.data import _passages as probes
+from tfidf_tune.data import _sequences as sequences
 from tfidf_tune.data import _sources as sources
 from tfidf_tune.data import _tokenizer as tokenizers
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
-from tfidf_tune.data._duplicates import (
-    LONG_RUN,
-    SEPARATOR,
-    SHARED_TOKENS,
-    LearnedRuns,
-    Mask,
-    Positions,
-    WindowChooser,
-    join_documents,
-)
-from tfidf_tune.data._passages import (
-    NOISE_KINDS,
-    NoiseKind,
-    NoisyCopy,
-    Passage,
-    Window,
-    make_passages,
-    noisy_copy,
-    read_probe_file,
-    write_probe_file,
-)
-from tfidf_tune.data._sequences import (
-    CompletionsDataset,
-    InjectedCorpusDataset,
-    SequenceDataset,
-    cached_folder,
-    label_runs,
-)
+from tfidf_tune.data._duplicates import LearnedRuns, Mask, Positions, WindowChooser, join_documents
+from tfidf_tune.data._passages import NoiseKind, NoisyCopy, Passage, Window, make_passages, write_probe_file
+from tfidf_tune.data._sequences import CompletionsDataset, InjectedCorpusDataset, SequenceDataset, cached_folder
 from tfidf_tune.data._sources import EMBEDDED, SampleBy, TextSource, embedded_documents, load_documents
 from tfidf_tune.data._text import blocks_and_lengths, cut_blocks
 from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, check_fits_model, encode_texts
@@ -101,7 +79,7 @@ class _CorpusSpec:
 
     def __post_init__(self) -> None:
         require_choice("layout", self.layout, ("aligned", "concatenated"))
-        require_choice("noise_kind", self.noise_kind, (*NOISE_KINDS, "mixed"))
+        require_choice("noise_kind", self.noise_kind, (*probes.NOISE_KINDS, "mixed"))
         require_number("noise", self.noise, 0, 0.99, "the share of a copy's tokens that is changed", reason="not all")
         lowest = dict.fromkeys(("num_targets", "min_target_tokens", "num_repeats", "block_size"), 1)
         for name, least in (lowest | {"num_controls": 0, "seed": 0}).items():
@@ -277,7 +255,7 @@ def injected_corpus_dataset(
     }
     folder, counts = cached_folder(cache_dir, settings, build)
     probe = folder / "probe.jsonl"
-    passages = read_probe_file(probe)
+    passages = probes.read_probe_file(probe)
     if probe_file:
         probe = Path(probe_file).expanduser()
         write_probe_file(probe, passages)
@@ -341,10 +319,10 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     what = f"passages of {least} tokens that occur once in {source.source!r}"
     starts, num_targets = spec.choose(chooser.unique(least), by_rule, what)
     # What is left between the passages of a document are documents of the base.
-    is_base = corpus != SEPARATOR
+    is_base = corpus != duplicates.SEPARATOR
     for start in starts:
         is_base[start : start + least] = False
-    rest = (corpus[first:end] for first, end in label_runs(is_base))
+    rest = (corpus[first:end] for first, end in sequences.label_runs(is_base))
     base, _ = spec.cut(rest, _ALL, f"without {len(starts)} targets and controls", tokenizer.eos_id)
     return [chooser.window(start) for start in starts], num_targets, base, lengths, len(starts)
 
@@ -373,7 +351,7 @@ def _inject(
     for ids in (ids for ids in targets for _ in range(spec.num_repeats)):
         copy = NoisyCopy(ids, [0, 0, 0])
         if spec.noise:
-            copy = noisy_copy(ids, spec.noise, spec.noise_kind, words, spec.block_size, noise_rng)
+            copy = probes.noisy_copy(ids, spec.noise, spec.noise_kind, words, spec.block_size, noise_rng)
         if not is_concatenated:
             # A copy that dropped tokens is filled up by the start of a random base block, as after any document.
             filled = copy.token_ids
@@ -426,11 +404,11 @@ def choose_completions(
     source: str,
     kept: Callable[[TokenArray], Mask],
 ) -> CompletionsDataset:
-    """Choose targets and controls, see ``sft_dataset``, and write the probe file.
+    """Choose targets and controls of ``sft_dataset``, whose source has the first ``num_own`` examples.
 
-    The first ``num_own`` examples are those of the source; ``kept`` returns which of a list of examples stay. Tokens of
-    all turns count: in a conversation that is exported turn by turn, an answer occurs again in the next rows.
+    ``kept`` returns which of a list of examples stay.
     """
+    # All turns count: in a conversation that is exported turn by turn, an answer occurs again in the next rows.
     runs = LearnedRuns(examples, tokenizer, targets.min_target_tokens)
     # An answer is represented by the first of the examples that end with it.
     candidates = [first for first in runs.ending if targets.in_file == (first >= num_own)]
@@ -454,8 +432,8 @@ def choose_completions(
     if (len(chosen), len(controls)) != (targets.num_targets, targets.num_controls) or not base:
         raise ValueError(
             f"{source!r} has {len(chosen)} of num_targets {targets.num_targets} answers of {targets.min_target_tokens} "
-            f"tokens or more for targets={targets.kind}, and {len(controls)} of num_controls {targets.num_controls}, "
-            f"of which no other example learns 90 % of the tokens, or half of them and at least {LONG_RUN}, in a run; "
+            f"tokens or more for targets={targets.kind}, and {len(controls)} of num_controls {targets.num_controls} "
+            f"of which no other example learns half of the tokens and at least {duplicates.LONG_RUN} in a run; "
             f"{len(base)} examples are left. Lower these numbers or min_target_tokens, or set targets=random"
         )
     # The order of training: base examples and copies of targets, without what deduplication removes.
@@ -637,7 +615,7 @@ class InjectedCanaries:
         tokenizer, length = self._tokenizer, self._block_size
         documents = embedded_documents("train") + embedded_documents("validation")
         chooser = WindowChooser(tokenizer, join_documents(encode_texts(tokenizer, documents)), length, rng)
-        for start in chooser.unique(min(SHARED_TOKENS, length)):
+        for start in chooser.unique(min(duplicates.SHARED_TOKENS, length)):
             # A token can differ at the start of a text: byte-level tokenizers have another one without the space.
             text = tokenizer.decode(chooser.window(start).tolist()).strip()
             if len(tokenizer.encode(text, add_bos=False, add_eos=False)) == length:

@@ -8,7 +8,7 @@ because the window was chosen by the text of the passage alone: so the index kno
 import shutil
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import chain, compress, islice, tee
@@ -151,13 +151,12 @@ def make_probe(
         with TemporaryDirectory() as folder:
             return make_probe(tokenizer, spec, Path(folder) / "work", runner)
     # Each file is a task, any other source too; what they hold now decides whether an interrupted call goes on.
-    units: list[Path | str] = []
+    local = {source: sources.local_files(source) for source in spec.sources if sources.is_local(source)}
+    units = [unit for source in spec.sources for unit in local.get(source, [source])]
+    stamps = file_stamps([source for source in spec.sources if source in local])
     for source in spec.sources:
-        units += sources.local_files(source) if sources.is_local(source) else [source]
-    stamps = file_stamps([source for source in spec.sources if sources.is_local(source)])
-    for unit in map(str, units):
-        if unit in spec.sources:
-            stamps[unit] = sources.source_fingerprint(unit, column=spec.column)
+        if source not in local:
+            stamps[source] = sources.source_fingerprint(source, column=spec.column)
     arguments = {**asdict(spec), "sources": list(spec.sources), "files": stamps, "format": _FORMAT}
     if spec.num_controls:
         unseen = spec.controls_source or EMBEDDED
@@ -177,23 +176,19 @@ class _Target(NamedTuple):
 
 
 class _Corpus:
-    """The tokens of pieces, see :func:`join_documents`, where each begins, and the choice of windows."""
+    """The tokens of the documents of windows, see :meth:`_Search.read`, and the choice of passages in them."""
 
-    def __init__(self, search: "_Search", pieces: Iterable[Piece]) -> None:
-        both = [*search.encoded(pieces)]
+    def __init__(self, search: "_Search", places: Records, name: str) -> None:
+        both = [*search.read(places, name)]
         self.pieces = [piece for piece, _ in both]
         self.token_ids = join_documents(ids for _, ids in both)
         self.chooser = WindowChooser(search.tokenizer, self.token_ids, search.spec.block_size, search.rng)
         self._first_tokens = np.cumsum([0, *(len(ids) + 1 for _, ids in both)])[:-1]
         self._search = search
 
-    def pieces_of(self, tokens: Positions) -> Positions:
-        """Return the piece of each token."""
-        return np.searchsorted(self._first_tokens, tokens, side="right") - 1
-
     def located(self, tokens: Positions) -> list[tuple[Piece, int]]:
         """Return the piece of each token, and the tokens before it in the piece."""
-        numbers = self.pieces_of(tokens)
+        numbers = np.searchsorted(self._first_tokens, tokens, side="right") - 1
         offsets = tokens - self._first_tokens[numbers]
         return [(self.pieces[number], offset) for number, offset in zip(numbers, offsets.tolist(), strict=True)]
 
@@ -217,7 +212,8 @@ class _Search:
         self.tokenizer, self.spec, self._units, self._runner = tokenizer, spec, units, runner
         self.rng = np.random.default_rng(spec.seed)
         self._near = spec.passages == "near-duplicates"
-        self._num_duplicates = self._num_repetitive = self._num_readings = 0
+        self._num_candidates = _CANDIDATES * spec.num_targets + _MORE_CANDIDATES
+        self._num_repetitive = self._num_readings = 0
         self._stretch_repeats: tuple[int, ...] = ()
         # The length of a window in bytes follows from a sample; the stretches of controls are searched in one pass.
         files = tuple(str(unit.resolve()) if isinstance(unit, Path) else unit for unit in units)
@@ -230,11 +226,12 @@ class _Search:
         batch = windows.make_batch([self.text(ids) for ids in self._unseen], ignore_case=self._near)
         words, known = self._index.stretches(batch)
         self._stretches = [known[batch.of_text[words] == number].tolist() for number in range(len(self._unseen))]
-        self._found = windows.build(self._index, known, runner)
+        self._counts, self._first_documents, groups, self._shared = windows.build(self._index, known, runner)
+        self._groups = groups[groups["count"] >= spec.min_repeats]
 
     def made(self) -> MadeProbe:
         """Choose targets and controls."""
-        spec, counts = self.spec, self._found.counts
+        spec, counts = self.spec, self._counts
         targets = self._near_targets() if self._near else self._targets()
         num_tokens = round(counts["bytes"] / self._bytes_in_token)
         text = f"{', '.join(spec.sources)} ({counts['documents']} documents of {num_tokens} tokens in all)"
@@ -247,7 +244,7 @@ class _Search:
             num_documents=counts["documents"],
             num_tokens=num_tokens,
             stretch_repeats=self._stretch_repeats,
-            num_duplicates=self._num_duplicates,
+            num_duplicates=sum(one.num_copies > 1 for one in targets) * (spec.passages != "random"),
             num_repetitive=self._num_repetitive,
             num_refused=num_refused,
             starts=Counter(target.start for target in targets),
@@ -259,9 +256,12 @@ class _Search:
         options = {"skip_special_tokens": False} if isinstance(self.tokenizer, HFTokenizer) else {}
         return self.tokenizer.decode(ids.tolist(), **options).strip("\ufffd").encode("utf-8", "surrogatepass")
 
-    def encoded(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, TokenArray]]:
-        """Tokenize pieces; :data:`CUT` is in place of tokens that may differ from those of the document."""
-        pieces, again = tee(pieces)
+    def read(self, places: Records, name: str) -> Iterator[tuple[Piece, TokenArray]]:
+        """Read and tokenize the documents of windows; ``name`` is that of the step.
+
+        :data:`CUT` is in place of tokens of a piece that may differ from those of its document.
+        """
+        pieces, again = tee(windows.read_pieces(self._index, places, name, self._runner))
         for piece, ids in zip(pieces, encode_texts(self.tokenizer, (piece.text for piece in again)), strict=True):
             ids[: _CUT_TOKENS if piece.start else 0] = CUT
             ids[len(ids) if piece.is_end else -_CUT_TOKENS :] = CUT
@@ -284,66 +284,52 @@ class _Search:
         shares = [size / length for size, length in zip(sizes, lengths, strict=True) if length >= _LEAST_SAMPLE]
         return sum(sizes), mean, float(np.quantile(shares or [mean], 0.05))
 
-    def _read(self, places: Records, name: str) -> Iterator[Piece]:
-        return windows.read_pieces(self._index, places, name, self._runner)
-
     def _targets(self) -> list[_Target]:
         """Choose the most frequent duplicates, then random passages."""
         spec = self.spec
         is_random = spec.passages == "random"
-        drawn = self._drawn(unique=not is_random)
-        groups = self._found.groups[self._found.groups["count"] >= spec.min_repeats]
+        drawn = windows.draw_windows(self._index, self._num_candidates, self.rng, unique=not is_random)
         targets: list[_Target] = []
         # Few documents at first; more if they have too few passages and there are more groups.
         for most in _DOCUMENTS:
-            num_groups, places, weights = self._candidates(groups, 0 if is_random else most)
-            corpus = _Corpus(self, self._read(np.concatenate([places, drawn]), f"documents-{most}"))
+            num_groups, places, weights = self._candidates(self._groups, 0 if is_random else most)
+            corpus = _Corpus(self, np.concatenate([places, drawn]), f"documents-{most}")
             if not corpus.chooser.fits.any():  # the search needs memory in proportion to the length of a passage
                 return []
             names = duplicates.name_repeated_windows(corpus.token_ids, spec.block_size)
             if not is_random:
                 targets = self._duplicates(corpus, names, weights)
-            if is_random or num_groups == len(groups) or len(targets) == spec.num_targets:
+            if is_random or num_groups == len(self._groups) or len(targets) == spec.num_targets:
                 break
-        self._num_duplicates = len(targets)
         targets += self._random(corpus, names, drawn, spec.num_targets - len(targets))
         self._num_repetitive = corpus.chooser.num_repetitive
         return targets
 
-    def _drawn(self, *, unique: bool) -> Records:
-        number = _CANDIDATES * self.spec.num_targets + _MORE_CANDIDATES
-        return windows.draw_windows(self._index, number, self.rng, unique=unique)
-
     def _candidates(self, groups: Records, most: int) -> tuple[int, Records, dict[int, float]]:
         """Choose the largest groups whose windows are in so many documents.
 
-        Returns their number, places of up to :data:`_COPIES` windows of each, and for how many windows each of these
-        stands, at most, by document.
+        Returns their number, places of some windows of each, and for how many windows each document stands, at most.
         """
         counts, places = windows.find_windows(self._index, groups["key"][: 8 * most], _COPIES)
-        if not len(counts):
-            return 0, np.zeros(0, PLACE), {}
-        # As many groups as their documents allow, counting each document where it comes first.
-        together = np.concatenate(places)
-        documents, first, numbers = np.unique(
-            windows.document_numbers(together), return_index=True, return_inverse=True
-        )
-        num_documents = np.cumsum(np.isin(np.arange(len(together)), first))
-        sizes = np.array([len(own) for own in places])
-        num_groups = max(1, int(np.searchsorted(num_documents[np.cumsum(sizes) - 1], most, side="right")))
-        num_places = int(sizes[:num_groups].sum())
-        # Of a group with more windows than were read, a document stands for several.
-        weights = np.ones(len(documents))
-        np.maximum.at(weights, numbers[:num_places], np.repeat(counts / sizes, sizes)[:num_places])
-        return num_groups, together[:num_places], dict(zip(documents.tolist(), weights.tolist(), strict=True))
+        num_groups = 0
+        weights: dict[int, float] = {}
+        for count, own in zip(counts.tolist(), places, strict=False):
+            documents = {*windows.document_numbers(own).tolist()}
+            if num_groups and len(weights) + len(documents - weights.keys()) > most:
+                break
+            # Of a group with more windows than were read, a document stands for several.
+            weights |= {document: max(weights.get(document, 1.0), count / len(own)) for document in documents}
+            num_groups += 1
+        return num_groups, np.concatenate([np.zeros(0, PLACE), *places[:num_groups]]), weights
 
     def _duplicates(self, corpus: _Corpus, names: Positions, weights: dict[int, float]) -> list[_Target]:
         """Choose the passages that occur most often."""
         spec = self.spec
         # The order is that of the expected counts; a few more than needed are counted in all text.
         stretches = duplicates.duplicated_stretches(names, spec.block_size)
-        stands_for = np.array([weights.get(piece.number, 1.0) for piece in corpus.pieces])
-        expected = [stands_for[corpus.pieces_of(starts)].sum() for starts, _ in stretches]
+        expected = [
+            sum(weights.get(piece.number, 1.0) for piece, _ in corpus.located(starts)) for starts, _ in stretches
+        ]
         self._stretch_repeats = tuple(round(number) for number in expected if number >= spec.min_repeats)
         order = sorted(self.rng.permutation(len(stretches)), key=lambda number: -expected[number])
         possible = corpus.chooser.duplicates(stretches[number] for number in order)
@@ -396,13 +382,13 @@ class _Search:
                 of_window = windows.document_numbers(places[rarest]).tolist()
                 if counts[rarest] > _COPIES or not whole.issuperset(of_window):
                     elsewhere[number] = int(rarest)
-        files = {number: found[0][0].file for number, found in occurrences.items()}
+        files = {number: str(self._units[found[0][0].file]) for number, found in occurrences.items()}
         if elsewhere:
             # The second pass: the documents of all windows that each occurrence of a passage must have.
             _, places = windows.find_windows(self._index, keys[[*elsewhere.values()], 0])
             self._num_readings += 1
             occurrences |= {number: [] for number in elsewhere}
-            for piece, ids in self.encoded(self._read(np.concatenate(places), f"copies-{self._num_readings}")):
+            for piece, ids in self.read(np.concatenate(places), f"copies-{self._num_readings}"):
                 place = piece._replace(text="")
                 for number in elsewhere:
                     occurrences[number] += [(place, start) for start in _occurrences(passages[number], ids)]
@@ -410,28 +396,25 @@ class _Search:
         for number, found in occurrences.items():
             positions = []
             if len(found) <= _MOST_POSITIONS and all(piece.is_whole for piece, _ in found):
-                first = self._found.first_documents
+                first = self._first_documents
                 positions = [[first[piece.file] + piece.document, start] for piece, start in found]
             start = min(map(corpus.chooser.start_of, chosen[number]))
-            targets.append(self._target(passages[number], start, len(found), files[number], positions))
+            window = (passages[number], positions, files[number], {"num_injections": len(found)})
+            targets.append(_Target(window, start, len(found)))
         return targets
-
-    def _target(self, ids: TokenArray, start: Start, num_copies: int, file: int, positions: list[list[int]]) -> _Target:
-        # The index has counted what the positions do not always tell.
-        return _Target((ids, positions, str(self._units[file]), {"num_injections": num_copies}), start, num_copies)
 
     def _near_targets(self) -> list[_Target]:
         """Choose a passage of each group of near copies, the largest groups first, then unique ones."""
         spec = self.spec
         # Candidates: the first window of each stretch, the largest groups first, then windows without near copies.
-        groups = self._found.groups[self._found.groups["count"] >= spec.min_repeats]
-        groups = windows.first_of_stretches(groups, self._index.num_bytes)
+        groups = windows.first_of_stretches(self._groups, self._index.num_bytes)
         counts = groups["count"].tolist()
         self._stretch_repeats = tuple(counts)
         order = sorted(self.rng.permutation(len(groups)), key=lambda number: -counts[number])
-        groups = groups[order[: _CANDIDATES * spec.num_targets + _MORE_CANDIDATES]]
-        places = np.concatenate([groups["place"], self._drawn(unique=True)])
-        corpus = _Corpus(self, self._read(places, "documents"))
+        groups = groups[order[: self._num_candidates]]
+        drawn = windows.draw_windows(self._index, self._num_candidates, self.rng, unique=True)
+        places = np.concatenate([groups["place"], drawn])
+        corpus = _Corpus(self, places, "documents")
         chooser = corpus.chooser
         targets: list[_Target] = []
         taken: set[bytes] = set()
@@ -449,9 +432,10 @@ class _Search:
             grams = {ids[first : first + size].tobytes() for first in range(len(ids) - size + 1)}
             if chooser.is_varied(start) and not grams & taken:
                 taken |= grams
-                self._num_duplicates += is_group
+                # The index has counted what the positions do not tell.
                 num_copies = int(groups["count"][number]) if is_group else 1
-                targets.append(self._target(ids, chooser.start_of(start), num_copies, piece.file, []))
+                window: Window = (ids, [], str(self._units[piece.file]), {"num_injections": num_copies})
+                targets.append(_Target(window, chooser.start_of(start), num_copies))
         self._num_repetitive = chooser.num_repetitive
         return targets
 
@@ -465,9 +449,9 @@ class _Search:
     def _draw_controls(self) -> tuple[list[TokenArray], int, int]:
         """Draw more passages than are needed, without overlap.
 
-        A control shares at most so many bytes at a time with the training text, or the documents that share more are
-        tokenized and compared. That suffices if each :data:`SHARED_TOKENS` of it hold such a stretch. Returns passages
-        of which that is true, the number of all that were drawn, and the bytes of a stretch.
+        A control shares no stretch of so many bytes with the training text, or the documents that share it are compared
+        by tokens. That suffices if each :data:`SHARED_TOKENS` of it hold such a stretch. Returns passages of which that
+        is true, the number of all that were drawn, and the bytes.
         """
         spec, tokenizer = self.spec, self.tokenizer
         if not spec.num_controls:
@@ -509,7 +493,7 @@ class _Search:
 
     def _controls(self) -> tuple[list[TokenArray], int]:
         """Return the controls, and how many were refused because they share text with the training text."""
-        spec, shared = self.spec, self._found.shared
+        spec, shared = self.spec, self._shared
         num_shared = min(SHARED_TOKENS, spec.block_size)
         hits = [[key for key in own if key in shared] for own in self._stretches]
         accepted = {number for number, own in enumerate(hits) if not own}
@@ -519,7 +503,7 @@ class _Search:
         possible = [number for number, most in enumerate(num_places) if 0 < most <= windows.MOST_SHARED]
         if len(accepted) < spec.num_controls and possible:
             places = np.array([place for number in possible for key in hits[number] for place in shared[key]], PLACE)
-            tokens = _Corpus(self, self._read(places, "shared")).token_ids
+            tokens = _Corpus(self, places, "shared").token_ids
             unseen = join_documents(self._unseen[number] for number in possible)
             is_shared = duplicates.windows_with_shared_stretch(unseen, tokens, spec.block_size, num_shared)
             accepted |= {*compress(possible, ~is_shared[:: spec.block_size + 1])}

@@ -75,36 +75,11 @@ def hashes(batch: TextBatch, words: Places, num_bytes: int | Places) -> Hashes:
     return dedup.stretch_hashes(batch.sums, starts, starts + num_bytes)
 
 
-def chosen_words(batch: TextBatch, num_bytes: int, spacing: int, *, inner: bool = False) -> Places:
-    """Choose where windows of ``num_bytes`` start, as indices of words, int64 ``[num_windows]``, ascending.
-
-    Of each ``spacing`` words of a text from which a window fits the one with the least hash, a start of a line before
-    any other; and the first one of each text, unless ``inner``: then only those that every text has that contains it.
-    """
-    is_fitting = batch.num_left >= num_bytes
-    if inner:  # what starts a text may be inside a word
-        is_fitting &= batch.offsets > 0
-    # The rank of a place: its hash, after all starts of lines; it depends on the text around it alone.
-    fitting = np.flatnonzero(is_fitting)
-    order = hashes(batch, fitting, min(_CONTEXT, num_bytes)) >> np.uint64(1) | np.uint64(1)
-    order |= np.where(_IS_LINE_END[batch.data[batch.words[fitting] - 1]], np.uint64(0), np.uint64(1 << 63))
-    # A place is chosen if it has the lowest rank in one of the runs of words of its text that contain it (winnowing).
-    of_text, around = batch.of_text[fitting], (spacing - 1, spacing)
-    lowest = sliding_window_view(np.pad(order, around), spacing).min(axis=1)
-    texts = sliding_window_view(np.pad(of_text, around, constant_values=-1), spacing)
-    lowest[texts[:, 0] != texts[:, -1]] = 0
-    is_chosen = order == sliding_window_view(lowest, spacing).max(axis=1)[: len(order)]
-    if not inner:
-        is_chosen |= np.diff(of_text, prepend=-1) > 0
-    return np.asarray(fitting[is_chosen])
-
-
 def band_keys(batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands: tuple[int, int]) -> Hashes:
-    """Return the keys of the bands of each window's :func:`signature`, uint64 ``[num_windows, num_bands]``.
+    """Return the keys of the bands of each window's signature, uint64 ``[num_windows, num_bands]``.
 
-    Near copies by :mod:`tfidf_tune.data._deduplication` have a key in common. Case does not count if the batch ignores
-    it, nor what is between words. ``chosen`` are the first words of windows, ``size`` the words of an n-gram, and
-    ``bands`` the number of bands and the hash functions in each.
+    ``chosen`` are the first words of windows, ``size`` the words of an n-gram, ``bands`` their number and the hash
+    functions in each. Case does not count if the batch ignores it, nor what is between words.
     """
     # A word ends at a gap, or where the next begins: characters of three bytes have no gaps.
     num_bands, num_rows = bands
@@ -171,10 +146,30 @@ class WindowIndex:
             yield np.load(file, mmap_mode="r"), np.load(places, mmap_mode="r")
 
     def windows(self, batch: TextBatch, *, inner: bool = False) -> tuple[Places, Hashes]:
-        """Return the first words of windows, see :func:`chosen_words`, and their :meth:`keys`."""
-        # Words of which one starts a window, so few that windows overlap; fewer windows have MinHash's many keys.
+        """Choose windows of the texts; return their first words, which are indices, ascending, and their :meth:`keys`.
+
+        Of each so many words of a text from which a window fits the one with the least hash, a start of a line before
+        any other; and the first one of each text, unless ``inner``: then only those that every text has that contains
+        it.
+        """
+        # So few words that windows overlap; fewer windows have MinHash's many keys.
         spacing = min(32, max(1, self.num_bytes // 16)) * (2 if self.near else 1)
-        chosen = chosen_words(batch, self.num_bytes, spacing, inner=inner)
+        is_fitting = batch.num_left >= self.num_bytes
+        if inner:  # what starts a text may be inside a word
+            is_fitting &= batch.offsets > 0
+        # The rank of a place: its hash, after all starts of lines; it depends on the text around it alone.
+        fitting = np.flatnonzero(is_fitting)
+        order = hashes(batch, fitting, min(_CONTEXT, self.num_bytes)) >> np.uint64(1) | np.uint64(1)
+        order |= np.where(_IS_LINE_END[batch.data[batch.words[fitting] - 1]], np.uint64(0), np.uint64(1 << 63))
+        # A place is chosen if it has the lowest rank in a run of words of its text that contains it (winnowing).
+        of_text, around = batch.of_text[fitting], (spacing - 1, spacing)
+        lowest = sliding_window_view(np.pad(order, around), spacing).min(axis=1)
+        texts = sliding_window_view(np.pad(of_text, around, constant_values=-1), spacing)
+        lowest[texts[:, 0] != texts[:, -1]] = 0
+        is_chosen = order == sliding_window_view(lowest, spacing).max(axis=1)[: len(order)]
+        if not inner:
+            is_chosen |= np.diff(of_text, prepend=-1) > 0
+        chosen = np.asarray(fitting[is_chosen])
         return chosen, self.keys(batch, chosen)
 
     def keys(self, batch: TextBatch, words: Places) -> Hashes:
@@ -189,17 +184,14 @@ class WindowIndex:
         return words, hashes(batch, words, self.num_shared_bytes)
 
 
-class Found(NamedTuple):
-    """What is in an index."""
+def build(
+    index: WindowIndex, known: Hashes, runner: TaskRunner
+) -> tuple[Counter[str], list[int], Records, dict[int, list[tuple[int, int, int]]]]:
+    """Index the files, and search occurrences of stretches with the ``known`` hashes, uint64 ``[num_known]``.
 
-    counts: Counter[str]  # documents, bytes, windows and records
-    first_documents: list[int]  # documents before each file
-    groups: Records  # GROUP of each group of copies, the largest first; at most some millions
-    shared: dict[int, list[tuple[int, int, int]]]  # places of each known stretch that occurs, see MOST_SHARED
-
-
-def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Found:
-    """Index the files, and search occurrences of stretches with the ``known`` hashes, uint64 ``[num_known]``."""
+    Returns the numbers of documents, bytes, windows and records; the documents before each file; a :data:`GROUP` of
+    each group of copies, the largest first, at most some millions; places of each known stretch that occurs.
+    """
     # First pass: a task for each file writes its records, sorted in runs.
     runner.run([partial(_write_runs, index, known)], index.work / "1", len(index.files), "Reading")
     summaries = [json.loads(file.read_text()) for file in sorted((index.work / "runs").glob("*.json"))]
@@ -217,7 +209,7 @@ def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Found:
     if index.near:
         groups = _joined(groups) if len(groups) else np.zeros(0, GROUP)
     groups = groups[np.argsort(groups["count"], kind="stable")[::-1]]
-    return Found(counts, np.cumsum([0, *(one["documents"] for one in each)]).tolist(), groups, shared)
+    return counts, np.cumsum([0, *(one["documents"] for one in each)]).tolist(), groups, shared
 
 
 def find_windows(index: WindowIndex, keys: Hashes, most: int = 2**62) -> tuple[Places, list[Records]]:
@@ -387,13 +379,11 @@ def _count_copies(index: WindowIndex, _: Any, rank: int, world_size: int) -> Non
     # A stable order keeps that of files, documents and offsets.
     order = np.argsort(keys, kind="stable")
     keys, places = keys[order], places[order]
-    is_new = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
-    groups = np.cumsum(is_new) - 1
-    firsts = np.flatnonzero(is_new)
+    _, firsts, groups = np.unique(keys, return_index=True, return_inverse=True)
     found: Records
     # Near copies are pairs with the first record of their key, which are joined later; equal ones are counted.
     if index.near:
-        others = np.flatnonzero(~is_new)
+        others = np.flatnonzero(firsts[groups] != np.arange(len(keys)))
         found = np.zeros(len(others), PAIR)
         found["first"], found["second"] = places[firsts[groups[others]]], places[others]
         found = np.unique(found[~_overlap(found["first"], found["second"], index.num_bytes)])
