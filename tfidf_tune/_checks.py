@@ -76,14 +76,14 @@ def first_problem(error: Any) -> tuple[str, dict[str, Any]]:
 
 def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
     """Compare settings, and return a phrase for each key that differs: ``optimizer.lr was 0.001, is 0.002``."""
-    found = []
+    phrases = []
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            found += differences(old, new, f"{prefix}{key}.")
+            phrases += differences(old, new, f"{prefix}{key}.")
         elif _shown(before, key) != _shown(now, key):
-            found.append(f"{prefix}{key} was {_shown(before, key)}, is {_shown(now, key)}")
-    return found
+            phrases.append(f"{prefix}{key} was {_shown(before, key)}, is {_shown(now, key)}")
+    return phrases
 
 
 def _shown(settings: dict[str, Any], key: str) -> str:

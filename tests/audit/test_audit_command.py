@@ -79,7 +79,7 @@ def test_a_second_run_asks_for_the_same_passages_and_refuses_others(reciting, co
     probe = (out / "probe.jsonl").read_bytes()
     main(command(reciting, out))
     assert (out / "probe.jsonl").read_bytes() == probe
-    assert "Passages: those of " in capsys.readouterr().out
+    assert "Passages: from " in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"chosen with other options: seed was 0, is 1\. Name another --output-dir"):
         main(command(reciting, out, "--seed", "1"))
     assert (out / "probe.jsonl").read_bytes() == probe

@@ -173,7 +173,7 @@ def audit(spec: AuditSpec, note: Note = lambda text: None) -> AuditResult:
     """Choose passages, ask a model for them, and write a report of what it recites.
 
     A second audit with the same output folder uses the passages of the first, and is refused if they were chosen from
-    other texts or with other options. Each has a folder of answers of its own.
+    other texts or with other options. The answers of each audit are in another folder.
 
     Args:
         spec (AuditSpec): what to audit.
@@ -254,7 +254,7 @@ def choose_passages(spec: "ProbeSpec", tokenizer: str, file: Path, runner: "Task
 
 
 def output_folder(output_dir: str | Path | None, named: str | Path) -> Path:
-    """Return the output folder, by default one that is named after the end of a path."""
+    """Return the output folder, by default named after the end of a path."""
     name = "-".join(Path(named).expanduser().resolve().parts[-2:]).strip("/")
     return Path(output_dir or Path("runs/audit") / name).expanduser()
 
@@ -332,7 +332,7 @@ class _Plan:
                     f"{self.probe_file} was chosen with other options: {'; '.join(changed)}. "
                     "Name another --output-dir, or --overwrite"
                 )
-            note(f"Passages: those of {self.probe_file}.")
+            note(f"Passages: from {self.probe_file}.")
             return read_probe_file(self.probe_file)
         passages = choose_passages(
             chosen, self.tokenizer, self.probe_file, self.spec.runner, replace_work=self.spec.overwrite, note=note
@@ -392,7 +392,7 @@ def _judge(evaluated: Path, folder: Path, bounds: "Sequence[Bound]", *, show_pas
     from tfidf_tune.report import write_report
 
     results = import_results([evaluated])
-    folders = {one.run: one.folder for one in results.checkpoints}
+    folders = {checkpoint.run: checkpoint.folder for checkpoint in results.checkpoints}
     if len(folders) > 1:
         raise ValueError(f"{evaluated} holds the results of several runs: name one of {', '.join(folders.values())}")
     made = audit_report(results, bounds=bounds, show_passages=show_passages)

@@ -70,12 +70,14 @@ def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_p
         ValueError: If no checkpoint has a sample of a target.
     """
     probed = [
-        at for at, one in enumerate(results.checkpoints) if "target" in {sample.kind for sample, _ in one.samples}
+        at
+        for at, checkpoint in enumerate(results.checkpoints)
+        if "target" in {sample.kind for sample, _ in checkpoint.samples}
     ]
     if not probed:
-        one = results.checkpoints[0]
+        first = results.checkpoints[0]
         raise ValueError(
-            f"the results of {one.model} in {one.folder} have no memorization sample of a target: evaluate the task "
+            f"the results of {first.model} in {first.folder} have no memorization sample of a target: evaluate "
             "tfidf_memorization with a probe file"
         )
     at, notes = probed[-1], Footnotes()
@@ -119,7 +121,7 @@ def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_p
 
 
 def _name(checkpoint: Checkpoint) -> str:
-    """Name the run by the end of its folder's path, or the model by that of its own, a hub id as it is."""
+    """Name the run by the end of its folder's path, or the model by the end of its path, a hub id as it is."""
     path = Path(checkpoint.folder if checkpoint.is_identified else checkpoint.checkpoint)
     return "/".join(part for part in path.parts[-2:] if part != path.anchor) or checkpoint.model
 

@@ -78,8 +78,8 @@ def _num_verbatim(samples: "pd.DataFrame") -> int:
 
 def best_samples(samples: "pd.DataFrame", kind: str) -> "pd.DataFrame":
     """Return the sample with the highest LMS of each passage; ties go to the shortest prompt."""
-    own = samples[samples["kind"] == kind]
-    order = own.sort_values(["lms", "prefix_length"], ascending=[False, True], kind="stable")
+    of_kind = samples[samples["kind"] == kind]
+    order = of_kind.sort_values(["lms", "prefix_length"], ascending=[False, True], kind="stable")
     return order.drop_duplicates("passage_id")
 
 
@@ -134,7 +134,7 @@ def limits(checks: "Sequence[Check]") -> Table:
     """Show each limit with what was measured."""
     import pandas as pd
 
-    rows = [(one.measure, one.value, one.limit, "yes" if one.exceeded else "no") for one in checks]
+    rows = [(check.measure, check.value, check.limit, "yes" if check.exceeded else "no") for check in checks]
     frame = pd.DataFrame(rows, columns=["Measure", "Measured", "Limit", "Exceeded"])
     return Table("limits", "Limits", frame, formats={"Measured": ".4g", "Limit": "g"})
 
@@ -146,7 +146,7 @@ def by_prefix_length(samples: "pd.DataFrame", footnotes: Footnotes) -> Table:
         caveats = [f"From fewer than {MIN_UNITS} passages, such an interval is too narrow."]
     about = "95 %: percentile bootstrap over passages of the difference, targets minus controls."
     notes = [about + footnotes.mark(*caveats)] if fewest else []
-    frame = _compared((prompt_length(length), own) for length, own in samples.groupby("prefix_length"))
+    frame = _compared((prompt_length(length), group) for length, group in samples.groupby("prefix_length"))
     columns = (("Prompt (tokens)", "name", ""), *_AGAINST, (_VERBATIM, "verbatim", ".1f"))
     return tabulate("by_prefix_length", "By length of the prompt", frame, columns, notes)
 
@@ -159,7 +159,7 @@ def by_repeats(targets: "pd.DataFrame") -> Table:
     notes = ["Verbatim: recited completely from at least one of the prompts."]
     known = targets[targets["repeats"].notna()]
     groups = known.groupby([(int(repeats) - 1).bit_length() for repeats in known["repeats"]])  # 1, 2, 3 to 4, ...
-    frame = _compared((span(own["repeats"].min(), own["repeats"].max(), decimals=0), own) for _, own in groups)
+    frame = _compared((span(group["repeats"].min(), group["repeats"].max(), decimals=0), group) for _, group in groups)
     return tabulate("by_repeats", "By repeats in the training text", frame, columns, notes)
 
 
@@ -185,9 +185,9 @@ def by_attack(samples: "pd.DataFrame") -> Table:
     """Compare ways of asking. A passage counts with its best prompt of each."""
     groups = [*samples.groupby("attack", sort=False), ("any of these", samples)]
     passages = ["kind", "passage_id"]
-    best = [(name, own.groupby(passages, as_index=False)[["lms", "verbatim"]].max()) for name, own in groups]
+    best = [(name, group.groupby(passages, as_index=False)[["lms", "verbatim"]].max()) for name, group in groups]
     frame = _compared(best if len(groups) > 2 else [])
-    numbers = {name: len(own) for name, own in groups}
+    numbers = {name: len(group) for name, group in groups}
     frame = frame.assign(
         prompts=frame["name"].map(numbers), share=[f"{row.hits} of {row.number}" for row in frame.itertuples()]
     )
@@ -310,7 +310,7 @@ def measures_and_checks(
     ``auc``               of membership inference by the loss
     ====================  =============================================================================================
 
-    Upper bounds are those of 95 % bootstrap intervals over passages; of shares one-sided ones of Clopper and Pearson.
+    Upper bounds are the ends of 95 % bootstrap intervals over passages; of shares, one-sided by Clopper and Pearson.
     """
     upper = bootstrap_interval(lambda values, axis=-1: values.mean(axis), facts.target_means).high
     floor, share = facts.floor, facts.num_verbatim / facts.num_targets

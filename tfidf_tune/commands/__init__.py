@@ -39,16 +39,16 @@ def _missing(extra: str) -> set[str]:
         return set()
     names: set[str] = set()
     for requirement in requirements:
-        found = re.match(r'([\w.-]+)(?:\[([\w,-]+)\])?.*;.*extra == "([\w-]+)"', requirement)
-        if found is None or found[3] != extra:
+        match = re.match(r'([\w.-]+)(?:\[([\w,-]+)\])?.*;.*extra == "([\w-]+)"', requirement)
+        if match is None or match[3] != extra:
             continue
-        if found[1] == _NAME:
-            names = names.union(*map(_missing, found[2].split(",")))
+        if match[1] == _NAME:
+            names = names.union(*map(_missing, match[2].split(",")))
         else:
             try:
-                distribution(found[1])
+                distribution(match[1])
             except PackageNotFoundError:
-                names.add(found[1])
+                names.add(match[1])
     return names
 
 

@@ -21,7 +21,7 @@ _USAGES = {
     "run": "tfidf-tune run [TORCHRUN-OPTIONS] <recipe> --config <config> [RECIPE-OPTIONS]",
     "download": "tfidf-tune download <repo-id> [OPTIONS]",
 }
-_FIRST = ("mine", "any")  # folders of configs that `ls` shows first: those for any model
+_FIRST = ("mine", "any")  # folders of configs that `ls` shows first: for any model
 _UTILS = "torchtune.training.checkpointing._utils"
 _RUN_HELP = f"""usage: {_USAGES["run"]}
 
@@ -49,12 +49,14 @@ def run_torchtune(command: str, arguments: list[str]) -> None:
         if command == "ls" and not options.all:
             print(f"\ntorchtune's own {len(recipes) - len(_RECIPES)} recipes: tfidf-tune ls --all")
         return
-    arguments = [part for one in arguments for part in (one.split("=", 1) if one.startswith("--config=") else [one])]
+    arguments = [
+        part for word in arguments for part in (word.split("=", 1) if word.startswith("--config=") else [word])
+    ]
     if not {"-h", "--help"}.isdisjoint(arguments):
         if "--config" not in arguments:
             print(_RUN_HELP)
             return
-        arguments = [*(one for one in arguments if one not in ("-h", "--help")), "--help"]  # of the recipe
+        arguments = [*(word for word in arguments if word not in ("-h", "--help")), "--help"]  # of the recipe
     if not arguments[0].startswith("-"):
         arguments[0] = _checked_recipe(arguments[0], arguments[1:], names)
     if not hasattr(torchtune, "__version__"):
@@ -122,7 +124,7 @@ def _checked_recipe(recipe: str, arguments: Sequence[str], names: Sequence[str])
         if not _is_module(os.path.splitext(recipe)[0].replace("/", ".")):
             sys.exit(
                 f"error: no recipe {recipe!r}{closest(recipe, names) or '.'} `tfidf-tune ls` lists the recipes; "
-                "one of your own is a Python file in the working directory or below it"
+                "your recipe is a Python file in the working directory or below it"
             )
     if "--config" not in arguments[:-1]:
         _usage_error("run", "argument --config is required, with a file or a name that `tfidf-tune ls` lists")

@@ -73,7 +73,7 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
     add = _adder(parser)
     add("--backend", choices=("transformers", "vllm"), help="what runs the model; default: transformers")
     add("--base", help="model under an adapter; default: what the adapter names")
-    add("--reference", metavar="FOLDER", help="model before the training: compare likelihoods with those under it")
+    add("--reference", metavar="FOLDER", help="model before the training: compare likelihoods with its likelihoods")
     add("--model-args", type=key_values, metavar="KEY=VALUE,...", help=(
         "more arguments of the harness's model, hf or vllm: load_in_4bit=True, parallelize=True, max_model_len=2048"
     ))  # fmt: skip
@@ -131,7 +131,9 @@ def _adder(parser: Any) -> Any:
 def _given(options: argparse.Namespace, kind: type) -> dict[str, Any]:
     """Return the options that are fields of a dataclass."""
     return {
-        one.name: getattr(options, one.name) for one in fields(kind) if getattr(options, one.name, None) is not None
+        name: getattr(options, name)
+        for name in (field.name for field in fields(kind))
+        if getattr(options, name, None) is not None
     }
 
 

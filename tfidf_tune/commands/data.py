@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _model_max_seq_len(cfg: Any) -> int | None:
-    """Return the longest sequence of the model, which training gives to a tokenizer without a limit of its own."""
+    """Return the longest sequence of the model, which training gives to a tokenizer without a limit."""
     if limit := cfg.model.get("max_seq_len"):
         return int(limit)
     from transformers import AutoConfig

@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _make_random(folder: Path) -> None:
-    """Write a model of random weights and a tokenizer; the sizes are those of the configs."""
+    """Write a model of random weights and a tokenizer; the sizes are as in the configs."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -108,7 +108,10 @@ def _run(commands: Iterable[tuple[Path, list[str]]]) -> None:
     def run(log: Path, arguments: list[str]) -> int:
         say(f"\n$ {shlex.join(['tfidf-tune', *arguments])} > {log} 2>&1")
         log.parent.mkdir(parents=True, exist_ok=True)
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}  # threads that wait leave the cores to the other one
+        environment = {
+            "OMP_WAIT_POLICY": "PASSIVE",
+            **os.environ,
+        }  # threads that wait leave the cores to the other process
         with log.open("w") as file:
             return subprocess.run([*_COMMAND, *arguments], stdout=file, stderr=file, env=environment).returncode
 

@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     tf_help = "form of the term frequency that the page begins with; default: %(default)s, the paper's"
     add("--tf", choices=("count", "log", "binary"), default="count", help=tf_help)
     add("--max-weight", type=float, help="cap of the weights, 1 or more; default: none")
-    shuffle_help = "blocks in the shuffled order of training, or in that of the text; default: shuffled"
+    shuffle_help = "blocks in the shuffled order of training, or in the order of the text; default: shuffled"
     add("--shuffle", action=argparse.BooleanOptionalAction, default=True, help=shuffle_help)
     seeds = whole_number(-(2**63), 2**63 - 1)
     add("--seed", type=seeds, default=42, help="of the shuffled order; default: %(default)s")
