@@ -1,5 +1,7 @@
 """The parts of a report, before they are written in any format."""
 
+import csv
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -70,11 +72,9 @@ class Table:
         Returns:
             str: header and rows, ending in CR LF each; cells that were not measured or are not finite are empty.
         """
-        import pandas as pd
-
-        cells = [[_csv_cell(value) for value in row] for row in self.rows]
-        frame = pd.DataFrame(cells, columns=list(map(_csv_cell, self.headers)), dtype=object)
-        return str(frame.to_csv(index=False, lineterminator="\r\n"))
+        text = io.StringIO()
+        csv.writer(text).writerows([_csv_cell(value) for value in row] for row in [self.headers, *self.rows])
+        return text.getvalue()
 
 
 @dataclass(frozen=True)

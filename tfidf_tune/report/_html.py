@@ -9,7 +9,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 
 from tfidf_tune._files import is_leftover, update_files
 from tfidf_tune._printing import visible
-from tfidf_tune.report._document import Continuation, Report, Table, Value, finite
+from tfidf_tune.report._document import Report, Table, finite
 from tfidf_tune.report._figures import draw
 from tfidf_tune.report._markdown import markdown
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 _MARK = re.compile(r"\[([1-9]\d*)\]")
-_TOGETHER = re.compile(r"\S*-\S*(?: %)?|\S+ %")
+_TOGETHER = re.compile(r"(\S*-\S*(?: %)?|\S+ %)")
 
 
 def html_page(report: Report, section: str | None = None, **context: Any) -> str:
@@ -46,50 +46,36 @@ def html_page(report: Report, section: str | None = None, **context: Any) -> str
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    return _TEMPLATES.get_template("page.html").render(
-        context,
-        report=report,
-        section=section,
-        policy=policy,
-        scripts=scripts,
-    )
+    page = _TEMPLATES.get_template("page.html")
+    return page.render(context, report=report, section=section, policy=policy, scripts=scripts)
 
 
-def _columns(table: Table) -> list[dict[str, Any]]:
-    """Format the cells of a table, column by column.
+def _best(table: Table) -> set[tuple[int, int]]:
+    """Row and column of the best values of columns that have a better end; those that look alike are equally best.
 
-    The best value of a column that has a better end is marked among the rows of equal first cell (those of one model),
-    or among all rows if no first cell occurs twice. Values that look alike are equally best.
+    They are the best among the rows of equal first cell (one model), or of all rows if no first cell occurs twice.
     """
-    columns = list(zip(*table.rows, strict=True)) or [()] * len(table.headers)
-    groups = columns[0] if len(set(columns[0])) < len(columns[0]) else [None] * len(columns[0])
-    formatted = []
-    for header, values in zip(table.headers, columns, strict=True):
-        best = _best(groups, values, table, header) if header in table.better else set()
-        cells = [
-            {
-                "text": table.text(header, value),
-                # JavaScript's Number() reads JSON's numbers and its Infinity.
-                "sort_value": json.dumps(value) if isinstance(value, int | float) else None,
-                "missing": value is None,
-                "best": row in best,
-            }
-            for row, value in enumerate(values)
-        ]
-        is_number = not any(isinstance(value, str) for value in values)
-        formatted.append({"name": header, "better": table.better.get(header), "number": is_number, "cells": cells})
-    return formatted
-
-
-def _best(groups: Sequence[Value], values: Sequence[Value], table: Table, header: str) -> set[int]:
+    first = [row[0] for row in table.rows]
+    groups = first if len(set(first)) < len(first) else [None] * len(first)
     best = set()
-    for group in dict.fromkeys(groups):
-        own = zip(groups, values, strict=True)
-        numbers = {row: value for row, (of, value) in enumerate(own) if of == group and isinstance(value, int | float)}
-        if len(numbers) > 1:
-            top = (min if table.better[header] == "lower" else max)(numbers.values())
-            best |= {row for row, value in numbers.items() if table.text(header, value) == table.text(header, top)}
+    for column, header in enumerate(table.headers):
+        if header in table.better:
+            values = [row[column] for row in table.rows]
+            for group in set(groups):
+                numbers = {
+                    at: value
+                    for at, value in enumerate(values)
+                    if groups[at] == group and isinstance(value, int | float)
+                }
+                if len(numbers) > 1:
+                    top = (min if table.better[header] == "lower" else max)(numbers.values())
+                    shown = table.text(header, top)
+                    best |= {(at, column) for at, value in numbers.items() if table.text(header, value) == shown}
     return best
+
+
+def _text_columns(table: Table) -> set[int]:
+    return {column for row in table.rows for column, value in enumerate(row) if isinstance(value, str)}
 
 
 def _svg(figure: "matplotlib.figure.Figure") -> dict[str, Any]:
@@ -111,21 +97,17 @@ def _inert(value: object) -> object:
 
 def _together(text: str) -> Markup:
     """Keep a short word with a hyphen (TF-IDF), and a number with its percent sign, on one line."""
-    parts, end = [], 0
-    for match in _TOGETHER.finditer(text):
-        if len(match[0]) <= 20:
-            parts += [escape(text[end : match.start()]), Markup('<span class="together">{}</span>').format(match[0])]
-            end = match.end()
-    return Markup("").join([*parts, text[end:]])
+    span = Markup('<span class="together">{}</span>')
+    parts = enumerate(_TOGETHER.split(text))  # every second is such a word
+    return Markup("").join(span.format(part) if at % 2 and len(part) <= 20 else escape(part) for at, part in parts)
 
 
 def _marked(text: str, report: Report) -> Markup:
     """Keep words together, and link the marks of footnotes to them."""
 
     def link(match: re.Match[str]) -> str:
-        if int(match[1]) > len(report.footnotes):
-            return match[0]
-        return f'<sup><a href="#footnote-{match[1]}">{match[0]}</a></sup>'
+        is_known = int(match[1]) <= len(report.footnotes)
+        return f'<sup><a href="#footnote-{match[1]}">{match[0]}</a></sup>' if is_known else match[0]
 
     return Markup(_MARK.sub(link, str(_together(text))))
 
@@ -139,17 +121,13 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters.update(together=_together, marked=_marked, base64=lambda text: _base64(text.encode()))
-_TEMPLATES.globals.update(columns_of=_columns, svg=_svg)
+_TEMPLATES.globals.update(best_of=_best, text_columns=_text_columns, svg=_svg)
 
 _INDEX = "report.json"
 
 
 def write_report(
-    report: Report,
-    folder: Path,
-    *,
-    more: Mapping[str, Callable[[Path], object]] | None = None,
-    **page: Any,
+    report: Report, folder: Path, *, more: Mapping[str, Callable[[Path], object]] | None = None, **page: Any
 ) -> None:
     """Write ``report.json``, ``report.md``, ``tables/*.csv``, ``figures/*.png`` and ``*.svg``, and ``index.html``.
 
@@ -224,7 +202,10 @@ def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
         }
         for table in report.tables
     ]
-    examples = [vars(one) | {"continuations": list(map(_shown, one.continuations))} for one in report.examples]
+    examples = [
+        vars(one) | {"continuations": [vars(of) | {"pieces": list(map(_piece, of.pieces))} for of in one.continuations]}
+        for one in report.examples
+    ]
     names = ("title", "verdict", "footnotes", "provenance")
     return {name: getattr(report, name) for name in names} | {
         "tables": tables,
@@ -235,5 +216,5 @@ def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
     }
 
 
-def _shown(one: Continuation) -> dict[str, Any]:
-    return vars(one) | {"pieces": [{"text": text, "recited": recited} for text, recited in one.pieces]}
+def _piece(piece: tuple[str, bool]) -> dict[str, Any]:
+    return dict(zip(("text", "recited"), piece, strict=True))

@@ -70,10 +70,8 @@ def _laid_out(report: Report, escape: _Escape) -> str:
     parts += tables[1:]
     parts += [f"## Examples\n\n{_wrapped(f'Between ⟦ and ⟧: {report.mark}.')}"] if report.examples else []
     parts += [_example(example, escape) for example in report.examples]
-    parts += [
-        "\n\n".join([f"## {escape(one.title)}", *(_wrapped(escape(text)) for text in one.paragraphs)])
-        for one in report.sections
-    ]
+    for one in report.sections:
+        parts += [f"## {escape(one.title)}", *(_wrapped(escape(text)) for text in one.paragraphs)]
     if report.footnotes:
         starts = [(f"{number}. ", escape(text)) for number, text in enumerate(report.footnotes, 1)]
         parts.append("## Footnotes\n\n" + "\n".join(_wrapped(text, at, " " * len(at)) for at, text in starts))
@@ -85,31 +83,18 @@ def _laid_out(report: Report, escape: _Escape) -> str:
 
 def _table(table: Table, escape: _Escape, *, with_notes: bool = True) -> str:
     table = table.without_lone_model()
-    lines = [
-        table.headers,
-        *([table.text(*cell) for cell in zip(table.headers, row, strict=True)] for row in table.rows),
-    ]
-    sides = [">"] * len(table.headers)
-    for row in table.rows:
-        sides = ["<" if isinstance(value, str) else side for value, side in zip(row, sides, strict=True)]
+    headers, rows = table.headers, table.rows
+    lines = [headers, *([table.text(*cell) for cell in zip(headers, row, strict=True)] for row in rows)]
+    sides = ["<" if any(isinstance(row[column], str) for row in rows) else ">" for column in range(len(headers))]
     text = _aligned([list(map(escape, line)) for line in lines], sides)
-    return text + (f"\n\n{_list(table.notes, escape)}" if table.notes and with_notes else "")
-
-
-def _list(sentences: Iterable[str], escape: _Escape) -> str:
-    return "\n".join(_wrapped(escape(sentence), "- ", "  ") for sentence in sentences)
+    notes = [_wrapped(escape(note), "- ", "  ") for note in table.notes] if with_notes else []
+    return text + ("\n\n" + "\n".join(notes) if notes else "")
 
 
 def _wrapped(text: str, first_indent: str = "", indent: str = "") -> str:
-    filled = textwrap.fill(
-        text.replace(" %", "\N{NO-BREAK SPACE}%"),  # a number and its unit stay on one line
-        _WIDTH,
-        initial_indent=first_indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return filled.replace("\N{NO-BREAK SPACE}%", " %")
+    text = text.replace(" %", "\N{NO-BREAK SPACE}%")  # a number and its unit stay on one line
+    wrapper = textwrap.TextWrapper(_WIDTH, first_indent, indent, break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(text).replace("\N{NO-BREAK SPACE}%", " %")
 
 
 def _aligned(lines: Sequence[Sequence[str]], sides: Sequence[str]) -> str:
