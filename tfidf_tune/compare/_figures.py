@@ -55,7 +55,7 @@ def comparison_figures(results: Results, evaluations: "pd.DataFrame") -> list[Fi
             "where it lies below the baseline's line at the same perplexity."
         )
         figures.append(Figure("frontier", "Memorization against perplexity", trade_off(courses), caption))
-    curves = _measured(evaluations, (LMS,), CONTROL_LMS)
+    curves = _measured(evaluations, LMS)
     if any(len(points) > 1 for by_objective in curves.values() for points in by_objective.values()):
         caption = (
             "Average LMS of the injected passages at each checkpoint. Dashed: held-out passages, what fluency reaches "
@@ -83,16 +83,15 @@ def comparison_figures(results: Results, evaluations: "pd.DataFrame") -> list[Fi
 def _courses(evaluations: "pd.DataFrame") -> dict[str, dict[str, Course]]:
     """Setting -> objective -> its course through the checkpoints that have LMS and perplexity; none if it diverged."""
     courses: dict[str, dict[str, Course]] = {}
-    for setting, by_objective in _measured(evaluations, (PERPLEXITY, LMS), CONTROL_LMS).items():
+    for setting, by_objective in _measured(evaluations, PERPLEXITY, LMS).items():
         for objective, measured in by_objective.items():
-            points = [point for point in measured if math.isfinite(point[1])]
-            if points:
+            if points := [point for point in measured if math.isfinite(point[1])]:
                 progress, *_, controls = points[-1]
                 own = evaluations[(evaluations["setting"] == setting) & (evaluations["objective"] == objective)]
                 last = own[own["progress"] == progress]
-                courses.setdefault(setting, {})[objective] = Course(
-                    [(x, y) for _, x, y, _ in points], _interval(last, PERPLEXITY), _interval(last, LMS), controls
-                )
+                path = [point[1:3] for point in points]
+                course = Course(path, _interval(last, PERPLEXITY), _interval(last, LMS), controls)
+                courses.setdefault(setting, {})[objective] = course
     return courses
 
 
@@ -103,15 +102,13 @@ def _interval(evaluations: "pd.DataFrame", measure: Measure) -> tuple[float, flo
     return interval[:2] if interval and interval.num_units >= MIN_UNITS else (math.nan, math.nan)
 
 
-def _measured(
-    evaluations: "pd.DataFrame", measures: Sequence[Measure], *optional: Measure
-) -> dict[str, dict[str, list[Any]]]:
-    """Setting -> objective -> (progress, each measure, NaN if an optional one is missing); empty ones are left out."""
+def _measured(evaluations: "pd.DataFrame", *measures: Measure) -> dict[str, dict[str, list[Any]]]:
+    """Setting -> objective -> (progress, each measure, LMS of controls or NaN); empty ones are left out."""
     found: dict[str, dict[str, list[Any]]] = {}
     for (setting, objective), own in evaluations.groupby(["setting", "objective"], sort=False):
         for progress in shared_progress(own, *measures):
             at = own[own["progress"] == progress]
-            values = (value_of(at, measure) for measure in (*measures, *optional))
+            values = (value_of(at, measure) for measure in (*measures, CONTROL_LMS))
             found.setdefault(setting, {}).setdefault(objective, []).append((progress, *values))
     return found
 

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from tfidf_tune._files import atomic_file
 from tfidf_tune.compare._importer import import_results
-from tfidf_tune.compare._table import Checkpoint, Results, join_results, scores_table
+from tfidf_tune.compare._table import Checkpoint, Results, merge_provenance, scores_table
 from tfidf_tune.probe._documents import UNREADABLE, Count, Finite, Text, cause_of
 
 _FORMAT = "tfidf-tune results, version 2"
@@ -96,10 +96,19 @@ def load_results(paths: Sequence[str | Path]) -> Results:
         FileNotFoundError: If there is no such file or folder, or it has no results of our tasks below it.
         ValueError: If a file is damaged, or two runs in folders have the same names.
     """
+    import pandas as pd
+
     files = [path for path in paths if Path(path).expanduser().is_file()]
     folders = [path for path in paths if path not in files]
     parts = [read_results(Path(path).expanduser()) for path in files]
-    return join_results([*parts, import_results(folders)] if folders else parts)
+    parts += [import_results(folders)] if folders else []
+    tables: list[pd.DataFrame] = []
+    checkpoints: tuple[Checkpoint, ...] = ()
+    for part in parts:
+        tables.append(part.scores.assign(checkpoint=part.scores["checkpoint"] + len(checkpoints)))
+        checkpoints += part.checkpoints
+    provenance = merge_provenance([part.provenance for part in parts])
+    return Results(checkpoints, scores_table(pd.concat(tables, ignore_index=True)), provenance)
 
 
 def _plain(value: float) -> float | int | str | None:

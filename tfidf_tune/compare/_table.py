@@ -190,19 +190,6 @@ def scores_table(rows: "Sequence[tuple[Any, ...]] | pd.DataFrame") -> "pd.DataFr
     return pd.DataFrame(rows, columns=list(_SCORE_COLUMNS)).astype(_SCORE_COLUMNS)
 
 
-def join_results(parts: Sequence[Results]) -> Results:
-    """Put results together in the given order."""
-    import pandas as pd
-
-    tables: list[pd.DataFrame] = []
-    checkpoints: tuple[Checkpoint, ...] = ()
-    for part in parts:
-        tables.append(part.scores.assign(checkpoint=part.scores["checkpoint"] + len(checkpoints)))
-        checkpoints += part.checkpoints
-    provenance = merge_provenance([part.provenance for part in parts])
-    return Results(checkpoints, scores_table(pd.concat(tables, ignore_index=True)), provenance)
-
-
 def merge_provenance(entries: Sequence[dict[str, str] | None]) -> dict[str, str]:
     """Return under each name the distinct values, in order, separated by semicolons; None is an unknown machine."""
     known = [dict.fromkeys(_PROVENANCE, "unknown") if one is None else one for one in entries]

@@ -206,7 +206,7 @@ def _overview(
     import pandas as pd
 
     aucs = {(row["Model"], row["Objective"]): row for row in likelihoods.frame.to_dict("records")}
-    costs = reductions[reductions["measure"] == PERPLEXITY.label].set_index(_KEYS)
+    costs = {row[:2]: row for row in reductions[reductions["measure"] == PERPLEXITY.label].itertuples(index=False)}
     last = {setting: at_last(own, LMS) for setting, own in evaluations.groupby("setting", sort=False)}
     rows = []
     for (setting, objective), floor in floors.items():
@@ -217,18 +217,13 @@ def _overview(
             excess = cell(floor.difference, floor.excess, sign="+")
         if totals is not None:
             # With none of them, the interval is up to the binomial bound.
-            sums, counts = totals
-            ends = (
-                bootstrap_interval(VERBATIM.value, *totals) if sums.any() else (0, binomial_upper_bound(0, len(sums)))
-            )
-            verbatim = cell(100 * VERBATIM.value(sums, counts), (100 * ends[0], 100 * ends[1]), 1)
+            bound = (0.0, binomial_upper_bound(0, len(totals[0])))
+            ends = bootstrap_interval(VERBATIM.value, *totals)[:2] if totals[0].any() else bound
+            verbatim = cell(100 * VERBATIM.value(*totals), (100 * ends[0], 100 * ends[1]), 1)
+        one = costs.get((setting, objective))
+        if one is not None and {one.progress} >= set(shared["progress"]):  # the price at the same checkpoint
+            cost = cell(-100 * one.reduction, (-100 * one.high, -100 * one.low), 1, "+")
         auc = aucs.get((setting, objective))
-        # The price of what is recited is that of the same checkpoint.
-        if (setting, objective) in costs.index and {costs.loc[(setting, objective), "progress"]} >= set(
-            shared["progress"]
-        ):
-            one = costs.loc[(setting, objective)]
-            cost = cell(-100 * one["reduction"], (-100 * one["high"], -100 * one["low"]), 1, "+")
         detected = auc and cell(auc["AUC"], (auc.get("AUC from", math.nan), auc.get("AUC to", math.nan)))
         rows.append((setting, objective, excess, verbatim, detected, "baseline" if objective == baseline else cost))
     fewest = min((floor.excess.num_units for floor in floors.values() if floor is not None), default=0)
@@ -372,9 +367,8 @@ def _checkpoint_note(groups: _Groups) -> list[str]:
     """Say where the last checkpoint is not the end of training."""
     last = {setting: having["progress"].iloc[0] for setting, _, having in groups}
     where = ", ".join(f"{name} at {progress} %" for name, progress in last.items() if progress < 100)
-    if not where:
-        return []
-    return [f"Not the end of training, but the last checkpoint that all runs of the model share: {where}."]
+    shared = f"Not the end of training, but the last checkpoint that all runs of the model share: {where}."
+    return [shared] if where else []
 
 
 def _reductions(reductions: "pd.DataFrame", baseline: str, footnotes: Footnotes) -> Table:
