@@ -1,14 +1,16 @@
 """What several test folders share: a tiny Llama with a tokenizer of its own, and text to train on."""
 
+import functools
 import gc
 import os
+import sys
 
 # Before anything imports a Hugging Face library: a test that would reach for the network fails at once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Models this small gain nothing from a second thread, and lose minutes to it on a busy machine.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
+import tfidf_tune.cli  # isort: skip  (first, because it keeps torchao's import message quiet)
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -110,6 +112,30 @@ def make_base(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Call
         return make_tokenizer(folder, text_file)
 
     return make
+
+
+@pytest.fixture
+def run_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Run ``tfidf-tune`` in this process."""
+
+    def run(*arguments: object) -> None:
+        from torchtune import _recipe_registry
+
+        monkeypatch.setattr(_recipe_registry, "_ALL_RECIPES", [*_recipe_registry._ALL_RECIPES])
+        monkeypatch.setattr(sys, "argv", ["tfidf-tune", *map(str, arguments)])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        tfidf_tune.cli.main()
+
+    return run
+
+
+@pytest.fixture
+def only_our_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index of the harness's own tasks takes seconds."""
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", functools.partial(TaskManager, include_defaults=False))
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
 
 
 @pytest.fixture

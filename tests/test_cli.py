@@ -20,21 +20,6 @@ GOLDFISH = (
 
 
 @pytest.fixture
-def run_command(monkeypatch):
-    def run(*arguments):
-        from torchtune import _recipe_registry
-
-        monkeypatch.setattr(_recipe_registry, "_ALL_RECIPES", list(_recipe_registry._ALL_RECIPES))
-        for module in ("ls", "cp", "cat", "run"):
-            __import__(f"torchtune._cli.{module}")
-        monkeypatch.setattr(sys, "argv", ["tfidf-tune", *arguments])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        cli.main()
-
-    return run
-
-
-@pytest.fixture
 def failure(run_command, capsys):
     """Run a command that ends with an error; return its message."""
 

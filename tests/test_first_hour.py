@@ -1,19 +1,15 @@
 """The first hour with one's own text: one command trains, and the commands that it prints work as they are."""
 
-import functools
 import json
 import random
 import shlex
-import sys
 
 import pytest
 import torch
-from lm_eval.tasks import TaskManager
 from omegaconf import OmegaConf
 from tiny_llama import TINY_LLAMA
 from tiny_run import write_documents
 
-from tfidf_tune import cli
 from tfidf_tune.data import read_probe_file
 
 SIZES = ", ".join(f"{key}: {value}" for key, value in TINY_LLAMA.items())
@@ -23,15 +19,8 @@ FULL = f"model={{_component_: torchtune.models.llama2.llama2, {SIZES}}}"
 
 
 @pytest.fixture
-def command(monkeypatch, capfd, tmp_path):
-    """Run a command in this process and in a folder with texts; return what it printed.
-
-    The harness's index of its own tasks, which takes seconds, is left out.
-    """
-    from torchtune import _recipe_registry
-
-    monkeypatch.setattr("lm_eval.tasks.TaskManager", functools.partial(TaskManager, include_defaults=False))
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+def command(run_command, only_our_tasks, monkeypatch, capfd, tmp_path):
+    """Run a command in a folder with texts; return what it printed."""
     folder = tmp_path / "my folder"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -40,11 +29,8 @@ def command(monkeypatch, capfd, tmp_path):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
 
     def run(*arguments):
-        monkeypatch.setattr(_recipe_registry, "_ALL_RECIPES", list(_recipe_registry._ALL_RECIPES))
-        monkeypatch.setattr(sys, "argv", ["tfidf-tune", *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", list(sys.path))
         capfd.readouterr()
-        cli.main()
+        run_command(*arguments)
         return "".join(capfd.readouterr())
 
     run.folder = folder

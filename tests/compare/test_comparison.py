@@ -142,23 +142,6 @@ def test_where_the_baseline_had_that_perplexity():
             assert (found.lms_before, found.lms_after, found.interpolated) == (3.0, 3.0, 3.0)
 
 
-def test_equal_perplexity_knows_who_is_at_the_floor():
-    """Controls have 1 and 2 in turn; so have targets at the floor."""
-
-    def around(*points):
-        return [
-            evaluation(at, [*targets(*[lms, lms + 1] * 6), *controls(*[1, 2] * 6)], blocks=blocks(perplexity))
-            for at, perplexity, lms in points
-        ]
-
-    for before, after, other in ((1, 1, 1), (1, 9, 1), (9, 1, 1), (1, 1, 9)):
-        found = at_equal_perplexity(around((25, 100, before), (100, 25, after)), around((25, 300, 1), (100, 50, other)))
-        assert math.isnan(found.floor_bound) == (other != 1)
-        assert math.isnan(found.baseline_floor_bound) == (before != 1 or after != 1)
-        bounds = [one for one in (found.floor_bound, found.baseline_floor_bound) if not math.isnan(one)]
-        assert bounds == pytest.approx([0.5] * len(bounds), abs=0.1)  # twice the standard error of the difference
-
-
 DIFFERENT = (
     ({"samples": [sample("a", 1)]}, {"samples": [sample("b", 1)]}, "prompts"),
     ({"samples": targets(1)}, {"samples": targets(1, prefix_length=50)}, "prompts"),

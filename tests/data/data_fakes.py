@@ -3,22 +3,8 @@
 import json
 import random
 
-WORDS = (
-    "the",
-    "a",
-    "river",
-    "stone",
-    "light",
-    "of",
-    "under",
-    "over",
-    "house",
-    "green",
-    "walks",
-    "sings",
-    "1984",
-    "café",
-)
+WORDS = ["the", "a", "river", "stone", "light", "of", "under", "over", "house", "green", "walks", "sings"]
+WORDS += ["1984", "café"]
 
 
 def passage(seed, num_words):

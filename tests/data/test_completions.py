@@ -4,17 +4,13 @@ import logging
 import math
 import random
 from collections import Counter
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from data_fakes import WORDS, controls_of, targets_of, write_rows
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tfidf_tune.data import hf_tokenizer, read_probe_file, sft_dataset
-from tfidf_tune.data._duplicates import LearnedRuns
-from tfidf_tune.data._sequences import SequenceDataset
 
 NAMES = ["ann", "bob", "cid", "dan", "eve", "fay", "gil", "hal", "ida", "jon"]
 SIZES = {"num_targets": 2, "num_controls": 3, "min_target_tokens": 8}
@@ -290,44 +286,6 @@ def test_targets_of_a_file_share_no_row(sft, template, tmp_path, seed):
     assert_what_is_learned(sft(num_targets=6, num_repeats=3, seed=seed, **settings), {3})
     with pytest.raises(ValueError, match="6 of num_targets 7 answers"):
         sft(num_targets=7, num_repeats=3, seed=seed, **settings)
-
-
-@pytest.mark.parametrize(("min_tokens", "num_ids"), [(2, 2), (8, 2), (16, 3), (30, 40)])
-def test_shared_runs_are_those_of_a_slow_search(min_tokens, num_ids):
-    """Random ids, in which rows copy parts of earlier rows."""
-    generator = random.Random(min_tokens * 100 + num_ids)
-    rows = []
-    for _ in range(40):
-        row = generator.choices(range(num_ids), k=generator.randint(min_tokens, 70))
-        for source in generator.choices(rows, k=min(len(rows), 2)):
-            start, at = generator.randrange(len(source)), generator.randrange(len(row))
-            part = source[start : start + generator.randint(1, len(source))]
-            row[at : at + len(part)] = part
-        rows.append(row)
-    ids = np.array([id for row in rows for id in (99, *row)], dtype=np.int32)
-    ends = np.cumsum([len(row) + 1 for row in rows])
-    spans = np.stack([ends - [len(row) + 1 for row in rows], ends], axis=1)
-    runs = LearnedRuns(SequenceDataset(ids, ids != 99, spans, Counter()), SimpleNamespace(eos_id=98), min_tokens)
-    assert len(runs.last) == len(rows)
-    num_found = 0
-    for index, answer in runs.last.items():
-        row = rows[index]
-        nearly = math.ceil(0.9 * len(row))
-        longest = [longest_run(row, other) for other in rows]
-        expected = {at for at, run in enumerate(longest) if run >= min(nearly, max(16, len(row) / 2))}
-        assert set(runs.sharing(answer)) == expected
-        windows = {tuple(row[at : at + nearly]) for at in range(len(row) - nearly + 1)}
-        places = []
-        for number, other in enumerate(rows):
-            at = 0
-            while at < len(other):
-                is_found = tuple(other[at : at + nearly]) in windows
-                places += [[number, at + 1]] * is_found
-                at += nearly if is_found else 1
-        assert runs.locate(runs.occurrences(answer)).tolist() == places
-        assert runs.most_occurrences(answer) >= len(places)
-        num_found += len(expected) + len(places) - 2
-    assert num_found > 20
 
 
 def test_too_few_rows_and_wrong_settings_are_refused(sft):

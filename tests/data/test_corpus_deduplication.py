@@ -8,11 +8,13 @@ import random
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data_fakes import changed, write_folder
 from processes import kill_when_opening
+from scipy.sparse.csgraph import connected_components
 
 from tfidf_tune.commands.data import main
 from tfidf_tune.data._corpus_deduplication import deduplicate_corpus
@@ -46,18 +48,11 @@ def texts():
 def groups(texts, threshold, size):
     """Clusters of texts, by comparing all pairs."""
     sets = [{tuple(words[i : i + size]) for i in range(len(words) - size + 1)} for words in (t.split() for t in texts)]
-    parent = list(range(len(texts)))
-
-    def root(i):
-        return i if parent[i] == i else root(parent[i])
-
+    similar = np.eye(len(texts))
     for i, j in itertools.combinations(range(len(texts)), 2):
-        if sets[i] and sets[j] and len(sets[i] & sets[j]) / len(sets[i] | sets[j]) >= threshold:
-            parent[root(i)] = root(j)
-    found = {}
-    for i in range(len(texts)):
-        found.setdefault(root(i), set()).add(i)
-    return sorted(map(sorted, found.values()))
+        similar[i, j] = len(sets[i] & sets[j]) / max(len(sets[i] | sets[j]), 1) >= threshold
+    number, of_text = connected_components(similar, directed=False)
+    return [np.flatnonzero(of_text == cluster).tolist() for cluster in range(number)]
 
 
 @pytest.mark.parametrize(("method", "num_jobs"), [("exact", 1), ("minhash", 2)])

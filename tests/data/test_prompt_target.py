@@ -14,11 +14,9 @@ from torchtune.models.llama2 import Llama2Tokenizer
 
 from tfidf_tune.data import (
     cnn_dailymail_dataset,
-    encode_prompts,
     hf_tokenizer,
     squad_dataset,
     squad_prompt,
-    summarization_prompt,
 )
 
 CONTEXT = "the green house walks over the river of light, under 1984 stone(s) a café sings 🙂 the end."
@@ -261,19 +259,3 @@ def test_impossible_limits_are_refused_before_anything_is_read(embedded_tokenize
     ):
         with pytest.raises(ValueError, match=message):
             build(tokenizer, source="/gone.jsonl", **limits)
-
-
-def test_prompts_of_an_evaluation_are_those_of_training(any_tokenizer, news):
-    rows = [news_row(passage(seed, 10 * seed)) for seed in range(1, 8)]
-    articles = [row["article"] for row in rows]
-    lengths = [num_tokens(any_tokenizer, summarization_prompt(article)) for article in articles]
-    for max_tokens in (40, 100, 1000):
-        dataset = news(any_tokenizer, rows, max_source_tokens=max_tokens, max_target_tokens=100)
-        prompts, cut = encode_prompts(any_tokenizer, [summarization_prompt] * len(rows), articles, max_tokens)
-        assert prompts == [split(sample)[0] for sample in dataset]
-        assert len(cut) == dataset.num_cut
-        assert cut == {index for index, length in enumerate(lengths) if length > max_tokens}
-    assert encode_prompts(any_tokenizer, [], [], 60) == ([], set())
-    least = num_tokens(any_tokenizer, summarization_prompt(""))
-    with pytest.raises(ValueError, match=f"{least - 1} tokens are too few for the prompt 'summarize: .*raise the lim"):
-        encode_prompts(any_tokenizer, [summarization_prompt], [ARTICLE], least - 1)

@@ -4,9 +4,8 @@ import itertools
 
 import pytest
 from data_fakes import passage
-from torchtune.datasets import PackedDataset
 
-from tfidf_tune.data import collate_packed, hf_tokenizer, text_dataset
+from tfidf_tune.data import hf_tokenizer, text_dataset
 
 SHORT, LONG, TINY = "the river sings", passage(1, 60), "a"
 
@@ -82,22 +81,3 @@ def test_impossible_limits_and_sources_are_refused(tokenizer, texts, monkeypatch
             texts(tokenizer, [LONG], max_seq_len=limit)
     with pytest.raises(ValueError, match="has 2 documents, none of two tokens: name another"):
         texts(tokenizer, [TINY, TINY], max_seq_len=16, add_eos=False)
-
-
-def test_packed_rows_hold_the_same_documents(tokenizer, texts, monkeypatch):
-    monkeypatch.setattr(tokenizer, "max_seq_len", 48)
-    arguments = {"documents": [SHORT, LONG, TINY, LONG, SHORT], "max_seq_len": 16}
-
-    rows = texts(tokenizer, **arguments, packed=True)
-
-    assert isinstance(rows, PackedDataset)
-    batch = collate_packed([*rows])
-    found = [
-        batch["tokens"][row, batch["document_ids"][row] == document].tolist()
-        for row in range(len(rows))
-        for document in batch["document_ids"][row].unique().tolist()
-    ]
-    documents = items(texts(tokenizer, **arguments))
-    assert [tokens for tokens in found if any(tokens)] == documents
-    assert len(rows) < len(documents) / 2
-    assert rows.ds.num_cut == 2

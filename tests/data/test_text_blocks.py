@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tfidf_tune.data import load_documents, text_blocks, text_blocks_dataset, without_shared_text
+from tfidf_tune.data import load_documents, text_blocks, text_blocks_dataset
 from tfidf_tune.data._tokenizer import encode_texts
 
 
@@ -69,26 +69,3 @@ def test_impossible_settings_are_refused(tokenizer, corpus_file, tmp_path):
         with pytest.raises(ValueError, match=message):
             text_blocks_dataset(tokenizer, **({"source": str(corpus_file), "cache_dir": str(tmp_path)} | change))
         assert list(tmp_path.iterdir()) == []
-
-
-def test_shared_blocks_are_cached_for_each_setting(tokenizer, corpus_file, tmp_path, monkeypatch):
-    blocks = text_blocks(tokenizer, load_documents(str(corpus_file)), block_size=16)[:20]
-    source, reads = tmp_path / "seen.txt", []
-
-    def read(*place):
-        reads.append(place)
-        return load_documents(*place)
-
-    def num_unseen(blocks, length):
-        return len(without_shared_text(tokenizer, blocks, length, source=str(source), cache_dir=str(tmp_path)))
-
-    monkeypatch.setattr("tfidf_tune.data._text.load_documents", read)
-    source.write_text(tokenizer.decode(blocks[4].tolist()).strip())
-    once = num_unseen(blocks, 12)
-    assert num_unseen(blocks, 12) == once < 20
-    assert len(reads) == 1
-    assert num_unseen(blocks, 5) < once
-    assert num_unseen(blocks[5:], 12) <= 15
-    source.write_text("\n".join(tokenizer.decode(block.tolist()).strip() for block in blocks[:5]))
-    assert num_unseen(blocks, 12) < once
-    assert len(reads) == 4

@@ -16,7 +16,6 @@ from markdown_it import MarkdownIt
 from matplotlib.figure import Figure as Drawing
 from run_fakes import blocks, controls, evaluation, run, targets, write_run
 
-from tfidf_tune import cli
 from tfidf_tune._printing import say, visible
 from tfidf_tune.report import Continuation, Example, Figure, Report, Table, terminal_text, write_report
 
@@ -155,11 +154,9 @@ def test_hostile_texts_are_shown_everywhere_and_act_nowhere(tmp_path, capsys):
         assert flat(text) in " ".join(printed.split())
 
 
-def test_a_comparison_of_hostile_names_lets_none_act(tmp_path, monkeypatch, capsys):
+def test_a_comparison_of_hostile_names_lets_none_act(tmp_path, run_command, capsys):
     out, runs = tmp_path / "out", make_runs(tmp_path, [" ".join(HOSTILE), "=1"])
-    arguments = ["compare", str(runs), "--output-dir", str(out), f"--title={HOSTILE[0]}"]
-    monkeypatch.setattr(sys, "argv", ["tfidf-tune", *arguments])
-    cli.main()
+    run_command("compare", runs, "--output-dir", out, f"--title={HOSTILE[0]}")
     printed = capsys.readouterr().out
     assert not UNSAFE.search(printed)
     assert f"# {flat(HOSTILE[0])}" in printed
@@ -167,22 +164,19 @@ def test_a_comparison_of_hostile_names_lets_none_act(tmp_path, monkeypatch, caps
     assert len(document.xpath("//img")) == 3
 
 
-def test_an_error_shows_hostile_names_and_sends_none(tmp_path, monkeypatch):
+def test_an_error_shows_hostile_names_and_sends_none(tmp_path, run_command):
     experiment = make_runs(tmp_path, ["CE", "IDF"])
     file = next(experiment.rglob("samples_*.jsonl"))
     file.write_text("{")
-    monkeypatch.setattr(sys, "argv", ["tfidf-tune", "compare", str(experiment), "--output-dir", str(tmp_path / "out")])
     with pytest.raises(SystemExit, match=r"^error: .*runs \\u001b\[31m<b>.*jsonl, line 1: not a document"):
-        cli.main()
+        run_command("compare", experiment, "--output-dir", tmp_path / "out")
 
 
-def test_an_output_without_unicode_gets_question_marks(tmp_path, monkeypatch):
+def test_an_output_without_unicode_gets_question_marks(tmp_path, run_command, monkeypatch):
     folder = write_run(tmp_path / "run", run("Ünï", probed("x", 1)))
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
-    arguments = ["probe", "audit", "--results", str(folder), "--output-dir", str(tmp_path / "out"), "--verbose"]
-    monkeypatch.setattr(sys, "argv", ["tfidf-tune", *arguments])
-    cli.main()
+    run_command("probe", "audit", "--results", folder, "--output-dir", tmp_path / "out", "--verbose")
     stream.flush()
     assert b"?n?" in stream.buffer.getvalue()
     assert "Ünï" in (tmp_path / "out" / "report" / "report.md").read_text("utf-8")

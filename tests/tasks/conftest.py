@@ -1,6 +1,5 @@
 """Checkpoints with random weights, tokenizers and probe files for the tests of the tasks."""
 
-import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 import task_fakes
 import torch
 from lm_eval.__main__ import cli_evaluate
-from lm_eval.tasks import TaskManager
 from peft import LoraConfig, get_peft_model
 from tiny_llama import teach
 
@@ -76,13 +74,6 @@ def wiki_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     file = tmp_path_factory.mktemp("wiki") / "wiki.txt"
     file.write_text("\n".join(task_fakes.text(seed, 30) for seed in range(500, 508)), encoding="utf-8")
     return str(file)
-
-
-@pytest.fixture
-def only_our_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index of the harness's own tasks takes seconds."""
-    monkeypatch.setattr("lm_eval.tasks.TaskManager", functools.partial(TaskManager, include_defaults=False))
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
 
 
 @pytest.fixture

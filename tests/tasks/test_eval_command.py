@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 import task_fakes
@@ -11,7 +10,6 @@ from lm_eval.tasks import TaskManager
 from sentences import refused
 from task_fakes import MEMORIZATION, Output, run_tasks
 
-from tfidf_tune import cli
 from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.tasks import evaluate, tasks_folder
 from tfidf_tune.tasks._prompts import original_tokenizer
@@ -33,13 +31,7 @@ metric_list: [{metric: exact_match}]
 """
 
 
-@pytest.fixture
-def run_command(only_our_tasks, monkeypatch):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["tfidf-tune", *map(str, arguments)])
-        cli.main()
-
-    return run
+pytestmark = pytest.mark.usefixtures("only_our_tasks")
 
 
 @pytest.fixture

@@ -109,16 +109,3 @@ def test_the_stock_model_gives_the_same_likelihoods_but_not_those_of_tokens(llam
         assert doc["continuations"] == []
     assert stock.metrics(TASK)["auc_loss"] == ours.metrics(TASK)["auc_loss"]
     assert math.isnan(stock.metrics(TASK)["auc_min_k"])
-
-
-def test_text_prompts_score_what_the_text_says(llama, probe_file, tmp_path):
-    text = run_tasks(llama, TASK, tmp_path / "text", probe_file=probe_file, prompts="text", add_bos_token=False)
-    ids = run_tasks(llama, TASK, tmp_path / "ids", probe_file=probe_file)
-    exact = [
-        (doc["scores"]["nll"], same["scores"]["nll"])
-        for doc, same in zip(text.docs(TASK), ids.docs(TASK), strict=True)
-        if doc["round_trip"]
-    ]
-    assert exact
-    assert all(nll == pytest.approx(same, rel=1e-5) for nll, same in exact)
-    assert import_results([text.folder]).checkpoints[0].text_prompts
