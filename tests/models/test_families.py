@@ -7,14 +7,8 @@ import torch
 import torch.nn.functional as F
 from tiny_llama import VOCAB_SIZE
 from tiny_models import MODELS
-from torchtune import training
-from torchtune.generation import generate
-from torchtune.modules import TransformerSelfAttentionLayer
-from torchtune.modules.common_utils import disable_kv_cache
 
 from tfidf_tune.models import FAMILIES
-
-OURS = ("gpt_neox", "gptj")
 
 
 def load_pair(name, tiny=None):
@@ -56,28 +50,6 @@ def test_logits_gradients_and_settings_are_those_of_transformers(name):
     back = {key.replace("embed_out", "lm_head"): value for key, value in family.tune_to_hf(parts, hf_config).items()}
     assert back.keys() == written.keys()
     assert all(torch.equal(back[key], written[key]) for key in written)
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_forty_greedy_tokens_through_the_kv_cache_are_those_of_transformers(name):
-    """Also after a reset; with the cache set aside, the model is the one without."""
-    model, hf_model, _, _ = load_pair(name)
-    prompts = torch.randint(1, VOCAB_SIZE, (2, 11))
-    hf_model.generation_config.eos_token_id = None
-    expected = hf_model.generate(
-        prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=40, do_sample=False, pad_token_id=0
-    )
-    logits = model(prompts)
-    assert len({token for row in expected[:, 11:].tolist() for token in row}) > 2, "a loop would show little"
-
-    model.setup_caches(2, torch.float32, decoder_max_seq_len=51)
-    for _ in range(2):
-        tokens, _ = generate(model, prompts, max_generated_tokens=40, pad_id=-1, top_k=1)
-        assert tokens.tolist() == expected.tolist()
-        with disable_kv_cache(model):
-            causal = torch.ones(2, 11, 11, dtype=torch.bool).tril()
-            torch.testing.assert_close(model(prompts, mask=causal), logits)
-        model.reset_caches()
 
 
 # The model, what its config.json says, how the model is built, and which setting is named, if any.
@@ -146,28 +118,3 @@ def test_settings_that_no_published_checkpoint_has_are_those_of_transformers(nam
     with torch.no_grad():
         torch.testing.assert_close(model(tokens), hf_model(tokens).logits)
     assert differing(family, model, hf_config) == []
-
-
-# torch looks at .grad of what a checkpointed layer is given.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("name", OURS)
-def test_chunked_logits_checkpointing_and_compile_change_neither_logits_nor_gradients(name, monkeypatch):
-    monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
-    model, _, _, _ = load_pair(name)
-    tokens = torch.randint(VOCAB_SIZE, (2, 24))
-    expected = model(tokens)
-    expected.sum().backward()
-    gradients = {key: value.grad for key, value in model.named_parameters()}
-    model.zero_grad()
-
-    model.set_num_output_chunks(4)
-    training.compile_model(model, verbose=False)
-    training.set_activation_checkpointing(model, auto_wrap_policy={TransformerSelfAttentionLayer})
-    chunks = model(tokens)
-    sum(chunk.sum() for chunk in chunks).backward()
-
-    assert len(chunks) == 4
-    torch.testing.assert_close(torch.cat(chunks, dim=1), expected)
-    after = {key.replace("_checkpoint_wrapped_module.", ""): value.grad for key, value in model.named_parameters()}
-    assert sum("_checkpoint_wrapped_module" in key for key, _ in model.named_parameters()) > 0
-    torch.testing.assert_close(after, gradients)

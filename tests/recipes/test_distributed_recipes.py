@@ -76,7 +76,9 @@ GROUPS = {
         "repetition": {"loss": WEIGHTED | {"weighting": SHARED_ROWS}},
     },
     "adapters": {
-        "compiled, checkpointed": {"compile": True, "enable_activation_checkpointing": True, **ADAPTERS_EVERYWHERE},
+        "compiled, checkpointed": {
+            "model": "gpt_neox", "compile": True, "enable_activation_checkpointing": True, **ADAPTERS_EVERYWHERE,
+        },
         "tied, torch's head": {
             "model": "qwen2-tied", "loss.head": "torch", **ADAPTERS_EVERYWHERE, "optimizer.lr": 0.5,
         },

@@ -13,7 +13,6 @@ from tfidf_tune.weighting import FocalWeighting, MiLeWeighting, Predictions
 # A sum (or a difference) and a power, each within an ulp, the first magnified by gamma, here 5 at most; the mean 14 and
 # the scale 2, as for TF-IDF.
 RTOL = 24 * EPS
-WEIGHTINGS = [MiLeWeighting, FocalWeighting]
 
 
 def random_predictions(seed, rows=3, length=40):
@@ -58,12 +57,3 @@ def test_focal_weights_of_what_is_certain_are_0_and_never_nan(gamma):
         weights = FocalWeighting(gamma=gamma)(labels, predictions=Predictions(log_probability, torch.zeros(1, 8)))
         assert torch.isfinite(weights).all()
         assert not weights[log_probability >= 0].any()
-
-
-def test_the_largest_exponent_gives_weights_of_mean_1():
-    """To MiLe with the entropy of 2**31 equal outcomes, to focal with tokens that have a probability of 0.96."""
-    labels = torch.zeros(1, 2**20, dtype=torch.int64)
-    predictions = Predictions(torch.full(labels.shape, math.log(0.96)), torch.full(labels.shape, 31 * math.log(2)))
-    for make in WEIGHTINGS:
-        weights = make(gamma=20)(labels, predictions=predictions)
-        torch.testing.assert_close(weights, torch.ones(labels.shape), rtol=24 * EPS, atol=0.0)

@@ -1,13 +1,11 @@
 """TF-IDF weights, their formulas and their window: against slow references, worked out by hand, and what they cost."""
 
-import math
 from collections import Counter
 from typing import NamedTuple
 
 import pytest
 import torch
 from label_batches import (
-    EPS,
     CalledWeighting,
     assert_same_state,
     assert_weights_equal_reference,
@@ -26,26 +24,12 @@ from tfidf_tune.weighting import (
     TFIDFWeighting,
     unit_mean,
 )
-from tfidf_tune.weighting._tfidf import distinct_terms, inverse_document_frequency, term_frequency
+from tfidf_tune.weighting._tfidf import distinct_terms
 
 VOCAB_SIZE = 60
 EMPTY = [torch.full((2, 7), IGNORED), torch.full((5, 40), IGNORED)]
 
 # ---- the formulas
-
-
-def test_term_frequency_and_idf_are_their_formulas():
-    counts = torch.tensor([[1, 2, 3, 4096]])
-    expected = {"count": counts.float(), "log": 1 + counts.double().log(), "binary": torch.ones(1, 4)}
-    for form, frequency in expected.items():
-        # A logarithm and a sum, each rounded once.
-        torch.testing.assert_close(term_frequency(counts, form), frequency.float(), rtol=2 * EPS, atol=0.0)
-    for num_documents in (0, 1, 2, 64, 100_000):
-        found = sorted({0, 1, num_documents // 2, num_documents})[: num_documents + 1]
-        idf = inverse_document_frequency(torch.tensor(found), torch.tensor(num_documents))
-        expected = torch.tensor([math.log((1 + num_documents) / (1 + df)) + 1 for df in found])
-        # The logarithm rounds once, its argument before it (an absolute error of eps), the sum after it; idf >= 1.
-        torch.testing.assert_close(idf, expected, rtol=3 * EPS, atol=0.0)
 
 
 # 3 is near the largest weight without a cap; at 1.01 nearly all weights are capped.
