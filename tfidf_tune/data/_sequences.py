@@ -182,16 +182,15 @@ def cached_sequences(
 
     def build(folder: Path) -> Counts:
         counts: Counts = Counter()
-        spans: list[tuple[int, int]] = []
-        start = 0
+        lengths: list[int] = []
         # Written as they come: the ids of all sequences need not fit into memory, here or when they are read.
         with (folder / "tokens.int32").open("wb") as tokens, (folder / "is_label.bool").open("wb") as labels:
             for ids, is_label in make_sequences(counts):
                 tokens.write(ids.tobytes())
                 labels.write(is_label.tobytes())
-                spans.append((start, start + len(ids)))
-                start += len(ids)
-        np.save(folder / "spans.npy", np.array(spans, dtype=np.int64))
+                lengths.append(len(ids))
+        ends = np.cumsum(lengths, dtype=np.int64)
+        np.save(folder / "spans.npy", np.stack([ends - lengths, ends], axis=1))
         return counts
 
     folder, counts = cached_folder(cache_dir, settings, build)

@@ -267,9 +267,7 @@ def _end(render: Callable[..., str], text: str, chat: Chat, num_messages: int) -
     part = render(chat.messages[:num_messages]) if num_messages else ""
     if not text.startswith(part):
         found = f"the chat template writes the first {num_messages} messages differently when others follow"
-        remedy = (
-            "name a chat_template with {% generation %} (trl/chat_templates has some), or set train_on to last or all"
-        )
+        remedy = "name one with {% generation %} (trl/chat_templates has some), or set train_on to last or all"
         raise ValueError(f"{chat.place}: {found}: {remedy}")
     return len(part)
 

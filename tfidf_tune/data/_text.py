@@ -457,9 +457,7 @@ def _prompt_target_dataset(
             yield ids, np.arange(len(ids)) >= len(bos) + len(prompt)
         if counts["num_left_out"] == counts["num_documents"]:
             found = f"{counts['num_left_out']} rows are empty, have no answer in their context or are too long"
-            raise ValueError(
-                f"{place.source!r} gives no example: {found}. Raise the limit of tokens or name another source"
-            )
+            raise ValueError(f"{place.source!r} gives no example: {found}. Raise the limit or name another source")
 
     settings = cache_settings("prompt_target", tokenizer, [place], empty_prompt=empty_prompt, limits=limits)
     dataset = cached_sequences(cache_dir, settings, make_sequences)

@@ -55,10 +55,9 @@ def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
     # torchtune's tokenizers do not list their vocabulary, only its size and their special tokens.
     largest = max([getattr(tokenizer, "max_token_id", tokenizer.vocab_size - 1), *_special_ids(tokenizer)])
     if largest >= vocab_size:
-        embedded = (
-            f"the model embeddings for the ids 0 to {vocab_size - 1}: use the tokenizer that belongs to the model"
-        )
-        raise SetupError(f"the tokenizer has a token with the id {largest}, {embedded}")
+        embedded = f"the model embeddings for the ids 0 to {vocab_size - 1}"
+        found = f"the tokenizer has a token with the id {largest}, {embedded}"
+        raise SetupError(f"{found}: use the tokenizer that belongs to the model")
     limit = cast(int, model.max_seq_len)
     if tokenizer.max_seq_len is None:
         tokenizer.max_seq_len = limit  # what torchtune's data sets cut longer texts to
@@ -206,10 +205,8 @@ def build_dataloader(
         if tokens != labels or len(tokens) != 2:
             raise ValueError(f"tokens have the shape {tokens} and labels {labels}, it has to be [b, s] of both")
     except Exception as error:
-        failure = f"makes no batch of tokens and labels from the data set's items ({cause_of(error)})"
-        raise SetupError(
-            f"config: collate_fn: {cfg.collate_fn} {failure}: use one that belongs to the data set"
-        ) from error
+        failure = f"{cfg.collate_fn} makes no batch of tokens and labels from the data set's items ({cause_of(error)})"
+        raise SetupError(f"config: collate_fn: {failure}: use one that belongs to the data set") from error
     return DataLoader(
         dataset,
         batch_size=cfg.batch_size,

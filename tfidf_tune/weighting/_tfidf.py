@@ -152,21 +152,17 @@ class DocumentWindow(nn.Module):
             self.document_frequency_E = F.pad(self.document_frequency_E, (0, missing))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        saved_documents = state_dict.get(prefix + "num_documents_K")
-        if saved_documents is not None and len(saved_documents) != self.num_batches:
+        saved_batches = len(state_dict.get(prefix + "num_documents_K", self.num_documents_K))
+        if saved_batches != self.num_batches:
             error_msgs: list[str] = args[-1]
-            remedy = f"set num_batches to {len(saved_documents)}, or start with a new window"
-            error_msgs.append(
-                f"the saved window holds {len(saved_documents)} batches, this one {self.num_batches}: {remedy}"
-            )
+            remedy = f"set num_batches to {saved_batches}, or start with a new window"
+            error_msgs.append(f"the saved window holds {saved_batches} batches, this one {self.num_batches}: {remedy}")
             return
         # The widths come with the data, not with the constructor, so a fresh window has to take them from the state.
         for name in ("entries_KT", "document_frequency_E"):
-            saved = state_dict.get(prefix + name)
-            if saved is not None:
+            if (saved := state_dict.get(prefix + name)) is not None:
                 own = getattr(self, name)
-                shape = (*own.shape[:-1], saved.shape[-1])
-                setattr(self, name, torch.empty(shape, dtype=own.dtype, device=own.device))
+                setattr(self, name, own.new_empty((*own.shape[:-1], saved.shape[-1])))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
