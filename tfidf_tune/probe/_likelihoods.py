@@ -32,11 +32,6 @@ class TokenLikelihoods(NamedTuple):
     standardized: npt.NDArray[np.float64] | None
     greedy: npt.NDArray[np.bool_]
 
-    def after(self, num_tokens: int) -> "TokenLikelihoods":
-        """Leave out the first tokens."""
-        standardized = None if self.standardized is None else self.standardized[num_tokens:]
-        return TokenLikelihoods(self.nll[num_tokens:], standardized, self.greedy[num_tokens:])
-
 
 @torch.no_grad()
 def token_likelihoods(
@@ -71,7 +66,7 @@ def token_likelihoods(
     for number, ids in enumerate(texts):
         if len(ids) < 2:
             raise ValueError(f"Text {number} has {len(ids)} tokens, so nothing is predicted: give at least two.")
-        require_known_ids(model, np.asarray(ids))
+        require_known_ids(model, ids)
     model.eval()
     device = next(model.parameters()).device
     scored: dict[int, TokenLikelihoods] = {}

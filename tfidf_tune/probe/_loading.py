@@ -3,12 +3,10 @@
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 
@@ -100,16 +98,16 @@ def on_base_model(model_args: Mapping[str, Any]) -> dict[str, Any]:
     return own | arguments | {"pretrained": base, "peft": str(folder)}
 
 
-def require_known_ids(model: "PreTrainedModel", ids: npt.NDArray[np.integer]) -> None:
-    """Raise a ``ValueError`` if an id of any shape is not in ``[0, v)``, with input embeddings ``[v, d]``."""
+def require_known_ids(model: "PreTrainedModel", ids: Iterable[int]) -> None:
+    """Raise a ``ValueError`` if a token id is outside the model's embedding."""
     # The rows of the embedding, which can be more than the tokenizer has tokens.
     vocab_size = model.get_input_embeddings().weight.shape[0]
-    unknown = ids[(ids < 0) | (ids >= vocab_size)]
-    if unknown.size:
-        raise ValueError(
-            f"Token id {unknown[0]} is outside the model's vocabulary, 0 to {vocab_size - 1}: "
-            "tokenize the text with the tokenizer that this model was trained with."
-        )
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise ValueError(
+                f"Token id {token} is outside the model's vocabulary, 0 to {vocab_size - 1}: "
+                "tokenize the text with the tokenizer that this model was trained with."
+            )
 
 
 def _load_complete(name: str | os.PathLike[str], dtype: torch.dtype | None) -> "PreTrainedModel":

@@ -244,17 +244,17 @@ def _scored(
     number = (answer.get("usage") or {}).get("prompt_tokens") or len(values) - 1
     if len(tokens) != len(values) or len(top) != len(values) or not 1 < number <= len(values):
         raise ValueError(f"it gives {len(values)} log-probabilities for {number} tokens of a prompt")
-    # Where the scored part starts: counted from the end if ids are known, else by characters.
+    # A token that is a part of a character cannot be read.
+    echoed = "".join(tokens[:number])
     if isinstance(whole, list):
-        first, exact = number - len(whole) + len(given), number - len(whole) in (0, 1)
-    else:
-        echoed = "".join(tokens[:number])
-        # A token that is a part of a character cannot be read.
-        if whole.strip() not in echoed and "\ufffd" not in echoed and "bytes:" not in echoed:
-            raise ValueError("it echoes another prompt than was sent")
-        exact = number - num_ids in (0, 1)  # 1: the server puts a BOS first
-        ends = [*accumulate(map(len, tokens), initial=0)]
-        first = number - num_ids + num_given if exact else bisect_left(ends, len(given))
+        num_ids, num_given = len(whole), len(given)
+    elif whole.strip() not in echoed and "\ufffd" not in echoed and "bytes:" not in echoed:
+        raise ValueError("it echoes another prompt than was sent")
+    # Where the scored part starts: counted from the end if ids are known, else by characters.
+    exact = number - num_ids in (0, 1)  # 1: the server puts a BOS first
+    first = number - num_ids + num_given
+    if isinstance(whole, str) and not exact:
+        first = bisect_left([*accumulate(map(len, tokens), initial=0)], len(given))
     # Each value must be possible, so that a wrong count of the server is noticed.
     nll, greedy = [], []
     for value, best in zip(values[first:number], top[first:number], strict=True):

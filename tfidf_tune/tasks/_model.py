@@ -10,7 +10,6 @@ from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
@@ -169,7 +168,7 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
 
     def check_ids(self, ids: Sequence[int], num_new: int) -> None:
         """Refuse prompts that are too long, and ids that the embedding does not have."""
-        require_known_ids(self.model, np.asarray(ids))
+        require_known_ids(self.model, ids)
         super().check_ids(ids, num_new)
 
     @property
@@ -180,8 +179,9 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
         """Score complete texts, and leave out what was given."""
         with tqdm(total=len(pairs), disable=disable_tqdm or self.rank != 0, desc="Scoring token ids") as bar:
             texts = [given + scored for given, scored in pairs]
-            found = token_likelihoods(self.model, texts, batch_size=self._num_together, progress=bar.update)
-        return [tokens.after(len(given) - 1) for (given, _), tokens in zip(pairs, found, strict=True)]
+            found: Any = token_likelihoods(self.model, texts, batch_size=self._num_together, progress=bar.update)
+        starts = [len(given) - 1 for given, _ in pairs]
+        return [TokenLikelihoods(*(each[at:] for each in tokens)) for at, tokens in zip(starts, found, strict=True)]
 
     def continue_ids(self, asked: Sequence[Asked], disable_tqdm: bool) -> list[list[list[int]]]:
         """Continue prompts greedily in batches; sample, and search with beams, one prompt at a time."""
