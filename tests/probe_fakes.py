@@ -26,14 +26,10 @@ class WordTokenizer:
     """Id 7 <-> the word "w7". By default its EOS is outside the vocabulary of the models here."""
 
     eos_id: int = VOCAB_SIZE
+    fingerprint: str = "f1"
 
     def decode(self, ids):
         return " ".join(f"w{i}" for i in ids)
-
-
-@dataclass(frozen=True)
-class FingerprintedTokenizer(WordTokenizer):
-    fingerprint: str = "f1"
 
 
 class SuccessorModel(nn.Module):

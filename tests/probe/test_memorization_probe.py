@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from probe_fakes import FingerprintedTokenizer, a_passage, random_ids
+from probe_fakes import WordTokenizer, a_passage, random_ids
 from torch import nn
 
 from tfidf_tune.probe import MemorizationProbe, evaluating, greedy_continuations, probe
@@ -60,7 +60,7 @@ def mean_nll(model, passages, max_new_tokens):
 @pytest.mark.parametrize("batch_size", [3, 100])
 def test_the_numbers_are_those_of_the_probe(llama, passages, max_new_tokens, batch_size):
     eos = passages[2].token_ids[14]  # ends a text that is recited
-    tokenizer = FingerprintedTokenizer(eos_id=eos)
+    tokenizer = WordTokenizer(eos_id=eos)
     settings = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
     model = Monitored(llama)
 
@@ -84,7 +84,7 @@ def test_the_numbers_are_those_of_the_probe(llama, passages, max_new_tokens, bat
 
 
 def test_without_controls_there_are_no_numbers_of_them(llama, recited):
-    tokenizer = FingerprintedTokenizer(eos_id=64)
+    tokenizer = WordTokenizer(eos_id=64)
     made, model = MemorizationProbe(recited, tokenizer, prefix_length=PREFIX, max_new_tokens=20), Monitored(llama)
     found = made.measure(model.logits, model.continuations)
 
@@ -95,7 +95,7 @@ def test_without_controls_there_are_no_numbers_of_them(llama, recited):
 def test_the_threshold_is_one_of_the_targets_mean(recited):
     measured = {"memorization_target_lms": 12.0, "memorization_control_lms": 20.0}
     for stop_above, expected in ((11.9, True), (12, False), (None, False)):
-        made = MemorizationProbe(recited, FingerprintedTokenizer(), prefix_length=PREFIX, stop_above=stop_above)
+        made = MemorizationProbe(recited, WordTokenizer(), prefix_length=PREFIX, stop_above=stop_above)
         assert (made.reason_to_stop(measured) is not None) is expected
 
 
@@ -105,11 +105,11 @@ def test_what_cannot_be_measured_is_refused(recited):
         ({"prefix_length": 0}, "prefix_length must be .* got 0"),
         ({"prefix_length": 52}, "'target-0' has 52 tokens, none after the first 52"),
         ({"stop_above": 44.5}, r"stop_above is 44.5: .* from 0 to 44 \(the longest continuation"),
-        ({"tokenizer": FingerprintedTokenizer(fingerprint="f2")}, "fingerprint 'f1', the given tokenizer, .* 'f2'"),
+        ({"tokenizer": WordTokenizer(fingerprint="f2")}, "fingerprint 'f1', the given tokenizer, .* 'f2'"),
         ({"tokenizer": without_fingerprint}, "given tokenizer, 'SimpleNamespace', has .*: probe with the tokenizer"),
         ({"passages": [a_passage("a", [1, 2], kind="control")]}, "none of the 1 passages of the probe file is a tar"),
     ):
-        settings = {"passages": recited, "tokenizer": FingerprintedTokenizer(), "prefix_length": PREFIX} | settings
+        settings = {"passages": recited, "tokenizer": WordTokenizer(), "prefix_length": PREFIX} | settings
         with pytest.raises(ValueError, match=message):
             MemorizationProbe(settings.pop("passages"), settings.pop("tokenizer"), **settings)
 

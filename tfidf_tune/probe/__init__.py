@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tfidf_tune.probe._loading import adapter_base, load_model
     from tfidf_tune.probe._memorization import (
         MemorizationProbe,
-        ProbeTokenizer,
         check_passages,
         compare_continuation,
         evaluating,
@@ -53,7 +52,6 @@ __all__ = [
     "Attack",
     "MemorizationProbe",
     "ProbeSample",
-    "ProbeTokenizer",
     "Server",
     "TokenLikelihoods",
     "adapter_base",

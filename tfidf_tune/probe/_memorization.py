@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
-from tfidf_tune.data import tokenizer_fingerprint, tokenizer_name
+from tfidf_tune.data import Passage, TextTokenizer, tokenizer_fingerprint, tokenizer_name
 from tfidf_tune.probe._decoding import (
     ContinueBatch,
     batches_of_prompts,
@@ -40,24 +40,11 @@ from tfidf_tune.probe._metrics import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from tfidf_tune.data import Passage
-
-
-class ProbeTokenizer(Protocol):
-    """The part of a tokenizer that the probe uses; if it can encode, it has to be that of the passages."""
-
-    @property
-    def eos_id(self) -> int:
-        """Id that ends a text."""
-
-    def decode(self, ids: list[int], /) -> str:
-        """Token ids -> text."""
-
 
 def probe(
     model: "PreTrainedModel",
-    tokenizer: ProbeTokenizer,
-    passages: Sequence["Passage"],
+    tokenizer: TextTokenizer,
+    passages: Sequence[Passage],
     *,
     prefix_lengths: Sequence[int] = (32, 50, 100),
     max_new_tokens: int = 128,
@@ -75,7 +62,7 @@ def probe(
 
     Args:
         model (PreTrainedModel): causal language model; it is put in eval mode.
-        tokenizer (ProbeTokenizer): gives the texts for ROUGE-L and the EOS id.
+        tokenizer (TextTokenizer): gives the texts for ROUGE-L and the EOS id.
         passages (Sequence[Passage]): targets and controls.
         prefix_lengths (Sequence[int]): lengths of the prompts in tokens.
         max_new_tokens (int): most tokens to generate and compare.
@@ -155,25 +142,23 @@ def best_continuation(samples: Sequence[ProbeSample]) -> ProbeSample:
     return replace(shown, **scores, edit_distance=min(distances))
 
 
-def check_passages(tokenizer: ProbeTokenizer, passages: Sequence["Passage"], num_prompt: int) -> None:
+def check_passages(tokenizer: TextTokenizer, passages: Sequence[Passage], num_prompt: int) -> None:
     """Refuse passages that cannot be probed; ``num_prompt`` are the tokens of the longest prompt with its offset.
 
     Raises:
         ValueError: If a passage, other than a completion, has no ids after the prompt, or is of another tokenizer.
     """
-    # A tokenizer that can neither encode nor says what it is cannot be compared with that of the passages.
-    identified: Any = tokenizer if hasattr(tokenizer, "fingerprint") or hasattr(tokenizer, "encode") else None
-    fingerprint = identified and tokenizer_fingerprint(identified)
+    fingerprint = tokenizer_fingerprint(tokenizer)
     for passage in passages:
         if passage.num_prompt is None and len(passage.token_ids) <= num_prompt:
             raise ValueError(
                 f"Passage {passage.id!r} has {len(passage.token_ids)} tokens, none after the first {num_prompt} "
                 "that offset and longest prefix take: use longer passages or a smaller offset or prefix."
             )
-        if fingerprint is not None and passage.tokenizer_fingerprint != fingerprint:
+        if passage.tokenizer_fingerprint != fingerprint:
             raise ValueError(
                 f"Passage {passage.id!r} was tokenized with fingerprint {passage.tokenizer_fingerprint!r}, "
-                f"the given tokenizer, {tokenizer_name(identified)!r}, has {fingerprint!r}: probe with the tokenizer "
+                f"the given tokenizer, {tokenizer_name(tokenizer)!r}, has {fingerprint!r}: probe with the tokenizer "
                 f"{passage.tokenizer!r}."
             )
 
@@ -187,7 +172,7 @@ class MemorizationProbe:
 
     Args:
         passages (Sequence[Passage]): of a probe file.
-        tokenizer (ProbeTokenizer): the one that the model is trained with; its EOS ends a continuation.
+        tokenizer (TextTokenizer): the one that the model is trained with; its EOS ends a continuation.
         prefix_length (int): tokens of a passage that are the prompt; a completion has its own. Default: 50.
         max_new_tokens (int): most tokens that are generated and compared. Default: 128.
         batch_size (int): passages in a forward pass. Default: 32.
@@ -201,8 +186,8 @@ class MemorizationProbe:
 
     def __init__(
         self,
-        passages: Sequence["Passage"],
-        tokenizer: "ProbeTokenizer",
+        passages: Sequence[Passage],
+        tokenizer: TextTokenizer,
         *,
         prefix_length: int = 50,
         max_new_tokens: int = 128,
