@@ -304,12 +304,11 @@ def num_positions(metadata: Mapping[str, Any]) -> int | None:
     return getattr(config, "max_position_embeddings", None)
 
 
-def check_length(metadata: Mapping[str, Any], num_tokens: int, shorten: str) -> None:
-    """Raise a ``ValueError`` if the model ``pretrained`` has fewer positions than the longest sequence has tokens.
+def check_length(positions: int | None, num_tokens: int, shorten: str) -> None:
+    """Raise a ``ValueError`` if a model has fewer positions than the longest sequence has tokens.
 
     The harness would truncate prompts at their start. ``shorten`` names the settings to lower.
     """
-    positions = num_positions(metadata)
     if positions is not None and num_tokens > positions:
         raise ValueError(
             f"sequences of {num_tokens} tokens exceed the model's {positions} positions: lower {shorten} by "

@@ -6,7 +6,6 @@ can still find it likelier than unseen text: then membership inference detects i
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.data import Passage
 from tfidf_tune.probe import (
     TokenLikelihoods,
     load_model,
@@ -25,7 +23,7 @@ from tfidf_tune.probe import (
     true_positive_rate,
 )
 from tfidf_tune.probe._membership import zlib_score
-from tfidf_tune.tasks._prompts import TokenIdPrompts, check_length, num_positions, task_documents
+from tfidf_tune.tasks._prompts import check_length, num_positions, task_documents
 from tfidf_tune.tasks.memorization import probed, whole_numbers
 
 
@@ -47,19 +45,31 @@ def documents(
     check_at_least(1, max_new_tokens=max_new_tokens)
     check_at_least(0, offset=offset)
     prompts, passages = probed(metadata, probe_file, offset + max(lengths))
-    longest = num_positions(metadata)
-    needed = [  # tokens to score at least, and what to lower if they are too many
-        (offset + max(lengths) + 1, "offset or the prefix length")
-        if passage.num_prompt is None
-        else (passage.num_prompt + 1, f"the length of the prompt of {passage.id!r}")
-        for passage in passages
-    ]
-    check_length(metadata, *max(needed))
-    # Longer passages are cut: what follows cannot be scored.
-    rows = [
-        _document(prompts, replace(passage, token_ids=passage.token_ids[:longest]), lengths, max_new_tokens, offset)
-        for passage in passages
-    ]
+    positions = num_positions(metadata)
+    rows: list[dict[str, Any]] = []
+    for passage in passages:
+        # A passage without a prompt of its own is scored after its first token.
+        if passage.num_prompt is None:
+            first, num_given, starts = offset, 1, [(length, length) for length in lengths]
+            check_length(positions, offset + max(lengths) + 1, "offset or the prefix length")
+        else:
+            first, num_given, starts = 0, passage.num_prompt, [(0, passage.num_prompt)]
+            check_length(positions, num_given + 1, f"the length of the prompt of {passage.id!r}")
+        # Longer passages are cut: what follows cannot be scored.
+        ids = passage.token_ids[:positions][first:]
+        row: dict[str, Any] = {
+            "passage_id": passage.id,
+            "kind": passage.kind,
+            "num_injections": passage.num_injections,
+            "source": passage.source,
+            "offset": first,
+            "token_ids": ids,
+            "num_given": num_given,
+            "text": prompts.tokenizer.decode(ids if passage.num_prompt is None else ids[num_given:]),
+            "spans": [[prefix, start, min(start + max_new_tokens, len(ids))] for prefix, start in starts],
+            "score_tokens": True,
+        }
+        rows.append(row | prompts.scored_text(ids, num_given))
     if reference_model:
         model = load_model(reference_model, device="cuda" if torch.cuda.is_available() else "cpu")
         scored = token_likelihoods(model, [row["token_ids"] for row in rows])
@@ -94,10 +104,7 @@ def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> d
         "nll": scores["nll"] if is_target else None,
         "control_nll": None if is_target else scores["nll"],
         "tpr_loss": (is_target, -scores["nll"]),
-        **{
-            metric: (is_target, float(attacks[attack]) if attack in attacks else None)
-            for attack, metric in _AUC_METRICS.items()
-        },
+        **{metric: (is_target, attacks.get(attack)) for attack, metric in _AUC_METRICS.items()},
         "round_trip": float(doc["round_trip"]),
         "num_not_round_trip": float(not doc["round_trip"]),
     }
@@ -126,26 +133,3 @@ def _separation(measure: Callable[[Any, Any], Any], values: Sequence[tuple[bool,
     targets, controls = ([score for kind, score in values if kind == wanted] for wanted in (True, False))
     is_known = all(score is not None and math.isfinite(score) for _, score in values)
     return float(measure(np.array(targets), np.array(controls))) if is_known and targets and controls else math.nan
-
-
-def _document(
-    prompts: TokenIdPrompts, passage: Passage, lengths: Sequence[int], max_new_tokens: int, offset: int
-) -> dict[str, Any]:
-    # Without a prompt of its own a passage is scored after its first token.
-    is_completion = passage.num_prompt is not None
-    offset, num_given = (offset, 1) if passage.num_prompt is None else (0, passage.num_prompt)
-    ids = passage.token_ids[offset:]
-    starts = [(0, num_given)] if is_completion else [(length, length) for length in lengths]
-    return {
-        "passage_id": passage.id,
-        "kind": passage.kind,
-        "num_injections": passage.num_injections,
-        "source": passage.source,
-        "offset": offset,
-        "token_ids": ids,
-        "num_given": num_given,
-        "text": prompts.tokenizer.decode(ids[num_given:] if is_completion else ids),
-        "spans": [[prefix, start, min(start + max_new_tokens, len(ids))] for prefix, start in starts],
-        "score_tokens": True,
-        **prompts.scored_text(ids, num_given),
-    }

@@ -22,7 +22,14 @@ from tfidf_tune.data._tokenizer import TokenArray
 from tfidf_tune.probe import check_passages, compare_continuation
 from tfidf_tune.probe._attacks import Attack, chat_messages, generation, require_noise
 from tfidf_tune.probe._memorization import best_continuation
-from tfidf_tune.tasks._prompts import TokenIdPrompts, check_length, prompts_for, prompts_of, task_documents
+from tfidf_tune.tasks._prompts import (
+    TokenIdPrompts,
+    check_length,
+    num_positions,
+    prompts_for,
+    prompts_of,
+    task_documents,
+)
 
 _PROBE_FILE_VARIABLE = "TFIDF_TUNE_PROBE_FILE"
 
@@ -71,7 +78,7 @@ def documents(
         if passage.num_prompt is None or attack is first.get(attack.name)
     ]
     longest = max(row["num_asked"] + row["max_new_tokens"] for row in rows)
-    check_length(metadata, longest, "max_new_tokens or the prefix length")
+    check_length(num_positions(metadata), longest, "max_new_tokens or the prefix length")
     return task_documents(rows, "prompts or references", prompts)
 
 
@@ -82,11 +89,11 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float 
     """
     prompts = prompts_of(doc)
     names = ("passage_id", "kind", "offset", "prefix_length", "attack", "reference_ids", "reference_text")
-    known = {name: doc[name] for name in names}
-    # A model may generate more than was asked for.
+    known, reference = {name: doc[name] for name in names}, doc["reference_ids"]
     samples = []
     for response in results:
-        ids = prompts.response_ids(response, doc["prompt_ids"], doc["reference_ids"])[: len(doc["reference_ids"])]
+        # A model may generate more than was asked for.
+        ids = prompts.response_ids(response, doc["prompt_ids"], reference)[: len(reference)]
         samples.append(compare_continuation(generated_ids=ids, generated_text=prompts.response_text(response), **known))
     sample = best_continuation(samples)
     doc["sample"] = asdict(sample)
