@@ -4,13 +4,15 @@ import json
 
 import pytest
 import task_fakes
+from lm_eval.api.instance import Instance
 from openai_server import serving
 from tiny_llama import teach
 
 from tfidf_tune.compare import import_results
 from tfidf_tune.data import read_probe_file
-from tfidf_tune.probe import Server, planned_attacks
+from tfidf_tune.probe import planned_attacks
 from tfidf_tune.tasks import SERVER_NAME, evaluate, save_token_ids_tokenizer, tasks_folder
+from tfidf_tune.tasks._server import ServerLM
 
 KEY = "sk-secret-12345"
 TASKS = ["tfidf_memorization_prefixes", "tfidf_membership"]
@@ -56,9 +58,9 @@ def url(served):
 def ask(host, url):
     """Ask for a continuation of each prompt, with settings of the server."""
 
-    def ask(*prompts, **more):
-        server = Server("m", url, **{"max_retries": 2, "timeout": 60} | more)
-        return server.answers([server.continuation(prompt, 3, "a") for prompt in prompts], "")
+    def ask(prompt, **more):
+        server = ServerLM("m", url, "", **{"max_retries": 2, "timeout": 60} | more)
+        return server.generate_until([Instance("generate_until", {}, (prompt, {"max_gen_toks": 3}), 0)])
 
     return ask
 
@@ -129,7 +131,7 @@ def test_a_request_that_fails_is_made_again(host, ask):
 
 
 def test_wrong_likelihoods_are_refused_and_the_same_command_goes_on(host, url, reciting, probe_file, tmp_path):
-    server = Server("m", url)
+    server = ServerLM("m", url, "")
     text = read_probe_file(probe_file)[0].text
     for fault, message in (
         ("positive", "it gives 0.5 as a log-probability"),
@@ -140,7 +142,7 @@ def test_wrong_likelihoods_are_refused_and_the_same_command_goes_on(host, url, r
     ):
         host.faults += [fault] * 3
         with pytest.raises(ConnectionError, match=f"request for a: .*{message}.*, 3 times"):
-            server.answers([server.likelihoods(text[:3], text, "a")], "")
+            server.loglikelihood([Instance("loglikelihood", {"passage_id": "a"}, (text[:3], text[3:]), 0)])
 
     journal = tmp_path / "requests.jsonl"
     host.faults += [""] * 9 + ["nan"] * 3
@@ -154,7 +156,7 @@ def test_wrong_likelihoods_are_refused_and_the_same_command_goes_on(host, url, r
 
 def test_a_server_without_log_probabilities_or_with_wrong_ones_is_recognised(host, url):
     def server():  # each asks anew
-        return Server("m", url, max_retries=2)
+        return ServerLM("m", url, "", max_retries=2)
 
     assert server().likelihood_problem() is None
     host.faults += ["", "shifted"]
@@ -174,7 +176,7 @@ def test_settings_that_cannot_work_are_refused():
         ({"timeout": 0}, "timeout is 0"),
     ):
         with pytest.raises(ValueError, match=message):
-            Server("m", **{"base_url": "http://x/v1"} | values)
+            ServerLM("m", tokenizer="", **{"base_url": "http://x/v1"} | values)
 
 
 def test_chats_and_samples_are_sent_as_such(host, url, reciting, probe_file, tmp_path):

@@ -361,7 +361,7 @@ class _Plan:
         if self.spec.server is not None:
             from tfidf_tune.tasks._server import ServerLM
 
-            problem = ServerLM(**self.model_args).server.likelihood_problem()
+            problem = ServerLM(**self.model_args).likelihood_problem()
             return problem and f"the server cannot be used for them, {problem}"
         if self.spec.backend == "vllm":
             os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is for the report

@@ -35,13 +35,12 @@ if TYPE_CHECKING:
         probe,
     )
     from tfidf_tune.probe._runs import run_of
-    from tfidf_tune.probe._server import Server
 else:
 
     def __getattr__(name: str) -> Any:
         # Comparisons do without torch, which takes seconds to import: what needs it is imported on first use.
         if name in __all__:
-            for module in ("_documents", "_runs", "_server", "_loading", "_decoding", "_likelihoods", "_memorization"):
+            for module in ("_documents", "_runs", "_loading", "_decoding", "_likelihoods", "_memorization"):
                 found = import_module(f"tfidf_tune.probe.{module}")
                 if hasattr(found, name):
                     return getattr(found, name)
@@ -52,7 +51,6 @@ __all__ = [
     "Attack",
     "MemorizationProbe",
     "ProbeSample",
-    "Server",
     "TokenLikelihoods",
     "adapter_base",
     "check_passages",
