@@ -170,12 +170,12 @@ def test_bad_input_ends_with_one_message(run_command, llama, tokenizers, probe_f
         run_command("eval", "--model_args", "pretrained=/nowhere/model", *arguments)
 
 
-def test_settings_are_checked_before_the_model_is_loaded(run_command, tokenizers, tmp_path, monkeypatch):
+def test_settings_are_checked_before_the_model_is_loaded(run_command, llama, tmp_path, monkeypatch):
     monkeypatch.setattr("tfidf_tune.tasks._model.TokenExactHFLM.__init__", lambda *_, **__: pytest.fail("too early"))
     with pytest.raises(SystemExit, match="error: no such probe file: .*none.jsonl"):
         run_command(
-            *("eval", "--model_args", f"pretrained={tokenizers['plain']}", "--tasks", MEMORIZATION[0]),
+            *("eval", "--model_args", f"pretrained={llama}", "--tasks", MEMORIZATION[0]),
             *("--metadata", f"probe_file={tmp_path / 'none.jsonl'}"),
         )
     with pytest.raises(FileNotFoundError, match="no such probe file"):
-        evaluate({"pretrained": str(tokenizers["plain"])}, [MEMORIZATION[0]], tmp_path, metadata={"probe_file": "none"})
+        evaluate({"pretrained": str(llama)}, [MEMORIZATION[0]], tmp_path, metadata={"probe_file": "none"})

@@ -13,7 +13,7 @@ TOKENIZERS = ["plain", "adds_bos", "sentencepiece", "llama"]
 
 
 def text_prompts(folder, **model_args):
-    return prompts_for({"pretrained": str(folder), **model_args})
+    return prompts_for({"tokenizer": str(folder), **model_args})
 
 
 def test_an_invalid_prompt_or_response_is_refused_with_the_remedy(tokenizers):

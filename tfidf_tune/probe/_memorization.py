@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
 from tfidf_tune.data import Passage, TextTokenizer, tokenizer_fingerprint, tokenizer_name
@@ -292,14 +293,13 @@ class MemorizationProbe:
 
     def _score(self, last_logits: LastLogits, batch: Sequence[int]) -> list[tuple[float, bool]]:
         """Return for each passage the sum of -ln P over its continuation, and whether greedy decoding recites it."""
-        # Filled up on the right, which in a causal model changes nothing before it.
-        rows = [self._prompts[i] + self._references[i] for i in batch]
-        width = max(map(len, rows)) - 1
-        ids_bs = torch.tensor([(row + [row[-1]] * width)[:width] for row in rows])
+        # Filled up on the right, which in a causal model changes nothing before it. The last id is only scored.
+        rows = [torch.tensor((self._prompts[i] + self._references[i])[:-1]) for i in batch]
+        ids_bs = pad_sequence(rows, batch_first=True)
         # Logits are needed from the last id of the shortest prompt on.
         shortest = min(len(self._prompts[i]) for i in batch)
         scores = []
-        for i, logits_nv in zip(batch, last_logits(ids_bs, width + 1 - shortest), strict=True):
+        for i, logits_nv in zip(batch, last_logits(ids_bs, ids_bs.shape[1] + 1 - shortest), strict=True):
             reference_s = torch.tensor(self._references[i], device=logits_nv.device)
             logits_sv = logits_nv[len(self._prompts[i]) - shortest :][: len(reference_s)]
             nll = F.cross_entropy(logits_sv.float(), reference_s, reduction="sum")  # in float32 logits can be large

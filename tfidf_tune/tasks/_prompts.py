@@ -104,6 +104,19 @@ class TokenIdPrompts:
 
     settings: dict[str, Any]
     tokenizer: HFTokenizer
+    harness_tokenizer: Any = None
+    positions: int | None = None  # of the model, if they are known
+
+    def check_length(self, num_tokens: int, shorten: str) -> None:
+        """Raise a ``ValueError`` if the model has fewer positions than the longest sequence has tokens.
+
+        The harness would truncate prompts at their start. ``shorten`` names the settings to lower.
+        """
+        if self.positions is not None and num_tokens > self.positions:
+            raise ValueError(
+                f"sequences of {num_tokens} tokens exceed the model's {self.positions} positions: lower {shorten} by "
+                f"{num_tokens - self.positions} or more"
+            )
 
     def request(self, ids: Sequence[int]) -> str:
         """Return the request for a continuation of ids."""
@@ -147,15 +160,12 @@ class TokenIdPrompts:
         return True
 
 
-@dataclass(frozen=True)
 class TextPrompts(TokenIdPrompts):
     """Text, for any model.
 
     ``harness_tokenizer`` is the model's as the harness loads it. Unless ``add_bos_token`` is False, it can add a BOS
     that training did not see.
     """
-
-    harness_tokenizer: Any
 
     def request(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -212,7 +222,6 @@ class TextPrompts(TokenIdPrompts):
         return ids
 
 
-@dataclass(frozen=True)
 class IdsToTextPrompts(TextPrompts):
     """Numbers, for a model that answers with text: ``local-completions`` with the pass-through tokenizer."""
 
@@ -232,7 +241,19 @@ def prompts_for(metadata: Mapping[str, Any]) -> TokenIdPrompts:
     original = original_tokenizer(str(name))
     prompts = metadata.get("prompts") or ("text" if original is None else "token_ids")
     require_choice("prompts", prompts, _PROMPTS)
-    return cached_prompts(str(original or name), prompts, metadata.get("add_bos_token"))
+    found = cached_prompts(str(original or name), prompts, metadata.get("add_bos_token"))
+    return dataclasses.replace(found, positions=_num_positions(metadata))
+
+
+def _num_positions(metadata: Mapping[str, Any]) -> int | None:
+    """Return how many positions the model ``pretrained`` has; None if that is not known."""
+    if not metadata.get("pretrained"):
+        return None
+    # The config alone is read, before any weights.
+    named = {"revision": "main", **on_base_model(metadata)}
+    more = {key: named.get(key) for key in ("revision", "trust_remote_code")}
+    config = AutoConfig.from_pretrained(str(named["pretrained"]), **more)
+    return getattr(config, "max_position_embeddings", None)
 
 
 def prompts_of(doc: Mapping[str, Any]) -> TokenIdPrompts:
@@ -291,26 +312,3 @@ def task_documents(rows: list[dict[str, Any]], unit: str, prompts: TokenIdPrompt
             num_lost, len(rows), unit, "" if prompts.settings["add_bos_token"] is False else bos,
         )  # fmt: skip
     return {"test": Dataset.from_list([row | prompts.settings for row in rows])}
-
-
-def num_positions(metadata: Mapping[str, Any]) -> int | None:
-    """Return how many positions the model ``pretrained`` has; None if that is not known."""
-    if not metadata.get("pretrained"):
-        return None
-    # The config alone is read, before any weights.
-    named = {"revision": "main", **on_base_model(metadata)}
-    more = {key: named.get(key) for key in ("revision", "trust_remote_code")}
-    config = AutoConfig.from_pretrained(str(named["pretrained"]), **more)
-    return getattr(config, "max_position_embeddings", None)
-
-
-def check_length(positions: int | None, num_tokens: int, shorten: str) -> None:
-    """Raise a ``ValueError`` if a model has fewer positions than the longest sequence has tokens.
-
-    The harness would truncate prompts at their start. ``shorten`` names the settings to lower.
-    """
-    if positions is not None and num_tokens > positions:
-        raise ValueError(
-            f"sequences of {num_tokens} tokens exceed the model's {positions} positions: lower {shorten} by "
-            f"{num_tokens - positions} or more"
-        )

@@ -15,7 +15,7 @@ from lm_eval.api.filter import Filter
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data import encode_prompts, load_rows, summarization_prompt
 from tfidf_tune.probe import rouge_scores
-from tfidf_tune.tasks._prompts import check_length, num_positions, prompts_for, prompts_of, task_documents
+from tfidf_tune.tasks._prompts import prompts_for, prompts_of, task_documents
 
 _COLUMNS = {"article": str, "highlights": str}
 
@@ -41,7 +41,7 @@ def documents(
     check_at_least(1, cnn_dailymail_max_new_tokens=max_new_tokens, cnn_dailymail_max_source_tokens=max_source_tokens)
     check_at_least(1, bertscore_num_layers=1 if bertscore_num_layers is None else bertscore_num_layers)
     prompts = prompts_for(metadata)
-    check_length(num_positions(metadata), max_source_tokens + max_new_tokens, "cnn_dailymail_max_source_tokens")
+    prompts.check_length(max_source_tokens + max_new_tokens, "cnn_dailymail_max_source_tokens")
     # Rows without a text are left out; an id is the row's number if the data set has none.
     articles = load_rows(cnn_dailymail_source, _COLUMNS, name=cnn_dailymail_name, split=cnn_dailymail_split)
     complete = [

@@ -23,7 +23,7 @@ from tfidf_tune.probe import (
     true_positive_rate,
 )
 from tfidf_tune.probe._membership import zlib_score
-from tfidf_tune.tasks._prompts import check_length, num_positions, task_documents
+from tfidf_tune.tasks._prompts import task_documents
 from tfidf_tune.tasks.memorization import probed, whole_numbers
 
 
@@ -45,18 +45,17 @@ def documents(
     check_at_least(1, max_new_tokens=max_new_tokens)
     check_at_least(0, offset=offset)
     prompts, passages = probed(metadata, probe_file, offset + max(lengths))
-    positions = num_positions(metadata)
     rows: list[dict[str, Any]] = []
     for passage in passages:
         # A passage without a prompt of its own is scored after its first token.
         if passage.num_prompt is None:
             first, num_given, starts = offset, 1, [(length, length) for length in lengths]
-            check_length(positions, offset + max(lengths) + 1, "offset or the prefix length")
+            prompts.check_length(offset + max(lengths) + 1, "offset or the prefix length")
         else:
             first, num_given, starts = 0, passage.num_prompt, [(0, passage.num_prompt)]
-            check_length(positions, num_given + 1, f"the length of the prompt of {passage.id!r}")
+            prompts.check_length(num_given + 1, f"the length of the prompt of {passage.id!r}")
         # Longer passages are cut: what follows cannot be scored.
-        ids = passage.token_ids[:positions][first:]
+        ids = passage.token_ids[: prompts.positions][first:]
         row: dict[str, Any] = {
             "passage_id": passage.id,
             "kind": passage.kind,

@@ -22,14 +22,7 @@ from tfidf_tune.data._tokenizer import TokenArray
 from tfidf_tune.probe import check_passages, compare_continuation
 from tfidf_tune.probe._attacks import Attack, chat_messages, generation, require_noise
 from tfidf_tune.probe._memorization import best_continuation
-from tfidf_tune.tasks._prompts import (
-    TokenIdPrompts,
-    check_length,
-    num_positions,
-    prompts_for,
-    prompts_of,
-    task_documents,
-)
+from tfidf_tune.tasks._prompts import TokenIdPrompts, prompts_for, prompts_of, task_documents
 
 _PROBE_FILE_VARIABLE = "TFIDF_TUNE_PROBE_FILE"
 
@@ -78,7 +71,7 @@ def documents(
         if passage.num_prompt is None or attack is first.get(attack.name)
     ]
     longest = max(row["num_asked"] + row["max_new_tokens"] for row in rows)
-    check_length(num_positions(metadata), longest, "max_new_tokens or the prefix length")
+    prompts.check_length(longest, "max_new_tokens or the prefix length")
     return task_documents(rows, "prompts or references", prompts)
 
 

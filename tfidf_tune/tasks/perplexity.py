@@ -18,7 +18,7 @@ from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data import load_documents, text_blocks, without_shared_text
-from tfidf_tune.tasks._prompts import check_length, num_positions, prompts_for, task_documents
+from tfidf_tune.tasks._prompts import prompts_for, task_documents
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,7 @@ def documents(
     if train_source is not None and shared_tokens > block_size:
         raise ValueError(f"shared_tokens is {shared_tokens}, more than block_size {block_size}: lower it")
     prompts = prompts_for(metadata)
-    positions = num_positions(metadata)
-    check_length(positions, block_size, "block_size")
+    prompts.check_length(block_size, "block_size")
     texts = load_documents(wikitext2_source, name=wikitext2_name, split=wikitext2_split, column=wikitext2_column)
     # Which blocks are left out is not known before all have been read.
     read = num_blocks if train_source is None else None
@@ -69,7 +68,7 @@ def documents(
         blocks = unseen[:num_blocks]
     rows = [{"block": index, **prompts.scored_text(ids)} for index, ids in enumerate(blocks.tolist())]
     # As text a block can have more tokens.
-    check_length(positions, max(row["num_predictions"] for row in rows), "block_size")
+    prompts.check_length(max(row["num_predictions"] for row in rows), "block_size")
     return task_documents(rows, "blocks", prompts)
 
 

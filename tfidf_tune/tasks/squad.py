@@ -16,7 +16,7 @@ from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data import encode_prompts, load_rows, squad_prompt
-from tfidf_tune.tasks._prompts import check_length, num_positions, prompts_for, prompts_of, task_documents
+from tfidf_tune.tasks._prompts import prompts_for, prompts_of, task_documents
 
 _COLUMNS = {"context": str, "question": str, "answers": dict}
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -41,7 +41,7 @@ def documents(
     check_at_least(1, squad_max_new_tokens=squad_max_new_tokens)
     check_at_least(squad_max_new_tokens + 1, squad_max_seq_len=squad_max_seq_len)
     prompts = prompts_for(metadata)
-    check_length(num_positions(metadata), squad_max_seq_len, "squad_max_seq_len")
+    prompts.check_length(squad_max_seq_len, "squad_max_seq_len")
     # Questions that nobody answered cannot be scored.
     questions = load_rows(squad_source, _COLUMNS, name=squad_name, split=squad_split)
     answered = [
