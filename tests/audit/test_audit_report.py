@@ -184,5 +184,5 @@ def test_offsets_and_inexact_prompts_are_named_and_the_last_evaluation_with_samp
 
 
 def test_results_without_targets_are_refused():
-    with pytest.raises(ValueError, match=r"tiny in results/tiny have no memorization sample of a target: evaluate the"):
+    with pytest.raises(ValueError, match=r"tiny in results/tiny have no memorization sample of a target: evaluate"):
         report_of(run_of(targets={}))

@@ -108,12 +108,9 @@ def _run(commands: Iterable[tuple[Path, list[str]]]) -> None:
     def run(log: Path, arguments: list[str]) -> int:
         say(f"\n$ {shlex.join(['tfidf-tune', *arguments])} > {log} 2>&1")
         log.parent.mkdir(parents=True, exist_ok=True)
-        environment = {
-            "OMP_WAIT_POLICY": "PASSIVE",
-            **os.environ,
-        }  # threads that wait leave the cores to the other process
+        env = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}  # a process that waits leaves the cores to the other
         with log.open("w") as file:
-            return subprocess.run([*_COMMAND, *arguments], stdout=file, stderr=file, env=environment).returncode
+            return subprocess.run([*_COMMAND, *arguments], stdout=file, stderr=file, env=env, check=False).returncode
 
     with ThreadPoolExecutor(max_workers=2) as pool:
         ended = [(log, pool.submit(run, log, arguments)) for log, arguments in commands if arguments]
