@@ -101,17 +101,15 @@ def _read(
     files: Sequence[str], column: str, sample_by: SampleBy, doing: str, _: Any, rank: int, world_size: int
 ) -> Iterator[Document]:
     """Yield the rows of the file of a task."""
-    with progress(files, rank, doing) as count:
-        for number, row in enumerate(load_rows(files[rank], {column: str}, sample_by=sample_by)):
-            if number == 0:  # it is written only after all files were read
-                try:
-                    orjson.dumps(row)
-                except TypeError as error:
-                    problem = f"has a column that cannot be written as JSON ({error})"
-                    raise ValueError(f"{files[rank]!r} {problem}") from error
-            text = row[column] or ""
-            count(text)
-            yield Document(text=text, id=f"{rank}-{number}", metadata={"row": row})
+    rows = load_rows(files[rank], {column: str}, sample_by=sample_by)
+    for number, row in enumerate(progress(rows, files, rank, doing, itemgetter(column))):
+        if number == 0:  # it is written only after all files were read
+            try:
+                orjson.dumps(row)
+            except TypeError as error:
+                problem = f"has a column that cannot be written as JSON ({error})"
+                raise ValueError(f"{files[rank]!r} {problem}") from error
+        yield Document(text=row[column] or "", id=f"{rank}-{number}", metadata={"row": row})
 
 
 class _Signature(MinhashDedupSignature):  # type: ignore[misc]

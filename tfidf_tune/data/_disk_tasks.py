@@ -8,12 +8,11 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -23,6 +22,7 @@ from tfidf_tune.data._sources import local_files
 
 EXECUTORS = ("local", "slurm", "ray")
 _SECONDS_BETWEEN_LOOKS = 2.0
+_Item = TypeVar("_Item")
 
 Step = Callable[[Any, int, int], Any]
 """A function of the result of the step before it (None for the first), a rank and the number of ranks; a step of
@@ -166,16 +166,19 @@ def file_stamps(sources: Sequence[str]) -> dict[str, str]:
     return stamps
 
 
-@contextmanager
-def progress(files: Sequence[str], index: int, doing: str) -> Iterator[Callable[[str], None]]:
-    """Show how far a file is, in bytes of all files; those before it count as done, as in the order of the tasks.
+def progress(
+    items: Iterable[_Item], files: Sequence[str], index: int, doing: str, text_of: Callable[[_Item], Any] = str
+) -> Iterator[_Item]:
+    """Yield the items of a file, and show how far it is, in bytes of all files, by the text of each item.
 
-    Yields a function that moves the bar on by a text; the bar of a compressed file moves at its end.
+    Files before it count as done, as in the order of the tasks. The bar of a compressed file moves at its end.
     """
     sizes = [Path(file).stat().st_size if Path(file).is_file() else 0 for file in files]
-    start, end = sum(sizes[:index]), sum(sizes[: index + 1])
     description = f"{doing} {Path(files[index]).name} ({index + 1} of {len(files)})"
     is_plain = Path(files[index]).suffix in (".txt", ".jsonl")
-    with tqdm(total=sum(sizes), initial=start, unit="B", unit_scale=True, desc=description) as bar:
-        yield (lambda text: bar.update(len(text)) if is_plain else None)
-        bar.update(end - bar.n)
+    with tqdm(total=sum(sizes), initial=sum(sizes[:index]), unit="B", unit_scale=True, desc=description) as bar:
+        for item in items:
+            if is_plain:
+                bar.update(len(text_of(item) or ""))
+            yield item
+        bar.update(sum(sizes[: index + 1]) - bar.n)

@@ -148,9 +148,8 @@ class WindowIndex:
     def windows(self, batch: TextBatch, *, inner: bool = False) -> tuple[Places, Hashes]:
         """Choose windows of the texts; return their first words, which are indices, ascending, and their :meth:`keys`.
 
-        Of each so many words of a text from which a window fits the one with the least hash, a start of a line before
-        any other; and the first one of each text, unless ``inner``: then only those that every text has that contains
-        it.
+        Of so many words in a row the one with the least hash, a start of a line before any other; and the first of each
+        text, unless ``inner``: then only those that every text has that contains it.
         """
         # So few words that windows overlap; fewer windows have MinHash's many keys.
         spacing = min(32, max(1, self.num_bytes // 16)) * (2 if self.near else 1)
@@ -236,15 +235,12 @@ def draw_windows(index: WindowIndex, number: int, rng: np.random.Generator, *, u
     runs = [*index.runs()]
     if not runs:
         return np.zeros(0, PLACE)
-    ends = np.cumsum([len(keys) for keys, _ in runs])
     # More are drawn than are needed, because some occur again and are then left out.
-    drawn = np.unique(rng.integers(0, ends[-1], _DRAWN_FOR_ONE * number))
-    of_runs = np.split(drawn, np.searchsorted(drawn, ends[:-1]))
-    at_end = [part - end for part, end in zip(of_runs, ends, strict=True)]  # counted from the end of their run
-    keys, places = (
-        np.concatenate([column[part] for column, part in zip(columns, at_end, strict=True)])
-        for columns in zip(*runs, strict=True)
-    )
+    starts = np.cumsum([0, *(len(keys) for keys, _ in runs)])
+    drawn = np.unique(rng.integers(0, starts[-1], _DRAWN_FOR_ONE * number))
+    parts = np.split(drawn, np.searchsorted(drawn, starts[1:-1]))
+    keys = np.concatenate([run[0][part - start] for run, part, start in zip(runs, parts, starts, strict=False)])
+    places = np.concatenate([run[1][part - start] for run, part, start in zip(runs, parts, starts, strict=False)])
     # A window is unique if its key occurs once in all runs together.
     order = rng.permutation(len(drawn))
     if unique:
@@ -357,15 +353,13 @@ def _batches(index: WindowIndex, rank: int) -> Iterator[tuple[int, list[bytes], 
     """Yield the number of the first document, documents that are hashed together, and whether they are the last."""
     texts: list[bytes] = []
     first = size = 0
-    with progress(index.files, rank, "Reading") as count:
-        for text in index.documents(rank):
-            count(text)
-            texts.append(text.encode("utf-8", "surrogatepass"))
-            size += len(texts[-1])
-            if size >= _BATCH_BYTES:
-                yield first, texts, False
-                first, texts, size = first + len(texts), [], 0
-        yield first, texts, True
+    for text in progress(index.documents(rank), index.files, rank, "Reading"):
+        texts.append(text.encode("utf-8", "surrogatepass"))
+        size += len(texts[-1])
+        if size >= _BATCH_BYTES:
+            yield first, texts, False
+            first, texts, size = first + len(texts), [], 0
+    yield first, texts, True
 
 
 def _count_copies(index: WindowIndex, _: Any, rank: int, world_size: int) -> None:
