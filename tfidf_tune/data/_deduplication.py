@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ DeduplicationMethod = Literal["none", "exact", "minhash"]
 Deduplicate = DeduplicationMethod | Mapping[str, Any]
 """The section ``deduplicate`` of a data set: a method, or a mapping of the arguments of :class:`Deduplication`."""
 _COST_OF_MISSED = 0.98  # a candidate that is no near copy costs little: its similarity is computed
+_Rows = TokenArray | Sequence[TokenArray]
 _NUM_CACHED = 1024  # rows: a candidate comes again with each of its copies
 Hashes = npt.NDArray[np.uint64]
 
@@ -86,7 +88,7 @@ class Deduplication:
         used = {"none": {}, "exact": {"method": "exact"}, "minhash": asdict(self) | {"of": "words"}}[self.method]
         return {"deduplicate": used} if used else {}
 
-    def kept(self, rows: "Sequence[TokenArray] | TokenArray", source: str, tokenizer: TextTokenizer) -> Mask:
+    def kept(self, rows: _Rows, source: str, tokenizer: TextTokenizer) -> Mask:
         """Return which rows of a data set stay, bool ``[num_rows]``: the first of several copies; log the numbers.
 
         With ``minhash``, a row is removed if it is a near copy of an earlier one that stays. The similarity of the
@@ -106,9 +108,7 @@ class Deduplication:
         logger.info(f"{source}: {num_removed:,} of {len(rows):,} rows removed as copies of earlier rows ({means})")
         return kept
 
-    def _leave_out_near_copies(
-        self, kept: Mask, rows: Sequence[TokenArray] | TokenArray, tokenizer: TextTokenizer
-    ) -> None:
+    def _leave_out_near_copies(self, kept: Mask, rows: _Rows, tokenizer: TextTokenizer) -> None:
         @lru_cache(_NUM_CACHED)
         def ngrams_of(number: int) -> Hashes:
             # The documents of a row one by one, because torchtune's tokenizers decode no further than EOS.
@@ -125,13 +125,12 @@ class Deduplication:
                 continue
             # Candidates agree in a band; whether they are near copies is computed from all n-grams.
             parts = np.split(signature(ngrams)[: num_bands * num_functions], num_bands)
-            keys = [(band, part.tobytes()) for band, part in enumerate(parts)]
-            candidates = {other for key in keys for other in rows_with[key]}
-            if any(similarity(ngrams, ngrams_of(other)) >= self.threshold for other in candidates):
+            buckets = [rows_with[band, part.tobytes()] for band, part in enumerate(parts)]
+            if any(similarity(ngrams, ngrams_of(other)) >= self.threshold for other in {*chain(*buckets)}):
                 kept[number] = False
-                continue
-            for key in keys:
-                rows_with[key].append(number)
+            else:
+                for bucket in buckets:
+                    bucket.append(number)
 
 
 def word_ngrams(text: str, size: int) -> Hashes:

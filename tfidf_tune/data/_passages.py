@@ -20,6 +20,7 @@ _Pair = Annotated[list[_Count], Field(min_length=2, max_length=2)]
 _Changes = Annotated[list[_Count], Field(min_length=3, max_length=3)]
 PassageKind = Literal["target", "control"]
 NoiseKind = Literal["replace", "insert", "drop", "mixed"]
+_ONE_FILE = "do not join probe files, make one file from all texts (`tfidf-tune probe make TEXT1 TEXT2 ...`)"
 NOISE_KINDS = ("replace", "insert", "drop")
 
 
@@ -199,11 +200,7 @@ def read_probe_file(path: str | Path) -> list[Passage]:
             (len(passage.changes or passage.positions) != num_positions, "changes must be as many as positions"),
             ((passage.num_prompt or 0) >= num_tokens, f"num_prompt must be less than the {num_tokens} token ids"),
             (passage.kind == "control" and passage.num_injections, "num_injections of a control must be 0"),
-            (
-                first != number,
-                f"the id {passage.id!r} is already used on line {first}: do not join probe files, make one file from "
-                "all texts (`tfidf-tune probe make TEXT1 TEXT2 ...`)",
-            ),
+            (first != number, f"the id {passage.id!r} is already used on line {first}: {_ONE_FILE}"),
         ):
             if is_wrong:
                 raise ValueError(f"{path}, line {number}: {message}")

@@ -218,11 +218,9 @@ class _Search:
         # The length of a window in bytes follows from a sample; the stretches of controls are searched in one pass.
         files = tuple(str(unit.resolve()) if isinstance(unit, Path) else unit for unit in units)
         self._num_sampled, self._bytes_in_token, least = self._sample(files)
-        self._unseen, self._num_unseen, num_shared_bytes = self._draw_controls()
+        self._unseen, self._num_unseen, num_shared = self._draw_controls()
         num_bytes = max(4, round(spec.block_size * least * (1 if self._near else _SHARE_OF_PASSAGE)))
-        self._index = windows.WindowIndex(
-            files, spec.column, spec.sample_by, work, num_bytes, self._near, num_shared_bytes
-        )
+        self._index = windows.WindowIndex(files, spec.column, spec.sample_by, work, num_bytes, self._near, num_shared)
         batch = windows.make_batch([self.text(ids) for ids in self._unseen], ignore_case=self._near)
         words, known = self._index.stretches(batch)
         self._stretches = [known[batch.of_text[words] == number].tolist() for number in range(len(self._unseen))]
@@ -301,9 +299,11 @@ class _Search:
                 targets = self._duplicates(corpus, names, weights)
             if is_random or num_groups == len(self._groups) or len(targets) == spec.num_targets:
                 break
-        targets += self._random(corpus, names, drawn, spec.num_targets - len(targets))
+        missing, possible = spec.num_targets - len(targets), self._random(corpus, names, drawn)
+        while len(targets) < spec.num_targets and (chosen := [*islice(possible, missing)]):
+            targets += [one for one in self._counted(corpus, chosen) if is_random or one.num_copies == 1]
         self._num_repetitive = corpus.chooser.num_repetitive
-        return targets
+        return targets[: spec.num_targets]
 
     def _candidates(self, groups: Records, most: int) -> tuple[int, Records, dict[int, float]]:
         """Choose the largest groups whose windows are in so many documents.
@@ -327,9 +327,8 @@ class _Search:
         spec = self.spec
         # The order is that of the expected counts; a few more than needed are counted in all text.
         stretches = duplicates.duplicated_stretches(names, spec.block_size)
-        expected = [
-            sum(weights.get(piece.number, 1.0) for piece, _ in corpus.located(starts)) for starts, _ in stretches
-        ]
+        places = [corpus.located(starts) for starts, _ in stretches]
+        expected = [sum(weights.get(piece.number, 1.0) for piece, _ in own) for own in places]
         self._stretch_repeats = tuple(round(number) for number in expected if number >= spec.min_repeats)
         order = sorted(self.rng.permutation(len(stretches)), key=lambda number: -expected[number])
         possible = corpus.chooser.duplicates(stretches[number] for number in order)
@@ -337,28 +336,22 @@ class _Search:
         targets = [one for one in counted if one.num_copies >= spec.min_repeats]
         return sorted(targets, key=lambda target: -target.num_copies)[: spec.num_targets]
 
-    def _random(self, corpus: _Corpus, names: Positions, drawn: Records, number: int) -> list[_Target]:
+    def _random(self, corpus: _Corpus, names: Positions, drawn: Records) -> Iterator[Positions]:
         """Choose passages where windows were drawn, then anywhere in their documents; with duplicates, unique ones."""
-        chooser, is_random = corpus.chooser, self.spec.passages == "random"
-        allowed = chooser.fits if is_random else chooser.fits & (names[: len(chooser.fits)] == 0)
+        chooser = corpus.chooser
+        is_unique = names[: len(chooser.fits)] == 0
+        allowed = chooser.fits if self.spec.passages == "random" else chooser.fits & is_unique
         possible = np.flatnonzero(allowed)
         if not len(possible):
-            return []
+            return
         # Where a window was drawn, the last possible start before it; then every possible start in random order.
         tokens = map(corpus.token_at, drawn)
         near = (int(possible[max(0, int(np.searchsorted(possible, token, side="right")) - 1)]) for token in tokens)
-        starts = chooser.random(allowed, chain(near, self.rng.permutation(possible).tolist()))
-        targets: list[_Target] = []
-        while len(targets) < number:
-            chosen = []
-            for start in islice(starts, number):
-                same = np.flatnonzero(names == names[start]) if names[start] else np.array([start])
-                chosen.append(duplicates.without_overlaps(same, self.spec.block_size))
-                chooser.take(*chosen[-1])
-            if not chosen:
-                break
-            targets += [one for one in self._counted(corpus, chosen) if is_random or one.num_copies == 1]
-        return targets[:number]
+        for start in chooser.random(allowed, chain(near, self.rng.permutation(possible).tolist())):
+            same = np.flatnonzero(names == names[start]) if names[start] else np.array([start])
+            same = duplicates.without_overlaps(same, self.spec.block_size)
+            chooser.take(*same)
+            yield same
 
     def _counted(self, corpus: _Corpus, chosen: list[Positions]) -> list[_Target]:
         """Count passages in all text, given by where they start in a corpus; leave out those without a window."""
