@@ -15,12 +15,7 @@ from tfidf_tune.compare._evaluations import (
     unit_totals,
     value_of,
 )
-from tfidf_tune.compare._intervals import (
-    NUM_RESAMPLES,
-    binomial_upper_bound,
-    bootstrap_interval,
-    membership,
-)
+from tfidf_tune.compare._intervals import NUM_RESAMPLES, binomial_upper_bound, bootstrap_interval, membership
 from tfidf_tune.compare._table import (
     ANSWER_MEASURES,
     COMPARED,

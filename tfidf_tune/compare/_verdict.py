@@ -22,11 +22,7 @@ _Names: TypeAlias = tuple[str, str]  # setting and objective
 
 
 def verdict(
-    reductions: "pd.DataFrame",
-    names: Sequence[_Names],
-    at_chance: set[_Names],
-    detectable: set[_Names],
-    baseline: str,
+    reductions: "pd.DataFrame", names: Sequence[_Names], at_chance: set[_Names], detectable: set[_Names], baseline: str
 ) -> str:
     """Say what each objective recites and at which cost, and which settings have nothing to compare.
 

@@ -176,11 +176,7 @@ def _predict(logits: Iterable[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fused_cross_entropy(
-    head: HeadInput,
-    labels: Tensor,
-    coefficients: Tensor,
-    *,
-    accumulate_in_fp32: bool = False,
+    head: HeadInput, labels: Tensor, coefficients: Tensor, *, accumulate_in_fp32: bool = False
 ) -> tuple[Tensor, Tensor]:
     r"""Compute :math:`\sum_i c_i \ell_i` with :math:`\ell_i = -\log P(x_i)`, and its gradients along the way.
 
