@@ -99,10 +99,8 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
         measure.label: [totals.get((at, measure.metric, measure.kind)) for at in table.index]
         for measure in (*COMPARED, CONTROL_LMS, PASSAGE_NLL, VERBATIM)
     }
-    table = table.assign(
-        **columns, place=table.groupby("setting", sort=False).ngroup(), rank=table["objective"].map(objectives.index)
-    )
-    return objectives[0], table.sort_values(["place", "rank"], kind="stable").drop(columns=["place", "rank"])
+    order = table.groupby("setting", sort=False).ngroup() * len(objectives) + table["objective"].map(objectives.index)
+    return objectives[0], table.assign(**columns).loc[order.sort_values(kind="stable").index]
 
 
 def _unit_totals(scores: "pd.DataFrame") -> dict[tuple[int, str, str], tuple[Floats, Floats]]:
@@ -174,14 +172,13 @@ def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], 
         baseline = _DEFAULT_BASELINE if _DEFAULT_BASELINE in objectives else objectives[0]
     if baseline not in objectives:
         raise ValueError(f"no run has the baseline {baseline!r}: there are {', '.join(objectives)}")
-    trainings: dict[object, object] = {}
-    seen: set[object] = set()
+    known: dict[object, object] = {}
     first_asked: dict[tuple[str, str], Checkpoint] = {}
     for one in results.checkpoints:
         training = one.recipe, one.loss, one.training_seconds
-        if (one.run, one.progress) in seen or trainings.setdefault(one.run, training) != training:
+        is_other = known.setdefault(one.run, training) != training
+        if is_other or known.setdefault((one.run, one.progress), one) is not one:
             raise ValueError(f"two runs are both {one.title}: leave out one of the files or folders that have them")
-        seen.add((one.run, one.progress))
         for what, digest in one.asked.items():
             first = first_asked.setdefault((one.model, what), one)
             if first.asked[what] != digest:
@@ -323,12 +320,12 @@ def lms_floor(evaluations: "pd.DataFrame") -> Floor | None:
 
 def lms_floors(evaluations: "pd.DataFrame") -> dict[tuple[str, str], Floor | None]:
     """Setting and objective, in the order of the tables -> its floor at the last checkpoint with an LMS of all runs."""
-    last = {setting: at_last(own, LMS) for setting, own in evaluations.groupby("setting", sort=False)}
-    names = dict.fromkeys(evaluations[["setting", "objective"]].itertuples(index=False, name=None))
-    return {
-        (setting, objective): lms_floor(last[setting][last[setting]["objective"] == objective])
-        for setting, objective in names
-    }
+    floors = {}
+    for setting, own in evaluations.groupby("setting", sort=False):
+        last = at_last(own, LMS)
+        for objective in own["objective"].unique():
+            floors[setting, objective] = lms_floor(last[last["objective"] == objective])
+    return floors
 
 
 def floor_of(targets: Floats, controls: Floats) -> Floor:
@@ -346,8 +343,9 @@ def first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
     """Return the points of a path ``[n]`` before and after it first has a value, linearly, and the second's weight."""
     if path[0] == goal:
         return 0, 0, 0.0
-    for after in range(1, len(path)):
-        start, end = path[after - 1], path[after]
-        if min(start, end) <= goal <= max(start, end):
-            return after - 1, after, float((goal - start) / (end - start))
-    return None
+    starts, ends = path[:-1], path[1:]
+    (reached,) = np.nonzero((np.minimum(starts, ends) <= goal) & (goal <= np.maximum(starts, ends)))
+    if not len(reached):
+        return None
+    first = int(reached[0])
+    return first, first + 1, float((goal - starts[first]) / (ends[first] - starts[first]))

@@ -66,9 +66,7 @@ class TokenWeightingArgs(BaseModel):
         settings = {name: field.default for name, field in cls.model_fields.items()} | data
         for name in _OTHER_OBJECTIVES:
             if value := settings.get(name):
-                raise ValueError(
-                    f"{name} is {value}, which puts another loss in place of the weighted one: set it to false"
-                )
+                raise ValueError(f"{name} is {value}, which puts another loss in place of ours: set it to false")
         for name in ("context_parallel_size", "sequence_parallel_degree"):
             if (value := settings.get(name) or 1) > 1:
                 raise ValueError(f"{name} is {value}, but weights need whole sequences in each process: set it to 1")
@@ -108,9 +106,7 @@ class TokenWeightingPlugin(BasePlugin):  # type: ignore[misc]
         """Raise a ``ValueError`` if another plugin has a trainer of its own."""
         for name, plugin in PluginManager.get_instance().plugins.items():
             if name in cfg.plugins and plugin is not self and plugin.get_trainer_cls(cfg) is not None:
-                raise ValueError(
-                    f"the plugin {name} has a trainer of its own, but Axolotl uses only one: remove one of the two"
-                )
+                raise ValueError(f"the plugin {name} has a trainer of its own, but Axolotl uses one: remove one plugin")
 
     def get_trainer_cls(self, cfg: DictDefault) -> type[Trainer]:
         """Return the trainer class of a configuration with token weights."""

@@ -225,11 +225,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         self._is_first_batch = True
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Compute the loss of a mini-batch as the Trainer does, of a model that returns the weighted loss."""
         # In training the Trainer gets a stand-in for the model, which it calls as it likes; in evaluation the model.
@@ -241,33 +237,27 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
             used = _WeightedModel(model, getattr(self.model, "config", None), self._weighted_outputs)
         elif not self._model_takes_num_items:
             num_items_in_batch = None
-        result = super().compute_loss(
-            used, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
-        )
+        result = super().compute_loss(used, inputs, return_outputs, num_items_in_batch=num_items_in_batch)
         if isinstance(used, _WeightedModel):
             # A base that never asked the model for its loss has ignored the weights.
             if not used.is_used:
-                raise ValueError(
-                    f"a base of {type(self).__name__} computes the loss itself, and would ignore the weights"
-                )
+                raise ValueError(f"a base of {type(self).__name__} computes the loss itself, without the weights")
             self._is_first_batch = False
         return result
 
     def _weighted_outputs(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
         """Call the model without labels, and set the weighted loss in its outputs."""
-        # The model is called without labels, so that it computes no loss of its own.
         num_items_in_batch = inputs.get("num_items_in_batch")
         kept = {name: value for name, value in inputs.items() if name not in _OF_THE_LOSS}
+        logits: Any
         if self._fused_head:
-            outputs, hidden = self._call_for_hidden_states(model, kept)
+            outputs, logits = self._call_for_head_input(model, kept)
         else:
-            outputs, hidden = model(**kept), None
-        if getattr(outputs, "logits", None) is None:
-            raise ValueError(
-                f"{type(self.model).__name__} returned no logits: switch off kernels with a loss of their own"
-            )
-        logits = outputs.logits if hidden is None else self._head_input(outputs, hidden)
-        batch = self._token_batch(inputs, (outputs.logits if hidden is None else hidden).shape[1])
+            outputs = model(**kept)
+            logits = getattr(outputs, "logits", None)
+        if logits is None:
+            raise ValueError(f"{type(self.model).__name__} returned no logits: switch off kernels with their own loss")
+        batch = self._token_batch(inputs, (logits.hidden if self._fused_head else logits).shape[1])
         terms = self._token_loss.terms(logits, batch)
         # The mean over this mini-batch becomes its part of the mean over the whole optimizer step.
         valid = batch.labels != IGNORE_INDEX
@@ -282,8 +272,8 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         first_pass = not self.state.epoch or self.state.epoch < 1  # the Trainer sets its epoch after each step
         return token_batch(inputs, num_positions, needs_tokens=self.weighting.needs_tokens, first_pass=first_pass)
 
-    def _call_for_hidden_states(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Any, Tensor]:
-        """Call the model for the logits of the last position only; return its outputs and the final hidden states."""
+    def _call_for_head_input(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Any, HeadInput]:
+        """Call the model for the logits of the last position only; return its outputs and what logits are made of."""
         found: list[Tensor] = []
         # Not output_hidden_states: of every layer, which accelerate would convert to float32 under autocast.
         hook = base_model(self.model).base_model.register_forward_hook(lambda _, __, output: found.append(output[0]))
@@ -294,22 +284,19 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         if not found:
             name = type(base_model(self.model)).__name__
             raise ValueError(f"set fused_head to False: {name} does not take its hidden states from its base_model")
-        return outputs, found[0]
-
-    def _head_input(self, outputs: Any, hidden: Tensor) -> HeadInput:
-        head = self.model.get_output_embeddings()
-        weight, bias = head.weight, head.bias
-        dtype = _AUTOCAST.get(self.accelerator.mixed_precision, weight.dtype)
-        hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        layer = self.model.get_output_embeddings()
+        dtype = _AUTOCAST.get(self.accelerator.mixed_precision, layer.weight.dtype)
+        bias = None if layer.bias is None else layer.bias.to(dtype)
+        head = HeadInput(found[0].to(dtype), layer.weight.to(dtype), bias)
         # Once, the logits of the last position are compared: a model may do more to them than its output layer.
         if self._is_first_batch:
             with torch.no_grad():
-                expected = nn.functional.linear(hidden[:, -1:], weight, bias)
-            tolerance = 1e-3 if hidden.dtype == torch.float32 else 2e-2
+                expected = nn.functional.linear(head.hidden[:, -1:], head.weight, head.bias)
+            tolerance = 1e-3 if dtype == torch.float32 else 2e-2
             if not torch.allclose(outputs.logits.float(), expected.float(), rtol=tolerance, atol=tolerance):
                 name = type(self.model).__name__
                 raise ValueError(f"set fused_head to False: the logits of {name} are not those of its output layer")
-        return HeadInput(hidden, weight, bias)
+        return outputs, head
 
     def call_model_init(self, *args: Any, **kwargs: Any) -> nn.Module:
         """Make a new model, and put the weighting into its first state: trials of a search are independent."""
