@@ -199,9 +199,6 @@ def cached_sequences(
     return SequenceDataset(tokens, is_label, np.load(folder / "spans.npy"), Counter(counts))
 
 
-_CPU = torch.device("cpu")
-
-
 def is_packed(dataset: Dataset[Any]) -> bool:
     """Return whether a data set is torchtune's ``PackedDataset``, or a ``ConcatDataset`` of such."""
     from torchtune.datasets import ConcatDataset, PackedDataset
@@ -219,7 +216,7 @@ def pack(dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer) -> Da
     return rows
 
 
-def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device = _CPU) -> dict[str, Any]:
+def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Collate the rows of a ``PackedDataset`` so that each document counts as a row of its own.
 
     Unlike torchtune's ``padded_collate_packed``, it
@@ -233,7 +230,7 @@ def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device =
     Args:
         batch (Sequence[dict[str, Tensor]]): rows of one length ``s``: ``tokens`` and ``labels``, int64 ``[s]``, labels
             not shifted; and ``seq_lens``, int64 ``[num_documents]``, tokens of each document, of the padding last.
-        device (torch.device): where the model runs. Default: the CPU.
+        device (torch.device | str): where the model runs. Default: "cpu"
 
     Returns:
         dict[str, Any]: on the CPU, except for a ``BlockMask``,
@@ -247,13 +244,14 @@ def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device =
 
     # A document starts where its position is 0; the label there would be predicted from the document before it.
     seq_lens = [row["seq_lens"] for row in batch]
+    make_mask = packed_block_causal_mask if torch.device(device).type == "cuda" else create_block_causal_mask
     input_pos = torch.stack([torch.cat([torch.arange(length) for length in lengths.tolist()]) for lengths in seq_lens])
     return {
         "tokens": torch.stack([row["tokens"] for row in batch]),
         "labels": torch.stack([row["labels"] for row in batch]).masked_fill(input_pos == 0, IGNORED),
         "document_ids": torch.stack([torch.repeat_interleave(lengths) for lengths in seq_lens]),
         "input_pos": input_pos,
-        "mask": packed_block_causal_mask(seq_lens) if device.type == "cuda" else create_block_causal_mask(seq_lens),
+        "mask": make_mask(seq_lens),
     }
 
 

@@ -72,15 +72,11 @@ class Chat(NamedTuple):
 
 
 class Formatting(NamedTuple):
-    """How rows become text.
+    """How rows become text."""
 
-    ``template`` is the chat template, None if there is none; ``as_chat`` puts prompts, completions and instructions
-    into it, None only instructions; ``system`` starts prompts and conversations without a system message.
-    """
-
-    template: str | None
-    as_chat: bool | None
-    system: str | None
+    template: str | None  # for chats
+    as_chat: bool | None  # whether prompts, completions and instructions are put into it; None: only instructions
+    system: str | None  # starts prompts and conversations without a system message
 
     def with_system(self, messages: list[Message]) -> list[Message]:
         """Put the system message before messages that have none."""

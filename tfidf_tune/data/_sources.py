@@ -218,7 +218,7 @@ def _rows_of_files(files: list[Path], sample_by: SampleBy) -> Iterator[_PlacedRo
 
     # One file at a time, so that an error names the file.
     for file in files:
-        reader = _reader(file)
+        reader = _FORMATS[_format(file)]
         options: dict[str, Any] = {"sample_by": sample_by} if reader == "text" else {}
         encoding = "" if reader == "parquet" else " in UTF-8 (`iconv -f LATIN1 -t UTF-8` converts)"
         failure = f"cannot read {str(file)!r}; is it a complete {reader} file{encoding}?"
@@ -250,7 +250,12 @@ def _streamed(failure: str, where: str, unit: str, *args: Any, **options: Any) -
 
 def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[int]) -> None:
     """Log a warning if a text file was read by lines and the median of their lengths is below 30 tokens."""
-    if sample_by != "line" or not lengths or not is_local(source) or _reader(local_files(source)[0]) != "text":
+    if (
+        sample_by != "line"
+        or not lengths
+        or not is_local(source)
+        or _FORMATS[_format(local_files(source)[0])] != "text"
+    ):
         return
     if (middle := median(lengths)) < _SHORT_DOCUMENT:
         remedy = "If lines belong together, set sample_by to paragraph or document"
@@ -270,7 +275,7 @@ def source_fingerprint(
     if is_local(source):
         files = local_files(source)
         hashes = [(_format(file), file_sha256(file)) for file in files]
-        is_divided = sample_by != "line" and _reader(files[0]) == "text"
+        is_divided = sample_by != "line" and _FORMATS[_format(files[0])] == "text"
         return digest(["local", hashes, column, *([sample_by] if is_divided else [])])
     return digest(["hub", source, name, split, column])
 
@@ -296,17 +301,13 @@ def local_files(source: str) -> list[Path]:
     # Other files of a folder, such as a README, are left out; two formats would have two meanings of a column.
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     known = [file for file in files if file.is_file() and _format(file) in _FORMATS]
-    if len(readers := {_reader(file) for file in known}) != 1:
+    if len(readers := {_FORMATS[_format(file)] for file in known}) != 1:
         found = f"text of {' and '.join(sorted(readers)) or 'no known'} format"
         raise ValueError(f"{source!r} has {found}: name files that all end in one of {', '.join(_FORMATS)}")
     filled = [file for file in known if file.stat().st_size]
     if not filled:
         raise ValueError(f"{source!r} is empty: name a source with text")
     return filled
-
-
-def _reader(file: Path) -> str:
-    return _FORMATS[_format(file)]
 
 
 def _format(file: Path) -> str:

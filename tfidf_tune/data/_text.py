@@ -372,15 +372,12 @@ def encode_prompts(
 
 
 class _Example(NamedTuple):
-    """How a text becomes the prompt, the text, and the target, which follows after a space.
-
-    The characters of the text from ``keep[0]`` to ``keep[1]`` are never removed.
-    """
+    """How a text becomes the prompt, the text, and the target, which follows after a space."""
 
     prompt: Callable[[str], str]
     text: str
     target: str = ""
-    keep: tuple[int, int] = (0, 0)
+    keep: tuple[int, int] = (0, 0)  # characters of the text that are never removed
 
 
 def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
