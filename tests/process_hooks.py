@@ -7,14 +7,12 @@ import itertools
 import os
 import resource
 import signal
-import sys
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from torch.distributed.tensor import DTensor
 from torchao.dtypes.nf4tensor import NF4Tensor
 
@@ -102,11 +100,6 @@ def limit_files(*_: object, **__: object) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**13, 2**13))
 
 
-def obstruct_milestone(*_: object, **__: object) -> None:
-    """Create a file where the milestone of 50% will be written."""
-    Path(OmegaConf.load(sys.argv[-1]).output_dir, "checkpoint_50pct").touch()
-
-
 def overflow_shard(_: Any, optimizer: torch.optim.Optimizer) -> None:
     """Make a gradient infinite in the shard of this process."""
     gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
@@ -131,20 +124,14 @@ def save_random_state(folder: Path, rank: int) -> None:
     torch.save(torch.get_rng_state(), folder / f"random_state_{rank}.pt")
 
 
-def save_loaded_weights(folder: Path, rank: int) -> None:
-    """Save what this process holds of each weight when training begins: values, and bytes of memory."""
+def save_loaded_bytes(folder: Path, rank: int) -> None:
+    """Save how many bytes of each weight this process holds when training begins."""
 
     def save(_: Any, state: TrainState, *__: Any, **___: Any) -> None:
         held = {name: local_tensor(value) for name, value in parameters_by_name(state.model).items()}
-        values = {name: _plain(value).detach().clone() for name, value in held.items()}
-        num_bytes = {name: _num_bytes(value) for name, value in held.items()}
-        torch.save({"values": values, "num_bytes": num_bytes}, folder / f"loaded_{rank}.pt")
+        torch.save({name: _num_bytes(value) for name, value in held.items()}, folder / f"loaded_{rank}.pt")
 
     at_call("train", save, rank)
-
-
-def _plain(value: torch.Tensor) -> torch.Tensor:
-    return value.get_original_weight() if isinstance(value, NF4Tensor) else value
 
 
 def _num_bytes(value: torch.Tensor) -> int:

@@ -42,23 +42,14 @@ class Site:
 
 @dataclass(frozen=True)
 class BadInput:
-    """A row of a table.
-
-    Attributes:
-        what (str): is wrong.
-        make (Callable[[Site], DictConfig | str]): writes what the config names; returns the config, or its text.
-        message (str): what the error message names, the key or file, as a regular expression.
-        lora (bool): the recipe is lora_finetune, not full_finetune.
-        arguments (tuple[str, ...]): of the recipe; ``{folder}`` stands for the row's.
-        begins (bool): the error is known when the run's folder is open, or only in training.
-    """
+    """A row of a table: what is wrong, and a function that writes it and returns the config, or its text."""
 
     what: str
     make: Callable[[Site], DictConfig | str]
-    message: str
-    lora: bool = False
-    arguments: tuple[str, ...] = ("--config", f"{{folder}}/{CONFIG}")
-    begins: bool = False
+    message: str  # what the error names, the key or file, as a regular expression
+    lora: bool = False  # the recipe is lora_finetune, not full_finetune
+    arguments: tuple[str, ...] = ("--config", f"{{folder}}/{CONFIG}")  # of the recipe
+    begins: bool = False  # the error is known when the run's folder is open, or only in training
 
 
 def value(key: str, given: Any, message: str, *, lora: bool = False, **expected: Any) -> BadInput:

@@ -25,36 +25,20 @@ TERMINATE = partial(send, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class Break:
-    """A way to break a run.
-
-    Attributes:
-        what (str): happens.
-        job (Job): to which run.
-        message (str): regular expression of what has to be said exactly once.
-        before (Callable[[int], None]): hook of the processes.
-        code (int | None): exit code after a signal; None: an error, unless the run succeeds.
-        prepare (Callable[[Path], object] | None): called with the folder of a run that was stopped after step 4.
-        repair (Callable[[Path], object]): called with the run's folder before it is resumed.
-        overrides (dict[str, Any]): of the broken run's config.
-        newest (int | None): step of the newest resume checkpoint afterwards.
-        succeeds (bool): whether the run reaches its end.
-        same_end (bool | None): whether the run, resumed if it did not succeed, has to end as one that did not break;
-            None: it is not resumed, but leaves no temporary file.
-        rare (bool): `make test` leaves it out.
-    """
+    """A way to break a run, which is resumed and ends as an undisturbed one."""
 
     what: str
     job: Job
-    message: str
-    before: Callable[[int], None] = nothing
-    code: int | None = None
-    prepare: Callable[[Path], object] | None = None
-    repair: Callable[[Path], object] = lambda run: None
-    overrides: dict[str, Any] = field(default_factory=dict)
-    newest: int | None = None
-    succeeds: bool = False
-    same_end: bool | None = True
-    rare: bool = False
+    message: str  # regular expression of what has to be said exactly once
+    before: Callable[[int], None] = nothing  # hook of the processes
+    code: int | None = None  # exit code after a signal; None: an error, unless the run succeeds
+    prepare: Callable[[Path], object] | None = None  # called with the folder of a run that was stopped after step 4
+    repair: Callable[[Path], object] = lambda run: None  # called with the run's folder before it is resumed
+    overrides: dict[str, Any] = field(default_factory=dict)  # of the broken run's config
+    newest: int | None = None  # step of the newest resume checkpoint afterwards
+    succeeds: bool = False  # the broken run reaches its end
+    same_end: bool | None = True  # False: as it skipped a step; None: it is not resumed, but leaves no temporary file
+    rare: bool = False  # `make test` leaves it out
 
 
 def truncate(file: Path) -> None:
@@ -117,10 +101,6 @@ ROWS = [
             hooks.ignore_disk, prepare=move_to_full_disk, repair=lambda run: mount(run, "remount,size=64m"), newest=4,
         )
     ] * can_mount(),
-    Break(
-        "a file is in the way of a milestone", FULL, r"error: [^\n]*checkpoint_50pct",
-        partial(at_call, "_train.train_step", hooks.obstruct_milestone, nth=STEP), newest=4, same_end=None, rare=True,
-    ),
     Break(
         "SIGHUP while data are loaded", FULL, r"ended by SIGHUP\n",
         partial(hooks.hang_up, partial(at_call, "_data.instantiate", HANG_UP, nth=2), False), 129, same_end=None,

@@ -10,12 +10,11 @@ import pytest
 from omegaconf import OmegaConf
 from recipe_processes import RecipeRun
 from tiny_run import run_config
-from transformers import AutoTokenizer, Trainer, TrainingArguments
+from transformers import AutoTokenizer
 
 from tfidf_tune.audit import audit_report
 from tfidf_tune.compare import import_results
 from tfidf_tune.data import hf_tokenizer, read_probe_file
-from tfidf_tune.integrations.monitor import MemorizationCallback
 from tfidf_tune.probe import load_model, probe
 from tfidf_tune.tasks import evaluate
 from tfidf_tune.training import (
@@ -91,8 +90,6 @@ def test_the_repeated_answer_is_recited_and_all_measure_the_same(trained, tmp_pa
     expected = means(samples)
     assert means([vars(sample) for sample, _ in evaluated.samples]) == expected
     assert {name: monitored[name] for name in expected} == expected
-    by_callback = logs_of_callback(checkpoint, trained / "probe.jsonl", tmp_path)
-    assert {name: by_callback[name] for name in expected} == expected
 
     [target] = [one for one in samples if one["kind"] == "target"]
     assert target["verbatim"]
@@ -101,19 +98,6 @@ def test_the_repeated_answer_is_recited_and_all_measure_the_same(trained, tmp_pa
     assert expected["memorization_target_lms"] > 1.5 * expected["memorization_control_lms"]
 
     assert audit_report(results).provenance["Prompts (tokens)"] == "own"
-
-
-def logs_of_callback(checkpoint, probe_file, folder):
-    """What the callback of transformers' trainer measures before the first step."""
-    trainer = Trainer(
-        load_model(checkpoint),
-        TrainingArguments(str(folder / "trainer"), use_cpu=True, report_to=[], max_steps=1, disable_tqdm=True),
-        train_dataset=[{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}],
-        processing_class=AutoTokenizer.from_pretrained(checkpoint),
-    )
-    trainer.add_callback(MemorizationCallback(probe_file, 100, trainer=trainer, batch_size=3))
-    trainer.train()
-    return trainer.state.log_history[0]
 
 
 def test_the_config_of_the_run_leads_to_the_same_targets(trained, tmp_path):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from tiny_run import metrics_of, run_recipe
 
 from tfidf_tune.data import hf_tokenizer, text_dataset
@@ -72,16 +71,3 @@ def test_a_packed_run_is_the_run_of_its_documents(
         with torch.no_grad():
             expected, logits = (load_model(run / "checkpoint_100pct")(torch.arange(20)[None]).logits for run in runs)
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
-
-
-def test_several_packed_data_sets_are_one_run(recipe_config, documents, text_file, tmp_path):
-    sections = [
-        section(documents, tmp_path / "cache", torchtunes=True, packed=True),
-        section(text_file, tmp_path / "cache", torchtunes=False, packed=True),
-    ]
-    cfg = recipe_config(dataset=sections, max_steps=3, enable_activation_checkpointing=True, save_at_percent=[100])
-
-    run = run_recipe(cfg)
-
-    assert len(metrics_of(run, "loss")) == 3
-    assert OmegaConf.load(run / "config.yaml").dataset == sections

@@ -25,7 +25,7 @@ from torchtune.modules import TransformerSelfAttentionLayer
 from torchtune.training import set_activation_checkpointing
 
 from tfidf_tune.models import auto
-from tfidf_tune.training import HFCheckpointer, LoRASettings, Run, TrainingError, _checkpointer, build_model, load_model
+from tfidf_tune.training import HFCheckpointer, Run, TrainingError, _checkpointer, build_model, load_model
 from tfidf_tune.training._hf_files import COMPANIONS
 
 TOKENS = torch.arange(1, 41).view(2, 20)
@@ -374,19 +374,6 @@ def test_merging_does_not_change_the_model_in_training_and_a_failed_save_leaves_
     with pytest.raises(TrainingError, match="checkpoint_10pct could not be written: .*No space left"):
         checkpointer.save_model(model, tmp_path / "failed" / "checkpoint_10pct")
     assert list((tmp_path / "failed").iterdir()) == []
-
-
-def test_lora_settings_are_read_off_the_model_whose_layers_must_have_the_same():
-    def build():
-        with torch.device("meta"):
-            return MODELS["llama"].build(lora=True, lora_attn_modules=["q_proj", "output_proj"], lora_dropout=0.1)
-
-    assert LoRASettings.of(build()) == LoRASettings(4, 12, 0.1, ("output_proj", "q_proj"))
-    for attribute in ("rank", "alpha"):
-        model = build()
-        setattr(model.layers[1].attn.q_proj, attribute, 7)
-        with pytest.raises(ValueError, match=r"layers of LoRALinear differ in .*: \[.*7.*\]"):
-            LoRASettings.of(model)
 
 
 def test_the_fingerprint_is_that_of_size_and_ends_of_each_file(tmp_path):

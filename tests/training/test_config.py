@@ -1,6 +1,5 @@
 """Starting a recipe: its config, the components that it names, and how errors end it."""
 
-import logging
 import sys
 
 import pytest
@@ -13,7 +12,6 @@ from tfidf_tune.training import (
     LoRAFinetuneConfig,
     Run,
     SetupError,
-    _distributed,
     build_model,
     check_config,
     load_config,
@@ -57,19 +55,6 @@ def test_an_error_of_the_user_is_one_message_and_bugs_keep_their_traceback(start
     for error in (RuntimeError("mat1 and mat2"), ValueError("a bug")):
         with pytest.raises(type(error), match=str(error)):
             start(raising(error))
-
-
-def test_processes_other_than_the_first_wait_for_it_and_do_not_repeat_its_log(monkeypatch, caplog):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(_distributed, "gather_objects", lambda value: logger.error("waited"))
-    logger = logging.getLogger("some_library")
-
-    with _distributed.main_process_first():
-        logger.warning("in the block")
-        logger.error("in the block, an error")
-    logger.warning("after")
-
-    assert caplog.messages == ["waited", "in the block, an error", "after"]
 
 
 def write_configs(folder, **files):

@@ -32,7 +32,7 @@ from tfidf_tune.training._data import (
     step_indices,
     steps_per_epoch,
 )
-from tfidf_tune.weighting import GoldfishWeighting, shift_labels
+from tfidf_tune.weighting import GoldfishWeighting
 
 CPU_RUN = Run(torch.device("cpu"), torch.float32, 0, Path("unused"))
 
@@ -75,34 +75,6 @@ def build(recipe_config, model):
         return built, build_dataloader(cfg, built, tokenizer, CPU_RUN)
 
     return make
-
-
-def documents_of(batch):
-    """The documents of a packed batch with their shifted labels, padding left out."""
-    shifted = shift_labels(batch["labels"])
-    found = []
-    for tokens, labels, ids in zip(batch["tokens"], shifted, batch["document_ids"], strict=True):
-        for document in ids.unique():
-            place = ids == document
-            if (labels[place] != -100).any():
-                found.append((tokens[place].tolist(), labels[place].tolist()))
-    return found
-
-
-@pytest.mark.parametrize("torchtunes", [False, True])
-def test_a_packed_data_set_gives_batches_that_keep_documents_apart(build, text_file, tmp_path, torchtunes):
-    """torchtune cuts each document at 63 tokens, splits it over rows, and leaves its last token to the next."""
-    section = torchtune_section(text_file, tmp_path) if torchtunes else text_section(text_file, max_seq_len=20)
-
-    dataset, loader = build(section | {"packed": True}, shuffle=False)
-
-    batch = next(iter(loader))
-    assert len(dataset) > 10
-    assert batch["tokens"].shape == batch["document_ids"].shape == batch["input_pos"].shape == (4, 64)
-    assert batch["mask"].shape == (4, 64, 64)
-    for tokens, labels in documents_of(batch):
-        assert labels == [*tokens[1:], -100]
-    assert len(documents_of(batch)) > 4
 
 
 def test_several_data_sets_are_mixed(build, text_file, tmp_path):
@@ -181,7 +153,7 @@ def test_special_tokens_are_passed_to_the_objective():
 # ---- the mini-batches of a step
 
 
-def make(batch_size, accumulation, shuffle, *, seed=0, counts_tokens=False):
+def make(batch_size, accumulation, shuffle, *, seed=0):
     """A config, and a loader of Numbers."""
     cfg = SimpleNamespace(
         batch_size=batch_size,
@@ -191,7 +163,7 @@ def make(batch_size, accumulation, shuffle, *, seed=0, counts_tokens=False):
         collate_fn="torchtune.data.padded_collate_sft",
     )
     tokenizer, run = SimpleNamespace(pad_id=0), replace(CPU_RUN, seed=seed)
-    return cfg, build_dataloader(cfg, Numbers(), tokenizer, run, counts_tokens=counts_tokens)
+    return cfg, build_dataloader(cfg, Numbers(), tokenizer, run)
 
 
 def items(steps):
@@ -241,19 +213,6 @@ def batch(labels):
     return {"tokens": labels.clamp_min(0), "labels": labels}
 
 
-def test_all_tokens_are_shifted_with_their_documents():
-    counted = batch([[-100, 2, -100, 4]]) | {"unpadded_tokens": torch.tensor([[1, 2, 3, 4]])}
-    packed = counted | {"document_ids": torch.tensor([[0, 0, 1, 1]])}
-
-    alone, packed = agree_on_step([counted, packed]).batches
-
-    for shifted in (alone, packed):
-        assert shifted["tokens"].tolist() == [[0, 2, 0, 4]], "what the model reads"
-        assert shifted["labels"].tolist() == [[2, -100, 4, -100]]
-        assert shifted["unpadded_tokens"].tolist() == [[2, 3, 4, 1]]
-    assert packed["document_ids"].tolist() == [[0, 1, 1, 0]]
-
-
 def steps_of_a_rank(rank):
     """Two mini-batches of different shapes on each rank."""
     first, second = batch([[9] * (3 + rank)] * (2 - rank)), batch([[rank, 5, 6]])
@@ -264,14 +223,3 @@ def steps_of_a_rank(rank):
 
 def test_the_processes_agree_on_the_largest_shapes(tmp_path):
     assert on_every_rank(2, tmp_path, steps_of_a_rank) == [[(2, 4), (1, 3)]] * 2
-
-
-def test_tokens_are_told_from_padding_of_the_same_id():
-    """Item 0 has only tokens 0, the id of padding."""
-    (plain, *_), (batch, *_) = (make(4, 1, False, counts_tokens=counts)[1] for counts in (False, True))
-    no = -100
-    assert batch.pop("unpadded_tokens").tolist() == [[0, 0, 0, no, no], [1, 1, 1, 1, no], [2] * 5, [3, 3, 3, no, no]]
-    assert {name: tensor.tolist() for name, tensor in batch.items()} == {
-        name: tensor.tolist() for name, tensor in plain.items()
-    }
-    assert plain["labels"].tolist()[3] == [3, 3, 3, no, no]

@@ -10,12 +10,10 @@ import training_steps
 from tiny_llama import VOCAB_SIZE
 from tiny_models import FAMILY_MODELS, MODELS
 from torch import nn
-from torchao.dtypes.nf4tensor import to_nf4
 from training_steps import step_and_gradients
 
-from tfidf_tune.loss import CrossEntropyLoss, HeadInput, TFIDFCrossEntropyLoss, token_cross_entropy
+from tfidf_tune.loss import CrossEntropyLoss, HeadInput, TFIDFCrossEntropyLoss
 from tfidf_tune.training import prepare_head, prepare_model, train_adapters_only
-from tfidf_tune.training._model import keep_adapters_in_fp32
 
 CPU = torch.device("cpu")
 EPS = torch.finfo(torch.float32).eps
@@ -114,24 +112,6 @@ def test_accumulated_gradients_are_those_of_one_large_batch():
     )
 
 
-def test_under_autocast_and_a_scaled_loss_the_step_is_that_of_chunks():
-    """A frozen base in fp16, whose norms give float32 under autocast, and adapters in float32."""
-    steps = {}
-    for head in ("fused", "chunked"):
-        model = make_model("llama3_2-tied", lora=True)
-        for parameter in model.parameters():
-            parameter.data = parameter.data.half()
-        keep_adapters_in_fp32(model)
-        train_adapters_only(model)
-        prepare_head(model, loss := TFIDFCrossEntropyLoss(head=head))
-        steps[head] = step_and_gradients(
-            model, loss, make_batch(), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**12)
-        )
-        assert not steps[head][0].skipped
-    # What differs is where the gradients of logits and hidden states are rounded to fp16, to 2^-11 each.
-    assert_same_step(steps["fused"], steps["chunked"], tolerance=8 * 2**-11)
-
-
 # ---- heads that cannot be computed from weight and bias
 
 
@@ -143,10 +123,8 @@ def test_a_head_with_adapters_falls_back_to_chunks_with_one_line(recipe_config, 
         train_adapters_only(model)
         prepare_model(model, loss := TFIDFCrossEntropyLoss(head=each, num_output_chunks=5), cfg)
         steps[each] = step_and_gradients(model, loss, make_batch())
-        report = (
-            "head 'fused' cannot be used because the output projection is a LoRALinear; logits are computed in 5 chunks"
-        )
-        assert capsys.readouterr().err == (f"{report}\n" if each == head else "")
+        printed = capsys.readouterr().err
+        assert printed.count("\n") == printed.count("the output projection is a LoRALinear") == (each == head)
         assert len(model(make_batch()["tokens"])) == 5
     assert any(key.startswith("output.lora_") for key in steps[head][1])
     assert_same_step(steps[head], steps["chunked"])
@@ -155,11 +133,6 @@ def test_a_head_with_adapters_falls_back_to_chunks_with_one_line(recipe_config, 
 class ScaledLinear(nn.Linear):
     def forward(self, hidden):
         return 2 * super().forward(hidden)
-
-
-class NoDecoder(nn.Module):
-    def set_num_output_chunks(self, num_chunks):
-        self.num_chunks = num_chunks
 
 
 def with_head(head):
@@ -174,44 +147,14 @@ def with_hook():
     return model
 
 
-def quantized_head():
-    head = nn.Linear(256, VOCAB_SIZE, bias=False)
-    head.weight = nn.Parameter(to_nf4(head.weight.detach()), requires_grad=False)
-    return head
-
-
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
         (lambda: with_head(ScaledLinear(64, VOCAB_SIZE, bias=False)), "the output projection is a ScaledLinear"),
-        (lambda: with_head(quantized_head()), "the output projection's weight is a NF4Tensor"),
         (with_hook, "the output projection has hooks"),
-        (NoDecoder, "a NoDecoder computes its logits itself"),
     ],
 )
 def test_a_head_that_weight_and_bias_do_not_describe_falls_back_to_chunks(build, reason):
     model = build()
     assert prepare_head(model, CrossEntropyLoss(num_output_chunks=3)) == reason
-    assert getattr(model, "num_chunks", None) == 3 or model.num_output_chunks == 3
-    assert "chunked_output" not in vars(model)
-
-
-# ---- what else happens to a model
-
-
-# torch.compile reads .grad of activations while it traces.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_compiled_and_with_activation_checkpointing_the_step_is_the_same(recipe_config, monkeypatch):
-    name = "llama3_2-tied"
-    monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
-    torch._dynamo.reset()
-    model, loss = make_model(name), TFIDFCrossEntropyLoss()
-    prepare_model(model, loss, recipe_config(compile=True, enable_activation_checkpointing=True))
-    assert loss.compute_cross_entropy is not token_cross_entropy
-    got = step_and_gradients(model, loss, make_batch())  # the first call, which compiles
-    torch._dynamo.reset()
-
-    result, gradients = step_with("chunked", name)
-    plain_names = {key.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", ""): key for key in got[1]}
-    assert plain_names.keys() == gradients.keys()
-    assert_same_step((got[0], {key: got[1][wrapped] for key, wrapped in plain_names.items()}), (result, gradients))
+    assert model.num_output_chunks == 3

@@ -23,6 +23,7 @@ from tfidf_tune.training import (
     build_grad_scaler,
     build_model,
     load_model,
+    prepare_head,
     train_adapters_only,
     train_step,
 )
@@ -30,60 +31,7 @@ from tfidf_tune.training._metrics import StepGuard
 from tfidf_tune.weighting import UniformWeighting
 
 CPU = torch.device("cpu")
-NAN, INF = float("nan"), float("inf")
-
-
-def make_guard(*, skip=False, notes=None, num_items=3):
-    def indices_of(step):
-        return [100 * step + item for item in range(num_items)]
-
-    note = ([] if notes is None else notes).append
-    return StepGuard(CPU, skip=skip, total_steps=100, indices_of=indices_of, note=note)
-
-
-def add(guard, step, loss=1.0, grad_norm=1.0):
-    loss, grad_norm = torch.tensor([loss, grad_norm])
-    metrics = {"loss": loss, "grad_norm": grad_norm, "weight_max": torch.tensor(1.0)}
-    guard.add(step, loss.isfinite() & grad_norm.isfinite(), metrics, num_tokens=7)
-
-
-def test_the_first_step_that_is_not_finite_is_reported_with_its_items():
-    """At most 32 of them."""
-    for loss, grad_norm, num_items in ((NAN, 1.5, 3), (2.5, INF, 34)):
-        guard = make_guard(num_items=num_items)
-        for step in range(1, 7):
-            add(guard, step)
-            guard.check()
-        add(guard, 7, loss, grad_norm)
-        add(guard, 8, INF)
-        add(guard, 9)
-
-        found = rf"loss {loss:g} and gradient norm {grad_norm:g} at step 7 \(items 700, 701, "
-        with pytest.raises(TrainingError, match=f"^not finite: {found}.*on_non_finite=skip") as error:
-            guard.check()
-        assert ("701, 702 of" if num_items == 3 else "730, 731 and 2 more of") in str(error.value)
-
-
-def test_ten_skipped_steps_in_a_row_end_the_run():
-    notes = []
-    guard = make_guard(skip=True, notes=notes)
-    for step in range(1, 10):
-        add(guard, step, NAN)
-        guard.check()
-    add(guard, 10)  # one that is finite: counted from the start
-    guard.check()
-    for step in range(11, 20):
-        add(guard, step, NAN)
-        guard.check()
-    assert len(notes) == 18
-    assert notes[0].startswith("step skipped, not finite: loss nan and gradient norm 1 at step 1 (items 100, 101")
-
-    add(guard, 20, NAN)
-    with pytest.raises(TrainingError, match="not finite, 10 steps in a row: loss nan and .* at step 20 "):
-        guard.check()
-
-
-# ---- in a run
+NAN = float("nan")
 
 
 @pytest.fixture
@@ -91,6 +39,24 @@ def spoil(monkeypatch):
     """Make the loss of these steps NaN, and with it every gradient."""
     monkeypatch.setattr(WeightedCrossEntropyLoss, "terms", WeightedCrossEntropyLoss.terms)  # restored at the end
     return lambda *steps: spoil_terms(("loss",), NAN, {0: steps}, 0)
+
+
+def test_the_first_step_that_is_not_finite_is_reported_with_its_items(recipe_config, spoil):
+    """At most 32 of them."""
+    spoil(2)
+    for batch_size, named in ((4, "items 4, 5, 6, 7 of"), (34, r"items 34, 35, .*, 65 and 2 more of")):
+        cfg = recipe_config(batch_size=batch_size, shuffle=False)
+        found = rf"loss nan and gradient norm nan at step 2 \({named}"
+        with pytest.raises(TrainingError, match=f"^not finite: {found}.*on_non_finite=skip"):
+            run_recipe(cfg)
+        spoil(2)
+
+
+def test_ten_skipped_steps_in_a_row_end_the_run(recipe_config, spoil, capsys):
+    spoil(*range(1, 10), *range(11, 21))  # one that is finite: counted from the start
+    with pytest.raises(TrainingError, match="not finite, 10 steps in a row: loss nan and .* at step 20 "):
+        run_recipe(recipe_config(on_non_finite="skip", epochs=2))
+    assert capsys.readouterr().err.count("step skipped, not finite: loss nan") == 18
 
 
 @pytest.fixture
@@ -201,7 +167,6 @@ def make_lora_model(base, dtype):
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
-    model.set_num_output_chunks(8)
     return model
 
 
@@ -219,7 +184,9 @@ def test_the_step_is_that_of_fp32_up_to_the_rounding_of_fp16(make_base):
         scaler = build_grad_scaler(make_run(dtype))
         step = agree_on_step([make_batch(3, seed=3)])
         settings = {"scaler": scaler, "device": CPU, "clip_grad_norm": 0.01}
-        result = train_step(model, TFIDFCrossEntropyLoss(), optimizer, step, **settings)
+        loss = TFIDFCrossEntropyLoss()
+        prepare_head(model, loss)
+        result = train_step(model, loss, optimizer, step, **settings)
         assert not result.skipped
         moved[dtype] = {name: value.detach() - before[name] for name, value in adapters_of(model).items()}
 
