@@ -14,6 +14,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +83,24 @@ def _measured(millions: int, folder: Path, *, in_memory: bool) -> list[dict[str,
 def _write(folder: Path, millions: int) -> tuple[list[str], int]:
     """Write documents; return of each what it is a copy of: nothing, "exact" or "near"."""
     folder.mkdir()
-    words = [word for text in embedded_documents("train")[:200] for word in text.split()]
-    rng = random.Random(millions)
     kinds: list[str] = []
+    num_characters = 0
+    for kind, text in _documents(millions):
+        with (folder / f"{len(kinds) // _FILE_DOCUMENTS:05d}.jsonl").open("a") as file:
+            file.write(json.dumps({"n": len(kinds), "text": text}) + "\n")
+        kinds.append(kind)
+        num_characters += len(text)
+        if num_characters >= millions * 1e6 * _CHARACTERS_PER_TOKEN:
+            break
+    return kinds, num_characters
+
+
+def _documents(seed: int) -> Iterator[tuple[str, str]]:
+    """Draw kinds and texts without end."""
+    words = [word for text in embedded_documents("train")[:200] for word in text.split()]
+    rng = random.Random(seed)
     earlier: list[list[str]] = []
-    num_characters, file = 0, None
-    while num_characters < millions * 1e6 * _CHARACTERS_PER_TOKEN:
-        if len(kinds) % _FILE_DOCUMENTS == 0:
-            file = (folder / f"{len(kinds) // _FILE_DOCUMENTS:05d}.jsonl").open("w")
+    while True:
         draw = rng.random()
         kind = "exact" if draw < 0.05 else "near" if draw < 0.1 else ""
         if kind and earlier:
@@ -100,16 +111,7 @@ def _write(folder: Path, millions: int) -> tuple[list[str], int]:
             own, kind = rng.choices(words, k=_NUM_WORDS), ""
             if len(earlier) < 1000 or rng.random() < 0.01:
                 earlier.append(own)
-        text = " ".join(own)
-        assert file is not None
-        file.write(json.dumps({"n": len(kinds), "text": text}) + "\n")
-        kinds.append(kind)
-        num_characters += len(text)
-        if len(kinds) % _FILE_DOCUMENTS == 0:
-            file.close()
-    if file is not None:
-        file.close()
-    return kinds, num_characters
+        yield kind, " ".join(own)
 
 
 def _run(command: list[str]) -> dict[str, Any]:

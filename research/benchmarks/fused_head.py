@@ -18,19 +18,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import measuring
+import psutil
 import torch
 import torch.nn.functional as F
-from measuring import (
-    WARMUP,
-    available_memory,
-    finish,
-    make_parser,
-    markdown_table,
-    median_ms,
-    median_peak,
-    median_ratio,
-    take_turns,
-)
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torchtune.modules.loss import CEWithChunkedOutputLoss
@@ -177,7 +168,7 @@ WAYS = {
 
 def main() -> None:
     """Measure the cases with what the command line sets, and print."""
-    parser = make_parser(__doc__, rounds=None)
+    parser = measuring.make_parser(__doc__, rounds=None)
     parser.add_argument("--case", nargs="+", default=["demo"], choices=CASES, help="default: demo")
     parser.add_argument("--tokens", type=int, help="instead of the case's; a multiple of 64: 8 rows in 8 chunks")
     parser.add_argument("--hidden", type=int, help="instead of the case's")
@@ -197,7 +188,7 @@ def main() -> None:
     ways = {name: way for name, way in WAYS.items() if name in {FUSED, *options.ways}}
     peers = [way.package.replace("_", "-") for way in ways.values() if way.package and way.is_installed]
     measured = [measure(case, ways, options.device) for case in cases]
-    finish(options, ("torch", "torchtune", "tfidf-tune", *peers), report, cases=measured)
+    measuring.finish(options, ("torch", "torchtune", "tfidf-tune", *peers), report, cases=measured)
 
 
 def make_inputs(case: Case, device: str) -> Inputs:
@@ -228,25 +219,27 @@ def measure(case: Case, ways: Mapping[str, Way], device: str) -> dict[str, Any]:
     errors, reasons = gradient_errors(replace(case, **small), ways, device)
     inputs = make_inputs(case, device)
     for name in errors:
-        available = available_memory(device)
+        available = torch.cuda.mem_get_info(device)[0] if device != "cpu" else psutil.virtual_memory().available
         if ways[name].has_logits and case.largest_need > available:
             reasons[name] = f"may need {format_bytes(case.largest_need)} of {format_bytes(available)}"
     turns = {name: partial(forward_and_backward, ways[name], inputs) for name in errors if name not in reasons}
     returned = sum(leaf.nbytes for leaf in inputs.leaves().values())  # a gradient is as large as its tensor
     # Before time, for which it is a warm-up where a turn takes long. The allocator's record has no noise.
-    kinds: dict[str, Callable[[Any], int]] = {
-        "allocated" if device == "cuda" else "resident": lambda turn: median_peak(turn, device, min(case.rounds, 5)),
-        **({} if device == "cuda" else {"allocated": peak_allocated}),
-    }
-    memory = {name: {kind: peak(turn) - returned for kind, peak in kinds.items()} for name, turn in turns.items()}
-    seconds = take_turns(turns, rounds=case.rounds, warmup=min(case.rounds - 1, WARMUP), device=device)
+    memory = {}
+    for name, turn in turns.items():
+        peak = measuring.median_peak(turn, device, min(case.rounds, 5)) - returned
+        memory[name] = {"allocated": peak}
+        if device == "cpu":
+            memory[name] = {"resident": peak, "allocated": peak_allocated(turn) - returned}
+    warmup = min(case.rounds - 1, measuring.WARMUP)
+    seconds = measuring.take_turns(turns, rounds=case.rounds, warmup=warmup, device=device)
     results: dict[str, dict[str, Any]] = {name: {"not_measured": reasons.get(name)} for name in ways}
     for name, taken in seconds.items():
         results[name] |= {
             "is_weighted": ways[name].is_weighted,
-            "median_ms": median_ms(taken),
-            "median_ratio_to_fused": median_ratio(taken, seconds[FUSED]),
-            "median_ratio_of_fused": median_ratio(seconds[FUSED], taken),
+            "median_ms": measuring.median_ms(taken),
+            "median_ratio_to_fused": measuring.median_ratio(taken, seconds[FUSED]),
+            "median_ratio_of_fused": measuring.median_ratio(seconds[FUSED], taken),
             **{f"{kind}_extra_bytes": size for kind, size in memory[name].items()},
             **{f"{kind}_share_of_logits": size / case.logits_bytes for kind, size in memory[name].items()},
             "gradient_errors": errors[name],
@@ -258,12 +251,7 @@ def measure(case: Case, ways: Mapping[str, Way], device: str) -> dict[str, Any]:
 def gradient_errors(
     case: Case, ways: Mapping[str, Way], device: str
 ) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """Compare gradients with those in float64, for which the sizes of the case have to be small enough.
-
-    Returns:
-        tuple[dict[str, dict[str, float]], dict[str, str]]: relative errors of each way, by the input that the gradient
-        belongs to, and why other ways cannot run.
-    """
+    """Return relative errors of the gradients of each way by input, in float64, and why other ways cannot run."""
     inputs = make_inputs(case, device)
     leaves = (leaf.detach().double().requires_grad_(leaf.requires_grad) for leaf in inputs.head[:2])
     exact = Inputs(HeadInput(*leaves), inputs.labels, inputs.weights.double())
@@ -318,7 +306,7 @@ def report(result: Mapping[str, Any]) -> str:
             f"errors with {sizes(case['float64_sizes'])}\n"
         )
         rows = [[name, *cells(way, kinds), *["-"] * len(header)][: len(header)] for name, way in case["ways"].items()]
-        parts.append(markdown_table(header, rows))
+        parts.append(measuring.markdown_table(header, rows))
     return "\n".join(parts)
 
 
@@ -326,7 +314,11 @@ def cells(way: Mapping[str, Any], kinds: Sequence[str]) -> list[str]:
     """Write what was measured of a way, or why it was not."""
     if way["not_measured"]:
         return [f"not measured: {way['not_measured']}"]
-    texts = ["yes" if way["is_weighted"] else "no", f"{way['median_ms']:.2f}", f"{way['median_ratio_to_fused']:.3f}"]
+    texts = [
+        "yes" if way["is_weighted"] else "no",
+        f"{way['median_ms']:.2f}",
+        f"{way['median_ratio_to_fused']:.3f}",
+    ]
     for kind in kinds:
         texts += [f"{way[f'{kind}_extra_bytes'] / 2**20:.1f}", f"{way[f'{kind}_share_of_logits']:.1%}"]
     return [*texts, *(f"{error:.1e}" for error in way["gradient_errors"].values())]  # a frozen head has none

@@ -15,39 +15,24 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from measuring import against_stock, finish, make_parser, median_peak, named, peak_memory, tabulate, take_turns
+from measuring import against, finish, make_parser, median_peak, named, peak_memory, recipe_step, tabulate, take_turns
 from torch import nn
 from torchtune.training import get_dtype
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from tfidf_tune.training import (
-    FinetuneConfig,
-    LoRAFinetuneConfig,
-    Run,
-    agree_on_step,
-    build_loss,
-    build_model,
-    build_optimizer,
-    check_config,
-    has_lora_builder,
-    instantiate,
-    load_config,
-    load_model,
-    prepare_model,
-    train_adapters_only,
-    train_step,
-)
+from tfidf_tune import training
 
 OURS, THEIRS = "torchtune", "transformers"
 _MIB = 2**20
 
 
-def load(options: argparse.Namespace, implementation: str, dtype: str) -> tuple[FinetuneConfig, nn.Module]:
+def load(options: argparse.Namespace, implementation: str, dtype: str) -> tuple[training.FinetuneConfig, nn.Module]:
     """Build and load the model as a recipe does."""
     changes = {
         "checkpointer.checkpoint_dir": options.checkpoint,
@@ -56,42 +41,36 @@ def load(options: argparse.Namespace, implementation: str, dtype: str) -> tuple[
         "device": options.device,
         "output_dir": "unused",
     }
-    user_cfg = load_config(options.config, [*(f"{key}={value}" for key, value in changes.items()), *options.set])
-    has_lora = has_lora_builder(user_cfg)
-    cfg = check_config(user_cfg, LoRAFinetuneConfig if has_lora else FinetuneConfig)
+    overrides = [*(f"{key}={value}" for key, value in changes.items()), *options.set]
+    user_cfg = training.load_config(options.config, overrides)
+    has_lora = training.has_lora_builder(user_cfg)
+    cfg = training.check_config(user_cfg, training.LoRAFinetuneConfig if has_lora else training.FinetuneConfig)
     device = torch.device(options.device)
-    run = Run(device, get_dtype(dtype, device=device), 0, Path("unused"))
-    checkpointer = instantiate(cfg, "checkpointer")
-    model = build_model(cfg, run, checkpointer)
+    run = training.Run(device, get_dtype(dtype, device=device), 0, Path("unused"))
+    checkpointer = training.instantiate(cfg, "checkpointer")
+    model = training.build_model(cfg, run, checkpointer)
     if has_lora:
-        train_adapters_only(model)
-    load_model(model, checkpointer, run)
+        training.train_adapters_only(model)
+    training.load_model(model, checkpointer, run)
     return cfg, model
 
 
 def build_step(options: argparse.Namespace, implementation: str, dtype: str) -> Callable[[], object]:
     """Build a training step on a model of its own."""
     cfg, model = load(options, implementation, dtype)
-    loss = build_loss(cfg)
-    prepare_model(model, loss, cfg)
-    optimizer, _ = build_optimizer(cfg, model.parameters(), 100)
+    loss = training.build_loss(cfg)
+    training.prepare_model(model, loss, cfg)
+    optimizer, _ = training.build_optimizer(cfg, model.parameters(), 100)
     vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
     generator = torch.Generator().manual_seed(0)
-    device = torch.device(options.device)
-    tokens = torch.randint(vocab_size, (options.batch_size, options.seq_len), generator=generator).to(device)
-    scaler = torch.amp.GradScaler(options.device, enabled=False)
-
-    def step() -> None:
-        batch = agree_on_step([{"tokens": tokens, "labels": tokens.clone()}])
-        train_step(model, loss, optimizer, batch, scaler=scaler, device=device, clip_grad_norm=cfg.clip_grad_norm)
-
-    return step
+    tokens = torch.randint(vocab_size, (options.batch_size, options.seq_len), generator=generator).to(options.device)
+    return partial(recipe_step(model, loss, optimizer, options.device, cfg.clip_grad_norm), tokens)
 
 
 def measure_loading(options: argparse.Namespace, implementation: str, dtype: str, num_threads: int) -> dict[str, float]:
     """Load the model in this process; return seconds of the processor, and peak memory above that before, in MiB."""
     torch.set_num_threads(num_threads)
-    load_config(options.config)  # imports what the recipes need
+    training.load_config(options.config)  # imports what the recipes need
     clock = _clock(options.device)
     start = clock()
     with peak_memory(options.device) as peak:
@@ -150,7 +129,7 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     spent = take_turns(steps, rounds=options.rounds, warmup=1, device=options.device, clock=clock)
     return {
         name: {
-            **against_stock(spent[name], spent[f"{THEIRS}, {dtype}"]),
+            **against("stock", spent[name], spent[f"{THEIRS}, {dtype}"]),
             "tokens_per_second": options.batch_size * options.seq_len / statistics.median(spent[name]),
             "step_peak_mib": median_peak(steps[name], options.device, rounds=1) / _MIB,
             **of_loading,

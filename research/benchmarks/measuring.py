@@ -17,11 +17,14 @@ from typing import Any
 
 import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
 
-import psutil
 import torch
 from scipy.stats import quantile_test
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from tfidf_tune.compare import describe_machine
+from tfidf_tune.loss import WeightedCrossEntropyLoss
+from tfidf_tune.training import agree_on_step, train_step
 
 sys.path.append(str(Path(__file__).parents[2]))  # for scripts of this folder that import research
 
@@ -51,13 +54,6 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, help="write the result as JSON too")
 
 
-def in_turns(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """Yield the number of the round and a name, in each round every name, in a rotating order."""
-    for index in range(rounds):
-        for turn in range(len(names)):
-            yield index, names[(index + turn) % len(names)]
-
-
 def take_turns(
     ways: Mapping[str, Callable[[], object]],
     *,
@@ -66,26 +62,22 @@ def take_turns(
     device: str = "cpu",
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Time several ways of doing one thing, so that a machine that slows down for a while slows all of them.
+    """Time ways of doing one thing, so that a machine that slows down for a while slows all of them.
 
-    Args:
-        ways (Mapping[str, Callable[[], object]]): each way by its name.
-        rounds (int): timed rounds; in each, every way has its turn, in a rotating order.
-        warmup (int): rounds before, not timed. Default: 3.
-        device (str): waited for at both ends of a turn if it is CUDA. Default: "cpu".
-        clock (Callable[[], float]): gives seconds. Default: time as it passes.
-
-    Returns:
-        dict[str, list[float]]: seconds of each way, one for each round.
+    After the warm-up, every way has its turn in each round, in a rotating order. Returns the seconds of each way by
+    round; ``clock`` gives seconds, by default as time passes.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for index, name in in_turns([*ways], rounds + warmup):
-        synchronize(device)
-        start = clock()
-        ways[name]()
-        synchronize(device)
-        if index >= warmup:
-            seconds[name].append(clock() - start)
+    names = [*ways]
+    for index in range(rounds + warmup):
+        for turn in range(len(names)):
+            name = names[(index + turn) % len(names)]
+            synchronize(device)
+            start = clock()
+            ways[name]()
+            synchronize(device)
+            if index >= warmup:
+                seconds[name].append(clock() - start)
     return seconds
 
 
@@ -109,25 +101,20 @@ def median_ms(seconds: Sequence[float]) -> float:
     return 1e3 * statistics.median(seconds)
 
 
-def against_stock(seconds: Sequence[float], stock: Sequence[float]) -> dict[str, Any]:
-    """The median of a way's time, and its ratio to that of the stock way with its interval, as records have them."""
+def against(name: str, seconds: Sequence[float], reference: Sequence[float]) -> dict[str, Any]:
+    """A way's time as records have it: the median, and its ratio to that of a reference with its interval."""
     return {
         "median_ms": median_ms(seconds),
-        "median_ratio_to_stock": median_ratio(seconds, stock),
-        "ratio_to_stock_interval": median_ratio_interval(seconds, stock),
+        f"median_ratio_to_{name}": median_ratio(seconds, reference),
+        f"ratio_to_{name}_interval": median_ratio_interval(seconds, reference),
     }
 
 
 @contextmanager
 def peak_memory(device: str) -> Iterator[Peak]:
-    """Measure the peak of memory inside, above what was in use at its start.
+    """Measure the peak of memory inside, above what was in use at its start; what is yielded is filled in at the end.
 
-    Args:
-        device (str): ``cuda``: what torch's allocator had given out; ``cpu``: the resident size of the process,
-            which only Linux reports.
-
-    Yields:
-        Peak: filled in at the end.
+    On CUDA it is what torch's allocator gave out, on a CPU the resident size of the process, which only Linux reports.
     """
     peak = Peak()
     if device == "cuda":
@@ -160,9 +147,18 @@ def median_peak(turn: Callable[[], object], device: str, rounds: int = _MEMORY_R
     return int(statistics.median(peaks))
 
 
-def available_memory(device: str) -> int:
-    """The free bytes of a CUDA device, or of the host."""
-    return torch.cuda.mem_get_info(device)[0] if device != "cpu" else int(psutil.virtual_memory().available)
+def recipe_step(
+    model: nn.Module, loss: WeightedCrossEntropyLoss, optimizer: Optimizer, device: str, clip_grad_norm: float | None
+) -> Callable[[Tensor], None]:
+    """A training step of the recipes on tokens that are their own labels."""
+    scaler = torch.amp.GradScaler(device, enabled=False)
+    on = torch.device(device)
+
+    def step(tokens: Tensor) -> None:
+        batches = agree_on_step([{"tokens": tokens, "labels": tokens.clone()}])
+        train_step(model, loss, optimizer, batches, scaler=scaler, device=on, clip_grad_norm=clip_grad_norm)
+
+    return step
 
 
 def synchronize(device: str) -> None:
@@ -176,12 +172,7 @@ def finish(
 ) -> None:
     """Add settings, hardware and versions to results, print them, and write them as JSON to ``options.output``, if any.
 
-    Args:
-        options (argparse.Namespace): the command's settings.
-        packages (Sequence[str]): whose versions matter.
-        show (Callable[[dict[str, Any]], str]): what is printed of the record, under a line that says when, on what and
-            with which versions.
-        **results (Any): what was measured.
+    ``packages`` are those whose versions matter, ``show`` makes the text of the record under the line of these.
     """
     record = {
         "date": datetime.date.today().isoformat(),

@@ -18,10 +18,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import measuring
 import torch
 import transformers
 from datasets import Dataset
-from measuring import Peak, against_stock, finish, in_turns, make_parser, named, peak_memory, synchronize, tabulate
+from measuring import Peak, against, finish, make_parser, named, peak_memory, recipe_step, tabulate, take_turns
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torchtune import config
@@ -31,7 +32,7 @@ from trl import SFTConfig, SFTTrainer
 from tfidf_tune.integrations.transformers import TokenWeightingTrainer
 from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
-from tfidf_tune.training import agree_on_step, load_config, prepare_head, train_step
+from tfidf_tune.training import load_config, prepare_head
 
 TRAINER, SFT = "Trainer", "SFTTrainer"
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
@@ -48,7 +49,7 @@ MEMORY_ROUNDS = 5
 
 
 class Stopwatch(TrainerCallback):  # type: ignore[misc]
-    """Times the steps of a turn after the first, and measures the memory of these if asked."""
+    """Adds up the seconds of the steps of turns after the first, and measures the memory of these if asked."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -71,12 +72,12 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
         """Start the clock."""
         if self.measures_memory:
             self.peak = self._stack.enter_context(peak_memory(self.device))
-        synchronize(self.device)
-        self.seconds = -time.perf_counter()
+        measuring.synchronize(self.device)
+        self.seconds -= time.perf_counter()
 
     def end(self) -> None:
         """Stop the clock."""
-        synchronize(self.device)
+        measuring.synchronize(self.device)
         self.seconds += time.perf_counter()
         self._stack.close()
 
@@ -145,17 +146,15 @@ def build_recipe(
     with device:
         model = config.instantiate(cfg.model)
     loss.to(device)
-    optimizer = config.instantiate(cfg.optimizer, model.parameters())
     prepare_head(model, loss)
-    scaler = torch.amp.GradScaler(options.device, enabled=False)
+    optimizer = config.instantiate(cfg.optimizer, model.parameters())
+    step = recipe_step(model, loss, optimizer, options.device, cfg.clip_grad_norm)
 
     def loop() -> None:
         for number, batch in enumerate(tokens):
             if number == 1:
                 watch.begin()
-            batch = batch.to(device)
-            inputs = agree_on_step([{"tokens": batch, "labels": batch.clone()}])
-            train_step(model, loss, optimizer, inputs, scaler=scaler, device=device, clip_grad_norm=cfg.clip_grad_norm)
+            step(batch.to(device))
         watch.end()
 
     return loop
@@ -175,28 +174,25 @@ def main() -> None:
     torch.manual_seed(1)
     vocab_size = load_config(options.config, []).model.vocab_size
     tokens = torch.randint(1, vocab_size, (options.steps, options.batch_size, options.seq_len))
-    recipes = {"recipe, CE": CrossEntropyLoss(), "recipe, TF-IDF": TFIDFCrossEntropyLoss()}
-    watches = {name: Stopwatch(options.device) for name in (*TRAINERS, *recipes)}
-    seconds: dict[str, list[float]] = {name: [] for name in watches}
-    memory: dict[str, list[float]] = {name: [] for name in watches}
+    watch = Stopwatch(options.device)
     with tempfile.TemporaryDirectory() as folder:
         loops = {
-            name: build_trainer(trainer, options, tokens, Path(folder), watches[name], **arguments)
+            name: build_trainer(trainer, options, tokens, Path(folder), watch, **arguments)
             for name, (trainer, arguments) in TRAINERS.items()
         }
-        loops |= {name: build_recipe(loss, options, tokens, watches[name]) for name, loss in recipes.items()}
-        for index, name in in_turns([*loops], WARMUP + options.rounds):
+        loops["recipe, CE"] = build_recipe(CrossEntropyLoss(), options, tokens, watch)
+        loops["recipe, TF-IDF"] = build_recipe(TFIDFCrossEntropyLoss(), options, tokens, watch)
+        seconds = take_turns(loops, rounds=options.rounds, warmup=WARMUP, clock=lambda: watch.seconds)
+        seconds = {name: [taken / (options.steps - 1) for taken in own] for name, own in seconds.items()}
+        watch.measures_memory = True  # apart, because reading the memory takes time of its own
+        memory: dict[str, list[float]] = {name: [] for name in loops}
+        for name in list(loops) * MEMORY_ROUNDS:
             loops[name]()
-            if index >= WARMUP:
-                seconds[name].append(watches[name].seconds / (options.steps - 1))
-        for name in list(loops) * MEMORY_ROUNDS:  # apart, because reading the memory takes time of its own
-            watches[name].measures_memory = True
-            loops[name]()
-            memory[name].append(watches[name].peak.num_bytes / 2**20)
+            memory[name].append(watch.peak.num_bytes / 2**20)
     results = {
         name: {
             "tokens_per_second": options.batch_size * options.seq_len / statistics.median(taken),
-            **against_stock(taken, seconds[SFT if name.startswith(SFT) else TRAINER]),
+            **against("stock", taken, seconds[SFT if name.startswith(SFT) else TRAINER]),
             "peak_mib": statistics.median(memory[name]),
         }
         for name, taken in seconds.items()

@@ -14,44 +14,26 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
+import measuring
 import torch
-from measuring import (
-    WARMUP,
-    against_stock,
-    finish,
-    make_parser,
-    median_peak,
-    median_ratio,
-    median_ratio_interval,
-    named,
-    tabulate,
-    take_turns,
-)
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchtune import config, training
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
+from tfidf_tune import weighting
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
-from tfidf_tune.training import LoRASettings, agree_on_step, load_config, prepare_head, train_adapters_only, train_step
-from tfidf_tune.weighting import (
-    FocalWeighting,
-    GoldfishWeighting,
-    MiLeWeighting,
-    RepetitionWeighting,
-    TFIDFWeighting,
-    shift_labels,
-)
+from tfidf_tune.training import LoRASettings, load_config, prepare_head, train_adapters_only
+from tfidf_tune.weighting import shift_labels
 
-Batch = dict[str, torch.Tensor]
-Step = Callable[[Batch], object]
+Step = Callable[[Tensor], object]
 STOCK, CHUNKED, OURS, TFIDF = "stock CE", "our CE, chunked", "our CE", "TF-IDF"
 WEIGHTS = "weights alone"
 OTHERS = {
-    "Goldfish": GoldfishWeighting,
-    "MiLe": MiLeWeighting,
-    "focal": FocalWeighting,
-    "repetition": RepetitionWeighting,
+    "Goldfish": weighting.GoldfishWeighting,
+    "MiLe": weighting.MiLeWeighting,
+    "focal": weighting.FocalWeighting,
+    "repetition": weighting.RepetitionWeighting,
 }
 
 
@@ -79,46 +61,43 @@ def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]
         TFIDF: TFIDFCrossEntropyLoss(),
     }
     if options.objectives:
-        losses |= {name: WeightedCrossEntropyLoss(weighting()) for name, weighting in OTHERS.items()}
+        losses |= {name: WeightedCrossEntropyLoss(make()) for name, make in OTHERS.items()}
     if options.compile:
         training.compile_model(model, verbose=False)
         training.compile_loss(stock, verbose=False)
         for loss in losses.values():
             loss.compile_chunks()
 
-    def stock_step(batch: Batch) -> None:
+    def stock_step(tokens: Tensor) -> None:
         prepare_head(model, losses[CHUNKED])
-        labels = shift_labels(batch["labels"])
-        num_tokens = (batch["labels"] != stock.ignore_index).sum()
-        loss = stock(model(batch["tokens"]), labels) * num_tokens
+        num_tokens = (tokens != stock.ignore_index).sum()
+        loss = stock(model(tokens), shift_labels(tokens)) * num_tokens
         loss.backward()
         training.scale_grads(model, 1 / num_tokens)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    no_scaler = torch.amp.GradScaler(device.type, enabled=False)
-
     def our_step(loss: WeightedCrossEntropyLoss) -> Step:
         loss.to(device)
+        take_step = measuring.recipe_step(model, loss, optimizer, options.device, 1.0)
 
-        def step(batch: Batch) -> None:
+        def step(tokens: Tensor) -> None:
             prepare_head(model, loss)
-            batches = agree_on_step([batch])
-            train_step(model, loss, optimizer, batches, scaler=no_scaler, device=device, clip_grad_norm=1.0)
+            take_step(tokens)
 
         return step
 
     vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
-    weighting = TFIDFWeighting()
+    weights = weighting.TFIDFWeighting()
     steps: dict[str, Step] = {STOCK: stock_step} | {name: our_step(loss) for name, loss in losses.items()}
-    steps[WEIGHTS] = lambda batch: weighting(shift_labels(batch["labels"]), vocab_size=vocab_size)
+    steps[WEIGHTS] = lambda tokens: weights(shift_labels(tokens), vocab_size=vocab_size)
     return steps, vocab_size, sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = make_parser(__doc__, rounds=30)
+    parser = measuring.make_parser(__doc__, rounds=30)
     parser.add_argument("--config", default="demo/llama_3M_full_memorization", help="gives model and optimizer")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=256)
@@ -128,28 +107,27 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="torch.compile for the layers and all losses")
     options = parser.parse_args()
     steps, vocab_size, num_trained = build_steps(options)
-    shape = (WARMUP + options.rounds, options.batch_size, options.seq_len)
+    shape = (measuring.WARMUP + options.rounds, options.batch_size, options.seq_len)
     batches = torch.randint(vocab_size, shape, device=options.device)
 
     def turns(step: Step) -> Callable[[], object]:
         upcoming = cycle(batches)  # the same for every step, so that windows fill alike
-        return lambda: step({"tokens": (tokens := next(upcoming)), "labels": tokens.clone()})
+        return lambda: step(next(upcoming))
 
     ways = {name: turns(step) for name, step in steps.items()}
-    seconds = take_turns(ways, rounds=options.rounds, device=options.device)
+    seconds = measuring.take_turns(ways, rounds=options.rounds, device=options.device)
     # Apart, because reading the memory takes time of its own.
-    memory = {name: median_peak(turn, options.device) / 2**20 for name, turn in ways.items()}
+    memory = {name: measuring.median_peak(turn, options.device) / 2**20 for name, turn in ways.items()}
     results = {
         name: {
-            **against_stock(taken, seconds[STOCK]),
-            "median_ratio_to_our_ce": median_ratio(taken, seconds[OURS]),
-            "ratio_to_our_ce_interval": median_ratio_interval(taken, seconds[OURS]),
+            **measuring.against("stock", taken, seconds[STOCK]),
+            **measuring.against("our_ce", taken, seconds[OURS]),
             "peak_mib": memory[name],
         }
         for name, taken in seconds.items()
     }
     packages = ("torch", "torchtune", "torchao", "tfidf-tune")
-    finish(options, packages, report, trained_parameters=num_trained, steps=results)
+    measuring.finish(options, packages, report, trained_parameters=num_trained, steps=results)
 
 
 def report(result: dict[str, Any]) -> str:
@@ -161,11 +139,10 @@ def report(result: dict[str, Any]) -> str:
         "time / our CE": "{median_ratio_to_our_ce:.4f}",
         "extra peak memory, MiB": "{peak_mib:.1f}",
     }
-    settings = (
-        "{config} {overrides}: batch {batch_size} x {seq_len}, {dtype}, compile {compile}, median of {rounds} rounds"
-    )
+    settings = "{config} {overrides}: batch {batch_size} x {seq_len}, {dtype}, compile {compile}, {rounds} rounds"
     trained = f"{result['trained_parameters']:,} trained parameters"
-    return f"{settings.format(**result['settings'])}, {trained}\n\n{tabulate(columns, named(result['steps']))}"
+    table = measuring.tabulate(columns, measuring.named(result["steps"]))
+    return f"{settings.format(**result['settings'])}, {trained}\n\n{table}"
 
 
 if __name__ == "__main__":
