@@ -215,17 +215,10 @@ def _points(found: Frontiers, footnotes: Footnotes) -> Table:
 
 
 def frontier_drawing(model: str, points: pd.DataFrame) -> Drawing:
-    """Draw average LMS against perplexity (logarithmic), a line for each objective of a model.
+    """Draw the points of a model, see :class:`Frontiers` and the caption; at least one is an operating point.
 
-    A line goes from the lowest learning rate to the highest, and markers grow with it. The operating point is large,
-    with a black edge, the number of its objective in the legend, and the 95 % intervals of both means as a cross. The
-    dashed line is the average LMS of the controls. Learning rates with a diverged run are left out; those with more
-    than four times the highest perplexity of an operating point lie outside. If the averages lie far apart, the axis of
-    the LMS is logarithmic above 1 token.
-
-    Args:
-        model (str): its name.
-        points (pandas.DataFrame): its points, see :class:`Frontiers`, with at least one operating point.
+    Learning rates with a diverged run are left out. If the averages lie far apart, the axis of the LMS is logarithmic
+    above 1 token.
     """
     operating = points[points["operating"]]
     rates = sorted(points["learning_rate"].fillna(0.0).unique())

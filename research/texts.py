@@ -67,14 +67,13 @@ def write_texts(folder: Path) -> None:
 
 def _split(name: str) -> Iterator[Row]:
     kind, _, rest = name.partition("_")
-    if kind == "framed":
-        for text in embedded_documents(rest):
+    if kind not in ("framed", "asked", "stock"):
+        kind, rest = "", name
+    for text in embedded_documents(rest):
+        if kind == "framed":
             yield from ({"text": section} for section in _in_frames(text))
-    elif kind in ("asked", "stock"):
-        for text in embedded_documents(rest):
-            yield _answered(text, stock=kind == "stock")
-    else:
-        yield from ({"text": text} for text in embedded_documents(name))
+        else:
+            yield _answered(text, stock=kind == "stock") if kind else {"text": text}
 
 
 def _answered(text: str, *, stock: bool) -> Row:

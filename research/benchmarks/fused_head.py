@@ -80,11 +80,6 @@ class Inputs(NamedTuple):
         """The tensors that get a gradient."""
         return {name: leaf for name in ("hidden", "weight") if (leaf := getattr(self.head, name)).requires_grad}
 
-    def clear_gradients(self) -> None:
-        """Free what an earlier turn left."""
-        for leaf in self.leaves().values():
-            leaf.grad = None
-
 
 Compute = Callable[[HeadInput, Tensor, Tensor], Tensor]  # from the head's input, labels and weights
 
@@ -205,12 +200,10 @@ def make_inputs(case: Case, device: str) -> Inputs:
     return Inputs(HeadInput(hidden, weight), labels.view(shape), weights.view(shape))
 
 
-def forward_and_backward(way: Way, inputs: Inputs, *, keep_gradients: bool = False) -> None:
-    """Compute the loss and the gradients of the inputs."""
-    inputs.clear_gradients()
-    way.compute(*inputs).backward()  # type: ignore[no-untyped-call]
-    if not keep_gradients:
-        inputs.clear_gradients()
+def gradients(way: Way, inputs: Inputs) -> dict[str, Tensor]:
+    """Compute the loss forward and backward, and return the gradients of the inputs."""
+    leaves = inputs.leaves()
+    return dict(zip(leaves, torch.autograd.grad(way.compute(*inputs), [*leaves.values()]), strict=True))
 
 
 def measure(case: Case, ways: Mapping[str, Way], device: str) -> dict[str, Any]:
@@ -222,7 +215,7 @@ def measure(case: Case, ways: Mapping[str, Way], device: str) -> dict[str, Any]:
         available = torch.cuda.mem_get_info(device)[0] if device != "cpu" else psutil.virtual_memory().available
         if ways[name].has_logits and case.largest_need > available:
             reasons[name] = f"may need {format_bytes(case.largest_need)} of {format_bytes(available)}"
-    turns = {name: partial(forward_and_backward, ways[name], inputs) for name in errors if name not in reasons}
+    turns = {name: partial(gradients, ways[name], inputs) for name in errors if name not in reasons}
     returned = sum(leaf.nbytes for leaf in inputs.leaves().values())  # a gradient is as large as its tensor
     # Before time, for which it is a warm-up where a turn takes long. The allocator's record has no noise.
     memory = {}
@@ -261,26 +254,19 @@ def gradient_errors(
             reasons[name] = "needs a GPU" if way.is_installed else "not installed"
             continue
         try:
-            forward_and_backward(way, inputs, keep_gradients=True)
+            made = gradients(way, inputs)
         except Exception as error:
             if not way.package:
                 raise
             reasons[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"  # what it says of this case
             continue
         counted = exact if way.is_weighted else exact._replace(weights=(exact.labels != IGNORED).double())
-        forward_and_backward(WAYS["plain"], counted, keep_gradients=True)
-        errors[name] = {key: relative_error(leaf, exact.leaves()[key]) for key, leaf in inputs.leaves().items()}
+        true = gradients(WAYS["plain"], counted)
+        errors[name] = {key: float((made[key] - true[key]).norm() / true[key].norm()) for key in made}
     return errors, reasons
 
 
-def relative_error(leaf: Tensor, exact: Tensor) -> float:
-    """The distance of a leaf's gradient from the exact one, in norms of that."""
-    assert leaf.grad is not None
-    assert exact.grad is not None
-    return float((leaf.grad - exact.grad).norm() / exact.grad.norm())
-
-
-def peak_allocated(turn: Callable[[], None]) -> int:
+def peak_allocated(turn: Callable[[], object]) -> int:
     """Most bytes at one time that torch's allocator for the CPU has handed out since the start, by its own record."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         turn()

@@ -11,7 +11,6 @@ import datetime
 import re
 import subprocess
 import sys
-import tempfile
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
@@ -21,10 +20,6 @@ from packaging.requirements import Requirement
 _HOSTS = ("trl", "axolotl", "peft", "lightning", "vllm")
 _EXTRAS = ("", "report", "eval", "torchtune")
 _LIMIT_S = 180
-
-
-class NotResolvedError(Exception):
-    """A set of requirements has no solution, or none was found in time; the message is uv's last line."""
 
 
 def main() -> None:
@@ -38,9 +33,8 @@ def main() -> None:
     print("| next to | base | " + " | ".join(f"`[{extra}]`" for extra in _EXTRAS[1:]) + " |")
     print("|---|" + "---|" * len(_EXTRAS))
     for host in _HOSTS:
-        try:
-            alone = _resolve([host], options.python_version)
-        except NotResolvedError as error:
+        alone, error = _resolve([host], options.python_version)
+        if error:
             print(f"| {host} | not resolved itself: {error} |" + " |" * (len(_EXTRAS) - 1))
             continue
         cells = [_cell(options, f"{host}=={alone[host]}", extra, ours[extra], alone) for extra in _EXTRAS]
@@ -62,28 +56,23 @@ def _requirements(wheel: Path) -> dict[str, list[Requirement]]:
 
 def _cell(options: argparse.Namespace, host: str, extra: str, ours: list[Requirement], alone: dict[str, str]) -> str:
     name = f"tfidf-tune[{extra}]" if extra else "tfidf-tune"
+    _, error = _resolve([f"{name} @ {options.wheel.resolve().as_uri()}", host], options.python_version)
+    unmet = [r for r in ours if r.name in alone and not r.specifier.contains(alone[r.name], prereleases=True)]
+    reason = ", ".join(f"{r.name} {alone[r.name]} (needs {r.specifier})" for r in unmet) or error
+    return f"no: {reason}" if error else "yes"
+
+
+def _resolve(requirements: list[str], python_version: str) -> tuple[dict[str, str], str]:
+    """Resolve requirements for Linux; returns name to version, and why there is no solution, or nothing."""
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "-"]
+    command += ["--python-version", python_version, "--python-platform", "x86_64-manylinux_2_28"]
+    text = "\n".join(requirements)
     try:
-        _resolve([f"{name} @ {options.wheel.resolve().as_uri()}", host], options.python_version)
-    except NotResolvedError as error:
-        unmet = [r for r in ours if r.name in alone and not r.specifier.contains(alone[r.name], prereleases=True)]
-        return "no: " + (", ".join(f"{r.name} {alone[r.name]} (needs {r.specifier})" for r in unmet) or str(error))
-    return "yes"
-
-
-def _resolve(requirements: list[str], python_version: str) -> dict[str, str]:
-    """Resolve requirements for Linux; returns name to version."""
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write("\n".join(requirements))
-        file.flush()
-        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
-        command += ["--python-version", python_version, "--python-platform", "x86_64-manylinux_2_28", file.name]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            raise NotResolvedError(f"no answer within {_LIMIT_S} s") from None
-    if done.returncode:
-        raise NotResolvedError(done.stderr.strip().splitlines()[-1].strip())
-    return dict(re.findall(r"^([\w.-]+)==(\S+)", done.stdout, re.MULTILINE))
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return {}, f"no answer within {_LIMIT_S} s"
+    error = done.stderr.strip().splitlines()[-1].strip() if done.returncode else ""
+    return dict(re.findall(r"^([\w.-]+)==(\S+)", done.stdout, re.MULTILINE)), error
 
 
 if __name__ == "__main__":

@@ -18,10 +18,9 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import torch
 from gguf import GGUFReader
@@ -85,8 +84,10 @@ def make_texts(archive: Path, folder: Path) -> None:
     A hash of a section decides where it goes, and its place there.
     """
     texts: dict[str, list[str]] = {"train": [], "passages": [], "held_out": []}
+    with tarfile.open(archive) as members:
+        found = {match[1]: member for member in members if (match := _SOURCE.fullmatch(member.name))}
+        pages = {name: cast(Any, members.extractfile(member)).read().decode() for name, member in found.items()}
     with atomic_folder(folder) as temporary:
-        pages = dict(_read(archive))
         (temporary / "LICENSE").write_text(pages.pop("LICENSE"), encoding="utf-8")
         sections = (part.strip() for page in pages.values() for part in re.split(r"^(?=#{2,3} )", page, flags=re.M))
         for number, section in sorted((hashlib.sha256(text.encode()).digest(), text) for text in sections if text):
@@ -95,13 +96,6 @@ def make_texts(archive: Path, folder: Path) -> None:
         for name, kept in texts.items():
             lines = (json.dumps({"text": text}) + "\n" for text in kept)
             (temporary / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-
-
-def _read(archive: Path) -> Iterator[tuple[str, str]]:
-    with tarfile.open(archive) as members:
-        for member in sorted(members, key=lambda member: member.name):
-            if (match := _SOURCE.fullmatch(member.name)) and (file := members.extractfile(member)):
-                yield match[1], file.read().decode()
 
 
 def prepare() -> None:

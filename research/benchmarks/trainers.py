@@ -23,12 +23,11 @@ import torch
 import transformers
 from datasets import Dataset
 from measuring import Peak, against, finish, make_parser, named, peak_memory, recipe_step, tabulate, take_turns
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 from torchtune import config
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
+from research.experiment import random_model
 from tfidf_tune.integrations.transformers import TokenWeightingTrainer
 from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
@@ -90,21 +89,8 @@ def build_trainer(
     watch: Stopwatch,
     **arguments: Any,
 ) -> Callable[[], object]:
-    """Build a trainer with a model of its own; return its loop."""
+    """Build a trainer with a copy of the model in ``folder``; return its loop."""
     cfg = load_config(options.config, [])
-    sizes = cfg.model
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=sizes.vocab_size,
-            hidden_size=sizes.embed_dim,
-            intermediate_size=sizes.intermediate_dim,
-            num_hidden_layers=sizes.num_layers,
-            num_attention_heads=sizes.num_heads,
-            num_key_value_heads=sizes.num_kv_heads,
-            max_position_embeddings=sizes.max_seq_len,
-        )
-    )
     settings: dict[str, Any] = {
         "per_device_train_batch_size": options.batch_size,
         "max_steps": options.steps,
@@ -122,13 +108,11 @@ def build_trainer(
     if issubclass(trainer_class, SFTTrainer):
         prepared = {"max_length": None, "dataset_kwargs": {"skip_prepare_dataset": True}}
         arguments["args"] = SFTConfig(str(folder), **settings, **prepared)
-        words = {f"word{number}": number for number in range(sizes.vocab_size)}
-        arguments["processing_class"] = transformers.PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer(WordLevel(words, unk_token="word0")), pad_token="word0", eos_token="word0"
-        )
+        arguments["processing_class"] = AutoTokenizer.from_pretrained(folder / "model")
     else:
         arguments["args"] = TrainingArguments(str(folder), **settings)
     rows = [{"input_ids": row, "labels": row} for row in tokens.flatten(0, 1).tolist()]
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
     trainer = trainer_class(model, train_dataset=Dataset.from_list(rows), **arguments)
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.add_callback(watch)
@@ -172,12 +156,14 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     logging.disable(logging.WARNING)
     torch.manual_seed(1)
-    vocab_size = load_config(options.config, []).model.vocab_size
-    tokens = torch.randint(1, vocab_size, (options.steps, options.batch_size, options.seq_len))
+    section = load_config(options.config, []).model
+    tokens = torch.randint(1, section.vocab_size, (options.steps, options.batch_size, options.seq_len))
     watch = Stopwatch(options.device)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        random_model(folder / "model", section, seed=0)
         loops = {
-            name: build_trainer(trainer, options, tokens, Path(folder), watch, **arguments)
+            name: build_trainer(trainer, options, tokens, folder, watch, **arguments)
             for name, (trainer, arguments) in TRAINERS.items()
         }
         loops["recipe, CE"] = build_recipe(CrossEntropyLoss(), options, tokens, watch)

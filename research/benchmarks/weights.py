@@ -65,19 +65,20 @@ def main() -> None:
     torch.set_num_threads(1)
     try:
         given = (sizes, options.rounds, options.device)
+        base_case, authors = measure_base_case(*given)
         sweep = [row for shape in sizes.sweep_shapes for row in sweep_windows(shape, *given)]
         longest = [row for row in sweep if row["num_batches"] == sizes.sweep_windows[-1]]
         finish(
             options,
             ("torch", "tfidf-tune"),
             report,
-            base_case=measure_base_case(sizes, options.device),
+            base_case=base_case,
             sweep=sweep,
             slope=log_log_slope(longest),
             last_slope=log_log_slope(longest[-3:]),
             window_ratio=longest[-1]["ratio_to_smallest_window"],
             bytes_per_token=max(row["window_bytes_per_token"] for row in sweep),
-            authors=measure_authors(*given),
+            authors=authors,
             repetition=[row for shape in sizes.repetition_shapes for row in repetition_rows(shape, *given)],
         )
     finally:
@@ -110,37 +111,32 @@ def time_turns(ways: Mapping[str, Weigh], batches: Sequence[Tensor], device: str
     return take_turns(each, rounds=len(batches) - WARMUP, device=device)
 
 
-def measure_base_case(sizes: Sizes, device: str) -> dict[str, Any]:
-    """The time of a call at the paper's size, in the steady state."""
+def measure_base_case(sizes: Sizes, rounds: int, device: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The time of a call at the paper's size, in the steady state; and ours and the authors' way, taking turns."""
     upcoming = label_batches(sizes.base_shape, sizes.base_vocab_size, device)
     weighting = with_full_window(sizes.base_window, upcoming, sizes.base_vocab_size)
-    weigh = partial(weighting, vocab_size=sizes.base_vocab_size)
-    seconds = time_turns({OURS: weigh}, list(islice(upcoming, WARMUP + sizes.base_rounds)), device)
-    return {
+    ours, theirs = partial(weighting, vocab_size=sizes.base_vocab_size), AuthorsWay(num_batches=sizes.base_window)
+    alone = time_turns({OURS: ours}, list(islice(upcoming, WARMUP + sizes.base_rounds)), device)
+    base_case = {
         "batch_size": sizes.base_shape[0],
         "seq_len": sizes.base_shape[1],
         "vocab_size": sizes.base_vocab_size,
         "num_batches": sizes.base_window,
         "rounds": sizes.base_rounds,
-        "median_ms": median_ms(seconds[OURS]),
+        "median_ms": median_ms(alone[OURS]),
     }
-
-
-def measure_authors(sizes: Sizes, rounds: int, device: str) -> dict[str, Any]:
-    """Our time and theirs at the paper's size, taking turns."""
-    upcoming = label_batches(sizes.base_shape, sizes.base_vocab_size, device)
-    filling = list(islice(upcoming, sizes.base_window))
-    weighting = with_full_window(sizes.base_window, iter(filling), sizes.base_vocab_size)
-    ours, theirs = partial(weighting, vocab_size=sizes.base_vocab_size), AuthorsWay(num_batches=sizes.base_window)
-    theirs.window.extend(filling)
+    for labels in islice(upcoming, sizes.base_window):  # the same window for both
+        ours(labels)
+        theirs.window.append(labels)
     seconds = time_turns({OURS: ours, THEIRS: theirs}, list(islice(upcoming, WARMUP + rounds)), device)
-    expected = theirs(filling[0])
-    return {
+    labels = next(upcoming)
+    expected = theirs(labels)
+    return base_case, {
         "median_ms": median_ms(seconds[THEIRS]),
         "our_median_ms": median_ms(seconds[OURS]),
         "ratio": median_ratio(seconds[THEIRS], seconds[OURS]),
         "presence_bytes": theirs.presence_bytes(),
-        "largest_relative_difference": float(((ours(filling[0]) - expected).abs() / expected).max()),
+        "largest_relative_difference": float(((ours(labels) - expected).abs() / expected).max()),
     }
 
 

@@ -14,22 +14,13 @@ from torchtune.config._utils import _get_component_from_path
 
 from research.experiment._cells import JOBS, REPORT, STARTS, Run, Settings, Start
 from research.experiment._schema import DTYPES, EvalSettings, Experiment, Model
+from tfidf_tune import training
 from tfidf_tune._checks import suggestion
 from tfidf_tune._files import digest, looks_like_path
 from tfidf_tune.data import source_fingerprint
-from tfidf_tune.training import (
-    FinetuneConfig,
-    LoRAFinetuneConfig,
-    SetupError,
-    build_loss,
-    check_config,
-    has_lora_builder,
-    load_config,
-    milestone_name,
-    setup_errors,
-)
+from tfidf_tune.training import SetupError, load_config, milestone_name, setup_errors
 
-_SCHEMAS = {"full_finetune": FinetuneConfig, "lora_finetune": LoRAFinetuneConfig}
+_SCHEMAS = {"full_finetune": training.FinetuneConfig, "lora_finetune": training.LoRAFinetuneConfig}
 # Keys of a training config that do not affect the trained model.
 _IMMATERIAL = [
     *("output_dir", "save_at_percent", "save_every_n_steps", "keep_last_n_checkpoints", "resume_from_checkpoint"),
@@ -166,7 +157,7 @@ def _start(section: Mapping[str, Any], cfg: DictConfig, seed: int, folder: Path,
 
 
 def _evaluation(
-    tasks: list[str], own: EvalSettings, cfg: DictConfig, training: Settings, dtype: str, checkpoint: Path
+    tasks: list[str], own: EvalSettings, cfg: DictConfig, trained: Settings, dtype: str, checkpoint: Path
 ) -> dict[str, Any]:
     metadata = dict(own.metadata)
     probing = any(task.startswith(("tfidf_memorization", "tfidf_membership")) for task in tasks)
@@ -175,7 +166,7 @@ def _evaluation(
     if "tfidf_membership" in tasks and cfg.checkpointer.get("revision") is None:
         metadata.setdefault("reference_model", str(cfg.checkpointer.checkpoint_dir))  # the model before training
     model_args = {"pretrained": str(checkpoint)}
-    if training["recipe"] == "lora_finetune" and not training["merge_adapter"]:
+    if trained["recipe"] == "lora_finetune" and not trained["merge_adapter"]:
         model_args = {"pretrained": str(cfg.checkpointer.checkpoint_dir), "peft": str(checkpoint)}
         if cfg.checkpointer.get("revision") is not None:
             model_args["revision"] = cfg.checkpointer.revision
@@ -183,7 +174,7 @@ def _evaluation(
         "model_args": model_args | {"dtype": dtype} | own.model_args,
         "metadata": metadata,
         "batch_size": own.batch_size,
-        "device": own.device or training["device"],
+        "device": own.device or trained["device"],
         "limit": own.limit,
     }
 
@@ -207,9 +198,9 @@ def _training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Set
     cfg = cast(DictConfig, OmegaConf.merge(cfg, {"output_dir": "RUN"}))
     if start is not None:
         OmegaConf.update(cfg, "checkpointer.checkpoint_dir", "START", force_add=True)
-    checked = check_config(cfg, _SCHEMAS[recipe])
-    build_loss(checked)
-    if has_lora_builder(checked) != (recipe == "lora_finetune"):
+    checked = training.check_config(cfg, _SCHEMAS[recipe])
+    training.build_loss(checked)
+    if training.has_lora_builder(checked) != (recipe == "lora_finetune"):
         fitting = "full_finetune" if recipe == "lora_finetune" else "lora_finetune"
         raise SetupError(f"recipe is {recipe}, the model {checked.model['_component_']} is trained by {fitting}")
     content = cast(dict[str, Any], OmegaConf.to_container(cast(DictConfig, checked)))

@@ -51,6 +51,11 @@ def record(journal: Path, event: str, **more: Any) -> None:
         file.write(json.dumps({"event": event, **more}) + "\n")
 
 
+def events_of(journal: Path) -> list[dict[str, Any]]:
+    """Return the events of a journal."""
+    return [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()] if journal.exists() else []
+
+
 def last_lines(log: Path) -> list[str]:
     """Return the last lines of a log; none if there is no log."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
@@ -82,7 +87,7 @@ def work(
         if claim(journal):
             record(journal, "claimed", job=job_id)
         else:  # a cluster may have started this job again
-            events = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
+            events = events_of(journal)
             if not events or events[0]["job"] != job_id or events[-1]["event"] == "finished":
                 continue
         if run.is_done(TRAINING) or _train(run, journal, retries):

@@ -25,7 +25,7 @@ from submitit.helpers import environment_variables
 
 from research.experiment._cells import DONE, JOBS, REPORT, TRAINING, Run
 from research.experiment._expand import expand
-from research.experiment._job import JOBS_LOCK, LOCK, claim, last_lines, work
+from research.experiment._job import JOBS_LOCK, LOCK, claim, events_of, last_lines, work
 from research.experiment._schema import Experiment, Launcher
 from tfidf_tune._printing import say
 from tfidf_tune.training import SetupError
@@ -64,8 +64,6 @@ class Progress:
         self._titles = {(n, cell): runs[n].cell_title(cell) for n, cells in to_do.items() for cell in cells}
         self._journals = {number: folder / f"{number}.jsonl" for number in to_do}
         self._read: Counter[Path] = Counter()  # bytes of a file that have been read
-        self._jobs: dict[int, str] = {}  # by run, which one job does
-        self._unfinished: set[int] = set()
         self._begun: dict[int, tuple[int, float]] = {}  # by run: the cell that is being done, and since when
         self._num_lost: Counter[int] = Counter()
         self._shown_log: Path | None = None
@@ -87,11 +85,12 @@ class Progress:
 
     def end_job(self, job: submitit.Job[None], numbers: Sequence[int]) -> None:
         """Process the end of a job: a run that it has not finished has failed, and may be repeated."""
-        lost = [number for number in self._unfinished if self._jobs[number] == job.job_id]
-        if job.job_id not in self._jobs.values():
+        events = {number: events_of(self._journals[number]) for number in numbers}
+        claimed = [number for number, of_run in events.items() if of_run and of_run[0]["job"] == job.job_id]
+        lost = [number for number in claimed if events[number][-1]["event"] != "finished"]
+        if not claimed:
             lost = [number for number in numbers if claim(self._journals[number])][:1]
         for number in lost:
-            self._unfinished.discard(number)
             self._num_lost[number] += 1
             if self.to_do[number]:
                 cell, _ = self._begun.get(number, (self.to_do[number][0], 0.0))
@@ -108,11 +107,6 @@ class Progress:
             self._show_log()
             self._shown_log = None
         match event:
-            case "claimed":
-                self._jobs[number] = more["job"]
-                self._unfinished.add(number)
-            case "finished":
-                self._unfinished.discard(number)
             case "begun":
                 self._begun[number] = cell, time.monotonic()
                 self._say("begun", self._titles[number, cell])

@@ -62,12 +62,9 @@ class Model(_Section):
     """What is trained: a row of the tables."""
 
     recipe: Literal["full_finetune", "lora_finetune"]
-    config: Annotated[str, AfterValidator(_known_config)]
-    """Name or path of a training config."""
-    overrides: _Overrides = {}
-    """Keys of the training config; they take precedence over the experiment's own overrides."""
-    metadata: dict[str, Any] = {}
-    """Settings of the tasks for this model; they take precedence over those of ``eval``."""
+    config: Annotated[str, AfterValidator(_known_config)]  # name or path of a training config
+    overrides: _Overrides = {}  # keys of the training config; they take precedence over the experiment's own overrides
+    metadata: dict[str, Any] = {}  # settings of the tasks for this model; they take precedence over those of ``eval``
     start: dict[str, Any] | None = None
     """Component that makes the checkpoint folder to start from. It is called with ``(folder, model, seed)``: the
     training config's section ``model``, and the run's seed unless one is given here. Null: the training config's
@@ -79,8 +76,7 @@ class Model(_Section):
 class Objective(_Section):
     """What is minimized: a column of the tables. A section with ``_component_`` is only a loss."""
 
-    loss: dict[str, Any]
-    """The training config's ``loss``."""
+    loss: dict[str, Any]  # the training config's ``loss``
     overrides: _Overrides = {}
     """Keys of the training config, such as ``dataset: {deduplicate: exact}``; they take precedence over the model's."""
 
@@ -94,16 +90,11 @@ class EvalSettings(_Section):
     """How checkpoints are evaluated."""
 
     batch_size: _Count = 64
-    device: str | None = None
-    """Null: that of the training config."""
-    dtype: Literal["fp32", "bf16", "fp16"] | None = None
-    """Null: that of the training config."""
-    limit: _Count | None = None
-    """Documents of each task. Null: all."""
-    metadata: dict[str, Any] = {}
-    """Settings of the tasks: sources, prefix lengths, ..."""
-    model_args: dict[str, Any] = {}
-    """More arguments of the harness's Hugging Face model, ``parallelize`` for example."""
+    device: str | None = None  # null: that of the training config
+    dtype: Literal["fp32", "bf16", "fp16"] | None = None  # null: that of the training config
+    limit: _Count | None = None  # documents of each task. Null: all
+    metadata: dict[str, Any] = {}  # settings of the tasks: sources, prefix lengths,
+    model_args: dict[str, Any] = {}  # more arguments of the harness's Hugging Face model, ``parallelize`` for example
 
 
 class Launcher(_Section):
@@ -112,13 +103,10 @@ class Launcher(_Section):
     model_config = ConfigDict(extra="allow")
 
     name: Literal["local", "slurm"] = "local"
-    timeout_min: _Count | None = None
-    """Time limit of a job (a training and its evaluations), required for Slurm."""
-    gpus_per_node: _Count | None = None
-    """GPUs of a job."""
+    timeout_min: _Count | None = None  # time limit of a job (a training and its evaluations), required for Slurm
+    gpus_per_node: _Count | None = None  # GPUs of a job
     cpus_per_task: _Count | None = None
-    nodes: Literal[1] | None = None
-    """A job is one process on one machine."""
+    nodes: Literal[1] | None = None  # a job is one process on one machine
     tasks_per_node: Literal[1] | None = None
 
     @model_validator(mode="after")
@@ -132,23 +120,19 @@ class Experiment(_Section):
     """Everything that is trained and evaluated: each model with each objective, learning rate and seed."""
 
     output_dir: str
-    models: _Names[Model]
-    """By the names that the tables show, as objectives."""
+    models: _Names[Model]  # by the names that the tables show, as objectives
     objectives: _Names[Objective]
     learning_rates: _Rates | None = None
     """The training config's ``optimizer.lr``; the report is then that of the frontier. Null: the training config's."""
     references: list[str] = []
     """Objectives that the others are compared with in the frontier, in addition to the baseline."""
-    seeds: _Distinct[int] = [0]
-    """Seeds of weights, data order and injections."""
+    seeds: _Distinct[int] = [0]  # seeds of weights, data order and injections
     milestones: _Distinct[Annotated[int, Field(ge=1, le=100)]] = [10, 25, 50, 75, 100]
     """Training progress in percent at which a checkpoint is saved and evaluated."""
-    tasks: _Distinct[str]
-    """Tasks and groups of the evaluation harness."""
+    tasks: _Distinct[str]  # tasks and groups of the evaluation harness
     eval: EvalSettings = EvalSettings()
     launcher: Launcher = Launcher()
-    overrides: _Overrides = {}
-    """Keys of all training configs."""
+    overrides: _Overrides = {}  # keys of all training configs
 
     @model_validator(mode="after")
     def _agrees_on_learning_rates(self) -> "Experiment":
