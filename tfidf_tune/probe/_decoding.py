@@ -23,10 +23,7 @@ def continue_prompts(
     most_apart: int = 16,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
-    """Continue any number of prompts by a function of a batch, in the batches of :func:`batches_of_prompts`.
-
-    ``progress`` is called after each batch with (prompts done, prompts in total).
-    """
+    """Continue any number of prompts in batches; ``progress`` is called with (prompts done, prompts in total)."""
     # Batches are in the order of lengths, the result is in that of the prompts.
     continuations: dict[int, list[int]] = {}
     for batch in batches_of_prompts(prompts, batch_size, most_apart):
@@ -149,11 +146,10 @@ def generated_continuations(
     eos_id: int | None = None,
     seed: int = 0,
 ) -> list[list[int]]:
-    """Return samples of one prompt's continuation, or the best beam, whatever the model's ``generation_config`` says.
+    """Return seeded samples of a continuation, or the best beam, whatever the model's ``generation_config`` says.
 
-    ``generation`` holds "do_sample", "temperature" and "top_k", or "num_beams"; ``number`` of samples are made,
-    ``batch_size`` in a forward pass. Samples are seeded; random states outside are not changed. EOS and what follows
-    it may be in a continuation.
+    ``generation`` holds "do_sample", "temperature" and "top_k", or "num_beams"; ``number`` is that of the samples.
+    Random states outside are not changed. EOS and what follows it may be in a continuation.
     """
     from transformers import GenerationConfig
 
@@ -181,10 +177,9 @@ def generated_continuations(
 
 
 class _ReservedLayer(DynamicLayer):  # type: ignore[misc]
-    """``keys`` and ``values`` of one attention layer, ``[b, h, s, d]``, are views of the filled part.
+    """Memory for ``capacity`` tokens, of which ``keys`` and ``values``, ``[b, h, s, d]``, are the filled part.
 
-    transformers' own layer copies all that it holds into new memory for each token. This layer has memory for
-    ``capacity`` tokens.
+    transformers' own layer copies all that it holds into new memory for each token.
     """
 
     def __init__(self, filled: DynamicLayer, capacity: int) -> None:

@@ -15,6 +15,7 @@ from tfidf_tune.probe._loading import require_known_ids
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_LEAST_LOG_PROBABILITY = -1e4  # of which exp is 0 in float32
 _LEAST_DEVIATION = 1e-6  # so that a uniform distribution gives 0, and a certain one a finite number
 
 
@@ -86,14 +87,13 @@ def token_likelihoods(
 
 def _scores(logits_sv: Tensor, ids_s: Tensor) -> TokenLikelihoods:
     log_probs_sv = logits_sv.log_softmax(dim=-1)
-    probs_sv = log_probs_sv.exp()
     chosen_s = log_probs_sv.gather(-1, ids_s[:, None])[:, 0]
-    # The entropy is minus the mean of the log-probabilities; entr is 0 where a probability is.
-    mean_s = -torch.special.entr(probs_sv).sum(dim=-1)
-    # Tokens of probability 0 do not count, even if their logit is -inf.
-    deviations_sv = torch.where(probs_sv > 0, log_probs_sv - mean_s[:, None], 0.0)
-    deviation_s = (probs_sv * deviations_sv.square()).sum(dim=-1).sqrt()
-    standardized_s = (chosen_s - mean_s) / deviation_s.clamp_min(_LEAST_DEVIATION)
     greedy_s = chosen_s == log_probs_sv.amax(dim=-1)
+    probs_sv = log_probs_sv.exp()
+    # Tokens of probability 0 do not count, even if their logit is -inf. In place, because a vocabulary is large.
+    bounded_sv = log_probs_sv.clamp_min_(_LEAST_LOG_PROBABILITY)
+    mean_s = (probs_sv * bounded_sv).sum(dim=-1)
+    deviation_s = bounded_sv.sub_(mean_s[:, None]).square_().mul_(probs_sv).sum(dim=-1).sqrt()
+    standardized_s = (chosen_s - mean_s) / deviation_s.clamp_min(_LEAST_DEVIATION)
     nll, standardized = (values.double().cpu().numpy() for values in (-chosen_s, standardized_s))
     return TokenLikelihoods(nll, standardized, greedy_s.cpu().numpy())

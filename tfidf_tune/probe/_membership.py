@@ -11,9 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-LOWEST_SHARE = 0.2
-"""Share of the tokens that Min-K% and Min-K%++ average over."""
-FALSE_POSITIVE_RATE = 0.01
+_LOWEST_SHARE = 0.2  # of the tokens, which Min-K% and Min-K%++ average over; at least one
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 
@@ -33,22 +31,16 @@ def passage_scores(nll: Floats, standardized: Floats | None, text: str) -> dict[
     ``nll`` and ``standardized``, see :func:`token_likelihoods`, are float64 ``[n]`` of the predicted tokens; without
     ``standardized`` Min-K%++ is left out.
     """
-    return {
-        "nll": float(nll.mean()),
-        "min_k": mean_of_lowest(-nll),
-        **({} if standardized is None else {"min_k_plus_plus": mean_of_lowest(standardized)}),
-        "zlib": zlib_score(float(nll.sum()), text),
-    }
+    num_lowest = max(1, int(len(nll) * _LOWEST_SHARE))
+    scores = {"nll": float(nll.mean()), "min_k": float(np.sort(-nll)[:num_lowest].mean())}
+    if standardized is not None:
+        scores["min_k_plus_plus"] = float(np.sort(standardized)[:num_lowest].mean())
+    return scores | {"zlib": zlib_score(float(nll.sum()), text)}
 
 
 def zlib_score(nll_sum: float, text: str) -> float:
     """Return the NLL of a text per byte of its zlib compression; see :func:`passage_scores`."""
     return nll_sum / len(zlib.compress(text.encode("utf-8")))
-
-
-def mean_of_lowest(values: Floats, share: float = LOWEST_SHARE) -> float:
-    """Return the mean of a share of the values, the lowest ones; the number is rounded down, and at least 1."""
-    return float(np.sort(values)[: max(1, int(len(values) * share))].mean())
 
 
 def roc_auc(members: Floats, others: Floats) -> float:
@@ -64,7 +56,7 @@ def win_shares(members: Floats, others: Floats) -> Floats:
     return np.asarray(above + equal / 2)
 
 
-def true_positive_rate(members: Floats, others: Floats, false_positive_rate: float = FALSE_POSITIVE_RATE) -> Any:
+def true_positive_rate(members: Floats, others: Floats, false_positive_rate: float = 0.01) -> Any:
     """Return the share of members with a score above a threshold that at most a given share of the others exceeds.
 
     With fewer than 100 others and a rate of 1 %, the threshold is the highest score of the others. Scores are float64,

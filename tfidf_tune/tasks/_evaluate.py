@@ -1,7 +1,6 @@
 """lm-evaluation-harness with our tasks and our model."""
 
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ _MODELS = {
 
 def tasks_folder() -> Path:
     """Return the absolute path of the folder with the tasks' YAML files, for ``lm_eval --include_path``."""
-    return Path(str(files("tfidf_tune.tasks")))
+    return Path(__file__).parent
 
 
 def register_model() -> None:

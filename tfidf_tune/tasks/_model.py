@@ -1,6 +1,5 @@
 """Models of the harness that take requests of token ids, and the Hugging Face model among them."""
 
-import importlib.util
 import json
 import zlib
 from abc import abstractmethod
@@ -22,8 +21,6 @@ from tfidf_tune.probe import TokenLikelihoods, greedy_continuations, token_likel
 from tfidf_tune.probe._decoding import before_eos, continue_prompts, generated_continuations
 from tfidf_tune.probe._loading import on_base_model, require_known_ids, with_adapter
 from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids, token_ids_request
-
-_DEFAULT_BATCH_SIZE = 64
 
 
 class ScoredTokens(tuple[float, bool]):
@@ -154,8 +151,6 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
         if peft and kwargs.get("delta"):
             raise ValueError("peft and delta cannot be used together: leave out one of them")
         if kwargs.pop("load_in_4bit", False):  # transformers 5 takes it in a config only
-            if importlib.util.find_spec("bitsandbytes") is None:
-                raise ValueError("load_in_4bit needs bitsandbytes: pip install 'tfidf-tune[bitsandbytes]'")
             kwargs["quantization_config"] = BitsAndBytesConfig(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
             )
@@ -173,7 +168,7 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
 
     @property
     def _num_together(self) -> int:
-        return self.batch_size if isinstance(self.batch_size, int) else _DEFAULT_BATCH_SIZE
+        return self.batch_size if isinstance(self.batch_size, int) else 64  # "auto"
 
     def score_ids(self, pairs: Sequence[tuple[list[int], list[int]]], disable_tqdm: bool) -> list[TokenLikelihoods]:
         """Score complete texts, and leave out what was given."""

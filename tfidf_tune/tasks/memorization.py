@@ -121,11 +121,6 @@ def maximum(values: Sequence[float | None]) -> float:
     return float(max((value for value in values if value is not None), default=float("nan")))
 
 
-def total(values: Sequence[float]) -> float:
-    """Return the sum."""
-    return float(sum(values))
-
-
 def _document(
     prompts: TokenIdPrompts, passage: Passage, attack: Attack, max_new_tokens: int, every_token: TokenArray
 ) -> dict[str, Any]:
