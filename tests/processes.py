@@ -25,10 +25,7 @@ CONTEXT.set_forkserver_preload([*_RECIPES, *_LATER])
 def on_every_rank(num_ranks: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Call ``function(rank, *arguments)``, a function of a module, on each rank; results can be saved by torch."""
     torch.multiprocessing.start_processes(
-        _in_group,
-        (num_ranks, folder, function, arguments),
-        nprocs=num_ranks,
-        start_method=CONTEXT.get_start_method(),
+        _in_group, (num_ranks, folder, function, arguments), nprocs=num_ranks, start_method=CONTEXT.get_start_method()
     )
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(num_ranks)]
 

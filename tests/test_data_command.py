@@ -91,15 +91,6 @@ def test_any_data_set_of_the_recipes(preview, text_file, tmp_path, number):
     assert ("\nwho saw it?[[the old sailor<|endoftext|>]]\n" in output) == bool(number)
 
 
-def test_a_wrong_config_is_refused(preview, rows):
-    with pytest.raises(ValueError, match="sft_dataset: got an unexpected keyword argument 'sorce'"):
-        preview(rows, "dataset.sorce=x")
-    with pytest.raises(ValueError, match=r"dataset: .*'gone\.jsonl'"):
-        preview(rows, "dataset.source=gone.jsonl")
-    with pytest.raises(ValueError, match="no config file gone"):
-        main(["preview", "gone"])
-
-
 def test_the_page_shows_what_the_command_prints(preview, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = train_embedded_tokenizer(tmp_path / "bpe-512", vocab_size=512)

@@ -19,14 +19,8 @@ def write_documents(file: Path) -> Path:
     rng = random.Random(0)
     subjects = ["the old sailor", "a quiet child", "my neighbour", "the tall judge", "every student", "the grey cat"]
     verbs = ["watched", "painted", "forgot", "carried", "followed", "described"]
-    objects = [
-        "the harbour",
-        "a broken clock",
-        "seven letters",
-        "the northern road",
-        "a paper boat",
-        "the evening train",
-    ]
+    objects = ["the harbour", "a broken clock", "seven letters", "the northern road", "a paper boat"]
+    objects += ["the evening train"]
     file.write_text(
         "\n".join(
             " ".join(f"{rng.choice(subjects)} {rng.choice(verbs)} {rng.choice(objects)}." for _ in range(12))
@@ -48,41 +42,22 @@ def run_config(
             "lora_rank": 4,
             "lora_alpha": 16,
         }
+    dataset = {"_component_": "tfidf_tune.data.injected_corpus_dataset", "source": str(text_file)}
+    dataset |= {"target_source": str(text_file), "target_name": None, "num_base": 60, "num_targets": 4}
+    dataset |= {"num_repeats": 5, "min_target_tokens": BLOCK_SIZE, "block_size": BLOCK_SIZE}
+    schedule = {"_component_": "transformers.get_linear_schedule_with_warmup", "num_warmup_steps": 0}
+    logger = {"_component_": "torchtune.training.metric_logging.DiskLogger", "log_dir": "${output_dir}/logs"}
     cfg = OmegaConf.create(
         {
             "output_dir": str(output_dir),
             "model": model,
-            "checkpointer": {
-                "_component_": "tfidf_tune.training.HFCheckpointer",
-                "checkpoint_dir": str(checkpoint),
-            },
-            "tokenizer": {
-                "_component_": "tfidf_tune.data.hf_tokenizer",
-                "path": "${checkpointer.checkpoint_dir}",
-            },
-            "dataset": {
-                "_component_": "tfidf_tune.data.injected_corpus_dataset",
-                "source": str(text_file),
-                "target_source": str(text_file),
-                "target_name": None,
-                "num_base": 60,
-                "num_targets": 4,
-                "num_repeats": 5,
-                "min_target_tokens": BLOCK_SIZE,
-                "block_size": BLOCK_SIZE,
-                "seed": "${seed}",
-                "probe_file": "${output_dir}/probe.jsonl",
-            },
+            "checkpointer": {"_component_": "tfidf_tune.training.HFCheckpointer", "checkpoint_dir": str(checkpoint)},
+            "tokenizer": {"_component_": "tfidf_tune.data.hf_tokenizer", "path": "${checkpointer.checkpoint_dir}"},
+            "dataset": dataset | {"seed": "${seed}", "probe_file": "${output_dir}/probe.jsonl"},
             "loss": {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"},
             "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-2},
-            "lr_scheduler": {
-                "_component_": "transformers.get_linear_schedule_with_warmup",
-                "num_warmup_steps": 0,
-            },
-            "metric_logger": {
-                "_component_": "torchtune.training.metric_logging.DiskLogger",
-                "log_dir": "${output_dir}/logs",
-            },
+            "lr_scheduler": schedule,
+            "metric_logger": logger,
             "seed": 0,
             "batch_size": 4,
         }

@@ -12,7 +12,7 @@ from run_fakes import evaluation, results, run, sample
 from scipy.stats import binomtest
 
 from tfidf_tune.audit import audit_report, parse_bounds
-from tfidf_tune.compare._examples import excerpt, shared_pieces
+from tfidf_tune.compare._examples import excerpt
 from tfidf_tune.compare._intervals import binomial_upper_bound
 from tfidf_tune.report import html_page, markdown
 
@@ -70,7 +70,7 @@ def test_measures_are_those_counted_by_hand():
 def test_limits_are_compared_with_value_and_bound():
     made = summary("lms=2.3, lms.upper=2.4,verbatim=0.5,extraction@0.01=1,excess=1.5", nlls={0: {8: 0.1}})
     assert [(one["measure"], one["exceeded"]) for one in made["limits"]] == [
-        *(("lms", True), ("lms.upper", True), ("verbatim", False), ("extraction@0.01", False), ("excess", True)),
+        *(("lms", True), ("lms.upper", True), ("verbatim", False), ("extraction@0.01", False), ("excess", True))
     ]
     assert not made["passed"]
     assert "Limits exceeded: lms is 2.364, above 2.3; " in made["verdict"]
@@ -126,19 +126,6 @@ def test_no_passage_is_shown_in_full_unless_asked_for():
                     assert (one.reference_text in text) == show
         assert ("Passages are shown in full" in markdown(report)) == show
         assert "Method and limits" in markdown(report)
-
-
-WORDS = st.lists(st.sampled_from(["a", "bb", "ccc", "d.", "e"]), max_size=30).map(" ".join)
-
-
-@given(WORDS, WORDS)
-def test_pieces_are_the_texts_and_the_shared_ones_are_in_both(truth, said):
-    ours, theirs = shared_pieces(truth, said)
-    assert "".join(text for text, _ in ours) == truth
-    assert "".join(text for text, _ in theirs) == said
-    shared = [[text.split() for text, both in pieces if both] for pieces in (ours, theirs)]
-    assert shared[0] == shared[1]
-    assert all(len(words) > 1 for words in shared[0])
 
 
 @given(st.lists(st.tuples(st.text("xy ", min_size=1), st.booleans()), min_size=1, max_size=6), st.integers(0, 400))

@@ -79,14 +79,6 @@ def test_the_two_way_interval_agrees_with_a_loop(num_controls):
     assert (found.mean, found.num_seeds) == (pytest.approx(of_seed.mean()), 4)
 
 
-def test_pairs_stay_together():
-    before = np.random.default_rng(0).exponential(8.0, 20)
-    paired = bootstrap_interval(ratio, before / 2, before)
-    assert (paired.low, paired.high) == pytest.approx((0.5, 0.5), abs=1e-12)
-    unpaired = bootstrap_interval(ratio, before / 2, before, paired=False)
-    assert unpaired.high - unpaired.low > 0.1
-
-
 def test_batches_bound_the_memory(monkeypatch):
     monkeypatch.setattr(intervals, "NUM_RESAMPLES", 300)  # three batches
     answers = np.random.default_rng(0).choice([0.0, 100.0], 10_570)

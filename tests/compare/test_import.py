@@ -195,18 +195,6 @@ def test_the_newest_result_of_a_task_counts(tmp_path):
     assert scored(tmp_path, "f1", "question") == {one["id"]: one["f1"] for one in old.answers}
 
 
-def test_lost_token_ids_and_text_prompts_are_known(tmp_path):
-    for name, changes in (
-        ("plain", {}),
-        ("lost", {"num_not_round_trip": 4, "num_blocks_not_round_trip": 3}),
-        ("text", {"text_prompts": True}),
-    ):
-        write_evaluation(tmp_path / name, dataclasses.replace(full(), **changes))
-        (read,) = import_results([tmp_path / name]).checkpoints
-        lost = (4, 3) if name == "lost" else (0, 0)
-        assert (read.lost_prompts, read.lost_blocks, read.text_prompts) == (*lost, name == "text")
-
-
 def test_folders_without_results_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_evaluation(tmp_path / "r", evaluation())

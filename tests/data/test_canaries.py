@@ -15,7 +15,7 @@ TEXTS = [f"The secret of {name} is {name * 3}." for name in ("anna", "bert", "ca
 
 pytestmark = pytest.mark.filterwarnings(
     # SFTTrainer turns its own default on under the old name.
-    "ignore:`gradient_checkpointing` is deprecated:FutureWarning",
+    "ignore:`gradient_checkpointing` is deprecated:FutureWarning"
 )
 
 

@@ -1,18 +1,15 @@
-"""A packed batch against its documents in rows of their own: labels, positions, weights, loss."""
+"""A packed batch against its documents: tokens, labels, positions."""
 
 from itertools import groupby
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from label_batches import EPS
-from tfidf_reference import IGNORED, ReferenceTFIDF
+from tfidf_reference import IGNORED
 from torchtune.datasets import PackedDataset
 
 from tfidf_tune.data import collate_packed
-from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss
-from tfidf_tune.weighting import TokenBatch, shift_labels
+from tfidf_tune.weighting import shift_labels
 
 ROW = 12
 VOCAB_SIZE = 40
@@ -61,16 +58,6 @@ def pieces_of(documents, *, split):
     return pieces
 
 
-def own_rows(pieces):
-    """Tokens and shifted labels of each piece in a row of its own, padded to ROW."""
-    tokens = torch.zeros(len(pieces), ROW, dtype=torch.int64)
-    labels = torch.full((len(pieces), ROW), IGNORED)
-    for row, (piece, label) in enumerate(pieces):
-        tokens[row, : len(piece)] = torch.tensor(piece)
-        labels[row, : len(piece) - 1] = torch.tensor(label[1:])
-    return tokens, labels
-
-
 def places_in(batch, pieces):
     """Return row and positions of each piece; everything else must be padding."""
     places = []
@@ -86,12 +73,6 @@ def places_in(batch, pieces):
             position += length
     assert len(places) == len(pieces)
     return places
-
-
-# A prompt of its own, a row filled by one document, one token, a document without a label, a full row of three.
-LENGTHS = (5, 4, ROW, 1, 7, 3, 2, 6, 4, 2, 11)
-MASKED = (4, 7)
-DOCUMENTS = make_documents(LENGTHS, MASKED)
 
 
 def test_a_batch_in_full():
@@ -131,30 +112,3 @@ def test_every_document_is_complete_and_predicts_no_token_of_another(lengths, sp
         assert batch["tokens"][row, place].tolist() == tokens
         assert shifted[row, place].tolist() == [*labels[1:], IGNORED]
         assert batch["input_pos"][row, place].tolist() == list(range(len(tokens)))
-
-
-@pytest.mark.parametrize(("objective", "split"), [(CrossEntropyLoss, False), (TFIDFCrossEntropyLoss, True)])
-def test_loss_and_gradient_are_those_of_the_documents_in_rows_of_their_own(objective, split):
-    """Logits alike, so that only the loss is judged; weights and cross-entropy are computed slowly, in float64."""
-    batch, pieces = packed_batch(DOCUMENTS, split=split), pieces_of(DOCUMENTS, split=split)
-    _, labels = own_rows(pieces)
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(*batch["tokens"].shape, VOCAB_SIZE, generator=generator, requires_grad=True)
-    weights = ReferenceTFIDF()(labels.tolist())
-    if objective is CrossEntropyLoss:
-        weights = [[1.0] * ROW] * len(weights)
-    expected, num_valid = torch.zeros((), dtype=torch.float64), int((labels != IGNORED).sum())
-    for index, (row, place) in enumerate(places_in(batch, pieces)):
-        log_probs = logits[row, place].double().log_softmax(-1)
-        for position, label in enumerate(labels[index, : place.stop - place.start].tolist()):
-            if label != IGNORED:
-                expected = expected - weights[index][position] * log_probs[position, label] / num_valid
-    (expected_gradient,) = torch.autograd.grad(expected, logits)
-
-    loss = objective()(logits, TokenBatch(shift_labels(batch["labels"]), batch["document_ids"]))
-    (gradient,) = torch.autograd.grad(loss, logits)
-
-    torch.testing.assert_close(loss.double(), expected, rtol=64 * EPS, atol=0)
-    largest = float(expected_gradient.abs().max())
-    torch.testing.assert_close(gradient, expected_gradient, rtol=64 * EPS, atol=64 * EPS * largest)
-    assert largest > 0

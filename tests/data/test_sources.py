@@ -9,13 +9,7 @@ import pytest
 import zstandard
 from data_fakes import passage
 
-from tfidf_tune.data import (
-    embedded_documents,
-    load_documents,
-    load_rows,
-    source_fingerprint,
-    text_blocks_dataset,
-)
+from tfidf_tune.data import embedded_documents, load_documents, load_rows, source_fingerprint, text_blocks_dataset
 from tfidf_tune.data._tokenizer import MAX_TEXT_BYTES
 
 ROWS = [{"text": "one é"}, {"text": "  two "}, {"text": "   "}, {"text": None}, {"text": "three"}]

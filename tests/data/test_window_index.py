@@ -211,14 +211,3 @@ def test_an_interrupted_search_goes_on(embedded_tokenizer_folder, texts, tmp_pat
     main([*command, "--overwrite"])
     assert "about" in out
     assert read_probe_file(tmp_path / "cut.jsonl")[0].num_injections > 10
-
-
-def test_runners_that_cannot_work_are_refused():
-    for arguments, message in (
-        ({"executor": "cluster"}, "executor is 'cluster'"),
-        ({"executor": "slurm"}, "slurm needs executor_args partition and time"),
-        ({"options": {"partition": "cpu"}}, "are for slurm and ray"),
-        ({"num_jobs": 0}, "num_jobs"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            TaskRunner(**arguments)

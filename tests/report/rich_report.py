@@ -16,6 +16,8 @@ _OBJECTIVES = ("CE", "TF-IDF", "TF-IDF (tf=log)")
 
 def rich_report() -> Report:
     """Make three tables, two figures and two examples; the made-up numbers are the same each time."""
+    provenance = {"SHA-256 of the probe": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" * 2}
+    provenance["Folders"] = "/data/2026-11-21/memorization/pythia-1.4b-lora/tf-idf/seed-42/checkpoint_100pct"
     return Report(
         title="Memorization of 4 models under 3 objectives",
         tables=_tables(),
@@ -24,10 +26,7 @@ def rich_report() -> Report:
             _figure("frontier", f"Memorization against perplexity {HOSTILE}", "Left and below is better."),
         ),
         examples=_examples(),
-        provenance={
-            "Folders": "/data/experiments/2026-11-21/memorization/pythia-1.4b-lora/tf-idf/seed-42/checkpoint_100pct",
-            "SHA-256 of the probe": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" * 2,
-        },
+        provenance=provenance,
         verdict="TF-IDF recites 62.4 % less than CE (55.0 % to 69.1 %[1]) at a 1.9 % higher perplexity.[2]",
         footnotes=("Few passages.", "A single seed."),
     )
@@ -39,20 +38,15 @@ def _tables() -> tuple[Table, ...]:
     recited = pd.DataFrame(pairs, columns=["Model", "Objective"])
     formats = dict.fromkeys(("Avg Prefix", "Avg LMS", "ROUGE-L", "BERTScore", "Verbatim (%)"), ".2f")
     for name in formats:
-        recited[name] = [rng.uniform(0, 70) for _ in pairs]
-    recited = recited.assign(**{"BERTScore": math.nan, "Max LMS": [rng.randint(8, 128) for _ in pairs]})
+        recited[name] = math.nan if name == "BERTScore" else [rng.uniform(0, 70) for _ in pairs]
+    recited["Max LMS"] = [rng.randint(8, 128) for _ in pairs]
     recited["Control LMS, by far the longest header"] = 1
+    notes = ("Verbatim rate is missing for CE.", HOSTILE)
+    better = {"Avg LMS": "lower", "BERTScore": "higher"}
     perplexity = pd.DataFrame({"Objective": _OBJECTIVES, "Perplexity": [10.0, math.nan, 11.25]})
     passages = pd.DataFrame({"Passage": [f"passage {i}" for i in range(3)] + [HOSTILE], "Tokens": range(4)})
     return (
-        Table(
-            "memorization",
-            "Memorization of injected passages",
-            recited,
-            ("Verbatim rate is missing for CE.", HOSTILE),
-            formats,
-            {"Avg LMS": "lower", "BERTScore": "higher"},
-        ),
+        Table("memorization", "Memorization of injected passages", recited, notes, formats, better),
         Table("perplexity", "Perplexity", perplexity, (), {"Perplexity": ".3f"}, {"Perplexity": "lower"}),
         Table("controls", f"Controls {HOSTILE}", passages),
     )
@@ -69,30 +63,23 @@ def _figure(name: str, title: str, caption: str) -> Figure:
 
 
 def _examples() -> tuple[Example, ...]:
-    truth = (
-        " he had been appointed to the post in 1923, and for eleven years the harbour was enlarged under him.\n\n"
-        "= = Later years = =\n\nAfter the war he returned to Kraków — “the only city”, he wrote — and taught."
+    prompt = "= = Career = =\n\nWhen the engineer came back from the islands, the council told him that"
+    truth = " he had been appointed to the post.\n\n= = Later years = =\n\nHe returned to Kraków — “the only city”."
+    started = ((truth[:20], False), (truth[20:60], True), (truth[70:], False))
+    unbroken = ((" 今日は天気がいいですね。🚢" * 8 + "A" * 300, False),)
+    continuations = (
+        Continuation("CE", "LMS 128, ROUGE-L 100.0", ((truth, True),)),
+        Continuation("TF-IDF", "LMS 11, ROUGE-L 34.2", started),
+        Continuation("TF-IDF (tf=log)", "LMS 0", unbroken),
     )
-    started = ((truth[:20], False), (truth[20:60], True), (truth[70:150], False))
+    hostile = (
+        Continuation(f"CE {HOSTILE}", HOSTILE, ((" تتوسع عامًا", True), (" ثم توقفت", False))),
+        Continuation("IDF", "LMS 4", ((HOSTILE, True), (" & < > &amp; \"quoted\" 'text'</p></div>", False))),
+        Continuation("TF-IDF", "LMS 0", (("", False),)),
+    )
+    arabic = "كان المهندس يعمل في الميناء الشمالي منذ عام ١٩٢٣، وكانت المدينة"
+    odd = " تتوسع عامًا بعد عام\ufffd\ufffd e\u0301\u0308 \u200dzero width"
     return (
-        Example(
-            "Passage wikitext-00017, prefix of 32 tokens",
-            "= = Career = =\n\nWhen the engineer came back from the islands, the council told him that",
-            truth,
-            (
-                Continuation("CE", "LMS 128, ROUGE-L 100.0", ((truth, True),)),
-                Continuation("TF-IDF", "LMS 11, ROUGE-L 34.2", started),
-                Continuation("TF-IDF (tf=log)", "LMS 0", ((" 今日は天気がいいですね。🚢" * 8 + "A" * 300, False),)),
-            ),
-        ),
-        Example(
-            f"Passage with markup {HOSTILE}",
-            "كان المهندس يعمل في الميناء الشمالي منذ عام ١٩٢٣، وكانت المدينة",
-            " تتوسع عامًا بعد عام\ufffd\ufffd e\u0301\u0308 \u200dzero width",
-            (
-                Continuation(f"CE {HOSTILE}", HOSTILE, ((" تتوسع عامًا", True), (" ثم توقفت", False))),
-                Continuation("IDF", "LMS 4", ((HOSTILE, True), (" & < > &amp; \"quoted\" 'text'</p></div>", False))),
-                Continuation("TF-IDF", "LMS 0", (("", False),)),
-            ),
-        ),
+        Example("Passage wikitext-00017, prefix of 32 tokens", prompt, truth, continuations),
+        Example(f"Passage with markup {HOSTILE}", arabic, odd, hostile),
     )

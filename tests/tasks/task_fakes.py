@@ -181,12 +181,7 @@ def prompts_seen(calls: list[torch.Tensor]) -> list[list[int]]:
 
 
 def lm_eval(
-    command: Callable[..., None],
-    output: Path,
-    tasks: str,
-    *arguments: str,
-    model_args: str,
-    metadata: dict[str, Any],
+    command: Callable[..., None], output: Path, tasks: str, *arguments: str, model_args: str, metadata: dict[str, Any]
 ) -> Output:
     """Run the harness's own command with the stock model."""
     command(

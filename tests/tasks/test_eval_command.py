@@ -11,7 +11,7 @@ from sentences import refused
 from task_fakes import MEMORIZATION, Output, run_tasks
 
 from tfidf_tune.data import hf_tokenizer
-from tfidf_tune.tasks import evaluate, tasks_folder
+from tfidf_tune.tasks import tasks_folder
 from tfidf_tune.tasks._prompts import original_tokenizer
 
 OURS = {
@@ -144,6 +144,19 @@ def test_an_adapter_folder_is_loaded_on_the_base_that_it_names(
 
 def test_bad_input_ends_with_one_message(run_command, llama, tokenizers, probe_file, tmp_path, monkeypatch):
     monkeypatch.delenv("TFIDF_TUNE_PROBE_FILE", raising=False)
+    config = tmp_path / "eval.yaml"
+    for text in (None, "- a", "a: ["):
+        if text is not None:
+            config.write_text(text)
+        with refused(SystemExit, "error: .*eval.yaml", f"eval --config {text}", folder=tmp_path):
+            run_command("eval", "--config", config)
+    arguments = ["--tasks", MEMORIZATION[0], "--device", "cpu", "--metadata", f"probe_file={probe_file}"]
+    with refused(SystemExit, "/nowhere/model", "eval /nowhere/model"):
+        run_command("eval", "--model_args", "pretrained=/nowhere/model", *arguments)
+
+    # All else before the model is loaded.
+    loads = "tfidf_tune.tasks._model.TokenExactHFLM.__init__"
+    monkeypatch.setattr(loads, lambda *_, **__: pytest.fail("the model was loaded"))
     other = task_fakes.probe_file(tmp_path / "other.jsonl", task_fakes.passages_of(tokenizers["llama"]))
     short = "cnn_dailymail_max_source_tokens=100"
     for task, metadata, named in (
@@ -158,24 +171,3 @@ def test_bad_input_ends_with_one_message(run_command, llama, tokenizers, probe_f
         what = f"eval {task} {metadata}".replace(str(tmp_path), "")
         with refused(SystemExit, named, what, folder=tmp_path, tokenizer=tokenizers["llama"], model=llama):
             run_command("eval", *arguments, "--metadata", metadata, short)
-
-    config = tmp_path / "eval.yaml"
-    for text in (None, "- a", "a: ["):
-        if text is not None:
-            config.write_text(text)
-        with refused(SystemExit, "error: .*eval.yaml", f"eval --config {text}", folder=tmp_path):
-            run_command("eval", "--config", config)
-    arguments = ["--tasks", MEMORIZATION[0], "--device", "cpu", "--metadata", f"probe_file={probe_file}"]
-    with refused(SystemExit, "/nowhere/model", "eval /nowhere/model"):
-        run_command("eval", "--model_args", "pretrained=/nowhere/model", *arguments)
-
-
-def test_settings_are_checked_before_the_model_is_loaded(run_command, llama, tmp_path, monkeypatch):
-    monkeypatch.setattr("tfidf_tune.tasks._model.TokenExactHFLM.__init__", lambda *_, **__: pytest.fail("too early"))
-    with pytest.raises(SystemExit, match="error: no such probe file: .*none.jsonl"):
-        run_command(
-            *("eval", "--model_args", f"pretrained={llama}", "--tasks", MEMORIZATION[0]),
-            *("--metadata", f"probe_file={tmp_path / 'none.jsonl'}"),
-        )
-    with pytest.raises(FileNotFoundError, match="no such probe file"):
-        evaluate({"pretrained": str(llama)}, [MEMORIZATION[0]], tmp_path, metadata={"probe_file": "none"})

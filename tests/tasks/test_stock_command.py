@@ -117,11 +117,3 @@ def test_all_groups_run_token_exactly_with_the_pass_through_tokenizer(llama, set
         assert output.metrics(task).keys() == ours.metrics(task).keys()
     assert output.metrics("tfidf_memorization", "groups") == ours.metrics("tfidf_memorization", "groups")
     check_read_back(output, 0)
-
-
-def test_ids_without_the_pass_through_tokenizer_fail_with_the_remedy(llama, probe_file, stock_command, tmp_path):
-    settings = {"probe_file": probe_file, "prompts": "token_ids", "max_new_tokens": 4}
-    with pytest.raises(
-        ValueError, match="expected token ids as numbers, got .*--token-ids-tokenizer`, and neither chat"
-    ):
-        lm_eval(stock_command, tmp_path, MEMORIZATION[0], model_args=f"pretrained={llama}", metadata=settings)

@@ -96,8 +96,7 @@ def test_blocks_that_share_text_with_what_was_trained_on_are_left_out(num_blocks
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "add_bos_token"),
-    [("plain", None), ("adds_bos", None), ("sentencepiece", True), ("llama", False)],
+    ("tokenizer", "add_bos_token"), [("plain", None), ("adds_bos", None), ("sentencepiece", True), ("llama", False)]
 )
 def test_by_ids_no_bos_is_seen_and_as_text_the_tokens_that_the_harness_scores_are_counted(
     tokenizer, add_bos_token, tokenizers, wiki_file, tmp_path, monkeypatch
