@@ -28,15 +28,7 @@ from tfidf_tune.data._sequences import (
     pack,
 )
 from tfidf_tune.data._sources import TextSource, check_length, load_rows
-from tfidf_tune.data._tokenizer import (
-    HFTokenizer,
-    TextTokenizer,
-    TokenArray,
-    bos_ids,
-    check_fits_model,
-    encode_texts,
-    tokenizer_name,
-)
+from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, bos_ids, check_fits_model, encode_texts
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +197,7 @@ def encode_chat(
     """
     if not isinstance(tokenizer, HFTokenizer) or template is None:
         remedy = "name a Jinja file by chat_template, or take the chat model's by tfidf_tune.data.hf_tokenizer"
-        raise ValueError(f"{chat.place}: the tokenizer {tokenizer_name(tokenizer)!r} has no chat template: {remedy}")
+        raise ValueError(f"{chat.place} is a conversation, but the tokenizer has no chat template: {remedy}")
 
     def render(messages: Sequence[Message], **options: Any) -> Any:
         given = {"chat_template": template, "tools": chat.tools, "tokenize": "return_dict" in options}

@@ -12,8 +12,7 @@ from tfidf_tune.data._tokenizer import HFTokenizer
 
 _MOST_COUNTED = 10_000  # items that are read for the counts: torchtune's data sets tokenize when they are read
 
-Document: TypeAlias = tuple[list[int], list[bool]]
-"""Token ids, and whether the loss counts each."""
+Document: TypeAlias = tuple[list[int], list[bool]]  # token ids, and whether the loss counts each
 
 
 def print_preview(dataset: Any, tokenizer: Any, number: int) -> None:
