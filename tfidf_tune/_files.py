@@ -21,10 +21,7 @@ _TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{32}(\.\w+)?")
 
 
 def looks_like_path(text: str) -> bool:
-    """Return whether a text is a path rather than a hub id, which is ``name`` or ``owner/name``.
-
-    Paths start with ``./``, ``../``, ``/`` or ``~``, or have more than one slash.
-    """
+    """Return whether a text is a path rather than a hub id, which is ``name`` or ``owner/name``."""
     return text.startswith(("./", "../", "/", "~")) or text.count("/") > 1
 
 
@@ -46,13 +43,8 @@ def digest(value: Any) -> str:
 def atomic_folder(folder: Path, *, replace: Collection[str] | None = None) -> Iterator[Path]:
     """Yield a temporary folder, and rename it to ``folder`` when the block ends without an error.
 
-    Args:
-        folder (Path): the final name; its parents are made.
-        replace (Collection[str] | None): an existing folder is replaced; those of its files that the new one lacks are
-            kept, unless they match one of these patterns. Default: None, an existing folder is not replaced.
-
-    Raises:
-        OSError: If ``folder`` exists and is not empty, and ``replace`` is None.
+    With ``replace`` an existing folder is replaced, else it is an OSError; those of its files that the new one lacks
+    are kept, unless they match one of these patterns.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
@@ -80,11 +72,8 @@ def atomic_folder(folder: Path, *, replace: Collection[str] | None = None) -> It
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary file name, and rename the file to ``path`` when the block ends without an error.
-
-    Raises:
-        FileExistsError: If ``path`` exists and is not a file: renaming would replace a device or a pipe.
-    """
+    """Yield a temporary file name, and rename the file to ``path`` when the block ends without an error."""
+    # Renaming would replace a device or a pipe.
     if path.exists() and not path.is_file():
         raise FileExistsError(f"{path} is a folder or a device, not a file: name another place")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,11 +89,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def update_files(folder: Path, files: Mapping[str, Callable[[Path], object]]) -> None:
     """Write files, by their names relative to a folder, to paths passed to their functions: all of them or none.
 
-    They are moved from a temporary folder at the end, so that a full disk leaves the earlier ones intact. After an
-    error, which names the file, a folder that is new and empty is removed.
-
-    Raises:
-        OSError: If a file cannot be written.
+    They are moved from a temporary folder at the end, so that a full disk leaves the earlier ones intact. An OSError
+    names the file; a folder that is new and empty is then removed.
     """
     is_new = not folder.exists()
     temporary = folder / f".update.{uuid.uuid4().hex}"
@@ -132,44 +118,29 @@ def update_files(folder: Path, files: Mapping[str, Callable[[Path], object]]) ->
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder for this process, until the block or the process ends; it is made if needed.
+    """Lock a folder for this process, until the block or the process ends; a SetupError says that another has it.
 
-    Folders made for the lock that are still empty at the end of the block are removed. Where the file system has no
-    locks, nothing is locked.
-
-    Raises:
-        SetupError: If another process holds the lock.
+    It is made if needed, and removed at the end if it is still empty. Some file systems have no locks.
     """
     made = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
-    descriptor = _lock(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise SetupError(f"another process is writing into {folder}: wait until it ends") from error
+    except OSError:  # no locks here
+        pass
+    try:
+        if not (folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())):
+            raise SetupError(f"another process has just removed {folder}: start again")
         yield
     finally:
         with suppress(OSError):  # not empty
             for path in made:
                 path.rmdir()
         os.close(descriptor)
-
-
-def _lock(folder: Path) -> int:
-    """Make and lock a folder; return the descriptor that holds the lock."""
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            descriptor = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:  # removed by the process that made it
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise SetupError(f"another process is writing into {folder}: wait until it ends") from error
-        except OSError:  # no locks here
-            return descriptor
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), folder.stat()):
-                return descriptor
-        os.close(descriptor)  # of a folder that another process has removed
 
 
 def require_writable(what: str, path: Path) -> None:
@@ -209,11 +180,7 @@ def remove_path(path: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, if it exists; it is renamed first, so that it never appears half empty.
-
-    Raises:
-        FileExistsError: If it is not a folder.
-    """
+    """Remove a folder, if it exists; it is renamed first, so that it never appears half empty."""
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is not a folder: move it away")
     if folder.exists():
@@ -232,11 +199,7 @@ def sync_to_disk(path: Path) -> None:
 
 
 def config_path(name: str) -> str:
-    """Return the path of a config: a file, or a config of the package (``tinyllama/1.1B_lora_memorization``).
-
-    Raises:
-        SetupError: If there is neither.
-    """
+    """Return the path of a config: a file, or a config of the package (``tinyllama/1.1B_lora_memorization``)."""
     return find_file("config", name, Path(str(files("tfidf_tune.configs"))))
 
 

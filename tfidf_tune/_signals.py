@@ -17,10 +17,7 @@ _ONE_REQUEST_SECONDS = 3.0
 
 
 def handle(numbers: Collection[int], handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Set a handler, except for SIGHUP under ``nohup``, which stays ignored; return the previous handlers.
-
-    The handler may write to stdout and stderr even if the terminal was closed.
-    """
+    """Set a handler, except for SIGHUP under ``nohup``, which stays ignored; return the previous handlers."""
 
     def handle_one(number: int, frame: FrameType | None) -> None:
         _leave_lost_terminal()

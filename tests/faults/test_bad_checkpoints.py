@@ -117,7 +117,7 @@ FULL_MODEL = {
 }  # fmt: skip
 KINDS = [
     BadInput("an adapter", checkpoint(adapter), r"checkpointer\.checkpoint_dir=some/base"),
-    BadInput("GPTQ", checkpoint(settings(quantization_config=QUANTIZED)), "quantization_config"),
+    BadInput("GPTQ", checkpoint(settings(quantization_config=QUANTIZED)), "quantized .*gptq"),
     BadInput("an encoder and a decoder", checkpoint(written("config.json", T5)), "'t5'"),
     BadInput("code of its own", checkpoint(settings(**OWN_CODE)), "trust_remote_code"),
     BadInput(

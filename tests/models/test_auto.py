@@ -134,7 +134,7 @@ def test_a_layer_that_the_model_lacks_is_refused(architecture):
     [
         ("GPT-2", {"n_embd": 256}, False, r"attn.c_attn is a Conv1D, .*pip install 'tfidf-tune\[bitsandbytes\]'"),
         ("GPT-2", {"n_embd": 96}, True, r"96 of \S+attn.c_attn: .*quantize_base=False"),
-        ("Llama", {}, True, "quantize_base is True, .* multiples of 16384 weights"),
+        ("Llama", {}, True, "quantize_base: .* multiples of 16384 weights"),
     ],
 )
 def test_a_layer_without_a_form_in_nf4_is_refused(name, sizes, has_bitsandbytes, message, monkeypatch):

@@ -168,7 +168,7 @@ def test_two_processes_hold_half_of_the_weights_of_one(make_run, tmp_path):
 
 
 REFUSED = {
-    "cannot be cut into 3 shards of whole blocks": (3, NF4),
+    "cannot be cut into 3 shards": (3, NF4),
     "set fused=False": (2, {"optimizer.fused": True}),
     "config: seed is null": (2, {"seed": None}),
 }
@@ -248,7 +248,7 @@ def test_a_run_of_two_processes_is_resumed_by_one(make_run, whole, capsys):
     """One window is restored, windows of their own are not."""
     run = resume(make_run(1, **RESUMABLE), whole[2])
     run.here()
-    assert_reported(capsys.readouterr().err, 2, 1, "the window is kept")
+    assert_reported(capsys.readouterr().err, 2, 1, "the loss keeps its window")
     assert_continued(run, whole[1])
 
     resume(make_run(1, **WINDOWS), whole["windows"]).here()
@@ -257,5 +257,5 @@ def test_a_run_of_two_processes_is_resumed_by_one(make_run, whole, capsys):
 
 def test_a_run_of_one_process_is_resumed_by_two(make_run, whole, tmp_path):
     run = resume(make_run(2, **RESUMABLE), whole[1])
-    assert_reported(run_to_the_end([run], tmp_path / "processes"), 1, 2, "all processes use its window")
+    assert_reported(run_to_the_end([run], tmp_path / "processes"), 1, 2, "the loss keeps its window")
     assert_continued(run, whole[2])

@@ -21,8 +21,9 @@ from training_steps import make_batch, step_and_gradients
 from tfidf_tune import _signals
 from tfidf_tune._signals import Interrupted, stop_request
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
-from tfidf_tune.training import FinetuneConfig, ResumePoint, Run, TrainState, _train, check_config, train
+from tfidf_tune.training import FinetuneConfig, Run, TrainState, _train, check_config, train
 from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog
+from tfidf_tune.training._resume import ResumePoint
 from tfidf_tune.training._run import milestone_steps
 from tfidf_tune.weighting import RepetitionWeighting, shift_labels
 

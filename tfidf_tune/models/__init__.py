@@ -11,7 +11,6 @@ from tfidf_tune.models._linear import (
     is_4bit,
     is_adapter,
     quantize_as_4bit,
-    scales_of_4bit,
     with_lora,
 )
 
@@ -31,6 +30,5 @@ __all__ = [
     "is_adapter",
     "lora_auto",
     "quantize_as_4bit",
-    "scales_of_4bit",
     "with_lora",
 ]

@@ -115,10 +115,7 @@ def _build(
             decoder = _build_torchtune(hf_config, min(length, window or length), targets, linear)
         except ValueError as error:
             if implementation == "torchtune":
-                raise ValueError(
-                    f"torchtune's modules cannot represent this checkpoint: {error}; set model.implementation to auto "
-                    "or transformers"
-                ) from error
+                raise ValueError(f"torchtune's modules cannot represent this checkpoint: {error}") from error
             reasons.append(f"not torchtune's modules: {error}")
         else:
             decoder.implementation = "torchtune's modules"  # type: ignore[assignment]

@@ -1,7 +1,7 @@
 """Any causal language model of transformers behind the interface of torchtune's decoders."""
 
 import re
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,6 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.pytorch_utils import Conv1D
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
 
 _PREFIX = "hf."
 _HEAD = "output."
@@ -49,7 +46,7 @@ class HFCausalLM(nn.Module):
         num_output_chunks (int): see torchtune's ``TransformerDecoder``; 0 for logits in one piece.
     """
 
-    def __init__(self, hf: PreTrainedModel, max_seq_len: int, peft_config: "LoraConfig | None" = None) -> None:
+    def __init__(self, hf: PreTrainedModel, max_seq_len: int, peft_config: Any = None) -> None:
         super().__init__()
         self.hf = hf
         self.peft_config = peft_config
@@ -137,10 +134,7 @@ class HFCausalLM(nn.Module):
         changed = tokens.clone()
         changed[:, -1] = tokens[:, 0]
         if not _are_equal(self._logits(torch.cat([tokens, changed]))[:, :-1]):
-            raise ValueError(
-                f"{type(self.hf).__name__} sees the tokens that it has to predict: name a checkpoint of a causal "
-                "language model"
-            )
+            raise ValueError(f"{type(self.hf).__name__} sees the tokens that it has to predict: name a causal model")
 
     def check_packing(self) -> None:
         """Find out how documents of packed rows are kept apart: by the positions in most models, in others by a mask.
@@ -198,11 +192,8 @@ def _are_equal(logits: Tensor) -> bool:
 
 
 def linear_layers(hf: PreTrainedModel) -> tuple[dict[str, bool], list[str]]:
-    """Find the linear layers within the decoder layers: by name within a layer, and by name within the model.
-
-    Names within a layer, ``self_attn.q_proj``, come with whether they are of an attention. It is known by its name or,
-    as in RecurrentGemma's ``temporal_block``, by its class.
-    """
+    """Return names of linear layers within a decoder layer, with whether they are of an attention, and all names."""
+    # An attention is known by its name or, as in RecurrentGemma's `temporal_block`, by its class.
     kinds: dict[str, bool] = {}
     names = []
     for layer in _decoder_layers(hf):
@@ -239,10 +230,8 @@ class _OnlyHidden(BaseModelOutput):  # type: ignore[misc]
 
 
 def _scales_logits_only(hf: PreTrainedModel, head_name: str) -> bool:
-    """Return whether the model's logits are the output layer's, perhaps times a number.
-
-    The decoder is replaced by made-up hidden states and the output layer by the identity.
-    """
+    """Return whether the model's logits are the output layer's, perhaps times a number."""
+    # The decoder is replaced by made-up hidden states and the output layer by the identity.
     decoder: Any = hf.get_decoder()
     head = hf.get_submodule(head_name)
     with torch.device("cpu"):
@@ -263,15 +252,14 @@ def _scales_logits_only(hf: PreTrainedModel, head_name: str) -> bool:
 class _TiedHead(nn.Module):
     """An output layer within transformers' model that has the weight of the embedding, but not as a parameter."""
 
-    def __init__(self, embeddings: nn.Module, bias: nn.Parameter | None) -> None:
+    def __init__(self, embeddings: Any, bias: nn.Parameter | None) -> None:
         super().__init__()
         self._embeddings = [embeddings]  # in a list, which does not make it a submodule
         self.bias = bias
 
     @property
     def weight(self) -> Tensor:
-        weight: Any = self._embeddings[0].weight
-        return cast(Tensor, weight)
+        return cast(Tensor, self._embeddings[0].weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.weight, self.bias)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -62,17 +62,12 @@ class LinearFactory:
 
     def _linear(self, in_dim: int, out_dim: int, bias: bool, lora: bool, quantize: bool) -> nn.Module:
         if quantize and in_dim * out_dim % NF4_MULTIPLE:
-            raise ValueError(
-                f"quantize_base is True, but torchao's NF4 takes multiples of {NF4_MULTIPLE} weights, not {in_dim} x "
-                f"{out_dim} of a layer"
-            )
-        layer: nn.Module
+            size = f"{in_dim} x {out_dim} of a layer"
+            raise ValueError(f"quantize_base: torchao's NF4 takes multiples of {NF4_MULTIPLE} weights, not {size}")
+        settings: Any = self.lora_rank, self.lora_alpha, self.lora_dropout
         if lora:
-            settings = self.lora_rank, self.lora_alpha, self.lora_dropout
-            layer = LoRALinear(in_dim, out_dim, *settings, use_bias=bias, quantize_base=quantize)
-        else:
-            layer = (FrozenNF4Linear if quantize else nn.Linear)(in_dim, out_dim, bias=bias)
-        return layer
+            return cast(nn.Module, LoRALinear(in_dim, out_dim, *settings, use_bias=bias, quantize_base=quantize))
+        return cast(nn.Module, (FrozenNF4Linear if quantize else nn.Linear)(in_dim, out_dim, bias=bias))
 
 
 PLAIN = LinearFactory()
@@ -133,9 +128,7 @@ class LoRASettings:
         settings = {(lora.rank, lora.alpha, float(getattr(lora.dropout, "p", 0.0))) for lora in loras}
         if len(settings) != 1:
             names = ", ".join(sorted(kind.__name__ for kind in kinds))
-            raise ValueError(
-                f"layers of {names} differ in (rank, alpha, dropout): {sorted(settings)}; give all the same LoRALinear"
-            )
+            raise ValueError(f"layers of {names} differ in (rank, alpha, dropout): {sorted(settings)}")
         rank, alpha, dropout = settings.pop()
         return cls(rank, alpha, dropout, tuple(sorted({name.rsplit(".", 1)[-1] for name in adapters})))
 
@@ -144,10 +137,7 @@ class LoRASettings:
         """Read the settings off a model, as :meth:`of`; a model without LoRA layers is a ValueError."""
         if settings := cls.of(model):
             return settings
-        raise ValueError(
-            "the model of the config has no LoRA layers: name a LoRA builder (for example tfidf_tune.models.lora_auto) "
-            "in `model`, or use the recipe full_finetune"
-        )
+        raise ValueError("the model has no LoRA layers: name a LoRA builder, or use the recipe full_finetune")
 
 
 def is_adapter(name: str) -> bool:
@@ -156,11 +146,7 @@ def is_adapter(name: str) -> bool:
 
 
 def quantize(model: nn.Module, names: list[str]) -> str:
-    """Replace linear layers of a model by layers with NF4 weights; in place.
-
-    One library holds them all: torchao if it can, else bitsandbytes, and then the reason is returned. A ValueError says
-    why neither can.
-    """
+    """Replace linear layers of a model by NF4 layers of torchao, or of bitsandbytes for the reason that is returned."""
     # Why torchao cannot hold some of the layers; then bitsandbytes has to hold them all.
     layers: dict[str, Any] = {name: model.get_submodule(name) for name in names}
     reasons = [
@@ -194,19 +180,13 @@ def _of_bitsandbytes(name: str, layer: Any, reason: str) -> nn.Module:
     new: Any = Linear4bit(in_dim, out_dim, has_bias, weight.dtype, quant_type="nf4", device=weight.device)
     # Evaluation would otherwise reorder the weights for a kernel in bf16 that computes no gradients.
     new.support_avx512bf16_for_cpu = False
-    new.weight = _quantized(weight, is_transposed=is_transposed)
+    new.weight = quantize_as_4bit(weight, is_transposed=is_transposed)
     return new  # type: ignore[no-any-return]
 
 
 def is_4bit(parameter: Tensor) -> bool:
     """Return whether a parameter is a 4-bit weight of bitsandbytes."""
     return hasattr(parameter, "quant_state")
-
-
-def quantize_as_4bit(parameter: Any, value: Tensor) -> Tensor:
-    """Quantize transformers' weight for the layer of a 4-bit parameter, which may be on the meta device."""
-    quantized: Tensor = _quantized(value, is_transposed=parameter.is_transposed)
-    return quantized
 
 
 def dequantize_4bit(parameter: Any, device: str) -> Tensor:
@@ -224,12 +204,8 @@ def dequantize_4bit(parameter: Any, device: str) -> Tensor:
     return value.T.contiguous() if parameter.is_transposed else value
 
 
-def scales_of_4bit(parameter: Any) -> dict[str, Tensor]:
-    """Return the 8-bit scales of the blocks of a 4-bit parameter, and the scales of these."""
-    return {"absmax": parameter.quant_state.absmax, "nested_absmax": parameter.quant_state.state2.absmax}
-
-
-def _quantized(value: Tensor, *, is_transposed: bool) -> Any:
+def quantize_as_4bit(value: Tensor, *, is_transposed: bool) -> Any:
+    """Quantize transformers' weight, which may be on the meta device, as the 4-bit parameter of a layer."""
     from bitsandbytes.functional import quantize_4bit, quantize_blockwise
     from bitsandbytes.nn import Params4bit
 

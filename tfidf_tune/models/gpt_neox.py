@@ -21,9 +21,7 @@ from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
 class PartialRotaryEmbeddings(nn.Module):
     """Rotary embeddings (https://arxiv.org/abs/2104.09864) of the first dimensions of each head.
 
-    Args:
-        rotary (nn.Module): embeddings of the part that is rotated: torchtune's ``RotaryPositionalEmbeddings`` rotates
-            adjacent pairs, its ``Qwen2RotaryPositionalEmbeddings`` halves.
+    torchtune's ``RotaryPositionalEmbeddings`` rotates adjacent pairs, its ``Qwen2RotaryPositionalEmbeddings`` halves.
     """
 
     def __init__(self, rotary: nn.Module) -> None:

@@ -17,7 +17,7 @@ from tfidf_tune.training._data import (
 )
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._messages import check_resources, format_bytes, print_data, print_next_steps
-from tfidf_tune.training._metrics import ProgressLog, open_progress
+from tfidf_tune.training._metrics import open_progress
 from tfidf_tune.training._model import (
     build_model,
     has_lora_builder,
@@ -28,8 +28,8 @@ from tfidf_tune.training._model import (
     shard_model,
     train_adapters_only,
 )
-from tfidf_tune.training._monitor import MemorizationMonitor, build_monitor
-from tfidf_tune.training._resume import ResumePoint, TrainState, open_resume
+from tfidf_tune.training._monitor import build_monitor
+from tfidf_tune.training._resume import TrainState, open_resume
 from tfidf_tune.training._run import Run, milestone_name, open_run, recipe
 from tfidf_tune.training._train import StepResult, build_grad_scaler, count_steps, train, train_step
 
@@ -39,9 +39,6 @@ __all__ = [
     "HFCheckpointer",
     "LoRAFinetuneConfig",
     "LoRASettings",
-    "MemorizationMonitor",
-    "ProgressLog",
-    "ResumePoint",
     "Run",
     "SetupError",
     "StepBatches",

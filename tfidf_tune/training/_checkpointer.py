@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -56,9 +56,6 @@ from tfidf_tune.training._hf_files import (
     write_json,
     write_weights,
 )
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
 
 _logger = logging.getLogger(__name__)
 
@@ -186,13 +183,12 @@ class HFCheckpointer:
         # peft makes it a set, whose order differs between runs.
         config.target_modules = sorted(config.target_modules or ())
 
-        def write(temporary: Path, parts: Iterator[StateDict]) -> None:
+        def write(temporary: Path, _: Iterator[StateDict]) -> None:
             config.save_pretrained(temporary)
-            (part,) = parts
-            contiguous = {name: value.contiguous() for name, value in part.items()}
+            contiguous = {name: value.contiguous() for name, value in weights.items()}
             save_file(contiguous, temporary / "adapter_model.safetensors")
 
-        self._write(folder, iter([weights]), write)
+        self._write(folder, iter(()), write)
 
     def _implementation_of(self, model: nn.Module) -> "_TorchtuneModel | _TransformersModel":
         """Return what depends on the kind of a model that a builder of the config has made."""
@@ -232,10 +228,8 @@ class _TorchtuneModel:
     def __init__(self, model: Any, base: BaseCheckpoint) -> None:
         model_type = base.config.model_type
         if model_type not in FAMILIES:
-            raise ValueError(
-                f"the checkpoint {base.folder} is of the architecture '{model_type}', torchtune's modules have only "
-                f"{', '.join(FAMILIES)}: set model._component_ to tfidf_tune.models.auto or tfidf_tune.models.lora_auto"
-            )
+            remedy = "set model._component_ to tfidf_tune.models.auto or tfidf_tune.models.lora_auto"
+            raise ValueError(f"torchtune's modules have no architecture '{model_type}', {remedy}")
         self._model, self._base, self._config, self._family = model, base, base.config, FAMILIES[model_type]
 
     def check(self) -> None:
@@ -261,11 +255,9 @@ class _TorchtuneModel:
             if theirs.get(name) != ours.get(name)
         ]
         if problems:
-            raise ValueError(
-                f"the model of the config does not fit the checkpoint {self._base.folder}, which is of the "
-                f"architecture '{self._config.model_type}':\n{listed(problems)}\nmake `model` the same model, or "
-                "change checkpointer.checkpoint_dir"
-            )
+            folder, model_type = self._base.folder, self._config.model_type
+            found = f"the model of the config does not fit the checkpoint {folder} of the architecture '{model_type}'"
+            raise ValueError(f"{found}:\n{listed(problems)}\nchange `model` or checkpointer.checkpoint_dir")
 
     def load(self, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device) -> None:
         """Load the base weights of the checkpoint, see :meth:`HFCheckpointer.load_weights`."""
@@ -299,7 +291,7 @@ class _TorchtuneModel:
         meta = {name: value for part in self.parts("meta") for name, value in part.items()}
         write_weights(folder, meta, parts, max_shard_size=max_shard_size)
 
-    def adapter(self) -> "tuple[StateDict, LoraConfig]":
+    def adapter(self) -> tuple[StateDict, Any]:
         """Return the LoRA weights under PEFT's names, and PEFT's config; every process has to call."""
         from peft import LoraConfig  # slow to import, which would delay setup errors
 
@@ -371,10 +363,10 @@ class _TransformersModel:
             build_hf(self._config).save_pretrained(folder, state_dict=weights, max_shard_size=max_shard_size)
         (folder / "generation_config.json").unlink(missing_ok=True)  # made up, where the checkpoint has none
 
-    def adapter(self) -> "tuple[StateDict, LoraConfig]":
-        weights, config = _adapter_weights(self._model), self._model.peft_config
-        names = {name: self._model.hf_name(name).replace(".default.", ".") for name in weights}
-        return {f"base_model.model.{names[name]}": value for name, value in weights.items()}, cast("LoraConfig", config)
+    def adapter(self) -> tuple[StateDict, Any]:
+        weights, model = _adapter_weights(self._model), self._model
+        names = {name: f"base_model.model.{model.hf_name(name).replace('.default.', '.')}" for name in weights}
+        return {names[name]: value for name, value in weights.items()}, model.peft_config
 
 
 def _adapter_weights(model: nn.Module) -> StateDict:
@@ -386,7 +378,7 @@ def _in_the_form_of(parameter: Tensor, value: Tensor, name: str) -> Tensor:
     if not value.isfinite().all():
         raise SetupError(f"{name} is not finite in {value.dtype}: download the checkpoint again, or set another dtype")
     if is_4bit(parameter):
-        return quantize_as_4bit(parameter, value)
+        return cast(Tensor, quantize_as_4bit(value, is_transposed=cast(Any, parameter).is_transposed))
     return to_nf4(value) if isinstance(local_tensor(parameter), NF4Tensor) else value
 
 

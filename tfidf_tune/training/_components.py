@@ -51,12 +51,7 @@ COMPONENTS = {
 
 
 def check_components(cfg: Any) -> None:
-    """Check all components of a config without calling any of them.
-
-    Raises:
-        SetupError: If a component does not exist, is of another kind than its section needs, or does not take the
-            arguments given.
-    """
+    """Refuse components that do not exist, are of another kind, or take other arguments, without calling them."""
     find_component("collate_fn", cfg.collate_fn)
     for key, kind in COMPONENTS.items():
         if key == "lr_scheduler" and cfg[key] is None:

@@ -114,10 +114,7 @@ class FinetuneConfig(BaseModel):
     @model_validator(mode="after")
     def _check_resume_checkpoints(self) -> "FinetuneConfig":
         if self.save_every_n_steps is not None and self.keep_last_n_checkpoints == 0:
-            raise ValueError(
-                f"save_every_n_steps is {self.save_every_n_steps}, but keep_last_n_checkpoints is 0, which keeps none: "
-                "change one of them"
-            )
+            raise ValueError("save_every_n_steps is set, but keep_last_n_checkpoints is 0: change one of them")
         return self
 
 

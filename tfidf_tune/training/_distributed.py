@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchao.dtypes.nf4tensor import NF4Tensor
 from torchtune.utils import get_world_size_and_rank
 
-from tfidf_tune.models import is_4bit, scales_of_4bit
+from tfidf_tune.models import is_4bit
 
 Value = TypeVar("Value")
 _STORE_TIMEOUT = timedelta(seconds=30)  # for a store that is gone; otherwise it answers
@@ -35,11 +36,15 @@ def is_main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def connect_processes(device: torch.device) -> None:
-    """Open the process group of torchrun's processes, or a group of this process only.
+def print_once(text: str) -> None:
+    """Print a line on stderr by rank 0."""
+    if is_main_process():
+        print(text, file=sys.stderr)
 
-    gloo connects the hosts, NCCL the GPUs, so that hosts can agree without waiting for a device.
-    """
+
+def connect_processes(device: torch.device) -> None:
+    """Open the process group of torchrun's processes, or a group of this process only."""
+    # gloo connects the hosts, NCCL the GPUs, so that hosts can agree without waiting for a device.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if started_processes() > 1:
         dist.init_process_group(backend)
@@ -159,10 +164,11 @@ def local_tensor(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def plain_tensors(tensor: Tensor, name: str = "") -> dict[str, Tensor]:
+def plain_tensors(tensor: Any, name: str = "") -> dict[str, Tensor]:
     """Return the tensors that hold the data, not copied, by name: a quantized tensor consists of several."""
     if is_4bit(tensor):
-        return {name: tensor} | {f"{name}.{key}": value for key, value in scales_of_4bit(tensor).items()}
+        state = tensor.quant_state  # 8-bit scales of blocks, and the scales of these
+        return {name: tensor, f"{name}.absmax": state.absmax, f"{name}.nested_absmax": state.state2.absmax}
     if not is_traceable_wrapper_subclass(tensor):
         return {name: tensor}
     parts, _ = tensor.__tensor_flatten__()

@@ -86,16 +86,10 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     """Read a config with transformers' defaults and current names; refuse what cannot be trained."""
     if (folder / "adapter_config.json").is_file():
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
-        raise ValueError(
-            f"{folder} has adapter_config.json, which transformers takes for an adapter of {base}: set "
-            f"checkpointer.checkpoint_dir={base}, or merge the adapter into its base"
-        )
+        raise ValueError(f"{folder} is an adapter of {base}: set checkpointer.checkpoint_dir={base}, or merge it")
     values = read_json(folder / "config.json")
     if quantization := values.get("quantization_config"):
-        raise ValueError(
-            f"the checkpoint {folder} is quantized (quantization_config: {quantization}): name the original model; "
-            "model.quantize_base=True quantizes it for LoRA"
-        )
+        raise ValueError(f"the checkpoint {folder} is quantized ({quantization}): name the original model")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises anything here
@@ -106,8 +100,8 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     reads_more = config.is_encoder_decoder or any(hasattr(config, f"{part}_config") for part in ("vision", "audio"))
     if reads_more or not is_causal:
         raise ValueError(
-            f"the checkpoint {folder} is of the architecture '{config.model_type}': name a checkpoint of a causal "
-            "language model for text alone, without an encoder"
+            f"the checkpoint {folder} is of the architecture '{config.model_type}': name a causal language model for "
+            "text alone"
         )
     return config
 
@@ -117,12 +111,10 @@ def _find_weight_files(folder: Path) -> list[Path]:
     for single, index in _NAMES.items():
         if (folder / index).is_file():
             weight_map = read_json(folder / index).get("weight_map")
-            if not weight_map or not isinstance(weight_map, dict):
-                raise ValueError(f"{folder / index} has no weight_map: download or write it again")
-            names = sorted({str(name) for name in weight_map.values()})
-            for name in names:
-                if Path(name).name != name or not (folder / name).is_file():
-                    raise FileNotFoundError(f"{folder / index} names {name}, which is not a file of the same folder")
+            names = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
+            wrong = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
+            if wrong or not names:
+                raise FileNotFoundError(f"{folder / index} names {wrong or 'nothing'}, not files of the same folder")
             return [folder / name for name in names]
         if (folder / single).is_file():
             return [folder / single]
@@ -132,11 +124,7 @@ def _find_weight_files(folder: Path) -> list[Path]:
 
 
 def check_files(base: BaseCheckpoint) -> tuple[Any, list[str]]:
-    """Refuse weights that transformers could not load as config.json describes them; weights stay on disk.
-
-    Returns:
-        tuple[Any, list[str]]: transformers' model on the meta device, and names of weights that it does not use.
-    """
+    """Return transformers' model on the meta device, and weights that it does not use; refuse what it cannot load."""
     weights = {name: value for file in base.weight_files for name, value in read_weights(file).items()}
     # Other attention kernels may not be installed, and change neither names nor shapes; transformers notes the choice.
     config, options = deepcopy(base.config), {"attn_implementation": "eager"}
@@ -151,8 +139,8 @@ def check_files(base: BaseCheckpoint) -> tuple[Any, list[str]]:
             model, info = type(model).from_pretrained(None, config=config, state_dict=on_meta, **options, **loading)
     except Exception as error:  # transformers and torch raise anything here
         raise ValueError(
-            f"{base.folder / 'config.json'}: transformers cannot load a model with it ({type(error).__name__}: "
-            f"{first_line(error)}): correct it or generation_config.json, or download the checkpoint again"
+            f"{base.folder / 'config.json'}: transformers cannot load a model with it or generation_config.json "
+            f"({type(error).__name__}: {first_line(error)}): download the checkpoint again"
         ) from error
     problems = [
         f"{name} is {tuple(found)} in the files, {tuple(needed)} by config.json"
@@ -171,9 +159,8 @@ def check_files(base: BaseCheckpoint) -> tuple[Any, list[str]]:
         if not all(torch.equal(tied[0], other) for other in tied):  # transformers would use both
             problems.append(f"tie_word_embeddings is True by config.json, but {head} and {embedding} differ")
     # Behind the layers of config.json some models have layers that predict more tokens, and are not used.
-    num_layers = getattr(base.config, "num_hidden_layers", math.inf) + (
-        getattr(base.config, "num_nextn_predict_layers", None) or 0
-    )
+    num_more = getattr(base.config, "num_nextn_predict_layers", None) or 0
+    num_layers = getattr(base.config, "num_hidden_layers", math.inf) + num_more
     unused = sorted(info["unexpected_keys"])
     problems += [
         f"{name} is of a layer that config.json does not have"
@@ -183,8 +170,7 @@ def check_files(base: BaseCheckpoint) -> tuple[Any, list[str]]:
     if problems:
         raise ValueError(
             f"weights and config.json of the checkpoint {base.folder}, of the architecture '{base.config.model_type}', "
-            f"do not match:\n{listed(problems)}\nname a checkpoint of a causal language model that is not quantized, "
-            "correct config.json, or download the checkpoint again"
+            f"do not match:\n{listed(problems)}\ncorrect config.json, or name another checkpoint"
         )
     return model, unused
 
@@ -213,14 +199,9 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         else:
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)  # unpickles only tensors
     except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise ValueError(
-            f"{file} is damaged ({type(error).__name__}: {first_line(error)}): download it again; a file of PyTorch "
-            "before 1.6 has to be converted to safetensors"
-        ) from error
-    if not isinstance(content, dict) or not all(
-        isinstance(name, str) and isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
-        for name, value in content.items()
-    ):
+        cause = f"{type(error).__name__}: {first_line(error)}"
+        raise ValueError(f"{file} is damaged ({cause}): download it again, or convert it to safetensors") from error
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(f"{file} does not hold weights by name: convert it to safetensors")
     return content
 
@@ -228,11 +209,8 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 def write_weights(
     folder: Path, meta: dict[str, Tensor], parts: Iterable[dict[str, Tensor]], *, max_shard_size: str
 ) -> None:
-    """Write weights as ``model.safetensors``, or as shards with an index, each as soon as it is complete.
-
-    Unlike ``huggingface_hub.save_torch_state_dict`` this never holds the whole model in memory. ``meta`` holds all
-    weights on the meta device, in the order of ``parts``, which are on the CPU and freed when written.
-    """
+    """Write weights as ``model.safetensors``, or as shards with an index; ``meta`` has all in the order of parts."""
+    # Unlike with huggingface_hub.save_torch_state_dict, memory never holds more than a shard and a part.
     split = split_torch_state_dict_into_shards(meta, max_shard_size=max_shard_size)
     waiting = {name: set(weights) for name, weights in split.filename_to_tensors.items()}
     pending: dict[str, Tensor] = {}
@@ -248,11 +226,8 @@ def write_weights(
 
 
 def read_companions(folder: Path, *, has_code: bool = False) -> dict[str, bytes]:
-    """Read the files that are copied into every checkpoint of a run, by name relative to the folder.
-
-    Links are followed within the folder and the cache of the Hugging Face hub, whose snapshots consist of links. With
-    ``has_code`` the Python files are copied, too.
-    """
+    """Read the files that are copied into every checkpoint, with ``has_code`` the Python files too, by name."""
+    # Links are followed within the folder and the cache of the Hugging Face hub, whose snapshots consist of links.
     roots = [folder.resolve(), Path(HF_HUB_CACHE).resolve()]
     if folder.resolve().parent.name == "snapshots":  # of a cache elsewhere: <repository>/snapshots/<commit>
         roots.append(folder.resolve().parents[1])
@@ -268,8 +243,8 @@ def _read(path: Path, roots: list[Path]) -> bytes:
     is_within = target.is_file() and any(target.is_relative_to(root) for root in roots)
     if not is_within or target.stat().st_size > _MAX_BYTES:
         raise ValueError(
-            f"{path} would be copied into each checkpoint, but {target} is not a file of the checkpoint folder of at "
-            f"most {_MAX_BYTES // 2**20} MiB: replace it with the file of the model, or remove it"
+            f"{path} would be copied into each checkpoint, but {target} is not a file of its folder of at most "
+            f"{_MAX_BYTES // 2**20} MiB: replace or remove it"
         )
     return target.read_bytes()
 

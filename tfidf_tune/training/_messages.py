@@ -25,7 +25,7 @@ from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import build_optimizer, find_component
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import parts_of, probe_files
-from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors
+from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors, print_once
 from tfidf_tune.training._errors import SetupError, setup_errors
 from tfidf_tune.training._run import Run, milestone_name
 
@@ -48,14 +48,12 @@ def check_resources(
     num_trained = sum(parameter.numel() for parameter in trained)
     num_frozen = sum(dequantize_4bit(p, "meta").numel() for p in model.parameters() if not p.requires_grad)
     optimizer_bytes = round(_bytes_per_weight(cfg, next((p.dtype for p in trained), run.dtype), run) * num_trained)
-    if is_main_process():  # one line of sizes
-        world_size, _ = get_world_size_and_rank()
-        print(
-            f"{num_trained:,} parameters are trained, {num_frozen:,} frozen: weights "
-            f"{format_bytes(_num_bytes(model.parameters()))}, optimizer state "
-            f"{format_bytes(optimizer_bytes)}{f', over {world_size} processes' if world_size > 1 else ''}",
-            file=sys.stderr,
-        )
+    world_size, _ = get_world_size_and_rank()
+    print_once(
+        f"{num_trained:,} parameters are trained, {num_frozen:,} frozen: weights "
+        f"{format_bytes(_num_bytes(model.parameters()))}, optimizer state {format_bytes(optimizer_bytes)}"
+        f"{f', over {world_size} processes' if world_size > 1 else ''}"
+    )
 
     # A milestone is a model or an adapter, with its tokenizer; a resume checkpoint, what is trained and its optimizer.
     saves_adapters = LoRASettings.of(model) is not None and not getattr(cfg, "merge_adapter", False)
@@ -72,18 +70,15 @@ def check_resources(
         raise SetupError(
             f"{number} checkpoints of {format_bytes(size)} and {number_to_resume} to resume from of "
             f"{format_bytes(size_to_resume)} do not fit into {run.output_dir}, where {format_bytes(free)} are free: "
-            "choose another output_dir, fewer save_at_percent, a lower keep_last_n_checkpoints (0 for none), or only "
-            "adapters"
+            "choose another output_dir, fewer save_at_percent or a lower keep_last_n_checkpoints"
         )
 
 
 def _bytes_per_weight(cfg: FinetuneConfig, dtype: torch.dtype, run: Run) -> float:
-    """Measure the optimizer's state after a step of a dummy, sharded for optimizers of PyTorch if the run shards.
-
-    Others may take long to compile. A state that resume checkpoints cannot hold is refused.
-    """
+    """Measure the optimizer's state after a step of a dummy; refuse a state that resume checkpoints cannot hold."""
     component = cfg.optimizer["_component_"]
-    # The dummy is sharded as the run's weights are, because some optimizers cannot update shards.
+    # The dummy is sharded as the run's weights are, because some optimizers cannot update shards; only for PyTorch's
+    # optimizers, because others may take long to compile.
     weight = torch.zeros(_DUMMY_SHAPE, dtype=dtype, device=run.device)
     is_sharded = dist.is_initialized() and find_component("optimizer", component).__module__.startswith("torch.optim.")
     if is_sharded:
@@ -100,9 +95,8 @@ def _bytes_per_weight(cfg: FinetuneConfig, dtype: torch.dtype, run: Run) -> floa
     quantized = next((type(value).__name__ for value in plain if is_traceable_wrapper_subclass(value)), None)
     if quantized and dist.is_initialized() and cfg.keep_last_n_checkpoints:
         raise SetupError(
-            f"config: optimizer: {component} keeps its state as {quantized}, which a resume "
-            "checkpoint cannot hold where it is sharded: choose another optimizer, one process, or "
-            "keep_last_n_checkpoints=0"
+            f"config: optimizer: {component} keeps its state as {quantized}, which a resume checkpoint cannot hold "
+            "where it is sharded: choose another optimizer, one process, or keep_last_n_checkpoints=0"
         )
     return _num_bytes(plain) / local_tensor(dummy).numel()
 
@@ -119,27 +113,22 @@ def format_bytes(size: int) -> str:
 
 def print_data(cfg: FinetuneConfig, dataset: Dataset[Any], total_steps: int) -> None:
     """Print how much data the run has, and its steps."""
-    if not is_main_process():
-        return
     for part in parts_of(dataset):
-        print(f"Data: {_describe(part)}", file=sys.stderr)
+        print_once(f"Data: {_describe(part)}")
     limit = "" if cfg.max_steps is None else f", max_steps {cfg.max_steps:,}"
-    print(f"Training: {counted(total_steps, 'step')} ({counted(cfg.epochs, 'epoch')}{limit})", file=sys.stderr)
+    print_once(f"Training: {counted(total_steps, 'step')} ({counted(cfg.epochs, 'epoch')}{limit})")
 
 
 def _describe(dataset: Any) -> str:
     """Count documents, sequences and tokens: ``30 documents, 84 blocks of 256 tokens (21,504)``."""
-    length = len(dataset)
     source = dataset.ds if isinstance(dataset, PackedDataset) else dataset
-    prefix = f"{counted(source.num_documents, 'document')}, " if hasattr(source, "num_documents") else ""
+    text = f"{counted(source.num_documents, 'document')}, " if hasattr(source, "num_documents") else ""
     if isinstance(dataset, TextBlocksDataset):
-        text = f"{prefix}{counted(length, 'block')} of {dataset.block_size} tokens ({dataset.blocks.size:,} tokens)"
+        text += f"{counted(len(dataset), 'block')} of {dataset.block_size} tokens ({dataset.blocks.size:,} tokens)"
         text += f"; {counted(dataset.num_removed, 'block')} removed as copies" if dataset.num_removed else ""
         return text + (_describe_passages(dataset.passages) if isinstance(dataset, InjectedCorpusDataset) else "")
-    unit = "packed row" if is_packed(dataset) else "sequence"
-    if isinstance(source, SequenceDataset):
-        return f"{prefix}{counted(length, unit)} ({source.num_tokens:,} tokens)"
-    return f"{prefix}{counted(length, unit)}"
+    text += counted(len(dataset), "packed row" if is_packed(dataset) else "sequence")
+    return f"{text} ({source.num_tokens:,} tokens)" if isinstance(source, SequenceDataset) else text
 
 
 def _describe_passages(passages: Sequence[Passage]) -> str:
@@ -160,9 +149,8 @@ def print_next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> No
     checkpoints = [path for percent in range(1, 101) if (path := folder / milestone_name(percent)).is_dir()]
     print(f"Checkpoints in {folder}: {', '.join(path.name for path in checkpoints)}", file=sys.stderr)
     for file, passages in list(probe_files(cfg, dataset))[:1]:
-        pretrained = shlex.quote(f"pretrained={checkpoints[-1]}")
         results, probe_file = shlex.quote(str(folder / "evaluation")), shlex.quote(f"probe_file={file}")
-        evaluate = f"tfidf-tune eval --model_args {pretrained} --tasks"
+        evaluate = f"tfidf-tune eval --model_args {shlex.quote(f'pretrained={checkpoints[-1]}')} --tasks"
         output = f"--batch_size 32 --log_samples --output_path {results}"
         task, prefix_lengths = _task(passages)
         # Blocks as long as in the training text, which the model surely takes.

@@ -33,15 +33,12 @@ _MAX_INDICES_SHOWN = 32
 
 
 class JSONLinesLogger:
-    """torchtune metric logger that appends one JSON object per line: ``{"step": 1, "loss": 2.5, ...}``.
-
-    Lines of an earlier run are kept up to ``last_step``.
-    """
+    """Appends a JSON object for each entry, ``{"step": 1, "loss": 2.5}``, to an earlier run's up to ``last_step``."""
 
     def __init__(self, path: Path, *, last_step: int = 0) -> None:
-        kept = list(_lines_up_to(path, last_step))
+        lines = path.read_bytes().splitlines() if path.is_file() else []
         with atomic_file(path) as temporary:
-            temporary.write_text("".join(kept), encoding="utf-8")
+            temporary.write_bytes(b"".join(line + b"\n" for line in lines if _step_of(line) <= last_step))
         self._file: IO[str] = path.open("a", encoding="utf-8")
 
     def log_dict(self, payload: Mapping[str, float], step: int) -> None:
@@ -62,29 +59,24 @@ class JSONLinesLogger:
         self._file.close()
 
 
-def _lines_up_to(path: Path, last_step: int) -> Iterator[str]:
-    """Yield the lines of a log up to a step, without lines that a crash of the machine has damaged."""
-    for line in path.read_bytes().splitlines() if path.is_file() else []:
-        try:
-            is_kept = json.loads(line)["step"] <= last_step
-        except (ValueError, KeyError, TypeError):
-            continue
-        if is_kept:
-            yield f"{line.decode()}\n"
+def _step_of(line: bytes) -> float:
+    """Return the step of a line of a log, infinity if a crash of the machine has damaged it."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+    return step if isinstance(step, int) else math.inf
 
 
 @dataclass
 class ProgressLog:
-    """Reports steps to torchtune loggers (on rank 0) and on a progress bar with loss, tokens/s and remaining time.
-
-    ``tokens_seen`` counts the label tokens of the whole run on all processes.
-    """
+    """Reports steps to torchtune loggers (on rank 0) and on a progress bar with loss, tokens/s and remaining time."""
 
     loggers: list[Any]
     total_steps: int
     log_every_n_steps: int
     steps_done: int = 0
-    tokens_seen: int = 0
+    tokens_seen: int = 0  # label tokens of the whole run on all processes
     memory_device: torch.device | None = None
     _bar: Any = field(default=None, init=False)  # made by start(), because loading shows another bar
 
@@ -178,6 +170,7 @@ def open_progress(
         progress.close()
 
 
+@dataclass
 class StepGuard:
     """Stops a run, or skips a step, if loss or gradient is not finite; stops a run whose weights are all 0.
 
@@ -185,66 +178,52 @@ class StepGuard:
     loss is read only at logged or saved steps, unless ``looks_at_each_step``.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        *,
-        skip: bool,
-        total_steps: int,
-        indices_of: Callable[[int], list[int]],
-        note: Callable[[str], None],
-    ) -> None:
-        self.looks_at_each_step = skip or device.type == "cpu"
-        self._skip = skip
-        self._max_weightless = min(_MAX_IN_A_ROW, total_steps)
-        self._indices_of = indices_of
-        self._note = note
-        self._num_skipped = 0  # in a row
-        # On the device, so that reading can wait. Step (0: none yet), loss and gradient norm of the first that is not
-        # finite; steps in a row whose weights are all 0, and the step at which there were too many (0: none yet).
-        self._first = torch.zeros(3, dtype=torch.float64, device=device)
-        self._num_weightless, self._weightless_step = torch.zeros(2, dtype=torch.float64, device=device)
+    device: torch.device
+    skip: bool
+    total_steps: int
+    indices_of: Callable[[int], list[int]]
+    note: Callable[[str], None]
+    _num_skipped: int = 0  # in a row
+    _num_weightless: int = 0  # in a row
+    # Since the last check; values stay on the device, so that reading can wait.
+    _recorded: list[tuple[int, int, Tensor]] = field(default_factory=list)
+
+    @property
+    def looks_at_each_step(self) -> bool:
+        """Return whether each step has to be checked at once."""
+        return self.skip or self.device.type == "cpu"
 
     def add(self, step: int, is_finite: Tensor, metrics: Mapping[str, Tensor], *, num_tokens: int) -> None:
         """Record a step, from 1; a step without tokens says nothing about weights."""
-        loss = metrics["loss"]
-        found = torch.stack([torch.full_like(loss, step), loss, metrics["grad_norm"]]).double()
-        self._first = torch.where(~is_finite & (self._first[0] == 0), found, self._first)
-        if num_tokens:
-            self._num_weightless = (self._num_weightless + 1) * (metrics["weight_max"] == 0)
-            is_too_many = self._num_weightless == self._max_weightless
-            self._weightless_step = torch.maximum(self._weightless_step, is_too_many * step)
+        values = (is_finite, metrics["loss"], metrics["grad_norm"], metrics["weight_max"])
+        self._recorded.append((step, num_tokens, torch.stack([value.double() for value in values])))
 
     def check(self) -> None:
-        """Check the recorded steps, which waits for the device.
+        """Raise a TrainingError if a step since the last check must end the run; this waits for the device."""
+        recorded, self._recorded = self._recorded, []
+        found = torch.stack([values for _, _, values in recorded]).tolist() if recorded else []
+        for (step, num_tokens, _), (is_finite, loss, grad_norm, weight_max) in zip(recorded, found, strict=True):
+            if num_tokens:
+                self._num_weightless = self._num_weightless + 1 if weight_max == 0 else 0
+            if self._num_weightless == min(_MAX_IN_A_ROW, self.total_steps):
+                raise TrainingError(
+                    f"the weights of all tokens were 0 in {self._num_weightless} steps in a row, up to step {step}, so "
+                    "that nothing was learned from them: set the weighting in `loss` to hold back less (a smaller "
+                    "gamma, alpha or p, a larger k), or raise batch_size"
+                )
+            self._num_skipped = 0 if is_finite else self._num_skipped + 1
+            if not is_finite:
+                self._report(f"loss {loss:g} and gradient norm {grad_norm:g} at step {step}", self.indices_of(step))
 
-        Raises:
-            TrainingError: If one was not finite and is not skipped, too many in a row were, or too many in a row had
-                weights of 0.
-        """
-        number, loss, grad_norm, weightless_step = torch.cat([self._first, self._weightless_step.view(1)]).tolist()
-        if weightless_step:
-            raise TrainingError(
-                f"the weights of all tokens were 0 in {self._max_weightless} steps in a row, up to step "
-                f"{int(weightless_step)}, so that nothing was learned from them: set the weighting in `loss` to hold "
-                "back less (a smaller gamma, alpha or p, a larger k), or raise batch_size"
-            )
-        if not number:
-            self._num_skipped = 0
-            return
-        indices = self._indices_of(int(number))
+    def _report(self, what: str, indices: list[int]) -> None:
         shown = ", ".join(map(str, indices[:_MAX_INDICES_SHOWN]))
         more = f" and {len(indices) - _MAX_INDICES_SHOWN} more" if len(indices) > _MAX_INDICES_SHOWN else ""
-        found = (
-            f"loss {loss:g} and gradient norm {grad_norm:g} at step {int(number)} (items {shown}{more} of the data set)"
-        )
-        if not self._skip:
-            raise TrainingError(f"not finite: {found}: {_REMEDY}, or on_non_finite=skip")
-        self._num_skipped += 1
+        what += f" (items {shown}{more} of the data set)"
+        if not self.skip:
+            raise TrainingError(f"not finite: {what}: {_REMEDY}, or on_non_finite=skip")
         if self._num_skipped >= _MAX_IN_A_ROW:
-            raise TrainingError(f"not finite, {_MAX_IN_A_ROW} steps in a row: {found}: {_REMEDY}")
-        self._note(f"step skipped, not finite: {found}")
-        self._first.zero_()
+            raise TrainingError(f"not finite, {_MAX_IN_A_ROW} steps in a row: {what}: {_REMEDY}")
+        self.note(f"step skipped, not finite: {what}")
 
 
 def require_finite(model: nn.Module, step: int) -> None:

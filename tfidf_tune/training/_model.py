@@ -2,8 +2,7 @@
 
 import math
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -27,10 +26,11 @@ from tfidf_tune.probe import evaluating
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import instantiate, signature_of
 from tfidf_tune.training._config import FinetuneConfig
-from tfidf_tune.training._distributed import assign_parameters, is_main_process, parameters_by_name
+from tfidf_tune.training._distributed import assign_parameters, parameters_by_name, print_once
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._run import Run
 
+_UNSHARDED = "use another number of processes, or set model.quantize_base=False"
 FSDP_DTYPES = {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -42,42 +42,23 @@ def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | No
     Raises:
         SetupError: If it cannot be built from these settings.
     """
-    name, given = cfg.model["_component_"], {}
-    if "hf_config" in signature_of("model", name).parameters:
-        given["hf_config"] = getattr(checkpointer, "transformers_config", None)
-        if given["hf_config"] is None:
-            raise SetupError(f"config: model: {name} needs tfidf_tune.training.HFCheckpointer as the checkpointer")
+    takes_config = "hf_config" in signature_of("model", cfg.model["_component_"]).parameters
+    given = {"hf_config": getattr(checkpointer, "transformers_config", None)} if takes_config else {}
     with set_default_dtype(run.dtype), torch.device("meta"):
-        try:
-            model: nn.Module = instantiate(cfg, "model", **given)
-        except SetupError as error:
-            if "block size" not in str(error):  # torchao's words, which do not name the setting
-                raise
-            remedy = f"NF4 takes multiples of {NF4_MULTIPLE} weights of a layer: set model.quantize_base=False"
-            raise SetupError(f"{error.args[0].strip()}; {remedy}") from error
-    if "lora_attn_modules" in cfg.model:
-        with setup_errors("config: model"):
-            _check_lora_targets(model, cfg.model.lora_attn_modules)
-    if hasattr(model, "implementation") and is_main_process():
-        print(f"model: {model.implementation}", file=sys.stderr)
+        model: nn.Module = instantiate(cfg, "model", **given)
+    # Layers that the attention lacks, torchtune would ignore.
+    attention = model.get_submodule("layers.0.attn") if "lora_attn_modules" in cfg.model else nn.Module()
+    possible = sorted(name for name, module in attention.named_children() if hasattr(module, "weight"))
+    if unknown := [name for name in cfg.model.get("lora_attn_modules", ()) if name not in possible]:
+        found = f"lora_attn_modules names '{unknown[0]}', not of the model's attention"
+        raise SetupError(f"config: model: {found}; possible are {', '.join(possible)}")
+    if hasattr(model, "implementation"):
+        print_once(f"model: {model.implementation}")
     if run.dtype is torch.float16:
         if any(isinstance(parameter, NF4Tensor) for parameter in model.parameters()):
-            raise SetupError(
-                "config: model: quantize_base is True with dtype 'fp16'; NF4 weights are computed in bf16 or fp32: "
-                "set dtype=bf16 or model.quantize_base=False"
-            )
+            raise SetupError("config: model: NF4 has no fp16: set dtype=bf16 or model.quantize_base=False")
         keep_adapters_in_fp32(model)
     return model
-
-
-def _check_lora_targets(model: nn.Module, attn_modules: Sequence[str]) -> None:
-    """Refuse layers that the model's attention lacks, which torchtune would ignore, by a ValueError."""
-    attention = model.get_submodule("layers.0.attn")
-    possible = sorted(name for name, module in attention.named_children() if hasattr(module, "weight"))
-    if unknown := [name for name in attn_modules if name not in possible]:
-        raise ValueError(
-            f"lora_attn_modules names '{unknown[0]}', not of the model's attention; possible are {', '.join(possible)}"
-        )
 
 
 def has_lora_builder(cfg: Any) -> bool:
@@ -88,10 +69,7 @@ def has_lora_builder(cfg: Any) -> bool:
 def require_no_lora(model: nn.Module) -> None:
     """Refuse a model with LoRA layers for full fine-tuning, by a ValueError."""
     if LoRASettings.of(model) is not None:
-        raise ValueError(
-            "the model of the config has LoRA layers: name a plain builder (for example "
-            "tfidf_tune.models.auto) in `model`, or use the recipe lora_finetune"
-        )
+        raise ValueError("the model has LoRA layers: name a plain builder, or use the recipe lora_finetune")
 
 
 def train_adapters_only(model: nn.Module) -> None:
@@ -140,18 +118,11 @@ def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:
 def _check_shards_of_nf4(model: nn.Module, num_shards: int) -> None:
     for name, parameter in model.named_parameters():
         if is_4bit(parameter):
-            raise SetupError(
-                f"{name} is a 4-bit weight of bitsandbytes, which is not sharded: use one process without torchrun, or "
-                "set model.quantize_base=False"
-            )
-        if isinstance(parameter, NF4Tensor) and (
-            parameter.shape[0] % num_shards or math.prod(parameter.shape) % (NF4_MULTIPLE * num_shards)
-        ):
-            raise SetupError(
-                f"{name}, an NF4 weight of {' x '.join(map(str, parameter.shape))}, cannot be cut into {num_shards} "
-                f"shards of whole blocks ({NF4_MULTIPLE} weights): use another number of processes, or set "
-                "model.quantize_base=False"
-            )
+            raise SetupError(f"{name} is of bitsandbytes, which is not sharded: {_UNSHARDED}")
+        is_cut = parameter.shape[0] % num_shards or math.prod(parameter.shape) % (NF4_MULTIPLE * num_shards)
+        if isinstance(parameter, NF4Tensor) and is_cut:
+            size = f"of {tuple(parameter.shape)}, blocks of {NF4_MULTIPLE}"
+            raise SetupError(f"NF4 weight {name}, {size}, cannot be cut into {num_shards} shards: {_UNSHARDED}")
 
 
 def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run, dataset: Dataset[Any] | None = None) -> None:
@@ -178,12 +149,9 @@ def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run, dataset
 
 def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: FinetuneConfig) -> None:
     """Set up the head, ``torch.compile`` and activation checkpointing as the config asks; in place."""
-    if (refusal := prepare_head(model, loss)) and is_main_process():
-        print(
-            f"head '{loss.head}' cannot be used because {refusal}; "
-            f"logits are computed in {loss.num_output_chunks} chunks",
-            file=sys.stderr,
-        )
+    if refusal := prepare_head(model, loss):
+        chunks = f"logits are computed in {loss.num_output_chunks} chunks"
+        print_once(f"head '{loss.head}' cannot be used because {refusal}; {chunks}")
     model.get_submodule("tok_embeddings").register_forward_pre_hook(_check_token_ids)
     layers: Any = model.layers
     if cfg.compile:

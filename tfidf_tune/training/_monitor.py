@@ -41,13 +41,7 @@ class MemorizationMonitor:
         return step % self._every_n_steps == 0 or step == total_steps
 
     def measure(self, step: int, model: nn.Module, progress: ProgressLog, save: Callable[[Path], None]) -> str | None:
-        """Measure a prepared model after a step, 0 before the first; return why the run has to end, if so.
-
-        The training of the model is the same as without. Every process of the run has to call.
-
-        Raises:
-            TrainingError: If a model to be kept is not finite, or cannot be written.
-        """
+        """Measure a prepared model after a step, 0 before the first; return why the run has to end, if so."""
         is_fp16 = self._run.dtype is torch.float16
         with evaluating(model), torch.autocast(self._run.device.type, torch.float16, enabled=is_fp16):
             prepared = PreparedModel(model, self._run.device, self._cache_dtype)
@@ -78,12 +72,10 @@ def build_monitor(
     with setup_errors("config: memorization_monitor"):
         settings = {key: value for key, value in section.items() if key not in ("probe_file", "every_n_steps")}
         probe = MemorizationProbe(read_passages(cfg, dataset, section.probe_file), tokenizer, **settings)
-        max_seq_len: Any = model.max_seq_len
-        if probe.num_positions > max_seq_len:
-            raise ValueError(
-                f"a prompt and its continuation have up to {probe.num_positions} tokens, the model takes at most "
-                f"{max_seq_len}: lower max_new_tokens or prefix_length"
-            )
+        longest, limit = probe.num_positions, cast(int, model.max_seq_len)
+        if longest > limit:
+            has = f"a prompt and its continuation have up to {longest} tokens, the model takes at most {limit}"
+            raise ValueError(f"{has}: lower max_new_tokens or prefix_length")
         if not isinstance(model, HFCausalLM) and not hasattr(model, "setup_caches"):
             raise ValueError(f"a {type(model).__name__} has no KV caches to generate text with: set it to null")
     return MemorizationMonitor(probe, cfg, run)

@@ -14,10 +14,8 @@ import json
 import os
 import random
 import shutil
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,7 +48,7 @@ from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import dataset_fingerprint
-from tfidf_tune.training._distributed import Value, gather_objects, is_main_process, local_tensor, plain_tensors
+from tfidf_tune.training._distributed import gather_objects, is_main_process, local_tensor, plain_tensors, print_once
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of
 from tfidf_tune.training._metrics import ProgressLog
 from tfidf_tune.training._run import RESUME_FOLDER, Run
@@ -63,6 +61,7 @@ _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _STATE = "state."  # prefix of an optimizer's tensors
 # PyTorch builds a file in memory before it writes it; this limits how much is in memory twice.
 _FILE_BYTES = 2**28
+_ONE_PROCESS = "torch.distributed is disabled"  # a warning of PyTorch
 _MINI_BATCH = "batch_size x processes"
 # Keys that a resumed run may change: what is shown and kept, and how the same results are computed.
 _FREE_KEYS = (
@@ -92,24 +91,16 @@ class TrainState:
 
 
 class ResumePoint:
-    """Where a run begins, and where it can be resumed; all processes call the methods together.
-
-    Attributes:
-        step (int): optimizer steps that are done already.
-        checkpoint (Path | None): the newest checkpoint, which the run resumed from or has written.
-        is_kept (bool): whether the run writes resume checkpoints.
-        tokens_seen (int): label tokens that it has been trained on.
-    """
+    """Where a run begins, and where it can be resumed; all processes call the methods together."""
 
     def __init__(self, folder: Path, keep_last_n: int, settings: dict[str, Any], checkpoint: Path | None) -> None:
-        self._folder = folder
-        self._keep_last_n = keep_last_n
-        self._settings = settings
+        self._folder, self._keep_last_n, self._settings = folder, keep_last_n, settings
         self._saved = {} if checkpoint is None else _read_process_file(checkpoint)
         self._inputs: dict[str, Any] = {}
         self._random_states: dict[str, Any] = {}
-        self.checkpoint = checkpoint
+        self.checkpoint = checkpoint  # the newest, which the run resumed from or has written
         self.is_kept = keep_last_n > 0
+        # Optimizer steps that are done, and label tokens in them.
         self.step = 0 if checkpoint is None else step_of(checkpoint)
         self.tokens_seen: int = self._saved.get("tokens_seen", 0)
 
@@ -117,10 +108,8 @@ class ResumePoint:
         """Raise a SetupError if data or base weights have changed since the checkpoint was written."""
         self._inputs = {"data set": dataset_fingerprint(dataset), "base weights": checkpointer.fingerprint()}
         if changed := differences(self._saved.get("inputs", self._inputs), self._inputs):
-            raise SetupError(
-                f"{self.checkpoint} was written with other inputs: {'; '.join(changed)}. Restore them, or choose "
-                "another output_dir for a new run"
-            )
+            found = f"{self.checkpoint} was written with other inputs: {'; '.join(changed)}"
+            raise SetupError(f"{found}. Restore them, or choose another output_dir for a new run")
 
     def last_checkpoint(self) -> str:
         """Describe where a run that ends early can be resumed."""
@@ -129,11 +118,7 @@ class ResumePoint:
         return f"the last good checkpoint is {self.checkpoint}: set resume_from_checkpoint=True to resume from it"
 
     def restore(self, state: TrainState) -> None:
-        """Restore a freshly built state in place, and remove temporary files of a killed process.
-
-        Raises:
-            TrainingError: If the checkpoint does not fit the run.
-        """
+        """Restore a freshly built state in place, and remove temporary files of a killed process."""
         if is_main_process():
             for path in self._folder.glob(".step_*"):
                 shutil.rmtree(path)
@@ -156,11 +141,7 @@ class ResumePoint:
             torch.cuda.set_rng_state(states["cuda"])
 
     def save(self, step: int, state: TrainState, progress: ProgressLog) -> None:
-        """Write a checkpoint after ``step`` optimizer steps.
-
-        Raises:
-            TrainingError: If it cannot be written; earlier checkpoints are not changed.
-        """
+        """Write a checkpoint after ``step`` optimizer steps."""
         progress.sync_to_disk()
         write = partial(self._write_files, state=state, tokens_seen=progress.tokens_seen)
         self.checkpoint = write_checkpoint(self._folder, step, write, keep_last_n=self._keep_last_n)
@@ -174,7 +155,8 @@ class ResumePoint:
         own = {name: local_tensor(value) for name, value in tensors.items()}
         files = split_torch_state_dict_into_shards(own, max_shard_size=_FILE_BYTES).filename_to_tensors.values()
         numbers = {name: number for number, names in enumerate(files, start=1) for name in names}
-        with _suppress_single_process_warning():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_ONE_PROCESS)
             save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True))
         # All other state: plain values and small tensors, which differ between processes.
         groups = state.optimizer.param_groups
@@ -217,15 +199,12 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
     checkpoint, damages = newest_intact(folder)
     before: Any = settings if checkpoint is None else OmegaConf.to_container(OmegaConf.load(checkpoint / _SETTINGS))
     if changed := differences(before, settings):
-        raise SetupError(
-            f"{checkpoint} is of a run with other settings: {'; '.join(changed)}. Change them back, or choose another "
-            "output_dir for a new run"
-        )
-    if is_main_process():
-        for damage in damages:
-            print(f"{damage}; the previous one is used", file=sys.stderr)
-        start = "there is no resume checkpoint yet: starting from the beginning"
-        print(start if checkpoint is None else f"resuming from {checkpoint}", file=sys.stderr)
+        found = f"{checkpoint} is of a run with other settings: {'; '.join(changed)}"
+        raise SetupError(f"{found}. Change them back, or choose another output_dir for a new run")
+    for damage in damages:
+        print_once(f"{damage}; the previous one is used")
+    start = "there is no resume checkpoint yet: starting from the beginning"
+    print_once(start if checkpoint is None else f"resuming from {checkpoint}")
     return ResumePoint(folder, cfg.keep_last_n_checkpoints, settings, checkpoint)
 
 
@@ -242,11 +221,8 @@ def _settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
 
 
 def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str, Any]:
-    """Restore a state in place; return the random states, empty on another number of processes, which is reported.
-
-    ``saved`` is of process 0. It says how many processes wrote the checkpoint; their windows may differ, all else is
-    equal.
-    """
+    """Restore a state in place; return the random states, empty on another number of processes, which is reported."""
+    # What process 0 saved says how many processes wrote the checkpoint; their windows may differ, all else is equal.
     world_size, rank = get_world_size_and_rank()
     saved_world_size: int = saved["num_processes"]
     same_processes = world_size == saved_world_size
@@ -262,7 +238,8 @@ def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str
         )
     reader = HuggingFaceStorageReader(str(folder))
     reader.fs = _ListedFiles()
-    with _suppress_single_process_warning():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_ONE_PROCESS)
         load(tensors, storage_reader=reader)
     if optimizer := {**optimizer, **own["optimizer_values"]}:
         groups = get_optimizer_state_dict(state.model, state.optimizer, options=_FLAT)
@@ -287,15 +264,11 @@ def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str
     has_window = all(torch.equal(window[name], value) for window in windows for name, value in own["loss"].items())
     if has_window:
         state.loss.load_state_dict(own["loss"])
-    if is_main_process():
-        window = "all processes use its window (loss.sync)" if saved_world_size == 1 else "the window is kept"
-        window = window if has_window else "the loss starts with an empty window (each process had its own)"
-        print(
-            f"{folder} was written by {saved_world_size} process{'es' * (saved_world_size > 1)}, this run has "
-            f"{world_size}: weights, optimizer and data order are restored; {window}; random states (dropout) are not "
-            "restored, and floating-point sums are rounded differently",
-            file=sys.stderr,
-        )
+    window = "the loss keeps its window" if has_window else "the loss starts with an empty window"
+    print_once(
+        f"{folder} was written by {saved_world_size} process(es), this run has {world_size}: {window}, random states "
+        "(dropout) are not restored, and sums are rounded differently"
+    )
     return {}
 
 
@@ -310,10 +283,8 @@ def _tensors(model: nn.Module, optimizer_state: Mapping[str, Any]) -> dict[str, 
 
 
 def _optimizer_state(model: nn.Module, optimizer: Optimizer, *, initialize: bool = False) -> dict[str, Any]:
-    """Return optimizer state by parameter name, without group settings.
-
-    An optimizer without state gets one only with ``initialize``, because that takes a step, which the optimizer counts.
-    """
+    """Return optimizer state by parameter name, without group settings."""
+    # An optimizer gets its first state only with `initialize`, because that takes a step, which the optimizer counts.
     if not (optimizer.state or initialize):
         return {}
     flat: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_FLAT)
@@ -338,19 +309,8 @@ class _ListedFiles(FileSystem):
         return [str(Path(path) / name) for name in sorted(json.loads((Path(path) / _MANIFEST).read_bytes())["files"])]
 
 
-@contextmanager
-def _suppress_single_process_warning() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
-
-
 def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
-    """Find the newest intact checkpoint, if there is one, and describe the damage of each newer one.
-
-    Raises:
-        SetupError: If there are checkpoints, but none is intact.
-    """
+    """Find the newest intact checkpoint, if there is one, and describe the damage of each newer one."""
     damages: list[str] = []
     for checkpoint in _checkpoints(folder):
         found = [damage for damage in gather_objects(_damage_of(checkpoint)) if damage]
@@ -358,20 +318,15 @@ def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
             return checkpoint, damages
         damages.append(f"{checkpoint} is damaged: {found[0]}")
     if damages:
-        raise SetupError(
-            f"no resume checkpoint is intact: {'; '.join(damages)}. Move {folder} and the milestones next to it away "
-            "to start from the beginning"
-        )
+        remedy = f"move {folder} and the milestones next to it away to start from the beginning"
+        raise SetupError(f"no resume checkpoint is intact: {'; '.join(damages)}: {remedy}")
     return None, damages
 
 
 def write_checkpoint(folder: Path, step: int, write_files: Callable[[Path], None], *, keep_last_n: int) -> Path:
     """Write the checkpoint of a step under a temporary name, rename it, and remove the oldest.
 
-    ``write_files`` writes the files of this process into the given folder.
-
-    Raises:
-        TrainingError: If a file cannot be written; earlier checkpoints are not changed.
+    ``write_files`` writes the files of this process. After a TrainingError earlier checkpoints are as they were.
     """
     final = folder / f"step_{step}"
     temporary = folder / f".{final.name}.partial"
@@ -458,9 +413,9 @@ def _damage_of(checkpoint: Path) -> str | None:
     return None
 
 
-def _on_each_process(work: Callable[[], Value], *, only_main: bool = False) -> list[Value]:
+def _on_each_process(work: Callable[[], Any], *, only_main: bool = False) -> list[Any]:
     """Return the results of all processes; any failure raises an OSError on all, so that no process waits forever."""
-    outcome: list[Value] = []
+    outcome = []
     failure, cause = None, None
     try:
         if is_main_process() or not only_main:

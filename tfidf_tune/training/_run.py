@@ -25,6 +25,7 @@ from tfidf_tune.training._distributed import (
     connect_processes,
     is_lost_process,
     is_main_process,
+    print_once,
     started_processes,
 )
 from tfidf_tune.training._errors import (
@@ -76,11 +77,10 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
                 require_writable("output_dir", output_dir)
                 stack.enter_context(locked_folder(output_dir))
         _check_folder(output_dir, resume=cfg.resume_from_checkpoint)
-        with setup_errors(f"device '{cfg.device}' is not available, possible are {', '.join(_DEVICES)} where present"):
+        with setup_errors():
             device = utils.get_device(device=cfg.device)
             if device.type not in _DEVICES or not cfg.device.startswith(device.type):
-                raise ValueError(f"torch offers '{device.type}' instead")
-        with setup_errors():
+                raise ValueError(f"device '{cfg.device}' is not available, possible are {', '.join(_DEVICES)}")
             dtype = training.get_dtype(cfg.dtype, device=device)
             # Features of FSDP2 need a process group even on one process.
             if started_processes() > 1 or cfg.fsdp_cpu_offload or cfg.fsdp_param_dtype or cfg.fsdp_reduce_dtype:
@@ -124,13 +124,9 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
     ``sys.argv``; the recipe itself is its ``__wrapped__``.
     """
 
-    def report_signal(name: str) -> None:
-        if name != "SIGINT" and is_main_process():  # Ctrl-C has another message
-            print(f"ended by {name}", file=sys.stderr)
-
     @wraps(main)
     def entry_point() -> None:
-        with ended_by(ENDING, report_signal):
+        with ended_by(ENDING, lambda name: None if name == "SIGINT" else print_once(f"ended by {name}")):
             _run(main)
 
     return entry_point
@@ -145,8 +141,7 @@ def _run(main: Callable[[DictConfig], None]) -> None:
             raise SetupError(f"config: unknown options {', '.join(flags)}: write keys as key=value")
         main(load_config(options.config, overrides))
     except Interrupted as request:
-        if is_main_process():
-            print(request, file=sys.stderr)
+        print_once(str(request))
         sys.exit(request.exit_code)
     except KeyboardInterrupt:
         print("interrupted; the checkpoints written so far are complete", file=sys.stderr)
@@ -164,10 +159,8 @@ def _run(main: Callable[[DictConfig], None]) -> None:
         if has_message:
             _exit_with_error(str(error))
         if is_out_of_memory(error):
-            _exit_with_error(
-                f"out of memory before training began ({first_line(error)}): try model.quantize_base=True with "
-                "LoRA, dtype=bf16, fsdp_cpu_offload=True or more processes"
-            )
+            remedies = "model.quantize_base=True with LoRA, dtype=bf16, fsdp_cpu_offload=True or more processes"
+            _exit_with_error(f"out of memory before training began ({first_line(error)}): try {remedies}")
         raise
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -89,8 +89,7 @@ def train_step(
     # Gradients add up over the mini-batches, sums of metrics with them; nothing is read from the device here.
     num_tokens = batches.num_tokens
     inputs = [to_device(batch, device) for batch in batches.batches]
-    total = torch.zeros((), device=device)
-    cross_entropy, weight_sum, deviations, weight_max = (total.clone() for _ in range(4))
+    sums, weight_max = torch.zeros(4, device=device), torch.zeros(1, device=device)
     for batch, valid, shape in zip(inputs, batches.num_valid, batches.largest_shapes, strict=True):
         labels = batch["labels"]
         where = {name: batch[name] for name in ("mask", "input_pos") if name in batch}
@@ -103,14 +102,11 @@ def train_step(
         del logits  # otherwise they would stay complete while the backward pass frees them chunk by chunk
         share = valid / max(num_tokens, 1)
         torch.autograd.backward(scaler.scale(terms.loss * share))
-        total += terms.loss.detach() * share
-        cross_entropy += terms.cross_entropy * share
-        of_batch, deviations_of_batch = weight_sums(terms.weights, labels)
-        weight_sum += of_batch
-        deviations += deviations_of_batch
+        losses = (terms.loss.detach() * share, terms.cross_entropy * share)
+        sums += torch.stack([*losses, *weight_sums(terms.weights, labels)])
         weight_max = torch.maximum(weight_max, terms.weights.max())
     # FSDP2 has summed the gradients over the processes; the metrics are summed here.
-    of_all = gather_tensors(torch.stack([total, cross_entropy, weight_sum, deviations, weight_max]))
+    of_all = gather_tensors(torch.cat([sums, weight_max]))
     total, cross_entropy, weight_sum, deviations, _ = of_all.sum(0)
     # The gradient is scaled back and clipped; its norm is reported as it was before.
     scaler.unscale_(optimizer)
@@ -287,13 +283,11 @@ def _naming_last_checkpoint(resume: ResumePoint) -> Iterator[None]:
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise TrainingError(
-                f"out of memory ({first_line(error)}): try enable_activation_checkpointing=True, "
-                "fsdp_cpu_offload=True or more processes; for a new run also a smaller batch_size with more "
-                f"gradient_accumulation_steps, shorter sequences, LoRA; {resume.last_checkpoint()}"
+                f"out of memory ({first_line(error)}): try enable_activation_checkpointing=True, fsdp_cpu_offload=True "
+                "or more processes; for a new run also a smaller batch_size with more gradient_accumulation_steps, "
+                f"shorter sequences, LoRA; {resume.last_checkpoint()}"
             ) from error
         if not is_lost_process(error):
             raise
-        raise LostProcessError(
-            "another process of the run was lost; torchrun's report or that process's own message says why; "
-            f"{resume.last_checkpoint()}"
-        ) from error
+        lost = "another process of the run was lost: its own message or torchrun's says why"
+        raise LostProcessError(f"{lost}; {resume.last_checkpoint()}") from error
