@@ -18,8 +18,7 @@ from tfidf_tune import training
 @training.recipe
 def recipe_main(user_cfg: DictConfig) -> None:
     """Check everything, then load, train, and save at the milestones."""
-    with training.setup_errors():
-        cfg = training.check_config(user_cfg, training.LoRAFinetuneConfig)
+    cfg = training.check_config(user_cfg, training.LoRAFinetuneConfig)
     with training.open_run(cfg) as run:
         with training.setup_errors():  # report setup errors here, before the first weight is read
             checkpointer = training.instantiate(cfg, "checkpointer")

@@ -94,10 +94,6 @@ def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., Trans
         return builder(**arguments, linear=LinearFactory(**settings))
 
     build.__name__ = build.__qualname__ = f"lora_{builder.__name__}"
-    build.__doc__ = (
-        f"The form with LoRA of :func:`{builder.__name__}`: its arguments, and those of "
-        ":class:`~tfidf_tune.models.LinearFactory`."
-    )
     parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*lora.values(), *own.values())]
     build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         parameters, return_annotation=TransformerDecoder

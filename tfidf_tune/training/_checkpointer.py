@@ -46,7 +46,6 @@ from tfidf_tune.training._distributed import (
 )
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, listed
 from tfidf_tune.training._hf_files import (
-    BaseCheckpoint,
     check_files,
     find_checkpoint,
     quiet,
@@ -89,6 +88,7 @@ class HFCheckpointer:
     Attributes:
         chat_template (str | None): written into checkpoints instead of the templates of the tokenizer. Default: None.
         companion_bytes (int): size of the files of a checkpoint that are not weights.
+        folder (Path): the checkpoint's folder.
         transformers_config (PreTrainedConfig): the checkpoint's config.
         weight_files (list[Path]): the checkpoint's weight files.
 
@@ -107,16 +107,15 @@ class HFCheckpointer:
         trust_remote_code: bool = False,
     ) -> None:
         split_torch_state_dict_into_shards({}, max_shard_size=max_shard_size)  # refuses what is not a size
-        self._base = find_checkpoint(checkpoint_dir, revision, trust_remote_code=trust_remote_code)
+        found = find_checkpoint(checkpoint_dir, revision, trust_remote_code=trust_remote_code)
+        self.folder, self.transformers_config, self.weight_files = found
         self._max_shard_size = max_shard_size
         self._revision = revision
         # An id of the hub is kept, because the folder of its snapshot exists only on this machine.
         is_local = Path(checkpoint_dir).expanduser().is_dir()
-        self._base_name = str(self._base.folder.resolve()) if is_local else checkpoint_dir
-        self._config_file = read_json(self._base.folder / "config.json")
-        self._companions = read_companions(self._base.folder, has_code=trust_remote_code)
-        self.transformers_config = self._base.config
-        self.weight_files = self._base.weight_files
+        self._base_name = str(self.folder.resolve()) if is_local else checkpoint_dir
+        self._config_file = read_json(self.folder / "config.json")
+        self._companions = read_companions(self.folder, has_code=trust_remote_code)
         self.chat_template: str | None = None
         self.companion_bytes = sum(map(len, self._companions.values()))
 
@@ -193,8 +192,8 @@ class HFCheckpointer:
     def _implementation_of(self, model: nn.Module) -> "_TorchtuneModel | _TransformersModel":
         """Return what depends on the kind of a model that a builder of the config has made."""
         if isinstance(model, HFCausalLM):
-            return _TransformersModel(model, self._base)
-        return _TorchtuneModel(model, self._base)
+            return _TransformersModel(model, self)
+        return _TorchtuneModel(model, self)
 
     def _write(
         self, folder: Path, parts: Iterator[StateDict], write: Callable[[Path, Iterator[StateDict]], None]
@@ -225,17 +224,17 @@ class HFCheckpointer:
 class _TorchtuneModel:
     """A model of torchtune's modules, whose checkpoints a :class:`~tfidf_tune.models.ModelFamily` translates."""
 
-    def __init__(self, model: Any, base: BaseCheckpoint) -> None:
-        model_type = base.config.model_type
-        if model_type not in FAMILIES:
+    def __init__(self, model: Any, base: HFCheckpointer) -> None:
+        self._model, self._base, self._config = model, base, base.transformers_config
+        if self._config.model_type not in FAMILIES:
             remedy = "set model._component_ to tfidf_tune.models.auto or tfidf_tune.models.lora_auto"
-            raise ValueError(f"torchtune's modules have no architecture '{model_type}', {remedy}")
-        self._model, self._base, self._config, self._family = model, base, base.config, FAMILIES[model_type]
+            raise ValueError(f"torchtune's modules have no architecture '{self._config.model_type}', {remedy}")
+        self._family = FAMILIES[self._config.model_type]
 
     def check(self) -> None:
         """Compare the model with the checkpoint, see :meth:`HFCheckpointer.check_model`."""
         # Both models on the meta device, by torchtune's names: transformers' as config.json describes it, and ours.
-        skeleton, unused = check_files(self._base)
+        skeleton, unused = check_files(self._base.folder, self._config, self._base.weight_files)
         converted = self._family.hf_to_tune(skeleton.state_dict(), self._config)
         theirs, ours = (
             {name: tuple(value.shape) for name, value in weights.items() if not is_adapter(name)}
@@ -308,11 +307,11 @@ class _TorchtuneModel:
 class _TransformersModel:
     """A model of transformers' own class, which transformers checks, loads and saves: whole in the host's memory."""
 
-    def __init__(self, model: HFCausalLM, base: BaseCheckpoint) -> None:
-        self._model, self._base, self._config = model, base, base.config
+    def __init__(self, model: HFCausalLM, base: HFCheckpointer) -> None:
+        self._model, self._base, self._config = model, base, base.transformers_config
 
     def check(self) -> None:
-        _, unused = check_files(self._base)
+        _, unused = check_files(self._base.folder, self._config, self._base.weight_files)
         if unused:
             found = f"{len(unused)} weights are not of the model and are not used, first {unused[0]}"
             _logger.warning(f"{self._base.folder}: {found}")

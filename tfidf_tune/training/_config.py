@@ -274,9 +274,9 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
         filled = OmegaConf.create(content)
         _resolve_defaults(filled)
         content = OmegaConf.to_container(filled, resolve=True)
-    checked = OmegaConf.create(_validate(schema, content))
-    check_components(checked)
-    _validate(_LoRAArguments, content["model"], "model: ")
+        checked = OmegaConf.create(_validate(schema, content))
+        check_components(checked)
+        _validate(_LoRAArguments, content["model"], "model: ")
     return cast(Schema, checked)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,6 @@ from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune.models import is_4bit
 
-Value = TypeVar("Value")
 _STORE_TIMEOUT = timedelta(seconds=30)  # for a store that is gone; otherwise it answers
 
 
@@ -52,14 +51,14 @@ def connect_processes(device: torch.device) -> None:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
 
-def gather_objects(value: Value) -> list[Value]:
+def gather_objects(value: Any) -> list[Any]:
     """Collect a small object of each process on all of them, ordered by rank; also a barrier."""
     world_size, _ = get_world_size_and_rank()
     if world_size == 1:
         return [value]
-    values: list[Value | None] = [None] * world_size
+    values = [None] * world_size
     dist.all_gather_object(values, value)
-    return values  # type: ignore[return-value]
+    return values
 
 
 def gather_tensors(values: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from tfidf_tune._files import looks_like_path
 from tfidf_tune.models import build_hf
 from tfidf_tune.training._distributed import is_main_process
-from tfidf_tune.training._errors import first_line, listed
+from tfidf_tune.training._errors import cause_of, listed
 
 # In the order of preference: a single file, the index of shards.
 _NAMES = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}
@@ -43,17 +42,10 @@ COMPANIONS = (
 _MAX_BYTES = 2**28  # the largest tokenizers have about 30 MB
 
 
-@dataclass(frozen=True)
-class BaseCheckpoint:
-    """Folder, config and weight files of the checkpoint that a run begins from."""
-
-    folder: Path
-    config: PreTrainedConfig
-    weight_files: list[Path]
-
-
-def find_checkpoint(checkpoint_dir: str, revision: str | None, *, trust_remote_code: bool) -> BaseCheckpoint:
-    """Find a checkpoint; of one on the hub the weights are downloaded after :func:`read_config`."""
+def find_checkpoint(
+    checkpoint_dir: str, revision: str | None, *, trust_remote_code: bool
+) -> tuple[Path, PreTrainedConfig, list[Path]]:
+    """Find a checkpoint's folder, config and weight files; from the hub, weights are downloaded last."""
     folder = Path(checkpoint_dir).expanduser()
     if folder.is_dir():
         if revision is not None:
@@ -69,16 +61,16 @@ def find_checkpoint(checkpoint_dir: str, revision: str | None, *, trust_remote_c
             folder = _download(checkpoint_dir, revision, [weights, *_SMALL_FILES, "*.index.json", *COMPANIONS])
             if any(folder.glob(weights)):
                 break
-    return BaseCheckpoint(folder, config, _find_weight_files(folder))
+    return folder, config, _find_weight_files(folder)
 
 
 def _download(checkpoint_dir: str, revision: str | None, patterns: list[str]) -> Path:
     try:
         return Path(snapshot_download(checkpoint_dir, revision=revision, allow_patterns=patterns))
     except Exception as error:
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise FileNotFoundError(
-            f"{checkpoint_dir} is not a local folder and could not be downloaded from the Hugging Face hub "
-            f"({type(error).__name__}: {' '.join(str(error).split())}); give a folder, or check the id and the network"
+            f"{checkpoint_dir} is not a local folder, nor on the Hugging Face hub ({cause})"
         ) from error
 
 
@@ -94,8 +86,7 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises anything here
         # Its message about code of the checkpoint names the argument that trusts it, which is the config's key.
-        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(f"{folder / 'config.json'}: {message}") from error
+        raise ValueError(f"{folder / 'config.json'}: {' '.join(str(error).split())}") from error
     is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in values.get("auto_map", {})
     reads_more = config.is_encoder_decoder or any(hasattr(config, f"{part}_config") for part in ("vision", "audio"))
     if reads_more or not is_causal:
@@ -123,24 +114,24 @@ def _find_weight_files(folder: Path) -> list[Path]:
     )
 
 
-def check_files(base: BaseCheckpoint) -> tuple[Any, list[str]]:
+def check_files(folder: Path, config: PreTrainedConfig, weight_files: list[Path]) -> tuple[Any, list[str]]:
     """Return transformers' model on the meta device, and weights that it does not use; refuse what it cannot load."""
-    weights = {name: value for file in base.weight_files for name, value in read_weights(file).items()}
+    weights = {name: value for file in weight_files for name, value in read_weights(file).items()}
     # Other attention kernels may not be installed, and change neither names nor shapes; transformers notes the choice.
-    config, options = deepcopy(base.config), {"attn_implementation": "eager"}
+    own, options = deepcopy(config), {"attn_implementation": "eager"}
     loading = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
     try:
         with suppress(OSError):  # transformers ignores a file that is not JSON
-            GenerationConfig.from_pretrained(base.folder)
+            GenerationConfig.from_pretrained(folder)
         with torch.device("meta"):
-            model: Any = build_hf(config, **options)
+            model: Any = build_hf(own, **options)
         on_meta = {name: value.to("meta") for name, value in weights.items()}
         with quiet():
-            model, info = type(model).from_pretrained(None, config=config, state_dict=on_meta, **options, **loading)
+            model, info = type(model).from_pretrained(None, config=own, state_dict=on_meta, **options, **loading)
     except Exception as error:  # transformers and torch raise anything here
+        file = folder / "config.json"
         raise ValueError(
-            f"{base.folder / 'config.json'}: transformers cannot load a model with it or generation_config.json "
-            f"({type(error).__name__}: {first_line(error)}): download the checkpoint again"
+            f"{file} or generation_config.json: transformers loads no model ({cause_of(error)})"
         ) from error
     problems = [
         f"{name} is {tuple(found)} in the files, {tuple(needed)} by config.json"
@@ -159,8 +150,8 @@ def check_files(base: BaseCheckpoint) -> tuple[Any, list[str]]:
         if not all(torch.equal(tied[0], other) for other in tied):  # transformers would use both
             problems.append(f"tie_word_embeddings is True by config.json, but {head} and {embedding} differ")
     # Behind the layers of config.json some models have layers that predict more tokens, and are not used.
-    num_more = getattr(base.config, "num_nextn_predict_layers", None) or 0
-    num_layers = getattr(base.config, "num_hidden_layers", math.inf) + num_more
+    num_more = getattr(config, "num_nextn_predict_layers", None) or 0
+    num_layers = getattr(config, "num_hidden_layers", math.inf) + num_more
     unused = sorted(info["unexpected_keys"])
     problems += [
         f"{name} is of a layer that config.json does not have"
@@ -169,7 +160,7 @@ def check_files(base: BaseCheckpoint) -> tuple[Any, list[str]]:
     ]
     if problems:
         raise ValueError(
-            f"weights and config.json of the checkpoint {base.folder}, of the architecture '{base.config.model_type}', "
+            f"weights and config.json of the checkpoint {folder}, of the architecture '{config.model_type}', "
             f"do not match:\n{listed(problems)}\ncorrect config.json, or name another checkpoint"
         )
     return model, unused
@@ -199,8 +190,8 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         else:
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)  # unpickles only tensors
     except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        cause = f"{type(error).__name__}: {first_line(error)}"
-        raise ValueError(f"{file} is damaged ({cause}): download it again, or convert it to safetensors") from error
+        remedy = "download it again, or convert it to safetensors"
+        raise ValueError(f"{file} is damaged ({cause_of(error)}): {remedy}") from error
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(f"{file} does not hold weights by name: convert it to safetensors")
     return content

@@ -225,7 +225,10 @@ def train(
             )
             guard.add(step, result.is_finite, result.metrics, num_tokens=result.num_tokens)
             if result.overflowed:
-                _report_overflow(state.scaler, step, progress)
+                scale = state.scaler.get_scale()
+                progress.note(f"step {step}: gradients overflowed in fp16; step skipped, loss scale {scale:g}")
+                if scale < 1:
+                    raise TrainingError(f"gradients overflow in fp16 at step {step} even without a loss scale")
             if not result.skipped and state.lr_scheduler is not None:
                 state.lr_scheduler.step()
 
@@ -264,13 +267,6 @@ def train(
                 raise Interrupted(
                     f"stopped after step {step} of {total_steps}; {resume.last_checkpoint()}", batches.stop
                 )
-
-
-def _report_overflow(scaler: torch.amp.GradScaler, step: int, progress: ProgressLog) -> None:
-    scale = scaler.get_scale()
-    progress.note(f"step {step}: gradients overflowed in fp16; step skipped, loss scale {scale:g}")
-    if scale < 1:
-        raise TrainingError(f"gradients overflow in fp16 at step {step} even without a loss scale: try dtype=bf16")
 
 
 @contextmanager
