@@ -8,7 +8,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -89,31 +89,19 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def update_files(folder: Path, files: Mapping[str, Callable[[Path], object]]) -> None:
     """Write files, by their names relative to a folder, to paths passed to their functions: all of them or none.
 
-    They are moved from a temporary folder at the end, so that a full disk leaves the earlier ones intact. An OSError
-    names the file; a folder that is new and empty is then removed.
+    They are renamed at the end, so that a full disk leaves the earlier ones intact. An OSError names the file; a folder
+    that is new is then removed.
     """
-    is_new = not folder.exists()
-    temporary = folder / f".update.{uuid.uuid4().hex}"
-    try:
+    with ExitStack() as stack:
+        if not folder.exists():
+            stack.push(lambda failure, *_: shutil.rmtree(folder, ignore_errors=True) if failure else None)
         for name, write in files.items():
-            path = temporary / name
+            path = folder / name
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write(path)
-                sync_to_disk(path)
+                write(stack.enter_context(atomic_file(path)))
             except OSError as error:
-                raise OSError(
-                    f"{folder / name} could not be written ({error.strerror or error}), {folder} is left as it was: "
-                    "make room, or choose another folder"
-                ) from error
-        for name in files:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (temporary / name).replace(folder / name)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if is_new:
-            with suppress(OSError):  # it is not empty, or could not be made
-                folder.rmdir()
+                what = f"{path} could not be written ({error.strerror or error})"
+                raise OSError(f"{what}, {folder} is left as it was: make room, or choose another folder") from error
 
 
 @contextmanager
