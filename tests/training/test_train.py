@@ -93,7 +93,7 @@ def test_metrics_of_an_accumulated_step_cover_all_its_mini_batches(model):
 
 
 def test_the_step_reads_nothing_off_the_device(model, monkeypatch):
-    """A read would make a GPU wait; the check of ids, which only a CPU does, is not counted."""
+    """A read would make a GPU wait."""
     reads = []
     monkeypatch.setattr(torch.Tensor, "item", lambda self: reads.append("item"))
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: reads.append("bool") or True)

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
+from tfidf_tune._checks import require_choice
 from tfidf_tune.models._causal_lm import HFCausalLM, build_hf, linear_layers
 from tfidf_tune.models._family import ModelFamily
 from tfidf_tune.models._linear import PLAIN, LinearFactory, quantize
@@ -101,8 +102,7 @@ def _build(
     targets: str | Sequence[str] = (),
     linear: LinearFactory = PLAIN,
 ) -> nn.Module:
-    if implementation not in get_args(Implementation):
-        raise ValueError(f"implementation is {implementation!r}: choose one of {', '.join(get_args(Implementation))}")
+    require_choice("implementation", implementation, get_args(Implementation))
     limit = getattr(hf_config, "max_position_embeddings", None) or 0  # XLNet has -1
     if max_seq_len is not None and 0 < limit < max_seq_len:
         raise ValueError(f"max_seq_len is {max_seq_len}, the checkpoint's limit is {limit}: lower it")

@@ -5,7 +5,6 @@ from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import build_loss, build_optimizer, check_loss, instantiate
 from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config, load_config
 from tfidf_tune.training._data import (
-    Batch,
     StepBatches,
     agree_on_step,
     build_dataloader,
@@ -34,7 +33,6 @@ from tfidf_tune.training._run import Run, milestone_name, open_run, recipe
 from tfidf_tune.training._train import StepResult, build_grad_scaler, count_steps, train, train_step
 
 __all__ = [
-    "Batch",
     "FinetuneConfig",
     "HFCheckpointer",
     "LoRAFinetuneConfig",

@@ -47,20 +47,18 @@ def find_checkpoint(
 ) -> tuple[Path, PreTrainedConfig, list[Path]]:
     """Find a checkpoint's folder, config and weight files; from the hub, weights are downloaded last."""
     folder = Path(checkpoint_dir).expanduser()
-    if folder.is_dir():
-        if revision is not None:
-            raise ValueError(f"revision '{revision}' is given for the local folder {checkpoint_dir}: leave it out")
-        config = read_config(folder, trust_remote_code=trust_remote_code)
-    elif looks_like_path(checkpoint_dir):
-        raise FileNotFoundError(f"no such folder {checkpoint_dir}")
-    else:
-        code = ["*.py"] if trust_remote_code else []
-        folder = _download(checkpoint_dir, revision, [*_SMALL_FILES, *code])
-        config = read_config(folder, trust_remote_code=trust_remote_code)
-        for weights in _WEIGHTS:  # some repositories have both, older ones the second
-            folder = _download(checkpoint_dir, revision, [weights, *_SMALL_FILES, "*.index.json", *COMPANIONS])
-            if any(folder.glob(weights)):
-                break
+    is_local = folder.is_dir()
+    if is_local and revision is not None:
+        raise ValueError(f"revision '{revision}' is given for the local folder {checkpoint_dir}: leave it out")
+    if not is_local:
+        if looks_like_path(checkpoint_dir):
+            raise FileNotFoundError(f"no such folder {checkpoint_dir}")
+        folder = _download(checkpoint_dir, revision, [*_SMALL_FILES, *["*.py"] * trust_remote_code])
+    config = read_config(folder, trust_remote_code=trust_remote_code)
+    for weights in () if is_local else _WEIGHTS:  # some repositories have both, older ones the second
+        folder = _download(checkpoint_dir, revision, [weights, *_SMALL_FILES, "*.index.json", *COMPANIONS])
+        if any(folder.glob(weights)):
+            break
     return folder, config, _find_weight_files(folder)
 
 

@@ -27,7 +27,7 @@ from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import instantiate, signature_of
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import assign_parameters, parameters_by_name, print_once
-from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
+from tfidf_tune.training._errors import SetupError, setup_errors
 from tfidf_tune.training._run import Run
 
 _UNSHARDED = "use another number of processes, or set model.quantize_base=False"
@@ -152,7 +152,6 @@ def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: Finetun
     if refusal := prepare_head(model, loss):
         chunks = f"logits are computed in {loss.num_output_chunks} chunks"
         print_once(f"head '{loss.head}' cannot be used because {refusal}; {chunks}")
-    model.get_submodule("tok_embeddings").register_forward_pre_hook(_check_token_ids)
     layers: Any = model.layers
     if cfg.compile:
         for layer in layers:
@@ -217,16 +216,3 @@ def _build_rope_tables(model: nn.Module, device: torch.device) -> None:
             with device:
                 module.rope_init()
             module.to(device)
-
-
-def _check_token_ids(embeddings: Any, inputs: tuple[Tensor]) -> None:
-    """Refuse an id without an embedding; on a GPU this would wait for the device, so its own error has to do."""
-    (tokens,) = inputs
-    if tokens.device.type != "cpu":
-        return
-    for token_id in torch.stack(tokens.aminmax()).tolist():
-        if not 0 <= token_id < embeddings.num_embeddings:
-            raise TrainingError(
-                f"the data set has the token id {token_id}, the model embeddings for the ids 0 to "
-                f"{embeddings.num_embeddings - 1}: make the data set with the tokenizer of the model"
-            )

@@ -26,36 +26,35 @@ from tfidf_tune.training._model import FSDP_DTYPES
 from tfidf_tune.training._run import BELOW_THRESHOLD, Run
 
 
+@dataclass(frozen=True)
 class MemorizationMonitor:
     """Measures memorization every so many steps, for models of torchtune as :func:`prepare_model` prepares them."""
 
-    def __init__(self, probe: MemorizationProbe, cfg: FinetuneConfig, run: Run) -> None:
-        section: Any = cfg.memorization_monitor
-        self._probe = probe
-        self._run = run
-        self._every_n_steps: int = section.every_n_steps
-        self._cache_dtype = FSDP_DTYPES[cfg.fsdp_param_dtype] or run.dtype
+    probe: MemorizationProbe
+    run: Run
+    every_n_steps: int
+    cache_dtype: torch.dtype
 
     def is_due(self, step: int, total_steps: int) -> bool:
         """Return whether a step, or the start as step 0, is followed by a measurement."""
-        return step % self._every_n_steps == 0 or step == total_steps
+        return step % self.every_n_steps == 0 or step == total_steps
 
     def measure(self, step: int, model: nn.Module, progress: ProgressLog, save: Callable[[Path], None]) -> str | None:
         """Measure a prepared model after a step, 0 before the first; return why the run has to end, if so."""
-        is_fp16 = self._run.dtype is torch.float16
-        with evaluating(model), torch.autocast(self._run.device.type, torch.float16, enabled=is_fp16):
-            prepared = PreparedModel(model, self._run.device, self._cache_dtype)
-            metrics = self._probe.measure(prepared.logits, prepared.continuations)
+        is_fp16 = self.run.dtype is torch.float16
+        with evaluating(model), torch.autocast(self.run.device.type, torch.float16, enabled=is_fp16):
+            prepared = PreparedModel(model, self.run.device, self.cache_dtype)
+            metrics = self.probe.measure(prepared.logits, prepared.continuations)
         progress.log(step, metrics)
 
         def save_finite(folder: Path) -> None:
             require_finite(model, step)
             save(folder)
 
-        if notice := self._probe.keep_below(step, metrics, self._run.output_dir / BELOW_THRESHOLD, save_finite):
+        if notice := self.probe.keep_below(step, metrics, self.run.output_dir / BELOW_THRESHOLD, save_finite):
             progress.note(notice)
         progress.restart_clock()
-        return self._probe.reason_to_stop(metrics)
+        return self.probe.reason_to_stop(metrics)
 
 
 def build_monitor(
@@ -78,7 +77,7 @@ def build_monitor(
             raise ValueError(f"{has}: lower max_new_tokens or prefix_length")
         if not isinstance(model, HFCausalLM) and not hasattr(model, "setup_caches"):
             raise ValueError(f"a {type(model).__name__} has no KV caches to generate text with: set it to null")
-    return MemorizationMonitor(probe, cfg, run)
+    return MemorizationMonitor(probe, run, section.every_n_steps, FSDP_DTYPES[cfg.fsdp_param_dtype] or run.dtype)
 
 
 @dataclass(frozen=True)
