@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,19 +32,13 @@ _BY_PREFIX = ("", "greedy")  # attacks whose scores are averaged by the length o
 
 
 class _Document(NamedTuple):
-    """A document of a task: what was asked, what was expected, and the scores."""
+    """A document of a task: what was asked and expected, its scores, and the fields that the task logged."""
 
     what: str  # "prompts", "passages", "perplexity blocks", "blocks of other text", "articles", "questions"
     unit: str
     expected: Any
     rows: list[_Row]
-    round_trip: bool = True  # whether token ids survived as text
-    as_text: bool = False  # whether the prompt was text
-    bertscore_missing: str | None = None
-    # Of prompts only:
-    sample: Any = None
-    prompt: str = ""
-    num_injections: int = 0
+    fields: Mapping[str, Any]
 
 
 def _kind(task: str) -> str:
@@ -60,12 +55,11 @@ def _parse(task: str, doc: Any) -> _Document:
         block, count = str(fields["block"]), fields["num_predictions"]
         nll = -fields["log_likelihood"] / count
         row = (metric, "block", block, math.nan, math.inf if math.isnan(nll) else nll, count)
-        return _Document(what, block, count, [row], fields["round_trip"])
+        return _Document(what, block, count, [row], fields)
     if task in (logged.SUMMARIZATION, logged.QA):
         kind = "article" if task == logged.SUMMARIZATION else "question"
-        unit, reason = fields.pop("id"), fields.pop("bertscore_missing", None) or "no reason given"
-        missing = reason if None in fields.values() else None
-        return _Document(f"{kind}s", unit, None, _rows(kind, unit, fields), bertscore_missing=missing)
+        scores = {name: value for name, value in fields.items() if name not in ("id", "bertscore_missing")}
+        return _Document(f"{kind}s", fields["id"], None, _rows(kind, fields["id"], scores), fields)
     if task == logged.MEMBERSHIP:
         kind, unit = fields["kind"], fields["passage_id"]
         # "nll" alone is that of perplexity blocks.
@@ -73,8 +67,7 @@ def _parse(task: str, doc: Any) -> _Document:
         rows = _rows(kind, unit, scores)
         for prefix, nll in fields["continuations"]:
             rows += _rows(kind, unit, {"continuation_nll": nll}, prefix)
-        as_text = fields["prompts"] == "text"
-        return _Document("passages", f"{kind} {unit}", fields["token_ids"], rows, fields["round_trip"], as_text)
+        return _Document("passages", f"{kind} {unit}", fields["token_ids"], rows, fields)
     sample: logged.ProbeSample = fields["sample"]
     # No match can be longer than the shorter of the two.
     longest = min(len(sample.generated_ids), len(sample.reference_ids))
@@ -82,19 +75,11 @@ def _parse(task: str, doc: Any) -> _Document:
         if (getattr(sample, name) or 0) > longest:
             raise ValueError(f"{name} is {getattr(sample, name)}, expected at most {longest}")
     asked = {name: fields[name] for name in ("prompt_noise", "generation") if fields.get(name)}
+    expected = [sample.reference_ids, asked] if asked else sample.reference_ids
     names = _MATCHES if sample.attack in _BY_PREFIX else ()
     scores = {name: value for name in names if (value := getattr(sample, name)) is not None}
-    return _Document(
-        "prompts",
-        sample.prompt_label,
-        [sample.reference_ids, asked] if asked else sample.reference_ids,
-        _rows(sample.kind, sample.passage_id, scores, sample.prefix_length),
-        fields["round_trip"],
-        fields.get("prompts") == "text",
-        sample=sample,
-        prompt=fields["prompt_text"],
-        num_injections=fields["num_injections"],
-    )
+    rows = _rows(sample.kind, sample.passage_id, scores, sample.prefix_length)
+    return _Document("prompts", sample.prompt_label, expected, rows, fields)
 
 
 def _rows(kind: str, unit: str, values: Mapping[str, float | None], prefix: float = math.nan) -> list[_Row]:
@@ -113,25 +98,28 @@ def _with_scores(checkpoint: Checkpoint, documents: Iterable[_Document]) -> tupl
     A prompt that several tasks have counts once, as in the last.
     """
     found = {(doc.what, doc.unit): doc for doc in documents}
-    in_order = sorted(found.values(), key=lambda doc: doc.sample is not None)
-    prompts = [doc for doc in in_order if doc.sample is not None]
+    in_order = sorted(found.values(), key=lambda doc: doc.what == "prompts")
     asked: dict[str, dict[str, Any]] = {}
+    lost: Counter[str] = Counter()  # documents whose token ids did not survive as text
     for doc in in_order:
         asked.setdefault(doc.what, {})[doc.unit] = doc.expected
-    injections = {(doc.sample.kind, doc.sample.passage_id): doc.num_injections for doc in prompts}
+        lost[doc.what] += not doc.fields.get("round_trip", True)
+    of_prompts = [(doc.fields["sample"], doc.fields) for doc in in_order if doc.what == "prompts"]
+    injections = {(sample.kind, sample.passage_id): fields["num_injections"] for sample, fields in of_prompts}
     rows = [row for doc in in_order for row in doc.rows]
     rows += [row for at, number in injections.items() for row in _rows(*at, {"num_injections": number})]
+    unscored = (doc.fields for doc in in_order if doc.fields.get("bertscore_f1", 0) is None)
     completed = replace(
         checkpoint,
         asked={
             what: hashlib.sha256(json.dumps(sorted(questions.items())).encode()).hexdigest()[:12]
             for what, questions in asked.items()
         },
-        lost_prompts=sum(not doc.round_trip for doc in prompts),
-        lost_blocks=sum(not doc.round_trip for doc in in_order if doc.what == "perplexity blocks"),
-        text_prompts=any(doc.as_text for doc in in_order),
-        bertscore_missing=tuple(dict.fromkeys(doc.bertscore_missing for doc in in_order if doc.bertscore_missing)),
-        samples=tuple((doc.sample, doc.prompt) for doc in prompts),
+        lost_prompts=lost["prompts"],
+        lost_blocks=lost["perplexity blocks"],
+        text_prompts=any(doc.fields.get("prompts") == "text" for doc in in_order),
+        bertscore_missing=tuple(dict.fromkeys(one["bertscore_missing"] or "no reason given" for one in unscored)),
+        samples=tuple((sample, fields["prompt_text"]) for sample, fields in of_prompts),
     )
     return completed, rows
 
