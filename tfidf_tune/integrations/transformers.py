@@ -46,8 +46,7 @@ def require_labels(inputs: Mapping[str, Any]) -> None:
     if not has_labels(inputs):
         found = ", ".join(name for name, value in inputs.items() if value is not None) or "nothing"
         raise ValueError(
-            f"a training batch has no labels, only {found}: use a data collator that makes them, for example "
-            "DataCollatorForLanguageModeling(tokenizer, mlm=False)"
+            f"a training batch has no labels, only {found}: use DataCollatorForLanguageModeling, mlm=False"
         )
 
 
@@ -68,9 +67,7 @@ def check_first_batch(inputs: Mapping[str, Any], *, needs_tokens: bool) -> None:
     if pairs.any() and (labels[:, :-1] == ids[:, 1:])[pairs].all():
         raise ValueError("the labels are shifted already: pass input_ids as labels where a token counts, else -100")
     if needs_tokens:
-        raise ValueError(
-            "all tokens are counted, but labels that are not -100 differ from input_ids: set counted to 'labels'"
-        )
+        raise ValueError("labels that are not -100 differ from input_ids: set counted to 'labels', or make them equal")
 
 
 def shifted_labels(inputs: Mapping[str, Any], num_positions: int) -> Tensor:

@@ -76,10 +76,7 @@ def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def require_linear_cross_entropy() -> None:
     """Raise a ``ValueError`` if the installed torch has no ``linear_cross_entropy``."""
     if not hasattr(F, "linear_cross_entropy"):
-        raise ValueError(
-            "head is 'torch', which needs torch.nn.functional.linear_cross_entropy of torch 2.13 or later; this is "
-            f"torch {torch.__version__}: set head to 'fused'"
-        )
+        raise ValueError("head is 'torch', which needs torch 2.13 or later: set head to 'fused'")
 
 
 def linear_token_cross_entropy(head: HeadInput, labels: Tensor) -> Tensor:
@@ -147,32 +144,28 @@ def token_predictions(logits: list[Tensor] | HeadInput, labels: Tensor) -> Predi
     """
     if isinstance(logits, HeadInput):
         check_head(logits, labels)
-        hidden = logits.hidden.flatten(0, 1)
-        pieces = (F.linear(rows, logits.weight, logits.bias) for rows in torch.split(hidden, _chunk_rows(len(hidden))))
-        log_probability, entropy = (part.view(labels.shape) for part in _predict(pieces, labels.flatten()))
-    else:
-        chunks = torch.split(labels, [chunk.shape[1] for chunk in logits], dim=1)
-        predicted = [
-            [part.view(chunk.shape) for part in _predict([of_chunk.flatten(0, 1)], chunk.flatten())]
-            for of_chunk, chunk in zip(logits, chunks, strict=True)
-        ]
-        log_probability, entropy = (torch.cat(parts, dim=1) for parts in zip(*predicted, strict=True))
-    ignored = labels == IGNORE_INDEX
-    return Predictions(log_probability.masked_fill(ignored, 0), entropy.masked_fill(ignored, 0))
+        rows = torch.split(logits.hidden.flatten(0, 1), _chunk_rows(labels.numel()))
+        weight, bias = logits.weight, logits.bias
+        return _predict((F.linear(hidden, weight, bias) for hidden in rows), labels)
+    chunks = zip(logits, torch.split(labels, [chunk.shape[1] for chunk in logits], dim=1), strict=True)
+    predicted = [_predict([of_chunk.flatten(0, 1)], chunk) for of_chunk, chunk in chunks]
+    return Predictions(*(torch.cat(parts, dim=1) for parts in zip(*predicted, strict=True)))
 
 
-def _predict(logits: Iterable[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies, float32 ``[n]`` each, from logits ``[c, v]`` of all n labels in turn."""
-    log_probabilities, entropies, start = [], [], 0
-    for chunk in logits:
-        for block in torch.split(chunk, _block_rows(chunk.shape[1], is_cuda=chunk.is_cuda)):
+def _predict(logits: Iterable[Tensor], labels: Tensor) -> Predictions:
+    """Log-probabilities and entropies of labels ``[b, c]``, from logits ``[n, v]`` of some of them in turn."""
+    predicted, labels_N, start = [], labels.flatten(), 0
+    for piece in logits:
+        for block in torch.split(piece, _block_rows(piece.shape[1], is_cuda=piece.is_cuda)):
             log_softmax = torch.log_softmax(block.float(), dim=1)
             # Labels outside the vocabulary are replaced; the weighting refuses those that are not ignored.
-            tokens = labels[start : start + len(block)].long().clamp(0, block.shape[1] - 1)
-            log_probabilities.append(log_softmax.gather(1, tokens.unsqueeze(1)).squeeze(1))
-            entropies.append(torch.special.entr(log_softmax.exp_()).sum(dim=1))
+            tokens = labels_N[start : start + len(block)].long().clamp(0, block.shape[1] - 1)
+            log_probability = log_softmax.gather(1, tokens.unsqueeze(1)).squeeze(1)
+            predicted.append((log_probability, torch.special.entr(log_softmax.exp_()).sum(dim=1)))
             start += len(block)
-    return torch.cat(log_probabilities), torch.cat(entropies)
+    ignored = labels == IGNORE_INDEX
+    of_all = (torch.cat(parts).view(labels.shape) for parts in zip(*predicted, strict=True))
+    return Predictions(*(part.masked_fill(ignored, 0) for part in of_all))
 
 
 def fused_cross_entropy(

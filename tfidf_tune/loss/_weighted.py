@@ -99,8 +99,7 @@ class WeightedCrossEntropyLoss(nn.Module):
         super().__init__()
         if not isinstance(weighting, TokenWeighting):
             raise ValueError(
-                f"weighting is {weighting!r}: it has to be a weighting, in a config a section with `_component_`, for "
-                "example tfidf_tune.weighting.TFIDFWeighting"
+                f"weighting is {weighting!r}: it has to be one, such as tfidf_tune.weighting.TFIDFWeighting"
             )
         require_integer("num_output_chunks", num_output_chunks, 1, "logits are split into so many chunks")
         require_choice("head", head, get_args(Head))
