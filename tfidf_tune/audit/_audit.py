@@ -14,7 +14,7 @@ from tfidf_tune._checks import check_at_least, differences, require_choice
 from tfidf_tune._files import atomic_file, looks_like_path, require_writable
 
 if TYPE_CHECKING:
-    from tfidf_tune.audit._tables import Bound
+    from tfidf_tune.audit._measures import Bound
     from tfidf_tune.data import MadeProbe, Passage, ProbeSpec
     from tfidf_tune.data._disk_tasks import TaskRunner
     from tfidf_tune.probe import Attack
@@ -261,7 +261,7 @@ def output_folder(output_dir: str | Path | None, named: str | Path) -> Path:
 
 def _bounds(limits: str, folder: Path) -> "list[Bound]":
     """Read limits, and check before any work that the report can be written."""
-    from tfidf_tune.audit._tables import parse_bounds
+    from tfidf_tune.audit._measures import parse_bounds
     from tfidf_tune.report import require_report_folder
 
     bounds = parse_bounds(limits) if limits else []

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tfidf_tune.audit import _tables as audit
+from tfidf_tune.audit import _measures as audit
 from tfidf_tune.compare import Checkpoint, Results
 from tfidf_tune.compare._examples import excerpt, shared_pieces
 from tfidf_tune.compare._figures import lms_distribution

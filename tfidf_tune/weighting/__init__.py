@@ -1,6 +1,6 @@
 """Token weights from token statistics, and from what a model predicts. Needs torch only."""
 
-from tfidf_tune.weighting._context import GoldfishWeighting, RepetitionWeighting
+from tfidf_tune.weighting._context_weightings import GoldfishWeighting, RepetitionWeighting
 from tfidf_tune.weighting._tfidf import DocumentWindow, TermFrequency, TFIDFWeighting
 from tfidf_tune.weighting._weighting import (
     IGNORE_INDEX,
