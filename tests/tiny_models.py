@@ -16,6 +16,8 @@ ROPE_LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
+ROPE_QWEN = {"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}
+TIED = {"tie_word_embeddings": True}
 QKV = ("q_proj", "k_proj", "v_proj", "output_proj")
 
 
@@ -73,12 +75,12 @@ def _llama_tune(dim: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _llama(num_kv_heads: int) -> TinyModel:
+def _like_llama(
+    model_type: str, name: str, hf: dict[str, Any], tune: dict[str, Any], *, tied: bool = False
+) -> TinyModel:
+    builder = f"torchtune.models.{name}.{name}"
     return TinyModel(
-        "llama",
-        "torchtune.models.llama2.llama2",
-        lambda dim: _llama_hf(dim) | {"num_key_value_heads": num_kv_heads},
-        lambda dim: _llama_tune(dim) | {"num_kv_heads": num_kv_heads},
+        model_type, builder, lambda dim: _llama_hf(dim) | hf, lambda dim: _llama_tune(dim) | tune, tied=tied
     )
 
 
@@ -115,38 +117,13 @@ def _gptj(rotary_dim: int) -> TinyModel:
 
 
 MODELS = {
-    "llama": _llama(2),
-    "llama-1-kv-head": _llama(1),
-    "llama-4-kv-heads": _llama(4),
-    "llama3_2-tied": TinyModel(
-        "llama",
-        "torchtune.models.llama3_2.llama3_2",
-        lambda dim: _llama_hf(dim) | {"tie_word_embeddings": True, "rope_parameters": ROPE_LLAMA3},
-        _llama_tune,
-        tied=True,
-    ),
-    "mistral": TinyModel(
-        "mistral",
-        "torchtune.models.mistral.mistral",
-        lambda dim: _llama_hf(dim) | {"head_dim": None, "sliding_window": None},
-        _llama_tune,
-    ),
-    "qwen2-tied": TinyModel(
-        "qwen2",
-        "torchtune.models.qwen2.qwen2",
-        lambda dim: (
-            _llama_hf(dim)
-            | {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}
-        ),
-        lambda dim: _llama_tune(dim) | {"tie_word_embeddings": True},
-        tied=True,
-    ),
-    "qwen2": TinyModel(
-        "qwen2",
-        "torchtune.models.qwen2.qwen2",
-        lambda dim: _llama_hf(dim) | {"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}},
-        _llama_tune,
-    ),
+    "llama": _like_llama("llama", "llama2", {}, {}),
+    "llama-1-kv-head": _like_llama("llama", "llama2", {"num_key_value_heads": 1}, {"num_kv_heads": 1}),
+    "llama-4-kv-heads": _like_llama("llama", "llama2", {"num_key_value_heads": 4}, {"num_kv_heads": 4}),
+    "llama3_2-tied": _like_llama("llama", "llama3_2", TIED | {"rope_parameters": ROPE_LLAMA3}, {}, tied=True),
+    "mistral": _like_llama("mistral", "mistral", {"head_dim": None, "sliding_window": None}, {}),
+    "qwen2-tied": _like_llama("qwen2", "qwen2", TIED | ROPE_QWEN, TIED, tied=True),
+    "qwen2": _like_llama("qwen2", "qwen2", ROPE_QWEN, {}),
     "gemma-tied": TinyModel(
         "gemma",
         "torchtune.models.gemma.gemma",

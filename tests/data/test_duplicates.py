@@ -5,11 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfidf_tune.data._duplicates import (
-    SEPARATOR,
     duplicated_stretches,
     join_documents,
     name_repeated_windows,
-    windows_with_shared_stretch,
 )
 
 
@@ -72,20 +70,3 @@ def test_stretches_are_those_that_a_slow_search_finds(lists, length):
     assert summary == slow_stretches(lists, length)
     for starts, _ in found:
         assert (np.diff(starts) >= length).all()
-
-
-texts_of_two_ids = st.lists(st.lists(st.integers(0, 1), max_size=14), min_size=1, max_size=3)
-
-
-@settings(max_examples=200, deadline=None)
-@given(texts_of_two_ids, texts_of_two_ids, st.integers(2, 6), st.integers(0, 5))
-def test_windows_with_a_shared_stretch_are_those_that_a_slow_search_finds(unseen, corpus, num_shared, more):
-    length = num_shared + more
-    in_corpus = {tuple(ids[i : i + num_shared]) for ids in corpus for i in range(len(ids) - num_shared + 1)}
-    joined = [one for ids in unseen for one in (*ids, SEPARATOR)]
-    slow = [
-        any(tuple(joined[i : i + num_shared]) in in_corpus for i in range(start, start + length - num_shared + 1))
-        for start in range(len(joined) - length + 1)
-    ]
-    both = (join_documents(np.array(ids, dtype=np.int32) for ids in lists) for lists in (unseen, corpus))
-    assert windows_with_shared_stretch(*both, length, num_shared).tolist() == slow
