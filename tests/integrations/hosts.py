@@ -1,7 +1,6 @@
 """Runs of the recipe, of transformers' Trainer and of TRL's SFTTrainer, on the same rows in the same order."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -105,15 +104,3 @@ def ragged_rows(num_rows: int, *, seed: int = 0, vocab_size: int = 320) -> list[
         ids = torch.randint(1, vocab_size, (length,), generator=generator).tolist()
         rows.append({"input_ids": ids, "labels": [-100] * (length // 3) + ids[length // 3 :]})
     return rows
-
-
-def set_environment(rank: int, world_size: int) -> None:
-    """Set what torchrun sets, so that a Trainer finds the process group."""
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "localhost",
-        "OMP_NUM_THREADS": "1",
-    }

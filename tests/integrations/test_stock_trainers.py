@@ -1,9 +1,88 @@
 """Uniform weights are the stock trainer, runs resume exactly, and processes share what they should."""
 
+import os
+
 import pytest
 import torch
+from datasets import Dataset
+from hosts import load, logs_of, make_trainer, metrics_of, ragged_rows
 from processes import on_every_rank
-from trainer_runs import RESUMED_AT, TOTAL, all_on_rank, shared_window
+from torch.distributed.tensor import DTensor
+from transformers import Trainer
+from transformers.distributed import DistributedConfig
+from trl import SFTTrainer
+
+from tfidf_tune.integrations.transformers import TokenWeightingTrainer
+from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
+from tfidf_tune.weighting import TFIDFWeighting, UniformWeighting
+
+STEPS = 2
+RESUMED_AT, TOTAL = 2, 4
+WEIGHTED = {Trainer: TokenWeightingTrainer, SFTTrainer: TokenWeightingSFTTrainer}
+COUNTED = {TokenWeightingTrainer: "labels", TokenWeightingSFTTrainer: "tokens"}
+
+
+def check_uniform_is_stock(folder):
+    """Losses and gradient norms of the steps, and the loss of evaluation."""
+    settings = {"max_steps": STEPS, "gradient_accumulation_steps": 8, "eval_strategy": "steps", "eval_steps": 2}
+    options = {"settings": settings, "eval_dataset": Dataset.from_list(ragged_rows(10, seed=1))}
+    for stock, weighted in WEIGHTED.items():
+        found = []
+        for trainer_class, added in ((stock, {}), (weighted, {"weighting": UniformWeighting()})):
+            trainer = make_trainer(trainer_class, folder / "tiny", folder / "out", ragged_rows(200), **options, **added)
+            trainer.train()
+            names = ("loss", "grad_norm", "eval_loss")
+            found.append([entry[name] for entry in trainer.state.log_history for name in names if name in entry])
+        assert len(found[0]) == 2 * STEPS + 1
+        torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
+
+
+def check_resumed_runs(folder):
+    """An uninterrupted run and one that is resumed from its checkpoint are equal; returns the entries of a window."""
+    settings = {"max_steps": TOTAL, "gradient_accumulation_steps": 2}
+    settings |= {"save_strategy": "steps", "save_steps": RESUMED_AT}
+    for trainer_class, counted in COUNTED.items():
+        own_folder, logs, states = folder / trainer_class.__name__, [], []
+        for checkpoint in (None, str(own_folder / f"checkpoint-{RESUMED_AT}")):
+            weighting = TFIDFWeighting(num_batches=3, counted=counted)
+            trainer = make_trainer(
+                trainer_class, folder / "tiny", own_folder, ragged_rows(100), settings=settings, weighting=weighting
+            )
+            trainer.train(resume_from_checkpoint=checkpoint)
+            logs.append(metrics_of(logs_of(trainer)).tolist())
+            states.append({**trainer.model.state_dict(), **weighting.state_dict()})
+        assert len(logs[0]) == TOTAL
+        assert logs[1][RESUMED_AT - TOTAL :] == logs[0][RESUMED_AT:]
+        torch.testing.assert_close(states[1], states[0], rtol=0, atol=0)
+    return states[0]["window.entries_KT"]
+
+
+def shared_window(folder, world_size=1, *, counted="labels", fused_head=False, is_sharded=False):
+    """Metrics with a window of all processes, on eight rows a step however many processes there are."""
+    model = folder / "tiny"
+    if is_sharded:  # by FSDP2
+        model = load(model, distributed_config=DistributedConfig(fsdp_size=world_size))
+    trainer = make_trainer(
+        TokenWeightingTrainer, model, folder / "out", ragged_rows(100), fused_head=fused_head,
+        settings={"max_steps": STEPS, "per_device_train_batch_size": 8 // world_size},
+        weighting=TFIDFWeighting(num_batches=2, sync=True, counted=counted),
+    )  # fmt: skip
+    trainer.train()
+    assert isinstance(trainer.model.get_output_embeddings().weight, DTensor) == is_sharded
+    return torch.tensor(metrics_of(logs_of(trainer)))
+
+
+def all_on_rank(rank, folder):
+    """All of these, in one of two processes that torchrun might have started."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "localhost", "OMP_NUM_THREADS": "1"}
+    check_uniform_is_stock(folder)
+    return {
+        "window": check_resumed_runs(folder),
+        # The fused head uses its weight outside of the wrapped model.
+        "labels": [shared_window(folder, 2, **o) for o in ({}, {"fused_head": True}, {"is_sharded": True})],
+        "tokens": [shared_window(folder, 2, counted="tokens")],
+    }
 
 
 @pytest.fixture(scope="module")
@@ -17,33 +96,11 @@ def test_two_processes(folder):
     """They do the same; with a window for all of them, also through the fused head and with FSDP2, they are one."""
     ranks = on_every_rank(2, folder, all_on_rank, folder)
 
-    assert_uniform_is_stock(ranks[0]["stock_and_uniform"])
-    windows = [assert_resumed_runs_are_identical(rank["resumed_runs"]) for rank in ranks]
-    assert not torch.equal(*windows), "each process has its own window"
-    expected, of_tokens = torch.tensor(shared_window(folder)), torch.tensor(shared_window(folder, counted="tokens"))
-    assert (of_tokens[:, -2:] - expected[:, -2:]).abs().min() > 1e-4, "prompts count"
-    assert expected[:, -2].min() > 0.1, "weights differ"
+    assert not torch.equal(*(rank["window"] for rank in ranks)), "each process has its own window"
+    expected = {counted: shared_window(folder, counted=counted) for counted in ("labels", "tokens")}
+    assert (expected["tokens"] - expected["labels"])[:, -2:].abs().min() > 1e-4, "prompts count"
+    assert expected["labels"][:, -2].min() > 0.1, "weights differ"
     for rank in ranks:
-        is_sharded, sharded = rank["sharded"]
-        assert is_sharded
-        for found in (rank["shared_window"], rank["shared_window_fused"], sharded):
-            torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(torch.tensor(rank["shared_window_of_tokens"]), of_tokens, rtol=1e-5, atol=1e-6)
-
-
-def assert_uniform_is_stock(found):
-    assert len(found) == 2
-    for stock, uniform in found.values():
-        torch.testing.assert_close(uniform, stock, rtol=1e-5, atol=0)
-
-
-def assert_resumed_runs_are_identical(found):
-    """Of both trainers; returns a window."""
-    assert len(found) == 2
-    for runs in found.values():
-        (logs, weights, window), (resumed_logs, resumed_weights, resumed_window) = runs[False], runs[True]
-        assert len(logs) == TOTAL
-        assert resumed_logs[-(TOTAL - RESUMED_AT) :] == logs[RESUMED_AT:]
-        assert all(torch.equal(weights[name], resumed_weights[name]) for name in weights)
-        assert all(torch.equal(window[name], resumed_window[name]) for name in window)
-    return window["window.entries_KT"]
+        for counted, values in expected.items():
+            for found in rank[counted]:
+                torch.testing.assert_close(found, values, rtol=1e-5, atol=1e-6)
