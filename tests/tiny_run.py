@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
@@ -83,6 +84,15 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 def metrics_of(folder: Path, *names: str) -> torch.Tensor:
     """Read metrics of all steps as a tensor ``[steps, names]``."""
     return torch.tensor([[line[name] for name in names] for line in read_metrics(folder)], dtype=torch.float64)
+
+
+def means_by_kind(samples: list[Any]) -> dict[str, float]:
+    """Return mean LMS and prefix match of samples of targets and controls, by the names of the monitor."""
+    return {
+        f"memorization_{kind}_{name}": np.mean([getattr(sample, name) for sample in samples if sample.kind == kind])
+        for kind in ("target", "control")
+        for name in ("lms", "prefix_match")
+    }
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -12,6 +12,7 @@ import transformers
 import trl
 from docs_snippets import snippet
 from tiny_llama import VOCAB_SIZE
+from tiny_run import means_by_kind
 
 from tfidf_tune.data import Passage, hf_tokenizer, read_probe_file, tokenizer_fingerprint, write_probe_file
 from tfidf_tune.integrations.monitor import MemorizationCallback
@@ -133,10 +134,8 @@ def test_training_is_the_same_with_and_without_the_monitor(make_trainer, probe_f
     monitored.save_model()
     model, tokenizer = load_model(monitored.args.output_dir), hf_tokenizer(str(tiny_checkpoint))
     samples = probe(model, tokenizer, read_probe_file(probe_file), prefix_lengths=(PREFIX,))
-    for kind in ("target", "control"):
-        for name in ("lms", "prefix_match"):
-            expected = np.mean([getattr(sample, name) for sample in samples if sample.kind == kind])
-            assert last[f"memorization_{kind}_{name}"] == expected
+    expected = means_by_kind(samples)
+    assert {name: last[name] for name in expected} == expected
     assert last["memorization_target_lms"] > last["memorization_control_lms"]
 
 

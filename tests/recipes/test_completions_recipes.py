@@ -5,11 +5,10 @@ import random
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from recipe_processes import RecipeRun
-from tiny_run import run_config
+from tiny_run import means_by_kind, run_config
 from transformers import AutoTokenizer
 
 from tfidf_tune.audit import audit_report
@@ -59,15 +58,6 @@ def trained(tmp_path_factory, tiny_checkpoint, text_file):
     return RecipeRun(run_config(folder / "run", tiny_checkpoint, text_file, dataset=dataset, **settings)).here()
 
 
-def means(samples):
-    """Mean LMS and prefix match of targets and controls, by the names of the monitor."""
-    return {
-        f"memorization_{kind}_{name}": np.mean([one[name] for one in samples if one["kind"] == kind])
-        for kind in ("target", "control")
-        for name in ("lms", "prefix_match")
-    }
-
-
 def test_the_repeated_answer_is_recited_and_all_measure_the_same(trained, tmp_path):
     passages = read_probe_file(trained / "probe.jsonl")
     assert [passage.kind for passage in passages] == ["target", *["control"] * 5]
@@ -77,7 +67,7 @@ def test_the_repeated_answer_is_recited_and_all_measure_the_same(trained, tmp_pa
     *_, monitored = [line for line in lines if "memorization_target_lms" in line]
     checkpoint = trained / "checkpoint_100pct"
 
-    samples = [vars(one) for one in probe(load_model(checkpoint), hf_tokenizer(str(checkpoint)), passages)]
+    samples = probe(load_model(checkpoint), hf_tokenizer(str(checkpoint)), passages)
     evaluate(
         {"pretrained": str(checkpoint), "dtype": "float32"},
         ["tfidf_memorization_p50"],
@@ -87,13 +77,13 @@ def test_the_repeated_answer_is_recited_and_all_measure_the_same(trained, tmp_pa
     )
     results = import_results([tmp_path / "evaluation"])
     [evaluated] = results.checkpoints
-    expected = means(samples)
-    assert means([vars(sample) for sample, _ in evaluated.samples]) == expected
+    expected = means_by_kind(samples)
+    assert means_by_kind([sample for sample, _ in evaluated.samples]) == expected
     assert {name: monitored[name] for name in expected} == expected
 
-    [target] = [one for one in samples if one["kind"] == "target"]
-    assert target["verbatim"]
-    assert target["generated_text"].strip() == SECRET["completion"]
+    [target] = [one for one in samples if one.kind == "target"]
+    assert target.verbatim
+    assert target.generated_text.strip() == SECRET["completion"]
     assert expected["memorization_target_lms"] == len(passages[0].token_ids) - passages[0].num_prompt
     assert expected["memorization_target_lms"] > 1.5 * expected["memorization_control_lms"]
 

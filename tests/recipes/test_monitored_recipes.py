@@ -4,12 +4,11 @@ import json
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from recipe_processes import RecipeRun, run_to_the_end
 from tiny_models import MODELS
-from tiny_run import read_metrics, read_weights, run_config
+from tiny_run import means_by_kind, read_metrics, read_weights, run_config
 from torch._dynamo.utils import counters
 
 from tfidf_tune.data import hf_tokenizer, read_probe_file, write_probe_file
@@ -54,18 +53,8 @@ def count_graphs(run):
 
 def means(folder, checkpoint, base, **options):
     """LMS and prefix match of targets and controls, by transformers on the checkpoint."""
-    samples = probe(
-        load_model(folder / checkpoint, base=base),
-        hf_tokenizer(str(base)),
-        read_probe_file(folder / "probe.jsonl"),
-        prefix_lengths=(PREFIX,),
-        **options,
-    )
-    return {
-        f"memorization_{kind}_{name}": np.mean([getattr(one, name) for one in samples if one.kind == kind])
-        for kind in ("target", "control")
-        for name in ("lms", "prefix_match")
-    }
+    model, passages = load_model(folder / checkpoint, base=base), read_probe_file(folder / "probe.jsonl")
+    return means_by_kind(probe(model, hf_tokenizer(str(base)), passages, prefix_lengths=(PREFIX,), **options))
 
 
 SETTINGS = {
