@@ -5,17 +5,13 @@ import os
 # submitit configures logging when it is imported, which closes the streams of handlers that others have installed.
 os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
 
-from research.experiment._run import Failure, print_cells, run_experiment
-from research.experiment._schema import CONFIGS, EvalSettings, Experiment, Launcher, Model, load_experiment
+from research.experiment._run import print_cells, run_experiment
+from research.experiment._schema import CONFIGS, Experiment, load_experiment
 from research.experiment._starts import random_model, trained_model
 
 __all__ = [
     "CONFIGS",
-    "EvalSettings",
     "Experiment",
-    "Failure",
-    "Launcher",
-    "Model",
     "load_experiment",
     "print_cells",
     "random_model",

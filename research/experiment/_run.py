@@ -45,14 +45,10 @@ class Failure:
 
 
 class Progress:
-    """Reads the journals of runs, prints a line when a cell begins or ends, and collects failures.
+    """Reads the journals of runs in a folder, prints a line when a cell begins or ends, and collects failures.
 
-    Args:
-        runs (Sequence[Run]): all runs.
-        to_do (dict[int, list[int]]): by the number of a run its cells that are neither done nor given up; updated.
-        folder (Path): of the journals, made here.
-        retries (int): how often a run whose job is lost is repeated.
-        shows_logs (bool): whether to print what trainings print.
+    ``to_do`` has by the number of a run its cells that are neither done nor given up. A run whose job is lost is
+    repeated up to ``retries`` times; ``shows_logs`` prints what trainings print.
     """
 
     def __init__(

@@ -93,7 +93,7 @@ class EvalSettings(_Section):
     device: str | None = None  # null: that of the training config
     dtype: Literal["fp32", "bf16", "fp16"] | None = None  # null: that of the training config
     limit: _Count | None = None  # documents of each task. Null: all
-    metadata: dict[str, Any] = {}  # settings of the tasks: sources, prefix lengths,
+    metadata: dict[str, Any] = {}  # settings of the tasks: sources, prefix lengths and others
     model_args: dict[str, Any] = {}  # more arguments of the harness's Hugging Face model, ``parallelize`` for example
 
 
@@ -157,7 +157,7 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
     """Read an experiment and check its keys; training configs are not read yet.
 
     Args:
-        name (str): a path, or the name of one that comes with the package (``demo`` or ``experiments/demo``).
+        name (str): a path, or the name of one of research/configs (``demo``).
         overrides (Sequence[str]): ``key=value`` as for a recipe; a model whose name has dots is written
             ``models[Pythia 1.4B].overrides.batch_size=4``. Default: none.
 
