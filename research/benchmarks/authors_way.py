@@ -26,14 +26,7 @@ class AuthorsWay:
         self.window: deque[Tensor] = deque(maxlen=num_batches)
 
     def __call__(self, labels: Tensor) -> Tensor:
-        """Put a mini-batch into the window and compute its weights.
-
-        Args:
-            labels (Tensor): int64 ``[b, s]``, -100 at ignored positions, at least one valid.
-
-        Returns:
-            Tensor: float32 ``[b, s]``, mean 1 over the valid positions, 0 at ignored ones.
-        """
+        """Weigh int64 ``[b, s]``, -100 at ignored positions; of mean 1 over the valid ones, 0 at the others."""
         self.window.append(labels)
         documents_DS = self._documents()
         terms_U = self._terms(documents_DS)

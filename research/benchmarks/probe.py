@@ -14,7 +14,7 @@ import io
 import logging
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,12 +54,10 @@ def main() -> None:
         def ask(passages: Sequence[Passage], batch_size: int) -> None:
             probe(model, tokenizer, passages, batch_size=batch_size)
 
-        @quiet
         def run_probe() -> None:
             model = load_model(checkpoint, device=options.device)
             probe(model, hf_tokenizer(checkpoint), passages, batch_size=options.batch_size)
 
-        @quiet
         def run_harness() -> None:
             evaluate(
                 {"pretrained": checkpoint},
@@ -70,7 +68,8 @@ def main() -> None:
                 device=options.device,
             )
 
-        seconds = take_turns({PROBE: run_probe, HARNESS: run_harness}, **turns)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            seconds = take_turns({PROBE: run_probe, HARNESS: run_harness}, **turns)
         model, tokenizer = load_model(checkpoint, device=options.device), hf_tokenizer(checkpoint)
         fewer = passages[:: options.one_in]
         loaded = {BATCHED: partial(ask, passages, options.batch_size), ONE_AT_A_TIME: partial(ask, fewer, 1)}
@@ -88,16 +87,6 @@ def main() -> None:
         continuations_per_s={name: 1 / statistics.median(taken) for name, taken in each.items()},
         median_throughput_ratio=median_ratio(each[ONE_AT_A_TIME], each[BATCHED]),
     )
-
-
-def quiet(way: Callable[[], None]) -> Callable[[], None]:
-    """Let a way print nothing."""
-
-    def run() -> None:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            way()
-
-    return run
 
 
 def report(result: dict[str, Any]) -> str:

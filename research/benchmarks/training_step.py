@@ -17,7 +17,6 @@ from typing import Any
 import measuring
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torchtune import config, training
 from torchtune.modules.loss import CEWithChunkedOutputLoss
 
@@ -37,8 +36,8 @@ OTHERS = {
 }
 
 
-def build_model(options: argparse.Namespace) -> tuple[nn.Module, Optimizer]:
-    """Build the config's model with random weights, and its optimizer over what it trains."""
+def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]:
+    """Build the steps on one model with random weights; also its vocabulary size and number of trained parameters."""
     cfg = load_config(options.config, options.overrides)
     device = torch.device(options.device)
     torch.manual_seed(0)
@@ -46,14 +45,8 @@ def build_model(options: argparse.Namespace) -> tuple[nn.Module, Optimizer]:
         model: nn.Module = config.instantiate(cfg.model)
     if LoRASettings.of(model) is not None:
         train_adapters_only(model)
-    optimizer: Optimizer = config.instantiate(cfg.optimizer, [p for p in model.parameters() if p.requires_grad])
-    return model, optimizer
-
-
-def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]:
-    """Build the steps on one model; returns them, the vocabulary size and the number of trained parameters."""
-    model, optimizer = build_model(options)
-    device = torch.device(options.device)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = config.instantiate(cfg.optimizer, trained)
     stock = CEWithChunkedOutputLoss()
     losses: dict[str, WeightedCrossEntropyLoss] = {
         CHUNKED: CrossEntropyLoss(head="chunked", num_output_chunks=stock.num_output_chunks),
@@ -92,7 +85,7 @@ def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]
     weights = weighting.TFIDFWeighting()
     steps: dict[str, Step] = {STOCK: stock_step} | {name: our_step(loss) for name, loss in losses.items()}
     steps[WEIGHTS] = lambda tokens: weights(shift_labels(tokens), vocab_size=vocab_size)
-    return steps, vocab_size, sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return steps, vocab_size, sum(parameter.numel() for parameter in trained)
 
 
 def main() -> None:

@@ -125,9 +125,7 @@ class Run:
     def check_folder(self) -> None:
         """Raise a ``FileExistsError`` if the folder, which is emptied before training, has files of another origin."""
         if self.folder.exists() and not (self.folder / _CELL).is_file() and any(self.folder.iterdir()):
-            raise FileExistsError(
-                f"{self.folder} exists and does not belong to an experiment: choose another output_dir, or move it"
-            )
+            raise FileExistsError(f"{self.folder} does not belong to an experiment: move it, or set output_dir")
 
     def clear(self) -> None:
         """Empty the folder and write which run it is."""

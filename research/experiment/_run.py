@@ -269,16 +269,14 @@ def only_command(folder: Path) -> Iterator[int]:
             for file in (lock, jobs_lock):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise BlockingIOError(
-                f"another experiment, or a job of one that has ended, is using {folder}: wait for it to end"
-            ) from error
+            raise BlockingIOError(f"another experiment, or a job of one, is using {folder}: wait for it") from error
         scripts = sorted((folder / JOBS).glob("[0-9]*_submission.sh"))
         jobs = [submitit.SlurmJob[None](folder / JOBS, path.name.removesuffix("_submission.sh")) for path in scripts]
         if left := [job.job_id for job in jobs if not job.done(force_check=True)]:
-            raise BlockingIOError(
-                f"jobs of an earlier command may still be queued or running: {', '.join(left)}. Wait for them, or end "
-                f"them by `scancel {' '.join(left)}`; if Slurm has forgotten them, delete {folder / JOBS}"
+            told = (
+                f"wait, or end them by `scancel {' '.join(left)}`; if Slurm has forgotten them, delete {folder / JOBS}"
             )
+            raise BlockingIOError(f"jobs of an earlier command may be queued or running: {', '.join(left)}; {told}")
         try:
             yield jobs_lock.fileno()
         finally:
