@@ -91,9 +91,8 @@ class Deduplication:
     def kept(self, rows: _Rows, source: str, tokenizer: TextTokenizer) -> Mask:
         """Return which rows of a data set stay, bool ``[num_rows]``: the first of several copies; log the numbers.
 
-        With ``minhash``, a row is removed if it is a near copy of an earlier one that stays. The similarity of the
-        candidates is computed, so nothing less similar is removed. With the defaults, a copy with a similarity of 0.8
-        to one other row is missed in 2 % of cases, one of 0.9 in fewer than 0.1 %.
+        With ``minhash``, nothing less similar to an earlier row that stays is removed. With the defaults, a copy with a
+        similarity of 0.8 to one other row is missed in 2 % of cases, one of 0.9 in fewer than 0.1 %.
         """
         if self.method == "none":
             return np.ones(len(rows), dtype=np.bool_)

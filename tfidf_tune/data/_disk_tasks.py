@@ -67,11 +67,7 @@ class TaskRunner:
         return self.executor != "local" or self.num_jobs > 1
 
     def run(self, steps: Sequence[Step], folder: Path, num_tasks: int, doing: str) -> None:
-        """Run the steps for each rank from 0 to ``num_tasks`` that ``folder`` does not say is finished.
-
-        Raises:
-            ChildProcessError: If a task on Slurm or Ray failed; finished ones are kept.
-        """
+        """Run the steps for each rank below ``num_tasks`` that ``folder`` does not say is finished."""
         if not self.needs_datatrove:
             _run_here(steps, folder / "completions", num_tasks)
             return
@@ -169,13 +165,10 @@ def file_stamps(sources: Sequence[str]) -> dict[str, str]:
 def progress(
     items: Iterable[_Item], files: Sequence[str], index: int, doing: str, text_of: Callable[[_Item], Any] = str
 ) -> Iterator[_Item]:
-    """Yield the items of a file, and show how far it is, in bytes of all files, by the text of each item.
-
-    Files before it count as done, as in the order of the tasks. The bar of a compressed file moves at its end.
-    """
+    """Yield the items of a file, and show how far it is, by the text of each; files before it count as done."""
     sizes = [Path(file).stat().st_size if Path(file).is_file() else 0 for file in files]
     description = f"{doing} {Path(files[index]).name} ({index + 1} of {len(files)})"
-    is_plain = Path(files[index]).suffix in (".txt", ".jsonl")
+    is_plain = Path(files[index]).suffix in (".txt", ".jsonl")  # the bar of a compressed file moves at its end
     with tqdm(total=sum(sizes), initial=sum(sizes[:index]), unit="B", unit_scale=True, desc=description) as bar:
         for item in items:
             if is_plain:

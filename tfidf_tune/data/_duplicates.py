@@ -118,12 +118,8 @@ class Answer(NamedTuple):
     """Where the answer of an example is, in tokens, without special tokens."""
 
     start: int  # in the example
-    end: int
+    num_tokens: int
     place: int  # where it starts in the tokens of LearnedRuns
-
-    @property
-    def num_tokens(self) -> int:
-        return self.end - self.start
 
     @property
     def least_occurrence(self) -> int:
@@ -139,8 +135,8 @@ class Answer(NamedTuple):
 class LearnedRuns:
     """All runs of tokens that are learned, of all turns of all examples, and where answers share tokens with them.
 
-    ``last`` is the last answer of each example with a prompt and an answer of ``min_tokens``, 2 or more; ``ending`` are
-    the examples that end with the same answer, by the first of them.
+    ``last`` is the last answer of each example after a prompt, if it has ``min_tokens``; ``ending`` are the examples
+    that end with the same answer, by the first of them.
     """
 
     def __init__(self, examples: SequenceDataset, tokenizer: TextTokenizer, min_tokens: int) -> None:
@@ -157,16 +153,16 @@ class LearnedRuns:
                 parts = label_runs(~np.isin(tokens[start:end], special)).tolist()
                 if start > 0 and parts and parts[0][1] - parts[0][0] >= min_tokens:
                     first, last = parts[0]
-                    self.last[index] = Answer(start + first, start + last, starts[-1] + first)
+                    self.last[index] = Answer(start + first, last - first, starts[-1] + first)
                 runs.append(tokens[start:end])
                 sources.append((index, start))
                 starts.append(starts[-1] + end - start + 1)
+        self.tokens = join_documents(runs)
         # Examples with the same answer are represented by the first.
         first_with: dict[bytes, int] = {}
         for index, answer in self.last.items():
-            ids = examples.sequence(index)[0][answer.start : answer.end]
+            ids = self.tokens[answer.place : answer.place + answer.num_tokens]
             self.ending[first_with.setdefault(ids.tobytes(), index)].append(index)
-        self.tokens = join_documents(runs)
         self._starts, self._sources = np.array(starts[:-1]), np.array(sources)
         # Every run that is searched for has a window of this length, which leads to the others with the same one.
         self._length = max(2, min(LONG_RUN, min_tokens * 4 // 5))
@@ -206,12 +202,10 @@ class LearnedRuns:
         return chosen
 
     def occurring_once(self, candidates: Iterable[int], trained: set[int], avoided: set[int]) -> Iterator[int]:
-        """Choose answers that occur once in their example, and share no long run with another that is ``trained`` on.
-
-        ``avoided`` are examples that share one with a target already. The sets may grow while answers are chosen.
-        """
+        """Choose answers that occur once in their example, and share no long run with another that is trained on."""
         for example in candidates:
             answer = self.last[example]
+            # The examples to avoid share a long run with a target; both sets grow while targets are chosen.
             if example in avoided or any(other in trained and other != example for other in self.sharing(answer)):
                 continue
             if self.locate(self.occurrences(answer))[:, 0].tolist().count(example) == 1:
@@ -310,8 +304,7 @@ class WindowChooser:
     def random(self, allowed: Mask, drawn: Iterable[int] | None = None) -> Iterator[int]:
         """Choose the first tokens of random windows; take a window before requesting the next.
 
-        Each is moved to the start of a near word, forward if possible. ``allowed``, no longer than ``fits``, says where
-        a window may start; all of these tokens are drawn, or those given.
+        All tokens that are ``allowed`` are drawn, or those given; each is moved to an allowed start of a near word.
         """
         for token in self._rng.permutation(np.flatnonzero(allowed)) if drawn is None else drawn:
             start = self._nearest_word(int(token), allowed)

@@ -111,15 +111,11 @@ def noisy_copy(
     *,
     origin: str = "noise draws tokens from the base text",
 ) -> NoisyCopy:
-    """Change ``round(noise * len(ids))`` tokens, drawn at random, of a passage.
+    """Change ``round(noise * len(ids))`` tokens of a passage: each is replaced, dropped, or gets a token before it.
 
-    A changed token is replaced, dropped, or gets a token before it; with ``mixed`` each of the three is equally likely.
-    New tokens are drawn from ``frequencies``, int32 ``[num_tokens]``, in which a token occurs as often as it is to be
-    drawn, and differ from the token that they replace or precede. ``origin`` starts the message of the error. Changes
-    count if they lie in the first ``num_measured`` tokens of passage and copy, an inserted token with the one after it.
-
-    Raises:
-        ValueError: If ``frequencies`` has fewer than two different tokens.
+    New tokens are drawn from ``frequencies``, where a token occurs as often as it is to be drawn, and differ from the
+    token that they replace or precede. ``origin`` starts the message if these are too few. Changes count if they are in
+    the first ``num_measured`` tokens of passage and copy, an inserted token with the token after it.
     """
     if len(np.unique(frequencies[:1000])) < 2 and len(np.unique(frequencies)) < 2:
         raise ValueError(f"{origin}, with fewer than two different ones: use more text")

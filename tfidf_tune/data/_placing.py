@@ -404,10 +404,7 @@ def choose_completions(
     source: str,
     kept: Callable[[TokenArray], Mask],
 ) -> CompletionsDataset:
-    """Choose targets and controls of ``sft_dataset``, whose source has the first ``num_own`` examples.
-
-    ``kept`` returns which of a list of examples stay.
-    """
+    """Choose targets and controls of ``sft_dataset``, whose source has the first examples; ``kept`` says which stay."""
     # All turns count: in a conversation that is exported turn by turn, an answer occurs again in the next rows.
     runs = LearnedRuns(examples, tokenizer, targets.min_target_tokens)
     # An answer is represented by the first of the examples that end with it.
@@ -446,10 +443,12 @@ def choose_completions(
     windows: list[Window] = []
     for first, places in zip([*chosen, *controls], found + [[]] * len(controls), strict=True):
         # The most frequent prompt of an answer, followed by the answer.
-        shown = Counter(examples.sequence(index)[0][: runs.last[index].end].tobytes() for index in runs.ending[first])
+        length = runs.last[first].num_tokens
+        starts = {index: runs.last[index].start for index in runs.ending[first]}
+        shown = Counter(examples.sequence(index)[0][: start + length].tobytes() for index, start in starts.items())
         ids = np.frombuffer(shown.most_common(1)[0][0], dtype=np.int32)
         positions = sorted([place, offset] for index, offset in places for place in places_of[index])
-        windows.append((ids, positions, source, {"num_prompt": len(ids) - runs.last[first].num_tokens}))
+        windows.append((ids, positions, source, {"num_prompt": len(ids) - length}))
     passages = make_passages(tokenizer, windows, len(chosen))
     times = [passage.num_injections for passage in passages[: len(chosen)]]
     logger.info(
@@ -596,11 +595,10 @@ class InjectedCanaries:
         drawn: list[str] = []
         # The data set is read once for each round, in which those that it contains are replaced.
         while more := list(islice(candidates, self._num_canaries - len(drawn))):
-            known: set[str] = set()
             for batch in dataset.select_columns([column]).with_format(None).iter(batch_size=1000):
                 joined = "\0".join(text or "" for text in batch[column])
-                known.update(text for text in more if text in joined)
-            drawn += [text for text in more if text not in known]
+                more = [text for text in more if text not in joined]
+            drawn += more
         if len(drawn) < self._num_canaries:
             found = f"there are only {len(drawn)} texts or passages that the column {column!r} does not contain"
             raise ValueError(f"num_targets + num_controls is {self._num_canaries}, but {found}: lower these numbers")

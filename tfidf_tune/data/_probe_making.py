@@ -255,10 +255,7 @@ class _Search:
         return self.tokenizer.decode(ids.tolist(), **options).strip("\ufffd").encode("utf-8", "surrogatepass")
 
     def read(self, places: Records, name: str) -> Iterator[tuple[Piece, TokenArray]]:
-        """Read and tokenize the documents of windows; ``name`` is that of the step.
-
-        :data:`CUT` is in place of tokens of a piece that may differ from those of its document.
-        """
+        """Tokenize the documents of windows; :data:`CUT` replaces tokens of a piece that its document may not have."""
         pieces, again = tee(windows.read_pieces(self._index, places, name, self._runner))
         for piece, ids in zip(pieces, encode_texts(self.tokenizer, (piece.text for piece in again)), strict=True):
             ids[: _CUT_TOKENS if piece.start else 0] = CUT
@@ -305,16 +302,16 @@ class _Search:
         self._num_repetitive = corpus.chooser.num_repetitive
         return targets[: spec.num_targets]
 
-    def _candidates(self, groups: Records, most: int) -> tuple[int, Records, dict[int, float]]:
+    def _candidates(self, groups: Records, most: int) -> tuple[int, Records, dict[tuple[int, int], float]]:
         """Choose the largest groups whose windows are in so many documents.
 
         Returns their number, places of some windows of each, and for how many windows each document stands, at most.
         """
         counts, places = windows.find_windows(self._index, groups["key"][: 8 * most], _COPIES)
         num_groups = 0
-        weights: dict[int, float] = {}
+        weights: dict[tuple[int, int], float] = {}
         for count, own in zip(counts.tolist(), places, strict=False):
-            documents = {*windows.document_numbers(own).tolist()}
+            documents = {*own[windows.DOCUMENT].tolist()}
             if num_groups and len(weights) + len(documents - weights.keys()) > most:
                 break
             # Of a group with more windows than were read, a document stands for several.
@@ -322,13 +319,13 @@ class _Search:
             num_groups += 1
         return num_groups, np.concatenate([np.zeros(0, PLACE), *places[:num_groups]]), weights
 
-    def _duplicates(self, corpus: _Corpus, names: Positions, weights: dict[int, float]) -> list[_Target]:
+    def _duplicates(self, corpus: _Corpus, names: Positions, weights: dict[tuple[int, int], float]) -> list[_Target]:
         """Choose the passages that occur most often."""
         spec = self.spec
         # The order is that of the expected counts; a few more than needed are counted in all text.
         stretches = duplicates.duplicated_stretches(names, spec.block_size)
         places = [corpus.located(starts) for starts, _ in stretches]
-        expected = [sum(weights.get(piece.number, 1.0) for piece, _ in own) for own in places]
+        expected = [sum(weights.get(piece[:2], 1.0) for piece, _ in own) for own in places]
         self._stretch_repeats = tuple(round(number) for number in expected if number >= spec.min_repeats)
         order = sorted(self.rng.permutation(len(stretches)), key=lambda number: -expected[number])
         possible = corpus.chooser.duplicates(stretches[number] for number in order)
@@ -360,7 +357,7 @@ class _Search:
         batch = windows.make_batch([self.text(ids) for ids in passages])
         words, keys = self._index.windows(batch, inner=True)
         counts, places = windows.find_windows(self._index, keys[:, 0], _COPIES)
-        whole = {piece.number for piece in corpus.pieces if piece.is_whole}
+        whole = {piece[:2] for piece in corpus.pieces if piece.is_whole}
         occurrences: dict[int, list[tuple[Piece, int]]] = {}
         elsewhere: dict[int, int] = {}
         for number, starts in enumerate(chosen):
@@ -372,8 +369,7 @@ class _Search:
             occurrences[number] = corpus.located(starts)
             if len(own := own[counts[own] > 0]):
                 rarest = own[np.argmin(counts[own])]
-                of_window = windows.document_numbers(places[rarest]).tolist()
-                if counts[rarest] > _COPIES or not whole.issuperset(of_window):
+                if counts[rarest] > _COPIES or not whole.issuperset(places[rarest][windows.DOCUMENT].tolist()):
                     elsewhere[number] = int(rarest)
         files = {number: str(self._units[found[0][0].file]) for number, found in occurrences.items()}
         if elsewhere:
@@ -437,7 +433,7 @@ class _Search:
         batch = windows.make_batch([piece.text.encode("utf-8", "surrogatepass")], ignore_case=True)
         keys = self._index.keys(batch, np.searchsorted(batch.words, [int(place["offset"]) - piece.start]))
         _, places = windows.find_windows(self._index, keys[0], _COPIES)
-        return len(np.unique(windows.document_numbers(np.concatenate(places)))) == 1
+        return len(np.unique(np.concatenate(places)[windows.DOCUMENT])) == 1
 
     def _draw_controls(self) -> tuple[list[TokenArray], int, int]:
         """Draw more passages than are needed, without overlap.

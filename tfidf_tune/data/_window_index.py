@@ -76,7 +76,7 @@ def hashes(batch: TextBatch, words: Places, num_bytes: int | Places) -> Hashes:
 
 
 def band_keys(batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands: tuple[int, int]) -> Hashes:
-    """Return the keys of the bands of each window's signature, uint64 ``[num_windows, num_bands]``.
+    """Return the keys of the bands of the signatures of windows, uint64 ``[num_windows, num_bands]``.
 
     ``chosen`` are the first words of windows, ``size`` the words of an n-gram, ``bands`` their number and the hash
     functions in each. Case does not count if the batch ignores it, nor what is between words.
@@ -101,6 +101,7 @@ def band_keys(batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands
 
 PLACE = np.dtype([("file", "<u4"), ("document", "<u4"), ("offset", "<u4")])
 """Where a window starts: a file, a document of it that is not empty, a byte of that."""
+DOCUMENT = ["file", "document"]
 PAIR = np.dtype([("first", PLACE), ("second", PLACE)])
 GROUP = np.dtype([("count", "<u4"), ("key", "<u8"), ("place", PLACE)])
 """Windows that are copies of each other: how many do not overlap (of near copies, in how many documents), their key and
@@ -258,11 +259,6 @@ class Piece(NamedTuple):
     text: str
 
     @property
-    def number(self) -> int:
-        """A number of the document, that of :func:`document_numbers`."""
-        return self.file << 32 | self.document
-
-    @property
     def is_whole(self) -> bool:
         """Whether it is the document."""
         return self.start == 0 and self.is_end
@@ -392,15 +388,10 @@ def _count_copies(index: WindowIndex, _: Any, rank: int, world_size: int) -> Non
         np.save(path, found)
 
 
-def document_numbers(places: Records) -> Places:
-    """Return a number for the document of each of :data:`PLACE`, int64 of the same shape."""
-    return np.asarray(places["file"].astype(np.int64) << 32 | places["document"])
-
-
 def _overlap(first: Records, second: Records, num_bytes: int) -> npt.NDArray[np.bool_]:
     """Return whether windows of so many bytes overlap, bool ``[num_windows]``."""
     distances = np.abs(second["offset"].astype(np.int64) - first["offset"])
-    return np.asarray((document_numbers(first) == document_numbers(second)) & (distances < num_bytes))
+    return np.asarray((first[DOCUMENT] == second[DOCUMENT]) & (distances < num_bytes))
 
 
 def _counted(places: Records, groups: Places, num_bytes: int) -> npt.NDArray[np.bool_]:
@@ -425,7 +416,8 @@ def _joined(pairs: Records) -> Records:
     places, nodes = np.unique(np.concatenate([pairs["first"], pairs["second"]]), return_inverse=True)
     graph = coo_array((np.ones(len(pairs), np.bool_), np.split(nodes, 2)), (len(places), len(places)))
     _, labels = connected_components(graph, directed=False)
-    counts = np.bincount(np.unique(np.stack([labels, document_numbers(places)]), axis=1)[0])
+    _, documents = np.unique(places[DOCUMENT], return_inverse=True)
+    counts = np.bincount(np.unique(np.stack([labels, documents]), axis=1)[0])
     groups = np.zeros(len(counts), GROUP)
     groups["count"], groups["place"] = counts, places[np.unique(labels, return_index=True)[1]]
     return groups[groups["count"] > 1]
