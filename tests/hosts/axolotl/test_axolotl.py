@@ -268,7 +268,10 @@ REFUSED = [
         "probe_file of memorization_monitor is none.jsonl: there is no such file",
     ),
     ({"rl": "dpo", "sample_packing": False}, "rl is dpo, which puts another loss"),
+    ({"reward_model": True}, "reward_model is True, which puts another loss"),
+    ({"use_eaft": True}, "use_eaft is True, which puts another loss"),
     ({"chunked_cross_entropy": True}, "chunked_cross_entropy is True, which puts another loss"),
+    ({"orpo_alpha": 0.1}, "orpo_alpha is 0.1, which puts another loss"),
     ({"context_parallel_size": 2}, "context_parallel_size is 2"),
     ({"token_weighting_args": {"counted": "tokens"}}, "sample_packing is true, .* set sample_packing to false, or "),
 ]  # fmt: skip
