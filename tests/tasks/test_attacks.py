@@ -61,9 +61,7 @@ def test_the_prompts_are_those_parts_of_the_passages(llama, probe_file, tokenize
         turns.append((messages[-1]["content"], options["add_generation_prompt"]))
         return [7, 8, 9]
 
-    tokenizer = "tfidf_tune.data.HFTokenizer"
-    monkeypatch.setattr(f"{tokenizer}.get_chat_template", lambda self: "a template")
-    monkeypatch.setattr(f"{tokenizer}.apply_chat_template", apply_chat_template)
+    monkeypatch.setattr("tfidf_tune.data.HFTokenizer.apply_chat_template", apply_chat_template)
     attacks = [vars(one) for one in planned_attacks(ALL, **SETTINGS)]
     settings = {"pretrained": str(llama), "prompts": "token_ids", "probe_file": str(probe_file), "max_new_tokens": 6}
     docs = list(documents(**settings, attacks=attacks)["test"])
@@ -93,5 +91,5 @@ def test_the_prompts_are_those_parts_of_the_passages(llama, probe_file, tokenize
 def test_chat_needs_a_template(llama, probe_file):
     attacks = [vars(one) for one in planned_attacks(["chat"], **SETTINGS)]
     settings = {"pretrained": str(llama), "prompts": "token_ids", "probe_file": str(probe_file), "max_new_tokens": 6}
-    with pytest.raises(ValueError, match=r"the tokenizer .* has no chat template: leave out the attack chat"):
+    with pytest.raises(ValueError, match="chat_template is not set"):
         documents(**settings, attacks=attacks)

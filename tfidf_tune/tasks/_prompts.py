@@ -122,8 +122,8 @@ class TokenIdPrompts:
         """Return the request for a continuation of ids."""
         return token_ids_request(ids)
 
-    def is_exact(self, ids: Sequence[int]) -> bool:
-        """Return whether the model sees exactly the ids of a request."""
+    def is_exact(self, ids: Sequence[int], reference_ids: Sequence[int] = ()) -> bool:
+        """Return whether the model sees exactly the ids of a request, and an answer of the reference has its ids."""
         return True
 
     def document(self, ids: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
@@ -133,8 +133,6 @@ class TokenIdPrompts:
 
     def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
         """Return the ids of turns in the tokenizer's chat template, up to where the model answers."""
-        if self.tokenizer.get_chat_template() is None:
-            raise ValueError(f"the tokenizer {self.tokenizer.name!r} has no chat template: leave out the attack chat")
         ids: list[int] = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         return ids
 
@@ -155,10 +153,6 @@ class TokenIdPrompts:
         """Return the text of a continuation."""
         return self.tokenizer.decode(parse_token_ids(response))
 
-    def survives(self, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> bool:
-        """Whether the model sees the prompt's ids, and a response equal to the reference has the reference's ids."""
-        return True
-
 
 class TextPrompts(TokenIdPrompts):
     """Text, for any model.
@@ -170,8 +164,8 @@ class TextPrompts(TokenIdPrompts):
     def request(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def is_exact(self, ids: Sequence[int]) -> bool:
-        return self._seen(self._text(ids)) == list(ids)
+    def is_exact(self, ids: Sequence[int], reference_ids: Sequence[int] = ()) -> bool:
+        return self._seen(self._text(ids)) == list(ids) and self._reads_back(ids, reference_ids)
 
     def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
         # The server renders the turns; a model without one gets the words.
@@ -207,10 +201,9 @@ class TextPrompts(TokenIdPrompts):
     def response_text(self, response: str) -> str:
         return response
 
-    def survives(self, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> bool:
+    def _reads_back(self, ids: Sequence[int], reference_ids: Sequence[int] = ()) -> bool:
         response = self.harness_tokenizer.decode(list(reference_ids), skip_special_tokens=True)  # as HFLM decodes it
-        same = self.response_ids(response, prompt_ids, reference_ids) == list(reference_ids)
-        return self.is_exact(prompt_ids) and same
+        return self.response_ids(response, ids, reference_ids) == list(reference_ids)
 
     _text = request
 
@@ -226,7 +219,7 @@ class IdsToTextPrompts(TextPrompts):
     """Numbers, for a model that answers with text: ``local-completions`` with the pass-through tokenizer."""
 
     request = TokenIdPrompts.request
-    is_exact = TokenIdPrompts.is_exact
+    is_exact = TextPrompts._reads_back
     scored_text = TokenIdPrompts.scored_text
 
 

@@ -34,11 +34,6 @@ from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids
 _NUM_ATTEMPTS = 3  # at an answer that is not what was asked for
 _PROMPT = "Once upon a time, there was a"
 _ROUNDING = 1e-3  # of log-probabilities that a server rounds or computes in half precision
-_REMEDIES = {
-    401: "set the environment variable {variable} to the API key",
-    403: "set the environment variable {variable} to an API key that may use this model",
-    404: "check --base-url and the name of the model",
-}
 
 
 class Request(NamedTuple):
@@ -218,12 +213,12 @@ class ServerLM(LM):  # type: ignore[misc]
         try:
             return self._client.post(path, cast_to=object, body=request.payload)
         except openai.APIStatusError as error:
-            raise self._failed(request, f"status {error.status_code}: {error.message}", error.status_code) from None
+            raise self._failed(request, f"status {error.status_code}: {error.message}") from None
         except openai.APIError as error:
             raise self._failed(request, f"{type(error).__name__}: {error}") from None
 
-    def _failed(self, request: Request, reason: str, status: int = 0) -> ConnectionError:
-        remedy = _REMEDIES.get(status, "see to the server").format(variable=self._variable)
+    def _failed(self, request: Request, reason: str) -> ConnectionError:
+        remedy = f"see to the server, the name of the model there, and the API key in {self._variable}"
         if self._journal is not None:
             remedy += f". The same command goes on from here: {len(self._known):,} answers are in {self._journal}"
         # Some servers repeat the key in their messages.

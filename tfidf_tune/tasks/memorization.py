@@ -124,8 +124,7 @@ def maximum(values: Sequence[float | None]) -> float:
 def _document(
     prompts: TokenIdPrompts, passage: Passage, attack: Attack, max_new_tokens: int, every_token: TokenArray
 ) -> dict[str, Any]:
-    offset, length = attack.offset, attack.prefix_length
-    prompt_ids, reference_ids = passage.divide(length, max_new_tokens, offset)
+    prompt_ids, reference_ids = passage.divide(attack.prefix_length, max_new_tokens, attack.offset)
     # Seeded by the passage, so that a second evaluation asks the same.
     if attack.prompt_noise:
         rng = np.random.default_rng([zlib.crc32(passage.id.encode()), len(prompt_ids)])
@@ -133,8 +132,7 @@ def _document(
         share = max(attack.prompt_noise, 1 / len(clean))  # at least one token
         origin = "prompt_noise draws tokens from the passages"
         prompt_ids = noisy_copy(clean, share, "replace", every_token, 0, rng, origin=origin).token_ids.tolist()
-    if passage.num_prompt is not None:
-        offset = length = 0
+    is_completion = passage.num_prompt is not None
     prompt_text = prompts.tokenizer.decode(prompt_ids)
     messages = chat_messages(prompt_text) if attack.name == "chat" else None
     asked_ids = prompt_ids if messages is None else prompts.chat_ids(messages)
@@ -143,8 +141,8 @@ def _document(
         "kind": passage.kind,
         "num_injections": passage.num_injections,
         "source": passage.source,
-        "offset": offset,
-        "prefix_length": length,
+        "offset": 0 if is_completion else attack.offset,
+        "prefix_length": 0 if is_completion else attack.prefix_length,
         "prompt_ids": prompt_ids,
         "reference_ids": reference_ids,
         "request": prompts.request(asked_ids),
@@ -152,7 +150,7 @@ def _document(
         "attack": attack.name,
         "prompt_text": prompt_text,
         "reference_text": prompts.tokenizer.decode(reference_ids),
-        "round_trip": prompts.survives(prompt_ids, reference_ids),
+        "round_trip": prompts.is_exact(prompt_ids, reference_ids),
         "max_new_tokens": len(reference_ids),
         # A data set has the columns of its first row.
         "prompt_noise": float(attack.prompt_noise) or None,
