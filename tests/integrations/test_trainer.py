@@ -158,7 +158,6 @@ SHIFTED = [{"input_ids": row["input_ids"][:-1], "labels": row["input_ids"][1:]} 
         ({"rows": SHIFTED}, "the labels are shifted already"),
         ({"trainer_class": MixedIn}, "a base of MixedIn computes the loss itself"),
         ({"model": "t5"}, "T5ForConditionalGeneration is an encoder-decoder model"),
-        ({"model": "classifier"}, "LlamaForSequenceClassification"),
         ({"model": "gemma2", "fused_head": True}, "fused_head .*Gemma2ForCausalLM caps its logits"),
         ({"model": "granite", "fused_head": True}, "logits of GraniteForCausalLM are not those of its output layer"),
         ({"model": "opt", "fused_head": True}, "OPTForCausalLM does not take its hidden states from its base_model"),
@@ -172,8 +171,6 @@ def test_bad_use_is_refused(tiny_checkpoint, tmp_path, options, message):
         config = transformers.T5Config(vocab_size=320, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
         model = transformers.T5ForConditionalGeneration(config)
         model.config.name_or_path = str(tiny_checkpoint)
-    elif model == "classifier":
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(tiny_checkpoint)
     elif model == "lora_head":
         model = get_peft_model(load(tiny_checkpoint), LoraConfig(target_modules=["lm_head"], task_type="CAUSAL_LM"))
     elif isinstance(model, str):
@@ -191,7 +188,7 @@ def test_a_state_of_another_weighting_is_refused(tiny_checkpoint, tmp_path, capl
         TokenWeightingTrainer, tiny_checkpoint, tmp_path, ragged_rows(40), weighting=TFIDFWeighting(num_batches=5),
         settings={"max_steps": 4},
     )  # fmt: skip
-    with pytest.raises(RuntimeError, match=r"(?s)TFIDFWeighting.*16 batches, this one 5: set num_batches to 16"):
+    with pytest.raises(RuntimeError, match=r"(?s)TFIDFWeighting.*16 batches, this one 5"):
         other.train(resume_from_checkpoint=str(folder))
 
     (folder / "token_weighting.pth").unlink()

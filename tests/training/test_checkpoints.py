@@ -186,15 +186,12 @@ def test_a_hub_id_is_downloaded_in_the_format_that_it_has(tmp_path, monkeypatch)
     old = HFCheckpointer(checkpoint_dir="some/old", revision="float16")
 
     assert old.weight_files == [bare / "pytorch_model.bin"]
-    configs = ["config.json", "adapter_config.json"]
-    others = [*configs, "*.index.json", *COMPANIONS]
-    assert asked == [  # a config is read before weights are downloaded
-        ("some/new", None, configs),
-        ("some/new", None, ["*.safetensors", *others]),
-        ("some/old", "float16", configs),
-        ("some/old", "float16", ["*.safetensors", *others]),
-        ("some/old", "float16", ["pytorch_model*.bin", *others]),
-    ]
+    assert [(*where, patterns[0]) for *where, patterns in asked] == [  # a config is read before weights are downloaded
+        ("some/new", None, "config.json"), ("some/new", None, "*.safetensors"),
+        ("some/old", "float16", "config.json"), ("some/old", "float16", "*.safetensors"),
+        ("some/old", "float16", "pytorch_model*.bin"),
+    ]  # fmt: skip
+    assert {*COMPANIONS} < {*asked[-1][-1]}
     old.save_adapter(make_model("gptj", old, lora=True), tmp_path / "run" / "adapter")
     adapter_config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
     assert (adapter_config["base_model_name_or_path"], adapter_config["revision"]) == ("some/old", "float16")
@@ -284,8 +281,6 @@ def test_bin_files_are_mapped_into_memory_and_a_loaded_model_does_not_depend_on_
     assert all(kwargs["mmap"] and kwargs["weights_only"] for kwargs in asked)
     assert all(parameter.is_contiguous() for parameter in model.parameters())
     torch.testing.assert_close(logits(model), expected)
-    checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
-    assert list((tmp_path / "run" / "checkpoint_10pct").glob("*.bin*")) == []
 
 
 def setting(**values):

@@ -19,11 +19,10 @@ from torchtune.models.llama2 import llama2
 from training_steps import make_batch, step_and_gradients
 
 from tfidf_tune import _signals
-from tfidf_tune._signals import Interrupted, stop_request
+from tfidf_tune._signals import stop_request
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
 from tfidf_tune.training import FinetuneConfig, Run, TrainState, _train, check_config, train
 from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog
-from tfidf_tune.training._resume import ResumePoint
 from tfidf_tune.training._run import milestone_steps
 from tfidf_tune.weighting import RepetitionWeighting, shift_labels
 
@@ -223,18 +222,3 @@ def test_a_signal_in_the_last_step_lets_the_run_finish(recipe_config, monkeypatc
     monkeypatch.setattr(_train, "train_step", train_step)
 
     assert (run_recipe(recipe_config(max_steps=1)) / "checkpoint_100pct").is_dir()
-
-
-def test_a_signal_while_a_checkpoint_is_saved_writes_no_second_one(recipe_config, monkeypatch):
-    original, saved = ResumePoint.save, []
-
-    def save(self, step, *args):
-        send(signal.SIGTERM)
-        saved.append(step)
-        original(self, step, *args)
-
-    monkeypatch.setattr(ResumePoint, "save", save)
-
-    with pytest.raises(Interrupted, match="stopped after step 2 of 4; the last good checkpoint is .*step_2"):
-        run_recipe(recipe_config(save_at_percent=[50, 100], max_steps=4))
-    assert saved == [2]

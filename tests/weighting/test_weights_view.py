@@ -10,8 +10,6 @@ import torch
 from browser import DESKTOP, PHONE
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from tfidf_tune import TFIDFCrossEntropyLoss
 from tfidf_tune.data import TextBlocksDataset
@@ -25,7 +23,6 @@ from tfidf_tune.weighting.view import (
     level_of,
     readable,
     shown_tokens,
-    token_texts,
     tokens_section,
     weigh_blocks,
     weights_report,
@@ -91,9 +88,6 @@ def test_tf_df_and_idf_are_those_of_the_window_at_the_step_of_the_block(tokens):
         np.testing.assert_allclose(block["idf"].tolist()[1:], idf, rtol=1e-6)
 
 
-# ---- statistics
-
-
 def test_frequency_bands_divide_all_tokens_and_all_weight(labels):
     bands = frequency_bands(labels)
     count = Counter(labels["id"])
@@ -105,22 +99,6 @@ def test_frequency_bands_divide_all_tokens_and_all_weight(labels):
         for form, column in WEIGHTS.items():
             weights = labels[column].to_numpy()
             assert band[f"% of weight, {form}"] == pytest.approx(100 * weights[inside].sum() / weights.sum())
-
-
-# ---- texts
-
-
-def test_token_texts_of_wordpiece_separate_continuations_from_starts():
-    vocabulary = {"[UNK]": 0, "[SEP]": 1, "a": 2, "lob": 3, "##ster": 4}
-    wordpiece = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    wordpiece.pre_tokenizer = pre_tokenizers.Whitespace()
-    wordpiece.decoder = decoders.WordPiece(cleanup=False)
-    fast = PreTrainedTokenizerFast(tokenizer_object=wordpiece, unk_token="[UNK]", eos_token="[SEP]")
-    tokenizer = SimpleNamespace(
-        encode=lambda text, **_: fast.encode(text, add_special_tokens=False),
-        decode=lambda ids, **_: fast.decode(ids, clean_up_tokenization_spaces=False),
-    )
-    assert token_texts(tokenizer, np.array([3, 4])) == {3: " lob", 4: "ster"}
 
 
 HOSTILE = "</span><script>alert(1)</script>\"'&"
@@ -138,9 +116,6 @@ def made():
     return SimpleNamespace(report=weights_report(tokens, "count", num_batches=2, provenance={}), blocks=shown)
 
 
-# ---- one token
-
-
 def test_tokens_are_readable_and_harmless():
     for text, shown in {
         " ": "␣", "\r\n\t": "␍↵⇥", "\x1b[31m": "\\u001b[31m", "a\u202eb": "a\\u202eb", "\u00a0x": "\\u00a0x",
@@ -149,9 +124,6 @@ def test_tokens_are_readable_and_harmless():
         assert readable(text) == readable(text, mark_spaces=True) == shown
     assert readable(" the") == " the"
     assert readable(" the", mark_spaces=True) == "␣the"
-
-
-# ---- the page
 
 
 @pytest.fixture(scope="module")
@@ -199,11 +171,3 @@ def test_a_token_shows_its_numbers_and_its_color_in_the_chosen_form(browser, pag
         browser.driver.find_element(By.CSS_SELECTOR, f"input[value={form}]").click()
         classes = browser.run("return [...document.querySelectorAll('.tokens span')].map((t) => t.className)")
         assert classes == [names[level_of(token, form)] for block in made.blocks for token in block]
-    script = """
-    const style = getComputedStyle(document.querySelector('.legend .' + arguments[0]));
-    return [style.borderBottomWidth, style.backgroundColor];
-    """
-    shown = {name: browser.run(script, name) for name in ("down4", "even", "up1", "up2", "up3", "up4")}
-    assert [width for width, _ in shown.values()] == ["0px", "0px", "0px", "1px", "2px", "3px"]
-    assert shown["down4"][1] == "rgba(0, 114, 178, 0.65)"
-    assert shown["up1"][1] == "rgba(213, 94, 0, 0.16)"
