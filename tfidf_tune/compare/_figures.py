@@ -36,7 +36,7 @@ _LINEAR_BELOW = 1.0  # below this LMS a wide axis is linear, so that it can hold
 
 
 class Course(NamedTuple):
-    """How an objective moved through its checkpoints, and the intervals of the last one; NaN where there is none."""
+    """How an objective moved through its checkpoints (none diverged), and the intervals of the last; NaN for none."""
 
     points: list[tuple[float, float]]  # perplexity and average LMS of each checkpoint
     perplexity: tuple[float, float]
@@ -47,7 +47,17 @@ class Course(NamedTuple):
 def comparison_figures(results: Results, evaluations: "pd.DataFrame") -> list[Figure]:
     """Draw the trade-off if perplexity was measured, progress if there are several checkpoints, and distributions."""
     figures = []
-    if courses := _courses(evaluations):
+    courses: dict[str, dict[str, Course]] = {}
+    curves: dict[str, dict[str, list[Any]]] = {}
+    for (setting, objective), own in evaluations.groupby(["setting", "objective"], sort=False):
+        if points := _measured(own, LMS):
+            curves.setdefault(setting, {})[objective] = points
+        if points := [point for point in _measured(own, PERPLEXITY, LMS) if math.isfinite(point[1])]:
+            progress, *_, controls = points[-1]
+            last, path = own[own["progress"] == progress], [point[1:3] for point in points]
+            course = Course(path, _interval(last, PERPLEXITY), _interval(last, LMS), controls)
+            courses.setdefault(setting, {})[objective] = course
+    if courses:
         caption = (
             "Each objective at the last checkpoint. Lower: it recites less. Further left: it predicts unseen text "
             "better. Crosses: 95 % intervals over passages and blocks, not over seeds. Grey: held-out "
@@ -55,7 +65,6 @@ def comparison_figures(results: Results, evaluations: "pd.DataFrame") -> list[Fi
             "where it lies below the baseline's line at the same perplexity."
         )
         figures.append(Figure("frontier", "Memorization against perplexity", trade_off(courses), caption))
-    curves = _measured(evaluations, LMS)
     if any(len(points) > 1 for by_objective in curves.values() for points in by_objective.values()):
         caption = (
             "Average LMS of the injected passages at each checkpoint. Dashed: held-out passages, what fluency reaches "
@@ -68,31 +77,17 @@ def comparison_figures(results: Results, evaluations: "pd.DataFrame") -> list[Fi
         "passages, prefix lengths and seeds. Dashed: held-out passages."
     )
     rows = results.scores[(results.scores["metric"] == "lms") & (results.scores["unit"] != "")]
-    lms: dict[str, dict[str, Any]] = {setting: {} for setting in evaluations["setting"].unique()}
-    for setting, objective, having in having_at_last(evaluations, LMS):
-        values = rows[rows["checkpoint"].isin(having.index)].groupby("kind", observed=True)["value"]
-        lms[setting][objective] = values.agg(list).to_dict()
-    for number, (setting, own) in enumerate(lms.items(), 1):
-        if own:
-            name, of_setting = (f"_{number}", f": {setting}") if len(lms) > 1 else ("", "")
+    several = evaluations["setting"].nunique() > 1
+    for number, (setting, own) in enumerate(evaluations.groupby("setting", sort=False), 1):
+        lms = {}
+        for _, objective, having in having_at_last(own, LMS):
+            values = rows[rows["checkpoint"].isin(having.index)].groupby("kind", observed=True)["value"]
+            lms[objective] = values.agg(list).to_dict()
+        if lms:
+            name, of_setting = (f"_{number}", f": {setting}") if several else ("", "")
             title = f"Distribution of the LMS{of_setting}"
-            figures.append(Figure(f"lms_distribution{name}", title, lms_distribution(own), caption))
+            figures.append(Figure(f"lms_distribution{name}", title, lms_distribution(lms), caption))
     return figures
-
-
-def _courses(evaluations: "pd.DataFrame") -> dict[str, dict[str, Course]]:
-    """Setting -> objective -> its course through the checkpoints that have LMS and perplexity; none if it diverged."""
-    courses: dict[str, dict[str, Course]] = {}
-    for setting, by_objective in _measured(evaluations, PERPLEXITY, LMS).items():
-        for objective, measured in by_objective.items():
-            if points := [point for point in measured if math.isfinite(point[1])]:
-                progress, *_, controls = points[-1]
-                own = evaluations[(evaluations["setting"] == setting) & (evaluations["objective"] == objective)]
-                last = own[own["progress"] == progress]
-                path = [point[1:3] for point in points]
-                course = Course(path, _interval(last, PERPLEXITY), _interval(last, LMS), controls)
-                courses.setdefault(setting, {})[objective] = course
-    return courses
 
 
 def _interval(evaluations: "pd.DataFrame", measure: Measure) -> tuple[float, float]:
@@ -102,14 +97,12 @@ def _interval(evaluations: "pd.DataFrame", measure: Measure) -> tuple[float, flo
     return interval[:2] if interval and interval.num_units >= MIN_UNITS else (math.nan, math.nan)
 
 
-def _measured(evaluations: "pd.DataFrame", *measures: Measure) -> dict[str, dict[str, list[Any]]]:
-    """Setting -> objective -> (progress, each measure, LMS of controls or NaN); empty ones are left out."""
-    found: dict[str, dict[str, list[Any]]] = {}
-    for (setting, objective), own in evaluations.groupby(["setting", "objective"], sort=False):
-        for progress in shared_progress(own, *measures):
-            at = own[own["progress"] == progress]
-            values = (value_of(at, measure) for measure in (*measures, CONTROL_LMS))
-            found.setdefault(setting, {}).setdefault(objective, []).append((progress, *values))
+def _measured(evaluations: "pd.DataFrame", *measures: Measure) -> list[Any]:
+    """Progress, each measure, and the LMS of controls or NaN, of the checkpoints of an objective with all measures."""
+    found = []
+    for progress in shared_progress(evaluations, *measures):
+        at = evaluations[evaluations["progress"] == progress]
+        found.append((progress, *(value_of(at, measure) for measure in (*measures, CONTROL_LMS))))
     return found
 
 

@@ -25,17 +25,10 @@ _ROUNDING = 1e-12  # so small a difference is 0
 BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference shown"
 _TOO_FEW, _DIVERGED = "no verdict: fewer than two pairs", "no verdict: a run diverged"
 # By the direction of LMS and of perplexity: -1 lower, 0 the interval includes 0, 1 higher.
-_VERDICTS = {
-    (-1, -1): BETTER,
-    (-1, 0): "recites less, perplexity unclear",
-    (-1, 1): "recites less, perplexity higher",
-    (0, -1): "LMS unclear, perplexity lower",
-    (0, 0): NO_DIFFERENCE,
-    (0, 1): "LMS unclear, perplexity higher",
-    (1, -1): "recites more, perplexity lower",
-    (1, 0): "recites more, perplexity unclear",
-    (1, 1): WORSE,
-}
+_RECITES = {-1: "recites less", 0: "LMS unclear", 1: "recites more"}
+_COSTS = {-1: "perplexity lower", 0: "perplexity unclear", 1: "perplexity higher"}
+_VERDICTS = {(lms, cost): f"{_RECITES[lms]}, {_COSTS[cost]}" for lms in _RECITES for cost in _COSTS}
+_VERDICTS |= {(-1, -1): BETTER, (0, 0): NO_DIFFERENCE, (1, 1): WORSE}
 VERDICTS = (*_VERDICTS.values(), _TOO_FEW, _DIVERGED)
 """All verdicts, the best first."""
 
@@ -241,17 +234,15 @@ def verdict(lms: SeedEstimate, log_perplexity: SeedEstimate) -> str:
         return _TOO_FEW
     if math.isnan(lms.low) or math.isnan(log_perplexity.low):
         return _DIVERGED
-    recited, perplexity = (direction(*one[1:3], one.p_value) for one in (lms, log_perplexity))
-    if recited < 0 and (perplexity < 0 or log_perplexity.high == 0):
+    recited, cost = (
+        ((one.low > 0) - (one.high < 0)) * (one.p_value < ALPHA)  # -1 or 1 only if both say so
+        for one in (lms, log_perplexity)
+    )
+    if recited < 0 and (cost < 0 or log_perplexity.high == 0):
         return BETTER
-    if recited > 0 and (perplexity > 0 or log_perplexity.low == 0):
+    if recited > 0 and (cost > 0 or log_perplexity.low == 0):
         return WORSE
-    return _VERDICTS[recited, perplexity]
-
-
-def direction(low: float, high: float, p_value: float) -> int:
-    """Return -1 if an interval lies below 0, 1 if above, and 0 if it does neither or ``p_value`` is 0.05 or more."""
-    return ((low > 0) - (high < 0)) * (p_value < ALPHA)
+    return _VERDICTS[recited, cost]
 
 
 class Membership(NamedTuple):

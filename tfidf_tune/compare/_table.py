@@ -27,11 +27,6 @@ class Measure:
     phrase: str  # in sentences: "average LMS"
     exponential: bool = False
 
-    @property
-    def unit(self) -> str:
-        """What is resampled as a whole: "passage", "block", "article", "question"."""
-        return "passage" if self.kind in ("target", "control") else self.kind
-
     def value(self, sums: Any, counts: Any, axis: int = -1) -> Any:
         """Return the measure of units: arrays ``[..., n]`` of sums and counts, reduced along an axis."""
         import numpy as np

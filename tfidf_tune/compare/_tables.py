@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from tfidf_tune.compare import _verdict as words
 from tfidf_tune.compare._evaluations import (
     Floor,
     at_last,
@@ -15,7 +16,7 @@ from tfidf_tune.compare._evaluations import (
     unit_totals,
     value_of,
 )
-from tfidf_tune.compare._intervals import NUM_RESAMPLES, binomial_upper_bound, bootstrap_interval, membership
+from tfidf_tune.compare._intervals import MIN_UNITS, NUM_RESAMPLES, binomial_upper_bound, bootstrap_interval, membership
 from tfidf_tune.compare._table import (
     ANSWER_MEASURES,
     COMPARED,
@@ -30,19 +31,6 @@ from tfidf_tune.compare._table import (
     VERBATIM,
     Measure,
     Results,
-)
-from tfidf_tune.compare._verdict import (
-    BOUND,
-    LMS_EXPLAINED,
-    NEAR_EXPLAINED,
-    SEVERAL_COMPARISONS,
-    SIGNIFICANCE_NOTE,
-    TEXT_PROMPTS,
-    cell,
-    few_units,
-    prompt_length,
-    span,
-    why_no_interval,
 )
 from tfidf_tune.probe import exposure, extraction_probability, membership_scores
 from tfidf_tune.report._document import Footnotes, Table, joined, tabulate
@@ -71,7 +59,7 @@ def membership_table(
     fewest = frame.pop("units").min() if rows else 0
     intervals = (
         f"From and to: 95 %, percentile bootstrap of {NUM_RESAMPLES:,} resamples of passages, targets and controls "
-        f"separately.{footnotes.mark(*few_units(fewest))}"
+        f"separately.{footnotes.mark(*words.few_units(fewest))}"
     )
     notes = [
         "NLL: nats per token of complete passages; the gap is controls minus targets. AUC: probability that a target "
@@ -179,7 +167,7 @@ def comparison_tables(
     # With one prefix length, or one checkpoint, these would repeat the first table.
     if (rows.groupby(_KEYS)["prefix"].nunique() > 1).any():
         frame = _recited(rows[rows["prefix"].notna()], "prefix")
-        frame["prefix"] = frame["prefix"].map(prompt_length)
+        frame["prefix"] = frame["prefix"].map(words.prompt_length)
         columns = (*_WHO, ("Prefix length", "prefix", ""), *RECITED, CONTROLS, *NEAR_VERBATIM)
         by_length = tabulate("by_prefix_length", "Memorization by prefix length", frame, columns)
         tables.append(by_length.without_empty_columns())
@@ -209,29 +197,33 @@ def _overview(
         totals = unit_totals(shared[shared["objective"] == objective], VERBATIM)
         excess = verbatim = cost = None
         if floor is not None:
-            excess = cell(floor.difference, floor.excess, sign="+")
+            excess = words.cell(floor.difference, floor.excess, sign="+")
         if totals is not None:
             # With none of them, the interval is up to the binomial bound.
             bound = (0.0, binomial_upper_bound(0, len(totals[0])))
             ends = bootstrap_interval(VERBATIM.value, *totals)[:2] if totals[0].any() else bound
-            verbatim = cell(100 * VERBATIM.value(*totals), (100 * ends[0], 100 * ends[1]), 1)
+            verbatim = words.cell(100 * VERBATIM.value(*totals), (100 * ends[0], 100 * ends[1]), 1)
         one = costs.get((setting, objective))
         if one is not None and {one.progress} >= set(shared["progress"]):  # the price at the same checkpoint
-            cost = cell(-100 * one.reduction, (-100 * one.high, -100 * one.low), 1, "+")
+            cost = words.cell(-100 * one.reduction, (-100 * one.high, -100 * one.low), 1, "+")
         auc = aucs.get((setting, objective))
-        detected = auc and cell(auc["AUC"], (auc.get("AUC from", math.nan), auc.get("AUC to", math.nan)))
+        detected = auc and words.cell(auc["AUC"], (auc.get("AUC from", math.nan), auc.get("AUC to", math.nan)))
         rows.append((setting, objective, excess, verbatim, detected, "baseline" if objective == baseline else cost))
     fewest = min((floor.excess.num_units for floor in floors.values() if floor is not None), default=0)
     num_seeds = evaluations.groupby(_KEYS)["run"].nunique().max()
     headers = ("Recited above chance", "Verbatim (%)", "Membership AUC", f"Perplexity against {baseline} (%)")
-    several = [SEVERAL_COMPARISONS] if len(rows) > 1 + evaluations["setting"].nunique() else []
-    marks = footnotes.mark(BOUND, *few_units(fewest), *several)
+    caveats = [words.BOUND, *words.few_units(fewest)]
+    if len(rows) > 1 + evaluations["setting"].nunique():
+        caveats.append(
+            "Verdicts are corrected for the number of comparisons of a model by Holm's method. Intervals are not: "
+            "without any difference, one in twenty excludes 0."
+        )
     over = "not over seeds" if num_seeds > 1 else "and one seed, which cannot separate an objective from its seed"
     notes = [
         "Recited above chance: LMS of training passages minus LMS of held-out passages, in tokens, on average. "
-        f"{LMS_EXPLAINED}. Verbatim: continuations that are exactly the passage. Membership AUC: how often a training "
-        "passage looks more like training text by its loss than a held-out one; 0.5 is chance.",
-        f"In brackets: 95 % intervals over passages and blocks, {over}.{marks}",
+        f"{words.LMS_EXPLAINED}. Verbatim: continuations that are exactly the passage. Membership AUC: how often a "
+        "training passage looks more like training text by its loss than a held-out one; 0.5 is chance.",
+        f"In brackets: 95 % intervals over passages and blocks, {over}.{footnotes.mark(*caveats)}",
     ]
     frame = pd.DataFrame(rows, columns=["Model", "Objective", *headers], dtype=object)
     return Table("overview", "What each objective recites", frame, notes)
@@ -261,13 +253,13 @@ def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footn
             asked = (single["checkpoint"].isin(own.index) & (single["metric"] == "lms")).sum()
             lost.append(f"{num_lost} of {asked} of {setting}, {objective}")
     if approximate:
-        caveats.append(f"{'; '.join(approximate)}: {TEXT_PROMPTS}")
+        caveats.append(f"{'; '.join(approximate)}: {words.TEXT_PROMPTS}")
     if lost:
         caveats.append(
             f"Prompts changed when converted to text ({'; '.join(lost)}), so the model saw tokens that differ from "
             "training; `tfidf-tune eval` is exact."
         )
-    lengths = [str(prompt_length(length)) for length in sorted(set(single["prefix"].dropna()))]
+    lengths = [str(words.prompt_length(length)) for length in sorted(set(single["prefix"].dropna()))]
     asked_by = ""
     if lengths:  # condensed records have averages over them
         asked_by = f" (prompts of {'their own lengths' if lengths == ['own'] else f'{joined(lengths)} tokens'})"
@@ -277,7 +269,7 @@ def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footn
         "Verbatim is the share of continuations that reproduce the rest of the passage; Control LMS is the average LMS "
         f"of held-out passages, which is chance.{footnotes.mark(*caveats)}"
     ]
-    notes += [NEAR_EXPLAINED] if frame["edit_distance"].notna().any() else []
+    notes += [words.NEAR_EXPLAINED] if frame["edit_distance"].notna().any() else []
     targets = single[single["kind"] == "target"]
     times = sorted(set(targets.loc[targets["metric"] == "num_injections", "value"].astype(int)) - {0})
     notes += [f"Each target occurs {' or '.join(map(str, times))} times in the training text."] if times else []
@@ -373,15 +365,17 @@ def _reductions(reductions: "pd.DataFrame", baseline: str, footnotes: Footnotes)
         *(("Reduction %", "reduction", ".1f"), ("From %", "low", ".1f"), ("To %", "high", ".1f")),
         *(("p (Holm)", "p_value", ".4f"), ("Significant", "significant", ""), ("Progress %", "progress", "")),
     )
-    caveats = [caveat for number in reductions["num_units"].unique() for caveat in few_units(number)]
+    caveats = [caveat for number in reductions["num_units"].unique() for caveat in words.few_units(number)]
     explanation = (
         f"Reduction: ({baseline} - value) / {baseline}; negative where the objective is higher, which is better for "
         f"summaries and answers. From and To: 95 % percentile-bootstrap interval of {NUM_RESAMPLES:,} resamples, "
         "paired between the objectives: by passage (its prefix lengths and seeds stay together), by block for "
-        f"perplexity, by article and by question. {SIGNIFICANCE_NOTE}{footnotes.mark(*caveats)}"
+        "perplexity, by article and by question. p (Holm): two-sided, from the same resamples, corrected for the "
+        "number of comparisons of the model by Holm's method. Significant: the interval excludes 0 and p is below "
+        f"0.05. With fewer than {MIN_UNITS} units there is no verdict.{footnotes.mark(*caveats)}"
     )
     notes = [
-        f"{one.setting}, {one.objective}, {one.measure}: no interval, {why_no_interval(one)}."
+        f"{one.setting}, {one.objective}, {one.measure}: no interval, {words.why_no_interval(one)}."
         for one in reductions[reductions["low"].isna()].itertuples()
     ]
     return tabulate("reductions", f"Relative reductions against {baseline}", frame, columns, (explanation, *notes))
@@ -398,9 +392,9 @@ def _equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> Table:
     spans: list[str | None] = []
     for one in frame.itertuples():
         if math.isnan(one.before):
-            ends = span(one.lowest, one.highest, decimals=2)
+            ends = words.span(one.lowest, one.highest, decimals=2)
             notes.append(f"{one.setting}, {one.objective}: out of range, {baseline} has {ends}.")
-        spans.append(None if math.isnan(one.before) else span(one.before, one.after, decimals=0))
+        spans.append(None if math.isnan(one.before) else words.span(one.before, one.after, decimals=0))
     columns = (
         *(*_WHO, ("Perplexity", "perplexity", ".2f"), (f"{baseline} at %", "span", "")),
         *((f"{baseline} LMS {end}", f"lms_{end}", ".2f") for end in ("before", "after")),

@@ -104,18 +104,9 @@ TEXT_PROMPTS = (
     "prompts were sent as text, so the responses were tokenized again: LMS and prefix match are approximate, even "
     "where no token id was lost. `tfidf-tune eval` is exact."
 )
-SIGNIFICANCE_NOTE = (
-    "p (Holm): two-sided, from the same resamples, corrected for the number of comparisons of the model by Holm's "
-    f"method. Significant: the interval excludes 0 and p is below 0.05. With fewer than {MIN_UNITS} units there is no "
-    "verdict."
-)
 FEW_UNITS = (
     f"From {MIN_UNITS} to {ENOUGH_UNITS - 1} units, such an interval excludes 0 in 7 to 11 % of cases without any "
     "difference, instead of 5 %."
-)
-SEVERAL_COMPARISONS = (
-    "Verdicts are corrected for the number of comparisons of a model by Holm's method. Intervals are not: without any "
-    "difference, one in twenty excludes 0."
 )
 BOUND = (
     "The upper end of the interval is a bound for these passages and prompts; it does not show that nothing is "
@@ -128,10 +119,10 @@ def few_units(fewest: float) -> list[str]:
     return [FEW_UNITS] if MIN_UNITS <= fewest < ENOUGH_UNITS else []
 
 
-def span(low: float, high: float, *, decimals: int, suffix: str = "") -> str:
-    """Write a range: "34.9 % to 71.1 %"; ends that look alike once."""
+def span(low: float, high: float, *, decimals: int) -> str:
+    """Write a range: "34.9 to 71.1"; ends that look alike once."""
     ends = (round(end, decimals) + 0.0 for end in (low, high))  # no "-0.0"
-    return " to ".join(dict.fromkeys(f"{end:.{decimals}f}{suffix}" for end in ends))
+    return " to ".join(dict.fromkeys(f"{end:.{decimals}f}" for end in ends))
 
 
 def prompt_length(length: float) -> int | str:
@@ -144,6 +135,7 @@ def why_no_interval(one: Any) -> str:
     if math.isnan(one.reduction):
         return "the baseline is 0" if one.baseline == 0 else "a value is not finite"
     measure = BY_LABEL[one.measure]
+    unit = "passage" if measure.kind == "target" else measure.kind
     if one.num_units < 2:
-        return f"there is a single {measure.unit}"
-    return f"the baseline's {measure.phrase} is 0 in some resamples, because few {measure.unit}s have another value"
+        return f"there is a single {unit}"
+    return f"the baseline's {measure.phrase} is 0 in some resamples, because few {unit}s have another value"
