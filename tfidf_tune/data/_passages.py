@@ -80,17 +80,11 @@ def make_passages(tokenizer: TextTokenizer, windows: Sequence[Window], num_targe
     of_tokenizer = {"tokenizer": tokenizer_name(tokenizer), "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer)}
     passages = []
     for index, (ids, positions, source, fields) in enumerate(windows):
-        kind, number = ("target", index) if index < num_targets else ("control", index - num_targets)
-        values: dict[str, Any] = {
-            "id": f"{kind}-{number:04d}",
-            "kind": kind,
-            "text": tokenizer.decode(ids.tolist(), **options),
-            "token_ids": ids.tolist(),
-            "num_injections": len(positions),
-            "positions": positions,
-            "source": source,
-        }
-        passages.append(Passage(**values | of_tokenizer | fields))
+        kind: PassageKind = "target" if index < num_targets else "control"
+        number = index if kind == "target" else index - num_targets
+        text = tokenizer.decode(ids.tolist(), **options)
+        values: dict[str, Any] = {"num_injections": len(positions), "positions": positions, "source": source}
+        passages.append(Passage(f"{kind}-{number:04d}", kind, text, ids.tolist(), **values | of_tokenizer | fields))
     return passages
 
 

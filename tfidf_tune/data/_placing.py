@@ -41,6 +41,7 @@ _Base: TypeAlias = TokenArray | list[TokenArray]  # aligned blocks or documents
 # Targets and controls; the number of targets; the base; tokens of the documents that were read for it; how many of them
 # were left out, or passages that were taken out of them.
 _Material: TypeAlias = tuple[list[TokenArray], int, _Base, list[int], int]
+_Kept: TypeAlias = Callable[[TokenArray], Mask]  # which of a list of examples stay
 _ALL = -1
 _BLOCK_SIZE = 256
 _MOST_TARGETS, _LEAST_TARGETS = 100, 10  # the paper's number; a report judges nothing from fewer than 10
@@ -397,14 +398,9 @@ class Targets:
 
 
 def choose_completions(
-    examples: SequenceDataset,
-    num_own: int,
-    targets: Targets,
-    tokenizer: TextTokenizer,
-    source: str,
-    kept: Callable[[TokenArray], Mask],
+    examples: SequenceDataset, num_own: int, targets: Targets, tokenizer: TextTokenizer, source: str, kept: _Kept
 ) -> CompletionsDataset:
-    """Choose targets and controls of ``sft_dataset``, whose source has the first examples; ``kept`` says which stay."""
+    """Choose targets and controls of ``sft_dataset``, whose source has the first examples."""
     # All turns count: in a conversation that is exported turn by turn, an answer occurs again in the next rows.
     runs = LearnedRuns(examples, tokenizer, targets.min_target_tokens)
     # An answer is represented by the first of the examples that end with it.

@@ -242,7 +242,7 @@ class _Search:
             num_documents=counts["documents"],
             num_tokens=num_tokens,
             stretch_repeats=self._stretch_repeats,
-            num_duplicates=sum(one.num_copies > 1 for one in targets) * (spec.passages != "random"),
+            num_duplicates=0 if spec.passages == "random" else sum(one.num_copies > 1 for one in targets),
             num_repetitive=self._num_repetitive,
             num_refused=num_refused,
             starts=Counter(target.start for target in targets),
@@ -411,7 +411,7 @@ class _Search:
             if len(targets) == spec.num_targets:
                 break
             start = corpus.token_at(place)
-            ((piece, _),) = corpus.located(np.array([start]))
+            piece, _ = corpus.located(np.array([start]))[0]
             is_group = number < len(groups)
             if start >= len(chooser.fits) or not chooser.fits[start] or not (is_group or self._is_unique(piece, place)):
                 continue

@@ -269,23 +269,21 @@ def read_pieces(index: WindowIndex, places: Records, name: str, runner: TaskRunn
     files = np.unique(places["file"]).tolist()
     folder = index.work / name
     if files:
-        step = partial(_read_pieces, index, np.unique(places), files, folder)
-        runner.run([step], folder / "tasks", len(files), name)
+        runner.run([partial(_read_pieces, index, np.unique(places), folder)], folder / "tasks", len(files), name)
     for number, rank in enumerate(files):
         with (folder / f"{number:06d}.jsonl").open(encoding="utf-8") as lines:
             for line in lines:
                 yield Piece(rank, *json.loads(line))
 
 
-def _read_pieces(
-    index: WindowIndex, places: Records, files: Sequence[int], folder: Path, _: Any, rank: int, world_size: int
-) -> None:
+def _read_pieces(index: WindowIndex, places: Records, folder: Path, _: Any, rank: int, world_size: int) -> None:
     """Read the documents of windows in one file, no further than the last of them."""
+    of_rank = int(np.unique(places["file"])[rank])
     wanted: dict[int, list[int]] = defaultdict(list)
-    for _, document, offset in places[places["file"] == files[rank]].tolist():
+    for _, document, offset in places[places["file"] == of_rank].tolist():
         wanted[document].append(offset)
     with atomic_file(folder / f"{rank:06d}.jsonl") as path, path.open("w", encoding="utf-8") as file:
-        for number, text in enumerate(islice(index.documents(files[rank]), max(wanted) + 1)):
+        for number, text in enumerate(islice(index.documents(of_rank), max(wanted) + 1)):
             if number in wanted:
                 for piece in _pieces(text, np.array(wanted[number]), index.num_bytes):
                     file.write(json.dumps([number, *piece]) + "\n")
