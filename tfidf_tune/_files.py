@@ -136,10 +136,8 @@ def require_writable(what: str, path: Path) -> None:
     try:  # the only reliable test for root, network folders and the like
         TemporaryFile(dir=nearest_folder(path)).close()
     except OSError as error:
-        raise OSError(
-            f"{what} {path} cannot be written: {nearest_folder(path)} is not a writable folder ({error.strerror}); "
-            f"choose another {what}"
-        ) from error
+        cause = f"{nearest_folder(path)} is not a writable folder ({error.strerror})"
+        raise OSError(f"{what} {path} cannot be written: {cause}; choose another {what}") from error
 
 
 def nearest_folder(path: Path) -> Path:

@@ -95,9 +95,8 @@ def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., Trans
 
     build.__name__ = build.__qualname__ = f"lora_{builder.__name__}"
     parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*lora.values(), *own.values())]
-    build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        parameters, return_annotation=TransformerDecoder
-    )
+    signature = inspect.Signature(parameters, return_annotation=TransformerDecoder)
+    build.__signature__ = signature  # type: ignore[attr-defined]
     return build
 
 

@@ -165,9 +165,8 @@ def gpt_neox(
         use_parallel_residual (bool): attention and MLP side by side, not one after the other. Default: True.
         linear (LinearFactory): makes the linear layers. Default: plain ones.
     """
-    pos_embeddings = PartialRotaryEmbeddings(
-        Qwen2RotaryPositionalEmbeddings(int(embed_dim // num_heads * rotary_pct), max_seq_len, rope_base)
-    )
+    rotary_dim = int(embed_dim // num_heads * rotary_pct)
+    pos_embeddings = PartialRotaryEmbeddings(Qwen2RotaryPositionalEmbeddings(rotary_dim, max_seq_len, rope_base))
 
     def attention() -> GPTNeoXAttention:
         return GPTNeoXAttention(

@@ -59,12 +59,8 @@ from tfidf_tune.training._hf_files import (
 _logger = logging.getLogger(__name__)
 
 # Weights of an existing folder are always replaced: transformers might load them.
-_REPLACED = (
-    "model.safetensors",
-    "model-?????-of-?????.safetensors",
-    "model.safetensors.index.json",
-    "adapter_model.safetensors",
-)
+_WHOLE = ("model.safetensors", "adapter_model.safetensors")
+_REPLACED = (*_WHOLE, "model.safetensors.index.json", "model-?????-of-?????.safetensors")
 _SAMPLE_BYTES = 2**20
 
 

@@ -17,10 +17,8 @@ from tfidf_tune._checks import SetupError as SetupError
 # Errors whose message is complete without their type.
 _MESSAGES = (ValueError, OSError, YAMLError, OmegaConfBaseException)
 # What components and files raise for wrong settings. KeyError and the like are bugs.
-_CAUSES = (
-    *_MESSAGES, TypeError, AssertionError, RuntimeError, ImportError, SafetensorError, InstantiationError,
-    UnpicklingError,
-)  # fmt: skip
+_OF_LIBRARIES = (SafetensorError, InstantiationError, UnpicklingError)
+_CAUSES = (*_MESSAGES, *_OF_LIBRARIES, TypeError, AssertionError, RuntimeError, ImportError)
 
 
 def listed(problems: Sequence[str]) -> str:

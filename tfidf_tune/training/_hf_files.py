@@ -67,9 +67,7 @@ def _download(checkpoint_dir: str, revision: str | None, patterns: list[str]) ->
         return Path(snapshot_download(checkpoint_dir, revision=revision, allow_patterns=patterns))
     except Exception as error:
         cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise FileNotFoundError(
-            f"{checkpoint_dir} is not a local folder, nor on the Hugging Face hub ({cause})"
-        ) from error
+        raise FileNotFoundError(f"{checkpoint_dir} is neither a local folder nor on the hub ({cause})") from error
 
 
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
@@ -88,10 +86,8 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in values.get("auto_map", {})
     reads_more = config.is_encoder_decoder or any(hasattr(config, f"{part}_config") for part in ("vision", "audio"))
     if reads_more or not is_causal:
-        raise ValueError(
-            f"the checkpoint {folder} is of the architecture '{config.model_type}': name a causal language model for "
-            "text alone"
-        )
+        found = f"the checkpoint {folder} is of the architecture '{config.model_type}'"
+        raise ValueError(f"{found}: name a causal language model for text alone")
     return config
 
 
@@ -107,9 +103,7 @@ def _find_weight_files(folder: Path) -> list[Path]:
             return [folder / name for name in names]
         if (folder / single).is_file():
             return [folder / single]
-    raise FileNotFoundError(
-        f"the checkpoint {folder} lacks {' or '.join(_NAMES)}, or shards with an index (GGUF files cannot be trained)"
-    )
+    raise FileNotFoundError(f"the checkpoint {folder} lacks {' or '.join(_NAMES)}, or shards with an index")
 
 
 def check_files(folder: Path, config: PreTrainedConfig, weight_files: list[Path]) -> tuple[Any, list[str]]:
@@ -128,9 +122,7 @@ def check_files(folder: Path, config: PreTrainedConfig, weight_files: list[Path]
             model, info = type(model).from_pretrained(None, config=own, state_dict=on_meta, **options, **loading)
     except Exception as error:  # transformers and torch raise anything here
         file = folder / "config.json"
-        raise ValueError(
-            f"{file} or generation_config.json: transformers loads no model ({cause_of(error)})"
-        ) from error
+        raise ValueError(f"{file} or generation_config.json: transformers loads none ({cause_of(error)})") from error
     problems = [
         f"{name} is {tuple(found)} in the files, {tuple(needed)} by config.json"
         for name, found, needed in sorted(info["mismatched_keys"])
@@ -231,10 +223,8 @@ def _read(path: Path, roots: list[Path]) -> bytes:
     # A link to another place would be shared with the checkpoints, and reading a pipe would wait.
     is_within = target.is_file() and any(target.is_relative_to(root) for root in roots)
     if not is_within or target.stat().st_size > _MAX_BYTES:
-        raise ValueError(
-            f"{path} would be copied into each checkpoint, but {target} is not a file of its folder of at most "
-            f"{_MAX_BYTES // 2**20} MiB: replace or remove it"
-        )
+        needed = f"a file of its folder of at most {_MAX_BYTES // 2**20} MiB"
+        raise ValueError(f"{path} would be copied into each checkpoint, but {target} is not {needed}: remove it")
     return target.read_bytes()
 
 

@@ -101,9 +101,7 @@ def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:
     mesh = init_device_mesh(run.device.type, (dist.get_world_size(),))
     _check_shards_of_nf4(model, mesh.size())
     offload = CPUOffloadPolicy(pin_memory=run.device.type == "cuda") if cfg.fsdp_cpu_offload else OffloadPolicy()
-    precision = MixedPrecisionPolicy(
-        param_dtype=FSDP_DTYPES[cfg.fsdp_param_dtype], reduce_dtype=FSDP_DTYPES[cfg.fsdp_reduce_dtype]
-    )
+    precision = MixedPrecisionPolicy(FSDP_DTYPES[cfg.fsdp_param_dtype], FSDP_DTYPES[cfg.fsdp_reduce_dtype])
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": precision, "offload_policy": offload}
     layers: Any = model.layers
     for layer in reversed(list(layers)):

@@ -232,10 +232,8 @@ def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str
     optimizer = _optimizer_state(state.model, state.optimizer, initialize=own["optimizer_has_state"])
     tensors = _tensors(state.model, optimizer)
     if differing := set(own["tensors"]) ^ tensors.keys():
-        raise TrainingError(
-            f"{folder} does not have the weights and optimizer state of this run: only one of them has "
-            f"{min(differing)}; the checkpoint may be of another version of the optimizer"
-        )
+        found = f"only one of {folder} and this run has {min(differing)}"
+        raise TrainingError(f"{found}: the checkpoint may be of another version of the optimizer")
     reader = HuggingFaceStorageReader(str(folder))
     reader.fs = _ListedFiles()
     with warnings.catch_warnings():

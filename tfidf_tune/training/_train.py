@@ -110,10 +110,8 @@ def train_step(
     total, cross_entropy, weight_sum, deviations, _ = of_all.sum(0)
     # The gradient is scaled back and clipped; its norm is reported as it was before.
     scaler.unscale_(optimizer)
-    grad_norm = nn.utils.clip_grad_norm_(
-        [parameter for group in optimizer.param_groups for parameter in group["params"]],
-        math.inf if clip_grad_norm is None else clip_grad_norm,
-    )
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    grad_norm = nn.utils.clip_grad_norm_(trained, math.inf if clip_grad_norm is None else clip_grad_norm)
     if isinstance(grad_norm, DTensor):
         grad_norm = grad_norm.full_tensor().to(device)  # offloaded gradients are not there
     is_finite = total.isfinite() if scaler.is_enabled() else total.isfinite() & grad_norm.isfinite()
@@ -176,19 +174,13 @@ def train(
     milestones = milestone_steps(cfg.save_at_percent, total_steps)
     passed = [milestone_name(each) for at, percents in milestones.items() if at <= resume.step for each in percents]
     if missing := [name for name in passed if not (run.output_dir / name).is_dir()]:
-        progress.note(
-            f"{', '.join(missing)} of save_at_percent will not be written: step {resume.step} is done already"
-        )
+        names = ", ".join(missing)
+        progress.note(f"{names} of save_at_percent will not be written: step {resume.step} is done already")
     if resume.step >= total_steps:
         progress.note(f"all {total_steps} steps are done already")
         return
-    guard = StepGuard(
-        run.device,
-        skip=cfg.on_non_finite == "skip",
-        total_steps=total_steps,
-        indices_of=partial(step_indices, cfg, dataloader),
-        note=progress.note,
-    )
+    indices_of = partial(step_indices, cfg, dataloader)
+    guard = StepGuard(run.device, cfg.on_non_finite == "skip", total_steps, indices_of, progress.note)
     steps = step_batches(cfg, dataloader, first_step=resume.step + 1)
 
     def write_checkpoints(step: int) -> None:
@@ -250,10 +242,9 @@ def train(
                     # Rounded up: not the name of an earlier milestone.
                     percents = milestones.setdefault(step, [-(-100 * step // total_steps)])
                     write_checkpoints(step)
-                    progress.note(
-                        f"the run ends after step {step} of {total_steps}: {reason}; {milestone_name(percents[-1])} is "
-                        f"written; {resume.last_checkpoint()}"
-                    )
+                    ended = f"the run ends after step {step} of {total_steps}: {reason}"
+                    written = f"{milestone_name(percents[-1])} is written"
+                    progress.note(f"{ended}; {written}; {resume.last_checkpoint()}")
                     return
             if is_saved:
                 write_checkpoints(step)
@@ -264,9 +255,8 @@ def train(
                 if resume.is_kept and not is_saved:
                     guard.check()
                     write_checkpoints(step)
-                raise Interrupted(
-                    f"stopped after step {step} of {total_steps}; {resume.last_checkpoint()}", batches.stop
-                )
+                done = f"stopped after step {step} of {total_steps}"
+                raise Interrupted(f"{done}; {resume.last_checkpoint()}", batches.stop)
 
 
 @contextmanager
