@@ -77,10 +77,11 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
                 require_writable("output_dir", output_dir)
                 stack.enter_context(locked_folder(output_dir))
         _check_folder(output_dir, resume=cfg.resume_from_checkpoint)
-        with setup_errors():
+        with setup_errors(f"device '{cfg.device}'"):
             device = utils.get_device(device=cfg.device)
             if device.type not in _DEVICES or not cfg.device.startswith(device.type):
-                raise ValueError(f"device '{cfg.device}' is not available, possible are {', '.join(_DEVICES)}")
+                raise ValueError(f"it is not available, possible are {', '.join(_DEVICES)} where present")
+        with setup_errors():
             dtype = training.get_dtype(cfg.dtype, device=device)
             # Features of FSDP2 need a process group even on one process.
             if started_processes() > 1 or cfg.fsdp_cpu_offload or cfg.fsdp_param_dtype or cfg.fsdp_reduce_dtype:
