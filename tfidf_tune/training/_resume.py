@@ -13,6 +13,7 @@ what a run needs to continue bit-identically:
 import json
 import os
 import random
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -212,9 +213,9 @@ def _settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
     """Return the settings that must be equal when a run is resumed, as plain values."""
     resolved: Any = OmegaConf.to_container(cast(DictConfig, cfg), resolve=True)
     settings = {key: value for key, value in resolved.items() if key not in (*_FREE_KEYS, "batch_size")}
-    # The folder of the run, which may have moved, has a fixed name in all paths.
-    folder = json.dumps(cfg.output_dir)[:-1]
-    text = json.dumps(settings).replace(f'{folder}"', '"output_dir"').replace(f"{folder}/", '"output_dir/')
+    # The folder of the run, which may have moved, has a fixed name in all values, not in keys.
+    folder = re.escape(json.dumps(cfg.output_dir)[:-1])
+    text = re.sub(f'{folder}(?=/|"[^:])', '"output_dir', json.dumps(settings))
     # The number of processes may change as long as a mini-batch of all holds the same sequences.
     world_size, _ = get_world_size_and_rank()
     return {**json.loads(text), _MINI_BATCH: cfg.batch_size * world_size}
