@@ -68,19 +68,12 @@ class Browser:
         return matplotlib.image.imread(io.BytesIO(self.driver.get_screenshot_as_png()))[..., :3]
 
 
-def find_chromium() -> tuple[str, str]:
-    """Give the paths of Chromium and its driver, or end the test."""
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium and chromedriver:
-        return chromium, chromedriver
-    reason = "no chromium and chromedriver on the path; on Debian: apt-get install chromium chromium-driver"
-    if os.environ.get("CI"):
-        pytest.fail(reason)  # a skipped test would look like a passed one there
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="session", name="browser")
 def browser_fixture() -> Iterator[Browser]:
-    instance = Browser(*find_chromium())
+    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (chromium and chromedriver):
+        reason = "no chromium and chromedriver on the path; on Debian: apt-get install chromium chromium-driver"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)  # a skipped test would look like a passed one
+    instance = Browser(chromium, chromedriver)
     yield instance
     instance.driver.quit()

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_fakes import controls, decode, evaluation, results, run, sample, targets
 
-from tfidf_tune.compare._examples import checkpoint_decoder, recitation_examples, recited_pieces
-from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.compare._examples import recitation_examples, recited_pieces
 from tfidf_tune.probe import longest_memorized_substring
 
 
@@ -65,13 +64,3 @@ def test_the_shortest_prefix_is_shown_and_an_offset_named():
     (example,) = examples(samples, samples)  # one target is one example
     assert example.title == "Tiny: a from its tokens 17 to 48 (recited most under CE)"
     assert examples(controls(1), controls(1)) == []
-
-
-def test_a_checkpoints_own_tokenizer_decodes_and_without_one_there_is_no_decoder(tiny_checkpoint, tmp_path):
-    tokenizer = hf_tokenizer(str(tiny_checkpoint))
-    ids = tokenizer.encode("the old sailor", add_bos=False, add_eos=False)
-    assert checkpoint_decoder(str(tiny_checkpoint))(ids) == tokenizer.decode(ids)
-    pieces = recited_pieces(generated([*ids, ids[0]], ids, tokenizer.decode), tokenizer.decode)
-    assert pieces[0] == (tokenizer.decode(ids), True)
-    assert checkpoint_decoder("EleutherAI/pythia-14m") is None
-    assert checkpoint_decoder(str(tmp_path)) is None

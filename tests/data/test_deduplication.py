@@ -3,7 +3,6 @@
 import itertools
 import json
 import logging
-from functools import partial
 
 import numpy as np
 import pytest
@@ -139,20 +138,11 @@ def test_the_section_is_a_method_or_a_mapping():
     config = OmegaConf.merge({"deduplicate": "exact"}, OmegaConf.from_dotlist(["deduplicate.threshold=0.5"]))
     assert Deduplication.of(config.deduplicate) == Deduplication.of({"threshold": 0.5}) == Deduplication("minhash", 0.5)
     assert Deduplication.of("minhash") == Deduplication.of({}) == Deduplication("minhash", 0.8, 5)
-    assert Deduplication.of({"method": "exact", "ngram": 3}).settings == Deduplication.of("exact").settings
-
-
-def test_settings_out_of_range_are_refused(tokenizer, corpus_file):
-    arguments = {"source": str(corpus_file)}
     for section, message in (
         ("fuzzy", "deduplicate.method is 'fuzzy'"),
         ({"treshold": 0.5}, "no key 'treshold'; did you mean 'threshold'"),
         ({"threshold": 0}, "threshold is 0"),
-        ({"ngram": 0}, "ngram must be"),
         ({"threshold": 1}, "threshold 1 is too high"),
     ):
         with pytest.raises(ValueError, match=message):
             Deduplication.of(section)
-    for build in (partial(text_dataset, max_seq_len=64), text_blocks_dataset, injected_corpus_dataset):
-        with pytest.raises(ValueError, match="deduplicate.method"):
-            build(tokenizer, deduplicate="fuzzy", **arguments)

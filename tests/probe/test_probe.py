@@ -120,17 +120,6 @@ def test_a_completion_is_asked_for_once_from_its_own_prompt():
     assert own.prompt_label == "target completion, its own prompt"
 
 
-def test_a_row_ends_before_its_eos_and_generation_with_the_last_row():
-    model = SuccessorModel()
-    assert greedy_continuations(model, [[3], [6], [9]], 20, eos_id=10) == [[4, 5, 6, 7, 8, 9], [7, 8, 9], []]
-    assert len(model.calls) == 7
-    assert greedy_continuations(model, [[3], [6]], 2, eos_id=10) == [[4, 5], [7, 8]]
-    # An EOS within a prompt, as of a conversation of several turns, ends nothing.
-    assert greedy_continuations(model, [[9], [5, 10, 20]], 3, eos_id=10) == [[], [21, 22, 23]]
-    assert greedy_continuations(model, [[9], [62]], 3) == [[10, 11, 12], [63, 0, 1]]
-    assert greedy_continuations(model, [[3], [6]], 0, eos_id=10) == [[], []]
-
-
 def test_the_generation_config_of_the_model_does_not_change_the_text(llama):
     penalized = tiny_llama()
     penalized.generation_config.update(repetition_penalty=5.0, no_repeat_ngram_size=2, do_sample=True)

@@ -52,9 +52,6 @@ def test_noise_replaces_a_share_of_the_prompt_and_keeps_the_answer(llama, reciti
         assert after["reference_ids"] == before["reference_ids"]
         places.add(tuple(changed))
     assert len(places) == len(noisy)
-    least = documents(**settings, prompt_noise=0.001)["test"]
-    for before, after in zip(clean, least, strict=True):
-        assert sum(one != other for one, other in zip(before["prompt_ids"], after["prompt_ids"], strict=True)) == 1
     recited = {}
     for noise in (0, 0.5):
         with embedded_ids() as calls:

@@ -50,16 +50,3 @@ def test_it_has_a_number_for_every_row_and_nothing_else(tokenizer, folder, token
     assert with_ids.settings["prompts"] == "token_ids"
     assert with_ids.tokenizer.fingerprint == hf_tokenizer(str(llama)).fingerprint
     assert prompts_for({"pretrained": str(llama)}).settings["prompts"] == "text"
-
-
-def test_a_folder_with_something_in_it_is_left_alone(llama, tmp_path):
-    with pytest.raises(FileNotFoundError, match="no such folder: '/nowhere/model'"):
-        save_token_ids_tokenizer("/nowhere/model", tmp_path / "ids")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="already exists and is not empty: name another folder"):
-        save_token_ids_tokenizer(str(llama), tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
-    (tmp_path / "empty").mkdir()
-    save_token_ids_tokenizer(str(llama), tmp_path / "empty")
-    assert original_tokenizer(str(tmp_path / "empty"))
