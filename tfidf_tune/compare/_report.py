@@ -1,20 +1,27 @@
 """Runs side by side as a report."""
 
+import math
+from collections.abc import Mapping
 from datetime import date
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tfidf_tune.compare._evaluations import compare_objectives, evaluation_table, having_at_last, lms_floors
+from tfidf_tune.compare._evaluations import Floor, compare_objectives, evaluation_table, having_at_last, lms_floors
 from tfidf_tune.compare._examples import recitation_examples
 from tfidf_tune.compare._figures import comparison_figures
 from tfidf_tune.compare._intervals import NUM_RESAMPLES, SEED
-from tfidf_tune.compare._table import LMS, Checkpoint, Results
+from tfidf_tune.compare._table import ANSWER_MEASURES, BY_LABEL, LMS, PERPLEXITY, SUMMARY_MEASURES, Checkpoint, Results
 from tfidf_tune.compare._tables import comparison_tables, is_detectable
-from tfidf_tune.compare._verdict import RECITED_MARK, verdict
+from tfidf_tune.compare._verdict import AT_CHANCE, RECITED_MARK, STILL_DETECTABLE
 from tfidf_tune.report._document import Example, Footnotes, Report, joined
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_MOST_CLAUSES = 3
+# In the order of preference: what a reduction costs.
+_UTILITIES = (PERPLEXITY, SUMMARY_MEASURES[2], ANSWER_MEASURES[1])
+_Names: TypeAlias = tuple[str, str]  # setting and objective
 
 
 def comparison_report(results: Results, *, baseline: str | None = None) -> Report:
@@ -31,13 +38,12 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
     reductions, floors = compare_objectives(evaluations, baseline), lms_floors(evaluations)
     notes = Footnotes()
     tables = comparison_tables(results, evaluations, reductions, floors, baseline, notes)
-    at_chance = {names for names, floor in floors.items() if floor is not None and floor.reached}
     likelihoods = [row for one in tables if one.name == "membership" for row in one.frame.to_dict("records")]
     detectable = {(row["Model"], row["Objective"]) for row in likelihoods if is_detectable(row)}
     others = [one.objective for one in results.checkpoints if one.objective != baseline]
     return Report(
         title=f"{joined(others)} against {baseline}" if others else baseline,
-        verdict=verdict(reductions, list(floors), at_chance, detectable, baseline),
+        verdict=_verdict(reductions, floors, detectable, baseline),
         tables=tables,
         figures=comparison_figures(results, evaluations),
         examples=_examples(results, evaluations),
@@ -45,6 +51,64 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
         provenance=_provenance(results, baseline),
         footnotes=notes.texts,
     )
+
+
+def _verdict(
+    reductions: "pd.DataFrame", floors: Mapping[_Names, Floor | None], detectable: set[_Names], baseline: str
+) -> str:
+    """Say what each objective recites and at which cost, and which settings have nothing to compare.
+
+    ``detectable`` are objectives whose loss tells training passages from held-out ones.
+    """
+    at_chance = {names for names, floor in floors.items() if floor is not None and floor.reached}
+    objectives: dict[str, list[str]] = {}
+    for setting, objective in floors:
+        objectives.setdefault(setting, []).append(objective)
+    alone = {name: joined(own) for name, own in objectives.items() if baseline not in own or own == [baseline]}
+    if len(alone) == len(objectives):
+        have = "; ".join(f"{name}: {own}" for name, own in alone.items())
+        return (
+            f"Nothing is compared: no model has runs of {baseline} and of another objective ({have}). To name the "
+            "objective of a model trained elsewhere, give OBJECTIVE=FOLDER."
+        )
+    clauses = []
+    for setting, objective in floors:
+        if setting in alone or objective == baseline:
+            continue
+        own = reductions[(reductions["setting"] == setting) & (reductions["objective"] == objective)]
+        rows = {row.measure: row for row in own.itertuples()}
+        recited = rows.get(LMS.label)
+        direction, size = _change(recited)
+        said = {
+            -1: f"{objective} recites {size} less than {baseline}",
+            0: f"{objective} is not shown to recite less or more than {baseline}",
+            1: f"{objective} recites {size} more than {baseline}",
+            None: f"too little was measured to judge what {objective} recites",
+        }[direction]
+        if {(setting, objective), (setting, baseline)} <= at_chance:
+            said = f"{objective}, like {baseline}, {AT_CHANCE}"
+        elif (setting, objective) in at_chance:
+            said = f"{objective} {AT_CHANCE}{STILL_DETECTABLE if (setting, objective) in detectable else ''}"
+        # The cost of what is recited is that of the same checkpoint.
+        costs = [rows[utility.label] for utility in _UTILITIES if utility.label in rows]
+        cost = next((one for one in costs if recited is None or one.progress == recited.progress), None)
+        direction, size = _change(cost)
+        if cost is not None and direction is not None:
+            differs = {-1: f"is {size} lower", 0: "is not shown to differ", 1: f"is {size} higher"}[direction]
+            said += f"; its {BY_LABEL[cost.measure].phrase} {differs}"
+        clauses.append(f"{setting}: {said}" if len(objectives) > 1 else said)
+    if hidden := len(clauses) - _MOST_CLAUSES:
+        clauses[_MOST_CLAUSES:] = [f"{hidden} more are in the table"] if hidden > 0 else []
+    left_out = [f" Not compared: {joined(f'{name} (only {own})' for name, own in alone.items())}."] if alone else []
+    return "".join([f"{'. '.join(clauses)}.", *left_out])
+
+
+def _change(row: Any) -> tuple[int | None, str]:
+    """Return -1 if a measure is lower than the baseline's, 1 higher, 0 not shown to differ, else None; and its size."""
+    if row is None or math.isnan(row.reduction) or row.significant not in ("yes", "no"):
+        return None, ""
+    direction = 0 if row.significant == "no" else -1 if row.reduction > 0 else 1
+    return direction, f"{abs(100 * row.reduction):.1f} %"
 
 
 def _examples(results: Results, evaluations: "pd.DataFrame") -> list[Example]:

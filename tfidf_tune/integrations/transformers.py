@@ -45,9 +45,7 @@ def require_labels(inputs: Mapping[str, Any]) -> None:
     """Raise a ``ValueError`` if a training batch has no labels."""
     if not has_labels(inputs):
         found = ", ".join(name for name, value in inputs.items() if value is not None) or "nothing"
-        raise ValueError(
-            f"a training batch has no labels, only {found}: use DataCollatorForLanguageModeling, mlm=False"
-        )
+        raise ValueError(f"a training batch has no labels, only {found}: use a data collator that makes them")
 
 
 def check_first_batch(inputs: Mapping[str, Any], *, needs_tokens: bool) -> None:
@@ -139,10 +137,7 @@ def obstacles(trainer: Any, *, fused_head: bool) -> Iterator[str]:
     if trainer.compute_loss_func is not None:
         yield "compute_loss_func is set, but the weighted loss takes its place: leave it out"
     if args.use_liger_kernel and (liger.get("fused_linear_cross_entropy", True) or liger.get("cross_entropy")):
-        yield (
-            "use_liger_kernel is set with Liger's own loss, which knows no weights: set liger_kernel_config to "
-            '{"fused_linear_cross_entropy": False, "cross_entropy": False}'
-        )
+        yield "use_liger_kernel is set with losses of Liger: set fused_linear_cross_entropy and cross_entropy to False"
     if parallelism is not None and (parallelism.cp_enabled or getattr(parallelism, "sp_enabled", False)):
         yield "context or sequence parallelism is on, but weights need whole sequences: set cp_size and sp_size to 1"
     if args.n_gpu > 1:
@@ -319,10 +314,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
             return
         file = self._state_file(checkpoint)
         if not file.is_file():
-            _logger.warning(
-                f"{checkpoint} has no {file.name}: the weighting begins with an empty state (the checkpoint was "
-                "written without a weighting, or by another number of processes)"
-            )
+            _logger.warning(f"{checkpoint} has no {file.name}: the weighting begins with an empty state")
         else:  # the state of another weighting is an error that names the settings
             self.weighting.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
 
