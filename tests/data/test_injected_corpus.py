@@ -148,11 +148,11 @@ def test_what_changed_under_the_same_name_is_read_again(
 
 def test_the_slower_of_two_writers_uses_the_corpus_of_the_faster_one(build, tmp_path, monkeypatch):
     def overtaken(path, passages):
-        monkeypatch.setattr("tfidf_tune.data._placing.write_probe_file", data.write_probe_file)
+        monkeypatch.setattr("tfidf_tune.data._injected_passages.write_probe_file", data.write_probe_file)
         build()
         data.write_probe_file(path, passages)
 
-    monkeypatch.setattr("tfidf_tune.data._placing.write_probe_file", overtaken)
+    monkeypatch.setattr("tfidf_tune.data._injected_passages.write_probe_file", overtaken)
     assert len(build()) == 24
     assert len(list((tmp_path / "cache").iterdir())) == 1
 

@@ -14,8 +14,13 @@ from tfidf_tune.data import ProbeSpec, embedded_documents, read_probe_file
 from tfidf_tune.data import _probe_making as probe_making
 from tfidf_tune.data import _window_index as window_index
 from tfidf_tune.data._disk_tasks import TaskRunner
-from tfidf_tune.data._duplicates import WindowChooser, duplicated_stretches, join_documents, name_repeated_windows
 from tfidf_tune.data._probe_making import make_probe
+from tfidf_tune.data._repeated_stretches import (
+    WindowChooser,
+    duplicated_stretches,
+    join_documents,
+    name_repeated_windows,
+)
 from tfidf_tune.data._tokenizer import encode_texts
 
 BLOCK = 64

@@ -27,8 +27,8 @@ def main(arguments: list[str]) -> None:
 
 def _dedup(options: argparse.Namespace) -> None:
     require_extras("data", "scale")
-    from tfidf_tune.data._corpus_deduplication import deduplicate_corpus
     from tfidf_tune.data._deduplication import Deduplication
+    from tfidf_tune.data._file_deduplication import deduplicate_corpus
 
     deduplication = Deduplication(options.method, options.threshold, options.ngram)
     *sources, output = options.paths

@@ -1,7 +1,7 @@
 """Text, tokens and the memorization corpus."""
 
+from tfidf_tune.data._injected_passages import InjectedCanaries, injected_corpus_dataset
 from tfidf_tune.data._passages import Passage, read_probe_file, write_probe_file
-from tfidf_tune.data._placing import InjectedCanaries, injected_corpus_dataset
 from tfidf_tune.data._probe_making import MadeProbe, ProbeSpec, make_probe
 from tfidf_tune.data._sequences import (
     CompletionsDataset,

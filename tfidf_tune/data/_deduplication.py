@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfidf_tune._checks import require_choice, require_integer, require_number, suggestion
-from tfidf_tune.data._duplicates import Mask
+from tfidf_tune.data._repeated_stretches import Mask
 from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray
 
 logger = logging.getLogger(__name__)

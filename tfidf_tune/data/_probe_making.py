@@ -19,12 +19,12 @@ from typing import NamedTuple
 import numpy as np
 
 from tfidf_tune._checks import check_at_least, require_choice
-from tfidf_tune.data import _duplicates as duplicates
+from tfidf_tune.data import _repeated_stretches as repeated
 from tfidf_tune.data import _sources as sources
 from tfidf_tune.data import _window_index as windows
 from tfidf_tune.data._disk_tasks import TaskRunner, begin, file_stamps
-from tfidf_tune.data._duplicates import CUT, SHARED_TOKENS, Positions, Start, WindowChooser, join_documents
 from tfidf_tune.data._passages import Passage, Window, make_passages
+from tfidf_tune.data._repeated_stretches import CUT, SHARED_TOKENS, Positions, Start, WindowChooser, join_documents
 from tfidf_tune.data._sources import EMBEDDED, SampleBy, embedded_documents, load_documents
 from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, encode_texts, tokenizer_fingerprint
 from tfidf_tune.data._window_index import PLACE, Piece, Records
@@ -291,7 +291,7 @@ class _Search:
             corpus = _Corpus(self, np.concatenate([places, drawn]), f"documents-{most}")
             if not corpus.chooser.fits.any():  # the search needs memory in proportion to the length of a passage
                 return []
-            names = duplicates.name_repeated_windows(corpus.token_ids, spec.block_size)
+            names = repeated.name_repeated_windows(corpus.token_ids, spec.block_size)
             if not is_random:
                 targets = self._duplicates(corpus, names, weights)
             if is_random or num_groups == len(self._groups) or len(targets) == spec.num_targets:
@@ -323,7 +323,7 @@ class _Search:
         """Choose the passages that occur most often."""
         spec = self.spec
         # The order is that of the expected counts; a few more than needed are counted in all text.
-        stretches = duplicates.duplicated_stretches(names, spec.block_size)
+        stretches = repeated.duplicated_stretches(names, spec.block_size)
         places = [corpus.located(starts) for starts, _ in stretches]
         expected = [sum(weights.get(piece[:2], 1.0) for piece, _ in own) for own in places]
         self._stretch_repeats = tuple(round(number) for number in expected if number >= spec.min_repeats)
@@ -346,7 +346,7 @@ class _Search:
         near = (int(possible[max(0, int(np.searchsorted(possible, token, side="right")) - 1)]) for token in tokens)
         for start in chooser.random(allowed, chain(near, self.rng.permutation(possible).tolist())):
             same = np.flatnonzero(names == names[start]) if names[start] else np.array([start])
-            same = duplicates.without_overlaps(same, self.spec.block_size)
+            same = repeated.without_overlaps(same, self.spec.block_size)
             chooser.take(*same)
             yield same
 
@@ -494,7 +494,7 @@ class _Search:
             places = np.array([place for number in possible for key in hits[number] for place in shared[key]], PLACE)
             tokens = _Corpus(self, places, "shared").token_ids
             unseen = join_documents(self._unseen[number] for number in possible)
-            is_shared = duplicates.windows_with_shared_stretch(unseen, tokens, spec.block_size, num_shared)
+            is_shared = repeated.windows_with_shared_stretch(unseen, tokens, spec.block_size, num_shared)
             accepted |= {*compress(possible, ~is_shared[:: spec.block_size + 1])}
         controls = [self._unseen[number] for number in sorted(accepted)][: spec.num_controls]
         num_refused = self._num_unseen - len(accepted)

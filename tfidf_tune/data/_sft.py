@@ -16,8 +16,8 @@ from tfidf_tune._checks import check_at_least, require_choice
 from tfidf_tune._files import digest
 from tfidf_tune._printing import counted
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
-from tfidf_tune.data._duplicates import Mask
-from tfidf_tune.data._placing import Targets, choose_completions
+from tfidf_tune.data._injected_passages import Targets, choose_completions
+from tfidf_tune.data._repeated_stretches import Mask
 from tfidf_tune.data._sequences import (
     Counts,
     LabelMask,

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
-from tfidf_tune.data._duplicates import join_documents, windows_with_shared_stretch
+from tfidf_tune.data._repeated_stretches import join_documents, windows_with_shared_stretch
 from tfidf_tune.data._sequences import (
     Counts,
     LabelMask,

@@ -22,7 +22,7 @@ from tfidf_tune._files import atomic_file
 from tfidf_tune.data import _deduplication as dedup
 from tfidf_tune.data._deduplication import Hashes
 from tfidf_tune.data._disk_tasks import TaskRunner, progress
-from tfidf_tune.data._duplicates import without_overlaps
+from tfidf_tune.data._repeated_stretches import without_overlaps
 from tfidf_tune.data._sources import SampleBy, load_documents
 
 Places = npt.NDArray[np.int64]

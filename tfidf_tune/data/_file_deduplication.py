@@ -144,15 +144,15 @@ def _keep(clusters: Path, counts: Path, data: Iterator[Document], rank: int, wor
     removed, pairs = set(numbers("remove")), numbers("sizes")
     sizes = dict(zip(pairs[::2], pairs[1::2], strict=True))
     total: Counter[str] = Counter()
-    staying: list[tuple[int, str]] = []
+    largest: list[tuple[int, str]] = []
     for number, document in enumerate(data):
         total.update(documents=1, characters=len(document.text))
         if number in removed:
             continue
         total.update(kept_documents=1, kept_characters=len(document.text))
         if number in sizes:
-            staying.append((sizes[number], document.text[:_SHOWN_CHARACTERS]))
+            shown = (sizes[number], document.text[:_SHOWN_CHARACTERS])
+            largest = nlargest(_SHOWN_CLUSTERS, [*largest, shown], key=itemgetter(0))  # not all of them are in memory
         yield document
     counts.mkdir(parents=True, exist_ok=True)
-    found = {"counts": total, "largest": nlargest(_SHOWN_CLUSTERS, staying, key=itemgetter(0))}
-    (counts / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    (counts / f"{rank}.json").write_text(json.dumps({"counts": total, "largest": largest}), encoding="utf-8")

@@ -17,9 +17,9 @@ from processes import kill_when_opening
 from scipy.sparse.csgraph import connected_components
 
 from tfidf_tune.commands.data import main
-from tfidf_tune.data._corpus_deduplication import deduplicate_corpus
 from tfidf_tune.data._deduplication import Deduplication
 from tfidf_tune.data._disk_tasks import TaskRunner
+from tfidf_tune.data._file_deduplication import deduplicate_corpus
 
 WORDS = [f"{first}{second}" for first, second in itertools.product("bdfgklm", ("a", "eli", "o", "uté"))]
 

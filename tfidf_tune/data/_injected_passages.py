@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
-from tfidf_tune.data import _duplicates as duplicates
 from tfidf_tune.data import _passages as probes
+from tfidf_tune.data import _repeated_stretches as repeated
 from tfidf_tune.data import _sequences as sequences
 from tfidf_tune.data import _sources as sources
 from tfidf_tune.data import _tokenizer as tokenizers
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
-from tfidf_tune.data._duplicates import LearnedRuns, Mask, Positions, WindowChooser, join_documents
 from tfidf_tune.data._passages import NoiseKind, NoisyCopy, Passage, Window, make_passages, write_probe_file
+from tfidf_tune.data._repeated_stretches import LearnedRuns, Mask, Positions, WindowChooser, join_documents
 from tfidf_tune.data._sequences import CompletionsDataset, InjectedCorpusDataset, SequenceDataset, cached_folder
 from tfidf_tune.data._sources import EMBEDDED, SampleBy, TextSource, embedded_documents, load_documents
 from tfidf_tune.data._text import blocks_and_lengths, cut_blocks
@@ -320,7 +320,7 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     what = f"passages of {least} tokens that occur once in {source.source!r}"
     starts, num_targets = spec.choose(chooser.unique(least), by_rule, what)
     # What is left between the passages of a document are documents of the base.
-    is_base = corpus != duplicates.SEPARATOR
+    is_base = corpus != repeated.SEPARATOR
     for start in starts:
         is_base[start : start + least] = False
     rest = (corpus[first:end] for first, end in sequences.label_runs(is_base))
@@ -426,7 +426,7 @@ def choose_completions(
         raise ValueError(
             f"{source!r} has {len(chosen)} of num_targets {targets.num_targets} answers of {targets.min_target_tokens} "
             f"tokens or more for targets={targets.kind}, and {len(controls)} of num_controls {targets.num_controls} "
-            f"of which no other example learns half of the tokens and at least {duplicates.LONG_RUN} in a run; "
+            f"of which no other example learns half of the tokens and at least {repeated.LONG_RUN} in a run; "
             f"{len(base)} examples are left. Lower these numbers or min_target_tokens, or set targets=random"
         )
     # The order of training: base examples and copies of targets, without what deduplication removes.
@@ -609,7 +609,7 @@ class InjectedCanaries:
         tokenizer, length = self._tokenizer, self._block_size
         documents = embedded_documents("train") + embedded_documents("validation")
         chooser = WindowChooser(tokenizer, join_documents(encode_texts(tokenizer, documents)), length, rng)
-        for start in chooser.unique(min(duplicates.SHARED_TOKENS, length)):
+        for start in chooser.unique(min(repeated.SHARED_TOKENS, length)):
             # A token can differ at the start of a text: byte-level tokenizers have another one without the space.
             text = tokenizer.decode(chooser.window(start).tolist()).strip()
             if len(tokenizer.encode(text, add_bos=False, add_eos=False)) == length:
