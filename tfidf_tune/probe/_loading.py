@@ -93,9 +93,10 @@ def on_base_model(model_args: Mapping[str, Any]) -> dict[str, Any]:
         return arguments
     base, revision = adapter_base(folder, f"name it by --model_args pretrained=BASE,peft={folder}")
     # The tokenizer and the revision that the adapter was trained with, unless the user names others.
-    own = {"tokenizer": str(folder)} if any(folder.glob("tokenizer*")) else {}
-    own |= {} if revision is None else {"revision": revision}
-    return own | arguments | {"pretrained": base, "peft": str(folder)}
+    defaults = {"tokenizer": str(folder)} if any(folder.glob("tokenizer*")) else {}
+    if revision is not None:
+        defaults["revision"] = revision
+    return defaults | arguments | {"pretrained": base, "peft": str(folder)}
 
 
 def require_known_ids(model: "PreTrainedModel", ids: Iterable[int]) -> None:

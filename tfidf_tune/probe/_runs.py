@@ -17,7 +17,6 @@ MILESTONE = re.compile(r"checkpoint_(100|\d\d?)pct")
 _OBJECTIVES = {"": "CE", "Uniform": "CE", "TFIDF": "TF-IDF"}
 # Arguments that change how the loss is computed, not what is optimized.
 _TECHNICAL_ARGUMENTS = ("_component_", "ignore_index", "num_output_chunks", "head", "accumulate_in_fp32")
-_NAMES = ("model", "objective", "seed", "learning_rate")
 
 
 class _Run(TypedDict):
@@ -70,9 +69,9 @@ def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
         names = {"model": _model_name(config), "objective": objective_name(config["loss"]), "seed": config.get("seed")}
     else:
         return {}
-    # What a comparison shows beside the names; each may be missing.
     settings = trained.get("settings")
-    more = {
+    run = {
+        **{name: names.get(name) for name in ("model", "objective", "seed", "learning_rate")},
         "progress": int(milestone[1]),
         "folder": str(folder),
         "recipe": settings.get("recipe") if isinstance(settings, dict) else None,
@@ -80,7 +79,7 @@ def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
         "training_seconds": trained.get("seconds"),
         "provenance": trained.get("provenance"),
     }
-    return checked_run({name: names.get(name) for name in _NAMES} | more, folder)
+    return checked_run(run, folder)
 
 
 def checked_run(run: dict[str, Any], source: Path) -> dict[str, Any]:

@@ -119,12 +119,12 @@ def _divided(
     disable_tqdm: bool,
 ) -> list[Any]:
     """Let one function answer the requests of token ids, and another the rest; return the answers in order."""
-    is_ours = [is_token_ids_request(request.args[0]) for request in requests]
+    has_ids = [is_token_ids_request(request.args[0]) for request in requests]
     answers = {}
-    for ours, function in ((True, answer), (False, answer_others)):
-        chosen = [request for request, own in zip(requests, is_ours, strict=True) if own == ours]
-        answers[ours] = iter(function(chosen, disable_tqdm) if chosen else [])
-    return [next(answers[own]) for own in is_ours]
+    for kind, function in ((True, answer), (False, answer_others)):
+        chosen = [request for request, of_ids in zip(requests, has_ids, strict=True) if of_ids == kind]
+        answers[kind] = iter(function(chosen, disable_tqdm) if chosen else [])
+    return [next(answers[kind]) for kind in has_ids]
 
 
 class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
