@@ -27,13 +27,7 @@ if TYPE_CHECKING:
     from tfidf_tune.probe._documents import ProbeSample
     from tfidf_tune.probe._likelihoods import TokenLikelihoods, token_likelihoods
     from tfidf_tune.probe._loading import adapter_base, load_model
-    from tfidf_tune.probe._memorization import (
-        MemorizationProbe,
-        check_passages,
-        compare_continuation,
-        evaluating,
-        probe,
-    )
+    from tfidf_tune.probe._memorization import MemorizationProbe, check_passages, evaluating, probe
     from tfidf_tune.probe._runs import run_of
 else:
 
@@ -54,7 +48,6 @@ __all__ = [
     "TokenLikelihoods",
     "adapter_base",
     "check_passages",
-    "compare_continuation",
     "edit_distance",
     "evaluating",
     "exposure",

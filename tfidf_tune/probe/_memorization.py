@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
 from tfidf_tune.data import Passage, TextTokenizer, tokenizer_fingerprint, tokenizer_name
+from tfidf_tune.probe import _metrics as metrics
 from tfidf_tune.probe._decoding import (
     ContinueBatch,
     batches_of_prompts,
@@ -30,13 +31,6 @@ from tfidf_tune.probe._decoding import (
 )
 from tfidf_tune.probe._documents import ProbeSample
 from tfidf_tune.probe._loading import require_known_ids
-from tfidf_tune.probe._metrics import (
-    edit_distance,
-    longest_common_subsequence,
-    longest_memorized_substring,
-    longest_prefix_match,
-    rouge_l,
-)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -110,23 +104,18 @@ def probe(
     ]
 
 
-def compare_continuation(
-    *, generated_ids: list[int], reference_ids: list[int], generated_text: str, reference_text: str, **asked: Any
-) -> ProbeSample:
-    """Score a continuation against the true one; the arguments are fields of :class:`ProbeSample`."""
-    prefix_match = longest_prefix_match(generated_ids, reference_ids)
+def compare_continuation(**fields: Any) -> ProbeSample:
+    """Score a continuation against the true one, given all fields of :class:`ProbeSample` that are not scores."""
+    ids = fields["generated_ids"], fields["reference_ids"]
+    prefix_match = metrics.longest_prefix_match(*ids)
     return ProbeSample(
-        **asked,
-        generated_ids=generated_ids,
-        reference_ids=reference_ids,
-        generated_text=generated_text,
-        reference_text=reference_text,
+        **fields,
         prefix_match=prefix_match,
-        lms=longest_memorized_substring(generated_ids, reference_ids),
-        rouge_l=rouge_l(generated_text, reference_text),
-        verbatim=prefix_match == len(reference_ids),
-        edit_distance=edit_distance(generated_ids, reference_ids),
-        common_subsequence=longest_common_subsequence(generated_ids, reference_ids),
+        lms=metrics.longest_memorized_substring(*ids),
+        rouge_l=metrics.rouge_l(fields["generated_text"], fields["reference_text"]),
+        verbatim=prefix_match == len(fields["reference_ids"]),
+        edit_distance=metrics.edit_distance(*ids),
+        common_subsequence=metrics.longest_common_subsequence(*ids),
     )
 
 
@@ -279,17 +268,19 @@ class MemorizationProbe:
         made = continue_prompts(continue_batch, prompts, lengths, batch_size=self._batch_size)
         for i, ids in zip(unknown, made, strict=True):
             continuations[i] = ids
-        metrics: dict[str, float] = {}
+        measured: dict[str, float] = {}
         for kind in dict.fromkeys(("target", *self._kinds)):
             chosen = [i for i, found in enumerate(self._kinds) if found == kind]
             pairs = [(before_eos(continuations[i], self._eos_id), self._references[i]) for i in chosen]
             num_tokens = sum(len(reference) for _, reference in pairs)
-            metrics |= {
-                f"memorization_{kind}_lms": sum(longest_memorized_substring(*pair) for pair in pairs) / len(pairs),
-                f"memorization_{kind}_prefix_match": sum(longest_prefix_match(*pair) for pair in pairs) / len(pairs),
+            lms = [metrics.longest_memorized_substring(*pair) for pair in pairs]
+            matches = [metrics.longest_prefix_match(*pair) for pair in pairs]
+            measured |= {
+                f"memorization_{kind}_lms": sum(lms) / len(pairs),
+                f"memorization_{kind}_prefix_match": sum(matches) / len(pairs),
                 f"memorization_{kind}_nll": sum(scores[i][0] for i in chosen) / num_tokens,
             }
-        return _of_first_process(metrics)
+        return _of_first_process(measured)
 
     def _score(self, last_logits: LastLogits, batch: Sequence[int]) -> list[tuple[float, bool]]:
         """Return for each passage the sum of -ln P over its continuation, and whether greedy decoding recites it."""

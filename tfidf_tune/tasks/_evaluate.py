@@ -72,7 +72,7 @@ def evaluate(
         import torch
 
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        check_model_settings(model_args.get("dtype", "auto"), device, batch_size)
+        _check_model_settings(model_args.get("dtype", "auto"), device, batch_size)
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
@@ -113,7 +113,7 @@ def evaluate(
         raise OSError(f"the results could not be written to {output_path}, only {sorted(written)}")
 
 
-def check_model_settings(dtype: Any, device: str, batch_size: int) -> None:
+def _check_model_settings(dtype: Any, device: str, batch_size: int) -> None:
     """Refuse settings that fail only after the model is loaded, or that the harness silently replaces."""
     import torch
 

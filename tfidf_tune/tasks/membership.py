@@ -13,16 +13,8 @@ import torch
 from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.probe import (
-    TokenLikelihoods,
-    load_model,
-    membership_scores,
-    passage_scores,
-    roc_auc,
-    token_likelihoods,
-    true_positive_rate,
-)
-from tfidf_tune.probe._membership import zlib_score
+from tfidf_tune.probe import TokenLikelihoods, load_model, token_likelihoods
+from tfidf_tune.probe._membership import membership_scores, passage_scores, roc_auc, true_positive_rate, zlib_score
 from tfidf_tune.tasks._prompts import task_documents
 from tfidf_tune.tasks.memorization import probed, whole_numbers
 
