@@ -70,10 +70,6 @@ def _run_command(arguments: Sequence[str]) -> None:
         print(f"error: no command {command!r}{closest(command, [*_OURS, *_TORCHTUNES])}\n\n{_list()}", file=sys.stderr)
         sys.exit(2)
     else:
-        try:
-            os.getcwd()
-        except FileNotFoundError:
-            sys.exit("error: the working directory does not exist any more: change to another one")
         _start(command, [*arguments[1:]])
 
 
@@ -85,14 +81,18 @@ def _list() -> str:
 
 def _start(command: str, arguments: list[str]) -> None:
     """Run a command. User-facing errors of our own commands are one message, without a traceback."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.exit("error: the working directory does not exist any more: change to another one")
     if command in _TORCHTUNES:
         require_extras(command, "torchtune")
         from tfidf_tune.commands._torchtune import run_torchtune
 
         run_torchtune(command, arguments)
         return
-    is_help = not {"-h", "--help"}.isdisjoint(arguments[:1] if command == "eval" else arguments)
-    if not is_help and not (command == "eval" and not arguments):
+    asked = (arguments[:1] or ["--help"]) if command == "eval" else arguments  # the harness's commands have a help, too
+    if {"-h", "--help"}.isdisjoint(asked):
         require_extras(command, *_OURS[command][1])
     replace_unencodable()
     try:

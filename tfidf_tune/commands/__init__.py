@@ -9,7 +9,8 @@ import re
 import reprlib
 import sys
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, distribution, requires
+from contextlib import suppress
+from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,22 +34,15 @@ def require_extras(command: str, *extras: str) -> None:
 
 def _missing(extra: str) -> set[str]:
     """Return the distributions of an extra that are not installed."""
-    try:
-        requirements = requires(_NAME) or []
-    except PackageNotFoundError:  # run from a source tree, which has no metadata
-        return set()
+    # A source tree has no metadata, so that nothing is known to be missing.
+    metadata = next(iter(distributions(name=_NAME)), None)
     names: set[str] = set()
-    for requirement in requirements:
-        match = re.match(r'([\w.-]+)(?:\[([\w,-]+)\])?.*;.*extra == "([\w-]+)"', requirement)
-        if match is None or match[3] != extra:
-            continue
-        if match[1] == _NAME:
-            names = names.union(*map(_missing, match[2].split(",")))
-        else:
-            try:
-                distribution(match[1])
-            except PackageNotFoundError:
-                names.add(match[1])
+    for requirement in (metadata and metadata.requires) or ():
+        match = re.match(rf'([\w.-]+)(?:\[([\w,-]+)\])?.*;.*extra == "{extra}"', requirement)
+        if match and match[1] == _NAME:
+            names.update(*map(_missing, match[2].split(",")))
+        elif match and not any(distributions(name=match[1])):
+            names.add(match[1])
     return names
 
 
@@ -56,13 +50,10 @@ def whole_number(least: int = -_LARGEST, most: int = _LARGEST) -> Callable[[str]
     """Return the ``type`` of an argparse option that is a whole number in a range, which its error names."""
 
     def read(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = None
-        if number is None or not least <= number <= most:
-            raise argparse.ArgumentTypeError(f"{reprlib.repr(text)} is not a whole number from {least} to {most}")
-        return number
+        with suppress(ValueError):
+            if least <= (number := int(text)) <= most:
+                return number
+        raise argparse.ArgumentTypeError(f"{reprlib.repr(text)} is not a whole number from {least} to {most}")
 
     return read
 
@@ -80,6 +71,13 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+
+
+def add_text(parser: argparse.ArgumentParser) -> None:
+    """Add the options of how files of text are read."""
+    parser.add_argument("--column", default="text", help="column of the text; default: %(default)s")
+    help = "what a document of a .txt file is; default: %(default)s"
+    parser.add_argument("--sample-by", choices=("line", "paragraph", "document"), default="line", help=help)
 
 
 def add_tasks(parser: argparse.ArgumentParser) -> None:

@@ -6,12 +6,14 @@ The options that ``tfidf-tune probe`` shares are here too.
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfidf_tune._printing import say
-from tfidf_tune.commands import add_tasks, key_values, require_extras, task_runner, whole_number
+from tfidf_tune.commands import add_tasks, add_text, key_values, require_extras, task_runner, whole_number
 
 if TYPE_CHECKING:
     from tfidf_tune.audit import AuditResult, AuditSpec
@@ -41,10 +43,7 @@ def main(arguments: list[str]) -> None:
     from tfidf_tune.audit import audit, estimate
 
     spec = audit_spec(options, passages=probe_spec(options, allow_fewer=True), runner=task_runner(options))
-
-    def note(text: str) -> None:
-        say(text, file=sys.stderr if options.json else None)
-
+    note = progress(options)
     if options.dry_run:
         say(estimate(spec, options.price, note), file=sys.stderr)
     else:
@@ -55,9 +54,7 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     """Add the options of the passages: the fields of :class:`~tfidf_tune.data.ProbeSpec` but its sources."""
     add = _adder(parser)
     add("--controls-source", "--controls", help="text that the model never saw; default: Python's documentation")
-    add("--column", help="column of the text; default: text")
-    sample_help = "what a document of a .txt file is; default: line"
-    add("--sample-by", choices=("line", "paragraph", "document"), help=sample_help)
+    add_text(parser)
     add("--num-targets", type=whole_number(1), help="default: 100")
     add("--num-controls", type=whole_number(0), help="default: 100")
     add("--block-size", type=whole_number(2), help="tokens in a passage; default: 256")
@@ -130,11 +127,13 @@ def _adder(parser: Any) -> Any:
 
 def _given(options: argparse.Namespace, kind: type) -> dict[str, Any]:
     """Return the options that are fields of a dataclass."""
-    return {
-        name: getattr(options, name)
-        for name in (field.name for field in fields(kind))
-        if getattr(options, name, None) is not None
-    }
+    values = vars(options)
+    return {field.name: values[field.name] for field in fields(kind) if values.get(field.name) is not None}
+
+
+def progress(options: argparse.Namespace) -> Callable[[str], None]:
+    """Return what prints the progress: to stderr if stdout gets JSON."""
+    return partial(say, file=sys.stderr if options.json else None)
 
 
 def probe_spec(options: argparse.Namespace, *, allow_fewer: bool) -> "ProbeSpec":

@@ -9,34 +9,23 @@ from tfidf_tune._printing import say
 
 
 def main(arguments: list[str]) -> None:
-    """Compare evaluated runs: print and write the report.
-
-    Args:
-        arguments (list[str]): of the command line, after ``tfidf-tune compare``.
-    """
+    """Compare evaluated runs: print and write the report."""
     parser = argparse.ArgumentParser(
         prog="tfidf-tune compare",
         description="Compare evaluated runs: the paper's tables, reductions with 95 % intervals, figures and examples, "
         "as text, CSV, JSON, PNG, SVG and one HTML page. The scores are written to results.jsonl.",
     )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="a run's folder, a folder with lm_eval's output (--log_samples), or one with many of either below it; "
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help=(
+        "a run's folder, a folder with lm_eval's output (--log_samples), or one with many of either below it; "
         "OBJECTIVE=FOLDER (or MODEL:OBJECTIVE=FOLDER) names the objective by hand; or the results.jsonl of an earlier "
-        "report",
-    )
-    parser.add_argument(
-        "--output-dir",
-        type=Path,
-        default=Path("comparison"),
-        metavar="DIR",
-        help="folder of the report; an older report there is replaced; default: ./%(default)s",
-    )
-    parser.add_argument("--baseline", metavar="OBJECTIVE", help="default: CE, or the first run's objective")
-    parser.add_argument("--title", help="of the report; default: made of the objectives")
-    parser.add_argument("--verbose", action="store_true", help="print all tables, not only the first")
+        "report"
+    ))  # fmt: skip
+    folder_help = "folder of the report; an older report there is replaced; default: ./%(default)s"
+    add("--output-dir", type=Path, default=Path("comparison"), metavar="DIR", help=folder_help)
+    add("--baseline", metavar="OBJECTIVE", help="default: CE, or the first run's objective")
+    add("--title", help="of the report; default: made of the objectives")
+    add("--verbose", action="store_true", help="print all tables, not only the first")
     options = parser.parse_args(arguments)
     from tfidf_tune.compare import comparison_report, load_results, write_results
     from tfidf_tune.report import require_report_folder, terminal_text, write_report

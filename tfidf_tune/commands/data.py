@@ -8,19 +8,11 @@ from typing import Any
 
 from tfidf_tune._files import config_path
 from tfidf_tune._printing import say
-from tfidf_tune.commands import add_tasks, require_extras, task_runner, whole_number
+from tfidf_tune.commands import add_tasks, add_text, require_extras, task_runner, whole_number
 
 
 def main(arguments: list[str]) -> None:
-    """Show what a training config makes of its data set, or remove copies from text.
-
-    Args:
-        arguments (list[str]): of the command line, after ``tfidf-tune data``.
-
-    Raises:
-        FileNotFoundError: If a file or folder is missing.
-        ValueError: If the config is not valid, its data set cannot be built, or text cannot be read.
-    """
+    """Show what a training config makes of its data set, or remove copies from text."""
     options = _parser().parse_args(arguments)
     options.run(options)
 
@@ -93,9 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--method", choices=("exact", "minhash"), default="minhash", help=default)
     add("--threshold", type=float, default=0.8, help=f"Jaccard similarity of copies, by minhash; {default}")
     add("--ngram", type=whole_number(1), default=5, help=f"words of an n-gram, by minhash; {default}")
-    add("--column", default="text", help=f"column of the text; {default}")
-    add("--sample-by", choices=("line", "paragraph", "document"), default="line",
-        help=f"what a document of a .txt file is; {default}")  # fmt: skip
+    add_text(dedup)
     add_tasks(dedup)
     return parser
 

@@ -1,9 +1,6 @@
 """``tfidf-tune eval``."""
 
-import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,23 +42,34 @@ def main(arguments: list[str]) -> None:
     for parser in (harness._parser, *harness._subparsers.choices.values()):
         rename_command(parser, r"lm-eval(?![\w-])", "tfidf-tune eval")
     options = harness.parse_args()
-    with _ours_included(options):
-        harness.execute(options)
-
-
-@contextmanager
-def _ours_included(options: argparse.Namespace) -> Iterator[None]:
-    """Register our models, and set what the harness has no option for: defaults, and when tasks are loaded."""
     from lm_eval.config import evaluate_config
 
-    from tfidf_tune.probe import run_of
-    from tfidf_tune.tasks import MODEL_NAME, VLLM_NAME, register_model, tasks_folder
+    from tfidf_tune.tasks import register_model
 
+    if options.command is not None:
+        register_model()
+    # These two do not use the class.
+    if options.command in ("ls", "validate"):
+        options.include_path = _with_ours(getattr(options, "include_path", None))
     # The harness's command makes its configuration by this class, after options and --config have been read.
     theirs: Any = evaluate_config.EvaluatorConfig
+    evaluate_config.EvaluatorConfig = _with_our_settings(theirs)
+    try:
+        harness.execute(options)
+    finally:
+        evaluate_config.EvaluatorConfig = theirs
 
-    def with_ours(include_path: str | list[str] | None) -> list[str]:
-        return [str(tasks_folder()), *([include_path] if isinstance(include_path, str) else include_path or [])]
+
+def _with_ours(include_path: str | list[str] | None) -> list[str]:
+    from tfidf_tune.tasks import tasks_folder
+
+    return [str(tasks_folder()), *([include_path] if isinstance(include_path, str) else include_path or [])]
+
+
+def _with_our_settings(theirs: Any) -> type:
+    """Derive a class that sets what the harness has no option for: defaults, and when tasks are loaded."""
+    from tfidf_tune.probe import run_of
+    from tfidf_tune.tasks import MODEL_NAME, VLLM_NAME
 
     @dataclass
     class Evaluation(theirs):  # type: ignore[misc]
@@ -75,7 +83,7 @@ def _ours_included(options: argparse.Namespace) -> Iterator[None]:
                 raise ValueError(str(error)) from error  # a message instead of a traceback
 
         def process_tasks(self, metadata: dict[str, Any] | None = None) -> Any:
-            self.include_path = with_ours(self.include_path)  # type: ignore[has-type]
+            self.include_path = _with_ours(self.include_path)  # type: ignore[has-type]
             # What the user names in --metadata has precedence.
             ours = {"prompts": "token_ids"} if self.model in (MODEL_NAME, VLLM_NAME) else {}
             manager = super().process_tasks({"run": run_of(self.model_args)} | ours | self.metadata)
@@ -83,13 +91,4 @@ def _ours_included(options: argparse.Namespace) -> Iterator[None]:
             manager.load = lambda _: loaded
             return manager
 
-    if options.command is not None:
-        register_model()
-    # These two do not use the class.
-    if options.command in ("ls", "validate"):
-        options.include_path = with_ours(getattr(options, "include_path", None))
-    evaluate_config.EvaluatorConfig = Evaluation
-    try:
-        yield
-    finally:
-        evaluate_config.EvaluatorConfig = theirs
+    return Evaluation

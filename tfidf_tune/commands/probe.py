@@ -1,7 +1,6 @@
 """``tfidf-tune probe``: make a probe file, audit a model with it."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from tfidf_tune._files import require_writable
@@ -61,7 +60,7 @@ def _audit(options: argparse.Namespace) -> None:
 
     if options.results is None:
         spec = audit.audit_spec(options, passages=options.probe_file)
-        result = audit_model(spec, lambda text: say(text, file=sys.stderr if options.json else None))
+        result = audit_model(spec, audit.progress(options))
     else:
         names = ("output_dir", "limits", "show_passages")
         result = audit_results(options.results, **{name: vars(options)[name] for name in names if name in options})

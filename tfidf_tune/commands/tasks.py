@@ -13,13 +13,10 @@ def main(arguments: list[str]) -> None:
         prog="tfidf-tune tasks",
         description='Print the folder of our tasks: lm_eval --include_path "$(tfidf-tune tasks)" ...',
     )
-    parser.add_argument(
-        "--token-ids-tokenizer",
-        type=Path,
-        metavar="FOLDER",
-        help="write a tokenizer to this folder with which lm_eval --model hf "
-        "--model_args pretrained=MODEL,tokenizer=FOLDER sends the prompts of our tasks as token ids",
-    )
+    parser.add_argument("--token-ids-tokenizer", type=Path, metavar="FOLDER", help=(
+        "write a tokenizer to this folder with which lm_eval --model hf --model_args "
+        "pretrained=MODEL,tokenizer=FOLDER sends the prompts of our tasks as token ids"
+    ))  # fmt: skip
     parser.add_argument("--tokenizer", metavar="MODEL", help="folder or hub id of the model that FOLDER is for")
     options = parser.parse_args(arguments)
     if (options.token_ids_tokenizer is None) != (options.tokenizer is None):

@@ -4,6 +4,7 @@ import argparse
 import sys
 from typing import Any
 
+from tfidf_tune._checks import SetupError
 from tfidf_tune._files import config_path
 
 
@@ -23,32 +24,24 @@ def main(arguments: list[str]) -> None:
     from torchtune.config import validate
     from torchtune.config._errors import ConfigError
 
-    from tfidf_tune.training import (
-        FinetuneConfig,
-        LoRAFinetuneConfig,
-        SetupError,
-        check_config,
-        check_loss,
-        load_config,
-        setup_errors,
-    )
+    from tfidf_tune import training
 
     try:
-        cfg = load_config(name)
+        cfg = training.load_config(name)
         sections: Any = OmegaConf.to_container(cfg, resolve=False)
         if not sections:
             raise SetupError(f"config {name} is empty")
         checkpointer = str(sections.get("checkpointer"))
         if "HFCheckpointer" in checkpointer and "torchtune.training" not in checkpointer:
             is_lora = "lora_" in str(sections.get("model"))
-            check_loss(check_config(cfg, LoRAFinetuneConfig if is_lora else FinetuneConfig))
+            schema = training.LoRAFinetuneConfig if is_lora else training.FinetuneConfig
+            training.check_loss(training.check_config(cfg, schema))
         else:
-            with setup_errors("config"):
+            with training.setup_errors("config"):
                 for key, section in sections.items():
-                    if isinstance(section, dict) and not isinstance(section.get("_component_", ""), str):
-                        raise ValueError(
-                            f"{key}: _component_ is {section['_component_']!r}, it has to be a dotted path"
-                        )
+                    component = section.get("_component_", "") if isinstance(section, dict) else ""
+                    if not isinstance(component, str):
+                        raise ValueError(f"{key}: _component_ is {component!r}, it has to be a dotted path")
                 validate(cfg)
     except (SetupError, ConfigError) as error:
         sys.exit(f"error: {error}")

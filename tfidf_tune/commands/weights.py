@@ -7,22 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfidf_tune._printing import say
-from tfidf_tune.commands import whole_number
+from tfidf_tune.commands import add_text, whole_number
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 def main(arguments: list[str]) -> None:
-    """Show the weights that TF-IDF gives the tokens of a text.
-
-    Args:
-        arguments (list[str]): of the command line, after ``tfidf-tune weights``.
-
-    Raises:
-        FileNotFoundError: If a file or the tokenizer's folder is missing.
-        ValueError: If an option does not fit, a file cannot be read, or the text does not fill one block.
-    """
+    """Show the weights that TF-IDF gives the tokens of a text."""
     options = _parser().parse_args(arguments)
     from tfidf_tune.data import hf_tokenizer, load_documents
     from tfidf_tune.data._sources import warn_of_short_documents
@@ -36,27 +28,18 @@ def main(arguments: list[str]) -> None:
     require_report_folder(folder)
     TFIDFWeighting(num_batches=1, max_weight=options.max_weight)  # refuses a wrong setting before a long text is read
     tokenizer = hf_tokenizer(options.tokenizer)
-    documents = [  # raises for a missing file
-        load_documents(source, column=options.column, sample_by=options.sample_by) for source in options.files
-    ]
+    reading = {"column": options.column, "sample_by": options.sample_by}
+    documents = [load_documents(source, **reading) for source in options.files]  # raises for a missing file
     encoded = encode_texts(tokenizer, chain.from_iterable(documents))
     blocks, lengths = blocks_and_lengths(encoded, options.block_size, options.num_blocks, tokenizer.eos_id)
     if len(options.files) == 1:
         warn_of_short_documents(options.files[0], options.sample_by, lengths)
     if not len(blocks):
-        raise ValueError(
-            f"{', '.join(map(repr, options.files))} has fewer tokens than one block of {options.block_size}: "
-            "lower --block-size, or name more text"
-        )
-    tokens = weigh_blocks(
-        blocks,
-        vocab_size=tokenizer.vocab_size,
-        batch_size=options.batch_size,
-        num_batches=options.num_batches,
-        max_weight=options.max_weight,
-        shuffle=options.shuffle,
-        seed=options.seed,
-    )
+        too_short = f"{', '.join(map(repr, options.files))} has fewer tokens than one block of {options.block_size}"
+        raise ValueError(f"{too_short}: lower --block-size, or name more text")
+    names = ("batch_size", "num_batches", "max_weight", "shuffle", "seed")
+    training = {name: getattr(options, name) for name in names}
+    tokens = weigh_blocks(blocks, vocab_size=tokenizer.vocab_size, **training)
     texts = token_texts(tokenizer, blocks)
     decode = partial(tokenizer.decode, skip_special_tokens=False)
     shown = [shown_tokens(tokens, block, texts, decode) for block in _chosen_blocks(tokens, options, len(blocks))]
@@ -82,15 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help=".txt, .jsonl or .parquet file or a folder of them; or embedded")
-    add(
-        "--tokenizer",
-        required=True,
-        metavar="PATH_OR_HUB_ID",
-        help="tokenizer of the model that you fine-tune: a hub id, or a folder with its files",
-    )
-    add("--column", default="text", help="column that holds the text; default: %(default)s")
-    sample_help = "what a document of a .txt file is; default: %(default)s"
-    add("--sample-by", choices=("line", "paragraph", "document"), default="line", help=sample_help)
+    tokenizer_help = "tokenizer of the model that you fine-tune: a hub id, or a folder with its files"
+    add("--tokenizer", required=True, metavar="PATH_OR_HUB_ID", help=tokenizer_help)
+    add_text(parser)
     # The first token of a block is never a label.
     add("--block-size", type=whole_number(2), default=256, help="tokens in a block; default: %(default)s")
     add("--num-blocks", type=whole_number(1), metavar="N", help="the first N blocks; default: all")
