@@ -1,18 +1,79 @@
-"""Translation between torchtune's models and Hugging Face checkpoints."""
+"""What the families share: the decoder of torchtune's modules, and the translation of Hugging Face checkpoints."""
 
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from torchtune.modules import TiedLinear, TransformerDecoder
+from torchtune.modules import (
+    FeedForward,
+    MultiHeadAttention,
+    TiedLinear,
+    TransformerDecoder,
+    TransformerSelfAttentionLayer,
+)
 from transformers import PreTrainedConfig
 
 from tfidf_tune.models._linear import LinearFactory
 
 StateDict = dict[str, Tensor]
+
+
+def decoder(
+    sizes: Sequence[int],
+    linear: LinearFactory,
+    projections: Mapping[str, tuple[int, int, bool]],
+    *,
+    norm: Callable[[], nn.Module],
+    activation: nn.Module,
+    attention_class: type[nn.Module] = MultiHeadAttention,
+    layer_class: type[nn.Module] = TransformerSelfAttentionLayer,
+    has_mlp_norm: bool = True,
+    is_gated: bool = False,
+    mlp_bias: bool = True,
+    embedding_class: type[nn.Module] = nn.Embedding,
+    output_bias: bool | None = False,
+    **attention: Any,
+) -> TransformerDecoder:
+    """Build a decoder of torchtune's modules.
+
+    The projections of the attention are (inputs, outputs, whether biased) by name; ``attention`` are further arguments
+    of its class. Without ``output_bias`` (None) the output layer has the weight of the embedding.
+    """
+    vocab_size, num_layers, num_heads, embed_dim, intermediate_dim, max_seq_len = sizes
+    attention = {"num_kv_heads": num_heads, "head_dim": embed_dim // num_heads, "max_seq_len": max_seq_len} | attention
+    layers = [
+        layer_class(
+            attn=attention_class(
+                embed_dim=embed_dim,
+                num_heads=num_heads,
+                **{name: linear.attention(name, *shape, bias=bias) for name, (*shape, bias) in projections.items()},
+                **attention,
+            ),
+            mlp=FeedForward(
+                gate_proj=linear.mlp(embed_dim, intermediate_dim, bias=mlp_bias),
+                down_proj=linear.mlp(intermediate_dim, embed_dim, bias=mlp_bias),
+                up_proj=linear.mlp(embed_dim, intermediate_dim, bias=mlp_bias) if is_gated else None,
+                activation=activation,
+            ),
+            sa_norm=norm(),
+            mlp_norm=norm() if has_mlp_norm else None,
+        )
+        for _ in range(num_layers)
+    ]
+    embeddings = embedding_class(vocab_size, embed_dim)
+    is_tied = output_bias is None
+    return TransformerDecoder(
+        tok_embeddings=embeddings,
+        layers=layers,
+        max_seq_len=max_seq_len,
+        num_heads=num_heads,
+        head_dim=attention["head_dim"],
+        norm=norm(),
+        output=TiedLinear(embeddings) if is_tied else linear.output(embed_dim, vocab_size, bias=bool(output_bias)),
+    )
 
 
 class ModelFamily(ABC):

@@ -4,17 +4,17 @@
 Analyzing Large Language Models", https://arxiv.org/abs/2304.01373.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
-from torchtune.modules import FeedForward, MultiHeadAttention, TransformerDecoder, TransformerSelfAttentionLayer
+from torchtune.modules import MultiHeadAttention, TransformerDecoder, TransformerSelfAttentionLayer
 from transformers import PreTrainedConfig
 
-from tfidf_tune.models._family import ModelFamily
+from tfidf_tune.models._family import ModelFamily, decoder
 from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
 
 
@@ -48,45 +48,6 @@ class ParallelSelfAttentionLayer(TransformerSelfAttentionLayer):  # type: ignore
         mlp_input = normalized if isinstance(self.mlp_norm, nn.Identity) else self.mlp_norm(x)
         residual: Tensor = x + attention + self.mlp(mlp_input)
         return residual
-
-
-def gpt_decoder(
-    attention: Callable[[], nn.Module],
-    linear: LinearFactory,
-    sizes: Sequence[int],
-    *,
-    norm_eps: float,
-    activation: nn.Module,
-    is_parallel: bool = True,
-    has_mlp_norm: bool = True,
-    output_bias: bool = False,
-) -> TransformerDecoder:
-    """Build a decoder of layer norms and MLPs with two biased layers around an attention, as GPT-NeoX and GPT-J are."""
-    vocab_size, num_layers, num_heads, embed_dim, intermediate_dim, max_seq_len = sizes
-    norm = partial(nn.LayerNorm, embed_dim, eps=norm_eps)
-    layer_class = ParallelSelfAttentionLayer if is_parallel else TransformerSelfAttentionLayer
-    layers = [
-        layer_class(
-            attn=attention(),
-            mlp=FeedForward(
-                gate_proj=linear.mlp(embed_dim, intermediate_dim),
-                down_proj=linear.mlp(intermediate_dim, embed_dim),
-                activation=activation,
-            ),
-            sa_norm=norm(),
-            mlp_norm=norm() if has_mlp_norm else None,
-        )
-        for _ in range(num_layers)
-    ]
-    return TransformerDecoder(
-        tok_embeddings=nn.Embedding(vocab_size, embed_dim),
-        layers=layers,
-        max_seq_len=max_seq_len,
-        num_heads=num_heads,
-        head_dim=embed_dim // num_heads,
-        norm=norm(),
-        output=linear.output(embed_dim, vocab_size, bias=output_bias),
-    )
 
 
 class GPTNeoXAttention(MultiHeadAttention):  # type: ignore[misc]
@@ -166,23 +127,20 @@ def gpt_neox(
         linear (LinearFactory): makes the linear layers. Default: plain ones.
     """
     rotary_dim = int(embed_dim // num_heads * rotary_pct)
-    pos_embeddings = PartialRotaryEmbeddings(Qwen2RotaryPositionalEmbeddings(rotary_dim, max_seq_len, rope_base))
-
-    def attention() -> GPTNeoXAttention:
-        return GPTNeoXAttention(
-            embed_dim=embed_dim,
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=embed_dim // num_heads,
-            query_key_value=linear.attention("query_key_value", embed_dim, 3 * embed_dim, bias=attention_bias),
-            output_proj=linear.attention("output_proj", embed_dim, embed_dim, bias=attention_bias),
-            pos_embeddings=pos_embeddings,
-            attn_dropout=attn_dropout,
-        )
-
-    sizes = (vocab_size, num_layers, num_heads, embed_dim, intermediate_dim, max_seq_len)
-    return gpt_decoder(
-        attention, linear, sizes, norm_eps=norm_eps, activation=nn.GELU(), is_parallel=use_parallel_residual
+    rotary = Qwen2RotaryPositionalEmbeddings(rotary_dim, max_seq_len, rope_base)
+    return decoder(
+        (vocab_size, num_layers, num_heads, embed_dim, intermediate_dim, max_seq_len),
+        linear,
+        {
+            "query_key_value": (embed_dim, 3 * embed_dim, attention_bias),
+            "output_proj": (embed_dim, embed_dim, attention_bias),
+        },
+        pos_embeddings=PartialRotaryEmbeddings(rotary),
+        attn_dropout=attn_dropout,
+        norm=partial(nn.LayerNorm, embed_dim, eps=norm_eps),
+        activation=nn.GELU(),
+        attention_class=GPTNeoXAttention,
+        layer_class=ParallelSelfAttentionLayer if use_parallel_residual else TransformerSelfAttentionLayer,
     )
 
 

@@ -4,15 +4,16 @@ The architecture is that of https://github.com/kingoflolz/mesh-transformer-jax.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import nn
-from torchtune.modules import MultiHeadAttention, RotaryPositionalEmbeddings, TransformerDecoder
+from torchtune.modules import RotaryPositionalEmbeddings, TransformerDecoder
 from transformers import PreTrainedConfig
 
-from tfidf_tune.models._family import ModelFamily
+from tfidf_tune.models._family import ModelFamily, decoder
 from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
-from tfidf_tune.models.gpt_neox import PartialRotaryEmbeddings, gpt_decoder
+from tfidf_tune.models.gpt_neox import ParallelSelfAttentionLayer, PartialRotaryEmbeddings
 
 
 def gptj(
@@ -41,27 +42,17 @@ def gptj(
         attn_dropout (float): dropout of the attention weights. Default: 0.0.
         linear (LinearFactory): makes the linear layers. Default: plain ones.
     """
-    pos_embeddings = PartialRotaryEmbeddings(RotaryPositionalEmbeddings(rotary_dim, max_seq_len))
-
-    def attention() -> MultiHeadAttention:
-        return MultiHeadAttention(
-            embed_dim=embed_dim,
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=embed_dim // num_heads,
-            **{
-                name: linear.attention(name, embed_dim, embed_dim, bias=False)
-                for name in ("q_proj", "k_proj", "v_proj", "output_proj")
-            },
-            pos_embeddings=pos_embeddings,
-            max_seq_len=max_seq_len,
-            attn_dropout=attn_dropout,
-        )
-
-    sizes = (vocab_size, num_layers, num_heads, embed_dim, intermediate_dim or 4 * embed_dim, max_seq_len)
-    gelu = nn.GELU(approximate="tanh")
-    return gpt_decoder(
-        attention, linear, sizes, norm_eps=norm_eps, activation=gelu, has_mlp_norm=False, output_bias=True
+    return decoder(
+        (vocab_size, num_layers, num_heads, embed_dim, intermediate_dim or 4 * embed_dim, max_seq_len),
+        linear,
+        dict.fromkeys(("q_proj", "k_proj", "v_proj", "output_proj"), (embed_dim, embed_dim, False)),
+        pos_embeddings=PartialRotaryEmbeddings(RotaryPositionalEmbeddings(rotary_dim, max_seq_len)),
+        attn_dropout=attn_dropout,
+        norm=partial(nn.LayerNorm, embed_dim, eps=norm_eps),
+        activation=nn.GELU(approximate="tanh"),
+        layer_class=ParallelSelfAttentionLayer,
+        has_mlp_norm=False,
+        output_bias=True,
     )
 
 

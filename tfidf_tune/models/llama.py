@@ -14,19 +14,11 @@ from torchtune.models.gemma.gemma_norm_embedding import GemmaNormEmbeddings
 from torchtune.models.gemma.rms_norm import GemmaRMSNorm
 from torchtune.models.llama2 import llama2, lora_llama2
 from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
-from torchtune.modules import (
-    FeedForward,
-    MultiHeadAttention,
-    RMSNorm,
-    RotaryPositionalEmbeddings,
-    TiedLinear,
-    TransformerDecoder,
-    TransformerSelfAttentionLayer,
-)
+from torchtune.modules import RMSNorm, RotaryPositionalEmbeddings, TransformerDecoder
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tfidf_tune.models._family import ModelFamily, activation
+from tfidf_tune.models._family import ModelFamily, activation, decoder
 from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
 
 
@@ -58,22 +50,21 @@ class _ConfiguredRotary:
     """
 
     def __init__(self, config: PreTrainedConfig, dim: int, max_seq_len: int) -> None:
-        parameters = config.rope_parameters
-        self.rope_type: str = parameters["rope_type"]
-        base = float(parameters["rope_theta"])
-        frequencies, self._scale = 1 / base ** (torch.arange(0, dim, 2, device="cpu").float() / dim), 1.0
-        if self.rope_type != "default":
-            with torch.device("cpu"):
-                frequencies, self._scale = ROPE_INIT_FUNCTIONS[self.rope_type](config, torch.device("cpu"))
-        self._frequencies: list[float] = frequencies.tolist()  # no tensor, which the meta device would empty
-        super().__init__(dim, max_seq_len, base)  # type: ignore[call-arg]
+        self._config = config
+        self.rope_type: str = config.rope_parameters["rope_type"]
+        super().__init__(dim, max_seq_len, float(config.rope_parameters["rope_theta"]))  # type: ignore[call-arg]
 
     def rope_init(self) -> None:
         """Build the table."""
         module: Any = self
-        module.register_buffer("theta", torch.tensor(self._frequencies, dtype=torch.float32), persistent=False)
+        with torch.device("cpu"):  # also within the context of another device
+            frequencies, scale = 1 / module.base ** (torch.arange(0, module.dim, 2).float() / module.dim), 1.0
+            if self.rope_type != "default":
+                frequencies, scale = ROPE_INIT_FUNCTIONS[self.rope_type](self._config, torch.device("cpu"))
+        # Of a list, so that it is on that device.
+        module.register_buffer("theta", torch.tensor(frequencies.tolist(), dtype=torch.float32), persistent=False)
         module.build_rope_cache(module.max_seq_len)
-        module.cache = module.cache * self._scale
+        module.cache = module.cache * scale
 
 
 class _ConfiguredRotaryEmbeddings(_ConfiguredRotary, RotaryPositionalEmbeddings):  # type: ignore[misc]
@@ -129,51 +120,31 @@ class LlamaFamily(ModelFamily):
             raise ValueError(f"rotary embeddings of the type '{rope['rope_type']}' change beyond {limit} tokens")
         if rope.get("partial_rotary_factor", 1.0) != 1.0:
             raise ValueError("only a part of each head is rotated")
-        dim, num_heads, num_kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-        head_dim, inner = _head_dim(config), config.intermediate_size
+        # Biases are settings of some architectures, constants of others.
         attention_bias = bool(getattr(config, "attention_bias", False))
         qkv_bias, output_bias = (attention_bias,) * 2 if self._qkv_bias is None else (self._qkv_bias, False)
-        mlp_bias = bool(getattr(config, "mlp_bias", False))
         rotary = _ConfiguredHalvesRotaryEmbeddings if self._rotates_halves else _ConfiguredRotaryEmbeddings
-        pos_embeddings = rotary(config, head_dim, max_seq_len)
-        norm = partial(self._norm, dim, eps=config.rms_norm_eps)
-        layers = [
-            TransformerSelfAttentionLayer(
-                attn=MultiHeadAttention(
-                    embed_dim=dim,
-                    num_heads=num_heads,
-                    num_kv_heads=num_kv_heads,
-                    head_dim=head_dim,
-                    q_proj=linear.attention("q_proj", dim, num_heads * head_dim, bias=qkv_bias),
-                    k_proj=linear.attention("k_proj", dim, num_kv_heads * head_dim, bias=qkv_bias),
-                    v_proj=linear.attention("v_proj", dim, num_kv_heads * head_dim, bias=qkv_bias),
-                    output_proj=linear.attention("output_proj", num_heads * head_dim, dim, bias=output_bias),
-                    pos_embeddings=pos_embeddings,
-                    max_seq_len=max_seq_len,
-                    attn_dropout=config.attention_dropout or 0.0,
-                ),
-                mlp=FeedForward(
-                    gate_proj=linear.mlp(dim, inner, bias=mlp_bias),
-                    down_proj=linear.mlp(inner, dim, bias=mlp_bias),
-                    up_proj=linear.mlp(dim, inner, bias=mlp_bias),
-                    activation=activation(config.hidden_act),
-                ),
-                sa_norm=norm(),
-                mlp_norm=norm(),
-            )
-            for _ in range(config.num_hidden_layers)
-        ]
-        embeddings = self._embeddings(config.vocab_size, dim)
-        return TransformerDecoder(
-            tok_embeddings=embeddings,
-            layers=layers,
-            max_seq_len=max_seq_len,
-            num_heads=num_heads,
+        dim, num_heads, head_dim = config.hidden_size, config.num_attention_heads, _head_dim(config)
+        of_queries, of_keys = num_heads * head_dim, config.num_key_value_heads * head_dim
+        return decoder(
+            (config.vocab_size, config.num_hidden_layers, num_heads, dim, config.intermediate_size, max_seq_len),
+            linear,
+            {
+                "q_proj": (dim, of_queries, qkv_bias),
+                "k_proj": (dim, of_keys, qkv_bias),
+                "v_proj": (dim, of_keys, qkv_bias),
+                "output_proj": (of_queries, dim, output_bias),
+            },
+            num_kv_heads=config.num_key_value_heads,
             head_dim=head_dim,
-            norm=norm(),
-            output=TiedLinear(embeddings)
-            if config.tie_word_embeddings
-            else linear.output(dim, config.vocab_size, bias=False),
+            pos_embeddings=rotary(config, head_dim, max_seq_len),
+            attn_dropout=config.attention_dropout or 0.0,
+            norm=partial(self._norm, dim, eps=config.rms_norm_eps),
+            activation=activation(config.hidden_act),
+            is_gated=True,
+            mlp_bias=bool(getattr(config, "mlp_bias", False)),
+            embedding_class=self._embeddings,
+            output_bias=None if config.tie_word_embeddings else False,
         )
 
     def to_layout(self, name: str, value: Tensor, config: PreTrainedConfig, *, of_hf: bool) -> Tensor:
