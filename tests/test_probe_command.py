@@ -91,16 +91,6 @@ def test_numbers_out_of_range_are_usage_errors_with_the_range(capsys):
         assert message.endswith(f"is not a whole number from {least} to {most}")
 
 
-def test_text_and_tokenizer_that_do_not_fit_are_refused(make, texts):
-    for arguments, error, named in (
-        (["--block-size", "1000000000"], ValueError, "1000000000"),
-        (["--tokenizer", "./gone"], FileNotFoundError, r"'\./gone'"),
-        (["--column", "prose"], ValueError, "'prose'"),
-    ):
-        with refused(error, named, f"probe make {' '.join(arguments)}", folder=texts):
-            make(*arguments)
-
-
 def test_an_output_that_cannot_be_written_is_refused_before_the_text_is_read(make, tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     (tmp_path / "notes.txt").write_text("mine")

@@ -2,13 +2,11 @@ import dataclasses
 import json
 import math
 
-import pandas as pd
 import pytest
 from results_fakes import grown_records, record, results_of
 from run_fakes import block, blocks, controls, evaluation, grown_runs, results, run, targets, write_run
 
 from tfidf_tune.compare import import_results, load_results, read_results, run_table, write_results
-from tfidf_tune.compare._table import scores_table
 
 PROVENANCE = {"date": "2026-11-22", "cpu": "a “fast” one"}
 
@@ -58,16 +56,6 @@ def test_a_checkpoint_has_the_names_and_settings_of_its_run_and_its_scores(tmp_p
     assert (last["lms"], last["max_lms"], last["control_lms"]) == (3.75, 8, 0.5)
     assert (last["prefix_match"], last["rouge_l"], last["verbatim"]) == (3.75, pytest.approx(375 / 8), 0.25)
     assert (last["log_perplexity"], last["num_predictions"]) == (pytest.approx(math.log(20)), 30)
-
-
-def test_aggregates_count_only_where_there_are_no_single_units():
-    """As files have it that keep less of what older versions measured."""
-    made = results_of([record(lms=4.0)])
-    (kept,) = run_table(made).to_dict("records")
-    assert (kept["lms"], kept["rouge_l"], kept["max_lms"]) == (4.0, 30.25, 9.0)
-    aggregate = made.scores[made.scores["unit"] == ""].iloc[:1].assign(metric="lms", value=99.0, count=7)
-    more = dataclasses.replace(made, scores=scores_table(pd.concat([made.scores, aggregate])))
-    assert run_table(more)["lms"].tolist() == [4.0]
 
 
 def test_what_is_unknown_or_diverged_is_missing_or_infinite(tmp_path):

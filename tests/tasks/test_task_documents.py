@@ -63,27 +63,16 @@ def test_without_local_files_the_hub_is_used(tokenizers, monkeypatch):
 
 
 def test_rows_without_a_text_or_an_answer_are_left_out_and_ids_may_be_missing_or_numbers(tokenizers, tmp_path):
-    questions = [
-        SQUAD_ROWS[0] | {"answers": {"text": [], "answer_start": []}},
-        SQUAD_ROWS[0] | {"answers": {"text": [" "], "answer_start": [0]}},
-        SQUAD_ROWS[0] | {"context": None},
-        SQUAD_ROWS[0] | {"id": 7},
-        {key: value for key, value in SQUAD_ROWS[1].items() if key != "id"},
-    ]
-    source = write_rows(tmp_path / "squad.jsonl", questions)
-    docs = squad.documents(tokenizer=str(tokenizers["plain"]), squad_source=source)["test"]
-    assert [(doc["id"], doc["question"]) for doc in docs] == [
-        ("7", SQUAD_ROWS[0]["question"]),
-        ("4", SQUAD_ROWS[1]["question"]),
-    ]
-    articles = [
-        {"article": "", "highlights": "a"},
-        {"article": "a", "highlights": " \n"},
-        {"article": None, "highlights": None},
-        {"article": "the river", "highlights": " a stone\n"},
-    ]
-    source = write_rows(tmp_path / "news.jsonl", articles)
-    [doc] = cnn_dailymail.documents(tokenizer=str(tokenizers["plain"]), cnn_dailymail_source=source)["test"]
+    tokenizer, (first, second, _) = str(tokenizers["plain"]), SQUAD_ROWS
+    empty = [{"answers": {"text": []}}, {"answers": {"text": [" "]}}, {"context": None}]
+    without_id = {key: value for key, value in second.items() if key != "id"}
+    source = write_rows(tmp_path / "squad.jsonl", [*(first | one for one in empty), first | {"id": 7}, without_id])
+    docs = squad.documents(tokenizer=tokenizer, squad_source=source)["test"]
+    assert [(doc["id"], doc["question"]) for doc in docs] == [("7", first["question"]), ("4", second["question"])]
+    articles = [("", "a"), ("a", " \n"), (None, None), ("the river", " a stone\n")]
+    rows = [{"article": article, "highlights": highlights} for article, highlights in articles]
+    source = write_rows(tmp_path / "news.jsonl", rows)
+    [doc] = cnn_dailymail.documents(tokenizer=tokenizer, cnn_dailymail_source=source)["test"]
     assert (doc["id"], doc["highlights"]) == ("3", "a stone")
 
 
