@@ -174,7 +174,7 @@ def test_slurm_gets_the_options_and_its_jobs_are_followed(experiment_file, slurm
     (tmp_path / "out" / "jobs" / f"{job}_0_result.pkl").unlink(missing_ok=True)
     (slurm / f"{job}.pid").write_text(str(os.getpid()))  # as if it still ran
     submitit.SlurmJob.watcher.clear()
-    with pytest.raises(BlockingIOError, match=rf"jobs of an earlier command .* running: {job}\..*`scancel {job}`"):
+    with pytest.raises(BlockingIOError, match=rf"jobs of an earlier command .* running: {job}: .*`scancel {job}`"):
         run_experiment(load_experiment(file, [SLURM]))
 
 
