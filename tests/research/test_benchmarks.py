@@ -33,46 +33,17 @@ SMALL = ["--batch-size", "2", "--seq-len", "32"]
 STEP = ["--rounds", "2", *SMALL, *TINY_MODEL, "model.vocab_size=128"]
 
 
-def steps(result):
-    return {name: [f"{step['median_ms']:.2f}"] for name, step in result["steps"].items()}
+def measured(result):
+    """Of the fused head."""
+    (case,) = result["cases"]
+    ways = {name: way for name, way in case["ways"].items() if not way["not_measured"]}
+    assert ways.keys() == fused_head.WAYS.keys() - {"Liger", "cut-cross-entropy"}
+    return {name: {"error": max(way["gradient_errors"].values()), **way} for name, way in ways.items()}
 
 
-def ways(result):
-    [case] = [case for case in result["cases"] if case["dtype"] == "bf16"]
-    measured = {name: way for name, way in case["ways"].items() if not way["not_measured"]}
-    assert measured.keys() == fused_head.WAYS.keys() - {"Liger", "cut-cross-entropy"} | {"fused"}
-    return {
-        name: [f"{way['median_ms']:.2f}", *(f"{error:.1e}" for error in way["gradient_errors"].values())]
-        for name, way in measured.items()
-    }
-
-
-def sweep(result):
-    return {
-        f"{row['batch_size']} x {row['seq_len']}": [f"{row['median_ms']:.3f}"]
-        for row in result["sweep"]
-        if row["num_batches"] == 8
-    }
-
-
-def throughput(result):
-    return {"batched": [f"{result['continuations_per_s']['batched']:.2f}", f"{result['median_throughput_ratio']:.2f}"]}
-
-
-def loops(result):
-    return {
-        name: [f"{row['tokens_per_second']:,.0f}", f"{row['median_ms']:.1f}"]
-        for name, row in result["trainers"].items()
-    }
-
-
-def both(result):
-    assert [name.split(",")[0] for name in result["implementations"]] == ["torchtune", "transformers"]
-    assert all(row["loading_peak_mib"] > row["weights_mib"] > 0 for row in result["implementations"].values())
-    return {
-        name: [f"{row['tokens_per_second']:,.0f}", f"{row['loading_s']:.1f}"]
-        for name, row in result["implementations"].items()
-    }
+def longest_windows(result):
+    sizes = {(row["batch_size"], row["seq_len"]): row for row in result["sweep"] if row["num_batches"] == 8}
+    return {"{} x {}".format(*shape): row for shape, row in sizes.items()}
 
 
 @pytest.fixture
@@ -89,17 +60,32 @@ def small_probe(tmp_path, text_file, monkeypatch):
 
 @needs_linux
 @pytest.mark.parametrize(
-    ("script", "arguments", "printed"),
+    ("script", "arguments", "rows", "cells"),
     [
-        (training_step, ["--objectives", *STEP], steps),
-        (fused_head, ["--quick", "--case", "llama3"], ways),
-        (weights, ["--quick", "--rounds", "3"], sweep),
-        (trainers, ["--config", "demo/llama_650K_full_memorization", "--rounds", "1", "--steps", "2", *SMALL], loops),
-        (implementations, ["--rounds", "1", "--dtypes", "fp32", *SMALL, "--checkpoint"], both),
-        (probe, ["--rounds", "1", "--num-passages", "3", "--one-in", "2", "--checkpoint"], throughput),
+        (training_step, ["--objectives", *STEP], lambda result: result["steps"], "{median_ms:.2f}"),
+        (fused_head, ["--quick", "--case", "llama3"], measured, "{median_ms:.2f} {error:.1e}"),
+        (weights, ["--quick", "--rounds", "3"], longest_windows, "{median_ms:.3f}"),
+        (
+            trainers,
+            ["--config", "demo/llama_650K_full_memorization", "--rounds", "1", "--steps", "2", *SMALL],
+            lambda result: result["trainers"],
+            "{tokens_per_second:,.0f} {median_ms:.1f}",
+        ),
+        (
+            implementations,
+            ["--rounds", "1", "--dtypes", "fp32", *SMALL, "--checkpoint"],
+            lambda result: result["implementations"],
+            "{tokens_per_second:,.0f} {loading_s:.1f}",
+        ),
+        (
+            probe,
+            ["--rounds", "1", "--num-passages", "3", "--one-in", "2", "--checkpoint"],
+            lambda result: {"batched": result},
+            "{continuations_per_s[batched]:.2f} {median_throughput_ratio:.2f}",
+        ),
     ],
 )
-def test_a_benchmark_prints_what_it_writes(tmp_path, script, arguments, printed, monkeypatch, capsys, small_probe):
+def test_a_benchmark_prints_what_it_writes(tmp_path, script, arguments, rows, cells, monkeypatch, capsys, small_probe):
     if arguments[-1] == "--checkpoint":
         arguments = [*arguments, small_probe]
     monkeypatch.setattr(sys, "argv", [script.__name__, *arguments, "--output", str(tmp_path / "out.json")])
@@ -115,9 +101,10 @@ def test_a_benchmark_prints_what_it_writes(tmp_path, script, arguments, printed,
     result = json.loads((tmp_path / "out.json").read_text())
     assert {"date", "hardware", "versions", "settings"} <= result.keys()
     lines = capsys.readouterr().out.splitlines()
-    expected = printed(result)
+    expected = rows(result)
     assert expected
-    for name, numbers in expected.items():
+    for name, row in expected.items():
+        numbers = cells.format(**row).split()
         assert any(name in line and all(number in line for number in numbers) for line in lines), name
 
 

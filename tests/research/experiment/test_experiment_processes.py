@@ -1,6 +1,5 @@
 """How an experiment starts processes, shares the machine among them, and estimates the remaining time."""
 
-import json
 import os
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import submitit
 import torch
 from experiment_stubs import SMALL
 
-import tfidf_tune.tasks
 from research.experiment import _job, _run, load_experiment, run_experiment
 from research.experiment._cells import Start
 from research.experiment._expand import expand
@@ -61,34 +59,6 @@ def test_a_job_sees_only_its_gpus(experiment_file, stubbed, tmp_path, monkeypatc
 
     logs = [log.read_text().splitlines()[0] for log in tmp_path.glob("out/*/*/*/train.log")]
     assert sorted(logs) == ["{'CUDA_VISIBLE_DEVICES': '3'}", "{'CUDA_VISIBLE_DEVICES': '5'}"]
-
-
-def test_an_evaluation_leaves_results_and_manifest_or_nothing(experiment_file, tmp_path, monkeypatch):
-    def evaluate(tasks, output_path, **arguments):
-        assert tasks == ["tfidf_memorization_prefixes"]
-        assert arguments == run.evaluations[50]
-        (output_path / "results.json").write_text("{}")
-        if fails:
-            raise SystemExit("no memory\nat all")
-
-    monkeypatch.setattr(tfidf_tune.tasks, "evaluate", evaluate)
-    run = expand(load_experiment(experiment_file()))[0]
-    run.clear()
-    run.finish_training(1.0, {})
-    journal = tmp_path / "journal"
-    fails = True
-    reason = _job._in_process("evaluation", run.log(50), _job.evaluate_milestones, run, [50], journal)
-    assert reason == "no memory"
-    assert run.log(50).read_text() == "no memory\nat all\n"
-    assert list(run.results(50).iterdir()) == []
-
-    fails = False
-    _job.evaluate_milestones(run, [50], journal)
-    part = run.results(50) / "part1"
-    assert {path.name for path in part.iterdir()} == {"results.json", "evaluated.json"}
-    manifest = json.loads((part / "evaluated.json").read_text())
-    assert manifest["tasks"] == run.tasks
-    assert manifest["seconds"] >= 0
 
 
 def test_a_start_is_complete_or_missing_and_its_output_is_in_the_log(tmp_path):

@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import math
 import time
+from functools import partial
 
 import pytest
 from fork_jobs import ForkExecutor
@@ -18,25 +19,15 @@ from tfidf_tune.probe import load_model, probe
 @pytest.fixture
 def adapter_experiment(experiment_file, text_file):
     """Make the file: ``adapter_experiment()``; keys of the experiment as arguments."""
-
-    def make(**keys):
-        metadata = {
-            "prefix_lengths": [8],
-            "max_new_tokens": 16,
-            "wikitext2_source": str(text_file),
-            "block_size": 32,
-            "num_blocks": 5,
-        }
-        return experiment_file(
-            lora=True,
-            milestones=[100],
-            tasks=["tfidf_memorization_prefixes", "tfidf_wikitext2_ppl"],
-            eval={"metadata": metadata},
-            overrides={"log_every_n_steps": 1, "optimizer": {"lr": 0.01}},
-            **keys,
-        )
-
-    return make
+    perplexity = {"wikitext2_source": str(text_file), "block_size": 32, "num_blocks": 5}
+    return partial(
+        experiment_file,
+        lora=True,
+        milestones=[100],
+        tasks=["tfidf_memorization_prefixes", "tfidf_wikitext2_ppl"],
+        eval={"metadata": {"prefix_lengths": [8], "max_new_tokens": 16, **perplexity}},
+        overrides={"log_every_n_steps": 1, "optimizer": {"lr": 0.01}},
+    )
 
 
 def kill_when(condition, start_command, file, out):

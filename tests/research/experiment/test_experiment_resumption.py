@@ -210,21 +210,6 @@ def test_runs_are_done_at_the_same_time_with_progress_in_complete_lines(experime
     assert "step 1 of 1" in (run_folder / "train.log").read_text()
 
 
-def test_a_failure_leaves_out_only_what_needs_the_cell(experiment_file, stubbed, capsys):
-    (stubbed.folder / "fail_ce").touch()
-    (stubbed.folder / "fail_tf-idf checkpoint_50pct").touch()
-    failures, done = stubbed(experiment_file(), jobs=2, retries=1)
-
-    assert sorted(done) == sorted([ALL[0]] * 2 + [ALL[3]] + [ALL[4]] * 2 + [ALL[5]])
-    assert [failure.title for failure in failures] == [
-        "Tiny (full), CE, seed 0: training", f"Tiny (full), TF-IDF, seed 0: evaluating checkpoint_50pct ({TASK})",
-    ]  # fmt: skip
-    printed = capsys.readouterr().out
-    assert printed.count("failed  ") == 4
-    assert printed.count("; trying again\n") == 2
-    assert "(0 of 6 left, " in printed
-
-
 def test_unfinished_cells_are_emptied_and_repeated(experiment_file, stubbed, run_folder, monkeypatch):
     file = experiment_file(**SMALL)
     stubbed(file)
@@ -255,15 +240,6 @@ def test_a_folder_that_does_not_belong_to_an_experiment_is_not_touched(experimen
         stubbed(experiment_file())
 
     assert (run_folder / "thesis.txt").read_text() == "mine"
-
-
-def test_a_dry_run_shows_the_cells_and_writes_nothing(experiment_file, tmp_path, capsys):
-    print_cells(load_experiment(experiment_file()))
-
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[-1].strip() for line in lines[:6]] == ["to do"] * 6
-    assert lines[-1] == f"0 of 6 cells are done in {tmp_path / 'out'}."
-    assert not (tmp_path / "out").exists()
 
 
 def wait_for(condition):
