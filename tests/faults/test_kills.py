@@ -9,7 +9,7 @@ import pytest
 from jobs import Job, end_state, finish, start
 from recipe_processes import ALL
 
-JOBS = [Job(num_processes=2, loss="repetition")]
+JOBS = [Job(loss="repetition")]
 if ALL:
     JOBS = [Job(lora, number, loss) for number, lora, loss in product((1, 2), (False, True), ("CE", "TF-IDF"))]
 

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from recipe_processes import RecipeRun, run_command, run_to_the_end
 from tiny_run import assert_close_weights, metrics_of
 
-NUM_STEPS = 60
+NUM_STEPS = 40
 # As in test_distributed_recipes: an eps a step, of which each may grow a little.
 TOLERANCE = 4 * NUM_STEPS * torch.finfo(torch.float32).eps
 
