@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from recipe_processes import RecipeRun, run_to_the_end
+from recipe_processes import ALL, RecipeRun, run_to_the_end
 from tiny_models import MODELS
 from tiny_run import means_by_kind, read_metrics, read_weights, run_config
 from torch._dynamo.utils import counters
@@ -99,6 +99,8 @@ def test_two_processes_measure_in_lockstep(make_run, make_base, tmp_path):
         "tied": ("llama3_2-tied", 64, {}, {"fsdp_reshard_after_forward": False}),
         "nf4": ("llama", 256, adapters, offloaded),
     }
+    if not ALL:
+        del cases["nf4"]
     keep = {"stop_above": 8, "when_above": "keep", "max_new_tokens": 8}
     bases, runs = {}, {}
     for name, (model, dim, of_model, settings) in cases.items():
