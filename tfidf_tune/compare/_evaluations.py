@@ -117,10 +117,7 @@ def _unit_totals(scores: "pd.DataFrame") -> dict[tuple[int, str, str], tuple[Flo
 
 
 def passage_lms(results: Results, measure: Measure = LMS) -> dict[int, Floats]:
-    """Return the LMS (of controls: CONTROL_LMS) by ascending passage, float64 ``[n]``, of mean the average LMS.
-
-    A checkpoint whose passages were not kept one by one, or with a missing value, is left out.
-    """
+    """Checkpoint -> LMS of targets or controls by ascending passage, of mean the average, if passages were kept."""
     rows = results.scores[(results.scores["metric"] == measure.metric) & (results.scores["kind"] == measure.kind)]
     return {checkpoint: sums / counts.mean() for (checkpoint, *_), (sums, counts) in _unit_totals(rows).items()}
 
@@ -161,11 +158,7 @@ def value_of(evaluations: "pd.DataFrame", measure: Measure) -> float:
 def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], "pd.DataFrame"]:
     """Return the objectives, the baseline (None: "CE" or else the first run's) first, and :func:`run_table`.
 
-    Runs of all learning rates are compared; a task that was not run is not a difference.
-
-    Raises:
-        ValueError: If no checkpoint has the baseline, a checkpoint occurs twice, a run has checkpoints of two
-            trainings, or runs of a model were not asked the same prompts, blocks, articles or questions.
+    Runs must differ and be asked the same; a task that was not run is not a difference.
     """
     objectives = list(dict.fromkeys(one.objective for one in results.checkpoints))
     if baseline is None:

@@ -20,8 +20,7 @@ _LONGEST_WORD = 20  # text with longer words on average is compared by character
 def recited_pieces(sample: ProbeSample, decode: Decode | None) -> Pieces:
     """Cut a continuation at its longest memorized substring: non-empty texts, and whether each is recited.
 
-    The substring is found among the token ids. If they cannot be decoded to the sample's text (no tokenizer, or
-    a different one), it is the longest run of whole words that both texts share.
+    It is found among the token ids or, if they do not decode to the text, as the longest run of words of both texts.
     """
     text = sample.generated_text
     if sample.lms == 0:
@@ -56,10 +55,7 @@ def shared_pieces(truth: str, said: str) -> tuple[Pieces, Pieces]:
 
 
 def excerpt(pieces: Pieces, num_characters: int) -> Pieces:
-    """Keep at most 160 characters, and at most half of ``num_characters``, around the longest shared piece.
-
-    What is left out before and after them is counted in brackets.
-    """
+    """Keep 160 characters, or half of ``num_characters`` if less, around the longest shared piece; count the others."""
     most = min(_EXCERPT, num_characters // 2)
     text = "".join(piece for piece, _ in pieces)
     if len(text) <= most:
@@ -105,10 +101,7 @@ def checkpoint_decoder(checkpoint: str) -> Decode | None:
 
 
 def recitation_examples(model: str, checkpoints: Mapping[str, Checkpoint]) -> list[Example]:
-    """Show the target that the first objective, the baseline, recites most, and a median one, from the shortest prompt.
-
-    All checkpoints (by objective) have samples of the same prompts.
-    """
+    """Show the target that the first objective recites most and the median one, from the shortest prompt."""
     baseline, first = next(iter(checkpoints.items()))
     targets = [(sample, prompt) for sample, prompt in first.samples if sample.kind == "target"]
     shortest = min((sample.prefix_length for sample, _ in targets), default=0)

@@ -107,10 +107,7 @@ def _measured(evaluations: "pd.DataFrame", *measures: Measure) -> list[Any]:
 
 
 def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]) -> "Drawing":
-    """Draw average LMS, and dashed that of the controls, against training progress: the paper's figure 2.
-
-    The curves are by model and objective: progress in percent, LMS of the targets and of the controls or NaN.
-    """
+    """Draw (progress in percent, LMS, LMS of the controls or NaN), dashed for the controls: the paper's figure 2."""
     figure, panels = new_panels(list(curves))
     styles = styles_of(curves.values())
     for axes, by_objective in zip(panels, curves.values(), strict=True):

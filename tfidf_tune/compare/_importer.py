@@ -93,10 +93,7 @@ def _rows(kind: str, unit: str, values: Mapping[str, float | None], prefix: floa
 
 
 def _with_scores(checkpoint: Checkpoint, documents: Iterable[_Document]) -> tuple[Checkpoint, list[_Row]]:
-    """Complete a checkpoint from the documents of all tasks; return it and its scores.
-
-    A prompt that several tasks have counts once, as in the last.
-    """
+    """Complete a checkpoint, and return its scores; a prompt that several tasks have counts once, as in the last."""
     found = {(doc.what, doc.unit): doc for doc in documents}
     in_order = sorted(found.values(), key=lambda doc: doc.what == "prompts")
     asked: dict[str, dict[str, Any]] = {}
@@ -191,8 +188,7 @@ def import_results(folders: Sequence[str | Path]) -> Results:
 
 def _split_label(text: str) -> tuple[str | None, Path]:
     """Return label and folder; either may contain "=": "Goldfish (k=4)"."""
-    parts = text.split("=")
-    readings = [(None, text), *(("=".join(parts[:cut]), "=".join(parts[cut:])) for cut in range(1, len(parts)))]
+    readings = [(None, text), *((text[:at], text[at + 1 :]) for at, sign in enumerate(text) if sign == "=")]
     for label, path in readings:
         folder = Path(path).expanduser()
         if path and folder.is_dir():

@@ -99,18 +99,7 @@ def bootstrap_interval(statistic: Callable[..., Any], *data: npt.NDArray[np.floa
 
 
 def binomial_upper_bound(num_found: int, number: int) -> float:
-    """Return the one-sided 95 % upper bound of a share (Clopper and Pearson 1934), in [0, 1].
-
-    The share ``x`` at which so few or fewer would be found in 5 % of cases, 1 if all were found::
-
-        P(X <= num_found) = 0.05,  X ~ Binomial(number, x)
-
-    It holds for units drawn at random. With none of 300 it is 0.0099.
-
-    Args:
-        num_found (int): 0 to ``number``.
-        number (int): units, at least 1.
-    """
+    """Return the one-sided 95 % upper bound of a share (Clopper and Pearson 1934); with none of 300 it is 0.0099."""
     from scipy.stats import beta
 
     return 1.0 if num_found == number else float(beta.ppf(CONFIDENCE_LEVEL, num_found + 1, number - num_found))

@@ -56,10 +56,7 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
 def _verdict(
     reductions: "pd.DataFrame", floors: Mapping[_Names, Floor | None], detectable: set[_Names], baseline: str
 ) -> str:
-    """Say what each objective recites and at which cost, and which settings have nothing to compare.
-
-    ``detectable`` are objectives whose loss tells training passages from held-out ones.
-    """
+    """Say what each objective recites and at which cost, and which settings have nothing to compare."""
     at_chance = {names for names, floor in floors.items() if floor is not None and floor.reached}
     objectives: dict[str, list[str]] = {}
     for setting, objective in floors:

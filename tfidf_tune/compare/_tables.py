@@ -48,10 +48,7 @@ _IN_PERCENT = ("TPR at 1 % FPR (%)", "TPR from", "TPR to", _EXTRACTED)
 def membership_table(
     scores: "pd.DataFrame", groups: Sequence[tuple[Mapping[str, str], Sequence[int]]], footnotes: Footnotes
 ) -> Table:
-    """Make the table of groups of checkpoints, one for each seed, of the same passages, under their first cells.
-
-    Groups without scores of targets and controls are left out.
-    """
+    """Make a table of groups of checkpoints (one for each seed), under their first cells, that have the scores."""
     import pandas as pd
 
     rows = [{**labels, **row} for labels, checkpoints in groups if (row := _row(scores, checkpoints))]

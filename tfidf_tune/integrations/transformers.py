@@ -69,10 +69,7 @@ def check_first_batch(inputs: Mapping[str, Any], *, needs_tokens: bool) -> None:
 
 
 def shifted_labels(inputs: Mapping[str, Any], num_positions: int) -> Tensor:
-    """Return the labels of a batch, integer ``[b, num_positions]``, shifted as causal language models do.
-
-    Prompt tuning puts virtual tokens in front of the ``s`` tokens of the inputs. They have no labels.
-    """
+    """Return shifted labels ``[b, num_positions]``; the virtual tokens that prompt tuning puts in front have none."""
     shifted = inputs.get("shift_labels")
     labels = _pad(inputs["labels"] if shifted is None else shifted, num_positions, IGNORE_INDEX)
     return shift_labels(labels) if shifted is None else labels
@@ -82,8 +79,7 @@ def token_batch(inputs: Mapping[str, Any], num_positions: int, *, needs_tokens: 
     """Return what a weighting gets of a batch, ``[b, num_positions]``, with the :func:`shifted_labels`.
 
     A document begins wherever ``position_ids``, ``[b, s]`` or ``[1, s]``, do not go on by 1, as for the attention of
-    transformers: some models count from 2. Tokens, if needed, are the ``input_ids`` that ``attention_mask`` does not
-    hide.
+    transformers: some models count from 2.
     """
     # Documents and tokens of the inputs first, each where its token is; then all moves with the labels.
     labels, positions = shifted_labels(inputs, num_positions), inputs.get("position_ids")
@@ -356,10 +352,7 @@ class _WeightStatistics:
         self._found[4] = torch.maximum(self._found[4], weights.max())
 
     def take(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Return the statistics over all processes since the last call, and start again; empty without a token.
-
-        ``gather`` joins the tensors ``[1, n]`` of all processes along the first dimension.
-        """
+        """Return the statistics of all processes, joined by ``gather``, and start again; empty without a token."""
         found = gather(self._found[None])
         num_valid, cross_entropy, total, deviations = found[:, :4].sum(0)
         largest = found[:, 4].max()

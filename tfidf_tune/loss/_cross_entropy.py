@@ -50,10 +50,7 @@ def _chunk_rows(num_tokens: int) -> int:
 
 
 def _block_rows(vocab_size: int, *, is_cuda: bool) -> int:
-    """Number of tokens whose logits are converted to float32 at a time: 4 MiB of them stay in a CPU's cache.
-
-    With less than 8 MiB, kernels of a GPU would take less time than their launch.
-    """
+    """Tokens in float32 at a time: 4 MiB of logits stay in a CPU's cache; a GPU's kernels pay from 8 MiB on."""
     return max(1, (2**21 if is_cuda else 2**20) // vocab_size)
 
 

@@ -26,10 +26,7 @@ _NEAR = 4.0  # pixels around a point that labels keep off
 def label_points(
     axes: "Axes", labels: Mapping[str, tuple[float, float]], others: Iterable[tuple[float, float]] = ()
 ) -> None:
-    """Write each label next to its point, on the side where it covers the least of all points and other labels.
-
-    The layout of the figure has to be done, and labels do not change it.
-    """
+    """Write labels next to their points, where they cover the least of all points and labels; the layout is done."""
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 

@@ -51,10 +51,7 @@ def html_page(report: Report, section: str | None = None, **context: Any) -> str
 
 
 def _best(table: Table) -> set[tuple[int, int]]:
-    """Row and column of the best values of columns that have a better end; those that look alike are equally best.
-
-    They are the best among the rows of equal first cell (one model), or of all rows if no first cell occurs twice.
-    """
+    """Row and column of the best values, or those that look alike, of each first cell (of all if no two share it)."""
     first = [row[0] for row in table.rows]
     groups = first if len(set(first)) < len(first) else [None] * len(first)
     best = set()
