@@ -1,5 +1,6 @@
 """One model without a comparison: does it recite its training text more than text it never saw?"""
 
+import json
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -204,21 +205,12 @@ def _summary(
     facts: audit.Facts, name: str, verdict: str, measures: dict[str, audit.Measure], checks: Sequence[audit.Check]
 ) -> dict[str, Any]:
     """Return what `audit.json` has; docs/audit.md describes it."""
+    import pandas as pd
+
     excess = facts.floor and facts.floor.excess
-    passages = [
-        {
-            "id": row.passage_id,
-            "kind": row.kind,
-            "lms": int(row.lms),
-            "of": int(row.length),
-            "verbatim": bool(row.verbatim),
-            "attack": row.attack,
-            "prefix_length": int(row.prefix_length),
-            "repeats": None if row.repeats != row.repeats else int(row.repeats),
-        }
-        for kind in audit.KINDS
-        for row in audit.best_samples(facts.samples, kind).itertuples()
-    ]
+    best = pd.concat([audit.best_samples(facts.samples, kind) for kind in audit.KINDS])
+    best = best.astype({"repeats": "Int64"}).rename(columns={"passage_id": "id", "length": "of"})
+    names = ["id", "kind", "lms", "of", "verbatim", "attack", "prefix_length", "repeats"]
     return {
         "schema_version": _SCHEMA_VERSION,
         "made_by": f"tfidf-tune {version('tfidf-tune')}",
@@ -233,7 +225,7 @@ def _summary(
         "measures": {key: measure._asdict() for key, measure in measures.items()},
         "limits": [check._asdict() for check in checks],
         "passed": not any(check.exceeded for check in checks),
-        "passages": passages,
+        "passages": json.loads(best[names].to_json(orient="records")),
     }
 
 
