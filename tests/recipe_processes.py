@@ -112,9 +112,7 @@ class Processes:
                     process.terminate()
             if time.monotonic() > deadline:
                 self.kill()
-                raise TimeoutError(
-                    f"{len(running)} still ran after {_HANG_SECONDS} s and wrote:\n{self._log.read_text()}"
-                )
+                raise TimeoutError(self._log.read_text())
             time.sleep(_POLL_SECONDS)
         return Ended([process.exitcode for process in self._processes], self._log.read_text(errors="replace"))
 

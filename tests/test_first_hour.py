@@ -115,22 +115,3 @@ def test_all_weights_can_be_trained_the_same_way(command, tiny_checkpoint):
     comments = [line for line in (run / "config.yaml").read_text().splitlines() if line.startswith("# ")]
     assert {'# loss.tf: "count"', "# loss.num_batches: 16", '# checkpointer.max_shard_size: "5GB"'} <= set(comments)
     assert not [line for line in comments if line.startswith(("# optimizer.lr:", "# dataset.num_base:"))]
-
-
-def test_other_data_is_described_too(command, tiny_checkpoint, tmp_path):
-    """Short texts, packed and not, and a data set of another package, whose tokens are estimated."""
-    file = tmp_path / "short.txt"
-    file.write_text("\n".join(f"the cat number {number}" for number in range(40)))
-    common = ["--config", "mine/full", f"checkpointer.checkpoint_dir={tiny_checkpoint}", FULL, "max_steps=1"]
-    ours = f"_component_: tfidf_tune.data.text_dataset, source: {file}, max_seq_len: 32"
-    theirs = f"_component_: torchtune.datasets.text_completion_dataset, source: text, data_files: {file}, split: train"
-    cases = {
-        f"{{{ours}, packed: true}}": "Data: 40 documents, ",
-        f"[{{{ours}}}, {{{theirs}}}]": "Data: 40 documents, 40 sequences (",
-    }
-    for number, (dataset, pattern) in enumerate(cases.items()):
-        output = command("run", "full_finetune", *common, f"dataset={dataset}", f"output_dir=runs/{number}")
-        assert pattern in output
-        assert output.count("Data: ") == 1 + dataset.startswith("[")
-        assert not printed_commands(output), "nothing to probe"
-        assert ("packed rows (" in output) == ("packed" in dataset)

@@ -26,18 +26,9 @@ TINY_LLAMA = {
 def make_llama(folder: Path, *, seed: int = 0, max_shard_size: str = "5GB", **overrides: Any) -> Path:
     """Write a random Hugging Face Llama of the sizes of TINY_LLAMA; norms are random too, so that none is neutral."""
     torch.manual_seed(seed)
-    settings: dict[str, Any] = {
-        "vocab_size": VOCAB_SIZE,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5,
-        "bos_token_id": None,
-        "eos_token_id": 0,
-    }
+    settings: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "bos_token_id": None, "eos_token_id": 0, "rms_norm_eps": 1e-5}
+    settings |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    settings |= {"hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**(settings | overrides)))
     for name, parameter in model.named_parameters():
         if "norm" in name:

@@ -12,7 +12,6 @@ from run_fakes import evaluation, results, run, sample
 from scipy.stats import binomtest
 
 from tfidf_tune.audit import audit_report, parse_bounds
-from tfidf_tune.compare._examples import excerpt
 from tfidf_tune.compare._intervals import binomial_upper_bound
 from tfidf_tune.report import html_page, markdown
 
@@ -126,17 +125,3 @@ def test_no_passage_is_shown_in_full_unless_asked_for():
                     assert (one.reference_text in text) == show
         assert ("Passages are shown in full" in markdown(report)) == show
         assert "Method and limits" in markdown(report)
-
-
-@given(st.lists(st.tuples(st.text("xy ", min_size=1), st.booleans()), min_size=1, max_size=6), st.integers(0, 400))
-def test_an_excerpt_is_a_part_around_what_is_shared(pieces, number):
-    pieces = tuple(pieces)
-    whole = "".join(text for text, _ in pieces)
-    shown = excerpt(pieces, number)
-    kept = [(text, shared) for text, shared in shown if "…" not in text]
-    text = "".join(one for one, _ in kept)
-    assert text in whole
-    if len(whole) > min(160, number // 2):
-        assert len(text) == min(160, number // 2)
-        hidden = sum(int(one.split("[")[1].split(" ")[0]) for one, _ in shown if "…" in one)
-        assert hidden == len(whole) - len(text)

@@ -1,7 +1,5 @@
 """The table "Likelihood and membership" in the three reports."""
 
-import math
-
 import numpy as np
 import pytest
 from run_fakes import blocks, controls, evaluation, results, run, targets
@@ -9,6 +7,7 @@ from sklearn.metrics import roc_auc_score
 
 from tfidf_tune.compare import comparison_report
 from tfidf_tune.compare._verdict import AT_CHANCE, STILL_DETECTABLE
+from tfidf_tune.probe import exposure, extraction_probability
 
 NUM_PASSAGES = 40
 
@@ -61,14 +60,11 @@ def test_a_comparison_has_a_row_for_each_objective_with_intervals(compared):
         for shown in ("{}", "{} from", "{} to"):  # all order the passages by their NLL
             expected = np.mean(aucs) if shown == "{}" else row[shown.format("AUC")]
             assert row[[shown.format(name) for name in attacks]].tolist() == pytest.approx([expected] * 5)
-        by_rank = [
-            math.log2(1 + NUM_PASSAGES) - math.log2(1 + (own[at, "control", "passage_nll"] <= nll).sum())
-            for at in checkpoints
-            for nll in own[at, "target", "passage_nll"]
-        ]
-        assert row["Exposure (bits)"] == pytest.approx(np.mean(by_rank))
-        q = np.exp(-np.concatenate([own[at, "target", "continuation_nll"] for at in checkpoints]))
-        assert row["Extracted by 1,000 samples (%)"] == pytest.approx(100 * np.mean(1 - (1 - q) ** 1000))
+        bits = [exposure(own[at, "target", "passage_nll"], own[at, "control", "passage_nll"]) for at in checkpoints]
+        assert row["Exposure (bits)"] == pytest.approx(np.mean(bits))
+        nll = np.concatenate([own[at, "target", "continuation_nll"] for at in checkpoints])
+        expected = 100 * np.mean(extraction_probability(nll, 1000))
+        assert row["Extracted by 1,000 samples (%)"] == pytest.approx(expected)
     assert frame.loc["CE", "AUC from"] > 0.9
     assert frame.loc["Ours", "AUC from"] < 0.5 < frame.loc["Ours", "AUC to"]
 

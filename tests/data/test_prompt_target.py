@@ -233,18 +233,6 @@ def test_only_the_same_settings_are_read_from_the_cache(tokenizer, news, monkeyp
     assert tokenizer.decode(build(200, 128)[0]["tokens"]) == f"{ARTICLE} TL;DR: {HIGHLIGHTS}"
 
 
-def test_a_source_with_wrong_columns_is_refused(tokenizer, squad, tmp_path):
-    for rows, message in (
-        ([{"context": "a", "answers": {}}], "no column 'question'"),
-        ([squad_row() | {"context": 3}], "column 'context' of .* holds int"),
-        ([squad_row() | {"answers": {"text": "light"}}], "column 'answers' .* holds {'text': 'light'}"),
-        ([squad_row() | {"answers": {"text": ["light"], "answer_start": ["3"]}}], "'answer_start', of integers"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            squad(tokenizer, rows)
-        assert list(tmp_path.glob("cache/*")) == []
-
-
 def test_impossible_limits_are_refused_before_anything_is_read(embedded_tokenizer_folder):
     tokenizer = hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=512)
     for build, limits, message in (

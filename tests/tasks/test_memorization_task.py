@@ -141,13 +141,3 @@ def test_eos_ends_a_continuation(tokenizers, probe_file, tmp_path):
     assert samples[0]["generated_ids"] == []
     assert (samples[0]["lms"], samples[0]["rouge_l"], samples[0]["verbatim"]) == (0, 0.0, False)
     assert samples == as_dicts(expected(folder, probe_file, prefix_lengths=(32,), max_new_tokens=20))
-
-
-def test_sequences_that_are_too_long_for_the_model_are_refused(llama, tokenizers, tmp_path):
-    passages = task_fakes.passages_of(tokenizers["plain"], num_targets=2, num_controls=0, num_tokens=300)
-    passages[0] = dataclasses.replace(passages[0], token_ids=passages[0].token_ids[:60])
-    file = task_fakes.probe_file(tmp_path / "probe.jsonl", passages)
-    settings = {"probe_file": file, "prefix_lengths": [56]}
-    run_tasks(llama, PREFIXES, tmp_path / "fits", max_new_tokens=200, **settings)
-    with pytest.raises(ValueError, match="sequences of 257 tokens exceed the model's 256 positions: lower max_new_tok"):
-        run_tasks(llama, PREFIXES, tmp_path / "exceeds", max_new_tokens=201, **settings)
