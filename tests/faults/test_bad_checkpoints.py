@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from refusals import CONFIG, RUN, BadInput, Site, assert_refused, each_row, value
 from safetensors.torch import load_file, save_file
 from tiny_llama import make_llama
+from tiny_run import Payload
 from transformers import AutoConfig
 
 WEIGHTS = "model.safetensors"
@@ -61,16 +62,6 @@ def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Pa
         save_file(state_dict, folder / WEIGHTS, metadata={"format": "pt"})
 
     return edit
-
-
-class Payload:
-    """Leaves a file behind when it is unpickled."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return os.mkdir, (str(self.file),)
 
 
 def pickle_with_code(folder: Path) -> None:

@@ -11,8 +11,8 @@ from torchtune.models.llama3_2 import llama3_2_1b
 from torchtune.models.qwen2_5 import qwen2_5_0_5b
 
 from tfidf_tune.models import FAMILIES
-from tfidf_tune.models.gpt_neox import lora_pythia, pythia
-from tfidf_tune.models.gptj import gptj_6b, lora_gptj_6b
+from tfidf_tune.models.gpt_neox import pythia
+from tfidf_tune.models.gptj import gptj_6b
 from tfidf_tune.models.llama import tinyllama_1_1b
 
 
@@ -102,12 +102,3 @@ def test_a_real_size_has_the_weights_of_the_published_architecture(name):
     assert count == pytest.approx(num_parameters, rel=tolerance, abs=0)
     assert [s for s in family.settings(model, hf_config) if s[1] != s[2]] == []
     assert model.max_seq_len == published.get("max_position_embeddings", published.get("n_positions"))
-
-
-def test_the_papers_adapters_have_the_size_that_follows():
-    """Layers x rank x (in + out) of the adapted layers, by hand."""
-    with torch.device("meta"):
-        neox = lora_pythia(size="1.4b", lora_attn_modules=["query_key_value"], lora_rank=8)
-        gptj = lora_gptj_6b(lora_attn_modules=["q_proj", "k_proj", "v_proj", "output_proj"], lora_rank=8)
-    for model, trained in ((neox, 24 * 8 * (2048 + 3 * 2048)), (gptj, 28 * 8 * 4 * (4096 + 4096))):
-        assert sum(value.numel() for key, value in model.named_parameters() if "lora_" in key) == trained

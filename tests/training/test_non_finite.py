@@ -3,7 +3,6 @@
 import os
 import signal
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -59,14 +58,6 @@ def test_ten_skipped_steps_in_a_row_end_the_run(recipe_config, spoil, capsys):
     assert capsys.readouterr().err.count("step skipped, not finite: loss nan") == 18
 
 
-@pytest.fixture
-def counted_steps(monkeypatch):
-    """The training step, as a mock that counts its calls."""
-    mock = Mock(wraps=_train.train_step)
-    monkeypatch.setattr(_train, "train_step", mock)
-    return mock
-
-
 def bits(model, optimizer):
     states = [value for state in optimizer.state.values() for value in state.values()]
     return [value.detach().clone() for value in (*model.parameters(), *states)]
@@ -94,12 +85,6 @@ def test_a_skipped_step_changes_neither_weights_nor_optimizer_nor_schedule(recip
     assert [line.split(" (items")[0].rsplit(" ", 1)[1] for line in notes] == ["3", "4"]
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    """A guard that does not wait for each step's loss."""
-    monkeypatch.setattr(StepGuard, "looks_at_each_step", False)
-
-
 class OnlyStepOne(UniformWeighting):
     """A weighting with a fault: after the first step all weights are 0."""
 
@@ -110,8 +95,9 @@ class OnlyStepOne(UniformWeighting):
         return super().forward(*args, **kwargs) * (OnlyStepOne.num_calls == 1)
 
 
-def test_no_checkpoint_is_written_after_ten_steps_without_a_weight(recipe_config, counted_steps, as_on_a_gpu):
+def test_no_checkpoint_is_written_after_ten_steps_without_a_weight(recipe_config, monkeypatch):
     """A GPU is not read more often for it, but at step 15, which is saved."""
+    monkeypatch.setattr(StepGuard, "looks_at_each_step", False)
     weighting = {"_component_": "test_non_finite.OnlyStepOne"}
     cfg = recipe_config(
         loss={"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss", "weighting": weighting},
@@ -122,12 +108,13 @@ def test_no_checkpoint_is_written_after_ten_steps_without_a_weight(recipe_config
     last = "the last good checkpoint is .*step_5: "
     with pytest.raises(TrainingError, match=f"were 0 in 10 steps in a row, up to step 11.*{last}"):
         run_recipe(cfg)
-    assert counted_steps.call_count == 15
+    assert OnlyStepOne.num_calls == 15
     assert [path.name for path in Path(cfg.output_dir).glob("checkpoint_*")] == ["checkpoint_25pct"]
 
 
-def test_a_signal_does_not_save_a_model_that_is_not_finite(recipe_config, monkeypatch, spoil, as_on_a_gpu):
-    """Where the loss was not read since."""
+def test_a_signal_does_not_save_a_model_that_is_not_finite(recipe_config, monkeypatch, spoil):
+    """Where the loss was not read since, as on a GPU."""
+    monkeypatch.setattr(StepGuard, "looks_at_each_step", False)
     spoil(1)
     original = _train.train_step
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
-from tiny_run import read_metrics, read_weights, run_config, run_recipe, seal
+from tiny_run import Payload, read_metrics, read_weights, run_config, run_recipe, seal
 
 from tfidf_tune import training
 from tfidf_tune._files import locked_folder
@@ -338,14 +338,6 @@ def test_milestones_after_the_checkpoint_are_written_again_and_earlier_ones_are_
     for name in ("checkpoint_30pct/model.safetensors", "checkpoint_100pct/model.safetensors"):
         assert (folder / name).read_bytes() == (finished_run / name).read_bytes()
     assert not list(folder.rglob(".*"))
-
-
-class Payload:
-    def __init__(self, file):
-        self.file = file
-
-    def __reduce__(self):
-        return (Path.touch, (self.file,))
 
 
 def test_a_checkpoint_that_does_not_fit_the_run_is_one_message_and_its_code_is_not_run(small_config, stopped, tmp_path):
