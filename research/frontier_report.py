@@ -163,13 +163,9 @@ def _likelihoods(results: Results, found: Frontiers, notes: Footnotes) -> Table:
     """Show the last checkpoints of the operating points, as far as their passages were scored."""
     groups = []
     for one in found.points[found.points["operating"]].itertuples():
-        names = one.model, one.objective
-        own = [
-            (checkpoint.progress, at)
-            for at, checkpoint in enumerate(results.checkpoints)
-            if (checkpoint.model, checkpoint.objective) == names
-            and checkpoint.learning_rate in (one.learning_rate, None)
-        ]
+        names, rates = (one.model, one.objective), (one.learning_rate, None)
+        numbered = [(run.progress, at) for at, run in enumerate(results.checkpoints) if run.learning_rate in rates]
+        own = [(progress, at) for progress, at in numbered if results.checkpoints[at].run[:2] == names]
         last = [at for progress, at in own if progress == max(own)[0]]
         groups.append(({"Model": one.model, "Objective": one.objective}, last))
     return membership_table(results.scores, groups, notes)

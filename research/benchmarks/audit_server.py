@@ -1,18 +1,15 @@
 """Compare audits of one model through transformers and through an OpenAI-compatible server, or vLLM in the process.
 
     python -m transformers.cli.transformers serve --device cpu --port 8078 MODEL    # needs fastapi and uvicorn
-    python audit_server.py MODEL TEXTS CONTROLS --base-url http://localhost:8078/v1 \
-        --server "transformers serve" --weights bfloat16
+    python audit_server.py MODEL TEXTS CONTROLS --server "transformers serve" --weights bfloat16 \
+        --base-url http://localhost:8078/v1
 
     python -m llama_cpp.server --model MODEL.gguf --n_ctx 1024 --logits_all true    # llama-cpp-python[server]
-    python audit_server.py MODEL TEXTS CONTROLS --base-url http://localhost:8000/v1 --served-model any \
-        --server llama-cpp-python --weights Q4_1
+    python audit_server.py MODEL TEXTS CONTROLS --server llama-cpp-python --weights Q4_1 --served-model any \
+        --base-url http://localhost:8000/v1
 
-    vllm serve MODEL --max-model-len 1024
-    python audit_server.py MODEL TEXTS CONTROLS --base-url http://localhost:8000/v1 --server "vllm serve" \
-        --weights bfloat16
-
-    python audit_server.py MODEL TEXTS CONTROLS --server "vLLM" --weights bfloat16    # in the process
+    vllm serve MODEL --max-model-len 1024    # and --server "vllm serve" --weights bfloat16, at the same address
+    python audit_server.py MODEL TEXTS CONTROLS --server vLLM --weights bfloat16    # in the process
 
 Each is a `tfidf-tune audit` of the same texts. The records are read by docs/audit.md.
 """

@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from tfidf_tune import training
 
 OURS, THEIRS = "torchtune", "transformers"
+CLOCKS = {"cpu": time.process_time, "cuda": time.perf_counter}
 _MIB = 2**20
 
 
@@ -71,17 +72,13 @@ def measure_loading(options: argparse.Namespace, implementation: str, dtype: str
     """Load the model in this process; return seconds of the processor, and peak memory above that before, in MiB."""
     torch.set_num_threads(num_threads)
     training.load_config(options.config)  # imports what the recipes need
-    clock = _clock(options.device)
+    clock, peaks = CLOCKS[options.device], list[int]()
     start = clock()
-    with peak_memory(options.device) as peak:
+    with peak_memory(options.device, peaks):
         model = load(options, implementation, dtype)[1]
     seconds = clock() - start
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    return {"loading_s": seconds, "loading_peak_mib": peak.num_bytes / _MIB, "weights_mib": size / _MIB}
-
-
-def _clock(device: str) -> Callable[[], float]:
-    return time.process_time if device == "cpu" else time.perf_counter
+    return {"loading_s": seconds, "loading_peak_mib": peaks[0] / _MIB, "weights_mib": size / _MIB}
 
 
 def write_random_llama(folder: Path) -> str:
@@ -125,7 +122,7 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
             pool.submit(measure_loading, options, *way, torch.get_num_threads()).result() for way in ways.values()
         ]
     steps = {name: build_step(options, *way) for name, way in ways.items()}
-    clock = _clock(options.device)
+    clock = CLOCKS[options.device]
     spent = take_turns(steps, rounds=options.rounds, warmup=1, device=options.device, clock=clock)
     return {
         name: {

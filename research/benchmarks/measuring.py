@@ -34,12 +34,6 @@ _MEMORY_ROUNDS = 5
 _PATHS = ("output", "runs")  # options that records leave out
 
 
-class Peak:
-    """Largest memory while measured, in bytes above what there was before: allocated (CUDA) or resident (CPU)."""
-
-    num_bytes = 0
-
-
 def make_parser(description: str | None, *, rounds: int | None) -> argparse.ArgumentParser:
     """Make a parser with the options that every measurement has, and this default number of rounds."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -111,25 +105,24 @@ def against(name: str, seconds: Sequence[float], reference: Sequence[float]) -> 
 
 
 @contextmanager
-def peak_memory(device: str) -> Iterator[Peak]:
-    """Measure the peak of memory inside, above what was in use at its start; what is yielded is filled in at the end.
+def peak_memory(device: str, peaks: list[int]) -> Iterator[None]:
+    """Append the peak of memory inside, in bytes above what was in use at its start.
 
     On CUDA it is what torch's allocator gave out, on a CPU the resident size of the process, which only Linux reports.
     """
-    peak = Peak()
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        yield peak
+        yield
         torch.cuda.synchronize()
-        peak.num_bytes = torch.cuda.max_memory_allocated() - before
+        peaks.append(torch.cuda.max_memory_allocated() - before)
     else:
         ctypes.CDLL(None).malloc_trim(0)  # memory that was freed but kept would hide what is needed
         Path("/proc/self/clear_refs").write_text("5")  # sets the peak of the resident size back to its present value
         before = _resident("VmRSS")
-        yield peak
-        peak.num_bytes = _resident("VmHWM") - before
+        yield
+        peaks.append(_resident("VmHWM") - before)
 
 
 def _resident(name: str) -> int:
@@ -139,11 +132,10 @@ def _resident(name: str) -> int:
 
 def median_peak(turn: Callable[[], object], device: str, rounds: int = _MEMORY_ROUNDS) -> int:
     """Return the median of the peaks of memory of so many turns, in bytes."""
-    peaks = []
+    peaks: list[int] = []
     for _ in range(rounds):
-        with peak_memory(device) as peak:
+        with peak_memory(device, peaks):
             turn()
-        peaks.append(peak.num_bytes)
     return int(statistics.median(peaks))
 
 

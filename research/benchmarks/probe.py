@@ -14,7 +14,6 @@ import io
 import logging
 import statistics
 import tempfile
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 from measuring import finish, make_parser, median_ratio, take_turns
 
 from research.experiment import random_model
-from tfidf_tune.data import Passage, ProbeSpec, hf_tokenizer, make_probe, write_probe_file
+from tfidf_tune.data import ProbeSpec, hf_tokenizer, make_probe, write_probe_file
 from tfidf_tune.probe import load_model, probe
 from tfidf_tune.tasks import evaluate
 from tfidf_tune.training import load_config
@@ -51,9 +50,6 @@ def main() -> None:
         passages = make_probe(hf_tokenizer(checkpoint), spec).passages
         write_probe_file(folder / "probe.jsonl", passages)
 
-        def ask(passages: Sequence[Passage], batch_size: int) -> None:
-            probe(model, tokenizer, passages, batch_size=batch_size)
-
         def run_probe() -> None:
             model = load_model(checkpoint, device=options.device)
             probe(model, hf_tokenizer(checkpoint), passages, batch_size=options.batch_size)
@@ -72,8 +68,9 @@ def main() -> None:
             seconds = take_turns({PROBE: run_probe, HARNESS: run_harness}, **turns)
         model, tokenizer = load_model(checkpoint, device=options.device), hf_tokenizer(checkpoint)
         fewer = passages[:: options.one_in]
-        loaded = {BATCHED: partial(ask, passages, options.batch_size), ONE_AT_A_TIME: partial(ask, fewer, 1)}
-        loaded_seconds = take_turns(loaded, **turns)
+        batched = partial(probe, model, tokenizer, passages, batch_size=options.batch_size)
+        one_at_a_time = partial(probe, model, tokenizer, fewer, batch_size=1)
+        loaded_seconds = take_turns({BATCHED: batched, ONE_AT_A_TIME: one_at_a_time}, **turns)
     numbers = {BATCHED: NUM_PREFIXES * len(passages), ONE_AT_A_TIME: NUM_PREFIXES * len(fewer)}
     each = {name: [taken / numbers[name] for taken in loaded_seconds[name]] for name in loaded_seconds}
     finish(

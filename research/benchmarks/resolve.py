@@ -46,12 +46,8 @@ def _requirements(wheel: Path) -> dict[str, list[Requirement]]:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         texts = message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
-    required = [Requirement(text) for text in texts]
-
-    def of(extra: str) -> list[Requirement]:
-        return [each for each in required if each.marker is None or each.marker.evaluate({"extra": extra})]
-
-    return {extra: of(extra) for extra in _EXTRAS}
+    ours = [Requirement(text) for text in texts]
+    return {extra: [r for r in ours if r.marker is None or r.marker.evaluate({"extra": extra})] for extra in _EXTRAS}
 
 
 def _cell(options: argparse.Namespace, host: str, extra: str, ours: list[Requirement], alone: dict[str, str]) -> str:

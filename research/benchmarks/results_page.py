@@ -21,6 +21,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 from measuring import markdown_table
 
 from research.frontier import Frontiers, trace_frontiers
@@ -113,9 +114,9 @@ def _provenance(file: Path) -> str:
     passages = results.scores[(results.scores["kind"] == "target") & (results.scores["unit"] != "")]
     num_targets = passages.groupby("checkpoint")["unit"].nunique()
     asked = sorted(set(zip(num_targets, runs["num_predictions"].astype(int), strict=True)))
-    names = runs["run"].nunique(), ", ".join(map(str, sorted(runs["seed"].dropna().unique())))
+    seeds = sorted(runs["seed"].dropna().unique())
     rows = {
-        "runs": "{}, seeds {}".format(*names),
+        "runs": f"{runs['run'].nunique()}, seeds {', '.join(map(str, seeds))}",
         "targets, held-out tokens": "; ".join(f"{targets}, {tokens:,}" for targets, tokens in asked),
         "seconds of a training": f"{min(seconds):.0f} to {max(seconds):.0f}",
         **{name: value for name, value in results.provenance.items() if name != "platform"},
@@ -394,8 +395,6 @@ _TABLES: dict[str, Callable[[Path], str]] = {
 
 def draw_summary() -> None:
     """Draw the main arms where copies are exact and where they differ."""
-    from matplotlib.figure import Figure
-
     points = _trace(RESULTS / "evidence.jsonl", _DEDUPLICATED).points.set_index(["model", "objective"])
     figure = Figure(figsize=(8.4, 4.2), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)

@@ -22,7 +22,7 @@ import measuring
 import torch
 import transformers
 from datasets import Dataset
-from measuring import Peak, against, finish, make_parser, named, peak_memory, recipe_step, tabulate, take_turns
+from measuring import against, finish, make_parser, named, peak_memory, recipe_step, tabulate, take_turns
 from torchtune import config
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
@@ -54,7 +54,7 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
         self.device = device
         self.seconds = 0.0
         self.measures_memory = False
-        self.peak = Peak()
+        self.peaks: list[int] = []
         self._stack = ExitStack()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -70,7 +70,7 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
     def begin(self) -> None:
         """Start the clock."""
         if self.measures_memory:
-            self.peak = self._stack.enter_context(peak_memory(self.device))
+            self._stack.enter_context(peak_memory(self.device, self.peaks))
         measuring.synchronize(self.device)
         self.seconds -= time.perf_counter()
 
@@ -174,7 +174,7 @@ def main() -> None:
         memory: dict[str, list[float]] = {name: [] for name in loops}
         for name in list(loops) * MEMORY_ROUNDS:
             loops[name]()
-            memory[name].append(watch.peak.num_bytes / 2**20)
+            memory[name].append(watch.peaks[-1] / 2**20)
     results = {
         name: {
             "tokens_per_second": options.batch_size * options.seq_len / statistics.median(taken),

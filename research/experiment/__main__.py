@@ -4,8 +4,7 @@ import argparse
 import signal
 import sys
 
-from research.experiment._schema import CONFIGS
-from tfidf_tune._files import find_file
+from research.experiment import CONFIGS, load_experiment, print_cells, run_experiment
 from tfidf_tune._printing import replace_unencodable, say, visible
 from tfidf_tune._signals import ENDING, ended_by, handle
 from tfidf_tune.commands import whole_number
@@ -15,8 +14,8 @@ def main(arguments: list[str]) -> None:
     """Run an experiment, or list the shipped ones; ``arguments`` are those after the module's name."""
     parser = argparse.ArgumentParser(
         prog="python -m research.experiment",
-        description="Train models under objectives and seeds, evaluate their checkpoints, and compare them. Nothing is "
-        "done twice: the same command continues after an interruption or a failure.",
+        description="Train and evaluate models under objectives and seeds, and compare them. The command continues "
+        "what was interrupted or failed.",
         allow_abbrev=False,
     )
     parser.add_argument("config", nargs="?", help="a file, or the name of one that --list shows")
@@ -34,9 +33,6 @@ def main(arguments: list[str]) -> None:
     if options.list or options.config is None:
         _list()
         return
-    find_file("experiment", options.config, CONFIGS)  # before the imports, which take seconds
-    from research.experiment import load_experiment, print_cells, run_experiment
-
     launcher = [] if options.launcher is None else [f"launcher.name={options.launcher}"]
     experiment = load_experiment(options.config, [*options.overrides, *launcher])
     if options.dry_run:

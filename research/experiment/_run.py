@@ -156,7 +156,6 @@ def _duration(seconds: float) -> str:
 
 
 _THREADS = "OMP_NUM_THREADS"
-_SPARSE_BARS = {"TQDM_MININTERVAL": "30", "TQDM_MAXINTERVAL": "30"}  # seconds between two lines of a log
 _MINUTES_OF_A_LOCAL_JOB = 10 * 365 * 24 * 60  # submitit ends a job after 5 minutes by default
 # Options of submitit for every kind of cluster; those of Slurm have a prefix.
 _GENERIC_OPTIONS = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")
@@ -298,7 +297,7 @@ def _run_jobs(
     progress = Progress(runs, to_do, journals, retries, shows_logs=is_local and num_jobs == 1)
     executor = make_executor(launcher, folder / JOBS)
     gpus = gpus_of_jobs(num_jobs, launcher.gpus_per_node) if is_local else []
-    environment = dict(_SPARSE_BARS)
+    environment = {"TQDM_MININTERVAL": "30", "TQDM_MAXINTERVAL": "30"}  # seconds between two lines of a log
     if is_local and num_jobs > 1 and _THREADS not in os.environ:
         num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         environment[_THREADS] = str(max(1, num_cpus // num_jobs))

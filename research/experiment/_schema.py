@@ -20,11 +20,6 @@ _OWN_KEYS = {"output_dir": "output_dir", "seed": "seeds", "loss": "objectives", 
 _T = TypeVar("_T")
 
 
-def _known_config(name: str) -> str:
-    config_path(name)
-    return name
-
-
 def _distinct(values: list[_T]) -> list[_T]:
     if repeated := [value for index, value in enumerate(values) if value in values[:index]]:
         raise ValueError(f"it has {repeated[0]} more than once")
@@ -62,7 +57,7 @@ class Model(_Section):
     """What is trained: a row of the tables."""
 
     recipe: Literal["full_finetune", "lora_finetune"]
-    config: Annotated[str, AfterValidator(_known_config)]  # name or path of a training config
+    config: Annotated[str, AfterValidator(lambda name: config_path(name) and name)]  # name or path of a training config
     overrides: _Overrides = {}  # keys of the training config; they take precedence over the experiment's own overrides
     metadata: dict[str, Any] = {}  # settings of the tasks for this model; they take precedence over those of ``eval``
     start: dict[str, Any] | None = None
