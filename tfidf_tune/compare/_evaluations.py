@@ -23,7 +23,6 @@ from tfidf_tune.compare._table import (
 if TYPE_CHECKING:
     import pandas as pd
 
-_DEFAULT_BASELINE = "CE"
 Floats: TypeAlias = npt.NDArray[np.float64]
 _CONTINUATION = ("lms", "edit_distance", "common_subsequence")
 _OF_CONTROLS = [f"control_{name}" for name in _CONTINUATION]
@@ -162,7 +161,7 @@ def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], 
     """
     objectives = list(dict.fromkeys(one.objective for one in results.checkpoints))
     if baseline is None:
-        baseline = _DEFAULT_BASELINE if _DEFAULT_BASELINE in objectives else objectives[0]
+        baseline = "CE" if "CE" in objectives else objectives[0]
     if baseline not in objectives:
         raise ValueError(f"no run has the baseline {baseline!r}: there are {', '.join(objectives)}")
     known: dict[object, object] = {}

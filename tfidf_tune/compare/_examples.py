@@ -22,18 +22,21 @@ def recited_pieces(sample: ProbeSample, decode: Decode | None) -> Pieces:
 
     It is found among the token ids or, if they do not decode to the text, as the longest run of words of both texts.
     """
-    text = sample.generated_text
+    text, ids = sample.generated_text, sample.generated_ids
     if sample.lms == 0:
         return ((text, False),) if text else ()
-    if decode is not None and decode(sample.generated_ids) == text:
-        start, size = _longest_common(sample.generated_ids, sample.reference_ids)
+    words = re.findall(r"\s*\S+", text)
+    ours: Sequence[object] = [word.strip() for word in words]
+    theirs: Sequence[object] = sample.reference_text.split()
+    if by_token := decode is not None and decode(ids) == text:
+        ours, theirs = ids, sample.reference_ids
+    match = SequenceMatcher(None, ours, theirs, autojunk=False).find_longest_match()
+    ends = match.a, match.a + match.size
+    if decode is not None and by_token:
         # A cut inside a character or before a joining space decodes differently: compare with the whole text.
-        beginnings = (decode(sample.generated_ids[:end]) for end in (start, start + size))
-        first, last = (len(commonprefix((text, each))) for each in beginnings)  # noqa: RUF071 (characters are meant)
+        first, last = (len(commonprefix((text, decode(ids[:end])))) for end in ends)  # noqa: RUF071 (characters are meant)
     else:
-        words = re.findall(r"\s*\S+", text)
-        start, size = _longest_common([word.strip() for word in words], sample.reference_text.split())
-        first, last = (len("".join(words[:end])) for end in (start, start + size))
+        first, last = (len("".join(words[:end])) for end in ends)
     return _pieces([text[:first], text[first:last], text[last:]], [(1, 2)])
 
 
@@ -116,20 +119,12 @@ def recitation_examples(model: str, checkpoints: Mapping[str, Checkpoint]) -> li
             tokens = "own prompt"
         continuations = tuple(
             Continuation(
-                objective,
-                f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}",
-                recited_pieces(sample, decoders[objective]),
+                objective, f"LMS {one.lms}, ROUGE-L {one.rouge_l:.1f}", recited_pieces(one, decoders[objective])
             )
             for objective, checkpoint in checkpoints.items()
-            for sample, _ in checkpoint.samples
-            if (sample.passage_id, sample.offset, sample.prefix_length) == (wanted.passage_id, offset, length)
+            for one, _ in checkpoint.samples
+            if (one.passage_id, one.offset, one.prefix_length) == (wanted.passage_id, offset, length)
         )
         title = f"{model}: {wanted.passage_id} from its {tokens} ({which} under {baseline})"
         examples.append(Example(title, prompt, wanted.reference_text, continuations))
     return examples
-
-
-def _longest_common(generated: Sequence[object], reference: Sequence[object]) -> tuple[int, int]:
-    """Return where the longest run that both share starts in ``generated``, and its length."""
-    match = SequenceMatcher(None, generated, reference, autojunk=False).find_longest_match()
-    return match.a, match.size

@@ -20,8 +20,6 @@ from tfidf_tune.data import HFTokenizer, read_probe_file
 from tfidf_tune.integrations.transformers import base_model
 from tfidf_tune.probe import MemorizationProbe, evaluating, greedy_continuations
 
-_BELOW_THRESHOLD = "below_threshold"
-
 
 class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
     """Measures the memorization of a probe file during training and adds it to the trainer's own logs.
@@ -117,7 +115,7 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
             self._trainer.log(dict(metrics))
         control.should_log = should_log  # which log() has set to false: the trainer's own entry is still due
         # Keep the model while it is below the threshold; one process writes, all wait for it.
-        folder = Path(args.output_dir) / _BELOW_THRESHOLD
+        folder = Path(args.output_dir) / "below_threshold"
         if self._probe.keeps and state.global_step == 0 and args.should_save:
             remove_folder(folder)  # of another run
         if notice := self._probe.keep_below(state.global_step, metrics, folder, self._save):
