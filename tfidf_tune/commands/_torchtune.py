@@ -4,12 +4,13 @@ import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from tfidf_tune._checks import SetupError, closest
 from tfidf_tune._files import config_path
@@ -38,17 +39,18 @@ def run_torchtune(command: str, arguments: list[str]) -> None:
     torchtune = _package_without_init()
     recipes = _register_recipes()
     if command in _USAGES and not arguments:
-        _usage_error(command, f"arguments are missing: see tfidf-tune {command} --help")
-    names = [recipe.name for recipe in recipes]
+        usage = ArgumentParser(prog=f"tfidf-tune {command}", usage=_USAGES[command])
+        usage.error(f"arguments are missing: see tfidf-tune {command} --help")
     if command != "run":
         options = _parser(command).parse_args([command, *arguments])
-        if command == "ls" and not options.all:
-            registry = import_module("torchtune._recipe_registry")
-            del registry._ALL_RECIPES[len(_RECIPES) :]
+        is_short, num_theirs = command == "ls" and not options.all, len(recipes) - len(_RECIPES)
+        if is_short:
+            del recipes[len(_RECIPES) :]
         options.func(options)
-        if command == "ls" and not options.all:
-            print(f"\ntorchtune's own {len(recipes) - len(_RECIPES)} recipes: tfidf-tune ls --all")
+        if is_short:
+            print(f"\ntorchtune's own {num_theirs} recipes: tfidf-tune ls --all")
         return
+    names = [recipe.name for recipe in recipes]
     arguments = [
         part for word in arguments for part in (word.split("=", 1) if word.startswith("--config=") else [word])
     ]
@@ -77,14 +79,15 @@ def _package_without_init() -> ModuleType:
 
 
 def _register_recipes() -> list[Any]:
-    """Put our recipes before torchtune's, whose registry accepts absolute paths; return all recipes."""
+    """Put our recipes before torchtune's, whose registry accepts absolute paths; return the list of the registry."""
     registry = import_module("torchtune._recipe_registry")
     recipe_folder, config_folder = (Path(str(files(f"tfidf_tune.{name}"))) for name in ("recipes", "configs"))
     configs = [
         registry.Config(name=file.relative_to(config_folder).with_suffix("").as_posix(), file_path=str(file))
         for file in sorted(config_folder.rglob("*.yaml"), key=lambda file: (file.parent.name not in _FIRST, file))
     ]
-    registry._ALL_RECIPES[:0] = [
+    recipes: list[Any] = registry._ALL_RECIPES
+    recipes[:0] = [
         registry.Recipe(
             name=name,
             file_path=str(recipe_folder / f"{name}.py"),
@@ -93,7 +96,7 @@ def _register_recipes() -> list[Any]:
         )
         for name, method in _RECIPES.items()
     ]
-    return [*registry.get_all_recipes()]
+    return recipes
 
 
 def _parser(command: str) -> ArgumentParser:
@@ -121,32 +124,22 @@ def _checked_recipe(recipe: str, arguments: Sequence[str], names: Sequence[str])
     if recipe not in names:
         if os.path.isfile(recipe):
             recipe = os.path.relpath(recipe)  # torchtune turns the path into a module name
-        if not _is_module(os.path.splitext(recipe)[0].replace("/", ".")):
-            sys.exit(
-                f"error: no recipe {recipe!r}{closest(recipe, names) or '.'} `tfidf-tune ls` lists the recipes; "
-                "your recipe is a Python file in the working directory or below it"
-            )
+        module = None
+        sys.path.append(os.getcwd())  # as torchtune does
+        with suppress(ImportError, ValueError):
+            module = find_spec(os.path.splitext(recipe)[0].replace("/", "."))
+        if module is None:
+            listed = f"no recipe {recipe!r}{closest(recipe, names) or '.'} `tfidf-tune ls` lists the recipes"
+            sys.exit(f"error: {listed}; your recipe is a Python file in the working directory or below it")
     if "--config" not in arguments[:-1]:
-        _usage_error("run", "argument --config is required, with a file or a name that `tfidf-tune ls` lists")
+        usage = ArgumentParser(prog="tfidf-tune run", usage=_USAGES["run"])
+        usage.error("argument --config is required, with a file or a name that `tfidf-tune ls` lists")
     if recipe in _RECIPES:
         try:
             config_path(arguments[arguments.index("--config") + 1])
         except SetupError as error:
             sys.exit(f"error: {error}")
     return recipe
-
-
-def _usage_error(command: str, message: str) -> NoReturn:
-    print(f"usage: {_USAGES[command]}\ntfidf-tune {command}: error: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def _is_module(name: str) -> bool:
-    sys.path.append(os.getcwd())  # as torchtune does
-    try:
-        return find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _run(options: Any) -> None:

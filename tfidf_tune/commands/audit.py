@@ -89,12 +89,6 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=whole_number(1), help="default: 64")
     add("--device", help="default: a GPU if there is one")
     add("--dtype", help="float32, bfloat16, ...; default: the checkpoint's")
-    add_report(parser)
-
-
-def add_report(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the report."""
-    add = _adder(parser)
     add("--output-dir", type=Path, help="default: runs/audit/NAME")
     add("--fail-above", dest="limits", metavar="MEASURE=LIMIT,...", help=(
         "end with exit code 1 if a measure is above its limit: lms=20,extraction@0.01=0.02"

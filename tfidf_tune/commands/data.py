@@ -13,7 +13,29 @@ from tfidf_tune.commands import add_tasks, add_text, require_extras, task_runner
 
 def main(arguments: list[str]) -> None:
     """Show what a training config makes of its data set, or remove copies from text."""
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="tfidf-tune data", description="Look at the data of a config; remove copies.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    default = "default: %(default)s"
+    preview = commands.add_parser(
+        "preview",
+        help="print examples with the tokens that are learned marked, and count tokens",
+        description="Print examples of a training config with the tokens that are learned marked. No weights are read.",
+        epilog="example: tfidf-tune data preview any/lora_sft dataset.source=FILE checkpointer.checkpoint_dir=MODEL",
+    )
+    preview.set_defaults(run=_preview)
+    preview.add_argument("config", metavar="CONFIG", help="path of a config, or a name that `tfidf-tune ls` lists")
+    preview.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as of `tfidf-tune run`")
+    preview.add_argument("--number", type=whole_number(0), default=3, metavar="N", help=f"examples to print; {default}")
+    dedup = commands.add_parser("dedup", help="remove copies from text that may be larger than memory")
+    dedup.set_defaults(run=_dedup)
+    add = dedup.add_argument
+    add("paths", nargs="+", metavar="IN ... OUT", help=".txt, .jsonl, .parquet or folders; and the folder to write")
+    add("--method", choices=("exact", "minhash"), default="minhash", help=default)
+    add("--threshold", type=float, default=0.8, help=f"Jaccard similarity of copies, by minhash; {default}")
+    add("--ngram", type=whole_number(1), default=5, help=f"words of an n-gram, by minhash; {default}")
+    add_text(dedup)
+    add_tasks(dedup)
+    options = parser.parse_args(arguments)
     options.run(options)
 
 
@@ -62,32 +84,6 @@ def _preview(options: argparse.Namespace) -> None:
         logger.removeHandler(handler)
         logger.setLevel(level)
     print_preview(dataset, tokenizer, options.number)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tfidf-tune data", description="Look at the data of a config; remove copies.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    default = "default: %(default)s"
-    preview = commands.add_parser(
-        "preview",
-        help="print examples with the tokens that are learned marked, and count tokens",
-        description="Print examples of a training config with the tokens that are learned marked. No weights are read.",
-        epilog="example: tfidf-tune data preview any/lora_sft dataset.source=FILE checkpointer.checkpoint_dir=MODEL",
-    )
-    preview.set_defaults(run=_preview)
-    preview.add_argument("config", metavar="CONFIG", help="path of a config, or a name that `tfidf-tune ls` lists")
-    preview.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as of `tfidf-tune run`")
-    preview.add_argument("--number", type=whole_number(0), default=3, metavar="N", help=f"examples to print; {default}")
-    dedup = commands.add_parser("dedup", help="remove copies from text that may be larger than memory")
-    dedup.set_defaults(run=_dedup)
-    add = dedup.add_argument
-    add("paths", nargs="+", metavar="IN ... OUT", help=".txt, .jsonl, .parquet or folders; and the folder to write")
-    add("--method", choices=("exact", "minhash"), default="minhash", help=default)
-    add("--threshold", type=float, default=0.8, help=f"Jaccard similarity of copies, by minhash; {default}")
-    add("--ngram", type=whole_number(1), default=5, help=f"words of an n-gram, by minhash; {default}")
-    add_text(dedup)
-    add_tasks(dedup)
-    return parser
 
 
 def _model_max_seq_len(cfg: Any) -> int | None:

@@ -12,30 +12,24 @@ def main(arguments: list[str]) -> None:
     """Make a probe file, or audit a model."""
     parser = argparse.ArgumentParser(prog="tfidf-tune probe", description="Ask a model for its training text.")
     commands = parser.add_subparsers(required=True, metavar="make|audit")
-    _add_make(commands.add_parser("make", help="choose passages of your own training text, duplicates first"))
-    _add_audit(commands.add_parser("audit", help="ask a model for the passages, and write a page about it"))
-    options = parser.parse_args(arguments)
-    options.run(options)
-
-
-def _add_make(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=_make)
-    add = parser.add_argument
+    make = commands.add_parser("make", help="choose passages of your own training text, duplicates first")
+    make.set_defaults(run=_make)
+    add = make.add_argument
     add("sources", nargs="+", metavar="SOURCE", help="training text: .txt, .jsonl, .parquet, a folder")
     add("--tokenizer", required=True, help="of the model: a folder or hub id")
     add("--output", required=True, type=Path, help="the probe file to write, .jsonl")
     add("--overwrite", action="store_true", help="replace the output if it exists")
-    audit.add_choosing(parser)
-
-
-def _add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=_audit)
-    add = parser.add_argument
+    audit.add_choosing(make)
+    ask = commands.add_parser("audit", help="ask a model for the passages, and write a page about it")
+    ask.set_defaults(run=_audit)
+    add = ask.add_argument
     add("model", nargs="?", metavar="MODEL", help="a Hugging Face model or PEFT adapter: folder, hub id")
     add("--results", type=Path, help="instead of MODEL: results that lm_eval wrote of one model")
     add("--probe-file", type=Path, help="of `probe make`, or of a training run")
     add("--tokenizer", help="default: the model's")
-    audit.add_asking(parser)
+    audit.add_asking(ask)
+    options = parser.parse_args(arguments)
+    options.run(options)
 
 
 def _make(options: argparse.Namespace) -> None:

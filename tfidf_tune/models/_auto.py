@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import nn
@@ -112,14 +112,11 @@ def _build(
     if implementation != "transformers":
         window = None if max_seq_len else getattr(hf_config, "sliding_window", None)
         try:
-            decoder = _build_torchtune(hf_config, min(length, window or length), targets, linear)
+            return _build_torchtune(hf_config, min(length, window or length), targets, linear)
         except ValueError as error:
             if implementation == "torchtune":
                 raise ValueError(f"torchtune's modules cannot represent this checkpoint: {error}") from error
             reasons.append(f"not torchtune's modules: {error}")
-        else:
-            decoder.implementation = "torchtune's modules"  # type: ignore[assignment]
-            return decoder
     model = _build_transformers(hf_config, length, targets, linear, reasons)
     because = f" ({'; '.join(reasons)})" if reasons else ""
     model.implementation = f"{type(model.hf).__name__} of transformers{because}"  # type: ignore[assignment]
@@ -142,10 +139,11 @@ def _build_torchtune(
     attention = tuple(name for name in names.values() if name in chosen - mlp)
     linear = replace(linear, lora_attn_modules=attention, apply_lora_to_mlp=bool(mlp))
     # What shapes do not show, activations and scales of rotary embeddings say, is compared after building.
-    model: nn.Module = family.build(hf_config, max_seq_len, linear)
+    model: Any = family.build(hf_config, max_seq_len, linear)
     if differing := family.differing_settings(model, hf_config):
         raise ValueError(differing[0])
-    return model
+    model.implementation = "torchtune's modules"
+    return cast(nn.Module, model)
 
 
 def _build_transformers(

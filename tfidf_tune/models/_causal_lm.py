@@ -108,12 +108,10 @@ class HFCausalLM(nn.Module):
         Returns:
             Any: logits ``[b, s, v]``, a list of chunks of them, or what ``chunked_output`` was replaced by.
         """
-        where: dict[str, Any] = {} if input_pos is None else {"position_ids": input_pos}
-        if input_pos is not None and self._packs_by == "mask":
-            where["attention_mask"] = self._mask(input_pos)
-        if past_key_values is not None:
-            where["past_key_values"] = past_key_values
-        hidden: Tensor = self.hf(input_ids=tokens, use_cache=past_key_values is not None, **where).logits
+        own_mask = self._mask(input_pos) if input_pos is not None and self._packs_by == "mask" else None
+        where = {"position_ids": input_pos, "attention_mask": own_mask, "past_key_values": past_key_values}
+        given = {name: value for name, value in where.items() if value is not None}  # some models lack an argument
+        hidden: Tensor = self.hf(input_ids=tokens, use_cache=past_key_values is not None, **given).logits
         if self.output is None:
             return list(hidden.tensor_split(self.num_output_chunks, dim=1)) if self.num_output_chunks else hidden
         return self.chunked_output(hidden) if self.num_output_chunks else self.output(hidden).float()

@@ -54,13 +54,8 @@ class GPTNeoXAttention(MultiHeadAttention):  # type: ignore[misc]
     """Multi-head attention with one linear layer for queries, keys and values, as GPT-NeoX checkpoints have it.
 
     It stays one layer because that is what PEFT adapts: one LoRA A for queries, keys and values. The output of
-    ``query_key_value`` has, for each head, its query, key and value. Caches are those of torchtune's attention.
-
-    Args:
-        query_key_value (nn.Module): ``[..., d]`` to ``[..., 3 * d]``.
-        output_proj (nn.Module): ``[..., d]`` to ``[..., d]``.
-        pos_embeddings (nn.Module): positional embeddings of queries and keys.
-        **settings (Any): those of torchtune's ``MultiHeadAttention`` that are not modules.
+    ``query_key_value``, ``[..., 3 * d]``, has for each head its query, key and value. The settings, and caches, are
+    those of torchtune's attention.
     """
 
     def __init__(
@@ -223,6 +218,3 @@ class GPTNeoXFamily(ModelFamily):
         rotated = config.hidden_size // config.num_attention_heads * config.rope_parameters["partial_rotary_factor"]
         yield "rotary dimensions of a head", int(rotated), layer.attn.pos_embeddings.rotary.dim
         yield "use_parallel_residual", config.use_parallel_residual, isinstance(layer, ParallelSelfAttentionLayer)
-
-
-__all__ = ["GPTNeoXAttention", "GPTNeoXFamily", "gpt_neox", "lora_gpt_neox", "lora_pythia", "pythia"]

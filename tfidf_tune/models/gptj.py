@@ -109,6 +109,3 @@ class GPTJFamily(ModelFamily):
         yield from super().settings(model, config)
         rotary: Any = model.get_submodule("layers.0.attn.pos_embeddings.rotary")
         yield "rotary_dim", config.rotary_dim, rotary.dim
-
-
-__all__ = ["GPTJFamily", "gptj", "gptj_6b", "lora_gptj", "lora_gptj_6b"]

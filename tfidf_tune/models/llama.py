@@ -181,6 +181,3 @@ class LlamaFamily(ModelFamily):
 
 def _head_dim(config: PreTrainedConfig) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-__all__ = ["LlamaFamily", "lora_tinyllama_1_1b", "tinyllama_1_1b"]
