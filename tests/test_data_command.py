@@ -75,20 +75,20 @@ def test_packed_rows_are_shown_as_their_examples_and_one_example_is_not_plural(p
     assert "\n1 example: " in output
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_any_data_set_of_the_recipes(preview, text_file, tmp_path, number):
+def test_any_data_set_of_the_recipes(preview, text_file, tmp_path):
     blocks = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": str(text_file), "block_size": 16}
-    output, cfg = preview(blocks, "--number", str(number))
+    output, cfg = preview(blocks, "--number", "1")
     dataset, tokenizer = built(cfg)
     first, rest = (tokenizer.decode(ids) for ids in (dataset[0]["tokens"][:1], dataset[0]["tokens"][1:]))
-    assert (f"\n{first}[[{rest}]]\n" in output) == bool(number)
+    assert f"\n{first}[[{rest}]]\n" in output
     assert f"{len(dataset):,} examples: {16 * len(dataset):,} tokens, {15 / 16:.1%} of them learned" in output
 
     file = tmp_path / "instructions.json"
     file.write_text(json.dumps([{"input": "who saw it?", "output": "the old sailor"}]))
     theirs = {"_component_": "torchtune.datasets.instruct_dataset", "source": "json", "data_files": str(file)}
-    output, _ = preview(theirs | {"split": "train"}, "--number", str(number))
-    assert ("\nwho saw it?[[the old sailor<|endoftext|>]]\n" in output) == bool(number)
+    for number in (0, 1):
+        output, _ = preview(theirs | {"split": "train"}, "--number", str(number))
+        assert ("\nwho saw it?[[the old sailor<|endoftext|>]]\n" in output) == bool(number)
 
 
 def test_the_page_shows_what_the_command_prints(preview, tmp_path, monkeypatch):

@@ -24,9 +24,8 @@ def ran(monkeypatch, tmp_path):
             for percent in (25, 100):
                 (tmp_path / options["output_dir"] / f"checkpoint_{percent}pct").mkdir(parents=True)
         if name == "eval":
-            output = tmp_path / arguments[-1] / "model"
-            output.mkdir(parents=True)
-            (output / "samples_tfidf_wikitext2_ppl_2026.jsonl").touch()
+            (tmp_path / arguments[-1]).mkdir(parents=True)
+            (tmp_path / arguments[-1] / "samples_tfidf_wikitext2_ppl_2026.jsonl").touch()
         if stdout is not None:
             stdout.write("the reason")
         return SimpleNamespace(returncode=3 if "ends=3" in arguments else 0)

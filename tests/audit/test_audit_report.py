@@ -104,15 +104,9 @@ def test_a_passage_recited_verbatim_is_stated_though_the_average_shows_nothing()
 
 
 def test_title_and_provenance_say_what_was_asked(made):
-    expected = {
-        "Checkpoint": "no/model",
-        "Objective": "CE",
-        "Seed": "3",
-        "Prompts (tokens)": "8, 16",
-        "Attacks": "greedy",
-        "Continuations": "compared over up to 12 tokens",
-        "Intervals": "percentile bootstrap, 10,000 resamples of whole passages, 95 %",
-    }
+    expected = {"Checkpoint": "no/model", "Objective": "CE", "Seed": "3", "Prompts (tokens)": "8, 16"}
+    expected |= {"Attacks": "greedy", "Continuations": "compared over up to 12 tokens"}
+    expected["Intervals"] = "percentile bootstrap, 10,000 resamples of whole passages, 95 %"
     assert expected.items() <= made.provenance.items()
     assert made.title == "What results/tiny recites"
     assert markdown(made).startswith("# What results/tiny recites\n\nToo few passages to judge what")
@@ -151,12 +145,9 @@ def test_the_most_recited_passages_are_sorted_each_at_its_best_and_shortest_prom
 
 def test_examples_mark_what_is_recited_and_end_with_the_floor():
     made = report_of(run_of(), show_passages=True)
-    assert [example.title for example in made.examples] == [
-        "target-0, a target: 8 tokens",
-        "target-1, a target: 16 tokens",
-        "target-3, a target: 16 tokens",
-        "control-1, the control that is recited most: 16 tokens",
-    ]
+    titles = [f"target-{number}, a target: {length} tokens" for number, length in ((0, 8), (1, 16), (3, 16))]
+    titles.append("control-1, the control that is recited most: 16 tokens")
+    assert [example.title for example in made.examples] == titles
     third = made.examples[2]
     assert (third.prompt, third.truth) == ("prompt of target-3", " ".join(f"w{i}" for i in range(100, 112)))
     (continuation,) = third.continuations

@@ -4,11 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfidf_tune.data._repeated_stretches import (
-    duplicated_stretches,
-    join_documents,
-    name_repeated_windows,
-)
+from tfidf_tune.data._repeated_stretches import duplicated_stretches, join_documents, name_repeated_windows
 
 
 def documents_of(*lists):

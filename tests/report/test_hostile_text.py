@@ -44,9 +44,6 @@ HOSTILE = (
     "_hidden",
     "back\\slash\\",
     "=cmd|' /C calc'!A0",
-    "+1",
-    "-1",
-    "@SUM(A1)",
 )
 UNSAFE = re.compile("[^\n\t -~\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 

@@ -64,14 +64,8 @@ def window(request, browser, report_file):
     """The page, opened once for each window, with what it requested and logged."""
     size, dark = request.param
     browser.open(report_file, size=size, dark=dark)
-    return SimpleNamespace(
-        run=browser.run,
-        screenshot=browser.screenshot,
-        size=size,
-        dark=dark,
-        messages=browser.messages(),
-        requests=set(browser.requests()),
-    )
+    logged = {"messages": browser.messages(), "requests": set(browser.requests())}
+    return SimpleNamespace(run=browser.run, screenshot=browser.screenshot, size=size, dark=dark, **logged)
 
 
 def test_a_page_requests_nothing_logs_nothing_and_runs_no_text(window, report_file, browser):

@@ -139,8 +139,3 @@ def test_a_recited_span_stands_between_brackets_and_a_written_fence_does_not_end
     )
     example = Example("E", "p", "t", (Continuation("CE", "s", (("```` # no heading", False),)),))
     assert "\n`````text\n" in made(examples=(example,))
-
-
-def test_provenance_is_a_table_and_an_empty_report_its_title():
-    assert "| Baseline | CE    |" in made(provenance={"Baseline": "CE"})
-    assert made() == "# Title\n"
