@@ -31,11 +31,8 @@ NAMES = [name for name in FILES if not name.startswith("experiments/")]  # those
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 PAPER_CONFIGS = [name for name in NAMES if not name.startswith(("demo/", "any/", "mine/"))]
-PAPER_VALUES = list(
-    csv.DictReader(
-        line for line in (Path(__file__).parent / "paper_values.csv").read_text().splitlines() if line[0] != "#"
-    )
-)
+TABLE = (Path(__file__).parent / "paper_values.csv").read_text().splitlines()
+PAPER_VALUES = list(csv.DictReader(line for line in TABLE if line[0] != "#"))
 # What the paper does not state, with the source of each; all other values are the paper's.
 NOT_THE_PAPERS = {
     "optimizer.weight_decay": "Trainer", "clip_grad_norm": "Trainer", "lr_scheduler._component_": "Trainer",
@@ -47,9 +44,8 @@ NOT_THE_PAPERS = {
 
 def test_every_value_has_a_source_and_is_that_of_a_config():
     assert len(PAPER_CONFIGS) == 5 * 3 + 3
-    sources = {
-        row["key"]: row["source"] for row in PAPER_VALUES if row["source"] not in ("3", "4.1", "4.2", "4.3", "A")
-    }
+    of_the_paper = ("3", "4.1", "4.2", "4.3", "A")  # its sections
+    sources = {row["key"]: row["source"] for row in PAPER_VALUES if row["source"] not in of_the_paper}
     assert sources == NOT_THE_PAPERS
     for row in PAPER_VALUES:
         assert any(fnmatchcase(name, row["configs"]) for name in PAPER_CONFIGS), row

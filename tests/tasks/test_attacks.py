@@ -80,11 +80,6 @@ def test_the_prompts_are_those_parts_of_the_passages(llama, probe_file, tokenize
     for text, generates in turns:
         assert generates
         assert text.startswith("Continue the following text word for word")
-    truncated, longest = (
-        [doc["reference_ids"] for doc in docs if (doc["attack"], doc["prefix_length"]) == at]
-        for at in (("truncated", 4), ("greedy", 8))
-    )
-    assert truncated == longest
 
 
 def test_chat_needs_a_template(llama, probe_file):
