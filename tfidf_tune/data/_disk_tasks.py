@@ -90,9 +90,9 @@ class TaskRunner:
         else:
             # Jobs use this environment; their names tell those of this call from others in the queue.
             activate = Path(sys.prefix) / "bin" / "activate"
-            own = {"venv_path": str(activate)} if activate.is_file() else {}
-            own |= {"qos": "", "job_name": f"tfidf-tune-{doing.replace(' ', '-')}-{os.getpid()}"}
-            executor = SlurmPipelineExecutor(list(steps), **common, **{**own, **self.options})
+            of_slurm = {"venv_path": str(activate)} if activate.is_file() else {}
+            of_slurm |= {"qos": "", "job_name": f"tfidf-tune-{doing.replace(' ', '-')}-{os.getpid()}"}
+            executor = SlurmPipelineExecutor(list(steps), **common, **{**of_slurm, **self.options})
             try:
                 executor.run()
             except (OSError, subprocess.CalledProcessError) as error:
@@ -155,10 +155,10 @@ def file_stamps(sources: Sequence[str]) -> dict[str, str]:
     stamps: dict[str, str] = {}
     for source in sources:
         for file in local_files(source):
-            name, found = str(file.resolve()), file.stat()
+            name, status = str(file.resolve()), file.stat()
             if name in stamps:
                 raise ValueError(f"{name} is named twice, so that all of it would be duplicated: name it once")
-            stamps[name] = f"{found.st_size} bytes of {found.st_mtime}"
+            stamps[name] = f"{status.st_size} bytes of {status.st_mtime}"
     return stamps
 
 

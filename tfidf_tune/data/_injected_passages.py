@@ -100,11 +100,11 @@ class _CorpusSpec:
         """Take targets, then controls: if no number is given, as many as a rule says, but no more than there are."""
         num_targets = by_rule if self.num_targets is None else self.num_targets
         num_controls = num_targets if self.num_controls is None else self.num_controls
-        found = [*islice(passages, num_targets + num_controls)]
-        if self.num_targets is None and self.num_controls is None and len(found) > 1:
-            num_targets = num_controls = min(by_rule, len(found) // 2)
-        _require_enough(len(found), num_targets + num_controls, f"{what} as targets and controls")
-        return found[: num_targets + num_controls], num_targets
+        chosen = [*islice(passages, num_targets + num_controls)]
+        if self.num_targets is None and self.num_controls is None and len(chosen) > 1:
+            num_targets = num_controls = min(by_rule, len(chosen) // 2)
+        _require_enough(len(chosen), num_targets + num_controls, f"{what} as targets and controls")
+        return chosen[: num_targets + num_controls], num_targets
 
     @property
     def num_documents(self) -> int | None:
@@ -328,10 +328,10 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     return [chooser.window(start) for start in starts], num_targets, base, lengths, len(starts)
 
 
-def _require_enough(found: int, needed: int, what: str) -> None:
-    if found < needed:
+def _require_enough(number: int, needed: int, what: str) -> None:
+    if number < needed:
         raise ValueError(
-            f"there is too little text: found {found} {what}, needed {needed}. Lower num_base (-1: all), num_targets,"
+            f"there is too little text: found {number} {what}, needed {needed}. Lower num_base (-1: all), num_targets,"
             " num_controls, min_target_tokens or block_size; or name more or longer documents (sample_by joins lines)"
         )
 
@@ -418,8 +418,8 @@ def choose_completions(
             chosen.append(example)
             trained.add(example)
             avoided.update(runs.sharing(runs.last[example]))
-    found = [runs.locate(runs.occurrences(runs.last[first])).tolist() for first in chosen]
-    avoided.update(index for places in found for index, _ in places)
+    answers = [runs.locate(runs.occurrences(runs.last[first])).tolist() for first in chosen]
+    avoided.update(index for places in answers for index, _ in places)
     controls = [*islice(runs.occurring_once(candidates, trained, avoided), targets.num_controls)]
     base = sorted({*range(num_own)}.difference(controls))
     if (len(chosen), len(controls)) != (targets.num_targets, targets.num_controls) or not base:
@@ -437,7 +437,7 @@ def choose_completions(
     for place, index in enumerate(order.tolist()):
         places_of[index].append(place)
     windows: list[Window] = []
-    for first, places in zip([*chosen, *controls], found + [[]] * len(controls), strict=True):
+    for first, places in zip([*chosen, *controls], answers + [[]] * len(controls), strict=True):
         # The most frequent prompt of an answer, followed by the answer.
         length = runs.last[first].num_tokens
         starts = {index: runs.last[index].start for index in runs.ending[first]}
@@ -556,8 +556,8 @@ class InjectedCanaries:
         values = dict(row or {})
         kind = dataset.features.get(column) if isinstance(dataset, Dataset) else None
         if getattr(kind, "dtype", "") not in ("string", "large_string"):
-            found = f"this {type(dataset).__name__} has {getattr(dataset, 'features', None)}"
-            raise ValueError(f"canaries need a datasets.Dataset with a column {column!r} of text; {found}")
+            problem = f"this {type(dataset).__name__} has {getattr(dataset, 'features', None)}"
+            raise ValueError(f"canaries need a datasets.Dataset with a column {column!r} of text; {problem}")
         if unknown := sorted(values.keys() - ({*dataset.column_names} - {column})):
             raise ValueError(f"row gives values for {unknown}, which are no other columns of {dataset.column_names}")
         if self.passages:
@@ -596,8 +596,8 @@ class InjectedCanaries:
                 more = [text for text in more if text not in joined]
             drawn += more
         if len(drawn) < self._num_canaries:
-            found = f"there are only {len(drawn)} texts or passages that the column {column!r} does not contain"
-            raise ValueError(f"num_targets + num_controls is {self._num_canaries}, but {found}: lower these numbers")
+            problem = f"there are only {len(drawn)} texts or passages that the column {column!r} does not contain"
+            raise ValueError(f"num_targets + num_controls is {self._num_canaries}, but {problem}: lower these numbers")
         # Shuffled, because a passage must not overlap those that were drawn before it.
         return [drawn[index] for index in rng.permutation(len(drawn))]
 

@@ -181,8 +181,8 @@ def read_probe_file(path: str | Path) -> list[Passage]:
             passage = _PASSAGE.validate_json(line)
         except ValidationError as error:
             name, problem = first_problem(error)
-            found = f"{name or 'the line'}: {problem['msg']}, got {reprlib.repr(problem['input'])}"
-            raise ValueError(f"{path}, line {number} is not a passage of a probe file: {found}") from error
+            given = f"{name or 'the line'}: {problem['msg']}, got {reprlib.repr(problem['input'])}"
+            raise ValueError(f"{path}, line {number} is not a passage of a probe file: {given}") from error
         first = line_of.setdefault(passage.id, number)
         num_tokens, num_positions = len(passage.token_ids), len(passage.positions)
         for is_wrong, message in (

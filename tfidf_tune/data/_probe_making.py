@@ -235,14 +235,14 @@ class _Search:
         text = f"{', '.join(spec.sources)} ({counts['documents']} documents of {num_tokens} tokens in all)"
         self._check_enough(len(targets), "num_targets", text)
         accepted, num_refused = self._controls()
-        chosen = [one.window for one in targets]
+        chosen = [target.window for target in targets]
         chosen += [(ids, [], spec.controls_source or EMBEDDED, {}) for ids in accepted]
         return MadeProbe(
             passages=tuple(make_passages(self.tokenizer, chosen, len(targets))),
             num_documents=counts["documents"],
             num_tokens=num_tokens,
             stretch_repeats=self._stretch_repeats,
-            num_duplicates=0 if spec.passages == "random" else sum(one.num_copies > 1 for one in targets),
+            num_duplicates=0 if spec.passages == "random" else sum(target.num_copies > 1 for target in targets),
             num_repetitive=self._num_repetitive,
             num_refused=num_refused,
             starts=Counter(target.start for target in targets),
@@ -271,9 +271,9 @@ class _Search:
         for file in (files[rank] for rank in chosen):
             documents = load_documents(file, column=self.spec.column, sample_by=self.spec.sample_by)
             texts = [text[:_SAMPLE_CHARACTERS] for text in islice(documents, _SAMPLE_DOCUMENTS)]
-            own = [len(ids) for ids in encode_texts(self.tokenizer, texts)]
-            sources.warn_of_short_documents(file, self.spec.sample_by, own)
-            lengths += own
+            num_tokens = [len(ids) for ids in encode_texts(self.tokenizer, texts)]
+            sources.warn_of_short_documents(file, self.spec.sample_by, num_tokens)
+            lengths += num_tokens
             sizes += [len(text.encode("utf-8", "surrogatepass")) for text in texts]
         mean = max(1.0, sum(sizes) / max(1, sum(lengths)))
         shares = [size / length for size, length in zip(sizes, lengths, strict=True) if length >= _LEAST_SAMPLE]
@@ -298,7 +298,7 @@ class _Search:
                 break
         missing, possible = spec.num_targets - len(targets), self._random(corpus, names, drawn)
         while len(targets) < spec.num_targets and (chosen := [*islice(possible, missing)]):
-            targets += [one for one in self._counted(corpus, chosen) if is_random or one.num_copies == 1]
+            targets += [target for target in self._counted(corpus, chosen) if is_random or target.num_copies == 1]
         self._num_repetitive = corpus.chooser.num_repetitive
         return targets[: spec.num_targets]
 
@@ -310,12 +310,12 @@ class _Search:
         counts, places = windows.find_windows(self._index, groups["key"][: 8 * most], _COPIES)
         num_groups = 0
         weights: dict[tuple[int, int], float] = {}
-        for count, own in zip(counts.tolist(), places, strict=False):
-            documents = {*own[windows.DOCUMENT].tolist()}
+        for count, records in zip(counts.tolist(), places, strict=False):
+            documents = {*records[windows.DOCUMENT].tolist()}
             if num_groups and len(weights) + len(documents - weights.keys()) > most:
                 break
             # Of a group with more windows than were read, a document stands for several.
-            weights |= {document: max(weights.get(document, 1.0), count / len(own)) for document in documents}
+            weights |= {document: max(weights.get(document, 1.0), count / len(records)) for document in documents}
             num_groups += 1
         return num_groups, np.concatenate([np.zeros(0, PLACE), *places[:num_groups]]), weights
 
@@ -325,12 +325,12 @@ class _Search:
         # The order is that of the expected counts; a few more than needed are counted in all text.
         stretches = repeated.duplicated_stretches(names, spec.block_size)
         places = [corpus.located(starts) for starts, _ in stretches]
-        expected = [sum(weights.get(piece[:2], 1.0) for piece, _ in own) for own in places]
+        expected = [sum(weights.get(piece[:2], 1.0) for piece, _ in located) for located in places]
         self._stretch_repeats = tuple(round(number) for number in expected if number >= spec.min_repeats)
         order = sorted(self.rng.permutation(len(stretches)), key=lambda number: -expected[number])
         possible = corpus.chooser.duplicates(stretches[number] for number in order)
         counted = self._counted(corpus, [*islice(possible, 2 * spec.num_targets + 20)])
-        targets = [one for one in counted if one.num_copies >= spec.min_repeats]
+        targets = [target for target in counted if target.num_copies >= spec.min_repeats]
         return sorted(targets, key=lambda target: -target.num_copies)[: spec.num_targets]
 
     def _random(self, corpus: _Corpus, names: Positions, drawn: Records) -> Iterator[Positions]:
@@ -361,17 +361,17 @@ class _Search:
         occurrences: dict[int, list[tuple[Piece, int]]] = {}
         elsewhere: dict[int, int] = {}
         for number, starts in enumerate(chosen):
-            own = np.flatnonzero(batch.of_text[words] == number)
-            if not len(own):
+            stretches = np.flatnonzero(batch.of_text[words] == number)
+            if not len(stretches):
                 continue
             # That is all if the corpus holds the whole documents of the rarest window. The index has no window if the
             # tokenizer changes text before it splits it.
             occurrences[number] = corpus.located(starts)
-            if len(own := own[counts[own] > 0]):
-                rarest = own[np.argmin(counts[own])]
+            if len(stretches := stretches[counts[stretches] > 0]):
+                rarest = stretches[np.argmin(counts[stretches])]
                 if counts[rarest] > _COPIES or not whole.issuperset(places[rarest][windows.DOCUMENT].tolist()):
                     elsewhere[number] = int(rarest)
-        files = {number: str(self._units[found[0][0].file]) for number, found in occurrences.items()}
+        files = {number: str(self._units[located[0][0].file]) for number, located in occurrences.items()}
         if elsewhere:
             # The second pass: the documents of all windows that each occurrence of a passage must have.
             _, places = windows.find_windows(self._index, keys[[*elsewhere.values()], 0])
@@ -382,14 +382,14 @@ class _Search:
                 for number in elsewhere:
                     occurrences[number] += [(place, start) for start in _occurrences(passages[number], ids)]
         targets = []
-        for number, found in occurrences.items():
+        for number, located in occurrences.items():
             positions = []
-            if len(found) <= _MOST_POSITIONS and all(piece.is_whole for piece, _ in found):
+            if len(located) <= _MOST_POSITIONS and all(piece.is_whole for piece, _ in located):
                 first = self._first_documents
-                positions = [[first[piece.file] + piece.document, start] for piece, start in found]
+                positions = [[first[piece.file] + piece.document, start] for piece, start in located]
             start = min(map(corpus.chooser.start_of, chosen[number]))
-            window = (passages[number], positions, files[number], {"num_injections": len(found)})
-            targets.append(_Target(window, start, len(found)))
+            window = (passages[number], positions, files[number], {"num_injections": len(located)})
+            targets.append(_Target(window, start, len(located)))
         return targets
 
     def _near_targets(self) -> list[_Target]:
@@ -484,11 +484,11 @@ class _Search:
         """Return the controls, and how many were refused because they share text with the training text."""
         spec, shared = self.spec, self._shared
         num_shared = min(SHARED_TOKENS, spec.block_size)
-        hits = [[key for key in own if key in shared] for own in self._stretches]
-        accepted = {number for number, own in enumerate(hits) if not own}
+        hits = [[key for key in keys if key in shared] for keys in self._stretches]
+        accepted = {number for number, keys in enumerate(hits) if not keys}
         # A stretch of bytes in common is not yet SHARED_TOKENS in common: the tokens decide. Stretches that occur in
         # many places are refused without a look.
-        num_places = [max((len(shared[key]) for key in own), default=0) for own in hits]
+        num_places = [max((len(shared[key]) for key in keys), default=0) for keys in hits]
         possible = [number for number, most in enumerate(num_places) if 0 < most <= windows.MOST_SHARED]
         if len(accepted) < spec.num_controls and possible:
             places = np.array([place for number in possible for key in hits[number] for place in shared[key]], PLACE)
@@ -502,12 +502,12 @@ class _Search:
         self._check_enough(len(controls), "num_controls", spec.controls_source or EMBEDDED, remark)
         return controls, num_refused
 
-    def _check_enough(self, found: int, setting: str, source: str, remark: str = "") -> None:
+    def _check_enough(self, number: int, setting: str, source: str, remark: str = "") -> None:
         """Raise a ValueError if ``source`` has fewer passages than ``num_targets`` or ``num_controls`` says."""
         spec, needed = self.spec, getattr(self.spec, setting)
-        if found < needed and not (spec.allow_fewer and (found or setting == "num_controls")):
+        if number < needed and not (spec.allow_fewer and (number or setting == "num_controls")):
             raise ValueError(
-                f"found {found} passages of {spec.block_size} tokens without overlap in {source}, but {setting} is "
+                f"found {number} passages of {spec.block_size} tokens without overlap in {source}, but {setting} is "
                 f"{needed}.{remark} Lower {setting} or block_size, or name more text. If each {spec.sample_by} of a "
                 ".txt file is too short for a passage, choose another sample_by"
             )

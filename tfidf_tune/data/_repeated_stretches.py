@@ -173,8 +173,8 @@ class LearnedRuns:
 
     def occurrences(self, answer: Answer) -> Positions:
         """Return the places of runs of 90 % of the answer without overlap, int64, ascending."""
-        found = np.unique(np.concatenate(list(self._shared(answer, answer.least_occurrence))))
-        return without_overlaps(found, answer.least_occurrence)
+        starts = np.unique(np.concatenate(list(self._shared(answer, answer.least_occurrence))))
+        return without_overlaps(starts, answer.least_occurrence)
 
     def most_occurrences(self, answer: Answer) -> int:
         """Return an upper bound of the number of occurrences: all of them contain the inner 80 % of the answer."""

@@ -254,9 +254,9 @@ def _end(render: Callable[..., str], text: str, chat: Chat, num_messages: int) -
     """Return where in a rendered conversation its first messages end."""
     part = render(chat.messages[:num_messages]) if num_messages else ""
     if not text.startswith(part):
-        found = f"the chat template writes the first {num_messages} messages differently when others follow"
+        problem = f"the chat template writes the first {num_messages} messages differently when others follow"
         remedy = "name one with {% generation %} (trl/chat_templates has some), or set train_on to last or all"
-        raise ValueError(f"{chat.place}: {found}: {remedy}")
+        raise ValueError(f"{chat.place}: {problem}: {remedy}")
     return len(part)
 
 
@@ -388,16 +388,16 @@ def sft_dataset(
         num_controls = num_targets if num_controls is None else num_controls
         spec = Targets(targets, num_targets, num_controls, num_repeats, min_target_tokens, seed, probe_file)
     # A file of targets is read like the source, and its examples follow those of the source.
-    own = TextSource(source, source_name, source_split, source_column or "")
-    places = [own] if spec is None or not spec.in_file else [own, TextSource(spec.kind, column=own.column)]
+    named = TextSource(source, source_name, source_split, source_column or "")
+    places = [named] if spec is None or not spec.in_file else [named, TextSource(spec.kind, column=named.column)]
     written = {"max_seq_len": limit, "train_on": train_on, "formatting": formatting}
     settings = cache_settings("sft", tokenizer, places, **written)
 
     def read(place: TextSource, counts: Counts) -> Iterator[Text | Chat]:
         columns = {} if source_column is None else {source_column: object}
         for number, row in enumerate(load_rows(place.source, columns, name=place.name, split=place.split), start=1):
-            found, content = read_row(row, f"{place.source!r}, row {number}", source_column, formatting)
-            counts.update(["num_documents", found, *["num_chats"] * isinstance(content, Chat)])
+            format_name, content = read_row(row, f"{place.source!r}, row {number}", source_column, formatting)
+            counts.update(["num_documents", format_name, *["num_chats"] * isinstance(content, Chat)])
             yield content
 
     def make_sequences(counts_of_source: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
@@ -411,11 +411,11 @@ def sft_dataset(
                     counts["num_left_out"] += 1
                     counts["num_unlabelled"] += bool(is_label[1:].any())
             if not counts["num_examples"]:
-                found = (
+                summary = (
                     f"of {counts['num_documents']} rows {counts['num_unlabelled']} have no answer within their first"
                 )
                 raise ValueError(
-                    f"{place.source!r} gives no example: {found} {limit} tokens, the others have none at all. Raise "
+                    f"{place.source!r} gives no example: {summary} {limit} tokens, the others have none at all. Raise "
                     "max_seq_len, or look at the roles: that of an answer is 'assistant', or 'gpt' in conversations"
                 )
 
@@ -434,18 +434,18 @@ def sft_dataset(
         return mask
 
     counts = dataset.counts
-    found = ", ".join(f"{counted(counts[name], 'row')} with {name}" for name in FORMATS if counts[name])
+    formats = ", ".join(f"{counted(counts[name], 'row')} with {name}" for name in FORMATS if counts[name])
     logger.log(
         logging.WARNING if dataset.num_cut + dataset.num_left_out else logging.INFO,
-        f"{source}: {found}; {counted(counts['num_examples'], 'example')}, {dataset.num_cut:,} of them cut after "
+        f"{source}: {formats}; {counted(counts['num_examples'], 'example')}, {dataset.num_cut:,} of them cut after "
         f"{limit:,} tokens; {counted(dataset.num_left_out, 'row')} left out, "
         f"{dataset.num_left_out - counts['num_unlabelled']:,} without an answer and {counts['num_unlabelled']:,} with "
         "none of it before the cut",
     )
     if counts["num_chats"] and train_on != "all" and not learns_turn_ends(tokenizer, template or ""):
         remedy = "by chat_template name a file that writes the token at which generation stops"
-        found = "the chat template writes nothing after an answer, so that the model does not learn to stop"
-        logger.warning(f"{source}: {found}: {remedy}")
+        problem = "the chat template writes nothing after an answer, so that the model does not learn to stop"
+        logger.warning(f"{source}: {problem}: {remedy}")
     if spec is not None:
         dataset = choose_completions(dataset, counts["num_examples"], spec, tokenizer, source, kept)
     elif deduplication.method != "none":

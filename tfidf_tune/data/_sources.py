@@ -207,8 +207,8 @@ def _checked(rows: Iterator[_PlacedRow], source: str, columns: Mapping[str, type
                 raise ValueError(f"{source!r} has no column {column!r}, {only}")
             value = row[column]
             if not isinstance(value, kind | None):
-                found = f"{type(value).__name__}, not {kind.__name__}"
-                raise ValueError(f"column {column!r} of {source!r} holds {found}: name another of {sorted(row)}")
+                problem = f"{type(value).__name__}, not {kind.__name__}"
+                raise ValueError(f"column {column!r} of {source!r} holds {problem}: name another of {sorted(row)}")
             check_length(value, place)
         yield row
 
@@ -259,8 +259,8 @@ def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[
         return
     if (middle := median(lengths)) < _SHORT_DOCUMENT:
         remedy = "If lines belong together, set sample_by to paragraph or document"
-        found = f"{len(lengths):,} with a median of {middle:g} tokens"
-        logger.warning(f"{source}: each line is a document, {found}. {remedy}")
+        lengths_shown = f"{len(lengths):,} with a median of {middle:g} tokens"
+        logger.warning(f"{source}: each line is a document, {lengths_shown}. {remedy}")
 
 
 def source_fingerprint(
@@ -302,8 +302,8 @@ def local_files(source: str) -> list[Path]:
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     known = [file for file in files if file.is_file() and _format(file) in _FORMATS]
     if len(readers := {_FORMATS[_format(file)] for file in known}) != 1:
-        found = f"text of {' and '.join(sorted(readers)) or 'no known'} format"
-        raise ValueError(f"{source!r} has {found}: name files that all end in one of {', '.join(_FORMATS)}")
+        problem = f"text of {' and '.join(sorted(readers)) or 'no known'} format"
+        raise ValueError(f"{source!r} has {problem}: name files that all end in one of {', '.join(_FORMATS)}")
     filled = [file for file in known if file.stat().st_size]
     if not filled:
         raise ValueError(f"{source!r} is empty: name a source with text")

@@ -121,8 +121,8 @@ def text_blocks_dataset(
         blocks, lengths = blocks_and_lengths(documents, block_size, num_blocks, tokenizer.eos_id)
         warn_of_short_documents(source, sample_by, lengths)
         if len(blocks) < needed:
-            found = f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {needed}"
-            raise ValueError(f"{found}: lower num_blocks or block_size, or name a larger source")
+            problem = f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {needed}"
+            raise ValueError(f"{problem}: lower num_blocks or block_size, or name a larger source")
         kept = deduplication.kept(blocks, source, tokenizer)
         np.save(folder / "blocks.npy", blocks[kept])
         return {"num_documents": len(lengths), "num_removed": int((~kept).sum())}
@@ -453,8 +453,8 @@ def _prompt_target_dataset(
             ids = np.concatenate([bos, prompt, target])
             yield ids, np.arange(len(ids)) >= len(bos) + len(prompt)
         if counts["num_left_out"] == counts["num_documents"]:
-            found = f"{counts['num_left_out']} rows are empty, have no answer in their context or are too long"
-            raise ValueError(f"{place.source!r} gives no example: {found}. Raise the limit or name another source")
+            summary = f"{counts['num_left_out']} rows are empty, have no answer in their context or are too long"
+            raise ValueError(f"{place.source!r} gives no example: {summary}. Raise the limit or name another source")
 
     settings = cache_settings("prompt_target", tokenizer, [place], empty_prompt=empty_prompt, limits=limits)
     dataset = cached_sequences(cache_dir, settings, make_sequences)

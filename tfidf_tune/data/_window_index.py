@@ -195,11 +195,11 @@ def build(
     # First pass: a task for each file writes its records, sorted in runs.
     runner.run([partial(_write_runs, index, known)], index.work / "1", len(index.files), "Reading")
     summaries = [json.loads(file.read_text()) for file in sorted((index.work / "runs").glob("*.json"))]
-    each = [Counter(one["counts"]) for one in summaries]
+    each = [Counter(summary["counts"]) for summary in summaries]
     counts = sum(each, Counter())
     shared: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for rank, one in enumerate(summaries):
-        for key, places in one["shared"].items():
+    for rank, summary in enumerate(summaries):
+        for key, places in summary["shared"].items():
             shared[int(key)] += [(rank, *place) for place in places]
     # Second pass: a task for each range of keys counts equal ones.
     if num_parts := -(-counts["records"] // _PART_RECORDS):
@@ -209,7 +209,7 @@ def build(
     if index.near:
         groups = _joined(groups) if len(groups) else np.zeros(0, GROUP)
     groups = groups[np.argsort(groups["count"], kind="stable")[::-1]]
-    return counts, np.cumsum([0, *(one["documents"] for one in each)]).tolist(), groups, shared
+    return counts, np.cumsum([0, *(summary["documents"] for summary in each)]).tolist(), groups, shared
 
 
 def find_windows(index: WindowIndex, keys: Hashes, most: int = 2**62) -> tuple[Places, list[Records]]:
@@ -329,8 +329,8 @@ def _write_runs(index: WindowIndex, known: Hashes, _: Any, rank: int, world_size
             words, stretches = index.stretches(batch)
             possible = np.flatnonzero(is_possible[stretches >> _FILTERED])
             starts = words[possible]
-            found = zip(documents[starts].tolist(), batch.offsets[starts].tolist(), strict=True)
-            for key, place in zip(stretches[possible].tolist(), found, strict=True):
+            where = zip(documents[starts].tolist(), batch.offsets[starts].tolist(), strict=True)
+            for key, place in zip(stretches[possible].tolist(), where, strict=True):
                 if key in wanted and len(shared[key]) <= MOST_SHARED:
                     shared[key].append(place)
         if num_waiting and (is_last or num_waiting >= _RUN_RECORDS):
@@ -361,29 +361,29 @@ def _count_copies(index: WindowIndex, _: Any, rank: int, world_size: int) -> Non
     borders = [part * 2**64 // world_size for part in (rank, rank + 1)]
     parts = []
     for keys, places in index.runs():
-        start, end = (np.searchsorted(keys, np.uint64(one)) if one < 2**64 else len(keys) for one in borders)
+        start, end = (np.searchsorted(keys, np.uint64(border)) if border < 2**64 else len(keys) for border in borders)
         parts.append((keys[start:end], places[start:end]))
     keys, places = (np.concatenate(column) for column in zip(*parts, strict=True))
     # A stable order keeps that of files, documents and offsets.
     order = np.argsort(keys, kind="stable")
     keys, places = keys[order], places[order]
     _, firsts, groups = np.unique(keys, return_index=True, return_inverse=True)
-    found: Records
+    records: Records
     # Near copies are pairs with the first record of their key, which are joined later; equal ones are counted.
     if index.near:
         others = np.flatnonzero(firsts[groups] != np.arange(len(keys)))
-        found = np.zeros(len(others), PAIR)
-        found["first"], found["second"] = places[firsts[groups[others]]], places[others]
-        found = np.unique(found[~_overlap(found["first"], found["second"], index.num_bytes)])
+        records = np.zeros(len(others), PAIR)
+        records["first"], records["second"] = places[firsts[groups[others]]], places[others]
+        records = np.unique(records[~_overlap(records["first"], records["second"], index.num_bytes)])
     else:
         counts = np.bincount(groups[_counted(places, groups, index.num_bytes)])
         repeated = np.flatnonzero(counts > 1)
         repeated = repeated[np.argsort(-counts[repeated], kind="stable")][: -(-_MOST_GROUPS // world_size)]
-        found = np.zeros(len(repeated), GROUP)
-        found["count"] = counts[repeated]
-        found["key"], found["place"] = keys[firsts[repeated]], places[firsts[repeated]]
+        records = np.zeros(len(repeated), GROUP)
+        records["count"] = counts[repeated]
+        records["key"], records["place"] = keys[firsts[repeated]], places[firsts[repeated]]
     with atomic_file(index.work / "parts" / f"{rank:06d}.npy") as path:
-        np.save(path, found)
+        np.save(path, records)
 
 
 def _overlap(first: Records, second: Records, num_bytes: int) -> npt.NDArray[np.bool_]:

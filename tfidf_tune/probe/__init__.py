@@ -35,9 +35,9 @@ else:
         # Comparisons do without torch, which takes seconds to import: what needs it is imported on first use.
         if name in __all__:
             for module in ("_documents", "_runs", "_loading", "_decoding", "_likelihoods", "_memorization"):
-                found = import_module(f"tfidf_tune.probe.{module}")
-                if hasattr(found, name):
-                    return getattr(found, name)
+                loaded = import_module(f"tfidf_tune.probe.{module}")
+                if hasattr(loaded, name):
+                    return getattr(loaded, name)
         raise AttributeError(f"module 'tfidf_tune.probe' has no attribute {name!r}")
 
 

@@ -270,7 +270,7 @@ class MemorizationProbe:
             continuations[i] = ids
         measured: dict[str, float] = {}
         for kind in dict.fromkeys(("target", *self._kinds)):
-            chosen = [i for i, found in enumerate(self._kinds) if found == kind]
+            chosen = [i for i, known in enumerate(self._kinds) if known == kind]
             pairs = [(before_eos(continuations[i], self._eos_id), self._references[i]) for i in chosen]
             num_tokens = sum(len(reference) for _, reference in pairs)
             lms = [metrics.longest_memorized_substring(*pair) for pair in pairs]

@@ -106,9 +106,11 @@ class TokenIdRequests(LM):  # type: ignore[misc]
         return [responses[index] for index in range(len(requests))]
 
     def _scored(self, requests: Sequence[Instance], disable_tqdm: bool) -> list[tuple[float, bool]]:
-        pairs = [(parse_token_ids(given), parse_token_ids(scored)) for given, scored in (one.args for one in requests)]
-        for given, scored in pairs:
+        pairs = []
+        for request in requests:
+            given, scored = map(parse_token_ids, request.args)
             self.check_ids(given + scored, self.num_new_when_scored)
+            pairs.append((given, scored))
         return [ScoredTokens(tokens) for tokens in self.score_ids(pairs, disable_tqdm)]
 
 
@@ -174,31 +176,31 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
         """Score complete texts, and leave out what was given."""
         with tqdm(total=len(pairs), disable=disable_tqdm or self.rank != 0, desc="Scoring token ids") as bar:
             texts = [given + scored for given, scored in pairs]
-            found: Any = token_likelihoods(self.model, texts, batch_size=self._num_together, progress=bar.update)
+            scored: Any = token_likelihoods(self.model, texts, batch_size=self._num_together, progress=bar.update)
         starts = [len(given) - 1 for given, _ in pairs]
-        return [TokenLikelihoods(*(each[at:] for each in tokens)) for at, tokens in zip(starts, found, strict=True)]
+        return [TokenLikelihoods(*(each[at:] for each in tokens)) for at, tokens in zip(starts, scored, strict=True)]
 
     def continue_ids(self, asked: Sequence[Asked], disable_tqdm: bool) -> list[list[list[int]]]:
         """Continue prompts greedily in batches; sample, and search with beams, one prompt at a time."""
         # Batches of one length each (most_apart=0), so that a result does not depend on the other prompts.
-        greedy, eos_id = [one for one in asked if not one.generation], self.eot_token_id
-        total = sum(one.number for one in asked)
+        greedy, eos_id = [request for request in asked if not request.generation], self.eot_token_id
+        total = sum(request.number for request in asked)
         with tqdm(total=total, disable=disable_tqdm or self.rank != 0, desc="Continuing token ids") as bar:
             made = continue_prompts(
                 partial(greedy_continuations, self.model, eos_id=eos_id),
-                [one.ids for one in greedy],
-                [one.num_tokens for one in greedy],
+                [request.ids for request in greedy],
+                [request.num_tokens for request in greedy],
                 batch_size=self._num_together,
                 most_apart=0,
                 progress=lambda done, _: bar.update(done - bar.n),
             )
             rows, in_order = [], iter(made)
-            for one in asked:
-                if not one.generation:
+            for request in asked:
+                if not request.generation:
                     rows.append([next(in_order)])
                     continue
-                seed = zlib.crc32(token_ids_request(one.ids).encode())
+                seed = zlib.crc32(token_ids_request(request.ids).encode())
                 more: Any = {"batch_size": self._num_together, "eos_id": eos_id, "seed": seed}
-                rows.append(generated_continuations(self.model, *one, **more))
-                bar.update(one.number)
+                rows.append(generated_continuations(self.model, *request, **more))
+                bar.update(request.number)
         return rows

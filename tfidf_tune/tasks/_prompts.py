@@ -234,8 +234,8 @@ def prompts_for(metadata: Mapping[str, Any]) -> TokenIdPrompts:
     original = original_tokenizer(str(name))
     prompts = metadata.get("prompts") or ("text" if original is None else "token_ids")
     require_choice("prompts", prompts, _PROMPTS)
-    found = cached_prompts(str(original or name), prompts, metadata.get("add_bos_token"))
-    return dataclasses.replace(found, positions=_num_positions(metadata))
+    prompts_of_task = cached_prompts(str(original or name), prompts, metadata.get("add_bos_token"))
+    return dataclasses.replace(prompts_of_task, positions=_num_positions(metadata))
 
 
 def _num_positions(metadata: Mapping[str, Any]) -> int | None:

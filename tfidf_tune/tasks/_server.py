@@ -135,8 +135,8 @@ class ServerLM(LM):  # type: ignore[misc]
         Its own greedy continuation must have the highest ones: some servers return those of the next token.
         """
         payload = {"model": self.model, "max_tokens": 8, "temperature": 0.0, "prompt": _PROMPT}
-        (own,) = self._answers([Request(payload, "a test", _text)], "Asking for a continuation")
-        asked = self._scoring(_PROMPT, _PROMPT + (own or " of"), "a test of log-probabilities")
+        (continuation,) = self._answers([Request(payload, "a test", _text)], "Asking for a continuation")
+        asked = self._scoring(_PROMPT, _PROMPT + (continuation or " of"), "a test of log-probabilities")
         try:
             ((_, greedy, _),) = self._answers([asked], "Asking for log-probabilities")
         except ConnectionError as error:
@@ -146,7 +146,7 @@ class ServerLM(LM):  # type: ignore[misc]
                 return str(error)
             raise
         # The last token of a text can be another one than where it went on.
-        if own and sum(greedy) < len(greedy) / 2:
+        if continuation and sum(greedy) < len(greedy) / 2:
             return "its log-probabilities do not fit its own continuation"
         return None
 

@@ -34,14 +34,14 @@ class TokenExactVLLM(TokenIdRequests, VLLM):  # type: ignore[misc]
             arguments.pop(name, None)
         if adapter := arguments.pop("peft", None):
             rank = int(json.loads((Path(adapter) / "adapter_config.json").read_text(encoding="utf-8")).get("r", 0))
-            largest = next((one for one in _RANKS if one >= rank), rank)
+            largest = next((size for size in _RANKS if size >= rank), rank)
             arguments = {"max_lora_rank": largest} | arguments | {"lora_local_path": str(adapter)}
         super().__init__(**arguments)
 
     def continue_ids(self, asked: Sequence[Asked], disable_tqdm: bool) -> list[list[list[int]]]:
         """Continue all prompts; vLLM makes its own batches."""
-        params = [_sampling_params(one, self.eot_token_id) for one in asked]
-        answers = self._model_generate([one.ids for one in asked], generate=True, sampling_params=params)
+        params = [_sampling_params(request, self.eot_token_id) for request in asked]
+        answers = self._model_generate([request.ids for request in asked], generate=True, sampling_params=params)
         return [[list(output.token_ids) for output in answer.outputs] for answer in answers]
 
     def score_ids(self, pairs: Sequence[tuple[list[int], list[int]]], disable_tqdm: bool) -> list[TokenLikelihoods]:

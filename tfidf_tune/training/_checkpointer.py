@@ -103,8 +103,8 @@ class HFCheckpointer:
         trust_remote_code: bool = False,
     ) -> None:
         split_torch_state_dict_into_shards({}, max_shard_size=max_shard_size)  # refuses what is not a size
-        found = find_checkpoint(checkpoint_dir, revision, trust_remote_code=trust_remote_code)
-        self.folder, self.transformers_config, self.weight_files = found
+        files = find_checkpoint(checkpoint_dir, revision, trust_remote_code=trust_remote_code)
+        self.folder, self.transformers_config, self.weight_files = files
         self._max_shard_size = max_shard_size
         self._revision = revision
         # An id of the hub is kept, because the folder of its snapshot exists only on this machine.
@@ -251,8 +251,8 @@ class _TorchtuneModel:
         ]
         if problems:
             folder, model_type = self._base.folder, self._config.model_type
-            found = f"the model of the config does not fit the checkpoint {folder} of the architecture '{model_type}'"
-            raise ValueError(f"{found}:\n{listed(problems)}\nchange `model` or checkpointer.checkpoint_dir")
+            problem = f"the model of the config does not fit the checkpoint {folder} of the architecture '{model_type}'"
+            raise ValueError(f"{problem}:\n{listed(problems)}\nchange `model` or checkpointer.checkpoint_dir")
 
     def load(self, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device) -> None:
         """Load the base weights of the checkpoint, see :meth:`HFCheckpointer.load_weights`."""
@@ -309,8 +309,8 @@ class _TransformersModel:
     def check(self) -> None:
         _, unused = check_files(self._base.folder, self._config, self._base.weight_files)
         if unused:
-            found = f"{len(unused)} weights are not of the model and are not used, first {unused[0]}"
-            _logger.warning(f"{self._base.folder}: {found}")
+            unused_weights = f"{len(unused)} weights are not of the model and are not used, first {unused[0]}"
+            _logger.warning(f"{self._base.folder}: {unused_weights}")
 
     def load(self, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device) -> None:
         folder, model = self._base.folder, self._model

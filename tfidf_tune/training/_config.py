@@ -154,7 +154,7 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     content = _load_with_base(name, ())
     changes = [_with_component(override, content) for override in overrides]
     # A stable order: first those that name a component, "key._component_=name" or "key={...}".
-    for change in sorted(changes, key=lambda one: "._component_=" not in one and "={" not in one):
+    for change in sorted(changes, key=lambda text: "._component_=" not in text and "={" not in text):
         content = _apply(change, content)
     return OmegaConf.create(content)
 
@@ -288,7 +288,7 @@ def _validate(schema: type[BaseModel], content: dict[str, Any], where: str = "")
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             section, _, key = name.rpartition(".")
-            of_sections = [f"{one}.{key}" for one, keys in content.items() if isinstance(keys, dict) and name in keys]
+            of_sections = [f"{at}.{key}" for at, keys in content.items() if isinstance(keys, dict) and name in keys]
             hint = suggestion(key, MonitorConfig.model_fields if section else schema.model_fields)
             message = f"no key {name!r}{f'; did you mean {of_sections[0]!r}?' if of_sections else hint}"
         elif problem["type"] == "missing":

@@ -56,8 +56,8 @@ def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
     largest = max([getattr(tokenizer, "max_token_id", tokenizer.vocab_size - 1), *_special_ids(tokenizer)])
     if largest >= vocab_size:
         embedded = f"the model embeddings for the ids 0 to {vocab_size - 1}"
-        found = f"the tokenizer has a token with the id {largest}, {embedded}"
-        raise SetupError(f"{found}: use the tokenizer that belongs to the model")
+        problem = f"the tokenizer has a token with the id {largest}, {embedded}"
+        raise SetupError(f"{problem}: use the tokenizer that belongs to the model")
     limit = cast(int, model.max_seq_len)
     if tokenizer.max_seq_len is None:
         tokenizer.max_seq_len = limit  # what torchtune's data sets cut longer texts to
@@ -108,9 +108,9 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
     world_size, _ = get_world_size_and_rank()
     num_found, num_needed = len(cast(Sized, dataset)), cfg.batch_size * cfg.gradient_accumulation_steps * world_size
     if num_found < num_needed:
-        found = f"the data set has {num_found} {'packed rows' if is_packed(dataset) else 'sequences'}"
+        problem = f"the data set has {num_found} {'packed rows' if is_packed(dataset) else 'sequences'}"
         needed = f"one step takes batch_size x gradient_accumulation_steps x processes = {num_needed}"
-        raise SetupError(f"{found}, {needed}: lower batch_size or gradient_accumulation_steps, or add data")
+        raise SetupError(f"{problem}, {needed}: lower batch_size or gradient_accumulation_steps, or add data")
     # The shift of labels drops the first. Usually a label is found in the first sequence.
     if all(all(label == IGNORE_INDEX for label in dataset[index]["labels"][1:]) for index in range(num_found)):
         why = "all are masked, or cut off behind a long prompt; raise the limit of tokens, or unmask some"

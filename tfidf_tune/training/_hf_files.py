@@ -86,8 +86,8 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in values.get("auto_map", {})
     reads_more = config.is_encoder_decoder or any(hasattr(config, f"{part}_config") for part in ("vision", "audio"))
     if reads_more or not is_causal:
-        found = f"the checkpoint {folder} is of the architecture '{config.model_type}'"
-        raise ValueError(f"{found}: name a causal language model for text alone")
+        problem = f"the checkpoint {folder} is of the architecture '{config.model_type}'"
+        raise ValueError(f"{problem}: name a causal language model for text alone")
     return config
 
 
@@ -110,22 +110,22 @@ def check_files(folder: Path, config: PreTrainedConfig, weight_files: list[Path]
     """Return transformers' model on the meta device, and weights that it does not use; refuse what it cannot load."""
     weights = {name: value for file in weight_files for name, value in read_weights(file).items()}
     # Other attention kernels may not be installed, and change neither names nor shapes; transformers notes the choice.
-    own, options = deepcopy(config), {"attn_implementation": "eager"}
+    hf_config, options = deepcopy(config), {"attn_implementation": "eager"}
     loading = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
     try:
         with suppress(OSError):  # transformers ignores a file that is not JSON
             GenerationConfig.from_pretrained(folder)
         with torch.device("meta"):
-            model: Any = build_hf(own, **options)
+            model: Any = build_hf(hf_config, **options)
         on_meta = {name: value.to("meta") for name, value in weights.items()}
         with quiet():
-            model, info = type(model).from_pretrained(None, config=own, state_dict=on_meta, **options, **loading)
+            model, info = type(model).from_pretrained(None, config=hf_config, state_dict=on_meta, **options, **loading)
     except Exception as error:  # transformers and torch raise anything here
         file = folder / "config.json"
         raise ValueError(f"{file} or generation_config.json: transformers loads none ({cause_of(error)})") from error
     problems = [
-        f"{name} is {tuple(found)} in the files, {tuple(needed)} by config.json"
-        for name, found, needed in sorted(info["mismatched_keys"])
+        f"{name} is {tuple(shape)} in the files, {tuple(needed)} by config.json"
+        for name, shape, needed in sorted(info["mismatched_keys"])
     ]
     problems += [f"{name} is missing in the files" for name in sorted(info["missing_keys"])]
     # Other whole numbers may be buffers; a quantized checkpoint always has weights of another dtype.

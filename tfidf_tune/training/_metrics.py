@@ -104,8 +104,8 @@ class ProgressLog:
             return
         on_device = {name: value for name, value in metrics.items() if isinstance(value, Tensor)}
         # One transfer for all: each would wait for the device.
-        found = torch.stack([value.double() for value in on_device.values()]).tolist() if on_device else []
-        values = {**metrics, **dict(zip(on_device, found, strict=True))}
+        numbers = torch.stack([value.double() for value in on_device.values()]).tolist() if on_device else []
+        values = {**metrics, **dict(zip(on_device, numbers, strict=True))}
         num_processes, _ = get_world_size_and_rank()
         tokens_per_second = self._tokens / num_processes / (time.perf_counter() - self._start)
         values["tokens_per_second_per_gpu"] = tokens_per_second
@@ -196,8 +196,8 @@ class StepGuard:
     def check(self) -> None:
         """Raise a TrainingError if a step since the last check must end the run; this waits for the device."""
         recorded, self._recorded = self._recorded, []
-        found = torch.stack([values for _, _, values in recorded]).tolist() if recorded else []
-        for (step, num_tokens, _), (is_finite, loss, grad_norm, weight_max) in zip(recorded, found, strict=True):
+        numbers = torch.stack([values for _, _, values in recorded]).tolist() if recorded else []
+        for (step, num_tokens, _), (is_finite, loss, grad_norm, weight_max) in zip(recorded, numbers, strict=True):
             if num_tokens:
                 self._num_weightless = self._num_weightless + 1 if weight_max == 0 else 0
             if self._num_weightless == min(_MAX_IN_A_ROW, self.total_steps):
@@ -222,5 +222,5 @@ def require_finite(model: nn.Module, step: int) -> None:
     """Raise a TrainingError if a trained weight of any process is not finite; every process has to call."""
     trained = ((name, value) for name, value in parameters_by_name(model).items() if value.requires_grad)
     lost = next((name for name, value in trained if not local_tensor(value).isfinite().all()), None)
-    if name := next((found for found in gather_objects(lost) if found), None):
+    if name := next((path for path in gather_objects(lost) if path), None):
         raise TrainingError(f"{name} is not finite after step {step}: {_REMEDY}")

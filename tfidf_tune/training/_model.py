@@ -50,8 +50,8 @@ def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | No
     attention = model.get_submodule("layers.0.attn") if "lora_attn_modules" in cfg.model else nn.Module()
     possible = sorted(name for name, module in attention.named_children() if hasattr(module, "weight"))
     if unknown := [name for name in cfg.model.get("lora_attn_modules", ()) if name not in possible]:
-        found = f"lora_attn_modules names '{unknown[0]}', not of the model's attention"
-        raise SetupError(f"config: model: {found}; possible are {', '.join(possible)}")
+        problem = f"lora_attn_modules names '{unknown[0]}', not of the model's attention"
+        raise SetupError(f"config: model: {problem}; possible are {', '.join(possible)}")
     if hasattr(model, "implementation"):
         print_once(f"model: {model.implementation}")
     if run.dtype is torch.float16:

@@ -109,8 +109,8 @@ class ResumePoint:
         """Raise a SetupError if data or base weights have changed since the checkpoint was written."""
         self._inputs = {"data set": dataset_fingerprint(dataset), "base weights": checkpointer.fingerprint()}
         if changed := differences(self._saved.get("inputs", self._inputs), self._inputs):
-            found = f"{self.checkpoint} was written with other inputs: {'; '.join(changed)}"
-            raise SetupError(f"{found}. Restore them, or choose another output_dir for a new run")
+            problem = f"{self.checkpoint} was written with other inputs: {'; '.join(changed)}"
+            raise SetupError(f"{problem}. Restore them, or choose another output_dir for a new run")
 
     def last_checkpoint(self) -> str:
         """Describe where a run that ends early can be resumed."""
@@ -153,8 +153,8 @@ class ResumePoint:
         # Weights and optimizer state, of which each process writes its shards.
         optimizer = _optimizer_state(state.model, state.optimizer)
         tensors = _without_shared_memory(_tensors(state.model, optimizer))
-        own = {name: local_tensor(value) for name, value in tensors.items()}
-        files = split_torch_state_dict_into_shards(own, max_shard_size=_FILE_BYTES).filename_to_tensors.values()
+        local = {name: local_tensor(value) for name, value in tensors.items()}
+        files = split_torch_state_dict_into_shards(local, max_shard_size=_FILE_BYTES).filename_to_tensors.values()
         numbers = {name: number for number, names in enumerate(files, start=1) for name in names}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=_ONE_PROCESS)
@@ -200,8 +200,8 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
     checkpoint, damages = newest_intact(folder)
     before: Any = settings if checkpoint is None else OmegaConf.to_container(OmegaConf.load(checkpoint / _SETTINGS))
     if changed := differences(before, settings):
-        found = f"{checkpoint} is of a run with other settings: {'; '.join(changed)}"
-        raise SetupError(f"{found}. Change them back, or choose another output_dir for a new run")
+        problem = f"{checkpoint} is of a run with other settings: {'; '.join(changed)}"
+        raise SetupError(f"{problem}. Change them back, or choose another output_dir for a new run")
     for damage in damages:
         print_once(f"{damage}; the previous one is used")
     start = "there is no resume checkpoint yet: starting from the beginning"
@@ -227,42 +227,44 @@ def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str
     world_size, rank = get_world_size_and_rank()
     saved_world_size: int = saved["num_processes"]
     same_processes = world_size == saved_world_size
-    own = _read_process_file(folder, rank) if same_processes else saved
+    saved_here = _read_process_file(folder, rank) if same_processes else saved
 
     # Weights and optimizer state are loaded in place, whatever the number of shards.
-    optimizer = _optimizer_state(state.model, state.optimizer, initialize=own["optimizer_has_state"])
+    optimizer = _optimizer_state(state.model, state.optimizer, initialize=saved_here["optimizer_has_state"])
     tensors = _tensors(state.model, optimizer)
-    if differing := set(own["tensors"]) ^ tensors.keys():
-        found = f"only one of {folder} and this run has {min(differing)}"
-        raise TrainingError(f"{found}: the checkpoint may be of another version of the optimizer")
+    if differing := set(saved_here["tensors"]) ^ tensors.keys():
+        problem = f"only one of {folder} and this run has {min(differing)}"
+        raise TrainingError(f"{problem}: the checkpoint may be of another version of the optimizer")
     reader = HuggingFaceStorageReader(str(folder))
     reader.fs = _ListedFiles()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_ONE_PROCESS)
         load(tensors, storage_reader=reader)
-    if optimizer := {**optimizer, **own["optimizer_values"]}:
+    if optimizer := {**optimizer, **saved_here["optimizer_values"]}:
         groups = get_optimizer_state_dict(state.model, state.optimizer, options=_FLAT)
         set_optimizer_state_dict(state.model, state.optimizer, {**groups, **optimizer}, options=_FLAT)
     # Group settings last: the step that initializes the state may have changed a learning rate that is a tensor.
-    for group, values in zip(state.optimizer.param_groups, own["optimizer_groups"], strict=True):
+    for group, values in zip(state.optimizer.param_groups, saved_here["optimizer_groups"], strict=True):
         for key, value in values.items():
             if isinstance(group.get(key), Tensor):
                 group[key].copy_(value)
             else:
                 group[key] = value
     if state.lr_scheduler is not None:
-        state.lr_scheduler.load_state_dict(own["lr_scheduler"])
-    state.scaler.load_state_dict(own["scaler"])
+        state.lr_scheduler.load_state_dict(saved_here["lr_scheduler"])
+    state.scaler.load_state_dict(saved_here["scaler"])
     if same_processes:
-        state.loss.load_state_dict(own["loss"])
-        random_states: dict[str, Any] = own["random_states"]
+        state.loss.load_state_dict(saved_here["loss"])
+        random_states: dict[str, Any] = saved_here["random_states"]
         return random_states
 
     # On another number of processes a window is kept only if all processes had the same.
     windows = [_read_process_file(folder, each)["loss"] for each in range(saved_world_size)]
-    has_window = all(torch.equal(window[name], value) for window in windows for name, value in own["loss"].items())
+    has_window = all(
+        torch.equal(window[name], value) for window in windows for name, value in saved_here["loss"].items()
+    )
     if has_window:
-        state.loss.load_state_dict(own["loss"])
+        state.loss.load_state_dict(saved_here["loss"])
     window = "the loss keeps its window" if has_window else "the loss starts with an empty window"
     print_once(
         f"{folder} was written by {saved_world_size} process(es), this run has {world_size}: {window}, random states "
@@ -312,10 +314,10 @@ def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
     """Find the newest intact checkpoint, if there is one, and describe the damage of each newer one."""
     damages: list[str] = []
     for checkpoint in _checkpoints(folder):
-        found = [damage for damage in gather_objects(_damage_of(checkpoint)) if damage]
-        if not found:
+        reports = [report for report in gather_objects(_damage_of(checkpoint)) if report]
+        if not reports:
             return checkpoint, damages
-        damages.append(f"{checkpoint} is damaged: {found[0]}")
+        damages.append(f"{checkpoint} is damaged: {reports[0]}")
     if damages:
         remedy = f"move {folder} and the milestones next to it away to start from the beginning"
         raise SetupError(f"no resume checkpoint is intact: {'; '.join(damages)}: {remedy}")
@@ -374,8 +376,8 @@ def step_of(checkpoint: Path) -> int:
 
 def _checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints, the newest first."""
-    found = [path for path in folder.glob("step_*") if path.name.removeprefix("step_").isdecimal()]
-    return sorted(found, key=step_of, reverse=True)
+    checkpoints = [path for path in folder.glob("step_*") if path.name.removeprefix("step_").isdecimal()]
+    return sorted(checkpoints, key=step_of, reverse=True)
 
 
 def _describe_own_files(folder: Path) -> dict[str, Any]:

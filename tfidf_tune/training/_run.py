@@ -112,9 +112,9 @@ def _check_folder(output_dir: Path, *, resume: bool) -> None:
     remedy = "choose another output_dir, or move them away"
     if resume and written and not resumable:
         raise SetupError(f"output_dir {output_dir} holds {', '.join(written)}, but no resume checkpoint: {remedy}")
-    if not resume and (found := resumable or written):
+    if not resume and (written_before := resumable or written):
         remedy = f"set resume_from_checkpoint=True, {remedy}" if resumable else remedy
-        raise SetupError(f"output_dir {output_dir} already holds {', '.join(found)}: {remedy}")
+        raise SetupError(f"output_dir {output_dir} already holds {', '.join(written_before)}: {remedy}")
 
 
 def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:

@@ -262,8 +262,8 @@ class RepetitionWeighting(TokenWeighting):
         k = h if k is None else k
         require_integer("k", k, 1, f"it is how many of the {h} tokens of context have to be the same", h)
         if comb(h, k) > _MOST_CHOICES:
-            found = f"the {comb(h, k)} choices of k of h tokens are more than {_MOST_CHOICES}"
-            raise ValueError(f"h is {h} and k is {k}: {found}, set k to h - 1 or h, or a smaller h")
+            problem = f"the {comb(h, k)} choices of k of h tokens are more than {_MOST_CHOICES}"
+            raise ValueError(f"h is {h} and k is {k}: {problem}, set k to h - 1 or h, or a smaller h")
         # Counts are below 2 ** 11, and (2 ** 11) ** -4 is a float32.
         require_number("alpha", alpha, 0, 4, "weights fall by this power of the count", positive=True)
         require_integer("span", span, 1, "counts of so many tokens are pooled", 4095)
@@ -392,10 +392,10 @@ class RepetitionWeighting(TokenWeighting):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         contexts, table = state_dict.get(prefix + "contexts"), state_dict.get(prefix + "table")
         if contexts is not None and table is not None:
-            saved, own = [*contexts.tolist(), len(table)], [*self.contexts.tolist(), self.num_buckets]
-            if saved != own:  # raised before anything is loaded, so that the present state stays intact
+            saved, settings = [*contexts.tolist(), len(table)], [*self.contexts.tolist(), self.num_buckets]
+            if saved != settings:  # raised before anything is loaded, so that the present state stays intact
                 remedy = "set them to those, or start with a new state"
                 raise ValueError(
-                    f"the saved counts are of h, k, sample, num_buckets = {saved}, here they are {own}: {remedy}"
+                    f"the saved counts are of h, k, sample, num_buckets = {saved}, here they are {settings}: {remedy}"
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -161,8 +161,8 @@ class DocumentWindow(nn.Module):
         # The widths come with the data, not with the constructor, so a fresh window has to take them from the state.
         for name in ("entries_KT", "document_frequency_E"):
             if (saved := state_dict.get(prefix + name)) is not None:
-                own = getattr(self, name)
-                setattr(self, name, own.new_empty((*own.shape[:-1], saved.shape[-1])))
+                buffer = getattr(self, name)
+                setattr(self, name, buffer.new_empty((*buffer.shape[:-1], saved.shape[-1])))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

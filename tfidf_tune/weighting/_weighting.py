@@ -144,8 +144,8 @@ def gather_batch(batch: TokenBatch) -> tuple[TokenBatch, tuple[slice, slice]]:
     dist.all_gather(list(gathered_RPBS.unbind()), message_PBS)
     parts: dict[str, Any] = dict(zip(given, (part.flatten(0, 1) for part in gathered_RPBS.unbind(1)), strict=True))
     first_row = dist.get_rank() * largest[0]
-    own = (slice(first_row, first_row + num_rows), slice(length))
-    return replace(batch, predictions=None, **parts), own
+    place = (slice(first_row, first_row + num_rows), slice(length))
+    return replace(batch, predictions=None, **parts), place
 
 
 # Weights with a smaller sum count as none: a number of tokens divided by it is still a float32.
@@ -253,9 +253,9 @@ class TokenWeighting(nn.Module, ABC):
             remedy = "pass all_tokens=shift_tokens(input_ids) too, -100 in place of padding"
             raise ValueError(f"{type(self).__name__} counts all tokens, but the batch has only labels: {remedy}")
         # In training with several processes the weighting gets the rows of all ranks.
-        union, own = batch, (slice(None), slice(None))
+        union, place = batch, (slice(None), slice(None))
         if self.sync and self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            union, own = gather_batch(batch)
+            union, place = gather_batch(batch)
         if values_are_known(batch.labels):
             for part in (batch,) if union is batch else (batch, union):  # numbers of the union are clamped to int32
                 if part.labels.numel():
@@ -265,7 +265,7 @@ class TokenWeighting(nn.Module, ABC):
         # torchtune's stock recipes do not move their loss.
         if any(buffer.device != batch.labels.device for buffer in self.buffers()):
             self.to(batch.labels.device)
-        return self.weigh(union)[own]
+        return self.weigh(union)[place]
 
     def check(self, batch: TokenBatch) -> None:
         """Raise a ``ValueError`` if an id is outside the vocabulary, or a label is not the token at its position.
