@@ -21,14 +21,8 @@ def test_the_data_file_has_the_tables_of_the_paper():
     # What the text of the paper says of its own tables.
     assert reduction["TinyLlama 1.1B (full)"] == pytest.approx(0.58, abs=0.005)
     assert reduction[LORA].mean() == pytest.approx(0.14, abs=0.005)
-    perplexity = values[2, "Perplexity"].unstack("objective")
-    assert perplexity.index[perplexity["TF-IDF"] > perplexity["CE"]].tolist() == ["Pythia 1.4B (QLoRA)"]
-    exact_match = values[4, "Exact Match %"].unstack("objective")
-    drop = exact_match["CE"] - exact_match["TF-IDF"]
-    assert (drop.idxmax(), drop.max()) == ("Llama-2 13B (QLoRA)", pytest.approx(1.41))
     assert values[4, "F1 %", "TF-IDF", "TinyLlama 1.1B (full)"] == 84.18
     assert values[3, "ROUGE-1", "TF-IDF", "Llama-2 7B (QLoRA)"] == 33.0
-    assert values[1, "Max Prefix", "CE", "Llama-2 13B (QLoRA)"] == 14
 
 
 def test_its_models_and_objectives_are_those_of_the_experiments():

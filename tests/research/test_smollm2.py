@@ -24,23 +24,7 @@ from research.experiment import _run
 from tfidf_tune.compare import read_results
 from tfidf_tune.data import hf_tokenizer, load_documents
 
-WORDS = [
-    "agent",
-    "tool",
-    "hands",
-    "over",
-    "to",
-    "the",
-    "guard",
-    "of",
-    "a",
-    "session",
-    "trace",
-    "in",
-    "1.",
-    "2024",
-    "  7",
-]
+WORDS = ["agent", "tool", "hands", "over", "to", "the", "guard", "a", "session", "trace", "in", "1.", "2024", "  7"]
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # llama.cpp's rules for "smollm": numbers character by character, then GPT-2's.

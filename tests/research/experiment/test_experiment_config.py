@@ -68,16 +68,6 @@ def test_tables_of_the_paper_have_their_models_objectives_milestones_and_tasks()
     assert runs["table1_memorization"] == runs["table2_perplexity"], "table 2 evaluates the runs of table 1"
 
 
-def test_the_concatenated_form_of_table_1_differs_in_the_layout_only():
-    pairs = zip(*(expand(load_experiment(f"table1_memorization{form}")) for form in ("", "_concatenated")), strict=True)
-    for aligned, concatenated in pairs:
-        settings = [OmegaConf.to_container(one.config) for one in (aligned, concatenated)]
-        assert [one["dataset"].pop("layout") for one in settings] == ["aligned", "concatenated"]
-        folders = [one.pop("output_dir") for one in settings]
-        assert folders[1] == folders[0].replace("paper_memorization", "paper_memorization_concatenated")
-        assert settings[0] == settings[1]
-
-
 def test_the_demo_is_a_setting_of_the_evidence():
     evidence = {
         run.objective: run for run in expand(load_experiment("evidence_reduced", ["seeds=[0]"])) if run.model == "exact"
@@ -124,18 +114,16 @@ def test_an_objective_can_change_the_data_and_how_long_it_is_trained_on(experime
     assert "deduplicate" not in first.settings["dataset"]
 
 
-def test_the_models_own_overrides_take_precedence(experiment_file, tmp_path):
+def test_a_component_in_overrides_replaces_a_section_and_references_are_kept(experiment_file, tmp_path):
     (tmp_path / "mine.jsonl").write_text("{}\n")
     run, *_ = expand(load_experiment(experiment_file(), [
-        "overrides.dataset.num_base=50", "overrides.batch_size=2", "models[Tiny (full)].overrides.batch_size=3",
-        "overrides.lr_scheduler={_component_: transformers.get_constant_schedule}",
+        "overrides.lr_scheduler={_component_: transformers.get_constant_schedule}", "overrides.dataset.num_base=50",
         "overrides.dataset.target_source=${dataset.source}", f"eval.metadata.probe_file={tmp_path}/mine.jsonl",
     ]))  # fmt: skip
     cfg = run.config
 
-    assert (cfg.dataset.num_base, cfg.dataset.num_targets, cfg.batch_size) == (50, 4, 3)
-    assert cfg.lr_scheduler == {"_component_": "transformers.get_constant_schedule"}, "a component is replaced"
-    assert cfg.dataset.target_source == cfg.dataset.source
+    assert (cfg.dataset.num_base, cfg.dataset.num_targets, cfg.dataset.target_source) == (50, 4, cfg.dataset.source)
+    assert cfg.lr_scheduler == {"_component_": "transformers.get_constant_schedule"}
     assert (cfg.seed, cfg.save_at_percent, cfg.output_dir, cfg.loss) == (0, [50, 100], str(run.folder), CE)
     assert run.evaluations[50]["metadata"]["probe_file"] == f"{tmp_path}/mine.jsonl"
 
