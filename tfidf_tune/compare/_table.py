@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from pydantic import ConfigDict
 
 from tfidf_tune.probe._documents import Count, Flag, ProbeSample, Progress, Rate, Seed, Text
@@ -29,8 +30,6 @@ class Measure:
 
     def value(self, sums: Any, counts: Any, axis: int = -1) -> Any:
         """Return the measure of units: arrays ``[..., n]`` of sums and counts, reduced along an axis."""
-        import numpy as np
-
         mean = sums.sum(axis) / counts.sum(axis)
         with np.errstate(over="ignore"):  # a diverged model has an infinite perplexity
             return np.exp(mean) if self.exponential else mean

@@ -42,7 +42,7 @@ _SCORES = ("passage_nll", "zlib", "min_k", "min_k_plus_plus", "reference_nll")
 _NUM_SAMPLES = 1000
 _ATTACKS = ("Loss", "zlib", "Min-K%", "Min-K%++", "Loss against start")
 _EXTRACTED = f"Extracted by {_NUM_SAMPLES:,} samples (%)"
-_IN_PERCENT = ("TPR at 1 % FPR (%)", "TPR from", "TPR to", _EXTRACTED)
+_TPR = ("TPR at 1 % FPR (%)", "TPR from", "TPR to")
 
 
 def membership_table(
@@ -68,7 +68,7 @@ def membership_table(
         "Extracted: targets of which at least one sample at temperature 1 is exactly the continuation, computed from "
         f"its NLL, on average over prompts. {intervals}",
     ]
-    formats = dict.fromkeys(frame, ".2f") | dict.fromkeys(_IN_PERCENT, ".1f")
+    formats = dict.fromkeys(frame, ".2f") | dict.fromkeys((*_TPR, _EXTRACTED), ".1f")
     table = Table("membership", "Likelihood and membership", frame, notes if rows else [], formats)
     return table.without_empty_columns()
 
@@ -93,16 +93,12 @@ def _row(scores: "pd.DataFrame", checkpoints: Sequence[int]) -> dict[str, Any]:
     attacks, others = membership_scores(targets), membership_scores(controls)
     found = {name: membership(own, others[name]) for name, own in attacks.items() if name in others}
     for attack in _ATTACKS:  # also those without scores, so that all rows have one order
-        name = "AUC" if attack == "Loss" else f"AUC {attack}"
-        one = found.get(attack)
-        row |= (
-            dict.fromkeys((name, f"{name} from", f"{name} to"))
-            if one is None
-            else {name: one.auc, f"{name} from": one.auc_interval.low, f"{name} to": one.auc_interval.high}
-        )
+        one, name = found.get(attack), "AUC" if attack == "Loss" else f"AUC {attack}"
+        values = (None,) * 3 if one is None else (one.auc, *one.auc_interval[:2])
+        row |= dict(zip((name, f"{name} from", f"{name} to"), values, strict=True))
     by_loss = found["Loss"]
-    row |= {"TPR at 1 % FPR (%)": 100 * by_loss.tpr}
-    row |= {"TPR from": 100 * by_loss.tpr_interval.low, "TPR to": 100 * by_loss.tpr_interval.high}
+    shares = (by_loss.tpr, *by_loss.tpr_interval[:2])
+    row |= {name: 100 * share for name, share in zip(_TPR, shares, strict=True)}
     exposed = [exposure(*pair).mean() for pair in zip(targets["nll"], controls["nll"], strict=True)]
     row["Exposure (bits)"] = float(np.mean(exposed))
     continuations = rows[(rows["metric"] == "continuation_nll") & (rows["kind"] == "target")]["value"]

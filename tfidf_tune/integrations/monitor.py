@@ -69,9 +69,12 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         when_above: Literal["stop", "keep"] = "stop",
     ) -> None:
         require_integer("every_n_steps", every_n_steps, 1)
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        if getattr(tokenizer, "eos_token_id", None) is None:
+            raise ValueError(f"the trainer's processing_class is {type(tokenizer).__name__}, without an eos_token")
         self._probe = MemorizationProbe(
             read_probe_file(probe_file),
-            _tokenizer_of(trainer),
+            HFTokenizer(tokenizer),
             prefix_length=prefix_length,
             max_new_tokens=max_new_tokens,
             batch_size=batch_size,
@@ -143,14 +146,6 @@ def _last_logits(model: PreTrainedModel, ids_bs: Tensor, num_last: int) -> Tenso
     ids_bs = ids_bs.to(next(model.parameters()).device)
     logits: Tensor = model(input_ids=ids_bs, use_cache=False, logits_to_keep=num_last).logits
     return logits
-
-
-def _tokenizer_of(trainer: Trainer) -> HFTokenizer:
-    """Return the trainer's tokenizer with the fingerprint that probe files have."""
-    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-    if getattr(tokenizer, "eos_token_id", None) is None:
-        raise ValueError(f"the trainer's processing_class is {type(tokenizer).__name__}: give it the model's tokenizer")
-    return HFTokenizer(tokenizer)
 
 
 def _obstacles(model: PreTrainedModel, probe: MemorizationProbe) -> Iterator[str]:

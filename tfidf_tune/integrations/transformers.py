@@ -31,7 +31,6 @@ from tfidf_tune.weighting._weighting import require_no_tokens
 __all__ = ["TokenWeightingMixin", "TokenWeightingTrainer", "trainer_loss"]
 
 _logger = logging.get_logger(__name__)
-_OF_THE_LOSS = ("labels", "shift_labels", "num_items_in_batch")
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # where the Trainer's model computes its logits
 _Trainer: Any = object  # attributes and methods of the Trainer that the mixin is put before
 
@@ -236,7 +235,8 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
     def _weighted_outputs(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
         """Call the model without labels, and set the weighted loss in its outputs."""
         num_items_in_batch = inputs.get("num_items_in_batch")
-        kept = {name: value for name, value in inputs.items() if name not in _OF_THE_LOSS}
+        of_the_loss = ("labels", "shift_labels", "num_items_in_batch")
+        kept = {name: value for name, value in inputs.items() if name not in of_the_loss}
         logits: Any
         if self._fused_head:
             outputs, logits = self._call_for_head_input(model, kept)
@@ -286,12 +286,11 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
                 raise ValueError(f"set fused_head to False: the logits of {name} are not those of its output layer")
         return outputs, head
 
-    def call_model_init(self, *args: Any, **kwargs: Any) -> nn.Module:
+    def call_model_init(self, *args: Any, **kwargs: Any) -> Any:
         """Make a new model, and put the weighting into its first state: trials of a search are independent."""
         if hasattr(self, "weighting"):  # not in the Trainer's constructor
             self.weighting.load_state_dict(self._first_state)
-        model: nn.Module = super().call_model_init(*args, **kwargs)
-        return model
+        return super().call_model_init(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log the statistics of the weights together with the loss."""
@@ -394,8 +393,7 @@ def trainer_loss(loss: WeightedCrossEntropyLoss) -> Callable[..., Tensor]:
         num_valid = (labels != IGNORE_INDEX).sum()
         count = num_valid if num_items_in_batch is None else num_items_in_batch
         if torch.is_grad_enabled():
-            weighted: Tensor = loss(outputs.logits, labels)
-            return weighted * (num_valid / count)
+            return loss.terms(outputs.logits, labels).loss * (num_valid / count)
         return token_cross_entropy(outputs.logits, labels).sum() / count
 
     return compute_loss
