@@ -118,7 +118,6 @@ def test_what_cannot_work_is_refused(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
     for arguments, error, message in (
-        ([source], ValueError, "a folder for the result"),
         ([tmp_path / "gone", tmp_path / "out"], FileNotFoundError, "gone"),
         ([source, tmp_path / "mine"], ValueError, "mine exists and is not empty"),
         ([source, tmp_path / "out", "--threshold", "0.9999"], ValueError, "threshold 0.9999"),

@@ -71,14 +71,12 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
     add("--backend", choices=("transformers", "vllm"), help="what runs the model; default: transformers")
     add("--base", help="model under an adapter; default: what the adapter names")
     add("--reference", metavar="FOLDER", help="model before the training: compare likelihoods with its likelihoods")
-    add("--model-args", type=key_values, metavar="KEY=VALUE,...", help=(
-        "more arguments of the harness's model, hf or vllm: load_in_4bit=True, parallelize=True, max_model_len=2048"
-    ))  # fmt: skip
+    more = "more arguments of the harness's model, hf or vllm: load_in_4bit=True, parallelize=True, max_model_len=2048"
+    add("--model-args", type=key_values, metavar="KEY=VALUE,...", help=more)
     add("--prefix-lengths", type=whole_number(1), nargs="+", help="default: 32 50 100")
     add("--max-new-tokens", type=whole_number(1), help="default: 128")
-    add("--attacks", nargs="+", metavar="ATTACK", help=(
-        "ways of asking, in this order: greedy, offset, truncated, noise, chat, sampling; default: greedy"
-    ))  # fmt: skip
+    attacks_help = "ways of asking, in this order: greedy, offset, truncated, noise, chat, sampling; default: greedy"
+    add("--attacks", nargs="+", metavar="ATTACK", help=attacks_help)
     add("--offset", type=whole_number(0), help="token of a passage where greedy prompts start; default: 0")
     add("--offsets", type=whole_number(0), nargs="+", help="of the attack offset; default: 64 96")
     add("--prompt-noise", type=float, help="replaced share of a prompt, of the attack noise; default: 0.1")
@@ -90,9 +88,8 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
     add("--device", help="default: a GPU if there is one")
     add("--dtype", help="float32, bfloat16, ...; default: the checkpoint's")
     add("--output-dir", type=Path, help="default: runs/audit/NAME")
-    add("--fail-above", dest="limits", metavar="MEASURE=LIMIT,...", help=(
-        "end with exit code 1 if a measure is above its limit: lms=20,extraction@0.01=0.02"
-    ))  # fmt: skip
+    limits_help = "end with exit code 1 if a measure is above its limit: lms=20,extraction@0.01=0.02"
+    add("--fail-above", dest="limits", metavar="MEASURE=LIMIT,...", help=limits_help)
     add("--show-passages", action="store_true", help="show passages in full, not as excerpts")
     parser.add_argument("--json", action="store_true", help="print audit.json instead of the report")
     parser.add_argument("--verbose", action="store_true", help="print all tables, not only the first")

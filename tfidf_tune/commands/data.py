@@ -29,7 +29,8 @@ def main(arguments: list[str]) -> None:
     dedup = commands.add_parser("dedup", help="remove copies from text that may be larger than memory")
     dedup.set_defaults(run=_dedup)
     add = dedup.add_argument
-    add("paths", nargs="+", metavar="IN ... OUT", help=".txt, .jsonl, .parquet or folders; and the folder to write")
+    add("sources", nargs="+", metavar="IN", help=".txt, .jsonl, .parquet or folders")
+    add("output", type=Path, metavar="OUT", help="the folder to write")
     add("--method", choices=("exact", "minhash"), default="minhash", help=default)
     add("--threshold", type=float, default=0.8, help=f"Jaccard similarity of copies, by minhash; {default}")
     add("--ngram", type=whole_number(1), default=5, help=f"words of an n-gram, by minhash; {default}")
@@ -45,13 +46,9 @@ def _dedup(options: argparse.Namespace) -> None:
     from tfidf_tune.data._file_deduplication import deduplicate_corpus
 
     deduplication = Deduplication(options.method, options.threshold, options.ngram)
-    *sources, output = options.paths
-    if not sources:
-        raise ValueError(f"name the text and a folder for the result, got only {output}")
-    report = deduplicate_corpus(
-        sources, Path(output).expanduser(), deduplication,
-        column=options.column, sample_by=options.sample_by, runner=task_runner(options),
-    )  # fmt: skip
+    sources, output, runner = options.sources, options.output, task_runner(options)
+    reading = {"column": options.column, "sample_by": options.sample_by}
+    report = deduplicate_corpus(sources, output.expanduser(), deduplication, **reading, runner=runner)
     for unit in ("documents", "characters"):
         whole, kept = report[unit], report[f"kept_{unit}"]
         share = f" ({(whole - kept) / whole:.1%})" if whole else ""

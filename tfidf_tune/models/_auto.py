@@ -162,10 +162,7 @@ def _build_transformers(
     kinds, names = linear_layers(hf)
     for name in [name for name in kinds if "mamba" in name + hf_config.model_type and name.endswith("out_proj")]:
         del kinds[name]  # of mixers, which PEFT refuses
-    try:
-        chosen = _chosen(kinds, targets)
-    except ValueError as error:
-        raise ValueError(f"lora_targets: {type(hf).__name__} has {error}") from error
+    chosen = _chosen(kinds, targets, f"lora_targets: {type(hf).__name__} has ")
     is_transposed = any(type(module) is Conv1D and name.endswith(tuple(chosen)) for name, module in hf.named_modules())
     if linear.quantize_base and (not_torchao := quantize(hf, names)):
         reasons.append(f"NF4 by bitsandbytes: {not_torchao}")
@@ -182,7 +179,7 @@ def _build_transformers(
     return HFCausalLM(inject_adapter_in_model(config, hf), max_seq_len, config)
 
 
-def _chosen(layers: Mapping[str, bool], targets: str | Sequence[str]) -> list[str]:
+def _chosen(layers: Mapping[str, bool], targets: str | Sequence[str], whose: str = "") -> list[str]:
     """Return the layers that ``lora_targets`` means; ``layers`` says which are of an attention."""
     chosen = set()
     for target in [targets] if isinstance(targets, str) else targets:
@@ -191,6 +188,6 @@ def _chosen(layers: Mapping[str, bool], targets: str | Sequence[str]) -> list[st
         meant = {name for name, kind in layers.items() if kind in kinds or f".{name}".endswith(f".{target}")}
         if not meant:
             possible = f"possible are attention, all-linear, or a list of {', '.join(layers)}"
-            raise ValueError(f"no linear layer {target!r}: {possible}")
+            raise ValueError(f"{whose}no linear layer {target!r}: {possible}")
         chosen |= meant
     return [name for name in layers if name in chosen]

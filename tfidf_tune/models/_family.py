@@ -7,13 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from torchtune.modules import (
-    FeedForward,
-    MultiHeadAttention,
-    TiedLinear,
-    TransformerDecoder,
-    TransformerSelfAttentionLayer,
-)
+from torchtune import modules as tune
 from transformers import PreTrainedConfig
 
 from tfidf_tune.models._linear import LinearFactory
@@ -28,15 +22,15 @@ def decoder(
     *,
     norm: Callable[[], nn.Module],
     activation: nn.Module,
-    attention_class: type[nn.Module] = MultiHeadAttention,
-    layer_class: type[nn.Module] = TransformerSelfAttentionLayer,
+    attention_class: type[nn.Module] = tune.MultiHeadAttention,
+    layer_class: type[nn.Module] = tune.TransformerSelfAttentionLayer,
     has_mlp_norm: bool = True,
     is_gated: bool = False,
     mlp_bias: bool = True,
     embedding_class: type[nn.Module] = nn.Embedding,
     output_bias: bool | None = False,
     **attention: Any,
-) -> TransformerDecoder:
+) -> tune.TransformerDecoder:
     """Build a decoder of torchtune's modules.
 
     The projections of the attention are (inputs, outputs, whether biased) by name; ``attention`` are further arguments
@@ -52,7 +46,7 @@ def decoder(
                 **{name: linear.attention(name, *shape, bias=bias) for name, (*shape, bias) in projections.items()},
                 **attention,
             ),
-            mlp=FeedForward(
+            mlp=tune.FeedForward(
                 gate_proj=linear.mlp(embed_dim, intermediate_dim, bias=mlp_bias),
                 down_proj=linear.mlp(intermediate_dim, embed_dim, bias=mlp_bias),
                 up_proj=linear.mlp(embed_dim, intermediate_dim, bias=mlp_bias) if is_gated else None,
@@ -65,14 +59,14 @@ def decoder(
     ]
     embeddings = embedding_class(vocab_size, embed_dim)
     is_tied = output_bias is None
-    return TransformerDecoder(
+    return tune.TransformerDecoder(
         tok_embeddings=embeddings,
         layers=layers,
         max_seq_len=max_seq_len,
         num_heads=num_heads,
         head_dim=attention["head_dim"],
         norm=norm(),
-        output=TiedLinear(embeddings) if is_tied else linear.output(embed_dim, vocab_size, bias=bool(output_bias)),
+        output=tune.TiedLinear(embeddings) if is_tied else linear.output(embed_dim, vocab_size, bias=bool(output_bias)),
     )
 
 
@@ -99,7 +93,7 @@ class ModelFamily(ABC):
     ignored: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def build(self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory) -> TransformerDecoder:
+    def build(self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory) -> tune.TransformerDecoder:
         """Build the model of a checkpoint's config.
 
         Raises:
@@ -175,7 +169,7 @@ class ModelFamily(ABC):
         attention: Any = model.get_submodule("layers.0.attn")
         mlp: Any = model.get_submodule("layers.0.mlp")
         norm: Any = model.norm
-        yield "tie_word_embeddings", config.tie_word_embeddings, isinstance(model.output, TiedLinear)
+        yield "tie_word_embeddings", config.tie_word_embeddings, isinstance(model.output, tune.TiedLinear)
         yield "num_attention_heads", config.num_attention_heads, attention.num_heads
         name = "hidden_act" if hasattr(config, "hidden_act") else "activation_function"
         yield name, repr(activation(getattr(config, name))), repr(mlp.activation)
