@@ -154,18 +154,6 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
     assert f"; {between(once[ours], once['CE'])} above CE's without copies" in said
     costs = [_interval([one.log_perplexity for one in framed[name]], math.exp) for name in (ours, usual)]
     assert "perplexity is {}, and {} under CE on deduplicated text".format(*costs) in said
-    (file,) = (results_page.PAGE.parents[1] / "research" / "benchmarks" / "results").glob(
-        "*_repetition/weights_cpu.json"
-    )
-    step = {
-        one["weighting"]: one
-        for one in json.loads(file.read_text(encoding="utf-8"))["repetition"]
-        if (one["batch_size"], one["seq_len"]) == (8, 256)
-    }
-    weights, of_tfidf = step["RepetitionWeighting()"], step["TFIDFWeighting"]
-    memory, (slow, fast) = weights["state_bytes"] / 2**20, (one["median_ms"] for one in (weights, of_tfidf))
-    assert f"take {memory:.0f} MiB, and {slow:.1f} ms for 8 \N{MULTIPLICATION SIGN} 256 tokens" in said
-    assert f"on one core, TF-IDF {fast:.1f} ms" in said
     assert f"recites {above(exact['TF-IDF']):.1f} tokens above the floor instead of {above(exact['CE']):.1f}" in said
     assert f"at a perplexity {between(exact['TF-IDF'], exact['CE'])} above CE's" in said
     lower = exact["CE lower lr"]

@@ -83,8 +83,8 @@ def test_a_command_killed_in_training_and_in_evaluation_continues_and_measures_w
     assert {path: after[path] for path in done} == done
     assert state(first).keys() <= done.keys()
     assert [path.name for path in second.glob("evaluation/checkpoint_100pct/*")] == ["part1"]
-    assert "loglikelihood" in (first / "eval.log").read_text()
-    assert "loglikelihood" not in shown
+    assert "Scoring token ids" in (first / "eval.log").read_text()
+    assert "Scoring token ids" not in shown
     print_cells(load_experiment(file))
     assert "4 of 4 cells are done" in capsys.readouterr().out
 
