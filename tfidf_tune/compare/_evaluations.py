@@ -168,8 +168,7 @@ def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], 
     first_asked: dict[tuple[str, str], Checkpoint] = {}
     for one in results.checkpoints:
         training = one.recipe, one.loss, one.training_seconds
-        is_other = known.setdefault(one.run, training) != training
-        if is_other or known.setdefault((one.run, one.progress), one) is not one:
+        if known.setdefault(one.run, training) != training or known.setdefault((one.run, one.progress), one) is not one:
             raise ValueError(f"two runs are both {one.title}: leave out one of the files or folders that have them")
         for what, digest in one.asked.items():
             first = first_asked.setdefault((one.model, what), one)

@@ -28,18 +28,14 @@ def write_results(results: Results, file: str | Path) -> None:
     and ``counts`` one number if all counts are equal. JSON has neither NaN nor infinity: they are null and "inf".
     """
     units: dict[tuple[str, ...], int] = {}
-    lines: list[dict[str, Any]] = [
-        {name: getattr(one, name) for name in _FIELDS} | {"scores": []} for one in results.checkpoints
-    ]
-    for (at, metric, kind, prefix), rows in results.scores.groupby(
-        ["checkpoint", "metric", "kind", "prefix"], observed=True, dropna=False, sort=False
-    ):
+    lines: list[Any] = [{name: getattr(one, name) for name in _FIELDS} | {"scores": []} for one in results.checkpoints]
+    keys = ["checkpoint", "metric", "kind", "prefix"]
+    for (at, *names, prefix), rows in results.scores.groupby(keys, observed=True, dropna=False, sort=False):
         index = units.setdefault(tuple(rows["unit"]), len(units))
         counts, values = [int(count) for count in rows["count"]], list(map(_plain, rows["value"]))
         length = None if math.isnan(prefix) else int(prefix)
-        lines[at]["scores"].append(
-            [metric, kind, length, index, values, counts[0] if len(set(counts)) == 1 else counts]
-        )
+        shared = counts[0] if len(set(counts)) == 1 else counts
+        lines[at]["scores"].append([*names, length, index, values, shared])
     header = {"format": _FORMAT, "checkpoints": len(lines), "provenance": results.provenance, "units": list(units)}
     with atomic_file(Path(file)) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for line in (header, *lines):

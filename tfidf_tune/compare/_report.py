@@ -69,9 +69,7 @@ def _verdict(
             "objective of a model trained elsewhere, give OBJECTIVE=FOLDER."
         )
     clauses = []
-    for setting, objective in floors:
-        if setting in alone or objective == baseline:
-            continue
+    for setting, objective in [names for names in floors if names[0] not in alone and names[1] != baseline]:
         own = reductions[(reductions["setting"] == setting) & (reductions["objective"] == objective)]
         rows = {row.measure: row for row in own.itertuples()}
         recited = rows.get(LMS.label)
@@ -96,8 +94,8 @@ def _verdict(
         clauses.append(f"{setting}: {said}" if len(objectives) > 1 else said)
     if hidden := len(clauses) - _MOST_CLAUSES:
         clauses[_MOST_CLAUSES:] = [f"{hidden} more are in the table"] if hidden > 0 else []
-    left_out = [f" Not compared: {joined(f'{name} (only {own})' for name, own in alone.items())}."] if alone else []
-    return "".join([f"{'. '.join(clauses)}.", *left_out])
+    clauses += [f"Not compared: {joined(f'{name} (only {own})' for name, own in alone.items())}"] if alone else []
+    return f"{'. '.join(clauses)}."
 
 
 def _change(row: Any) -> tuple[int | None, str]:

@@ -246,10 +246,10 @@ class _FusedCrossEntropy(torch.autograd.Function):
         # What is frozen gets none.
         wants = [is_grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
         hidden_gradient_ND = torch.empty_like(hidden_ND) if wants[0] else None
-        weight_gradient_VD = bias_gradient_V = None
-        if wants[1]:
-            weight_gradient_VD = torch.zeros_like(weight_VD, dtype=torch.float32 if in_fp32 else None)
-        if wants[2] and bias_V is not None:
+        sum_dtype = torch.float32 if in_fp32 else weight_VD.dtype
+        weight_gradient_VD = torch.zeros_like(weight_VD, dtype=sum_dtype) if wants[1] else None
+        bias_gradient_V = None
+        if bias_V is not None and wants[2]:
             bias_gradient_V = torch.zeros_like(bias_V, dtype=torch.promote_types(bias_V.dtype, torch.float32))
         # The only memory of logits: every chunk of them is written over the one before it.
         losses_N = torch.empty(num_tokens, dtype=torch.float32, device=labels_N.device)

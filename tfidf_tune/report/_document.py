@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = str | float | int | None
 """A cell of a table; None if it was not measured."""
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ def _csv_cell(value: Value) -> Value:
     if not isinstance(value, str):
         return finite(value)
     # https://owasp.org/www-community/attacks/CSV_Injection
-    return visible(f"'{value}" if value.startswith(_FORMULA_STARTS) else value)
+    return visible(f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else value)
 
 
 class Footnotes:
