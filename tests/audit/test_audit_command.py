@@ -123,13 +123,13 @@ def test_behind_a_server_the_same_texts_give_the_same_report(reciting, command, 
 
 
 def test_texts_with_fewer_passages_than_wanted_give_what_they_have(reciting, command, tmp_path, capsys):
-    arguments = command(reciting, tmp_path, "--num-targets", "400", "--num-controls", "500", "--block-size", "200")
+    arguments = command(reciting, tmp_path, "--num-targets", "400", "--num-controls", "500", "--block-size", "400")
     main([*arguments, "--json"])
     printed = capsys.readouterr()
     made = json.loads(printed.out)
     assert 10 < made["num_targets"] < 400
     assert 0 < made["num_controls"] < 500
-    assert "no more passages of 200 tokens without overlap: 400 targets and 500 controls" in printed.err
+    assert "no more passages of 400 tokens without overlap: 400 targets and 500 controls" in printed.err
     main([*arguments, "--json", "--overwrite", "--num-targets", "1", "--num-controls", "1"])
     assert json.loads(capsys.readouterr().out)["measures"]["auc"]["upper"] is None
     with pytest.raises(ValueError, match="found 0 passages of 100000 tokens"):
