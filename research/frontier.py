@@ -11,7 +11,7 @@ import pandas as pd
 from tfidf_tune.compare import Results
 from tfidf_tune.compare._evaluations import comparable_runs, first_crossing, passage_lms
 from tfidf_tune.compare._intervals import SeedEstimate, holm, over_seeds, over_seeds_and_passages, verdict
-from tfidf_tune.compare._table import CONTROL_LMS
+from tfidf_tune.compare._results import CONTROL_LMS
 
 _MEASURED = ["lms", "log_perplexity"]
 _MEANS = [

@@ -16,7 +16,7 @@ from tfidf_tune._printing import say
 from tfidf_tune.compare import Results, load_results, write_results
 from tfidf_tune.compare._figures import FLOOR, FLOOR_LINE, OPERATING, set_axes
 from tfidf_tune.compare._intervals import VERDICTS
-from tfidf_tune.compare._table import CONTROLS, LMS, NEAR_VERBATIM, PERPLEXITY, RECITED
+from tfidf_tune.compare._results import CONTROLS, LMS, NEAR_VERBATIM, PERPLEXITY, RECITED
 from tfidf_tune.compare._tables import membership_table
 from tfidf_tune.compare._verdict import NEAR_EXPLAINED
 from tfidf_tune.report import terminal_text, write_report

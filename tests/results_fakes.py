@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 from tfidf_tune.compare import Checkpoint, Results
-from tfidf_tune.compare._table import scores_table
+from tfidf_tune.compare._results import scores_table
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tfidf_tune.compare._intervals import (
     over_seeds_and_passages,
 )
 from tfidf_tune.compare._report import comparison_report
-from tfidf_tune.compare._table import Checkpoint, Results, describe_machine
+from tfidf_tune.compare._results import Checkpoint, Results, describe_machine
 
 __all__ = [
     "Checkpoint",

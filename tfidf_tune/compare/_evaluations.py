@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfidf_tune.compare._intervals import ALPHA, Interval, bootstrap_interval, holm
-from tfidf_tune.compare._table import (
+from tfidf_tune.compare._results import (
     COMPARED,
     CONTROL_LMS,
     LMS,

@@ -7,7 +7,7 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import TypeAlias
 
-from tfidf_tune.compare._table import Checkpoint
+from tfidf_tune.compare._results import Checkpoint
 from tfidf_tune.probe import ProbeSample
 from tfidf_tune.report._document import Continuation, Example
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tfidf_tune.compare._evaluations import having_at_last, shared_progress, unit_totals, value_of
 from tfidf_tune.compare._intervals import MIN_UNITS, bootstrap_interval
-from tfidf_tune.compare._table import CONTROL_LMS, LMS, PERPLEXITY, Measure, Results
+from tfidf_tune.compare._results import CONTROL_LMS, LMS, PERPLEXITY, Measure, Results
 from tfidf_tune.report import Figure
 from tfidf_tune.report._figures import (
     HALF_A_LINE,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import TypeAdapter
 
-from tfidf_tune.compare._table import UNKNOWN_OBJECTIVE, Checkpoint, Results, merge_provenance, scores_table
+from tfidf_tune.compare._results import UNKNOWN_OBJECTIVE, Checkpoint, Results, merge_provenance, scores_table
 from tfidf_tune.probe import _documents as logged
 from tfidf_tune.probe._runs import MILESTONE, checked_run, run_of
 

@@ -10,7 +10,15 @@ from tfidf_tune.compare._evaluations import Floor, compare_objectives, evaluatio
 from tfidf_tune.compare._examples import recitation_examples
 from tfidf_tune.compare._figures import comparison_figures
 from tfidf_tune.compare._intervals import NUM_RESAMPLES, SEED
-from tfidf_tune.compare._table import ANSWER_MEASURES, BY_LABEL, LMS, PERPLEXITY, SUMMARY_MEASURES, Checkpoint, Results
+from tfidf_tune.compare._results import (
+    ANSWER_MEASURES,
+    BY_LABEL,
+    LMS,
+    PERPLEXITY,
+    SUMMARY_MEASURES,
+    Checkpoint,
+    Results,
+)
 from tfidf_tune.compare._tables import comparison_tables, is_detectable
 from tfidf_tune.compare._verdict import AT_CHANCE, RECITED_MARK, STILL_DETECTABLE
 from tfidf_tune.report._document import Example, Footnotes, Report, joined

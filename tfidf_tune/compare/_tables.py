@@ -17,7 +17,7 @@ from tfidf_tune.compare._evaluations import (
     value_of,
 )
 from tfidf_tune.compare._intervals import MIN_UNITS, NUM_RESAMPLES, binomial_upper_bound, bootstrap_interval, membership
-from tfidf_tune.compare._table import (
+from tfidf_tune.compare._results import (
     ANSWER_MEASURES,
     COMPARED,
     CONTROLS,

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from tfidf_tune.compare._intervals import ENOUGH_UNITS, MIN_UNITS, Interval
-from tfidf_tune.compare._table import BY_LABEL
+from tfidf_tune.compare._results import BY_LABEL
 
 STILL_DETECTABLE = ", but its loss still tells the two apart"
 AT_CHANCE = "recites no more than text it never saw"
