@@ -66,7 +66,17 @@ def run_torchtune(command: str, arguments: list[str]) -> None:
     sys.argv = ["tfidf-tune", "run", *arguments]  # torchtune counts them to see whether there are torchrun options
     options = _parser("run").parse_args(sys.argv[1:])
     options.recipe = _checked_recipe(options.recipe, options.recipe_args, names)
-    _run(options)
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    if any(map(is_ignored_hangup, ENDING)):  # torchrun would handle an ignored SIGHUP too
+        os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
+    try:
+        options.func(options)
+    except SignalException as error:  # torchrun has ended its processes
+        sys.exit(128 + error.sigval)
+    except ChildFailedError as error:
+        sys.exit(str(error))
 
 
 def _package_without_init() -> ModuleType:
@@ -140,17 +150,3 @@ def _checked_recipe(recipe: str, arguments: Sequence[str], names: Sequence[str])
         except SetupError as error:
             sys.exit(f"error: {error}")
     return recipe
-
-
-def _run(options: Any) -> None:
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    if any(map(is_ignored_hangup, ENDING)):  # torchrun would handle an ignored SIGHUP too
-        os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
-    try:
-        options.func(options)
-    except SignalException as error:  # torchrun has ended its processes
-        sys.exit(128 + error.sigval)
-    except ChildFailedError as error:
-        sys.exit(str(error))

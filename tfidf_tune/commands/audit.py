@@ -36,7 +36,19 @@ def main(arguments: list[str]) -> None:
     add("--overwrite", action="store_true", help="choose the passages again if the output folder has some")
     add_choosing(parser)
     add_asking(parser)
-    add_server(parser)
+    # The fields of ServerSpec, and the estimate of the cost.
+    group = parser.add_argument_group("a model behind an OpenAI-compatible server")
+    add = _adder(group)
+    add("--base-url", metavar="URL", help="of the server, up to /v1; MODEL is then its name there")
+    add("--send", choices=("text", "ids"), help="prompts as text, or as token ids; default: text")
+    add("--api-key-variable", metavar="NAME", help="environment variable; default: OPENAI_API_KEY")
+    add("--num-concurrent", type=whole_number(1), help="requests at once; default: 1")
+    add("--requests-per-minute", type=float, help="most requests; default: no limit")
+    add("--timeout", type=float, help="seconds to wait for an answer; default: 600")
+    add("--max-retries", type=whole_number(0), help="of a request that fails; default: 8")
+    add = group.add_argument
+    add("--price", type=float, nargs=2, metavar=("IN", "OUT"), help="of a million tokens, for the estimate of the cost")
+    add("--dry-run", action="store_true", help="choose the passages, print the number of requests, tokens and the cost")
     options = parser.parse_args(arguments)
     if "base_url" in options:
         require_extras("audit", "server")
@@ -93,22 +105,6 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
     add("--show-passages", action="store_true", help="show passages in full, not as excerpts")
     parser.add_argument("--json", action="store_true", help="print audit.json instead of the report")
     parser.add_argument("--verbose", action="store_true", help="print all tables, not only the first")
-
-
-def add_server(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a model behind a server: the fields of ``ServerSpec``, and the estimate of the cost."""
-    group = parser.add_argument_group("a model behind an OpenAI-compatible server")
-    add = _adder(group)
-    add("--base-url", metavar="URL", help="of the server, up to /v1; MODEL is then its name there")
-    add("--send", choices=("text", "ids"), help="prompts as text, or as token ids; default: text")
-    add("--api-key-variable", metavar="NAME", help="environment variable; default: OPENAI_API_KEY")
-    add("--num-concurrent", type=whole_number(1), help="requests at once; default: 1")
-    add("--requests-per-minute", type=float, help="most requests; default: no limit")
-    add("--timeout", type=float, help="seconds to wait for an answer; default: 600")
-    add("--max-retries", type=whole_number(0), help="of a request that fails; default: 8")
-    add = group.add_argument
-    add("--price", type=float, nargs=2, metavar=("IN", "OUT"), help="of a million tokens, for the estimate of the cost")
-    add("--dry-run", action="store_true", help="choose the passages, print the number of requests, tokens and the cost")
 
 
 def _adder(parser: Any) -> Any:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchtune.modules import TiedLinear
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.pytorch_utils import Conv1D
 
@@ -90,12 +90,7 @@ class HFCausalLM(nn.Module):
         return [self.output(chunk) for chunk in hidden.tensor_split(self.num_output_chunks, dim=1)]
 
     def forward(
-        self,
-        tokens: Tensor,
-        *,
-        mask: Any = None,
-        input_pos: Tensor | None = None,
-        past_key_values: DynamicCache | None = None,
+        self, tokens: Tensor, *, mask: Any = None, input_pos: Tensor | None = None, past_key_values: Cache | None = None
     ) -> Any:
         """Run the model.
 
@@ -103,7 +98,7 @@ class HFCausalLM(nn.Module):
             tokens (Tensor): int64 ``[b, s]``.
             mask (Any): ignored: transformers makes the mask from the positions.
             input_pos (Tensor | None): int64 ``[b, s]``, from 0 in each document of a packed row. Default: None.
-            past_key_values (DynamicCache | None): a KV cache, which gets the states of the tokens. Default: None.
+            past_key_values (Cache | None): a KV cache, which gets the states of the tokens. Default: None.
 
         Returns:
             Any: logits ``[b, s, v]``, a list of chunks of them, or what ``chunked_output`` was replaced by.

@@ -72,19 +72,12 @@ class GPTNeoXAttention(MultiHeadAttention):  # type: ignore[misc]
         b, s, d = x.shape
         # [b, s, n_h, 3 * h_d] -> three of [b, s, n_h, h_d]
         q, k, v = self.query_key_value(x).view(b, s, self.num_heads, 3 * self.head_dim).chunk(3, dim=-1)
-        q = self.pos_embeddings(q, input_pos=input_pos).transpose(1, 2)
-        k = self.pos_embeddings(k, input_pos=input_pos).transpose(1, 2)
-        v = v.transpose(1, 2)
+        q, k = (self.pos_embeddings(part, input_pos=input_pos) for part in (q, k))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         if self.kv_cache is not None and self.cache_enabled:
             k, v = self.kv_cache.update(k, v)
-        attended = self._attention_call(
-            q,
-            k,
-            v,
-            mask=mask,
-            dropout_p=self.attn_dropout if self.training else 0.0,
-            is_causal=self.kv_cache is None and mask is None,
-        )
+        dropout_p, is_causal = self.attn_dropout if self.training else 0.0, self.kv_cache is None and mask is None
+        attended = self._attention_call(q, k, v, mask=mask, dropout_p=dropout_p, is_causal=is_causal)
         output: Tensor = self.output_proj(attended.transpose(1, 2).reshape(b, s, d))
         return output
 
