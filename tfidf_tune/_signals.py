@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -62,26 +62,21 @@ class Interrupted(Exception):
         self.exit_code = 128 + signal_number
 
 
-class StopRequest:
-    """Whether a signal has asked the run to end: ``signal_number``, 0 until then."""
-
-    def __init__(self) -> None:
-        self.signal_number = 0
-        self._received_at = 0.0
-
-    def __call__(self, signal_number: int, _: FrameType | None) -> None:
-        """Handle a signal; a later second one ends the process at once."""
-        now = time.monotonic()
-        if self.signal_number and now - self._received_at > _ONE_REQUEST_SECONDS:
-            sys.exit(128 + signal_number)
-        self.signal_number, self._received_at = signal_number, now
-
-
 @contextmanager
-def stop_request() -> Iterator[StopRequest]:
-    """Turn SIGTERM, SIGINT and SIGHUP into a request while the block runs; the loop reads it between steps."""
-    request = StopRequest()
-    previous = handle(ENDING, request)
+def stop_request() -> Iterator[SimpleNamespace]:
+    """Turn SIGTERM, SIGINT and SIGHUP into a request while the block runs; the loop reads it between steps.
+
+    Its ``signal_number`` is 0 until then. A later second signal ends the process at once.
+    """
+    request = SimpleNamespace(signal_number=0, received_at=0.0)
+
+    def receive(number: int, _: FrameType | None) -> None:
+        now = time.monotonic()
+        if request.signal_number and now - request.received_at > _ONE_REQUEST_SECONDS:
+            sys.exit(128 + number)
+        request.signal_number, request.received_at = number, now
+
+    previous = handle(ENDING, receive)
     try:
         yield request
     finally:

@@ -15,7 +15,34 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str]) -> None:
     """Show the weights that TF-IDF gives the tokens of a text."""
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(
+        prog="tfidf-tune weights",
+        description="Show the weights that TF-IDF gives the tokens of your own text in the first epoch of training.",
+        epilog="example: tfidf-tune weights my_texts.jsonl --tokenizer EleutherAI/pythia-1.4b",
+    )
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help=".txt, .jsonl or .parquet file or a folder of them; or embedded")
+    tokenizer_help = "tokenizer of the model that you fine-tune: a hub id, or a folder with its files"
+    add("--tokenizer", required=True, metavar="PATH_OR_HUB_ID", help=tokenizer_help)
+    add_text(parser)
+    # The first token of a block is never a label.
+    add("--block-size", type=whole_number(2), default=256, help="tokens in a block; default: %(default)s")
+    add("--num-blocks", type=whole_number(1), metavar="N", help="the first N blocks; default: all")
+    add("--batch-size", type=whole_number(1), default=8, help="blocks in a mini-batch; default: %(default)s")
+    add("--num-batches", type=whole_number(1), default=16, help="mini-batches in the idf window; default: %(default)s")
+    tf_help = "form of the term frequency that the page begins with; default: %(default)s, the paper's"
+    add("--tf", choices=("count", "log", "binary"), default="count", help=tf_help)
+    add("--max-weight", type=float, help="cap of the weights, 1 or more; default: none")
+    shuffle_help = "blocks in the shuffled order of training, or in the order of the text; default: shuffled"
+    add("--shuffle", action=argparse.BooleanOptionalAction, default=True, help=shuffle_help)
+    seeds = whole_number(-(2**63), 2**63 - 1)
+    add("--seed", type=seeds, default=42, help="of the shuffled order; default: %(default)s")
+    which = parser.add_mutually_exclusive_group()
+    show_help = "show K blocks, the first with a full window; default: 1"
+    which.add_argument("--show", type=whole_number(1), default=1, metavar="K", help=show_help)
+    which.add_argument("--block", type=int, action="append", metavar="I", help="show block I, from 0; may be repeated")
+    add("--output-dir", type=Path, default=Path("runs/weights"), help="default: %(default)s")
+    options = parser.parse_args(arguments)
     from tfidf_tune.data import hf_tokenizer, load_documents
     from tfidf_tune.data._sources import warn_of_short_documents
     from tfidf_tune.data._text import blocks_and_lengths
@@ -55,37 +82,6 @@ def main(arguments: list[str]) -> None:
     write_report(report, folder, **tokens_section(shown, options.tf))
     say(terminal_text(report))
     say(f"The page with colored tokens: {folder / 'index.html'}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="tfidf-tune weights",
-        description="Show the weights that TF-IDF gives the tokens of your own text in the first epoch of training.",
-        epilog="example: tfidf-tune weights my_texts.jsonl --tokenizer EleutherAI/pythia-1.4b",
-    )
-    add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help=".txt, .jsonl or .parquet file or a folder of them; or embedded")
-    tokenizer_help = "tokenizer of the model that you fine-tune: a hub id, or a folder with its files"
-    add("--tokenizer", required=True, metavar="PATH_OR_HUB_ID", help=tokenizer_help)
-    add_text(parser)
-    # The first token of a block is never a label.
-    add("--block-size", type=whole_number(2), default=256, help="tokens in a block; default: %(default)s")
-    add("--num-blocks", type=whole_number(1), metavar="N", help="the first N blocks; default: all")
-    add("--batch-size", type=whole_number(1), default=8, help="blocks in a mini-batch; default: %(default)s")
-    add("--num-batches", type=whole_number(1), default=16, help="mini-batches in the idf window; default: %(default)s")
-    tf_help = "form of the term frequency that the page begins with; default: %(default)s, the paper's"
-    add("--tf", choices=("count", "log", "binary"), default="count", help=tf_help)
-    add("--max-weight", type=float, help="cap of the weights, 1 or more; default: none")
-    shuffle_help = "blocks in the shuffled order of training, or in the order of the text; default: shuffled"
-    add("--shuffle", action=argparse.BooleanOptionalAction, default=True, help=shuffle_help)
-    seeds = whole_number(-(2**63), 2**63 - 1)
-    add("--seed", type=seeds, default=42, help="of the shuffled order; default: %(default)s")
-    shown = parser.add_mutually_exclusive_group()
-    show_help = "show K blocks, the first with a full window; default: 1"
-    shown.add_argument("--show", type=whole_number(1), default=1, metavar="K", help=show_help)
-    shown.add_argument("--block", type=int, action="append", metavar="I", help="show block I, from 0; may be repeated")
-    add("--output-dir", type=Path, default=Path("runs/weights"), help="default: %(default)s")
-    return parser
 
 
 def _chosen_blocks(tokens: "pd.DataFrame", options: argparse.Namespace, num_blocks: int) -> list[int]:

@@ -167,15 +167,9 @@ def _build_transformers(
     if linear.quantize_base and (not_torchao := quantize(hf, names)):
         reasons.append(f"NF4 by bitsandbytes: {not_torchao}")
         hf.is_loaded_in_4bit = True  # PEFT then has layers for those of bitsandbytes
-    config = LoraConfig(
-        task_type="CAUSAL_LM",
-        r=linear.lora_rank,
-        lora_alpha=linear.lora_alpha,
-        lora_dropout=linear.lora_dropout,
-        target_modules=chosen,
-        fan_in_fan_out=is_transposed,
-        inference_mode=False,
-    )
+    adapters = {"r": linear.lora_rank, "lora_alpha": linear.lora_alpha, "lora_dropout": linear.lora_dropout}
+    layers = {"target_modules": chosen, "fan_in_fan_out": is_transposed}
+    config = LoraConfig(task_type="CAUSAL_LM", inference_mode=False, **adapters, **layers)
     return HFCausalLM(inject_adapter_in_model(config, hf), max_seq_len, config)
 
 

@@ -12,9 +12,6 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.pytorch_utils import Conv1D
 
-_PREFIX = "hf."
-_HEAD = "output."
-
 
 def build_hf(config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
     """Build transformers' own model of a config, randomly initialised, with options of its ``from_config``."""
@@ -52,7 +49,7 @@ class HFCausalLM(nn.Module):
         self.peft_config = peft_config
         self.max_seq_len = max_seq_len
         self.num_output_chunks = 0
-        self.layer_names = tuple(f"{_PREFIX}{name}" for name in _decoder_layers(hf))
+        self.layer_names = tuple(f"hf.{name}" for name in _decoder_layers(hf))
         self._packs_by = "positions"
         # Take the output layer out of the model, where the logits are nothing but its output.
         head: Any = hf.get_output_embeddings()
@@ -173,9 +170,9 @@ class HFCausalLM(nn.Module):
 
     def hf_name(self, name: str) -> str:
         """Return the name that transformers has for a parameter or buffer of this model, also of a layer with LoRA."""
-        if name.startswith(_HEAD):
-            return f"{self._head_name}.{name.removeprefix(_HEAD)}"
-        return name.removeprefix(_PREFIX).replace(".base_layer.", ".")
+        if name.startswith("output."):
+            return f"{self._head_name}.{name.removeprefix('output.')}"
+        return name.removeprefix("hf.").replace(".base_layer.", ".")
 
 
 def _are_equal(logits: Tensor) -> bool:

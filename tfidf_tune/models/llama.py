@@ -155,11 +155,9 @@ class LlamaFamily(ModelFamily):
         rope: Any = attention.pos_embeddings
         theirs = config.rope_parameters
         if hasattr(rope, "scale_factor") and theirs["rope_type"] == "llama3":
-            yield "rope factor", float(theirs["factor"]), float(rope.scale_factor)
-            yield "rope low_freq_factor", float(theirs["low_freq_factor"]), float(rope.low_freq_factor)
-            yield "rope high_freq_factor", float(theirs["high_freq_factor"]), float(rope.high_freq_factor)
-            original = "original_max_position_embeddings"
-            yield f"rope {original}", theirs[original], rope.old_context_len
+            ours = {"factor": rope.scale_factor, "original_max_position_embeddings": rope.old_context_len}
+            ours |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+            yield from ((f"rope {name}", float(theirs[name]), float(value)) for name, value in ours.items())
         yield "rotary halves", self._rotates_halves, isinstance(rope, Qwen2RotaryPositionalEmbeddings)
         yield "norm", self._norm.__name__, type(model.norm).__name__
         yield "use_bidirectional_attention", bool(getattr(config, "use_bidirectional_attention", False)), False  # Gemma
