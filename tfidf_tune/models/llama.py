@@ -43,25 +43,31 @@ def tinyllama_1_1b(linear: LinearFactory = PLAIN) -> TransformerDecoder:
 lora_tinyllama_1_1b = with_lora(tinyllama_1_1b)
 
 
-def _configured_rotary(config: PreTrainedConfig, rotary_class: type[nn.Module], max_seq_len: int) -> nn.Module:
-    """Build rotary embeddings of torchtune with the frequencies that transformers computes from a config."""
-    rope_type, base = config.rope_parameters["rope_type"], float(config.rope_parameters["rope_theta"])
-    rotary: Any = rotary_class(_head_dim(config), max_seq_len, base)
+class _ConfiguredRotary:
+    """Rotary embeddings with the frequencies that transformers computes from a config, see :meth:`rope_init`."""
 
-    def rope_init() -> None:
+    def __init__(self, config: PreTrainedConfig, dim: int, max_seq_len: int) -> None:
+        self._config = config
+        self.rope_type: str = config.rope_parameters["rope_type"]
+        super().__init__(dim, max_seq_len, float(config.rope_parameters["rope_theta"]))  # type: ignore[call-arg]
+
+    def rope_init(self) -> None:
+        """Build the table; called by the class of torchtune, which rotates, and after loading."""
+        module: Any = self
         with torch.device("cpu"):  # also within the context of another device
-            frequencies, scale = 1 / base ** (torch.arange(0, rotary.dim, 2).float() / rotary.dim), 1.0
-            if rope_type != "default":
-                frequencies, scale = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
+            frequencies, scale = 1 / module.base ** (torch.arange(0, module.dim, 2).float() / module.dim), 1.0
+            if self.rope_type != "default":
+                frequencies, scale = ROPE_INIT_FUNCTIONS[self.rope_type](self._config, torch.device("cpu"))
         # Of a list, so that it is on that device.
-        rotary.register_buffer("theta", torch.tensor(frequencies.tolist(), dtype=torch.float32), persistent=False)
-        rotary.build_rope_cache(rotary.max_seq_len)
-        rotary.cache = rotary.cache * scale
+        module.register_buffer("theta", torch.tensor(frequencies.tolist(), dtype=torch.float32), persistent=False)
+        module.build_rope_cache(module.max_seq_len)
+        module.cache = module.cache * scale
 
-    # In place of the class's, which knows the base alone; loading calls it again.
-    rotary.rope_type, rotary.rope_init = rope_type, rope_init
-    rope_init()
-    return cast(nn.Module, rotary)
+
+class _RotatedPairs(_ConfiguredRotary, RotaryPositionalEmbeddings): ...  # type: ignore[misc]
+
+
+class _RotatedHalves(_ConfiguredRotary, Qwen2RotaryPositionalEmbeddings): ...  # type: ignore[misc]
 
 
 class LlamaFamily(ModelFamily):
@@ -112,7 +118,7 @@ class LlamaFamily(ModelFamily):
         # Biases are settings of some architectures, constants of others.
         attention_bias = bool(getattr(config, "attention_bias", False))
         qkv_bias, output_bias = (attention_bias,) * 2 if self._qkv_bias is None else (self._qkv_bias, False)
-        rotary_class = Qwen2RotaryPositionalEmbeddings if self._rotates_halves else RotaryPositionalEmbeddings
+        rotary = _RotatedHalves if self._rotates_halves else _RotatedPairs
         dim, num_heads, head_dim = config.hidden_size, config.num_attention_heads, _head_dim(config)
         of_queries, of_keys = num_heads * head_dim, config.num_key_value_heads * head_dim
         return decoder(
@@ -126,7 +132,7 @@ class LlamaFamily(ModelFamily):
             },
             num_kv_heads=config.num_key_value_heads,
             head_dim=head_dim,
-            pos_embeddings=_configured_rotary(config, rotary_class, max_seq_len),
+            pos_embeddings=rotary(config, head_dim, max_seq_len),
             attn_dropout=config.attention_dropout or 0.0,
             norm=partial(self._norm, dim, eps=config.rms_norm_eps),
             activation=activation(config.hidden_act),
