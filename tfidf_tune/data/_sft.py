@@ -101,7 +101,7 @@ def read_row(row: Mapping[str, Any], place: str, column: str | None, formatting:
 
 def _read_texts(name: str, row: Mapping[str, Any], place: str, formatting: Formatting) -> Text | Chat:
     is_instruction = name == "instruction and output"
-    columns = FORMATS[name] + ["input"] * is_instruction
+    columns = FORMATS[name] + (["input"] if is_instruction else [])
     texts = [row.get(key) or "" for key in columns]
     for key, text in zip(columns, texts, strict=True):
         if not isinstance(text, str):

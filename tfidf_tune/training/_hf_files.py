@@ -53,7 +53,7 @@ def find_checkpoint(
     if not is_local:
         if looks_like_path(checkpoint_dir):
             raise FileNotFoundError(f"no such folder {checkpoint_dir}")
-        folder = _download(checkpoint_dir, revision, [*_SMALL_FILES, *["*.py"] * trust_remote_code])
+        folder = _download(checkpoint_dir, revision, [*_SMALL_FILES, *(["*.py"] if trust_remote_code else [])])
     config = read_config(folder, trust_remote_code=trust_remote_code)
     for weights in () if is_local else _WEIGHTS:  # some repositories have both, older ones the second
         folder = _download(checkpoint_dir, revision, [weights, *_SMALL_FILES, "*.index.json", *COMPANIONS])
@@ -214,7 +214,7 @@ def read_companions(folder: Path, *, has_code: bool = False) -> dict[str, bytes]
         roots.append(folder.resolve().parents[1])
     paths = sorted([*folder.glob("*"), *folder.glob("*/*.jinja")])  # dangling links included
     names = [path.relative_to(folder).as_posix() for path in paths]
-    wanted = (*COMPANIONS, *["*.py"] * has_code)
+    wanted = (*COMPANIONS, *(["*.py"] if has_code else []))
     return {name: _read(folder / name, roots) for name in names if any(fnmatch(name, each) for each in wanted)}
 
 
