@@ -20,7 +20,11 @@ def handle(numbers: Collection[int], handler: Callable[[int, FrameType | None], 
     """Set a handler, except for SIGHUP under ``nohup``, which stays ignored; return the previous handlers."""
 
     def handle_one(number: int, frame: FrameType | None) -> None:
-        _leave_lost_terminal()
+        # The null device takes the place of a terminal that was closed, to which writing fails.
+        for descriptor in (1, 2):
+            with suppress(OSError):  # not open
+                if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
         handler(number, frame)
 
     return {number: signal.signal(number, handle_one) for number in numbers if not is_ignored_hangup(number)}
@@ -82,11 +86,3 @@ def stop_request() -> Iterator[SimpleNamespace]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _leave_lost_terminal() -> None:
-    """Redirect stdout and stderr to the null device if their terminal was closed: writing to it fails."""
-    for descriptor in (1, 2):
-        with suppress(OSError):  # not open
-            if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

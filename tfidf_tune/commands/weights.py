@@ -64,8 +64,7 @@ def main(arguments: list[str]) -> None:
     if not len(blocks):
         too_short = f"{', '.join(map(repr, options.files))} has fewer tokens than one block of {options.block_size}"
         raise ValueError(f"{too_short}: lower --block-size, or name more text")
-    names = ("batch_size", "num_batches", "max_weight", "shuffle", "seed")
-    training = {name: getattr(options, name) for name in names}
+    training = {name: getattr(options, name) for name in ("batch_size", "num_batches", "max_weight", "shuffle", "seed")}
     tokens = weigh_blocks(blocks, vocab_size=tokenizer.vocab_size, **training)
     texts = token_texts(tokenizer, blocks)
     decode = partial(tokenizer.decode, skip_special_tokens=False)

@@ -38,6 +38,7 @@ def decoder(
     """
     vocab_size, num_layers, num_heads, embed_dim, intermediate_dim, max_seq_len = sizes
     attention = {"num_kv_heads": num_heads, "head_dim": embed_dim // num_heads, "max_seq_len": max_seq_len} | attention
+    # Layers, embedding, output layer: the order of random draws, which decides what weights a seed gives.
     layers = [
         layer_class(
             attn=attention_class(
@@ -179,6 +180,7 @@ class ModelFamily(ABC):
         # A config without a choice stands for transformers' constants.
         theirs = getattr(config, "rope_parameters", None) or {"rope_theta": 10_000.0, "rope_type": "default"}
         yield "rope_base", float(theirs["rope_theta"]), float(rotary.base)
+        yield "rotary_dim", getattr(config, "rotary_dim", rotary.dim), rotary.dim  # other configs have other settings
         # torchtune's classes do not name their type; only Llama 3's is scaled.
         ours = getattr(rotary, "rope_type", "llama3" if hasattr(rotary, "scale_factor") else "default")
         yield "rope type", theirs["rope_type"], ours

@@ -3,9 +3,8 @@
 The architecture is that of https://github.com/kingoflolz/mesh-transformer-jax.
 """
 
-from collections.abc import Iterator
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import nn
 from torchtune.modules import RotaryPositionalEmbeddings, TransformerDecoder
@@ -103,9 +102,3 @@ class GPTJFamily(ModelFamily):
             attn_dropout=config.attn_pdrop,
             linear=linear,
         )
-
-    def settings(self, model: nn.Module, config: PreTrainedConfig) -> Iterator[tuple[str, Any, Any]]:
-        """Yield the rotated part in addition to what every family has."""
-        yield from super().settings(model, config)
-        rotary: Any = model.get_submodule("layers.0.attn.pos_embeddings.rotary")
-        yield "rotary_dim", config.rotary_dim, rotary.dim
