@@ -1,5 +1,6 @@
 """The built distributions: what they hold, and what the core does in an environment of torch only."""
 
+import ast
 import importlib
 import inspect
 import re
@@ -257,3 +258,14 @@ def test_imports_between_packages_go_one_way():
             for match in re.findall(r"^\s*(?:from|import) tfidf_tune\.([a-z]\w*)", file.read_text(), re.MULTILINE)
         }
         assert imported - {package} <= allowed, package
+
+
+def test_torchtune_is_imported_where_it_is_extended_and_elsewhere_inside_functions():
+    allowed = {"training", "models", "loss/stock.py"}
+    for file in PACKAGE.rglob("*.py"):
+        place = file.relative_to(PACKAGE)
+        if {place.parts[0], place.as_posix()}.isdisjoint(allowed | {"recipes"}):
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            imported = [node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)]
+            imported += [name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names]
+            assert not [name for name in imported if name.partition(".")[0] in ("torchtune", "torchao")], place

@@ -237,3 +237,19 @@ def test_the_cost_of_an_update_does_not_depend_on_the_length_of_the_window_or_th
 
     # The window holds 64 times the batch; a presence table of (documents, vocabulary) would be 400.
     assert max(record(64, vocab_size=100, documents=True, max_weight=2.0).sizes) == ROWS * LENGTH < 400
+
+
+@pytest.mark.parametrize(("documents", "max_weight"), [(False, None), (True, 2.0)])
+def test_no_tensor_of_an_update_is_larger_than_the_batch(max_weight, documents):
+    recorder = record(64, vocab_size=100, documents=documents, max_weight=max_weight)
+    # The window holds 64 times the batch; a presence table of (documents, vocabulary) would be 400.
+    assert max(recorder.sizes) == ROWS * LENGTH < 400
+
+
+def test_ever_wider_batches_do_not_copy_the_window_at_every_call():
+    window, storages = DocumentWindow(3), set()
+    for width in range(1, 101):
+        window.update(torch.arange(width), torch.tensor(1), vocab_size=100)
+        storages.add((window.entries_KT.shape[1], window.entries_KT.data_ptr()))
+    assert len({width for width, _ in storages}) <= 13  # 1.5 to the power of 12 is 130
+    assert window.entries_KT.shape[1] <= 150

@@ -13,6 +13,7 @@ from label_batches import (
     random_labels,
     state_copy,
 )
+from operations import Recorder
 from processes import on_every_rank
 from tfidf_reference import IGNORED
 
@@ -104,6 +105,7 @@ def union_of(batches):
 def run_of_a_rank(rank):
     return {
         "cases": {name: run_case(rank, case) for name, case in CASES.items()},
+        "collectives": {name: collectives_of(rank, case) for name, case in CASES.items()},
         "refused": refused(rank),
     }
 
@@ -125,6 +127,25 @@ def run_case(rank, case):
             evaluated.append(weights)
             weighting.weighting.train()
     return {"trained": trained, "evaluated": evaluated, "state": state_copy(weighting.weighting)}
+
+
+def collectives_of(rank, case):
+    """Names of the collectives of a step in training and of one in evaluation."""
+    weighting, names = case.weighting().weighting, []
+    batches = batches_of_a_step(0, dist.get_world_size())
+    labels, document_ids = batches[rank]
+    for training in (True, False):
+        with Recorder() as recorder:
+            weighting.train(training)(
+                labels,
+                vocab_size=VOCAB_SIZE,
+                document_ids=document_ids if case.documents else None,
+                largest_shape=case.largest_shape(batches),
+                all_tokens=case.tokens(labels),
+            )
+        calls = zip(recorder.calls, recorder.operations, strict=True)
+        names.append([operation for call, operation in calls if "c10d" in call[0]])
+    return names
 
 
 def refused(rank):
@@ -184,6 +205,13 @@ def test_with_sync_weights_and_window_are_bit_identical_to_one_process(ranks, na
     assert compared > NUM_STEPS
     for result in ranks:
         assert_same_state(one_process.weighting, result["cases"][name]["state"])
+
+
+def test_a_step_takes_one_collective_at_most_and_evaluation_none(ranks):
+    for name, case in CASES.items():
+        gather = ["allgather_"] if case.shape_known else ["allreduce_", "allgather_"]
+        expected = gather if case.shared else []
+        assert [result["collectives"][name] for result in ranks] == [[expected, []]] * len(ranks)
 
 
 # ---- bad input
