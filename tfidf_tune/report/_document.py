@@ -187,9 +187,8 @@ class Footnotes:
 
     def mark(self, *texts: str) -> str:
         """Return the marks of footnotes, two marks together; new ones are added."""
-        different = dict.fromkeys(texts)
-        self.texts += [text for text in different if text not in self.texts]
-        return "".join(f"[{self.texts.index(text) + 1}]" for text in different)
+        self.texts += [text for text in dict.fromkeys(texts) if text not in self.texts]
+        return "".join(f"[{number}]" for number, text in enumerate(self.texts, start=1) if text in texts)
 
 
 def joined(names: Iterable[str]) -> str:
