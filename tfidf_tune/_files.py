@@ -98,7 +98,9 @@ def update_files(folder: Path, files: Mapping[str, Callable[[Path], object]]) ->
         for name, write in files.items():
             path = folder / name
             try:
-                write(stack.enter_context(atomic_file(path)))
+                temporary = stack.enter_context(atomic_file(path))
+                write(temporary)
+                sync_to_disk(temporary)  # here, so that a full disk is noticed before the first is renamed
             except OSError as error:
                 what = f"{path} could not be written ({error.strerror or error})"
                 raise OSError(f"{what}, {folder} is left as it was: make room, or choose another folder") from error
@@ -112,11 +114,10 @@ def locked_folder(folder: Path) -> Iterator[None]:
     """
     made = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
+        descriptor = os.open(folder, os.O_RDONLY)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
+    except (BlockingIOError, FileNotFoundError) as error:  # locked, or removed, by another process
         raise SetupError(f"another process is writing into {folder}: wait until it ends") from error
     except OSError:  # no locks here
         pass

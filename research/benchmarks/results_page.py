@@ -128,7 +128,7 @@ def _summary(file: Path) -> str:
     """What the main arms recite and cost where copies are exact and where they differ."""
     points = _trace(file, _DEDUPLICATED).points.set_index(["objective", "model"])
     shown: dict[str, Callable[[Any], str]] = {
-        "recited above the floor": lambda names: _interval(points.loc[names], "excess"),
+        "recited above chance": lambda names: _interval(points.loc[names], "excess"),
         "perplexity": lambda names: _interval(points.loc[names], "perplexity"),
         "membership AUC": lambda names: _auc(file, names[1], names[0]),
     }
@@ -402,7 +402,7 @@ def draw_summary() -> None:
     for axes, model in zip(panels, _COPIES, strict=True):
         axes.set_title(f"{model} copies", loc="left", fontsize="medium")
         floor = points.loc[model, "control_lms"].mean()
-        axes.axhline(floor, color="0.4", linestyle="--", label="never seen: the floor")
+        axes.axhline(floor, color="0.4", linestyle="--", label="never seen: chance")
         for objective, marker, color in zip(_ARMS, "oosDssPP", colors, strict=True):
             at = points.loc[model, objective]
             reaches = [

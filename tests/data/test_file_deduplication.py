@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data_fakes import changed, write_folder
+from forked_commands import run_in_forks
 from processes import kill_when_opening
 from scipy.sparse.csgraph import connected_components
 
 from tfidf_tune.commands.data import main
 from tfidf_tune.data._deduplication import Deduplication
-from tfidf_tune.data._disk_tasks import TaskRunner
 from tfidf_tune.data._file_deduplication import deduplicate_corpus
 
 WORDS = [f"{first}{second}" for first, second in itertools.product("bdfgklm", ("a", "eli", "o", "uté"))]
@@ -60,7 +60,13 @@ def test_one_document_of_each_cluster_stays_with_all_its_columns(tmp_path, texts
     source = Path(write_folder(tmp_path / "in", texts))
     before = {file.name: file.read_bytes() for file in source.iterdir()}
     find = Deduplication(method, threshold=0.7, ngram=3)
-    report = deduplicate_corpus([str(source)], tmp_path / "out", find, runner=TaskRunner(num_jobs=num_jobs))
+    if num_jobs == 1:
+        report = deduplicate_corpus([str(source)], tmp_path / "out", find)
+    else:  # by the command, because its jobs are forks, and this process has threads
+        options = ["--method", method, "--threshold", "0.7", "--ngram", "3", "--jobs", str(num_jobs)]
+        (ended,) = run_in_forks([["data", "dedup", *options, str(source), str(tmp_path / "out")]])
+        assert ended.code == 0, ended.err
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
     rows = kept(tmp_path / "out")
     assert all(texts[row["n"]] == row["text"] for row in rows)
     if method == "exact":

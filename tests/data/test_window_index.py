@@ -13,7 +13,6 @@ from tfidf_tune.commands.probe import main
 from tfidf_tune.data import ProbeSpec, embedded_documents, read_probe_file
 from tfidf_tune.data import _probe_making as probe_making
 from tfidf_tune.data import _window_index as window_index
-from tfidf_tune.data._disk_tasks import TaskRunner
 from tfidf_tune.data._probe_making import make_probe
 from tfidf_tune.data._repeated_stretches import (
     WindowChooser,
@@ -133,10 +132,9 @@ def test_the_most_frequent_passages_are_found_and_counted_as_by_slow_references(
 
 
 def test_passages_of_documents_that_were_not_compared_are_counted_too(tokenizer, spec, tmp_path, monkeypatch, texts):
-    """In two processes."""
     monkeypatch.setattr(probe_making, "_COPIES", 2)
     monkeypatch.setattr(window_index, "_WHOLE_BYTES", 1200)
-    made = make_probe(tokenizer, spec, tmp_path / "cut", TaskRunner(num_jobs=2))
+    made = make_probe(tokenizer, spec, tmp_path / "cut")
     assert (tmp_path / "cut" / "copies-1").is_dir()
     targets, documents = targets_of(made), encoded(tokenizer, texts)
     repeats = [passage.num_injections for passage in targets]

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from refusals import BadInput, Site, assert_refused, each_row, value
 from tiny_llama import BLOCK_SIZE
 from tokenizers import Tokenizer
+from torch.utils.data import Dataset
 
 BLOCKS = {"_component_": "tfidf_tune.data.text_blocks_dataset", "block_size": BLOCK_SIZE}
 TEXTS = {"_component_": "tfidf_tune.data.text_dataset"}
@@ -72,6 +73,19 @@ def leave_config_only(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
 
 
+class OtherTokens(Dataset[Any]):
+    """Sequences of another tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 80
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        return {"tokens": [400] * BLOCK_SIZE, "labels": [400] * BLOCK_SIZE}
+
+
 DATA = [
     BadInput("random bytes", blocks_of("a.txt", bytes(range(256)) * 9), r"dataset: .*/a\.txt"),
     BadInput("blocks too long", blocks_of("a.txt", TEXT, block_size=65), "block_size is 65"),
@@ -88,6 +102,7 @@ DATA = [
         "collate_fn .*packed",
     ),
     BadInput("no label that is not masked", masked, "none of the 100 sequences has a label"),
+    value("dataset", {"_component_": "test_bad_data.OtherTokens"}, "token id 400", begins=True),
 ]
 TOKENIZERS = [
     value("tokenizer.path", "/no/folder", "tokenizer: .*'/no/folder'"),

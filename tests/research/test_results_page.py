@@ -130,17 +130,17 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
         best = min(perplexity(own) for own in of.values())
         assert best <= perplexity(of[tuned]) < 1.002 * best
     assert f": {perplexity(exact[tuned]):.1f} where copies are exact, {perplexity(fuzzy[tuned]):.1f} where 10 %" in said
-    assert f"and CE recites {above(fuzzy[usual]):.1f} tokens above the floor" in said
+    assert f"and CE recites {above(fuzzy[usual]):.1f} tokens above chance" in said
     both = [_interval(_other_nlls(scores, answers[name]), math.exp) for name in (tuned, usual)]
     assert "(perplexity {} instead of {})".format(*both) in said
-    assert f"the floor in both settings (fuzzy: {above(fuzzy[ours]):.1f}, 95 %" in said
+    assert f"chance in both settings (fuzzy: {above(fuzzy[ours]):.1f}, 95 %" in said
     assert f"at a perplexity of {perplexity(exact[ours]):.1f}. If 20 %" in said
     assert f"{perplexity(exact[ours]):.1f}" == f"{perplexity(fuzzy[ours]):.1f}"
     least = f"{above(noisy[ours]):.1f} tokens, at a perplexity of {perplexity(noisy[ours]):.1f}"
-    assert f"recite less than the others, but above the floor: {least}" in said
+    assert f"recite less than the others, but above chance: {least}" in said
     assert above(noisy[ours]) == min(above(own) for own in noisy.values())
     recited, cost = above(noisy[tuned]), perplexity(noisy[tuned])
-    assert f"CE then recites {recited:.1f} tokens above the floor, at {cost:.1f}." in said
+    assert f"CE then recites {recited:.1f} tokens above chance, at {cost:.1f}." in said
     both = [auc(of[name]) for name in (ours, tuned) for of in (exact, fuzzy)]
     assert "AUC of {} (exact) and {} (fuzzy) under repetition weights, {} and {} under CE on".format(*both) in said
     assert {auc(of[name]) for of in (exact, fuzzy) for name in ("CE", "Goldfish", "TF-IDF")} == {"1.00"}
@@ -154,7 +154,7 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
     assert f"; {between(once[ours], once['CE'])} above CE's without copies" in said
     costs = [_interval([one.log_perplexity for one in framed[name]], math.exp) for name in (ours, usual)]
     assert "perplexity is {}, and {} under CE on deduplicated text".format(*costs) in said
-    assert f"recites {above(exact['TF-IDF']):.1f} tokens above the floor instead of {above(exact['CE']):.1f}" in said
+    assert f"recites {above(exact['TF-IDF']):.1f} tokens above chance instead of {above(exact['CE']):.1f}" in said
     assert f"at a perplexity {between(exact['TF-IDF'], exact['CE'])} above CE's" in said
     lower = exact["CE lower lr"]
     assert f"recites {above(lower):.1f}, at {between(lower, exact['CE'])}" in said

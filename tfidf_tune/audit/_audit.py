@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from tfidf_tune.probe import Attack
     from tfidf_tune.report import Report
 
-Note = Callable[[str], object]
-"""Takes what a person who waits should know, a line or a few."""
+Note = Callable[[str], object]  # takes what a person who waits should know
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,9 +135,7 @@ class AuditSpec:
         elif looks_like_path(self.model) and not (folder := Path(self.model).expanduser()).is_dir():
             raise FileNotFoundError(f"no folder {folder}: name a Hugging Face model or PEFT adapter, or a hub id")
         if self.offset and self.is_named:
-            raise ValueError(
-                f"--offset {self.offset} is for audits without --attacks: use --attacks offset --offsets {self.offset}"
-            )
+            raise ValueError(f"--offset {self.offset} is without effect on --attacks: use --offsets {self.offset}")
         if self.backend == "vllm" and find_spec("vllm") is None:
             raise ValueError("--backend vllm needs the package vllm: pip install vllm, or --backend transformers")
         if self.backend == "vllm" and self.device is not None:
@@ -304,10 +301,8 @@ class _Plan:
         affordable = self.affordable(spec.passages.num_targets + spec.passages.num_controls)
         longest = max(attack.offset + attack.prefix_length for attack in affordable)
         if longest >= spec.passages.block_size:
-            raise ValueError(
-                f"--block-size is {spec.passages.block_size}, and prompts take the first {longest} tokens: "
-                "raise it, or lower --prefix-lengths or --offsets"
-            )
+            size = spec.passages.block_size
+            raise ValueError(f"--block-size is {size}, prompts take {longest} tokens (--prefix-lengths, --offsets)")
 
     def affordable(self, num_passages: int) -> "list[Attack]":
         """Return the attacks that the budget covers for so many passages."""
@@ -328,10 +323,8 @@ class _Plan:
         settings = asdict(chosen) | {"tokenizer": self.tokenizer, "sizes": sizes}
         if self.probe_file.is_file() and record.is_file() and not self.spec.overwrite:
             if changed := differences(json.loads(record.read_text(encoding="utf-8")), settings):
-                raise ValueError(
-                    f"{self.probe_file} was chosen with other options: {'; '.join(changed)}. "
-                    "Name another --output-dir, or --overwrite"
-                )
+                what = f"{self.probe_file} was chosen with other options: {'; '.join(changed)}"
+                raise ValueError(f"{what}. Name another --output-dir, or --overwrite")
             note(f"Passages: from {self.probe_file}.")
             return read_probe_file(self.probe_file)
         passages = choose_passages(

@@ -4,7 +4,6 @@ A module parses its arguments before it imports torch or a library of an extra, 
 """
 
 import argparse
-import ast
 import re
 import reprlib
 import sys
@@ -59,7 +58,7 @@ def whole_number(least: int = -_LARGEST, most: int = _LARGEST) -> Callable[[str]
 
 
 def key_values(text: str) -> dict[str, Any]:
-    """Read an argparse option ``KEY=VALUE,KEY=VALUE``; values are numbers, ``True``, ... as in Python, or text."""
+    """Read an argparse option ``KEY=VALUE,KEY=VALUE``; numbers, ``True`` and ``False`` are not text."""
     try:
         return {key: _value(value) for key, value in (part.split("=", maxsplit=1) for part in text.split(","))}
     except ValueError as error:
@@ -67,10 +66,11 @@ def key_values(text: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+    if text in ("True", "False"):
+        return text == "True"
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    return float(text) if re.fullmatch(r"-?\d*\.\d+", text) else text
 
 
 def add_text(parser: argparse.ArgumentParser) -> None:

@@ -175,7 +175,8 @@ def over_seeds_and_passages(
     rng, degrees = np.random.default_rng(SEED), estimate.num_seeds - 1
     means = np.zeros(NUM_RESAMPLES)
     for passages in deviations:
-        means += passages[rng.integers(len(passages), size=(NUM_RESAMPLES, len(passages)))].mean(axis=1)
+        for rows in np.array_split(means, max(1, NUM_RESAMPLES * len(passages) // _BATCH_ELEMENTS)):
+            rows += passages[rng.integers(len(passages), size=(len(rows), len(passages)))].mean(axis=1)
     error = (estimate.high - estimate.mean) / float(stdtrit(degrees, (1 + CONFIDENCE_LEVEL) / 2))
     # Quantiles of T in random order are a sample of it without its noise.
     seeds = error * rng.permutation(stdtrit(degrees, (np.arange(NUM_RESAMPLES) + 0.5) / NUM_RESAMPLES))

@@ -79,7 +79,7 @@ class TaskRunner:
         common = {"tasks": num_tasks, "workers": min(self.num_jobs, num_tasks), "logging_dir": str(folder)}
         executor: Any
         if self.executor == "local":
-            executor = LocalPipelineExecutor(list(steps), **common)
+            executor = LocalPipelineExecutor(list(steps), **common, start_method="fork")
             executor.run()
         elif self.executor == "ray":
             import ray

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
+from heapq import heapify, heappop, heappush
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -189,16 +190,23 @@ class LearnedRuns:
 
     def most_frequent(self, candidates: Iterable[int], number: int) -> list[int]:
         """Choose the last answers of candidates that occur most often, at least twice, and share no token."""
-        possible = [first for first in candidates if self.most_occurrences(self.last[first]) > 1]
-        places = {first: self.occurrences(self.last[first]) for first in possible}
         chosen: list[int] = []
         is_taken = np.zeros(len(self.tokens), dtype=np.bool_)
-        for first in sorted(possible, key=lambda first: -len(places[first])):
+        # The answer with the highest bound is counted, comes back, and is chosen if it is still the first.
+        bounds = ((-self.most_occurrences(self.last[first]), at, first) for at, first in enumerate(candidates))
+        queue = [(*bound, False) for bound in bounds if bound[0] < -1]
+        heapify(queue)
+        while queue and len(chosen) < number:
+            _, at, first, is_counted = heappop(queue)
             answer = self.last[first]
-            is_free = not is_taken[answer.place : answer.place + answer.num_tokens].any()
-            if is_free and len(places[first]) > 1 and len(chosen) < number:
+            if is_taken[answer.place : answer.place + answer.num_tokens].any():
+                continue
+            places = self.occurrences(answer)
+            if is_counted:
                 chosen.append(first)
-                is_taken[places[first][:, None] + np.arange(answer.least_occurrence)] = True
+                is_taken[places[:, None] + np.arange(answer.least_occurrence)] = True
+            elif len(places) > 1:
+                heappush(queue, (-len(places), at, first, True))
         return chosen
 
     def occurring_once(self, candidates: Iterable[int], trained: set[int], avoided: set[int]) -> Iterator[int]:

@@ -94,6 +94,7 @@ def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., Trans
         return builder(**arguments, linear=LinearFactory(**settings))
 
     build.__name__ = build.__qualname__ = f"lora_{builder.__name__}"
+    build.__doc__ = f"The form with LoRA of :func:`{builder.__name__}`: its arguments, and :class:`LinearFactory`'s."
     parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*lora.values(), *own.values())]
     signature = inspect.Signature(parameters, return_annotation=TransformerDecoder)
     build.__signature__ = signature  # type: ignore[attr-defined]

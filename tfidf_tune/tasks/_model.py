@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -153,6 +154,8 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
         if peft and kwargs.get("delta"):
             raise ValueError("peft and delta cannot be used together: leave out one of them")
         if kwargs.pop("load_in_4bit", False):  # transformers 5 takes it in a config only
+            if find_spec("bitsandbytes") is None:
+                raise ValueError("load_in_4bit needs bitsandbytes: pip install 'tfidf-tune[bitsandbytes]'")
             kwargs["quantization_config"] = BitsAndBytesConfig(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
             )

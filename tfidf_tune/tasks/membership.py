@@ -58,7 +58,6 @@ def documents(
             "num_given": num_given,
             "text": prompts.tokenizer.decode(ids if passage.num_prompt is None else ids[num_given:]),
             "spans": [[prefix, start, min(start + max_new_tokens, len(ids))] for prefix, start in starts],
-            "score_tokens": True,
         }
         rows.append(row | prompts.scored_text(ids, num_given))
     if reference_model:

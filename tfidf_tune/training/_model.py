@@ -27,7 +27,7 @@ from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import instantiate, signature_of
 from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import assign_parameters, parameters_by_name, print_once
-from tfidf_tune.training._errors import SetupError, setup_errors
+from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._run import Run
 
 _UNSHARDED = "use another number of processes, or set model.quantize_base=False"
@@ -44,6 +44,8 @@ def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | No
     """
     takes_config = "hf_config" in signature_of("model", cfg.model["_component_"]).parameters
     given = {"hf_config": getattr(checkpointer, "transformers_config", None)} if takes_config else {}
+    if given.get("hf_config", cfg) is None:
+        raise SetupError("config: model: it needs tfidf_tune.training.HFCheckpointer as the checkpointer")
     with set_default_dtype(run.dtype), torch.device("meta"):
         model: nn.Module = instantiate(cfg, "model", **given)
     # Layers that the attention lacks, torchtune would ignore.
@@ -150,6 +152,7 @@ def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: Finetun
     if refusal := prepare_head(model, loss):
         chunks = f"logits are computed in {loss.num_output_chunks} chunks"
         print_once(f"head '{loss.head}' cannot be used because {refusal}; {chunks}")
+    model.get_submodule("tok_embeddings").register_forward_pre_hook(_check_token_ids)
     layers: Any = model.layers
     if cfg.compile:
         for layer in layers:
@@ -214,3 +217,12 @@ def _build_rope_tables(model: nn.Module, device: torch.device) -> None:
             with device:
                 module.rope_init()
             module.to(device)
+
+
+def _check_token_ids(embeddings: Any, inputs: tuple[Tensor]) -> None:
+    """Refuse an id without an embedding; on a GPU this would wait for the device, so its own error has to do."""
+    (tokens,) = inputs
+    unknown: Any = tokens[(tokens < 0) | (tokens >= embeddings.num_embeddings)] if tokens.device.type == "cpu" else ()
+    if len(unknown):
+        known = f"the model embeddings for the ids 0 to {embeddings.num_embeddings - 1}"
+        raise TrainingError(f"the data set has the token id {int(unknown[0])}, {known}: use the model's tokenizer")

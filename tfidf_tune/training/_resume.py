@@ -431,5 +431,8 @@ def _on_each_process(work: Callable[[], Any], *, only_main: bool = False) -> lis
 
 def _read_process_file(checkpoint: Path, rank: int = 0) -> dict[str, Any]:
     """Read the state of a process that is not in shards."""
-    content: dict[str, Any] = torch.load(checkpoint / _PROCESS_FILE.format(rank), map_location="cpu", weights_only=True)
-    return content
+    file = checkpoint / _PROCESS_FILE.format(rank)
+    try:
+        return cast(dict[str, Any], torch.load(file, map_location="cpu", weights_only=True))
+    except Exception as error:  # torch.load raises anything
+        raise TrainingError(f"{file} cannot be read ({cause_of(error)}): move {checkpoint} away") from error
