@@ -59,7 +59,7 @@ $(TRAINERS)/wheel/built: $(SOURCES) | install
 faults: install
 	ALL_FAULTS=1 $(BIN)/python -m pytest tests/faults tests/recipes
 
-# The table of docs/models.md: trains every architecture of tests/any_models.py.
+# The table of docs/models.md: trains every architecture of tests/helpers/any_models.py.
 models: install
 	WRITE_MODELS=1 $(BIN)/python -m pytest tests/recipes/test_any_model.py -k path_alone
 

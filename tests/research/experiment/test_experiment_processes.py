@@ -113,9 +113,8 @@ def slurm(tmp_path, monkeypatch):
         (folder / name).chmod(0o755)
     (folder / "sitecustomize.py").write_text(FAKE_WORK)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setenv(
-        "PYTHONPATH", f"{folder}:{Path(__file__).parent}:{Path(__file__).parents[2]}:{Path(__file__).parents[3]}"
-    )
+    tests = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{tests / 'helpers'}:{tests.parent}")
     monkeypatch.setenv("SLURM", str(folder))
     monkeypatch.setenv("STUBS", str(stubs))
     monkeypatch.setattr(_run, "_report", lambda runs, experiment, folder: None)

@@ -59,7 +59,8 @@ def test_a_command_killed_in_training_and_in_evaluation_continues_and_measures_w
     out = tmp_path / "out"
     first, second = (out / "tiny-lora" / objective / "seed0" for objective in ("ce", "tf-idf"))
 
-    kill_when(lambda: any("Step 2 " in log.read_text() for log in second.glob("logs/*.txt")), start_command, file, out)
+    # At the first sign of the training, which takes a fraction of a second.
+    kill_when(lambda: [*second.glob("logs/*.txt")], start_command, file, out)
     assert (second / "cell.json").is_file()
     assert not [*second.glob("trained.json"), *second.glob("checkpoint_*")]
     monkeypatch.setattr(_run, "make_executor", lambda launcher, folder: ForkExecutor(folder))  # saves imports
