@@ -124,6 +124,10 @@ class ResumePoint:
             for path in self._folder.glob(".step_*"):
                 shutil.rmtree(path)
             remove_leftovers(self._folder.parent)
+            # A process that was killed after it had written the newest has not removed the oldest.
+            intact = [checkpoint for checkpoint in _checkpoints(self._folder) if step_of(checkpoint) <= self.step]
+            for checkpoint in intact[self._keep_last_n :] if self.is_kept else []:
+                remove_folder(checkpoint)
         if self.checkpoint is None:
             return
         try:
@@ -410,7 +414,7 @@ def _damage_of(checkpoint: Path) -> str | None:
             if _described(checkpoint / name) != manifest["files"][name]:
                 return f"{name} is not what was written (size or SHA-256)"
     except (OSError, ValueError, LookupError, TypeError) as error:
-        return f"it cannot be read ({cause_of(error)})"
+        return f"{_MANIFEST} or a file that it names cannot be read ({cause_of(error)})"
     return None
 
 
