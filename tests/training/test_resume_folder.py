@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tfidf_tune.training import _resume
-from tfidf_tune.training._resume import newest_intact, write_checkpoint
+from tfidf_tune.training._resume import ResumePoint, newest_intact, write_checkpoint
 
 FILES = {"a.safetensors": b"weights" * 40, "process_00000.pt": b"states", "settings.yaml": b"seed: 0\n"}
 
@@ -99,6 +99,13 @@ def test_the_newest_are_kept_and_the_oldest_is_removed_last(resume, monkeypatch)
 
     assert seen[1] == ["step_10", "step_12", "step_13", "step_9"]
     assert names(resume) == ["step_13"]
+
+
+def test_a_resumed_run_removes_what_a_killed_run_had_not_and_keeps_newer_ones(resume):
+    point = ResumePoint(resume, 1, {}, None)
+    point.step = 9  # step_10 is damaged
+    point.restore(None)
+    assert names(resume) == ["step_10", "step_9"]
 
 
 def test_damaged_checkpoints_are_replaced_or_moved_aside_by_the_resumed_run(resume):
