@@ -104,7 +104,8 @@ def test_behind_a_server_the_same_texts_give_the_same_report(reciting, command, 
         server = ["--base-url", url, "--tokenizer", reciting, "--api-key-variable", "MY_KEY", "--max-retries", "0"]
         arguments = command("m", tmp_path / "served", "--json", *server, "--send", "ids", "--price", "1", "2")
         host.faults += [""] * 20 + ["500"]
-        with pytest.raises(ConnectionError, match=r"status 500: .* Bearer \*\*\*; see to the server.*\. The same c"):
+        message = r"status 500: .* Bearer \*\*\*; see to the server.*\. Run the same command to continue"
+        with pytest.raises(ConnectionError, match=message):
             main(arguments)
         assert "72 requests, about" in capsys.readouterr().err
         main(arguments)

@@ -42,7 +42,7 @@ class Site:
 
 @dataclass(frozen=True)
 class BadInput:
-    """A row of a table: what is wrong, and a function that writes it and returns the config, or its text."""
+    """A case of bad input: its name, and a function that writes the input and returns the config or its text."""
 
     what: str
     make: Callable[[Site], DictConfig | str]

@@ -1,6 +1,7 @@
-"""The sentences of errors, once: messages.json has them by what is wrong, tests of bad input name keys.
+"""Compares error messages with ``messages.json``, which maps the name of each bad input to its complete message.
 
-``UPDATE_MESSAGES=1 pytest -n 0`` writes them anew, to be read in the diff.
+Tests of bad input assert the exception and the key that the message names. ``UPDATE_MESSAGES=1 pytest -n 0`` rewrites
+the file; read the diff.
 """
 
 import json

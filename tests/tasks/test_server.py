@@ -146,7 +146,10 @@ def test_wrong_likelihoods_are_refused_and_the_same_command_goes_on(host, url, r
 
     journal = tmp_path / "requests.jsonl"
     host.faults += [""] * 9 + ["nan"] * 3
-    with pytest.raises(ConnectionError, match=r"request for (target|control)-.*goes on from here: 9 answers are in"):
+    with pytest.raises(
+        ConnectionError,
+        match=r"request for (target|control)-.*Run the same command to continue: 9 answers are saved in",
+    ):
         evaluated(url, reciting, probe_file, tmp_path, journal=str(journal))
     host.asked.clear()
     assert len(journal.read_text().splitlines()) == 9

@@ -37,9 +37,9 @@ _ROUNDING = 1e-3  # of log-probabilities that a server rounds or computes in hal
 
 
 class Request(NamedTuple):
-    """What is sent, how it is called in messages, and how the answer is checked.
+    """The payload of a request, its name in messages, and a function that checks the answer.
 
-    ``check`` returns the part of the answer that is kept, or raises a ``ValueError`` that says what is wrong with it.
+    ``check`` returns the part of the answer to keep. It raises a ``ValueError`` if the answer is invalid.
     """
 
     payload: dict[str, Any]
@@ -220,7 +220,7 @@ class ServerLM(LM):  # type: ignore[misc]
     def _failed(self, request: Request, reason: str) -> ConnectionError:
         remedy = f"see to the server, the name of the model there, and the API key in {self._variable}"
         if self._journal is not None:
-            remedy += f". The same command goes on from here: {len(self._known):,} answers are in {self._journal}"
+            remedy += f". Run the same command to continue: {len(self._known):,} answers are saved in {self._journal}"
         # Some servers repeat the key in their messages.
         reason = " ".join(reason.split())[:400]
         if self._key:
