@@ -21,6 +21,10 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, Recur
 """What reading a damaged file may raise; pydantic's ``ValidationError`` is a ``ValueError``."""
 
 
+class Unanswered(str):
+    """An answer that says nothing of the model: withheld by a content filter of its server, or empty."""
+
+
 def cause_of(error: BaseException) -> str:
     """Describe an error of a damaged file; of pydantic's, the first wrong field, its value and what is possible."""
     if not isinstance(error, ValidationError):
