@@ -154,13 +154,14 @@ def test_leftovers_of_killed_processes_are_removed_and_nothing_else(tmp_path, mo
     with atomic_file(tmp_path / "metrics.jsonl") as temporary:
         temporary.touch()
     temporary.touch()
-    (tmp_path / f".noextension.{'a' * 32}").touch()
+    (tmp_path / f".noextension.tfidf-tune-{'a' * 32}").touch()
     assert len(list(tmp_path.glob(".*"))) == 4
 
     digits = "0123456789abcdef" * 2
+    ours = f"tfidf-tune-{digits}"
     kept = [
-        ".env", ".gitignore", ".cache", "metrics.jsonl", f"a.{digits}", digits, f".{digits}", f".a.{digits[1:]}",
-        f".a.{digits}0", f".a.{digits.upper()}", f".a.{digits}.tar.gz", f".a.{digits}~", f"sub/.a.{digits}",
+        ".env", ".gitignore", ".cache", "metrics.jsonl", f"a.{ours}", digits, f".{ours}", f".a.{digits}",
+        f".a.{ours[:-1]}", f".a.{ours}0", f".a.{ours.upper()}", f".a.{ours}.tar.gz", f".a.{ours}~", f"sub/.a.{ours}",
     ]  # fmt: skip
     for name in kept:
         (tmp_path / name).parent.mkdir(exist_ok=True)

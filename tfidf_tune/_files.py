@@ -1,4 +1,4 @@
-"""Files and folders that are written atomically, locks on folders, checks of paths, and what comes with the package."""
+"""Files and folders that are written atomically, work folders, locks, paths, and what the package has."""
 
 import fcntl
 import hashlib
@@ -14,10 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from tfidf_tune._checks import SetupError
+from tfidf_tune._checks import SetupError, differences
 
-# A hidden name with a UUID, as the functions below make them.
-_TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{32}(\.\w+)?")
+_TEMPORARY_NAME = re.compile(r"\..+\.tfidf-tune-[0-9a-f]{32}(\.\w+)?")
+_MARK = "tfidf-tune.json"  # in a work folder: whose it is
 
 
 def looks_like_path(text: str) -> bool:
@@ -47,7 +47,7 @@ def atomic_folder(folder: Path, *, replace: Collection[str] | None = None) -> It
     are kept, unless they match one of these patterns.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    temporary = _temporary(folder.name, folder)
     temporary.mkdir()
     try:
         yield temporary
@@ -77,7 +77,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         raise FileExistsError(f"{path} is a folder or a device, not a file: name another place")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
+    temporary = _temporary(path.stem, path, path.suffix)
     try:
         yield temporary
         sync_to_disk(temporary)
@@ -89,12 +89,15 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def update_files(folder: Path, files: Mapping[str, Callable[[Path], object]]) -> None:
     """Write files, by their names relative to a folder, to paths passed to their functions: all of them or none.
 
-    They are renamed at the end, so that a full disk leaves the earlier ones intact. An OSError names the file; a folder
-    that is new is then removed.
+    They are renamed at the end, the last one first, so that a full disk leaves the earlier ones intact. An OSError
+    names the file; a folder that is new is then removed. The folder is locked, and leftovers in it are removed.
     """
-    with ExitStack() as stack:
-        if not folder.exists():
+    is_new = not folder.exists()
+    with locked_folder(folder), ExitStack() as stack:
+        if is_new:
             stack.push(lambda failure, *_: shutil.rmtree(folder, ignore_errors=True) if failure else None)
+        for parent in {(folder / name).parent for name in files}:
+            remove_leftovers(parent)
         for name, write in files.items():
             path = folder / name
             try:
@@ -132,6 +135,44 @@ def locked_folder(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextmanager
+def work_folder(folder: Path, arguments: dict[str, Any], *, replace: bool = False) -> Iterator[Path]:
+    """Yield a locked folder for what a call writes on its way to a result, and remove it when the block ends.
+
+    A file in the folder marks it as ours and has the arguments of the call, JSON data. After an interruption, a call
+    with equal arguments finds what is done; with ``replace``, a call with other arguments begins anew. A ``ValueError``
+    in the block means that the arguments cannot work, and removes the folder, too.
+
+    Raises:
+        SetupError: If the folder is of another running process, of a call with other arguments, or not ours.
+    """
+    while True:
+        if not folder.exists() or not any(folder.iterdir()):
+            try:
+                with atomic_folder(folder) as marked:
+                    (marked / _MARK).write_text(json.dumps(arguments), encoding="utf-8")
+            except OSError:
+                if not (folder / _MARK).is_file():  # made by another process in the meantime
+                    raise
+        with locked_folder(folder):
+            if not (folder / _MARK).is_file():
+                raise SetupError(f"{folder} is not of an interrupted run: move it away, or name another output")
+            remove_leftovers(folder.parent, of=folder.name)
+            changed = "; ".join(differences(json.loads((folder / _MARK).read_text(encoding="utf-8")), arguments))
+            if changed and not replace:
+                what = f"an interrupted run with other arguments: {changed}"
+                raise SetupError(f"{folder} is of {what}. Name another output, or remove this folder")
+            if not changed:
+                try:
+                    yield folder
+                except ValueError:
+                    remove_folder(folder)
+                    raise
+            remove_folder(folder)
+            if not changed:
+                return
+
+
 def require_writable(what: str, path: Path) -> None:
     """Raise an OSError unless files can be written at or below a path; ``what`` names the option or key."""
     try:  # the only reliable test for root, network folders and the like
@@ -146,10 +187,10 @@ def nearest_folder(path: Path) -> Path:
     return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files and folders of this module that a killed process left in a folder."""
+def remove_leftovers(folder: Path, of: str = "") -> None:
+    """Remove temporary files and folders, of all names or one, that a killed process left in a folder."""
     for path in folder.glob(".*"):
-        if is_leftover(path):
+        if is_leftover(path) and (not of or path.name.startswith(f".{of}.tfidf-tune-")):
             remove_path(path)
 
 
@@ -171,9 +212,13 @@ def remove_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is not a folder: move it away")
     if folder.exists():
-        doomed = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+        doomed = _temporary(folder.name, folder)
         folder.replace(doomed)
-        shutil.rmtree(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)  # what is left is removed as a leftover
+
+
+def _temporary(name: str, path: Path, suffix: str = "") -> Path:
+    return path.with_name(f".{name}.tfidf-tune-{uuid.uuid4().hex}{suffix}")
 
 
 def sync_to_disk(path: Path) -> None:

@@ -80,7 +80,9 @@ def test_a_second_run_asks_for_the_same_passages_and_refuses_others(reciting, co
     main(command(reciting, out))
     assert (out / "probe.jsonl").read_bytes() == probe
     assert "Passages: from " in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"chosen with other options: seed was 0, is 1\. Name another --output-dir"):
+    with pytest.raises(
+        ValueError, match=r"chosen with other options, or changed since: seed was 0, is 1\. Name another --output-dir"
+    ):
         main(command(reciting, out, "--seed", "1"))
     assert (out / "probe.jsonl").read_bytes() == probe
     main(command(reciting, out, "--seed", "1", "--overwrite"))

@@ -2,8 +2,8 @@
 
 import json
 import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.util import find_spec
@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tfidf_tune._checks import check_at_least, differences, require_choice
-from tfidf_tune._files import atomic_file, looks_like_path, require_writable
+from tfidf_tune._files import (
+    atomic_file,
+    file_sha256,
+    locked_folder,
+    looks_like_path,
+    remove_leftovers,
+    require_writable,
+    work_folder,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from tfidf_tune.audit._measures import Bound
@@ -170,7 +178,8 @@ def audit(spec: AuditSpec, note: Note = lambda text: None) -> AuditResult:
     """Choose passages, ask a model for them, and write a report of what it recites.
 
     A second audit with the same output folder uses the passages of the first, and is refused if they were chosen from
-    other texts or with other options. The answers of each audit are in another folder.
+    texts of other content or with other options, or while the first one runs. The answers of each audit are in another
+    folder.
 
     Args:
         spec (AuditSpec): what to audit.
@@ -180,9 +189,14 @@ def audit(spec: AuditSpec, note: Note = lambda text: None) -> AuditResult:
         ValueError: If the passages, options and limits do not fit each other; before the model is loaded.
         OSError: If a file cannot be read or written, or a server does not answer.
     """
+    bounds = _bounds(spec.limits, spec.folder)
+    with _own_folder(spec.folder):
+        return _asked(spec, bounds, note)
+
+
+def _asked(spec: AuditSpec, bounds: "Sequence[Bound]", note: Note) -> AuditResult:
     from tfidf_tune.tasks import evaluate
 
-    bounds = _bounds(spec.limits, spec.folder)
     plan = _Plan(spec)
     passages = plan.passages(note)
     if spec.server is not None:
@@ -215,8 +229,9 @@ def estimate(spec: AuditSpec, prices: Sequence[float] | None = None, note: Note 
     ``prices`` are of a million tokens of prompts and of continuations.
     """
     _bounds(spec.limits, spec.folder)
-    plan = _Plan(spec)
-    return plan.estimate(plan.passages(note), prices)
+    with _own_folder(spec.folder):
+        plan = _Plan(spec)
+        return plan.estimate(plan.passages(note), prices)
 
 
 def audit_results(
@@ -234,18 +249,43 @@ def audit_results(
         ValueError: If the folder holds several runs, or none with samples.
     """
     folder = output_folder(output_dir, evaluated)
-    return _judge(Path(evaluated).expanduser(), folder, _bounds(limits, folder), show_passages=show_passages)
+    bounds = _bounds(limits, folder)
+    with _own_folder(folder):
+        return _judge(Path(evaluated).expanduser(), folder, bounds, show_passages=show_passages)
 
 
-def choose_passages(spec: "ProbeSpec", tokenizer: str, file: Path, runner: "TaskRunner | None" = None, *,
-                    replace_work: bool = False, note: Note = lambda text: None) -> "Sequence[Passage]":  # fmt: skip
-    """Write a probe file, say what is in it, and return the passages."""
-    from tfidf_tune.data import hf_tokenizer, make_probe, write_probe_file
+def choose_passages(
+    spec: "ProbeSpec", tokenizer: str, file: Path, runner: "TaskRunner | None" = None, *, record: Path | None = None,
+    overwrite: bool = False, note: Note = lambda text: None,
+) -> "Sequence[Passage]":  # fmt: skip
+    """Write a probe file, say what is in it, and return the passages.
 
-    work = file.with_suffix(".search").expanduser()
-    made = make_probe(hf_tokenizer(tokenizer), spec, work, runner, replace_work=replace_work)
-    write_probe_file(file, made.passages)
-    shutil.rmtree(work)
+    With ``record``, a file in which it is written what the passages follow from, an existing probe file is read instead
+    if it still follows from the same. Else it is an error, unless ``overwrite`` replaces it.
+    """
+    from tfidf_tune.data import hf_tokenizer, make_probe, read_probe_file, write_probe_file
+    from tfidf_tune.data._probe_making import search_arguments
+
+    loaded = hf_tokenizer(tokenizer)
+    arguments = search_arguments(loaded, spec)
+    with work_folder(file.with_suffix(".search"), arguments, replace=overwrite) as work:
+        if file.exists() and not overwrite:
+            if record is None or not record.is_file():
+                raise ValueError(f"{file} exists already: name another file, or replace it by --overwrite")
+            recorded, now = json.loads(record.read_text(encoding="utf-8")), {"probe_file": file_sha256(file)}
+            if changed := differences(recorded, arguments | now):
+                what = f"{file} was chosen with other options, or changed since: {'; '.join(changed)}"
+                raise ValueError(f"{what}. Name another --output-dir, or --overwrite")
+            note(f"Passages: from {file}.")
+            return read_probe_file(file)
+        made = make_probe(loaded, spec, work, runner)
+        written = work / file.name
+        write_probe_file(written, made.passages)
+        if record is not None:  # first, so that it never stands beside passages of other arguments
+            with atomic_file(record) as temporary:
+                text = json.dumps(arguments | {"probe_file": file_sha256(written)}, indent=2)
+                temporary.write_text(text + "\n", encoding="utf-8")
+        written.replace(file)
     note(_chosen(made, spec))
     return made.passages
 
@@ -265,6 +305,14 @@ def _bounds(limits: str, folder: Path) -> "list[Bound]":
     require_report_folder(folder / "report")
     require_writable("--output-dir", folder)
     return bounds
+
+
+@contextmanager
+def _own_folder(folder: Path) -> Iterator[None]:
+    """Lock the folder of an audit, and remove what a killed one left."""
+    with locked_folder(folder):
+        remove_leftovers(folder)
+        yield
 
 
 class _Plan:
@@ -314,25 +362,12 @@ class _Plan:
         """Read the passages, or choose them unless an earlier audit with the same options has."""
         from tfidf_tune.data import ProbeSpec, read_probe_file
 
-        chosen, record = self.spec.passages, self.spec.folder / "passages.json"
-        if not isinstance(chosen, ProbeSpec):
+        spec = self.spec
+        if not isinstance(spec.passages, ProbeSpec):
             return read_probe_file(self.probe_file)
-        paths = [Path(source).expanduser() for source in chosen.sources]
-        files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
-        sizes = {str(file): file.stat().st_size for file in files if file.is_file()}
-        settings = asdict(chosen) | {"tokenizer": self.tokenizer, "sizes": sizes}
-        if self.probe_file.is_file() and record.is_file() and not self.spec.overwrite:
-            if changed := differences(json.loads(record.read_text(encoding="utf-8")), settings):
-                what = f"{self.probe_file} was chosen with other options: {'; '.join(changed)}"
-                raise ValueError(f"{what}. Name another --output-dir, or --overwrite")
-            note(f"Passages: from {self.probe_file}.")
-            return read_probe_file(self.probe_file)
-        passages = choose_passages(
-            chosen, self.tokenizer, self.probe_file, self.spec.runner, replace_work=self.spec.overwrite, note=note
-        )
-        with atomic_file(record) as file:
-            file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        return passages
+        record = spec.folder / "passages.json"
+        more: Any = {"runner": spec.runner, "record": record, "overwrite": spec.overwrite, "note": note}
+        return choose_passages(spec.passages, self.tokenizer, self.probe_file, **more)
 
     def estimate(self, passages: "Sequence[Passage]", prices: Sequence[float] | None) -> str:
         """Describe requests, tokens and the cost, likelihoods included."""

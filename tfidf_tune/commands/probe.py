@@ -36,13 +36,11 @@ def _make(options: argparse.Namespace) -> None:
     output = options.output.expanduser()
     if output.exists() and not output.is_file():  # a device would be replaced, not written to
         raise ValueError(f"{output} is a folder or a device: --output must name a file")
-    if output.exists() and not options.overwrite:
-        raise ValueError(f"{output} exists already: name another file, or replace it by --overwrite")
     require_writable("--output", output.parent)
     spec, runner = audit.probe_spec(options, allow_fewer=False), task_runner(options)
     from tfidf_tune.audit import choose_passages
 
-    choose_passages(spec, options.tokenizer, output, runner, replace_work=options.overwrite, note=say)
+    choose_passages(spec, options.tokenizer, output, runner, overwrite=options.overwrite, note=say)
     say(f"Written: {output}. Next: tfidf-tune probe audit MODEL --probe-file {output}")
 
 

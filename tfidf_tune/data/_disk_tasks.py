@@ -1,7 +1,6 @@
 """Tasks on files: one after the other in this process, or by datatrove in several processes, on Slurm or on Ray."""
 
 import copy
-import json
 import os
 import shutil
 import subprocess
@@ -16,9 +15,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from tfidf_tune._checks import differences, require_choice, require_integer
-from tfidf_tune._files import atomic_file
-from tfidf_tune.data._sources import local_files
+from tfidf_tune._checks import require_choice, require_integer
 
 EXECUTORS = ("local", "slurm", "ray")
 _SECONDS_BETWEEN_LOOKS = 2.0
@@ -131,35 +128,6 @@ def _wait(executor: Any, num_tasks: int, doing: str) -> None:
         bar.update(num_tasks - left - bar.n)
     # What waits for the success of tasks that failed would wait forever.
     subprocess.run(["scancel", "--quiet", "--name", executor.job_name], check=False)
-
-
-def begin(work: Path, arguments: dict[str, Any], *, replace: bool = False) -> None:
-    """Make the folder of the steps; one that is there must have the same arguments, or ``replace`` empties it."""
-    record = work / "arguments.json"
-    if record.is_file():
-        changed = "; ".join(differences(json.loads(record.read_text(encoding="utf-8")), arguments))
-        if not changed:
-            return
-        if not replace:
-            what = f"an interrupted run with other arguments: {changed}"
-            raise ValueError(f"{work} is of {what}. Name another output, or remove this folder")
-    if work.is_dir():  # without a record, it is of a run that was interrupted at its beginning or end
-        shutil.rmtree(work)
-    work.mkdir(parents=True)
-    with atomic_file(record) as file:
-        file.write_text(json.dumps(arguments), encoding="utf-8")
-
-
-def file_stamps(sources: Sequence[str]) -> dict[str, str]:
-    """Return the files of sources, and size and time of each, by which a changed file is noticed."""
-    stamps: dict[str, str] = {}
-    for source in sources:
-        for file in local_files(source):
-            name, status = str(file.resolve()), file.stat()
-            if name in stamps:
-                raise ValueError(f"{name} is named twice, so that all of it would be duplicated: name it once")
-            stamps[name] = f"{status.st_size} bytes of {status.st_mtime}"
-    return stamps
 
 
 def progress(

@@ -6,7 +6,6 @@ document stays. Each step is a datatrove pipeline: finished tasks are not done a
 
 import hashlib
 import json
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -27,11 +26,12 @@ from datatrove.pipeline.dedup.minhash import MinhashConfig
 from datatrove.pipeline.writers import JsonlWriter
 from loguru import logger
 
+from tfidf_tune._files import locked_folder, remove_leftovers, work_folder
 from tfidf_tune.data._deduplication import Deduplication, Hashes, bands, signature, word_ngrams
-from tfidf_tune.data._disk_tasks import Step, TaskRunner, begin, file_stamps, progress
-from tfidf_tune.data._sources import SampleBy, load_rows
+from tfidf_tune.data._disk_tasks import Step, TaskRunner, progress
+from tfidf_tune.data._sources import SampleBy, content_hashes, load_rows
 
-_WORK = "unfinished"
+_WORK, _REPORT = "unfinished", "report.json"
 _SHOWN_CLUSTERS, _SHOWN_CHARACTERS = 10, 60
 _UNUSED_BITS = np.uint64(3)  # datatrove takes hashes below 2^61 - 1
 _EXACT_BANDS = 1, 2  # bands, and hashes in each: the 128 bits of a text's hash
@@ -55,36 +55,56 @@ def deduplicate_corpus(
     with the text; it grows with the number of copies, by about 0.5 kB each.
 
     The files of ``sources`` are never changed. ``output`` is new, empty, or of an interrupted call with the same
-    arguments. Returns the report: documents and characters read and kept, and the largest clusters.
+    arguments and files of the same content; until it is complete, it has the folder ``unfinished``, and the report
+    comes last. Returns the report: documents and characters read and kept, and the largest clusters.
     """
     logger.disable("datatrove")
-    runner = runner or TaskRunner()
-    # The arguments decide whether an interrupted call goes on.
-    stamps = file_stamps(sources)
-    files = list(stamps)
+    output = output.resolve()
+    if output.is_file():
+        raise ValueError(f"{output} is a file: name a new folder")
+    hashes = content_hashes(sources)
+    settings = asdict(deduplication) | {"column": column, "sample_by": sample_by}
+    with locked_folder(output):
+        remove_leftovers(output)
+        if any(output.iterdir()) and not (output / _WORK).is_dir():
+            raise ValueError(f"{output} exists and is not empty: name a new folder")
+        with work_folder(output / _WORK, {"files": hashes, **settings}) as work:
+            written = _deduplicate(list(hashes), work, deduplication, settings, runner or TaskRunner())
+            report: dict[str, Any] = json.loads((written / _REPORT).read_text(encoding="utf-8"))
+            for file in sorted(written.iterdir(), key=lambda file: file.name == _REPORT):
+                file.replace(output / file.name)
+    return report
+
+
+def _deduplicate(
+    files: list[str], work: Path, deduplication: Deduplication, settings: dict[str, Any], runner: TaskRunner
+) -> Path:
+    """Write documents and report to a folder in ``work``, and return it."""
     is_exact = deduplication.method == "exact"
     num_bands, num_functions = _EXACT_BANDS if is_exact else bands(deduplication.threshold)
-    settings = asdict(deduplication) | {"column": column, "sample_by": sample_by}
-    output = output.resolve()
-    work = output / _WORK
-    if output.is_file() or (output.is_dir() and any(output.iterdir()) and not work.is_dir()):
-        raise ValueError(f"{output} exists and is not empty: name a new folder")
-    begin(work, {"files": stamps, **settings})
-    # Four steps, each with a task for each file, band or all pairs; what they write is removed at the end.
+    # Four steps, each with a task for each file, band or all pairs.
     config = MinhashConfig(n_grams=deduplication.ngram, num_buckets=num_bands, hashes_per_bucket=num_functions)
     signatures, pairs, clusters, counts = (str(work / name) for name in ("signatures", "pairs", "clusters", "counts"))
-    writer = JsonlWriter(str(output), "${rank}.jsonl.gz", adapter=lambda _, document: document.metadata["row"])
-    read = partial(_read, files, column, sample_by)
+    written = work / "written"
+    writer = JsonlWriter(str(written), "${rank}.jsonl.gz", adapter=lambda _, document: document.metadata["row"])
+    read = partial(_read, files, settings["column"], settings["sample_by"])
     steps: list[tuple[str, int, list[Step]]] = [
         ("Finding copies", len(files), [partial(read, "Finding copies"), _Signature(signatures, config, is_exact)]),
         ("Sorting copies", num_bands, [MinhashDedupBuckets(signatures, pairs, config=config)]),
-        ("Joining copies", 1, [MinhashDedupCluster(pairs, clusters, config=config, save_cluster_size=True)]),
+        (
+            "Joining copies",
+            1,
+            [
+                MinhashDedupCluster(pairs, clusters, config=config, save_cluster_size=True),
+                partial(_complete, Path(clusters), len(files)),
+            ],
+        ),
         ("Writing", len(files), [partial(read, "Writing"), partial(_keep, Path(clusters), Path(counts)), writer]),
     ]
     for number, (doing, num_tasks, pipeline) in enumerate(steps, start=1):
         runner.run(pipeline, work / str(number), num_tasks, doing)
     # The numbers of all files, and the largest clusters of them.
-    parts = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(Path(counts).glob("*.json"))]
+    parts = [json.loads(Path(counts, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(len(files))]
     names = ("documents", "kept_documents", "characters", "kept_characters")
     largest = nlargest(_SHOWN_CLUSTERS, chain(*(part["largest"] for part in parts)), key=itemgetter(0))
     report = {
@@ -92,9 +112,9 @@ def deduplicate_corpus(
         "settings": settings | {"bands": num_bands, "hashes_in_a_band": num_functions},
         "largest_clusters": [{"documents": size, "beginning": text} for size, text in largest],
     }
-    (output / "report.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    shutil.rmtree(work)
-    return report
+    written.mkdir(exist_ok=True)
+    (written / _REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return written
 
 
 def _read(
@@ -133,15 +153,18 @@ class _Signature(MinhashDedupSignature):  # type: ignore[misc]
         return [band.tolist() for band in np.split(hashes >> _UNUSED_BITS, self.config.num_buckets)]
 
 
+def _complete(clusters: Path, num_files: int, _: Any, rank: int, world_size: int) -> None:
+    """Write the empty files that datatrove leaves out, so that a missing one is an error."""
+    clusters.mkdir(exist_ok=True)
+    for name in (f"{number:06d}.{kind}" for number in range(num_files) for kind in ("remove", "sizes")):
+        (clusters / name).touch()
+
+
 def _keep(clusters: Path, counts: Path, data: Iterator[Document], rank: int, world_size: int) -> Iterator[Document]:
     """Yield the documents of a task that stay, and count."""
-
-    def numbers(name: str) -> list[int]:
-        file = clusters / f"{rank:06d}.{name}"
-        return np.fromfile(file, np.uint32).tolist() if file.is_file() else []
-
     # datatrove numbers the documents of a file: those that go, and the sizes of the clusters of those that stay.
-    removed, pairs = set(numbers("remove")), numbers("sizes")
+    numbers = (np.fromfile(clusters / f"{rank:06d}.{kind}", np.uint32).tolist() for kind in ("remove", "sizes"))
+    removed, pairs = set(next(numbers)), next(numbers)
     sizes = dict(zip(pairs[::2], pairs[1::2], strict=True))
     total: Counter[str] = Counter()
     largest: list[tuple[int, str]] = []

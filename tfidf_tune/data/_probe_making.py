@@ -5,7 +5,6 @@ tokenized, and passages are chosen and counted on token ids. A passage holds a w
 because the window was chosen by the text of the passage alone: so the index knows the documents of all occurrences.
 """
 
-import shutil
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from functools import cache
 from itertools import chain, compress, islice, tee
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from tfidf_tune._checks import check_at_least, require_choice
 from tfidf_tune.data import _repeated_stretches as repeated
 from tfidf_tune.data import _sources as sources
 from tfidf_tune.data import _window_index as windows
-from tfidf_tune.data._disk_tasks import TaskRunner, begin, file_stamps
+from tfidf_tune.data._disk_tasks import TaskRunner
 from tfidf_tune.data._passages import Passage, Window, make_passages
 from tfidf_tune.data._repeated_stretches import CUT, SHARED_TOKENS, Positions, Start, WindowChooser, join_documents
 from tfidf_tune.data._sources import EMBEDDED, SampleBy, embedded_documents, load_documents
@@ -110,13 +109,23 @@ class MadeProbe:
     is_estimate: bool = False
 
 
+def search_arguments(tokenizer: TextTokenizer, spec: ProbeSpec) -> dict[str, Any]:
+    """Return what the passages follow from, JSON data: the specification, and hashes of texts, controls and tokenizer.
+
+    Data sets of the hub are known by their names only.
+    """
+    of_hub = [source for source in spec.sources if not sources.is_local(source)]
+    texts = sources.content_hashes([source for source in spec.sources if source not in of_hub])
+    texts |= {source: sources.source_fingerprint(source, column=spec.column) for source in of_hub}
+    arguments = {**asdict(spec), "texts": texts, "tokenizer": tokenizer_fingerprint(tokenizer), "format": _FORMAT}
+    if spec.num_controls:
+        unseen = spec.controls_source or EMBEDDED
+        arguments["controls"] = sources.source_fingerprint(unseen, column=spec.column, sample_by=spec.sample_by)
+    return arguments
+
+
 def make_probe(
-    tokenizer: TextTokenizer,
-    spec: ProbeSpec,
-    work: Path | None = None,
-    runner: TaskRunner | None = None,
-    *,
-    replace_work: bool = False,
+    tokenizer: TextTokenizer, spec: ProbeSpec, work: Path | None = None, runner: TaskRunner | None = None
 ) -> MadeProbe:
     """Choose the passages of a probe file from text of any size; memory does not grow with the text.
 
@@ -130,10 +139,9 @@ def make_probe(
         tokenizer (TextTokenizer): the tokenizer of the model; no BOS is added. If it changes text before it splits it
             (lower case, NFKC), ``num_injections`` is a lower bound.
         spec (ProbeSpec): what to choose.
-        work (Path | None): folder of the steps. If an interrupted call with the same arguments left one, it goes on.
-            Default: None, a temporary folder
+        work (Path | None): folder of the steps. Steps that are finished there, of a call with the same
+            :func:`search_arguments`, are not repeated. Default: None, a temporary folder
         runner (TaskRunner | None): where the tasks run, one for each file. Default: None, this process
-        replace_work (bool): empty ``work`` if it is of a call with other arguments. Default: False
 
     Returns:
         MadeProbe: the passages. ``source`` is the file of the first occurrence. ``positions`` of a target are
@@ -143,30 +151,16 @@ def make_probe(
 
     Raises:
         FileNotFoundError: If a source looks like a path and does not exist.
-        ValueError: If a source cannot be read, see :func:`load_documents`, or has too few passages; if ``work`` is of a
-            call with other arguments.
+        ValueError: If a source cannot be read, see :func:`load_documents`, or has too few passages.
         ChildProcessError: If a task on another machine failed.
     """
     if work is None:
         with TemporaryDirectory() as folder:
             return make_probe(tokenizer, spec, Path(folder) / "work", runner)
-    # Each file is a task, any other source too; what they hold now decides whether an interrupted call goes on.
+    # Each file is a task, any other source too.
     local = {source: sources.local_files(source) for source in spec.sources if sources.is_local(source)}
     units = [unit for source in spec.sources for unit in local.get(source, [source])]
-    stamps = file_stamps([source for source in spec.sources if source in local])
-    for source in spec.sources:
-        if source not in local:
-            stamps[source] = sources.source_fingerprint(source, column=spec.column)
-    arguments = {**asdict(spec), "sources": list(spec.sources), "files": stamps, "format": _FORMAT}
-    if spec.num_controls:
-        unseen = spec.controls_source or EMBEDDED
-        arguments["controls"] = sources.source_fingerprint(unseen, column=spec.column, sample_by=spec.sample_by)
-    begin(work, arguments | {"tokenizer": tokenizer_fingerprint(tokenizer)}, replace=replace_work)
-    try:
-        return _Search(tokenizer, spec, units, work, runner or TaskRunner()).made()
-    except ValueError:
-        shutil.rmtree(work)  # it would be in the way of other arguments
-        raise
+    return _Search(tokenizer, spec, units, work, runner or TaskRunner()).made()
 
 
 class _Target(NamedTuple):
@@ -217,6 +211,7 @@ class _Search:
         self._stretch_repeats: tuple[int, ...] = ()
         # The length of a window in bytes follows from a sample; the stretches of controls are searched in one pass.
         files = tuple(str(unit.resolve()) if isinstance(unit, Path) else unit for unit in units)
+        sources.require_distinct(files)
         self._num_sampled, self._bytes_in_token, least = self._sample(files)
         self._unseen, self._num_unseen, num_shared = self._draw_controls()
         num_bytes = max(4, round(spec.block_size * least * (1 if self._near else _SHARE_OF_PASSAGE)))

@@ -5,7 +5,7 @@ import hashlib
 import json
 import logging
 import lzma
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -261,6 +261,18 @@ def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[
         remedy = "If lines belong together, set sample_by to paragraph or document"
         lengths_shown = f"{len(lengths):,} with a median of {middle:g} tokens"
         logger.warning(f"{source}: each line is a document, {lengths_shown}. {remedy}")
+
+
+def content_hashes(sources: Sequence[str]) -> dict[str, str]:
+    """Return the SHA-256 of each file of local sources, by its complete path."""
+    files = [str(file.resolve()) for source in sources for file in local_files(source)]
+    require_distinct(files)
+    return {file: file_sha256(Path(file)) for file in files}
+
+
+def require_distinct(files: Sequence[str]) -> None:
+    if twice := [file for file, count in Counter(files).items() if count > 1]:
+        raise ValueError(f"{twice[0]} is named twice, so that all of it would be duplicated: name it once")
 
 
 def source_fingerprint(

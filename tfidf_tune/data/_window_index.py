@@ -194,7 +194,8 @@ def build(
     """
     # First pass: a task for each file writes its records, sorted in runs.
     runner.run([partial(_write_runs, index, known)], index.work / "1", len(index.files), "Reading")
-    summaries = [json.loads(file.read_text()) for file in sorted((index.work / "runs").glob("*.json"))]
+    files = (index.work / "runs" / f"{rank:06d}.json" for rank in range(len(index.files)))
+    summaries = [json.loads(file.read_text()) for file in files]
     each = [Counter(summary["counts"]) for summary in summaries]
     counts = sum(each, Counter())
     shared: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
@@ -204,7 +205,7 @@ def build(
     # Second pass: a task for each range of keys counts equal ones.
     if num_parts := -(-counts["records"] // _PART_RECORDS):
         runner.run([partial(_count_copies, index)], index.work / "2", num_parts, "Sorting")
-    parts = [np.load(file) for file in sorted((index.work / "parts").glob("*.npy"))]
+    parts = [np.load(index.work / "parts" / f"{rank:06d}.npy") for rank in range(num_parts)]
     groups = np.concatenate([np.zeros(0, PAIR if index.near else GROUP), *parts])
     if index.near:
         groups = _joined(groups) if len(groups) else np.zeros(0, GROUP)

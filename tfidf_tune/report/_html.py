@@ -150,12 +150,13 @@ def write_report(
         files[f"figures/{one.name}.png"] = partial(draw, one.figure, format="png", dpi=200)
         files[f"figures/{one.name}.svg"] = partial(draw, one.figure, format="svg")
     texts = {
-        _INDEX: json.dumps(_as_json(report, list(files)), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
         "report.md": markdown(report),
         "index.html": html_page(report, **page),
+        # The last is renamed first: it says that the folder has a report.
+        _INDEX: json.dumps(_as_json(report, list(files)), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
     }
     older = _listed_files(folder) - files.keys()
-    files |= {name: partial(_write_text, text) for name, text in texts.items()} | dict(more or {})
+    files |= dict(more or {}) | {name: partial(_write_text, text) for name, text in texts.items()}
     update_files(folder, files)
     for name in older:
         (folder / name).unlink(missing_ok=True)
@@ -169,7 +170,7 @@ def require_report_folder(folder: Path) -> None:
     """
     if folder.is_file():
         raise ValueError(f"{folder} is a file: give the report a folder of its own")
-    others = (path for path in folder.iterdir() if not is_leftover(path)) if folder.is_dir() else ()
+    others = (path for path in folder.rglob("*") if path.is_file() and not is_leftover(path))
     if any(others) and not (folder / _INDEX).is_file():
         raise ValueError(f"{folder} has files but no report ({_INDEX}): give the report a folder of its own")
 
