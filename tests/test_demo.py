@@ -58,9 +58,15 @@ def test_the_demo_prints_what_it_runs_and_does_nothing_twice(ran, capsys):
 
 
 def test_an_interrupted_training_of_the_demo_begins_again(ran, tmp_path):
-    (tmp_path / "runs/demo/start/checkpoint_25pct").mkdir(parents=True)
+    start = tmp_path / "runs/demo/start"
+    (start / "checkpoint_25pct").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"start is not of a demo that was interrupted"):
+        ran()
+    assert [*start.iterdir()]
 
+    (start / "config.yaml").touch()
     assert len(ran()[1]) == 11
+    assert not (start / "config.yaml").exists()
 
 
 def test_the_configs_of_the_demo_are_valid(ran, tiny_checkpoint):

@@ -1,7 +1,9 @@
 """A folder that is worked in belongs to one run, and is complete or not there; what a user put there stays."""
 
 import gzip
+import hashlib
 import json
+import os
 import random
 import re
 import shutil
@@ -33,7 +35,11 @@ def texts(tmp_path_factory, text_file):
 
 @pytest.fixture(scope="module")
 def commands(texts, tiny_checkpoint):
-    """The commands that work in a folder, by name: what they do for an output, and how they are called."""
+    return commands_of(texts, tiny_checkpoint)
+
+
+def commands_of(texts, tiny_checkpoint):
+    """The commands that work in a folder, by name: functions of their output."""
     sources = [str(texts / "a.jsonl"), str(texts / "b.jsonl")]
     few = ["--num-targets", "5", "--num-controls", "4", "--block-size", "24", "--passages", "random"]
     few += ["--controls", str(texts / "unseen.jsonl")]
@@ -107,6 +113,25 @@ def test_a_folder_that_a_user_filled_is_never_removed(tmp_path, commands, name):
     with refused(SetupError, "is not of an interrupted run", f"a folder of the user, {name}", out=out):
         commands[name](out)
     assert state(out) == {mine.relative_to(out).as_posix(): b"mine"}
+
+
+@pytest.mark.parametrize("changed", ["a.jsonl", "unseen.jsonl"])
+def test_text_of_other_content_is_noticed_whatever_its_size_and_time(tmp_path, texts, tiny_checkpoint, changed):
+    folder = shutil.copytree(texts, tmp_path / "texts")
+    command = commands_of(folder, tiny_checkpoint)["audit"]
+    command(tmp_path / "out")
+    before = state(tmp_path / "out")
+    summary = json.loads((tmp_path / "out" / "report" / "audit.json").read_text())
+    file, times = folder / changed, (folder / changed).stat()
+    if changed == "a.jsonl":
+        assert summary["inputs"]["texts"][str(file)] == hashlib.sha256(file.read_bytes()).hexdigest()
+        weights = tiny_checkpoint / "model.safetensors"
+        assert summary["inputs"]["model"][str(weights)] == hashlib.sha256(weights.read_bytes()).hexdigest()
+    file.write_text(file.read_text().replace("e", "a"))
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with refused(ValueError, "changed since", f"{changed} changed after an audit", out=tmp_path / "out", texts=folder):
+        command(tmp_path / "out")
+    assert state(tmp_path / "out") == before
 
 
 def test_an_audit_uses_the_passages_that_its_options_chose(tmp_path, commands, texts, monkeypatch):

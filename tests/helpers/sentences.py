@@ -21,6 +21,7 @@ def changed_sentence(what: str, sentence: str, **places: object) -> str:
     for name, place in places.items():
         sentence = sentence.replace(str(place), f"{{{name}}}")
     sentence = re.sub(r"loss [\d.]+", "loss {number}", sentence)
+    sentence = re.sub(r"\b[0-9a-f]{16,64}\b", "{hash}", sentence)
     known = json.loads(MESSAGES.read_text())
     if os.environ.get("UPDATE_MESSAGES"):
         MESSAGES.write_text(json.dumps({**known, what: sentence}, indent=1, sort_keys=True) + "\n")

@@ -220,7 +220,7 @@ def _asked(spec: AuditSpec, bounds: "Sequence[Bound]", note: Note) -> AuditResul
         device=spec.device,
         model_name=plan.model_name,
     )
-    return _judge(evaluated, spec.folder, bounds, show_passages=spec.show_passages)
+    return _judge(evaluated, spec.folder, bounds, show_passages=spec.show_passages, inputs=plan.inputs())
 
 
 def estimate(spec: AuditSpec, prices: Sequence[float] | None = None, note: Note = lambda text: None) -> str:
@@ -251,7 +251,7 @@ def audit_results(
     folder = output_folder(output_dir, evaluated)
     bounds = _bounds(limits, folder)
     with _own_folder(folder):
-        return _judge(Path(evaluated).expanduser(), folder, bounds, show_passages=show_passages)
+        return _judge(Path(evaluated).expanduser(), folder, bounds, show_passages=show_passages, inputs={})
 
 
 def choose_passages(
@@ -342,7 +342,7 @@ class _Plan:
             journal = str(spec.folder / "requests.jsonl")  # outlives a crash
             self.model_args = {"model": spec.model, "tokenizer": spec.tokenizer, **server, "journal": journal}
         self.tokenizer = str(self.model_args.get("tokenizer") or self.model_args["pretrained"])
-        self.probe_file = spec.folder / "probe.jsonl"
+        self.probe_file, self.record = spec.folder / "probe.jsonl", spec.folder / "passages.json"
         if not isinstance(spec.passages, ProbeSpec):
             self.probe_file = Path(spec.passages).expanduser()
             return
@@ -365,9 +365,18 @@ class _Plan:
         spec = self.spec
         if not isinstance(spec.passages, ProbeSpec):
             return read_probe_file(self.probe_file)
-        record = spec.folder / "passages.json"
-        more: Any = {"runner": spec.runner, "record": record, "overwrite": spec.overwrite, "note": note}
+        more: Any = {"runner": spec.runner, "record": self.record, "overwrite": spec.overwrite, "note": note}
         return choose_passages(spec.passages, self.tokenizer, self.probe_file, **more)
+
+    def inputs(self) -> dict[str, Any]:
+        """Return hashes of the passages, of what they were chosen from, and of the files of a model that is here."""
+        found: dict[str, Any] = {"probe_file": file_sha256(self.probe_file)}
+        if self.probe_file.parent == self.record.parent and self.record.is_file():
+            recorded = json.loads(self.record.read_text(encoding="utf-8"))
+            found |= {name: recorded[name] for name in ("texts", "controls", "tokenizer") if name in recorded}
+        folders = [Path(str(self.model_args[name])) for name in ("pretrained", "peft") if name in self.model_args]
+        files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir()) if file.is_file()]
+        return found | {"model": {str(file): file_sha256(file) for file in files}}
 
     def estimate(self, passages: "Sequence[Passage]", prices: Sequence[float] | None) -> str:
         """Describe requests, tokens and the cost, likelihoods included."""
@@ -413,8 +422,10 @@ def _model_arguments(spec: AuditSpec) -> dict[str, Any]:
     return {**names, **named, **spec.model_args}
 
 
-def _judge(evaluated: Path, folder: Path, bounds: "Sequence[Bound]", *, show_passages: bool) -> AuditResult:
-    """Write the report and ``audit.json``."""
+def _judge(
+    evaluated: Path, folder: Path, bounds: "Sequence[Bound]", *, show_passages: bool, inputs: dict[str, Any]
+) -> AuditResult:
+    """Write the report and ``audit.json``, which ``inputs`` are added to."""
     from tfidf_tune.audit._report import audit_report
     from tfidf_tune.compare import import_results
     from tfidf_tune.report import write_report
@@ -424,9 +435,10 @@ def _judge(evaluated: Path, folder: Path, bounds: "Sequence[Bound]", *, show_pas
     if len(folders) > 1:
         raise ValueError(f"{evaluated} holds the results of several runs: name one of {', '.join(folders.values())}")
     made = audit_report(results, bounds=bounds, show_passages=show_passages)
-    text = json.dumps(made.summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    summary = {**made.summary, "inputs": inputs}
+    text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_report(made, folder / "report", more={"audit.json": lambda path: path.write_text(text, encoding="utf-8")})
-    return AuditResult(made, dict(made.summary), folder / "report" / "index.html")
+    return AuditResult(made, summary, folder / "report" / "index.html")
 
 
 def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:

@@ -83,7 +83,9 @@ def _training(folder: Path, config: str, start: Path, *overrides: str) -> tuple[
     log = folder.with_suffix(".log")
     if (folder / "checkpoint_100pct").is_dir():
         return log, []
-    remove_folder(folder)  # of a demo that was interrupted
+    if folder.is_dir() and any(folder.iterdir()) and not any(folder.glob("*config.yaml")):
+        raise ValueError(f"{folder} is not of a demo that was interrupted: name another --output-dir")
+    remove_folder(folder)
     dirs = [f"checkpointer.checkpoint_dir={start}", f"output_dir={folder}"]
     return log, ["run", "full_finetune", "--config", config, *dirs, *overrides]
 
