@@ -4,7 +4,6 @@ A manifest in a cell's folder shows that the cell is done, and holds the setting
 """
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, TypeAlias
 from omegaconf import DictConfig
 
 from tfidf_tune._checks import differences
-from tfidf_tune._files import atomic_file, remove_path
+from tfidf_tune._files import atomic_file, remove_folder, remove_leftovers, remove_path
 from tfidf_tune.training import milestone_name
 
 STARTS, REPORT, JOBS = "starts", "report", "jobs"  # folders of an experiment, which runs cannot have
@@ -142,8 +141,7 @@ class Run:
 
     def next_part(self, percent: int) -> Path:
         """Remove what an interrupted evaluation left, and return the folder of the next part."""
-        for leftover in self.results(percent).glob(".*"):
-            remove_path(leftover)
+        remove_leftovers(self.results(percent))
         numbers = [int(folder.name.removeprefix("part")) for folder in self.manifests(percent)]
         return self.results(percent) / f"part{max(numbers, default=0) + 1}"
 
@@ -156,8 +154,7 @@ class Run:
             self.clear()
         for percent in self.evaluations:
             for folder in self.changes(percent):
-                (folder / _EVALUATED).unlink()
-                shutil.rmtree(folder)
+                remove_folder(folder)
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -9,7 +9,6 @@ import fcntl
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -27,7 +26,7 @@ from omegaconf import OmegaConf
 from torchtune.config._utils import _get_component_from_path
 
 from research.experiment._cells import TRAINING, Run, Start
-from tfidf_tune._files import atomic_file, atomic_folder
+from tfidf_tune._files import atomic_file, atomic_folder, remove_leftovers
 from tfidf_tune.compare import describe_machine
 
 LOCK, JOBS_LOCK = ".lock", ".jobs.lock"
@@ -131,8 +130,7 @@ def _make_start(start: Start, log: Path, journal: Path) -> str | None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if start.folder.is_dir():
             return None
-        for leftover in start.folder.parent.glob(f".{start.folder.name}.*"):
-            shutil.rmtree(leftover)
+        remove_leftovers(start.folder.parent, of=start.folder.name)
         record(journal, "note", cell=TRAINING, text=f"making a start in {start.folder} ...")
         reason = _in_process("start", log, make_start, start)
         return reason and f"the start could not be made: {reason}"

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import signal
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from research.experiment._cells import DONE, JOBS, REPORT, TRAINING, Run
 from research.experiment._expand import expand
 from research.experiment._job import JOBS_LOCK, LOCK, claim, events_of, last_lines, work
 from research.experiment._schema import Experiment, Launcher
+from tfidf_tune._files import remove_folder
 from tfidf_tune._printing import say
 from tfidf_tune.training import SetupError
 
@@ -291,9 +291,11 @@ def _run_jobs(
     if not to_do:
         return []
     num_jobs = min(len(to_do), jobs or (1 if is_local else len(runs)))
-    shutil.rmtree(folder / JOBS, ignore_errors=True)
-    fcntl.flock(jobs_lock, fcntl.LOCK_UN)
     journals = (folder / JOBS / "journals").absolute()
+    if (folder / JOBS).exists() and not journals.is_dir():
+        raise SetupError(f"{folder / JOBS} is not of an experiment: move it away, or choose another output_dir")
+    remove_folder(folder / JOBS)
+    fcntl.flock(jobs_lock, fcntl.LOCK_UN)
     progress = Progress(runs, to_do, journals, retries, shows_logs=is_local and num_jobs == 1)
     executor = make_executor(launcher, folder / JOBS)
     gpus = gpus_of_jobs(num_jobs, launcher.gpus_per_node) if is_local else []

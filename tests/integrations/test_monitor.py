@@ -187,6 +187,11 @@ def test_the_last_model_below_the_threshold_is_kept(
     assert np.mean([sample.lms for sample in samples]) == lms[step]
     assert f"above stop_above={stop_above}; the last model below it is in {kept}\n" in capsys.readouterr().err
 
+    again = make_trainer(lora=lora, max_steps=1)  # in the same folder
+    with pytest.raises(ValueError, match="below_threshold is of another run: move it away"):
+        monitor(again, probe_file, stop_above=stop_above, when_above="keep").train()
+    assert any(kept.iterdir())
+
 
 def test_the_snippet_of_the_page_works(make_trainer, probe_file, tmp_path, monkeypatch):
     passages = [replace(one, token_ids=one.token_ids[:20] * 3) for one in read_probe_file(probe_file)]

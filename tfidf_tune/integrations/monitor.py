@@ -119,8 +119,8 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         control.should_log = should_log  # which log() has set to false: the trainer's own entry is still due
         # Keep the model while it is below the threshold; one process writes, all wait for it.
         folder = Path(args.output_dir) / "below_threshold"
-        if self._probe.keeps and state.global_step == 0 and args.should_save:
-            remove_folder(folder)  # of another run
+        if self._probe.keeps and state.global_step == 0 and folder.exists():
+            raise ValueError(f"{folder} is of another run: move it away, or choose another output_dir")
         if notice := self._probe.keep_below(state.global_step, metrics, folder, self._save):
             _report(state, notice)
         return self._probe.reason_to_stop(metrics)

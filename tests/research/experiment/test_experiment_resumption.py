@@ -214,7 +214,7 @@ def test_unfinished_cells_are_emptied_and_repeated(experiment_file, stubbed, run
     file = experiment_file(**SMALL)
     stubbed(file)
     cell = run_folder / "evaluation" / "checkpoint_100pct"
-    (cell / "part1").rename(cell / ".part1.0123")
+    (cell / "part1").rename(cell / f".part1.tfidf-tune-{'0' * 32}")
     assert stubbed(file) == ([], SMALL_CELLS[1:])
     assert [path.name for path in cell.iterdir()] == ["part1"]
 
@@ -240,6 +240,14 @@ def test_a_folder_that_does_not_belong_to_an_experiment_is_not_touched(experimen
         stubbed(experiment_file())
 
     assert (run_folder / "thesis.txt").read_text() == "mine"
+
+    shutil.rmtree(run_folder)
+    jobs = run_folder.parents[2] / "jobs"
+    jobs.mkdir()
+    (jobs / "letter.txt").write_text("mine")
+    with pytest.raises(ValueError, match="jobs is not of an experiment"):
+        stubbed(experiment_file())
+    assert (jobs / "letter.txt").read_text() == "mine"
 
 
 def wait_for(condition):
