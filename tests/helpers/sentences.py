@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 MESSAGES = Path(__file__).with_name("messages.json")
+SEEN: dict[str, str] = {}  # of this process, which `make faults` prints
 
 
 def changed_sentence(what: str, sentence: str, **places: object) -> str:
@@ -22,6 +23,7 @@ def changed_sentence(what: str, sentence: str, **places: object) -> str:
         sentence = sentence.replace(str(place), f"{{{name}}}")
     sentence = re.sub(r"loss [\d.]+", "loss {number}", sentence)
     sentence = re.sub(r"\b[0-9a-f]{16,64}\b", "{hash}", sentence)
+    SEEN[what] = sentence
     known = json.loads(MESSAGES.read_text())
     if os.environ.get("UPDATE_MESSAGES"):
         MESSAGES.write_text(json.dumps({**known, what: sentence}, indent=1, sort_keys=True) + "\n")
