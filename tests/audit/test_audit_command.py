@@ -13,8 +13,11 @@ from tiny_llama import teach
 
 from tfidf_tune.audit import AuditSpec, audit, audit_results, estimate
 from tfidf_tune.commands.audit import main
+from tfidf_tune.commands.probe import main as probe
 from tfidf_tune.data import ProbeSpec, hf_tokenizer, read_probe_file
 from tfidf_tune.probe import load_model
+from tfidf_tune.probe._documents import Unanswered
+from tfidf_tune.tasks._model import TokenIdRequests
 
 QUICK = [
     *("--num-targets", "12", "--num-controls", "12", "--block-size", "24", "--passages", "random"),
@@ -182,6 +185,46 @@ def test_an_estimate_counts_the_tokens_of_the_passages(reciting, texts, tmp_path
     assert estimate(replace(spec, passages=tmp_path / "probe.jsonl")) == expected
 
 
+def test_limits_that_the_chosen_passages_or_the_server_rule_out_are_refused_before_the_model_is_asked(
+    reciting, command, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tfidf_tune.tasks.evaluate", lambda *_, **__: pytest.fail("the model was asked"))
+    few = ["--num-targets", "400", "--block-size", "400", "--fail-above", "verbatim.upper=0.01"]
+    with refused(ValueError, "it takes 299", "audit of fewer passages than a limit takes"):
+        main(command(reciting, tmp_path / "few", *few))
+    with serving(reciting) as (host, url):
+        host.echoes = False
+        server = ["--base-url", url, "--tokenizer", reciting]
+        with refused(ValueError, "auc=0.6", "audit of a server without log-probabilities with a limit of them"):
+            main(command("m", tmp_path / "served", *server, "--fail-above", "lms=20,auc=0.6,extraction@0.5=0.1"))
+
+
+def test_withheld_answers_are_counted_and_no_limit_passes_on_them(
+    tiny_checkpoint, command, tmp_path, capsys, monkeypatch
+):
+    answered = TokenIdRequests.generate_until
+    monkeypatch.setattr(  # two prompts, and then the last sample of a prompt
+        TokenIdRequests,
+        "generate_until",
+        lambda *asked: [Unanswered(), Unanswered(), *answered(*asked)[2:-1], Unanswered()],
+    )
+    arguments = command(tiny_checkpoint, tmp_path, "--attacks", "greedy", "sampling", "--fail-above", "lms=5,auc=1")
+    with pytest.raises(SystemExit, match="limit exceeded: lms, auc"):
+        main(arguments)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Answers withheld by the server or empty: 3, which count as not recited." in shown
+    assert re.search(r"lms is [\d.]+, not above 5, but answers are missing", shown)
+    main([*arguments, "--json", "--accept-unanswered"])
+    accepted = json.loads(capsys.readouterr().out)
+    assert (accepted["num_unanswered"], accepted["passed"]) == (3, True)
+    assert "Answers withheld by the server or empty: 3" in accepted["verdict"]
+    monkeypatch.undo()
+    recorded = ["--results", str(max((tmp_path / "evaluation").iterdir())), "--output-dir", str(tmp_path / "again")]
+    with pytest.raises(SystemExit, match="limit exceeded: lms"):
+        probe(["audit", *recorded, "--fail-above", "lms=5"])
+    probe(["audit", *recorded, "--fail-above", "lms=5", "--accept-unanswered"])
+
+
 def test_a_budget_leaves_out_attacks_and_says_so(reciting, command, tmp_path, capsys):
     main(command(reciting, tmp_path, "--json", "--attacks", "greedy", "truncated", "sampling", "--budget", "60"))
     printed = capsys.readouterr()
@@ -202,6 +245,11 @@ def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tm
         (["--executor", "slurm"], "slurm .*partition"),
         (["--budget", "20"], "budget of 20"),
         (["--prefix-lengths", "24"], "--prefix-lengths"),
+        (["--fail-above", "lms=20,verbatim.upper=0.05"], "it takes 59"),
+        (["--fail-above", "extraction@0.5:9.upper=0.2,verbatim=-1"], "it takes 14"),
+        (["--fail-above", "lms.upper=9,auc.upper=0.6", "--num-controls", "9"], "10 targets and controls"),
+        (["--fail-above", "lms.upper=9", "--num-targets", "9"], "10 targets"),
+        (["--fail-above", "excess=1,auc=0.6", "--num-controls", "0"], "no controls"),
     ):
         with refused(ValueError, named, f"audit {' '.join(more)}", folder=tmp_path):
             main(command(reciting, tmp_path / "out", *more))

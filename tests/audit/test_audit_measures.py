@@ -2,16 +2,18 @@
 
 import json
 import math
+import re
 from importlib.resources import files
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from run_fakes import evaluation, results, run, sample
 from scipy.stats import binomtest
 
 from tfidf_tune.audit import audit_report, parse_bounds
+from tfidf_tune.audit._measures import Bound, require_possible
 from tfidf_tune.compare._intervals import binomial_upper_bound
 from tfidf_tune.report import html_page, markdown
 
@@ -45,6 +47,29 @@ def test_the_bound_is_that_of_clopper_and_pearson(found, number):
     found = min(found, number)
     two_sided = binomtest(found, number).proportion_ci(confidence_level=0.9, method="exact")
     assert binomial_upper_bound(found, number) == pytest.approx(two_sided.high)
+
+
+@given(st.sampled_from(["verbatim", "extraction@0.5:9"]), st.integers(1, 500), st.floats(1e-4, 0.99))
+def test_a_limit_is_refused_if_the_bound_of_none_is_above_it_and_the_number_that_is_named_suffices(name, number, limit):
+    bounds = [Bound(f"{name}.upper", limit)]
+    assume(abs(binomial_upper_bound(0, number) - limit) > 1e-9)
+    if binomial_upper_bound(0, number) <= limit:
+        require_possible(bounds, number, 0)
+        return
+    with pytest.raises(ValueError, match="it takes ") as caught:
+        require_possible(bounds, number, 0)
+    needed = int(re.search(r"it takes ([\d,]+)", str(caught.value))[1].replace(",", ""))
+    require_possible(bounds, needed, 0)
+    with pytest.raises(ValueError, match="it takes "):
+        require_possible(bounds, needed - 1, 0)
+
+
+def test_a_bound_from_fewer_than_ten_passages_is_no_bound():
+    for number, known in ((9, False), (10, True)):
+        asked = [sample(f"{kind}-{i}", i % 3, kind=kind) for kind in ("target", "control") for i in range(number)]
+        made = audit_report(results(run("CE", [evaluation(samples=asked)], model="tiny")))
+        found = made.summary["measures"]
+        assert [found[name]["upper"] is not None for name in ("lms", "excess", "verbatim")] == [known, known, True]
 
 
 def test_measures_are_those_counted_by_hand():

@@ -89,6 +89,7 @@ class AuditSpec:
         output_dir (str | Path | None): folder of passages, answers and report. Default: None, ``runs/audit/NAME``.
         limits (str): measures and what they must not exceed, ``lms=20,extraction@0.01=0.02``, see
             :func:`parse_bounds`. Default: none.
+        accept_unanswered (bool): limits can pass although a server withheld answers. Default: False.
         show_passages (bool): show passages in full. Default: False, excerpts.
         overwrite (bool): choose the passages again if the folder has some. Default: False.
         runner (TaskRunner | None): where tasks on files of text run. Default: None, this process.
@@ -121,6 +122,7 @@ class AuditSpec:
     batch_size: int = 64
     output_dir: str | Path | None = None
     limits: str = ""
+    accept_unanswered: bool = False
     show_passages: bool = False
     overwrite: bool = False
     runner: "TaskRunner | None" = None
@@ -189,12 +191,13 @@ def audit(spec: AuditSpec, note: Note = lambda text: None) -> AuditResult:
         ValueError: If the passages, options and limits do not fit each other; before the model is loaded.
         OSError: If a file cannot be read or written, or a server does not answer.
     """
-    bounds = _bounds(spec.limits, spec.folder)
+    bounds = _bounds(spec.limits, spec.folder, accept_unanswered=spec.accept_unanswered, passages=spec.passages)
     with _own_folder(spec.folder):
         return _asked(spec, bounds, note)
 
 
 def _asked(spec: AuditSpec, bounds: "Sequence[Bound]", note: Note) -> AuditResult:
+    from tfidf_tune.audit._measures import require_possible
     from tfidf_tune.tasks import evaluate
 
     plan = _Plan(spec)
@@ -209,6 +212,7 @@ def _asked(spec: AuditSpec, bounds: "Sequence[Bound]", note: Note) -> AuditResul
     if problem := plan.likelihood_problem():
         note(f"Likelihoods are left out: {problem}.")
         tasks.pop()
+    require_possible(bounds, *_numbers(passages), problem)
     # A folder for each time that the model is asked: older answers stay as they are.
     evaluated = spec.folder / "evaluation" / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
     evaluate(  # it checks tokenizer and passages before it loads the model
@@ -228,28 +232,30 @@ def estimate(spec: AuditSpec, prices: Sequence[float] | None = None, note: Note 
 
     ``prices`` are of a million tokens of prompts and of continuations.
     """
-    _bounds(spec.limits, spec.folder)
+    _bounds(spec.limits, spec.folder, passages=spec.passages)
     with _own_folder(spec.folder):
         plan = _Plan(spec)
         return plan.estimate(plan.passages(note), prices)
 
 
 def audit_results(
-    evaluated: str | Path, output_dir: str | Path | None = None, limits: str = "", *, show_passages: bool = False
-) -> AuditResult:
+    evaluated: str | Path, output_dir: str | Path | None = None, limits: str = "", *, accept_unanswered: bool = False,
+    show_passages: bool = False,
+) -> AuditResult:  # fmt: skip
     """Write the report of answers that lm-evaluation-harness has recorded of one model.
 
     Args:
         evaluated (str | Path): folder of the harness's output, with samples of the memorization task.
         output_dir (str | Path | None): folder of the report. Default: None, ``runs/audit/NAME``.
         limits (str): as of :class:`AuditSpec`.
+        accept_unanswered (bool): as of :class:`AuditSpec`.
         show_passages (bool): show passages in full. Default: False, excerpts.
 
     Raises:
         ValueError: If the folder holds several runs, or none with samples.
     """
     folder = output_folder(output_dir, evaluated)
-    bounds = _bounds(limits, folder)
+    bounds = _bounds(limits, folder, accept_unanswered=accept_unanswered)
     with _own_folder(folder):
         return _judge(Path(evaluated).expanduser(), folder, bounds, show_passages=show_passages, inputs={})
 
@@ -296,12 +302,17 @@ def output_folder(output_dir: str | Path | None, named: str | Path) -> Path:
     return Path(output_dir or Path("runs/audit") / name).expanduser()
 
 
-def _bounds(limits: str, folder: Path) -> "list[Bound]":
+def _bounds(
+    limits: str, folder: Path, *, accept_unanswered: bool = False, passages: "ProbeSpec | str | Path" = ""
+) -> "list[Bound]":
     """Read limits, and check before any work that the report can be written."""
-    from tfidf_tune.audit._measures import parse_bounds
+    from tfidf_tune.audit._measures import parse_bounds, require_possible
+    from tfidf_tune.data import ProbeSpec
     from tfidf_tune.report import require_report_folder
 
-    bounds = parse_bounds(limits) if limits else []
+    bounds = parse_bounds(limits, accept_unanswered=accept_unanswered) if limits else []
+    if isinstance(passages, ProbeSpec):
+        require_possible(bounds, passages.num_targets, passages.num_controls)
     require_report_folder(folder / "report")
     require_writable("--output-dir", folder)
     return bounds
@@ -441,10 +452,15 @@ def _judge(
     return AuditResult(made, summary, folder / "report" / "index.html")
 
 
+def _numbers(passages: "Sequence[Passage]") -> tuple[int, int]:
+    """Return the number of targets and that of controls."""
+    num_targets = sum(passage.kind == "target" for passage in passages)
+    return num_targets, len(passages) - num_targets
+
+
 def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:
     """Describe the passages in a few lines."""
-    num_targets = sum(passage.kind == "target" for passage in made.passages)
-    num_controls = len(made.passages) - num_targets
+    num_targets, num_controls = _numbers(made.passages)
     repeats = sorted(passage.num_injections for passage in made.passages[: made.num_duplicates])
     counts = dict.fromkeys(f"{count:,}" for count in (repeats[:1] + repeats[-1:]))
     times = f", which occur {' to '.join(counts)} times" if counts else ""

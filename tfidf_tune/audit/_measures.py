@@ -35,6 +35,7 @@ class Facts:
     ``samples`` has a row of each sample, with the passage's repeats in the training text (NaN if unknown). Averages are
     over ``plain``, the samples of the greedy attack or else of the first one, and over its ``targets`` and
     ``controls``. ``num_verbatim`` targets are recited completely from at least one prompt of any attack.
+    ``num_unanswered`` answers were withheld by a server, or empty.
     """
 
     def __init__(self, results: Results, at: int) -> None:
@@ -59,6 +60,7 @@ class Facts:
         of_kind = self.samples.groupby("kind")["passage_id"].nunique()
         self.num_targets, self.num_controls = (int(of_kind.get(kind, 0)) for kind in KINDS)
         self.num_verbatim = _num_verbatim(self.samples)
+        self.num_unanswered = int(self.samples["unanswered"].sum())
         self.target_means = self.targets.groupby("passage_id")["lms"].mean().to_numpy(float)
         self.lms = float(self.target_means.mean())
         self.floor = _floor(self.plain)
@@ -246,10 +248,11 @@ _NOT_MEASURED = Measure(None, None, "")
 
 
 class Bound(NamedTuple):
-    """A measure's name, as in ``--fail-above``, and the value that it must not exceed."""
+    """A measure's name, as in ``--fail-above``, the value that it must not exceed, and if answers may be missing."""
 
     name: str
     limit: float
+    accept_unanswered: bool = False
 
     @property
     def pair(self) -> tuple[int, float] | None:
@@ -259,7 +262,7 @@ class Bound(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A limit with the value that was measured; exceeded if that is above the limit or missing."""
+    """A limit with the value that was measured; exceeded if that is above the limit or missing, or answers are."""
 
     measure: str
     limit: float
@@ -269,11 +272,12 @@ class Check(NamedTuple):
     def __str__(self) -> str:
         if self.value is None:
             return f"{self.measure} was not measured, so the limit {self.limit:g} counts as exceeded"
-        relation = "above" if self.exceeded else "not above"
-        return f"{self.measure} is {self.value:.4g}, {relation} {self.limit:g}"
+        relation = "above" if self.value > self.limit else "not above"
+        missing = ", but answers are missing" if self.exceeded and self.value <= self.limit else ""
+        return f"{self.measure} is {self.value:.4g}, {relation} {self.limit:g}{missing}"
 
 
-def parse_bounds(text: str) -> list[Bound]:
+def parse_bounds(text: str, *, accept_unanswered: bool = False) -> list[Bound]:
     """Read limits such as ``lms=20,extraction@0.01=0.02``.
 
     Raises:
@@ -292,8 +296,35 @@ def parse_bounds(text: str) -> list[Bound]:
                 f"auc, extraction@P and extraction@P:N (with a probability P of at most 1 and N samples), each also "
                 f"with {_UPPER} for its upper bound"
             )
-        bounds.append(Bound(name, value))
+        bounds.append(Bound(name, value, accept_unanswered))
     return bounds
+
+
+def require_possible(bounds: Sequence[Bound], num_targets: int, num_controls: int, problem: str | None = None) -> None:
+    """Refuse limits that no model passes with so many passages, or without likelihoods because of a ``problem``.
+
+    Raises:
+        ValueError: If there are such limits.
+    """
+    wrong = []
+    for bound in bounds:
+        name, is_upper, reason = bound.name.removesuffix(_UPPER), bound.name.endswith(_UPPER), ""
+        needs_controls, is_share = name in ("excess", "auc"), bound.pair is not None or name == "verbatim"
+        fewest = min(num_targets, num_controls) if needs_controls else num_targets
+        if problem and (bound.pair or name == "auc"):
+            reason = f"likelihoods are missing: {problem}"
+        elif name != "excess" and (bound.limit < 0 or (bound.limit == 0 and is_upper and is_share)):
+            reason = "it is always above"
+        elif needs_controls and not num_controls:
+            reason = "there are no controls"
+        elif is_upper and is_share and bound.limit < (least := binomial_upper_bound(0, num_targets)):
+            needed = math.ceil(math.log(0.05) / math.log1p(-bound.limit))  # the bound of none of n is 1 - 0.05^(1/n)
+            reason = f"with {num_targets} targets it is at least {least:.3g}, it takes {needed:,}"
+        elif is_upper and not is_share and fewest < MIN_UNITS:
+            reason = f"a bound needs {MIN_UNITS} targets{' and controls' * needs_controls}, there are {fewest}"
+        wrong += [f"{bound.name}={bound.limit:g} ({reason})"] if reason else []
+    if wrong:
+        raise ValueError(f"--fail-above: no model can pass {'; '.join(wrong)}")
 
 
 def measures_and_checks(
@@ -310,13 +341,17 @@ def measures_and_checks(
     ``auc``               of membership inference by the loss
     ====================  =============================================================================================
 
-    Upper bounds are the ends of 95 % bootstrap intervals over passages; of shares, one-sided by Clopper and Pearson.
+    Upper bounds are the ends of 95 % bootstrap intervals over at least 10 passages; of shares, one-sided by Clopper and
+    Pearson.
     """
     upper = bootstrap_interval(lambda values, axis=-1: values.mean(axis), facts.target_means).high
+    fewest = min(facts.num_targets, facts.num_controls)
     floor, share = facts.floor, facts.num_verbatim / facts.num_targets
     measures = {
-        "lms": Measure(facts.lms, _known(upper), "tokens"),
-        "excess": _NOT_MEASURED if floor is None else Measure(floor.difference, _known(floor.excess.high), "tokens"),
+        "lms": Measure(facts.lms, _known(upper, facts.num_targets), "tokens"),
+        "excess": _NOT_MEASURED
+        if floor is None
+        else Measure(floor.difference, _known(floor.excess.high, fewest), "tokens"),
         "verbatim": Measure(share, binomial_upper_bound(facts.num_verbatim, facts.num_targets), "share"),
     }
     pairs = list(dict.fromkeys([*_EXTRACTION_PAIRS, *(bound.pair for bound in bounds if bound.pair)]))
@@ -326,12 +361,13 @@ def measures_and_checks(
     measures["auc"] = _NOT_MEASURED
     if len(membership):
         row = membership.iloc[0]
-        measures["auc"] = Measure(_known(row["AUC"]), _known(row.get("AUC to")), "probability")
+        measures["auc"] = Measure(_known(row["AUC"]), _known(row.get("AUC to"), fewest), "probability")
     checks = []
     for bound in bounds:
         measure = measures[_extraction_name(*bound.pair) if bound.pair else bound.name.removesuffix(_UPPER)]
         value = measure.upper if bound.name.endswith(_UPPER) else measure.value
-        checks.append(Check(bound.name, bound.limit, value, exceeded=value is None or value > bound.limit))
+        is_exceeded = value is None or value > bound.limit or (facts.num_unanswered > 0 and not bound.accept_unanswered)
+        checks.append(Check(bound.name, bound.limit, value, exceeded=is_exceeded))
     return measures, checks
 
 
@@ -339,5 +375,5 @@ def _extraction_name(num_samples: int, probability: float) -> str:
     return f"extraction@{probability:g}:{num_samples}"
 
 
-def _known(value: Any) -> float | None:
-    return None if value is None or math.isnan(value) else float(value)
+def _known(value: Any, num_passages: int = MIN_UNITS) -> float | None:
+    return None if value is None or math.isnan(value) or num_passages < MIN_UNITS else float(value)

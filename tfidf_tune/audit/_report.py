@@ -128,7 +128,7 @@ def _name(checkpoint: Checkpoint) -> str:
 
 
 def _verdict(facts: audit.Facts, name: str, checks: Sequence[audit.Check], *, is_detected: bool) -> str:
-    """Say whether targets are recited more than controls, how many verbatim, and which limits are exceeded."""
+    """Say if targets are recited more than controls, how many verbatim, if answers are missing or limits exceeded."""
     floor = facts.floor
     if floor is None:
         text = f"There is no held-out text, so chance is unknown: {name} recites {facts.lms:.2f} tokens of a passage"
@@ -142,6 +142,8 @@ def _verdict(facts: audit.Facts, name: str, checks: Sequence[audit.Check], *, is
     else:
         text = f"{name} {AT_CHANCE}{STILL_DETECTABLE if is_detected else ''}"
     text += f"; {facts.num_verbatim} of {facts.num_targets} passages verbatim."
+    if facts.num_unanswered:
+        text += f" Answers withheld by the server or empty: {facts.num_unanswered:,}, which count as not recited."
     if checks:
         exceeded = [str(check) for check in checks if check.exceeded]
         text += f" Limits exceeded: {'; '.join(exceeded)}." if exceeded else " No limit is exceeded."
@@ -220,6 +222,7 @@ def _summary(
         "num_targets": facts.num_targets,
         "num_controls": facts.num_controls,
         "num_prompts": len(facts.samples),
+        "num_unanswered": facts.num_unanswered,
         "recites_targets_more": excess.low > 0 if excess and excess.num_units >= MIN_UNITS else None,
         "attacks": facts.attacks,
         "measures": {key: measure._asdict() for key, measure in measures.items()},

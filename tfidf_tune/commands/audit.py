@@ -102,6 +102,7 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
     add("--output-dir", type=Path, help="default: runs/audit/NAME")
     limits_help = "end with exit code 1 if a measure is above its limit: lms=20,extraction@0.01=0.02"
     add("--fail-above", dest="limits", metavar="MEASURE=LIMIT,...", help=limits_help)
+    add("--accept-unanswered", action="store_true", help="limits can pass although a server withheld answers")
     add("--show-passages", action="store_true", help="show passages in full, not as excerpts")
     parser.add_argument("--json", action="store_true", help="print audit.json instead of the report")
     parser.add_argument("--verbose", action="store_true", help="print all tables, not only the first")

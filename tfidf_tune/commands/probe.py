@@ -54,6 +54,6 @@ def _audit(options: argparse.Namespace) -> None:
         spec = audit.audit_spec(options, passages=options.probe_file)
         result = audit_model(spec, audit.progress(options))
     else:
-        names = ("output_dir", "limits", "show_passages")
+        names = ("output_dir", "limits", "accept_unanswered", "show_passages")
         result = audit_results(options.results, **{name: vars(options)[name] for name in names if name in options})
     audit.show(result, options)

@@ -81,6 +81,7 @@ class ProbeSample:
         edit_distance (float | None): Levenshtein's distance / length of the longer, in [0, 1]; None in older results.
         common_subsequence (int | None): longest common subsequence in tokens; None in older results.
         attack (str): how the passage was asked for, if the task names several ways. Default: "".
+        unanswered (int): answers that were withheld or empty, see :class:`Unanswered`. Default: 0.
     """
 
     passage_id: Text
@@ -98,6 +99,7 @@ class ProbeSample:
     edit_distance: Annotated[Finite, Field(ge=0, le=1)] | None = None
     common_subsequence: Count | None = None
     attack: Text = ""
+    unanswered: Count = 0
 
     @property
     def prompt_label(self) -> str:

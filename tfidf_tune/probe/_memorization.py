@@ -124,10 +124,12 @@ def best_continuation(samples: Sequence[ProbeSample]) -> ProbeSample:
 
     Prefix match, LMS, longest common subsequence, ROUGE-L and verbatim are the highest, the edit distance is the
     lowest; each may be that of another sample. Ids and text are those of the longest common subsequence.
+    ``unanswered`` is the sum.
     """
     shown = max(samples, key=lambda sample: (sample.common_subsequence, sample.lms))
     highest = ("prefix_match", "lms", "rouge_l", "verbatim", "common_subsequence")
     scores: dict[str, Any] = {name: max(getattr(sample, name) for sample in samples) for name in highest}
+    scores["unanswered"] = sum(sample.unanswered for sample in samples)
     distances = [sample.edit_distance for sample in samples if sample.edit_distance is not None]
     return replace(shown, **scores, edit_distance=min(distances))
 

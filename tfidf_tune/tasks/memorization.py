@@ -21,6 +21,7 @@ from tfidf_tune.data._passages import noisy_copy
 from tfidf_tune.data._tokenizer import TokenArray
 from tfidf_tune.probe import check_passages
 from tfidf_tune.probe._attacks import Attack, chat_messages, generation, require_noise
+from tfidf_tune.probe._documents import Unanswered
 from tfidf_tune.probe._memorization import best_continuation, compare_continuation
 from tfidf_tune.tasks._prompts import TokenIdPrompts, prompts_for, prompts_of, task_documents
 
@@ -87,7 +88,8 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float 
     for response in results:
         # A model may generate more than was asked for.
         ids = prompts.response_ids(response, doc["prompt_ids"], reference)[: len(reference)]
-        samples.append(compare_continuation(generated_ids=ids, generated_text=prompts.response_text(response), **known))
+        made = {"generated_ids": ids, "generated_text": prompts.response_text(response)}
+        samples.append(compare_continuation(**made, unanswered=int(isinstance(response, Unanswered)), **known))
     sample = best_continuation(samples)
     doc["sample"] = asdict(sample)
     scores: dict[str, float | None] = {
