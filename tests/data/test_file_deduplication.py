@@ -5,10 +5,15 @@ import itertools
 import json
 import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -108,6 +113,39 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path, texts, capfd):
     assert "Finding copies 5.jsonl" in err
     assert kept(tmp_path / "cut") == kept(tmp_path / "whole")
     assert (tmp_path / "cut" / "report.json").read_bytes() == (tmp_path / "whole" / "report.json").read_bytes()
+
+
+def test_processes_end_with_a_killed_command_or_worker_and_the_next_one_goes_on(tmp_path):
+    source = write_folder(tmp_path / "in", [document(seed % 800, 400) for seed in range(1600)], num_files=16)
+    command = [sys.executable, "-m", "tfidf_tune.cli", "data", "dedup", "--jobs", "2", source, str(tmp_path / "out")]
+    short = "Finding copies: one of 2 processes was killed, perhaps because memory was short."
+    for number, victim, code, message in (
+        (signal.SIGKILL, "command", -signal.SIGKILL, ""),
+        (signal.SIGTERM, "command", -signal.SIGTERM, ""),
+        (signal.SIGINT, "command", 128 + signal.SIGINT, ""),
+        (signal.SIGKILL, "worker", 1, f"error: {short} Run the same command again, with fewer jobs, to go on\n"),
+    ):
+        with (tmp_path / "err").open("w") as err:
+            process = subprocess.Popen(command, stderr=err, start_new_session=True)  # the session of all its processes
+        workers: list[psutil.Process] = []
+        while len(workers) < 2:
+            assert process.poll() is None
+            workers = psutil.Process(process.pid).children(recursive=True)
+        (process if victim == "command" else workers[0]).send_signal(number)
+        assert process.wait() == code
+        while any(running(pid, process.pid) for pid in psutil.pids()):
+            time.sleep(0.01)
+        assert (tmp_path / "err").read_text().endswith(message)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "1,600 read, 800 removed (50.0%), 800 kept" in done.stdout
+    assert not (tmp_path / "out" / "unfinished").exists()
+
+
+def running(pid, session):
+    try:
+        return os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return False
 
 
 def test_rows_without_text_are_no_copies_and_columns_that_json_has_not_are_refused(tmp_path):

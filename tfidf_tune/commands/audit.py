@@ -130,7 +130,7 @@ def probe_spec(options: argparse.Namespace, *, allow_fewer: bool) -> "ProbeSpec"
 
     spec = ProbeSpec(**_given(options, ProbeSpec) | {"sources": tuple(options.sources)}, allow_fewer=allow_fewer)
     if task_runner(options).needs_datatrove or spec.passages == "near-duplicates":
-        require_extras("with several jobs or --passages near-duplicates", "scale")
+        require_extras("with Slurm, Ray or --passages near-duplicates", "scale")
     return spec
 
 

@@ -1,16 +1,22 @@
-"""Tasks on files: one after the other in this process, or by datatrove in several processes, on Slurm or on Ray."""
+"""Tasks on files: in this process, in several of this machine, or by datatrove on Slurm or on Ray."""
 
 import copy
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -60,25 +66,22 @@ class TaskRunner:
 
     @property
     def needs_datatrove(self) -> bool:
-        """Whether tasks run outside this process."""
-        return self.executor != "local" or self.num_jobs > 1
+        """Whether tasks run on Slurm or Ray."""
+        return self.executor != "local"
 
     def run(self, steps: Sequence[Step], folder: Path, num_tasks: int, doing: str) -> None:
         """Run the steps for each rank below ``num_tasks`` that ``folder`` does not say is finished."""
         if not self.needs_datatrove:
-            _run_here(steps, folder / "completions", num_tasks)
+            _run_here(steps, folder / "completions", num_tasks, self.num_jobs, doing)
             return
-        from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
+        from datatrove.executor import RayPipelineExecutor, SlurmPipelineExecutor
         from loguru import logger
 
         # Ranks, marks of finished tasks and logs are the same for all executors.
         logger.disable("datatrove")
         common = {"tasks": num_tasks, "workers": min(self.num_jobs, num_tasks), "logging_dir": str(folder)}
         executor: Any
-        if self.executor == "local":
-            executor = LocalPipelineExecutor(list(steps), **common, start_method="fork")
-            executor.run()
-        elif self.executor == "ray":
+        if self.executor == "ray":
             import ray
 
             ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
@@ -100,17 +103,54 @@ class TaskRunner:
             raise ChildProcessError(f"{doing}: {what}. Run the same command again to retry them")
 
 
-def _run_here(steps: Sequence[Step], completions: Path, num_tasks: int) -> None:
+def _run_here(steps: Sequence[Step], completions: Path, num_tasks: int, num_jobs: int, doing: str) -> None:
     """Run the tasks as datatrove does, with the same marks of finished ones."""
     completions.mkdir(parents=True, exist_ok=True)
-    for mark in (completions / f"{rank:05d}" for rank in range(num_tasks)):
-        if not mark.is_file():
-            data = None
-            # Steps of datatrove keep counts, so each task gets its own.
-            for step in copy.deepcopy(steps):
-                data = step(data, int(mark.name), num_tasks)
-            deque(data or (), maxlen=0)  # generators do nothing until they are read
-            mark.touch()
+    left = [mark for mark in (completions / f"{rank:05d}" for rank in range(num_tasks)) if not mark.is_file()]
+    task = partial(_run_task, steps, num_tasks)
+    if num_jobs == 1 or not left:
+        deque(map(task, left), maxlen=0)
+        return
+    # Workers are forks, so that steps need not be pickled. They end when nothing can be written to a pipe any more:
+    # it is closed here, or this process was killed.
+    pipe = os.pipe()
+    pool = ProcessPoolExecutor(min(num_jobs, len(left)), get_context("fork"), _start_worker, (*pipe, task))
+    try:
+        for future in as_completed([pool.submit(_run_in_worker, mark) for mark in left]):
+            future.result()
+    except BrokenProcessPool as error:
+        what = f"{doing}: one of {num_jobs} processes was killed, perhaps because memory was short"
+        raise ChildProcessError(f"{what}. Run the same command again, with fewer jobs, to go on") from error
+    finally:
+        os.close(pipe[1])
+        pool.shutdown(cancel_futures=True)
+        os.close(pipe[0])
+
+
+def _run_task(steps: Sequence[Step], num_tasks: int, mark: Path) -> None:
+    data = None
+    # Steps of datatrove keep counts, so each task gets its own.
+    for step in copy.deepcopy(steps):
+        data = step(data, int(mark.name), num_tasks)
+    deque(data or (), maxlen=0)  # generators do nothing until they are read
+    os.sync()  # what is marked as finished is on disk
+    mark.touch()
+
+
+_task: Callable[[Path], None]  # of a worker
+
+
+def _run_in_worker(mark: Path) -> None:
+    _task(mark)
+
+
+def _start_worker(reading: int, writing: int, task: Callable[[Path], None]) -> None:
+    global _task
+    _task = task
+    os.close(writing)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C goes to all processes of a terminal
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    Thread(target=lambda: os._exit(len(os.read(reading, 1)) + 1), daemon=True).start()
 
 
 def _wait(executor: Any, num_tasks: int, doing: str) -> None:
