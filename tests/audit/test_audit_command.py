@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import peft
@@ -10,6 +11,7 @@ from forked_commands import run_in_forks
 from openai_server import serving
 from sentences import refused
 from tiny_llama import teach
+from tiny_run import run_config, run_recipe
 
 from tfidf_tune.audit import AuditSpec, audit, audit_results, estimate
 from tfidf_tune.commands.audit import main
@@ -223,6 +225,69 @@ def test_withheld_answers_are_counted_and_no_limit_passes_on_them(
     with pytest.raises(SystemExit, match="limit exceeded: lms"):
         probe(["audit", *recorded, "--fail-above", "lms=5"])
     probe(["audit", *recorded, "--fail-above", "lms=5", "--accept-unanswered"])
+
+
+@pytest.fixture(scope="module")
+def held_out_run(tiny_checkpoint, text_file, tmp_path_factory):
+    """A run of the recipe on a text, of which it held out controls."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "text.txt").write_text("\n".join(text_file.read_text().splitlines()[:60]))
+    own = {"dataset.target_source": None, "dataset.num_base": -1, "dataset.num_targets": 10, "dataset.num_repeats": 1}
+    return run_recipe(run_config(folder / "run", tiny_checkpoint, folder / "text.txt", **own))
+
+
+@pytest.mark.parametrize("passages", ["duplicates", "near-duplicates", "random"])
+def test_no_target_overlaps_what_the_run_of_a_checkpoint_held_out(held_out_run, passages, tmp_path, capsys):
+    milestone, text = held_out_run / "checkpoint_100pct", held_out_run.parent / "text.txt"
+    tokenizer = hf_tokenizer(str(milestone))
+    documents = [list(ids) for ids in tokenizer.encode_batch(text.read_text().splitlines())]
+
+    def places(one):
+        size = len(one.token_ids)
+        found = [
+            (n, i) for n, ids in enumerate(documents) for i in range(len(ids)) if ids[i : i + size] == one.token_ids
+        ]
+        assert found
+        return [{(n, i + k) for k in range(size)} for n, i in found]
+
+    run_passages = read_probe_file(held_out_run / "probe.jsonl")
+    held_out = set().union(*(found for one in run_passages if one.kind == "control" for found in places(one)))
+
+    def num_held_out(model, out):
+        more = ["--num-targets", "60", "--num-controls", "0", "--passages", passages, "--block-size", "40"]
+        main([str(model), str(text), *QUICK, *more, "--output-dir", str(out), "--json", "--dry-run"])
+        chosen = read_probe_file(out / "probe.jsonl")
+        assert len(chosen) > 15
+        return sum(all(place & held_out for place in places(one)) for one in chosen)
+
+    said = "Left out of the targets: 10 passages that training held out, by "
+    elsewhere = shutil.copytree(milestone, tmp_path / "model")
+    assert num_held_out(elsewhere, tmp_path / "unknown") > 0
+    assert said not in capsys.readouterr().err
+    assert num_held_out(milestone, tmp_path / "known") == 0
+    assert f"{said}{held_out_run / 'probe.jsonl'}" in capsys.readouterr().err
+
+
+def test_the_run_of_a_checkpoint_is_recorded_and_a_damaged_probe_file_is_an_error(held_out_run, tmp_path, capsys):
+    run = shutil.copytree(held_out_run, tmp_path / "run")
+    arguments = [str(run / "checkpoint_100pct"), str(held_out_run.parent / "text.txt"), *QUICK]
+    arguments += ["--output-dir", str(tmp_path / "out"), "--json"]
+    main(arguments)
+    recorded = json.loads(capsys.readouterr().out)["inputs"]["held_out"]
+    assert (recorded["file"], recorded["passages"]) == (str(run / "probe.jsonl"), 10)
+    page = (tmp_path / "out" / "report" / "report.md").read_text(encoding="utf-8")
+    assert "10 passages that training held out, by " in page
+    lines = (run / "probe.jsonl").read_text().splitlines(keepends=True)
+    (run / "probe.jsonl").write_text("".join(lines[:-1]))
+    with refused(ValueError, "held_out", "audit of a run that held out other passages", folder=tmp_path):
+        main(arguments)
+    (run / "probe.jsonl").write_text("{")
+    with refused(ValueError, "probe.jsonl, line 1", "audit of a run with a damaged probe file", folder=tmp_path):
+        main(arguments)
+    (run / "probe.jsonl").unlink()
+    capsys.readouterr()
+    main([*arguments, "--overwrite", "--dry-run"])  # nothing is known
+    assert "Left out" not in capsys.readouterr().err
 
 
 def test_a_budget_leaves_out_attacks_and_says_so(reciting, command, tmp_path, capsys):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from data_fakes import controls_of, targets_of, write_rows
 
-from tfidf_tune.data import embedded_documents
+from tfidf_tune.data import Passage, embedded_documents, write_probe_file
 from tfidf_tune.data._probe_making import SHARED_TOKENS, ProbeSpec, Start, make_probe
 
 BLOCK = 64
@@ -129,6 +129,30 @@ def test_random_passages_count_their_repeats_without_overlap(tokenizer, tmp_path
     offsets = [offset for _, offset in passage.positions]
     assert len(offsets) == passage.num_injections > 2
     assert min(np.diff(offsets)) >= BLOCK
+
+
+def test_held_out_text_is_known_in_another_tokenization_and_of_a_completion_by_its_answer(tokenizer, tmp_path, texts):
+    answer, prompt = texts[1][100:600], texts[2][:150]
+    held_out = [
+        ("control", texts[0][200:550], None),
+        ("control", prompt + answer, 150),
+        ("target", texts[3][:500], None),
+    ]
+    held_out.append(("control", "the", None))  # too short to tell a place
+    passages = [
+        Passage(f"{kind}-{number}", kind, text, [7] * len(text), 0, [], "", "another", "f", num_prompt)
+        for number, (kind, text, num_prompt) in enumerate(held_out)
+    ]
+    write_probe_file(tmp_path / "probe.jsonl", passages)
+    source = write_rows(tmp_path / "text.jsonl", texts[:4])
+    spec = ProbeSpec((source,), num_targets=99, num_controls=0, block_size=20, passages="random", allow_fewer=True)
+    for known, expected in (("", {0, 1, 2, 3}), (str(tmp_path / "probe.jsonl"), {2, 3})):
+        found = set()
+        for target in targets_of(make_probe(tokenizer, with_(spec, held_out=known))):
+            number, start = next((n, text.find(target.text)) for n, text in enumerate(texts) if target.text in text)
+            first, end = ((200, 550), (100, 600), (0, 150), (0, 500))[number]
+            found |= {number} if min(end, start + len(target.text)) - max(first, start) > 8 else set()
+        assert found == expected
 
 
 def test_controls_share_no_stretch_with_the_training_text(tokenizer, spec, tmp_path, texts):

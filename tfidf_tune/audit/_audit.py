@@ -191,7 +191,7 @@ def audit(spec: AuditSpec, note: Note = lambda text: None) -> AuditResult:
         ValueError: If the passages, options and limits do not fit each other; before the model is loaded.
         OSError: If a file cannot be read or written, or a server does not answer.
     """
-    bounds = _bounds(spec.limits, spec.folder, accept_unanswered=spec.accept_unanswered, passages=spec.passages)
+    bounds = _bounds(spec.limits, spec.folder, spec.passages, accept_unanswered=spec.accept_unanswered)
     with _own_folder(spec.folder):
         return _asked(spec, bounds, note)
 
@@ -212,7 +212,8 @@ def _asked(spec: AuditSpec, bounds: "Sequence[Bound]", note: Note) -> AuditResul
     if problem := plan.likelihood_problem():
         note(f"Likelihoods are left out: {problem}.")
         tasks.pop()
-    require_possible(bounds, *_numbers(passages), problem)
+    kinds = [passage.kind for passage in passages]
+    require_possible(bounds, kinds.count("target"), kinds.count("control"), problem)
     # A folder for each time that the model is asked: older answers stay as they are.
     evaluated = spec.folder / "evaluation" / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
     evaluate(  # it checks tokenizer and passages before it loads the model
@@ -232,7 +233,7 @@ def estimate(spec: AuditSpec, prices: Sequence[float] | None = None, note: Note 
 
     ``prices`` are of a million tokens of prompts and of continuations.
     """
-    _bounds(spec.limits, spec.folder, passages=spec.passages)
+    _bounds(spec.limits, spec.folder, spec.passages)
     with _own_folder(spec.folder):
         plan = _Plan(spec)
         return plan.estimate(plan.passages(note), prices)
@@ -274,6 +275,8 @@ def choose_passages(
 
     loaded = hf_tokenizer(tokenizer)
     arguments = search_arguments(loaded, spec)
+    if found := arguments["held_out"]:
+        note(f"Left out of the targets: {found['passages']} passages that training held out, by {found['file']}.")
     with work_folder(file.with_suffix(".search"), arguments, replace=overwrite) as work:
         if file.exists() and not overwrite:
             if record is None or not record.is_file():
@@ -302,9 +305,7 @@ def output_folder(output_dir: str | Path | None, named: str | Path) -> Path:
     return Path(output_dir or Path("runs/audit") / name).expanduser()
 
 
-def _bounds(
-    limits: str, folder: Path, *, accept_unanswered: bool = False, passages: "ProbeSpec | str | Path" = ""
-) -> "list[Bound]":
+def _bounds(limits: str, folder: Path, passages: Any = None, *, accept_unanswered: bool = False) -> "list[Bound]":
     """Read limits, and check before any work that the report can be written."""
     from tfidf_tune.audit._measures import parse_bounds, require_possible
     from tfidf_tune.data import ProbeSpec
@@ -331,7 +332,7 @@ class _Plan:
 
     def __init__(self, spec: AuditSpec) -> None:
         from tfidf_tune.data import ProbeSpec
-        from tfidf_tune.probe import planned_attacks
+        from tfidf_tune.probe import planned_attacks, run_of
         from tfidf_tune.tasks import MODEL_NAME, SERVER_NAME, VLLM_NAME
 
         self.spec = spec
@@ -357,6 +358,9 @@ class _Plan:
         if not isinstance(spec.passages, ProbeSpec):
             self.probe_file = Path(spec.passages).expanduser()
             return
+        held_out = Path(run_of(self.model_args).get("folder", "")) / "probe.jsonl"
+        if spec.passages.held_out is None and held_out.is_absolute() and held_out.is_file():
+            self.spec = replace(spec, passages=replace(spec.passages, held_out=str(held_out)))
         affordable = self.affordable(spec.passages.num_targets + spec.passages.num_controls)
         longest = max(attack.offset + attack.prefix_length for attack in affordable)
         if longest >= spec.passages.block_size:
@@ -384,7 +388,7 @@ class _Plan:
         found: dict[str, Any] = {"probe_file": file_sha256(self.probe_file)}
         if self.probe_file.parent == self.record.parent and self.record.is_file():
             recorded = json.loads(self.record.read_text(encoding="utf-8"))
-            found |= {name: recorded[name] for name in ("texts", "controls", "tokenizer") if name in recorded}
+            found |= {key: recorded[key] for key in ("texts", "controls", "tokenizer", "held_out") if recorded.get(key)}
         folders = [Path(str(self.model_args[name])) for name in ("pretrained", "peft") if name in self.model_args]
         files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir()) if file.is_file()]
         return found | {"model": {str(file): file_sha256(file) for file in files}}
@@ -447,20 +451,18 @@ def _judge(
         raise ValueError(f"{evaluated} holds the results of several runs: name one of {', '.join(folders.values())}")
     made = audit_report(results, bounds=bounds, show_passages=show_passages)
     summary = {**made.summary, "inputs": inputs}
+    if held_out := inputs.get("held_out"):
+        left_out = f"{held_out['passages']} passages that training held out, by {held_out['file']}"
+        made = replace(made, provenance={**made.provenance, "Left out": left_out})
     text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_report(made, folder / "report", more={"audit.json": lambda path: path.write_text(text, encoding="utf-8")})
     return AuditResult(made, summary, folder / "report" / "index.html")
 
 
-def _numbers(passages: "Sequence[Passage]") -> tuple[int, int]:
-    """Return the number of targets and that of controls."""
-    num_targets = sum(passage.kind == "target" for passage in passages)
-    return num_targets, len(passages) - num_targets
-
-
 def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:
     """Describe the passages in a few lines."""
-    num_targets, num_controls = _numbers(made.passages)
+    num_targets = sum(passage.kind == "target" for passage in made.passages)
+    num_controls = len(made.passages) - num_targets
     repeats = sorted(passage.num_injections for passage in made.passages[: made.num_duplicates])
     counts = dict.fromkeys(f"{count:,}" for count in (repeats[:1] + repeats[-1:]))
     times = f", which occur {' to '.join(counts)} times" if counts else ""

@@ -301,11 +301,7 @@ def parse_bounds(text: str, *, accept_unanswered: bool = False) -> list[Bound]:
 
 
 def require_possible(bounds: Sequence[Bound], num_targets: int, num_controls: int, problem: str | None = None) -> None:
-    """Refuse limits that no model passes with so many passages, or without likelihoods because of a ``problem``.
-
-    Raises:
-        ValueError: If there are such limits.
-    """
+    """Raise a ValueError if no model passes a limit with so many passages, or without likelihoods by a ``problem``."""
     wrong = []
     for bound in bounds:
         name, is_upper, reason = bound.name.removesuffix(_UPPER), bound.name.endswith(_UPPER), ""
@@ -341,17 +337,16 @@ def measures_and_checks(
     ``auc``               of membership inference by the loss
     ====================  =============================================================================================
 
-    Upper bounds are the ends of 95 % bootstrap intervals over at least 10 passages; of shares, one-sided by Clopper and
-    Pearson.
+    Upper bounds are those of 95 % bootstraps over at least 10 passages; of shares, one-sided by Clopper and Pearson.
     """
     upper = bootstrap_interval(lambda values, axis=-1: values.mean(axis), facts.target_means).high
-    fewest = min(facts.num_targets, facts.num_controls)
+    few = min(facts.num_targets, facts.num_controls)
     floor, share = facts.floor, facts.num_verbatim / facts.num_targets
     measures = {
         "lms": Measure(facts.lms, _known(upper, facts.num_targets), "tokens"),
         "excess": _NOT_MEASURED
         if floor is None
-        else Measure(floor.difference, _known(floor.excess.high, fewest), "tokens"),
+        else Measure(floor.difference, _known(floor.excess.high, few), "tokens"),
         "verbatim": Measure(share, binomial_upper_bound(facts.num_verbatim, facts.num_targets), "share"),
     }
     pairs = list(dict.fromkeys([*_EXTRACTION_PAIRS, *(bound.pair for bound in bounds if bound.pair)]))
@@ -361,7 +356,7 @@ def measures_and_checks(
     measures["auc"] = _NOT_MEASURED
     if len(membership):
         row = membership.iloc[0]
-        measures["auc"] = Measure(_known(row["AUC"]), _known(row.get("AUC to"), fewest), "probability")
+        measures["auc"] = Measure(_known(row["AUC"]), _known(row.get("AUC to"), few), "probability")
     checks = []
     for bound in bounds:
         measure = measures[_extraction_name(*bound.pair) if bound.pair else bound.name.removesuffix(_UPPER)]

@@ -73,6 +73,7 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     passages_help = "most frequent ones first, then random ones, or only random ones; default: duplicates"
     add("--passages", choices=("duplicates", "near-duplicates", "random"), help=passages_help)
     add("--min-repeats", type=whole_number(2), help="least occurrences of a duplicate; default: 2")
+    add("--held-out", metavar="FILE", help="probe file of the training, whose controls are no targets")
     add("--seed", type=whole_number(0, 2**63 - 1), help="default: 0")
     add_tasks(parser)
 

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfidf_tune._checks import check_at_least, require_choice
+from tfidf_tune._files import file_sha256
 from tfidf_tune.data import _repeated_stretches as repeated
 from tfidf_tune.data import _sources as sources
 from tfidf_tune.data import _window_index as windows
 from tfidf_tune.data._disk_tasks import TaskRunner
-from tfidf_tune.data._passages import Passage, Window, make_passages
+from tfidf_tune.data._passages import Passage, Window, make_passages, read_probe_file
 from tfidf_tune.data._repeated_stretches import CUT, SHARED_TOKENS, Positions, Start, WindowChooser, join_documents
 from tfidf_tune.data._sources import EMBEDDED, SampleBy, embedded_documents, load_documents
 from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, encode_texts, tokenizer_fingerprint
@@ -62,6 +63,8 @@ class ProbeSpec:
         sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is, also in
             ``controls_source``, see :func:`load_documents`. Default: "line"
         allow_fewer (bool): take fewer targets and controls, at least one target, if there are no more. Default: False
+        held_out (str | None): a probe file, whose controls the model was not trained on: no target overlaps a place of
+            theirs in ``sources``. Default: None
 
     Raises:
         ValueError: If a number is out of range, ``passages`` is unknown or no source is given.
@@ -78,6 +81,7 @@ class ProbeSpec:
     seed: int = 0
     sample_by: SampleBy = "line"
     allow_fewer: bool = False
+    held_out: str | None = None
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -121,7 +125,14 @@ def search_arguments(tokenizer: TextTokenizer, spec: ProbeSpec) -> dict[str, Any
     if spec.num_controls:
         unseen = spec.controls_source or EMBEDDED
         arguments["controls"] = sources.source_fingerprint(unseen, column=spec.column, sample_by=spec.sample_by)
+    if spec.held_out:
+        number, sha256 = len(_held_out(spec)), file_sha256(Path(spec.held_out).expanduser())
+        arguments["held_out"] = {"file": spec.held_out, "sha256": sha256, "passages": number}
     return arguments
+
+
+def _held_out(spec: ProbeSpec) -> list[Passage]:
+    return [one for one in read_probe_file(spec.held_out) if one.kind == "control"] if spec.held_out else []
 
 
 def make_probe(
@@ -176,6 +187,14 @@ class _Corpus:
         both = [*search.read(places, name)]
         self.pieces = [piece for piece, _ in both]
         self.token_ids = join_documents(ids for _, ids in both)
+        # Held-out text, of a completion about its answer, is cut out where any half of it is found: its ends may be
+        # missing here, or tokenized in another way.
+        texts = [one.text[len(one.text) * (one.num_prompt or 0) // len(one.token_ids) :] for one in search.held_out]
+        for ids in encode_texts(search.tokenizer, texts):
+            size = max(_SAME_TOKENS, len(ids) // 2)
+            for first in (0, len(ids) // 4, len(ids) - size) if len(ids) >= _SAME_TOKENS else ():
+                for at in _occurrences(ids[first : first + size], self.token_ids):
+                    self.token_ids[max(0, at - first) : at - first + len(ids)] = CUT
         self.chooser = WindowChooser(search.tokenizer, self.token_ids, search.spec.block_size, search.rng)
         self._first_tokens = np.cumsum([0, *(len(ids) + 1 for _, ids in both)])[:-1]
         self._search = search
@@ -205,6 +224,7 @@ class _Search:
     ) -> None:
         self.tokenizer, self.spec, self._units, self._runner = tokenizer, spec, units, runner
         self.rng = np.random.default_rng(spec.seed)
+        self.held_out = _held_out(spec)
         self._near = spec.passages == "near-duplicates"
         self._num_candidates = _CANDIDATES * spec.num_targets + _MORE_CANDIDATES
         self._num_repetitive = self._num_readings = 0
