@@ -59,6 +59,7 @@ def _audited(run: Path, asked: str) -> dict[str, Any]:
         *(str(run / "checkpoint_100pct"), str(folder / f"{asked}.jsonl"), "--controls", str(folder / "controls.jsonl")),
         *("--passages", "random", "--block-size", str(_LENGTH), "--num-targets", str(_NUM_PASSAGES)),
         *("--num-controls", str(_NUM_PASSAGES), "--output-dir", str(folder / asked), "--overwrite"),
+        *("--held-out", ""),  # it is what "unseen" asks for
     )
     lms = {kind: [one["lms"] for one in made["passages"] if one["kind"] == kind] for kind in ("target", "control")}
     return {"recites_targets_more": made["recites_targets_more"], "verbatim": made["measures"]["verbatim"], "lms": lms}

@@ -253,9 +253,9 @@ def test_no_target_overlaps_what_the_run_of_a_checkpoint_held_out(held_out_run, 
     run_passages = read_probe_file(held_out_run / "probe.jsonl")
     held_out = set().union(*(found for one in run_passages if one.kind == "control" for found in places(one)))
 
-    def num_held_out(model, out):
+    def num_held_out(model, out, *options):
         more = ["--num-targets", "60", "--num-controls", "0", "--passages", passages, "--block-size", "40"]
-        main([str(model), str(text), *QUICK, *more, "--output-dir", str(out), "--json", "--dry-run"])
+        main([str(model), str(text), *QUICK, *more, *options, "--output-dir", str(out), "--json", "--dry-run"])
         chosen = read_probe_file(out / "probe.jsonl")
         assert len(chosen) > 15
         return sum(all(place & held_out for place in places(one)) for one in chosen)
@@ -266,6 +266,7 @@ def test_no_target_overlaps_what_the_run_of_a_checkpoint_held_out(held_out_run, 
     assert said not in capsys.readouterr().err
     assert num_held_out(milestone, tmp_path / "known") == 0
     assert f"{said}{held_out_run / 'probe.jsonl'}" in capsys.readouterr().err
+    assert num_held_out(milestone, tmp_path / "all", "--held-out", "") > 0
 
 
 def test_the_run_of_a_checkpoint_is_recorded_and_a_damaged_probe_file_is_an_error(held_out_run, tmp_path, capsys):

@@ -64,7 +64,7 @@ class ProbeSpec:
             ``controls_source``, see :func:`load_documents`. Default: "line"
         allow_fewer (bool): take fewer targets and controls, at least one target, if there are no more. Default: False
         held_out (str | None): a probe file, whose controls the model was not trained on: no target overlaps a place of
-            theirs in ``sources``. Default: None
+            theirs in ``sources``. Default: None, for audits that of the run that wrote the model; "" for none
 
     Raises:
         ValueError: If a number is out of range, ``passages`` is unknown or no source is given.
