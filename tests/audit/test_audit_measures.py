@@ -64,6 +64,12 @@ def test_a_limit_is_refused_if_the_bound_of_none_is_above_it_and_the_number_that
         require_possible(bounds, needed - 1, 0)
 
 
+def test_a_limit_that_takes_more_targets_than_a_number_can_say_is_refused():
+    for bound in ("verbatim.upper=0", "verbatim.upper=1e-320", "extraction@0.5.upper=5e-324"):
+        with pytest.raises(ValueError, match="it is always above"):
+            require_possible(parse_bounds(bound), 12, 12)
+
+
 def test_a_bound_from_fewer_than_ten_passages_is_no_bound():
     for number, known in ((9, False), (10, True)):
         asked = [sample(f"{kind}-{i}", i % 3, kind=kind) for kind in ("target", "control") for i in range(number)]

@@ -309,7 +309,7 @@ def require_possible(bounds: Sequence[Bound], num_targets: int, num_controls: in
         fewest = min(num_targets, num_controls) if needs_controls else num_targets
         if problem and (bound.pair or name == "auc"):
             reason = f"likelihoods are missing: {problem}"
-        elif name != "excess" and (bound.limit < 0 or (bound.limit == 0 and is_upper and is_share)):
+        elif name != "excess" and bound.limit < (1e-12 if is_upper and is_share else 0):  # or 3e12 targets
             reason = "it is always above"
         elif needs_controls and not num_controls:
             reason = "there are no controls"
