@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -81,6 +82,10 @@ def test_rows_are_compared_by_their_words_also_after_the_end_of_a_document(token
         np.array([1, WORDS.eos_id, *rest], dtype=np.int32) for rest in ([4, 5, 6], [7, 8, 9], [4, 5, 6, 3000])
     ]
     assert find.kept(same_start, "x", WORDS).tolist() == [True, True, False]
+    # Other tokens of the same text without words; empty texts are no copies.
+    marks = SimpleNamespace(eos_id=0, decode=lambda ids: "!" * sum(ids))
+    rows = [np.array(ids, dtype=np.int32) for ids in ([1, 2], [3], [2], [-1], [-2])]
+    assert find.kept(rows, "x", marks).tolist() == [True, False, True, True, True]
 
 
 @pytest.mark.parametrize("layout", ["aligned", "concatenated"])

@@ -45,14 +45,16 @@ def texts():
     originals = [document(seed) for seed in range(40)]
     near = [changed(text, 0.01, seed) for text in originals[10:15] for seed in (1, 2)]
     distant = [changed(text, 0.5, seed) for text in originals[15:20] for seed in (1, 2)]
-    made = [*originals, *originals[:10] * 3, *near, *distant, "", "...", "--"]
+    made = [*originals, *originals[:10] * 3, *near, *distant, "", *["..."] * 3, "--", "--"]
     random.Random(0).shuffle(made)
     return made
 
 
 def groups(texts, threshold, size):
     """Clusters of texts, by comparing all pairs."""
-    sets = [{tuple(words[i : i + size]) for i in range(len(words) - size + 1)} for words in (t.split() for t in texts)]
+    # A text without letters and digits is one n-gram.
+    words_of = [t.split() if any(map(str.isalnum, t)) else [t] * size for t in texts]
+    sets = [{tuple(words[i : i + size]) for i in range(len(words) - size + 1)} for words in words_of]
     similar = np.eye(len(texts))
     for i, j in itertools.combinations(range(len(texts)), 2):
         similar[i, j] = len(sets[i] & sets[j]) / max(len(sets[i] | sets[j]), 1) >= threshold

@@ -135,10 +135,13 @@ class Deduplication:
 def word_ngrams(text: str, size: int) -> Hashes:
     """Return a hash of each n-gram of the words of a text in lower case, uint64 ``[num_ngrams]``, sorted.
 
-    A text with fewer words is one n-gram. A word is a run of letters, digits and characters that are not ASCII.
+    A text with fewer words is one n-gram. A word is a run of letters, digits and characters that are not ASCII; a text
+    without words, unless it is empty, is one word.
     """
     data = np.frombuffer(text.lower().encode("utf-8", "surrogatepass"), np.uint8)
     borders = np.flatnonzero(np.diff(IS_WORD[data], prepend=False, append=False))
+    if not len(borders) and len(data):
+        borders = np.array([0, len(data)])
     words = stretch_hashes(hash_sums(data + np.uint64(1)), borders[::2], borders[1::2])
     return np.unique(joined_words(words, min(size, len(words)))) if len(words) else words
 

@@ -49,7 +49,7 @@ def deduplicate_corpus(
     """Write the documents that stay to ``output/*.jsonl.gz``, with all their columns, and ``output/report.json``.
 
     With ``minhash``, documents are connected that have a band of their signatures in common; similarities are not
-    computed, and documents that are connected by others are one cluster. Documents without words all stay.
+    computed, and documents that are connected by others are one cluster. Documents that are empty all stay.
 
     Each file is a task. After an interruption, the same call resumes and skips finished files. Memory does not grow
     with the text; it grows with the number of copies, by about 0.5 kB each.
