@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,6 +54,12 @@ def require_choice(name: str, value: Any, possible: tuple[str, ...], remark: str
     """Raise a ``ValueError`` unless an argument is one of the strings that are possible."""
     if value not in possible:
         raise ValueError(f"{name} is '{value}': possible are {', '.join(possible)}{remark}")
+
+
+def require_base_url(url: str) -> None:
+    """Raise a ``ValueError`` unless an address has a scheme and a host, and neither user name nor query, not shown."""
+    if not re.fullmatch(r"https?://[\w.:\[\]-]+(/[^\s@?#]*)?", url):
+        raise ValueError("base_url must be like http://localhost:8000/v1, without user name, password and query")
 
 
 def suggestion(name: str, possible: Iterable[str]) -> str:

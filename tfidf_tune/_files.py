@@ -136,12 +136,14 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def work_folder(folder: Path, arguments: dict[str, Any], *, replace: bool = False) -> Iterator[Path]:
+def work_folder(
+    folder: Path, arguments: dict[str, Any], *, replace: bool = False, keep: bool = False
+) -> Iterator[Path]:
     """Yield a locked folder for what a call writes on its way to a result, and remove it when the block ends.
 
     A file in the folder marks it as ours and has the arguments of the call, JSON data. After an interruption, a call
     with equal arguments finds what is done; with ``replace``, a call with other arguments begins anew. A ``ValueError``
-    in the block means that the arguments cannot work, and removes the folder, too.
+    in the block means that the arguments cannot work, and removes the folder, too, unless it is to ``keep``.
 
     Raises:
         SetupError: If the folder is of another running process, of a call with other arguments, or not ours.
@@ -166,7 +168,8 @@ def work_folder(folder: Path, arguments: dict[str, Any], *, replace: bool = Fals
                 try:
                     yield folder
                 except ValueError:
-                    remove_folder(folder)
+                    if not keep:
+                        remove_folder(folder)
                     raise
             remove_folder(folder)
             if not changed:

@@ -111,13 +111,13 @@ def test_behind_a_server_the_same_texts_give_the_same_report(reciting, command, 
         server = ["--base-url", url, "--tokenizer", reciting, "--api-key-variable", "MY_KEY", "--max-retries", "0"]
         arguments = command("m", tmp_path / "served", "--json", *server, "--send", "ids", "--price", "1", "2")
         host.faults += [""] * 20 + ["500"]
-        message = r"status 500: .* Bearer \*\*\*; see to the server.*\. Run the same command to continue"
+        message = r"status 500: .*; see to the server.*\. Run the same command to continue"
         with pytest.raises(ConnectionError, match=message):
             main(arguments)
         assert "72 requests, about" in capsys.readouterr().err
         main(arguments)
         sent = [json.dumps(payload) for path, payload in host.asked]
-        assert len(sent) == len(set(sent)) + 1  # only what failed was asked for again
+        assert len(sent) == len(set(sent)) + 1 + 2  # what failed, and the two tests of the server
     found = json.loads(capsys.readouterr().out)
     main(command(reciting, tmp_path / "local", "--json"))
     local = json.loads(capsys.readouterr().out)
@@ -128,6 +128,58 @@ def test_behind_a_server_the_same_texts_give_the_same_report(reciting, command, 
     assert found["passages"] == local["passages"]
     written = [file.read_text(errors="replace") for file in tmp_path.rglob("*") if file.is_file()]
     assert not any("sk-secret" in text for text in written)
+
+
+def test_a_finished_audit_of_a_server_is_asked_again_and_an_unfinished_one_goes_on_only_with_the_same_model(
+    reciting, tiny_checkpoint, command, tmp_path, capsys
+):
+    with serving(tiny_checkpoint) as (host, url):
+        server = ["--base-url", url, "--tokenizer", reciting, "--max-retries", "0", "--fail-above", "lms=5"]
+        arguments = command("m", tmp_path, *server)
+        before = {"id": "m", "created": 1, "root": "before"}
+        host.models, host.fingerprint = [before], "fp_1"
+        main(arguments)
+        assert "No limit is exceeded" in capsys.readouterr().out
+        host.asked.clear()
+        host.model = load_model(reciting).eval()  # under the same name
+        with pytest.raises(SystemExit, match="limit exceeded: lms"):
+            main(arguments)
+        number = len(host.asked)
+        assert number > 24 * 2  # two prompts and a likelihood of each passage; a few are the same
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "evaluation",
+            "passages.json",
+            "probe.jsonl",
+            "report",
+        ]
+
+        def cut():  # in the middle
+            host.asked.clear()
+            host.faults += [""] * 30 + ["500"]
+            with pytest.raises(ConnectionError, match="status 500"):
+                main(arguments)
+            capsys.readouterr()
+
+        cut()
+        for models, fingerprint, what in (
+            ([before | {"root": "after"}], "fp_1", 'model.root was "before", is "after"'),
+            ([before], "fp_2", r'system_fingerprint was \["fp_1"\], is \["fp_2"\]'),
+        ):
+            host.models, host.fingerprint = models, fingerprint
+            with refused(ValueError, what, f"another model behind a server: {fingerprint}", out=tmp_path):
+                main(arguments)
+        host.models, host.fingerprint = [before | {"created": 2, "permission": [{"created": 2}]}], "fp_1"
+        num_asked = len(host.asked)
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert re.search(r"Goes on: \d\d answers of an audit that ended early on 20\d\d-", capsys.readouterr().out)
+        assert len(host.asked) - num_asked < number - 20
+        cut()
+        host.models = None
+        num_asked = len(host.asked)
+        with pytest.raises(SystemExit):
+            main([*arguments, "--overwrite"])
+        assert len(host.asked) - num_asked == number
 
 
 def test_texts_with_fewer_passages_than_wanted_give_what_they_have(reciting, command, tmp_path, capsys):

@@ -1,9 +1,13 @@
-"""A small OpenAI-compatible server around a model, with faults on demand: what a real one does, and does wrong."""
+"""A small OpenAI-compatible server around a model, with faults on demand: what a real one does, and does wrong.
 
+A fault is a name, a status, or a function that takes an answer and returns another one, or the bytes of a body.
+"""
+
+import gzip
 import json
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import torch
@@ -17,8 +21,10 @@ class Host:
 
     def __init__(self, folder):
         self.model, self.tokenizer = load_model(folder).eval(), hf_tokenizer(str(folder))
-        self.asked, self.faults, self.keys = [], [], set()
-        self.echoes = True
+        self.asked, self.faults, self.headers = [], [], []
+        self.echoes, self.models, self.fingerprint = True, None, None
+        self.elsewhere = ""  # where a redirect points
+        self.num_taken = 0  # bytes of a large body
         self.lock = threading.Lock()
 
     def encode(self, text):
@@ -54,7 +60,8 @@ class Host:
                 ]
                 choice["text"] = self.tokenizer.decode(ids + made)
                 choice["logprobs"] = {"tokens": tokens, "token_logprobs": values, "top_logprobs": top}
-        return {"choices": [choice], "usage": {"prompt_tokens": len(ids), "completion_tokens": len(made)}}
+        usage = {"prompt_tokens": len(ids), "completion_tokens": len(made)}
+        return {"choices": [choice], "usage": usage, "system_fingerprint": self.fingerprint}
 
 
 @contextmanager
@@ -66,21 +73,33 @@ def serving(folder):
         def log_message(self, *_):
             pass
 
+        def do_GET(self):
+            if host.models is None:
+                return self.reply(404, b"", {})
+            return self.reply(200, json.dumps({"data": host.models}).encode(), {})
+
         def do_POST(self):
             payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with host.lock:
                 host.asked.append((self.path, payload))
-                host.keys.add(self.headers.get("Authorization"))
+                host.headers.append(dict(self.headers))
                 fault = host.faults.pop(0) if host.faults else ""
-            if fault.isdigit():
-                message = json.dumps({"error": {"message": f"no, {self.headers.get('Authorization')}"}}).encode()
-                return self.reply(int(fault), message, {"Retry-After": "0"})
-            if fault == "slow":
-                time.sleep(1.5)
+            if isinstance(fault, str) and fault.isdigit():
+                # The key is where a message of 400 characters ends.
+                message = json.dumps(
+                    {"error": {"message": f"{'no ' * 120}{self.headers.get('Authorization')}"}}
+                ).encode()
+                return self.reply(int(fault), message, {"Retry-After": "0", "Location": host.elsewhere})
+            if fault in ("dripping", "dripping headers", "large", "silent"):
+                with suppress(OSError):  # until the client goes
+                    self.go_on(fault)
+                return self.connection.close()
             answer = host.answer(self.path, payload)
             (choice,) = answer["choices"]
             logprobs = choice.get("logprobs", {})
-            if fault in ("positive", "nan"):
+            if callable(fault):
+                answer = fault(answer)
+            elif fault in ("positive", "nan"):
                 logprobs["token_logprobs"][5] = {"positive": 0.5, "nan": float("nan")}[fault]
             elif fault == "shifted":  # of the next token, as by a server that counts from the wrong one
                 values = [*logprobs["top_logprobs"][2:], {"best": -1.0}]
@@ -96,11 +115,29 @@ def serving(folder):
                 choice["text"] = None
             elif fault == "two":
                 answer["choices"] = [choice, choice]
-            body = b"<html>" if fault == "html" else json.dumps(answer).encode()
+            body = (
+                b"<html>" if fault == "html" else answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+            )
+            if fault == "bomb":
+                return self.reply(200, gzip.compress(bytes(1 << 28)), {"Content-Encoding": "gzip"})
             if fault == "cut":
                 self.reply(200, body[: len(body) // 2], {"Content-Length": str(len(body))})
                 return self.connection.close()
             return self.reply(200, body, {})
+
+        def go_on(self, fault):
+            """Send without end, or, if the client waits for an answer, nothing."""
+            if fault == "silent":
+                self.connection.settimeout(None)
+                self.rfile.read(1)
+            if fault == "large":
+                self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n")
+                while True:
+                    host.num_taken += self.connection.send(bytes(1 << 20))
+            self.wfile.write(b"HTTP/1.0 200 OK\r\n" + (b"X: " if "headers" in fault else b"\r\n"))
+            while True:
+                self.wfile.write(b" ")
+                time.sleep(0.05)
 
         def reply(self, status, body, headers):
             self.send_response(status)

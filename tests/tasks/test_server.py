@@ -1,6 +1,12 @@
 """A model behind an OpenAI-compatible server: the same as through transformers, whatever goes wrong in between."""
 
 import json
+import math
+import multiprocessing
+import os
+import signal
+import time
+from functools import partial
 
 import pytest
 import task_fakes
@@ -8,9 +14,11 @@ from lm_eval.api.instance import Instance
 from openai_server import serving
 from tiny_llama import teach
 
+from tfidf_tune.audit import ServerSpec
 from tfidf_tune.compare import import_results
 from tfidf_tune.data import read_probe_file
 from tfidf_tune.probe import planned_attacks
+from tfidf_tune.probe._documents import Unanswered
 from tfidf_tune.tasks import SERVER_NAME, evaluate, save_token_ids_tokenizer, tasks_folder
 from tfidf_tune.tasks._server import ServerLM
 
@@ -44,8 +52,8 @@ def host(served, monkeypatch):
     made, _ = served
     made.asked.clear()
     made.faults.clear()
-    made.keys.clear()
-    made.echoes = True
+    made.headers.clear()
+    made.echoes, made.models, made.fingerprint, made.elsewhere, made.num_taken = True, None, None, "", 0
     return made
 
 
@@ -108,25 +116,159 @@ def test_the_same_passages_give_the_same_scores_through_server_and_transformers_
     (run,) = results.checkpoints
     assert run.checkpoint == "m"
     assert {type(payload["prompt"]) for _, payload in host.asked} == {str if prompts == "text" else list}
-    assert host.keys == {f"Bearer {KEY}"}
+    # Nothing is sent but what the options name.
+    assert {tuple(sorted(headers)) for headers in host.headers} == {
+        (
+            "Accept",
+            "Accept-Encoding",
+            "Authorization",
+            "Connection",
+            "Content-Length",
+            "Content-Type",
+            "Host",
+            "User-Agent",
+        )
+    }
+    assert {(headers["Authorization"], headers["User-Agent"]) for headers in host.headers} == {
+        (f"Bearer {KEY}", "tfidf-tune")
+    }
     written = [file.read_text() for file in tmp_path.rglob("*") if file.is_file()]
     assert len(written) > 3
     assert not any(KEY in text for text in written)
 
 
-def test_a_refused_key_is_not_in_the_message(host, ask, capfd):
-    host.faults += ["401"]
-    with pytest.raises(ConnectionError, match=r"status 401: .*\*\*\*.*OPENAI_API_KEY") as error:
+def changed(**fields):
+    """A fault: the answer's choice has other fields, and ``usage`` is that of the answer."""
+
+    def change(answer):
+        (choice,) = answer["choices"]
+        logprobs = choice.get("logprobs") and choice["logprobs"] | fields.get("logprobs", {})
+        new = choice | fields | ({"logprobs": logprobs} if logprobs else {})
+        return answer | {"choices": [new]} | ({"usage": fields["usage"]} if "usage" in fields else {})
+
+    return change
+
+
+@pytest.mark.parametrize("key", [KEY, 'sk-"quoted"/\\'])
+def test_the_key_is_in_no_message_no_answer_and_no_journal(host, url, tmp_path, monkeypatch, capfd, key):
+    """Neither where a server repeats it in an error that is cut, nor as a log-probability, nor as the answer."""
+    monkeypatch.setenv("MY_KEY", key)
+
+    def server(**more):
+        return ServerLM(
+            "m", url, "", api_key_variable="MY_KEY", max_retries=0, journal=str(tmp_path / "journal"), **more
+        )
+
+    instance = Instance("loglikelihood", {}, ("one", " two"), 0)
+    texts = []
+    for fault in (
+        ["401"],
+        [changed(logprobs={"token_logprobs": [f"Bearer {key}"]})] * 3,
+        [lambda _: json.dumps({"choices": key}).encode()] * 3,
+    ):
+        host.faults += fault
+        with pytest.raises(ConnectionError) as error:
+            server().loglikelihood([instance])
+        texts.append(str(error.value))
+    host.faults.append(changed(text=f"It is {key}."))
+    texts += server().generate_until([Instance("generate_until", {}, ("one", {"max_gen_toks": 3}), 0)])
+    assert texts[-1] == "It is ***."
+    for form in (key, json.dumps(key)[1:-1], key[:9]):
+        assert not any(form in text for text in [*texts, *capfd.readouterr(), (tmp_path / "journal").read_text()])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [*(changed(logprobs={"token_logprobs": value}) for value in (
+         [10**400] * 9, [[-1.0]] * 9, "x", [True] * 9, [-1e308] * 9, [-math.inf] * 9, [None, *[-2e4] * 8])),
+     *(changed(logprobs={"top_logprobs": value}) for value in ([1], {"a": 1}, [None, *[{"a": 10**400}] * 8])),
+     *(changed(logprobs={"tokens": value}) for value in ([1] * 9, {"a": 1})),
+     *(changed(usage=value) for value in ([], "x", 1.5, {"prompt_tokens": 1e999}, {"prompt_tokens": "3"})),
+     lambda _: b"[" * 100_000, lambda _: b'{"choices":' * 50_000, lambda _: b"[1]", lambda _: b"\xff",
+     lambda _: b"9" * 5000,
+     lambda answer: json.dumps(answer | {"choices": {"a": 1}}).encode()],
+)  # fmt: skip
+def test_a_wrong_answer_is_one_error_whatever_its_types(host, url, body):
+    server = ServerLM("m", url, "", max_retries=0)
+    host.faults += [body] * 3
+    with pytest.raises(ConnectionError, match=r"for a document: .*, 3 times; see to the server"):
+        server.loglikelihood([Instance("loglikelihood", {}, ("one two three", " four five six seven"), 0)])
+    assert len(host.asked) == 3
+
+
+def test_lone_surrogates_are_replaced_and_counted_and_the_journal_goes_on(host, ask, tmp_path, caplog):
+    host.faults.append(lambda answer: json.dumps(changed(text="abc \ud800 def")(answer)).encode())
+    journal = str(tmp_path / "journal")
+    assert ask("one two", journal=journal) == ["abc \ufffd def"]
+    assert "1 lone surrogates in answers were replaced" in caplog.text
+    assert ask("one two", journal=journal) == ["abc \ufffd def"]
+    assert len(host.asked) == 1
+
+
+@pytest.mark.parametrize("fault", ["dripping", "dripping headers", "silent"])
+def test_the_timeout_is_for_the_whole_answer(host, ask, fault):
+    host.faults.append(fault)
+    with pytest.raises(ConnectionError, match=r"no whole answer within 0\.5 seconds"):
+        ask("one two", timeout=0.5, max_retries=0)
+
+
+def test_a_large_or_compressed_answer_is_not_held_in_memory(host, ask, monkeypatch):
+    monkeypatch.setattr("tfidf_tune.tasks._server._MOST_BYTES", 1 << 22)
+    host.faults += ["large"] * 3
+    with pytest.raises(ConnectionError, match=r"it sends an answer of more than 4 MiB, 3 times"):
         ask("one two")
-    assert KEY not in "".join([str(error.value), *capfd.readouterr()])
+    assert 3 << 22 <= host.num_taken < 1 << 27  # what the sockets held
+    host.faults += ["bomb"] * 3
+    with pytest.raises(ConnectionError, match=r"it sends a wrong answer|3 times"):
+        ask("one two")
+
+
+def test_an_answer_that_says_nothing_is_marked_also_from_the_journal(host, ask, tmp_path):
+    for number, fields in enumerate(({"finish_reason": "content_filter"}, {"text": ""}, {"text": " \n"}, {})):
+        journal = str(tmp_path / f"{number}")
+        host.faults.append(changed(**fields))
+        for _ in range(2):
+            (text,) = ask("one two", journal=journal)
+            assert isinstance(text, Unanswered) == bool(fields)
+    assert len(host.asked) == 4
+
+
+def test_a_redirect_is_not_followed_and_a_secret_in_the_address_is_not_repeated(host, ask, url):
+    other = url.replace("127.0.0.1", "localhost")
+    for status in ("301", "307", "308"):
+        host.asked.clear()
+        host.faults.append(status)
+        host.elsewhere = f"{other}/completions"
+        with pytest.raises(ConnectionError, match=f"it redirects to {other}/completions: name the server that answers"):
+            ask("one two")
+        assert len(host.asked) == 1
+    for secret in ("http://user:PASSWORD@host/v1", "http://host/v1?key=PASSWORD", "http://host/v1#PASSWORD", "host/v1"):
+        for made in (partial(ServerLM, "m", tokenizer=""), ServerSpec):
+            with pytest.raises(ValueError, match="base_url must be like") as error:
+                made(base_url=secret)
+            assert "PASSWORD" not in str(error.value)
+
+
+def test_ctrl_c_ends_waiting_requests(host, url):
+    host.faults += ["silent"] * 4
+    waiting = multiprocessing.get_context("fork").Process(
+        target=ServerLM("m", url, "", num_concurrent=4).generate_until,
+        args=([Instance("generate_until", {}, (f"one {number}", {"max_gen_toks": 3}), 0) for number in range(4)],),
+    )
+    waiting.start()
+    while len(host.asked) < 4:
+        time.sleep(0.01)
+    os.kill(waiting.pid, signal.SIGINT)  # once
+    waiting.join()
+    assert waiting.exitcode == 1
 
 
 def test_a_request_that_fails_is_made_again(host, ask):
     expected = ask("one two")
-    for fault in ("429", "500", "cut", "slow", "html", "no text", "two"):
+    for fault in ("429", "500", "cut", "silent", "html", "no text", "two"):
         host.asked.clear()
         host.faults.append(fault)
-        assert ask("one two", timeout=1 if fault == "slow" else 60) == expected, fault
+        assert ask("one two", timeout=1 if fault == "silent" else 60) == expected, fault
         assert len(host.asked) == 2, fault
 
 
@@ -134,8 +276,8 @@ def test_wrong_likelihoods_are_refused_and_the_same_command_goes_on(host, url, r
     server = ServerLM("m", url, "")
     text = read_probe_file(probe_file)[0].text
     for fault, message in (
-        ("positive", "it gives 0.5 as a log-probability"),
-        ("nan", "it gives nan as a log-probability"),
+        ("positive", r"logprobs\.token_logprobs\[5\] is 0\.5"),
+        ("nan", r"logprobs\.token_logprobs\[5\] is nan"),
         ("zeros", "all 0"),
         ("too many", "log-probabilities for"),
         ("another prompt", "it echoes another prompt than was sent"),
@@ -152,7 +294,7 @@ def test_wrong_likelihoods_are_refused_and_the_same_command_goes_on(host, url, r
     ):
         evaluated(url, reciting, probe_file, tmp_path, journal=str(journal))
     host.asked.clear()
-    assert len(journal.read_text().splitlines()) == 9
+    assert len(journal.read_text().split("\n")) == 1 + 9
     evaluated(url, reciting, probe_file, tmp_path, journal=str(journal))
     assert len(host.asked) == 8 + 4 - 9  # prompts and passages
 
@@ -175,7 +317,7 @@ def test_a_server_without_log_probabilities_or_with_wrong_ones_is_recognised(hos
 
 def test_settings_that_cannot_work_are_refused():
     for values, message in (
-        ({"base_url": "localhost:8000"}, "base_url is 'localhost:8000'"),
+        ({"base_url": "localhost:8000"}, "base_url must be like http://"),
         ({"timeout": 0}, "timeout is 0"),
     ):
         with pytest.raises(ValueError, match=message):

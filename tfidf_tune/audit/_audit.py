@@ -3,14 +3,14 @@
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tfidf_tune._checks import check_at_least, differences, require_choice
+from tfidf_tune._checks import check_at_least, differences, require_base_url, require_choice
 from tfidf_tune._files import (
     atomic_file,
     file_sha256,
@@ -54,6 +54,7 @@ class ServerSpec:
     max_retries: int = 8
 
     def __post_init__(self) -> None:
+        require_base_url(self.base_url)
         require_choice("send", self.send, ("text", "ids"))
         check_at_least(1, num_concurrent=self.num_concurrent)
         check_at_least(0, max_retries=self.max_retries)
@@ -216,16 +217,17 @@ def _asked(spec: AuditSpec, bounds: "Sequence[Bound]", note: Note) -> AuditResul
     require_possible(bounds, kinds.count("target"), kinds.count("control"), problem)
     # A folder for each time that the model is asked: older answers stay as they are.
     evaluated = spec.folder / "evaluation" / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
-    evaluate(  # it checks tokenizer and passages before it loads the model
-        plan.model_args,
-        tasks,
-        evaluated,
-        metadata={"probe_file": str(plan.probe_file), **plan.settings, "attacks": [*map(asdict, attacks)]},
-        batch_size=spec.batch_size,
-        device=spec.device,
-        model_name=plan.model_name,
-    )
-    return _judge(evaluated, spec.folder, bounds, show_passages=spec.show_passages, inputs=plan.inputs())
+    with plan.journal(note) if spec.server else nullcontext():
+        evaluate(  # it checks tokenizer and passages before it loads the model
+            plan.model_args,
+            tasks,
+            evaluated,
+            metadata={"probe_file": str(plan.probe_file), **plan.settings, "attacks": [*map(asdict, attacks)]},
+            batch_size=spec.batch_size,
+            device=spec.device,
+            model_name=plan.model_name,
+        )
+        return _judge(evaluated, spec.folder, bounds, show_passages=spec.show_passages, inputs=plan.inputs())
 
 
 def estimate(spec: AuditSpec, prices: Sequence[float] | None = None, note: Note = lambda text: None) -> str:
@@ -351,8 +353,7 @@ class _Plan:
             server = asdict(spec.server)
             self.settings["prompts"] = {"text": "text", "ids": "ids_to_text"}[server.pop("send")]
             self.model_name = SERVER_NAME
-            journal = str(spec.folder / "requests.jsonl")  # outlives a crash
-            self.model_args = {"model": spec.model, "tokenizer": spec.tokenizer, **server, "journal": journal}
+            self.model_args = {"model": spec.model, "tokenizer": spec.tokenizer, **server}
         self.tokenizer = str(self.model_args.get("tokenizer") or self.model_args["pretrained"])
         self.probe_file, self.record = spec.folder / "probe.jsonl", spec.folder / "passages.json"
         if not isinstance(spec.passages, ProbeSpec):
@@ -413,7 +414,8 @@ class _Plan:
         if self.spec.server is not None:
             from tfidf_tune.tasks._server import ServerLM
 
-            problem = ServerLM(**self.model_args).likelihood_problem()
+            self.server = ServerLM(**self.model_args)
+            problem = self.server.likelihood_problem()
             return problem and f"the server cannot be used for them, {problem}"
         if self.spec.backend == "vllm":
             os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is for the report
@@ -421,6 +423,22 @@ class _Plan:
 
             return likelihood_problem(self.model_args)
         return None
+
+    @contextmanager
+    def journal(self, note: Note) -> Iterator[None]:
+        """Keep the answers of a server until the audit is done: an interrupted audit of the same model goes on."""
+        from tfidf_tune.tasks._server import ServerLM
+
+        about = {"model": self.server.description(), "system_fingerprint": sorted(self.server.fingerprints)}
+        with work_folder(self.spec.folder / "unfinished", about, replace=self.spec.overwrite, keep=True) as work:
+            file = work / "requests.jsonl"
+            if self.spec.overwrite:
+                file.unlink(missing_ok=True)
+            self.model_args["journal"] = str(file)
+            if known := ServerLM(**self.model_args).known:
+                date = datetime.fromtimestamp(file.stat().st_mtime)
+                note(f"Goes on: {len(known):,} answers of an audit that ended early on {date:%Y-%m-%d %H:%M} are used.")
+            yield
 
 
 def _model_arguments(spec: AuditSpec) -> dict[str, Any]:

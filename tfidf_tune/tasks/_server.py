@@ -1,39 +1,74 @@
 """A model of the harness behind an OpenAI-compatible server: completions, chats, and likelihoods of echoed prompts.
 
-Requests are paced, retried, checked, and kept in a journal from which a run goes on.
+Requests are paced, retried, checked, and kept in a journal from which a run goes on. A server is trusted in nothing.
 """
 
+import asyncio
 import hashlib
 import json
+import logging
 import math
 import os
-import threading
+import re
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import quote
 
+import httpx2
 import numpy as np
-import openai
+from anyio.from_thread import start_blocking_portal
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.models.utils import normalize_gen_kwargs
+from pydantic import AliasPath, BaseModel, Field
 from tqdm import tqdm
 
-from tfidf_tune._checks import check_at_least, require_number
+from tfidf_tune._checks import check_at_least, require_base_url, require_number
 from tfidf_tune.probe import TokenLikelihoods
-from tfidf_tune.probe._documents import UNREADABLE, cause_of
+from tfidf_tune.probe._documents import UNREADABLE, Count, Unanswered, cause_of
 from tfidf_tune.tasks._model import ScoredTokens
 from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids
 
 _NUM_ATTEMPTS = 3  # at an answer that is not what was asked for
 _PROMPT = "Once upon a time, there was a"
 _ROUNDING = 1e-3  # of log-probabilities that a server rounds or computes in half precision
+_MOST_BYTES = 1 << 26  # of an answer
+_LONGEST_PAUSE, _LONGEST_RETRY_AFTER = 30.0, 600.0  # seconds
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # in a decoded text
+
+_logger = logging.getLogger(__name__)
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # at INFO a line for each request
+logging.getLogger("httpcore2").setLevel(logging.WARNING)  # at DEBUG headers, which may have the key
+
+# Real ones are above -1,000; servers write -9999 for a token that is impossible, and JSON has numbers like -1e308.
+_LogProbability = Annotated[float, Field(strict=True, ge=-1e4, le=_ROUNDING, allow_inf_nan=False)]
+
+
+def _at(first: str, *path: str | int) -> Any:
+    return Field(None, validation_alias=AliasPath(first, *path))
+
+
+class _Answer(BaseModel):
+    """What is read of an answer of ``/completions``, ``/chat/completions`` or ``/models``, strictly typed."""
+
+    choices: Annotated[list[dict[str, Any]], Field(max_length=1)] = []
+    text: str | None = _at("choices", 0, "text")
+    message: dict[str, Any] | None = _at("choices", 0, "message")
+    content: str | None = _at("choices", 0, "message", "content")
+    finish_reason: str | None = _at("choices", 0, "finish_reason")
+    tokens: list[str] | None = _at("choices", 0, "logprobs", "tokens")
+    token_logprobs: list[_LogProbability | None] | None = _at("choices", 0, "logprobs", "token_logprobs")
+    top_logprobs: list[dict[str, _LogProbability] | None] | None = _at("choices", 0, "logprobs", "top_logprobs")
+    usage: dict[str, Any] | None = None
+    prompt_tokens: Count | None = _at("usage", "prompt_tokens")
+    system_fingerprint: str | None = None
+    data: list[dict[str, Any]] = []  # of the list of models
 
 
 class Request(NamedTuple):
@@ -44,7 +79,7 @@ class Request(NamedTuple):
 
     payload: dict[str, Any]
     name: str
-    check: Callable[[Any], Any]
+    check: Callable[[_Answer], Any]
 
 
 class ServerLM(LM):  # type: ignore[misc]
@@ -53,12 +88,13 @@ class ServerLM(LM):  # type: ignore[misc]
     Prompts of token ids are sent as ids, which some servers refuse; prompts of text as text. Answers are text.
 
     The API key is read from the environment and is in no message and no file. Timeouts, broken connections and the
-    statuses 408, 409, 429 and 5xx are tried again with growing pauses, as long as the server asks for by
-    ``Retry-After``; an answer that does not fit its request is asked for again twice.
+    statuses 408, 409, 429 and 5xx are tried again with growing pauses, or as long as the server asks for by
+    ``Retry-After``; an answer that does not fit its request is asked for again twice. Redirects are not followed. An
+    answer that a content filter withheld, or that is empty, is an :class:`~tfidf_tune.probe._documents.Unanswered`.
 
     ``model`` is its name there, ``base_url`` is up to ``/v1``; ``tokenizer`` is that of the model, or another one that
-    the measures are counted in; ``timeout`` is in seconds; ``journal`` is a file of the answers, JSON lines, and what
-    it has is not asked for again.
+    the measures are counted in; ``timeout`` is in seconds, for a whole answer; ``journal`` is a file of the answers of
+    an unfinished run, JSON lines, and what it has is not asked for again.
     """
 
     def __init__(
@@ -81,21 +117,27 @@ class ServerLM(LM):  # type: ignore[misc]
         super().__init__()
         check_at_least(1, num_concurrent=num_concurrent)
         check_at_least(0, max_retries=max_retries)
-        if not base_url.startswith(("http://", "https://")):
-            raise ValueError(f"base_url is {base_url!r}: write it with its scheme, like http://localhost:8000/v1")
+        require_base_url(base_url)
         for name, value in (("timeout", timeout), ("requests_per_minute", requests_per_minute)):
             if value is not None:
                 require_number(name, value, 0, 1e6, "of the requests", reason="more is no limit", positive=True)
-        self.model, self.base_url, self.tokenizer = model, base_url, tokenizer
-        self._variable, self._key = api_key_variable, os.environ.get(api_key_variable, "")
-        key = self._key or "none"
-        self._client = openai.OpenAI(base_url=base_url, api_key=key, timeout=timeout, max_retries=max_retries)
-        self._num_concurrent = num_concurrent
+        self.model, self.base_url, self.tokenizer = model, base_url.rstrip("/"), tokenizer
+        self._variable, key = api_key_variable, os.environ.get(api_key_variable, "").strip()
+        # Also as JSON and addresses write it; the longest first.
+        self._secrets = sorted({key, json.dumps(key)[1:-1], quote(key, safe="")} - {""}, key=len, reverse=True)
+        # Nothing is sent but what is named here.
+        self._headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "tfidf-tune"}
+        self._headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        self._num_concurrent, self._timeout, self._max_retries = num_concurrent, timeout, max_retries
         self._pause = 60 / requests_per_minute if requests_per_minute else 0.0
         self._next_start = 0.0
-        self._lock = threading.Lock()
         self._journal = Path(journal) if journal else None
-        self._known = _read_journal(self._journal)
+        self.known: dict[str, str] = {}  # answers, by the hashes of the requests
+        self.fingerprints: set[str] = set()  # of the system, in new answers
+        for line in self._journal.read_bytes().splitlines() if self._journal and self._journal.is_file() else ():
+            with suppress(*UNREADABLE):  # a line that a crash has cut
+                entry = json.loads(line)
+                self.known[entry["request"]] = json.dumps(entry["answer"])
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return the text of each continuation; a sample's seed is its number."""
@@ -135,20 +177,25 @@ class ServerLM(LM):  # type: ignore[misc]
         Its own greedy continuation must have the highest ones: some servers return those of the next token.
         """
         payload = {"model": self.model, "max_tokens": 8, "temperature": 0.0, "prompt": _PROMPT}
-        (continuation,) = self._answers([Request(payload, "a test", _text)], "Asking for a continuation")
-        asked = self._scoring(_PROMPT, _PROMPT + (continuation or " of"), "a test of log-probabilities")
         try:
+            (continuation,) = self._answers([Request(payload, "a test", _text)], "Asking for a continuation")
+            asked = self._scoring(_PROMPT, _PROMPT + (continuation or " of"), "a test of log-probabilities")
             ((_, greedy, _),) = self._answers([asked], "Asking for log-probabilities")
-        except ConnectionError as error:
-            if isinstance(error.__cause__, UNREADABLE):  # an answer without them, or with wrong ones
-                return _problem(error.__cause__)
-            if "status 4" in str(error) and "status 429" not in str(error):  # a request that the server refuses
-                return str(error)
-            raise
+        except ConnectionRefusedError as error:
+            return str(error) if error.__cause__ is None else _problem(error.__cause__)
         # The last token of a text can be another one than where it went on.
         if continuation and sum(greedy) < len(greedy) / 2:
             return "its log-probabilities do not fit its own continuation"
         return None
+
+    def description(self) -> dict[str, Any]:
+        """Return what the server says about the model, without what changes at each request; it may say nothing."""
+        try:
+            (models,) = self._answers([Request({}, "its models", lambda answer: answer.data)], "Asking for the model")
+        except ConnectionRefusedError:
+            return {}
+        about: dict[str, Any] = next((one for one in models if one.get("id") == self.model or len(models) == 1), {})
+        return {key: value for key, value in about.items() if key not in ("created", "permission", "status")}
 
     def _scoring(
         self, given: str | list[int], whole: str | list[int], name: str, num_ids: int = 0, num_given: int = 0
@@ -164,110 +211,146 @@ class ServerLM(LM):  # type: ignore[misc]
 
     def _answers(self, requests: Sequence[Request], description: str) -> list[Any]:
         """Return the checked answers in order, or raise a ``ConnectionError`` if one fails in spite of all retries."""
+        # In a thread: a notebook has a loop of its own, and Ctrl-C is raised here and ends those requests at once.
+        with start_blocking_portal() as portal:
+            return portal.call(self._ask, requests, description)
+
+    async def _ask(self, requests: Sequence[Request], description: str) -> list[Any]:
         errors: list[Exception] = []
+        self._num_replaced = 0
+        turn, limits = asyncio.Semaphore(self._num_concurrent), httpx2.Limits(max_connections=self._num_concurrent)
 
-        def ask(request: Request) -> Any:
+        async def ask(request: Request) -> Any:
             # After the first failure no further request is sent; answers that are on their way are still recorded.
-            try:
-                return None if errors else self._answer(request)
-            except Exception as error:
-                errors.append(error)
+            async with turn:
+                try:
+                    return None if errors else await self._answer(client, request)
+                except Exception as error:
+                    errors.append(error)
+                finally:
+                    bar.update()
 
-        with ThreadPoolExecutor(self._num_concurrent) as pool:
-            answers = list(tqdm(pool.map(ask, requests), total=len(requests), desc=description))
+        # Its own timeouts start anew with each byte.
+        async with httpx2.AsyncClient(headers=self._headers, timeout=None, limits=limits) as client:
+            with tqdm(total=len(requests), desc=description) as bar:
+                answers = await asyncio.gather(*map(ask, requests))
+        if self._num_replaced:
+            _logger.warning("%s: %d lone surrogates in answers were replaced", self.base_url, self._num_replaced)
         if errors:
             raise errors[0]
         return answers
 
-    def _answer(self, request: Request) -> Any:
+    async def _answer(self, client: httpx2.AsyncClient, request: Request) -> Any:
         path = "/chat/completions" if "messages" in request.payload else "/completions"
+        path = path if request.payload else "/models"
         content = json.dumps([self.base_url, path, request.payload], sort_keys=True)
-        # The journal holds no prompts, only what identifies a request.
         key = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        with self._lock:
-            if key in self._known:
-                return self._known[key]
-        # The client repeats what fails on the way; here an answer that does not fit is asked for again.
+        # An answer that does not fit is asked for again, also one of the journal.
         for attempt in range(1, _NUM_ATTEMPTS + 1):
+            text = self.known.pop(key, "")
+            is_new = not text
             try:
-                answer = request.check(self._send(path, request))
+                text = text or await self._send(client, path, request)
+                answer = _Answer.model_validate_json(text)
+                kept = request.check(answer)
                 break
             except UNREADABLE as error:  # not JSON, or not what the check wants
                 if attempt == _NUM_ATTEMPTS:
-                    raise self._failed(request, f"{_problem(error)}, {_NUM_ATTEMPTS} times") from error
-        # Only checked answers are recorded, each as a complete line.
-        with self._lock:
-            self._known[key] = answer
-            if self._journal is not None:
-                self._journal.parent.mkdir(parents=True, exist_ok=True)
-                with self._journal.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"request": key, "answer": answer}) + "\n")
-        return answer
+                    reason = f"{_problem(error)}, {_NUM_ATTEMPTS} times"
+                    raise self._failed(request, reason, ConnectionRefusedError) from error
+        self.known[key] = text
+        self.fingerprints |= {answer.system_fingerprint or ""} - {""}
+        # Only checked answers are recorded.
+        if self._journal is not None and is_new:
+            with self._journal.open("a", encoding="utf-8") as file:
+                file.write(f'\n{{"request": "{key}", "answer": {text}}}')  # also after a line that a crash has cut
+        return kept
 
-    def _send(self, path: str, request: Request) -> Any:
-        # Each request reserves its start, however many threads wait.
-        with self._lock:
-            start = max(time.monotonic(), self._next_start)
+    async def _send(self, client: httpx2.AsyncClient, path: str, request: Request) -> str:
+        """Send a request until it is answered, at most ``max_retries`` times more; return JSON, cleaned."""
+        for attempt in range(self._max_retries + 1):
+            # Each request reserves its start, however many wait.
+            now, pause = time.monotonic(), min(0.5 * 2**attempt, _LONGEST_PAUSE)
+            start = max(now, self._next_start)
             self._next_start = start + self._pause
-        time.sleep(max(0.0, start - time.monotonic()))
-        try:
-            return self._client.post(path, cast_to=object, body=request.payload)
-        except openai.APIStatusError as error:
-            raise self._failed(request, f"status {error.status_code}: {error.message}") from None
-        except openai.APIError as error:
-            raise self._failed(request, f"{type(error).__name__}: {error}") from None
+            await asyncio.sleep(start - now)
+            try:
+                exchange = _exchange(client, self.base_url + path, request.payload)
+                status, headers, body = await asyncio.wait_for(exchange, self._timeout)
+            except asyncio.TimeoutError:
+                reason = f"no whole answer within {self._timeout:g} seconds"
+            except httpx2.HTTPError as error:
+                reason = f"{type(error).__name__}: {error}"
+            else:
+                if status < 300:
+                    return self._cleaned(body)
+                with suppress(*UNREADABLE):  # JSON can write the key in many ways
+                    body = self._cleaned(body).encode()
+                reason = f"status {status}: {body.decode('utf-8', 'replace')}"
+                if status < 400:
+                    reason = f"it redirects to {headers.get('location')}: name the server that answers as --base-url"
+                if status not in (408, 409, 429) and (status < 500 or status == 501):
+                    raise self._failed(request, reason, ConnectionRefusedError)
+                if (after := headers.get("retry-after", "")).isdecimal():
+                    pause = min(float(after), _LONGEST_RETRY_AFTER)
+            if attempt < self._max_retries:
+                await asyncio.sleep(pause)
+        raise self._failed(request, reason)
 
-    def _failed(self, request: Request, reason: str) -> ConnectionError:
+    def _cleaned(self, body: bytes) -> str:
+        """Return JSON without lone surrogates, which UTF-8 cannot hold, and without the API key."""
+        text, number = _LONE_SURROGATE.subn("\ufffd", json.dumps(json.loads(body), ensure_ascii=False))
+        self._num_replaced += number
+        return self._masked(text, shortest=8)  # a shorter key occurs in texts by chance
+
+    def _masked(self, text: str, shortest: int = 1) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "***" if len(secret) >= shortest else secret)
+        return text
+
+    def _failed(self, request: Request, reason: str, kind: type[ConnectionError] = ConnectionError) -> ConnectionError:
         remedy = f"see to the server, the name of the model there, and the API key in {self._variable}"
         if self._journal is not None:
-            remedy += f". Run the same command to continue: {len(self._known):,} answers are saved in {self._journal}"
-        # Some servers repeat the key in their messages.
-        reason = " ".join(reason.split())[:400]
-        if self._key:
-            reason = reason.replace(self._key, "***")
-        return ConnectionError(f"{self.base_url} did not answer the request for {request.name}: {reason}; {remedy}")
+            remedy += f". Run the same command to continue: {len(self.known):,} answers are saved in {self._journal}"
+        # Some servers repeat the key in their messages; a cut one would not be found.
+        reason = " ".join(self._masked(reason).split())[:400]
+        return kind(f"{self.base_url} did not answer the request for {request.name}: {reason}; {remedy}")
 
 
-def _read_journal(file: Path | None) -> dict[str, Any]:
-    """Return the answers of a journal; a line that a crash has cut is left out, and ended."""
-    if file is None or not file.is_file():
-        return {}
-    content = file.read_text(encoding="utf-8")
-    if content and not content.endswith("\n"):
-        with file.open("a", encoding="utf-8") as end:
-            end.write("\n")
-    answers = {}
-    for line in content.splitlines():
-        with suppress(ValueError, KeyError, TypeError):
-            entry = json.loads(line)
-            answers[str(entry["request"])] = entry["answer"]
-    return answers
+async def _exchange(client: httpx2.AsyncClient, url: str, payload: dict[str, Any]) -> tuple[int, httpx2.Headers, bytes]:
+    """Post a payload, or get an address without one; return the status, the headers and the body."""
+    body, content = bytearray(), json.dumps(payload).encode()
+    sent: Any = {"content": content, "headers": {"Content-Type": "application/json"}} if payload else {}
+    async with client.stream("POST" if payload else "GET", url, **sent) as response:
+        async for part in response.aiter_raw():  # not decompressed
+            body += part
+            if len(body) > _MOST_BYTES:
+                raise ValueError(f"it sends an answer of more than {_MOST_BYTES >> 20} MiB")
+        return response.status_code, response.headers, bytes(body)
 
 
 def _problem(error: BaseException) -> str:
-    return str(error) if isinstance(error, ValueError) else f"its answer is of another form ({cause_of(error)})"
+    return str(error) if type(error) is ValueError else f"it sends a wrong answer ({cause_of(error)})"
 
 
-def _text(answer: Any) -> str:
+def _text(answer: _Answer) -> str:
     """Return the text of a completion or of a chat's next turn."""
-    (choice,) = answer["choices"]
-    text = (choice["message"].get("content") or "") if choice.get("message") else choice.get("text")
-    if not isinstance(text, str) or not choice.get("finish_reason"):
+    text = answer.text if answer.message is None else answer.content or ""
+    is_withheld = answer.finish_reason == "content_filter"
+    if not answer.finish_reason or (text is None and not is_withheld):
         raise ValueError("its answer has no text, or ends early, without a finish_reason")
-    return text
+    return text if text and text.strip() and not is_withheld else Unanswered(text or "")
 
 
 def _scored(
-    answer: Any, given: str | list[int], whole: str | list[int], num_ids: int, num_given: int
+    answer: _Answer, given: str | list[int], whole: str | list[int], num_ids: int, num_given: int
 ) -> tuple[list[float], list[bool], bool]:
     """Return the NLL and the greedy mark of each scored token, and whether they are those of the document's ids."""
-    (choice,) = answer["choices"]
-    logprobs = choice.get("logprobs") or {}
-    if not (values := logprobs.get("token_logprobs")):
+    if not (values := answer.token_logprobs):
         raise ValueError("it gives no log-probabilities of the prompt (echo and logprobs)")
     # The echoed prompt comes first, then the token that had to be generated.
-    tokens, top = logprobs.get("tokens") or [], logprobs.get("top_logprobs") or [None] * len(values)
-    number = (answer.get("usage") or {}).get("prompt_tokens") or len(values) - 1
+    tokens, top = answer.tokens or [], answer.top_logprobs or [None] * len(values)
+    number = answer.prompt_tokens or len(values) - 1
     if len(tokens) != len(values) or len(top) != len(values) or not 1 < number <= len(values):
         raise ValueError(f"it gives {len(values)} log-probabilities for {number} tokens of a prompt")
     # A token that is a part of a character cannot be read.
@@ -284,7 +367,7 @@ def _scored(
     # Each value must be possible, so that a wrong count of the server is noticed.
     nll, greedy = [], []
     for value, best in zip(values[first:number], top[first:number], strict=True):
-        if value is None or not value <= _ROUNDING:  # or not a number
+        if value is None:
             raise ValueError(f"it gives {value!r} as a log-probability")
         if best and sum(map(math.exp, best.values())) > 1 + _ROUNDING:
             raise ValueError("it gives probabilities of more than 1 together")
