@@ -161,6 +161,23 @@ for name in ("monitor", "transformers", "trl"):
 """
 
 
+def test_control_characters_of_file_names_do_not_reach_the_terminal(tmp_path, tiny_checkpoint):
+    file = tmp_path / "a\x1b]0;b\x07.jsonl"
+    file.write_text('{"text": "one two three four"}\n{"text": null}\n' * 8)
+    (broken := tmp_path / "a\x1b]0;c\x07.yaml").write_text("a: ${b")
+    (no_text := tmp_path / "a\x1b]0;d\x07.csv").write_text("a")
+    tokenizer = ["--tokenizer", str(tiny_checkpoint), "--block-size", "2"]
+    for arguments, code, message in (  # of a progress bar, of logging, and of two errors
+        (["data", "dedup", str(file), str(tmp_path / "out")], 0, "Finding copies a{}b{}.jsonl (1 of 1)"),
+        (["weights", str(file), *tokenizer, "--output-dir", str(tmp_path / "page")], 0, "a{}b{}.jsonl: 8 of 16 rows"),
+        (["validate", str(broken)], 1, "a{}c{}.yaml"),
+        (["data", "dedup", str(no_text), str(tmp_path / "out2")], 1, "has text of no known format"),
+    ):
+        (ended,) = run_in_forks([arguments])
+        assert (ended.code, message.format("\\u001b]0;", "\\u0007") in ended.err) == (code, True), ended.err
+        assert not {"\x1b", "\x07"} & {*ended.out, *ended.err}
+
+
 def test_packages_do_without_the_training_stack():
     """The extra ``eval`` does not install it."""
     subprocess.run([sys.executable, "-c", IMPORTS], check=True)

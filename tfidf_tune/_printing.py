@@ -1,6 +1,7 @@
 """Printing numbers and text of unknown origin: control characters are escaped, any output encoding works."""
 
 import io
+import logging
 import re
 import sys
 from typing import TextIO
@@ -28,7 +29,15 @@ def say(text: str, file: TextIO | None = None) -> None:
     print(f"{visible(text)}\n", end="", flush=True, file=file)
 
 
-def replace_unencodable() -> None:
-    """Make standard output print a question mark for a character that its encoding lacks, instead of raising."""
+def visible_record(record: logging.LogRecord) -> bool:
+    """Make the text of a log message visible: a filter of handlers that print."""
+    record.msg, record.args = visible(record.getMessage()), ()
+    return True
+
+
+def prepare_output() -> None:
+    """Make standard output print a question mark for what its encoding lacks, and warnings visible."""
+    if logging.lastResort is not None:
+        logging.lastResort.addFilter(visible_record)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

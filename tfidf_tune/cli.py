@@ -11,7 +11,7 @@ from importlib import import_module
 
 import tfidf_tune
 from tfidf_tune._checks import closest
-from tfidf_tune._printing import replace_unencodable, visible
+from tfidf_tune._printing import prepare_output, visible
 from tfidf_tune._signals import ended_by
 from tfidf_tune.commands import require_extras
 
@@ -94,7 +94,7 @@ def _start(command: str, arguments: list[str]) -> None:
     asked = (arguments[:1] or ["--help"]) if command == "eval" else arguments  # the harness's commands have a help, too
     if {"-h", "--help"}.isdisjoint(asked):
         require_extras(command, *_OURS[command][1])
-    replace_unencodable()
+    prepare_output()
     try:
         import_module(f"tfidf_tune.commands.{command}").main(arguments)
     except BrokenPipeError:

@@ -5,7 +5,7 @@ import signal
 import sys
 
 from research.experiment import CONFIGS, load_experiment, print_cells, run_experiment
-from tfidf_tune._printing import replace_unencodable, say, visible
+from tfidf_tune._printing import prepare_output, say, visible
 from tfidf_tune._signals import ENDING, ended_by, handle
 from tfidf_tune.commands import whole_number
 
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> None:
     launcher_help = "where runs are done; default: the file's, local"
     parser.add_argument("--launcher", choices=["local", "slurm"], help=launcher_help)
     options = parser.parse_intermixed_args(arguments)
-    replace_unencodable()
+    prepare_output()
     if options.list or options.config is None:
         _list()
         return

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfidf_tune._files import config_path
-from tfidf_tune._printing import say
+from tfidf_tune._printing import say, visible_record
 from tfidf_tune.commands import add_tasks, add_text, require_extras, task_runner, whole_number
 
 
@@ -73,6 +73,7 @@ def _preview(options: argparse.Namespace) -> None:
         tokenizer.max_seq_len = _model_max_seq_len(cfg)
     logger, handler = logging.getLogger("tfidf_tune.data"), logging.StreamHandler(sys.stdout)
     level = logger.level
+    handler.addFilter(visible_record)
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:

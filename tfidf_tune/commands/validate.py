@@ -1,7 +1,6 @@
 """``tfidf-tune validate``."""
 
 import argparse
-import sys
 from typing import Any
 
 from tfidf_tune._checks import SetupError
@@ -43,6 +42,6 @@ def main(arguments: list[str]) -> None:
                     if not isinstance(component, str):
                         raise ValueError(f"{key}: _component_ is {component!r}, it has to be a dotted path")
                 validate(cfg)
-    except (SetupError, ConfigError) as error:
-        sys.exit(f"error: {error}")
+    except ConfigError as error:
+        raise SetupError(str(error)) from error
     print("Config is well-formed!")

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from tfidf_tune._checks import require_choice, require_integer
+from tfidf_tune._printing import visible
 
 EXECUTORS = ("local", "slurm", "ray")
 _SECONDS_BETWEEN_LOOKS = 2.0
@@ -175,7 +176,7 @@ def progress(
 ) -> Iterator[_Item]:
     """Yield the items of a file, and show how far it is, by the text of each; files before it count as done."""
     sizes = [Path(file).stat().st_size if Path(file).is_file() else 0 for file in files]
-    description = f"{doing} {Path(files[index]).name} ({index + 1} of {len(files)})"
+    description = f"{doing} {visible(Path(files[index]).name)} ({index + 1} of {len(files)})"
     is_plain = Path(files[index]).suffix in (".txt", ".jsonl")  # the bar of a compressed file moves at its end
     with tqdm(total=sum(sizes), initial=sum(sizes[:index]), unit="B", unit_scale=True, desc=description) as bar:
         for item in items:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchao.dtypes.nf4tensor import NF4Tensor
 from torchtune.utils import get_world_size_and_rank
 
+from tfidf_tune._printing import say
 from tfidf_tune.models import is_4bit
 
 _STORE_TIMEOUT = timedelta(seconds=30)  # for a store that is gone; otherwise it answers
@@ -38,7 +39,7 @@ def is_main_process() -> bool:
 def print_once(text: str) -> None:
     """Print a line on stderr by rank 0."""
     if is_main_process():
-        print(text, file=sys.stderr)
+        say(text, file=sys.stderr)
 
 
 def connect_processes(device: torch.device) -> None:

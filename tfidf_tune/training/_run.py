@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from torchtune import training, utils
 
 from tfidf_tune._files import locked_folder, require_writable
+from tfidf_tune._printing import say, visible
 from tfidf_tune._signals import ENDING, Interrupted, ended_by
 from tfidf_tune.training._config import FinetuneConfig, load_config
 from tfidf_tune.training._distributed import (
@@ -176,12 +177,12 @@ def _exit_with_error(message: str) -> NoReturn:
     claim_error_report()  # so that no process reports that this one is lost
     if not claim_error_report(message):
         sys.exit(1)
-    sys.exit(f"error: {message}" if is_main_process() else f"error: process {os.environ['RANK']}: {message}")
+    sys.exit(visible(f"error: {'' if is_main_process() else 'process ' + os.environ['RANK'] + ': '}{message}"))
 
 
 def _exit_after_lost_process(message: str) -> NoReturn:
     """Exit because another process has ended: all remaining processes notice, one reports it."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of torchrun, until the message is written
     if claim_error_report():
-        print(f"\nerror: {message}", file=sys.stderr)  # that process may have left a progress bar
+        say(f"\nerror: {message}", file=sys.stderr)  # that process may have left a progress bar
     sys.exit(1)
