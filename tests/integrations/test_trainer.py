@@ -7,6 +7,7 @@ import torch
 import transformers
 from hosts import load, logs_of, make_trainer, ragged_rows
 from peft import LoraConfig, get_peft_model
+from sentences import refused
 from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Trainer
 
 from tfidf_tune.integrations.transformers import TokenWeightingMixin, TokenWeightingTrainer, token_batch
@@ -191,7 +192,12 @@ def test_a_state_of_another_weighting_is_refused(tiny_checkpoint, tmp_path, capl
     with pytest.raises(RuntimeError, match=r"(?s)TFIDFWeighting.*16 batches, this one 5"):
         other.train(resume_from_checkpoint=str(folder))
 
-    (folder / "token_weighting.pth").unlink()
+    content = (file := folder / "token_weighting.pth").read_bytes()
+    for what, damaged in {"empty": b"", "cut short": content[: len(content) // 2], "text": b"hello"}.items():
+        file.write_bytes(damaged)
+        with refused(ValueError, r"checkpoint-3/token_weighting\.pth", f"token_weighting.pth: {what}", folder=tmp_path):
+            other.train(resume_from_checkpoint=str(folder))
+    file.unlink()
     monkeypatch.setattr(logging.getLogger("tfidf_tune"), "propagate", True)
     other.train(resume_from_checkpoint=str(folder))
     assert "the weighting begins with an empty state" in caplog.text

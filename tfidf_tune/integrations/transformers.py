@@ -311,7 +311,12 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         if not file.is_file():
             _logger.warning(f"{checkpoint} has no {file.name}: the weighting begins with an empty state")
         else:  # the state of another weighting is an error that names the settings
-            self.weighting.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+            try:
+                state = torch.load(file, map_location="cpu", weights_only=True)
+            except Exception as error:  # torch.load raises anything
+                what = f"{file} cannot be read ({type(error).__name__})"
+                raise ValueError(f"{what}: resume from another checkpoint, or remove the file") from error
+            self.weighting.load_state_dict(state)
 
     def _state_file(self, folder: str) -> Path:
         suffix = f"_{self.args.process_index}" if self.args.world_size > 1 else ""
