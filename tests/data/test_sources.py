@@ -1,5 +1,6 @@
 import gzip
 import json
+import re
 from statistics import median
 
 import datasets
@@ -8,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from data_fakes import passage
+from sentences import refused
 
 from tfidf_tune.data import load_documents, source_fingerprint, text_blocks_dataset
 from tfidf_tune.data._tokenizer import MAX_TEXT_BYTES
@@ -95,6 +97,37 @@ def test_a_text_file_of_short_lines_gives_a_warning_and_sample_by_the_remedy(tok
     assert f"play.txt: each line is a document, 200 with a median of {middle:g} tokens" in caplog.text
 
 
+def test_what_readers_cannot_bear_is_refused_with_its_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfidf_tune.data._sources._MAX_ROW_BYTES", 1 << 20)
+    text, deep, objects = "two " * 300_000, "[" * 50_000 + "]" * 50_000, '{"a":' * 50_000 + "1" + "}" * 50_000
+    over_lines, short = deep.replace("[", "[\n"), "two\n" * 300_000
+    row = '{"text": "one [[[{\\"[[", "x": [{}, {}]}\n' * 200
+    compress = {".gz": gzip.compress, ".zst": zstandard.compress}
+    utf16 = "UTF-16: convert it by `iconv -f UTF-16 -t UTF-8`"
+    for name, content, sample_by, message in (
+        ("a.jsonl", f'{row}{{"text": "b", "x": {deep}}}\n', "line", "line 201: JSON is nested more than 100 deep"),
+        ("a.jsonl.gz", f'{{"text": "b", "x": {objects}}}\n', "line", "line 1: JSON is nested"),
+        ("b.jsonl", f'{row}{{"text": "b", "x":\n{over_lines}}}\n', "line", "line 301: JSON is nested"),
+        ("a.json.zst", f'[{{"text": "b", "x": {objects}}}]', "line", "line 1: JSON is nested"),
+        ("c.jsonl.gz", f'{row}{{"text": "{text}"}}\n{row}', "line", "line 201: a row has more than 1 MiB"),
+        ("a.txt.zst", f"one\n{text}", "line", "line 2: a row has more"),
+        ("b.txt.zst", f"one\n\n{short}", "paragraph", "line 262146: a row has more"),
+        ("c.txt", short, "document", "line 262144: a row has more"),
+        ("d.txt", "one\n".encode("utf-16"), "line", utf16),
+        ("d.jsonl.gz", f"\ufeff{row}".encode("utf-16-be"), "line", utf16),
+        ("e.jsonl", row.encode("utf-32"), "line", "UTF-32: convert it by `iconv -f UTF-32 -t UTF-8`"),
+    ):
+        file = tmp_path / name
+        packed = compress.get(file.suffix, bytes)(content if isinstance(content, bytes) else content.encode())
+        file.write_bytes(packed)
+        with refused(ValueError, re.escape(message), f"text {name}", folder=tmp_path):
+            list(load_documents(str(file), sample_by=sample_by))
+    (tmp_path / "all.jsonl").write_text(row)
+    (tmp_path / "all.txt").write_text(short)
+    assert len(list(load_documents(str(tmp_path / "all.jsonl")))) == 200
+    assert len(list(load_documents(str(tmp_path / "all.txt")))) == 300_000
+
+
 def test_an_unreadable_source_is_refused_by_name(tmp_path):
     for source in ("./gone", "~/gone", "a/b/gone", "data/gone.txt.zst"):
         with pytest.raises(FileNotFoundError, match=f"no such file or folder: '{source}'"):
@@ -108,7 +141,7 @@ def test_an_unreadable_source_is_refused_by_name(tmp_path):
         ("a.jsonl", b"", "text", r"a\.jsonl' is empty"),
         ("c.jsonl", b'{"id": 1, "text": "x"}', "id", "column 'id' of .* holds int"),
         ("bad.jsonl", b'{"text": "a"}\n{"text": \n nope', "text", corrupt),
-        ("bad.jsonl.gz", JSON_LINES, "text", corrupt),
+        ("bad.jsonl.gz", JSON_LINES, "text", r"cannot read '.*bad.jsonl.gz'; is it a complete json file"),
         ("bad.txt.zst", zstandard.compress(LINES * 100)[:-5], "text", r"cannot read '.*bad.txt.zst'"),
         ("bad.parquet", b"PAR1 and no more", "text", corrupt),
         ("bad.txt", b"one\ntwo \xff\n", "text", r"bad\.txt'; is it a complete text file in UTF-8 .* UnicodeDecodeErr"),

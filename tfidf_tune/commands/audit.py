@@ -130,7 +130,7 @@ def probe_spec(options: argparse.Namespace, *, allow_fewer: bool) -> "ProbeSpec"
     from tfidf_tune.data import ProbeSpec
 
     spec = ProbeSpec(**_given(options, ProbeSpec) | {"sources": tuple(options.sources)}, allow_fewer=allow_fewer)
-    if task_runner(options).needs_datatrove or spec.passages == "near-duplicates":
+    if task_runner(options).executor != "local" or spec.passages == "near-duplicates":
         require_extras("with Slurm, Ray or --passages near-duplicates", "scale")
     return spec
 

@@ -65,14 +65,9 @@ class TaskRunner:
         if self.executor == "ray" and find_spec("ray") is None:
             raise ValueError("the executor is ray, but ray is not installed: pip install ray")
 
-    @property
-    def needs_datatrove(self) -> bool:
-        """Whether tasks run on Slurm or Ray."""
-        return self.executor != "local"
-
     def run(self, steps: Sequence[Step], folder: Path, num_tasks: int, doing: str) -> None:
         """Run the steps for each rank below ``num_tasks`` that ``folder`` does not say is finished."""
-        if not self.needs_datatrove:
+        if self.executor == "local":
             _run_here(steps, folder / "completions", num_tasks, self.num_jobs, doing)
             return
         from datatrove.executor import RayPipelineExecutor, SlurmPipelineExecutor

@@ -87,18 +87,12 @@ def _deduplicate(
     signatures, pairs, clusters, counts = (str(work / name) for name in ("signatures", "pairs", "clusters", "counts"))
     written = work / "written"
     writer = JsonlWriter(str(written), "${rank}.jsonl.gz", adapter=lambda _, document: document.metadata["row"])
+    join = MinhashDedupCluster(pairs, clusters, config=config, save_cluster_size=True)
     read = partial(_read, files, settings["column"], settings["sample_by"])
     steps: list[tuple[str, int, list[Step]]] = [
         ("Finding copies", len(files), [partial(read, "Finding copies"), _Signature(signatures, config, is_exact)]),
         ("Sorting copies", num_bands, [MinhashDedupBuckets(signatures, pairs, config=config)]),
-        (
-            "Joining copies",
-            1,
-            [
-                MinhashDedupCluster(pairs, clusters, config=config, save_cluster_size=True),
-                partial(_complete, Path(clusters), len(files)),
-            ],
-        ),
+        ("Joining copies", 1, [join, partial(_complete, Path(clusters), len(files))]),
         ("Writing", len(files), [partial(read, "Writing"), partial(_keep, Path(clusters), Path(counts)), writer]),
     ]
     for number, (doing, num_tasks, pipeline) in enumerate(steps, start=1):
@@ -127,8 +121,7 @@ def _read(
             try:
                 orjson.dumps(row)
             except TypeError as error:
-                problem = f"has a column that cannot be written as JSON ({error})"
-                raise ValueError(f"{files[rank]!r} {problem}") from error
+                raise ValueError(f"{files[rank]!r} has a column that cannot be written as JSON ({error})") from error
         yield Document(text=row[column] or "", id=f"{rank}-{number}", metadata={"row": row})
 
 

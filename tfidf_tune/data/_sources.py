@@ -2,12 +2,15 @@
 
 import glob
 import hashlib
+import io
 import json
 import logging
 import lzma
+import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
@@ -80,12 +83,8 @@ def train_embedded_tokenizer(folder: str | Path, vocab_size: int = 4096) -> Path
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
+    options: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": [END_OF_TEXT], "show_progress": False}
+    trainer = trainers.BpeTrainer(initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), **options)
     tokenizer.train_from_iterator(embedded_documents("train"), trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
     with atomic_folder(folder) as temporary:
@@ -111,6 +110,10 @@ logger = logging.getLogger(__name__)
 EMBEDDED = "embedded"
 SampleBy = Literal["line", "paragraph", "document"]
 _SHORT_DOCUMENT = 30  # tokens
+_MAX_ROW_BYTES = 1 << 26  # of a text file or of JSON lines, in memory while they are decompressed
+_MAX_DEPTH = 100  # arrow takes less than that, and ends the process from some thousands on
+_JSON_STRING = re.compile(rb'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?')
+_NO_BRACKETS = bytes({*range(256)} - {*b"[]{}"})
 _ROWS_TOGETHER = 16  # faster than one by one; few, because a row may have megabytes
 
 _FORMATS = {
@@ -214,8 +217,6 @@ def _checked(rows: Iterator[_PlacedRow], source: str, columns: Mapping[str, type
 
 
 def _rows_of_files(files: list[Path], sample_by: SampleBy) -> Iterator[_PlacedRow]:
-    import pyarrow
-
     # One file at a time, so that an error names the file.
     for file in files:
         reader = _FORMATS[_format(file)]
@@ -224,14 +225,35 @@ def _rows_of_files(files: list[Path], sample_by: SampleBy) -> Iterator[_PlacedRo
         failure = f"cannot read {str(file)!r}; is it a complete {reader} file{encoding}?"
         # `data_files` are patterns, so the name is escaped.
         options |= {"data_files": glob.escape(str(file)), "split": "train"}
+        try:
+            if reader != "parquet":
+                _check_file(file, reader, options.get("sample_by", "line"))
+        except OSError as error:
+            raise ValueError(f"{failure} {error}") from error
         yield from _streamed(failure, str(file), options.get("sample_by", "row"), reader, **options)
-        if file.suffix.lower() == ".zst":  # the readers take a truncated file for a shorter one
-            try:
-                with pyarrow.input_stream(str(file), compression="zstd") as contents:
-                    while contents.read(1 << 20):
-                        pass
-            except OSError as error:
-                raise ValueError(f"{failure} {error}") from error
+
+
+def _check_file(file: Path, reader: str, sample_by: SampleBy) -> None:
+    """Raise a ValueError for rows that the readers do not bear, an OSError for a truncated file, which some accept."""
+    import pyarrow
+
+    compression = {".gz": "gzip", ".zst": "zstd"}.get(file.suffix.lower())
+    most = sys.maxsize if file.suffix.lower() == ".json" else _MAX_ROW_BYTES  # it may be one list of rows
+    depth = size = 0
+    with io.BufferedReader(pyarrow.input_stream(str(file), compression=compression)) as lines:
+        for number, line in enumerate(iter(partial(lines.readline, most), b""), start=1):
+            place = f"{str(file)!r}, line {number}"
+            if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")):
+                encoding = "UTF-32" if b"\0\0" in line[:4] else "UTF-16"
+                raise ValueError(f"{str(file)!r} is in {encoding}: convert it by `iconv -f {encoding} -t UTF-8`")
+            if (size := size + len(line)) >= most:
+                raise ValueError(f"{place}: a row has more than {most >> 20} MiB: divide it, or remove it")
+            if sample_by == "line" or (sample_by == "paragraph" and not line.strip()):
+                size = 0
+            for bracket in _JSON_STRING.sub(b"", line).translate(None, _NO_BRACKETS) if reader == "json" else b"":
+                depth = max(0, depth + (1 if bracket in b"[{" else -1))  # of a reader that begins at any line
+                if depth > _MAX_DEPTH:
+                    raise ValueError(f"{place}: JSON is nested more than {_MAX_DEPTH} deep: remove this row")
 
 
 def _streamed(failure: str, where: str, unit: str, *args: Any, **options: Any) -> Iterator[_PlacedRow]:
@@ -250,14 +272,8 @@ def _streamed(failure: str, where: str, unit: str, *args: Any, **options: Any) -
 
 def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[int]) -> None:
     """Log a warning if a text file was read by lines and the median of their lengths is below 30 tokens."""
-    if (
-        sample_by != "line"
-        or not lengths
-        or not is_local(source)
-        or _FORMATS[_format(local_files(source)[0])] != "text"
-    ):
-        return
-    if (middle := median(lengths)) < _SHORT_DOCUMENT:
+    is_text = sample_by == "line" and is_local(source) and _FORMATS[_format(local_files(source)[0])] == "text"
+    if is_text and lengths and (middle := median(lengths)) < _SHORT_DOCUMENT:
         remedy = "If lines belong together, set sample_by to paragraph or document"
         lengths_shown = f"{len(lengths):,} with a median of {middle:g} tokens"
         logger.warning(f"{source}: each line is a document, {lengths_shown}. {remedy}")
