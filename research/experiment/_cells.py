@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from omegaconf import DictConfig
 
 from tfidf_tune._checks import differences
-from tfidf_tune._files import atomic_file, remove_folder, remove_leftovers, remove_path
+from tfidf_tune._files import atomic_file, is_leftover, remove_folder, remove_leftovers, remove_path
 from tfidf_tune.training import milestone_name
 
 STARTS, REPORT, JOBS = "starts", "report", "jobs"  # folders of an experiment, which runs cannot have
@@ -123,7 +123,8 @@ class Run:
 
     def check_folder(self) -> None:
         """Raise a ``FileExistsError`` if the folder, which is emptied before training, has files of another origin."""
-        if self.folder.exists() and not (self.folder / _CELL).is_file() and any(self.folder.iterdir()):
+        others = (path for path in self.folder.glob("*") if not is_leftover(path))  # of a run killed at its beginning
+        if not (self.folder / _CELL).is_file() and any(others):
             raise FileExistsError(f"{self.folder} does not belong to an experiment: move it, or set output_dir")
 
     def clear(self) -> None:

@@ -29,17 +29,8 @@ def gptj(
 ) -> TransformerDecoder:
     """Build a GPT-J decoder.
 
-    Args:
-        vocab_size (int): rows of the embedding, padding included.
-        num_layers (int): number of layers.
-        num_heads (int): number of attention heads.
-        embed_dim (int): dimension of the embeddings.
-        max_seq_len (int): longest sequence.
-        rotary_dim (int): dimensions of each head that are rotated, in adjacent pairs.
-        intermediate_dim (int | None): dimension inside the MLPs. Default: None, four times ``embed_dim``.
-        norm_eps (float): epsilon of the layer norms. Default: 1e-5.
-        attn_dropout (float): dropout of the attention weights. Default: 0.0.
-        linear (LinearFactory): makes the linear layers. Default: plain ones.
+    Arguments are those of :func:`~tfidf_tune.models.gpt_neox.gpt_neox`, and ``rotary_dim``, the dimensions of each head
+    that are rotated, in adjacent pairs; ``intermediate_dim`` is by default four times ``embed_dim``.
     """
     return decoder(
         (vocab_size, num_layers, num_heads, embed_dim, intermediate_dim or 4 * embed_dim, max_seq_len),

@@ -241,9 +241,11 @@ def test_a_folder_that_does_not_belong_to_an_experiment_is_not_touched(experimen
 
     assert (run_folder / "thesis.txt").read_text() == "mine"
 
-    shutil.rmtree(run_folder)
+    (run_folder / "thesis.txt").rename(run_folder / f".cell.tfidf-tune-{'0' * 32}.json")  # of a killed process
+    assert stubbed(experiment_file(**SMALL)) == ([], SMALL_CELLS)
+    shutil.rmtree(run_folder.parents[2])
     jobs = run_folder.parents[2] / "jobs"
-    jobs.mkdir()
+    jobs.mkdir(parents=True)
     (jobs / "letter.txt").write_text("mine")
     with pytest.raises(ValueError, match="jobs is not of an experiment"):
         stubbed(experiment_file())
