@@ -285,6 +285,7 @@ def test_what_cannot_be_read_is_refused(chat_tokenizer, tokenizer, sft, tmp_path
         ([{"question": "a", "answer": "b"}], {}, r"row 1 has the columns \['answer', 'question'\]"),
         ([{"messages": ["hi"]}], {}, "row 1: column 'messages' is not a list of messages"),
         ([{"messages": LONG_CHAT, "tools": "saw"}], {}, "row 1: column 'tools' is not JSON"),
+        ([{"messages": LONG_CHAT, "tools": "[" * 50_000}], {}, "row 1: column 'tools' is not JSON .*recursion"),
         ([{"prompt": "a", "completion": 3}], {}, "row 1: column 'completion' holds int"),
         (refused, {"chat_template": template("gemma")}, "row 2: the chat template refuses .*System role not supp"),
         (chat, {"chat_template": template("qwen3")}, "writes the first 2 messages differently"),

@@ -126,6 +126,9 @@ FILES = [
     value("checkpointer.checkpoint_dir", "nobody/nothing", "nobody/nothing"),
     value("checkpointer.revision", "main", r"revision 'main' is given for the local folder "),
     BadInput("no config.json", checkpoint(removed("config.json")), r"the checkpoint .*/base lacks config\.json"),
+    BadInput(
+        "a deep config.json", checkpoint(written("config.json", "[" * 50_000)), r"base/config\.json is not valid JSON"
+    ),
     BadInput("half a config.json", checkpoint(written("config.json", "{")), r"base/config\.json is not valid JSON"),
     BadInput("no weights", checkpoint(removed(WEIGHTS)), r"model\.safetensors or pytorch_model\.bin"),
     BadInput(

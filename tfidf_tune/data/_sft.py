@@ -130,7 +130,7 @@ def _tools(row: Mapping[str, Any], place: str) -> Any:
     tools = row.get("tools")
     try:
         return json.loads(tools) if isinstance(tools, str) else _without_none(tools) or None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{place}: column 'tools' is not JSON ({error}): rename it if it holds no tools") from error
 
 

@@ -234,7 +234,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"the checkpoint {path.parent} lacks {path.name}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, not an object")
