@@ -85,11 +85,13 @@ def serving(folder):
                 host.headers.append(dict(self.headers))
                 fault = host.faults.pop(0) if host.faults else ""
             if isinstance(fault, str) and fault.isdigit():
-                # The key is where a message of 400 characters ends.
-                message = json.dumps(
-                    {"error": {"message": f"{'no ' * 120}{self.headers.get('Authorization')}"}}
-                ).encode()
+                # A part of the key, and the key where a message of 400 characters ends.
+                sent = self.headers.get("Authorization", "")
+                message = json.dumps({"error": {"message": f"{sent[:-4]}... {'no ' * 110}{sent}"}}).encode()
                 return self.reply(int(fault), message, {"Retry-After": "0", "Location": host.elsewhere})
+            if fault == "broken header":
+                self.wfile.write(f"HTTP/1.1 200 OK\r\nrefused {self.headers['Authorization']}\r\n\r\n".encode())
+                return self.connection.close()
             if fault in ("dripping", "dripping headers", "large", "silent"):
                 with suppress(OSError):  # until the client goes
                     self.go_on(fault)

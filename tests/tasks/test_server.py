@@ -149,7 +149,7 @@ def changed(**fields):
     return change
 
 
-@pytest.mark.parametrize("key", [KEY, 'sk-"quoted"/\\'])
+@pytest.mark.parametrize("key", [KEY, "sk-ab+cd/ef~gh.ij-kl_mn/op=="])
 def test_the_key_is_in_no_message_no_answer_and_no_journal(host, url, tmp_path, monkeypatch, capfd, key):
     """Neither where a server repeats it in an error that is cut, nor as a log-probability, nor as the answer."""
     monkeypatch.setenv("MY_KEY", key)
@@ -163,6 +163,7 @@ def test_the_key_is_in_no_message_no_answer_and_no_journal(host, url, tmp_path, 
     texts = []
     for fault in (
         ["401"],
+        ["broken header"],
         [changed(logprobs={"token_logprobs": [f"Bearer {key}"]})] * 3,
         [lambda _: json.dumps({"choices": key}).encode()] * 3,
     ):
@@ -173,8 +174,12 @@ def test_the_key_is_in_no_message_no_answer_and_no_journal(host, url, tmp_path, 
     host.faults.append(changed(text=f"It is {key}."))
     texts += server().generate_until([Instance("generate_until", {}, ("one", {"max_gen_toks": 3}), 0)])
     assert texts[-1] == "It is ***."
-    for form in (key, json.dumps(key)[1:-1], key[:9]):
-        assert not any(form in text for text in [*texts, *capfd.readouterr(), (tmp_path / "journal").read_text()])
+    shown = [*texts, *capfd.readouterr(), (tmp_path / "journal").read_text()]
+    assert not any(key[start : start + 8] in text for text in shown for start in range(len(key) - 7))
+    monkeypatch.setenv("MY_KEY", key + "\u2019")
+    with pytest.raises(ValueError, match="MY_KEY has characters that an API key cannot have") as error:
+        server()
+    assert key not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +244,7 @@ def test_a_redirect_is_not_followed_and_a_secret_in_the_address_is_not_repeated(
         host.asked.clear()
         host.faults.append(status)
         host.elsewhere = f"{other}/completions"
-        with pytest.raises(ConnectionError, match=f"it redirects to {other}/completions: name the server that answers"):
+        with pytest.raises(ConnectionError, match=f"status {status}, a redirect: name the server that answers"):
             ask("one two")
         assert len(host.asked) == 1
     for secret in ("http://user:PASSWORD@host/v1", "http://host/v1?key=PASSWORD", "http://host/v1#PASSWORD", "host/v1"):
@@ -349,3 +354,16 @@ def test_local_completions_of_the_harness_gets_ids_and_answers_with_text(
         *("--log_samples", "--output_path", str(tmp_path / "out")),
     )
     assert values(import_results([tmp_path / "out"]))["lms"].tolist() == values(by_transformers)["lms"].tolist()
+
+
+def test_a_run_that_goes_on_stops_at_the_first_answer_of_another_model(host, ask, tmp_path):
+    journal = str(tmp_path / "journal")
+    host.fingerprint = "fp_1"
+    ask("one two", journal=journal)
+    host.fingerprint = "fp_2"
+    with pytest.raises(ValueError, match="of another model: system_fingerprint was fp_1, is fp_2"):
+        ask("three four", journal=journal)
+    assert ask("one two", journal=journal)
+    assert len(host.asked) == 2
+    host.fingerprint = None
+    assert ask("three four", journal=journal)

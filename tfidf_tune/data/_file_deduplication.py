@@ -67,7 +67,8 @@ def deduplicate_corpus(
     with locked_folder(output):
         remove_leftovers(output)
         if any(output.iterdir()) and not (output / _WORK).is_dir():
-            raise ValueError(f"{output} exists and is not empty: name a new folder")
+            state = "is complete" if (output / _REPORT).is_file() else "exists and is not empty"
+            raise ValueError(f"{output} {state}: name a new folder")
         with work_folder(output / _WORK, {"files": hashes, **settings}) as work:
             written = _deduplicate(list(hashes), work, deduplication, settings, runner or TaskRunner())
             report: dict[str, Any] = json.loads((written / _REPORT).read_text(encoding="utf-8"))

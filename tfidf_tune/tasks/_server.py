@@ -18,7 +18,6 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
-from urllib.parse import quote
 
 import httpx2
 import numpy as np
@@ -29,7 +28,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from pydantic import AliasPath, BaseModel, Field
 from tqdm import tqdm
 
-from tfidf_tune._checks import check_at_least, require_base_url, require_number
+from tfidf_tune._checks import SetupError, check_at_least, require_base_url, require_number
 from tfidf_tune.probe import TokenLikelihoods
 from tfidf_tune.probe._documents import UNREADABLE, Count, Unanswered, cause_of
 from tfidf_tune.tasks._model import ScoredTokens
@@ -40,6 +39,8 @@ _PROMPT = "Once upon a time, there was a"
 _ROUNDING = 1e-3  # of log-probabilities that a server rounds or computes in half precision
 _MOST_BYTES = 1 << 26  # of an answer
 _LONGEST_PAUSE, _LONGEST_RETRY_AFTER = 30.0, 600.0  # seconds
+_LEGIBLE = 8  # characters of an API key that are no longer by chance
+_BEARER_TOKEN = re.compile(r"[\w.~+/-]+=*", re.ASCII)  # RFC 6750, section 2.1
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # in a decoded text
 
 _logger = logging.getLogger(__name__)
@@ -122,22 +123,24 @@ class ServerLM(LM):  # type: ignore[misc]
             if value is not None:
                 require_number(name, value, 0, 1e6, "of the requests", reason="more is no limit", positive=True)
         self.model, self.base_url, self.tokenizer = model, base_url.rstrip("/"), tokenizer
-        self._variable, key = api_key_variable, os.environ.get(api_key_variable, "").strip()
-        # Also as JSON and addresses write it; the longest first.
-        self._secrets = sorted({key, json.dumps(key)[1:-1], quote(key, safe="")} - {""}, key=len, reverse=True)
+        self._variable, self._key = api_key_variable, os.environ.get(api_key_variable, "").strip()
+        if self._key and not _BEARER_TOKEN.fullmatch(self._key):
+            raise ValueError(f"{api_key_variable} has characters that an API key cannot have: letters, digits, -._~+/=")
         # Nothing is sent but what is named here.
         self._headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "tfidf-tune"}
-        self._headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        self._headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._num_concurrent, self._timeout, self._max_retries = num_concurrent, timeout, max_retries
         self._pause = 60 / requests_per_minute if requests_per_minute else 0.0
         self._next_start = 0.0
         self._journal = Path(journal) if journal else None
         self.known: dict[str, str] = {}  # answers, by the hashes of the requests
-        self.fingerprints: set[str] = set()  # of the system, in new answers
+        self._recorded: set[str] = set()  # fingerprints of the system, in the answers of the journal
+        self.fingerprints: set[str] = set()  # in all answers
         for line in self._journal.read_bytes().splitlines() if self._journal and self._journal.is_file() else ():
             with suppress(*UNREADABLE):  # a line that a crash has cut
                 entry = json.loads(line)
                 self.known[entry["request"]] = json.dumps(entry["answer"])
+                self._recorded |= {entry["answer"].get("system_fingerprint") or ""} - {""}
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return the text of each continuation; a sample's seed is its number."""
@@ -258,8 +261,11 @@ class ServerLM(LM):  # type: ignore[misc]
                 if attempt == _NUM_ATTEMPTS:
                     reason = f"{_problem(error)}, {_NUM_ATTEMPTS} times"
                     raise self._failed(request, reason, ConnectionRefusedError) from error
+        self.fingerprints |= (fingerprint := {answer.system_fingerprint or ""} - {""})
+        if self._recorded and fingerprint - self._recorded:
+            changed = f"system_fingerprint was {', '.join(sorted(self._recorded))}, is {answer.system_fingerprint}"
+            raise SetupError(f"{self._journal} is of another model: {changed}. Name another output, or --overwrite")
         self.known[key] = text
-        self.fingerprints |= {answer.system_fingerprint or ""} - {""}
         # Only checked answers are recorded.
         if self._journal is not None and is_new:
             with self._journal.open("a", encoding="utf-8") as file:
@@ -284,11 +290,11 @@ class ServerLM(LM):  # type: ignore[misc]
             else:
                 if status < 300:
                     return self._cleaned(body)
-                with suppress(*UNREADABLE):  # JSON can write the key in many ways
-                    body = self._cleaned(body).encode()
-                reason = f"status {status}: {body.decode('utf-8', 'replace')}"
-                if status < 400:
-                    reason = f"it redirects to {headers.get('location')}: name the server that answers as --base-url"
+                reason = f"status {status}, a redirect: name the server that answers as --base-url"
+                if status >= 400:
+                    reason = f"status {status}"
+                    with suppress(*UNREADABLE):  # pages for browsers are not shown
+                        reason += f": {self._cleaned(body)}"
                 if status not in (408, 409, 429) and (status < 500 or status == 501):
                     raise self._failed(request, reason, ConnectionRefusedError)
                 if (after := headers.get("retry-after", "")).isdecimal():
@@ -301,20 +307,20 @@ class ServerLM(LM):  # type: ignore[misc]
         """Return JSON without lone surrogates, which UTF-8 cannot hold, and without the API key."""
         text, number = _LONE_SURROGATE.subn("\ufffd", json.dumps(json.loads(body), ensure_ascii=False))
         self._num_replaced += number
-        return self._masked(text, shortest=8)  # a shorter key occurs in texts by chance
-
-    def _masked(self, text: str, shortest: int = 1) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, "***" if len(secret) >= shortest else secret)
-        return text
+        # A shorter key occurs in texts by chance.
+        return text.replace(self._key, "***") if len(self._key) >= _LEGIBLE else text
 
     def _failed(self, request: Request, reason: str, kind: type[ConnectionError] = ConnectionError) -> ConnectionError:
         remedy = f"see to the server, the name of the model there, and the API key in {self._variable}"
         if self._journal is not None:
             remedy += f". Run the same command to continue: {len(self.known):,} answers are saved in {self._journal}"
-        # Some servers repeat the key in their messages; a cut one would not be found.
-        reason = " ".join(self._masked(reason).split())[:400]
-        return kind(f"{self.base_url} did not answer the request for {request.name}: {reason}; {remedy}")
+        # Some servers repeat the key in their messages, also in part.
+        reason = " ".join(reason[:10_000].split())
+        if self._key:
+            size = min(len(self._key), _LEGIBLE)
+            parts = "|".join(re.escape(self._key[start : start + size]) for start in range(len(self._key) - size + 1))
+            reason = re.sub(rf"(?:(?={parts}).)+.{{{size - 1}}}", "***", reason)
+        return kind(f"{self.base_url} did not answer the request for {request.name}: {reason[:400]}; {remedy}")
 
 
 async def _exchange(client: httpx2.AsyncClient, url: str, payload: dict[str, Any]) -> tuple[int, httpx2.Headers, bytes]:
