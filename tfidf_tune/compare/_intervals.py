@@ -269,10 +269,7 @@ def membership(members: Floats, others: Floats) -> Membership:
     wins = win_shares(members, others)
 
     def auc_of(member_indices: Any, other_indices: Any, axis: int = -1) -> Any:
-        member_counts, other_counts = (
-            np.apply_along_axis(np.bincount, -1, indices.astype(np.int64), minlength=size).astype(np.float64)
-            for indices, size in zip((member_indices, other_indices), wins.shape, strict=True)
-        )
+        member_counts, other_counts = map(_counts, (member_indices, other_indices), wins.shape)
         return ((member_counts @ wins) * other_counts).sum(axis) / wins.size
 
     def tpr_of(member_indices: Any, other_indices: Any, axis: int = -1) -> Any:
@@ -286,3 +283,11 @@ def membership(members: Floats, others: Floats) -> Membership:
         float(true_positive_rate(members, others).mean()),
         bootstrap_interval(tpr_of, member_indices, other_indices, paired=False),
     )
+
+
+def _counts(indices: Floats, size: int) -> Floats:
+    """Count how often each row has each index below ``size``."""
+    rows = indices.reshape(-1, indices.shape[-1]).astype(np.int64)
+    rows += size * np.arange(len(rows))[:, None]  # so that the rows are counted at once
+    counts = np.bincount(rows.ravel(), minlength=size * len(rows))
+    return counts.reshape(*indices.shape[:-1], size).astype(np.float64)
