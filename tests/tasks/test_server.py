@@ -12,6 +12,7 @@ import pytest
 import task_fakes
 from lm_eval.api.instance import Instance
 from openai_server import serving
+from sentences import changed_sentence, refused
 from tiny_llama import teach
 
 from tfidf_tune.audit import ServerSpec
@@ -177,54 +178,57 @@ def test_the_key_is_in_no_message_no_answer_and_no_journal(host, url, tmp_path, 
     shown = [*texts, *capfd.readouterr(), (tmp_path / "journal").read_text()]
     assert not any(key[start : start + 8] in text for text in shown for start in range(len(key) - 7))
     monkeypatch.setenv("MY_KEY", key + "\u2019")
-    with pytest.raises(ValueError, match="MY_KEY has characters that an API key cannot have") as error:
+    with refused(ValueError, "MY_KEY has characters that", "an API key with characters that no key has"):
         server()
-    assert key not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [*(changed(logprobs={"token_logprobs": value}) for value in (
-         [10**400] * 9, [[-1.0]] * 9, "x", [True] * 9, [-1e308] * 9, [-math.inf] * 9, [None, *[-2e4] * 8])),
-     *(changed(logprobs={"top_logprobs": value}) for value in ([1], {"a": 1}, [None, *[{"a": 10**400}] * 8])),
-     *(changed(logprobs={"tokens": value}) for value in ([1] * 9, {"a": 1})),
-     *(changed(usage=value) for value in ([], "x", 1.5, {"prompt_tokens": 1e999}, {"prompt_tokens": "3"})),
-     lambda _: b"[" * 100_000, lambda _: b'{"choices":' * 50_000, lambda _: b"[1]", lambda _: b"\xff",
-     lambda _: b"9" * 5000,
-     lambda answer: json.dumps(answer | {"choices": {"a": 1}}).encode()],
-)  # fmt: skip
-def test_a_wrong_answer_is_one_error_whatever_its_types(host, url, body):
+WRONG_ANSWERS = {
+    **{f"token_logprobs {str(value)[:20]}": changed(logprobs={"token_logprobs": value}) for value in (
+        [10**400] * 9, [[-1.0]] * 9, "x", [True] * 9, [-1e308] * 9, [-math.inf] * 9, [None, *[-2e4] * 8])},
+    **{f"top_logprobs {str(value)[:20]}": changed(logprobs={"top_logprobs": value}) for value in (
+        [1], {"a": 1}, [None, *[{"a": 10**400}] * 8])},
+    **{f"tokens {value}": changed(logprobs={"tokens": value}) for value in ([1] * 9, {"a": 1})},
+    **{f"usage {value}": changed(usage=value) for value in (
+        [], "x", 1.5, {"prompt_tokens": 1e999}, {"prompt_tokens": "3"})},
+    **{f"{str(body)[:20]} ({len(body):,} bytes)": lambda _, body=body: body for body in (
+        b"[" * 100_000, b'{"choices":' * 50_000, b"[1]", b"\xff", b"9" * 5000)},
+    "choices as an object": lambda answer: json.dumps(answer | {"choices": {"a": 1}}).encode(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG_ANSWERS)
+def test_a_wrong_answer_is_one_error_whatever_its_types(host, url, what):
     server = ServerLM("m", url, "", max_retries=0)
-    host.faults += [body] * 3
-    with pytest.raises(ConnectionError, match=r"for a document: .*, 3 times; see to the server"):
+    host.faults += [WRONG_ANSWERS[what]] * 3
+    with refused(ConnectionError, r"for a document: .*, 3 times; see to the server", f"an answer: {what}", url=url):
         server.loglikelihood([Instance("loglikelihood", {}, ("one two three", " four five six seven"), 0)])
     assert len(host.asked) == 3
 
 
-def test_lone_surrogates_are_replaced_and_counted_and_the_journal_goes_on(host, ask, tmp_path, caplog):
+def test_lone_surrogates_are_replaced_and_counted_and_the_journal_goes_on(host, ask, url, tmp_path, caplog):
     host.faults.append(lambda answer: json.dumps(changed(text="abc \ud800 def")(answer)).encode())
     journal = str(tmp_path / "journal")
     assert ask("one two", journal=journal) == ["abc \ufffd def"]
-    assert "1 lone surrogates in answers were replaced" in caplog.text
+    assert changed_sentence("an answer with a lone surrogate", caplog.messages[-1], url=url) == ""
     assert ask("one two", journal=journal) == ["abc \ufffd def"]
     assert len(host.asked) == 1
 
 
 @pytest.mark.parametrize("fault", ["dripping", "dripping headers", "silent"])
-def test_the_timeout_is_for_the_whole_answer(host, ask, fault):
+def test_the_timeout_is_for_the_whole_answer(host, ask, url, fault):
     host.faults.append(fault)
-    with pytest.raises(ConnectionError, match=r"no whole answer within 0\.5 seconds"):
+    with refused(ConnectionError, r"no whole answer within 0\.5 seconds", f"an answer that is {fault}", url=url):
         ask("one two", timeout=0.5, max_retries=0)
 
 
-def test_a_large_or_compressed_answer_is_not_held_in_memory(host, ask, monkeypatch):
+def test_a_large_or_compressed_answer_is_not_held_in_memory(host, ask, url, monkeypatch):
     monkeypatch.setattr("tfidf_tune.tasks._server._MOST_BYTES", 1 << 22)
     host.faults += ["large"] * 3
-    with pytest.raises(ConnectionError, match=r"it sends an answer of more than 4 MiB, 3 times"):
+    with refused(ConnectionError, "it sends an answer of more than 4 MiB, 3 times", "a large answer", url=url):
         ask("one two")
     assert 3 << 22 <= host.num_taken < 1 << 27  # what the sockets held
     host.faults += ["bomb"] * 3
-    with pytest.raises(ConnectionError, match=r"it sends a wrong answer|3 times"):
+    with refused(ConnectionError, "it sends a wrong answer", "a compressed answer", url=url):
         ask("one two")
 
 
@@ -244,14 +248,13 @@ def test_a_redirect_is_not_followed_and_a_secret_in_the_address_is_not_repeated(
         host.asked.clear()
         host.faults.append(status)
         host.elsewhere = f"{other}/completions"
-        with pytest.raises(ConnectionError, match=f"status {status}, a redirect: name the server that answers"):
+        with refused(ConnectionError, "a redirect: name the server that answers", f"a redirect, {status}", url=url):
             ask("one two")
         assert len(host.asked) == 1
     for secret in ("http://user:PASSWORD@host/v1", "http://host/v1?key=PASSWORD", "http://host/v1#PASSWORD", "host/v1"):
         for made in (partial(ServerLM, "m", tokenizer=""), ServerSpec):
-            with pytest.raises(ValueError, match="base_url must be like") as error:
+            with refused(ValueError, "base_url must be like", "a secret in the address"):
                 made(base_url=secret)
-            assert "PASSWORD" not in str(error.value)
 
 
 def test_ctrl_c_ends_waiting_requests(host, url):
@@ -361,7 +364,7 @@ def test_a_run_that_goes_on_stops_at_the_first_answer_of_another_model(host, ask
     host.fingerprint = "fp_1"
     ask("one two", journal=journal)
     host.fingerprint = "fp_2"
-    with pytest.raises(ValueError, match="of another model: system_fingerprint was fp_1, is fp_2"):
+    with refused(ValueError, "fp_1, is fp_2", "an answer of another model in an audit that goes on", folder=tmp_path):
         ask("three four", journal=journal)
     assert ask("one two", journal=journal)
     assert len(host.asked) == 2

@@ -31,7 +31,7 @@ def cause_of(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     # A message for each field would hide the cause.
     name, problem = first_problem(error)
-    return f"{name} is {reprlib.repr(problem['input'])}: {problem['msg']}"
+    return f"{name or 'it'} is {reprlib.repr(problem['input'])}: {problem['msg']}"
 
 
 def _encodable(text: Any) -> Any:
