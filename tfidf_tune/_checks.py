@@ -50,15 +50,16 @@ def require_bool(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value!r}: set it to true or false")
 
 
-def require_choice(name: str, value: Any, possible: tuple[str, ...], remark: str = "") -> None:
+def require_choice(name: str, value: Any, possible: tuple[str, ...]) -> None:
     """Raise a ``ValueError`` unless an argument is one of the strings that are possible."""
     if value not in possible:
-        raise ValueError(f"{name} is '{value}': possible are {', '.join(possible)}{remark}")
+        raise ValueError(f"{name} is '{value}': possible are {', '.join(possible)}")
 
 
 def require_base_url(url: str) -> None:
     """Raise a ``ValueError`` unless an address has a scheme and a host, and neither user name nor query, not shown."""
-    if not re.fullmatch(r"https?://[\w.:\[\]-]+(/[^\s@?#]*)?", url):
+    match = re.fullmatch(r"https?://(?:[\w.-]+|\[[\da-fA-F:.]+\])(?::(\d{1,5}))?(?:/[^\s@?#\x7f]{0,999})?", url)
+    if not match or int(match[1] or 0) >= 1 << 16:
         raise ValueError("base_url must be like http://localhost:8000/v1, without user name, password and query")
 
 
@@ -74,11 +75,11 @@ def closest(name: str, possible: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
-def first_problem(error: Any) -> tuple[str, dict[str, Any]]:
+def first_problem(error: Any, **parts: bool) -> tuple[str, dict[str, Any]]:
     """Return the key, ``a.b[1]``, and the description of the first problem of a ``pydantic.ValidationError``."""
-    problem = error.errors(include_url=False)[0]
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
-    return "".join(parts).lstrip("."), problem
+    problem = error.errors(include_url=False, **parts)[0]
+    path = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
+    return "".join(path).lstrip("."), problem
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:

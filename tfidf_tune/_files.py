@@ -46,6 +46,7 @@ def atomic_folder(folder: Path, *, replace: Collection[str] | None = None) -> It
     With ``replace`` an existing folder is replaced, else it is an OSError; those of its files that the new one lacks
     are kept, unless they match one of these patterns.
     """
+    made = [path for path in folder.absolute().parents if not path.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(folder.name, folder)
     temporary.mkdir()
@@ -68,6 +69,7 @@ def atomic_folder(folder: Path, *, replace: Collection[str] | None = None) -> It
         sync_to_disk(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        _remove_empty(made)
 
 
 @contextmanager
@@ -113,7 +115,8 @@ def update_files(folder: Path, files: Mapping[str, Callable[[Path], object]]) ->
 def locked_folder(folder: Path) -> Iterator[None]:
     """Lock a folder for this process, until the block or the process ends; a SetupError says that another has it.
 
-    It is made if needed, and removed at the end if it is still empty. Some file systems have no locks.
+    It is made if needed, and removed at the end if it is still empty; what killed processes left in it is removed. Some
+    file systems have no locks.
     """
     made = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,11 +130,10 @@ def locked_folder(folder: Path) -> Iterator[None]:
     try:
         if not (folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())):
             raise SetupError(f"another process has just removed {folder}: start again")
+        remove_leftovers(folder)
         yield
     finally:
-        with suppress(OSError):  # not empty
-            for path in made:
-                path.rmdir()
+        _remove_empty(made)
         os.close(descriptor)
 
 
@@ -149,7 +151,7 @@ def work_folder(
         SetupError: If the folder is of another running process, of a call with other arguments, or not ours.
     """
     while True:
-        if not folder.exists() or not any(folder.iterdir()):
+        if not folder.exists():
             try:
                 with atomic_folder(folder) as marked:
                     (marked / _MARK).write_text(json.dumps(arguments), encoding="utf-8")
@@ -218,6 +220,12 @@ def remove_folder(folder: Path) -> None:
         doomed = _temporary(folder.name, folder)
         folder.replace(doomed)
         shutil.rmtree(doomed, ignore_errors=True)  # what is left is removed as a leftover
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # not empty
+            folder.rmdir()
 
 
 def _temporary(name: str, path: Path, suffix: str = "") -> Path:

@@ -3,6 +3,7 @@
 Help, versions, lists and usage errors are answered without importing torch, which takes seconds.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -100,7 +101,8 @@ def _start(command: str, arguments: list[str]) -> None:
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {visible(str(error))}")
+        is_full = "requested and" in str(error) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        sys.exit(f"error: {visible(str(error))}{': make room, and run the same command again' if is_full else ''}")
     except MemoryError as error:
         sys.exit(f"error: out of memory{f' ({error})' if str(error) else ''}: use less text or a smaller batch size")
 

@@ -35,12 +35,16 @@ _LINES_SHOWN = 12  # of the log of a cell that fails
 _CONTEXT: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
 
-def claim(journal: Path) -> bool:
-    """Create the journal of a run, events as lines of JSON; return False if there is one."""
+def claim(journal: Path, job: str = "") -> bool:
+    """Create the journal of a run with its first event, a line of JSON; return False if there is one."""
+    temporary = journal.with_suffix(f".{job}-{os.getpid()}")
     try:
-        journal.touch(exist_ok=False)
+        record(temporary, "claimed", job=job)
+        os.link(temporary, journal)  # with its first line, or not at all
     except FileExistsError:
         return False
+    finally:
+        temporary.unlink(missing_ok=True)
     return True
 
 
@@ -51,8 +55,10 @@ def record(journal: Path, event: str, **more: Any) -> None:
 
 
 def events_of(journal: Path) -> list[dict[str, Any]]:
-    """Return the events of a journal."""
-    return [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()] if journal.exists() else []
+    """Return the events of a journal, without one that is being written."""
+    return (
+        [json.loads(line) for line in journal.read_text(encoding="utf-8").split("\n")[:-1]] if journal.exists() else []
+    )
 
 
 def last_lines(log: Path) -> list[str]:
@@ -83,11 +89,9 @@ def work(
     job_id = submitit.JobEnvironment().job_id
     for number, run in runs.items():
         journal = journals / f"{number}.jsonl"
-        if claim(journal):
-            record(journal, "claimed", job=job_id)
-        else:  # a cluster may have started this job again
+        if not claim(journal, job_id):  # a cluster may have started this job again
             events = events_of(journal)
-            if not events or events[0]["job"] != job_id or events[-1]["event"] == "finished":
+            if events[0]["job"] != job_id or events[-1]["event"] == "finished":
                 continue
         if run.is_done(TRAINING) or _train(run, journal, retries):
             _evaluate(run, journal, retries)
@@ -183,12 +187,12 @@ def _call(sender: Any, log: Path, function: Callable[..., None], *arguments: Any
         except SystemExit as error:
             if not isinstance(error.code, str):
                 raise
-            print(error)
             sender.send(error.code.splitlines()[0])
+            print(error)
             sys.exit(1)
         except Exception as error:
+            sender.send(f"{type(error).__name__}: {error}".splitlines()[0])  # first: the log may be on a full disk
             traceback.print_exc()
-            sender.send(f"{type(error).__name__}: {error}".splitlines()[0])
             sys.exit(1)
 
 

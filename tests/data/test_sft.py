@@ -217,7 +217,7 @@ def test_answers_are_those_of_the_assistant(chat_tokenizer, sft):
     ]
     [sample] = sft(chat_tokenizer, rows)
     assert [answer.lstrip() for answer in learned(chat_tokenizer, sample)] == ["the sailor<|im_end|>\n"]
-    with pytest.raises(ValueError, match="the others have none at all.* that of an answer is 'assistant'"):
+    with pytest.raises(ValueError, match="the others none at all: .* an answer's is 'assistant'"):
         sft(chat_tokenizer, rows[1:])
 
 
@@ -263,7 +263,7 @@ def test_rows_are_cut_left_out_and_counted_in_one_line(chat_tokenizer, tokenizer
     assert [len(sample["tokens"]) <= num_prompt + 30 for sample in dataset] == [True] * 4
     assert dataset[1]["labels"][-1] != chat_tokenizer.eos_id
     assert len(sft(tokenizer, [{"text": "<|endoftext|>"}, {"text": "the river"}])) == 1  # one token predicts nothing
-    with pytest.raises(ValueError, match=r"no example: of 1 rows 1 have no answer within their first 2 tokens.*Raise"):
+    with pytest.raises(ValueError, match=r"no example: 1 of 1 rows have no answer in 2 tokens, .*raise"):
         sft(chat_tokenizer, [answer], max_seq_len=2)
 
 

@@ -205,7 +205,6 @@ def test_an_interrupted_search_goes_on(embedded_tokenizer_folder, texts, tmp_pat
     assert "Reading 3.jsonl (4 of 4)" in err
     assert (tmp_path / "cut.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert not (tmp_path / "cut.search").exists()
-    (tmp_path / "cut.search").mkdir()  # of a run that was killed at its beginning
     main([*command, "--overwrite"])
     assert "about" in out
     assert read_probe_file(tmp_path / "cut.jsonl")[0].num_injections > 10

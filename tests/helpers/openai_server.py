@@ -75,7 +75,7 @@ def serving(folder):
 
         def do_GET(self):
             if host.models is None:
-                return self.reply(404, b"", {})
+                return self.reply(500, b"", {})
             return self.reply(200, json.dumps({"data": host.models}).encode(), {})
 
         def do_POST(self):
@@ -144,6 +144,7 @@ def serving(folder):
         def reply(self, status, body, headers):
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
+            self.send_header("Set-Cookie", "seen=yes")  # must not come back
             for name, value in ({"Content-Length": str(len(body))} | headers).items():
                 self.send_header(name, value)
             self.end_headers()

@@ -96,9 +96,9 @@ def test_tokens_that_are_not_known_are_refused(tiny_checkpoint, tmp_path):
 
     ids = torch.ones(1, 3, dtype=torch.int64)
     for inputs, message in (
-        ({"inputs_embeds": torch.zeros(1, 3, 2)}, "input_ids of a batch"),
-        ({"input_ids": ids, "attention_mask": torch.ones(1, 1, 3, 3)}, r"attention_mask, .*, \(1, 1, 3, 3\)"),
-        ({"input_ids": ids, "attention_mask": {"full": None}}, "attention_mask, .*'full'"),
+        ({"inputs_embeds": torch.zeros(1, 3, 2)}, "input_ids are None"),
+        ({"input_ids": ids, "attention_mask": torch.ones(1, 1, 3, 3)}, r"attention_mask \(1, 1, 3, 3\)"),
+        ({"input_ids": ids, "attention_mask": {"full": None}}, "attention_mask .*'full'"),
     ):
         with pytest.raises(ValueError, match=message):
             token_batch(inputs | {"labels": ids}, 3, needs_tokens=True, first_pass=True)

@@ -103,10 +103,10 @@ def test_what_cannot_be_measured_is_refused(recited):
     without_fingerprint = SimpleNamespace(vocab_size=64, eos_id=0, encode=lambda text, add_bos, add_eos: [len(text)])
     for settings, message in (
         ({"prefix_length": 0}, "prefix_length must be .* got 0"),
-        ({"prefix_length": 52}, "'target-0' has 52 tokens, none after the first 52"),
+        ({"prefix_length": 52}, "'target-0' has 52 tokens, no more than .*52"),
         ({"stop_above": 44.5}, r"stop_above is 44.5: .* from 0 to 44 \(the longest continuation"),
-        ({"tokenizer": WordTokenizer(fingerprint="f2")}, "fingerprint 'f1', the given tokenizer, .* 'f2'"),
-        ({"tokenizer": without_fingerprint}, "given tokenizer, 'SimpleNamespace', has .*: probe with the tokenizer"),
+        ({"tokenizer": WordTokenizer(fingerprint="f2")}, "fingerprint 'f1'; the given one, .* 'f2'"),
+        ({"tokenizer": without_fingerprint}, "the given one, 'SimpleNamespace', has"),
         ({"passages": [a_passage("a", [1, 2], kind="control")]}, "none of the 1 passages of the probe file is a tar"),
     ):
         settings = {"passages": recited, "tokenizer": WordTokenizer(), "prefix_length": PREFIX} | settings

@@ -130,8 +130,8 @@ def test_the_generation_config_of_the_model_does_not_change_the_text(llama):
 def test_passages_that_cannot_be_probed_are_refused_before_any_work():
     tiny = a_passage("tiny", [*range(10)])
     for tokenizer, passage, message in (
-        (WordTokenizer(fingerprint="f2"), COUNTING, "fingerprint 'f1', .* has 'f2'"),
-        (WordTokenizer(), tiny, "'tiny' has 10 tokens, none after the first 10 "),
+        (WordTokenizer(fingerprint="f2"), COUNTING, "fingerprint 'f1'; .* has 'f2'"),
+        (WordTokenizer(), tiny, "'tiny' has 10 tokens, no more than .*10"),
         (WordTokenizer(), COUNTING, "Token id 39 is outside the model's vocabulary, 0 to 38"),
     ):
         model = SuccessorModel(vocab_size=39)

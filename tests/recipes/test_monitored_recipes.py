@@ -171,7 +171,7 @@ def test_a_probe_file_that_does_not_fit_is_refused(make_run, tmp_path):
     first, long = passages[0], passages[0].token_ids * 3
 
     for content, message in (
-        ([replace(first, tokenizer_fingerprint="0")], "given tokenizer, '.*tiny_llama0', has '.*': probe"),
+        ([replace(first, tokenizer_fingerprint="0")], "fingerprint '0'; the given one, '.*tiny_llama0', has"),
         ([one for one in passages if one.kind == "control"], "is a target"),
         ([replace(first, token_ids=long)], "up to 96 tokens, the model takes at most 64"),
     ):

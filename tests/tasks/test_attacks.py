@@ -45,7 +45,7 @@ def test_wrong_plans_are_refused():
         ({"names": ["greedy", "magic"]}, "attacks is 'magic': possible are greedy, offset"),
         ({"names": ["greedy", "greedy"]}, "at most once"),
         ({"names": []}, "at least one"),
-        ({"budget": 9}, "a budget of 9 requests does not cover one prompt of each of 10 passages: raise it to 10"),
+        ({"budget": 9}, "a budget of 9 requests does not cover one prompt of each of 10 passages: raise it"),
         ({"prompt_noise": 0.0}, "prompt_noise is 0.0: the share of a prompt's tokens to replace"),
         ({"offsets": (-1,)}, "offsets must be a whole number of at least 0, got -1"),
     ):

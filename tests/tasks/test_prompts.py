@@ -21,7 +21,7 @@ def test_an_invalid_prompt_or_response_is_refused_with_the_remedy(tokenizers):
         with pytest.raises(ValueError, match=r"expected token ids as numbers, got .*`tfidf-tune eval`.*--token-ids-"):
             parse_token_ids(text)
     assert parse_token_ids("") == []
-    with pytest.raises(ValueError, match="need the model's tokenizer: give --model_args pretrained=MODEL"):
+    with pytest.raises(ValueError, match="no tokenizer is named: give --model_args pretrained=MODEL"):
         prompts_for({"probe_file": "probe.jsonl"})
     prompts = text_prompts(tokenizers["plain"])
     [space] = prompts.tokenizer.encode_batch([" "])[0]

@@ -23,7 +23,7 @@ from tfidf_tune.probe._documents import Unanswered
 from tfidf_tune.tasks import SERVER_NAME, evaluate, save_token_ids_tokenizer, tasks_folder
 from tfidf_tune.tasks._server import ServerLM
 
-KEY = "sk-secret-12345"
+KEY = "sk-secret-1234567890"
 TASKS = ["tfidf_memorization_prefixes", "tfidf_membership"]
 
 
@@ -172,6 +172,14 @@ def test_the_key_is_in_no_message_no_answer_and_no_journal(host, url, tmp_path, 
         with pytest.raises(ConnectionError) as error:
             server().loglikelihood([instance])
         texts.append(str(error.value))
+    host.faults += ["", *[changed(logprobs={"tokens": key[:-2]})] * 3]
+    texts.append(server().likelihood_problem())
+    assert texts[-1].startswith("it sends a wrong answer (choices[0].logprobs.tokens: ")
+    host.models, host.fingerprint = [{"id": "m", "root": f"of {key[3:]}"}], f"for {key[:-3]}"
+    asked = server()
+    asked.generate_until([Instance("generate_until", {}, ("two", {"max_gen_toks": 3}), 0)])
+    assert asked.description() == {"id": "m", "root": "of ***"}
+    host.models, host.fingerprint = None, None
     host.faults.append(changed(text=f"It is {key}."))
     texts += server().generate_until([Instance("generate_until", {}, ("one", {"max_gen_toks": 3}), 0)])
     assert texts[-1] == "It is ***."
@@ -227,6 +235,10 @@ def test_a_large_or_compressed_answer_is_not_held_in_memory(host, ask, url, monk
     with refused(ConnectionError, "it sends an answer of more than 4 MiB, 3 times", "a large answer", url=url):
         ask("one two")
     assert 3 << 22 <= host.num_taken < 1 << 27  # what the sockets held
+    host.faults += [lambda _: b'{"choices":[' + b"{}," * (1 << 19) + b"{}]}"] * 3
+    monkeypatch.setattr("tfidf_tune.tasks._server._MOST_VALUES", 1 << 18)
+    with refused(ConnectionError, "more than 262,144 values, 3 times", "an answer of many values", url=url):
+        ask("one two")
     host.faults += ["bomb"] * 3
     with refused(ConnectionError, "it sends a wrong answer", "a compressed answer", url=url):
         ask("one two")
@@ -251,6 +263,15 @@ def test_a_redirect_is_not_followed_and_a_secret_in_the_address_is_not_repeated(
         with refused(ConnectionError, "a redirect: name the server that answers", f"a redirect, {status}", url=url):
             ask("one two")
         assert len(host.asked) == 1
+    for wrong in (
+        "http://host:99999/v1",
+        "http://[::1/v1",
+        "http://host:8x/v1",
+        "http://h/\x7f",
+        f"http://h/{'a' * 5000}",
+    ):
+        with pytest.raises(ValueError, match="base_url must be like"):
+            ServerLM("m", wrong, "")
     for secret in ("http://user:PASSWORD@host/v1", "http://host/v1?key=PASSWORD", "http://host/v1#PASSWORD", "host/v1"):
         for made in (partial(ServerLM, "m", tokenizer=""), ServerSpec):
             with refused(ValueError, "base_url must be like", "a secret in the address"):
@@ -284,8 +305,8 @@ def test_wrong_likelihoods_are_refused_and_the_same_command_goes_on(host, url, r
     server = ServerLM("m", url, "")
     text = read_probe_file(probe_file)[0].text
     for fault, message in (
-        ("positive", r"logprobs\.token_logprobs\[5\] is 0\.5"),
-        ("nan", r"logprobs\.token_logprobs\[5\] is nan"),
+        ("positive", r"logprobs\.token_logprobs\[5\]: .* less than"),
+        ("nan", r"logprobs\.token_logprobs\[5\]: .* finite"),
         ("zeros", "all 0"),
         ("too many", "log-probabilities for"),
         ("another prompt", "it echoes another prompt than was sent"),

@@ -96,7 +96,7 @@ def test_bad_settings_and_sources_are_refused_by_name(llama, probe_file, squad_f
     for task, changes, message in (
         (memorization, lambda: {"prefix_lengths": "none"}, "prefix_lengths names no length"),
         (memorization, lambda: {"prefix_lengths": [0]}, "prefix_lengths must be .* got 0"),
-        (memorization, lambda: {"prefix_lengths": [239]}, "'target-0000' has 240 tokens, none after the first 240"),
+        (memorization, lambda: {"prefix_lengths": [239]}, "'target-0000' has 240 tokens, no more than .*240"),
         (memorization, lambda: {"prompts": "ids"}, "prompts is 'ids'"),
         (memorization, lambda: {"prompt_noise": 1.5}, "prompt_noise is 1.5"),
         (memorization, lambda: {"probe_file": str(alike_file), "prompt_noise": 0.1}, "prompt_noise draws tokens"),
@@ -106,7 +106,7 @@ def test_bad_settings_and_sources_are_refused_by_name(llama, probe_file, squad_f
         (memorization, lambda: {"num_samples": 2, "num_beams": 2}, "num_samples is 2 and num_beams is 2"),
         (perplexity, lambda: {"block_size": 257}, "sequences of 257 tokens exceed .* 256 positions: lower block_size"),
         (perplexity, lambda: {"block_size": 8, "train_source": "embedded"}, "shared_tokens is 20"),
-        (perplexity, lambda: all_seen, r"each of the \d+ blocks of .* shares 8 tokens"),
+        (perplexity, lambda: all_seen, "each block of .* shares 8 tokens"),
         (squad, lambda: {"squad_max_seq_len": 32}, "squad_max_seq_len must be .* got 32"),
         (squad, lambda: {"squad_max_seq_len": 40}, "8 tokens are too few for the prompt 'Context: "),
         (squad, lambda: questions(answers=["France"]), "column 'answers' of .* holds list"),

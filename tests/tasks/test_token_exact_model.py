@@ -86,7 +86,7 @@ def test_unsupported_requests_are_refused(ours, id_prompts, llama, padded):
     prompt, unknown = token_ids_request(id_prompts[0]), ours.model.get_input_embeddings().weight.shape[0]
     for arguments in ({"do_sample": True, "temperature": 0.7}, {"do_sample": True}, {"temperature": 0.7}):
         request = Instance("generate_until", doc={}, arguments=(prompt, arguments), idx=0)
-        with pytest.raises(ValueError, match=r"continued greedily, but --gen_kwargs ask for sampling: .*Leave out"):
+        with pytest.raises(ValueError, match=r"not sampled by --gen_kwargs .*leave it out"):
             ours.generate_until([request], True)
 
     ours.generate_until(continuations([token_ids_request([5] * 250)], max_gen_toks=6), True)

@@ -10,16 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tfidf_tune import _files
 from tfidf_tune._checks import check_at_least, differences, require_base_url, require_choice
-from tfidf_tune._files import (
-    atomic_file,
-    file_sha256,
-    locked_folder,
-    looks_like_path,
-    remove_leftovers,
-    require_writable,
-    work_folder,
-)  # fmt: skip
 
 if TYPE_CHECKING:
     from tfidf_tune.audit._measures import Bound
@@ -56,8 +48,6 @@ class ServerSpec:
     def __post_init__(self) -> None:
         require_base_url(self.base_url)
         require_choice("send", self.send, ("text", "ids"))
-        check_at_least(1, num_concurrent=self.num_concurrent)
-        check_at_least(0, max_retries=self.max_retries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +133,7 @@ class AuditSpec:
                 local.append("backend")
             if named := ", ".join(f"--{name.replace('_', '-')}" for name in local):
                 raise ValueError(f"{named}: for a model that is loaded here, not behind --base-url")
-        elif looks_like_path(self.model) and not (folder := Path(self.model).expanduser()).is_dir():
+        elif _files.looks_like_path(self.model) and not (folder := Path(self.model).expanduser()).is_dir():
             raise FileNotFoundError(f"no folder {folder}: name a Hugging Face model or PEFT adapter, or a hub id")
         if self.offset and self.is_named:
             raise ValueError(f"--offset {self.offset} is without effect on --attacks: use --offsets {self.offset}")
@@ -193,7 +183,7 @@ def audit(spec: AuditSpec, note: Note = lambda text: None) -> AuditResult:
         OSError: If a file cannot be read or written, or a server does not answer.
     """
     bounds = _bounds(spec.limits, spec.folder, spec.passages, accept_unanswered=spec.accept_unanswered)
-    with _own_folder(spec.folder):
+    with _files.locked_folder(spec.folder):
         return _asked(spec, bounds, note)
 
 
@@ -217,16 +207,13 @@ def _asked(spec: AuditSpec, bounds: "Sequence[Bound]", note: Note) -> AuditResul
     require_possible(bounds, kinds.count("target"), kinds.count("control"), problem)
     # A folder for each time that the model is asked: older answers stay as they are.
     evaluated = spec.folder / "evaluation" / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
+    _files.remove_leftovers(evaluated.parent)
+    settings = {"probe_file": str(plan.probe_file), **plan.settings, "attacks": [*map(asdict, attacks)]}
+    running: Any = {"batch_size": spec.batch_size, "device": spec.device, "model_name": plan.model_name}
     with plan.journal(note) if spec.server else nullcontext():
-        evaluate(  # it checks tokenizer and passages before it loads the model
-            plan.model_args,
-            tasks,
-            evaluated,
-            metadata={"probe_file": str(plan.probe_file), **plan.settings, "attacks": [*map(asdict, attacks)]},
-            batch_size=spec.batch_size,
-            device=spec.device,
-            model_name=plan.model_name,
-        )
+        # Tokenizer and passages are checked before the model is loaded.
+        with _files.atomic_folder(evaluated) as unfinished:
+            evaluate(plan.model_args, tasks, unfinished, metadata=settings, **running)
         return _judge(evaluated, spec.folder, bounds, show_passages=spec.show_passages, inputs=plan.inputs())
 
 
@@ -236,7 +223,7 @@ def estimate(spec: AuditSpec, prices: Sequence[float] | None = None, note: Note 
     ``prices`` are of a million tokens of prompts and of continuations.
     """
     _bounds(spec.limits, spec.folder, spec.passages)
-    with _own_folder(spec.folder):
+    with _files.locked_folder(spec.folder):
         plan = _Plan(spec)
         return plan.estimate(plan.passages(note), prices)
 
@@ -259,7 +246,7 @@ def audit_results(
     """
     folder = output_folder(output_dir, evaluated)
     bounds = _bounds(limits, folder, accept_unanswered=accept_unanswered)
-    with _own_folder(folder):
+    with _files.locked_folder(folder):
         return _judge(Path(evaluated).expanduser(), folder, bounds, show_passages=show_passages, inputs={})
 
 
@@ -279,11 +266,11 @@ def choose_passages(
     arguments = search_arguments(loaded, spec)
     if found := arguments["held_out"]:
         note(f"Left out of the targets: {found['passages']} passages that training held out, by {found['file']}.")
-    with work_folder(file.with_suffix(".search"), arguments, replace=overwrite) as work:
+    with _files.work_folder(file.with_suffix(".search"), arguments, replace=overwrite) as work:
         if file.exists() and not overwrite:
             if record is None or not record.is_file():
                 raise ValueError(f"{file} exists already: name another file, or replace it by --overwrite")
-            recorded, now = json.loads(record.read_text(encoding="utf-8")), {"probe_file": file_sha256(file)}
+            recorded, now = json.loads(record.read_text(encoding="utf-8")), {"probe_file": _files.file_sha256(file)}
             if changed := differences(recorded, arguments | now):
                 what = f"{file} was chosen with other options, or changed since: {'; '.join(changed)}"
                 raise ValueError(f"{what}. Name another --output-dir, or --overwrite")
@@ -293,8 +280,8 @@ def choose_passages(
         written = work / file.name
         write_probe_file(written, made.passages)
         if record is not None:  # first, so that it never stands beside passages of other arguments
-            with atomic_file(record) as temporary:
-                text = json.dumps(arguments | {"probe_file": file_sha256(written)}, indent=2)
+            with _files.atomic_file(record) as temporary:
+                text = json.dumps(arguments | {"probe_file": _files.file_sha256(written)}, indent=2)
                 temporary.write_text(text + "\n", encoding="utf-8")
         written.replace(file)
     note(_chosen(made, spec))
@@ -317,16 +304,8 @@ def _bounds(limits: str, folder: Path, passages: Any = None, *, accept_unanswere
     if isinstance(passages, ProbeSpec):
         require_possible(bounds, passages.num_targets, passages.num_controls)
     require_report_folder(folder / "report")
-    require_writable("--output-dir", folder)
+    _files.require_writable("--output-dir", folder)
     return bounds
-
-
-@contextmanager
-def _own_folder(folder: Path) -> Iterator[None]:
-    """Lock the folder of an audit, and remove what a killed one left."""
-    with locked_folder(folder):
-        remove_leftovers(folder)
-        yield
 
 
 class _Plan:
@@ -350,10 +329,13 @@ class _Plan:
             self.model_name = {"transformers": MODEL_NAME, "vllm": VLLM_NAME}[spec.backend]
             self.model_args = _model_arguments(spec)
         else:
+            from tfidf_tune.tasks._server import ServerLM
+
             server = asdict(spec.server)
             self.settings["prompts"] = {"text": "text", "ids": "ids_to_text"}[server.pop("send")]
             self.model_name = SERVER_NAME
             self.model_args = {"model": spec.model, "tokenizer": spec.tokenizer, **server}
+            self.server = ServerLM(**self.model_args)
         self.tokenizer = str(self.model_args.get("tokenizer") or self.model_args["pretrained"])
         self.probe_file, self.record = spec.folder / "probe.jsonl", spec.folder / "passages.json"
         if not isinstance(spec.passages, ProbeSpec):
@@ -386,13 +368,13 @@ class _Plan:
 
     def inputs(self) -> dict[str, Any]:
         """Return hashes of the passages, of what they were chosen from, and of the files of a model that is here."""
-        found: dict[str, Any] = {"probe_file": file_sha256(self.probe_file)}
+        found: dict[str, Any] = {"probe_file": _files.file_sha256(self.probe_file)}
         if self.probe_file.parent == self.record.parent and self.record.is_file():
             recorded = json.loads(self.record.read_text(encoding="utf-8"))
             found |= {key: recorded[key] for key in ("texts", "controls", "tokenizer", "held_out") if recorded.get(key)}
         folders = [Path(str(self.model_args[name])) for name in ("pretrained", "peft") if name in self.model_args]
         files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir()) if file.is_file()]
-        return found | {"model": {str(file): file_sha256(file) for file in files}}
+        return found | {"model": {str(file): _files.file_sha256(file) for file in files}}
 
     def estimate(self, passages: "Sequence[Passage]", prices: Sequence[float] | None) -> str:
         """Describe requests, tokens and the cost, likelihoods included."""
@@ -412,9 +394,6 @@ class _Plan:
     def likelihood_problem(self) -> str | None:
         """Say why the model gives no log-probabilities of prompts; a server is asked."""
         if self.spec.server is not None:
-            from tfidf_tune.tasks._server import ServerLM
-
-            self.server = ServerLM(**self.model_args)
             problem = self.server.likelihood_problem()
             return problem and f"the server cannot be used for them, {problem}"
         if self.spec.backend == "vllm":
@@ -429,8 +408,8 @@ class _Plan:
         """Keep the answers of a server until the audit is done: an interrupted audit of the same model goes on."""
         from tfidf_tune.tasks._server import ServerLM
 
-        about = {"model": self.server.description(), "system_fingerprint": sorted(self.server.fingerprints)}
-        with work_folder(self.spec.folder / "unfinished", about, replace=self.spec.overwrite, keep=True) as work:
+        about = {"model": self.server.description()}
+        with _files.work_folder(self.spec.folder / "unfinished", about, replace=self.spec.overwrite, keep=True) as work:
             file = work / "requests.jsonl"
             if self.spec.overwrite:
                 file.unlink(missing_ok=True)
@@ -443,7 +422,7 @@ class _Plan:
 
 def _model_arguments(spec: AuditSpec) -> dict[str, Any]:
     """Return the arguments of the harness's model that is loaded here."""
-    model = str(Path(spec.model).expanduser()) if looks_like_path(spec.model) else spec.model
+    model = str(Path(spec.model).expanduser()) if _files.looks_like_path(spec.model) else spec.model
     names = {"pretrained": model}
     if (Path(model) / "adapter_config.json").is_file():
         from tfidf_tune.probe import adapter_base

@@ -291,11 +291,8 @@ def parse_bounds(text: str, *, accept_unanswered: bool = False) -> list[Bound]:
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or not _BOUNDED.fullmatch(name):
-            raise ValueError(
-                f"--fail-above {part!r}: write MEASURE=LIMIT, for example lms=20; measures are lms, excess, verbatim, "
-                f"auc, extraction@P and extraction@P:N (with a probability P of at most 1 and N samples), each also "
-                f"with {_UPPER} for its upper bound"
-            )
+            measures = f"lms, excess, verbatim, auc, extraction@P, extraction@P:N, each also with {_UPPER}"
+            raise ValueError(f"--fail-above {part!r}: write MEASURE=LIMIT, for example lms=20; measures are {measures}")
         bounds.append(Bound(name, value, accept_unanswered))
     return bounds
 

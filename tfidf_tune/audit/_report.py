@@ -77,10 +77,8 @@ def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_p
     ]
     if not probed:
         first = results.checkpoints[0]
-        raise ValueError(
-            f"the results of {first.model} in {first.folder} have no memorization sample of a target: evaluate "
-            "tfidf_memorization with a probe file"
-        )
+        what = f"the results of {first.model} in {first.folder} have no memorization sample of a target"
+        raise ValueError(f"{what}: evaluate tfidf_memorization with a probe file")
     at, notes = probed[-1], Footnotes()
     facts = audit.Facts(results, at)
     name = _name(facts.checkpoint)

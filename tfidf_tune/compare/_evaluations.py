@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from tfidf_tune.compare._intervals import ALPHA, Interval, bootstrap_interval, holm
 from tfidf_tune.compare._results import (
@@ -20,15 +21,12 @@ from tfidf_tune.compare._results import (
     Results,
 )
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 Floats: TypeAlias = npt.NDArray[np.float64]
 _CONTINUATION = ("lms", "edit_distance", "common_subsequence")
 _OF_CONTROLS = [f"control_{name}" for name in _CONTINUATION]
 
 
-def average_scores(scores: "pd.DataFrame", by: Sequence[str]) -> "pd.DataFrame":
+def average_scores(scores: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Average the scores of passages and blocks in groups, a row each in order of appearance; NaN if missing.
 
     Columns are the metrics of targets and blocks, "control_..." of controls, "max_lms", "max_prefix_match" and
@@ -54,7 +52,7 @@ def average_scores(scores: "pd.DataFrame", by: Sequence[str]) -> "pd.DataFrame":
     return averages.reindex(rows.drop_duplicates(list(by)).set_index(list(by)).index)
 
 
-def run_table(results: Results) -> "pd.DataFrame":
+def run_table(results: Results) -> pd.DataFrame:
     """Return a row for each checkpoint.
 
     Returns:
@@ -63,8 +61,6 @@ def run_table(results: Results) -> "pd.DataFrame":
             :class:`~tfidf_tune.compare.Checkpoint`; those of :func:`average_scores`; and "log_perplexity", which is
             its "nll".
     """
-    import pandas as pd
-
     names = ["model", "objective", "learning_rate", "seed", "progress", "folder", "setting", "run", "title"]
     rows = [[getattr(one, name) for name in names] for one in results.checkpoints]
     table = pd.DataFrame(rows, columns=names, dtype=object).astype({"learning_rate": float, "progress": int})
@@ -72,7 +68,7 @@ def run_table(results: Results) -> "pd.DataFrame":
     return table.join(averages.rename(columns={"nll": "log_perplexity"}))
 
 
-def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[str, "pd.DataFrame"]:
+def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[str, pd.DataFrame]:
     """Return the baseline, and a row for each checkpoint, by setting and objective in the order of the first runs.
 
     Args:
@@ -102,7 +98,7 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
     return objectives[0], table.assign(**columns).loc[order.sort_values(kind="stable").index]
 
 
-def _unit_totals(scores: "pd.DataFrame") -> dict[tuple[int, str, str], tuple[Floats, Floats]]:
+def _unit_totals(scores: pd.DataFrame) -> dict[tuple[int, str, str], tuple[Floats, Floats]]:
     """Checkpoint, metric and kind -> sums and counts by unit; without aggregates, and those with a missing value."""
     rows = scores[scores["unit"] != ""]
     keys = ["checkpoint", "metric", "kind"]
@@ -121,26 +117,26 @@ def passage_lms(results: Results, measure: Measure = LMS) -> dict[int, Floats]:
     return {checkpoint: sums / counts.mean() for (checkpoint, *_), (sums, counts) in _unit_totals(rows).items()}
 
 
-def shared_progress(evaluations: "pd.DataFrame", *measures: Measure) -> list[int]:
+def shared_progress(evaluations: pd.DataFrame, *measures: Measure) -> list[int]:
     """Return, ascending, the progress values at which every run with these measures has all of them."""
     having = evaluations.dropna(subset=[measure.label for measure in measures])
     num_runs = having.groupby("progress")["run"].nunique()
     return sorted(num_runs.index[num_runs == having["run"].nunique()])
 
 
-def at_last(evaluations: "pd.DataFrame", *measures: Measure) -> "pd.DataFrame":
+def at_last(evaluations: pd.DataFrame, *measures: Measure) -> pd.DataFrame:
     """Return the evaluations of a setting at the last progress where all runs have the measures, or none."""
     return evaluations[evaluations["progress"] == max(shared_progress(evaluations, *measures), default=None)]
 
 
-def having_at_last(evaluations: "pd.DataFrame", measure: Measure) -> Iterator[tuple[str, str, "pd.DataFrame"]]:
+def having_at_last(evaluations: pd.DataFrame, measure: Measure) -> Iterator[tuple[str, str, pd.DataFrame]]:
     """Yield setting, objective and those of its evaluations at the last shared progress that have a measure."""
     for setting, own in evaluations.groupby("setting", sort=False):
         for objective, having in at_last(own, measure).dropna(subset=[measure.label]).groupby("objective", sort=False):
             yield str(setting), str(objective), having
 
 
-def unit_totals(evaluations: "pd.DataFrame", measure: Measure) -> tuple[Floats, Floats] | None:
+def unit_totals(evaluations: pd.DataFrame, measure: Measure) -> tuple[Floats, Floats] | None:
     """Return sums (means over evaluations) and counts by unit; None if there is no evaluation, or one misses it."""
     totals = evaluations[measure.label]
     if totals.empty or totals.isna().any():
@@ -148,13 +144,13 @@ def unit_totals(evaluations: "pd.DataFrame", measure: Measure) -> tuple[Floats, 
     return np.mean([sums for sums, _ in totals], axis=0), totals.iloc[0][1]
 
 
-def value_of(evaluations: "pd.DataFrame", measure: Measure) -> float:
+def value_of(evaluations: pd.DataFrame, measure: Measure) -> float:
     """Return a measure over seeds, NaN if it is missing; perplexity is over all their predictions."""
     totals = unit_totals(evaluations, measure)
     return math.nan if totals is None else float(measure.value(*totals))
 
 
-def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], "pd.DataFrame"]:
+def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], pd.DataFrame]:
     """Return the objectives, the baseline (None: "CE" or else the first run's) first, and :func:`run_table`.
 
     Runs must differ and be asked the same; a task that was not run is not a difference.
@@ -178,7 +174,7 @@ def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], 
     return sorted(objectives, key=lambda name: name != baseline), run_table(results)
 
 
-def compare_objectives(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFrame":
+def compare_objectives(evaluations: pd.DataFrame, baseline: str) -> pd.DataFrame:
     """Compare each objective of a setting with the baseline.
 
     Args:
@@ -193,8 +189,6 @@ def compare_objectives(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFr
             blocks, articles or questions), "p_value" (by Holm's method over all rows of the setting), and "significant"
             ("yes", "no", "too few" or None, see :class:`Interval`; "yes" only if the p-value is below 0.05 too).
     """
-    import pandas as pd
-
     rows = []
     for setting, own in evaluations.groupby("setting", sort=False):
         for objective in own["objective"].unique()[1:] if (own["objective"] == baseline).any() else ():
@@ -228,7 +222,7 @@ def _reduction(measure: Measure, baseline: tuple[Floats, Floats], other: tuple[F
     return (reference, value, relative, *bootstrap_interval(reduction, before, after, counts))
 
 
-def compare_at_equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> "pd.DataFrame":
+def compare_at_equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> pd.DataFrame:
     """Compare what an objective recites at the end with what the baseline recited when it had the same perplexity.
 
     Args:
@@ -249,8 +243,6 @@ def compare_at_equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> "
             - "recited": "less" than at both of the baseline's checkpoints, "more", or "between" them; "not above
               floor" if neither objective can be told from it; None if the baseline never had the perplexity.
     """
-    import pandas as pd
-
     rows = []
     for setting, own in evaluations.groupby("setting", sort=False):
         of_baseline, last = own[own["objective"] == baseline], at_last(own, LMS, PERPLEXITY)
@@ -301,7 +293,7 @@ class Floor(NamedTuple):
         return self.excess.significant in ("yes", "no") and self.excess.low <= 0
 
 
-def lms_floor(evaluations: "pd.DataFrame") -> Floor | None:
+def lms_floor(evaluations: pd.DataFrame) -> Floor | None:
     """Compare the targets' average LMS with the controls'; None if there are no targets or no controls."""
     targets, controls = (unit_totals(evaluations, measure) for measure in (LMS, CONTROL_LMS))
     if targets is None or controls is None:
@@ -309,7 +301,7 @@ def lms_floor(evaluations: "pd.DataFrame") -> Floor | None:
     return floor_of(targets[0] / targets[1], controls[0] / controls[1])
 
 
-def lms_floors(evaluations: "pd.DataFrame") -> dict[tuple[str, str], Floor | None]:
+def lms_floors(evaluations: pd.DataFrame) -> dict[tuple[str, str], Floor | None]:
     """Setting and objective, in the order of the tables -> its floor at the last checkpoint with an LMS of all runs."""
     floors = {}
     for setting, own in evaluations.groupby("setting", sort=False):
@@ -325,7 +317,7 @@ def floor_of(targets: Floats, controls: Floats) -> Floor:
     return Floor(float(targets.mean()), float(controls.mean()), excess)
 
 
-def _floor_bound(evaluations: "pd.DataFrame") -> float:
+def _floor_bound(evaluations: pd.DataFrame) -> float:
     floor = lms_floor(evaluations)
     return floor.excess.high if floor is not None and floor.reached else math.nan
 

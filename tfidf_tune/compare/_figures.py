@@ -5,25 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from tfidf_tune.compare._evaluations import having_at_last, shared_progress, unit_totals, value_of
 from tfidf_tune.compare._intervals import MIN_UNITS, bootstrap_interval
 from tfidf_tune.compare._results import CONTROL_LMS, LMS, PERPLEXITY, Measure, Results
 from tfidf_tune.report import Figure
-from tfidf_tune.report._figures import (
-    HALF_A_LINE,
-    LONE_HEIGHT,
-    PANEL_HEIGHT,
-    draw_cross,
-    drawn,
-    label_points,
-    legend_above,
-    new_panels,
-    styles_of,
-)
+from tfidf_tune.report import _figures as figures
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
@@ -44,7 +34,7 @@ class Course(NamedTuple):
     controls: float
 
 
-def comparison_figures(results: Results, evaluations: "pd.DataFrame") -> list[Figure]:
+def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figure]:
     """Draw the trade-off if perplexity was measured, progress if there are several checkpoints, and distributions."""
     figures = []
     courses: dict[str, dict[str, Course]] = {}
@@ -90,14 +80,14 @@ def comparison_figures(results: Results, evaluations: "pd.DataFrame") -> list[Fi
     return figures
 
 
-def _interval(evaluations: "pd.DataFrame", measure: Measure) -> tuple[float, float]:
+def _interval(evaluations: pd.DataFrame, measure: Measure) -> tuple[float, float]:
     """Return the ends of the interval over units, NaN if there are too few."""
     totals = unit_totals(evaluations, measure)
     interval = bootstrap_interval(measure.value, *totals) if totals else None
     return interval[:2] if interval and interval.num_units >= MIN_UNITS else (math.nan, math.nan)
 
 
-def _measured(evaluations: "pd.DataFrame", *measures: Measure) -> list[Any]:
+def _measured(evaluations: pd.DataFrame, *measures: Measure) -> list[Any]:
     """Progress, each measure, and the LMS of controls or NaN, of the checkpoints of an objective with all measures."""
     found = []
     for progress in shared_progress(evaluations, *measures):
@@ -108,13 +98,13 @@ def _measured(evaluations: "pd.DataFrame", *measures: Measure) -> list[Any]:
 
 def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]) -> "Drawing":
     """Draw (progress in percent, LMS, LMS of the controls or NaN), dashed for the controls: the paper's figure 2."""
-    figure, panels = new_panels(list(curves))
-    styles = styles_of(curves.values())
+    figure, panels = figures.new_panels(list(curves))
+    styles = figures.styles_of(curves.values())
     for axes, by_objective in zip(panels, curves.values(), strict=True):
         for index, (objective, points) in enumerate(by_objective.items()):
             color, marker = styles[objective]
             progress, lms, _ = zip(*points, strict=True)
-            axes.plot(progress, lms, color=color, marker=marker, label=drawn(objective))
+            axes.plot(progress, lms, color=color, marker=marker, label=figures.drawn(objective))
             floor = [(at, controls) for at, _, controls in points if not math.isnan(controls)]
             dashes = (4 * index, (4, 4 * len(by_objective)))  # floors often coincide: each shows in the others' gaps
             if floor:
@@ -123,7 +113,7 @@ def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, fl
         axes.set_ylabel("average LMS (tokens)")
         axes.set_ylim(bottom=0)
     panels[-1].set_xlabel("training progress (%)")
-    legend_above(figure, panels, FLOOR)
+    figures.legend_above(figure, panels, FLOOR)
     return figure
 
 
@@ -132,25 +122,28 @@ def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Drawing":
 
     Up to four objectives with short names are named next to their points; others have the numbers of the legend.
     """
-    styles = styles_of(settings.values())
+    styles = figures.styles_of(settings.values())
     numbers = {objective: str(number) for number, objective in enumerate(styles, start=1)}
-    is_named = len(styles) <= _FEW and max(map(len, styles)) <= HALF_A_LINE
-    figure, panels = new_panels(list(settings), panel_height=LONE_HEIGHT if len(settings) == 1 else PANEL_HEIGHT)
+    is_named = len(styles) <= _FEW and max(map(len, styles)) <= figures.HALF_A_LINE
+    height = figures.LONE_HEIGHT if len(settings) == 1 else figures.PANEL_HEIGHT
+    figure, panels = figures.new_panels(list(settings), panel_height=height)
     labels = []
     for axes, courses in zip(panels, settings.values(), strict=True):
         for objective, one in courses.items():
             color, marker = styles[objective]
             x, y = one.points[-1]
             axes.plot(*zip(*one.points, strict=True), color=color, marker="o", markersize=2.5, linewidth=1, alpha=0.4)
-            label = None if is_named else f"{numbers[objective]}  {drawn(objective)}"
+            label = None if is_named else f"{numbers[objective]}  {figures.drawn(objective)}"
             axes.plot([x], [y], marker, color=color, markersize=OPERATING**0.5, label=label, zorder=5)
-            draw_cross(axes, (x, y), (one.perplexity, one.lms), color)
+            figures.draw_cross(axes, (x, y), (one.perplexity, one.lms), color)
         floors = [one.controls for one in courses.values() if not math.isnan(one.controls)]
         shown = [end for one in courses.values() for end in (*one.points, *zip(one.perplexity, one.lms, strict=True))]
         perplexity, lms = ([value for value in own if not math.isnan(value)] for own in zip(*shown, strict=True))
         set_axes(axes, perplexity, [*lms, *floors])
         before = [point for one in courses.values() for point in one.points[:-1]]
-        named = {drawn(name).strip() if is_named else numbers[name]: one.points[-1] for name, one in courses.items()}
+        named = {
+            figures.drawn(name).strip() if is_named else numbers[name]: one.points[-1] for name, one in courses.items()
+        }
         if floors:
             floor = float(np.mean(floors))
             axes.axhspan(min(floors), max(floors), color="0.4", alpha=0.2, linewidth=0, zorder=1)
@@ -160,10 +153,10 @@ def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Drawing":
             before += [(x, floor) for x in np.geomspace(*axes.get_xlim(), 100)]
         labels.append((axes, named, before))
     if not is_named:
-        legend_above(figure, panels, FLOOR)
+        figures.legend_above(figure, panels, FLOOR)
     figure.draw_without_rendering()
     for axes, named, others in labels:
-        label_points(axes, named, others)
+        figures.label_points(axes, named, others)
     return figure
 
 
@@ -171,12 +164,12 @@ def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Drawi
     """Draw the share of continuations that recite at least so many tokens, those of "control" dashed."""
     from matplotlib.ticker import NullLocator, StrMethodFormatter
 
-    figure, (axes,) = new_panels([""])
-    styles = styles_of([lms])
+    figure, (axes,) = figures.new_panels([""])
+    styles = figures.styles_of([lms])
     longest = max((value for of_label in lms.values() for values in of_label.values() for value in values), default=1)
     lengths = np.arange(1, max(int(longest), 1) + 2)
     for label, of_label in lms.items():
-        for kind, linestyle, shown in (("target", "-", drawn(label)), ("control", "--", FLOOR)):
+        for kind, linestyle, shown in (("target", "-", figures.drawn(label)), ("control", "--", FLOOR)):
             if values := sorted(of_label.get(kind, [])):
                 share = 100.0 * ((len(values) - np.searchsorted(values, lengths)) / len(values))
                 axes.step(lengths, share, where="post", color=styles[label][0], linestyle=linestyle, label=shown)
@@ -186,7 +179,7 @@ def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Drawi
     axes.set_xlabel("longest memorized substring of at least (tokens)")
     axes.set_ylabel("share of continuations (%)")
     axes.set_ylim(0, 102)
-    legend_above(figure, [axes], FLOOR)
+    figures.legend_above(figure, [axes], FLOOR)
     return figure
 
 

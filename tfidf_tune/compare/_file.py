@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import pandas as pd
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
@@ -92,8 +93,6 @@ def load_results(paths: Sequence[str | Path]) -> Results:
         FileNotFoundError: If there is no such file or folder, or it has no results of our tasks below it.
         ValueError: If a file is damaged, or two runs in folders have the same names.
     """
-    import pandas as pd
-
     files = [path for path in paths if Path(path).expanduser().is_file()]
     folders = [path for path in paths if path not in files]
     parts = [read_results(Path(path).expanduser()) for path in files]

@@ -195,9 +195,8 @@ def _split_label(text: str) -> tuple[str | None, Path]:
             if label == "":
                 raise ValueError(f"{text!r} has no label before the '=': write OBJECTIVE=FOLDER, Goldfish{text}")
             return label, folder
-    raise FileNotFoundError(
-        f"there is no folder {readings[:2][-1][1]}: give a run's folder, one with lm_eval's output, or OBJECTIVE=FOLDER"
-    )
+    possible = "a run's folder, one with lm_eval's output, or OBJECTIVE=FOLDER"
+    raise FileNotFoundError(f"there is no folder {readings[:2][-1][1]}: give {possible}")
 
 
 def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _ResultsFile]]:
@@ -213,10 +212,8 @@ def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _Res
         found |= bool(samples)
         yield file, _ResultsFile(*_identified(file, label), date, samples)
     if not found:
-        raise FileNotFoundError(
-            f"no results of our tasks below {folder} (there are {len(files)} results files): evaluate it by "
-            "`tfidf-tune eval` with --log_samples and --output_path"
-        )
+        remedy = "evaluate by `tfidf-tune eval` with --log_samples and --output_path"
+        raise FileNotFoundError(f"no results of our tasks below {folder} ({len(files)} results files): {remedy}")
 
 
 def _identified(file: Path, label: str | None) -> tuple[tuple[str | None, str], Checkpoint, dict[str, str] | None]:

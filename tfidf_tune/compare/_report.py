@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping
 from datetime import date
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+import pandas as pd
 
 from tfidf_tune.compare._evaluations import Floor, compare_objectives, evaluation_table, having_at_last, lms_floors
 from tfidf_tune.compare._examples import recitation_examples
@@ -22,9 +24,6 @@ from tfidf_tune.compare._results import (
 from tfidf_tune.compare._tables import comparison_tables, is_detectable
 from tfidf_tune.compare._verdict import AT_CHANCE, RECITED_MARK, STILL_DETECTABLE
 from tfidf_tune.report._document import Example, Footnotes, Report, joined
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _MOST_CLAUSES = 3
 # In the order of preference: what a reduction costs.
@@ -62,7 +61,7 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
 
 
 def _verdict(
-    reductions: "pd.DataFrame", floors: Mapping[_Names, Floor | None], detectable: set[_Names], baseline: str
+    reductions: pd.DataFrame, floors: Mapping[_Names, Floor | None], detectable: set[_Names], baseline: str
 ) -> str:
     """Say what each objective recites and at which cost, and which settings have nothing to compare."""
     at_chance = {names for names, floor in floors.items() if floor is not None and floor.reached}
@@ -114,7 +113,7 @@ def _change(row: Any) -> tuple[int | None, str]:
     return direction, f"{abs(100 * row.reduction):.1f} %"
 
 
-def _examples(results: Results, evaluations: "pd.DataFrame") -> list[Example]:
+def _examples(results: Results, evaluations: pd.DataFrame) -> list[Example]:
     examples = []
     for setting, own in evaluations.groupby("setting", sort=False):
         shown = {objective: results.checkpoints[one.index[0]] for _, objective, one in having_at_last(own, LMS)}

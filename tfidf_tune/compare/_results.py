@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from pydantic import ConfigDict
 
 from tfidf_tune.probe._documents import Count, Flag, ProbeSample, Progress, Rate, Seed, Text
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -173,14 +171,12 @@ class Results:
     """
 
     checkpoints: tuple[Checkpoint, ...]
-    scores: "pd.DataFrame"
+    scores: pd.DataFrame
     provenance: dict[str, str]
 
 
-def scores_table(rows: "Sequence[tuple[Any, ...]] | pd.DataFrame") -> "pd.DataFrame":
+def scores_table(rows: Sequence[tuple[Any, ...]] | pd.DataFrame) -> pd.DataFrame:
     """Make the table of :class:`Results` from its rows."""
-    import pandas as pd
-
     return pd.DataFrame(rows, columns=list(_SCORE_COLUMNS)).astype(_SCORE_COLUMNS)
 
 

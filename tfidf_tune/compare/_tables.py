@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 
 from tfidf_tune.compare import _verdict as words
 from tfidf_tune.compare._evaluations import (
@@ -35,9 +36,6 @@ from tfidf_tune.compare._results import (
 from tfidf_tune.probe import exposure, extraction_probability, membership_scores
 from tfidf_tune.report._document import Footnotes, Table, joined, tabulate
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 _SCORES = ("passage_nll", "zlib", "min_k", "min_k_plus_plus", "reference_nll")
 _NUM_SAMPLES = 1000
 _ATTACKS = ("Loss", "zlib", "Min-K%", "Min-K%++", "Loss against start")
@@ -46,11 +44,9 @@ _TPR = ("TPR at 1 % FPR (%)", "TPR from", "TPR to")
 
 
 def membership_table(
-    scores: "pd.DataFrame", groups: Sequence[tuple[Mapping[str, str], Sequence[int]]], footnotes: Footnotes
+    scores: pd.DataFrame, groups: Sequence[tuple[Mapping[str, str], Sequence[int]]], footnotes: Footnotes
 ) -> Table:
     """Make a table of groups of checkpoints (one for each seed), under their first cells, that have the scores."""
-    import pandas as pd
-
     rows = [{**labels, **row} for labels, checkpoints in groups if (row := _row(scores, checkpoints))]
     frame = pd.DataFrame(rows, columns=list(rows[0]) if rows else [])
     fewest = frame.pop("units").min() if rows else 0
@@ -78,7 +74,7 @@ def is_detectable(row: Mapping[str, Any]) -> bool:
     return bool(row.get("AUC from", 0) > 0.5 or row.get("AUC to", 1) < 0.5)
 
 
-def _row(scores: "pd.DataFrame", checkpoints: Sequence[int]) -> dict[str, Any]:
+def _row(scores: pd.DataFrame, checkpoints: Sequence[int]) -> dict[str, Any]:
     """Return the values of a row and the number of "units", or nothing without scores of targets and controls."""
     rows = scores[scores["checkpoint"].isin(checkpoints)]
     targets, controls = (_by_passage(rows, kind) for kind in ("target", "control"))
@@ -106,7 +102,7 @@ def _row(scores: "pd.DataFrame", checkpoints: Sequence[int]) -> dict[str, Any]:
     return row | {"units": by_loss.auc_interval.num_units}
 
 
-def _by_passage(rows: "pd.DataFrame", kind: str) -> dict[str, Any]:
+def _by_passage(rows: pd.DataFrame, kind: str) -> dict[str, Any]:
     """Score -> float64 ``[m, n]`` of checkpoints and passages, of scores that all of them have."""
     own = rows[(rows["kind"] == kind) & rows["metric"].isin(_SCORES)]
     values = {}
@@ -117,7 +113,7 @@ def _by_passage(rows: "pd.DataFrame", kind: str) -> dict[str, Any]:
     return values
 
 
-_Groups: TypeAlias = "list[tuple[str, str, pd.DataFrame]]"  # setting, objective and their evaluations that are compared
+_Groups: TypeAlias = list[tuple[str, str, pd.DataFrame]]  # setting, objective and their evaluations that are compared
 _KEYS = ["setting", "objective"]
 # Columns: header, column of the data frame, format.
 _WHO = (("Model", "setting", ""), ("Objective", "objective", ""))
@@ -139,8 +135,8 @@ _SCORED_NOTES = {
 
 def comparison_tables(
     results: Results,
-    evaluations: "pd.DataFrame",
-    reductions: "pd.DataFrame",
+    evaluations: pd.DataFrame,
+    reductions: pd.DataFrame,
     floors: Mapping[tuple[str, str], Floor | None],
     baseline: str,
     footnotes: Footnotes,
@@ -171,16 +167,14 @@ def comparison_tables(
 
 
 def _overview(
-    evaluations: "pd.DataFrame",
-    reductions: "pd.DataFrame",
+    evaluations: pd.DataFrame,
+    reductions: pd.DataFrame,
     floors: Mapping[tuple[str, str], Floor | None],
     likelihoods: Table,
     baseline: str,
     footnotes: Footnotes,
 ) -> Table:
     """Show what each objective recites, and what it costs, each value with its interval in one cell."""
-    import pandas as pd
-
     aucs = {(row["Model"], row["Objective"]): row for row in likelihoods.frame.to_dict("records")}
     costs = {row[:2]: row for row in reductions[reductions["measure"] == PERPLEXITY.label].itertuples(index=False)}
     last = {setting: at_last(own, LMS) for setting, own in evaluations.groupby("setting", sort=False)}
@@ -222,20 +216,20 @@ def _overview(
     return Table("overview", "What each objective recites", frame, notes)
 
 
-def _rows_of(results: Results, evaluations: "pd.DataFrame") -> "pd.DataFrame":
+def _rows_of(results: Results, evaluations: pd.DataFrame) -> pd.DataFrame:
     """Return the scores of evaluations, with their columns "setting", "objective", "progress" and an "order"."""
     named = evaluations.assign(order=evaluations.groupby(_KEYS, sort=False).ngroup())
     rows = named[[*_KEYS, "progress", "order"]].join(results.scores.set_index("checkpoint"), how="inner")
     return rows.reset_index(names="checkpoint")
 
 
-def _recited(rows: "pd.DataFrame", *by: str) -> "pd.DataFrame":
+def _recited(rows: pd.DataFrame, *by: str) -> pd.DataFrame:
     """Average what is recited by setting, objective and more columns."""
     averages = average_scores(rows.sort_values(["order", *by], kind="stable"), [*_KEYS, *by])
     return averages.assign(verbatim_percent=100 * averages["verbatim"]).reset_index()
 
 
-def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footnotes: Footnotes) -> Table:
+def _memorization(results: Results, probed: _Groups, rows: pd.DataFrame, footnotes: Footnotes) -> Table:
     single = rows[rows["unit"] != ""]
     caveats = _checkpoint_note(probed)
     approximate, lost = [], []
@@ -276,7 +270,7 @@ def _memorization(results: Results, probed: _Groups, rows: "pd.DataFrame", footn
     return tabulate("memorization", "Memorization", frame, columns, notes, better).without_empty_columns()
 
 
-def _progress(results: Results, evaluations: "pd.DataFrame") -> Table:
+def _progress(results: Results, evaluations: pd.DataFrame) -> Table:
     measures = [measure for measure in COMPARED if measure.kind != "target"]
     frame = _recited(_rows_of(results, evaluations), "progress")
     at = dict(list(evaluations.groupby([*_KEYS, "progress"])))
@@ -290,8 +284,6 @@ def _progress(results: Results, evaluations: "pd.DataFrame") -> Table:
 
 
 def _spread(results: Results, probed: _Groups) -> Table:
-    import pandas as pd
-
     scores = results.scores
     lms = scores[(scores["metric"] == "lms") & (scores["kind"] == "target") & (scores["unit"] != "")]
     rows: list[tuple[Any, ...]] = []
@@ -317,9 +309,7 @@ def _spread(results: Results, probed: _Groups) -> Table:
     return Table("lms_spread", "How the LMS varies", frame, notes, formats)
 
 
-def _scores(results: Results, evaluations: "pd.DataFrame", footnotes: Footnotes, name: str) -> Table:
-    import pandas as pd
-
+def _scores(results: Results, evaluations: pd.DataFrame, footnotes: Footnotes, name: str) -> Table:
     title, units, measures = _SCORED[name]
     first, *_ = measures.values()
     groups = list(having_at_last(evaluations, first))
@@ -351,7 +341,7 @@ def _checkpoint_note(groups: _Groups) -> list[str]:
     return [shared] if where else []
 
 
-def _reductions(reductions: "pd.DataFrame", baseline: str, footnotes: Footnotes) -> Table:
+def _reductions(reductions: pd.DataFrame, baseline: str, footnotes: Footnotes) -> Table:
     frame = reductions.assign(**{name: 100 * reductions[name] for name in ("reduction", "low", "high")})
     columns = (
         *(*_WHO, ("Measure", "measure", ""), (baseline, "baseline", ".2f"), ("Value", "other", ".2f")),
@@ -374,7 +364,7 @@ def _reductions(reductions: "pd.DataFrame", baseline: str, footnotes: Footnotes)
     return tabulate("reductions", f"Relative reductions against {baseline}", frame, columns, (explanation, *notes))
 
 
-def _equal_perplexity(evaluations: "pd.DataFrame", baseline: str) -> Table:
+def _equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> Table:
     frame = compare_at_equal_perplexity(evaluations, baseline)
     notes = [
         f"{baseline} first had the objective's perplexity between these checkpoints. LMS before and after: its average "

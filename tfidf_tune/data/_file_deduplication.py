@@ -4,11 +4,13 @@ Signatures of all documents are written to disk and sorted there; equal ones are
 document stays. Each step is a datatrove pipeline: finished tasks are not done again after an interruption.
 """
 
+import gzip
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from filecmp import cmp
 from functools import partial
 from heapq import nlargest
 from itertools import chain
@@ -23,10 +25,9 @@ from datatrove.io import get_datafolder
 from datatrove.pipeline.base import PipelineStep
 from datatrove.pipeline.dedup import MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupSignature
 from datatrove.pipeline.dedup.minhash import MinhashConfig
-from datatrove.pipeline.writers import JsonlWriter
 from loguru import logger
 
-from tfidf_tune._files import locked_folder, remove_leftovers, work_folder
+from tfidf_tune._files import atomic_file, is_leftover, locked_folder, work_folder
 from tfidf_tune.data._deduplication import Deduplication, Hashes, bands, signature, word_ngrams
 from tfidf_tune.data._disk_tasks import Step, TaskRunner, progress
 from tfidf_tune.data._sources import SampleBy, content_hashes, load_rows
@@ -65,15 +66,18 @@ def deduplicate_corpus(
     hashes = content_hashes(sources)
     settings = asdict(deduplication) | {"column": column, "sample_by": sample_by}
     with locked_folder(output):
-        remove_leftovers(output)
         if any(output.iterdir()) and not (output / _WORK).is_dir():
             state = "is complete" if (output / _REPORT).is_file() else "exists and is not empty"
             raise ValueError(f"{output} {state}: name a new folder")
         with work_folder(output / _WORK, {"files": hashes, **settings}) as work:
             written = _deduplicate(list(hashes), work, deduplication, settings, runner or TaskRunner())
             report: dict[str, Any] = json.loads((written / _REPORT).read_text(encoding="utf-8"))
-            for file in sorted(written.iterdir(), key=lambda file: file.name == _REPORT):
-                file.replace(output / file.name)
+            made = (file for file in written.iterdir() if not is_leftover(file))  # of a task that was killed
+            for file in sorted(made, key=lambda file: file.name == _REPORT):
+                target = output / file.name
+                if target.exists() and not cmp(file, target, shallow=False):
+                    raise FileExistsError(f"{target} is not of this run: move it away, and run the same command again")
+                file.replace(target)
     return report
 
 
@@ -87,14 +91,17 @@ def _deduplicate(
     config = MinhashConfig(n_grams=deduplication.ngram, num_buckets=num_bands, hashes_per_bucket=num_functions)
     signatures, pairs, clusters, counts = (str(work / name) for name in ("signatures", "pairs", "clusters", "counts"))
     written = work / "written"
-    writer = JsonlWriter(str(written), "${rank}.jsonl.gz", adapter=lambda _, document: document.metadata["row"])
     join = MinhashDedupCluster(pairs, clusters, config=config, save_cluster_size=True)
     read = partial(_read, files, settings["column"], settings["sample_by"])
     steps: list[tuple[str, int, list[Step]]] = [
         ("Finding copies", len(files), [partial(read, "Finding copies"), _Signature(signatures, config, is_exact)]),
         ("Sorting copies", num_bands, [MinhashDedupBuckets(signatures, pairs, config=config)]),
         ("Joining copies", 1, [join, partial(_complete, Path(clusters), len(files))]),
-        ("Writing", len(files), [partial(read, "Writing"), partial(_keep, Path(clusters), Path(counts)), writer]),
+        (
+            "Writing",
+            len(files),
+            [partial(read, "Writing"), partial(_keep, Path(clusters), Path(counts)), partial(_write, written)],
+        ),
     ]
     for number, (doing, num_tasks, pipeline) in enumerate(steps, start=1):
         runner.run(pipeline, work / str(number), num_tasks, doing)
@@ -118,12 +125,22 @@ def _read(
     """Yield the rows of the file of a task."""
     rows = load_rows(files[rank], {column: str}, sample_by=sample_by)
     for number, row in enumerate(progress(rows, files, rank, doing, itemgetter(column))):
-        if number == 0:  # it is written only after all files were read
-            try:
-                orjson.dumps(row)
-            except TypeError as error:
-                raise ValueError(f"{files[rank]!r} has a column that cannot be written as JSON ({error})") from error
-        yield Document(text=row[column] or "", id=f"{rank}-{number}", metadata={"row": row})
+        try:
+            line = orjson.dumps(row)
+        except TypeError as error:
+            raise ValueError(f"{files[rank]!r} has a column that cannot be written as JSON ({error})") from error
+        yield Document(text=row[column] or "", id=f"{rank}-{number}", metadata={"line": line})
+
+
+def _write(folder: Path, data: Iterator[Document], rank: int, world_size: int) -> None:
+    """Write the rows of a task."""
+    # datatrove's writer loses the end of a file without an error if the disk is full.
+    with (
+        atomic_file(folder / f"{rank:05d}.jsonl.gz") as temporary,
+        temporary.open("wb") as file,
+        gzip.GzipFile("", "wb", 6, file, mtime=0) as packed,  # the same bytes at any time
+    ):
+        packed.writelines(document.metadata["line"] + b"\n" for document in data)
 
 
 class _Signature(MinhashDedupSignature):  # type: ignore[misc]

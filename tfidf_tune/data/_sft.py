@@ -15,18 +15,10 @@ from torch.utils.data import Dataset
 from tfidf_tune._checks import check_at_least, require_choice
 from tfidf_tune._files import digest
 from tfidf_tune._printing import counted
+from tfidf_tune.data import _sequences as sequences
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
 from tfidf_tune.data._injected_passages import Targets, choose_completions
 from tfidf_tune.data._repeated_stretches import Mask
-from tfidf_tune.data._sequences import (
-    Counts,
-    LabelMask,
-    cache_settings,
-    cached_folder,
-    cached_sequences,
-    label_runs,
-    pack,
-)
 from tfidf_tune.data._sources import TextSource, check_length, load_rows
 from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, bos_ids, check_fits_model, encode_texts
 
@@ -167,7 +159,7 @@ def _is_empty(message: Message) -> bool:
 
 def encode_rows(
     tokenizer: TextTokenizer, rows: Iterable[Text | Chat], template: str | None, train_on: TrainOn
-) -> Iterator[tuple[TokenArray, LabelMask]]:
+) -> Iterator[tuple[TokenArray, sequences.LabelMask]]:
     """Yield the int32 ids of each row, a text between BOS and EOS, and whether each is learned; both may be empty."""
     bos = np.array(bos_ids(tokenizer), dtype=np.int32)
     eos = np.array([tokenizer.eos_id], dtype=np.int32)
@@ -189,7 +181,7 @@ def encode_rows(
 
 def encode_chat(
     tokenizer: TextTokenizer, chat: Chat, template: str | None, train_on: TrainOn
-) -> tuple[TokenArray, LabelMask]:
+) -> tuple[TokenArray, sequences.LabelMask]:
     """Apply a chat template to a conversation.
 
     Where the template marks the turns of the assistant by ``{% generation %}``, these are learned. Otherwise a turn is
@@ -222,13 +214,13 @@ def encode_chat(
         marked = render(chat.messages, return_assistant_tokens_mask=True, return_dict=True)["assistant_masks"]
         is_label = np.array(marked, dtype=np.bool_)
         # A template that marks the text but not the end of a turn has no run for an empty one.
-        if len(runs := label_runs(is_label)) == len(of_assistant):
+        if len(runs := sequences.label_runs(is_label)) == len(of_assistant):
             for turn, (start, end) in zip(of_assistant, runs, strict=True):
                 is_label[start:end] &= not _is_empty(chat.messages[turn])
         if chat.first:
             is_label &= offsets[:, 1] > _start(render, text, chat, chat.first)
         if train_on == "last" and is_label.any():
-            is_label[: label_runs(is_label)[-1, 0]] = False
+            is_label[: sequences.label_runs(is_label)[-1, 0]] = False
         return ids, is_label
     # Otherwise the characters of a turn are found by rendering the conversation before and after it.
     is_label = np.zeros(len(ids), dtype=np.bool_)
@@ -391,17 +383,17 @@ def sft_dataset(
     named = TextSource(source, source_name, source_split, source_column or "")
     places = [named] if spec is None or not spec.in_file else [named, TextSource(spec.kind, column=named.column)]
     written = {"max_seq_len": limit, "train_on": train_on, "formatting": formatting}
-    settings = cache_settings("sft", tokenizer, places, **written)
+    settings = sequences.cache_settings("sft", tokenizer, places, **written)
 
-    def read(place: TextSource, counts: Counts) -> Iterator[Text | Chat]:
+    def read(place: TextSource, counts: sequences.Counts) -> Iterator[Text | Chat]:
         columns = {} if source_column is None else {source_column: object}
         for number, row in enumerate(load_rows(place.source, columns, name=place.name, split=place.split), start=1):
             format_name, content = read_row(row, f"{place.source!r}, row {number}", source_column, formatting)
             counts.update(["num_documents", format_name, *["num_chats"] * isinstance(content, Chat)])
             yield content
 
-    def make_sequences(counts_of_source: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
-        for place, counts in zip(places, (counts_of_source, Counts()), strict=False):
+    def make_sequences(counts_of_source: sequences.Counts) -> Iterator[tuple[TokenArray, sequences.LabelMask]]:
+        for place, counts in zip(places, (counts_of_source, sequences.Counts()), strict=False):
             for ids, is_label in encode_rows(tokenizer, read(place, counts), template, train_on):
                 if is_label[1:limit].any():  # the shift of labels drops the first
                     counts["num_examples"] += 1
@@ -411,15 +403,11 @@ def sft_dataset(
                     counts["num_left_out"] += 1
                     counts["num_unlabelled"] += bool(is_label[1:].any())
             if not counts["num_examples"]:
-                summary = (
-                    f"of {counts['num_documents']} rows {counts['num_unlabelled']} have no answer within their first"
-                )
-                raise ValueError(
-                    f"{place.source!r} gives no example: {summary} {limit} tokens, the others have none at all. Raise "
-                    "max_seq_len, or look at the roles: that of an answer is 'assistant', or 'gpt' in conversations"
-                )
+                cut = f"{counts['num_unlabelled']} of {counts['num_documents']} rows have no answer in {limit} tokens"
+                remedy = "raise max_seq_len, or see to the roles: an answer's is 'assistant', or 'gpt' in conversations"
+                raise ValueError(f"{place.source!r} gives no example: {cut}, the others none at all: {remedy}")
 
-    examples = dataset = cached_sequences(cache_dir, settings, make_sequences)
+    examples = dataset = sequences.cached_sequences(cache_dir, settings, make_sequences)
 
     def kept(order: TokenArray) -> Mask:
         def build(folder: Path) -> dict[str, int]:
@@ -430,7 +418,7 @@ def sft_dataset(
         if deduplication.method == "none":
             return np.ones(len(order), dtype=np.bool_)
         key = settings | deduplication.settings | {"kind": "sft_kept", "order": digest(order.tolist())}
-        mask: Mask = np.load(cached_folder(cache_dir, key, build)[0] / "kept.npy")
+        mask: Mask = np.load(sequences.cached_folder(cache_dir, key, build)[0] / "kept.npy")
         return mask
 
     counts = dataset.counts
@@ -450,4 +438,4 @@ def sft_dataset(
         dataset = choose_completions(dataset, counts["num_examples"], spec, tokenizer, source, kept)
     elif deduplication.method != "none":
         dataset = replace(dataset, spans=dataset.spans[kept(np.arange(len(dataset), dtype=np.int32))])
-    return pack(dataset, tokenizer) if packed else dataset
+    return sequences.pack(dataset, tokenizer) if packed else dataset

@@ -90,10 +90,8 @@ def token_batch(inputs: Mapping[str, Any], num_positions: int, *, needs_tokens: 
         tokens, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if tokens is None or (mask is not None and getattr(mask, "shape", None) != tokens.shape):
             shapes = [tuple(one.shape) if isinstance(one, Tensor) else one for one in (tokens, mask)]
-            raise ValueError(
-                f"all tokens are counted, but input_ids of a batch are {shapes[0]} and attention_mask, which says what "
-                f"is padding, {shapes[1]}: pass both in one shape, or set counted to 'labels'"
-            )
+            what = f"all tokens are counted, but input_ids are {shapes[0]} and attention_mask {shapes[1]}"
+            raise ValueError(f"{what}: pass both in one shape, or set counted to 'labels'")
         tokens = tokens if mask is None else tokens.masked_fill(mask == 0, IGNORE_INDEX)
         all_tokens = shift_tokens(_pad(tokens, num_positions, IGNORE_INDEX))
     if documents is not None:
@@ -113,10 +111,8 @@ def check_before_building(trainer: type, args: Any) -> None:
     allowed = ("_BaseTrainer", "SFTTrainer") if is_for_trl else ("_BaseTrainer",)
     for base in trainer.__mro__:
         if base.__module__.startswith("trl.") and base.__name__ not in allowed:
-            raise ValueError(
-                f"{trainer.__name__} is derived from TRL's {base.__name__}, which computes its loss by itself: derive "
-                "it from transformers.Trainer, or from tfidf_tune.integrations.trl.TokenWeightingSFTTrainer"
-            )
+            what = f"{trainer.__name__} is derived from TRL's {base.__name__}, which computes its loss by itself"
+            raise ValueError(f"{what}: derive it from transformers.Trainer, or from TokenWeightingSFTTrainer")
     for name, neutral in (("label_smoothing_factor", 0), ("loss_type", "nll")):
         value = getattr(args, name, neutral)
         if value != neutral:

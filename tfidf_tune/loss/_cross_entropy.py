@@ -38,10 +38,8 @@ def check_head(head: HeadInput, labels: Tensor) -> None:
             for name, tensor in (head._asdict() | {"labels": labels}).items()
             if tensor is not None
         )
-        raise ValueError(
-            f"the head's input does not fit: {found}; expected are hidden [b, s, d], weight [v, d], bias [v] or none, "
-            "all of one floating dtype (under autocast: hidden.to(weight.dtype)), and labels [b, s]"
-        )
+        expected = "hidden [b, s, d], weight [v, d], bias [v] or none, of one floating dtype, and labels [b, s]"
+        raise ValueError(f"the head's input does not fit: {found}; expected are {expected}")
 
 
 def _chunk_rows(num_tokens: int) -> int:

@@ -98,9 +98,7 @@ class WeightedCrossEntropyLoss(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(weighting, TokenWeighting):
-            raise ValueError(
-                f"weighting is {weighting!r}: it has to be one, such as tfidf_tune.weighting.TFIDFWeighting"
-            )
+            raise ValueError(f"weighting is {weighting!r}: it has to be a tfidf_tune.weighting.TokenWeighting")
         require_integer("num_output_chunks", num_output_chunks, 1, "logits are split into so many chunks")
         require_choice("head", head, get_args(Head))
         if head == "torch":

@@ -92,10 +92,8 @@ def within_budget(attacks: Sequence[Attack], budget: int | None, num_passages: i
     if budget is None:
         return list(attacks)
     if budget < num_passages:
-        raise ValueError(
-            f"a budget of {budget} requests does not cover one prompt of each of {num_passages} passages: raise it to "
-            f"{num_passages} or more, or choose fewer passages"
-        )
+        what = f"a budget of {budget} requests does not cover one prompt of each of {num_passages} passages"
+        raise ValueError(f"{what}: raise it, or choose fewer passages")
     # What is left for each passage, attack by attack.
     covered, each = [], budget // num_passages
     for attack in attacks:

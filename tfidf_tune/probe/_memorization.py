@@ -20,15 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
 from tfidf_tune.data import Passage, TextTokenizer, tokenizer_fingerprint, tokenizer_name
+from tfidf_tune.probe import _decoding as decoding
 from tfidf_tune.probe import _metrics as metrics
-from tfidf_tune.probe._decoding import (
-    ContinueBatch,
-    batches_of_prompts,
-    before_eos,
-    continue_prompts,
-    greedy_continuations,
-    most_positions,
-)
 from tfidf_tune.probe._documents import ProbeSample
 from tfidf_tune.probe._loading import require_known_ids
 
@@ -85,9 +78,9 @@ def probe(
     # All prefix lengths together, so that the batches are full.
     divided = [passage.divide(prefix_length, max_new_tokens, offset) for passage, prefix_length in asked]
     prompts, references = zip(*divided, strict=True)
-    continue_batch = partial(greedy_continuations, model, eos_id=tokenizer.eos_id)
-    numbers = [*map(len, references)]
-    continuations = continue_prompts(continue_batch, prompts, numbers, batch_size=batch_size, progress=progress)
+    continue_batch = partial(decoding.greedy_continuations, model, eos_id=tokenizer.eos_id)
+    in_batches: Any = {"batch_size": batch_size, "progress": progress}
+    continuations = decoding.continue_prompts(continue_batch, prompts, [*map(len, references)], **in_batches)
     # A completion has neither an offset nor a prefix length: its prompt is its own.
     return [
         compare_continuation(
@@ -143,16 +136,12 @@ def check_passages(tokenizer: TextTokenizer, passages: Sequence[Passage], num_pr
     fingerprint = tokenizer_fingerprint(tokenizer)
     for passage in passages:
         if passage.num_prompt is None and len(passage.token_ids) <= num_prompt:
-            raise ValueError(
-                f"Passage {passage.id!r} has {len(passage.token_ids)} tokens, none after the first {num_prompt} "
-                "that offset and longest prefix take: use longer passages or a smaller offset or prefix."
-            )
+            taken = f"no more than offset and longest prefix take ({num_prompt}): lower one of them"
+            raise ValueError(f"Passage {passage.id!r} has {len(passage.token_ids)} tokens, {taken}")
         if passage.tokenizer_fingerprint != fingerprint:
-            raise ValueError(
-                f"Passage {passage.id!r} was tokenized with fingerprint {passage.tokenizer_fingerprint!r}, "
-                f"the given tokenizer, {tokenizer_name(tokenizer)!r}, has {fingerprint!r}: probe with the tokenizer "
-                f"{passage.tokenizer!r}."
-            )
+            given = f"the given one, {tokenizer_name(tokenizer)!r}, has {fingerprint!r}"
+            needed = f"{passage.tokenizer!r} with the fingerprint {passage.tokenizer_fingerprint!r}"
+            raise ValueError(f"Passage {passage.id!r} needs the tokenizer {needed}; {given}")
 
 
 Value = TypeVar("Value")
@@ -191,9 +180,7 @@ class MemorizationProbe:
         check_at_least(1, prefix_length=prefix_length, max_new_tokens=max_new_tokens, batch_size=batch_size)
         self._kinds = [passage.kind for passage in passages]
         if "target" not in self._kinds:
-            raise ValueError(
-                f"none of the {len(passages)} passages of the probe file is a target: take that of the training text"
-            )
+            raise ValueError(f"none of the {len(passages)} passages is a target: take those of the training text")
         check_passages(tokenizer, passages, prefix_length)
         # A measurement needs the ids alone, not the passages.
         divided = [passage.divide(prefix_length, max_new_tokens) for passage in passages]
@@ -208,7 +195,7 @@ class MemorizationProbe:
             meaning = "it is a threshold for the mean LMS of the targets, in tokens"
             reason = f"the longest continuation has {longest} tokens"
             require_number("stop_above", stop_above, 0, longest, meaning, reason=reason)
-        self.num_positions: int = most_positions(self._prompts, [*map(len, self._references)])
+        self.num_positions: int = decoding.most_positions(self._prompts, [*map(len, self._references)])
         """Tokens of the longest prompt with its continuation."""
         self.max_token_id: int = max(max(passage.token_ids) for passage in passages)
 
@@ -243,7 +230,7 @@ class MemorizationProbe:
         return f"the targets' mean LMS is {lms:.1f} tokens, above stop_above={self._stop_above:g}"
 
     @torch.no_grad()  # not inference_mode: FSDP2 would keep its buffers, which training then cannot use
-    def measure(self, last_logits: LastLogits, continue_batch: ContinueBatch) -> dict[str, float]:
+    def measure(self, last_logits: LastLogits, continue_batch: decoding.ContinueBatch) -> dict[str, float]:
         """Measure the memorization of a causal language model within :func:`evaluating`.
 
         With several processes all have to call; they make the same forward passes, in the same order, and get the
@@ -261,19 +248,19 @@ class MemorizationProbe:
         """
         # One forward pass over prompt and reference says whether greedy decoding recites the reference.
         scores: dict[int, tuple[float, bool]] = {}
-        for batch in batches_of_prompts(self._prompts, self._batch_size):
+        for batch in decoding.batches_of_prompts(self._prompts, self._batch_size):
             scores |= zip(batch, self._score(last_logits, batch), strict=True)
         # Only the other passages have to be decoded token by token.
         continuations = list(self._references)
         unknown = _of_first_process([i for i in range(len(scores)) if not scores[i][1]])
         prompts, lengths = [self._prompts[i] for i in unknown], [len(self._references[i]) for i in unknown]
-        made = continue_prompts(continue_batch, prompts, lengths, batch_size=self._batch_size)
+        made = decoding.continue_prompts(continue_batch, prompts, lengths, batch_size=self._batch_size)
         for i, ids in zip(unknown, made, strict=True):
             continuations[i] = ids
         measured: dict[str, float] = {}
         for kind in dict.fromkeys(("target", *self._kinds)):
             chosen = [i for i, known in enumerate(self._kinds) if known == kind]
-            pairs = [(before_eos(continuations[i], self._eos_id), self._references[i]) for i in chosen]
+            pairs = [(decoding.before_eos(continuations[i], self._eos_id), self._references[i]) for i in chosen]
             num_tokens = sum(len(reference) for _, reference in pairs)
             lms = [metrics.longest_memorized_substring(*pair) for pair in pairs]
             matches = [metrics.longest_prefix_match(*pair) for pair in pairs]

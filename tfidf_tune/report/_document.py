@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import pandas as pd
+
 from tfidf_tune._printing import visible
 
 if TYPE_CHECKING:
     import matplotlib.figure
-    import pandas as pd
 
 Value: TypeAlias = str | float | int | None
 """A cell of a table; None if it was not measured."""
@@ -32,7 +33,7 @@ class Table:
 
     name: str
     title: str
-    frame: "pd.DataFrame"
+    frame: pd.DataFrame
     notes: Sequence[str] = ()
     formats: Mapping[str, str] = field(default_factory=dict)
     better: Mapping[str, Literal["lower", "higher"]] = field(default_factory=dict)
@@ -147,14 +148,12 @@ class Report:
 def tabulate(
     name: str,
     title: str,
-    frame: "pd.DataFrame",
+    frame: pd.DataFrame,
     columns: Sequence[tuple[str, str, str]],
     notes: Sequence[str] = (),
     better: Mapping[str, Literal["lower", "higher"]] | None = None,
 ) -> Table:
     """Make a table of some columns of a data frame: the header, the column's name and the format of each."""
-    import pandas as pd
-
     headers = pd.Index([header for header, *_ in columns], dtype=object)  # a name may be a text that Arrow cannot hold
     chosen = frame[[source for _, source, _ in columns]].set_axis(headers, axis="columns")
     return Table(name, title, chosen, notes, {header: form for header, _, form in columns if form}, better or {})

@@ -113,9 +113,7 @@ def _marked(pieces: Iterable[tuple[str, bool]]) -> str:
 
 def _example(example: Example, escape: _Escape) -> str:
     parts = [("Prompt", example.prompt), ("Truth", _marked(example.truth_pieces) or example.truth)]
-    parts += [
-        (" ".join(visible(f"{one.label} ({one.scores})").split()), _marked(one.pieces)) for one in example.continuations
-    ]
+    parts += [(_on_one_line(f"{one.label} ({one.scores})"), _marked(one.pieces)) for one in example.continuations]
     indent = " " * 4
     text = "\n\n".join(f"{title}\n{_wrapped(visible(words), indent, indent)}" for title, words in parts)
     # A model may write anything: the fence is longer than any in the text.

@@ -1,5 +1,6 @@
 """lm-evaluation-harness with our tasks and our model."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -107,10 +108,17 @@ def evaluate(
     tracker.save_results_aggregated(results=results, samples=samples)
     for task in results["configs"]:
         tracker.save_results_samples(task_name=task, samples=samples[task])
-    # The tracker only logs errors of writing.
-    written = {path.name for path in output_path.rglob(f"*_{getattr(tracker, 'date_id', '')}.json*")}
-    if len(written) != 1 + len(results["configs"]):
-        raise OSError(f"the results could not be written to {output_path}, only {sorted(written)}")
+    # The tracker only logs errors of writing, and may have written a part of a file.
+    date = getattr(tracker, "date_id", "")
+    try:
+        (file,) = output_path.rglob(f"results_{date}.json")
+        json.loads(file.read_bytes())
+        for task in results["configs"]:
+            (file,) = output_path.rglob(f"samples_{task}_{date}.jsonl")
+            if len(list(map(json.loads, file.read_bytes().splitlines()))) != len(samples[task]):
+                raise ValueError(f"{file} is cut")
+    except ValueError as error:
+        raise OSError(f"the results could not be written to {output_path}: make room, and evaluate again") from error
 
 
 def _check_model_settings(dtype: Any, device: str, batch_size: int) -> None:

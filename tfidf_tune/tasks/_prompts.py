@@ -46,11 +46,8 @@ def parse_token_ids(text: str) -> list[int]:
     """Read the ids of a request, or of a response, which has no opening word; refuse anything else by a ValueError."""
     words = text.removeprefix(_OPENING).split()
     if not all(word.isdecimal() for word in words):
-        raise ValueError(
-            f"expected token ids as numbers, got {text[:80]!r}: such prompts need `tfidf-tune eval`, or "
-            "`lm_eval --model hf` with a tokenizer of `tfidf-tune tasks --token-ids-tokenizer`, and neither chat "
-            "template nor system instruction"
-        )
+        remedy = "use `tfidf-tune eval`, or `tfidf-tune tasks --token-ids-tokenizer`, without chat template and system"
+        raise ValueError(f"expected token ids as numbers, got {text[:80]!r}: {remedy}")
     return [int(word) for word in words]
 
 
@@ -113,9 +110,9 @@ class TokenIdPrompts:
         The harness would truncate prompts at their start. ``shorten`` names the settings to lower.
         """
         if self.positions is not None and num_tokens > self.positions:
+            remedy = f"lower {shorten} by {num_tokens - self.positions} or more"
             raise ValueError(
-                f"sequences of {num_tokens} tokens exceed the model's {self.positions} positions: lower {shorten} by "
-                f"{num_tokens - self.positions} or more"
+                f"sequences of {num_tokens} tokens exceed the model's {self.positions} positions: {remedy}"
             )
 
     def request(self, ids: Sequence[int]) -> str:
@@ -227,9 +224,7 @@ def prompts_for(metadata: Mapping[str, Any]) -> TokenIdPrompts:
     """Decide from the harness's metadata how ids are sent, as ``prompts``: "token_ids", "text" or "ids_to_text"."""
     name = metadata.get("tokenizer") or metadata.get("pretrained")
     if not name:
-        raise ValueError(
-            "these tasks need the model's tokenizer: give --model_args pretrained=MODEL, or --metadata tokenizer=FOLDER"
-        )
+        raise ValueError("no tokenizer is named: give --model_args pretrained=MODEL, or --metadata tokenizer=FOLDER")
     # The harness's stock model takes ids only with a pass-through tokenizer.
     original = original_tokenizer(str(name))
     prompts = metadata.get("prompts") or ("text" if original is None else "token_ids")

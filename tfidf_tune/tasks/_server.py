@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -25,23 +26,30 @@ from anyio.from_thread import start_blocking_portal
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.models.utils import normalize_gen_kwargs
-from pydantic import AliasPath, BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 from tqdm import tqdm
 
-from tfidf_tune._checks import SetupError, check_at_least, require_base_url, require_number
+from tfidf_tune._checks import SetupError, check_at_least, first_problem, require_base_url, require_number
 from tfidf_tune.probe import TokenLikelihoods
-from tfidf_tune.probe._documents import UNREADABLE, Count, Unanswered, cause_of
+from tfidf_tune.probe._documents import UNREADABLE, Count, Unanswered
 from tfidf_tune.tasks._model import ScoredTokens
 from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids
 
 _NUM_ATTEMPTS = 3  # at an answer that is not what was asked for
 _PROMPT = "Once upon a time, there was a"
 _ROUNDING = 1e-3  # of log-probabilities that a server rounds or computes in half precision
-_MOST_BYTES = 1 << 26  # of an answer
+_MOST_BYTES, _MOST_BYTES_OF_MODELS = 1 << 26, 1 << 20  # of an answer
 _LONGEST_PAUSE, _LONGEST_RETRY_AFTER = 30.0, 600.0  # seconds
-_LEGIBLE = 8  # characters of an API key that are no longer by chance
+_MOST_VALUES = 1 << 21  # of JSON, which take up to 200 bytes each; five for a token of a prompt
+_CLEANED_BYTES = 1 << 22  # of an answer in which lone surrogates are replaced
+_SHOWN_BYTES = 1 << 14  # of the body of an error, before its first 400 characters are shown
+_LEGIBLE, _LONG_KEY = 8, 16  # characters of an API key that are in no message, and that are in no text by chance
 _BEARER_TOKEN = re.compile(r"[\w.~+/-]+=*", re.ASCII)  # RFC 6750, section 2.1
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # in a decoded text
+# In JSON: an escaped half of a character without the other half, after as many backslashes as escape each other.
+_LONE_SURROGATE = re.compile(
+    rb"(?<!\\)((?:\\\\)*)(?:\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][\da-fA-F]{2})\\u[dD][c-fC-F][\da-fA-F]{2})|\xed[\xa0-\xbf][\x80-\xbf]"
+)
 
 _logger = logging.getLogger(__name__)
 logging.getLogger("httpx2").setLevel(logging.WARNING)  # at INFO a line for each request
@@ -51,23 +59,32 @@ logging.getLogger("httpcore2").setLevel(logging.WARNING)  # at DEBUG headers, wh
 _LogProbability = Annotated[float, Field(strict=True, ge=-1e4, le=_ROUNDING, allow_inf_nan=False)]
 
 
-def _at(first: str, *path: str | int) -> Any:
-    return Field(None, validation_alias=AliasPath(first, *path))
+class _Message(BaseModel):
+    content: str | None = None
+
+
+class _Logprobs(BaseModel):
+    tokens: list[str] = []
+    token_logprobs: list[_LogProbability | None] | None = None
+    top_logprobs: list[dict[str, _LogProbability] | None] | None = None
+
+
+class _Choice(BaseModel):
+    text: str | None = None
+    message: _Message | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: Count | None = None
 
 
 class _Answer(BaseModel):
     """What is read of an answer of ``/completions``, ``/chat/completions`` or ``/models``, strictly typed."""
 
-    choices: Annotated[list[dict[str, Any]], Field(max_length=1)] = []
-    text: str | None = _at("choices", 0, "text")
-    message: dict[str, Any] | None = _at("choices", 0, "message")
-    content: str | None = _at("choices", 0, "message", "content")
-    finish_reason: str | None = _at("choices", 0, "finish_reason")
-    tokens: list[str] | None = _at("choices", 0, "logprobs", "tokens")
-    token_logprobs: list[_LogProbability | None] | None = _at("choices", 0, "logprobs", "token_logprobs")
-    top_logprobs: list[dict[str, _LogProbability] | None] | None = _at("choices", 0, "logprobs", "top_logprobs")
-    usage: dict[str, Any] | None = None
-    prompt_tokens: Count | None = _at("usage", "prompt_tokens")
+    choices: Annotated[list[_Choice], Field(max_length=1)] = []
+    usage: _Usage | None = None
     system_fingerprint: str | None = None
     data: list[dict[str, Any]] = []  # of the list of models
 
@@ -130,12 +147,10 @@ class ServerLM(LM):  # type: ignore[misc]
         self._headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "tfidf-tune"}
         self._headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._num_concurrent, self._timeout, self._max_retries = num_concurrent, timeout, max_retries
-        self._pause = 60 / requests_per_minute if requests_per_minute else 0.0
-        self._next_start = 0.0
+        self._pause, self._next_start = 60 / requests_per_minute if requests_per_minute else 0.0, 0.0
         self._journal = Path(journal) if journal else None
         self.known: dict[str, str] = {}  # answers, by the hashes of the requests
         self._recorded: set[str] = set()  # fingerprints of the system, in the answers of the journal
-        self.fingerprints: set[str] = set()  # in all answers
         for line in self._journal.read_bytes().splitlines() if self._journal and self._journal.is_file() else ():
             with suppress(*UNREADABLE):  # a line that a crash has cut
                 entry = json.loads(line)
@@ -185,7 +200,7 @@ class ServerLM(LM):  # type: ignore[misc]
             asked = self._scoring(_PROMPT, _PROMPT + (continuation or " of"), "a test of log-probabilities")
             ((_, greedy, _),) = self._answers([asked], "Asking for log-probabilities")
         except ConnectionRefusedError as error:
-            return str(error) if error.__cause__ is None else _problem(error.__cause__)
+            return str(error) if error.__cause__ is None else self._hidden(_problem(error.__cause__))
         # The last token of a text can be another one than where it went on.
         if continuation and sum(greedy) < len(greedy) / 2:
             return "its log-probabilities do not fit its own continuation"
@@ -195,7 +210,7 @@ class ServerLM(LM):  # type: ignore[misc]
         """Return what the server says about the model, without what changes at each request; it may say nothing."""
         try:
             (models,) = self._answers([Request({}, "its models", lambda answer: answer.data)], "Asking for the model")
-        except ConnectionRefusedError:
+        except ConnectionError:
             return {}
         about: dict[str, Any] = next((one for one in models if one.get("id") == self.model or len(models) == 1), {})
         return {key: value for key, value in about.items() if key not in ("created", "permission", "status")}
@@ -234,7 +249,8 @@ class ServerLM(LM):  # type: ignore[misc]
                     bar.update()
 
         # Its own timeouts start anew with each byte.
-        async with httpx2.AsyncClient(headers=self._headers, timeout=None, limits=limits) as client:
+        cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # nothing is sent that the options do not name
+        async with httpx2.AsyncClient(headers=self._headers, cookies=cookies, timeout=None, limits=limits) as client:
             with tqdm(total=len(requests), desc=description) as bar:
                 answers = await asyncio.gather(*map(ask, requests))
         if self._num_replaced:
@@ -253,17 +269,16 @@ class ServerLM(LM):  # type: ignore[misc]
             text = self.known.pop(key, "")
             is_new = not text
             try:
-                text = text or await self._send(client, path, request)
-                answer = _Answer.model_validate_json(text)
+                answer = self._read(text.encode() or await self._send(client, path, request))
                 kept = request.check(answer)
                 break
             except UNREADABLE as error:  # not JSON, or not what the check wants
                 if attempt == _NUM_ATTEMPTS:
                     reason = f"{_problem(error)}, {_NUM_ATTEMPTS} times"
                     raise self._failed(request, reason, ConnectionRefusedError) from error
-        self.fingerprints |= (fingerprint := {answer.system_fingerprint or ""} - {""})
-        if self._recorded and fingerprint - self._recorded:
-            changed = f"system_fingerprint was {', '.join(sorted(self._recorded))}, is {answer.system_fingerprint}"
+        text = answer.model_dump_json(exclude_defaults=True)  # nothing else that a server sends is kept
+        if self._recorded and (now := answer.system_fingerprint or "") and now not in self._recorded:
+            changed = f"system_fingerprint was {', '.join(sorted(self._recorded))}, is {now}"
             raise SetupError(f"{self._journal} is of another model: {changed}. Name another output, or --overwrite")
         self.known[key] = text
         # Only checked answers are recorded.
@@ -272,8 +287,8 @@ class ServerLM(LM):  # type: ignore[misc]
                 file.write(f'\n{{"request": "{key}", "answer": {text}}}')  # also after a line that a crash has cut
         return kept
 
-    async def _send(self, client: httpx2.AsyncClient, path: str, request: Request) -> str:
-        """Send a request until it is answered, at most ``max_retries`` times more; return JSON, cleaned."""
+    async def _send(self, client: httpx2.AsyncClient, path: str, request: Request) -> bytes:
+        """Send a request until it is answered, at most ``max_retries`` times more; return the body."""
         for attempt in range(self._max_retries + 1):
             # Each request reserves its start, however many wait.
             now, pause = time.monotonic(), min(0.5 * 2**attempt, _LONGEST_PAUSE)
@@ -289,12 +304,12 @@ class ServerLM(LM):  # type: ignore[misc]
                 reason = f"{type(error).__name__}: {error}"
             else:
                 if status < 300:
-                    return self._cleaned(body)
+                    return body
                 reason = f"status {status}, a redirect: name the server that answers as --base-url"
                 if status >= 400:
                     reason = f"status {status}"
                     with suppress(*UNREADABLE):  # pages for browsers are not shown
-                        reason += f": {self._cleaned(body)}"
+                        reason += f": {json.dumps(json.loads(body[:_SHOWN_BYTES]), ensure_ascii=False)}"
                 if status not in (408, 409, 429) and (status < 500 or status == 501):
                     raise self._failed(request, reason, ConnectionRefusedError)
                 if (after := headers.get("retry-after", "")).isdecimal():
@@ -303,24 +318,39 @@ class ServerLM(LM):  # type: ignore[misc]
                 await asyncio.sleep(pause)
         raise self._failed(request, reason)
 
-    def _cleaned(self, body: bytes) -> str:
-        """Return JSON without lone surrogates, which UTF-8 cannot hold, and without the API key."""
-        text, number = _LONE_SURROGATE.subn("\ufffd", json.dumps(json.loads(body), ensure_ascii=False))
-        self._num_replaced += number
-        # A shorter key occurs in texts by chance.
-        return text.replace(self._key, "***") if len(self._key) >= _LEGIBLE else text
+    def _read(self, body: bytes) -> _Answer:
+        """Validate an answer, without lone surrogates, which UTF-8 cannot hold, and without the API key."""
+        if sum(map(body.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+            raise ValueError(f"it sends an answer of more than {_MOST_VALUES:,} values")
+        try:
+            answer = _Answer.model_validate_json(body)
+        except ValidationError:
+            if len(body) > _CLEANED_BYTES:
+                raise
+            body, number = _LONE_SURROGATE.subn(rb"\1\\ufffd", body)
+            answer = _Answer.model_validate_json(body)
+            self._num_replaced += number
+        # What is said of the model stands in messages.
+        answer.system_fingerprint = self._hidden(answer.system_fingerprint or "") or None
+        answer.data = json.loads(self._hidden(json.dumps(answer.data)))
+        if len(self._key) < _LONG_KEY:  # it occurs in texts by chance
+            return answer
+        return _Answer.model_validate_json(answer.model_dump_json(exclude_defaults=True).replace(self._key, "***"))
+
+    def _hidden(self, text: str) -> str:
+        """Hide the API key, and each run of characters of which 8 together are in it."""
+        if not self._key:
+            return text
+        size = min(len(self._key), _LEGIBLE)
+        parts = "|".join(re.escape(self._key[start : start + size]) for start in range(len(self._key) - size + 1))
+        return re.sub(rf"(?:(?={parts}).)+.{{{size - 1}}}", "***", text)
 
     def _failed(self, request: Request, reason: str, kind: type[ConnectionError] = ConnectionError) -> ConnectionError:
         remedy = f"see to the server, the name of the model there, and the API key in {self._variable}"
         if self._journal is not None:
             remedy += f". Run the same command to continue: {len(self.known):,} answers are saved in {self._journal}"
-        # Some servers repeat the key in their messages, also in part.
-        reason = " ".join(reason[:10_000].split())
-        if self._key:
-            size = min(len(self._key), _LEGIBLE)
-            parts = "|".join(re.escape(self._key[start : start + size]) for start in range(len(self._key) - size + 1))
-            reason = re.sub(rf"(?:(?={parts}).)+.{{{size - 1}}}", "***", reason)
-        return kind(f"{self.base_url} did not answer the request for {request.name}: {reason[:400]}; {remedy}")
+        reason = self._hidden(" ".join(reason[:_SHOWN_BYTES].split()))[:400]
+        return kind(f"{self.base_url} did not answer the request for {request.name}: {reason}; {remedy}")
 
 
 async def _exchange(client: httpx2.AsyncClient, url: str, payload: dict[str, Any]) -> tuple[int, httpx2.Headers, bytes]:
@@ -330,20 +360,24 @@ async def _exchange(client: httpx2.AsyncClient, url: str, payload: dict[str, Any
     async with client.stream("POST" if payload else "GET", url, **sent) as response:
         async for part in response.aiter_raw():  # not decompressed
             body += part
-            if len(body) > _MOST_BYTES:
-                raise ValueError(f"it sends an answer of more than {_MOST_BYTES >> 20} MiB")
+            if len(body) > (most := _MOST_BYTES if payload else _MOST_BYTES_OF_MODELS):
+                raise ValueError(f"it sends an answer of more than {most >> 20} MiB")
         return response.status_code, response.headers, bytes(body)
 
 
 def _problem(error: BaseException) -> str:
-    return str(error) if type(error) is ValueError else f"it sends a wrong answer ({cause_of(error)})"
+    if not isinstance(error, ValidationError):
+        return str(error) if type(error) is ValueError else f"it sends a wrong answer ({type(error).__name__}: {error})"
+    name, problem = first_problem(error, include_input=False)  # which can be large
+    return f"it sends a wrong answer ({f'{name}: ' if name else ''}{problem['msg']})"
 
 
 def _text(answer: _Answer) -> str:
     """Return the text of a completion or of a chat's next turn."""
-    text = answer.text if answer.message is None else answer.content or ""
-    is_withheld = answer.finish_reason == "content_filter"
-    if not answer.finish_reason or (text is None and not is_withheld):
+    choice = answer.choices[0] if answer.choices else _Choice()
+    text = choice.text if choice.message is None else choice.message.content or ""
+    is_withheld = choice.finish_reason == "content_filter"
+    if not choice.finish_reason or (text is None and not is_withheld):
         raise ValueError("its answer has no text, or ends early, without a finish_reason")
     return text if text and text.strip() and not is_withheld else Unanswered(text or "")
 
@@ -352,11 +386,12 @@ def _scored(
     answer: _Answer, given: str | list[int], whole: str | list[int], num_ids: int, num_given: int
 ) -> tuple[list[float], list[bool], bool]:
     """Return the NLL and the greedy mark of each scored token, and whether they are those of the document's ids."""
-    if not (values := answer.token_logprobs):
+    logprobs = (answer.choices[0].logprobs if answer.choices else None) or _Logprobs()
+    if not (values := logprobs.token_logprobs):
         raise ValueError("it gives no log-probabilities of the prompt (echo and logprobs)")
     # The echoed prompt comes first, then the token that had to be generated.
-    tokens, top = answer.tokens or [], answer.top_logprobs or [None] * len(values)
-    number = answer.prompt_tokens or len(values) - 1
+    tokens, top = logprobs.tokens, logprobs.top_logprobs or [None] * len(values)
+    number = (answer.usage and answer.usage.prompt_tokens) or len(values) - 1
     if len(tokens) != len(values) or len(top) != len(values) or not 1 < number <= len(values):
         raise ValueError(f"it gives {len(values)} log-probabilities for {number} tokens of a prompt")
     # A token that is a part of a character cannot be read.

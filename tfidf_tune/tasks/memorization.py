@@ -181,10 +181,8 @@ def probed(
     """
     prompts = prompts_for(metadata)
     if not (file := probe_file or os.environ.get(_PROBE_FILE_VARIABLE)):
-        raise ValueError(
-            f"no probe file is named: give --metadata probe_file=RUN/probe.jsonl, or set {_PROBE_FILE_VARIABLE}. "
-            "Training on the injected corpus writes one; `tfidf-tune probe make` makes one of your own text"
-        )
+        remedy = f"give --metadata probe_file=RUN/probe.jsonl, or set {_PROBE_FILE_VARIABLE}"
+        raise ValueError(f"no probe file is named: {remedy}; `tfidf-tune probe make` makes one of your own text")
     passages = read_probe_file(file)
     check_passages(prompts.tokenizer, passages, num_prompt)
     return prompts, passages

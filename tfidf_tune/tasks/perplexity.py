@@ -53,17 +53,15 @@ def documents(
     read = num_blocks if train_source is None else None
     blocks = text_blocks(prompts.tokenizer, texts, block_size=block_size, num_blocks=read)
     if not len(blocks):
-        raise ValueError(
-            f"{wikitext2_source!r} has no block of {block_size} tokens: name more text or lower block_size"
-        )
+        raise ValueError(f"{wikitext2_source!r} has no {block_size} tokens: name more text or lower block_size")
     if train_source is not None:
         names: dict[str, Any] = {"source_name": train_name, "source_split": train_split, "source_column": train_column}
         unseen = without_shared_text(prompts.tokenizer, blocks, shared_tokens, source=train_source, **names)
         logger.info("%d of %d blocks share text with %r", len(blocks) - len(unseen), len(blocks), train_source)
         if not len(unseen):
+            shared = f"{shared_tokens} tokens in a row with {train_source!r}"
             raise ValueError(
-                f"each of the {len(blocks)} blocks of {wikitext2_source!r} shares {shared_tokens} tokens in a row with "
-                f"{train_source!r}: name different text, or raise shared_tokens"
+                f"each block of {wikitext2_source!r} shares {shared}: name other text, or raise shared_tokens"
             )
         blocks = unseen[:num_blocks]
     rows = [{"block": index, **prompts.scored_text(ids)} for index, ids in enumerate(blocks.tolist())]

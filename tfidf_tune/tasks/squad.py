@@ -103,7 +103,6 @@ def _answers(row: dict[str, Any], source: str) -> list[str]:
     """Return the distinct gold answers."""
     texts = (row["answers"] or {}).get("text") or []
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(
-            f"column 'answers' of {source!r} holds {str(row['answers'])[:80]}: name a source where 'text' is a list"
-        )
+        held = str(row["answers"])[:80]
+        raise ValueError(f"column 'answers' of {source!r} holds {held}: name a source where 'text' is a list")
     return list(dict.fromkeys(text for text in texts if text.strip()))

@@ -35,26 +35,9 @@ from tfidf_tune.models import (
     is_adapter,
     quantize_as_4bit,
 )
-from tfidf_tune.training._distributed import (
-    assign_parameters,
-    gather_objects,
-    is_main_process,
-    local_tensor,
-    parameters_by_name,
-    plain_name,
-    whole_tensor,
-)
+from tfidf_tune.training import _distributed as distributed
+from tfidf_tune.training import _hf_files as hf
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, listed
-from tfidf_tune.training._hf_files import (
-    check_files,
-    find_checkpoint,
-    quiet,
-    read_companions,
-    read_json,
-    read_weights,
-    write_json,
-    write_weights,
-)
 
 _logger = logging.getLogger(__name__)
 
@@ -103,15 +86,15 @@ class HFCheckpointer:
         trust_remote_code: bool = False,
     ) -> None:
         split_torch_state_dict_into_shards({}, max_shard_size=max_shard_size)  # refuses what is not a size
-        files = find_checkpoint(checkpoint_dir, revision, trust_remote_code=trust_remote_code)
+        files = hf.find_checkpoint(checkpoint_dir, revision, trust_remote_code=trust_remote_code)
         self.folder, self.transformers_config, self.weight_files = files
         self._max_shard_size = max_shard_size
         self._revision = revision
         # An id of the hub is kept, because the folder of its snapshot exists only on this machine.
         is_local = Path(checkpoint_dir).expanduser().is_dir()
         self._base_name = str(self.folder.resolve()) if is_local else checkpoint_dir
-        self._config_file = read_json(self.folder / "config.json")
-        self._companions = read_companions(self.folder, has_code=trust_remote_code)
+        self._config_file = hf.read_json(self.folder / "config.json")
+        self._companions = hf.read_companions(self.folder, has_code=trust_remote_code)
         self.chat_template: str | None = None
         self.companion_bytes = sum(map(len, self._companions.values()))
 
@@ -163,7 +146,7 @@ class HFCheckpointer:
 
         def write(temporary: Path, parts: Iterator[StateDict]) -> None:
             implementation.write(temporary, parts, max_shard_size=self._max_shard_size)
-            write_json(temporary / "config.json", self._config_file | dict.fromkeys(keys, dtype))
+            hf.write_json(temporary / "config.json", self._config_file | dict.fromkeys(keys, dtype))
 
         self._write(folder, implementation.parts("cpu"), write)
 
@@ -196,7 +179,7 @@ class HFCheckpointer:
     ) -> None:
         """Write parts that all processes gather; a failure of the writing process raises on all."""
         failure = None
-        if is_main_process():
+        if distributed.is_main_process():
             try:
                 # The folder gets its name when it is complete; what an earlier run left in it is kept, but for weights.
                 with atomic_folder(folder, replace=_REPLACED) as temporary:
@@ -212,7 +195,7 @@ class HFCheckpointer:
                 failure = error
         for _ in parts:  # every process takes part in every gathering, also in those that a failed write left out
             pass
-        cause = gather_objects(None if failure is None else cause_of(failure))[0]
+        cause = distributed.gather_objects(None if failure is None else cause_of(failure))[0]
         if cause is not None:
             raise TrainingError(f"checkpoint {folder} could not be written: {cause}") from failure
 
@@ -230,11 +213,11 @@ class _TorchtuneModel:
     def check(self) -> None:
         """Compare the model with the checkpoint, see :meth:`HFCheckpointer.check_model`."""
         # Both models on the meta device, by torchtune's names: transformers' as config.json describes it, and ours.
-        skeleton, unused = check_files(self._base.folder, self._config, self._base.weight_files)
+        skeleton, unused = hf.check_files(self._base.folder, self._config, self._base.weight_files)
         converted = self._family.hf_to_tune(skeleton.state_dict(), self._config)
         theirs, ours = (
             {name: tuple(value.shape) for name, value in weights.items() if not is_adapter(name)}
-            for weights in (converted, parameters_by_name(self._model))
+            for weights in (converted, distributed.parameters_by_name(self._model))
         )
         problems = [
             f"{name} is in the files, but not in the model of config.json"
@@ -256,24 +239,24 @@ class _TorchtuneModel:
 
     def load(self, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device) -> None:
         """Load the base weights of the checkpoint, see :meth:`HFCheckpointer.load_weights`."""
-        parameters = parameters_by_name(self._model)
+        parameters = distributed.parameters_by_name(self._model)
 
         def weights(file: Path) -> Iterator[tuple[str, Tensor]]:
             # A bar, because NF4 takes minutes on a CPU.
-            bar = {"desc": f"loading {file.name}", "unit": "weight", "leave": False, "disable": not is_main_process()}
-            for key, weight in tqdm(read_weights(file).items(), **bar):
+            bar = {"desc": f"loading {file.name}", "unit": "weight", "leave": False}
+            for key, weight in tqdm(hf.read_weights(file).items(), disable=not distributed.is_main_process(), **bar):
                 # A copy, because what was read may be a view of the file, and a .bin may hold transposed weights.
                 hf_weight = {key: weight.to(device, dtype, copy=True, memory_format=torch.contiguous_format)}
                 for name, value in self._family.hf_to_tune(hf_weight, self._config).items():
                     yield name, _in_the_form_of(parameters[name], value, f"{file}: weight {key}")
 
         for file in self._base.weight_files:
-            assign_parameters(self._model, weights(file), storage_device)
+            distributed.assign_parameters(self._model, weights(file), storage_device)
 
     def parts(self, device: str) -> Iterator[StateDict]:
         """Yield the merged model under Hugging Face's names; every process has to read all. On meta without values."""
         lora = LoRASettings.of(self._model)
-        parameters = parameters_by_name(self._model)
+        parameters = distributed.parameters_by_name(self._model)
         for _, layer in groupby(parameters.items(), key=lambda item: re.findall(r"^(?:layers\.\d+|\w+)", item[0])):
             # Merging works in place, so it needs copies.
             part = {name: _plain_tensor(value, device, copy=lora is not None) for name, value in layer}
@@ -284,7 +267,7 @@ class _TorchtuneModel:
     def write(self, folder: Path, parts: Iterator[StateDict], *, max_shard_size: str) -> None:
         """Write :meth:`parts` as weight files of transformers."""
         meta = {name: value for part in self.parts("meta") for name, value in part.items()}
-        write_weights(folder, meta, parts, max_shard_size=max_shard_size)
+        hf.write_weights(folder, meta, parts, max_shard_size=max_shard_size)
 
     def adapter(self) -> tuple[StateDict, Any]:
         """Return the LoRA weights under PEFT's names, and PEFT's config; every process has to call."""
@@ -307,34 +290,34 @@ class _TransformersModel:
         self._model, self._base, self._config = model, base, base.transformers_config
 
     def check(self) -> None:
-        _, unused = check_files(self._base.folder, self._config, self._base.weight_files)
+        _, unused = hf.check_files(self._base.folder, self._config, self._base.weight_files)
         if unused:
             unused_weights = f"{len(unused)} weights are not of the model and are not used, first {unused[0]}"
             _logger.warning(f"{self._base.folder}: {unused_weights}")
 
     def load(self, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device) -> None:
         folder, model = self._base.folder, self._model
-        with quiet(shows_bar=True):
+        with hf.quiet(shows_bar=True):
             loaded = AutoModelForCausalLM.from_pretrained(
                 folder, config=self._config, trust_remote_code=has_own_code(self._config), dtype=dtype
             )
 
         def weights() -> Iterator[tuple[str, Tensor]]:
-            for name, parameter in parameters_by_name(model).items():
+            for name, parameter in distributed.parameters_by_name(model).items():
                 if not is_adapter(name):
                     hf_name = model.hf_name(name)
                     value = loaded.get_parameter(hf_name).detach().to(device, dtype)
                     yield name, _in_the_form_of(parameter, value, f"{folder}: weight {hf_name}")
 
-        assign_parameters(model, weights(), storage_device)
+        distributed.assign_parameters(model, weights(), storage_device)
         # No checkpoint has the tables of rotary embeddings; transformers has computed them.
         for name, _ in list(model.named_buffers()):
             module, _, buffer = name.rpartition(".")
-            value = loaded.get_buffer(model.hf_name(plain_name(name)))
+            value = loaded.get_buffer(model.hf_name(distributed.plain_name(name)))
             model.get_submodule(module)._buffers[buffer] = value.to(device)
 
     def parts(self, device: str) -> Iterator[StateDict]:
-        model, parameters = self._model, parameters_by_name(self._model)
+        model, parameters = self._model, distributed.parameters_by_name(self._model)
         plain = partial(_plain_tensor, device=device, copy=False)
         for name, parameter in parameters.items():
             if is_adapter(name):
@@ -350,11 +333,11 @@ class _TransformersModel:
             yield {model.hf_name(name): value}
         for name, module in model.named_modules():  # buffers that checkpoints have
             for buffer in module._buffers.keys() - module._non_persistent_buffers_set:
-                yield {model.hf_name(plain_name(f"{name}.{buffer}")): plain(module.get_buffer(buffer))}
+                yield {model.hf_name(distributed.plain_name(f"{name}.{buffer}")): plain(module.get_buffer(buffer))}
 
     def write(self, folder: Path, parts: Iterator[StateDict], *, max_shard_size: str) -> None:
         weights = {name: value for part in parts for name, value in part.items()}
-        with torch.device("meta"), quiet():
+        with torch.device("meta"), hf.quiet():
             build_hf(self._config).save_pretrained(folder, state_dict=weights, max_shard_size=max_shard_size)
         (folder / "generation_config.json").unlink(missing_ok=True)  # made up, where the checkpoint has none
 
@@ -365,7 +348,11 @@ class _TransformersModel:
 
 
 def _adapter_weights(model: nn.Module) -> StateDict:
-    return {name: whole_tensor(value).cpu() for name, value in parameters_by_name(model).items() if is_adapter(name)}
+    return {
+        name: distributed.whole_tensor(value).cpu()
+        for name, value in distributed.parameters_by_name(model).items()
+        if is_adapter(name)
+    }
 
 
 def _in_the_form_of(parameter: Tensor, value: Tensor, name: str) -> Tensor:
@@ -374,14 +361,14 @@ def _in_the_form_of(parameter: Tensor, value: Tensor, name: str) -> Tensor:
         raise SetupError(f"{name} is not finite in {value.dtype}: download the checkpoint again, or set another dtype")
     if is_4bit(parameter):
         return cast(Tensor, quantize_as_4bit(value, is_transposed=cast(Any, parameter).is_transposed))
-    return to_nf4(value) if isinstance(local_tensor(parameter), NF4Tensor) else value
+    return to_nf4(value) if isinstance(distributed.local_tensor(parameter), NF4Tensor) else value
 
 
 def _plain_tensor(value: Tensor, device: str, *, copy: bool) -> Tensor:
     value = dequantize_4bit(value, device)
     if device == "meta":
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
-    whole = whole_tensor(value)
+    whole = distributed.whole_tensor(value)
     if isinstance(whole, NF4Tensor):
         original: Tensor = whole.get_original_weight()
         return original.to(device)

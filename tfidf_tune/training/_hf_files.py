@@ -149,10 +149,8 @@ def check_files(folder: Path, config: PreTrainedConfig, weight_files: list[Path]
         if (layer := re.search(r"(?:^|\.)(\d+)\.", name)) and int(layer[1]) >= num_layers
     ]
     if problems:
-        raise ValueError(
-            f"weights and config.json of the checkpoint {folder}, of the architecture '{config.model_type}', "
-            f"do not match:\n{listed(problems)}\ncorrect config.json, or name another checkpoint"
-        )
+        what = f"weights and config.json of the {config.model_type} in {folder} do not match"
+        raise ValueError(f"{what}:\n{listed(problems)}\ncorrect config.json, or name another checkpoint")
     return model, unused
 
 

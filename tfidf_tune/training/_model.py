@@ -59,7 +59,9 @@ def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | No
     if run.dtype is torch.float16:
         if any(isinstance(parameter, NF4Tensor) for parameter in model.parameters()):
             raise SetupError("config: model: NF4 has no fp16: set dtype=bf16 or model.quantize_base=False")
-        keep_adapters_in_fp32(model)
+        for name, parameter in model.named_parameters():
+            if is_adapter(name):  # scaled gradients need float32
+                parameter.data = parameter.data.float()
     return model
 
 
@@ -78,13 +80,6 @@ def train_adapters_only(model: nn.Module) -> None:
     """Freeze everything but the adapters."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_adapter(name))
-
-
-def keep_adapters_in_fp32(model: nn.Module) -> None:
-    """Give adapters float32 weights, which scaled gradients need with a base in half precision."""
-    for name, parameter in model.named_parameters():
-        if is_adapter(name):
-            parameter.data = parameter.data.float()
 
 
 def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:

@@ -20,6 +20,7 @@ from torchtune import training, utils
 from tfidf_tune._files import locked_folder, require_writable
 from tfidf_tune._printing import say, visible
 from tfidf_tune._signals import ENDING, Interrupted, ended_by
+from tfidf_tune.training import _errors as errors
 from tfidf_tune.training._config import FinetuneConfig, load_config
 from tfidf_tune.training._distributed import (
     claim_error_report,
@@ -28,14 +29,6 @@ from tfidf_tune.training._distributed import (
     is_main_process,
     print_once,
     started_processes,
-)
-from tfidf_tune.training._errors import (
-    LostProcessError,
-    SetupError,
-    TrainingError,
-    first_line,
-    is_out_of_memory,
-    setup_errors,
 )
 
 RESUME_FOLDER = "resume"
@@ -74,15 +67,15 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
     output_dir = Path(cfg.output_dir)
     with ExitStack() as stack:
         if is_main_process():
-            with setup_errors():
+            with errors.setup_errors():
                 require_writable("output_dir", output_dir)
                 stack.enter_context(locked_folder(output_dir))
         _check_folder(output_dir, resume=cfg.resume_from_checkpoint)
-        with setup_errors(f"device '{cfg.device}'"):
+        with errors.setup_errors(f"device '{cfg.device}'"):
             device = utils.get_device(device=cfg.device)
             if device.type not in _DEVICES or not cfg.device.startswith(device.type):
                 raise ValueError(f"it is not available, possible are {', '.join(_DEVICES)} where present")
-        with setup_errors():
+        with errors.setup_errors():
             dtype = training.get_dtype(cfg.dtype, device=device)
             # Features of FSDP2 need a process group even on one process.
             if started_processes() > 1 or cfg.fsdp_cpu_offload or cfg.fsdp_param_dtype or cfg.fsdp_reduce_dtype:
@@ -107,15 +100,15 @@ def milestone_name(percent: int) -> str:
 
 def _check_folder(output_dir: Path, *, resume: bool) -> None:
     if files := [path.name for path in output_dir.glob("checkpoint_*pct") if not path.is_dir()]:
-        raise SetupError(f"output_dir {output_dir} holds {files[0]}, which is not a folder: move it away")
+        raise errors.SetupError(f"output_dir {output_dir} holds {files[0]}, which is not a folder: move it away")
     written = sorted(path.name for name in ("checkpoint_*", BELOW_THRESHOLD) for path in output_dir.glob(name))
     resumable = sorted(path.name for path in output_dir.glob(f"{RESUME_FOLDER}/step_*"))
     remedy = "choose another output_dir, or move them away"
     if resume and written and not resumable:
-        raise SetupError(f"output_dir {output_dir} holds {', '.join(written)}, but no resume checkpoint: {remedy}")
+        raise errors.SetupError(f"output_dir {output_dir} holds {', '.join(written)}, nothing to resume from: {remedy}")
     if not resume and (written_before := resumable or written):
         remedy = f"set resume_from_checkpoint=True, {remedy}" if resumable else remedy
-        raise SetupError(f"output_dir {output_dir} already holds {', '.join(written_before)}: {remedy}")
+        raise errors.SetupError(f"output_dir {output_dir} already holds {', '.join(written_before)}: {remedy}")
 
 
 def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
@@ -140,7 +133,7 @@ def _run(main: Callable[[DictConfig], None]) -> None:
     options, overrides = parser.parse_known_args()
     try:
         if flags := [argument for argument in overrides if argument.startswith("--")]:
-            raise SetupError(f"config: unknown options {', '.join(flags)}: write keys as key=value")
+            raise errors.SetupError(f"config: unknown options {', '.join(flags)}: write keys as key=value")
         main(load_config(options.config, overrides))
     except Interrupted as request:
         print_once(str(request))
@@ -150,19 +143,19 @@ def _run(main: Callable[[DictConfig], None]) -> None:
         sys.exit(128 + signal.SIGINT)
     except MemoryError as error:
         _exit_with_error(f"out of host memory{f' ({error})' if str(error) else ''}: use less text or a smaller model")
-    except (SetupError, OSError, RuntimeError) as error:
-        if isinstance(error, LostProcessError):
+    except (errors.SetupError, OSError, RuntimeError) as error:
+        if isinstance(error, errors.LostProcessError):
             _exit_after_lost_process(str(error))
         # A process that is lost breaks whatever the others do together, also if that has another message.
-        has_message = isinstance(error, (SetupError, OSError, TrainingError))
+        has_message = isinstance(error, (errors.SetupError, OSError, errors.TrainingError))
         failure = error.__cause__ if has_message else error
         if isinstance(failure, RuntimeError) and is_lost_process(failure):
             _exit_after_lost_process("another process of the run was lost before training began: see its message")
         if has_message:
             _exit_with_error(str(error))
-        if is_out_of_memory(error):
+        if errors.is_out_of_memory(error):
             remedies = "model.quantize_base=True with LoRA, dtype=bf16, fsdp_cpu_offload=True or more processes"
-            _exit_with_error(f"out of memory before training began ({first_line(error)}): try {remedies}")
+            _exit_with_error(f"out of memory before training began ({errors.first_line(error)}): try {remedies}")
         raise
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -15,17 +15,8 @@ from torch.utils.data import DataLoader
 
 from tfidf_tune._signals import Interrupted, stop_request
 from tfidf_tune.loss import WeightedCrossEntropyLoss, weight_statistics, weight_sums
+from tfidf_tune.training import _data as data
 from tfidf_tune.training._config import FinetuneConfig
-from tfidf_tune.training._data import (
-    UNPADDED_TOKENS,
-    Batch,
-    StepBatches,
-    agree_on_step,
-    step_batches,
-    step_indices,
-    steps_per_epoch,
-    to_device,
-)
 from tfidf_tune.training._distributed import gather_tensors, is_lost_process
 from tfidf_tune.training._errors import LostProcessError, TrainingError, first_line, is_out_of_memory
 from tfidf_tune.training._metrics import ProgressLog, StepGuard, require_finite
@@ -60,7 +51,7 @@ def train_step(
     model: nn.Module,
     loss: WeightedCrossEntropyLoss,
     optimizer: Optimizer,
-    batches: StepBatches,
+    batches: data.StepBatches,
     *,
     scaler: torch.amp.GradScaler,
     device: torch.device,
@@ -88,16 +79,15 @@ def train_step(
     """
     # Gradients add up over the mini-batches, sums of metrics with them; nothing is read from the device here.
     num_tokens = batches.num_tokens
-    inputs = [to_device(batch, device) for batch in batches.batches]
+    inputs = [data.to_device(batch, device) for batch in batches.batches]
     sums, weight_max = torch.zeros(4, device=device), torch.zeros(1, device=device)
     for batch, valid, shape in zip(inputs, batches.num_valid, batches.largest_shapes, strict=True):
         labels = batch["labels"]
         where = {name: batch[name] for name in ("mask", "input_pos") if name in batch}
         with torch.autocast(device.type, torch.float16, enabled=scaler.is_enabled()):
             logits = model(batch["tokens"], **where)
-        weighed = TokenBatch(
-            labels, batch.get("document_ids"), batch.get(UNPADDED_TOKENS), largest_shape=shape, first_pass=first_pass
-        )
+        documents, unpadded = batch.get("document_ids"), batch.get(data.UNPADDED_TOKENS)
+        weighed = TokenBatch(labels, documents, unpadded, largest_shape=shape, first_pass=first_pass)
         terms = loss.terms(logits, weighed)
         del logits  # otherwise they would stay complete while the backward pass frees them chunk by chunk
         share = valid / max(num_tokens, 1)
@@ -143,16 +133,16 @@ def build_grad_scaler(run: Run) -> torch.amp.GradScaler:
     return torch.amp.GradScaler(run.device.type, enabled=run.dtype is torch.float16)
 
 
-def count_steps(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> int:
+def count_steps(cfg: FinetuneConfig, dataloader: DataLoader[data.Batch]) -> int:
     """Count the optimizer steps of the run: all epochs, or ``max_steps`` if that is less."""
-    total = cfg.epochs * steps_per_epoch(cfg, dataloader)
+    total = cfg.epochs * data.steps_per_epoch(cfg, dataloader)
     return total if cfg.max_steps is None else min(total, cfg.max_steps)
 
 
 def train(
     cfg: FinetuneConfig,
     state: TrainState,
-    dataloader: DataLoader[Batch],
+    dataloader: DataLoader[data.Batch],
     run: Run,
     progress: ProgressLog,
     resume: ResumePoint,
@@ -179,9 +169,9 @@ def train(
     if resume.step >= total_steps:
         progress.note(f"all {total_steps} steps are done already")
         return
-    indices_of = partial(step_indices, cfg, dataloader)
+    indices_of = partial(data.step_indices, cfg, dataloader)
     guard = StepGuard(run.device, cfg.on_non_finite == "skip", total_steps, indices_of, progress.note)
-    steps = step_batches(cfg, dataloader, first_step=resume.step + 1)
+    steps = data.step_batches(cfg, dataloader, first_step=resume.step + 1)
 
     def write_checkpoints(step: int) -> None:
         """Write the milestones of a step, if it has some, and the checkpoint to resume from."""
@@ -194,8 +184,8 @@ def train(
 
     with stop_request() as request, _naming_last_checkpoint(resume):
 
-        def next_batches() -> StepBatches:  # none after the last step
-            return agree_on_step(next(steps, []), stop=request.signal_number)
+        def next_batches() -> data.StepBatches:  # none after the last step
+            return data.agree_on_step(next(steps, []), stop=request.signal_number)
 
         progress.start()
         if monitor is not None and resume.step == 0 and (reason := monitor.measure(0, state.model, progress, save)):
@@ -213,7 +203,7 @@ def train(
                 device=run.device,
                 clip_grad_norm=cfg.clip_grad_norm,
                 look_at_finite=guard.looks_at_each_step,
-                first_pass=step <= steps_per_epoch(cfg, dataloader),
+                first_pass=step <= data.steps_per_epoch(cfg, dataloader),
             )
             guard.add(step, result.is_finite, result.metrics, num_tokens=result.num_tokens)
             if result.overflowed:
@@ -268,11 +258,10 @@ def _naming_last_checkpoint(resume: ResumePoint) -> Iterator[None]:
         raise TrainingError(f"{error}; {resume.last_checkpoint()}") from error
     except RuntimeError as error:
         if is_out_of_memory(error):
-            raise TrainingError(
-                f"out of memory ({first_line(error)}): try enable_activation_checkpointing=True, fsdp_cpu_offload=True "
-                "or more processes; for a new run also a smaller batch_size with more gradient_accumulation_steps, "
-                f"shorter sequences, LoRA; {resume.last_checkpoint()}"
-            ) from error
+            remedy = "enable_activation_checkpointing=True, fsdp_cpu_offload=True or more processes"
+            for_new = "a smaller batch_size with more gradient_accumulation_steps, shorter sequences, LoRA"
+            what = f"out of memory ({first_line(error)}): try {remedy}; for a new run also {for_new}"
+            raise TrainingError(f"{what}; {resume.last_checkpoint()}") from error
         if not is_lost_process(error):
             raise
         lost = "another process of the run was lost: its own message or torchrun's says why"

@@ -49,7 +49,6 @@ def distinct_terms(keys_BS: Tensor) -> Terms:
 
 def term_frequency(counts: Tensor, form: TermFrequency) -> Tensor:
     """Turn counts within a document, at least 1, into term frequencies: float32 of the same shape."""
-    require_choice("tf", form, get_args(TermFrequency))
     if form == "binary":
         return torch.ones_like(counts, dtype=torch.float32)
     return counts.float() if form == "count" else 1 + counts.float().log()

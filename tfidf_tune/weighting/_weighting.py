@@ -272,13 +272,12 @@ class TokenWeighting(nn.Module, ABC):
 
         Called where reading values waits for no device.
         """
-        known = f"{batch.vocab_size or 'ids from 0'}; ignored positions are marked by {IGNORE_INDEX}"
+        size = batch.vocab_size or "ids from 0"
+        outside = f"the vocabulary of {size}; ignored positions are marked by {IGNORE_INDEX}"
         for name, ids in (("labels", batch.labels), ("all_tokens", batch.all_tokens)):
             if ids is not None:
                 # Ignored positions look like the id 0, which every vocabulary has.
-                require_ids(
-                    name, torch.where(ids == IGNORE_INDEX, 0, ids), batch.vocab_size, f"the vocabulary of {known}"
-                )
+                require_ids(name, torch.where(ids == IGNORE_INDEX, 0, ids), batch.vocab_size, outside)
         if batch.all_tokens is not None:
             differ = (batch.labels != IGNORE_INDEX) & (batch.labels != batch.all_tokens)
             if differ.any():

@@ -133,7 +133,7 @@ _BAND_NOTE = (
 
 
 def weights_report(
-    tokens: "pd.DataFrame", form: TermFrequency, *, num_batches: int, provenance: Mapping[str, str]
+    tokens: pd.DataFrame, form: TermFrequency, *, num_batches: int, provenance: Mapping[str, str]
 ) -> Report:
     """Make the report of all tokens of a text, see :func:`~tfidf_tune.weighting.view.weigh_blocks`."""
     labels = tokens[tokens["tf"] > 0]
