@@ -107,7 +107,7 @@ def test_what_cannot_be_measured_is_refused(recited):
         ({"stop_above": 44.5}, r"stop_above is 44.5: .* from 0 to 44 \(the longest continuation"),
         ({"tokenizer": WordTokenizer(fingerprint="f2")}, "fingerprint 'f1'; the given one, .* 'f2'"),
         ({"tokenizer": without_fingerprint}, "the given one, 'SimpleNamespace', has"),
-        ({"passages": [a_passage("a", [1, 2], kind="control")]}, "none of the 1 passages of the probe file is a tar"),
+        ({"passages": [a_passage("a", [1, 2], kind="control")]}, "none of the 1 passages is a target"),
     ):
         settings = {"passages": recited, "tokenizer": WordTokenizer(), "prefix_length": PREFIX} | settings
         with pytest.raises(ValueError, match=message):
