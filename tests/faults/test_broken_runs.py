@@ -146,7 +146,7 @@ ROWS = [
     Break(
         "a milestone cannot be written", FULL_TWO,
         r"error: checkpoint [^\n]*checkpoint_100pct could not be written: [^\n]*No space left on device",
-        partial(at_call, "_checkpointer.write_weights", hooks.write_one_part, nth=2, ranks=(0,)),
+        partial(at_call, "_checkpointer.hf.write_weights", hooks.write_one_part, nth=2, ranks=(0,)),
         newest=10, same_end=None, rare=True,
     ),
     Break(
