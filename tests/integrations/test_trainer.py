@@ -64,13 +64,22 @@ def test_the_fused_head_gives_the_same_training(tiny_checkpoint, tmp_path, weigh
             torch.testing.assert_close(fused, weights, rtol=rtol, atol=1e-4, msg=name)
 
 
-def test_uniform_weights_are_the_stock_trainer(tiny_checkpoint, tmp_path):
-    """With the auxiliary loss of experts."""
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("mixtral", {"num_local_experts": 4, "router_aux_loss_coef": 0.5}),
+        ("jetmoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 8, "aux_loss_coef": 0.5}),
+        ("llama", {"attention_dropout": 0.2}),
+    ],
+)
+def test_uniform_weights_are_the_stock_trainer(tiny_checkpoint, tmp_path, model_type, settings):
+    """With the auxiliary loss of experts, however its factor is named, and with dropout."""
     rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in ragged_rows(40)]
-    experts = {"num_local_experts": 4, "output_router_logits": True, "router_aux_loss_coef": 0.5}
     found = []
     for trainer_class, options in ((Trainer, {}), (TokenWeightingTrainer, {"weighting": UniformWeighting()})):
-        model = tiny("mixtral", tiny_checkpoint, **experts)
+        model = tiny(
+            model_type, tiny_checkpoint, **settings | ({"output_router_logits": True} if len(settings) > 1 else {})
+        )
         found.append(metrics(train(trainer_class, model, tmp_path, rows=rows, **options), ("loss", "grad_norm")))
 
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
@@ -179,6 +188,38 @@ def test_bad_use_is_refused(tiny_checkpoint, tmp_path, options, message):
 
     with pytest.raises(ValueError, match=message):
         train(trainer_class, model, tmp_path, **options)
+
+
+def test_what_is_no_prediction_of_the_next_token_is_refused(tiny_checkpoint, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    bert = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=320, **sizes))
+    bert.config.name_or_path = str(tiny_checkpoint)
+    with refused(ValueError, "BertForMaskedLM", "a masked language model in the Trainer"):
+        train(TokenWeightingTrainer, bert, tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_checkpoint)
+    tokenizer.add_special_tokens({"mask_token": tokenizer.eos_token, "pad_token": tokenizer.eos_token})
+    collator = transformers.DataCollatorForLanguageModeling(tokenizer)
+    rows = [{"input_ids": row["input_ids"]} for row in ragged_rows(40)]
+    with refused(ValueError, "mlm=False", "a collator of masked language models in the Trainer"):
+        train(TokenWeightingTrainer, tiny_checkpoint, tmp_path, rows=rows, data_collator=collator)
+
+
+def test_a_training_that_begins_again_with_a_smaller_batch_begins_with_the_first_state(tiny_checkpoint, tmp_path):
+    class OutOfMemory(TokenWeightingTrainer):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            if len(inputs["input_ids"]) == 4 and self.state.global_step == 1:
+                raise RuntimeError("CUDA out of memory.")
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    # The failed attempt trains the model; without a rate it does not.
+    settings = {"learning_rate": 0.0, "gradient_accumulation_steps": 1}
+    options = {"weighting": TFIDFWeighting(), "settings": settings | {"auto_find_batch_size": True}}
+    again = train(OutOfMemory, load(tiny_checkpoint), tmp_path, **options)
+    assert again._train_batch_size < 4
+    options = {"weighting": TFIDFWeighting()}
+    options["settings"] = settings | {"per_device_train_batch_size": again._train_batch_size}
+    once = train(TokenWeightingTrainer, load(tiny_checkpoint), tmp_path, **options)
+    assert torch.equal(*(metrics(one, ("loss", "weight_mean", "weight_std"))[-3:] for one in (again, once)))
 
 
 def test_a_state_of_another_weighting_is_refused(tiny_checkpoint, tmp_path, caplog, monkeypatch):

@@ -83,6 +83,11 @@ def _with_our_settings(theirs: Any) -> type:
                 raise ValueError(str(error)) from error  # a message instead of a traceback
 
         def process_tasks(self, metadata: dict[str, Any] | None = None) -> Any:
+            if self.use_cache or self.cache_requests:
+                remedy = "keys have neither the model nor the probe file: leave the option out"
+                raise ValueError(
+                    f"the harness's caches would give the answers of another model, because their {remedy}"
+                )
             self.include_path = _with_ours(self.include_path)  # type: ignore[has-type]
             # What the user names in --metadata has precedence.
             ours = {"prompts": "token_ids"} if self.model in (MODEL_NAME, VLLM_NAME) else {}

@@ -13,6 +13,7 @@ import copy
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,11 @@ def require_labels(inputs: Mapping[str, Any]) -> None:
         raise ValueError(f"a training batch has no labels, only {found}: use a data collator that makes them")
 
 
-def check_first_batch(inputs: Mapping[str, Any], *, needs_tokens: bool) -> None:
+def check_first_batch(inputs: Mapping[str, Any]) -> None:
     """Raise a ``ValueError`` if the labels of a batch are the token that follows each token of the input.
 
-    A causal language model of transformers shifts the labels itself: it would predict the token after the next one. If
-    all tokens are counted, labels that are not the tokens at their positions are an error too.
+    A causal language model of transformers shifts the labels itself: it would predict the token after the next one.
+    Labels that are not the tokens at their positions, as of masked language models, are an error too.
     """
     ids, labels = inputs.get("input_ids"), inputs.get("labels")
     if ids is None or labels is None or ids.shape != labels.shape:
@@ -63,8 +64,9 @@ def check_first_batch(inputs: Mapping[str, Any], *, needs_tokens: bool) -> None:
     pairs = valid[:, :-1] & valid[:, 1:]  # the token after the last label may be padding
     if pairs.any() and (labels[:, :-1] == ids[:, 1:])[pairs].all():
         raise ValueError("the labels are shifted already: pass input_ids as labels where a token counts, else -100")
-    if needs_tokens:
-        raise ValueError("labels that are not -100 differ from input_ids: set counted to 'labels', or make them equal")
+    raise ValueError(
+        "labels that are not -100 differ from input_ids: make them equal (a collator has to have mlm=False)"
+    )
 
 
 def shifted_labels(inputs: Mapping[str, Any], num_positions: int) -> Tensor:
@@ -184,6 +186,8 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
             cannot be trained this way.
     """
 
+    _is_first_batch = True
+
     def __init__(
         self, *args: Any, weighting: TokenWeighting | None = None, fused_head: bool = False, **kwargs: Any
     ) -> None:
@@ -203,9 +207,8 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         tokenizer: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
         if hasattr(tokenizer, "all_special_ids"):
             weighting.set_special_tokens(tokenizer.all_special_ids)
-        self._fused_head = fused_head
-        self._weight_statistics = _WeightStatistics(self.args.device)
-        self._is_first_batch = True
+        self._fused_head, self._aux_factor = fused_head, 0.0
+        self._begin_anew()
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -216,7 +219,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         if model.training and torch.is_grad_enabled():
             require_labels(inputs)
             if self._is_first_batch:
-                check_first_batch(inputs, needs_tokens=self.weighting.needs_tokens)
+                check_first_batch(inputs)
             used = _WeightedModel(model, getattr(self.model, "config", None), self._weighted_outputs)
         elif not self._model_takes_num_items:
             num_items_in_batch = None
@@ -237,6 +240,8 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         if self._fused_head:
             outputs, logits = self._call_for_head_input(model, kept)
         else:
+            if self._is_first_batch:
+                _check_loss(model, inputs)
             outputs = model(**kept)
             logits = getattr(outputs, "logits", None)
         if logits is None:
@@ -248,7 +253,9 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         self._weight_statistics.add(terms.cross_entropy, terms.weights, batch.labels)
         loss = terms.loss if num_items_in_batch is None else terms.loss * (valid.sum() / num_items_in_batch)
         if getattr(outputs, "aux_loss", None) is not None:  # balances the experts of a mixture
-            loss = loss + self.model.config.get_text_config().router_aux_loss_coef * outputs.aux_loss
+            if self._is_first_batch:
+                self._aux_factor = _aux_factor(model, kept, batch.labels)
+            loss = loss + self._aux_factor * outputs.aux_loss
         outputs["loss"] = loss
         return outputs
 
@@ -282,11 +289,21 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
                 raise ValueError(f"set fused_head to False: the logits of {name} are not those of its output layer")
         return outputs, head
 
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        # A training begins, perhaps again: auto_find_batch_size. A checkpoint is loaded later.
+        self._begin_anew()
+        return super()._inner_training_loop(*args, **kwargs)
+
     def call_model_init(self, *args: Any, **kwargs: Any) -> Any:
         """Make a new model, and put the weighting into its first state: trials of a search are independent."""
         if hasattr(self, "weighting"):  # not in the Trainer's constructor
-            self.weighting.load_state_dict(self._first_state)
+            self._begin_anew()
         return super().call_model_init(*args, **kwargs)
+
+    def _begin_anew(self) -> None:
+        self.weighting.load_state_dict(self._first_state)
+        self._weight_statistics = _WeightStatistics(self.args.device)
+        self._is_first_batch = True
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log the statistics of the weights together with the loss."""
@@ -317,6 +334,39 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
     def _state_file(self, folder: str) -> Path:
         suffix = f"_{self.args.process_index}" if self.args.world_size > 1 else ""
         return Path(folder) / f"token_weighting{suffix}.pth"
+
+
+@contextmanager
+def _measured(model: nn.Module) -> Iterator[None]:
+    """Call a model without gradients and without dropout, so that no random numbers are taken."""
+    model.eval()
+    with torch.no_grad():
+        yield
+    model.train()
+
+
+def _check_loss(model: nn.Module, inputs: dict[str, Any]) -> None:
+    """Raise a ``ValueError`` if the model's own loss is not the cross-entropy of the next tokens."""
+    with _measured(model):
+        outputs = model(**{name: value for name, value in inputs.items() if name != "num_items_in_batch"})
+    loss, logits = (getattr(outputs, name, None) for name in ("loss", "logits"))
+    if loss is None or logits is None or getattr(outputs, "aux_loss", None) is not None:
+        return
+    labels = shifted_labels(inputs, logits.shape[1])
+    ours = token_cross_entropy(logits, labels).sum() / (labels != IGNORE_INDEX).sum()
+    tolerance = 1e-4 if loss.dtype == torch.float32 else 1e-2  # both are of the same logits
+    if not torch.isclose(loss.float(), ours.float(), rtol=tolerance, atol=tolerance, equal_nan=True):
+        what = (
+            f"the loss of {type(base_model(model)).__name__} is {loss:.4g}, the cross-entropy of next tokens {ours:.4g}"
+        )
+        raise ValueError(f"{what}: weights are for causal language models")
+
+
+def _aux_factor(model: nn.Module, inputs: dict[str, Any], labels: Tensor) -> float:
+    """Return the factor of the auxiliary loss in the model's own loss, which without labels is nothing else."""
+    with _measured(model):
+        outputs = model(**inputs, labels=torch.full_like(labels, IGNORE_INDEX), num_items_in_batch=1)
+    return float(outputs.loss / outputs.aux_loss)
 
 
 class _WeightedModel:

@@ -265,7 +265,11 @@ class TokenWeighting(nn.Module, ABC):
         # torchtune's stock recipes do not move their loss.
         if any(buffer.device != batch.labels.device for buffer in self.buffers()):
             self.to(batch.labels.device)
-        return self.weigh(union)[place]
+        weights = self.weigh(union)
+        if weights.shape != union.labels.shape:
+            wanted = f"[b, s] = {list(union.labels.shape)}, got {list(weights.shape)}"
+            raise ValueError(f"{type(self).__name__}.weigh has to return {wanted}")
+        return weights[place]
 
     def check(self, batch: TokenBatch) -> None:
         """Raise a ``ValueError`` if an id is outside the vocabulary, or a label is not the token at its position.
