@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer, _lcs_table
@@ -49,3 +50,31 @@ def test_rouge_scores_are_those_of_rouge_score_with_stemmer_times_100(generated,
     direct = RougeScorer([*names.values()], use_stemmer=True).score(target=reference, prediction=generated)
     assert rouge_scores(generated, reference) == {name: 100 * direct[key].fmeasure for name, key in names.items()}
     assert rouge_scores(generated, reference)["rouge_l"] == rouge_l(generated, reference)
+
+
+ascii_texts = st.text(st.characters(max_codepoint=127), max_size=40)
+
+
+@given(ascii_texts, ascii_texts)
+def test_rouge_scores_of_ascii_are_those_of_rouge_score_whatever_the_signs(generated, reference):
+    test_rouge_scores_are_those_of_rouge_score_with_stemmer_times_100.hypothesis.inner_test(generated, reference)
+
+
+@pytest.mark.parametrize(
+    ("generated", "reference", "score"),
+    [
+        ("轮船中午离开了港口", "轮船中午离开了港口", 100.0),
+        ("轮船\uff0c中午", "轮船晚上", 50.0),
+        ("пароход вышел из гавани", "пароход вышел в море", 50.0),
+        ("Пароход", "пароход", 100.0),
+        ("café noir", "cafe noir", 50.0),
+        ("हिन्दी में", "हिन्दी से", 50.0),
+        ("สวัสดี", "สวัสดี!", 100.0),
+        ("한국어 문장", "한국어 글", 50.0),
+        ("カタ", "カナ", 50.0),
+        ("می‌روم خانه", "می‌روم", 200 / 3),
+        ("🚢", "🚢", 0.0),  # no words
+    ],
+)
+def test_words_of_any_script_are_compared(generated, reference, score):
+    assert rouge_l(generated, reference) == pytest.approx(score)

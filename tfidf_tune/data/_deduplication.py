@@ -7,12 +7,14 @@ hashing (Indyk and Motwani 1998): a pair of similarity s agrees in all r hash fu
 """
 
 import logging
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Literal
+from unicodedata import category
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +35,12 @@ Hashes = npt.NDArray[np.uint64]
 
 NUM_FUNCTIONS = 128
 BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that its powers have inverses modulo 2^64
-IS_WORD = np.array([byte >= 128 or chr(byte).isalnum() for byte in range(256)])
+# Scripts without spaces, of which each character is a word: Thai, Lao, Myanmar, Khmer, Kana, Han. Hangul has spaces.
+_UNSPACED = (
+    *((0xE00, 0xEFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3005, 0x3007), (0x3040, 0x30FF), (0x31F0, 0x31FF)),
+    *((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0xFF66, 0xFF9F), (0x20000, 0x3FFFD)),
+)
+_BETWEEN, _LETTER, _ALONE, _MARK = range(4)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _TOGETHER = 4096  # n-grams whose hashes are computed at once
 
@@ -135,15 +142,45 @@ class Deduplication:
 def word_ngrams(text: str, size: int) -> Hashes:
     """Return a hash of each n-gram of the words of a text in lower case, uint64 ``[num_ngrams]``, sorted.
 
-    A text with fewer words is one n-gram. A word is a run of letters, digits and characters that are not ASCII; a text
-    without words, unless it is empty, is one word.
+    A text with fewer words is one n-gram, a text without words, unless it is empty, one word, see :func:`word_spans`.
     """
-    data = np.frombuffer(text.lower().encode("utf-8", "surrogatepass"), np.uint8)
-    borders = np.flatnonzero(np.diff(IS_WORD[data], prepend=False, append=False))
-    if not len(borders) and len(data):
-        borders = np.array([0, len(data)])
-    words = stretch_hashes(hash_sums(data + np.uint64(1)), borders[::2], borders[1::2])
+    data = text.lower().encode("utf-8", "surrogatepass")
+    starts, ends = word_spans(data)
+    if not len(starts) and data:
+        starts, ends = np.array([0]), np.array([len(data)])
+    words = stretch_hashes(hash_sums(np.frombuffer(data, np.uint8) + np.uint64(1)), starts, ends)
     return np.unique(joined_words(words, min(size, len(words)))) if len(words) else words
+
+
+def word_spans(data: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return where each word of a text in UTF-8 starts and ends, in bytes.
+
+    A word is a run of letters and digits with their marks, or a character of a script without spaces between words.
+    """
+    codes = np.frombuffer(data.decode("utf-8", "surrogatepass").encode("utf-32-le", "surrogatepass"), np.uint32)
+    kinds = _kinds()[codes]
+    # A mark belongs to the character before it.
+    of_base = kinds[np.maximum.accumulate(np.where(kinds == _MARK, 0, np.arange(len(kinds))))] if len(kinds) else kinds
+    before = np.append(np.uint8(_BETWEEN), of_base[:-1]) if len(kinds) else kinds
+    is_start = (kinds == _ALONE) | ((kinds == _LETTER) & (before != _LETTER))
+    is_end = np.append(is_start[1:] | np.isin(of_base[1:], (_BETWEEN, _MARK)), True) & np.isin(
+        of_base, (_LETTER, _ALONE)
+    )
+    ends = np.cumsum(1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF))  # of characters, in bytes
+    return np.append(0, ends)[:-1][is_start], ends[is_end]
+
+
+@lru_cache(1)
+def _kinds() -> npt.NDArray[np.uint8]:
+    """Return what each character is in a word, uint8 ``[0x110000]``."""
+    kinds = np.zeros(sys.maxunicode + 1, np.uint8)
+    for code, character in enumerate(map(chr, range(len(kinds)))):
+        is_mark = category(character)[0] == "M" or character in "\u200c\u200d"  # joiners, inside of words
+        kinds[code] = _LETTER if character.isalnum() else _MARK if is_mark else _BETWEEN
+    for first, last in _UNSPACED:
+        alone = kinds[first : last + 1]
+        alone[alone == _LETTER] = _ALONE
+    return kinds
 
 
 def hash_sums(values: Hashes) -> Hashes:

@@ -28,7 +28,6 @@ from tfidf_tune.data._sources import SampleBy, load_documents
 Places = npt.NDArray[np.int64]
 
 _CONTEXT = 16  # bytes that decide whether a window starts at a word
-_IS_CHARACTER = np.arange(256) >= 0xE0  # first byte of a character of three or four: some scripts have no spaces
 _IS_LINE_END = np.isin(np.arange(256), (10, 13))
 _VALUES = np.random.default_rng(0).integers(0, 2**64, 256, dtype=np.uint64)
 _VALUES_IN_LOWER_CASE = _VALUES[[ord(chr(byte).lower()) if byte < 128 else byte for byte in range(256)]]
@@ -40,9 +39,10 @@ class TextBatch(NamedTuple):
 
     data: npt.NDArray[np.uint8]
     sums: Hashes
-    # First byte of each word, or of each character of three bytes or more, int64 [num_words]; from 64 bytes after the
-    # last of these on, each byte that differs from the byte before it.
+    # First byte of each word, int64 [num_words]; from 64 bytes after the last of these on, each byte that differs from
+    # the byte before it.
     words: Places
+    gaps: Places  # bytes that belong to no word, int64 [num_gaps]
     of_text: Places  # the text of each word, int64 [num_words]
     offsets: Places  # bytes from the start of its text to each word, int64 [num_words]
     num_left: Places  # bytes from the start of each word to the end of its text, int64 [num_words]
@@ -50,14 +50,16 @@ class TextBatch(NamedTuple):
 
 def make_batch(texts: Sequence[bytes], *, ignore_case: bool = False) -> TextBatch:
     """Join and hash texts, with a random value for each byte."""
-    data = np.frombuffer(b"\n".join(texts) + b"\n", np.uint8)
+    joined = b"\n".join(texts) + b"\n"
+    data = np.frombuffer(joined, np.uint8)
     ends = np.cumsum([len(text) + 1 for text in texts], dtype=np.int64) - 1
     sums = dedup.hash_sums((_VALUES_IN_LOWER_CASE if ignore_case else _VALUES)[data])
-    # A word starts after a byte that belongs to none, or with a character of three bytes or more.
-    is_word = dedup.IS_WORD[data]
-    is_start = is_word.copy()
-    is_start[1:] &= ~is_word[:-1]
-    is_start |= _IS_CHARACTER[data]
+    starts, word_ends = dedup.word_spans(joined)
+    is_start, change = np.zeros(len(data), np.bool_), np.zeros(len(data), np.int8)
+    is_start[starts] = True
+    change[starts] += 1
+    change[word_ends] -= 1  # the last byte is a line end
+    gaps = np.flatnonzero(np.cumsum(change) == 0)
     # Where no word starts for long, as in Base64, every byte that differs from the one before it counts as a word.
     first_bytes = np.append(0, ends[:-1] + 1)
     places = np.union1d(first_bytes, np.flatnonzero(is_start))
@@ -66,7 +68,7 @@ def make_batch(texts: Sequence[bytes], *, ignore_case: bool = False) -> TextBatc
         is_start[first:last] = data[first:last] != data[first - 1 : last - 1]
     words = np.flatnonzero(is_start)
     of_text = np.searchsorted(ends, words)
-    return TextBatch(data, sums, words, of_text, words - first_bytes[of_text], ends[of_text] - words)
+    return TextBatch(data, sums, words, gaps, of_text, words - first_bytes[of_text], ends[of_text] - words)
 
 
 def hashes(batch: TextBatch, words: Places, num_bytes: int | Places) -> Hashes:
@@ -81,11 +83,10 @@ def band_keys(batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands
     ``chosen`` are the first words of windows, ``size`` the words of an n-gram, ``bands`` their number and the hash
     functions in each. Case does not count if the batch ignores it, nor what is between words.
     """
-    # A word ends at a gap, or where the next begins: characters of three bytes have no gaps.
+    # A word ends at a gap, or where the next begins.
     num_bands, num_rows = bands
     after = np.append(batch.words[1:], len(batch.data))
-    gaps = np.flatnonzero(~dedup.IS_WORD[batch.data])
-    ends = np.minimum(gaps[np.searchsorted(gaps, batch.words)], after)  # the batch ends in a gap
+    ends = np.minimum(batch.gaps[np.searchsorted(batch.gaps, batch.words)], after)  # the batch ends in a gap
     every = dedup.stretch_hashes(batch.sums, batch.words, ends)
     ngrams = dedup.joined_words(np.pad(every, (0, size)), size)  # from each word, and one more
     last = np.searchsorted(batch.words, batch.words[chosen] + num_bytes) - size + 1

@@ -7,9 +7,12 @@ Memorization in Large Language Models" (https://arxiv.org/abs/2407.17817).
 import functools
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
+from tfidf_tune.data._deduplication import word_spans
 
 
 def longest_prefix_match(generated: Sequence[int], reference: Sequence[int]) -> int:
@@ -58,7 +61,8 @@ def _distance(generated: Sequence[int], reference: Sequence[int], replacement: i
 def rouge_l(generated: str, reference: str) -> float:
     """Return the ROUGE-L F-measure × 100, in [0, 100], of the ``rouge_score`` package with its Porter stemmer.
 
-    Its words are runs of ASCII letters and digits in lower case: a text without any scores 0.
+    Words are those of :func:`~tfidf_tune.data._deduplication.word_spans` in lower case, in ASCII those of the package;
+    a text without any scores 0.
     """
     return _rouge(generated, reference, "rougeL")["rouge_l"]
 
@@ -75,6 +79,14 @@ def _rouge(generated: str, reference: str, *types: str) -> dict[str, float]:
 
 @functools.cache
 def _rouge_scorer(*types: str) -> Any:
+    from nltk.stem.porter import PorterStemmer
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(list(types), use_stemmer=True)
+    stem = PorterStemmer().stem
+
+    def tokenize(text: str) -> list[str]:
+        data = text.lower().encode("utf-8", "surrogatepass")
+        words = (data[start:end].decode("utf-8", "surrogatepass") for start, end in zip(*word_spans(data), strict=True))
+        return [stem(word) if word.isascii() and len(word) > 3 else word for word in words]
+
+    return RougeScorer(list(types), tokenizer=SimpleNamespace(tokenize=tokenize))
