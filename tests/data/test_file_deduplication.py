@@ -150,13 +150,46 @@ def running(pid, session):
         return False
 
 
+def test_rows_that_are_kept_are_the_same_bytes_and_the_output_can_be_read(tmp_path):
+    lines = [
+        '{"id": 18446744073709551615, "text": "one", "x": 1e400}',
+        '{"id": 3, "text": "two",  "when": "1912-04-15", "x": 1.50}',
+        '{"text": "one", "id": 10000000000000000000000000000000}',
+        '{"text": "three \\u00e9", "tools": {"limit": null}}\r',
+        '{"other": 1}',
+    ]
+    (tmp_path / "in.jsonl").write_bytes("\ufeff".encode() + "\n".join(lines).encode())
+    main(["dedup", str(tmp_path / "in.jsonl"), str(tmp_path / "out"), "--method", "exact"])
+    (file,) = (tmp_path / "out").glob("*.gz")
+    expected = [line.rstrip("\r") for number, line in enumerate(lines) if number != 2]
+    assert gzip.decompress(file.read_bytes()).decode().split("\n") == [*expected, ""]
+    main(["dedup", str(tmp_path / "out"), str(tmp_path / "again"), "--method", "exact"])
+    assert [path.read_bytes() for path in (tmp_path / "again").glob("*.gz")] == [file.read_bytes()]
+
+
+def test_copies_in_scripts_without_spaces_are_found(tmp_path):
+    """Three of 600 characters differ: that is no near copy if the whole text is one word."""
+    rng = random.Random(0)
+    texts = ["".join(rng.choices("轮船中午离开了港口今天没有风海很平静人们在岸上看", k=600)) for _ in range(30)]
+    copies = []
+    for text in texts:
+        characters = list(text)
+        for place in rng.sample(range(600), 3):
+            characters[place] = "新"
+        copies.append("".join(characters))
+    rows = [{"text": text} for text in [*texts, *copies]]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    main(["dedup", str(tmp_path / "in.jsonl"), str(tmp_path / "out")])
+    assert [row["text"] for row in kept(tmp_path / "out")] == texts
+
+
 def test_rows_without_text_are_no_copies_and_columns_that_json_has_not_are_refused(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"n": 1, "text": ""}\n{"n": 2, "text": null}\n{"n": 3, "text": "a"}\n')
     for method in ("exact", "minhash"):
         main(["dedup", str(tmp_path / "in.jsonl"), str(tmp_path / method), "--method", method])
         assert [row["n"] for row in kept(tmp_path / method)] == [1, 2, 3]
     pq.write_table(pa.table({"text": ["a"], "price": [Decimal("1.5")]}), tmp_path / "in.parquet")
-    with pytest.raises(ValueError, match=r"in\.parquet' has a column that cannot be written as JSON .*decimal"):
+    with pytest.raises(ValueError, match=r"in\.parquet', row 1 has a column that cannot be written as JSON .*decimal"):
         main(["dedup", str(tmp_path / "in.parquet"), str(tmp_path / "out")])
 
 

@@ -30,7 +30,7 @@ from loguru import logger
 from tfidf_tune._files import atomic_file, is_leftover, locked_folder, work_folder
 from tfidf_tune.data._deduplication import Deduplication, Hashes, bands, signature, word_ngrams
 from tfidf_tune.data._disk_tasks import Step, TaskRunner, progress
-from tfidf_tune.data._sources import SampleBy, content_hashes, load_rows
+from tfidf_tune.data._sources import SampleBy, content_hashes, placed_rows
 
 _WORK, _REPORT = "unfinished", "report.json"
 _SHOWN_CLUSTERS, _SHOWN_CHARACTERS = 10, 60
@@ -123,24 +123,24 @@ def _read(
     files: Sequence[str], column: str, sample_by: SampleBy, doing: str, _: Any, rank: int, world_size: int
 ) -> Iterator[Document]:
     """Yield the rows of the file of a task."""
-    rows = load_rows(files[rank], {column: str}, sample_by=sample_by)
-    for number, row in enumerate(progress(rows, files, rank, doing, itemgetter(column))):
+    rows = placed_rows(files[rank], {column: str}, more=None, sample_by=sample_by)
+    for number, row in enumerate(progress(rows, files, rank, doing, lambda row: row.columns[column])):
         try:
-            line = orjson.dumps(row)
+            line = row.line or orjson.dumps(row.columns)
         except TypeError as error:
-            raise ValueError(f"{files[rank]!r} has a column that cannot be written as JSON ({error})") from error
-        yield Document(text=row[column] or "", id=f"{rank}-{number}", metadata={"line": line})
+            raise ValueError(f"{row.place} has a column that cannot be written as JSON ({error})") from error
+        yield Document(text=row.columns[column] or "", id=f"{rank}-{number}", metadata={"line": line})
 
 
 def _write(folder: Path, data: Iterator[Document], rank: int, world_size: int) -> None:
-    """Write the rows of a task."""
+    """Write the rows of a task; those of JSON lines as they are."""
     # datatrove's writer loses the end of a file without an error if the disk is full.
     with (
         atomic_file(folder / f"{rank:05d}.jsonl.gz") as temporary,
         temporary.open("wb") as file,
         gzip.GzipFile("", "wb", 6, file, mtime=0) as packed,  # the same bytes at any time
     ):
-        packed.writelines(document.metadata["line"] + b"\n" for document in data)
+        packed.writelines(document.metadata["line"].rstrip(b"\r\n") + b"\n" for document in data)
 
 
 class _Signature(MinhashDedupSignature):  # type: ignore[misc]

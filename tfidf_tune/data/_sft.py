@@ -121,7 +121,7 @@ def _tools(row: Mapping[str, Any], place: str) -> Any:
     """Return the tools for the chat template; JSON text keeps schemas that differ between rows."""
     tools = row.get("tools")
     try:
-        return json.loads(tools) if isinstance(tools, str) else _without_none(tools) or None
+        return json.loads(tools) if isinstance(tools, str) else tools or None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{place}: column 'tools' is not JSON ({error}): rename it if it holds no tools") from error
 
@@ -135,21 +135,13 @@ def _messages(value: Any, column: str, place: str) -> list[Message]:
             case {"from": str(role), "value": str(content)}:
                 message = {"role": _ROLES.get(role, role), "content": content}
             case {"role": str(), **others} if isinstance(others.get("content"), str | list | None):
-                calls = {"tool_calls": _without_none(given["tool_calls"])} if "tool_calls" in given else {}
-                message = {"content": None} | given | calls
+                message = {"content": None} | given
             case _:
                 needed = "a list of messages with role and content, or from and value"
                 raise ValueError(f"{place}: column {column!r} is not {needed}: {str(value)[:80]}")
         check_length(message["content"], place)
         messages.append(message)
     return messages
-
-
-def _without_none(value: Any) -> Any:
-    """Leave out the keys that other rows of a Parquet file have: a column has one type."""
-    if isinstance(value, dict):
-        return {key: _without_none(part) for key, part in value.items() if part is not None}
-    return [_without_none(part) for part in value] if isinstance(value, list) else value
 
 
 def _is_empty(message: Message) -> bool:
@@ -387,7 +379,9 @@ def sft_dataset(
 
     def read(place: TextSource, counts: sequences.Counts) -> Iterator[Text | Chat]:
         columns = {} if source_column is None else {source_column: object}
-        for number, row in enumerate(load_rows(place.source, columns, name=place.name, split=place.split), start=1):
+        for number, row in enumerate(
+            load_rows(place.source, columns, more=None, name=place.name, split=place.split), start=1
+        ):
             format_name, content = read_row(row, f"{place.source!r}, row {number}", source_column, formatting)
             counts.update(["num_documents", format_name, *["num_chats"] * isinstance(content, Chat)])
             yield content

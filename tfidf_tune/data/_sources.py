@@ -1,23 +1,23 @@
 """Where text comes from: local files, the embedded corpus, or the Hugging Face hub."""
 
-import glob
 import hashlib
 import io
 import json
 import logging
 import lzma
-import re
-import sys
+from codecs import BOM_UTF8
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib.resources import files
+from itertools import chain, islice
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple, get_args
 
 from tfidf_tune._checks import require_choice
 from tfidf_tune._files import atomic_folder, digest, file_sha256, looks_like_path
+from tfidf_tune._printing import counted
 from tfidf_tune.data._tokenizer import MAX_TEXT_BYTES, count_bytes
 
 END_OF_TEXT = "<|endoftext|>"
@@ -110,19 +110,25 @@ logger = logging.getLogger(__name__)
 EMBEDDED = "embedded"
 SampleBy = Literal["line", "paragraph", "document"]
 _SHORT_DOCUMENT = 30  # tokens
-_MAX_ROW_BYTES = 1 << 26  # of a text file or of JSON lines, in memory while they are decompressed
-_MAX_DEPTH = 100  # arrow takes less than that, and ends the process from some thousands on
-_JSON_STRING = re.compile(rb'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?')
-_NO_BRACKETS = bytes({*range(256)} - {*b"[]{}"})
-_ROWS_TOGETHER = 16  # faster than one by one; few, because a row may have megabytes
+_MAX_ROW_BYTES, _MAX_LIST_BYTES = 1 << 26, 1 << 30  # of a row, and of a .json file, while they are decompressed
+_ROWS_WITHOUT = 1000  # rows without a column, until it counts as missing
+_SHOWN_FILES = 5  # of those that are no text
+_ROWS_TOGETHER = 16  # of Parquet files and the hub; few, because a row may have megabytes
 
 _FORMATS = {
     suffix + compression: reader
     for suffix, reader in {".txt": "text", ".jsonl": "json", ".json": "json"}.items()
     for compression in ("", ".gz", ".zst")
-} | {".parquet": "parquet"}
+} | {".parquet": "parquet", ".arrow": "arrow"}
+_LIST = (".json", ".json.gz", ".json.zst")
 
-_PlacedRow = tuple[str, dict[str, Any]]  # where a row is, such as "'a.jsonl', row 3", and its columns
+
+class PlacedRow(NamedTuple):
+    """Where a row is, such as ``'a.jsonl', line 3``, its columns, and, if it is JSON, how it is written."""
+
+    place: str
+    columns: dict[str, Any]
+    line: bytes = b""
 
 
 class TextSource(NamedTuple):
@@ -142,8 +148,9 @@ def load_documents(
 
     ``source`` is one of
 
-    - a local ``.txt`` (a line is a document, see ``sample_by``), ``.jsonl``, ``.json`` (each also ``.gz`` or ``.zst``)
-      or ``.parquet`` file, or a folder of such files of one format, read in the order of their names;
+    - a local ``.txt`` (a line is a document, see ``sample_by``), ``.jsonl``, ``.json`` (each also ``.gz`` or ``.zst``),
+      ``.parquet`` or ``.arrow`` file, or a folder of such files of one format, also in folders of it, in the order of
+      their names; names that start with ``.`` or ``_`` do not count, nor does ``.json`` beside other files;
     - ``embedded``, the text inside the package, see :func:`embedded_documents`;
     - anything else is the id of a data set on the Hugging Face hub.
 
@@ -183,91 +190,191 @@ def load_rows(
     source: str,
     columns: Mapping[str, type],
     *,
+    more: Collection[str] | None = (),
     name: str | None = None,
     split: str = "train",
     sample_by: SampleBy = "line",
 ) -> Iterator[dict[str, Any]]:
-    """Stream the rows of a source with all their columns; arguments and errors as for :func:`load_documents`.
+    """Stream the rows of a source; arguments and errors as for :func:`load_documents`.
 
-    ``columns`` are those that are required, and the type of their values; a value may be None.
+    Values of JSON are as they are written. Those of Parquet files and of the hub have the types of their columns, so
+    that a dictionary there has no None: it lacks such keys.
+
+    Args:
+        source (str): the source.
+        columns (Mapping[str, type]): required columns, and the type of their values; a value may be None, and is if
+            other rows have the column.
+        more (Collection[str] | None): columns that are wanted where there are any, None for all. Others may be left
+            out. Default: none
+        name (str | None): as of :func:`load_documents`.
+        split (str): as of :func:`load_documents`.
+        sample_by (Literal["line", "paragraph", "document"]): as of :func:`load_documents`.
     """
+    rows = placed_rows(source, columns, more=more, name=name, split=split, sample_by=sample_by)
+    return (row.columns for row in rows)
+
+
+def placed_rows(
+    source: str,
+    columns: Mapping[str, type],
+    *,
+    more: Collection[str] | None = (),
+    name: str | None = None,
+    split: str = "train",
+    sample_by: SampleBy = "line",
+) -> Iterator[PlacedRow]:
+    """Stream rows as :func:`load_rows`, and where they are."""
     require_choice("sample_by", sample_by, get_args(SampleBy))
     if source == EMBEDDED:
-        rows: Iterator[_PlacedRow] = ((EMBEDDED, {"text": document}) for document in embedded_documents(split))
+        rows: Iterator[PlacedRow] = (PlacedRow(EMBEDDED, {"text": document}) for document in embedded_documents(split))
     elif is_local(source):
-        rows = _rows_of_files(local_files(source), sample_by)
+        rows = (row for file in local_files(source) for row in _rows_of_file(file, sample_by, columns, more))
     else:
-        failure = f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub."
-        rows = _streamed(failure, source, "row", source, name, split=split)
+        rows = _rows_of_hub(source, name, split)
     return _checked(rows, source, columns)
 
 
-def _checked(rows: Iterator[_PlacedRow], source: str, columns: Mapping[str, type]) -> Iterator[dict[str, Any]]:
-    for place, row in rows:
+def _checked(rows: Iterable[PlacedRow], source: str, columns: Mapping[str, type]) -> Iterator[PlacedRow]:
+    missing: set[str] = {*columns}
+    present: set[str] = set()
+    for number, row in enumerate(rows, start=1):
+        missing -= row.columns.keys()
+        present |= row.columns.keys()
+        if missing and number == _ROWS_WITHOUT:
+            break
         for column, kind in columns.items():
-            if column not in row:
-                only = f"only {sorted(row)}: name another column or source"
-                raise ValueError(f"{source!r} has no column {column!r}, {only}")
-            value = row[column]
+            value = row.columns.setdefault(column, None)
             if not isinstance(value, kind | None):
                 problem = f"{type(value).__name__}, not {kind.__name__}"
-                raise ValueError(f"column {column!r} of {source!r} holds {problem}: name another of {sorted(row)}")
-            check_length(value, place)
+                raise ValueError(f"{row.place}: column {column!r} holds {problem}: name another of {sorted(present)}")
+            check_length(value, row.place)
         yield row
+    if missing and present:
+        only = f"only {sorted(present)}: name another column or source"
+        raise ValueError(f"{source!r} has no column {min(missing)!r}, {only}")
 
 
-def _rows_of_files(files: list[Path], sample_by: SampleBy) -> Iterator[_PlacedRow]:
-    # One file at a time, so that an error names the file.
-    for file in files:
-        reader = _FORMATS[_format(file)]
-        options: dict[str, Any] = {"sample_by": sample_by} if reader == "text" else {}
-        encoding = "" if reader == "parquet" else " in UTF-8 (`iconv -f LATIN1 -t UTF-8` converts)"
-        failure = f"cannot read {str(file)!r}; is it a complete {reader} file{encoding}?"
-        # `data_files` are patterns, so the name is escaped.
-        options |= {"data_files": glob.escape(str(file)), "split": "train"}
-        try:
-            if reader != "parquet":
-                _check_file(file, reader, options.get("sample_by", "line"))
-        except OSError as error:
-            raise ValueError(f"{failure} {error}") from error
-        yield from _streamed(failure, str(file), options.get("sample_by", "row"), reader, **options)
+def _rows_of_file(
+    file: Path, sample_by: SampleBy, columns: Collection[str], more: Collection[str] | None
+) -> Iterator[PlacedRow]:
+    import pyarrow
+
+    reader, place = _FORMATS[_format(file)], "its start"
+    read: dict[str, Callable[[Path], Iterator[PlacedRow]]] = {
+        "text": partial(_text_rows, sample_by=sample_by),
+        "json": _json_rows,
+    }
+    rows = read[reader](file) if reader in read else _arrow_rows(file, reader, columns, more)
+    try:
+        for row in rows:
+            place = row.place.rpartition(", ")[2]
+            yield row
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        encoding = " in UTF-8 (`iconv -f LATIN1 -t UTF-8` converts)" if reader in read else ""
+        what = f"cannot read {str(file)!r}; is it a complete {reader} file{encoding}?"
+        raise ValueError(f"{what} {type(error).__name__} after {place}: {error}") from error
 
 
-def _check_file(file: Path, reader: str, sample_by: SampleBy) -> None:
-    """Raise a ValueError for rows that the readers do not bear, an OSError for a truncated file, which some accept."""
+def _lines(file: Path, most: int) -> Iterator[tuple[str, bytes]]:
+    """Yield the lines of a file, decompressed, with their places."""
     import pyarrow
 
     compression = {".gz": "gzip", ".zst": "zstd"}.get(file.suffix.lower())
-    most = sys.maxsize if file.suffix.lower() == ".json" else _MAX_ROW_BYTES  # it may be one list of rows
-    depth = size = 0
     with io.BufferedReader(pyarrow.input_stream(str(file), compression=compression)) as lines:
         for number, line in enumerate(iter(partial(lines.readline, most), b""), start=1):
             place = f"{str(file)!r}, line {number}"
-            if number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")):
-                encoding = "UTF-32" if b"\0\0" in line[:4] else "UTF-16"
+            if number == 1 and (line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:2]):
+                order = "" if line[0] > 0xFD or not any(line[:2]) else "LE" if line[0] else "BE"
+                encoding = f"UTF-32{order}" if b"\0\0" in line[:4] else f"UTF-16{order}"
                 raise ValueError(f"{str(file)!r} is in {encoding}: convert it by `iconv -f {encoding} -t UTF-8`")
-            if (size := size + len(line)) >= most:
+            if len(line) == most:
                 raise ValueError(f"{place}: a row has more than {most >> 20} MiB: divide it, or remove it")
-            if sample_by == "line" or (sample_by == "paragraph" and not line.strip()):
-                size = 0
-            for bracket in _JSON_STRING.sub(b"", line).translate(None, _NO_BRACKETS) if reader == "json" else b"":
-                depth = max(0, depth + (1 if bracket in b"[{" else -1))  # of a reader that begins at any line
-                if depth > _MAX_DEPTH:
-                    raise ValueError(f"{place}: JSON is nested more than {_MAX_DEPTH} deep: remove this row")
+            yield place, line.removeprefix(BOM_UTF8) if number == 1 else line
 
 
-def _streamed(failure: str, where: str, unit: str, *args: Any, **options: Any) -> Iterator[_PlacedRow]:
+def _text_rows(file: Path, sample_by: SampleBy) -> Iterator[PlacedRow]:
+    parts: list[bytes] = []
+    size = 0
+    for place, line in _lines(file, _MAX_ROW_BYTES):
+        for part in line.splitlines():  # bytes end lines at \n, \r and \r\n alone
+            parts.append(part)
+            if (size := size + len(part) + 1) >= _MAX_ROW_BYTES:
+                raise ValueError(f"{place}: a row has more than {_MAX_ROW_BYTES >> 20} MiB: divide it, or remove it")
+            if sample_by == "line" or (sample_by == "paragraph" and not part):
+                yield PlacedRow(place, {"text": b"\n".join(parts).decode().strip("\n")})
+                parts, size = [], 0
+    if parts:
+        yield PlacedRow(place, {"text": b"\n".join(parts).decode()})
+
+
+def _json_rows(file: Path) -> Iterator[PlacedRow]:
+    """Yield the objects of JSON lines, or of the list that a ``.json`` file may be."""
+    from pydantic_core import from_json, to_json
+
+    def parsed(place: str, content: bytes) -> Any:
+        # The parser refuses what is nested more than 200 deep, and lone surrogates, which cannot be tokenized.
+        try:
+            return from_json(content.rstrip())
+        except ValueError as error:
+            content.decode()  # raises another error if it is not UTF-8
+            raise ValueError(f"{place} is not JSON: {str(error).replace('line 1 ', '')}") from error
+
+    is_json = _format(file) in _LIST
+    lines = _lines(file, _MAX_LIST_BYTES if is_json else _MAX_ROW_BYTES)
+    filled = ((place, line) for place, line in lines if line.strip())
+    first = list(islice(filled, 1))
+    rows: Iterable[PlacedRow] = (PlacedRow(place, parsed(place, line), line) for place, line in chain(first, filled))
+    if is_json and first and first[0][1].lstrip().startswith(b"["):
+        name = repr(str(file))
+        every = parsed(name, b"".join(line for _, line in chain(first, filled)))
+        rows = (PlacedRow(f"{name}, row {at}", row, to_json(row)) for at, row in enumerate(every, start=1))
+    for row in rows:
+        if not isinstance(row.columns, dict):
+            raise ValueError(f"{row.place} is {str(row.columns)[:80]!r}, not an object with columns")
+        yield row
+
+
+def _arrow_rows(file: Path, reader: str, columns: Collection[str], more: Collection[str] | None) -> Iterator[PlacedRow]:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    number = 0
+    with ParquetFile(file) if reader == "parquet" else pyarrow.ipc.open_stream(pyarrow.memory_map(str(file))) as opened:
+        names = (opened.schema_arrow if reader == "parquet" else opened.schema).names
+        if more is not None and {*columns} <= {*names}:  # all of them, if one is missing: the error names them
+            names = [name for name in names if name in {*columns, *more}]
+        batches = opened.iter_batches(_ROWS_TOGETHER, columns=names) if reader == "parquet" else opened
+        for batch in batches:
+            for start in range(0, len(batch), _ROWS_TOGETHER):
+                for row in batch.slice(start, _ROWS_TOGETHER).select(names).to_pylist():
+                    number += 1
+                    yield PlacedRow(f"{str(file)!r}, row {number}", _without_none(row))
+
+
+def _rows_of_hub(source: str, name: str | None, split: str) -> Iterator[PlacedRow]:
     from datasets import load_dataset
 
     number = 0
     # Streamed because data sets on the hub can be far larger than what is needed of them (the Pile: 800 GB).
     try:
-        for columns in load_dataset(*args, **options, streaming=True).iter(_ROWS_TOGETHER):
+        for columns in load_dataset(source, name, split=split, streaming=True).iter(_ROWS_TOGETHER):
             for values in zip(*columns.values(), strict=True):
                 number += 1
-                yield f"{where!r}, {unit} {number}", dict(zip(columns, values, strict=True))
-    except Exception as error:  # every format and the hub have their own error types; a row can be too long for memory
-        raise ValueError(f"{failure} {type(error).__name__} after {unit} {number}: {error}") from error
+                yield PlacedRow(f"{source!r}, row {number}", _without_none(dict(zip(columns, values, strict=True))))
+    except Exception as error:  # the hub has its own error types; a row can be too long for memory
+        what = f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub."
+        raise ValueError(f"{what} {type(error).__name__} after row {number}: {error}") from error
+
+
+def _without_none(row: dict[str, Any]) -> dict[str, Any]:
+    """Leave out None in the dictionaries of a row: they are keys of other rows, because a column has one type."""
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: cleaned(part) for key, part in value.items() if part is not None}
+        return [cleaned(part) for part in value] if isinstance(value, list) else value
+
+    return {column: cleaned(value) for column, value in row.items()}
 
 
 def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[int]) -> None:
@@ -326,16 +433,28 @@ def local_files(source: str) -> list[Path]:
     path = Path(source).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"no such file or folder: {source!r}")
-    # Other files of a folder, such as a README, are left out; two formats would have two meanings of a column.
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    known = [file for file in files if file.is_file() and _format(file) in _FORMATS]
+    files = [path]
+    if path.is_dir():
+        inside = (file for file in sorted(path.rglob("*")) if file.is_file())
+        files = [file for file in inside if not {part[0] for part in file.relative_to(path).parts} & {".", "_"}]
+    known = [file for file in files if _format(file) in _FORMATS]
+    # Beside other files, those of JSON say something about them; two formats would have two meanings of a column.
+    known = [file for file in known if _format(file) not in _LIST] or known
     if len(readers := {_FORMATS[_format(file)] for file in known}) != 1:
         problem = f"text of {' and '.join(sorted(readers)) or 'no known'} format"
         raise ValueError(f"{source!r} has {problem}: name files that all end in one of {', '.join(_FORMATS)}")
     filled = [file for file in known if file.stat().st_size]
     if not filled:
         raise ValueError(f"{source!r} is empty: name a source with text")
+    if skipped := [str(file.relative_to(path)) for file in files if file not in filled]:
+        _warn_of_skipped(source, len(filled), tuple(skipped))
     return filled
+
+
+@cache  # so that it is said once
+def _warn_of_skipped(source: str, number: int, skipped: tuple[str, ...]) -> None:
+    more = f" and {len(skipped) - _SHOWN_FILES:,} more" if len(skipped) > _SHOWN_FILES else ""
+    logger.warning(f"{source}: {counted(number, 'file')} read; skipped: {', '.join(skipped[:_SHOWN_FILES])}{more}")
 
 
 def _format(file: Path) -> str:

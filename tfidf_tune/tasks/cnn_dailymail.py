@@ -43,7 +43,9 @@ def documents(
     prompts = prompts_for(metadata)
     prompts.check_length(max_source_tokens + max_new_tokens, "cnn_dailymail_max_source_tokens")
     # Rows without a text are left out; an id is the row's number if the data set has none.
-    articles = load_rows(cnn_dailymail_source, _COLUMNS, name=cnn_dailymail_name, split=cnn_dailymail_split)
+    articles = load_rows(
+        cnn_dailymail_source, _COLUMNS, more=["id"], name=cnn_dailymail_name, split=cnn_dailymail_split
+    )
     complete = [
         {"id": str(row.get("id") or number), "article": row["article"], "highlights": row["highlights"].strip()}
         for number, row in enumerate(articles)

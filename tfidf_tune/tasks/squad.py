@@ -43,7 +43,7 @@ def documents(
     prompts = prompts_for(metadata)
     prompts.check_length(squad_max_seq_len, "squad_max_seq_len")
     # Questions that nobody answered cannot be scored.
-    questions = load_rows(squad_source, _COLUMNS, name=squad_name, split=squad_split)
+    questions = load_rows(squad_source, _COLUMNS, more=["id"], name=squad_name, split=squad_split)
     answered = [
         (str(row.get("id") or number), row, answers)
         for number, row in enumerate(questions)
