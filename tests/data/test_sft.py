@@ -12,7 +12,7 @@ from datasets import Dataset, load_dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer
 
-from tfidf_tune.data import hf_tokenizer, sft_dataset
+from tfidf_tune.data import hf_tokenizer, sft_dataset, text_blocks_dataset, text_dataset
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 # Templates whose training variant in TRL marks the same tokens as the rule for templates without marks.
@@ -221,6 +221,76 @@ def test_answers_are_those_of_the_assistant(chat_tokenizer, sft):
         sft(chat_tokenizer, rows[1:])
 
 
+def test_what_says_that_it_is_not_learned_is_not(chat_tokenizer, sft):
+    for off in ({"weight": 0}, {"train": False}):
+        rows = [{"messages": [QUESTION, FOUR | off, SURE, YES | {"weight": 1, "train": True}]}]
+        for given in ({}, {"chat_template": template("qwen3_instruct_2507_training")}):
+            [sample] = sft(chat_tokenizer, rows, **given)
+            assert [answer.strip() for answer in learned(chat_tokenizer, sample)] == [YES["content"] + "<|im_end|>"]
+        with pytest.raises(ValueError, match="weight 0, but train_on is all"):
+            sft(chat_tokenizer, rows, train_on="all")
+    for wrong in ({"weight": 0.5}, {"weight": "0"}, {"train": "no"}):
+        with pytest.raises(ValueError, match="weight is 0 or 1, train true or false"):
+            sft(chat_tokenizer, [{"messages": [QUESTION, FOUR | wrong]}])
+
+
+def test_history_and_system_of_alpaca_and_calls_of_sharegpt_are_learned(chat_tokenizer, tokenizer, sft, caplog):
+    row = ALPACA | {"system": SYSTEM["content"], "history": [[QUESTION["content"], FOUR["content"]]], "id": 7}
+    asked = {"role": "user", "content": "Add.\n\n2 and 2"}
+    expected = {"messages": [SYSTEM, QUESTION, FOUR, asked, {"role": "assistant", "content": "4 of them"}]}
+    with caplog.at_level("INFO", logger="tfidf_tune.data"):
+        [sample] = sft(chat_tokenizer, [row])
+    assert "; roles assistant (learned), system, user; not used: id; 1 example" in caplog.text
+    assert [sample] == [*sft(chat_tokenizer, [expected])]
+    for wrong in (row, row | {"history": "x"}, row | {"history": [["a"]]}):
+        with pytest.raises(ValueError, match="column 'history'"):
+            sft(tokenizer, [wrong])
+    call = '{"name": "add"}'
+    turns = [("human", "2+2"), ("function_call", call), ("observation", "4"), ("gpt", "It is four.")]
+    rows = [{"system": "Be brief.", "conversations": [{"from": role, "value": text} for role, text in turns]}]
+    [sample] = sft(chat_tokenizer, rows)
+    assert [answer.strip() for answer in learned(chat_tokenizer, sample)] == [
+        f"{call}<|im_end|>",
+        "It is four.<|im_end|>",
+    ]
+    assert "Be brief." in chat_tokenizer.decode(sample["tokens"])
+
+
+def test_contents_of_parts_are_joined_for_a_template_of_plain_text(chat_tokenizer, sft, tmp_path):
+    def parts(*texts):
+        return [{"type": "text", "text": text} for text in texts]
+
+    rows = [{"messages": [QUESTION, {"role": "assistant", "content": content}]} for content in (
+        "It is four.", parts("It is", " four."), ["It is ", "four."])]  # fmt: skip
+    (file := tmp_path / "plain.jinja").write_text(  # it refuses lists
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    )
+    for given in ({}, {"chat_template": str(file)}):
+        first, *others = sft(chat_tokenizer, rows, **given)
+        assert others == [first, first]
+    image = [{"type": "image_url", "image_url": {"url": "x"}}, *parts("It")]
+    with pytest.raises(ValueError, match="takes only text, but a content is .*image_url"):
+        sft(chat_tokenizer, [{"messages": [QUESTION, {"role": "assistant", "content": image}]}])
+
+
+def test_bos_and_eos_that_a_text_has_are_not_doubled(chat_tokenizer, sft, tmp_path):
+    begin, end = "<|begin|>", chat_tokenizer.decode([chat_tokenizer.eos_id], skip_special_tokens=False)
+    texts = ["one two", f"{begin}one two", f"one two{end}", f"{begin}one two{end}"]
+    first, *others = sft(chat_tokenizer, [{"text": text} for text in texts])
+    assert others == [first] * 3
+    rows = [
+        {"prompt": prompt, "completion": f" two{ending}"} for prompt in ("one", f"{begin}one") for ending in ("", end)
+    ]
+    first, *others = sft(chat_tokenizer, rows)
+    assert others == [first] * 3
+    source = write_rows(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    given = {"source": source, "cache_dir": str(tmp_path / "more")}
+    first, *others = text_dataset(chat_tokenizer, max_seq_len=64, **given)
+    assert others == [first] * 3
+    blocks = text_blocks_dataset(chat_tokenizer, block_size=1, **given).blocks.ravel().tolist()
+    assert blocks.count(chat_tokenizer.eos_id) == 4
+
+
 def test_instructions_with_and_without_a_chat_template(chat_tokenizer, tokenizer, sft):
     asked = {"role": "user", "content": "Add.\n\n2 and 2"}
     [as_chat] = sft(chat_tokenizer, [{"messages": [asked, {"role": "assistant", "content": "4 of them"}]}])
@@ -255,7 +325,8 @@ def test_rows_are_cut_left_out_and_counted_in_one_line(chat_tokenizer, tokenizer
         [record] = caplog.records
         assert record.levelno == logging.WARNING
         assert record.getMessage().endswith(
-            "rows.jsonl: 2 rows with messages, 4 rows with prompt and completion, 2 rows with text; 4 examples, 1 of "
+            "rows.jsonl: 2 rows with messages, 4 rows with prompt and completion, 2 rows with text; "
+            "roles assistant (learned), user; 4 examples, 1 of "
             f"them cut after {num_prompt + 30} tokens; 5 rows left out, 4 without an answer and 1 with none of it "
             "before the cut"
         )

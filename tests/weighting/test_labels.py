@@ -14,6 +14,7 @@ from tfidf_tune.weighting import (
     MiLeWeighting,
     RepetitionWeighting,
     TFIDFWeighting,
+    TokenWeighting,
     UniformWeighting,
     shift_labels,
 )
@@ -126,3 +127,12 @@ def test_bad_arguments_are_refused():
             for value in values:
                 with pytest.raises(ValueError, match=f"{name} is {value!r}"):
                     make(**{name: value})
+
+
+def test_weights_of_another_shape_are_refused():
+    class Scalar(TokenWeighting):
+        def weigh(self, batch):
+            return torch.tensor(1.0)
+
+    with pytest.raises(ValueError, match=r"Scalar\.weigh has to return \[b, s\] = \[2, 3\], got \[\]"):
+        Scalar()(torch.ones(2, 3, dtype=torch.int64))

@@ -129,6 +129,12 @@ class CompletionsDataset(SequenceDataset):
     passages: Sequence["Passage"]
 
 
+def missing_ends(ids: TokenArray, bos: TokenArray, eos: TokenArray) -> tuple[TokenArray, TokenArray]:
+    """Return what of BOS and EOS has to come before and after the ids of a text, which may have them already."""
+    has_bos, has_eos = np.array_equal(ids[: len(bos)], bos), np.array_equal(ids[len(ids) - len(eos) :], eos)
+    return bos[: 0 if has_bos else None], eos[: 0 if has_eos else None]
+
+
 def label_runs(is_label: LabelMask) -> npt.NDArray[np.int64]:
     """Return where the runs of label tokens start and end, shape ``[num_runs, 2]``."""
     return np.flatnonzero(np.diff(is_label, prepend=False, append=False)).reshape(-1, 2)

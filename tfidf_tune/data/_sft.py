@@ -4,8 +4,9 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import takewhile, tee
+from itertools import chain, cycle, takewhile, tee
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -33,7 +34,8 @@ FORMATS: dict[str, list[str]] = {
     for name in ("messages", "conversations", "prompt and completion", "instruction and output", "text")
 }
 _NOTHING = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.bool_)
-_ROLES = {"human": "user", "gpt": "assistant"}  # of rows with from/value
+_ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}  # with from/value
+_USED = {"tools", "system", "input", "history", *chain(*FORMATS.values())}  # columns
 _WRITTEN = ("content", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")  # by templates
 _MAX_SEQ_LEN = 1024
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -76,6 +78,8 @@ def read_row(row: Mapping[str, Any], place: str, column: str | None, formatting:
     """
     if column is not None:
         row = {"messages" if isinstance(row[column], list) else "text": row[column], "tools": row.get("tools")}
+    if column is None and isinstance(row.get("system"), str) and row["system"].strip():
+        formatting = formatting._replace(system=row["system"])
     # Files of mixed rows have all columns in each row, so the first format with values counts.
     possible = [name for name, columns in FORMATS.items() if row.keys() >= {*columns}]
     if not possible:
@@ -106,10 +110,16 @@ def _read_texts(name: str, row: Mapping[str, Any], place: str, formatting: Forma
     if not completion.strip():
         return Text("", "")
     is_chat = is_instruction and formatting.template is not None if formatting.as_chat is None else formatting.as_chat
+    history = (row.get("history") or []) if is_instruction else []
+    if not all(isinstance(turn, list) and list(map(type, turn)) == [str, str] for turn in history):
+        raise ValueError(f"{place}: column 'history' is not a list of pairs of texts: {str(history)[:80]}")
     if is_chat:
         content = f"{prompt}\n\n{extra}" if extra else prompt
-        asked = formatting.with_system([{"role": "user", "content": content}])
-        return Chat([*asked, {"role": "assistant", "content": completion}], len(asked), _tools(row, place), place)
+        turns = zip(cycle(("user", "assistant")), [*chain(*history), content, completion], strict=False)
+        messages = formatting.with_system([{"role": role, "content": text} for role, text in turns])
+        return Chat(messages, 0 if is_instruction else len(messages) - 1, _tools(row, place), place)
+    if history:
+        raise ValueError(f"{place}: column 'history' needs a chat template: name one by chat_template")
     # Without a template, Alpaca's headings.
     if is_instruction:
         extra = f"### Input:\n{extra}\n\n" if extra else ""
@@ -128,6 +138,7 @@ def _tools(row: Mapping[str, Any], place: str) -> Any:
 
 def _messages(value: Any, column: str, place: str) -> list[Message]:
     messages: list[Message] = []
+    message: Message
     # Both ways of writing a message become role and content; other keys of the second are kept for the template.
     every: list[Any] = value if isinstance(value, list) else [None]
     for given in every:
@@ -139,14 +150,30 @@ def _messages(value: Any, column: str, place: str) -> list[Message]:
             case _:
                 needed = "a list of messages with role and content, or from and value"
                 raise ValueError(f"{place}: column {column!r} is not {needed}: {str(value)[:80]}")
+        if message.get("weight") not in (0, 1, None) or message.get("train") not in (True, False, None):
+            raise ValueError(f"{place}: a message has {str(message)[:80]}: weight is 0 or 1, train true or false")
         check_length(message["content"], place)
         messages.append(message)
     return messages
 
 
-def _is_empty(message: Message) -> bool:
+def _texts(parts: list[Any]) -> list[str]:
+    texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _joined(content: Any, place: str) -> Any:
+    """Join the parts of a content, which have to be text."""
+    if isinstance(content, list) and len(_texts(content)) < len(content):
+        raise ValueError(f"{place}: the chat template takes only text, but a content is {str(content)[:80]}")
+    return "".join(_texts(content)) if isinstance(content, list) else content
+
+
+def _is_left_out(message: Message) -> bool:
+    """Return whether a message of the assistant is not learned: it is empty, or its weight or train says so."""
     values = (message.get(key) for key in _WRITTEN)
-    return not any(value.strip() if isinstance(value, str) else value for value in values)
+    is_filled = any(value.strip() if isinstance(value, str) else value for value in values)
+    return not is_filled or message.get("weight") == 0 or message.get("train") is False
 
 
 def encode_rows(
@@ -166,8 +193,9 @@ def encode_rows(
             yield _NOTHING
         else:
             # The prompt ends where its ids differ from those of the whole: a token can reach into the completion.
-            num_prompt = len(bos) + _num_common(prompt, ids) if row.prompt and train_on != "all" else 0
-            ids = np.concatenate([bos, ids] if ids[-1] == tokenizer.eos_id else [bos, ids, eos])
+            before, after = sequences.missing_ends(ids, bos, eos)
+            num_prompt = len(before) + _num_common(prompt, ids) if row.prompt and train_on != "all" else 0
+            ids = np.concatenate([before, ids, after])
             yield ids, np.arange(len(ids)) >= num_prompt
 
 
@@ -193,13 +221,24 @@ def encode_chat(
 
     # Which messages can be learned.
     of_assistant = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
-    turns = [i for i in of_assistant if i >= chat.first and not _is_empty(chat.messages[i])]
+    turns = [i for i in of_assistant if i >= chat.first and not _is_left_out(chat.messages[i])]
     if not turns:
         return _NOTHING
+    # A template for plain text prints, refuses or leaves out a content that is a list of parts.
+    lists = [message["content"] for message in chat.messages if isinstance(message["content"], list)]
+    with suppress(ValueError):
+        text = render(chat.messages)
+        lists = [one for one in lists if str(one) in text or not all(part.strip() in text for part in _texts(one))]
+    if lists:
+        plain = [message | {"content": _joined(message["content"], chat.place)} for message in chat.messages]
+        chat = chat._replace(messages=plain)
     text = render(chat.messages)
     check_length(text, chat.place)
     ids, offsets = tokenizer.encode_with_offsets(text)
+    has_left_out = any(message.get("weight") == 0 or message.get("train") is False for message in chat.messages)
     if train_on == "all":
+        if has_left_out:
+            raise ValueError(f"{chat.place}: a message has weight 0, but train_on is all: set it to completions")
         return ids, np.ones(len(ids), dtype=np.bool_)
     # A template that marks what the assistant generates decides by itself what is learned.
     if _GENERATION_TAG.search(template):
@@ -208,7 +247,11 @@ def encode_chat(
         # A template that marks the text but not the end of a turn has no run for an empty one.
         if len(runs := sequences.label_runs(is_label)) == len(of_assistant):
             for turn, (start, end) in zip(of_assistant, runs, strict=True):
-                is_label[start:end] &= not _is_empty(chat.messages[turn])
+                is_label[start:end] &= not _is_left_out(chat.messages[turn])
+        elif has_left_out:
+            raise ValueError(
+                f"{chat.place}: the chat template does not tell its messages apart, of which one has weight 0"
+            )
         if chat.first:
             is_label &= offsets[:, 1] > _start(render, text, chat, chat.first)
         if train_on == "last" and is_label.any():
@@ -294,12 +337,17 @@ def sft_dataset(
     - ``messages``, or ``conversations``: a list of ``{"role": ..., "content": ...}`` or ``{"from": ..., "value":
       ...}``; and ``tools``, if the chat template takes them;
     - ``prompt`` and ``completion``: two texts, which are joined as they are, or two lists of messages;
-    - ``instruction``, ``output`` and perhaps ``input``: an instruction, with its input after an empty line;
+    - ``instruction``, ``output`` and perhaps ``input``: an instruction, with its input after an empty line, after the
+      pairs of ``history``, of which the answers are learned, too;
     - ``text``: all of it is learned.
 
     Messages are written by the tokenizer's chat template, as are instructions if it has one; without one, an
     instruction has Alpaca's headings ``### Instruction:``, ``### Input:`` and ``### Response:``. A plain text starts
     with BOS, if the tokenizer has one, and ends with EOS; what a chat template writes is not changed.
+
+    A text ``system`` starts a conversation without a system message. A message with ``weight`` 0 or ``train`` false is
+    not learned. Contents of text parts are joined where the template does not write them. BOS and EOS that
+    a text has are not put there again.
 
     A row of more than ``max_seq_len`` tokens is cut at its end. Rows are left out if they are empty, have no
     answer, or have none of it left after the cut. A log line reports the formats and the counts.
@@ -384,6 +432,8 @@ def sft_dataset(
         ):
             format_name, content = read_row(row, f"{place.source!r}, row {number}", source_column, formatting)
             counts.update(["num_documents", format_name, *["num_chats"] * isinstance(content, Chat)])
+            counts.update(f"column {name}" for name, value in row.items() if value is not None)
+            counts.update({f"role {message['role']}" for message in getattr(content, "messages", ())})
             yield content
 
     def make_sequences(counts_of_source: sequences.Counts) -> Iterator[tuple[TokenArray, sequences.LabelMask]]:
@@ -417,6 +467,12 @@ def sft_dataset(
 
     counts = dataset.counts
     formats = ", ".join(f"{counted(counts[name], 'row')} with {name}" for name in FORMATS if counts[name])
+    found = {
+        kind: [key.split(" ", 1)[1] for key in sorted(counts) if key.startswith(kind)] for kind in ("role ", "column ")
+    }
+    unused = [name for name in found["column "] if name not in _USED | {source_column}]
+    roles = [f"{role} (learned)" if role == "assistant" and train_on != "all" else role for role in found["role "]]
+    formats += (f"; roles {', '.join(roles)}" if roles else "") + (f"; not used: {', '.join(unused)}" if unused else "")
     logger.log(
         logging.WARNING if dataset.num_cut + dataset.num_left_out else logging.INFO,
         f"{source}: {formats}; {counted(counts['num_examples'], 'example')}, {dataset.num_cut:,} of them cut after "

@@ -283,7 +283,7 @@ def _lines(file: Path, most: int) -> Iterator[tuple[str, bytes]]:
     with io.BufferedReader(pyarrow.input_stream(str(file), compression=compression)) as lines:
         for number, line in enumerate(iter(partial(lines.readline, most), b""), start=1):
             place = f"{str(file)!r}, line {number}"
-            if number == 1 and (line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:2]):
+            if number == 1 and (line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0\0" in (line[1:4:2], line[:3:2])):
                 order = "" if line[0] > 0xFD or not any(line[:2]) else "LE" if line[0] else "BE"
                 encoding = f"UTF-32{order}" if b"\0\0" in line[:4] else f"UTF-16{order}"
                 raise ValueError(f"{str(file)!r} is in {encoding}: convert it by `iconv -f {encoding} -t UTF-8`")

@@ -26,6 +26,7 @@ from tfidf_tune.data._sequences import (
     cache_settings,
     cached_folder,
     cached_sequences,
+    missing_ends,
     pack,
 )
 from tfidf_tune.data._sources import SampleBy, TextSource, load_documents, load_rows, warn_of_short_documents
@@ -61,8 +62,8 @@ def blocks_and_lengths(
     pieces: list[TokenArray] = []
     num_tokens = 0
     for ids in documents:
-        pieces += [ids, eos]
-        num_tokens += len(ids) + len(eos)
+        pieces += [ids, missing_ends(ids, eos[:0], eos)[1]]
+        num_tokens += sum(map(len, pieces[-2:]))
         if num_blocks is not None and num_tokens >= num_blocks * block_size:
             break
     return cut_blocks(pieces, block_size)[:num_blocks], [len(ids) for ids in pieces[::2]]
@@ -220,7 +221,8 @@ def text_dataset(
         longest = 0
         for text in encode_texts(tokenizer, load_documents(*place)):
             lengths.append(len(text))
-            ids = np.concatenate([bos, text, eos])
+            before, after = missing_ends(text, bos, eos)
+            ids = np.concatenate([before, text, after])
             # A last piece of one token has nothing to predict.
             cut = [ids[start : start + limit] for start in range(0, len(ids), limit)]
             longest = max(longest, len(ids))

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from tfidf_tune.data._deduplication import word_spans
-
 
 def longest_prefix_match(generated: Sequence[int], reference: Sequence[int]) -> int:
     """Return the number of equal token ids up to the first difference; 0 if either sequence is empty."""
@@ -81,6 +79,8 @@ def _rouge(generated: str, reference: str, *types: str) -> dict[str, float]:
 def _rouge_scorer(*types: str) -> Any:
     from nltk.stem.porter import PorterStemmer
     from rouge_score.rouge_scorer import RougeScorer
+
+    from tfidf_tune.data._deduplication import word_spans
 
     stem = PorterStemmer().stem
 
