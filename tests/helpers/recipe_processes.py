@@ -76,6 +76,7 @@ class Processes:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / "output.txt"
+        self._log.touch()  # a process may be killed before it opens it
         # As under torchrun, the store of a run is not in its processes, which may be killed.
         self._stores = [TCPStore("localhost", 0, is_master=True, wait_for_workers=False) for _ in runs]
         work = []
