@@ -84,10 +84,8 @@ def _with_our_settings(theirs: Any) -> type:
 
         def process_tasks(self, metadata: dict[str, Any] | None = None) -> Any:
             if self.use_cache or self.cache_requests:
-                remedy = "keys have neither the model nor the probe file: leave the option out"
-                raise ValueError(
-                    f"the harness's caches would give the answers of another model, because their {remedy}"
-                )
+                what = "the keys of --use_cache and --cache_requests have neither the model nor the probe file"
+                raise ValueError(f"{what}, so that answers of another model would be taken: leave them out")
             self.include_path = _with_ours(self.include_path)  # type: ignore[has-type]
             # What the user names in --metadata has precedence.
             ours = {"prompts": "token_ids"} if self.model in (MODEL_NAME, VLLM_NAME) else {}

@@ -195,20 +195,12 @@ def load_rows(
     split: str = "train",
     sample_by: SampleBy = "line",
 ) -> Iterator[dict[str, Any]]:
-    """Stream the rows of a source; arguments and errors as for :func:`load_documents`.
+    """Stream the rows of a source; other arguments and errors are those of :func:`load_documents`.
 
-    Values of JSON are as they are written. Those of Parquet files and of the hub have the types of their columns, so
-    that a dictionary there has no None: it lacks such keys.
-
-    Args:
-        source (str): the source.
-        columns (Mapping[str, type]): required columns, and the type of their values; a value may be None, and is if
-            other rows have the column.
-        more (Collection[str] | None): columns that are wanted where there are any, None for all. Others may be left
-            out. Default: none
-        name (str | None): as of :func:`load_documents`.
-        split (str): as of :func:`load_documents`.
-        sample_by (Literal["line", "paragraph", "document"]): as of :func:`load_documents`.
+    ``columns`` are required, with the type of their values; a value may be None, and is if only other rows have the
+    column. ``more`` are columns that are wanted where there are any, None for all; others may be left out. Values of
+    JSON are as they are written. Those of Parquet files and of the hub have the types of their columns, so that a
+    dictionary there has no None: it lacks such keys.
     """
     rows = placed_rows(source, columns, more=more, name=name, split=split, sample_by=sample_by)
     return (row.columns for row in rows)
