@@ -98,7 +98,7 @@ def update_files(folder: Path, files: Mapping[str, Callable[[Path], object]]) ->
     with locked_folder(folder), ExitStack() as stack:
         if is_new:
             stack.push(lambda failure, *_: shutil.rmtree(folder, ignore_errors=True) if failure else None)
-        for parent in {(folder / name).parent for name in files}:
+        for parent in {(folder / name).parent for name in files} - {folder}:
             remove_leftovers(parent)
         for name, write in files.items():
             path = folder / name

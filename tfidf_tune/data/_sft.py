@@ -173,7 +173,11 @@ def _is_left_out(message: Message) -> bool:
     """Return whether a message of the assistant is not learned: it is empty, or its weight or train says so."""
     values = (message.get(key) for key in _WRITTEN)
     is_filled = any(value.strip() if isinstance(value, str) else value for value in values)
-    return not is_filled or message.get("weight") == 0 or message.get("train") is False
+    return not is_filled or _is_switched_off(message)
+
+
+def _is_switched_off(message: Message) -> bool:
+    return message.get("weight") == 0 or message.get("train") is False
 
 
 def encode_rows(
@@ -235,7 +239,7 @@ def encode_chat(
     text = render(chat.messages)
     check_length(text, chat.place)
     ids, offsets = tokenizer.encode_with_offsets(text)
-    has_left_out = any(message.get("weight") == 0 or message.get("train") is False for message in chat.messages)
+    has_left_out = any(map(_is_switched_off, chat.messages))
     if train_on == "all":
         if has_left_out:
             raise ValueError(f"{chat.place}: a message has weight 0, but train_on is all: set it to completions")

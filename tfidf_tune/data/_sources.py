@@ -112,7 +112,7 @@ SampleBy = Literal["line", "paragraph", "document"]
 _SHORT_DOCUMENT = 30  # tokens
 _MAX_ROW_BYTES, _MAX_LIST_BYTES = 1 << 26, 1 << 30  # of a row, and of a .json file, while they are decompressed
 _ROWS_WITHOUT = 1000  # rows without a column, until it counts as missing
-_SHOWN_FILES = 5  # of those that are no text
+_SHOWN_FILES = 5  # skipped files that a warning names
 _ROWS_TOGETHER = 16  # of Parquet files and the hub; few, because a row may have megabytes
 
 _FORMATS = {
@@ -202,20 +202,13 @@ def load_rows(
     JSON are as they are written. Those of Parquet files and of the hub have the types of their columns, so that a
     dictionary there has no None: it lacks such keys.
     """
-    rows = placed_rows(source, columns, more=more, name=name, split=split, sample_by=sample_by)
+    rows = placed_rows(TextSource(source, name, split, sample_by=sample_by), columns, more)
     return (row.columns for row in rows)
 
 
-def placed_rows(
-    source: str,
-    columns: Mapping[str, type],
-    *,
-    more: Collection[str] | None = (),
-    name: str | None = None,
-    split: str = "train",
-    sample_by: SampleBy = "line",
-) -> Iterator[PlacedRow]:
+def placed_rows(place: TextSource, columns: Mapping[str, type], more: Collection[str] | None) -> Iterator[PlacedRow]:
     """Stream rows as :func:`load_rows`, and where they are."""
+    source, name, split, _, sample_by = place
     require_choice("sample_by", sample_by, get_args(SampleBy))
     if source == EMBEDDED:
         rows: Iterator[PlacedRow] = (PlacedRow(EMBEDDED, {"text": document}) for document in embedded_documents(split))

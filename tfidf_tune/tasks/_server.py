@@ -333,9 +333,10 @@ class ServerLM(LM):  # type: ignore[misc]
         # What is said of the model stands in messages.
         answer.system_fingerprint = self._hidden(answer.system_fingerprint or "") or None
         answer.data = json.loads(self._hidden(json.dumps(answer.data)))
-        if len(self._key) < _LONG_KEY:  # it occurs in texts by chance
-            return answer
-        return _Answer.model_validate_json(answer.model_dump_json(exclude_defaults=True).replace(self._key, "***"))
+        # A short key occurs in texts by chance.
+        if len(self._key) >= _LONG_KEY and self._key in (text := answer.model_dump_json(exclude_defaults=True)):
+            answer = _Answer.model_validate_json(text.replace(self._key, "***"))
+        return answer
 
     def _hidden(self, text: str) -> str:
         """Hide the API key, and each run of characters of which 8 together are in it."""

@@ -53,7 +53,7 @@ def documents(
     read = num_blocks if train_source is None else None
     blocks = text_blocks(prompts.tokenizer, texts, block_size=block_size, num_blocks=read)
     if not len(blocks):
-        raise ValueError(f"{wikitext2_source!r} has no {block_size} tokens: name more text or lower block_size")
+        raise ValueError(f"{wikitext2_source!r} has fewer than {block_size} tokens: name more or lower block_size")
     if train_source is not None:
         names: dict[str, Any] = {"source_name": train_name, "source_split": train_split, "source_column": train_column}
         unseen = without_shared_text(prompts.tokenizer, blocks, shared_tokens, source=train_source, **names)
