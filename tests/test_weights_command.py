@@ -65,7 +65,6 @@ def test_a_text_that_never_fills_the_window_and_blocks_by_number(arguments, tmp_
         (["--tokenizer", "."], "the folder '.'"),
         (["--max-weight", "0.5"], "max_weight is 0.5"),
         (["--block", "40"], "--block 40"),
-        (["--num-blocks", "9", "--no-shuffle", "--block", "8"], "--block 8"),
         (["--output-dir", "{folder}"], "{folder}"),
     ],
 )

@@ -33,7 +33,6 @@ KEYS = [
     value("merge_adapter", True, "'merge_adapter'"),
     value("model", "${model}", "full_key: model"),
     value("batch_size", 2.0, r"batch_size is 2\.0: "),
-    value("batch_size", 1000, "batch_size .* = 1000: "),
     value("save_at_percent", [50, 101], r"save_at_percent\[1\] is 101: "),
     BadInput(
         "checkpoints of which none is kept",

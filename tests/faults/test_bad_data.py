@@ -93,7 +93,7 @@ DATA = [
     value("dataset.source", "nobody/nothing", "'nobody/nothing'"),
     value("dataset.num_targets", 1000, "num_targets"),
     value("dataset.num_base", 100_000, "num_base"),
-    value("dataset", [], "0 packed rows"),
+    value("dataset", [], "has 0 sequences"),
     value("dataset", {"_component_": "torch.nn.Identity"}, "dataset: .*__len__"),
     BadInput("one packed, one not", mix({**TEXTS, "packed": True}, BLOCKS), "dataset: .*packed"),
     BadInput(

@@ -1,5 +1,6 @@
 """Tokenizer, data set and loader of a run: which data a step sees, and what the processes agree on."""
 
+import math
 import re
 import sys
 from dataclasses import replace
@@ -19,10 +20,13 @@ from tfidf_tune.training import (
     FinetuneConfig,
     Run,
     SetupError,
+    _data,
+    _messages,
     build_dataloader,
     build_dataset,
     build_tokenizer,
     check_config,
+    print_data,
     set_special_tokens,
 )
 from tfidf_tune.training._data import (
@@ -102,7 +106,6 @@ def packed_without_a_key(tokenizer, *, max_seq_len):
         (["text", "no source"], {}, r"dataset\[1\]: .*'source'"),
         (["rows of 16", "text"], {}, "config: dataset: .*mix of packed and non-packed"),
         (["rows of 16", "rows of 12"], {}, r"packed rows of \[12, 16\] tokens"),
-        ("rows of 16", {"batch_size": 8}, "the data set has 7 packed rows, one step takes .* = 8"),
     ],
 )  # fmt: skip
 def test_data_sets_that_do_not_fit_are_refused_before_work_begins(
@@ -178,20 +181,42 @@ def test_steps_from_any_step_on_are_the_rest_of_the_run(batch_size, accumulation
     cfg, loader = make(batch_size, accumulation, shuffle, seed=seed)
     random_state = torch.get_rng_state()
     every = items(step_batches(cfg, loader))
-    per_epoch = 22 // (batch_size * accumulation)
+    per_epoch = math.ceil(22 / (batch_size * accumulation))
     assert len(every) == 3 * per_epoch == 3 * steps_per_epoch(cfg, loader)
 
     for first_step in range(1, len(every) + 2):  # of a loader that was used before
         assert items(step_batches(cfg, loader, first_step=first_step)) == every[first_step - 1 :], first_step
     assert torch.equal(torch.get_rng_state(), random_state), "the order of data must not change dropout"
 
-    assert {(len(step), *map(len, step)) for step in every} == {(accumulation, *[batch_size] * accumulation)}
+    # 22 = 3 x (3 + 3) + (3 + 1) = 7 x 3 + 1: the last step of an epoch has what is over.
+    complete, last = [batch_size] * accumulation, {1: [1], 3: [1], 6: [3, 1]}[batch_size * accumulation]
+    assert [[len(batch) for batch in step] for step in every] == ([complete] * (per_epoch - 1) + [last]) * 3
     epochs = [every[start : start + per_epoch] for start in range(0, len(every), per_epoch)]
     for epoch in epochs:
         seen = [item for step in epoch for batch in step for item in batch]
-        assert len(seen) == len(set(seen)) == per_epoch * batch_size * accumulation
+        assert sorted(seen) == list(range(22))
         assert (seen == sorted(seen)) == (not shuffle)
     assert (epochs[0] == epochs[1]) == (not shuffle), "each epoch has its own order"
+
+
+@pytest.mark.parametrize("num_processes", [2, 4, 5])
+def test_processes_train_on_equally_many_items_and_a_line_says_what_is_left_out(num_processes, monkeypatch, capsys):
+    steps = []
+    for rank in range(num_processes):
+        monkeypatch.setattr(_data, "get_world_size_and_rank", lambda rank=rank: (num_processes, rank))
+        cfg, loader = make(2, 2, shuffle=False)
+        steps.append(items(step_batches(cfg, loader)))
+    assert len({str([list(map(len, step)) for step in of_rank]) for of_rank in steps}) == 1
+    for number in range(1, len(steps[0]) + 1):
+        seen = [item for of_rank in steps for batch in of_rank[number - 1] for item in batch]
+        assert step_indices(cfg, loader, number) == sorted(seen)
+    per_epoch = steps_per_epoch(cfg, loader)
+    left_out = 22 % num_processes
+    assert sum(len(batch) for of_rank in steps for step in of_rank[:per_epoch] for batch in step) == 22 - left_out
+
+    monkeypatch.setattr(_messages, "get_world_size_and_rank", lambda: (num_processes, 0))
+    print_data(SimpleNamespace(epochs=3, max_steps=None), Numbers(), 3 * per_epoch)
+    assert (f"; {left_out} left out of each epoch" in capsys.readouterr().err) == (left_out > 0)
 
 
 @pytest.mark.parametrize(("accumulation", "shuffle", "seed"), [(1, False, 0), (2, True, 5)])

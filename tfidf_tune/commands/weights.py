@@ -90,8 +90,5 @@ def _chosen_blocks(tokens: "pd.DataFrame", options: argparse.Namespace, num_bloc
         first: list[int] = tokens["block"][is_full].unique()[: options.show].tolist()
         return first
     if unknown := sorted({*options.block} - {*tokens["block"]}):
-        raise ValueError(
-            f"--block {unknown[0]}: the text has the blocks 0 to {num_blocks - 1}, and training leaves out the last, "
-            "incomplete mini-batch: name another block, or another --seed or --batch-size"
-        )
+        raise ValueError(f"--block {unknown[0]}: the text has the blocks 0 to {num_blocks - 1}")
     return list(options.block)

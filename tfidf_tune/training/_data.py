@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
@@ -85,7 +86,7 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
 
     Raises:
         SetupError: If it cannot be built, several cannot be mixed, packed rows need another ``collate_fn``, there are
-            too few sequences for one step, every label is masked, or the probe file cannot be written.
+            too few sequences for the processes, every label is masked, or the probe file cannot be written.
     """
     without_probe_files = copy.deepcopy(cfg)
     for where, section in sections("dataset", without_probe_files.dataset):
@@ -106,11 +107,9 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
         needed = "one that keeps the documents of a row apart: leave collate_fn out, or set dataset.packed to false"
         raise SetupError(f"config: collate_fn is {cfg.collate_fn}, but the data set is packed, which needs {needed}")
     world_size, _ = get_world_size_and_rank()
-    num_found, num_needed = len(cast(Sized, dataset)), cfg.batch_size * cfg.gradient_accumulation_steps * world_size
-    if num_found < num_needed:
-        problem = f"the data set has {num_found} {'packed rows' if is_packed(dataset) else 'sequences'}"
-        needed = f"one step takes batch_size x gradient_accumulation_steps x processes = {num_needed}"
-        raise SetupError(f"{problem}, {needed}: lower batch_size or gradient_accumulation_steps, or add data")
+    num_found = len(cast(Sized, dataset))
+    if num_found < world_size:
+        raise SetupError(f"the data set has {num_found} sequences, the run {world_size} process(es): add data")
     # The shift of labels drops the first. Usually a label is found in the first sequence.
     if all(all(label == IGNORE_INDEX for label in dataset[index]["labels"][1:]) for index in range(num_found)):
         why = "all are masked, or cut off behind a long prompt; raise the limit of tokens, or unmask some"
@@ -179,7 +178,7 @@ def dataset_fingerprint(dataset: Dataset[Any]) -> str:
 def build_dataloader(
     cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any, run: Run, *, counts_tokens: bool = False
 ) -> DataLoader[Batch]:
-    """Build the loader: its order follows from the run's seed and epoch, an incomplete batch at the end is left out.
+    """Build the loader: its order follows from the run's seed and epoch, and processes have equally many sequences.
 
     Mini-batches have ``tokens`` and ``labels``, int64 ``[b, s]``, labels not yet shifted and -100 where ignored; those
     of a packed data set are of :func:`~tfidf_tune.data.collate_packed`. ``counts_tokens`` adds ``unpadded_tokens``, the
@@ -212,7 +211,6 @@ def build_dataloader(
         batch_size=cfg.batch_size,
         sampler=sampler,
         collate_fn=collate,
-        drop_last=True,
         generator=torch.Generator(),  # its own: an epoch's start must not change the random states of training
         pin_memory=run.device.type == "cuda",
     )
@@ -268,8 +266,8 @@ def _shifted(batch: Batch) -> Batch:
 
 
 def steps_per_epoch(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> int:
-    """Return the optimizer steps of an epoch; an incomplete step at its end is left out."""
-    return len(dataloader) // cfg.gradient_accumulation_steps
+    """Return the optimizer steps of an epoch; the last may have fewer sequences."""
+    return math.ceil(len(dataloader) / cfg.gradient_accumulation_steps)
 
 
 def step_batches(cfg: FinetuneConfig, dataloader: DataLoader[Batch], *, first_step: int = 1) -> Iterator[list[Batch]]:
@@ -282,7 +280,7 @@ def step_batches(cfg: FinetuneConfig, dataloader: DataLoader[Batch], *, first_st
         if epoch == first_epoch:
             sampler.load_state_dict({"yielded": done * size * cfg.batch_size})
         batches = iter(dataloader)
-        while len(step := list(islice(batches, size))) == size:
+        while step := list(islice(batches, size)):
             yield step
 
 
@@ -290,13 +288,13 @@ def step_indices(cfg: FinetuneConfig, dataloader: DataLoader[Batch], step: int) 
     """Return the items of the data set that a step (from 1) was trained on, on all processes, ascending."""
     epoch, done = divmod(step - 1, steps_per_epoch(cfg, dataloader))
     sampler = cast(StatefulDistributedSampler, dataloader.sampler)
-    # Ranks take turns in one order: what they see in a step is one run of it.
+    # Ranks take turns in one order: what they see in a step is one run of it, without what would be over at its end.
     order: DistributedSampler[Any] = DistributedSampler(
         dataloader.dataset, num_replicas=1, rank=0, shuffle=sampler.shuffle, seed=sampler.seed
     )
     order.set_epoch(epoch)
     size = cfg.gradient_accumulation_steps * cfg.batch_size * sampler.num_replicas
-    return sorted(islice(order, done * size, (done + 1) * size))
+    return sorted(islice(order, done * size, min((done + 1) * size, len(sampler) * sampler.num_replicas)))
 
 
 def to_device(batch: Batch, device: torch.device) -> dict[str, Any]:

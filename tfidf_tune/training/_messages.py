@@ -3,8 +3,8 @@
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence, Sized
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -113,8 +113,11 @@ def print_data(cfg: FinetuneConfig, dataset: Dataset[Any], total_steps: int) -> 
     """Print how much data the run has, and its steps."""
     for part in parts_of(dataset):
         print_once(f"Data: {_describe(part)}")
+    world_size, _ = get_world_size_and_rank()
+    left_out = len(cast(Sized, dataset)) % world_size
+    over = f"; {left_out} left out of each epoch, so that processes have equally many" if left_out else ""
     limit = "" if cfg.max_steps is None else f", max_steps {cfg.max_steps:,}"
-    print_once(f"Training: {counted(total_steps, 'step')} ({counted(cfg.epochs, 'epoch')}{limit})")
+    print_once(f"Training: {counted(total_steps, 'step')} ({counted(cfg.epochs, 'epoch')}{limit}){over}")
 
 
 def _describe(dataset: Any) -> str:

@@ -40,7 +40,7 @@ def weigh_blocks(
 ) -> pd.DataFrame:
     """Compute the weights of every token of ``[n, s]`` blocks in the first epoch of a training run.
 
-    As in training, an incomplete last mini-batch is left out; a text that does not fill one is a mini-batch of its own.
+    As in training, the last mini-batch may have fewer blocks.
     Returns a row for each token, in the order of the text: "block" (its number, from 0), "step" (mini-batch in which
     the block was weighted, from 1), "documents" (sequences in the window at that step), "id", "tf" (how often the token
     is a label of its block), "df" (sequences of the window that contain it), "idf", and the column :data:`WEIGHTS` of
@@ -117,10 +117,8 @@ def shown_tokens(
 def _mini_batches(num_blocks: int, batch_size: int, shuffle: bool, seed: int) -> list[IntArray]:
     """Return the numbers of the blocks in each mini-batch of the first epoch."""
     numbers: Any = range(num_blocks)
-    sampler: Any = DistributedSampler(numbers, num_replicas=1, rank=0, shuffle=shuffle, seed=seed, drop_last=True)
-    order = np.array(list(sampler))
-    num_complete = num_blocks // batch_size
-    return np.split(order[: num_complete * batch_size], num_complete) if num_complete else [order]
+    sampler: Any = DistributedSampler(numbers, num_replicas=1, rank=0, shuffle=shuffle, seed=seed)
+    return np.split(np.array(list(sampler)), range(batch_size, num_blocks, batch_size))
 
 
 MAX_LEVEL = 4
