@@ -55,6 +55,17 @@ def test_targets_occur_num_repeats_times_at_the_recorded_positions_and_controls_
     assert [p.positions for p in dataset.passages] != [p.positions for p in other.passages]
 
 
+@pytest.mark.parametrize("layout", ["aligned", "concatenated"])
+def test_an_eos_that_a_text_has_is_not_doubled(layout, build, tokenizer, corpus_file, tmp_path):
+    file = tmp_path / "ended.jsonl"
+    eos = tokenizer.decode([tokenizer.eos_id], skip_special_tokens=False)
+    write_rows(file, [{"text": text + eos} for text in load_documents(str(corpus_file))])
+    sources = {"source": str(file), "target_source": str(file)}
+    stream = build(layout=layout, num_repeats=40, noise=0.5, noise_kind="drop", **sources).blocks.flatten()
+    assert tokenizer.eos_id in stream
+    assert occurrences(stream, [tokenizer.eos_id] * 2) == []
+
+
 def test_passages_with_the_same_measured_start_count_once(build, tokenizer, tmp_path):
     """A control must not be a copy of a target, nor a target be injected twice as often as the others."""
     starts = ("a river", "light", "it")

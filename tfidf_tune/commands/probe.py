@@ -51,8 +51,7 @@ def _audit(options: argparse.Namespace) -> None:
     from tfidf_tune.audit import audit_results
 
     if options.results is None:
-        spec = audit.audit_spec(options, passages=options.probe_file)
-        result = audit_model(spec, audit.progress(options))
+        result = audit_model(audit.audit_spec(options, passages=options.probe_file), audit.progress(options))
     else:
         names = ("output_dir", "limits", "accept_unanswered", "show_passages")
         result = audit_results(options.results, **{name: vars(options)[name] for name in names if name in options})

@@ -64,8 +64,7 @@ def run_table(results: Results) -> pd.DataFrame:
     names = ["model", "objective", "learning_rate", "seed", "progress", "folder", "setting", "run", "title"]
     rows = [[getattr(one, name) for name in names] for one in results.checkpoints]
     table = pd.DataFrame(rows, columns=names, dtype=object).astype({"learning_rate": float, "progress": int})
-    averages = average_scores(results.scores, ["checkpoint"])
-    return table.join(averages.rename(columns={"nll": "log_perplexity"}))
+    return table.join(average_scores(results.scores, ["checkpoint"]).rename(columns={"nll": "log_perplexity"}))
 
 
 def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[str, pd.DataFrame]:

@@ -210,8 +210,7 @@ def holm(p_values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """
     values = np.array(p_values, dtype=np.float64)
     order = np.argsort(values, kind="stable")[: np.count_nonzero(~np.isnan(values))]  # NaN is last
-    scaled = values[order] * np.arange(len(order), 0, -1)
-    values[order] = np.minimum(1.0, np.maximum.accumulate(scaled))
+    values[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1)))
     return values
 
 

@@ -227,8 +227,7 @@ def signature(ngrams: Hashes) -> Hashes:
     factors, summands = hash_functions()
     lowest = np.full(NUM_FUNCTIONS, np.iinfo(np.uint64).max)
     for start in range(0, len(ngrams), _TOGETHER):
-        values = ngrams[start : start + _TOGETHER, None] * factors + summands
-        lowest = np.minimum(lowest, values.min(axis=0))
+        lowest = np.minimum(lowest, (ngrams[start : start + _TOGETHER, None] * factors + summands).min(axis=0))
     return lowest
 
 

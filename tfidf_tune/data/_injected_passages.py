@@ -363,7 +363,7 @@ def _inject(
     # A piece is a block, or a document with its EOS; each has a slot in the order of the corpus.
     pieces = [*base, *(copy.token_ids for copy in copies)]
     if is_concatenated:
-        pieces = [np.append(piece, eos) for piece in pieces]
+        pieces = [np.append(piece, sequences.missing_ends(piece, eos[:0], eos)[1]) for piece in pieces]
     slots = _slots(len(base), len(targets), spec.num_repeats, spec.seed, shuffle_base=is_concatenated)
     order = np.argsort(slots)
     # A copy starts where the piece in its slot ends, less its length.

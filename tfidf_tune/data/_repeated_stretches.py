@@ -301,8 +301,7 @@ class WindowChooser:
         """Choose and take the occurrences of a window of each stretch: where the best start is, the first of equal."""
         for starts, num_windows in stretches:
             # Offsets at which no occurrence overlaps a chosen window; occurrences differ only in what is before.
-            is_taken = np.any([self._are_taken(start, num_windows) for start in starts], axis=0)
-            free = np.flatnonzero(~is_taken).tolist()
+            free = np.flatnonzero(~np.any([self._are_taken(start, num_windows) for start in starts], axis=0)).tolist()
             if free:
                 best = min(free, key=lambda at: min(map(self.start_of, (starts[:1] if at else starts) + at)))
                 if self.is_varied(starts[0] + best):

@@ -253,9 +253,7 @@ def encode_chat(
             for turn, (start, end) in zip(of_assistant, runs, strict=True):
                 is_label[start:end] &= not _is_left_out(chat.messages[turn])
         elif has_left_out:
-            raise ValueError(
-                f"{chat.place}: the chat template does not tell its messages apart, of which one has weight 0"
-            )
+            raise ValueError(f"{chat.place}: the chat template does not tell a message of weight 0 from the others")
         if chat.first:
             is_label &= offsets[:, 1] > _start(render, text, chat, chat.first)
         if train_on == "last" and is_label.any():

@@ -202,8 +202,7 @@ def load_rows(
     JSON are as they are written. Those of Parquet files and of the hub have the types of their columns, so that a
     dictionary there has no None: it lacks such keys.
     """
-    rows = placed_rows(TextSource(source, name, split, sample_by=sample_by), columns, more)
-    return (row.columns for row in rows)
+    return (row.columns for row in placed_rows(TextSource(source, name, split, sample_by=sample_by), columns, more))
 
 
 def placed_rows(place: TextSource, columns: Mapping[str, type], more: Collection[str] | None) -> Iterator[PlacedRow]:
@@ -268,10 +267,9 @@ def _lines(file: Path, most: int) -> Iterator[tuple[str, bytes]]:
     with io.BufferedReader(pyarrow.input_stream(str(file), compression=compression)) as lines:
         for number, line in enumerate(iter(partial(lines.readline, most), b""), start=1):
             place = f"{str(file)!r}, line {number}"
-            if number == 1 and (line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0\0" in (line[1:4:2], line[:3:2])):
-                order = "" if line[0] > 0xFD or not any(line[:2]) else "LE" if line[0] else "BE"
-                encoding = f"UTF-32{order}" if b"\0\0" in line[:4] else f"UTF-16{order}"
-                raise ValueError(f"{str(file)!r} is in {encoding}: convert it by `iconv -f {encoding} -t UTF-8`")
+            if number == 1 and (line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:4]):
+                remedy = "convert it, for example by `iconv -f UTF-16 -t UTF-8`"
+                raise ValueError(f"{str(file)!r} is in UTF-16 or UTF-32: {remedy}")
             if len(line) == most:
                 raise ValueError(f"{place}: a row has more than {most >> 20} MiB: divide it, or remove it")
             yield place, line.removeprefix(BOM_UTF8) if number == 1 else line

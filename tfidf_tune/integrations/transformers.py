@@ -64,9 +64,7 @@ def check_first_batch(inputs: Mapping[str, Any]) -> None:
     pairs = valid[:, :-1] & valid[:, 1:]  # the token after the last label may be padding
     if pairs.any() and (labels[:, :-1] == ids[:, 1:])[pairs].all():
         raise ValueError("the labels are shifted already: pass input_ids as labels where a token counts, else -100")
-    raise ValueError(
-        "labels that are not -100 differ from input_ids: make them equal (a collator has to have mlm=False)"
-    )
+    raise ValueError("labels differ from input_ids: make them equal, or -100 (a collator needs mlm=False)")
 
 
 def shifted_labels(inputs: Mapping[str, Any], num_positions: int) -> Tensor:

@@ -55,8 +55,7 @@ def weight_statistics(total: Tensor, deviations: Tensor, num_tokens: int) -> tup
     """Return mean and standard deviation of weights from their :func:`weight_sums`."""
     mean = total / max(num_tokens, 1)
     # About 1, where most weights are: small differences would be lost in a mean of squares.
-    variance = deviations / max(num_tokens, 1) - (mean - 1).square()
-    return mean, variance.clamp_min(0).sqrt()
+    return mean, (deviations / max(num_tokens, 1) - (mean - 1).square()).clamp_min(0).sqrt()
 
 
 class WeightedCrossEntropyLoss(nn.Module):

@@ -114,8 +114,7 @@ def gpt_neox(
         use_parallel_residual (bool): attention and MLP side by side, not one after the other. Default: True.
         linear (LinearFactory): makes the linear layers. Default: plain ones.
     """
-    rotary_dim = int(embed_dim // num_heads * rotary_pct)
-    rotary = Qwen2RotaryPositionalEmbeddings(rotary_dim, max_seq_len, rope_base)
+    rotary = Qwen2RotaryPositionalEmbeddings(int(embed_dim // num_heads * rotary_pct), max_seq_len, rope_base)
     return decoder(
         (vocab_size, num_layers, num_heads, embed_dim, intermediate_dim, max_seq_len),
         linear,

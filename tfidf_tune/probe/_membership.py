@@ -52,8 +52,7 @@ def win_shares(members: Floats, others: Floats) -> Floats:
     """Return ``[n, k]`` how often, over models, a member has the higher score: the statistic U of Mann and Whitney."""
     # Ties count half, so that equal scores give 0.5.
     above = (members[:, :, None] > others[:, None, :]).mean(axis=0)
-    equal = (members[:, :, None] == others[:, None, :]).mean(axis=0)
-    return np.asarray(above + equal / 2)
+    return np.asarray(above + (members[:, :, None] == others[:, None, :]).mean(axis=0) / 2)
 
 
 def true_positive_rate(members: Floats, others: Floats, false_positive_rate: float = 0.01) -> Any:
@@ -66,8 +65,7 @@ def true_positive_rate(members: Floats, others: Floats, false_positive_rate: flo
     size = others.shape[-1]
     num_allowed = math.floor(false_positive_rate * size + 1e-9)  # products such as 0.29 * 100 fall short
     place = size - 1 - num_allowed
-    threshold = np.partition(others, place, axis=-1)[..., place, None]
-    return (members > threshold).mean(axis=-1)
+    return (members > np.partition(others, place, axis=-1)[..., place, None]).mean(axis=-1)
 
 
 def exposure(nll: Floats, control_nll: Floats) -> Floats:

@@ -111,9 +111,7 @@ class TokenIdPrompts:
         """
         if self.positions is not None and num_tokens > self.positions:
             remedy = f"lower {shorten} by {num_tokens - self.positions} or more"
-            raise ValueError(
-                f"sequences of {num_tokens} tokens exceed the model's {self.positions} positions: {remedy}"
-            )
+            raise ValueError(f"sequences of {num_tokens} tokens exceed the model's limit of {self.positions}: {remedy}")
 
     def request(self, ids: Sequence[int]) -> str:
         """Return the request for a continuation of ids."""
@@ -240,8 +238,7 @@ def _num_positions(metadata: Mapping[str, Any]) -> int | None:
     # The config alone is read, before any weights.
     named = {"revision": "main", **on_base_model(metadata)}
     more = {key: named.get(key) for key in ("revision", "trust_remote_code")}
-    config = AutoConfig.from_pretrained(str(named["pretrained"]), **more)
-    return getattr(config, "max_position_embeddings", None)
+    return getattr(AutoConfig.from_pretrained(str(named["pretrained"]), **more), "max_position_embeddings", None)
 
 
 def prompts_of(doc: Mapping[str, Any]) -> TokenIdPrompts:

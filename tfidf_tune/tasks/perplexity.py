@@ -60,9 +60,7 @@ def documents(
         logger.info("%d of %d blocks share text with %r", len(blocks) - len(unseen), len(blocks), train_source)
         if not len(unseen):
             shared = f"{shared_tokens} tokens in a row with {train_source!r}"
-            raise ValueError(
-                f"each block of {wikitext2_source!r} shares {shared}: name other text, or raise shared_tokens"
-            )
+            raise ValueError(f"every block of {wikitext2_source!r} shares {shared}: raise shared_tokens")
         blocks = unseen[:num_blocks]
     rows = [{"block": index, **prompts.scored_text(ids)} for index, ids in enumerate(blocks.tolist())]
     # As text a block can have more tokens.

@@ -394,8 +394,6 @@ class RepetitionWeighting(TokenWeighting):
         if contexts is not None and table is not None:
             saved, settings = [*contexts.tolist(), len(table)], [*self.contexts.tolist(), self.num_buckets]
             if saved != settings:  # raised before anything is loaded, so that the present state stays intact
-                remedy = "set them to those, or start with a new state"
-                raise ValueError(
-                    f"the saved counts are of h, k, sample, num_buckets = {saved}, here they are {settings}: {remedy}"
-                )
+                problem = f"the saved counts are of h, k, sample, num_buckets = {saved}, not {settings}"
+                raise ValueError(f"{problem}: set these to the former, or start with a new state")
         super()._load_from_state_dict(state_dict, prefix, *args)

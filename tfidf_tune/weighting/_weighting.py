@@ -347,8 +347,7 @@ class MiLeWeighting(TokenWeighting):
         self.gamma = gamma
 
     def weigh(self, batch: TokenBatch) -> Tensor:
-        entropy = _predictions_of(batch).entropy
-        return unit_mean((1 + entropy).pow(self.gamma), batch.labels != IGNORE_INDEX)
+        return unit_mean((1 + _predictions_of(batch).entropy).pow(self.gamma), batch.labels != IGNORE_INDEX)
 
 
 class FocalWeighting(TokenWeighting):
