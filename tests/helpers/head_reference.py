@@ -84,13 +84,15 @@ def tolerances(batch, upstream=1.0):
 
     A sum of n products is within n eps of the sum of their magnitudes. So the logits are; it shifts the logarithm of a
     probability by at most twice that, beside the tolerances of the loss on logits, and the gradient of the logits by as
-    much of c (p + onehot). The sums that gradients and total are made of come on top.
+    much of c (p + onehot). The normalizer is a sum over the vocabulary, whose v rounding errors of eps / 2 add up like a
+    random walk: within sqrt(v) eps of it (Higham and Mary 2019, lambda = 2), which shifts the logarithm by as much.
+    The sums that gradients and total are made of come on top.
     """
     hidden, weight, bias = (None if tensor is None else tensor.detach().double() for tensor in batch.head)
     hidden = hidden.flatten(0, 1)
     labels, coefficients = batch.labels.flatten(), batch.coefficients.flatten().double().abs() * abs(upstream)
     magnitudes = hidden.abs() @ weight.abs().t() + (0 if bias is None else bias.abs())
-    shift = 2 * (hidden.shape[1] + 1) * EPS * magnitudes.amax(dim=1)
+    shift = 2 * (hidden.shape[1] + 1) * EPS * magnitudes.amax(dim=1) + weight.shape[0] ** 0.5 * EPS
     probabilities = F.linear(hidden, weight, bias).softmax(dim=1)
     labels = labels.clamp(min=0)[:, None]
     terms = coefficients[:, None] * probabilities.scatter_add(1, labels, torch.ones_like(labels, dtype=torch.float64))

@@ -26,7 +26,7 @@ TEXTS = [random_ids(length, seed) for seed, length in enumerate((24, 9, 24, 2, 1
 @torch.no_grad()
 def likelihoods_by_loop(model, ids):
     """The formula of the authors of Min-K%++, mean and variance over the vocabulary, in float64."""
-    log_probs = model(input_ids=torch.tensor([ids])).logits[0, :-1].double().log_softmax(dim=-1)
+    log_probs = model(input_ids=torch.tensor([ids[:-1]])).logits[0].double().log_softmax(dim=-1)
     chosen = log_probs.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
     probs = log_probs.exp()
     mu = (probs * log_probs).sum(-1)

@@ -140,5 +140,5 @@ def test_blocks_that_are_too_many_tokens_as_text_are_refused(llama, tmp_path):
     file.write_text("\n".join("🙃" * 63 + "a" * shift for shift in range(4)), encoding="utf-8")
     settings = {"wikitext2_source": file, "block_size": 256}
     run_tasks(llama, TASK, tmp_path / "ids", **settings)
-    with pytest.raises(ValueError, match=r"sequences of 2\d\d tokens exceed the model's 256 positions: lower"):
+    with pytest.raises(ValueError, match=r"sequences of 2\d\d tokens exceed the model's limit of 256: lower"):
         run_tasks(llama, TASK, tmp_path / "text", prompts="text", **settings)
