@@ -222,15 +222,23 @@ def test_answers_are_those_of_the_assistant(chat_tokenizer, sft):
 
 
 def test_what_says_that_it_is_not_learned_is_not(chat_tokenizer, sft):
-    for off in ({"weight": 0}, {"train": False}):
+    for off in ({"weight": 0}, {"train": False}, {"train": 0.0}, {"loss": False}):
         rows = [{"messages": [QUESTION, FOUR | off, SURE, YES | {"weight": 1, "train": True}]}]
         for given in ({}, {"chat_template": template("qwen3_instruct_2507_training")}):
             [sample] = sft(chat_tokenizer, rows, **given)
             assert [answer.strip() for answer in learned(chat_tokenizer, sample)] == [YES["content"] + "<|im_end|>"]
         with pytest.raises(ValueError, match="weight 0, but train_on is all"):
             sft(chat_tokenizer, rows, train_on="all")
+        # The last answer is not learned, nor the answer before it in its place; messages of ShareGPT have weights, too.
+        switched_off = [QUESTION, YES, SURE, FOUR | off]
+        for given in ({}, {"chat_template": template("qwen3_instruct_2507_training")}):
+            with pytest.raises(ValueError, match="gives no example"):
+                sft(chat_tokenizer, [{"messages": switched_off}], train_on="last", **given)
+        as_sharegpt = [{"from": "human", "value": "2+2"}, {"from": "gpt", "value": "It is four."} | off]
+        with pytest.raises(ValueError, match="gives no example"):
+            sft(chat_tokenizer, [{"conversations": as_sharegpt}])
     for wrong in ({"weight": 0.5}, {"weight": "0"}, {"train": "no"}):
-        with pytest.raises(ValueError, match="weight is 0 or 1, train true or false"):
+        with pytest.raises(ValueError, match="weight, train, .* of a message is 0 or 1, true or false"):
             sft(chat_tokenizer, [{"messages": [QUESTION, FOUR | wrong]}])
 
 
@@ -242,6 +250,12 @@ def test_history_and_system_of_alpaca_and_calls_of_sharegpt_are_learned(chat_tok
         [sample] = sft(chat_tokenizer, [row])
     assert "; roles assistant (learned), system, user; not used: id; 1 example" in caplog.text
     assert [sample] == [*sft(chat_tokenizer, [expected])]
+    # What a format does not use is said, and a row without the columns of any is left out.
+    rows = [{"text": "one two", "system": "S", "prompt": "P"}, expected | {"history": [["a", "b"]]}, {"body": "three"}]
+    assert len(sft(chat_tokenizer, rows)) == 2
+    assert "; not used: body, history, prompt, system; 2 examples" in caplog.text
+    with pytest.raises(ValueError, match="column 'system' holds list, not text"):
+        sft(chat_tokenizer, [row | {"system": ["a"]}])
     for wrong in (row, row | {"history": "x"}, row | {"history": [["a"]]}):
         with pytest.raises(ValueError, match="column 'history'"):
             sft(tokenizer, [wrong])
@@ -268,8 +282,15 @@ def test_contents_of_parts_are_joined_for_a_template_of_plain_text(chat_tokenize
     for given in ({}, {"chat_template": str(file)}):
         first, *others = sft(chat_tokenizer, rows, **given)
         assert others == [first, first]
+    # The answer's text is in the question; the template writes nothing for lists, or would print them.
+    for content in ("m.content if m.content is string", "m.content | tojson"):
+        file.write_text(f"{{% for m in messages %}}{{{{ m.role + ': ' + ({content}) + '\n' }}}}{{% endfor %}}")
+        asked = {"role": "user", "content": "Yes or no?"}
+        answers = [{"role": "assistant", "content": content} for content in ("Yes", parts("Yes"))]
+        first, other = sft(chat_tokenizer, [{"messages": [asked, one]} for one in answers], chat_template=str(file))
+        assert first == other
     image = [{"type": "image_url", "image_url": {"url": "x"}}, *parts("It")]
-    with pytest.raises(ValueError, match="takes only text, but a content is .*image_url"):
+    with pytest.raises(ValueError, match="only text is learned, but a content is .*image_url"):
         sft(chat_tokenizer, [{"messages": [QUESTION, {"role": "assistant", "content": image}]}])
 
 
@@ -283,6 +304,12 @@ def test_bos_and_eos_that_a_text_has_are_not_doubled(chat_tokenizer, sft, tmp_pa
     ]
     first, *others = sft(chat_tokenizer, rows)
     assert others == [first] * 3
+    answers = [FOUR, FOUR | {"content": FOUR["content"] + end}]
+    (file := tmp_path / "ends.jinja").write_text(
+        f"{{% for m in messages %}}{{{{ m.content + '{end}' }}}}{{% endfor %}}"
+    )
+    first, other = sft(chat_tokenizer, [{"messages": [QUESTION, one]} for one in answers], chat_template=str(file))
+    assert first == other
     source = write_rows(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     given = {"source": source, "cache_dir": str(tmp_path / "more")}
     first, *others = text_dataset(chat_tokenizer, max_seq_len=64, **given)
@@ -353,12 +380,12 @@ def test_what_cannot_be_read_is_refused(chat_tokenizer, tokenizer, sft, tmp_path
     chat = [{"messages": LONG_CHAT}]
     refused = [{"text": "a"}, {"text": "b", "messages": [SYSTEM, QUESTION, FOUR]}]
     for rows, arguments, message in (
-        ([{"question": "a", "answer": "b"}], {}, r"row 1 has the columns \['answer', 'question'\]"),
-        ([{"messages": ["hi"]}], {}, "row 1: column 'messages' is not a list of messages"),
-        ([{"messages": LONG_CHAT, "tools": "saw"}], {}, "row 1: column 'tools' is not JSON"),
-        ([{"messages": LONG_CHAT, "tools": "[" * 50_000}], {}, "row 1: column 'tools' is not JSON .*recursion"),
-        ([{"prompt": "a", "completion": 3}], {}, "row 1: column 'completion' holds int"),
-        (refused, {"chat_template": template("gemma")}, "row 2: the chat template refuses .*System role not supp"),
+        ([{"question": "a", "answer": "b"}], {}, r"rows.jsonl' has the columns \['answer', 'question'\]"),
+        ([{"messages": ["hi"]}], {}, "line 1: column 'messages' is not a list of messages"),
+        ([{"messages": LONG_CHAT, "tools": "saw"}], {}, "line 1: column 'tools' is not JSON"),
+        ([{"messages": LONG_CHAT, "tools": "[" * 50_000}], {}, "line 1: column 'tools' is not JSON .*recursion"),
+        ([{"prompt": "a", "completion": 3}], {}, "line 1: column 'completion' holds int"),
+        (refused, {"chat_template": template("gemma")}, "line 2: the chat template refuses .*System role not supp"),
         (chat, {"chat_template": template("qwen3")}, "writes the first 2 messages differently"),
         (chat, {"train_on": "last answers"}, "train_on is 'last answers'"),
     ):

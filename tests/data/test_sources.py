@@ -11,7 +11,7 @@ import zstandard
 from data_fakes import passage
 from sentences import refused
 
-from tfidf_tune.data import load_documents, load_rows, source_fingerprint, text_blocks_dataset
+from tfidf_tune.data import TextSource, load_documents, load_rows, source_fingerprint, text_blocks_dataset
 from tfidf_tune.data._tokenizer import MAX_TEXT_BYTES
 
 ROWS = [{"text": "one é"}, {"text": "  two "}, {"text": "   "}, {"text": None}, {"text": "three"}]
@@ -94,7 +94,7 @@ def test_a_text_file_of_short_lines_gives_a_warning_and_sample_by_the_remedy(tok
     text_blocks_dataset(**given, source=str(tmp_path / "play.jsonl"))
     assert "is a document" not in caplog.text
     text_blocks_dataset(**given, source=str(tmp_path / "play.txt"))
-    assert f"play.txt: each line is a document, 200 with a median of {middle:g} tokens" in caplog.text
+    assert f"play.txt: each line is a document, with a median of {middle:g} tokens" in caplog.text
 
 
 def test_what_readers_cannot_bear_is_refused_with_its_line(tmp_path, monkeypatch):
@@ -129,14 +129,18 @@ def test_what_readers_cannot_bear_is_refused_with_its_line(tmp_path, monkeypatch
     assert len(list(load_documents(str(tmp_path / "all.txt")))) == 300_000
 
 
+def rows_of(path, *columns):
+    return [row.columns for row in load_rows(TextSource(str(path)), *columns)]
+
+
 def test_values_are_as_they_are_written_and_unused_columns_do_not_matter(tmp_path):
     rows = [{"text": "a", "author": None}] * 3000 + [{"text": "b", "author": "A", "n": 2**64}, {"n": [1, {"m": None}]}]
     rows += [{"text": "1912-04-15", "author": {"x": 1}}, {"text": "2020-01-01T00:00:00Z"}]
     for name in ("a.jsonl", "a.jsonl.gz", "a.json"):
         content = json.dumps(rows) if name == "a.json" else "".join(f"{json.dumps(row)}\n\n" for row in rows)
         (tmp_path / name).write_bytes(gzip.compress(content.encode()) if name.endswith("gz") else content.encode())
-        assert [*load_rows(str(tmp_path / name), {}, more=None)] == rows
-        found = [*load_rows(str(tmp_path / name), {"text": str})]
+        assert rows_of(tmp_path / name, {}, None) == rows
+        found = rows_of(tmp_path / name, {"text": str})
         assert [row["text"] for row in found] == [row.get("text") for row in rows]
     # Two members of gzip and two frames of zstd; lone carriage returns; a byte order mark.
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"\xef\xbb\xbfone\rtwo\r\n") + gzip.compress(b"three"))
@@ -153,28 +157,35 @@ def test_of_parquet_only_the_columns_that_are_needed_are_read(tmp_path):
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
     for source in (tmp_path / "a.parquet", tmp_path / "saved"):
-        assert [*load_rows(str(source), {"text": str})] == [{"text": "a"}, {"text": None}]
-        assert [*load_rows(str(source), {"text": str}, more=["id", "none"])] == [
+        assert rows_of(source, {"text": str}) == [{"text": "a"}, {"text": None}]
+        assert rows_of(source, {"text": str}, ["id", "none"]) == [
             {"text": "a", "id": 3},
             {"text": None, "id": None},
         ]
-        # A column has one type, so that None inside of it is a key of other rows.
-        assert [row["tool"] for row in load_rows(str(source), {}, more=None)] == [{"x": 1}, {"y": 2}]
         with pytest.raises(ValueError, match=r"has no column 'body', only \['id', 'text', 'tool'\]"):
-            [*load_rows(str(source), {"body": str})]
+            rows_of(source, {"body": str})
 
 
 def test_a_folder_is_read_with_its_folders_and_what_is_skipped_is_said(tmp_path, caplog):
     (tmp_path / "in" / "more").mkdir(parents=True)
     for name, texts in (("a.jsonl", ["one"]), ("more/b.jsonl", ["two", "three"]), ("more/c.jsonl", [])):
         (tmp_path / "in" / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    for name in ("._a.jsonl", "report.json", "dataset_infos.json", "README.md", "more/.hidden.jsonl", "_x.jsonl"):
+    for name in ("._a.jsonl", "report.json", "dataset_infos.json", "README.md", "more/.hidden", "_x.jsonl"):
         (tmp_path / "in" / name).write_text('{"text": "no"}\n')
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "in" / "more")
     for _ in range(2):
         assert [*load_documents(str(tmp_path / "in"))] == ["one", "two", "three"]
     assert caplog.messages == [
-        f"{tmp_path / 'in'}: 2 files read; skipped: README.md, dataset_infos.json, more/c.jsonl, report.json"
+        f"{tmp_path / 'in'}: 2 files read; skipped: ._a.jsonl, README.md, _x.jsonl, dataset_infos.json, link and 2 more"
     ]
+    # A list of JSON is data if nothing else is, but not what datasets writes beside it, and not beside a text.
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "a.json").write_text('[{"text": "one"}]')
+    (tmp_path / "lists" / "dataset_infos.json").write_text('{"text": "no"}')
+    assert [*load_documents(str(tmp_path / "lists"))] == ["one"]
+    (tmp_path / "lists" / "README.txt").write_text("no")
+    with pytest.raises(ValueError, match="text of json and text format"):
+        load_documents(str(tmp_path / "lists"))
 
 
 def test_an_unreadable_source_is_refused_by_name(tmp_path):

@@ -84,8 +84,8 @@ def tolerances(batch, upstream=1.0):
 
     A sum of n products is within n eps of the sum of their magnitudes. So the logits are; it shifts the logarithm of a
     probability by at most twice that, beside the tolerances of the loss on logits, and the gradient of the logits by as
-    much of c (p + onehot). The normalizer is a sum over the vocabulary, whose v rounding errors of eps / 2 add up like a
-    random walk: within sqrt(v) eps of it (Higham and Mary 2019, lambda = 2), which shifts the logarithm by as much.
+    much of c (p + onehot). The normalizer is a sum over the vocabulary, whose v rounding errors of eps / 2 add up as in
+    a random walk: within sqrt(v) eps of it (Higham and Mary 2019, lambda = 2), which shifts the logarithm by as much.
     The sums that gradients and total are made of come on top.
     """
     hidden, weight, bias = (None if tensor is None else tensor.detach().double() for tensor in batch.head)

@@ -106,7 +106,7 @@ def test_bad_settings_and_sources_are_refused_by_name(llama, probe_file, squad_f
         (memorization, lambda: {"num_samples": 2, "num_beams": 2}, "num_samples is 2 and num_beams is 2"),
         (perplexity, lambda: {"block_size": 257}, "sequences of 257 tokens exceed .* limit of 256: lower block_size"),
         (perplexity, lambda: {"block_size": 8, "train_source": "embedded"}, "shared_tokens is 20"),
-        (perplexity, lambda: all_seen, "each block of .* shares 8 tokens"),
+        (perplexity, lambda: all_seen, "every block of .* shares 8 tokens"),
         (squad, lambda: {"squad_max_seq_len": 32}, "squad_max_seq_len must be .* got 32"),
         (squad, lambda: {"squad_max_seq_len": 40}, "8 tokens are too few for the prompt 'Context: "),
         (squad, lambda: questions(answers=["France"]), "column 'answers' holds list"),

@@ -84,8 +84,8 @@ def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_p
     name = _name(facts.checkpoint)
     likelihoods = membership_table(results.scores, [({"Model": name}, [at])], notes)
     measures, checks = audit.measures_and_checks(facts, results.scores, at, likelihoods.frame, bounds)
-    is_detected = any(map(is_detectable, likelihoods.frame.to_dict("records")))
-    verdict = _verdict(facts, name, checks, is_detected=is_detected)
+    rows = likelihoods.frame.to_dict("records")
+    verdict = _verdict(facts, name, checks, is_detected=any(map(is_detectable, rows)))
     tables = (
         _overview(facts, likelihoods, notes),
         audit.limits(checks),

@@ -54,8 +54,7 @@ def _dedup(options: argparse.Namespace) -> None:
         share = f" ({(whole - kept) / whole:.1%})" if whole else ""
         say(f"{unit.capitalize()}: {whole:,} read, {whole - kept:,} removed{share}, {kept:,} kept.")
     for cluster in report["largest_clusters"]:
-        beginning = " ".join(cluster["beginning"].split())
-        say(f"  {cluster['documents']:>7,} copies of: {beginning} ...")
+        say(f"  {cluster['documents']:>7,} copies of: {' '.join(cluster['beginning'].split())} ...")
     say(f"Written: {output}, with report.json")
 
 

@@ -32,8 +32,7 @@ def main(arguments: list[str]) -> None:
             raise SetupError(f"config {name} is empty")
         checkpointer = str(sections.get("checkpointer"))
         if "HFCheckpointer" in checkpointer and "torchtune.training" not in checkpointer:
-            is_lora = "lora_" in str(sections.get("model"))
-            schema = training.LoRAFinetuneConfig if is_lora else training.FinetuneConfig
+            schema = training.LoRAFinetuneConfig if "lora_" in str(sections.get("model")) else training.FinetuneConfig
             training.check_loss(training.check_config(cfg, schema))
         else:
             with training.setup_errors("config"):

@@ -105,8 +105,8 @@ def _unit_totals(scores: pd.DataFrame) -> dict[tuple[int, str, str], tuple[Float
     units = rows["unit"].astype(str)
     units = units.where(rows["kind"] != "block", units.str.zfill(20))  # blocks are numbered
     rows = rows.assign(sum=rows["value"] * rows["count"], unit=units)[~missing]
-    totals = rows.groupby([*keys, "unit"], observed=True)[["sum", "count"]].sum()
-    by_key = totals.groupby(level=keys, observed=True)
+    by_unit = rows.groupby([*keys, "unit"], observed=True)[["sum", "count"]]
+    by_key = by_unit.sum().groupby(level=keys, observed=True)
     return {key: (own["sum"].to_numpy(float), own["count"].to_numpy(float)) for key, own in by_key}
 
 

@@ -35,8 +35,7 @@ def write_results(results: Results, file: str | Path) -> None:
         index = units.setdefault(tuple(rows["unit"]), len(units))
         counts, values = [int(count) for count in rows["count"]], list(map(_plain, rows["value"]))
         length = None if math.isnan(prefix) else int(prefix)
-        shared = counts[0] if len(set(counts)) == 1 else counts
-        lines[at]["scores"].append([*names, length, index, values, shared])
+        lines[at]["scores"].append([*names, length, index, values, counts[0] if len(set(counts)) == 1 else counts])
     header = {"format": _FORMAT, "checkpoints": len(lines), "provenance": results.provenance, "units": list(units)}
     with atomic_file(Path(file)) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for line in (header, *lines):

@@ -94,8 +94,7 @@ def _rows(kind: str, unit: str, values: Mapping[str, float | None], prefix: floa
 
 def _with_scores(checkpoint: Checkpoint, documents: Iterable[_Document]) -> tuple[Checkpoint, list[_Row]]:
     """Complete a checkpoint, and return its scores; a prompt that several tasks have counts once, as in the last."""
-    found = {(doc.what, doc.unit): doc for doc in documents}
-    in_order = sorted(found.values(), key=lambda doc: doc.what == "prompts")
+    in_order = sorted({(doc.what, doc.unit): doc for doc in documents}.values(), key=lambda doc: doc.what == "prompts")
     asked: dict[str, dict[str, Any]] = {}
     lost: Counter[str] = Counter()  # documents whose token ids did not survive as text
     for doc in in_order:

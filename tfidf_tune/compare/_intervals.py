@@ -288,5 +288,4 @@ def _counts(indices: Floats, size: int) -> Floats:
     """Count how often each row has each index below ``size``."""
     rows = indices.reshape(-1, indices.shape[-1]).astype(np.int64)
     rows += size * np.arange(len(rows))[:, None]  # so that the rows are counted at once
-    counts = np.bincount(rows.ravel(), minlength=size * len(rows))
-    return counts.reshape(*indices.shape[:-1], size).astype(np.float64)
+    return np.bincount(rows.ravel(), minlength=size * len(rows)).reshape(*indices.shape[:-1], size).astype(np.float64)

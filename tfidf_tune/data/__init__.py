@@ -13,6 +13,7 @@ from tfidf_tune.data._sequences import (
 )
 from tfidf_tune.data._sft import sft_dataset
 from tfidf_tune.data._sources import (
+    TextSource,
     embedded_documents,
     load_documents,
     load_rows,
@@ -42,6 +43,7 @@ __all__ = [
     "ProbeSpec",
     "SequenceDataset",
     "TextBlocksDataset",
+    "TextSource",
     "TextTokenizer",
     "cnn_dailymail_dataset",
     "collate_packed",

@@ -163,9 +163,8 @@ def word_spans(data: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64
     of_base = kinds[np.maximum.accumulate(np.where(kinds == _MARK, 0, np.arange(len(kinds))))] if len(kinds) else kinds
     before = np.append(np.uint8(_BETWEEN), of_base[:-1]) if len(kinds) else kinds
     is_start = (kinds == _ALONE) | ((kinds == _LETTER) & (before != _LETTER))
-    is_end = np.append(is_start[1:] | np.isin(of_base[1:], (_BETWEEN, _MARK)), True) & np.isin(
-        of_base, (_LETTER, _ALONE)
-    )
+    is_word = np.isin(of_base, (_LETTER, _ALONE))
+    is_end = is_word & np.append(is_start[1:] | ~is_word[1:], True)
     ends = np.cumsum(1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF))  # of characters, in bytes
     return np.append(0, ends)[:-1][is_start], ends[is_end]
 

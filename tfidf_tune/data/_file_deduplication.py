@@ -30,7 +30,7 @@ from loguru import logger
 from tfidf_tune._files import atomic_file, is_leftover, locked_folder, work_folder
 from tfidf_tune.data._deduplication import Deduplication, Hashes, bands, signature, word_ngrams
 from tfidf_tune.data._disk_tasks import Step, TaskRunner, progress
-from tfidf_tune.data._sources import SampleBy, TextSource, content_hashes, placed_rows
+from tfidf_tune.data._sources import SampleBy, TextSource, content_hashes, load_rows
 
 _WORK, _REPORT = "unfinished", "report.json"
 _SHOWN_CLUSTERS, _SHOWN_CHARACTERS = 10, 60
@@ -123,7 +123,7 @@ def _read(
     files: Sequence[str], column: str, sample_by: SampleBy, doing: str, _: Any, rank: int, world_size: int
 ) -> Iterator[Document]:
     """Yield the rows of the file of a task."""
-    rows = placed_rows(TextSource(files[rank], sample_by=sample_by), {column: str}, None)
+    rows = load_rows(TextSource(files[rank], sample_by=sample_by), {column: str}, None)
     for number, row in enumerate(progress(rows, files, rank, doing, lambda row: row.columns[column])):
         try:
             line = row.line or orjson.dumps(row.columns)

@@ -240,8 +240,7 @@ def injected_corpus_dataset(
                     fields["changes"].append(copy.changes)
         np.save(folder / "blocks.npy", blocks[kept])
         write_probe_file(folder / "probe.jsonl", make_passages(tokenizer, windows, num_targets))
-        num_removed = int((~kept).sum())
-        return {"num_left_out": num_left_out, "num_documents": len(lengths), "num_removed": num_removed}
+        return {"num_left_out": num_left_out, "num_documents": len(lengths), "num_removed": int((~kept).sum())}
 
     settings = {
         "kind": "injected_corpus",

@@ -351,8 +351,7 @@ class _Search:
     def _random(self, corpus: _Corpus, names: Positions, drawn: Records) -> Iterator[Positions]:
         """Choose passages where windows were drawn, then anywhere in their documents; with duplicates, unique ones."""
         chooser = corpus.chooser
-        is_unique = names[: len(chooser.fits)] == 0
-        allowed = chooser.fits if self.spec.passages == "random" else chooser.fits & is_unique
+        allowed = chooser.fits & ((names[: len(chooser.fits)] == 0) | (self.spec.passages == "random"))
         possible = np.flatnonzero(allowed)
         if not len(possible):
             return

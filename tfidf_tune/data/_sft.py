@@ -4,7 +4,6 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, cycle, takewhile, tee
 from pathlib import Path
@@ -35,7 +34,11 @@ FORMATS: dict[str, list[str]] = {
 }
 _NOTHING = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.bool_)
 _ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}  # with from/value
-_USED = {"tools", "system", "input", "history", *chain(*FORMATS.values())}  # columns
+# The columns that count in a row of a format.
+_USED = {name: {"tools", "system", *columns} for name, columns in FORMATS.items()}
+_USED |= {"text": {"text"}, "empty": {*chain(*FORMATS.values())}}
+_USED["instruction and output"] |= {"input", "history"}
+_LEARNED = ("weight", "train", "training", "loss", "loss_weight")  # of a message: 0 or false if it is not learned
 _WRITTEN = ("content", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")  # by templates
 _MAX_SEQ_LEN = 1024
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -55,6 +58,11 @@ class Chat(NamedTuple):
     first: int
     tools: Any
     place: str
+
+    def with_contents(self, contents: Iterable[Any]) -> "Chat":
+        """Return a conversation with other contents."""
+        pairs = zip(self.messages, contents, strict=True)
+        return self._replace(messages=[message | {"content": content} for message, content in pairs])
 
 
 class Formatting(NamedTuple):
@@ -78,14 +86,12 @@ def read_row(row: Mapping[str, Any], place: str, column: str | None, formatting:
     """
     if column is not None:
         row = {"messages" if isinstance(row[column], list) else "text": row[column], "tools": row.get("tools")}
-    if column is None and isinstance(row.get("system"), str) and row["system"].strip():
+    if column is None and row.get("system"):
+        if not isinstance(row["system"], str):
+            raise ValueError(f"{place}: column 'system' holds {type(row['system']).__name__}, not text: convert it")
         formatting = formatting._replace(system=row["system"])
-    # Files of mixed rows have all columns in each row, so the first format with values counts.
-    possible = [name for name, columns in FORMATS.items() if row.keys() >= {*columns}]
-    if not possible:
-        needed = f"{'; '.join(FORMATS)}, or a column named by source_column"
-        raise ValueError(f"{place} has the columns {sorted(row)}, but fine-tuning needs one of these: {needed}")
-    name = next((name for name in possible if all(row[key] is not None for key in FORMATS[name])), "empty")
+    # Files of mixed rows can have all columns in each row, so the first format with values counts.
+    name = next((name for name in FORMATS if all(row.get(key) is not None for key in FORMATS[name])), "empty")
     if name == "empty":
         return name, Text("", "")
     if name in ("messages", "conversations") or (name == "prompt and completion" and isinstance(row["prompt"], list)):
@@ -144,40 +150,49 @@ def _messages(value: Any, column: str, place: str) -> list[Message]:
     for given in every:
         match given:
             case {"from": str(role), "value": str(content)}:
-                message = {"role": _ROLES.get(role, role), "content": content}
+                message = dict(given) | {"role": _ROLES.get(role, role), "content": content}
             case {"role": str(), **others} if isinstance(others.get("content"), str | list | None):
                 message = {"content": None} | given
             case _:
                 needed = "a list of messages with role and content, or from and value"
                 raise ValueError(f"{place}: column {column!r} is not {needed}: {str(value)[:80]}")
-        if message.get("weight") not in (0, 1, None) or message.get("train") not in (True, False, None):
-            raise ValueError(f"{place}: a message has {str(message)[:80]}: weight is 0 or 1, train true or false")
+        if any(message.get(key) not in (0, 1, None) for key in _LEARNED):  # True and False are equal to these
+            raise ValueError(
+                f"{place}: {str(message)[:80]}: {', '.join(_LEARNED)} of a message is 0 or 1, true or false"
+            )
+        if isinstance(parts := message["content"], list) and len(_texts(parts)) < len(parts):
+            raise ValueError(f"{place}: only text is learned, but a content is {str(parts)[:80]}")
         check_length(message["content"], place)
         messages.append(message)
     return messages
 
 
+def _without_none(row: dict[str, Any]) -> dict[str, Any]:
+    """Leave out None in the dictionaries of a row: they are keys of other rows, because a column has one type."""
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: cleaned(part) for key, part in value.items() if part is not None}
+        return [cleaned(part) for part in value] if isinstance(value, list) else value
+
+    return {column: cleaned(value) for column, value in row.items()}
+
+
 def _texts(parts: list[Any]) -> list[str]:
-    texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
+    texts = (
+        part.get("text", part.get("value")) if isinstance(part, dict) and part.get("type") == "text" else part
+        for part in parts
+    )
     return [text for text in texts if isinstance(text, str)]
 
 
-def _joined(content: Any, place: str) -> Any:
-    """Join the parts of a content, which have to be text."""
-    if isinstance(content, list) and len(_texts(content)) < len(content):
-        raise ValueError(f"{place}: the chat template takes only text, but a content is {str(content)[:80]}")
-    return "".join(_texts(content)) if isinstance(content, list) else content
-
-
-def _is_left_out(message: Message) -> bool:
-    """Return whether a message of the assistant is not learned: it is empty, or its weight or train says so."""
+def _is_empty(message: Message) -> bool:
     values = (message.get(key) for key in _WRITTEN)
-    is_filled = any(value.strip() if isinstance(value, str) else value for value in values)
-    return not is_filled or _is_switched_off(message)
+    return not any(value.strip() if isinstance(value, str) else value for value in values)
 
 
 def _is_switched_off(message: Message) -> bool:
-    return message.get("weight") == 0 or message.get("train") is False
+    return any(message.get(key) == 0 for key in _LEARNED)
 
 
 def encode_rows(
@@ -225,18 +240,19 @@ def encode_chat(
 
     # Which messages can be learned.
     of_assistant = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
-    turns = [i for i in of_assistant if i >= chat.first and not _is_left_out(chat.messages[i])]
+    turns = [i for i in of_assistant if i >= chat.first and not _is_empty(chat.messages[i])]
+    turns = [i for i in (turns[-1:] if train_on == "last" else turns) if not _is_switched_off(chat.messages[i])]
     if not turns:
         return _NOTHING
-    # A template for plain text prints, refuses or leaves out a content that is a list of parts.
-    lists = [message["content"] for message in chat.messages if isinstance(message["content"], list)]
-    with suppress(ValueError):
+    # Few templates take only lists of parts; those for plain text print, refuse or leave them out.
+    contents = [message["content"] for message in chat.messages]
+    if any(isinstance(one, list) for one in contents) and "Welcome" in _sample(tokenizer, template):
+        chat = chat.with_contents("".join(_texts(one)) if isinstance(one, list) else one for one in contents)
+    text, eos = render(chat.messages), tokenizer.decode([tokenizer.eos_id], skip_special_tokens=False)
+    if eos * 2 in text:  # the template writes it after a content that has it
+        contents = [message["content"] for message in chat.messages]
+        chat = chat.with_contents(one.removesuffix(eos) if isinstance(one, str) else one for one in contents)
         text = render(chat.messages)
-        lists = [one for one in lists if str(one) in text or not all(part.strip() in text for part in _texts(one))]
-    if lists:
-        plain = [message | {"content": _joined(message["content"], chat.place)} for message in chat.messages]
-        chat = chat._replace(messages=plain)
-    text = render(chat.messages)
     check_length(text, chat.place)
     ids, offsets = tokenizer.encode_with_offsets(text)
     has_left_out = any(map(_is_switched_off, chat.messages))
@@ -251,7 +267,7 @@ def encode_chat(
         # A template that marks the text but not the end of a turn has no run for an empty one.
         if len(runs := sequences.label_runs(is_label)) == len(of_assistant):
             for turn, (start, end) in zip(of_assistant, runs, strict=True):
-                is_label[start:end] &= not _is_left_out(chat.messages[turn])
+                is_label[start:end] &= turn in turns
         elif has_left_out:
             raise ValueError(f"{chat.place}: the chat template does not tell a message of weight 0 from the others")
         if chat.first:
@@ -261,7 +277,7 @@ def encode_chat(
         return ids, is_label
     # Otherwise the characters of a turn are found by rendering the conversation before and after it.
     is_label = np.zeros(len(ids), dtype=np.bool_)
-    for turn in turns[-1:] if train_on == "last" else turns:
+    for turn in turns:
         start, end = _start(render, text, chat, turn), _end(render, text, chat, turn + 1)
         is_label |= (offsets[:, 1] > start) & (offsets[:, 0] < end)
     return ids, is_label
@@ -271,12 +287,16 @@ def learns_turn_ends(tokenizer: TextTokenizer, template: str) -> bool:
     """Return whether turns include what ends them. GLM-4-MoE's template writes nothing after an answer, for example."""
     if _GENERATION_TAG.search(template) or not isinstance(tokenizer, HFTokenizer):
         return True
+    return bool(_sample(tokenizer, template).rpartition("Welcome")[2].strip())
+
+
+def _sample(tokenizer: HFTokenizer, template: str) -> str:
+    """Return how a template writes "Hello" and the answer "Welcome"."""
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Welcome"}]
     try:
-        text = str(tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False))
+        return str(tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False))
     except Exception:  # a template is a program, and can refuse a conversation that the rows do not have
-        return True
-    return bool(text.rpartition("Welcome")[2].strip())
+        return "Welcome, which ends"
 
 
 def _end(render: Callable[..., str], text: str, chat: Chat, num_messages: int) -> int:
@@ -426,16 +446,20 @@ def sft_dataset(
     places = [named] if spec is None or not spec.in_file else [named, TextSource(spec.kind, column=named.column)]
     written = {"max_seq_len": limit, "train_on": train_on, "formatting": formatting}
     settings = sequences.cache_settings("sft", tokenizer, places, **written)
+    last_columns: dict[str, list[str]] = {}
 
     def read(place: TextSource, counts: sequences.Counts) -> Iterator[Text | Chat]:
         columns = {} if source_column is None else {source_column: object}
-        for number, row in enumerate(
-            load_rows(place.source, columns, more=None, name=place.name, split=place.split), start=1
-        ):
-            format_name, content = read_row(row, f"{place.source!r}, row {number}", source_column, formatting)
+        for row in load_rows(place, columns, None):
+            values = row.columns if row.line else _without_none(row.columns)
+            last_columns[place.source] = sorted(values)
+            format_name, content = read_row(values, row.place, source_column, formatting)
             counts.update(["num_documents", format_name, *["num_chats"] * isinstance(content, Chat)])
-            counts.update(f"column {name}" for name, value in row.items() if value is not None)
-            counts.update({f"role {message['role']}" for message in getattr(content, "messages", ())})
+            used = _USED[format_name] if source_column is None else {source_column, "tools"}
+            counts.update(f"column {name}" for name, value in values.items() if value is not None and name not in used)
+            roles = {message["role"] for message in getattr(content, "messages", ())}
+            learned = " (learned)" if train_on != "all" else ""
+            counts.update(f"role {role}{learned if role == 'assistant' else ''}" for role in roles)
             yield content
 
     def make_sequences(counts_of_source: sequences.Counts) -> Iterator[tuple[TokenArray, sequences.LabelMask]]:
@@ -448,6 +472,10 @@ def sft_dataset(
                 else:
                     counts["num_left_out"] += 1
                     counts["num_unlabelled"] += bool(is_label[1:].any())
+            if counts["empty"] == counts["num_documents"] and source_column is None:
+                needed = f"{'; '.join(FORMATS)}, or a column named by source_column"
+                found = f"{place.source!r} has the columns {last_columns.get(place.source)}"
+                raise ValueError(f"{found}, but fine-tuning needs one of these: {needed}")
             if not counts["num_examples"]:
                 cut = f"{counts['num_unlabelled']} of {counts['num_documents']} rows have no answer in {limit} tokens"
                 remedy = "raise max_seq_len, or see to the roles: an answer's is 'assistant', or 'gpt' in conversations"
@@ -469,12 +497,9 @@ def sft_dataset(
 
     counts = dataset.counts
     formats = ", ".join(f"{counted(counts[name], 'row')} with {name}" for name in FORMATS if counts[name])
-    found = {
-        kind: [key.split(" ", 1)[1] for key in sorted(counts) if key.startswith(kind)] for kind in ("role ", "column ")
-    }
-    unused = [name for name in found["column "] if name not in _USED | {source_column}]
-    roles = [f"{role} (learned)" if role == "assistant" and train_on != "all" else role for role in found["role "]]
-    formats += (f"; roles {', '.join(roles)}" if roles else "") + (f"; not used: {', '.join(unused)}" if unused else "")
+    for kind, title in (("role ", "roles"), ("column ", "not used:")):
+        if names := [key.removeprefix(kind) for key in sorted(counts) if key.startswith(kind)]:
+            formats += f"; {title} {', '.join(names)}"
     logger.log(
         logging.WARNING if dataset.num_cut + dataset.num_left_out else logging.INFO,
         f"{source}: {formats}; {counted(counts['num_examples'], 'example')}, {dataset.num_cut:,} of them cut after "

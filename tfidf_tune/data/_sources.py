@@ -5,15 +5,16 @@ import io
 import json
 import logging
 import lzma
+import re
 from codecs import BOM_UTF8
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib.resources import files
 from itertools import chain, islice
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from tfidf_tune._checks import require_choice
 from tfidf_tune._files import atomic_folder, digest, file_sha256, looks_like_path
@@ -121,6 +122,7 @@ _FORMATS = {
     for compression in ("", ".gz", ".zst")
 } | {".parquet": "parquet", ".arrow": "arrow"}
 _LIST = (".json", ".json.gz", ".json.zst")
+_METADATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # of datasets
 
 
 class PlacedRow(NamedTuple):
@@ -150,7 +152,8 @@ def load_documents(
 
     - a local ``.txt`` (a line is a document, see ``sample_by``), ``.jsonl``, ``.json`` (each also ``.gz`` or ``.zst``),
       ``.parquet`` or ``.arrow`` file, or a folder of such files of one format, also in folders of it, in the order of
-      their names; names that start with ``.`` or ``_`` do not count, nor does ``.json`` beside other files;
+      their names; names that start with ``.`` or ``_`` do not count, nor do metadata of ``datasets``, nor ``.json``
+      files beside those of other formats with columns;
     - ``embedded``, the text inside the package, see :func:`embedded_documents`;
     - anything else is the id of a data set on the Hugging Face hub.
 
@@ -172,41 +175,28 @@ def load_documents(
         ValueError: If the source cannot be read, has no such split or column, or the column holds something other than
             texts, or a text that is too long; in part while reading.
     """
-    return _texts(load_rows(source, {column: str}, name=name, split=split, sample_by=sample_by), source, column)
+    rows = load_rows(TextSource(source, name, split, column, sample_by), {column: str})
+    return _texts((row.columns[column] for row in rows), source, column)
 
 
-def _texts(rows: Iterable[dict[str, Any]], source: str, column: str) -> Iterator[str]:
+def _texts(values: Iterable[str | None], source: str, column: str) -> Iterator[str]:
     num_rows = num_missing = 0
-    for row in rows:
+    for value in values:
         num_rows += 1
-        num_missing += row[column] is None
-        if text := (row[column] or "").strip():
+        num_missing += value is None
+        if text := (value or "").strip():
             yield text
     if num_missing:  # a row of a file with mixed columns has None where it lacks a column
         logger.warning(f"{source}: {num_missing:,} of {num_rows:,} rows have nothing in column {column!r}: left out")
 
 
-def load_rows(
-    source: str,
-    columns: Mapping[str, type],
-    *,
-    more: Collection[str] | None = (),
-    name: str | None = None,
-    split: str = "train",
-    sample_by: SampleBy = "line",
-) -> Iterator[dict[str, Any]]:
-    """Stream the rows of a source; other arguments and errors are those of :func:`load_documents`.
+def load_rows(place: TextSource, columns: Mapping[str, type], more: Collection[str] | None = ()) -> Iterator[PlacedRow]:
+    """Stream the rows of a source, with the errors of :func:`load_documents`.
 
     ``columns`` are required, with the type of their values; a value may be None, and is if only other rows have the
     column. ``more`` are columns that are wanted where there are any, None for all; others may be left out. Values of
-    JSON are as they are written. Those of Parquet files and of the hub have the types of their columns, so that a
-    dictionary there has no None: it lacks such keys.
+    JSON are as they are written. Those of Parquet files and of the hub have the types of their columns.
     """
-    return (row.columns for row in placed_rows(TextSource(source, name, split, sample_by=sample_by), columns, more))
-
-
-def placed_rows(place: TextSource, columns: Mapping[str, type], more: Collection[str] | None) -> Iterator[PlacedRow]:
-    """Stream rows as :func:`load_rows`, and where they are."""
     source, name, split, _, sample_by = place
     require_choice("sample_by", sample_by, get_args(SampleBy))
     if source == EMBEDDED:
@@ -244,17 +234,15 @@ def _rows_of_file(
     import pyarrow
 
     reader, place = _FORMATS[_format(file)], "its start"
-    read: dict[str, Callable[[Path], Iterator[PlacedRow]]] = {
-        "text": partial(_text_rows, sample_by=sample_by),
-        "json": _json_rows,
-    }
-    rows = read[reader](file) if reader in read else _arrow_rows(file, reader, columns, more)
+    is_text = reader in ("text", "json")
+    rows = _text_rows(file, sample_by) if reader == "text" else _json_rows(file)
+    rows = rows if is_text else _arrow_rows(file, reader, columns, more)
     try:
         for row in rows:
             place = row.place.rpartition(", ")[2]
             yield row
-    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
-        encoding = " in UTF-8 (`iconv -f LATIN1 -t UTF-8` converts)" if reader in read else ""
+    except (OSError, UnicodeDecodeError, OverflowError, KeyError, pyarrow.ArrowException) as error:
+        encoding = " in UTF-8 (`iconv -f LATIN1 -t UTF-8` converts)" if is_text else ""
         what = f"cannot read {str(file)!r}; is it a complete {reader} file{encoding}?"
         raise ValueError(f"{what} {type(error).__name__} after {place}: {error}") from error
 
@@ -292,7 +280,7 @@ def _text_rows(file: Path, sample_by: SampleBy) -> Iterator[PlacedRow]:
 
 def _json_rows(file: Path) -> Iterator[PlacedRow]:
     """Yield the objects of JSON lines, or of the list that a ``.json`` file may be."""
-    from pydantic_core import from_json, to_json
+    from pydantic_core import from_json
 
     def parsed(place: str, content: bytes) -> Any:
         # The parser refuses what is nested more than 200 deep, and lone surrogates, which cannot be tokenized.
@@ -308,13 +296,22 @@ def _json_rows(file: Path) -> Iterator[PlacedRow]:
     first = list(islice(filled, 1))
     rows: Iterable[PlacedRow] = (PlacedRow(place, parsed(place, line), line) for place, line in chain(first, filled))
     if is_json and first and first[0][1].lstrip().startswith(b"["):
-        name = repr(str(file))
-        every = parsed(name, b"".join(line for _, line in chain(first, filled)))
-        rows = (PlacedRow(f"{name}, row {at}", row, to_json(row)) for at, row in enumerate(every, start=1))
+        name, content = repr(str(file)), b"".join(line for _, line in chain(first, filled))
+        every = enumerate(zip(parsed(name, content), _written_rows(content.decode()), strict=True), start=1)
+        rows = (PlacedRow(f"{name}, row {number}", row, line) for number, (row, line) in every)
     for row in rows:
         if not isinstance(row.columns, dict):
             raise ValueError(f"{row.place} is {str(row.columns)[:80]!r}, not an object with columns")
         yield row
+
+
+def _written_rows(text: str) -> Iterator[bytes]:
+    """Yield the rows of a list of JSON as they are written, each on one line: a line end is white space in JSON."""
+    decoder, between = json.JSONDecoder(parse_int=str, parse_float=str), re.compile(r"[\s,]*")
+    at = text.index("[") + 1
+    while text[at := cast(re.Match[str], between.match(text, at)).end()] != "]":
+        start, (_, at) = at, decoder.raw_decode(text, at)
+        yield text[start:at].replace("\r", " ").replace("\n", " ").encode()
 
 
 def _arrow_rows(file: Path, reader: str, columns: Collection[str], more: Collection[str] | None) -> Iterator[PlacedRow]:
@@ -331,7 +328,7 @@ def _arrow_rows(file: Path, reader: str, columns: Collection[str], more: Collect
             for start in range(0, len(batch), _ROWS_TOGETHER):
                 for row in batch.slice(start, _ROWS_TOGETHER).select(names).to_pylist():
                     number += 1
-                    yield PlacedRow(f"{str(file)!r}, row {number}", _without_none(row))
+                    yield PlacedRow(f"{str(file)!r}, row {number}", row)
 
 
 def _rows_of_hub(source: str, name: str | None, split: str) -> Iterator[PlacedRow]:
@@ -343,21 +340,10 @@ def _rows_of_hub(source: str, name: str | None, split: str) -> Iterator[PlacedRo
         for columns in load_dataset(source, name, split=split, streaming=True).iter(_ROWS_TOGETHER):
             for values in zip(*columns.values(), strict=True):
                 number += 1
-                yield PlacedRow(f"{source!r}, row {number}", _without_none(dict(zip(columns, values, strict=True))))
+                yield PlacedRow(f"{source!r}, row {number}", dict(zip(columns, values, strict=True)))
     except Exception as error:  # the hub has its own error types; a row can be too long for memory
         what = f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub."
         raise ValueError(f"{what} {type(error).__name__} after row {number}: {error}") from error
-
-
-def _without_none(row: dict[str, Any]) -> dict[str, Any]:
-    """Leave out None in the dictionaries of a row: they are keys of other rows, because a column has one type."""
-
-    def cleaned(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: cleaned(part) for key, part in value.items() if part is not None}
-        return [cleaned(part) for part in value] if isinstance(value, list) else value
-
-    return {column: cleaned(value) for column, value in row.items()}
 
 
 def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[int]) -> None:
@@ -365,8 +351,7 @@ def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[
     is_text = sample_by == "line" and is_local(source) and _FORMATS[_format(local_files(source)[0])] == "text"
     if is_text and lengths and (middle := median(lengths)) < _SHORT_DOCUMENT:
         remedy = "If lines belong together, set sample_by to paragraph or document"
-        lengths_shown = f"{len(lengths):,} with a median of {middle:g} tokens"
-        logger.warning(f"{source}: each line is a document, {lengths_shown}. {remedy}")
+        logger.warning(f"{source}: each line is a document, with a median of {middle:g} tokens. {remedy}")
 
 
 def content_hashes(sources: Sequence[str]) -> dict[str, str]:
@@ -416,28 +401,32 @@ def local_files(source: str) -> list[Path]:
     path = Path(source).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"no such file or folder: {source!r}")
-    files = [path]
-    if path.is_dir():
-        inside = (file for file in sorted(path.rglob("*")) if file.is_file())
-        files = [file for file in inside if not {part[0] for part in file.relative_to(path).parts} & {".", "_"}]
-    known = [file for file in files if _format(file) in _FORMATS]
-    # Beside other files, those of JSON say something about them; two formats would have two meanings of a column.
-    known = [file for file in known if _format(file) not in _LIST] or known
+    # Folders that are links are not followed, because these can form a circle.
+    files = (
+        [file for file in sorted(path.rglob("*")) if file.is_file() or file.is_symlink()] if path.is_dir() else [path]
+    )
+    named = [file for file in files if not {part[0] for part in file.relative_to(path).parts} & {".", "_"}]
+    known = [file for file in named if _format(file) in _FORMATS and file.name not in _METADATA]
+    # Beside files with columns, those of JSON say something about them; two formats have two meanings of a column.
+    if any(_format(file) not in _LIST and _FORMATS[_format(file)] != "text" for file in known):
+        known = [file for file in known if _format(file) not in _LIST]
     if len(readers := {_FORMATS[_format(file)] for file in known}) != 1:
         problem = f"text of {' and '.join(sorted(readers)) or 'no known'} format"
         raise ValueError(f"{source!r} has {problem}: name files that all end in one of {', '.join(_FORMATS)}")
     filled = [file for file in known if file.stat().st_size]
     if not filled:
         raise ValueError(f"{source!r} is empty: name a source with text")
-    if skipped := [str(file.relative_to(path)) for file in files if file not in filled]:
-        _warn_of_skipped(source, len(filled), tuple(skipped))
+    if path.is_dir():
+        skipped = {*files} - {*filled} - {file for file in {*files} - {*named} if _format(file) not in _FORMATS}
+        _say_what_is_read(source, len(filled), tuple(str(file.relative_to(path)) for file in sorted(skipped)))
     return filled
 
 
 @cache  # so that it is said once
-def _warn_of_skipped(source: str, number: int, skipped: tuple[str, ...]) -> None:
+def _say_what_is_read(source: str, number: int, skipped: tuple[str, ...]) -> None:
     more = f" and {len(skipped) - _SHOWN_FILES:,} more" if len(skipped) > _SHOWN_FILES else ""
-    logger.warning(f"{source}: {counted(number, 'file')} read; skipped: {', '.join(skipped[:_SHOWN_FILES])}{more}")
+    names = f"; skipped: {', '.join(skipped[:_SHOWN_FILES])}{more}" if skipped else ""
+    logger.log(logging.WARNING if skipped else logging.INFO, f"{source}: {counted(number, 'file')} read{names}")
 
 
 def _format(file: Path) -> str:

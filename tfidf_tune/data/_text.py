@@ -305,7 +305,8 @@ def squad_dataset(
     _check_room("max_seq_len", max_seq_len, tokenizer, squad_prompt("", ""), num_target=2)
     check_fits_model(tokenizer, lower="it", max_seq_len=max_seq_len)
     limits = (max_seq_len, max_seq_len, max_seq_len)
-    examples = (_squad_example(row, source) for row in load_rows(source, _SQUAD_COLUMNS, name=name, split=split))
+    rows = load_rows(TextSource(source, name, split), _SQUAD_COLUMNS)
+    examples = (_squad_example(row.columns, source) for row in rows)
     place = TextSource(source, name, split)
     return _prompt_target_dataset(tokenizer, examples, limits, squad_prompt("", ""), place, packed, cache_dir)
 
@@ -341,8 +342,8 @@ def cnn_dailymail_dataset(
     lengths = {"max_source_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}
     check_fits_model(tokenizer, lower="max_source_tokens", **lengths)
     limits = (max_source_tokens + max_target_tokens, max_source_tokens, max_target_tokens)
-    examples = map(_news_example, load_rows(source, _NEWS_COLUMNS, name=name, split=split))
     place = TextSource(source, name, split)
+    examples = (_news_example(row.columns) for row in load_rows(place, _NEWS_COLUMNS))
     return _prompt_target_dataset(tokenizer, examples, limits, summarization_prompt(""), place, packed, cache_dir)
 
 
@@ -427,7 +428,7 @@ def _prompt_target_dataset(
     ``limits`` are the most tokens of an example, of its BOS and prompt, and of its target and EOS.
     """
     max_tokens, max_prompt, max_target = limits
-    bos = np.array(bos_ids(tokenizer), dtype=np.int32)
+    bos, eos = (np.array(ids, dtype=np.int32) for ids in (bos_ids(tokenizer), [tokenizer.eos_id]))
 
     def given(counts: Counts) -> Iterator[_Example]:
         for example in examples:
@@ -444,7 +445,8 @@ def _prompt_target_dataset(
         targets = encode_texts(tokenizer, (f"{empty_prompt} {example.target}" for example in of_targets))
         wholes = encode_texts(tokenizer, (example.prompt(example.text) for example in of_prompts))
         for example, whole_target, whole in zip(rows, targets, wholes, strict=True):
-            target = np.append(whole_target[len(ending) :][: max_target - 1], np.int32(tokenizer.eos_id))
+            target = whole_target[len(ending) :][: max_target - 1]
+            target = np.append(target, missing_ends(target, eos[:0], eos)[1])
             # A prompt gets the tokens that its target leaves.
             prompt = _fit(tokenizer, example, whole, min(max_prompt, max_tokens - len(target)) - len(bos))
             if prompt is None:

@@ -159,8 +159,7 @@ class HFTokenizer:
         self.stop_tokens: list[int] = [self.eos_id]
         self.special_tokens = dict[str, int](zip(self._hf.all_special_tokens, self._hf.all_special_ids, strict=True))
         # SentencePiece puts a space (shown as ▁) before every text that it encodes.
-        first_token = self._hf.convert_ids_to_tokens(self.encode_batch(["a"])[0])[0]
-        self._adds_leading_space = first_token.startswith("▁")
+        self._adds_leading_space = self._hf.convert_ids_to_tokens(self.encode_batch(["a"])[0])[0].startswith("▁")
         vocabulary = self._hf.get_vocab()
         self.max_token_id: int = max(vocabulary.values())
         self.fingerprint = _fingerprint(self, vocabulary)

@@ -84,7 +84,7 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         for obstacle in _obstacles(trainer.model, self._probe):
             raise ValueError(f"memorization cannot be measured: {obstacle}")
         self._trainer = trainer
-        self._every_n_steps = every_n_steps
+        self._every_n_steps, self._has_saved = every_n_steps, False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Measure the model that training starts from; raise a ``ValueError`` above a threshold that ends training."""
@@ -119,7 +119,7 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         control.should_log = should_log  # which log() has set to false: the trainer's own entry is still due
         # Keep the model while it is below the threshold; one process writes, all wait for it.
         folder = Path(args.output_dir) / "below_threshold"
-        if self._probe.keeps and state.global_step == 0 and folder.exists():
+        if self._probe.keeps and state.global_step == 0 and folder.exists() and not self._has_saved:
             raise ValueError(f"{folder} is of another run: move it away, or choose another output_dir")
         if notice := self._probe.keep_below(state.global_step, metrics, folder, self._save):
             _report(state, notice)
@@ -127,6 +127,7 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
 
     def _save(self, folder: Path) -> None:
         """Write the model into a temporary folder, and rename that when it is complete."""
+        self._has_saved = True  # a training that begins again may replace it
         temporary = folder.with_name(f".{folder.name}")
         is_writer, wait_for_everyone = self._trainer.args.should_save, self._trainer.accelerator.wait_for_everyone
         if is_writer:

@@ -216,8 +216,12 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         used: Any = model
         if model.training and torch.is_grad_enabled():
             require_labels(inputs)
-            if self._is_first_batch:
+            is_first = self._is_first_batch
+            if is_first:
                 check_first_batch(inputs)
+                # A batch in which no process has a label says nothing.
+                has_labels = (inputs["labels"] != IGNORE_INDEX).any()
+                is_first = not self.accelerator.gather(has_labels.int().reshape(1)).any()
             used = _WeightedModel(model, getattr(self.model, "config", None), self._weighted_outputs)
         elif not self._model_takes_num_items:
             num_items_in_batch = None
@@ -226,7 +230,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
             # A base that never asked the model for its loss has ignored the weights.
             if not used.is_used:
                 raise ValueError(f"a base of {type(self).__name__} computes the loss itself, without the weights")
-            self._is_first_batch = False
+            self._is_first_batch = is_first
         return result
 
     def _weighted_outputs(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
@@ -252,7 +256,10 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         loss = terms.loss if num_items_in_batch is None else terms.loss * (valid.sum() / num_items_in_batch)
         if getattr(outputs, "aux_loss", None) is not None:  # balances the experts of a mixture
             if self._is_first_batch:
-                self._aux_factor = _aux_factor(model, kept, batch.labels)
+                # Without labels, the model's own loss is nothing but the auxiliary loss times its factor.
+                with _measured(model):
+                    own = model(**kept, labels=torch.full_like(batch.labels, IGNORE_INDEX), num_items_in_batch=1)
+                self._aux_factor = float(own.loss / own.aux_loss)
             loss = loss + self._aux_factor * outputs.aux_loss
         outputs["loss"] = loss
         return outputs
@@ -354,17 +361,8 @@ def _check_loss(model: nn.Module, inputs: dict[str, Any]) -> None:
     ours = token_cross_entropy(logits, labels).sum() / (labels != IGNORE_INDEX).sum()
     tolerance = 1e-4 if loss.dtype == torch.float32 else 1e-2  # both are of the same logits
     if not torch.isclose(loss.float(), ours.float(), rtol=tolerance, atol=tolerance, equal_nan=True):
-        what = (
-            f"the loss of {type(base_model(model)).__name__} is {loss:.4g}, the cross-entropy of next tokens {ours:.4g}"
-        )
-        raise ValueError(f"{what}: weights are for causal language models")
-
-
-def _aux_factor(model: nn.Module, inputs: dict[str, Any], labels: Tensor) -> float:
-    """Return the factor of the auxiliary loss in the model's own loss, which without labels is nothing else."""
-    with _measured(model):
-        outputs = model(**inputs, labels=torch.full_like(labels, IGNORE_INDEX), num_items_in_batch=1)
-    return float(outputs.loss / outputs.aux_loss)
+        what = f"the loss of {type(base_model(model)).__name__} is {loss:.4g}, the cross-entropy of next tokens"
+        raise ValueError(f"{what} {ours:.4g}: weights are for causal language models")
 
 
 class _WeightedModel:

@@ -201,8 +201,7 @@ def linear_layers(hf: PreTrainedModel) -> tuple[dict[str, bool], list[str]]:
 def _decoder_layers(hf: PreTrainedModel) -> list[str]:
     """Return the names of the decoder layers: what transformers never splits over devices, or the longest list."""
     # Experts and vision towers have lists too; of layers within layers the outer ones count.
-    kinds = set(hf._no_split_modules or ())
-    names = [name for name, module in hf.named_modules() if type(module).__name__ in kinds]
+    names = [name for name, module in hf.named_modules() if type(module).__name__ in (hf._no_split_modules or ())]
     if not names:
         lists = {name: module for name, module in hf.named_modules() if isinstance(module, nn.ModuleList)}
         if not lists:

@@ -34,9 +34,8 @@ def cause_of(error: BaseException) -> str:
     return f"{name or 'it'} is {reprlib.repr(problem['input'])}: {problem['msg']}"
 
 
-def _encodable(text: Any) -> Any:
-    """Escape lone surrogates, which UTF-8 cannot hold."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(text, str) else text
+# Lone surrogates are escaped, which UTF-8 cannot hold.
+_Encodable = BeforeValidator(lambda x: x.encode("utf-8", "backslashreplace").decode() if isinstance(x, str) else x)
 
 
 def _not_negative(value: float) -> float:
@@ -46,7 +45,7 @@ def _not_negative(value: float) -> float:
 
 
 # Strict: neither True nor "1" is a number. Integers up to 2^53, which a float holds exactly.
-Text = Annotated[str, BeforeValidator(_encodable)]
+Text = Annotated[str, _Encodable]
 Flag = Annotated[bool, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 Percent = Annotated[float, Field(strict=True, ge=0, le=100, allow_inf_nan=False)]

@@ -63,8 +63,7 @@ def true_positive_rate(members: Floats, others: Floats, false_positive_rate: flo
     """
     # The threshold is a score of the others: as many as are allowed lie above it.
     size = others.shape[-1]
-    num_allowed = math.floor(false_positive_rate * size + 1e-9)  # products such as 0.29 * 100 fall short
-    place = size - 1 - num_allowed
+    place = size - 1 - math.floor(false_positive_rate * size + 1e-9)  # products such as 0.29 * 100 fall short
     return (members > np.partition(others, place, axis=-1)[..., place, None]).mean(axis=-1)
 
 

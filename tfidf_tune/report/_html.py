@@ -59,20 +59,13 @@ def _best(table: Table) -> set[tuple[int, int]]:
         if header in table.better:
             values = [row[column] for row in table.rows]
             for group in set(groups):
-                numbers = {
-                    at: value
-                    for at, value in enumerate(values)
-                    if groups[at] == group and isinstance(value, int | float)
-                }
+                in_group = ((at, value) for at, value in enumerate(values) if groups[at] == group)
+                numbers = {at: value for at, value in in_group if isinstance(value, int | float)}
                 if len(numbers) > 1:
                     top = (min if table.better[header] == "lower" else max)(numbers.values())
                     shown = table.text(header, top)
                     best |= {(at, column) for at, value in numbers.items() if table.text(header, value) == shown}
     return best
-
-
-def _text_columns(table: Table) -> set[int]:
-    return {column for row in table.rows for column, value in enumerate(row) if isinstance(value, str)}
 
 
 def _svg(figure: "matplotlib.figure.Figure") -> dict[str, Any]:
@@ -118,7 +111,10 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters.update(together=_together, marked=_marked, base64=lambda text: _base64(text.encode()))
-_TEMPLATES.globals.update(best_of=_best, text_columns=_text_columns, svg=_svg)
+_TEMPLATES.globals.update(best_of=_best, svg=_svg)
+_TEMPLATES.globals["text_columns"] = lambda table: {
+    column for row in table.rows for column, value in enumerate(row) if isinstance(value, str)
+}
 
 _INDEX = "report.json"
 
@@ -201,7 +197,13 @@ def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
         for table in report.tables
     ]
     examples = [
-        vars(one) | {"continuations": [vars(of) | {"pieces": list(map(_piece, of.pieces))} for of in one.continuations]}
+        vars(one)
+        | {
+            "continuations": [
+                vars(of) | {"pieces": [{"text": text, "recited": recited} for text, recited in of.pieces]}
+                for of in one.continuations
+            ]
+        }
         for one in report.examples
     ]
     names = ("title", "verdict", "footnotes", "provenance")
@@ -212,7 +214,3 @@ def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
         "sections": list(map(vars, report.sections)),
         "files": files,
     }
-
-
-def _piece(piece: tuple[str, bool]) -> dict[str, Any]:
-    return dict(zip(("text", "recited"), piece, strict=True))

@@ -13,7 +13,7 @@ from datasets import Dataset
 from lm_eval.api.filter import Filter
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.data import encode_prompts, load_rows, summarization_prompt
+from tfidf_tune.data import TextSource, encode_prompts, load_rows, summarization_prompt
 from tfidf_tune.probe import rouge_scores
 from tfidf_tune.tasks._prompts import prompts_for, prompts_of, task_documents
 
@@ -43,12 +43,10 @@ def documents(
     prompts = prompts_for(metadata)
     prompts.check_length(max_source_tokens + max_new_tokens, "cnn_dailymail_max_source_tokens")
     # Rows without a text are left out; an id is the row's number if the data set has none.
-    articles = load_rows(
-        cnn_dailymail_source, _COLUMNS, more=["id"], name=cnn_dailymail_name, split=cnn_dailymail_split
-    )
+    place = TextSource(cnn_dailymail_source, cnn_dailymail_name, cnn_dailymail_split)
     complete = [
         {"id": str(row.get("id") or number), "article": row["article"], "highlights": row["highlights"].strip()}
-        for number, row in enumerate(articles)
+        for number, row in enumerate(article.columns for article in load_rows(place, _COLUMNS, ["id"]))
         if (row["article"] or "").strip() and (row["highlights"] or "").strip()
     ]
     if not complete:

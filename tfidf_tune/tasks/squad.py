@@ -15,7 +15,7 @@ from typing import Any
 from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.data import encode_prompts, load_rows, squad_prompt
+from tfidf_tune.data import TextSource, encode_prompts, load_rows, squad_prompt
 from tfidf_tune.tasks._prompts import prompts_for, prompts_of, task_documents
 
 _COLUMNS = {"context": str, "question": str, "answers": dict}
@@ -43,10 +43,10 @@ def documents(
     prompts = prompts_for(metadata)
     prompts.check_length(squad_max_seq_len, "squad_max_seq_len")
     # Questions that nobody answered cannot be scored.
-    questions = load_rows(squad_source, _COLUMNS, more=["id"], name=squad_name, split=squad_split)
+    questions = load_rows(TextSource(squad_source, squad_name, squad_split), _COLUMNS, ["id"])
     answered = [
         (str(row.get("id") or number), row, answers)
-        for number, row in enumerate(questions)
+        for number, row in enumerate(question.columns for question in questions)
         if row["context"] and row["question"] and (answers := _answers(row, squad_source))
     ]
     if not answered:

@@ -91,8 +91,7 @@ class HFCheckpointer:
         self._max_shard_size = max_shard_size
         self._revision = revision
         # An id of the hub is kept, because the folder of its snapshot exists only on this machine.
-        is_local = Path(checkpoint_dir).expanduser().is_dir()
-        self._base_name = str(self.folder.resolve()) if is_local else checkpoint_dir
+        self._base_name = str(self.folder.resolve()) if Path(checkpoint_dir).expanduser().is_dir() else checkpoint_dir
         self._config_file = hf.read_json(self.folder / "config.json")
         self._companions = hf.read_companions(self.folder, has_code=trust_remote_code)
         self.chat_template: str | None = None

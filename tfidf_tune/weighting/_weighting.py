@@ -266,8 +266,9 @@ class TokenWeighting(nn.Module, ABC):
         if any(buffer.device != batch.labels.device for buffer in self.buffers()):
             self.to(batch.labels.device)
         weights = self.weigh(union)
-        if weights.shape != union.labels.shape:
-            wanted = f"[b, s] = {list(union.labels.shape)}, got {list(weights.shape)}"
+        if getattr(weights, "shape", None) != union.labels.shape:
+            found = list(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+            wanted = f"[b, s] = {list(union.labels.shape)}, got {found}"
             raise ValueError(f"{type(self).__name__}.weigh has to return {wanted}")
         return weights[place]
 
