@@ -165,6 +165,13 @@ def test_rows_that_are_kept_are_the_same_bytes_and_the_output_can_be_read(tmp_pa
     assert gzip.decompress(file.read_bytes()).decode().split("\n") == [*expected, ""]
     main(["dedup", str(tmp_path / "out"), str(tmp_path / "again"), "--method", "exact"])
     assert [path.read_bytes() for path in (tmp_path / "again").glob("*.gz")] == [file.read_bytes()]
+    # Of a list only the line ends change, of Parquet nothing is left out.
+    (tmp_path / "b.json").write_text("[" + " ,\n".join(lines[:2]).replace("  ", "\n ") + "]")
+    pq.write_table(pa.Table.from_pylist([{"text": "one", "tool": {"a": None, "b": 1}}]), tmp_path / "b.parquet")
+    for name, expected in (("b.json", lines[:2]), ("b.parquet", ['{"text":"one","tool":{"a":null,"b":1}}'])):
+        main(["dedup", str(tmp_path / name), str(tmp_path / f"out of {name}"), "--method", "exact"])
+        (file,) = (tmp_path / f"out of {name}").glob("*.gz")
+        assert gzip.decompress(file.read_bytes()).decode().split("\n") == [*expected, ""]
 
 
 def test_copies_in_scripts_without_spaces_are_found(tmp_path):

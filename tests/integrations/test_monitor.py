@@ -187,6 +187,8 @@ def test_the_last_model_below_the_threshold_is_kept(
     assert np.mean([sample.lms for sample in samples]) == lms[step]
     assert f"above stop_above={stop_above}; the last model below it is in {kept}\n" in capsys.readouterr().err
 
+    trainer.args.max_steps = 1  # the same trainer begins anew and replaces it
+    trainer.train()
     again = make_trainer(lora=lora, max_steps=1)  # in the same folder
     with pytest.raises(ValueError, match="below_threshold is of another run: move it away"):
         monitor(again, probe_file, stop_above=stop_above, when_above="keep").train()

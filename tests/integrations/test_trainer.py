@@ -196,6 +196,11 @@ def test_what_is_no_prediction_of_the_next_token_is_refused(tiny_checkpoint, tmp
     bert.config.name_or_path = str(tiny_checkpoint)
     with refused(ValueError, "BertForMaskedLM", "a masked language model in the Trainer"):
         train(TokenWeightingTrainer, bert, tmp_path)
+    # A first batch without any label says nothing; the next is checked.
+    in_order = {"train_sampling_strategy": "sequential", "per_device_train_batch_size": 2}
+    unlabelled = [row | {"labels": [-100] * len(row["input_ids"])} for row in ragged_rows(2)]
+    with pytest.raises(ValueError, match="BertForMaskedLM"):
+        train(TokenWeightingTrainer, bert, tmp_path, rows=[*unlabelled, *ragged_rows(40)], settings=in_order)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_checkpoint)
     tokenizer.add_special_tokens({"mask_token": tokenizer.eos_token, "pad_token": tokenizer.eos_token})
     collator = transformers.DataCollatorForLanguageModeling(tokenizer)

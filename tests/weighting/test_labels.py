@@ -132,7 +132,8 @@ def test_bad_arguments_are_refused():
 def test_weights_of_another_shape_are_refused():
     class Scalar(TokenWeighting):
         def weigh(self, batch):
-            return torch.tensor(1.0)
+            return torch.tensor(1.0) if batch.labels[0, 0] else 1.0
 
-    with pytest.raises(ValueError, match=r"Scalar\.weigh has to return \[b, s\] = \[2, 3\], got \[\]"):
-        Scalar()(torch.ones(2, 3, dtype=torch.int64))
+    for labels, found in ((torch.ones, r"\[\]"), (torch.zeros, "float")):
+        with pytest.raises(ValueError, match=rf"Scalar\.weigh has to return \[b, s\] = \[2, 3\], got {found}"):
+            Scalar()(labels(2, 3, dtype=torch.int64))
