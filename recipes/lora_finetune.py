@@ -16,7 +16,7 @@ from tfidf_tune import training
 
 
 @training.recipe
-def recipe_main(user_cfg: DictConfig) -> None:
+def recipe_main(user_cfg: DictConfig) -> list[list[str]]:
     """Check everything, then load, train, and save at the milestones."""
     cfg = training.check_config(user_cfg, training.LoRAFinetuneConfig)
     with training.open_run(cfg) as run:
@@ -50,7 +50,7 @@ def recipe_main(user_cfg: DictConfig) -> None:
             training.write_probe_files(cfg, dataset)
             save = partial(checkpointer.save_model if cfg.merge_adapter else checkpointer.save_adapter, model)
             training.train(cfg, state, dataloader, run, progress, resume, save=save, monitor=monitor)
-        training.print_next_steps(cfg, dataset, run)
+        return training.next_steps(cfg, dataset, run)
 
 
 if __name__ == "__main__":

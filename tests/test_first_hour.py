@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import shlex
 
 import pytest
@@ -11,7 +12,7 @@ from omegaconf import OmegaConf
 from tiny_llama import TINY_LLAMA
 from tiny_run import write_documents
 
-from tfidf_tune.data import read_probe_file
+from tfidf_tune.data import hf_tokenizer, load_documents, read_probe_file
 
 SIZES = ", ".join(f"{key}: {value}" for key, value in TINY_LLAMA.items())
 ADAPTERS = "lora_attn_modules: [q_proj, v_proj], lora_rank: 8, lora_alpha: 16"
@@ -42,37 +43,42 @@ def printed_commands(output):
     return [shlex.split(line)[1:] for line in output.splitlines() if line.startswith("  tfidf-tune ")]
 
 
-def test_two_runs_on_own_text_are_evaluated_and_compared_by_the_commands_that_they_print(command, tiny_checkpoint):
-    """The second with a copy of the recipe."""
+def test_three_commands_lead_from_a_text_to_a_verdict(command, tiny_checkpoint):
+    """The baseline, then weights: the third, which compares them, is run by the second. The baseline is with a copy."""
     setup = [
         "--config", "mine/lora", f"checkpointer.checkpoint_dir={tiny_checkpoint}", "dataset.source=my_texts.jsonl",
-        LORA, "epochs=1",
+        LORA, "epochs=1", "evaluate=true",
     ]  # fmt: skip
-    outputs = [command("run", "lora_finetune", *setup)]
     command("cp", "lora_finetune", "mine.py")
-    baseline = ["loss=tfidf_tune.loss.CrossEntropyLoss", "output_dir=runs/ce"]
-    outputs.append(command("run", "./mine.py", *setup, *baseline))
+    baseline = command(
+        "run", "./mine.py", *setup, "loss=tfidf_tune.loss.CrossEntropyLoss", "output_dir=runs/mine_lora_ce"
+    )
+    evaluate, train = printed_commands(baseline)
+    *same, objective, folder = train
+    assert [objective, folder] == ["loss=tfidf_tune.loss.TFIDFCrossEntropyLoss", "output_dir=runs/mine_lora"]
+    assert same == ["run", "mine.py", *setup]
+    assert f"$ {shlex.join(['tfidf-tune', *evaluate])}\n" in baseline
+    output = command("run", "lora_finetune", *setup)
 
-    run = command.folder / "runs" / "mine_lora"
-    passages = read_probe_file(run / "probe.jsonl")
-    [num_tokens] = {len(passage.token_ids) for passage in passages}
-    num_targets = len(passages) // 2
-    num_steps = len((run / "metrics.jsonl").read_text().splitlines())
-    data = f"{num_targets} targets of {num_tokens} tokens, repeated 10 times each; {num_targets} controls, held out\n"
-    for name, output in zip(("mine_lora", "ce"), outputs, strict=True):
-        assert f"blocks of 64 tokens ({int(block_count(output)) * 64:,} tokens); {data}" in output
-        assert "Data: 30 documents, " in output
-        assert math.ceil(int(block_count(output)) / 4) == num_steps
-        assert f"Training: {num_steps} steps (1 epoch)\n" in output
+    for name, printed in (("mine_lora_ce", baseline), ("mine_lora", output)):
+        run = command.folder / "runs" / name
+        passages = read_probe_file(run / "probe.jsonl")
+        number = len(passages) // 2
+        found = re.search(
+            rf"Data: 30 documents, (\d+) blocks of 64 tokens \(\S+ tokens\); {number} targets of \d+ tokens, each "
+            rf"\d+( to \d+)? times? in the text; {number} controls, held out\n",
+            printed,
+        )
+        num_steps = len((run / "metrics.jsonl").read_text().splitlines())
+        assert num_steps == math.ceil(int(found[1]) / 4)
+        assert f"Training: {num_steps} steps (1 epoch)\n" in printed
         names = ", ".join(f"checkpoint_{percent}pct" for percent in (25, 50, 75, 100))
-        assert f"Checkpoints in runs/{name}: {names}\n" in output
-        evaluate, audit, cost, compare = printed_commands(output)
-        assert "on text of yours that it was not trained on (put your .jsonl or .txt for HELD_OUT)" in output
-        printed = command(*evaluate) + command(*(one.replace("HELD_OUT", "held_out.jsonl") for one in cost))
+        assert f"Checkpoints in runs/{name}: {names}\n" in printed
+        held_out = [json.loads(line)["text"] for line in (run / "held_out.jsonl").read_text().splitlines()]
+        assert held_out == [passage.text for passage in passages if passage.kind == "control"]
         assert not [noise for noise in ("Custom kwargs", "not a git repository", "cpp ext") if noise in printed]
-    assert "The page: " in command(*audit)
-    assert compare == ["compare", "runs/ce", "OTHER_RUN"]
-    report = " ".join(command(*compare[:-1], "runs/mine_lora").split())
+    assert printed_commands(output)[1] == ["compare", "runs/mine_lora_ce", "runs/mine_lora"]
+    report = " ".join(output.split())
     assert "# TF-IDF against CE" in report
     assert "its perplexity is" in report
 
@@ -89,17 +95,14 @@ def test_answers_are_asked_for_once_by_the_command_that_a_run_prints(command, ti
         "dataset.num_targets=2", "dataset.min_target_tokens=8",
         "max_steps=1",
     )  # fmt: skip
-    evaluate, audit, cost, _ = printed_commands(output)
+    evaluate, train = printed_commands(output)
     assert evaluate[evaluate.index("--tasks") + 1] == "tfidf_memorization_p50"
     assert not [one for one in evaluate if "prefix_lengths" in one]
-    assert "wikitext2_source=HELD_OUT" in cost
-    assert "HELD_OUT" not in str(evaluate)
+    assert train[:2] == ["run", "full_finetune"]
+    assert train[-2:] == ["loss=tfidf_tune.loss.CrossEntropyLoss", "output_dir=runs/any_full_sft_ce"]
     command(*evaluate)
-    assert "The page: " in command(*audit)
-
-
-def block_count(output):
-    return output.split("Data: 30 documents, ")[1].split(" block")[0]
+    results = ["--results", "runs/any_full_sft/evaluation"]
+    assert "The page: " in command("probe", "audit", *results)
 
 
 def test_all_weights_can_be_trained_the_same_way(command, tiny_checkpoint):
@@ -107,6 +110,16 @@ def test_all_weights_can_be_trained_the_same_way(command, tiny_checkpoint):
     output = command("run", "full_finetune", "--config", "mine/full", *arguments)
     assert "Training: 2 steps (3 epochs, max_steps 2)\n" in output
     assert "Checkpoints in runs/mine_full: checkpoint_50pct, checkpoint_100pct\n" in output
+
+
+def test_without_a_holdout_all_of_the_text_is_trained_on_and_nothing_is_measured(command, tiny_checkpoint):
+    arguments = [f"checkpointer.checkpoint_dir={tiny_checkpoint}", "dataset.source=my_texts.jsonl", FULL, "max_steps=1"]
+    output = command("run", "full_finetune", "--config", "mine/full", *arguments, "dataset.holdout=0", "evaluate=true")
+    tokenizer = hf_tokenizer(str(tiny_checkpoint))
+    num_tokens = sum(len(tokenizer.encode(text, add_bos=False)) for text in load_documents("my_texts.jsonl"))
+    assert f"Data: 30 documents, {num_tokens // 64} blocks of 64 tokens" in output
+    assert not {"probe.jsonl", "held_out.jsonl"} & {path.name for path in (command.folder / "runs/mine_full").iterdir()}
+    assert printed_commands(output) == []
 
     run = command.folder / "runs" / "mine_full"
     config = OmegaConf.load(run / "config.yaml")

@@ -1,12 +1,20 @@
 """Documents as sequences and as blocks: their tokens, how long ones are cut, and what is refused."""
 
 import itertools
+import random
 
 import numpy as np
 import pytest
-from data_fakes import passage
+from data_fakes import passage, write_rows
 
-from tfidf_tune.data import hf_tokenizer, load_documents, text_blocks, text_blocks_dataset, text_dataset
+from tfidf_tune.data import (
+    hf_tokenizer,
+    load_documents,
+    read_probe_file,
+    text_blocks,
+    text_blocks_dataset,
+    text_dataset,
+)
 from tfidf_tune.data._tokenizer import encode_texts
 
 SHORT, LONG, TINY = "the river sings", passage(1, 60), "a"
@@ -141,10 +149,109 @@ def test_an_item_has_labels_equal_to_its_tokens_and_is_cached(tokenizer, tmp_pat
     np.testing.assert_array_equal(build().blocks, expected)
 
 
+def words(rng, number):
+    return " ".join("".join(rng.choices("bcdfgklmnprst", k=4)) for _ in range(number))
+
+
+@pytest.fixture
+def repetitive_file(tmp_path):
+    """Documents of random words; one passage is in five of them, another in three, and one document is there twice."""
+    rng, rows = random.Random(0), []
+    often, less = words(rng, 40), words(rng, 40)
+    for number in range(60):
+        inserted = [often] if number % 12 == 0 else [less] if number % 20 == 5 else []
+        rows.append(
+            " ".join([words(rng, 60), *inserted, words(rng, 30)]) + ("<|endoftext|>" if number % 7 == 0 else "")
+        )
+    return write_rows(tmp_path / "repetitive.jsonl", [*rows, rows[1]]), often, less
+
+
+def occurrences(stream, ids):
+    """Count from the left without overlap."""
+    found, start = [], 0
+    while start + len(ids) <= len(stream):
+        is_here = stream[start : start + len(ids)] == ids
+        found += [start] if is_here else []
+        start += len(ids) if is_here else 1
+    return found
+
+
+@pytest.mark.parametrize("deduplicate", ["none", "exact"])
+def test_held_out_windows_are_all_that_training_lacks_and_targets_have_their_natural_counts(
+    tokenizer, repetitive_file, tmp_path, deduplicate
+):
+    file, often, less = repetitive_file
+    arguments = {"source": file, "block_size": 32, "cache_dir": str(tmp_path / "cache"), "deduplicate": deduplicate}
+    as_it_is = text_blocks_dataset(tokenizer, **arguments)
+    probe = tmp_path / "probe.jsonl"
+    dataset = text_blocks_dataset(tokenizer, holdout=0.05, probe_file=str(probe), **arguments)
+
+    assert as_it_is.passages == []
+    assert read_probe_file(probe) == dataset.passages
+    assert dataset.num_documents == 61
+    targets = [passage for passage in dataset.passages if passage.kind == "target"]
+    controls = [passage for passage in dataset.passages if passage.kind == "control"]
+    assert len(targets) == len(controls) >= 10
+    documents = [*encode_texts(tokenizer, load_documents(file))]
+    assert 0.04 < sum(len(one.token_ids) for one in controls) / sum(map(len, documents)) <= 0.05
+
+    # What is trained on is the text without the controls, each a run of one document.
+    rest = [ids.tolist() for ids in documents]
+    for control in controls:
+        ((at, start),) = [(at, start) for at, ids in enumerate(rest) for start in occurrences(ids, control.token_ids)]
+        rest[at : at + 1] = [part for part in (rest[at][:start], rest[at][start + 32 :]) if part]
+    stream = [token for ids in rest for token in ids + [tokenizer.eos_id] * (ids[-1] != tokenizer.eos_id)]
+    blocks = np.array(stream[: len(stream) // 32 * 32]).reshape(-1, 32)
+    assert tokenizer.eos_id not in {*np.array(stream)[np.flatnonzero(np.diff(stream) == 0)].tolist()}
+    kept = sorted(np.unique(blocks, axis=0, return_index=True)[1]) if deduplicate == "exact" else range(len(blocks))
+    np.testing.assert_array_equal(dataset.blocks, blocks[kept])
+
+    # Where targets are, and how often; the most frequent is in five documents.
+    trained = dataset.blocks.flatten().tolist()
+    for target in targets:
+        assert [32 * block + offset for block, offset in target.positions] == occurrences(trained, target.token_ids)
+        assert target.num_injections == len(target.positions) > 0
+    counts = [target.num_injections for target in targets]
+    if deduplicate == "none":
+        assert counts[:2] == [5, 3]
+        assert counts == sorted(counts, reverse=True)
+    assert counts[-1] == 1
+    for target, text in zip(targets, (often, less), strict=False):
+        assert target.text.strip() in text
+    assert text_blocks_dataset(tokenizer, holdout=0.05, **arguments).passages == dataset.passages, "from the cache"
+
+
+@pytest.mark.parametrize(("lines", "length"), [(4000, 256), (400, 64), (100, 16)])
+def test_passages_get_shorter_where_the_text_is_short_and_one_document_is_enough(tokenizer, tmp_path, lines, length):
+    file = tmp_path / "book.txt"
+    file.write_text(words(random.Random(1), 5 * lines))
+    arguments = {"source": str(file), "sample_by": "document", "cache_dir": str(tmp_path / "cache")}
+    dataset = text_blocks_dataset(tokenizer, holdout=0.1, block_size=None, **arguments)
+    assert {len(passage.token_ids) for passage in dataset.passages} == {length}
+    assert dataset.block_size == 256
+
+
+def test_a_text_too_short_to_hold_out_a_part_is_trained_on_as_it_is(tokenizer, tmp_path, caplog):
+    file, cache = tmp_path / "short.txt", str(tmp_path / "cache")
+    for text in (words(random.Random(2), 70), "the same again " * 2000):
+        file.write_text(text)
+        plain, held = (
+            text_blocks_dataset(tokenizer, source=str(file), holdout=share, block_size=64, cache_dir=cache)
+            for share in (0, 0.05)
+        )
+        np.testing.assert_array_equal(held.blocks, plain.blocks)
+        assert held.passages == []
+        assert "recitation is not measured" in caplog.text
+        caplog.clear()
+
+
 def test_impossible_settings_of_blocks_are_refused(tokenizer, corpus_file, tmp_path):
     for change, message in (
         ({"block_size": 0}, "block_size must be"),
         ({"num_blocks": 0}, "num_blocks must be"),
+        ({"holdout": 0.6}, "holdout is 0.6: .* from 0 to 0.5"),
+        ({"holdout": 0.1, "num_blocks": 9}, "holdout 0.1 takes all of the text: leave out num_blocks 9"),
+        ({"holdout": 0.1, "block_size": 15}, "block_size must be"),
         ({"num_blocks": 10_000}, r"found \d+ blocks of 256 tokens in .*corpus.txt', needed 10000"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -24,7 +24,7 @@ RUN = "run"
 _TESTS = Path(__file__).parents[1]
 CONFIG = "mine.yaml"
 # What is written when the run's folder is opened, before weights are read.
-OPENED = ("config.yaml", "torchtune_config.yaml", "metrics.jsonl", "probe.jsonl", "logs", "logs/*")
+OPENED = ("config.yaml", "torchtune_config.yaml", "metrics.jsonl", "probe.jsonl", "held_out.jsonl", "logs", "logs/*")
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def test_a_run_learns_and_writes_what_is_documented(finished, lora):
         "tokens_per_second_per_gpu",
     }  # fmt: skip
     assert lines[0]["weight_std"] > 0.1
-    expected = {*MILESTONES, "metrics.jsonl", "probe.jsonl", "config.yaml", "logs", "resume"}
+    expected = {*MILESTONES, "metrics.jsonl", "probe.jsonl", "held_out.jsonl", "config.yaml", "logs", "resume"}
     assert {path.name for path in run.iterdir()} - {"torchtune_config.yaml"} == expected
     assert OmegaConf.load(run / "config.yaml").dataset.probe_file == str(run / "probe.jsonl")
 

@@ -40,11 +40,13 @@ class TextBlocksDataset(Dataset[dict[str, list[int]]]):
         blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``; may be memory-mapped.
         num_documents (int | None): documents that they were made of. Default: None, not known
         num_removed (int): blocks that deduplication removed. Default: 0
+        passages (Sequence[Passage]): targets, which the blocks have, then controls, which they do not. Default: none
     """
 
     blocks: TokenArray
     num_documents: int | None = None
     num_removed: int = 0
+    passages: Sequence["Passage"] = ()
 
     def __post_init__(self) -> None:
         self.block_size: int = self.blocks.shape[1]
@@ -62,14 +64,12 @@ class InjectedCorpusDataset(TextBlocksDataset):
     """Blocks of base text and injected targets.
 
     Attributes:
-        passages (Sequence[Passage]): the targets, then the controls.
         probe_file (Path): the file that holds ``passages``.
         num_left_out (int): base documents that were left out because they are a target or control; passages that were
             taken out of them if ``target_source`` is None.
         num_documents (int): base documents that were read.
     """
 
-    passages: Sequence["Passage"]
     probe_file: Path
     num_left_out: int
 

@@ -3,16 +3,28 @@
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator
-from itertools import compress
+from itertools import compress, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import Dataset
 
-from tfidf_tune._checks import check_at_least
+from tfidf_tune._checks import check_at_least, require_number
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
-from tfidf_tune.data._repeated_stretches import join_documents, windows_with_shared_stretch
+from tfidf_tune.data._passages import Passage, Window, make_passages, read_probe_file, write_probe_file
+from tfidf_tune.data._repeated_stretches import (
+    LONG_RUN,
+    SEPARATOR,
+    SHARED_TOKENS,
+    Mask,
+    Positions,
+    WindowChooser,
+    duplicated_stretches,
+    join_documents,
+    name_repeated_windows,
+    windows_with_shared_stretch,
+)
 from tfidf_tune.data._sequences import (
     Counts,
     LabelMask,
@@ -20,11 +32,16 @@ from tfidf_tune.data._sequences import (
     cache_settings,
     cached_folder,
     cached_sequences,
+    label_runs,
     missing_ends,
     pack,
 )
 from tfidf_tune.data._sources import SampleBy, TextSource, load_documents, warn_of_short_documents
 from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, bos_ids, check_fits_model, encode_texts
+
+_BLOCK_SIZE = 256
+_MOST_PASSAGES, _FEW_PASSAGES, _SHORTEST_PASSAGE = 100, 10, 16  # a report judges nothing from fewer than 10
+_MOST_POSITIONS = 10_000  # of a passage, in a probe file
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +92,20 @@ def text_blocks_dataset(
     source_split: str = "train",
     source_column: str = "text",
     sample_by: SampleBy = "line",
-    block_size: int = 256,
+    block_size: int | None = 256,
     num_blocks: int | None = None,
+    holdout: float = 0.0,
     deduplicate: Deduplicate = "none",
+    probe_file: str | None = None,
     cache_dir: str | None = None,
 ) -> TextBlocksDataset:
     """Build a data set of blocks for fine-tuning on plain text; EOS ends each document. The blocks are cached.
+
+    With ``holdout``, it can be measured what a model recites; nothing else is changed. Controls are random windows of
+    which no 50 consecutive tokens, or half of a shorter window, occur again. They are held out; what is before and
+    after them in a document are two documents. Targets are as many windows of the rest: those that occur most often,
+    then random ones that occur once. Both are the same for every seed, and at most 100. A window has ``block_size``
+    tokens; while there would be fewer than 10 controls, half as many, but at least 16.
 
     Args:
         tokenizer (TextTokenizer): the tokenizer.
@@ -89,9 +114,13 @@ def text_blocks_dataset(
         source_split (str): split of a hub data set or of ``embedded``. Default: "train"
         source_column (str): the column that holds the text. Default: "text"
         sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is. Default: "line"
-        block_size (int): tokens in a block. Default: 256
+        block_size (int | None): tokens in a block; None for 256, or the tokenizer's ``max_seq_len`` if that is less.
+            Default: 256
         num_blocks (int | None): number of blocks, before copies are removed. Default: None, all
+        holdout (float): the largest share of the tokens that is held out, from 0 to 0.5; the search takes about 30
+            bytes of memory per token. Default: 0.0
         deduplicate (Deduplicate): which blocks are removed as copies, see :class:`Deduplication`. Default: "none"
+        probe_file (str | None): where to write the passages, see :func:`read_probe_file`. Default: None, nowhere
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
@@ -102,27 +131,107 @@ def text_blocks_dataset(
         ValueError: If a setting is out of range, ``block_size`` above the tokenizer's ``max_seq_len``, or the source
             cannot be read or has fewer than ``num_blocks`` blocks or none.
     """
+    if block_size is None:
+        block_size = min(_BLOCK_SIZE, tokenizer.max_seq_len or _BLOCK_SIZE)
+    require_number("holdout", holdout, 0, 0.5, "the share of the text that is held out")
+    if holdout and num_blocks is not None:
+        raise ValueError(
+            f"holdout {holdout:g} takes all of the text: leave out num_blocks {num_blocks}, or set holdout to 0"
+        )
     needed = 1 if num_blocks is None else num_blocks
-    check_at_least(1, block_size=block_size, num_blocks=needed)
+    check_at_least(_SHORTEST_PASSAGE if holdout else 1, block_size=block_size)
+    check_at_least(1, num_blocks=needed)
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
     deduplication = Deduplication.of(deduplicate)
     place = TextSource(source, source_name, source_split, source_column, sample_by)
 
     def build(folder: Path) -> dict[str, int]:
-        documents = encode_texts(tokenizer, load_documents(*place))
-        blocks, lengths = blocks_and_lengths(documents, block_size, num_blocks, tokenizer.eos_id)
+        documents: Iterable[TokenArray] = encode_texts(tokenizer, load_documents(*place))
+        measured = _hold_out(tokenizer, [*documents], block_size, holdout) if holdout else None
+        pieces = measured.rest if measured else documents
+        blocks, lengths = blocks_and_lengths(pieces, block_size, num_blocks, tokenizer.eos_id)
+        lengths = measured.lengths if measured else lengths
         warn_of_short_documents(source, sample_by, lengths)
         if len(blocks) < needed:
             problem = f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {needed}"
             raise ValueError(f"{problem}: lower num_blocks or block_size, or name a larger source")
         kept = deduplication.kept(blocks, source, tokenizer)
         np.save(folder / "blocks.npy", blocks[kept])
-        return {"num_documents": len(lengths), "num_removed": int((~kept).sum())}
+        passages = measured.passages(tokenizer, source, kept, block_size) if measured else []
+        write_probe_file(folder / "probe.jsonl", passages)
+        return {"num_documents": len(lengths), "num_removed": int((~kept).sum()), "num_passages": len(passages)}
 
-    sizes = {"block_size": block_size, "num_blocks": num_blocks}
+    sizes = {"block_size": block_size, "num_blocks": num_blocks, "holdout": holdout}
     settings = cache_settings("text_blocks", tokenizer, [place], **sizes, **deduplication.settings)
     folder, counts = cached_folder(cache_dir, settings, build)
-    return TextBlocksDataset(np.load(folder / "blocks.npy", mmap_mode="r"), **counts)
+    passages = read_probe_file(folder / "probe.jsonl") if counts.pop("num_passages") else []
+    if probe_file and passages:
+        write_probe_file(probe_file, passages)
+    return TextBlocksDataset(np.load(folder / "blocks.npy", mmap_mode="r"), **counts, passages=passages)
+
+
+class _Measured(NamedTuple):
+    """Windows of documents whose recitation is measured."""
+
+    rest: list[TokenArray]  # the documents without the controls
+    lengths: list[int]  # of the complete documents, in tokens
+    controls: list[TokenArray]
+    targets: list[tuple[TokenArray, Positions]]  # and where they start in the rest, each document followed by SEPARATOR
+
+    def passages(self, tokenizer: TextTokenizer, source: str, kept: Mask, block_size: int) -> list[Passage]:
+        """Return the passages; the positions of targets are those in the blocks that are ``kept``."""
+        corpus = join_documents(self.rest)
+        # In the blocks, EOS takes the place of each separator, except after an EOS that the document has.
+        is_left_out = np.append(False, (corpus[1:] == SEPARATOR) & (corpus[:-1] == tokenizer.eos_id))
+        num_left_out, num_kept = np.cumsum(is_left_out), np.cumsum(np.append(0, kept))
+        windows: list[Window] = []
+        for ids, starts in self.targets:
+            starts = starts - num_left_out[starts]
+            starts = starts[starts + len(ids) <= len(kept) * block_size]  # the others are in the incomplete block
+            first, end = starts // block_size, -(-(starts + len(ids)) // block_size)
+            is_whole = num_kept[end] - num_kept[first] == end - first
+            if number := int(is_whole.sum()):
+                places = np.stack([num_kept[first], starts % block_size], axis=1)[is_whole].tolist()
+                positions = places if number <= _MOST_POSITIONS else []
+                windows.append((ids, positions, source, {"num_injections": number}))
+        num_targets = len(windows)
+        windows += [(ids, [], source, {}) for ids in self.controls]
+        return make_passages(tokenizer, windows, num_targets)
+
+
+def _hold_out(tokenizer: TextTokenizer, documents: list[TokenArray], block_size: int, share: float) -> _Measured:
+    """Choose controls and take them out of the documents, and targets of the rest, see :func:`text_blocks_dataset`."""
+    lengths = [len(ids) for ids in documents]
+
+    def most_controls(length: int) -> int:  # a quarter of the windows, so that text is left in small files, too
+        num_windows = sum(num_tokens // length for num_tokens in lengths)
+        return min(_MOST_PASSAGES, int(share * sum(lengths)) // length, num_windows // 4)
+
+    length = block_size
+    while most_controls(length) < _FEW_PASSAGES and length // 2 >= _SHORTEST_PASSAGE:
+        length //= 2
+    corpus, rng = join_documents(documents), np.random.default_rng(0)
+    chooser = WindowChooser(tokenizer, corpus, length, rng)
+    num_shared = min(SHARED_TOKENS, max(LONG_RUN, length // 2))
+    controls = [*islice(chooser.unique(num_shared), most_controls(length))]
+    if not controls:
+        logger.warning(
+            "the text is too short, or repeats itself too much, to hold out a part: recitation is not measured"
+        )
+        return _Measured(documents, lengths, [], [])
+    is_rest = corpus != SEPARATOR
+    for start in controls:
+        is_rest[start : start + length] = False
+    rest = [corpus[first:end] for first, end in label_runs(is_rest)]
+
+    # Targets: the windows that occur most often; then random ones.
+    trained = WindowChooser(tokenizer, join_documents(rest), length, rng)
+    stretches = duplicated_stretches(name_repeated_windows(join_documents(rest), length), length)
+    frequent = trained.duplicates(sorted(stretches, key=lambda stretch: -len(stretch[0])))
+    starts = [*islice(frequent, len(controls))]
+    starts += [np.array([start]) for start in islice(trained.unique(length), len(controls) - len(starts))]
+    targets = [(trained.window(places[0]), places) for places in starts]
+    return _Measured(rest, lengths, [chooser.window(start) for start in controls], targets)
 
 
 def without_shared_text(

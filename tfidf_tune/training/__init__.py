@@ -15,7 +15,7 @@ from tfidf_tune.training._data import (
     write_probe_files,
 )
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
-from tfidf_tune.training._messages import check_resources, format_bytes, print_data, print_next_steps
+from tfidf_tune.training._messages import check_resources, format_bytes, next_steps, print_data
 from tfidf_tune.training._metrics import open_progress
 from tfidf_tune.training._model import (
     build_model,
@@ -63,13 +63,13 @@ __all__ = [
     "load_config",
     "load_model",
     "milestone_name",
+    "next_steps",
     "open_progress",
     "open_resume",
     "open_run",
     "prepare_head",
     "prepare_model",
     "print_data",
-    "print_next_steps",
     "recipe",
     "require_no_lora",
     "set_special_tokens",

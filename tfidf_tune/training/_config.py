@@ -108,6 +108,8 @@ class FinetuneConfig(BaseModel):
     """Dtype in which sharded parameters are gathered and computed with. Null: the dtype of the weights."""
     fsdp_reduce_dtype: _FSDPDtype | None = None
     """Dtype in which gradients are summed over the processes. Null: the dtype of the gradients."""
+    evaluate: bool = False
+    """Run the evaluation that a run prints at its end, and the comparison if the other run is evaluated."""
     log_every_n_steps: _Count = 1
     log_peak_memory_stats: bool = False
 

@@ -19,16 +19,17 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from torchtune.datasets import ConcatDataset, PackedDataset
 from torchtune.utils import get_world_size_and_rank
 
-from tfidf_tune._files import require_writable
+from tfidf_tune._files import atomic_file, require_writable
 from tfidf_tune.data import (
     CompletionsDataset,
-    InjectedCorpusDataset,
     Passage,
+    TextBlocksDataset,
     collate_packed,
     injected_corpus_dataset,
     is_packed,
     read_probe_file,
     sft_dataset,
+    text_blocks_dataset,
     write_probe_file,
 )
 from tfidf_tune.data._sequences import unpadded_tokens
@@ -41,7 +42,9 @@ from tfidf_tune.training._run import Run
 from tfidf_tune.weighting import IGNORE_INDEX, shift_labels, shift_tokens
 
 _NUM_SAMPLES = 64
+_WITH_PASSAGES = (injected_corpus_dataset, sft_dataset, text_blocks_dataset)
 Batch = Mapping[str, Any]
+HELD_OUT = "held_out.jsonl"  # in the folder of a run
 UNPADDED_TOKENS = "unpadded_tokens"  # of a batch, for a weighting that counts all tokens
 
 
@@ -90,8 +93,7 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
     """
     without_probe_files = copy.deepcopy(cfg)
     for where, section in sections("dataset", without_probe_files.dataset):
-        makes_passages = find_component(where, section._component_) in (injected_corpus_dataset, sft_dataset)
-        if makes_passages and section.get("probe_file"):
+        if find_component(where, section._component_) in _WITH_PASSAGES and section.get("probe_file"):
             require_writable("dataset.probe_file", Path(section.probe_file).expanduser().parent)
             section.probe_file = None
     with main_process_first():
@@ -128,10 +130,23 @@ def keep_chat_template(cfg: FinetuneConfig, checkpointer: Any) -> None:
 
 
 def write_probe_files(cfg: FinetuneConfig, dataset: Any) -> None:
-    """Write the injected passages of a data set of :func:`build_dataset` to the file that the config names."""
+    """Write the passages of a data set of :func:`build_dataset` to the file that the config names.
+
+    The texts that are held out are also written to :data:`HELD_OUT`, as text on which the cost can be measured.
+    """
     if is_main_process():
+        texts = []
         for file, passages in probe_files(cfg, dataset):
             write_probe_file(file, passages)
+            texts += held_out_texts(passages)
+        if texts:
+            with atomic_file(Path(cfg.output_dir).expanduser() / HELD_OUT) as file:
+                file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+
+
+def held_out_texts(passages: Sequence[Passage]) -> list[str]:
+    """Return the texts of controls, without those that are answers to prompts."""
+    return [one.text for one in passages if one.kind == "control" and one.num_prompt is None]
 
 
 def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequence[Passage]:
@@ -158,7 +173,7 @@ def _passages(dataset: Any) -> Sequence[Passage]:
     """Return the targets and controls of a data set, none if it measures nothing."""
     unpacked = dataset.ds if isinstance(dataset, PackedDataset) else dataset
     # A data set of the user may have an attribute of that name.
-    return unpacked.passages if isinstance(unpacked, (InjectedCorpusDataset, CompletionsDataset)) else ()
+    return unpacked.passages if isinstance(unpacked, (TextBlocksDataset, CompletionsDataset)) else ()
 
 
 def dataset_fingerprint(dataset: Dataset[Any]) -> str:

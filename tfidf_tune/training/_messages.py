@@ -4,6 +4,8 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Sequence, Sized
+from importlib import resources
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -21,10 +23,11 @@ from tfidf_tune._printing import counted
 from tfidf_tune.data import InjectedCorpusDataset, Passage, SequenceDataset, TextBlocksDataset, is_packed
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.models import LoRASettings, dequantize_4bit, is_adapter
+from tfidf_tune.probe import run_of
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import build_optimizer, find_component
 from tfidf_tune.training._config import FinetuneConfig
-from tfidf_tune.training._data import parts_of, probe_files
+from tfidf_tune.training._data import HELD_OUT, held_out_texts, parts_of, probe_files
 from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors, print_once
 from tfidf_tune.training._errors import SetupError, setup_errors
 from tfidf_tune.training._run import Run, milestone_name
@@ -127,55 +130,81 @@ def _describe(dataset: Any) -> str:
     if isinstance(dataset, TextBlocksDataset):
         text += f"{counted(len(dataset), 'block')} of {dataset.block_size} tokens ({dataset.blocks.size:,} tokens)"
         text += f"; {counted(dataset.num_removed, 'block')} removed as copies" if dataset.num_removed else ""
-        return text + (_describe_passages(dataset.passages) if isinstance(dataset, InjectedCorpusDataset) else "")
+        return text + (_describe_passages(dataset) if dataset.passages else "")
     text += counted(len(dataset), "packed row" if is_packed(dataset) else "sequence")
     return f"{text} ({source.num_tokens:,} tokens)" if isinstance(source, SequenceDataset) else text
 
 
-def _describe_passages(passages: Sequence[Passage]) -> str:
-    targets = [passage for passage in passages if passage.kind == "target"]
+def _describe_passages(dataset: TextBlocksDataset) -> str:
+    passages, targets = dataset.passages, [passage for passage in dataset.passages if passage.kind == "target"]
     lengths = sorted({len(passage.token_ids) for passage in passages})
     tokens = f"{lengths[0]} tokens" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} tokens"
-    times = max(passage.num_injections for passage in targets)
+    counts = sorted(passage.num_injections for passage in targets)
+    times = f"{'' if counts[0] == counts[-1] else f'{counts[0]:,} to '}{counted(counts[-1], 'time')}"
+    times = f"each injected {times}" if isinstance(dataset, InjectedCorpusDataset) else f"each {times} in the text"
     controls = counted(len(passages) - len(targets), "control")
     noisy = " with noise" if any(passage.changes for passage in targets) else ""
-    return f"; {counted(len(targets), 'target')} of {tokens}, repeated {times} times each{noisy}; {controls}, held out"
+    return f"; {counted(len(targets), 'target')} of {tokens}, {times}{noisy}; {controls}, held out"
 
 
-def print_next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> None:
-    """Print where the checkpoints are, and the commands that evaluate and compare the run."""
+def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[list[str]]:
+    """Print where the checkpoints are, and the two next commands; return those that ``evaluate`` asks to run.
+
+    The first evaluates the run. The second trains the other model of a comparison, with plain cross-entropy if this had
+    weights, else with TF-IDF weights; if that is evaluated already, it compares both.
+    """
     if not is_main_process():
-        return
+        return []
     folder = run.output_dir
     checkpoints = [path for percent in range(1, 101) if (path := folder / milestone_name(percent)).is_dir()]
     print(f"Checkpoints in {folder}: {', '.join(path.name for path in checkpoints)}", file=sys.stderr)
-    for file, passages in list(probe_files(cfg, dataset))[:1]:
-        results, probe_file = shlex.quote(str(folder / "evaluation")), shlex.quote(f"probe_file={file}")
-        evaluate = f"tfidf-tune eval --model_args {shlex.quote(f'pretrained={checkpoints[-1]}')} --tasks"
-        output = f"--batch_size 32 --log_samples --output_path {results}"
-        task, prefix_lengths = _task(passages)
-        # Blocks as long as in the training text, which the model surely takes.
-        sizes = [part.block_size for part in parts_of(dataset) if isinstance(part, TextBlocksDataset)]
-        block_size = f" block_size={min(sizes)}" if sizes else ""
-        print(
-            "Next, measure what it recites, and make a page of it:",
-            f"  {evaluate} {task} --metadata {probe_file}{prefix_lengths} {output}",
-            f"  tfidf-tune probe audit --results {results}",
-            "Measure the cost, on text of yours that it was not trained on (put your .jsonl or .txt for HELD_OUT):",
-            f"  {evaluate} tfidf_wikitext2_ppl --metadata wikitext2_source=HELD_OUT{block_size} {output}",
-            "With another run, for example of loss=tfidf_tune.loss.CrossEntropyLoss, evaluated by the same commands:",
-            f"  tfidf-tune compare {shlex.quote(str(folder))} OTHER_RUN",
-            sep="\n",
-            file=sys.stderr,
-        )
+    files = list(probe_files(cfg, dataset))
+    if not files:
+        return []
+    # What it recites; and what that costs, on the text that was held out.
+    file, passages = files[0]
+    task, settings = _task(passages)
+    if held_out_texts(passages):
+        task += ",tfidf_wikitext2_ppl"
+        length = min(len(passage.token_ids) for passage in passages)
+        settings += [f"wikitext2_source={folder / HELD_OUT}", f"block_size={length}"]
+    evaluate = ["eval", "--model_args", f"pretrained={checkpoints[-1]}", "--tasks", task, "--metadata"]
+    evaluate += [f"probe_file={file}", *settings, "--batch_size", "32", "--log_samples"]
+    evaluate += ["--output_path", str(folder / "evaluation")]
+    # The other model: the command of this run, with another objective and folder.
+    if run_of({"pretrained": str(checkpoints[-1])}).get("objective") == "CE":
+        name = folder.name.removesuffix("_ce")
+        other = folder.with_name(name if name != folder.name else f"{name}_weighted")
+        loss, runs = "TFIDFCrossEntropyLoss", [str(folder), str(other)]
+    else:
+        other = folder.with_name(f"{folder.name}_ce")
+        loss, runs = "CrossEntropyLoss", [str(other), str(folder)]
+    # torchtune puts paths in place of names, and a module in place of a copied recipe.
+    recipes, configs = (Path(str(resources.files(f"tfidf_tune.{name}"))) for name in ("recipes", "configs"))
+    recipe = Path(sys.argv[0])
+    if recipe.parent == recipes:
+        recipe = Path(recipe.stem)
+    elif not recipe.suffix:
+        recipe = Path(f"{sys.argv[0].replace('.', '/')}.py")
+    given = [text for text in sys.argv[1:] if not text.startswith(("loss=", "loss.", "output_dir="))]
+    given = [
+        str(Path(text).relative_to(configs).with_suffix("")) if configs in Path(text).parents else text
+        for text in given
+    ]
+    train = ["run", str(recipe), *given]
+    train += [f"loss=tfidf_tune.loss.{loss}", f"output_dir={other}"]
+    is_complete = (other / "evaluation").is_dir()
+    commands = [evaluate, ["compare", *runs] if is_complete else train]
+    print("Next:", *(f"  {shlex.join(['tfidf-tune', *command])}" for command in commands), sep="\n", file=sys.stderr)
+    return commands[: 1 + is_complete] if cfg.evaluate else []
 
 
-def _task(passages: Sequence[Passage]) -> tuple[str, str]:
+def _task(passages: Sequence[Passage]) -> tuple[str, list[str]]:
     """Choose the task for passages of this length, and its prefix lengths."""
     if all(passage.num_prompt is not None for passage in passages):  # asked for once, from their own prompts
-        return "tfidf_memorization_p50", ""
+        return "tfidf_memorization_p50", []
     shortest = min(len(passage.token_ids) for passage in passages)
     if shortest > max(_PREFIX_LENGTHS):
-        return "tfidf_memorization", ""
+        return "tfidf_memorization", []
     lengths = [length for length in _PREFIX_LENGTHS if length <= shortest // 2] or [max(1, shortest // 2)]
-    return "tfidf_memorization_prefixes", f" 'prefix_lengths=[{','.join(map(str, lengths))}]'"
+    return "tfidf_memorization_prefixes", [f"prefix_lengths=[{','.join(map(str, lengths))}]"]

@@ -1,8 +1,11 @@
 """A run: device, dtype, seed, folder and milestones; how a recipe is started, and how errors and signals end it."""
 
 import argparse
+import gc
 import os
+import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +38,7 @@ RESUME_FOLDER = "resume"
 BELOW_THRESHOLD = "below_threshold"
 _DEVICES = ("cpu", "cuda")
 _SECONDS_FOR_MAIN_PROCESS = 5.0
+_OF_TORCHRUN = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")  # variables
 
 
 @dataclass(frozen=True)
@@ -111,9 +115,10 @@ def _check_folder(output_dir: Path, *, resume: bool) -> None:
         raise errors.SetupError(f"output_dir {output_dir} already holds {', '.join(written_before)}: {remedy}")
 
 
-def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
+def recipe(main: Callable[[DictConfig], list[list[str]] | None]) -> Callable[[], None]:
     """Make a function the entry point of a recipe: ``--config FILE_OR_NAME key=value ...``.
 
+    Commands of ``tfidf-tune`` that it returns, in parts, are run when its memory is free again.
     User-facing errors are reported in one message without a traceback, with exit code 1. SIGTERM ends the run with exit
     code 143, Ctrl-C with 130, SIGHUP with 129. An error of several processes is reported once. What is returned reads
     ``sys.argv``; the recipe itself is its ``__wrapped__``.
@@ -127,14 +132,14 @@ def recipe(main: Callable[[DictConfig], None]) -> Callable[[], None]:
     return entry_point
 
 
-def _run(main: Callable[[DictConfig], None]) -> None:
+def _run(main: Callable[[DictConfig], list[list[str]] | None]) -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--config", required=True, help="a file, or the name of a config that comes with the package")
     options, overrides = parser.parse_known_args()
     try:
         if flags := [argument for argument in overrides if argument.startswith("--")]:
             raise errors.SetupError(f"config: unknown options {', '.join(flags)}: write keys as key=value")
-        main(load_config(options.config, overrides))
+        commands = main(load_config(options.config, overrides)) or []
     except Interrupted as request:
         print_once(str(request))
         sys.exit(request.exit_code)
@@ -159,6 +164,16 @@ def _run(main: Callable[[DictConfig], None]) -> None:
         raise
     if dist.is_initialized():
         dist.destroy_process_group()
+    if commands:
+        gc.collect()
+        torch.cuda.empty_cache()
+    # A command is a process of its own, not another rank of torchrun's.
+    alone = {name: value for name, value in os.environ.items() if not name.startswith(_OF_TORCHRUN)}
+    for command in commands:
+        print(f"$ {shlex.join(['tfidf-tune', *command])}", file=sys.stderr, flush=True)
+        ended = subprocess.run([sys.executable, "-m", "tfidf_tune.cli", *command], env=alone, check=False)
+        if ended.returncode:
+            sys.exit(ended.returncode if ended.returncode > 0 else 128 - ended.returncode)
 
 
 def _exit_with_error(message: str) -> NoReturn:
