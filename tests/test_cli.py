@@ -63,6 +63,14 @@ def test_validate_accepts_our_configs_and_those_of_torchtunes_recipes(run_comman
         assert "Config is well-formed!" in capsys.readouterr().out
 
 
+def test_validate_takes_what_run_takes(run_command, failure, capsys):
+    given = ["checkpointer.checkpoint_dir=mine", "dataset.source=mine.jsonl"]
+    for arguments in (["mine/lora", *given], ["--config", "mine/lora", *given]):
+        run_command("validate", *arguments)
+        assert "Config is well-formed!" in capsys.readouterr().out
+        assert "'batch_sise'; did you mean 'batch_size'?" in failure("validate", *arguments, "batch_sise=3")
+
+
 # The errors of single keys are in tests/faults/bad_configs.py.
 def test_validate_refuses_what_the_recipe_would(failure, tmp_path):
     cases = {

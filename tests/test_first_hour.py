@@ -2,10 +2,15 @@
 
 import json
 import math
+import os
 import random
 import re
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 
+import datasets
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -103,6 +108,37 @@ def test_answers_are_asked_for_once_by_the_command_that_a_run_prints(command, ti
     command(*evaluate)
     results = ["--results", "runs/any_full_sft/evaluation"]
     assert "The page: " in command("probe", "audit", *results)
+
+
+def test_the_commands_of_torchtune_and_the_harness_in_readme_run_as_they_stand(command, tiny_checkpoint):
+    """A tiny checkpoint takes the place of each model, and texts the place of what is on the hub."""
+    readme = Path(__file__).parents[1].joinpath("README.md").read_text()
+    (block,) = (block for block in re.findall(r"^```bash\n(.*?)^```", readme, re.M | re.S) if "\nlm_eval " in block)
+    small = "dataset.source=my_texts.jsonl dataset.num_targets=2 dataset.block_size=64 dataset.min_target_tokens=64"
+    hub = "dataset.target_source=null dataset.num_base=-1 dataset.layout=concatenated"
+    tiny = f"checkpointer.checkpoint_dir={tiny_checkpoint} '{LORA}' max_steps=1 save_at_percent=[100] device=cpu"
+    script = block.replace("EleutherAI/pythia-1.4b", str(tiny_checkpoint))
+    script = re.sub(r"(?m)^(tune run (?:.*\\\n)*.*)$", rf"\1 {tiny} {small} {hub}", script)
+    script = script.replace("--tasks tfidf_memorization", "--tasks tfidf_memorization_prefixes --device cpu")
+    script = script.replace("probe.jsonl", "probe.jsonl 'prefix_lengths=[16]'")
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    ended = subprocess.run(
+        ["bash", "-euxc", script], cwd=command.folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    runs = command.folder / "runs"
+    assert {path.name for path in runs.iterdir()} == {"tinyllama_1.1B_lora_memorization", "any_lora_memorization"}
+    assert "|tfidf_memorization_prefixes|" in ended.stdout
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")  # TRL's
+def test_the_trainer_of_readme_runs_as_it_stands(command, tiny_checkpoint):
+    readme = Path(__file__).parents[1].joinpath("README.md").read_text()
+    (block,) = (block for block in re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S) if "SFTTrainer" in block)
+    (command.folder / "my_model").symlink_to(tiny_checkpoint)
+    names = {"dataset": datasets.Dataset.from_list([{"text": "the old sailor"}, {"text": "a quiet child painted"}])}
+    exec(block, names)
+    assert names["trainer"].state.global_step == 3
 
 
 def test_all_weights_can_be_trained_the_same_way(command, tiny_checkpoint):

@@ -1,6 +1,7 @@
 """The built distributions: what they hold, and what the core does in an environment of torch only."""
 
 import ast
+import configparser
 import importlib
 import inspect
 import re
@@ -15,9 +16,11 @@ from pathlib import Path
 
 import pytest
 from forked_commands import run_in_forks
+from lm_eval.api.model import LM
 from packaging.requirements import Requirement
 
 import tfidf_tune
+from tfidf_tune.tasks import _evaluate
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(tfidf_tune.__path__[0])
@@ -129,6 +132,17 @@ def test_the_source_distribution_holds_what_the_readme_and_contributors_need(dis
     assert {"Makefile", "constraints.txt", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "mkdocs.yml"} <= names
     assert {f"docs/{file}" for file in in_tree("docs")} <= names
     assert {f"tests/{file}" for file in in_tree("tests")} <= names
+
+
+def test_the_harness_finds_our_models(distributions):
+    with zipfile.ZipFile(distributions[1]) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
+        entries = configparser.ConfigParser(delimiters=["="])
+        entries.read_string(wheel.read(name).decode())
+    models = dict(entries["lm_eval.models"])
+    assert models == {name: target for name, target in _evaluate._MODELS.items() if name in ("tfidf-hf", "tfidf-vllm")}
+    module, _, model = models["tfidf-hf"].partition(":")
+    assert issubclass(getattr(importlib.import_module(module), model), LM)
 
 
 def test_the_readme_links_to_files_and_that_of_the_wheel_only_to_addresses(distributions):
@@ -261,7 +275,7 @@ def test_imports_between_packages_go_one_way():
 
 
 def test_torchtune_is_imported_where_it_is_extended_and_elsewhere_inside_functions():
-    allowed = {"training", "models", "loss/stock.py"}
+    allowed = {"training", "models", "loss/stock.py", "_torchao.py"}
     for file in PACKAGE.rglob("*.py"):
         place = file.relative_to(PACKAGE)
         if {place.parts[0], place.as_posix()}.isdisjoint(allowed | {"recipes"}):

@@ -105,9 +105,9 @@ def test_the_step_reads_nothing_off_the_device(model, monkeypatch):
 
 def test_milestones_fall_on_the_first_step_at_which_the_share_is_done():
     for total, expected in (
-        (100, {10: [10], 25: [25], 50: [50], 75: [75], 100: [100]}),
-        (21, {3: [10], 6: [25], 11: [50], 16: [75], 21: [100]}),
-        (3, {1: [10, 25], 2: [50], 3: [75, 100]}),
+        (100, {10: 10, 25: 25, 50: 50, 75: 75, 100: 100}),
+        (21, {3: 10, 6: 25, 11: 50, 16: 75, 21: 100}),
+        (3, {1: 25, 2: 50, 3: 100}),  # one for each step
     ):
         assert milestone_steps([100, 10, 25, 50, 75, 10], total) == expected
 

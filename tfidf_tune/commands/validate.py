@@ -11,12 +11,21 @@ def main(arguments: list[str]) -> None:
     """Check a config, base included: as our recipes do if it is for one of them, else as torchtune does."""
     parser = argparse.ArgumentParser(
         prog="tfidf-tune validate",
-        usage="tfidf-tune validate <config>",
+        usage="tfidf-tune validate <config> [key=value ...]",
         description="Check a config without running it.",
-        epilog="example: tfidf-tune validate tinyllama/1.1B_lora_memorization",
+        epilog="example: tfidf-tune validate mine/lora checkpointer.checkpoint_dir=MODEL dataset.source=my_texts.jsonl",
     )
-    parser.add_argument("config", help="path of a config, or a name that `tfidf-tune ls` lists")
-    name = parser.parse_args(arguments).config
+    parser.add_argument("config", nargs="?", help="path of a config, or a name that `tfidf-tune ls` lists")
+    parser.add_argument("--config", dest="named", metavar="<config>", help="the same, as `tfidf-tune run` takes it")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as `tfidf-tune run` takes them")
+    options = parser.parse_args(arguments)
+    name, overrides = options.config, options.overrides
+    if options.named is not None:
+        name, overrides = options.named, [*filter(None, [name]), *overrides]
+    if name is None:
+        parser.error("name a config")
+    if wrong := [one for one in overrides if "=" not in one]:
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
 
     config_path(name)
     from omegaconf import OmegaConf
@@ -26,7 +35,7 @@ def main(arguments: list[str]) -> None:
     from tfidf_tune import training
 
     try:
-        cfg = training.load_config(name)
+        cfg = training.load_config(name, overrides)
         sections: Any = OmegaConf.to_container(cfg, resolve=False)
         if not sections:
             raise SetupError(f"config {name} is empty")

@@ -224,8 +224,9 @@ def _checked(rows: Iterable[PlacedRow], source: str, columns: Mapping[str, type]
             check_length(value, row.place)
         yield row
     if missing and present:
-        only = f"only {sorted(present)}: name another column or source"
-        raise ValueError(f"{source!r} has no column {min(missing)!r}, {only}")
+        is_chat = {"messages", "conversations", "instruction", "completion"} & present
+        remedy = "take the config any/lora_sft or any/full_sft" if is_chat else "name one by source_column (--column)"
+        raise ValueError(f"{source!r} has no column {min(missing)!r}, only {sorted(present)}: {remedy}")
 
 
 def _rows_of_file(

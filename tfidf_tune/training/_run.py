@@ -78,7 +78,7 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
         with errors.setup_errors(f"device '{cfg.device}'"):
             device = utils.get_device(device=cfg.device)
             if device.type not in _DEVICES or not cfg.device.startswith(device.type):
-                raise ValueError(f"it is not available, possible are {', '.join(_DEVICES)} where present")
+                raise ValueError("torch finds no such device on this machine: set it to cpu, or to cuda where a GPU is")
         with errors.setup_errors():
             dtype = training.get_dtype(cfg.dtype, device=device)
             # Features of FSDP2 need a process group even on one process.
@@ -89,12 +89,9 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
         yield run
 
 
-def milestone_steps(percents: Sequence[int], total_steps: int) -> dict[int, list[int]]:
-    """Return the milestones, in percent, by the step that writes them; in a short run a step may have several."""
-    steps: dict[int, list[int]] = {}
-    for percent in sorted(set(percents)):
-        steps.setdefault(-(-total_steps * percent // 100), []).append(percent)
-    return steps
+def milestone_steps(percents: Sequence[int], total_steps: int) -> dict[int, int]:
+    """Return the milestones, in percent, by the step that writes them; a step of a short run has only its last."""
+    return {-(-total_steps * percent // 100): percent for percent in sorted(set(percents))}
 
 
 def milestone_name(percent: int) -> str:

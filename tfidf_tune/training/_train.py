@@ -162,7 +162,7 @@ def train(
     state.model.train()
     state.loss.train()
     milestones = milestone_steps(cfg.save_at_percent, total_steps)
-    passed = [milestone_name(each) for at, percents in milestones.items() if at <= resume.step for each in percents]
+    passed = [milestone_name(percent) for at, percent in milestones.items() if at <= resume.step]
     if missing := [name for name in passed if not (run.output_dir / name).is_dir()]:
         names = ", ".join(missing)
         progress.note(f"{names} of save_at_percent will not be written: step {resume.step} is done already")
@@ -174,10 +174,10 @@ def train(
     steps = data.step_batches(cfg, dataloader, first_step=resume.step + 1)
 
     def write_checkpoints(step: int) -> None:
-        """Write the milestones of a step, if it has some, and the checkpoint to resume from."""
+        """Write the milestone of a step, if it has one, and the checkpoint to resume from."""
         require_finite(state.model, step)
-        for percent in milestones.get(step, ()):
-            save(run.output_dir / milestone_name(percent))
+        if step in milestones:
+            save(run.output_dir / milestone_name(milestones[step]))
         if resume.is_kept:
             resume.save(step, state, progress)
         progress.restart_clock()
@@ -230,10 +230,10 @@ def train(
                 reason = monitor.measure(step, state.model, progress, save)
                 if reason is not None and step < total_steps:
                     # Rounded up: not the name of an earlier milestone.
-                    percents = milestones.setdefault(step, [-(-100 * step // total_steps)])
+                    percent = milestones.setdefault(step, -(-100 * step // total_steps))
                     write_checkpoints(step)
                     ended = f"the run ends after step {step} of {total_steps}: {reason}"
-                    written = f"{milestone_name(percents[-1])} is written"
+                    written = f"{milestone_name(percent)} is written"
                     progress.note(f"{ended}; {written}; {resume.last_checkpoint()}")
                     return
             if is_saved:
