@@ -6,6 +6,7 @@ import pytest
 from rich_report import rich_report
 
 from tfidf_tune.report import Continuation, Example, Report, Table, html_page
+from tfidf_tune.report._markdown import markdown
 
 
 def page(report):
@@ -75,6 +76,16 @@ def test_a_continuation_is_shown_to_the_letter_with_its_recited_span_marked():
         aside.drop_tree()
     assert text.text_content() == " as\n\n  it was <b> & said\tonce."
     assert text.xpath("string(mark)") == " was <b> & said"
+
+
+def test_line_ends_that_would_fill_a_page_are_shown_as_signs_and_a_match_of_them_is_named():
+    pieces = (("so\n\n", False), ("\n \n\n" * 40, True))
+    example = Example("e", "p", "t", (Continuation("CE", "LMS 120", pieces),))
+    document = page(Report("Title", examples=(example,)))
+    (text,) = document.xpath("//article//p[mark]")
+    assert text.xpath("string(mark)") == f"[recited, only white space: {'⏎' * 120}\n]"
+    assert text.text_content().startswith("so\n\n[")
+    assert f"⟦{'⏎' * 120}" in markdown(Report("Title", examples=(example,)))
 
 
 def test_numbers_are_shown_in_the_format_of_their_column_and_sorted_with_full_precision():

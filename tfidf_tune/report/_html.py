@@ -21,7 +21,7 @@ from tfidf_tune._files import is_leftover, update_files
 from tfidf_tune._printing import visible
 from tfidf_tune.report._document import Report, Table, finite
 from tfidf_tune.report._figures import draw
-from tfidf_tune.report._markdown import markdown
+from tfidf_tune.report._markdown import markdown, shown_lines
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -111,6 +111,7 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters.update(together=_together, marked=_marked, base64=lambda text: _base64(text.encode()))
+_TEMPLATES.filters["lines"] = shown_lines
 _TEMPLATES.globals.update(best_of=_best, svg=_svg)
 _TEMPLATES.globals["text_columns"] = lambda table: {
     column for row in table.rows for column, value in enumerate(row) if isinstance(value, str)

@@ -107,8 +107,14 @@ def _aligned(lines: Sequence[Sequence[str]], sides: Sequence[str]) -> str:
     )
 
 
+def shown_lines(text: str) -> str:
+    """Put three or more line ends on one line, as ⏎, and a text of nothing else too: they would fill a page unseen."""
+    least = 3 if text.strip() else 1
+    return re.sub(rf"(?:[ \t]*\n){{{least},}}", lambda found: "⏎" * found[0].count("\n") + "\n", text)
+
+
 def _marked(pieces: Iterable[tuple[str, bool]]) -> str:
-    return "".join(f"⟦{text}⟧" if marked else text for text, marked in pieces)
+    return "".join(f"⟦{shown_lines(text)}⟧" if marked else shown_lines(text) for text, marked in pieces)
 
 
 def _example(example: Example, escape: _Escape) -> str:
