@@ -73,6 +73,9 @@ def test_make_writes_a_file_and_says_what_it_found(make, capsys):
     assert file.read_bytes() != before
     make("--num-targets", "1", "--num-controls", "0", output="one.jsonl")
     assert f"1 are duplicates, which occur {passages[0].num_injections} times, " in capsys.readouterr().out
+    fewer = read_probe_file(make("--num-controls", "900", output="fewer.jsonl"))
+    assert 3 < sum(passage.kind == "control" for passage in fewer) < 900
+    assert "There are no more passages of 32 tokens" in capsys.readouterr().out
 
 
 def test_numbers_out_of_range_are_usage_errors_with_the_range(capsys):

@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
         require_extras("audit", "server")
     from tfidf_tune.audit import audit, estimate
 
-    spec = audit_spec(options, passages=probe_spec(options, allow_fewer=True), runner=task_runner(options))
+    spec = audit_spec(options, passages=probe_spec(options), runner=task_runner(options))
     note = progress(options)
     if options.dry_run:
         say(estimate(spec, options.price, note), file=sys.stderr)
@@ -125,11 +125,11 @@ def progress(options: argparse.Namespace) -> Callable[[str], None]:
     return partial(say, file=sys.stderr if options.json else None)
 
 
-def probe_spec(options: argparse.Namespace, *, allow_fewer: bool) -> "ProbeSpec":
+def probe_spec(options: argparse.Namespace) -> "ProbeSpec":
     """Return the passages that the options of :func:`add_choosing` ask for."""
     from tfidf_tune.data import ProbeSpec
 
-    spec = ProbeSpec(**_given(options, ProbeSpec) | {"sources": tuple(options.sources)}, allow_fewer=allow_fewer)
+    spec = ProbeSpec(**_given(options, ProbeSpec) | {"sources": tuple(options.sources)}, allow_fewer=True)
     if task_runner(options).executor != "local" or spec.passages == "near-duplicates":
         require_extras("with Slurm, Ray or --passages near-duplicates", "scale")
     return spec
