@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -18,6 +19,7 @@ from tiny_llama import TINY_LLAMA
 from tiny_run import write_documents
 
 from tfidf_tune.data import hf_tokenizer, load_documents, read_probe_file
+from tfidf_tune.training import _run
 
 SIZES = ", ".join(f"{key}: {value}" for key, value in TINY_LLAMA.items())
 ADAPTERS = "lora_attn_modules: [q_proj, v_proj], lora_rank: 8, lora_alpha: 16"
@@ -48,7 +50,7 @@ def printed_commands(output):
     return [shlex.split(line)[1:] for line in output.splitlines() if line.startswith("  tfidf-tune ")]
 
 
-def test_three_commands_lead_from_a_text_to_a_verdict(command, tiny_checkpoint):
+def test_three_commands_lead_from_a_text_to_a_verdict(command, run_command, tiny_checkpoint, monkeypatch):
     """The baseline, then weights: the third, which compares them, is run by the second. The baseline is with a copy."""
     setup = [
         "--config", "mine/lora", f"checkpointer.checkpoint_dir={tiny_checkpoint}", "dataset.source=my_texts.jsonl",
@@ -63,6 +65,12 @@ def test_three_commands_lead_from_a_text_to_a_verdict(command, tiny_checkpoint):
     assert [objective, folder] == ["loss=tfidf_tune.loss.TFIDFCrossEntropyLoss", "output_dir=runs/mine_lora"]
     assert same == ["run", "mine.py", *setup]
     assert f"$ {shlex.join(['tfidf-tune', *evaluate])}\n" in baseline
+
+    def in_this_process(arguments, **_):  # which saves the imports
+        run_command(*arguments[3:])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(_run, "subprocess", SimpleNamespace(run=in_this_process))
     output = command("run", "lora_finetune", *setup)
 
     for name, printed in (("mine_lora_ce", baseline), ("mine_lora", output)):
