@@ -82,7 +82,8 @@ def test_validate_refuses_what_the_recipe_would(failure, tmp_path):
     for text, message in cases.items():
         (tmp_path / "mine.yaml").write_text(text)
         assert re.search(message, failure("validate", str(tmp_path / "mine.yaml"))), text
-    assert "no config of that name; available are any/" in failure("validate", "tinyllama/2B")
+    assert "no config of that name; available are any/" in failure("validate", "nothing")
+    assert "no config of that name; did you mean 'mine/lora'?" in failure("validate", "my/lora")
 
 
 def test_help_and_version(run_command, capsys):

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from tfidf_tune._checks import SetupError, differences
+from tfidf_tune._checks import SetupError, closest, differences
 
 _TEMPORARY_NAME = re.compile(r"\..+\.tfidf-tune-[0-9a-f]{32}(\.\w+)?")
 _MARK = "tfidf-tune.json"  # in a work folder: whose it is
@@ -252,5 +252,6 @@ def find_file(kind: str, name: str, folder: Path) -> str:
     if Path(name).is_file():
         return name
     if name not in shipped:
-        raise SetupError(f"no {kind} file {name}, and no {kind} of that name; available are {', '.join(shipped)}")
+        known = closest(name, shipped) or f"; available are {', '.join(shipped)}"
+        raise SetupError(f"no {kind} file {name}, and no {kind} of that name{known}")
     return str(shipped[name])
