@@ -178,7 +178,7 @@ def test_a_folder_is_read_with_its_folders_and_what_is_skipped_is_said(tmp_path,
     assert caplog.messages == [
         f"{tmp_path / 'in'}: 2 files read; skipped: ._a.jsonl, README.md, _x.jsonl, dataset_infos.json, link and 2 more"
     ]
-    # A list of JSON is data if nothing else is, but not what datasets writes beside it, and not beside a text.
+    # A folder of JSON lists is read without the metadata files of datasets. With a .txt file it has two formats.
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "a.json").write_text('[{"text": "one"}]')
     (tmp_path / "lists" / "dataset_infos.json").write_text('{"text": "no"}')

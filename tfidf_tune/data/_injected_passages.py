@@ -28,7 +28,7 @@ from tfidf_tune.data._passages import NoiseKind, NoisyCopy, Passage, Window, mak
 from tfidf_tune.data._repeated_stretches import LearnedRuns, Mask, Positions, WindowChooser, join_documents
 from tfidf_tune.data._sequences import CompletionsDataset, InjectedCorpusDataset, SequenceDataset, cached_folder
 from tfidf_tune.data._sources import EMBEDDED, SampleBy, TextSource, embedded_documents, load_documents
-from tfidf_tune.data._text import blocks_and_lengths, cut_blocks
+from tfidf_tune.data._text import BLOCK_SIZE, blocks_and_lengths, cut_blocks, places_in_blocks
 from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, check_fits_model, encode_texts
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ _Base: TypeAlias = TokenArray | list[TokenArray]  # aligned blocks or documents
 _Material: TypeAlias = tuple[list[TokenArray], int, _Base, list[int], int]
 _Kept: TypeAlias = Callable[[TokenArray], Mask]  # which of a list of examples stay
 _ALL = -1
-_BLOCK_SIZE = 256
 _MOST_TARGETS, _LEAST_TARGETS = 100, 10  # the paper's number; a report judges nothing from fewer than 10
 _ENOUGH_WINDOWS, _LEAST_LENGTH = 16, 16
 
@@ -207,7 +206,7 @@ def injected_corpus_dataset(
         >>> dataset = injected_corpus_dataset(tokenizer, source="corpus.jsonl", target_source=None, num_targets=None)
     """
     if block_size is None:
-        block_size = min(_BLOCK_SIZE, tokenizer.max_seq_len or _BLOCK_SIZE)
+        block_size = min(BLOCK_SIZE, tokenizer.max_seq_len or BLOCK_SIZE)
     # Every argument is checked before a source is read.
     spec = _CorpusSpec(
         num_base, num_targets, num_controls, min_target_tokens, num_repeats, block_size, layout, noise, noise_kind, seed
@@ -229,13 +228,12 @@ def injected_corpus_dataset(
             (ids[:block_size], [], origin, {"changes": []} if noise and number < num_targets else {})
             for number, ids in enumerate(measured)
         ]
-        for number, (start, copy) in enumerate(zip(starts.tolist(), copies, strict=True)):
-            # A copy is complete if it is not in the tail, which is dropped, and all of its blocks are kept.
-            block, offset = divmod(start, block_size)
-            end = start + len(copy.token_ids[:block_size])
-            if end <= len(kept) * block_size and kept[block : -(-end // block_size)].all():
+        lengths_of_copies = np.array([len(copy.token_ids[:block_size]) for copy in copies])
+        is_whole, places = places_in_blocks(starts, lengths_of_copies, kept, block_size)
+        for number, (copy, place) in enumerate(zip(copies, places.tolist(), strict=True)):
+            if is_whole[number]:
                 _, positions, _, fields = windows[number // num_repeats]
-                positions.append([int(kept[:block].sum()), offset])
+                positions.append(place)
                 if noise:
                     fields["changes"].append(copy.changes)
         np.save(folder / "blocks.npy", blocks[kept])

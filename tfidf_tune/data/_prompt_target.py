@@ -76,9 +76,8 @@ def squad_dataset(
     _check_room("max_seq_len", max_seq_len, tokenizer, squad_prompt("", ""), num_target=2)
     check_fits_model(tokenizer, lower="it", max_seq_len=max_seq_len)
     limits = (max_seq_len, max_seq_len, max_seq_len)
-    rows = load_rows(TextSource(source, name, split), _SQUAD_COLUMNS)
-    examples = (_squad_example(row.columns, source) for row in rows)
     place = TextSource(source, name, split)
+    examples = (_squad_example(row.columns, source) for row in load_rows(place, _SQUAD_COLUMNS))
     return _prompt_target_dataset(tokenizer, examples, limits, squad_prompt("", ""), place, packed, cache_dir)
 
 

@@ -327,7 +327,11 @@ class WindowChooser:
         # A window is unique if none of its stretches of this length occurs again.
         are_repeated = name_repeated_windows(self._corpus, num_shared) > 0
         is_unique = none_within(are_repeated, self._length - num_shared + 1)
-        for start in self.random(self.fits & is_unique[: len(self.fits)]):
+        yield from self.taken(self.random(self.fits & is_unique[: len(self.fits)]))
+
+    def taken(self, starts: Iterable[int]) -> Iterator[int]:
+        """Take each window before it is yielded."""
+        for start in starts:
             self.take(start)
             yield start
 

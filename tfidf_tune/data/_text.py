@@ -39,7 +39,7 @@ from tfidf_tune.data._sequences import (
 from tfidf_tune.data._sources import SampleBy, TextSource, load_documents, warn_of_short_documents
 from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, bos_ids, check_fits_model, encode_texts
 
-_BLOCK_SIZE = 256
+BLOCK_SIZE = 256
 _MOST_PASSAGES, _FEW_PASSAGES, _SHORTEST_PASSAGE = 100, 10, 16  # a report judges nothing from fewer than 10
 _MOST_POSITIONS = 10_000  # of a passage, in a probe file
 
@@ -82,6 +82,20 @@ def cut_blocks(pieces: list[TokenArray], block_size: int) -> TokenArray:
     stream = np.concatenate([np.empty(0, dtype=np.int32), *pieces])
     num_blocks = len(stream) // block_size
     return stream[: num_blocks * block_size].reshape(num_blocks, block_size)
+
+
+def places_in_blocks(
+    starts: Positions, lengths: Positions | int, kept: Mask, block_size: int
+) -> tuple[Mask, Positions]:
+    """Find runs of the text that was cut into blocks, of which only those of ``kept``, bool ``[num_blocks]``, stay.
+
+    Returns which runs are complete, in kept blocks alone, and ``[block, offset]`` among these, int64 ``[num_runs, 2]``.
+    """
+    first, end = starts // block_size, -(-(starts + lengths) // block_size)
+    before = np.cumsum(np.append(0, kept))  # kept blocks before each
+    # What is after the last block is lost.
+    num_kept = before[np.minimum(end, len(kept))] - before[np.minimum(first, len(kept))]
+    return num_kept == end - first, np.stack([before[np.minimum(first, len(kept))], starts % block_size], axis=1)
 
 
 def text_blocks_dataset(
@@ -132,7 +146,7 @@ def text_blocks_dataset(
             cannot be read or has fewer than ``num_blocks`` blocks or none.
     """
     if block_size is None:
-        block_size = min(_BLOCK_SIZE, tokenizer.max_seq_len or _BLOCK_SIZE)
+        block_size = min(BLOCK_SIZE, tokenizer.max_seq_len or BLOCK_SIZE)
     require_number("holdout", holdout, 0, 0.5, "the share of the text that is held out")
     if holdout and num_blocks is not None:
         raise ValueError(
@@ -174,25 +188,22 @@ class _Measured(NamedTuple):
     """Windows of documents whose recitation is measured."""
 
     rest: list[TokenArray]  # the documents without the controls
+    corpus: TokenArray  # the rest, each document followed by SEPARATOR
     lengths: list[int]  # of the complete documents, in tokens
     controls: list[TokenArray]
-    targets: list[tuple[TokenArray, Positions]]  # and where they start in the rest, each document followed by SEPARATOR
+    targets: list[tuple[TokenArray, Positions]]  # and where they start in the corpus
 
     def passages(self, tokenizer: TextTokenizer, source: str, kept: Mask, block_size: int) -> list[Passage]:
         """Return the passages; the positions of targets are those in the blocks that are ``kept``."""
-        corpus = join_documents(self.rest)
+        corpus = self.corpus
         # In the blocks, EOS takes the place of each separator, except after an EOS that the document has.
         is_left_out = np.append(False, (corpus[1:] == SEPARATOR) & (corpus[:-1] == tokenizer.eos_id))
-        num_left_out, num_kept = np.cumsum(is_left_out), np.cumsum(np.append(0, kept))
+        num_left_out = np.cumsum(is_left_out)
         windows: list[Window] = []
         for ids, starts in self.targets:
-            starts = starts - num_left_out[starts]
-            starts = starts[starts + len(ids) <= len(kept) * block_size]  # the others are in the incomplete block
-            first, end = starts // block_size, -(-(starts + len(ids)) // block_size)
-            is_whole = num_kept[end] - num_kept[first] == end - first
+            is_whole, places = places_in_blocks(starts - num_left_out[starts], len(ids), kept, block_size)
             if number := int(is_whole.sum()):
-                places = np.stack([num_kept[first], starts % block_size], axis=1)[is_whole].tolist()
-                positions = places if number <= _MOST_POSITIONS else []
+                positions = places[is_whole].tolist() if number <= _MOST_POSITIONS else []
                 windows.append((ids, positions, source, {"num_injections": number}))
         num_targets = len(windows)
         windows += [(ids, [], source, {}) for ids in self.controls]
@@ -218,20 +229,22 @@ def _hold_out(tokenizer: TextTokenizer, documents: list[TokenArray], block_size:
         logger.warning(
             "the text is too short, or repeats itself too much, to hold out a part: recitation is not measured"
         )
-        return _Measured(documents, lengths, [], [])
+        return _Measured(documents, corpus, lengths, [], [])
     is_rest = corpus != SEPARATOR
     for start in controls:
         is_rest[start : start + length] = False
     rest = [corpus[first:end] for first, end in label_runs(is_rest)]
 
     # Targets: the windows that occur most often; then random ones.
-    trained = WindowChooser(tokenizer, join_documents(rest), length, rng)
-    stretches = duplicated_stretches(name_repeated_windows(join_documents(rest), length), length)
-    frequent = trained.duplicates(sorted(stretches, key=lambda stretch: -len(stretch[0])))
-    starts = [*islice(frequent, len(controls))]
-    starts += [np.array([start]) for start in islice(trained.unique(length), len(controls) - len(starts))]
+    trained_corpus = join_documents(rest)
+    trained = WindowChooser(tokenizer, trained_corpus, length, rng)
+    names = name_repeated_windows(trained_corpus, length)
+    stretches = sorted(duplicated_stretches(names, length), key=lambda stretch: -len(stretch[0]))
+    starts = [*islice(trained.duplicates(stretches), len(controls))]
+    others = trained.taken(trained.random(trained.fits & (names[: len(trained.fits)] == 0)))
+    starts += [np.array([start]) for start in islice(others, len(controls) - len(starts))]
     targets = [(trained.window(places[0]), places) for places in starts]
-    return _Measured(rest, lengths, [chooser.window(start) for start in controls], targets)
+    return _Measured(rest, trained_corpus, lengths, [chooser.window(start) for start in controls], targets)
 
 
 def without_shared_text(

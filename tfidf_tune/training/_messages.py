@@ -179,6 +179,15 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
     else:
         other = folder.with_name(f"{folder.name}_ce")
         loss, runs = "CrossEntropyLoss", [str(other), str(folder)]
+    train = [*_command(), f"loss=tfidf_tune.loss.{loss}", f"output_dir={other}"]
+    is_complete = (other / "evaluation").is_dir()
+    commands = [evaluate, ["compare", *runs] if is_complete else train]
+    print("Next:", *(f"  {shlex.join(['tfidf-tune', *command])}" for command in commands), sep="\n", file=sys.stderr)
+    return commands[: 1 + is_complete] if cfg.evaluate else []
+
+
+def _command() -> list[str]:
+    """Return the arguments of ``tfidf-tune`` that started this process, without its objective and folder."""
     # torchtune puts paths in place of names, and a module in place of a copied recipe.
     recipes, configs = (Path(str(resources.files(f"tfidf_tune.{name}"))) for name in ("recipes", "configs"))
     recipe = Path(sys.argv[0])
@@ -186,17 +195,13 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
         recipe = Path(recipe.stem)
     elif not recipe.suffix:
         recipe = Path(f"{sys.argv[0].replace('.', '/')}.py")
-    given = [text for text in sys.argv[1:] if not text.startswith(("loss=", "loss.", "output_dir="))]
-    given = [
-        str(Path(text).relative_to(configs).with_suffix("")) if configs in Path(text).parents else text
-        for text in given
-    ]
-    train = ["run", str(recipe), *given]
-    train += [f"loss=tfidf_tune.loss.{loss}", f"output_dir={other}"]
-    is_complete = (other / "evaluation").is_dir()
-    commands = [evaluate, ["compare", *runs] if is_complete else train]
-    print("Next:", *(f"  {shlex.join(['tfidf-tune', *command])}" for command in commands), sep="\n", file=sys.stderr)
-    return commands[: 1 + is_complete] if cfg.evaluate else []
+    command = ["run", str(recipe)]
+    for text in sys.argv[1:]:
+        if configs in Path(text).parents:
+            command.append(str(Path(text).relative_to(configs).with_suffix("")))
+        elif not text.startswith(("loss=", "loss.", "output_dir=")):
+            command.append(text)
+    return command
 
 
 def _task(passages: Sequence[Passage]) -> tuple[str, list[str]]:
