@@ -17,13 +17,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import hypothesis  # noqa: F401  (its import looks for referrers of objects, which it does not find among frozen ones)
+import hypothesis  # here: it looks for referrers of objects, which it does not find among frozen ones
 import pytest
 import torch.utils.collect_env
 from browser import browser_fixture  # noqa: F401
 from omegaconf import DictConfig
 from tiny_llama import make_llama, make_tokenizer
 from tiny_run import run_config, write_documents
+
+# No result depends on the speed of the machine.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 
 def pytest_xdist_auto_num_workers() -> int:

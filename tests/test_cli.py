@@ -122,8 +122,11 @@ def test_a_config_for_the_other_recipe_runs_with_another_model(failure):
         assert message.endswith("error: config: checkpointer: no such folder ./nowhere")
 
 
-# Of the libraries that take long to import; pyyaml and lm_eval's parsers are light.
-HEAVY = {"torch", "numpy", "transformers", "datasets", "omegaconf", "torchao", "pandas", "scipy", "rich"}
+# Of the libraries that take long to import; pyyaml, omegaconf and lm_eval's parsers are light.
+HEAVY = {"torch", "numpy", "transformers", "datasets", "torchao", "pandas", "scipy", "rich"}
+
+
+CHECK_KEYS = ("run lora_finetune --config mine/lora", "validate mine/lora", "data preview mine/lora")
 
 
 def test_help_lists_and_usage_errors_import_no_heavy_library():
@@ -135,11 +138,13 @@ def test_help_lists_and_usage_errors_import_no_heavy_library():
         *(f"{name} {option}" for name in own for option in ("--help", "--no-such-option")),
         *("probe audit --no-such-option", "data preview nothing", "data preview --help", "validate nothing"),
         "run lora_finetune --config=nothing",
+        *(f"{command} output_dri=x ~loss" for command in CHECK_KEYS),
     )
     commands = [text.split() for text in given]
     for arguments, ended in zip(commands, run_in_forks(commands), strict=True):
         assert not HEAVY & set(ended.modules), arguments
         assert "Traceback" not in ended.err, arguments
+        assert ("no key 'output_dri'; did you mean 'output_dir'?" in ended.err) == ("output_dri=x" in arguments)
         if arguments and arguments[0] in cli._OURS | cli._TORCHTUNES.keys():
             text = ended.out + ended.err
             assert f"tfidf-tune {arguments[0]}" in text or "error: " in text or arguments in (["tasks"], ["ls"]), text

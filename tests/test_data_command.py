@@ -7,11 +7,11 @@ from docs_snippets import snippet
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
+from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import config_path
 from tfidf_tune.commands.data import main
 from tfidf_tune.data import train_embedded_tokenizer
 from tfidf_tune.training import build_dataset, check_config, instantiate
-from tfidf_tune.training._config import FinetuneConfig
 
 ROWS = [
     {"prompt": "who saw the harbour? ", "completion": "the old sailor"},

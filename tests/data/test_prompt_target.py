@@ -120,7 +120,7 @@ def questions(draw):
     return squad_row(" ".join(words), " ".join(words[first : last + 1]), question, start), draw(st.integers(30, 200))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(questions())
 def test_any_cut_keeps_the_question_and_the_answer_in_its_context(any_tokenizer, squad, example):
     row, max_seq_len = example

@@ -58,7 +58,7 @@ def slow_stretches(lists, length):
 corpora = st.lists(st.lists(st.integers(0, 2), max_size=30), min_size=1, max_size=5)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(corpora, st.integers(2, 9))
 def test_stretches_are_those_that_a_slow_search_finds(lists, length):
     found = find(documents_of(*lists), length)

@@ -2,7 +2,7 @@
 
 import pytest
 import task_fakes
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -23,7 +23,6 @@ def tokenizer(folder):
     return AutoTokenizer.from_pretrained(folder)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 319), min_size=1, max_size=30))
 def test_every_number_is_its_id(tokenizer, ids):
     assert tokenizer(token_ids_request(ids))["input_ids"] == ids

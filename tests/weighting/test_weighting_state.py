@@ -17,7 +17,7 @@ from tfidf_tune.weighting import (
 )
 
 VOCAB_SIZE = 12
-few_examples = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+few_examples = settings(max_examples=25, derandomize=True, database=None)
 
 tokens = st.one_of(st.just(IGNORED), st.integers(0, VOCAB_SIZE - 1))
 batches = st.tuples(st.integers(1, 3), st.integers(1, 6)).flatmap(

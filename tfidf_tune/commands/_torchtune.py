@@ -13,7 +13,6 @@ from types import ModuleType
 from typing import Any
 
 from tfidf_tune._checks import SetupError, closest
-from tfidf_tune._files import config_path
 from tfidf_tune._signals import ENDING, is_ignored_hangup
 from tfidf_tune.commands import rename_command
 
@@ -145,8 +144,12 @@ def _checked_recipe(recipe: str, arguments: Sequence[str], names: Sequence[str])
         usage = ArgumentParser(prog="tfidf-tune run", usage=_USAGES["run"])
         usage.error("argument --config is required, with a file or a name that `tfidf-tune ls` lists")
     if recipe in _RECIPES:
+        from tfidf_tune._config import FinetuneConfig, LoRAFinetuneConfig, check_keys
+
         try:
-            config_path(arguments[arguments.index("--config") + 1])
+            at = arguments.index("--config") + 1
+            overrides = [*arguments[:at], *arguments[at + 1 :]]
+            check_keys(arguments[at], overrides, FinetuneConfig if "full" in recipe else LoRAFinetuneConfig)
         except SetupError as error:
             sys.exit(f"error: {error}")
     return recipe

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tfidf_tune._files import config_path
 from tfidf_tune._printing import say, visible_record
 from tfidf_tune.commands import add_tasks, add_text, require_extras, task_runner, whole_number
 
@@ -60,9 +59,11 @@ def _dedup(options: argparse.Namespace) -> None:
 
 def _preview(options: argparse.Namespace) -> None:
     require_extras("data", "torchtune", "report")
-    config_path(options.config)
+    from tfidf_tune._config import LoRAFinetuneConfig, check_keys
+
+    check_keys(options.config, options.overrides, LoRAFinetuneConfig)
     from tfidf_tune.data.preview import print_preview
-    from tfidf_tune.training import LoRAFinetuneConfig, build_dataset, check_config, instantiate, load_config
+    from tfidf_tune.training import build_dataset, check_config, instantiate, load_config
 
     # A step of one example: the preview is also for a data set that is still too small.
     overrides = [*options.overrides, "batch_size=1", "gradient_accumulation_steps=1"]

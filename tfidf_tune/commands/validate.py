@@ -1,10 +1,12 @@
 """``tfidf-tune validate``."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfidf_tune._checks import SetupError
-from tfidf_tune._files import config_path
+
+if TYPE_CHECKING:
+    from tfidf_tune._config import FinetuneConfig
 
 
 def main(arguments: list[str]) -> None:
@@ -27,8 +29,12 @@ def main(arguments: list[str]) -> None:
     if wrong := [one for one in overrides if "=" not in one]:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
 
-    config_path(name)
     from omegaconf import OmegaConf
+
+    from tfidf_tune._config import check_keys, read_config
+
+    if schema := _schema(read_config(name)):
+        check_keys(name, overrides, schema)
     from torchtune.config import validate
     from torchtune.config._errors import ConfigError
 
@@ -39,9 +45,7 @@ def main(arguments: list[str]) -> None:
         sections: Any = OmegaConf.to_container(cfg, resolve=False)
         if not sections:
             raise SetupError(f"config {name} is empty")
-        checkpointer = str(sections.get("checkpointer"))
-        if "HFCheckpointer" in checkpointer and "torchtune.training" not in checkpointer:
-            schema = training.LoRAFinetuneConfig if "lora_" in str(sections.get("model")) else training.FinetuneConfig
+        if schema := _schema(sections):
             training.check_loss(training.check_config(cfg, schema))
         else:
             with training.setup_errors("config"):
@@ -53,3 +57,13 @@ def main(arguments: list[str]) -> None:
     except ConfigError as error:
         raise SetupError(str(error)) from error
     print("Config is well-formed!")
+
+
+def _schema(content: dict[str, Any]) -> "type[FinetuneConfig] | None":
+    """Return the keys of the recipe of ours that a config is for, None if it is for another recipe."""
+    from tfidf_tune._config import FinetuneConfig, LoRAFinetuneConfig
+
+    checkpointer = str(content.get("checkpointer"))
+    if "HFCheckpointer" not in checkpointer or "torchtune.training" in checkpointer:
+        return None
+    return LoRAFinetuneConfig if "lora_" in str(content.get("model")) else FinetuneConfig

@@ -1,9 +1,10 @@
 """The steps that recipes are made of, in the order in which a recipe takes them."""
 
+from tfidf_tune._config import FinetuneConfig, LoRAFinetuneConfig
 from tfidf_tune.models import LoRASettings
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import build_loss, build_optimizer, check_loss, instantiate
-from tfidf_tune.training._config import FinetuneConfig, LoRAFinetuneConfig, check_config, load_config
+from tfidf_tune.training._config import check_config, load_config
 from tfidf_tune.training._data import (
     StepBatches,
     agree_on_step,

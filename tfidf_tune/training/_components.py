@@ -15,7 +15,6 @@ from torchtune.config._utils import _get_component_from_path
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._errors import SetupError, setup_errors
 
-DEFAULT_COLLATE = "torchtune.data.padded_collate_sft"
 _PLAIN = (bool, int, float, str, list, tuple, type(None))
 
 

@@ -19,6 +19,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from torchtune.datasets import ConcatDataset, PackedDataset
 from torchtune.utils import get_world_size_and_rank
 
+from tfidf_tune._config import DEFAULT_COLLATE, FinetuneConfig
 from tfidf_tune._files import atomic_file, require_writable
 from tfidf_tune.data import (
     CompletionsDataset,
@@ -34,8 +35,7 @@ from tfidf_tune.data import (
 )
 from tfidf_tune.data._sequences import unpadded_tokens
 from tfidf_tune.loss import WeightedCrossEntropyLoss
-from tfidf_tune.training._components import DEFAULT_COLLATE, find_component, instantiate, sections
-from tfidf_tune.training._config import FinetuneConfig
+from tfidf_tune.training._components import find_component, instantiate, sections
 from tfidf_tune.training._distributed import gather_tensors, is_main_process, main_process_first
 from tfidf_tune.training._errors import SetupError, cause_of, setup_errors
 from tfidf_tune.training._run import Run

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from torchtune.datasets import PackedDataset
 from torchtune.utils import get_world_size_and_rank
 
+from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import nearest_folder
 from tfidf_tune._printing import counted
 from tfidf_tune.data import InjectedCorpusDataset, Passage, SequenceDataset, TextBlocksDataset, is_packed
@@ -26,7 +27,6 @@ from tfidf_tune.models import LoRASettings, dequantize_4bit, is_adapter
 from tfidf_tune.probe import run_of
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import build_optimizer, find_component
-from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import HELD_OUT, held_out_texts, parts_of, probe_files
 from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors, print_once
 from tfidf_tune.training._errors import SetupError, setup_errors

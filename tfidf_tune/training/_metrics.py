@@ -18,9 +18,9 @@ from torchtune import training
 from torchtune.utils import get_world_size_and_rank
 from tqdm import tqdm
 
+from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import atomic_file
 from tfidf_tune.training._components import default_arguments, instantiate
-from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import gather_objects, is_main_process, local_tensor, parameters_by_name
 from tfidf_tune.training._errors import TrainingError
 from tfidf_tune.training._run import Run

@@ -19,13 +19,13 @@ from torchtune import training
 from torchtune.modules import TiedLinear
 from torchtune.training import set_default_dtype
 
+from tfidf_tune._config import FinetuneConfig
 from tfidf_tune.data import is_packed
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss
 from tfidf_tune.models import NF4_MULTIPLE, HFCausalLM, LoRASettings, is_4bit, is_adapter
 from tfidf_tune.probe import evaluating
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import instantiate, signature_of
-from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import assign_parameters, parameters_by_name, print_once
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._run import Run

@@ -14,11 +14,11 @@ from torch.utils.data import Dataset
 from torchtune.modules import local_kv_cache
 from transformers.cache_utils import DynamicCache
 
+from tfidf_tune._config import FinetuneConfig
 from tfidf_tune.loss import HeadInput
 from tfidf_tune.models import HFCausalLM
 from tfidf_tune.probe import MemorizationProbe, evaluating
 from tfidf_tune.probe._decoding import decode_greedily, most_positions
-from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import read_passages
 from tfidf_tune.training._errors import setup_errors
 from tfidf_tune.training._metrics import ProgressLog, require_finite

@@ -44,10 +44,10 @@ from torch.utils.data import Dataset
 from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._checks import differences
+from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import file_sha256, remove_folder, remove_leftovers, sync_to_disk
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._checkpointer import HFCheckpointer
-from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._data import dataset_fingerprint
 from tfidf_tune.training._distributed import gather_objects, is_main_process, local_tensor, plain_tensors, print_once
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of

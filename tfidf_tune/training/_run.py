@@ -20,11 +20,12 @@ import torch.distributed as dist
 from omegaconf import DictConfig
 from torchtune import training, utils
 
+from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import locked_folder, require_writable
 from tfidf_tune._printing import say, visible
 from tfidf_tune._signals import ENDING, Interrupted, ended_by
 from tfidf_tune.training import _errors as errors
-from tfidf_tune.training._config import FinetuneConfig, load_config
+from tfidf_tune.training._config import load_config
 from tfidf_tune.training._distributed import (
     claim_error_report,
     connect_processes,

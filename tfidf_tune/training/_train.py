@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._signals import Interrupted, stop_request
 from tfidf_tune.loss import WeightedCrossEntropyLoss, weight_statistics, weight_sums
 from tfidf_tune.training import _data as data
-from tfidf_tune.training._config import FinetuneConfig
 from tfidf_tune.training._distributed import gather_tensors, is_lost_process
 from tfidf_tune.training._errors import LostProcessError, TrainingError, first_line, is_out_of_memory
 from tfidf_tune.training._metrics import ProgressLog, StepGuard, require_finite
