@@ -51,6 +51,19 @@ def test_a_grown_comparison_has_all_tables_figures_and_examples():
     assert average == pytest.approx(progress[4]["Avg LMS"])
 
 
+def test_a_model_that_predicts_hardly_better_than_by_guessing_is_said_to_have_hardly_learned():
+    def verdict(ce, tfidf, vocab_size):
+        runs = ({"blocks": [one | {"vocab_size": vocab_size} for one in blocks(value)]} for value in (ce, tfidf))
+        return report(*pair(*runs)).verdict
+
+    said = "hardly learned: its perplexity is 1,738, at a vocabulary of 2,048."
+    assert verdict(20.0, 1738.0, 2048).endswith(f". Tiny, TF-IDF, seed 0 has {said}")
+    assert f". Tiny, CE, seed 0 has {said} Tiny, TF-IDF, seed 0 has" in verdict(1738.0, math.inf, 2048)
+    assert "hardly" not in verdict(20.0, 511.9, 2048)  # a quarter of it; of word frequencies alone: a tenth
+    assert "hardly" not in verdict(20.0, 1738.0, 50_000)
+    assert "hardly" not in report(*pair({"blocks": blocks(20.0)}, {"blocks": blocks(1e6)})).verdict  # unknown
+
+
 def test_the_memorization_table_has_the_papers_columns_and_the_spread_quantiles():
     ce = [sample("a", 8), sample("b", 2, prefix_match=1, rouge_l=20.0), *controls(1, 2, 3)]
     made = report(*pair({"samples": ce}, {"samples": [sample("a", 1), sample("b", 0), *controls(0, 0, 0)]}))

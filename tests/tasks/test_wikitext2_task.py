@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -60,11 +61,14 @@ def test_one_run_has_the_perplexity_of_a_second_text_and_reports_name_it(llama, 
 
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     results = import_results([f"CE={tmp_path / 'one'}", f"Goldfish={tmp_path / 'two'}"])
-    assert results.scores.groupby("metric")["unit"].nunique().to_dict() == {"nll": 5, "other_nll": 5}
-    tables = {table.name: table for table in comparison_report(results).tables}
+    assert results.scores.groupby("metric")["unit"].nunique().to_dict() == {"nll": 5, "other_nll": 5, "vocab_size": 1}
+    made = comparison_report(results)
+    tables = {table.name: table for table in made.tables}
     expected = math.exp(-sum(sums) / (5 * 63))
     assert tables["other_perplexity"].frame["Other perplexity"].tolist() == pytest.approx([expected] * 2, rel=1e-4)
     assert tables["perplexity"].frame["Perplexity"].tolist() != pytest.approx([expected] * 2, rel=1e-2)
+    size = hf_tokenizer(str(llama)).vocab_size  # the weights are random
+    assert re.search(rf"CE, seed unknown has hardly learned: .* at a vocabulary of {size:,}\.", made.verdict)
 
 
 @pytest.mark.parametrize("num_blocks", [None, 2])

@@ -13,7 +13,16 @@ from tfidf_tune.compare._examples import excerpt, shared_pieces
 from tfidf_tune.compare._figures import lms_distribution
 from tfidf_tune.compare._intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, binomial_upper_bound
 from tfidf_tune.compare._tables import is_detectable, membership_table
-from tfidf_tune.compare._verdict import AT_CHANCE, BOUND, FEW_UNITS, LMS_EXPLAINED, SHARED_MARK, STILL_DETECTABLE, cell
+from tfidf_tune.compare._verdict import (
+    AT_CHANCE,
+    BOUND,
+    FEW_UNITS,
+    LMS_EXPLAINED,
+    SHARED_MARK,
+    STILL_DETECTABLE,
+    cell,
+    hardly_learned,
+)
 from tfidf_tune.report._document import Continuation, Example, Figure, Footnotes, Report, Section, Table
 
 _SCHEMA_VERSION = "1.0"
@@ -86,6 +95,7 @@ def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_p
     measures, checks = audit.measures_and_checks(facts, results.scores, at, likelihoods.frame, bounds)
     rows = likelihoods.frame.to_dict("records")
     verdict = _verdict(facts, name, checks, is_detected=any(map(is_detectable, rows)))
+    verdict += hardly_learned(results.scores, at, name)
     tables = (
         _overview(facts, likelihoods, notes),
         audit.limits(checks),

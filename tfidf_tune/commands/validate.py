@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> None:
         name, overrides = options.named, [*filter(None, [name]), *overrides]
     if name is None:
         parser.error("name a config")
-    if wrong := [one for one in overrides if "=" not in one]:
+    if wrong := [one for one in overrides if "=" not in one and not one.startswith("~")]:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
 
     from omegaconf import OmegaConf

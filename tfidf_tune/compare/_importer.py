@@ -104,6 +104,8 @@ def _with_scores(checkpoint: Checkpoint, documents: Iterable[_Document]) -> tupl
     injections = {(sample.kind, sample.passage_id): fields["num_injections"] for sample, fields in of_prompts}
     rows = [row for doc in in_order for row in doc.rows]
     rows += [row for at, number in injections.items() for row in _rows(*at, {"num_injections": number})]
+    if sizes := [doc.fields["vocab_size"] for doc in in_order if "vocab_size" in doc.fields]:
+        rows += _rows("model", "", {"vocab_size": max(sizes)})
     unscored = (doc.fields for doc in in_order if doc.fields.get("bertscore_f1", 0) is None)
     completed = replace(
         checkpoint,

@@ -8,7 +8,14 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from tfidf_tune.compare._evaluations import Floor, compare_objectives, evaluation_table, having_at_last, lms_floors
+from tfidf_tune.compare._evaluations import (
+    Floor,
+    at_last,
+    compare_objectives,
+    evaluation_table,
+    having_at_last,
+    lms_floors,
+)
 from tfidf_tune.compare._examples import recitation_examples
 from tfidf_tune.compare._figures import comparison_figures
 from tfidf_tune.compare._intervals import NUM_RESAMPLES, SEED
@@ -22,7 +29,7 @@ from tfidf_tune.compare._results import (
     Results,
 )
 from tfidf_tune.compare._tables import comparison_tables, is_detectable
-from tfidf_tune.compare._verdict import AT_CHANCE, RECITED_MARK, STILL_DETECTABLE
+from tfidf_tune.compare._verdict import AT_CHANCE, RECITED_MARK, STILL_DETECTABLE, hardly_learned
 from tfidf_tune.report._document import Example, Footnotes, Report, joined
 
 _MOST_CLAUSES = 3
@@ -47,10 +54,15 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
     tables = comparison_tables(results, evaluations, reductions, floors, baseline, notes)
     likelihoods = [row for one in tables if one.name == "membership" for row in one.frame.to_dict("records")]
     detectable = {(row["Model"], row["Objective"]) for row in likelihoods if is_detectable(row)}
+    untrained = "".join(
+        hardly_learned(results.scores, at, results.checkpoints[at].title)
+        for _, own in evaluations.groupby("setting", sort=False)
+        for at in at_last(own, PERPLEXITY).drop_duplicates("objective").index.tolist()
+    )
     others = [one.objective for one in results.checkpoints if one.objective != baseline]
     return Report(
         title=f"{joined(others)} against {baseline}" if others else baseline,
-        verdict=_verdict(reductions, floors, detectable, baseline),
+        verdict=_verdict(reductions, floors, detectable, baseline) + untrained,
         tables=tables,
         figures=comparison_figures(results, evaluations),
         examples=_examples(results, evaluations),

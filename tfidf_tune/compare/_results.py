@@ -161,8 +161,9 @@ class Results:
               "min_k_plus_plus", "zlib" and "reference_nll" of complete passages, "continuation_nll" (a sum) of what
               follows a prompt; "nll" (natural logarithm, mean over tokens, infinite if the model diverged) of
               perplexity blocks, "other_nll" of those of other text; "rouge1", "rouge2", "rouge_l", "bertscore_f1"
-              (× 100) of articles; "exact_match", "f1" (× 100) of questions,
-            - ``kind`` (str): of the unit: "target" or "control" (passages), "block", "article", "question",
+              (× 100) of articles; "exact_match", "f1" (× 100) of questions; "vocab_size" of the model's
+              tokenizer,
+            - ``kind`` (str): of the unit: "target" or "control" (passages), "block", "article", "question", "model",
             - ``unit`` (str): its id; empty for an aggregate over units that were not kept,
             - ``prefix`` (float): length of the prompt in tokens, 0 for that of a completion, NaN if there is none,
             - ``value`` (float): mean over ``count`` observations, NaN if it is missing,

@@ -3,8 +3,10 @@
 import math
 from typing import Any
 
+import pandas as pd
+
 from tfidf_tune.compare._intervals import ENOUGH_UNITS, MIN_UNITS, Interval
-from tfidf_tune.compare._results import BY_LABEL
+from tfidf_tune.compare._results import BY_LABEL, PASSAGE_NLL, PERPLEXITY
 
 STILL_DETECTABLE = ", but its loss still tells the two apart"
 AT_CHANCE = "recites no more than text it never saw"
@@ -41,6 +43,20 @@ BOUND = (
     "The upper end of the interval is a bound for these passages and prompts; it does not show that nothing is "
     "memorized."
 )
+
+
+def hardly_learned(scores: pd.DataFrame, checkpoint: int, name: str) -> str:
+    """Return a sentence if a checkpoint predicts hardly better than equal probabilities of all tokens do, else ""."""
+    own = scores[scores["checkpoint"] == checkpoint]
+    size = own.loc[own["metric"] == "vocab_size", "value"].max()  # NaN in older results
+    for measure in (PERPLEXITY, PASSAGE_NLL):
+        nll = own[(own["metric"] == measure.metric) & (own["kind"] == measure.kind)]
+        if len(nll):
+            counts = nll["count"].to_numpy()
+            perplexity = PERPLEXITY.value(nll["value"].to_numpy() * counts, counts)
+            said = f" {name} has hardly learned: its perplexity is {perplexity:,.0f}, at a vocabulary of {size:,.0f}."
+            return said if perplexity > size / 4 else ""
+    return ""
 
 
 def few_units(fewest: float) -> list[str]:

@@ -135,6 +135,7 @@ class PassageDocument(TypedDict):
     prompts: Text
     scores: "PassageScores"
     continuations: list[tuple[Count, Nll]]
+    vocab_size: NotRequired[Count]
 
 
 class PassageScores(TypedDict):
@@ -154,6 +155,7 @@ class BlockDocument(TypedDict):
     num_predictions: Annotated[Count, Field(ge=1)]
     log_likelihood: Annotated[Score, AfterValidator(lambda value: -_not_negative(-value))]
     round_trip: Flag
+    vocab_size: NotRequired[Count]
 
 
 class SummaryDocument(TypedDict):

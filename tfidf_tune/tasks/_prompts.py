@@ -296,4 +296,5 @@ def task_documents(rows: list[dict[str, Any]], unit: str, prompts: TokenIdPrompt
             "`tfidf-tune tasks --token-ids-tokenizer` sends ids instead",
             num_lost, len(rows), unit, "" if prompts.settings["add_bos_token"] is False else bos,
         )  # fmt: skip
-    return {"test": Dataset.from_list([row | prompts.settings for row in rows])}
+    shared = {"vocab_size": prompts.tokenizer.vocab_size} | prompts.settings
+    return {"test": Dataset.from_list([row | shared for row in rows])}
