@@ -1,16 +1,23 @@
 """``tfidf-tune data preview``: the examples that training sees, with the tokens that are learned marked."""
 
 import json
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+import torch
 from docs_snippets import snippet
 from omegaconf import OmegaConf
+from tiny_run import read_metrics, run_recipe
 from transformers import AutoTokenizer
 
+from tfidf_tune._checks import SetupError
 from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import config_path
 from tfidf_tune.commands.data import main
-from tfidf_tune.data import train_embedded_tokenizer
+from tfidf_tune.data import read_probe_file, train_embedded_tokenizer
+from tfidf_tune.loss import WeightedCrossEntropyLoss
+from tfidf_tune.probe import load_model
 from tfidf_tune.training import build_dataset, check_config, instantiate
 
 ROWS = [
@@ -104,3 +111,107 @@ def test_the_page_shows_what_the_command_prints(preview, tmp_path, monkeypatch):
     output, _ = preview(dataset, **{"tokenizer.path": str(folder), "model.max_seq_len": 128})
 
     assert output == snippet("data.md", "Preview", "text")
+
+
+WEIGHTINGS = {
+    "tfidf_tune.loss.TFIDFCrossEntropyLoss": {"num_batches": 3, "counted": "tokens"},
+    "tfidf_tune.loss.WeightedCrossEntropyLoss": {
+        "weighting": {
+            "_component_": "tfidf_tune.weighting.RepetitionWeighting",
+            "h": 2,
+            "k": 2,
+            "min_length": 2,
+            "sample": 1,
+        }
+    },
+}
+
+
+@pytest.fixture
+def export(recipe_config, rows, tmp_path):
+    """Write a config of two epochs over rows of several lengths, and export its weights; return both."""
+
+    def run(loss, *arguments, dataset=None):
+        lines = [
+            json.dumps({"prompt": f"{'who ' * (i % 5)}? ", "completion": f"{i % 3} " * (i % 4 + 1)}) for i in range(22)
+        ]
+        Path(rows["source"]).write_text("\n".join(lines))
+        cfg = recipe_config(epochs=2, gradient_accumulation_steps=2, loss=loss)
+        cfg.dataset = dataset or rows
+        OmegaConf.save(cfg, tmp_path / "config.yaml")
+        main(["export-weights", str(tmp_path / "config.yaml"), str(tmp_path / "weights.parquet"), *arguments])
+        return cfg, pq.read_table(tmp_path / "weights.parquet").to_pylist()
+
+    return run
+
+
+@pytest.mark.parametrize("component", WEIGHTINGS)
+def test_exported_weights_are_those_of_the_run_in_its_order(component, export, monkeypatch, capsys):
+    cfg, exported = export({"_component_": component, **WEIGHTINGS[component]})
+    assert "Written: " in (out := capsys.readouterr().out)
+    assert ", 44 sequences in 6 steps\n" in out
+    seen = []
+
+    def recorded(loss, logits, batch):
+        terms = terms_of(loss, logits, batch)
+        seen.append((batch.labels, terms.weights))
+        return terms
+
+    terms_of = WeightedCrossEntropyLoss.terms
+    monkeypatch.setattr(WeightedCrossEntropyLoss, "terms", recorded)
+    folder = run_recipe(cfg)
+    in_order = iter(exported)
+    for labels, weights in seen:
+        for label_row, weight_row in zip(labels.tolist(), weights.tolist(), strict=True):
+            row = next(in_order)
+            length = len(row["tokens"])
+            assert row["labels"] == label_row[:length]
+            assert set(label_row[length:]) <= {-100}
+            assert row["weights"] == weight_row[:length]
+            assert not any(weight_row[length:])
+            follows = [*row["tokens"][1:], -100]
+            assert all(label in (-100, token) for label, token in zip(row["labels"], follows, strict=True))
+            assert len(row["weights"]) == length > sum(label != -100 for label in row["labels"]) > 0
+    assert next(in_order, None) is None
+    assert len({weight for row in exported for weight in row["weights"]}) > 3
+    # By the table alone: the objective of the first step, from the model before training.
+    first = [row for row in exported if row["step"] == 1]
+    assert len(first) == 8
+    assert [*dict.fromkeys(row["step"] for row in exported)] == [1, 2, 3, 4, 5, 6]
+    model = load_model(cfg.checkpointer.checkpoint_dir)
+    total, number = 0.0, 0
+    for row in first:
+        tokens, labels, weights = (torch.tensor(row[name]) for name in ("tokens", "labels", "weights"))
+        nll = torch.nn.functional.cross_entropy(model(tokens[None]).logits[0], labels, reduction="none")  # 0 at -100
+        total, number = total + float(weights @ nll.detach()), number + int((labels != -100).sum())
+    assert read_metrics(folder)[0]["loss"] == pytest.approx(total / number, rel=1e-5)
+
+
+def test_an_export_of_text_has_its_probe_file_and_is_not_overwritten(export, rows, text_file, tmp_path):
+    loss = {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}
+    dataset = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": str(text_file), "block_size": 32}
+    dataset |= {"holdout": 0.1, "probe_file": "${output_dir}/probe.jsonl"}
+    cfg, exported = export(loss, "epochs=1", dataset=dataset)
+    passages = read_probe_file(tmp_path / "weights.probe.jsonl")
+    blocks = [tuple(row["tokens"]) for row in exported]
+    controls = [tuple(one.token_ids) for one in passages if one.kind == "control"]
+    assert controls
+    assert not set(controls) & set(blocks)
+    assert any(one.kind == "target" for one in passages)
+    assert not Path(cfg.output_dir).exists()
+    before = (tmp_path / "weights.parquet").read_bytes()
+    with pytest.raises(SetupError, match=r"weights\.parquet exists: name another file"):
+        export(loss)
+    assert (tmp_path / "weights.parquet").read_bytes() == before
+
+
+def test_what_cannot_be_exported_is_named(export, rows, tmp_path):
+    focal = {"_component_": "tfidf_tune.weighting.FocalWeighting"}
+    loss = {"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss", "weighting": focal}
+    with pytest.raises(SetupError, match="loss: the weights of Focal depend on the predictions"):
+        export(loss)
+    with pytest.raises(SetupError, match=r"dataset\.packed is true"):
+        export({"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}, "dataset.packed=true")
+    with pytest.raises(SetupError, match=r"'dataset\.source=x': name a file with the ending \.parquet"):
+        main(["export-weights", "mine/lora", "dataset.source=x"])
+    assert not [*tmp_path.glob("weights*"), *tmp_path.glob(".weights*")]

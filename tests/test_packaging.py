@@ -15,6 +15,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from forked_commands import run_in_forks
 from lm_eval.api.model import LM
 from packaging.requirements import Requirement
@@ -134,7 +135,7 @@ def test_the_source_distribution_holds_what_the_readme_and_contributors_need(dis
     assert {f"tests/{file}" for file in in_tree("tests")} <= names
 
 
-def test_the_harness_finds_our_models(distributions):
+def test_the_harness_finds_our_models_and_axolotl_our_commands(distributions):
     with zipfile.ZipFile(distributions[1]) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
         entries = configparser.ConfigParser(delimiters=["="])
@@ -143,6 +144,10 @@ def test_the_harness_finds_our_models(distributions):
     assert models == {name: target for name, target in _evaluate._MODELS.items() if name in ("tfidf-hf", "tfidf-vllm")}
     module, _, model = models["tfidf-hf"].partition(":")
     assert issubclass(getattr(importlib.import_module(module), model), LM)
+    module, _, command = entries["axolotl.cli_commands"]["tfidf-tune"].partition(":")
+    command = getattr(importlib.import_module(module), command)
+    done = CliRunner().invoke(command, ["audit", "--help"], standalone_mode=False)
+    assert (done.exit_code, done.output.split(" [")[0]) == (0, "usage: tfidf-tune audit")
 
 
 def test_the_readme_links_to_files_and_that_of_the_wheel_only_to_addresses(distributions):

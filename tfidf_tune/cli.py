@@ -21,7 +21,7 @@ _OURS: dict[str, tuple[str, tuple[str, ...]]] = {
     "demo": ("train a small Llama under CE and TF-IDF on this computer and show what each recites", ("all",)),
     "eval": ("lm-evaluation-harness with our tasks and token-exact prompts", ("eval",)),
     "compare": ("tables, intervals, figures and an HTML report of evaluated runs", ("report",)),
-    "data": ("show examples of a training config; remove copies from text", ()),  # each has its own extras
+    "data": ("show examples of a training config; export its weights; remove copies", ()),  # each has its own extras
     "weights": ("show the weights that TF-IDF gives the tokens of your own text", ("eval", "report")),
     "audit": ("ask any model whether it recites your text, and report: one command", ("eval", "report")),
     "probe": ("the same step by step: make a probe file, audit a model with it", ("eval", "report")),

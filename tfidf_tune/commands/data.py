@@ -3,10 +3,13 @@
 import argparse
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfidf_tune._printing import say, visible_record
+from tfidf_tune._checks import SetupError
+from tfidf_tune._files import require_writable
+from tfidf_tune._printing import counted, say, visible_record
 from tfidf_tune.commands import add_tasks, add_text, require_extras, task_runner, whole_number
 
 
@@ -21,9 +24,19 @@ def main(arguments: list[str]) -> None:
         description="Print examples of a training config with the tokens that are learned marked. No weights are read.",
         epilog="example: tfidf-tune data preview any/lora_sft dataset.source=FILE checkpointer.checkpoint_dir=MODEL",
     )
-    preview.set_defaults(run=_preview)
-    preview.add_argument("config", metavar="CONFIG", help="path of a config, or a name that `tfidf-tune ls` lists")
-    preview.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as of `tfidf-tune run`")
+    export = commands.add_parser(
+        "export-weights",
+        help="write the tokens of training with their weights, for trainers without a hook for a loss",
+        description="Write token ids, labels and weights of a training config as Parquet, in the order of training.",
+        epilog="example: tfidf-tune data export-weights mine/lora OUT.parquet dataset.source=FILE "
+        "checkpointer.checkpoint_dir=MODEL",
+    )
+    for command, run in ((preview, _preview), (export, _export_weights)):
+        command.set_defaults(run=run)
+        command.add_argument("config", metavar="CONFIG", help="path of a config, or a name that `tfidf-tune ls` lists")
+        if command is export:
+            command.add_argument("output", type=Path, metavar="OUT.parquet", help="the file to write, which is new")
+        command.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as of `tfidf-tune run`")
     preview.add_argument("--number", type=whole_number(0), default=3, metavar="N", help=f"examples to print; {default}")
     dedup = commands.add_parser("dedup", help="remove copies from text that may be larger than memory")
     dedup.set_defaults(run=_dedup)
@@ -59,15 +72,39 @@ def _dedup(options: argparse.Namespace) -> None:
 
 def _preview(options: argparse.Namespace) -> None:
     require_extras("data", "torchtune", "report")
+    # A step of one example: the preview is also for a data set that is still too small.
+    _, tokenizer, dataset = _build(
+        options.config, [*options.overrides, "batch_size=1", "gradient_accumulation_steps=1"]
+    )
+    from tfidf_tune.data.preview import print_preview
+
+    print_preview(dataset, tokenizer, options.number)
+
+
+def _export_weights(options: argparse.Namespace) -> None:
+    require_extras("data", "torchtune")
+    output = options.output.expanduser()
+    if output.suffix != ".parquet":
+        raise SetupError(f"OUT.parquet is {str(options.output)!r}: name a file with the ending .parquet")
+    for file in (output, output.with_suffix(".probe.jsonl")):
+        if file.exists():
+            raise SetupError(f"{file} exists: name another file, or move it away")
+    require_writable("OUT.parquet", output.parent)
+    cfg, tokenizer, dataset = _build(options.config, options.overrides)
+    from tfidf_tune.training._export import export_weights
+
+    num_steps, num_sequences = export_weights(cfg, tokenizer, dataset, output)
+    say(f"Written: {options.output}, {counted(num_sequences, 'sequence')} in {counted(num_steps, 'step')}")
+
+
+def _build(config: str, overrides: Sequence[str]) -> tuple[Any, Any, Any]:
+    """Return a checked config, its tokenizer and its data set, whose messages are printed; no weights are read."""
     from tfidf_tune._config import LoRAFinetuneConfig, check_keys
 
-    check_keys(options.config, options.overrides, LoRAFinetuneConfig)
-    from tfidf_tune.data.preview import print_preview
+    check_keys(config, overrides, LoRAFinetuneConfig)
     from tfidf_tune.training import build_dataset, check_config, instantiate, load_config
 
-    # A step of one example: the preview is also for a data set that is still too small.
-    overrides = [*options.overrides, "batch_size=1", "gradient_accumulation_steps=1"]
-    cfg: Any = check_config(load_config(options.config, overrides), LoRAFinetuneConfig)
+    cfg: Any = check_config(load_config(config, overrides), LoRAFinetuneConfig)
     tokenizer = instantiate(cfg, "tokenizer")
     if tokenizer.max_seq_len is None:
         tokenizer.max_seq_len = _model_max_seq_len(cfg)
@@ -77,11 +114,10 @@ def _preview(options: argparse.Namespace) -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        dataset: Any = build_dataset(cfg, tokenizer)
+        return cfg, tokenizer, build_dataset(cfg, tokenizer)
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
-    print_preview(dataset, tokenizer, options.number)
 
 
 def _model_max_seq_len(cfg: Any) -> int | None:

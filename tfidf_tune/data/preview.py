@@ -63,7 +63,7 @@ def _counts(dataset: Any) -> str:
     lengths = sorted(length for length, _ in counts)
     num_tokens = sum(lengths)
     is_packed = "seq_lens" in dataset[0]
-    sampled = f", of which every {step}th was counted" if step > 1 else ""
+    sampled = f", one in {step} of which was counted" if step > 1 else ""
     of = f" in {counted(len(counts), 'example')}" if is_packed else ""
     return (
         f"\n{counted(num_items, 'packed row' if is_packed else 'example')}{sampled}: {num_tokens:,} tokens{of}, "

@@ -222,6 +222,14 @@ def test_the_example_runs_by_the_command_and_resumes(files, tmp_path):
     assert torch.load(folder / last / "token_weighting.pth")["window.num_updates"] == 2 * 20
 
 
+def test_our_commands_are_commands_of_axolotls():
+    for arguments, said in ((["tasks"], "tfidf_tune/tasks\n"), (["audit", "--help"], "usage: tfidf-tune audit")):
+        command = [Path(sys.executable).with_name("axolotl"), "tfidf-tune", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-5000:]
+        assert said in done.stdout
+
+
 class OfTheUser(AxolotlTrainer):
     """Looks at the model's configuration, as Axolotl does for Gemma."""
 
