@@ -1,6 +1,7 @@
 """Checks of arguments and comparison of settings, with messages for the user. Imports only the standard library."""
 
 import difflib
+import inspect
 import json
 import re
 from collections.abc import Iterable
@@ -61,6 +62,12 @@ def require_base_url(url: str) -> None:
     match = re.fullmatch(r"https?://(?:[\w.-]+|\[[\da-fA-F:.]+\])(?::(\d{1,5}))?(?:/[^\s@?#\x7f]{0,999})?", url)
     if not match or int(match[1] or 0) >= 1 << 16:
         raise ValueError("base_url must be like http://localhost:8000/v1, without user name, password and query")
+
+
+def cache_argument(model: Any) -> str:
+    """Return under which name a model of transformers, or of PEFT, takes and returns a KV cache: 5.24 renamed it."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return "cache" if "cache" in inspect.signature(type(base).forward).parameters else "past_key_values"
 
 
 def suggestion(name: str, possible: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tfidf_tune._checks import require_integer
+from tfidf_tune._checks import cache_argument, require_integer
 from tfidf_tune._files import remove_folder
 from tfidf_tune.data import HFTokenizer, read_probe_file
 from tfidf_tune.integrations.transformers import base_model
@@ -158,7 +158,7 @@ def _obstacles(model: PreTrainedModel, probe: MemorizationProbe) -> Iterator[str
         yield f"{model_class.__name__} has an encoder and a decoder: use a causal language model"
     if any(getattr(peft, "is_prompt_learning", False) for peft in getattr(model, "peft_config", {}).values()):
         yield "prompt tuning and its relatives prepend virtual tokens: use LoRA or another method of PEFT"
-    if missing := {"past_key_values", "logits_to_keep"} - known.keys():
+    if missing := {cache_argument(model), "logits_to_keep"} - known.keys():
         yield f"{model_class.__name__} takes no {', '.join(missing)}: use a model that generates with a KV cache"
     if probe.max_token_id >= config.vocab_size:
         yield (

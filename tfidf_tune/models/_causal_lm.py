@@ -12,6 +12,8 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.pytorch_utils import Conv1D
 
+from tfidf_tune._checks import cache_argument
+
 
 def build_hf(config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
     """Build transformers' own model of a config, randomly initialised, with options of its ``from_config``."""
@@ -50,6 +52,7 @@ class HFCausalLM(nn.Module):
         self.max_seq_len = max_seq_len
         self.num_output_chunks = 0
         self.layer_names = tuple(f"hf.{name}" for name in _decoder_layers(hf))
+        self._cache = cache_argument(hf)
         self._packs_by = "positions"
         # Take the output layer out of the model, where the logits are nothing but its output.
         head: Any = hf.get_output_embeddings()
@@ -101,7 +104,7 @@ class HFCausalLM(nn.Module):
             Any: logits ``[b, s, v]``, a list of chunks of them, or what ``chunked_output`` was replaced by.
         """
         own_mask = self._mask(input_pos) if input_pos is not None and self._packs_by == "mask" else None
-        where = {"position_ids": input_pos, "attention_mask": own_mask, "past_key_values": past_key_values}
+        where = {"position_ids": input_pos, "attention_mask": own_mask, self._cache: past_key_values}
         given = {name: value for name, value in where.items() if value is not None}  # some models lack an argument
         hidden: Tensor = self.hf(input_ids=tokens, use_cache=past_key_values is not None, **given).logits
         if self.output is None:

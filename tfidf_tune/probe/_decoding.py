@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from tfidf_tune._checks import cache_argument
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -115,13 +117,13 @@ def greedy_continuations(
     million, 2 % for a GPT-NeoX of 70 million.
     """
     numbers = [num_tokens] * len(prompts) if isinstance(num_tokens, int) else num_tokens
-    cache = None
+    name, cache = cache_argument(model), None
 
     def logits_after(ids_bs: Tensor) -> Tensor:
         nonlocal cache
-        output = model(input_ids=ids_bs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        output = model(input_ids=ids_bs, use_cache=True, logits_to_keep=1, **{name: cache})
         if cache is None:
-            cache, capacity = output.past_key_values, most_positions(prompts, numbers)
+            cache, capacity = getattr(output, name), most_positions(prompts, numbers)
             # Memory for all positions at once. Other kinds of caches and layers stay as they are.
             if isinstance(cache, DynamicCache):
                 cache.layers = [
