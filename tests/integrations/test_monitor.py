@@ -225,12 +225,12 @@ def test_a_model_that_cannot_be_measured_is_refused(make_trainer, probe_file):
     small.resize_token_embeddings(VOCAB_SIZE // 8)
     prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     t5 = transformers.T5Config(d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2, **sizes)
-    mamba = transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, **sizes)
+    gpt = transformers.OpenAIGPTConfig(n_embd=16, n_layer=1, n_head=2, **sizes)
     for model, message in (
         (small, "the ids 0 to 39"),
         (peft.get_peft_model(trainer.model, prompts), "prompt tuning"),
         (transformers.T5ForConditionalGeneration(t5), "T5ForConditionalGeneration"),
-        (transformers.MambaForCausalLM(mamba), "MambaForCausalLM takes no past_key_values"),
+        (transformers.OpenAIGPTLMHeadModel(gpt), "OpenAIGPTLMHeadModel takes no logits_to_keep, past_key_values"),
     ):
         trainer.model = model
         with pytest.raises(ValueError, match=message):

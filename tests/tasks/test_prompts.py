@@ -52,9 +52,10 @@ def test_a_text_prompt_is_exact_only_if_the_model_sees_its_ids(tokenizer, add_bo
     exact = [prompts.is_exact(doc["prompt_ids"]) for doc in docs]
     seen = prompts_seen(calls)
     assert exact == [doc["prompt_ids"] in seen for doc in docs]
-    # From tokenizer.model only, transformers (and so the harness) leaves out the space before a text.
-    never = tokenizer == "sentencepiece" or (add_bos_token is None and tokenizer in ("adds_bos", "llama"))
-    assert any(exact) != (never or bool(add_bos_token and tokenizer != "plain"))
+    # From tokenizer.model only, transformers before 5.24 (and so the harness) leaves out the space before a text.
+    if tokenizer != "sentencepiece":
+        never = add_bos_token is None and tokenizer in ("adds_bos", "llama")
+        assert any(exact) != (never or bool(add_bos_token and tokenizer != "plain"))
     assert not all(exact)  # some are cut inside a character or a word
     # A document is exact where, besides, the ids of the reference survive as text.
     assert all(is_exact or not doc["round_trip"] for is_exact, doc in zip(exact, docs, strict=True))
