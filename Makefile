@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Versions of what is installed; make test CONSTRAINTS=lowest.txt VENV=.venv-lowest tests others than the fixed ones.
+CONSTRAINTS ?= constraints.txt
+TEST_OPTIONS ?=
 
 # Trainers with an environment of their own; make test-trainers HOSTS=axolotl tests one.
 HOSTS ?= $(patsubst tests/hosts/%/requirements.txt,%,$(wildcard tests/hosts/*/requirements.txt))
@@ -13,17 +16,27 @@ SOURCES := $(shell find pyproject.toml setup.py tfidf_tune recipes configs -type
 
 install: $(VENV)/installed
 
-$(VENV)/installed: pyproject.toml setup.py constraints.txt
+$(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS)
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("error: Python 3.10 or later is needed, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable '.[dev]'
 	touch $@
+
+# The lowest and the highest versions that the extras of users allow; needs a package index. Tools are the newest ones.
+lowest.txt: RESOLUTION := lowest-direct
+highest.txt: RESOLUTION := highest
+lowest.txt highest.txt: pyproject.toml setup.py
+	$(PYTHON) -m venv .venv-resolver
+	.venv-resolver/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	.venv-resolver/bin/uv pip compile --quiet --upgrade --no-header --no-annotate --python .venv-resolver/bin/python \
+		--resolution $(RESOLUTION) --extra all --extra bertscore --extra bitsandbytes --extra tensorboard \
+		--output-file $@ pyproject.toml
 
 demo: install
 	$(BIN)/tfidf-tune demo
 
 test: install
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(TEST_OPTIONS)
 
 # Each trainer of tests/hosts, at the version of its requirements.txt, with our wheel; needs a package index.
 test-trainers: $(HOSTS:%=test-trainer-%)
@@ -102,4 +115,4 @@ gpu:
 	for script in probe trainers implementations; do $(PY) research/benchmarks/$$script.py --device cuda || exit; done
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(TRAINERS) .venv-resolver lowest.txt highest.txt build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

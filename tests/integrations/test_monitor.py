@@ -230,7 +230,7 @@ def test_a_model_that_cannot_be_measured_is_refused(make_trainer, probe_file):
         (small, "the ids 0 to 39"),
         (peft.get_peft_model(trainer.model, prompts), "prompt tuning"),
         (transformers.T5ForConditionalGeneration(t5), "T5ForConditionalGeneration"),
-        (transformers.OpenAIGPTLMHeadModel(gpt), "OpenAIGPTLMHeadModel takes no logits_to_keep, past_key_values"),
+        (transformers.OpenAIGPTLMHeadModel(gpt), "OpenAIGPTLMHeadModel takes no past_key_values"),
     ):
         trainer.model = model
         with pytest.raises(ValueError, match=message):

@@ -158,8 +158,8 @@ def _obstacles(model: PreTrainedModel, probe: MemorizationProbe) -> Iterator[str
         yield f"{model_class.__name__} has an encoder and a decoder: use a causal language model"
     if any(getattr(peft, "is_prompt_learning", False) for peft in getattr(model, "peft_config", {}).values()):
         yield "prompt tuning and its relatives prepend virtual tokens: use LoRA or another method of PEFT"
-    if missing := {cache_argument(model), "logits_to_keep"} - known.keys():
-        yield f"{model_class.__name__} takes no {', '.join(sorted(missing))}: use a model that generates with a KV cache"
+    if missing := sorted({cache_argument(model), "logits_to_keep"} - known.keys()):
+        yield f"{model_class.__name__} takes no {', '.join(missing)}: use a model that generates with a KV cache"
     if probe.max_token_id >= config.vocab_size:
         yield (
             f"the probe file has the token id {probe.max_token_id}, the model the ids 0 to {config.vocab_size - 1}: "
