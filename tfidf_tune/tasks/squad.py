@@ -15,7 +15,8 @@ from typing import Any
 from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.data import TextSource, encode_prompts, load_rows, squad_prompt
+from tfidf_tune.data import TextSource, load_rows
+from tfidf_tune.data._prompt_target import encode_prompts, squad_prompt
 from tfidf_tune.tasks._prompts import prompts_for, prompts_of, task_documents
 
 _COLUMNS = {"context": str, "question": str, "answers": dict}
