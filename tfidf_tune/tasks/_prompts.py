@@ -17,7 +17,8 @@ from datasets import Dataset
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.config.task import TaskConfig
-from transformers import AutoConfig, AutoTokenizer
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from tfidf_tune._checks import require_choice
 from tfidf_tune._files import atomic_folder
@@ -64,9 +65,6 @@ def save_token_ids_tokenizer(name: str, folder: str | os.PathLike[str]) -> None:
     Raises:
         FileExistsError, FileNotFoundError, ValueError: If ``folder`` is not empty, or ``name`` has no tokenizer.
     """
-    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     if (folder := Path(folder).expanduser()).exists() and any(folder.iterdir()):
         raise FileExistsError(f"{str(folder)!r} already exists and is not empty: name another folder")
     # As many numbers as the embedding has rows, which can be more than the tokenizer has tokens.
