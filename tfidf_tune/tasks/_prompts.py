@@ -4,12 +4,11 @@ As numbers (``token_ids: 12 45 9``), which our models and the pass-through token
 model, where ids that change when the text is tokenized again are counted; or as numbers with a response of text.
 """
 
-import dataclasses
 import functools
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +225,7 @@ def prompts_for(metadata: Mapping[str, Any]) -> TokenIdPrompts:
     prompts = metadata.get("prompts") or ("text" if original is None else "token_ids")
     require_choice("prompts", prompts, _PROMPTS)
     prompts_of_task = cached_prompts(str(original or name), prompts, metadata.get("add_bos_token"))
-    return dataclasses.replace(prompts_of_task, positions=_num_positions(metadata))
+    return replace(prompts_of_task, positions=_num_positions(metadata))
 
 
 def _num_positions(metadata: Mapping[str, Any]) -> int | None:
@@ -255,7 +254,7 @@ def cached_prompts(name: str, prompts: str, add_bos_token: bool | None) -> Token
     return kind(settings, hf_tokenizer(name), AutoTokenizer.from_pretrained(name, **arguments))
 
 
-_TASK_KEYS = {field.name for field in dataclasses.fields(TaskConfig)}
+_TASK_KEYS = {field.name for field in fields(TaskConfig)}
 
 logger = logging.getLogger(__name__)
 
