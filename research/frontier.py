@@ -19,7 +19,6 @@ _MEANS = [
     *("edit_distance", "common_subsequence", "control_edit_distance", "control_common_subsequence"),
 ]
 
-
 BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference shown"
 _TOO_FEW, _DIVERGED = "no verdict: fewer than two pairs", "no verdict: a run diverged"
 # By the direction of LMS and of perplexity: -1 lower, 0 the interval includes 0, 1 higher.
