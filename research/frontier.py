@@ -9,15 +9,25 @@ import numpy as np
 import pandas as pd
 
 from tfidf_tune.compare import Results
-from tfidf_tune.compare._evaluations import comparable_runs, first_crossing, passage_lms
-from tfidf_tune.compare._intervals import SeedEstimate, holm, over_seeds, over_seeds_and_passages, verdict
-from tfidf_tune.compare._results import CONTROL_LMS
+from tfidf_tune.compare._evaluations import Floats, comparable_runs, first_crossing, totals_by_unit
+from tfidf_tune.compare._intervals import ALPHA, SeedEstimate, holm, over_seeds, over_seeds_and_passages
+from tfidf_tune.compare._results import CONTROL_LMS, LMS, Measure
 
 _MEASURED = ["lms", "log_perplexity"]
 _MEANS = [
     *("rouge_l", "verbatim", "control_lms"),
     *("edit_distance", "common_subsequence", "control_edit_distance", "control_common_subsequence"),
 ]
+
+BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference shown"
+_TOO_FEW, _DIVERGED = "no verdict: fewer than two pairs", "no verdict: a run diverged"
+# By the direction of LMS and of perplexity: -1 lower, 0 the interval includes 0, 1 higher.
+_RECITES = {-1: "recites less", 0: "LMS unclear", 1: "recites more"}
+_COSTS = {-1: "perplexity lower", 0: "perplexity unclear", 1: "perplexity higher"}
+_VERDICTS = {(lms, cost): f"{_RECITES[lms]}, {_COSTS[cost]}" for lms in _RECITES for cost in _COSTS}
+_VERDICTS |= {(-1, -1): BETTER, (0, 0): NO_DIFFERENCE, (1, 1): WORSE}
+VERDICTS = (*_VERDICTS.values(), _TOO_FEW, _DIVERGED)
+"""All verdicts, the best first."""
 
 
 class Frontiers(NamedTuple):
@@ -94,8 +104,8 @@ def trace_frontiers(results: Results, *, baseline: str | None = None, references
         raise ValueError(f"no run has both LMS and perplexity: {'; '.join(left_out)}")
     used = used.assign(
         point=used.groupby(keys, dropna=False, sort=False).ngroup(),
-        passages=used.index.map(passage_lms(results)),
-        controls=used.index.map(passage_lms(results, CONTROL_LMS)),
+        passages=used.index.map(_passage_lms(results, LMS)),
+        controls=used.index.map(_passage_lms(results, CONTROL_LMS)),
     )
     points = pd.DataFrame([_point(own) for _, own in used.groupby("point")])
     for _, own in points.groupby("model", sort=False):
@@ -105,6 +115,12 @@ def trace_frontiers(results: Results, *, baseline: str | None = None, references
     for family in {(one["model"], one["at"]) for one in found}:
         _judge([one for one in found if (one["model"], one["at"]) == family])
     return Frontiers(names, points, pd.DataFrame(found, columns=_DIFFERENCE_COLUMNS), tuple(left_out))
+
+
+def _passage_lms(results: Results, measure: Measure) -> dict[int, Floats]:
+    """Checkpoint -> LMS of targets or controls by ascending passage, of mean the average, if passages were kept."""
+    rows = results.scores[(results.scores["metric"] == measure.metric) & (results.scores["kind"] == measure.kind)]
+    return {checkpoint: sums / counts.mean() for (checkpoint, *_), (sums, counts) in totals_by_unit(rows).items()}
 
 
 def _why_left_out(run: Any, runs: pd.DataFrame) -> str | None:
@@ -214,6 +230,26 @@ def _difference(ours: dict[Any, Any], theirs: dict[Any, Any]) -> dict[str, Any]:
         "reduction": 1 - sum(own.lms for own, _ in pairs) / reference if reference else math.nan,
         "estimates": (lms, log_perplexity),
     }
+
+
+def verdict(lms: SeedEstimate, log_perplexity: SeedEstimate) -> str:
+    """Return the one of ``VERDICTS`` on differences, objective minus reference, with corrected p-values.
+
+    "Better" is a lower LMS at a perplexity that is lower, or whose interval ends at 0. "Worse" is the mirror image.
+    """
+    if min(lms.num_seeds, log_perplexity.num_seeds) < 2:
+        return _TOO_FEW
+    if math.isnan(lms.low) or math.isnan(log_perplexity.low):
+        return _DIVERGED
+    recited, cost = (
+        ((one.low > 0) - (one.high < 0)) * (one.p_value < ALPHA)  # -1 or 1 only if both say so
+        for one in (lms, log_perplexity)
+    )
+    if recited < 0 and (cost < 0 or log_perplexity.high == 0):
+        return BETTER
+    if recited > 0 and (cost > 0 or log_perplexity.low == 0):
+        return WORSE
+    return _VERDICTS[recited, cost]
 
 
 def _judge(differences: Sequence[dict[str, Any]]) -> None:

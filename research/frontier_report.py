@@ -11,11 +11,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from research.frontier import Frontiers, trace_frontiers
+from research.frontier import VERDICTS, Frontiers, trace_frontiers
 from tfidf_tune._printing import say
 from tfidf_tune.compare import Results, load_results, write_results
 from tfidf_tune.compare._figures import FLOOR, FLOOR_LINE, OPERATING, set_axes
-from tfidf_tune.compare._intervals import VERDICTS
 from tfidf_tune.compare._results import CONTROLS, LMS, NEAR_VERBATIM, PERPLEXITY, RECITED
 from tfidf_tune.compare._tables import membership_table
 from tfidf_tune.compare._verdict import NEAR_EXPLAINED

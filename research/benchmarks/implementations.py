@@ -27,6 +27,7 @@ from torchtune.training import get_dtype
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tfidf_tune import training
+from tfidf_tune.training._components import signature_of
 
 OURS, THEIRS = "torchtune", "transformers"
 CLOCKS = {"cpu": time.process_time, "cuda": time.perf_counter}
@@ -44,7 +45,7 @@ def load(options: argparse.Namespace, implementation: str, dtype: str) -> tuple[
     }
     overrides = [*(f"{key}={value}" for key, value in changes.items()), *options.set]
     user_cfg = training.load_config(options.config, overrides)
-    has_lora = training.has_lora_builder(user_cfg)
+    has_lora = "lora_rank" in signature_of("model", user_cfg.model["_component_"]).parameters
     cfg = training.check_config(user_cfg, training.LoRAFinetuneConfig if has_lora else training.FinetuneConfig)
     device = torch.device(options.device)
     run = training.Run(device, get_dtype(dtype, device=device), 0, Path("unused"))

@@ -22,7 +22,6 @@ from scipy.stats import quantile_test
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tfidf_tune.compare import describe_machine
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training import agree_on_step, train_step
 
@@ -166,6 +165,8 @@ def finish(
 
     ``packages`` are those whose versions matter, ``show`` makes the text of the record under the line of these.
     """
+    from research.machine import describe_machine  # found by the path that is set above
+
     record = {
         "date": datetime.date.today().isoformat(),
         "hardware": f"{describe_machine()['cpu']}, {torch.get_num_threads()} threads",

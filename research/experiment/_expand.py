@@ -19,6 +19,7 @@ from tfidf_tune._checks import suggestion
 from tfidf_tune._files import digest, looks_like_path
 from tfidf_tune.data import source_fingerprint
 from tfidf_tune.training import SetupError, load_config, milestone_name, setup_errors
+from tfidf_tune.training._components import signature_of
 
 _SCHEMAS = {"full_finetune": training.FinetuneConfig, "lora_finetune": training.LoRAFinetuneConfig}
 # Keys of a training config that do not affect the trained model.
@@ -200,7 +201,8 @@ def _training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Set
         OmegaConf.update(cfg, "checkpointer.checkpoint_dir", "START", force_add=True)
     checked = training.check_config(cfg, _SCHEMAS[recipe])
     training.build_loss(checked)
-    if training.has_lora_builder(checked) != (recipe == "lora_finetune"):
+    has_lora = "lora_rank" in signature_of("model", checked.model["_component_"]).parameters
+    if has_lora != (recipe == "lora_finetune"):
         fitting = "full_finetune" if recipe == "lora_finetune" else "lora_finetune"
         raise SetupError(f"recipe is {recipe}, the model {checked.model['_component_']} is trained by {fitting}")
     content = cast(dict[str, Any], OmegaConf.to_container(cast(DictConfig, checked)))

@@ -26,8 +26,8 @@ from omegaconf import OmegaConf
 from torchtune.config._utils import _get_component_from_path
 
 from research.experiment._cells import TRAINING, Run, Start
+from research.machine import describe_machine
 from tfidf_tune._files import atomic_file, atomic_folder, remove_leftovers
-from tfidf_tune.compare import describe_machine
 
 LOCK, JOBS_LOCK = ".lock", ".jobs.lock"
 _LINES_SHOWN = 12  # of the log of a cell that fails

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torchtune.data import Message
 from torchtune.models.llama2 import Llama2Tokenizer
 
-from tfidf_tune.data import cnn_dailymail_dataset, hf_tokenizer, squad_dataset, squad_prompt
+from tfidf_tune.data import cnn_dailymail_dataset, hf_tokenizer, squad_dataset
+from tfidf_tune.data._prompt_target import squad_prompt
 
 CONTEXT = "the green house walks over the river of light, under 1984 stone(s) a café sings 🙂 the end."
 QUESTION = "the river of what?"

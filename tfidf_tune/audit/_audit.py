@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tfidf_tune import _files
 from tfidf_tune._checks import check_at_least, differences, require_base_url, require_choice
+from tfidf_tune.audit._measures import Bound, parse_bounds, require_possible
+from tfidf_tune.audit._report import audit_report
+from tfidf_tune.compare import import_results
+from tfidf_tune.probe import Attack, planned_attacks, run_of, within_budget
+from tfidf_tune.report import Report, require_report_folder, write_report
 
 if TYPE_CHECKING:
-    from tfidf_tune.audit._measures import Bound
     from tfidf_tune.data import MadeProbe, Passage, ProbeSpec
     from tfidf_tune.data._disk_tasks import TaskRunner
-    from tfidf_tune.probe import Attack
-    from tfidf_tune.report import Report
 
 Note = Callable[[str], object]  # takes what a person who waits should know
 
@@ -157,7 +159,7 @@ class AuditSpec:
 class AuditResult:
     """What an audit gave: its report, written to ``page``, and the content of ``audit.json``, see ``docs/audit.md``."""
 
-    report: "Report"
+    report: Report
     summary: dict[str, Any]
     page: Path
 
@@ -187,8 +189,7 @@ def audit(spec: AuditSpec, note: Note = lambda text: None) -> AuditResult:
         return _asked(spec, bounds, note)
 
 
-def _asked(spec: AuditSpec, bounds: "Sequence[Bound]", note: Note) -> AuditResult:
-    from tfidf_tune.audit._measures import require_possible
+def _asked(spec: AuditSpec, bounds: Sequence[Bound], note: Note) -> AuditResult:
     from tfidf_tune.tasks import evaluate
 
     plan = _Plan(spec)
@@ -294,14 +295,12 @@ def output_folder(output_dir: str | Path | None, named: str | Path) -> Path:
     return Path(output_dir or Path("runs/audit") / name).expanduser()
 
 
-def _bounds(limits: str, folder: Path, passages: Any = None, *, accept_unanswered: bool = False) -> "list[Bound]":
+def _bounds(
+    limits: str, folder: Path, passages: "ProbeSpec | str | Path" = "", *, accept_unanswered: bool = False
+) -> list[Bound]:
     """Read limits, and check before any work that the report can be written."""
-    from tfidf_tune.audit._measures import parse_bounds, require_possible
-    from tfidf_tune.data import ProbeSpec
-    from tfidf_tune.report import require_report_folder
-
     bounds = parse_bounds(limits, accept_unanswered=accept_unanswered) if limits else []
-    if isinstance(passages, ProbeSpec):
+    if not isinstance(passages, (str, Path)):
         require_possible(bounds, passages.num_targets, passages.num_controls)
     require_report_folder(folder / "report")
     _files.require_writable("--output-dir", folder)
@@ -312,8 +311,6 @@ class _Plan:
     """How a model is asked; nothing is read but the config of an adapter."""
 
     def __init__(self, spec: AuditSpec) -> None:
-        from tfidf_tune.data import ProbeSpec
-        from tfidf_tune.probe import planned_attacks, run_of
         from tfidf_tune.tasks import MODEL_NAME, SERVER_NAME, VLLM_NAME
 
         self.spec = spec
@@ -338,7 +335,7 @@ class _Plan:
             self.server = ServerLM(**self.model_args)
         self.tokenizer = str(self.model_args.get("tokenizer") or self.model_args["pretrained"])
         self.probe_file, self.record = spec.folder / "probe.jsonl", spec.folder / "passages.json"
-        if not isinstance(spec.passages, ProbeSpec):
+        if isinstance(spec.passages, (str, Path)):
             self.probe_file = Path(spec.passages).expanduser()
             return
         held_out = Path(run_of(self.model_args).get("folder", "")) / "probe.jsonl"
@@ -350,18 +347,16 @@ class _Plan:
             size = spec.passages.block_size
             raise ValueError(f"--block-size is {size}, prompts take {longest} tokens (--prefix-lengths, --offsets)")
 
-    def affordable(self, num_passages: int) -> "list[Attack]":
+    def affordable(self, num_passages: int) -> list[Attack]:
         """Return the attacks that the budget covers for so many passages."""
-        from tfidf_tune.probe import within_budget
-
         return within_budget(self.attacks, self.spec.budget, num_passages)
 
     def passages(self, note: Note) -> "Sequence[Passage]":
         """Read the passages, or choose them unless an earlier audit with the same options has."""
-        from tfidf_tune.data import ProbeSpec, read_probe_file
+        from tfidf_tune.data import read_probe_file
 
         spec = self.spec
-        if not isinstance(spec.passages, ProbeSpec):
+        if isinstance(spec.passages, (str, Path)):
             return read_probe_file(self.probe_file)
         more: Any = {"runner": spec.runner, "record": self.record, "overwrite": spec.overwrite, "note": note}
         return choose_passages(spec.passages, self.tokenizer, self.probe_file, **more)
@@ -435,13 +430,9 @@ def _model_arguments(spec: AuditSpec) -> dict[str, Any]:
 
 
 def _judge(
-    evaluated: Path, folder: Path, bounds: "Sequence[Bound]", *, show_passages: bool, inputs: dict[str, Any]
+    evaluated: Path, folder: Path, bounds: Sequence[Bound], *, show_passages: bool, inputs: dict[str, Any]
 ) -> AuditResult:
     """Write the report and ``audit.json``, which ``inputs`` are added to."""
-    from tfidf_tune.audit._report import audit_report
-    from tfidf_tune.compare import import_results
-    from tfidf_tune.report import write_report
-
     results = import_results([evaluated])
     folders = {checkpoint.run: checkpoint.folder for checkpoint in results.checkpoints}
     if len(folders) > 1:

@@ -4,16 +4,16 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from tfidf_tune.compare import Results
 from tfidf_tune.compare._evaluations import Floor, floor_of
-from tfidf_tune.compare._intervals import ENOUGH_UNITS, MIN_UNITS, binomial_upper_bound, bootstrap_interval
-from tfidf_tune.compare._verdict import FEW_UNITS, NEAR_EXPLAINED, TEXT_PROMPTS, prompt_length, span
+from tfidf_tune.compare._intervals import MIN_UNITS, binomial_upper_bound, bootstrap_interval
+from tfidf_tune.compare._verdict import NEAR_EXPLAINED, TEXT_PROMPTS, few_units, prompt_length, span
+from tfidf_tune.probe import extraction_probability
 from tfidf_tune.report._document import Footnotes, Table, tabulate
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _EXTRACTION_PAIRS = [(1, 0.01), (1, 0.5), (1000, 0.01), (1000, 0.5)]
 _UPPER = ".upper"
@@ -39,8 +39,6 @@ class Facts:
     """
 
     def __init__(self, results: Results, at: int) -> None:
-        import pandas as pd
-
         self.checkpoint = results.checkpoints[at]
         sampled, scores = self.checkpoint.samples, results.scores
         table = pd.DataFrame([vars(sample) for sample, _ in sampled])
@@ -67,28 +65,26 @@ class Facts:
         self.prompt_lengths = [prompt_length(length) for length in sorted(set(self.samples["prefix_length"]))]
 
 
-def _floor(samples: "pd.DataFrame") -> Floor | None:
+def _floor(samples: pd.DataFrame) -> Floor | None:
     if not {"target", "control"} <= set(samples["kind"]):
         return None
     means = samples.groupby(["kind", "passage_id"])["lms"].mean()
     return floor_of(means["target"].to_numpy(float), means["control"].to_numpy(float))
 
 
-def _num_verbatim(samples: "pd.DataFrame") -> int:
+def _num_verbatim(samples: pd.DataFrame) -> int:
     return int(samples.loc[(samples["kind"] == "target") & samples["verbatim"], "passage_id"].nunique())
 
 
-def best_samples(samples: "pd.DataFrame", kind: str) -> "pd.DataFrame":
+def best_samples(samples: pd.DataFrame, kind: str) -> pd.DataFrame:
     """Return the sample with the highest LMS of each passage; ties go to the shortest prompt."""
     of_kind = samples[samples["kind"] == kind]
     order = of_kind.sort_values(["lms", "prefix_length"], ascending=[False, True], kind="stable")
     return order.drop_duplicates("passage_id")
 
 
-def _compared(groups: "Iterable[tuple[Any, pd.DataFrame]]") -> "pd.DataFrame":
+def _compared(groups: Iterable[tuple[Any, pd.DataFrame]]) -> pd.DataFrame:
     """Return a row for each group of samples with a target: targets, against controls where there are any."""
-    import pandas as pd
-
     rows = []
     for name, samples in groups:
         targets, floor = samples[samples["kind"] == "target"], _floor(samples)
@@ -134,16 +130,14 @@ def targets_and_controls(facts: Facts, footnotes: Footnotes) -> Table:
 
 def limits(checks: "Sequence[Check]") -> Table:
     """Show each limit with what was measured."""
-    import pandas as pd
-
     rows = [(check.measure, check.value, check.limit, "yes" if check.exceeded else "no") for check in checks]
     frame = pd.DataFrame(rows, columns=["Measure", "Measured", "Limit", "Exceeded"])
     return Table("limits", "Limits", frame, formats={"Measured": ".4g", "Limit": "g"})
 
 
-def by_prefix_length(samples: "pd.DataFrame", footnotes: Footnotes) -> Table:
+def by_prefix_length(samples: pd.DataFrame, footnotes: Footnotes) -> Table:
     fewest = min(samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in KINDS)
-    caveats = [FEW_UNITS] if MIN_UNITS <= fewest < ENOUGH_UNITS else []
+    caveats = few_units(fewest)
     if 0 < fewest < MIN_UNITS:
         caveats = [f"From fewer than {MIN_UNITS} passages, such an interval is too narrow."]
     about = "95 %: percentile bootstrap over passages of the difference, targets minus controls."
@@ -153,7 +147,7 @@ def by_prefix_length(samples: "pd.DataFrame", footnotes: Footnotes) -> Table:
     return tabulate("by_prefix_length", "By length of the prompt", frame, columns, notes)
 
 
-def by_repeats(targets: "pd.DataFrame") -> Table:
+def by_repeats(targets: pd.DataFrame) -> Table:
     columns = (
         *((_REPEATS, "name", ""), ("Targets", "number", ""), ("Avg LMS", "lms", ".2f"), ("Max LMS", "max_lms", "")),
         (_VERBATIM, "verbatim", ".1f"),
@@ -165,7 +159,7 @@ def by_repeats(targets: "pd.DataFrame") -> Table:
     return tabulate("by_repeats", "By repeats in the training text", frame, columns, notes)
 
 
-def most_recited(samples: "pd.DataFrame") -> Table:
+def most_recited(samples: pd.DataFrame) -> Table:
     columns = (
         *(("Passage", "passage_id", ""), (_REPEATS, "repeats", ""), ("Prompt (tokens)", "prefix_length", "")),
         *(("LMS", "lms", ""), ("Of", "length", ""), ("ROUGE-L", "rouge_l", ".1f"), ("Verbatim", "verbatim", "")),
@@ -183,7 +177,7 @@ def most_recited(samples: "pd.DataFrame") -> Table:
     return tabulate("most_recited", "Most recited passages", frame, columns, notes)
 
 
-def by_attack(samples: "pd.DataFrame") -> Table:
+def by_attack(samples: pd.DataFrame) -> Table:
     """Compare ways of asking. A passage counts with its best prompt of each."""
     groups = [*samples.groupby("attack", sort=False), ("any of these", samples)]
     passages = ["kind", "passage_id"]
@@ -204,7 +198,7 @@ def by_attack(samples: "pd.DataFrame") -> Table:
     return tabulate("by_attack", "By attack", frame, columns, notes)
 
 
-def extraction(scores: "pd.DataFrame", checkpoint: int) -> Table:
+def extraction(scores: pd.DataFrame, checkpoint: int) -> Table:
     """Show of how many targets a continuation can be sampled verbatim; see :func:`_extractable`."""
     columns = (
         *(("Samples (n)", "num_samples", ","), ("Probability (p)", "probability", ".2f")),
@@ -220,12 +214,8 @@ def extraction(scores: "pd.DataFrame", checkpoint: int) -> Table:
     return tabulate("extraction", "Extraction by sampling", frame, columns, notes)
 
 
-def _extractable(scores: "pd.DataFrame", checkpoint: int, pairs: "list[tuple[int, float]]") -> "pd.DataFrame":
+def _extractable(scores: pd.DataFrame, checkpoint: int, pairs: list[tuple[int, float]]) -> pd.DataFrame:
     """Count (n, p)-discoverably extractable targets from the likelihoods of their continuations, if there are any."""
-    import pandas as pd
-
-    from tfidf_tune.probe import extraction_probability
-
     is_known = (scores["metric"] == "continuation_nll") & (scores["kind"] == "target")
     known = scores[is_known & (scores["checkpoint"] == checkpoint)]
     lowest = known.groupby("unit", observed=True)["value"].min()
@@ -321,7 +311,7 @@ def require_possible(bounds: Sequence[Bound], num_targets: int, num_controls: in
 
 
 def measures_and_checks(
-    facts: Facts, scores: "pd.DataFrame", checkpoint: int, membership: "pd.DataFrame", bounds: Sequence[Bound]
+    facts: Facts, scores: pd.DataFrame, checkpoint: int, membership: pd.DataFrame, bounds: Sequence[Bound]
 ) -> tuple[dict[str, Measure], list[Check]]:
     """Measure what ``--fail-above`` can name, and compare it with the limits.
 

@@ -13,7 +13,7 @@ from tfidf_tune.compare._intervals import (
     over_seeds_and_passages,
 )
 from tfidf_tune.compare._report import comparison_report
-from tfidf_tune.compare._results import Checkpoint, Results, describe_machine
+from tfidf_tune.compare._results import Checkpoint, Results
 
 __all__ = [
     "Checkpoint",
@@ -24,7 +24,6 @@ __all__ = [
     "compare_at_equal_perplexity",
     "compare_objectives",
     "comparison_report",
-    "describe_machine",
     "evaluation_table",
     "holm",
     "import_results",

@@ -88,7 +88,7 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
         found = f"only {runs[0].folder} ({runs[0].setting}, {runs[0].objective})" if runs else "no run"
         raise ValueError(f"nothing to compare: there is {found}; for a single model use `tfidf-tune probe audit`")
     objectives, table = comparable_runs(results, baseline)
-    totals = _unit_totals(results.scores)
+    totals = totals_by_unit(results.scores)
     columns = {
         measure.label: [totals.get((at, measure.metric, measure.kind)) for at in table.index]
         for measure in (*COMPARED, CONTROL_LMS, PASSAGE_NLL, VERBATIM)
@@ -97,7 +97,7 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
     return objectives[0], table.assign(**columns).loc[order.sort_values(kind="stable").index]
 
 
-def _unit_totals(scores: pd.DataFrame) -> dict[tuple[int, str, str], tuple[Floats, Floats]]:
+def totals_by_unit(scores: pd.DataFrame) -> dict[tuple[int, str, str], tuple[Floats, Floats]]:
     """Checkpoint, metric and kind -> sums and counts by unit; without aggregates, and those with a missing value."""
     rows = scores[scores["unit"] != ""]
     keys = ["checkpoint", "metric", "kind"]
@@ -108,12 +108,6 @@ def _unit_totals(scores: pd.DataFrame) -> dict[tuple[int, str, str], tuple[Float
     by_unit = rows.groupby([*keys, "unit"], observed=True)[["sum", "count"]]
     by_key = by_unit.sum().groupby(level=keys, observed=True)
     return {key: (own["sum"].to_numpy(float), own["count"].to_numpy(float)) for key, own in by_key}
-
-
-def passage_lms(results: Results, measure: Measure = LMS) -> dict[int, Floats]:
-    """Checkpoint -> LMS of targets or controls by ascending passage, of mean the average, if passages were kept."""
-    rows = results.scores[(results.scores["metric"] == measure.metric) & (results.scores["kind"] == measure.kind)]
-    return {checkpoint: sums / counts.mean() for (checkpoint, *_), (sums, counts) in _unit_totals(rows).items()}
 
 
 def shared_progress(evaluations: pd.DataFrame, *measures: Measure) -> list[int]:

@@ -1,4 +1,4 @@
-"""95 % intervals over passages, seeds or both, p-values and their correction, and the verdict on two differences."""
+"""95 % intervals over passages, seeds or both, p-values and their correction."""
 
 import math
 import warnings
@@ -21,16 +21,6 @@ ENOUGH_UNITS = 30
 # Numbers in memory at once for each array: 8 MB.
 _BATCH_ELEMENTS = 2**20
 _ROUNDING = 1e-12  # so small a difference is 0
-
-BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference shown"
-_TOO_FEW, _DIVERGED = "no verdict: fewer than two pairs", "no verdict: a run diverged"
-# By the direction of LMS and of perplexity: -1 lower, 0 the interval includes 0, 1 higher.
-_RECITES = {-1: "recites less", 0: "LMS unclear", 1: "recites more"}
-_COSTS = {-1: "perplexity lower", 0: "perplexity unclear", 1: "perplexity higher"}
-_VERDICTS = {(lms, cost): f"{_RECITES[lms]}, {_COSTS[cost]}" for lms in _RECITES for cost in _COSTS}
-_VERDICTS |= {(-1, -1): BETTER, (0, 0): NO_DIFFERENCE, (1, 1): WORSE}
-VERDICTS = (*_VERDICTS.values(), _TOO_FEW, _DIVERGED)
-"""All verdicts, the best first."""
 
 
 class Interval(NamedTuple):
@@ -212,26 +202,6 @@ def holm(p_values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     order = np.argsort(values, kind="stable")[: np.count_nonzero(~np.isnan(values))]  # NaN is last
     values[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1)))
     return values
-
-
-def verdict(lms: SeedEstimate, log_perplexity: SeedEstimate) -> str:
-    """Return the one of ``VERDICTS`` on differences, objective minus reference, with corrected p-values.
-
-    "Better" is a lower LMS at a perplexity that is lower, or whose interval ends at 0. "Worse" is the mirror image.
-    """
-    if min(lms.num_seeds, log_perplexity.num_seeds) < 2:
-        return _TOO_FEW
-    if math.isnan(lms.low) or math.isnan(log_perplexity.low):
-        return _DIVERGED
-    recited, cost = (
-        ((one.low > 0) - (one.high < 0)) * (one.p_value < ALPHA)  # -1 or 1 only if both say so
-        for one in (lms, log_perplexity)
-    )
-    if recited < 0 and (cost < 0 or log_perplexity.high == 0):
-        return BETTER
-    if recited > 0 and (cost > 0 or log_perplexity.low == 0):
-        return WORSE
-    return _VERDICTS[recited, cost]
 
 
 class Membership(NamedTuple):

@@ -1,12 +1,7 @@
 """The table of results, a row for every measured value of every evaluated checkpoint, and the measures that it has."""
 
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import date
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -77,8 +72,8 @@ _SCORE_COLUMNS = {
     **dict.fromkeys(("prefix", "value", "count"), "float64"),
 }
 UNKNOWN_OBJECTIVE = "unknown"
-_PACKAGES = ("torch", "torchtune", "transformers", "lm_eval", "tfidf-tune")
-_PROVENANCE = ("date", "cpu", "cores", "platform", "python", *_PACKAGES)
+PACKAGES = ("torch", "torchtune", "transformers", "lm_eval", "tfidf-tune")
+_PROVENANCE = ("date", "cpu", "cores", "platform", "python", *PACKAGES)
 
 
 @dataclass(frozen=True)
@@ -186,27 +181,3 @@ def merge_provenance(entries: Sequence[dict[str, str] | None]) -> dict[str, str]
     known = [dict.fromkeys(_PROVENANCE, "unknown") if one is None else one for one in entries]
     names = dict.fromkeys(name for one in known for name in one)
     return {name: "; ".join(dict.fromkeys(one[name] for one in known if name in one)) for name in names}
-
-
-def describe_machine() -> dict[str, str]:
-    """Describe this machine, its software and the day.
-
-    Returns:
-        dict[str, str]: "date", "cpu", "cores" (that this process may use), "gpu" if there is one, "platform",
-            "python", and the version of each package that results depend on.
-    """
-    import torch
-
-    info = Path("/proc/cpuinfo")  # Linux has the processor's name there
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
-    return {
-        "date": date.today().isoformat(),
-        "cpu": names[0] if names else platform.machine(),
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
-        **gpu,
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        **{package: version(package) for package in _PACKAGES},
-    }

@@ -3,13 +3,7 @@
 from tfidf_tune.data._injected_passages import InjectedCanaries, injected_corpus_dataset
 from tfidf_tune.data._passages import Passage, read_probe_file, write_probe_file
 from tfidf_tune.data._probe_making import MadeProbe, ProbeSpec, make_probe
-from tfidf_tune.data._prompt_target import (
-    cnn_dailymail_dataset,
-    encode_prompts,
-    squad_dataset,
-    squad_prompt,
-    summarization_prompt,
-)
+from tfidf_tune.data._prompt_target import cnn_dailymail_dataset, squad_dataset
 from tfidf_tune.data._sequences import (
     CompletionsDataset,
     InjectedCorpusDataset,
@@ -27,7 +21,7 @@ from tfidf_tune.data._sources import (
     source_fingerprint,
     train_embedded_tokenizer,
 )
-from tfidf_tune.data._text import text_blocks, text_blocks_dataset, text_dataset, without_shared_text
+from tfidf_tune.data._text import text_blocks, text_blocks_dataset, text_dataset
 from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, hf_tokenizer, tokenizer_fingerprint, tokenizer_name
 
 __all__ = [
@@ -45,7 +39,6 @@ __all__ = [
     "cnn_dailymail_dataset",
     "collate_packed",
     "embedded_documents",
-    "encode_prompts",
     "hf_tokenizer",
     "injected_corpus_dataset",
     "is_packed",
@@ -56,14 +49,11 @@ __all__ = [
     "sft_dataset",
     "source_fingerprint",
     "squad_dataset",
-    "squad_prompt",
-    "summarization_prompt",
     "text_blocks",
     "text_blocks_dataset",
     "text_dataset",
     "tokenizer_fingerprint",
     "tokenizer_name",
     "train_embedded_tokenizer",
-    "without_shared_text",
     "write_probe_file",
 ]

@@ -474,8 +474,7 @@ class _Search:
         # Distinct passages at random places of these documents.
         chooser = WindowChooser(tokenizer, join_documents(tokens), spec.block_size, self.rng)
         drawn: dict[bytes, TokenArray] = {}
-        for start in chooser.random(chooser.fits):
-            chooser.take(start)
+        for start in chooser.taken(chooser.random(chooser.fits)):
             drawn.setdefault(chooser.window(start).tobytes(), chooser.window(start))
             if len(drawn) == number:
                 break

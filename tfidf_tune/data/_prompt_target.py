@@ -19,8 +19,8 @@ from tfidf_tune.data._sequences import Counts, LabelMask, cache_settings, cached
 from tfidf_tune.data._sources import TextSource, load_rows
 from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, bos_ids, check_fits_model, encode_texts
 
-_SQUAD_COLUMNS = {"context": str, "question": str, "answers": dict}
-_NEWS_COLUMNS = {"article": str, "highlights": str}
+SQUAD_COLUMNS = {"context": str, "question": str, "answers": dict}
+NEWS_COLUMNS = {"article": str, "highlights": str}
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def squad_dataset(
     check_fits_model(tokenizer, lower="it", max_seq_len=max_seq_len)
     limits = (max_seq_len, max_seq_len, max_seq_len)
     place = TextSource(source, name, split)
-    examples = (_squad_example(row.columns, source) for row in load_rows(place, _SQUAD_COLUMNS))
+    examples = (_squad_example(row.columns, source) for row in load_rows(place, SQUAD_COLUMNS))
     return _prompt_target_dataset(tokenizer, examples, limits, squad_prompt("", ""), place, packed, cache_dir)
 
 
@@ -113,7 +113,7 @@ def cnn_dailymail_dataset(
     check_fits_model(tokenizer, lower="max_source_tokens", **lengths)
     limits = (max_source_tokens + max_target_tokens, max_source_tokens, max_target_tokens)
     place = TextSource(source, name, split)
-    examples = (_news_example(row.columns) for row in load_rows(place, _NEWS_COLUMNS))
+    examples = (_news_example(row.columns) for row in load_rows(place, NEWS_COLUMNS))
     return _prompt_target_dataset(tokenizer, examples, limits, summarization_prompt(""), place, packed, cache_dir)
 
 
@@ -154,7 +154,7 @@ class _Example(NamedTuple):
 
 
 def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
-    context, question, answers = (row[column] for column in _SQUAD_COLUMNS)
+    context, question, answers = (row[column] for column in SQUAD_COLUMNS)
     if not (context and question and answers):
         return None
     match answers:

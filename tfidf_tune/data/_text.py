@@ -247,24 +247,13 @@ def _hold_out(tokenizer: TextTokenizer, documents: list[TokenArray], block_size:
     return _Measured(rest, trained_corpus, lengths, [chooser.window(start) for start in controls], targets)
 
 
-def without_shared_text(
-    tokenizer: TextTokenizer,
-    blocks: TokenArray,
-    num_tokens: int,
-    *,
-    source: str,
-    source_name: str | None = None,
-    source_split: str = "train",
-    source_column: str = "text",
-    cache_dir: str | None = None,
-) -> TokenArray:
+def without_shared_text(tokenizer: TextTokenizer, blocks: TokenArray, num_tokens: int, place: TextSource) -> TokenArray:
     """Return the ``blocks`` without ``num_tokens`` (2 to ``block_size``) consecutive tokens in common with a source.
 
-    The blocks are int32 of shape ``[num_blocks, block_size]``, the source is that of :func:`text_blocks_dataset`. The
-    result is cached, because every evaluated model needs the same one and the source can be large.
+    The blocks are int32 of shape ``[num_blocks, block_size]``. The result is cached, because every evaluated model
+    needs the same one and the source can be large.
     """
     block_size = blocks.shape[1]
-    place = TextSource(source, source_name, source_split, source_column)
 
     def build(folder: Path) -> dict[str, int]:
         # All stretches of both texts are named at once, so that the corpus has to fit into memory.
@@ -278,7 +267,7 @@ def without_shared_text(
     settings = cache_settings(
         "shared_blocks", tokenizer, [place], block_size=block_size, blocks=digest, num_tokens=num_tokens
     )
-    folder, _ = cached_folder(cache_dir, settings, build)
+    folder, _ = cached_folder(None, settings, build)
     unseen: TokenArray = blocks[~np.load(folder / "shared.npy")]
     return unseen
 

@@ -10,7 +10,6 @@ from tfidf_tune.probe._membership import (
     membership_scores,
     num_samples_needed,
     passage_scores,
-    roc_auc,
     true_positive_rate,
 )
 from tfidf_tune.probe._metrics import (
@@ -62,7 +61,6 @@ __all__ = [
     "passage_scores",
     "planned_attacks",
     "probe",
-    "roc_auc",
     "rouge_l",
     "rouge_scores",
     "run_of",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from tfidf_tune._checks import cache_argument
@@ -153,8 +154,6 @@ def generated_continuations(
     ``generation`` holds "do_sample", "temperature" and "top_k", or "num_beams"; ``number`` is that of the samples.
     Random states outside are not changed. EOS and what follows it may be in a continuation.
     """
-    from transformers import GenerationConfig
-
     pad_id = 0 if eos_id is None else eos_id
     config = GenerationConfig(**generation, max_new_tokens=num_tokens, eos_token_id=eos_id, pad_token_id=pad_id)
     device = next(model.parameters()).device

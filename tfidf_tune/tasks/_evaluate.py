@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from lm_eval.api.registry import model_registry
+
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.probe import run_of
+from tfidf_tune.tasks._prompts import cached_prompts
 
 MODEL_NAME = "tfidf-hf"
 SERVER_NAME = "tfidf-server"
@@ -27,7 +31,6 @@ def register_model() -> None:
     """Register our models with the harness, in this process; outside of a repository it does not ask git."""
     import lm_eval.models  # noqa: F401  (first: the harness registers its own models only into an empty registry)
     from lm_eval import evaluator
-    from lm_eval.api.registry import model_registry
 
     if not any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents)):
         evaluator.get_git_commit_hash = lambda: None  # git would print that this is no repository
@@ -70,15 +73,11 @@ def evaluate(
         OSError: If the results cannot be written.
     """
     if model_name == MODEL_NAME:
-        import torch
-
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         _check_model_settings(model_args.get("dtype", "auto"), device, batch_size)
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
-
-    from tfidf_tune.tasks._prompts import cached_prompts
 
     register_model()
     cached_prompts.cache_clear()  # another model's tokenizer may be in a folder of the same name
@@ -123,8 +122,6 @@ def evaluate(
 
 def _check_model_settings(dtype: Any, device: str, batch_size: int) -> None:
     """Refuse settings that fail only after the model is loaded, or that the harness silently replaces."""
-    import torch
-
     # The harness falls back to another device without a word.
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = accelerator.type if accelerator else "cpu"

@@ -4,12 +4,11 @@ As numbers (``token_ids: 12 45 9``), which our models and the pass-through token
 model, where ids that change when the text is tokenized again are counted; or as numbers with a response of text.
 """
 
-import dataclasses
 import functools
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from datasets import Dataset
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.config.task import TaskConfig
-from transformers import AutoConfig, AutoTokenizer
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from tfidf_tune._checks import require_choice
 from tfidf_tune._files import atomic_folder
@@ -64,9 +64,6 @@ def save_token_ids_tokenizer(name: str, folder: str | os.PathLike[str]) -> None:
     Raises:
         FileExistsError, FileNotFoundError, ValueError: If ``folder`` is not empty, or ``name`` has no tokenizer.
     """
-    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     if (folder := Path(folder).expanduser()).exists() and any(folder.iterdir()):
         raise FileExistsError(f"{str(folder)!r} already exists and is not empty: name another folder")
     # As many numbers as the embedding has rows, which can be more than the tokenizer has tokens.
@@ -228,7 +225,7 @@ def prompts_for(metadata: Mapping[str, Any]) -> TokenIdPrompts:
     prompts = metadata.get("prompts") or ("text" if original is None else "token_ids")
     require_choice("prompts", prompts, _PROMPTS)
     prompts_of_task = cached_prompts(str(original or name), prompts, metadata.get("add_bos_token"))
-    return dataclasses.replace(prompts_of_task, positions=_num_positions(metadata))
+    return replace(prompts_of_task, positions=_num_positions(metadata))
 
 
 def _num_positions(metadata: Mapping[str, Any]) -> int | None:
@@ -257,7 +254,7 @@ def cached_prompts(name: str, prompts: str, add_bos_token: bool | None) -> Token
     return kind(settings, hf_tokenizer(name), AutoTokenizer.from_pretrained(name, **arguments))
 
 
-_TASK_KEYS = {field.name for field in dataclasses.fields(TaskConfig)}
+_TASK_KEYS = {field.name for field in fields(TaskConfig)}
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,10 @@ from datasets import Dataset
 from lm_eval.api.filter import Filter
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.data import TextSource, encode_prompts, load_rows, summarization_prompt
+from tfidf_tune.data import TextSource, load_rows
+from tfidf_tune.data._prompt_target import NEWS_COLUMNS, encode_prompts, summarization_prompt
 from tfidf_tune.probe import rouge_scores
 from tfidf_tune.tasks._prompts import prompts_for, prompts_of, task_documents
-
-_COLUMNS = {"article": str, "highlights": str}
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ def documents(
     place = TextSource(cnn_dailymail_source, cnn_dailymail_name, cnn_dailymail_split)
     complete = [
         {"id": str(row.get("id") or number), "article": row["article"], "highlights": row["highlights"].strip()}
-        for number, row in enumerate(article.columns for article in load_rows(place, _COLUMNS, ["id"]))
+        for number, row in enumerate(article.columns for article in load_rows(place, NEWS_COLUMNS, ["id"]))
         if (row["article"] or "").strip() and (row["highlights"] or "").strip()
     ]
     if not complete:

@@ -17,7 +17,8 @@ from typing import Any
 from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.data import load_documents, text_blocks, without_shared_text
+from tfidf_tune.data import TextSource, load_documents, text_blocks
+from tfidf_tune.data._text import without_shared_text
 from tfidf_tune.tasks._prompts import prompts_for, task_documents
 
 logger = logging.getLogger(__name__)
@@ -55,8 +56,8 @@ def documents(
     if not len(blocks):
         raise ValueError(f"{wikitext2_source!r} has fewer than {block_size} tokens: name more or lower block_size")
     if train_source is not None:
-        names: dict[str, Any] = {"source_name": train_name, "source_split": train_split, "source_column": train_column}
-        unseen = without_shared_text(prompts.tokenizer, blocks, shared_tokens, source=train_source, **names)
+        place = TextSource(train_source, train_name, train_split, train_column)
+        unseen = without_shared_text(prompts.tokenizer, blocks, shared_tokens, place)
         logger.info("%d of %d blocks share text with %r", len(blocks) - len(unseen), len(blocks), train_source)
         if not len(unseen):
             shared = f"{shared_tokens} tokens in a row with {train_source!r}"

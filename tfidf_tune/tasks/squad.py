@@ -15,10 +15,10 @@ from typing import Any
 from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.data import TextSource, encode_prompts, load_rows, squad_prompt
+from tfidf_tune.data import TextSource, load_rows
+from tfidf_tune.data._prompt_target import SQUAD_COLUMNS, encode_prompts, squad_prompt
 from tfidf_tune.tasks._prompts import prompts_for, prompts_of, task_documents
 
-_COLUMNS = {"context": str, "question": str, "answers": dict}
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -43,7 +43,7 @@ def documents(
     prompts = prompts_for(metadata)
     prompts.check_length(squad_max_seq_len, "squad_max_seq_len")
     # Questions that nobody answered cannot be scored.
-    questions = load_rows(TextSource(squad_source, squad_name, squad_split), _COLUMNS, ["id"])
+    questions = load_rows(TextSource(squad_source, squad_name, squad_split), SQUAD_COLUMNS, ["id"])
     answered = [
         (str(row.get("id") or number), row, answers)
         for number, row in enumerate(question.columns for question in questions)

@@ -20,7 +20,6 @@ from tfidf_tune.training._messages import check_resources, format_bytes, next_st
 from tfidf_tune.training._metrics import open_progress
 from tfidf_tune.training._model import (
     build_model,
-    has_lora_builder,
     load_model,
     prepare_head,
     prepare_model,
@@ -58,7 +57,6 @@ __all__ = [
     "check_resources",
     "count_steps",
     "format_bytes",
-    "has_lora_builder",
     "instantiate",
     "keep_chat_template",
     "load_config",

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ from torchtune.utils import get_world_size_and_rank
 from tqdm import tqdm
 
 from tfidf_tune._config import FinetuneConfig
-from tfidf_tune._files import atomic_file
+from tfidf_tune._files import atomic_file, sync_to_disk
 from tfidf_tune.training._components import default_arguments, instantiate
 from tfidf_tune.training._distributed import gather_objects, is_main_process, local_tensor, parameters_by_name
 from tfidf_tune.training._errors import TrainingError
@@ -39,6 +38,7 @@ class JSONLinesLogger:
         lines = path.read_bytes().splitlines() if path.is_file() else []
         with atomic_file(path) as temporary:
             temporary.write_bytes(b"".join(line + b"\n" for line in lines if _step_of(line) <= last_step))
+        self.path = path
         self._file: IO[str] = path.open("a", encoding="utf-8")
 
     def log_dict(self, payload: Mapping[str, float], step: int) -> None:
@@ -48,11 +48,7 @@ class JSONLinesLogger:
             self._file.write(json.dumps({"step": step, **values}) + "\n")
             self._file.flush()
         except OSError as error:
-            raise TrainingError(f"{self._file.name} could not be written: {error}") from error
-
-    def sync_to_disk(self) -> None:
-        """Flush all lines to disk."""
-        os.fsync(self._file.fileno())
+            raise TrainingError(f"{self.path} could not be written: {error}") from error
 
     def close(self) -> None:
         """Close the file."""
@@ -129,7 +125,7 @@ class ProgressLog:
         """Flush ``metrics.jsonl`` to disk."""
         for logger in self.loggers:
             if isinstance(logger, JSONLinesLogger):
-                logger.sync_to_disk()
+                sync_to_disk(logger.path)
 
     def close(self) -> None:
         """Close loggers and bar."""

@@ -22,7 +22,8 @@ from torchtune.training import set_default_dtype
 from tfidf_tune._config import FinetuneConfig
 from tfidf_tune.data import is_packed
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss
-from tfidf_tune.models import NF4_MULTIPLE, HFCausalLM, LoRASettings, is_4bit, is_adapter
+from tfidf_tune.models import HFCausalLM, LoRASettings, is_adapter
+from tfidf_tune.models._linear import NF4_MULTIPLE, is_4bit
 from tfidf_tune.probe import evaluating
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import instantiate, signature_of
@@ -63,11 +64,6 @@ def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | No
             if is_adapter(name):  # scaled gradients need float32
                 parameter.data = parameter.data.float()
     return model
-
-
-def has_lora_builder(cfg: Any) -> bool:
-    """Return whether the builder that a config names for its model makes LoRA layers."""
-    return "lora_rank" in signature_of("model", cfg.model["_component_"]).parameters
 
 
 def require_no_lora(model: nn.Module) -> None:

@@ -47,13 +47,6 @@ def distinct_terms(keys_BS: Tensor) -> Terms:
     )
 
 
-def term_frequency(counts: Tensor, form: TermFrequency) -> Tensor:
-    """Turn counts within a document, at least 1, into term frequencies: float32 of the same shape."""
-    if form == "binary":
-        return torch.ones_like(counts, dtype=torch.float32)
-    return counts.float() if form == "count" else 1 + counts.float().log()
-
-
 def inverse_document_frequency(document_frequency: Tensor, num_documents: Tensor) -> Tensor:
     """Return the smoothed IDF of integers of any shape: float32, 1 as long as nothing has been counted."""
     return ((1 + num_documents) / document_frequency.float().add_(1)).log_().add_(1)
@@ -270,7 +263,10 @@ class TFIDFWeighting(TokenWeighting):
                 self.window.update(tokens_T, num_documents, vocab_size=size)
             idf_T = inverse_document_frequency(self.window.document_frequency(tokens_T), self.window.num_documents)
         # Each term is weighed once, and its weight goes to all positions of the term.
-        raw_BS = (term_frequency(counts_T, self.tf) * idf_T).take(terms_BS)
+        tf_T = counts_T.float()
+        if self.tf != "count":
+            tf_T = 1 + tf_T.log() if self.tf == "log" else torch.ones_like(tf_T)
+        raw_BS = (tf_T * idf_T).take(terms_BS)
         # Only label tokens have weights. Labels outside the vocabulary, which a GPU cannot report, become NaN.
         weighed_BS = known_BS & (batch.labels == ids_BS)
         weights_BS = unit_mean(raw_BS, weighed_BS, self.max_weight)

@@ -46,7 +46,9 @@ def weigh_blocks(
     is a label of its block), "df" (sequences of the window that contain it), "idf", and the column :data:`WEIGHTS` of
     each TF form. The first token of a block is never a label: its "tf" is 0, and "df", "idf" and weights mean nothing.
     """
-    batches = _mini_batches(len(blocks), batch_size, shuffle, seed)
+    numbers: Any = range(len(blocks))
+    order: Any = DistributedSampler(numbers, num_replicas=1, rank=0, shuffle=shuffle, seed=seed)
+    batches = np.split(np.array(list(order)), range(batch_size, len(blocks), batch_size))
     longest = min(num_batches, len(batches))  # the rest of a longer window would stay empty
     weightings = {form: TFIDFWeighting(num_batches=longest, tf=form, max_weight=max_weight) for form in WEIGHTS}
     parts = []
@@ -112,13 +114,6 @@ def shown_tokens(
             shown[end - 1]["text"] = decode(ids[start:end])
         start = end
     return shown
-
-
-def _mini_batches(num_blocks: int, batch_size: int, shuffle: bool, seed: int) -> list[IntArray]:
-    """Return the numbers of the blocks in each mini-batch of the first epoch."""
-    numbers: Any = range(num_blocks)
-    sampler: Any = DistributedSampler(numbers, num_replicas=1, rank=0, shuffle=shuffle, seed=seed)
-    return np.split(np.array(list(sampler)), range(batch_size, num_blocks, batch_size))
 
 
 MAX_LEVEL = 4
