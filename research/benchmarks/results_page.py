@@ -26,7 +26,8 @@ from measuring import markdown_table
 
 from research.frontier import Frontiers, trace_frontiers
 from research.frontier_report import frontier_drawing
-from tfidf_tune.compare import Results, bootstrap_interval, over_seeds, read_results, run_table
+from research.seeds import over_seeds
+from tfidf_tune.compare import Results, bootstrap_interval, read_results, run_table
 from tfidf_tune.compare._evaluations import compare_objectives, evaluation_table
 from tfidf_tune.compare._tables import membership_table
 from tfidf_tune.report._document import Footnotes

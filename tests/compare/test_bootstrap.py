@@ -4,7 +4,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from tfidf_tune.compare import Interval, bootstrap_interval, holm, over_seeds_and_passages
+from research.seeds import over_seeds_and_passages
+from tfidf_tune.compare import Interval, bootstrap_interval, holm
 from tfidf_tune.compare import _intervals as intervals
 from tfidf_tune.compare._intervals import ENOUGH_UNITS, MIN_UNITS
 

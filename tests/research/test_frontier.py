@@ -7,8 +7,7 @@ from results_fakes import grown_records, record, replace, results_of
 from scipy import stats
 
 from research.frontier import trace_frontiers, verdict
-from tfidf_tune.compare import over_seeds
-from tfidf_tune.compare._intervals import SeedEstimate
+from research.seeds import SeedEstimate, over_seeds
 
 DIRECTIONS = {"less": (-3.0, -1.0), "same": (-1.0, 1.0), "more": (1.0, 3.0)}
 SAID = (

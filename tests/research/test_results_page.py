@@ -10,8 +10,8 @@ import pytest
 import results_page
 from scipy import stats
 
+from research.seeds import over_seeds_and_passages
 from tfidf_tune.compare import comparison_report, read_results, run_table
-from tfidf_tune.compare._intervals import over_seeds_and_passages
 from tfidf_tune.compare._verdict import AT_CHANCE, STILL_DETECTABLE
 
 PAGE = "\n".join(file.read_text(encoding="utf-8") for file in (results_page.PAGE, results_page.ALL_TABLES))

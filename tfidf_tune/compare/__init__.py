@@ -3,15 +3,7 @@
 from tfidf_tune.compare._evaluations import compare_at_equal_perplexity, compare_objectives, evaluation_table, run_table
 from tfidf_tune.compare._file import load_results, read_results, write_results
 from tfidf_tune.compare._importer import import_results
-from tfidf_tune.compare._intervals import (
-    Interval,
-    Membership,
-    bootstrap_interval,
-    holm,
-    membership,
-    over_seeds,
-    over_seeds_and_passages,
-)
+from tfidf_tune.compare._intervals import Interval, Membership, bootstrap_interval, holm, membership
 from tfidf_tune.compare._report import comparison_report
 from tfidf_tune.compare._results import Checkpoint, Results
 
@@ -29,8 +21,6 @@ __all__ = [
     "import_results",
     "load_results",
     "membership",
-    "over_seeds",
-    "over_seeds_and_passages",
     "read_results",
     "run_table",
     "write_results",
