@@ -149,7 +149,7 @@ def export(recipe_config, rows, tmp_path):
 def test_exported_weights_are_those_of_the_run_in_its_order(component, export, monkeypatch, capsys):
     cfg, exported = export({"_component_": component, **WEIGHTINGS[component]})
     assert "Written: " in (out := capsys.readouterr().out)
-    assert ", 44 sequences in 6 steps\n" in out
+    assert ", 44 sequences in 6 steps, seed 0\n" in out
     seen = []
 
     def recorded(loss, logits, batch):
@@ -212,6 +212,8 @@ def test_what_cannot_be_exported_is_named(export, rows, tmp_path):
         export(loss)
     with pytest.raises(SetupError, match=r"dataset\.packed is true"):
         export({"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}, "dataset.packed=true")
+    with pytest.raises(SetupError, match=r"collate_fn is torchtune\.data\.padded_collate, whose padding"):
+        export({"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}, "collate_fn=torchtune.data.padded_collate")
     with pytest.raises(SetupError, match=r"'dataset\.source=x': name a file with the ending \.parquet"):
         main(["export-weights", "mine/lora", "dataset.source=x"])
     assert not [*tmp_path.glob("weights*"), *tmp_path.glob(".weights*")]

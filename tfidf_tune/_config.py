@@ -142,10 +142,13 @@ def check_keys(name: str, overrides: Sequence[str], schema: type[FinetuneConfig]
     content = read_config(name)
     for override in overrides:
         key, equals, _ = override.partition("=")
-        if equals and not override.startswith("~"):
+        if override.startswith("~"):
+            content.pop(override[1:], None)
+        elif equals:
             content.setdefault(re.split(r"[.\[]", key)[0], None)
-        content.pop(override.removeprefix("~"), None)
-    for key in content.keys() - schema.model_fields.keys():
+        elif not override.startswith("-"):
+            raise SetupError(f"config: overrides must be in the form of key=value, got {override}")
+    for key in sorted(content.keys() - schema.model_fields.keys()):
         raise SetupError(f"config: {_no_key(key, content, schema)}")
 
 

@@ -36,7 +36,7 @@ def test_it_prints_the_report_and_ends_with_the_page(compared):
     assert len(ended.out.splitlines()) <= 25
     assert verdict in " ".join(ended.out.split())
     assert "| Objective | Recited above chance " in ended.out
-    assert ended.out.splitlines()[-1] == f"Report: {folder / 'index.html'}"
+    assert ended.out.startswith(f"The page: {folder / 'index.html'}\n\n# ")
     assert (folder / "index.html").is_file()
 
 

@@ -56,12 +56,15 @@ def test_a_model_that_predicts_hardly_better_than_by_guessing_is_said_to_have_ha
         runs = ({"blocks": [one | {"vocab_size": vocab_size} for one in blocks(value)]} for value in (ce, tfidf))
         return report(*pair(*runs)).verdict
 
-    said = "hardly learned: its perplexity is 1,738, at a vocabulary of 2,048."
-    assert verdict(20.0, 1738.0, 2048).endswith(f". Tiny, TF-IDF, seed 0 has {said}")
-    assert f". Tiny, CE, seed 0 has {said} Tiny, TF-IDF, seed 0 has" in verdict(1738.0, math.inf, 2048)
-    assert "hardly" not in verdict(20.0, 511.9, 2048)  # a quarter of it; of word frequencies alone: a tenth
-    assert "hardly" not in verdict(20.0, 1738.0, 50_000)
-    assert "hardly" not in report(*pair({"blocks": blocks(20.0)}, {"blocks": blocks(1e6)})).verdict  # unknown
+    said = "seed 0 (perplexity 1,738, vocabulary 2,048)"
+    assert verdict(20.0, 1738.0, 2048).endswith(f". Hardly learned: Tiny, TF-IDF, {said}.")
+    both = f" Hardly learned: Tiny, CE, {said}, Tiny, TF-IDF, seed 0 (perplexity over a million, vocabulary 2,048)."
+    assert verdict(1738.0, math.inf, 2048).endswith(both)
+    assert "Hardly" not in verdict(20.0, 511.9, 2048)  # a quarter of it; of word frequencies alone: a tenth
+    assert "Hardly" not in verdict(20.0, 1738.0, 50_000)
+    assert "Hardly" not in report(*pair({"blocks": blocks(20.0)}, {"blocks": blocks(1e6)})).verdict  # unknown
+    runs = [run("CE", [evaluation(blocks=[one | {"vocab_size": 9} for one in blocks(8.0)])], seed=n) for n in range(5)]
+    assert report(*runs, baseline="CE").verdict.endswith("Tiny, CE, seed 2 (perplexity 8, vocabulary 9) and 2 more.")
 
 
 def test_the_memorization_table_has_the_papers_columns_and_the_spread_quantiles():

@@ -28,8 +28,8 @@ class Browser:
         options.add_argument("--disable-dev-shm-usage")
         options.add_argument("--disable-background-networking")
         options.add_argument("--hide-scrollbars")
-        if os.geteuid() == 0:
-            options.add_argument("--no-sandbox")  # Chromium refuses to start as root with it
+        if os.geteuid() == 0 or "CI" in os.environ:
+            options.add_argument("--no-sandbox")  # with it Chromium does not start as root, nor on runners of workflows
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(chromedriver))
 

@@ -95,7 +95,7 @@ def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_p
     measures, checks = audit.measures_and_checks(facts, results.scores, at, likelihoods.frame, bounds)
     rows = likelihoods.frame.to_dict("records")
     verdict = _verdict(facts, name, checks, is_detected=any(map(is_detectable, rows)))
-    verdict += hardly_learned(results.scores, at, name)
+    verdict += hardly_learned(results.scores, {at: name})
     tables = (
         _overview(facts, likelihoods, notes),
         audit.limits(checks),

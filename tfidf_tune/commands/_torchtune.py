@@ -58,8 +58,9 @@ def run_torchtune(command: str, arguments: list[str]) -> None:
             print(_RUN_HELP)
             return
         arguments = [*(word for word in arguments if word not in ("-h", "--help")), "--help"]  # of the recipe
-    if not arguments[0].startswith("-"):
-        arguments[0] = _checked_recipe(arguments[0], arguments[1:], names)
+    at = next((at for at, word in enumerate(arguments) if word in _RECIPES), 0)  # torchrun's options may precede it
+    if not arguments[at].startswith("-"):
+        arguments[at] = _checked_recipe(arguments[at], arguments[at + 1 :], names)
     if not hasattr(torchtune, "__version__"):
         torchtune.__spec__.loader.exec_module(torchtune)  # type: ignore[union-attr]
     sys.argv = ["tfidf-tune", "run", *arguments]  # torchtune counts them to see whether there are torchrun options

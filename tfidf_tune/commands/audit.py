@@ -150,7 +150,7 @@ def show(result: "AuditResult", options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(result.summary, indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        say(terminal_text(result.report, verbose=options.verbose))
-        say(f"The page: {result.page}")
+        say(f"The page: {result.page}\n")
+        say(terminal_text(result.report, verbose=options.verbose).rstrip("\n"))
     if result.exceeded:
         sys.exit(f"limit exceeded: {', '.join(result.exceeded)}")

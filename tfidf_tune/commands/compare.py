@@ -37,5 +37,5 @@ def main(arguments: list[str]) -> None:
     if options.title is not None:
         report = dataclasses.replace(report, title=options.title)
     write_report(report, folder, more={"results.jsonl": partial(write_results, results)})
-    say(terminal_text(report, verbose=options.verbose))
-    say(f"Report: {folder / 'index.html'}")
+    say(f"The page: {folder / 'index.html'}\n")
+    say(terminal_text(report, verbose=options.verbose).rstrip("\n"))

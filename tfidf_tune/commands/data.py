@@ -94,7 +94,8 @@ def _export_weights(options: argparse.Namespace) -> None:
     from tfidf_tune.training._export import export_weights
 
     num_steps, num_sequences = export_weights(cfg, tokenizer, dataset, output)
-    say(f"Written: {options.output}, {counted(num_sequences, 'sequence')} in {counted(num_steps, 'step')}")
+    size = f"{counted(num_sequences, 'sequence')} in {counted(num_steps, 'step')}"
+    say(f"Written: {options.output}, {size}, seed {cfg.seed}")
 
 
 def _build(config: str, overrides: Sequence[str]) -> tuple[Any, Any, Any]:

@@ -31,10 +31,10 @@ def main(arguments: list[str]) -> None:
 
     from omegaconf import OmegaConf
 
-    from tfidf_tune._config import check_keys, read_config
+    from tfidf_tune._config import LoRAFinetuneConfig, check_keys, read_config
 
-    if schema := _schema(read_config(name)):
-        check_keys(name, overrides, schema)
+    if _schema(read_config(name)):
+        check_keys(name, overrides, LoRAFinetuneConfig)  # overrides may name another model
     from torchtune.config import validate
     from torchtune.config._errors import ConfigError
 

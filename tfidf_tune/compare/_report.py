@@ -8,14 +8,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from tfidf_tune.compare._evaluations import (
-    Floor,
-    at_last,
-    compare_objectives,
-    evaluation_table,
-    having_at_last,
-    lms_floors,
-)
+from tfidf_tune.compare._evaluations import Floor, compare_objectives, evaluation_table, having_at_last, lms_floors
 from tfidf_tune.compare._examples import recitation_examples
 from tfidf_tune.compare._figures import comparison_figures
 from tfidf_tune.compare._intervals import NUM_RESAMPLES, SEED
@@ -29,10 +22,9 @@ from tfidf_tune.compare._results import (
     Results,
 )
 from tfidf_tune.compare._tables import comparison_tables, is_detectable
-from tfidf_tune.compare._verdict import AT_CHANCE, RECITED_MARK, STILL_DETECTABLE, hardly_learned
+from tfidf_tune.compare._verdict import AT_CHANCE, MOST_CLAUSES, RECITED_MARK, STILL_DETECTABLE, hardly_learned
 from tfidf_tune.report._document import Example, Footnotes, Report, joined
 
-_MOST_CLAUSES = 3
 # In the order of preference: what a reduction costs.
 _UTILITIES = (PERPLEXITY, SUMMARY_MEASURES[2], ANSWER_MEASURES[1])
 _Names: TypeAlias = tuple[str, str]  # setting and objective
@@ -54,15 +46,12 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
     tables = comparison_tables(results, evaluations, reductions, floors, baseline, notes)
     likelihoods = [row for one in tables if one.name == "membership" for row in one.frame.to_dict("records")]
     detectable = {(row["Model"], row["Objective"]) for row in likelihoods if is_detectable(row)}
-    untrained = "".join(
-        hardly_learned(results.scores, at, results.checkpoints[at].title)
-        for _, own in evaluations.groupby("setting", sort=False)
-        for at in at_last(own, PERPLEXITY).drop_duplicates("objective").index.tolist()
-    )
+    last = {one.run: (at, one.title) for at, one in enumerate(results.checkpoints)}
     others = [one.objective for one in results.checkpoints if one.objective != baseline]
     return Report(
         title=f"{joined(others)} against {baseline}" if others else baseline,
-        verdict=_verdict(reductions, floors, detectable, baseline) + untrained,
+        verdict=_verdict(reductions, floors, detectable, baseline)
+        + hardly_learned(results.scores, dict(last.values())),
         tables=tables,
         figures=comparison_figures(results, evaluations),
         examples=_examples(results, evaluations),
@@ -111,8 +100,8 @@ def _verdict(
             differs = {-1: f"is {size} lower", 0: "is not shown to differ", 1: f"is {size} higher"}[direction]
             said += f"; its {BY_LABEL[cost.measure].phrase} {differs}"
         clauses.append(f"{setting}: {said}" if len(objectives) > 1 else said)
-    if hidden := len(clauses) - _MOST_CLAUSES:
-        clauses[_MOST_CLAUSES:] = [f"{hidden} more are in the table"] if hidden > 0 else []
+    if hidden := len(clauses) - MOST_CLAUSES:
+        clauses[MOST_CLAUSES:] = [f"{hidden} more are in the table"] if hidden > 0 else []
     clauses += [f"Not compared: {joined(f'{name} (only {own})' for name, own in alone.items())}"] if alone else []
     return f"{'. '.join(clauses)}."
 

@@ -1,13 +1,16 @@
 """The words that verdicts, tables and footnotes of reports share."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from tfidf_tune.compare._intervals import ENOUGH_UNITS, MIN_UNITS, Interval
 from tfidf_tune.compare._results import BY_LABEL, PASSAGE_NLL, PERPLEXITY
 
+MOST_CLAUSES = 3  # of a verdict
 STILL_DETECTABLE = ", but its loss still tells the two apart"
 AT_CHANCE = "recites no more than text it never saw"
 
@@ -45,18 +48,20 @@ BOUND = (
 )
 
 
-def hardly_learned(scores: pd.DataFrame, checkpoint: int, name: str) -> str:
-    """Return a sentence if a checkpoint predicts hardly better than equal probabilities of all tokens do, else ""."""
-    own = scores[scores["checkpoint"] == checkpoint]
-    size = own.loc[own["metric"] == "vocab_size", "value"].max()  # NaN in older results
-    for measure in (PERPLEXITY, PASSAGE_NLL):
-        nll = own[(own["metric"] == measure.metric) & (own["kind"] == measure.kind)]
-        if len(nll):
-            counts = nll["count"].to_numpy()
-            perplexity = PERPLEXITY.value(nll["value"].to_numpy() * counts, counts)
-            said = f" {name} has hardly learned: its perplexity is {perplexity:,.0f}, at a vocabulary of {size:,.0f}."
-            return said if perplexity > size / 4 else ""
-    return ""
+def hardly_learned(scores: pd.DataFrame, names: Mapping[int, str]) -> str:
+    """Return a sentence that names the checkpoints that predict hardly better than equal probabilities do, or ""."""
+    said = []
+    for checkpoint, name in names.items():
+        own = scores[scores["checkpoint"] == checkpoint]
+        size = own.loc[own["metric"] == "vocab_size", "value"].max()  # NaN in older results
+        known = (own[(own["metric"] == one.metric) & (own["kind"] == one.kind)] for one in (PERPLEXITY, PASSAGE_NLL))
+        if (nll := next((rows for rows in known if len(rows)), None)) is not None:
+            perplexity = math.exp(min(np.average(nll["value"], weights=nll["count"]), 20))
+            if perplexity > size / 4:
+                shown = f"{perplexity:,.0f}" if perplexity < 1e6 else "over a million"
+                said.append(f"{name} (perplexity {shown}, vocabulary {size:,.0f})")
+    more = f" and {len(said) - MOST_CLAUSES} more" if len(said) > MOST_CLAUSES else ""
+    return f" Hardly learned: {', '.join(said[:MOST_CLAUSES])}{more}." if said else ""
 
 
 def few_units(fewest: float) -> list[str]:

@@ -225,7 +225,8 @@ def _checked(rows: Iterable[PlacedRow], source: str, columns: Mapping[str, type]
         yield row
     if missing and present:
         is_chat = {"messages", "conversations", "instruction", "completion"} & present
-        remedy = "take the config any/lora_sft or any/full_sft" if is_chat else "name one by source_column (--column)"
+        named = f"name one, as by dataset.source_column={min(present)} (--column {min(present)})"
+        remedy = "take the config any/lora_sft or any/full_sft" if is_chat else named
         raise ValueError(f"{source!r} has no column {min(missing)!r}, only {sorted(present)}: {remedy}")
 
 
@@ -388,7 +389,7 @@ def check_length(value: Any, place: str) -> None:
     """Raise a ValueError for a text that is too long to be tokenized."""
     # A character has at most 4 bytes.
     if isinstance(value, str) and len(value) > MAX_TEXT_BYTES // 4 and (size := count_bytes(value)) > MAX_TEXT_BYTES:
-        most = f"at most {MAX_TEXT_BYTES:,} can be tokenized: split it into several documents"
+        most = f"at most {MAX_TEXT_BYTES:,} can be tokenized: split it, or set sample_by to line or paragraph (.txt)"
         raise ValueError(f"{place}: the text has {size:,} bytes, {most}")
 
 

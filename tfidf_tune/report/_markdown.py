@@ -38,7 +38,7 @@ def terminal_text(report: Report, *, verbose: bool = False) -> str:
     verdict = _wrapped(re.sub(r"\[\d+\]", "", _on_one_line(report.verdict)))  # without marks of footnotes
     lines = [f"# {_on_one_line(report.title)}", ""]
     if report.tables:
-        table = _table(report.tables[0], _on_one_line, with_notes=False).split("\n")
+        table = _table(report.tables[0].without_empty_columns(), _on_one_line, with_notes=False).split("\n")
         num_shown = _MOST_LINES - len(lines) - 2 - len(verdict.split("\n"))
         lines += table[:num_shown]
         hidden = len(table) - num_shown

@@ -1,17 +1,18 @@
 """Weights as data, for trainers that take a weight for each token but have no hook for a loss."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch.utils.data import Dataset
 
-from tfidf_tune._config import FinetuneConfig
-from tfidf_tune._files import atomic_file
+from tfidf_tune._config import DEFAULT_COLLATE, FinetuneConfig
+from tfidf_tune._files import update_files
 from tfidf_tune.data import is_packed, write_probe_file
 from tfidf_tune.training import _data as data
 from tfidf_tune.training._components import build_loss
@@ -47,8 +48,12 @@ def export_weights(cfg: FinetuneConfig, tokenizer: Any, dataset: Dataset[Any], f
         raise SetupError(f"config: loss: {needs}: export an objective of labels alone, such as TFIDFCrossEntropyLoss")
     if is_packed(dataset):
         raise SetupError("config: dataset.packed is true, but a row of the export is a sequence: set it to false")
+    if cfg.collate_fn != DEFAULT_COLLATE:
+        raise SetupError(
+            f"config: collate_fn is {cfg.collate_fn}, whose padding the export does not know: leave it out"
+        )
     data.set_special_tokens(loss, tokenizer)
-    run = Run(torch.device("cpu"), torch.float32, cfg.seed or 0, Path(cfg.output_dir))
+    run = Run(torch.device("cpu"), torch.float32, cast(int, cfg.seed), Path(cfg.output_dir))  # the seed is checked
     # With the tokens that are not padding, which tell the lengths, whatever the weighting counts.
     dataloader = data.build_dataloader(cfg, dataset, tokenizer, run, counts_tokens=True)
     num_steps, num_rows = count_steps(cfg, dataloader), 0
@@ -64,11 +69,16 @@ def export_weights(cfg: FinetuneConfig, tokenizer: Any, dataset: Dataset[Any], f
                     lists = {"tokens": batch["tokens"], "labels": labels, "weights": weights}
                     yield {"step": step, **{name: values[row, :length].numpy() for name, values in lists.items()}}
 
-    if passages := [passage for _, own in data.probe_files(cfg, dataset) for passage in own]:
-        write_probe_file(file.with_suffix(".probe.jsonl"), passages)
-    with atomic_file(file) as temporary, pq.ParquetWriter(temporary, _SCHEMA) as writer:
+    def write_weights(path: Path) -> None:
+        nonlocal num_rows
         in_order = rows()
-        while chunk := list(islice(in_order, _ROWS_AT_ONCE)):
-            writer.write_table(pa.Table.from_pylist(chunk, _SCHEMA))
-            num_rows += len(chunk)
+        with pq.ParquetWriter(path, _SCHEMA) as writer:
+            while chunk := list(islice(in_order, _ROWS_AT_ONCE)):
+                writer.write_table(pa.Table.from_pylist(chunk, _SCHEMA))
+                num_rows += len(chunk)
+
+    files: dict[str, Callable[[Path], object]] = {file.name: write_weights}
+    if passages := [passage for _, own in data.probe_files(cfg, dataset) for passage in own]:
+        files[file.with_suffix(".probe.jsonl").name] = partial(write_probe_file, passages=passages)
+    update_files(file.parent, files)
     return num_steps, num_rows
