@@ -59,7 +59,7 @@ def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]
         training.compile_model(model, verbose=False)
         training.compile_loss(stock, verbose=False)
         for loss in losses.values():
-            loss.compile_chunks()
+            loss.compile_parts()
 
     def stock_step(tokens: Tensor) -> None:
         prepare_head(model, losses[CHUNKED])

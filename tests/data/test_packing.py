@@ -6,9 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tfidf_reference import IGNORED
+from torch.nn.attention.flex_attention import create_mask
 from torchtune.datasets import PackedDataset
+from torchtune.modules import attention_utils
 
 from tfidf_tune.data import collate_packed
+from tfidf_tune.data._sequences import packed_mask
 from tfidf_tune.weighting import shift_labels
 
 ROW = 12
@@ -75,7 +78,7 @@ def places_in(batch, pieces):
     return places
 
 
-def test_a_batch_in_full():
+def test_a_batch_in_full(monkeypatch):
     rows = PackedDataset(
         Documents([([1, 2, 3], [1, 2, 3]), ([4, 5], [IGNORED, 5]), ([6], [6]), ([7, 8, 9, 9], [7, 8, 9, 9])]),
         max_seq_len=7,
@@ -90,6 +93,12 @@ def test_a_batch_in_full():
     assert batch["input_pos"].tolist() == [[0, 1, 2, 0, 1, 0, 0], [0, 1, 2, 3, 0, 1, 2]]
     same = batch["document_ids"][:, :, None] == batch["document_ids"][:, None, :]
     assert torch.equal(batch["mask"], same.tril())
+    on_a_gpu = collate_packed([rows[0], rows[1]], device="cuda")
+    assert "mask" not in on_a_gpu
+    assert torch.equal(packed_mask(on_a_gpu["input_pos"]), batch["mask"])
+    monkeypatch.setattr(attention_utils, "_SUPPORTS_FLEX_ATTENTION", True)
+    mask = packed_mask(batch["input_pos"])
+    assert torch.equal(create_mask(mask.mask_mod, 2, 1, 7, 7, device="cpu")[:, 0], batch["mask"])
     assert {value.dtype for key, value in batch.items() if key != "mask"} == {torch.int64}
 
 

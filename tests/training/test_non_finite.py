@@ -177,6 +177,21 @@ def test_the_step_is_that_of_fp32_up_to_the_rounding_of_fp16(make_base):
         torch.testing.assert_close(moved[torch.float16][name], value, rtol=0, atol=atol)
 
 
+def test_a_step_in_fp16_waits_for_its_device_once_with_a_fused_optimizer(make_base, monkeypatch):
+    model, loss = make_lora_model(make_base("gptj"), torch.float16), TFIDFCrossEntropyLoss(head="chunked")
+    prepare_head(model, loss)  # the fused head compares a factor, on a CPU alone
+    optimizer = torch.optim.AdamW(adapters_of(model).values(), fused=True)
+    step, reads = agree_on_step([make_batch(3)]), []
+    for name in ("item", "__bool__", "__float__", "tolist"):
+        read = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda self, name=name, read=read: reads.append(name) or read(self))
+    scaler = build_grad_scaler(make_run(torch.float16))
+    result = train_step(model, loss, optimizer, step, scaler=scaler, device=CPU, clip_grad_norm=1.0)
+    assert reads == ["__bool__"]
+    assert not result.overflowed
+    assert result.metrics["loss_scale"] == scaler.get_scale()
+
+
 @pytest.fixture
 def run_fp16(recipe_config, make_base, monkeypatch):
     """Run the recipe with a scale of the loss at the start; return its folder."""

@@ -4,13 +4,17 @@ import copy
 import json
 import os
 import signal
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from operations import Recorder, assert_no_synchronisation
 from tiny_llama import TINY_LLAMA
+from tiny_models import MODELS
 from tiny_run import run_recipe
 from torch import nn
 from torch.utils.data import DataLoader
@@ -20,11 +24,22 @@ from training_steps import make_batch, step_and_gradients
 
 from tfidf_tune import _signals
 from tfidf_tune._signals import stop_request
-from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
-from tfidf_tune.training import FinetuneConfig, Run, TrainState, _train, check_config, train
+from tfidf_tune.data import collate_packed
+from tfidf_tune.loss import CrossEntropyLoss, WeightedCrossEntropyLoss
+from tfidf_tune.training import (
+    FinetuneConfig,
+    Run,
+    TrainState,
+    _train,
+    agree_on_step,
+    check_config,
+    prepare_head,
+    train,
+    train_step,
+)
 from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog
 from tfidf_tune.training._run import milestone_steps
-from tfidf_tune.weighting import RepetitionWeighting, shift_labels
+from tfidf_tune.weighting import GoldfishWeighting, MiLeWeighting, RepetitionWeighting, TFIDFWeighting, shift_labels
 
 CPU = torch.device("cpu")
 NO_SCALER = torch.amp.GradScaler("cpu", enabled=False)
@@ -91,16 +106,41 @@ def test_metrics_of_an_accumulated_step_cover_all_its_mini_batches(model):
     assert not any(value.requires_grad for value in result.metrics.values()), "no graph stays in memory"
 
 
-def test_the_step_reads_nothing_off_the_device(model, monkeypatch):
-    """A read would make a GPU wait."""
-    reads = []
-    monkeypatch.setattr(torch.Tensor, "item", lambda self: reads.append("item"))
-    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: reads.append("bool") or True)
-    monkeypatch.setattr(torch.Tensor, "__float__", lambda self: reads.append("float") or 0.0)
+WEIGHTINGS = {
+    "TF-IDF": TFIDFWeighting(),
+    "repetition": RepetitionWeighting(num_buckets=2**16),
+    "MiLe": MiLeWeighting(),
+    "Goldfish": GoldfishWeighting(),
+}
 
-    step_and_gradients(model, TFIDFCrossEntropyLoss(), make_batch(2))
 
-    assert reads == []
+STEPS = [*(("llama", name) for name in WEIGHTINGS), *((name, "TF-IDF") for name in ("qwen2-tied", "gpt_neox", "gptj"))]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("name", "weighting"), STEPS)
+def test_a_step_on_a_device_neither_reads_from_it_nor_makes_tensors_on_the_host(name, weighting, packed, monkeypatch):
+    """Either would make a GPU wait. The meta device stands for it."""
+    loss = WeightedCrossEntropyLoss(copy.deepcopy(WEIGHTINGS[weighting])).to("meta").train()
+    with torch.device("meta"):
+        model = MODELS[name].build(lora=name == "llama")
+    prepare_head(model, loss)
+    batches = [make_batch(3, seed=seed) for seed in range(2)]
+    if packed:
+        rows = {"seq_lens": torch.tensor([10, 14])}
+        batches = [
+            collate_packed([{**rows, "tokens": row, "labels": row} for row in one["tokens"]], device="cuda")
+            for one in batches
+        ]
+    optimizer, agreed = torch.optim.SGD(model.parameters(), lr=1e-3), agree_on_step(batches)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # there is none on the meta device
+    step = partial(train_step, model, loss, optimizer, scaler=NO_SCALER, clip_grad_norm=1.0)
+
+    with Recorder() as recorder:
+        result = step(agreed, device=torch.device("meta"))
+
+    assert_no_synchronisation(recorder)
+    assert {value.device.type for value in result.metrics.values()} == {"meta"}
 
 
 def test_milestones_fall_on_the_first_step_at_which_the_share_is_done():

@@ -231,7 +231,7 @@ def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device |
       previous document would be trained to predict it;
     - counts positions from 0 in each document. In torchtune's ``input_pos`` a document that is split over rows
       continues counting, and starts again in the middle of a row if it is longer than a row;
-    - makes a mask for the device of the run, not for CUDA whenever CUDA is available.
+    - makes a mask on a CPU alone. For a GPU, :func:`packed_mask` makes it there, without waiting.
 
     Args:
         batch (Sequence[dict[str, Tensor]]): rows of one length ``s``: ``tokens`` and ``labels``, int64 ``[s]``, labels
@@ -239,26 +239,43 @@ def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device |
         device (torch.device | str): where the model runs. Default: "cpu"
 
     Returns:
-        dict[str, Any]: on the CPU, except for a ``BlockMask``,
+        dict[str, Any]: on the CPU,
 
             - tokens, int64 ``[b, s]``; labels, int64 ``[b, s]``, not yet shifted, -100 where ignored;
             - document_ids, int64 ``[b, s]``, counted from 0 in each row; the padding has an id too;
             - input_pos, int64 ``[b, s]``, positions from 0 in each document;
-            - mask, True where attended to, bool ``[b, s, s]``, or a ``BlockMask`` where flex attention is used.
+            - for a CPU mask, True where attended to, bool ``[b, s, s]``.
     """
-    from torchtune.modules.attention_utils import create_block_causal_mask, packed_block_causal_mask
+    from torchtune.modules.attention_utils import create_block_causal_mask
 
     # A document starts where its position is 0; the label there would be predicted from the document before it.
     seq_lens = [row["seq_lens"] for row in batch]
-    make_mask = packed_block_causal_mask if torch.device(device).type == "cuda" else create_block_causal_mask
     input_pos = torch.stack([torch.cat([torch.arange(length) for length in lengths.tolist()]) for lengths in seq_lens])
     return {
         "tokens": torch.stack([row["tokens"] for row in batch]),
         "labels": torch.stack([row["labels"] for row in batch]).masked_fill(input_pos == 0, IGNORED),
         "document_ids": torch.stack([torch.repeat_interleave(lengths) for lengths in seq_lens]),
         "input_pos": input_pos,
-        "mask": make_mask(seq_lens),
+        **({"mask": create_block_causal_mask(seq_lens)} if torch.device(device).type == "cpu" else {}),
     }
+
+
+def packed_mask(input_pos: Tensor) -> Any:
+    """Make the mask of packed rows on the device of their positions, int64 ``[b, s]``, from 0 in each document.
+
+    It is a ``BlockMask`` where torchtune uses flex attention, else bool ``[b, s, s]``, True where attended to.
+    """
+    from torch.nn.attention.flex_attention import create_block_mask
+    from torchtune.modules import attention_utils
+
+    (rows, length), documents = input_pos.shape, (input_pos == 0).cumsum(dim=1)
+    if not attention_utils._SUPPORTS_FLEX_ATTENTION:
+        return (documents[:, :, None] == documents[:, None]).tril()
+
+    def may_attend(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (documents[row, query] == documents[row, key])
+
+    return create_block_mask(may_attend, rows, None, length, length, device=str(input_pos.device))
 
 
 def unpadded_tokens(row: dict[str, Tensor]) -> Tensor:

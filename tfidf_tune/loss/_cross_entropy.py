@@ -47,9 +47,13 @@ def _chunk_rows(num_tokens: int) -> int:
     return max(256, math.ceil(num_tokens / 16))
 
 
-def _block_rows(vocab_size: int, *, is_cuda: bool) -> int:
-    """Tokens in float32 at a time: 4 MiB of logits stay in a CPU's cache; a GPU's kernels pay from 8 MiB on."""
-    return max(1, (2**21 if is_cuda else 2**20) // vocab_size)
+def _block_rows(num_rows: int, vocab_size: int, *, copies: int, is_cuda: bool) -> int:
+    """Tokens of ``num_rows`` whose logits are in float32 at a time, in so many copies.
+
+    On a CPU 4 MiB, which stay in its cache. On a GPU one copy of all, so that few kernels have much work: beside a
+    chunk of 1/16 of the logits, in 16 bit, that is 1/8 of them.
+    """
+    return max(1, num_rows // copies if is_cuda else 2**20 // vocab_size)
 
 
 def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -151,7 +155,7 @@ def _predict(logits: Iterable[Tensor], labels: Tensor) -> Predictions:
     """Log-probabilities and entropies of labels ``[b, c]``, from logits ``[n, v]`` of some of them in turn."""
     predicted, labels_N, start = [], labels.flatten(), 0
     for piece in logits:
-        for block in torch.split(piece, _block_rows(piece.shape[1], is_cuda=piece.is_cuda)):
+        for block in torch.split(piece, _block_rows(*piece.shape, copies=3, is_cuda=piece.is_cuda)):
             log_softmax = torch.log_softmax(block.float(), dim=1)
             # Labels outside the vocabulary are replaced; the weighting refuses those that are not ignored.
             tokens = labels_N[start : start + len(block)].long().clamp(0, block.shape[1] - 1)
@@ -207,14 +211,14 @@ def _softmax_gradient_(logits: Tensor, labels: Tensor, coefficients: Tensor) -> 
 
     Returns the cross-entropy of each token, ``[c]``, float32 (float64 for such logits).
     """
-    # In float32, one block at a time; the result is rounded once to the dtype of the logits.
+    # In float32 and one copy, which torch.softmax does not do for bf16; rounded once to the dtype of the logits.
     labels, coefficients = labels.unsqueeze(1), coefficients.unsqueeze(1)
-    probabilities = torch.softmax(logits, dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    # The largest logit z and its probability p give the log of the softmax's denominator, z - ln p, in two reductions;
-    # p is at least 1/v, while the label's own probability may be too small for float32.
-    distance = logits.amax(dim=1, keepdim=True).to(probabilities) - logits.gather(1, labels)
-    losses = distance - probabilities.amax(dim=1, keepdim=True).log()
-    logits.copy_(probabilities.mul_(coefficients).scatter_add_(1, labels, -coefficients.to(probabilities)))
+    largest = logits.amax(dim=1, keepdim=True).to(torch.promote_types(logits.dtype, torch.float32))
+    exponentials = (logits - largest).exp_()
+    sums = exponentials.sum(dim=1, keepdim=True)
+    losses = sums.log() + largest - logits.gather(1, labels)
+    gradient = exponentials.mul_(coefficients / sums).scatter_add_(1, labels, -coefficients.to(sums))
+    logits.copy_(gradient)
     return losses.squeeze(1)
 
 
@@ -234,7 +238,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
         in_fp32: bool,
     ) -> tuple[Tensor, Tensor]:
         num_tokens = len(labels_N)
-        chunk_size, block_size = _chunk_rows(num_tokens), _block_rows(len(weight_VD), is_cuda=labels_N.is_cuda)
+        chunk_size = _chunk_rows(num_tokens)
         # Gradients are computed now, for an upstream gradient of 1 times the scale: in float16 that of a mean over
         # tokens would underflow, that of a sum does not, and a power of two rounds nothing.
         ctx.scale, ctx.dtype = 1.0, weight_VD.dtype
@@ -243,6 +247,8 @@ class _FusedCrossEntropy(torch.autograd.Function):
         scaled_N = coefficients_N * ctx.scale
         # What is frozen gets none.
         wants = [is_grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
+        copies = 1 if any(wants) else 2
+        block_size = _block_rows(chunk_size, len(weight_VD), copies=copies, is_cuda=labels_N.is_cuda)
         hidden_gradient_ND = torch.empty_like(hidden_ND) if wants[0] else None
         sum_dtype = torch.float32 if in_fp32 else weight_VD.dtype
         weight_gradient_VD = torch.zeros_like(weight_VD, dtype=sum_dtype) if wants[1] else None

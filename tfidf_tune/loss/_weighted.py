@@ -109,12 +109,16 @@ class WeightedCrossEntropyLoss(nn.Module):
         self.num_output_chunks = num_output_chunks
         self.head: Head = head
         self.accumulate_in_fp32 = accumulate_in_fp32
-        self.compute_cross_entropy = token_cross_entropy  # the only part worth compiling
+        self.compute_cross_entropy = token_cross_entropy
 
-    def compile_chunks(self) -> None:
-        """Compile the cross-entropy of a chunk of logits. Compiling the fused head takes memory and saves no time."""
+    def compile_parts(self) -> None:
+        """Compile the cross-entropy of a chunk of logits, and the weighting, whose kernels are many and small.
+
+        Compiling the fused head takes memory and saves no time.
+        """
         backend = os.environ.get("TORCH_COMPILE_BACKEND", "inductor")  # torchtune's own switch
         self.compute_cross_entropy = torch.compile(self.compute_cross_entropy, backend=backend)
+        self.weighting.compile(backend=backend)
 
     def terms(self, logits: Logits, batch: TokenBatch | Tensor) -> LossTerms:
         """Compute the objective together with the values that are logged.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from omegaconf import OmegaConf
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from torchtune.datasets import ConcatDataset, PackedDataset
@@ -33,7 +33,7 @@ from tfidf_tune.data import (
     text_blocks_dataset,
     write_probe_file,
 )
-from tfidf_tune.data._sequences import unpadded_tokens
+from tfidf_tune.data._sequences import packed_mask, unpadded_tokens
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._components import find_component, instantiate, sections
 from tfidf_tune.training._distributed import gather_tensors, is_main_process, main_process_first
@@ -313,8 +313,8 @@ def step_indices(cfg: FinetuneConfig, dataloader: DataLoader[Batch], step: int) 
 
 
 def to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
-    """Copy a mini-batch to the model's device asynchronously."""
-    return {
-        name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value.to(device)
-        for name, value in batch.items()
-    }
+    """Copy a mini-batch to the model's device asynchronously, and make the mask of packed rows there."""
+    there = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+    if "input_pos" in there and "mask" not in there:
+        there["mask"] = packed_mask(there["input_pos"])
+    return there

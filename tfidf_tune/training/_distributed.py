@@ -68,7 +68,8 @@ def gather_tensors(values: Tensor) -> Tensor:
     if world_size == 1:
         return values.unsqueeze(0)
     gathered = values.new_empty(world_size * values.numel())
-    dist.all_gather_single(gathered, values.flatten())
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.12
+    gather(gathered, values.flatten())
     return gathered.view(world_size, *values.shape)
 
 

@@ -216,7 +216,8 @@ class StepGuard:
 
 def require_finite(model: nn.Module, step: int) -> None:
     """Raise a TrainingError if a trained weight of any process is not finite; every process has to call."""
-    trained = ((name, value) for name, value in parameters_by_name(model).items() if value.requires_grad)
-    lost = next((name for name, value in trained if not local_tensor(value).isfinite().all()), None)
+    trained = {name: value for name, value in parameters_by_name(model).items() if value.requires_grad}
+    flags = torch.stack([local_tensor(value).isfinite().all() for value in trained.values()])  # read at once
+    lost = next((name for name, is_finite in zip(trained, flags.tolist(), strict=True) if not is_finite), None)
     if name := next((path for path in gather_objects(lost) if path), None):
         raise TrainingError(f"{name} is not finite after step {step}: {_REMEDY}")

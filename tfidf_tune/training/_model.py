@@ -148,7 +148,7 @@ def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: Finetun
     if cfg.compile:
         for layer in layers:
             layer.compile(backend=os.environ.get("TORCH_COMPILE_BACKEND", "inductor"))
-        loss.compile_chunks()
+        loss.compile_parts()
     if cfg.enable_activation_checkpointing:
         training.set_activation_checkpointing(model, auto_wrap_policy={type(layer) for layer in layers})
 

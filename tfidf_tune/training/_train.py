@@ -105,13 +105,15 @@ def train_step(
     if isinstance(grad_norm, DTensor):
         grad_norm = grad_norm.full_tensor().to(device)  # offloaded gradients are not there
     is_finite = total.isfinite() if scaler.is_enabled() else total.isfinite() & grad_norm.isfinite()
-    # The scaler leaves out a step whose scaled gradients overflow, and lowers its scale.
-    loss_scale = scaler.get_scale()
+    # The scaler leaves out a step whose scaled gradients overflow, and lowers its scale. Comparing waits for a GPU,
+    # with a fused optimizer once a step: the schedule must not follow what is left out.
+    loss_scale = scaler.scale(torch.ones((), device=device))
     is_lost = look_at_finite and not is_finite
     if not is_lost:
         scaler.step(optimizer)
     scaler.update()
-    next_scale = scaler.get_scale()
+    next_scale = scaler.scale(torch.ones((), device=device))
+    overflowed = scaler.is_enabled() and bool(next_scale < loss_scale)
     optimizer.zero_grad(set_to_none=True)
     weight_mean, weight_std = weight_statistics(weight_sum, deviations, num_tokens)
     metrics = {
@@ -123,8 +125,7 @@ def train_step(
         "grad_norm": grad_norm,
     }
     if scaler.is_enabled():
-        metrics["loss_scale"] = torch.tensor(next_scale, device=device)
-    overflowed = next_scale < loss_scale
+        metrics["loss_scale"] = next_scale
     return StepResult(metrics, num_tokens, is_finite, overflowed, skipped=overflowed or is_lost)
 
 
