@@ -99,9 +99,13 @@ gpu:
 
 # The same to carry to a machine that has torch and a Python of this version: dist/gpu.tar. Needs a package index.
 PYTHON_VERSION ?= 3.12
-# What is there, with all that it needs. `make gpu-archive HAVE=torch` is complete, and more than MAX_MB (60).
-HAVE ?= torch numpy scipy pandas matplotlib pyarrow scikit-learn transformers
-RESOLVE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --constraints constraints.txt --python-platform x86_64-manylinux_2_28
+# What is there: large packages of an image with transformers and matplotlib, and what any version of these needs.
+# HAVE=torch is complete, and more than MAX_MB (60).
+HAVE ?= torch sympy networkx mpmath setuptools numpy scipy pandas pyarrow scikit-learn \
+	matplotlib pillow fonttools kiwisolver contourpy \
+	transformers tokenizers safetensors regex huggingface-hub hf-xet pyyaml
+space := $(subst ,, )
+LEFT_OUT = ^(nvidia-.*|cuda-.*|triton|$(subst $(space),|,$(strip $(HAVE))))=
 # pip takes each of these tags literally.
 PLATFORMS := $(patsubst %,--platform %_x86_64,manylinux_2_28 manylinux_2_27 manylinux_2_26 manylinux_2_24 manylinux_2_17 manylinux2014 manylinux_2_12 manylinux_2_5 manylinux1)
 # Published without wheels. They are of Python alone.
@@ -113,11 +117,11 @@ gpu-archive: install
 	cp -R pyproject.toml tests research $(wildcard runs/gpu/records.tar.gz) dist/gpu
 	rm -rf dist/gpu/tests/hosts dist/gpu/research/results dist/gpu/research/benchmarks/results
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist/gpu/wheels
-	printf '%s\n' $(HAVE) | $(RESOLVE) --python-version $(PYTHON_VERSION) - | sed 's/==.*/==/; s/^/^/' > dist/gpu/there.txt
-	printf '%s\n' pytest hypothesis submitit accelerate trl | $(RESOLVE) --python-version $(PYTHON_VERSION) \
-		--extra torchtune --extra eval --extra report pyproject.toml - | grep -v -f dist/gpu/there.txt > dist/gpu/missing.txt
-	grep -E '$(UNBUILT)' dist/gpu/missing.txt | xargs $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist/gpu/wheels
-	grep -vE '$(UNBUILT)' dist/gpu/missing.txt | xargs $(BIN)/pip download --quiet --no-deps --only-binary=:all: \
+	printf '%s\n' pytest hypothesis submitit accelerate trl liger-kernel cut-cross-entropy | $(BIN)/uv pip compile --quiet \
+		--no-header --no-annotate --constraints constraints.txt --python-platform x86_64-manylinux_2_28 --python-version $(PYTHON_VERSION) \
+		--extra torchtune --extra eval --extra report pyproject.toml - | grep -vE '$(LEFT_OUT)' > dist/gpu/wheels.txt
+	grep -E '$(UNBUILT)' dist/gpu/wheels.txt | xargs $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist/gpu/wheels
+	grep -vE '$(UNBUILT)' dist/gpu/wheels.txt | xargs $(BIN)/pip download --quiet --no-deps --only-binary=:all: \
 		--python-version $(PYTHON_VERSION) --implementation cp $(PLATFORMS) --dest dist/gpu/wheels
 	bash research/gpu/run.sh --pack dist/gpu.tar dist/gpu
 

@@ -53,9 +53,12 @@ for name, path in wheels.items():
         if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in extras):
             asked.setdefault(canonicalize_name(one.name), []).append(one.specifier)
 there = {canonicalize_name(one.metadata["Name"] or ""): one.version for one in distributions()}
-for name, path in wheels.items():
-    if name not in there or not all(one.contains(there[name], prereleases=True) for one in asked.get(name, [])):
-        print(path)
+for name in sorted({*wheels, *asked}):
+    wanted = [str(one) for one in asked.get(name, []) if name not in there or not one.contains(there[name], prereleases=True)]
+    if name in wheels and (name not in there or wanted):
+        print(wheels[name])
+    elif name not in wheels and wanted:
+        print(f"not in the archive: {name} {' '.join(filter(None, wanted))}; here: {there.get(name)}", file=sys.stderr)
 END
 }
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,33 @@ def test_evaluated_weights_stay_behind(command, tmp_path):
         names = archive.getnames()
     assert weights[0] not in names
     assert weights[1] in names
+
+
+def test_wheels(checkout, command, tmp_path):
+    """What is missing and fits is installed; what is there stays; a wheel for another platform is one line."""
+
+    def wheel(name, tag, requires=""):
+        (checkout / "wheels").mkdir(exist_ok=True)
+        with zipfile.ZipFile(checkout / "wheels" / f"{name}-1.0-{tag}.whl", "w") as file:
+            about = f"{name}-1.0.dist-info"
+            file.writestr(f"{name}.py", f"tag = {tag!r}\n")
+            file.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}")
+            file.writestr(f"{about}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
+            file.writestr(f"{about}/RECORD", "")
+
+    wheel("carried", "py3-none-any", "Requires-Dist: pytest>=2\n")
+    wheel("foreign", "cp27-cp27m-win32")
+    wheel("pytest", "py3-none-any")
+    steps = [
+        ("works", "carried", 'python -c "import carried, pytest; pytest.fixture"'),
+        ("cannot", "carried foreign", "true"),
+    ]
+    states, output = run(command(steps))
+    assert "Installing 2 packages" in output
+    assert "not installed: foreign-1.0-cp27-cp27m-win32.whl: ERROR: " in output
+    assert states["works"].startswith("done, ")
+    assert states["cannot"] == "skipped, needs foreign"
+    assert "Installing" not in run(command(steps))[1]
 
 
 def test_too_large_to_carry(tmp_path):
