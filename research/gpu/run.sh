@@ -52,10 +52,12 @@ for name, path in wheels.items():
     for one in requirements:
         if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in extras):
             asked.setdefault(canonicalize_name(one.name), []).append(one.specifier)
-there = {canonicalize_name(one.metadata["Name"] or ""): one.version for one in distributions()}
+# Of two installed versions, the first is imported.
+there = {canonicalize_name(one.metadata["Name"] or ""): one.version for one in reversed([*distributions()])}
 for name in sorted({*wheels, *asked}):
-    wanted = [str(one) for one in asked.get(name, []) if name not in there or not one.contains(there[name], prereleases=True)]
-    if name in wheels and (name not in there or wanted):
+    fits = [name in there and one.contains(there[name], prereleases=True) for one in asked.get(name, [])]
+    wanted = [str(one) for one, is_met in zip(asked.get(name, []), fits) if not is_met]
+    if name in wheels and (name not in there or wanted or name == "tfidf-tune"):
         print(wheels[name])
     elif name not in wheels and wanted:
         print(f"not in the archive: {name} {' '.join(filter(None, wanted))}; here: {there.get(name)}", file=sys.stderr)
@@ -66,6 +68,7 @@ END
 install() {
     local wheels pip=(python -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target site)
     mapfile -t wheels < <(wheels_to_install "$1")
+    [ ${#wheels[@]} -gt 0 ] || fail "$1 cannot be installed by pip of $python"
     echo "Installing ${#wheels[@]} packages in $work/site."
     rm -rf site
     if ! "${pip[@]}" "${wheels[@]}" 2> /dev/null; then
@@ -117,7 +120,7 @@ chmod +x bin/python
 export PATH=$work/bin:$PATH HF_HUB_OFFLINE=1 TFIDF_TUNE_CACHE=$work/cache
 if [ -d "$origin/wheels" ]; then
     [ "$(cat site/ready 2> /dev/null)" = "$(ls -l "$origin/wheels")" ] || install "$origin/wheels"
-    export PYTHONPATH=$work/site
+    export PYTHONPATH=$work/site${PYTHONPATH:+:$PYTHONPATH}
 fi
 [ -n "$device" ] || device=$(python -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")')
 

@@ -44,8 +44,9 @@ def command(checkout, tmp_path):
 
 def run(command):
     """The states in the table at the end, by step, and all that was printed."""
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHON": sys.executable})
-    assert done.returncode == 0, done.stderr
+    environment = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    assert done.returncode == 0, done.stdout
     table = done.stdout.split("\n\n")[-2]
     return dict(line.split(maxsplit=1) for line in table.strip().splitlines()), done.stdout
 
@@ -133,12 +134,14 @@ def test_wheels(checkout, command, tmp_path):
     wheel("carried", "py3-none-any", "Requires-Dist: pytest>=2\n")
     wheel("foreign", "cp27-cp27m-win32")
     wheel("pytest", "py3-none-any")
+    wheel("torch", "py3-none-any", "Requires-Dist: no-such-package>1\n")
     steps = [
         ("works", "carried", 'python -c "import carried, pytest; pytest.fixture"'),
         ("cannot", "carried foreign", "true"),
     ]
     states, output = run(command(steps))
     assert "Installing 2 packages" in output
+    assert "not in the archive: no-such-package >1; here: None" in output
     assert "not installed: foreign-1.0-cp27-cp27m-win32.whl: ERROR: " in output
     assert states["works"].startswith("done, ")
     assert states["cannot"] == "skipped, needs foreign"
