@@ -105,13 +105,13 @@ HAVE ?= torch sympy networkx mpmath setuptools numpy scipy pandas pyarrow scikit
 	matplotlib pillow fonttools kiwisolver contourpy \
 	transformers tokenizers safetensors regex huggingface-hub hf-xet pyyaml
 # What no step imports; this leaves room for the records of earlier runs.
-UNUSED := nltk rouge-score blobfile pycryptodomex kagglehub kagglesdk
+UNUSED := blobfile pycryptodomex kagglehub kagglesdk
 space := $(subst ,, )
 LEFT_OUT = ^(nvidia-.*|cuda-.*|triton|$(subst $(space),|,$(strip $(HAVE) $(UNUSED))))=
 # pip takes each of these tags literally.
 PLATFORMS := $(patsubst %,--platform %_x86_64,manylinux_2_28 manylinux_2_27 manylinux_2_26 manylinux_2_24 manylinux_2_17 manylinux2014 manylinux_2_12 manylinux_2_5 manylinux1)
 # Published without wheels. They are of Python alone.
-UNBUILT := ^(sqlitedict|word2number)=
+UNBUILT := ^(rouge-score|sqlitedict|word2number)=
 
 gpu-archive: install
 	rm -rf build dist/gpu dist/gpu.tar
