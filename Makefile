@@ -12,7 +12,7 @@ TRAINERS := .venv-trainers
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := $(shell find pyproject.toml setup.py tfidf_tune recipes configs -type f -not -name '*.pyc')
 
-.PHONY: install demo test test-trainers faults models lint types docs package resolve benchmark smollm2 gpu clean
+.PHONY: install demo test test-trainers faults models lint types docs package resolve benchmark smollm2 gpu gpu-archive clean
 
 install: $(VENV)/installed
 
@@ -104,15 +104,41 @@ benchmark: install
 smollm2: install
 	$(BIN)/python research/benchmarks/smollm2.py
 
-# Tests and benchmarks on a GPU, research/benchmarks/README.md. Installs nothing, because such machines often have no network.
-gpu: PY = $(or $(wildcard $(BIN)/python),$(PYTHON))
+# Tests, benchmarks and experiments on a GPU, research/benchmarks/README.md. Continues where it was stopped; MINUTES=9
+# stops it. Installs nothing, because such machines often have no network.
+MINUTES ?= 100000
 gpu:
-	$(PY) -m pytest --device cuda
-	$(PY) research/benchmarks/weights.py --device cuda
-	$(PY) research/benchmarks/fused_head.py --device cuda --case tinyllama llama3
-	for method in full lora; do $(PY) research/benchmarks/training_step.py --device cuda --dtype bf16 --objectives \
-		--config tinyllama/1.1B_$${method}_memorization || exit; done
-	for script in probe trainers implementations; do $(PY) research/benchmarks/$$script.py --device cuda || exit; done
+	PYTHON=$(or $(wildcard $(BIN)/python),$(PYTHON)) bash research/gpu/run.sh --device cuda --minutes $(MINUTES)
+
+# The same to carry to a machine that has torch and a Python of this version: dist/gpu.tar. Needs a package index.
+PYTHON_VERSION ?= 3.12
+# What is there: large packages of an image with transformers and matplotlib, and what any version of these needs.
+# HAVE=torch is complete, and more than MAX_MB (60).
+HAVE ?= torch sympy networkx mpmath setuptools numpy scipy pandas pyarrow scikit-learn \
+	matplotlib pillow fonttools kiwisolver contourpy \
+	transformers tokenizers safetensors regex huggingface-hub hf-xet pyyaml
+# What no step imports; this leaves room for the records of earlier runs.
+UNUSED := blobfile pycryptodomex kagglehub kagglesdk
+space := $(subst ,, )
+LEFT_OUT = ^(nvidia-.*|cuda-.*|triton|$(subst $(space),|,$(strip $(HAVE) $(UNUSED))))=
+# pip takes each of these tags literally.
+PLATFORMS := $(patsubst %,--platform %_x86_64,manylinux_2_28 manylinux_2_27 manylinux_2_26 manylinux_2_24 manylinux_2_17 manylinux2014 manylinux_2_12 manylinux_2_5 manylinux1)
+# Published without wheels. They are of Python alone.
+UNBUILT := ^(rouge-score|sqlitedict|word2number)=
+
+gpu-archive: install
+	rm -rf build dist/gpu dist/gpu.tar
+	mkdir -p dist/gpu
+	cp -R pyproject.toml tests research $(wildcard runs/gpu/records.tar.gz) dist/gpu
+	rm -rf dist/gpu/tests/hosts dist/gpu/research/results dist/gpu/research/benchmarks/results
+	$(BIN)/python -m build --no-isolation --wheel --outdir dist/gpu/wheels
+	printf '%s\n' pytest hypothesis submitit accelerate trl liger-kernel cut-cross-entropy | $(BIN)/uv pip compile --quiet \
+		--no-header --no-annotate --constraints constraints.txt --python-platform x86_64-manylinux_2_28 --python-version $(PYTHON_VERSION) \
+		--extra torchtune --extra eval --extra report pyproject.toml - | grep -vE '$(LEFT_OUT)' > dist/gpu/wheels.txt
+	grep -E '$(UNBUILT)' dist/gpu/wheels.txt | xargs $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist/gpu/wheels
+	grep -vE '$(UNBUILT)' dist/gpu/wheels.txt | xargs $(BIN)/pip download --quiet --no-deps --only-binary=:all: \
+		--python-version $(PYTHON_VERSION) --implementation cp $(PLATFORMS) --dest dist/gpu/wheels
+	bash research/gpu/run.sh --pack dist/gpu.tar dist/gpu
 
 clean:
 	rm -rf $(VENV) $(TRAINERS) .venv-resolver lowest.txt highest.txt build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -11,8 +11,6 @@ from typing import Any
 import matplotlib.image
 import numpy as np
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 
 PHONE = (360, 740)
 DESKTOP = (1280, 900)
@@ -22,6 +20,10 @@ class Browser:
     """Opens files, and says what the page asked for, printed and looks like."""
 
     def __init__(self, chromium: str, chromedriver: str) -> None:
+        # Here: machines that only run tests on a GPU need not have it.
+        from selenium import webdriver
+        from selenium.webdriver.chrome.service import Service
+
         options = webdriver.ChromeOptions()
         options.binary_location = chromium
         options.add_argument("--headless=new")

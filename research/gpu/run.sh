@@ -1,0 +1,172 @@
+#!/usr/bin/env bash
+# Runs tests, benchmarks and experiments on a machine that may have no network, some minutes at a time.
+#
+#   bash research/gpu/run.sh                                in a checkout, with the Python that $PYTHON names
+#   bash research/gpu/run.sh --archive gpu.tar --minutes 9  what `make gpu-archive` packed, with the torch that is there
+#
+# The same command goes on where the last one was stopped.
+#
+#   --archive FILE   default: the checkout, or the unpacked archive, that this script is in
+#   --work DIR       where everything is unpacked, run and written; default: runs/gpu
+#   --records FILE   read if DIR is new, written at the end; default: DIR/records.tar.gz
+#   --minutes N      default: 9
+#   --device NAME    cpu or cuda; default: cuda if torch finds it
+#   --steps FILE     what to run; default: DEVICE.txt beside this script
+#   --again          also the steps that failed before
+#   --pack FILE DIR  only pack a folder
+#
+# An archive of more than MAX_MB (60) is an error.
+set -euo pipefail
+
+fail() { echo "error: $*" >&2; exit 1; }
+
+# pack FILE DIR NAME...: names of a folder into a tar file, which is removed if it is too large to be carried.
+pack() {
+    local file=$1 folder=$2 size
+    shift 2
+    tar -C "$folder" --exclude=__pycache__ --exclude-from="${left_out:-/dev/null}" -caf "$file" "$@"
+    size=$(($(wc -c < "$file") / 1000000))
+    [ "$size" -ge "${MAX_MB:-60}" ] || return 0
+    rm "$file"
+    echo "error: $file would have $size MB, ${MAX_MB:-60} is the limit. The largest files in it:" >&2
+    (cd "$folder" && find "$@" -type f -printf '%s %p\n') | sort -rn | head -n 8 | numfmt --to=si >&2
+    return 1
+}
+
+# Prints the wheels of a folder whose packages are missing, or there in a version that another wheel refuses.
+wheels_to_install() {
+    python - "$1" <<'END'
+import sys, zipfile
+from email import message_from_bytes
+from importlib.metadata import distributions
+from pathlib import Path
+from pip._vendor.packaging.requirements import Requirement
+from pip._vendor.packaging.utils import canonicalize_name, parse_wheel_filename
+
+wheels, asked = {parse_wheel_filename(path.name)[0]: path for path in Path(sys.argv[1]).glob("*.whl")}, {}
+for name, path in wheels.items():
+    with zipfile.ZipFile(path) as archive:
+        metadata = next(member for member in archive.namelist() if member.endswith(".dist-info/METADATA"))
+        requirements = map(Requirement, message_from_bytes(archive.read(metadata)).get_all("Requires-Dist") or [])
+    extras = ("torchtune", "eval", "report") if name == "tfidf-tune" else ("",)
+    for one in requirements:
+        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in extras):
+            asked.setdefault(canonicalize_name(one.name), []).append(one.specifier)
+# Of two installed versions, the first is imported.
+there = {canonicalize_name(one.metadata["Name"] or ""): one.version for one in reversed([*distributions()])}
+for name in sorted({*wheels, *asked}):
+    fits = [name in there and one.contains(there[name], prereleases=True) for one in asked.get(name, [])]
+    wanted = [str(one) for one, is_met in zip(asked.get(name, []), fits) if not is_met]
+    if name in wheels and (name not in there or wanted or name == "tfidf-tune"):
+        print(wheels[name])
+    elif name not in wheels and wanted:
+        print(f"not in the archive: {name} {' '.join(filter(None, wanted))}; here: {there.get(name)}", file=sys.stderr)
+END
+}
+
+# Into a folder of its own, because the environment may be read-only. One by one if a wheel is for another platform.
+install() {
+    local wheels pip=(python -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target site)
+    mapfile -t wheels < <(wheels_to_install "$1")
+    [ ${#wheels[@]} -gt 0 ] || fail "$1 cannot be installed by pip of $python"
+    echo "Installing ${#wheels[@]} packages in $work/site."
+    rm -rf site
+    if ! "${pip[@]}" "${wheels[@]}" 2> /dev/null; then
+        rm -rf site
+        for wheel in "${wheels[@]}"; do
+            "${pip[@]}" "$wheel" 2> logs/pip.txt || echo "not installed: ${wheel##*/}: $(grep -m 1 ERROR logs/pip.txt)"
+        done
+    fi
+    ls -l "$1" > site/ready
+}
+
+archive='' work=runs/gpu records='' minutes=9 device='' steps='' again=''
+while [ $# -gt 0 ]; do
+    case $1 in
+        --pack) pack "$2" "$(dirname "$3")" "$(basename "$3")"; exit ;;
+        --again) again=1; shift ;;
+        --archive | --work | --records | --minutes | --device | --steps)
+            [ $# -gt 1 ] || fail "$1 needs a value"
+            printf -v "${1#--}" %s "$2"
+            shift 2 ;;
+        *) sed -n '2,/^set/ s/^# \{0,1\}//p' "$0"; exit 1 ;;
+    esac
+done
+deadline=$((SECONDS + 60 * minutes))
+origin=$(cd "$(dirname "$0")/../.." && pwd)
+python=$(command -v "${PYTHON:-python3}") || fail "there is no ${PYTHON:-python3}: set PYTHON"
+python=$(realpath -s "$python")
+mkdir -p "$work"
+work=$(realpath "$work") records=$(realpath -m "${records:-$work/records.tar.gz}")
+[ -z "$steps" ] || steps=$(realpath "$steps")
+if [ -n "$archive" ]; then
+    origin=$work/archive
+    rm -rf "$origin"
+    mkdir "$origin"
+    tar -C "$origin" --strip-components=1 -xf "$archive"
+fi
+
+# Not in the checkout, whose folder tfidf_tune would be imported instead of the installed package.
+cd "$work"
+rm -rf tests research
+cp -R "$origin"/{pyproject.toml,tests,research} .
+for earlier in "$records" "$origin/records.tar.gz"; do
+    if [ ! -d done ] && [ -f "$earlier" ]; then tar -xf "$earlier" && echo "Going on from $earlier."; fi
+done
+mkdir -p bin done failed logs records runs
+# Steps call `python`. A link would lose the environment that this Python may belong to.
+printf '#!/bin/sh\nexec "%s" "$@"\n' "$python" > bin/python
+chmod +x bin/python
+export PATH=$work/bin:$PATH HF_HUB_OFFLINE=1 TFIDF_TUNE_CACHE=$work/cache
+if [ -d "$origin/wheels" ]; then
+    [ "$(cat site/ready 2> /dev/null)" = "$(ls -l "$origin/wheels")" ] || install "$origin/wheels"
+    export PYTHONPATH=$work/site${PYTHONPATH:+:$PYTHONPATH}
+fi
+[ -n "$device" ] || device=$(python -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")')
+
+child='' stopped='' table=''
+trap 'stopped=1; [ -z "$child" ] || kill "$child" || true' INT TERM HUP
+while IFS='|' read -r name needs command; do
+    name=${name// /}
+    [[ $name && $name != '#'* ]] || continue
+    # shellcheck disable=SC2086 # words
+    missing=$(python -c 'import sys, importlib.util as u; print(*(m for m in sys.argv[1:] if not u.find_spec(m)))' $needs)
+    left=$((deadline - SECONDS)) began=$SECONDS status=0
+    if [ -f "done/$name" ]; then
+        state="done before, $(cat "done/$name")"
+    elif [ -f "failed/$name" ] && [ -z "$again" ]; then
+        state="failed before, $(cat "failed/$name")"
+    elif [ -n "$missing" ]; then
+        state="skipped, needs $missing"
+    elif [ -n "$stopped" ] || [ "$left" -lt 60 ]; then
+        state="to do"
+    else
+        rm -f "failed/$name"
+        echo "$name:$command"
+        # In the background, because bash takes no signal while it waits for a command in the foreground.
+        timeout --kill-after=15 "$left" bash -c "$command" > "logs/$name.txt" 2>&1 < /dev/null &
+        child=$!
+        [ -z "$stopped" ] || kill "$child" # the signal came just before
+        wait "$child" || status=$?
+        [ -z "$stopped" ] || wait "$child" || true # which the signal interrupted
+        child='' took="$((SECONDS - began)) s"
+        if [ "$status" = 0 ]; then
+            state="done, $took"
+            echo "$took" > "done/$name"
+        elif [ -n "$stopped" ] || [ "$SECONDS" -ge "$deadline" ]; then
+            state="to do, stopped after $took"
+        else
+            state="failed with status $status, logs/$name.txt"
+            echo "$state" > "failed/$name"
+            tail -n 5 "logs/$name.txt"
+        fi
+    fi
+    table+=$(printf '%-22s %s' "$name" "$state")$'\n'
+done < "${steps:-research/gpu/$device.txt}"
+
+# Weights that have been evaluated are not needed to go on, and are most of an experiment.
+left_out=logs/left_out.txt
+find runs -path '*/evaluation/*/part*/evaluated.json' -printf '%P\n' |
+    sed -E 's#^(.*)/evaluation/([^/]+)/part.*#runs/\1/\2/*.safetensors#' > $left_out
+pack "$records" . done failed logs records runs || pack "$records" . done failed logs records || fail "they are in $work"
+printf '\n%s\nLogs and records are in %s, and together in %s.\n' "$table" "$work" "$records"
