@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Versions of what is installed; make test CONSTRAINTS=lowest.txt VENV=.venv-lowest tests others than the fixed ones.
 CONSTRAINTS ?= constraints.txt
+# make test DEVICE=cuda runs the tests that compute on a device, on a GPU.
+DEVICE ?= cpu
 TEST_OPTIONS ?=
 
 # Trainers with an environment of their own; make test-trainers HOSTS=axolotl tests one.
@@ -36,7 +38,7 @@ demo: install
 	$(BIN)/tfidf-tune demo
 
 test: install
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(TEST_OPTIONS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal --device $(DEVICE) $(TEST_OPTIONS)
 
 # Each trainer of tests/hosts, at the version of its requirements.txt, with our wheel; needs a package index.
 test-trainers: $(HOSTS:%=test-trainer-%)
