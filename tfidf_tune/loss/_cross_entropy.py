@@ -216,7 +216,7 @@ def _softmax_gradient_(logits: Tensor, labels: Tensor, coefficients: Tensor) -> 
     largest = logits.amax(dim=1, keepdim=True).to(torch.promote_types(logits.dtype, torch.float32))
     exponentials = (logits - largest).exp_()
     sums = exponentials.sum(dim=1, keepdim=True)
-    losses = sums.log() + largest - logits.gather(1, labels)
+    losses = largest - logits.gather(1, labels) + sums.log()
     gradient = exponentials.mul_(coefficients / sums).scatter_add_(1, labels, -coefficients.to(sums))
     logits.copy_(gradient)
     return losses.squeeze(1)
