@@ -12,6 +12,7 @@ import sys
 import tarfile
 import venv
 import zipfile
+from collections import Counter
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -137,6 +138,12 @@ def test_the_source_distribution_holds_what_the_readme_and_contributors_need(dis
     assert {f"examples/{file}" for file in in_tree("examples")} <= names
     assert {f"docs/{file}" for file in in_tree("docs")} <= names
     assert {f"tests/{file}" for file in in_tree("tests")} <= names
+
+
+def test_test_files_have_different_names():
+    """pytest imports them by their names alone, and refuses to collect the second."""
+    names = Counter(file.name for file in (ROOT / "tests").rglob("test_*.py") if "hosts" not in file.parts)
+    assert [name for name, number in names.items() if number > 1] == []
 
 
 def test_workflows_run_targets_of_the_makefile():

@@ -87,6 +87,8 @@ GROUPS = {
     # 320 and 64 rows cannot be divided by 3, and one process has no row of a LoRA matrix of rank 2.
     "three": {"full": {"rows": 3}, "adapters": {"rows": 3, "model.lora_rank": 2, **ADAPTERS_EVERYWHERE}},
 }  # fmt: skip
+if not hasattr(torch.nn.functional, "linear_cross_entropy"):  # before torch 2.13
+    del GROUPS["full"]["accumulated, all tokens, torch's head"], GROUPS["adapters"]["tied, torch's head"]
 if not ALL:
     del GROUPS["three"]["full"]
 

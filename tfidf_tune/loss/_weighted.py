@@ -112,13 +112,14 @@ class WeightedCrossEntropyLoss(nn.Module):
         self.compute_cross_entropy = token_cross_entropy
 
     def compile_parts(self) -> None:
-        """Compile the cross-entropy of a chunk of logits, and the weighting, whose kernels are many and small.
+        """Compile the cross-entropy of a chunk of logits, and where there is a GPU the many kernels of the weighting.
 
         Compiling the fused head takes memory and saves no time.
         """
         backend = os.environ.get("TORCH_COMPILE_BACKEND", "inductor")  # torchtune's own switch
         self.compute_cross_entropy = torch.compile(self.compute_cross_entropy, backend=backend)
-        self.weighting.compile(backend=backend)
+        if torch.cuda.is_available():  # torch 2.11 cannot compile its integers for a CPU
+            self.weighting.compile(backend=backend)
 
     def terms(self, logits: Logits, batch: TokenBatch | Tensor) -> LossTerms:
         """Compute the objective together with the values that are logged.
