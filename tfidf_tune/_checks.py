@@ -64,10 +64,14 @@ def require_base_url(url: str) -> None:
         raise ValueError("base_url must be like http://localhost:8000/v1, without user name, password and query")
 
 
+def base_model(model: Any) -> Any:
+    """Return the model without the adapters of PEFT."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def cache_argument(model: Any) -> str:
     """Return under which name a model of transformers, or of PEFT, takes and returns a KV cache: 5.24 renamed it."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return "cache" if "cache" in inspect.signature(type(base).forward).parameters else "past_key_values"
+    return "cache" if "cache" in inspect.signature(type(base_model(model)).forward).parameters else "past_key_values"
 
 
 def suggestion(name: str, possible: Iterable[str]) -> str:

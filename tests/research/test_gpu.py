@@ -120,7 +120,7 @@ def test_evaluated_weights_stay_behind(command, tmp_path):
 
 
 def test_wheels(checkout, command, tmp_path):
-    """What is missing and fits is installed; what is there stays; a wheel for another platform is one line."""
+    """Missing packages are installed, present ones kept; a wheel for another platform is reported in one line."""
 
     def wheel(name, tag, requires=""):
         (checkout / "wheels").mkdir(exist_ok=True)

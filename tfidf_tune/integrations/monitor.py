@@ -14,10 +14,9 @@ from typing import Any, Literal
 from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tfidf_tune._checks import cache_argument, require_integer
+from tfidf_tune._checks import base_model, cache_argument, require_integer
 from tfidf_tune._files import remove_folder
 from tfidf_tune.data import HFTokenizer, read_probe_file
-from tfidf_tune.integrations.transformers import base_model
 from tfidf_tune.probe import MemorizationProbe, evaluating, greedy_continuations
 
 

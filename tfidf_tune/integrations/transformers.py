@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from transformers import Trainer
 from transformers.utils import logging
 
-from tfidf_tune._checks import require_bool
+from tfidf_tune._checks import base_model, require_bool
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss, token_cross_entropy, weight_statistics, weight_sums
 from tfidf_tune.weighting import IGNORE_INDEX, TFIDFWeighting, TokenBatch, TokenWeighting, shift_labels, shift_tokens
 from tfidf_tune.weighting._weighting import require_no_tokens
@@ -145,11 +145,6 @@ def obstacles(trainer: Any, *, fused_head: bool) -> Iterator[str]:
             yield f"{refused} the output layer is a {type(head).__module__}.{type(head).__name__}, not a plain Linear"
         if getattr(base.config.get_text_config(), "final_logit_softcapping", None) is not None:
             yield f"{refused} {name} caps its logits"
-
-
-def base_model(model: Any) -> Any:
-    """Return the model without the adapters of PEFT."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 class TokenWeightingMixin(_Trainer):  # type: ignore[misc]

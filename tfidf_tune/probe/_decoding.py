@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from tfidf_tune._checks import cache_argument
+from tfidf_tune._checks import base_model, cache_argument
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -161,7 +161,7 @@ def generated_continuations(
     rows: list[list[int]] = []
 
     # generate completes any config that it is given by the model's, under an adapter by that of the model itself.
-    configured = model.get_base_model() if hasattr(model, "get_base_model") else model
+    configured = base_model(model)
     original, configured.generation_config = configured.generation_config, config
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):

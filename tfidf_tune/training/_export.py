@@ -32,8 +32,8 @@ def export_weights(cfg: FinetuneConfig, tokenizer: Any, dataset: Dataset[Any], f
     A row is a sequence without padding: "step" (int32, from 1), and three lists of its length n: "tokens" (int32),
     "labels" (int32, the token that each position predicts; -100 where it predicts none) and "weights" (float32, 0 where
     the label is -100). The objective of a step is the sum over its rows of weight times negative log-likelihood of the
-    label, divided by the number of its labels. The passages that the run would measure are written beside it, to
-    ``file`` with the ending ".probe.jsonl".
+    label, divided by the number of its labels. The passages that the run would measure are written to the same
+    folder, under the name of the file with the ending ".probe.jsonl".
 
     Returns:
         tuple[int, int]: steps and sequences.
@@ -56,7 +56,7 @@ def export_weights(cfg: FinetuneConfig, tokenizer: Any, dataset: Dataset[Any], f
     run = Run(torch.device("cpu"), torch.float32, cast(int, cfg.seed), Path(cfg.output_dir))  # the seed is checked
     # With the tokens that are not padding, which tell the lengths, whatever the weighting counts.
     dataloader = data.build_dataloader(cfg, dataset, tokenizer, run, counts_tokens=True)
-    num_steps, num_rows = count_steps(cfg, dataloader), 0
+    num_steps = count_steps(cfg, dataloader)
 
     def rows() -> Iterator[dict[str, Any]]:
         for step, batches in enumerate(islice(data.step_batches(cfg, dataloader), num_steps), start=1):
@@ -64,21 +64,19 @@ def export_weights(cfg: FinetuneConfig, tokenizer: Any, dataset: Dataset[Any], f
             for batch in data.agree_on_step(batches).batches:
                 labels, unpadded = batch["labels"], batch[data.UNPADDED_TOKENS]
                 weights = loss.weighting(TokenBatch(labels, None, unpadded, first_pass=first_pass))
+                lists = {"tokens": batch["tokens"], "labels": labels, "weights": weights}
                 # The first token of a sequence is no label.
                 for row, length in enumerate((1 + (unpadded >= 0).sum(-1)).tolist()):
-                    lists = {"tokens": batch["tokens"], "labels": labels, "weights": weights}
                     yield {"step": step, **{name: values[row, :length].numpy() for name, values in lists.items()}}
 
     def write_weights(path: Path) -> None:
-        nonlocal num_rows
         in_order = rows()
         with pq.ParquetWriter(path, _SCHEMA) as writer:
             while chunk := list(islice(in_order, _ROWS_AT_ONCE)):
                 writer.write_table(pa.Table.from_pylist(chunk, _SCHEMA))
-                num_rows += len(chunk)
 
     files: dict[str, Callable[[Path], object]] = {file.name: write_weights}
     if passages := [passage for _, own in data.probe_files(cfg, dataset) for passage in own]:
         files[file.with_suffix(".probe.jsonl").name] = partial(write_probe_file, passages=passages)
     update_files(file.parent, files)
-    return num_steps, num_rows
+    return num_steps, pq.read_metadata(file).num_rows
