@@ -1,12 +1,14 @@
 """Only the computation of weights: time and memory of TF-IDF, how they grow, the authors' way; repetition weights.
 
     python research/benchmarks/weights.py                                            # one core of this CPU
-    python research/benchmarks/weights.py --device cuda
+    python research/benchmarks/weights.py --device cuda --compile
     python research/benchmarks/weights.py --output weights.json
 
 On a CPU torch has one thread. Windows are full before anything is timed, and every timed call gets a new batch.
+--compile also times the base case compiled, as recipes with compile: true have it on a GPU.
 """
 
+import copy
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +19,7 @@ from typing import Any
 
 import torch
 from authors_way import AuthorsWay
-from measuring import WARMUP, finish, make_parser, median_ms, median_peak, median_ratio, tabulate, take_turns
+from measuring import WARMUP, against, finish, make_parser, median_ms, median_peak, median_ratio, tabulate, take_turns
 from torch import Tensor
 
 from tfidf_tune.training import format_bytes
@@ -26,7 +28,7 @@ from tfidf_tune.weighting import RepetitionWeighting, TFIDFWeighting, TokenWeigh
 Shape = tuple[int, int]  # rows x positions
 Weigh = Callable[[Tensor], Tensor]
 BYTES_PER_VOCABULARY_ENTRY = 4
-OURS, THEIRS = "TFIDFWeighting", "authors' way"
+OURS, COMPILED, THEIRS = "TFIDFWeighting", "compiled", "authors' way"
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,14 @@ def main() -> None:
     """Measure and print."""
     parser = make_parser(__doc__, rounds=30)
     parser.add_argument("--quick", action="store_true", help="sizes that only show that the script runs")
+    parser.add_argument("--compile", action="store_true", help="compile the base case too")
     options = parser.parse_args()
     sizes = QUICK if options.quick else Sizes()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         given = (sizes, options.rounds, options.device)
-        base_case, authors = measure_base_case(*given)
+        base_case, authors = measure_base_case(*given, compiled=options.compile)
         sweep = [row for shape in sizes.sweep_shapes for row in sweep_windows(shape, *given)]
         longest = [row for row in sweep if row["num_batches"] == sizes.sweep_windows[-1]]
         finish(
@@ -111,12 +114,19 @@ def time_turns(ways: Mapping[str, Weigh], batches: Sequence[Tensor], device: str
     return take_turns(each, rounds=len(batches) - WARMUP, device=device)
 
 
-def measure_base_case(sizes: Sizes, rounds: int, device: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def measure_base_case(
+    sizes: Sizes, rounds: int, device: str, *, compiled: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The time of a call at the paper's size, in the steady state; and ours and the authors' way, taking turns."""
     upcoming = label_batches(sizes.base_shape, sizes.base_vocab_size, device)
     weighting = with_full_window(sizes.base_window, upcoming, sizes.base_vocab_size)
     ours, theirs = partial(weighting, vocab_size=sizes.base_vocab_size), AuthorsWay(num_batches=sizes.base_window)
-    alone = time_turns({OURS: ours}, list(islice(upcoming, WARMUP + sizes.base_rounds)), device)
+    ways: dict[str, Weigh] = {OURS: ours}
+    if compiled:
+        other = copy.deepcopy(weighting)
+        other.compile()
+        ways[COMPILED] = partial(other, vocab_size=sizes.base_vocab_size)
+    alone = time_turns(ways, list(islice(upcoming, WARMUP + sizes.base_rounds)), device)
     base_case = {
         "batch_size": sizes.base_shape[0],
         "seq_len": sizes.base_shape[1],
@@ -125,6 +135,8 @@ def measure_base_case(sizes: Sizes, rounds: int, device: str) -> tuple[dict[str,
         "rounds": sizes.base_rounds,
         "median_ms": median_ms(alone[OURS]),
     }
+    if compiled:
+        base_case |= {f"compiled_{key}": value for key, value in against("plain", alone[COMPILED], alone[OURS]).items()}
     for labels in islice(upcoming, sizes.base_window):  # the same window for both
         ours(labels)
         theirs.window.append(labels)
@@ -224,10 +236,11 @@ def report(result: Mapping[str, Any]) -> str:
         "state": "{state}",
         "peak, MiB": "{mib:.2f}",
     }
+    compiled = f"; compiled {base['compiled_median_ms']:.3f} ms" if "compiled_median_ms" in base else ""
     return (
         f"medians of {result['settings']['rounds']} rounds\n\n"
         f"{base['batch_size']} x {base['seq_len']}, V = {base['vocab_size']:,}, window of {base['num_batches']} "
-        f"batches: {base['median_ms']:.3f} ms a batch, median of {base['rounds']}\n\n"
+        f"batches: {base['median_ms']:.3f} ms a batch, median of {base['rounds']}{compiled}\n\n"
         f"{tabulate(columns, sweep)}\n\n"
         f"With {windows[-1]:,} batches in the window time grows as b*s to the power of {result['slope']:.3f}, of "
         f"{result['last_slope']:.3f} over the three largest; at the largest it is {result['window_ratio']:.3f} times "

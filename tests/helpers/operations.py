@@ -19,6 +19,7 @@ class Recorder(TorchDispatchMode):
 
     Attributes:
         operations (list[str]): their names.
+        num_kernels (int): those for which a GPU launches kernels: not views, nor memory that is not filled.
         calls (list[tuple]): their names, with arguments and results as a captured graph would hold them.
         sizes (list[int]): elements of each new tensor.
         devices (set[str]): where new tensors, views and tensors changed in place are.
@@ -27,6 +28,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.operations = []
+        self.num_kernels = 0
         self.calls = []
         self.sizes = []
         self.devices = set()
@@ -34,6 +36,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         self.operations.append(func.overloadpacket.__name__)
+        self.num_kernels += not func.is_view and "empty" not in self.operations[-1]
         self.calls.append((str(func), *tree_map(described, (args, kwargs, result))))
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         owned = {tensor.untyped_storage()._cdata for tensor in inputs}

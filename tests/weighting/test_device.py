@@ -189,6 +189,20 @@ def test_with_a_vocabulary_size_nothing_waits_for_the_device(name):
             assert {tensor.device.type for tensor in weighting.state_dict().values()} <= {"meta"}
 
 
+@pytest.mark.parametrize(
+    ("make_weighting", "most"), [(TFIDFWeighting, 60), (RepetitionWeighting, 150), (GoldfishWeighting, 50)]
+)
+def test_a_gpu_gets_so_many_kernels(make_weighting, most):
+    """Each takes about as long as another, because a mini-batch is small; a context of many tokens adds none."""
+    batch = TokenBatch(torch.zeros(8, 256, dtype=torch.int64, device="meta"), vocab_size=32_000)
+    for settings in ({}, {"h": 100} if make_weighting is GoldfishWeighting else {}):
+        weighting = make_weighting(**settings)
+        weighting(batch)
+        with Recorder() as recorder:
+            weighting(batch)
+        assert 30 < recorder.num_kernels <= most
+
+
 # ---- compiled: one graph, the bits of the uncompiled device path
 
 

@@ -4,12 +4,11 @@ Contexts are hashed, and choices are made by hash instead of at random. Hashes a
 that a CPU and a GPU give the same numbers. Shapes do not depend on values, so that nothing waits for a GPU: keys that
 are not kept are ``NO_TOKEN``.
 
-Shape suffixes: C choices of context, B rows, S positions in a row, N positions of all rows or keys of all positions, L
-levels of counts.
+Shape suffixes: H hashes, D distances to labels before, C choices of context, B rows, S positions in a row, N positions
+of all rows or keys of all positions, L levels of counts.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import reduce
 from itertools import combinations
 from math import comb
 from typing import Any, Literal, get_args
@@ -32,7 +31,7 @@ from tfidf_tune.weighting._weighting import (
 GoldfishStrategy = Literal["hash", "static"]
 
 _HASH_RANGE = 2**32
-_LONGEST_CONTEXT = 1024  # each token of context takes a pass over the mini-batch
+_LONGEST_CONTEXT = 1024  # each token of context takes as much time and memory as a copy of the labels
 _PRIME = 2**31 - 1
 _BASE = 1_000_003
 _SECOND_BASE = 1_299_709
@@ -69,46 +68,53 @@ def positions_in_document(valid: Tensor, document_ids: Tensor | None) -> Tensor:
     return positions_S - torch.where(begins_BS, positions_S, 0).cummax(dim=1).values
 
 
-def hash_contexts(labels: Tensor, length: int, *, seed: int = 0) -> Tensor:
-    """Hash the seed and the ``length`` labels before each position, in their order: int64 ``[b, s]`` in [0, 2**32).
+def descending_powers(bases: Sequence[int], length: int) -> Tensor:
+    """Return the powers ``length - 1`` to 0 of each base modulo the prime of the hashes, int64 ``[h, length]``."""
+    return torch.tensor([[pow(base, exponent, _PRIME) for exponent in reversed(range(length))] for base in bases])
 
-    It has no meaning where fewer labels are before the position in its document.
+
+def hash_contexts(labels: Tensor, powers_D: Tensor, *, seed: int = 0) -> Tensor:
+    """Hash the seed and the labels before each position, in their order: int64 ``[b, s]`` in [0, 2**32).
+
+    Of the :func:`descending_powers` the first is for the seed, the others for as many labels. A hash has no meaning
+    where fewer labels are before the position in its document.
     """
-    num_positions = labels.shape[1]
-    # Horner's rule, the farthest label first: each step takes the whole mini-batch one label further. Both factors are
-    # below 2**31, so that no product overflows.
-    tokens = F.pad(labels + 1, (length, 0)) % _PRIME
-    state = torch.full_like(labels, seed % _PRIME)
-    for first in range(length):
-        state = (state * _BASE + tokens[:, first : first + num_positions]) % _PRIME
-    return _mix_bits(state)
+    terms_BDS = _terms(F.pad(labels + 1, (len(powers_D) - 1, -1)), powers_D[1:])
+    return _mix_bits(terms_BDS.sum(1).add_(powers_D[0] * (seed % _PRIME)).remainder_(_PRIME))
 
 
-def hash_skip_grams(labels: Tensor, choices: Sequence[Sequence[int]], length: int, *, base: int = _BASE) -> Tensor:
-    """Hash each label together with every choice of labels out of the ``length`` ones before it.
+def hash_skip_grams(labels: Tensor, choices: Sequence[Sequence[int]], powers_HD: Tensor) -> Tensor:
+    """Hash each label together with every choice of labels before it, once for each of several bases.
 
-    A choice is a list of distances, and labels keep their places. A hash has no meaning where fewer than ``length``
-    labels are before the position in its document. Returns int64 ``[c, b, s]`` in [0, 2**32).
+    A choice is a list of distances, and labels keep their places. Of the :func:`descending_powers` the first is for the
+    number of the choice, the others for the distances down to 0. A hash has no meaning where a label of the largest
+    distance is not in its document. Returns int64 ``[h, c, b, s]`` in [0, 2**32).
     """
-    # One term for each distance, shared by all choices: the label that far back times a power of the base.
-    shifted = F.pad(labels + 1, (length, 0)) % _PRIME
-    num_positions = labels.shape[1]
-    terms = [
-        shifted[:, length - distance : length - distance + num_positions] * pow(base, distance, _PRIME) % _PRIME
-        for distance in range(length + 1)
-    ]
-    total = sum(terms[1:], terms[0])
+    # One term for each distance, shared by all choices, the farthest first.
+    longest = powers_HD.shape[1] - 2
+    terms_HBDS = _terms(F.pad(labels + 1, (longest, 0)), powers_HD[:, None, 1:])
+    total_HBS = terms_HBDS.sum(2)
     sums = []
     for j, choice in enumerate(choices):
-        # The number of the choice tells equal sums of different choices apart.
-        number = (j + 1) * pow(base, length + 1, _PRIME)
-        left_out = [terms[distance] for distance in range(1, length + 1) if distance not in choice]
-        # Whichever are fewer: the terms of the choice, or those to be subtracted from all.
+        left_out = [distance for distance in range(1, longest + 1) if distance not in choice]
+        # Whichever are fewer: the terms of the choice and of the label, or those to be subtracted from all.
+        start_HBS, distances, sign = total_HBS, left_out, -1
         if len(choice) < len(left_out):
-            sums.append(sum((terms[distance] for distance in choice), terms[0] + number))
-        else:
-            sums.append(reduce(torch.sub, left_out, total + number))
-    return _mix_bits(torch.stack(sums).remainder_(_PRIME))
+            start_HBS, distances, sign = terms_HBDS[:, :, -1], [*choice], 1
+        # The number of the choice tells equal sums of different choices apart.
+        sum_HBS = start_HBS.add(powers_HD[:, :1, None], alpha=j + 1)
+        for distance in distances:
+            sum_HBS.add_(terms_HBDS[:, :, -1 - distance], alpha=sign)
+        sums.append(sum_HBS)
+    return _mix_bits(torch.stack(sums, dim=1).remainder_(_PRIME))
+
+
+def _terms(numbers_BT: Tensor, powers_D: Tensor) -> Tensor:
+    """Multiply any d numbers next to each other by the powers ``[..., 1, d]``: int64 ``[..., b, d, s = t - d + 1]``."""
+    length = numbers_BT.shape[1] - powers_D.shape[-1] + 1
+    windows_BDS = (numbers_BT % _PRIME).unfold(1, length, 1)  # a view
+    # Both factors are below 2**31, so that no product overflows.
+    return (windows_BDS * powers_D[..., None]).remainder_(_PRIME)
 
 
 def _mix_bits(numbers: Tensor) -> Tensor:
@@ -149,6 +155,7 @@ class GoldfishWeighting(TokenWeighting):
         ValueError: If an argument is out of its range.
     """
 
+    powers: Tensor
     _is_special: Tensor
 
     def __init__(self, *, strategy: GoldfishStrategy = "hash", k: int = 4, h: int = 13, seed: int = 0) -> None:
@@ -160,6 +167,7 @@ class GoldfishWeighting(TokenWeighting):
         self.k = k
         self.h = h
         self.seed = seed
+        self.register_buffer("powers", descending_powers([_BASE], h + 1), persistent=False)
         self.set_special_tokens(())
 
     def set_special_tokens(self, token_ids: Iterable[int]) -> None:
@@ -181,7 +189,7 @@ class GoldfishWeighting(TokenWeighting):
         if self.strategy == "static":
             left_out = positions % self.k == self.k - 1
         else:
-            hashes = hash_contexts(batch.labels, self.h, seed=self.seed)
+            hashes = hash_contexts(batch.labels, self.powers[0], seed=self.seed)
             left_out = (hashes * self.k < _HASH_RANGE) & (positions >= self.h)
         return unit_mean((valid & (is_special | ~left_out)).float(), valid)
 
@@ -242,6 +250,7 @@ class RepetitionWeighting(TokenWeighting):
 
     table: Tensor
     contexts: Tensor
+    powers: Tensor
     levels: Tensor
 
     def __init__(
@@ -289,6 +298,7 @@ class RepetitionWeighting(TokenWeighting):
         self.choices = list(combinations(range(1, h + 1), k))
         self.register_buffer("table", torch.zeros(num_buckets, dtype=torch.int32))
         self.register_buffer("contexts", torch.tensor([h, k, sample]))  # of the keys in the table
+        self.register_buffer("powers", descending_powers([_BASE, _SECOND_BASE], h + 2), persistent=False)
         self.register_buffer("levels", torch.tensor(_LEVELS, dtype=torch.int32), persistent=False)
         self._one_thread = OneThread()
 
@@ -317,10 +327,10 @@ class RepetitionWeighting(TokenWeighting):
     def _keys(self, labels: Tensor, valid: Tensor, positions: Tensor) -> Tensor:
         """Return the keys, buckets followed by fingerprints, int64 ``[c, b, s]``; ``NO_TOKEN`` where none is kept."""
         # The first hash samples the keys and chooses the bucket; the second, independent of it, is the fingerprint.
-        hashes = hash_skip_grams(labels, self.choices, self.h)
-        prints = hash_skip_grams(labels, self.choices, self.h, base=_SECOND_BASE) & _PRINT_MASK
-        kept = (hashes * self.sample < _HASH_RANGE) & (valid & (positions >= self.h))
-        return torch.where(kept, (hashes % self.num_buckets << _PRINT_BITS) | prints, NO_TOKEN)
+        hashes_CBS, prints_CBS = hash_skip_grams(labels, self.choices, self.powers).unbind()
+        kept_CBS = (hashes_CBS * self.sample < _HASH_RANGE) & (valid & (positions >= self.h))
+        keys_CBS = (hashes_CBS % self.num_buckets << _PRINT_BITS) | prints_CBS & _PRINT_MASK
+        return torch.where(kept_CBS, keys_CBS, NO_TOKEN)
 
     def _look_up(self, keys_CBS: Tensor) -> Tensor:
         """Return the largest count of each position, int32 ``[b, s]``, and -1 where none is known."""

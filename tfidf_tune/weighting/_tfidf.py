@@ -31,6 +31,7 @@ class Terms(NamedTuple):
     keys: Tensor  # [b * s], each once for each row that holds it, and -1 in what remains
     counts: Tensor  # [b * s], the positions of the row that hold the key; 0 in what remains
     positions: Tensor  # [b, s], the term at each position: an index of the other two
+    sorted: Tensor  # [b, s], the keys of each row in ascending order
 
 
 def distinct_terms(keys_BS: Tensor) -> Terms:
@@ -44,12 +45,13 @@ def distinct_terms(keys_BS: Tensor) -> Terms:
         keys=torch.full_like(sorted_N, -1).scatter_(0, term_N, sorted_N),
         counts=torch.zeros_like(term_N).scatter_add_(0, term_N, torch.ones_like(term_N)),
         positions=torch.empty_like(order_BS).scatter_(-1, order_BS, term_N.view_as(order_BS)),
+        sorted=sorted_BS,
     )
 
 
 def inverse_document_frequency(document_frequency: Tensor, num_documents: Tensor) -> Tensor:
     """Return the smoothed IDF of integers of any shape: float32, 1 as long as nothing has been counted."""
-    return ((1 + num_documents) / document_frequency.float().add_(1)).log_().add_(1)
+    return ((1 + num_documents) / (1 + document_frequency)).log_().add_(1)
 
 
 class DocumentWindow(nn.Module):
@@ -249,14 +251,15 @@ class TFIDFWeighting(TokenWeighting):
         # The terms of each document, and the number of documents. A document of a packed row is told by the pair of its
         # id and the token, in one integer.
         if batch.document_ids is None:
-            tokens_T, counts_T, terms_BS = distinct_terms(tokens_BS)
-            num_documents = known_BS.any(-1).count_nonzero()
+            tokens_T, counts_T, terms_BS, sorted_BS = distinct_terms(tokens_BS)
+            num_documents = (sorted_BS[:, -1] != NO_TOKEN).count_nonzero()
         else:
-            documents_BS = torch.where(known_BS, batch.document_ids, NO_TOKEN)
-            pairs_BS = torch.where(known_BS, documents_BS * size + tokens_BS, NO_TOKEN)
-            pairs_T, counts_T, terms_BS = distinct_terms(pairs_BS)
+            pairs_BS = torch.where(known_BS, batch.document_ids * size + tokens_BS, NO_TOKEN)
+            pairs_T, counts_T, terms_BS, sorted_BS = distinct_terms(pairs_BS)
             tokens_T = torch.where(pairs_T == NO_TOKEN, NO_TOKEN, pairs_T % size)
-            num_documents = (distinct_terms(documents_BS).keys != NO_TOKEN).count_nonzero()
+            # In ascending order the pairs of a document are neighbours.
+            begins_BS = differs_from_previous(sorted_BS.div(size, rounding_mode="floor"))
+            num_documents = (begins_BS & (sorted_BS != NO_TOKEN)).count_nonzero()
         # The batch is in the window before its weights are computed, so that no df of a training batch is 0.
         with self._one_thread.locked(self.training):
             if self.training:
@@ -270,4 +273,4 @@ class TFIDFWeighting(TokenWeighting):
         # Only label tokens have weights. Labels outside the vocabulary, which a GPU cannot report, become NaN.
         weighed_BS = known_BS & (batch.labels == ids_BS)
         weights_BS = unit_mean(raw_BS, weighed_BS, self.max_weight)
-        return weights_BS.masked_fill((batch.labels != IGNORE_INDEX) & ~weighed_BS, torch.nan)
+        return weights_BS.masked_fill((batch.labels != IGNORE_INDEX) ^ weighed_BS, torch.nan)
