@@ -16,10 +16,11 @@ from tfidf_reference import IGNORED
 from tfidf_tune.loss import HeadInput, fused_cross_entropy
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-SEEDS = range(3)
+SEEDS = range(24)
 
 # In float32 both paths round as often, in another order (a division where the other has exp(log)), so that which of
-# them is nearer is chance: over some 10^4 numbers a few percent. Float16 and bfloat16 are given none.
+# them is nearer is chance. Tokens err independently: gradients of 129 rows have some 3,000 independent errors over all
+# seeds, whose norm varies by 2 %, its ratio by 3 %. Float16 and bfloat16 are given none.
 CHANCE = {torch.float32: 1.05, torch.bfloat16: 1.0, torch.float16: 1.0}
 
 
@@ -95,8 +96,12 @@ def case_name(case):
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_rounding_errors_are_no_larger_than_those_of_unfused_cross_entropy(case):
     error, budget, chance = errors(fused, case), errors(whole_logits, case), CHANCE[case.dtype]
-    # A scalar's error is chance: 2 ulp for a sum in another order.
-    assert error["total"] <= budget["total"] + 2 * EPS
+    # Errors of tokens cancel by chance in the total: it only has to be the sum of its losses.
+    for batch in (batch_of(case, seed) for seed in SEEDS[:3]):
+        found = values_of(fused, batch)
+        torch.testing.assert_close(
+            found.total.double(), (found.losses * batch.coefficients.double()).sum(), rtol=2 * EPS, atol=0
+        )
     for name in ("losses", "hidden", "bias"):
         assert error[name] <= chance * budget[name], name
     in_fp32 = errors(fused_in_fp32, case)
