@@ -106,7 +106,7 @@ def test_the_page_shows_what_the_command_prints(preview, tmp_path, monkeypatch):
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.save_pretrained(folder)
     dataset = OmegaConf.load(config_path("any/lora_sft")).dataset
-    dataset |= {"source": "chats.jsonl", "chat_template": "chatml.jinja", "max_seq_len": 128}
+    dataset.update({"source": "chats.jsonl", "chat_template": "chatml.jinja", "max_seq_len": 128})
 
     output, _ = preview(dataset, **{"tokenizer.path": str(folder), "model.max_seq_len": 128})
 

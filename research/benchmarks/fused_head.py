@@ -152,7 +152,7 @@ def mean(losses: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
 WAYS = {
     FUSED: Way(ours(CrossEntropyLoss())),
     "fused, fp32 sum": Way(ours(CrossEntropyLoss(accumulate_in_fp32=True))),
-    "torch": Way(ours(CrossEntropyLoss(head="torch"))),
+    **({"torch": Way(ours(CrossEntropyLoss(head="torch")))} if hasattr(F, "linear_cross_entropy") else {}),
     "chunked": Way(ours(CrossEntropyLoss(head="chunked")), has_logits=True),
     "stock": Way(stock, is_weighted=False, has_logits=True),
     "plain": Way(plain, has_logits=True),

@@ -33,6 +33,10 @@ from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.loss import CrossEntropyLoss, TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
 from tfidf_tune.training import load_config, prepare_head
 
+# TRL's default is True; transformers renamed it.
+_NEW_NAME = "activation_checkpointing"
+CHECKPOINTING = _NEW_NAME if hasattr(SFTConfig, _NEW_NAME) else "gradient_checkpointing"
+
 TRAINER, SFT = "Trainer", "SFTTrainer"
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     TRAINER: (Trainer, {}),
@@ -100,7 +104,7 @@ def build_trainer(
         "logging_steps": cfg.log_every_n_steps,
         "use_cpu": options.device == "cpu",
         "bf16": False,
-        "activation_checkpointing": False,
+        CHECKPOINTING: False,
         "save_strategy": "no",
         "report_to": [],
         "disable_tqdm": True,

@@ -9,6 +9,7 @@ import pytest
 import trl
 from data_fakes import write_rows
 from datasets import Dataset, load_dataset
+from hosts import CHECKPOINTING
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer
 
@@ -93,7 +94,7 @@ def test_ids_and_labels_are_those_of_trl(folder, sft, tmp_path, kind):
     rows, settings = ROWS_OF_TRL[kind]
     reference = AutoTokenizer.from_pretrained(folder)
     tokenizer = hf_tokenizer(reference)
-    settings = {"max_length": 512, "bf16": False, "activation_checkpointing": False} | settings
+    settings = {"max_length": 512, "bf16": False, CHECKPOINTING: False} | settings
     trainer = SFTTrainer(
         LlamaForCausalLM.from_pretrained(folder),
         SFTConfig(str(tmp_path / "trl"), use_cpu=True, report_to=[], disable_tqdm=True, **settings),

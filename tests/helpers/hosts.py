@@ -27,6 +27,9 @@ LIKE_TRAINERS = {
     "lr_scheduler": None, "clip_grad_norm": MAX_GRAD_NORM, "shuffle": False, "gradient_accumulation_steps": 2,
     "save_at_percent": [100], "keep_last_n_checkpoints": 0,
 }  # fmt: skip
+# TRL's default is True; transformers renamed it.
+_NEW_NAME = "activation_checkpointing"
+CHECKPOINTING = _NEW_NAME if hasattr(SFTConfig, _NEW_NAME) else "gradient_checkpointing"
 METRICS = ("loss", "cross_entropy", "grad_norm", "weight_mean", "weight_std", "weight_max")
 
 
@@ -54,7 +57,7 @@ def make_trainer(
     common = {
         "use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no",
         "train_sampling_strategy": "sequential", "max_grad_norm": MAX_GRAD_NORM, "learning_rate": LEARNING_RATE,
-        "lr_scheduler_type": "constant", "per_device_train_batch_size": 4, "activation_checkpointing": False,
+        "lr_scheduler_type": "constant", "per_device_train_batch_size": 4, CHECKPOINTING: False,
         "bf16": False,
     }  # fmt: skip
     if is_trl:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from datasets import Dataset
-from hosts import load, logs_of, make_trainer, ragged_rows
+from hosts import CHECKPOINTING, load, logs_of, make_trainer, ragged_rows
 from peft import LoraConfig, PromptTuningConfig
 from transformers import AutoTokenizer
 from trl import SFTConfig, SFTTrainer
@@ -53,7 +53,7 @@ def make(trainer_class, checkpoint, folder, kind, **options):
     common = {
         "use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no",
         "loss_type": "nll",
-        "max_steps": 3, "activation_checkpointing": False, "bf16": False,
+        "max_steps": 3, CHECKPOINTING: False, "bf16": False,
     }  # fmt: skip
     torch.manual_seed(0)
     return trainer_class(

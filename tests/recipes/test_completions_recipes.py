@@ -93,7 +93,7 @@ def test_the_repeated_answer_is_recited_and_all_measure_the_same(trained, tmp_pa
 def test_the_config_of_the_run_leads_to_the_same_targets(trained, tmp_path):
     """config.yaml resumes and repeats a run; packed rows hold the same targets."""
     cfg = check_config(OmegaConf.load(trained / "config.yaml"), FinetuneConfig)
-    cfg.dataset |= {"packed": True, "probe_file": str(tmp_path / "probe.jsonl")}
+    cfg.dataset.update({"packed": True, "probe_file": str(tmp_path / "probe.jsonl")})
     tokenizer = instantiate(cfg, "tokenizer")
     tokenizer.max_seq_len = 64
     dataset = build_dataset(cfg, tokenizer)
