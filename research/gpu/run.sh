@@ -33,7 +33,7 @@ pack() {
     return 1
 }
 
-# Prints the wheels of a folder whose packages are missing, or there in a version that another wheel refuses.
+# Prints the wheels of a folder whose packages are missing, or there in a version that a chosen wheel refuses.
 wheels_to_install() {
     python - "$1" <<'END'
 import sys, zipfile
@@ -43,24 +43,38 @@ from pathlib import Path
 from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.utils import canonicalize_name, parse_wheel_filename
 
-wheels, asked = {parse_wheel_filename(path.name)[0]: path for path in Path(sys.argv[1]).glob("*.whl")}, {}
-for name, path in wheels.items():
-    with zipfile.ZipFile(path) as archive:
-        metadata = next(member for member in archive.namelist() if member.endswith(".dist-info/METADATA"))
-        requirements = map(Requirement, message_from_bytes(archive.read(metadata)).get_all("Requires-Dist") or [])
-    extras = ("torchtune", "eval", "report") if name == "tfidf-tune" else ("",)
-    for one in requirements:
-        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in extras):
-            asked.setdefault(canonicalize_name(one.name), []).append(one.specifier)
+def asked(lines, extras=("",)):
+    every = map(Requirement, lines or [])
+    return [one for one in every if not one.marker or any(one.marker.evaluate({"extra": extra}) for extra in extras)]
+
+def is_met(one):
+    version = versions.get(canonicalize_name(one.name))
+    return version is not None and one.specifier.contains(version, prereleases=True)
+
+wheels = {parse_wheel_filename(path.name)[0]: path for path in Path(sys.argv[1]).glob("*.whl")}
 # Of two installed versions, the first is imported.
-there = {canonicalize_name(one.metadata["Name"] or ""): one.version for one in reversed([*distributions()])}
-for name in sorted({*wheels, *asked}):
-    fits = [name in there and one.contains(there[name], prereleases=True) for one in asked.get(name, [])]
-    wanted = [str(one) for one, is_met in zip(asked.get(name, []), fits) if not is_met]
-    if name in wheels and (name not in there or wanted or name == "tfidf-tune"):
-        print(wheels[name])
-    elif name not in wheels and wanted:
-        print(f"not in the archive: {name} {' '.join(filter(None, wanted))}; here: {there.get(name)}", file=sys.stderr)
+there = {canonicalize_name(one.metadata["Name"] or ""): one for one in reversed([*distributions()])}
+versions = {name: one.version for name, one in there.items()}
+needs = {name: asked(one.requires) for name, one in there.items()}
+chosen = {name for name in wheels if name not in there or name == "tfidf-tune"}
+new, refused = set(chosen), []
+while new:
+    for name in new:
+        with zipfile.ZipFile(wheels[name]) as archive:
+            metadata = next(member for member in archive.namelist() if member.endswith(".dist-info/METADATA"))
+            lines = message_from_bytes(archive.read(metadata)).get_all("Requires-Dist")
+        versions[name] = str(parse_wheel_filename(wheels[name].name)[1])
+        needs[name] = asked(lines, ("torchtune", "eval", "report") if name == "tfidf-tune" else ("",))
+    # What a chosen wheel refuses is replaced, and what refuses a chosen wheel.
+    pairs = [(name, one) for name in needs for one in needs[name] if {name, canonicalize_name(one.name)} & chosen]
+    refused = [(name, one) for name, one in pairs if not is_met(one)]
+    new = {canonicalize_name(one.name) for _, one in refused} | {name for name, _ in refused}
+    new = {name for name in new if name in wheels} - chosen
+    chosen |= new
+for name in sorted(chosen):
+    print(wheels[name])
+for name, one in refused:
+    print(f"{name} needs {one.name}{one.specifier}; here: {versions.get(canonicalize_name(one.name))}", file=sys.stderr)
 END
 }
 
