@@ -120,7 +120,7 @@ def test_evaluated_weights_stay_behind(command, tmp_path):
 
 
 def test_wheels(checkout, command, tmp_path):
-    """Missing packages are installed, present ones kept, with what they need; a wheel for another platform is reported."""
+    """Missing packages are installed, present ones kept with what they need; a foreign wheel is reported."""
 
     def wheel(name, tag, requires=""):
         (checkout / "wheels").mkdir(exist_ok=True)
