@@ -38,12 +38,13 @@ def paper_table(tables: Sequence[Table], models: Mapping[str, str]) -> Table:
         ValueError: If the paper has no value of any of the runs.
     """
     who = ["Model", "Objective"]
-    measured = [pd.DataFrame(columns=[*who, "measure", "run", "table"])]
+    measured = []
     for table in tables:
         if table.name in _TABLES:
             own = table.frame.melt(who, var_name="measure", value_name="run")
             measured.append(own.assign(table=1 + _TABLES.index(table.name)))
-    runs, paper = pd.concat(measured), paper_results()
+    runs = pd.concat(measured) if measured else pd.DataFrame(columns=[*who, "measure", "run", "table"])
+    paper = paper_results()
     runs = runs.assign(model=runs["Model"].map(models), objective=runs["Objective"], run=runs["run"].astype(float))
     frame = runs.merge(paper, on=["table", "model", "objective", "measure"]).dropna(subset="run")
     if frame.empty:

@@ -57,7 +57,7 @@ def built(cfg):
 
 def test_learned_tokens_are_in_brackets_and_counted(preview, rows):
     output, cfg = preview(rows, "batch_size=1")
-    dataset, _ = built(cfg | {"batch_size": 1})
+    dataset, _ = built(OmegaConf.merge(cfg, {"batch_size": 1}))
     assert "rows.jsonl: 3 rows with prompt and completion; 2 examples, 0 of them cut after 32 tokens; 1 row l" in output
     assert "\nwho saw the harbour?[[ the old sailor<|endoftext|>]]\n" in output
     assert "\n\\u001b[31mwho?[[ a quiet child<|endoftext|>]]\n" in output

@@ -268,7 +268,7 @@ def gradient_errors(
 
 def peak_allocated(turn: Callable[[], object]) -> int:
     """Most bytes at one time that torch's allocator for the CPU has handed out since the start, by its own record."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         turn()
     now = most = 0
     for event in sorted(recorded.profiler.kineto_results.events(), key=lambda event: event.start_ns()):

@@ -67,7 +67,7 @@ def convert(gguf: Path, folder: Path) -> None:
         raise ValueError(f"{gguf.name} has the tokenizer {rules!r}, only 'smollm' is supported")
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     model.hf_quantizer, model.is_quantized = None, False  # save_pretrained refuses a GGUF model
-    del model.config.quantization_config
+    vars(model.config).pop("quantization_config", None)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     # transformers takes GPT-2's rules. SmolLM's cut at digits first, which changes the white space before a number.

@@ -110,7 +110,7 @@ def build_trainer(
         "disable_tqdm": True,
     }
     if issubclass(trainer_class, SFTTrainer):
-        prepared = {"max_length": None, "dataset_kwargs": {"skip_prepare_dataset": True}}
+        prepared = {"max_length": None, "loss_type": "nll", "dataset_kwargs": {"skip_prepare_dataset": True}}
         arguments["args"] = SFTConfig(str(folder), **settings, **prepared)
         arguments["processing_class"] = AutoTokenizer.from_pretrained(folder / "model")
     else:
