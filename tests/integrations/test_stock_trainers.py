@@ -94,7 +94,9 @@ def folder(tmp_path_factory, tiny_checkpoint):
     return folder
 
 
-@pytest.mark.skipif(Version(version("transformers")) < Version("5.18"), reason="a Trainer before 5.18 cannot resume on two CPUs")
+@pytest.mark.skipif(
+    Version(version("transformers")) < Version("5.18"), reason="a Trainer before 5.18 cannot resume on two CPUs"
+)
 def test_two_processes(folder):
     """They do the same; with a window for all of them, also through the fused head and with FSDP2, they are one."""
     ranks = on_every_rank(2, folder, all_on_rank, folder)
