@@ -18,6 +18,7 @@ import torch
 import transformers
 from fork_jobs import ForkExecutor
 from omegaconf import OmegaConf
+from packaging.version import Version
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from research.experiment import _run
@@ -155,6 +156,9 @@ def test_the_model_of_a_wheel_becomes_a_folder_with_the_same_logits(model, origi
     assert (model / "LICENSE").read_text() == "Apache"
 
 
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.18"), reason="earlier ones read another EOS from GGUF"
+)
 def test_the_tokenizer_cuts_text_by_the_rules_of_smollm(model, bpe):
     """At digits before anything else, so that white space before a number stays in one piece."""
     tokenizer = hf_tokenizer(str(model))
