@@ -50,6 +50,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--device") == "cpu":
         return
     chosen = [item for item in items if "device" in getattr(item, "fixturenames", ())]
+    if not torch.cuda.is_available():
+        for item in chosen:
+            item.add_marker(pytest.mark.skip(reason="torch finds no GPU"))
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
 

@@ -21,7 +21,18 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from measuring import against, finish, make_parser, median_peak, named, peak_memory, recipe_step, tabulate, take_turns
+from measuring import (
+    against,
+    finish,
+    for_steps,
+    make_parser,
+    median_peak,
+    named,
+    peak_memory,
+    recipe_step,
+    tabulate,
+    take_turns,
+)
 from torch import nn
 from torchtune.training import get_dtype
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -65,8 +76,9 @@ def build_step(options: argparse.Namespace, implementation: str, dtype: str) -> 
     optimizer, _ = training.build_optimizer(cfg, model.parameters(), 100)
     vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(vocab_size, (options.batch_size, options.seq_len), generator=generator).to(options.device)
-    return partial(recipe_step(model, loss, optimizer, options.device, cfg.clip_grad_norm), tokens)
+    tokens = torch.randint(vocab_size, (options.batch_size, options.seq_len), generator=generator)
+    step = recipe_step(model, loss, optimizer, options.device, cfg.clip_grad_norm)
+    return partial(step, for_steps(tokens, options.device))
 
 
 def measure_loading(options: argparse.Namespace, implementation: str, dtype: str, num_threads: int) -> dict[str, float]:

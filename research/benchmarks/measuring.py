@@ -138,15 +138,20 @@ def median_peak(turn: Callable[[], object], device: str, rounds: int = _MEMORY_R
     return int(statistics.median(peaks))
 
 
+def for_steps(tokens: Tensor, device: str) -> Tensor:
+    """Return tokens as a recipe's loader does: on the host, from where a step copies them without waiting."""
+    return tokens.pin_memory() if device == "cuda" else tokens
+
+
 def recipe_step(
     model: nn.Module, loss: WeightedCrossEntropyLoss, optimizer: Optimizer, device: str, clip_grad_norm: float | None
 ) -> Callable[[Tensor], None]:
-    """A training step of the recipes on tokens that are their own labels."""
+    """A training step of the recipes on tokens of :func:`for_steps`, which are their own labels."""
     scaler = torch.amp.GradScaler(device, enabled=False)
     on = torch.device(device)
 
     def step(tokens: Tensor) -> None:
-        batches = agree_on_step([{"tokens": tokens, "labels": tokens.clone()}])
+        batches = agree_on_step([{"tokens": tokens, "labels": tokens}])
         train_step(model, loss, optimizer, batches, scaler=scaler, device=on, clip_grad_norm=clip_grad_norm)
 
     return step

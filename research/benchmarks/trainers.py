@@ -22,7 +22,7 @@ import measuring
 import torch
 import transformers
 from datasets import Dataset
-from measuring import against, finish, make_parser, named, peak_memory, recipe_step, tabulate, take_turns
+from measuring import against, finish, for_steps, make_parser, named, peak_memory, recipe_step, tabulate, take_turns
 from torchtune import config
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
@@ -139,10 +139,10 @@ def build_recipe(
     step = recipe_step(model, loss, optimizer, options.device, cfg.clip_grad_norm)
 
     def loop() -> None:
-        for number, batch in enumerate(tokens):
+        for number, batch in enumerate(for_steps(tokens, options.device)):
             if number == 1:
                 watch.begin()
-            step(batch.to(device))
+            step(batch)
         watch.end()
 
     return loop

@@ -62,6 +62,7 @@ def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]
             loss.compile_parts()
 
     def stock_step(tokens: Tensor) -> None:
+        tokens = tokens.to(device, non_blocking=True)
         prepare_head(model, losses[CHUNKED])
         num_tokens = (tokens != stock.ignore_index).sum()
         loss = stock(model(tokens), shift_labels(tokens)) * num_tokens
@@ -84,7 +85,7 @@ def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]
     vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
     weights = weighting.TFIDFWeighting()
     steps: dict[str, Step] = {STOCK: stock_step} | {name: our_step(loss) for name, loss in losses.items()}
-    steps[WEIGHTS] = lambda tokens: weights(shift_labels(tokens), vocab_size=vocab_size)
+    steps[WEIGHTS] = lambda tokens: weights(shift_labels(tokens.to(device, non_blocking=True)), vocab_size=vocab_size)
     return steps, vocab_size, sum(parameter.numel() for parameter in trained)
 
 
@@ -101,7 +102,7 @@ def main() -> None:
     options = parser.parse_args()
     steps, vocab_size, num_trained = build_steps(options)
     shape = (measuring.WARMUP + options.rounds, options.batch_size, options.seq_len)
-    batches = torch.randint(vocab_size, shape, device=options.device)
+    batches = measuring.for_steps(torch.randint(vocab_size, shape), options.device)
 
     def turns(step: Step) -> Callable[[], object]:
         upcoming = cycle(batches)  # the same for every step, so that windows fill alike

@@ -3,10 +3,26 @@
 import weakref
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 SYNCHRONISING = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
+
+
+class _HostTensors(TorchFunctionMode):
+    """Notes calls that make a tensor on the host, from where a copy to a GPU waits; the result does not show it."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        index = args[1] if func is torch.Tensor.__getitem__ else None
+        is_list = any(isinstance(part, list) for part in (index if isinstance(index, tuple) else [index]))
+        if is_list or func in (torch.tensor, torch.as_tensor, torch.from_numpy):
+            self.calls.append(func.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 def described(value):
@@ -23,6 +39,7 @@ class Recorder(TorchDispatchMode):
         calls (list[tuple]): their names, with arguments and results as a captured graph would hold them.
         sizes (list[int]): elements of each new tensor.
         devices (set[str]): where new tensors, views and tensors changed in place are.
+        host_tensors (list[str]): calls that make a tensor of numbers of the host.
     """
 
     def __init__(self):
@@ -32,6 +49,16 @@ class Recorder(TorchDispatchMode):
         self.calls = []
         self.sizes = []
         self.devices = set()
+        self._host_tensors = _HostTensors()
+        self.host_tensors = self._host_tensors.calls
+
+    def __enter__(self):
+        self._host_tensors.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._host_tensors.__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -76,4 +103,5 @@ class LiveBytes(TorchDispatchMode):
 def assert_no_synchronisation(recorder):
     """Of operations recorded on the meta device."""
     assert recorder.devices == {"meta"}, "nothing may be made on the host and copied over"
+    assert not recorder.host_tensors
     assert not set(recorder.operations) & set(SYNCHRONISING)

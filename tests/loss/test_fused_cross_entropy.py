@@ -46,12 +46,15 @@ def objective(head, **settings):
 
 
 @pytest.fixture
-def divided_as_on_a_gpu(monkeypatch):
-    rows = _cross_entropy._block_rows
-    monkeypatch.setattr(_cross_entropy, "_block_rows", lambda *sizes, **options: rows(*sizes, **options | CUDA))
+def divided_as_on(monkeypatch):
+    """Whatever the device is, divide logits as on a CPU or a GPU. The meta device is none of a CPU."""
 
+    def patch(kind):
+        rows, device = _cross_entropy._block_rows, torch.device(kind)
+        monkeypatch.setattr(_cross_entropy, "_block_rows", lambda *s, **o: rows(*s, **o | {"device": device}))
 
-CUDA = {"is_cuda": True}
+    return patch
+
 
 # ---- against the reference
 
@@ -70,7 +73,8 @@ def test_they_do_where_a_chunk_has_several_blocks(vocab_size):
     assert_equal_truth(values_of(fused_cross_entropy, batch), batch)
 
 
-def test_they_do_divided_as_on_a_gpu_and_so_do_predictions(divided_as_on_a_gpu):
+def test_they_do_divided_as_on_a_gpu_and_so_do_predictions(divided_as_on):
+    divided_as_on("cuda")
     batch = random_head(700, vocab_size=10_000)
     for wanted in (NAMES, ()):
         assert_equal_truth(values_of(fused_cross_entropy, batch, wanted=wanted), batch)
@@ -368,19 +372,32 @@ def memory_share(num_tokens):
     return (live.most - hidden.grad.nbytes - weight.grad.nbytes) / (2 * num_tokens * len(weight))
 
 
-def test_besides_gradients_memory_is_a_fourteenth_of_the_logits_and_on_a_gpu_a_fifth(request):
-    assert memory_share(4096) <= 1 / 14
-    request.getfixturevalue("divided_as_on_a_gpu")
+def test_besides_gradients_memory_is_a_fourteenth_of_the_logits_and_on_a_gpu_a_fifth(divided_as_on):
     assert memory_share(4096) <= 0.2
     assert memory_share(2**16) <= 0.2
+    divided_as_on("cpu")
+    assert memory_share(4096) <= 1 / 14
 
 
-def test_a_gpu_gets_at_most_200_kernels_for_8_times_256_tokens(divided_as_on_a_gpu):
+def test_a_gpu_gets_at_most_200_kernels_for_8_times_256_tokens():
     with Recorder() as recorder:
         total, _ = fused_cross_entropy(*on_meta(8 * 256))
         total.backward()
     assert num_products(recorder) == 3 * 8
     assert recorder.num_kernels <= 200
+    (hidden, weight, _), labels, _ = on_meta(8 * 256)
+    with Recorder() as recorder, torch.no_grad():
+        token_predictions(HeadInput(hidden, weight), labels)
+    assert recorder.num_kernels <= 250
+
+
+def test_where_there_is_a_gpu_the_weighting_is_compiled_too(monkeypatch):
+    monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
+    for has_gpu in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        loss = TFIDFCrossEntropyLoss()
+        loss.compile_parts()
+        assert (loss.weighting._compiled_call_impl is not None) == has_gpu
 
 
 def test_a_gradient_of_the_gradient_is_an_error():

@@ -1,5 +1,6 @@
 """The measurement of the monitor: the numbers of `probe`, with less work and without a trace in the model."""
 
+from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import torch
 from probe_fakes import WordTokenizer, a_passage, random_ids
 from torch import nn
 
-from tfidf_tune.probe import MemorizationProbe, evaluating, greedy_continuations, probe
+from tfidf_tune.probe import MemorizationProbe, evaluating, greedy_continuations, probe, token_likelihoods
 
 PREFIX = 8
 
@@ -81,6 +82,18 @@ def test_the_numbers_are_those_of_the_probe(llama, passages, max_new_tokens, bat
     # Those that are recited as a whole need no decoding.
     undecided = 4 if max_new_tokens == 10 else 5
     assert sum(rows for rows, _ in model.decoded) == undecided
+
+
+def test_a_device_measures_what_the_cpu_measures(llama, passages, device):
+    if device.type == "cpu":
+        pytest.skip("two equal runs show nothing: --device cuda")
+    there, tokenizer = deepcopy(llama).to(device), WordTokenizer(eos_id=64)
+    settings = {"prefix_lengths": (PREFIX,), "max_new_tokens": 100, "batch_size": 3}
+    found, expected = (probe(model, tokenizer, passages, **settings) for model in (there, llama))
+    assert [sample.lms for sample in found] == [sample.lms for sample in expected]
+    texts = [passage.token_ids for passage in passages]
+    for one, other in zip(token_likelihoods(there, texts), token_likelihoods(llama, texts), strict=True):
+        torch.testing.assert_close(torch.tensor(one.nll), torch.tensor(other.nll), rtol=1e-4, atol=1e-5)
 
 
 def test_without_controls_there_are_no_numbers_of_them(llama, recited):

@@ -238,3 +238,15 @@ def test_one_graph_serves_every_batch_after_the_tables_have_grown(name, num_grap
             compared += float(weights.nansum())
     assert num_graphs() == 1
     assert compared > 0
+
+
+@pytest.mark.parametrize("name", ["TF-IDF log, capped", "Goldfish", "repetition, short contexts"])
+def test_a_few_graphs_serve_rows_of_every_length(name, num_graphs):
+    """Otherwise torch gives up compiling at 8, and says so only in its log."""
+    generator = torch.Generator().manual_seed(0)
+    plain, compiled = make(name), torch.compile(make(name), backend="aot_eager")
+    with unchecked():
+        for length in (*range(40, 52), *range(30, 20, -1)):
+            batch = batch_of(random_labels(generator, ROWS, length, VOCAB_SIZE), generator)
+            torch.testing.assert_close(compiled(batch), plain(batch), rtol=0, atol=0)
+    assert num_graphs() < 8

@@ -47,13 +47,13 @@ def _chunk_rows(num_tokens: int) -> int:
     return max(256, math.ceil(num_tokens / 16))
 
 
-def _block_rows(num_rows: int, vocab_size: int, *, copies: int, is_cuda: bool) -> int:
+def _block_rows(num_rows: int, vocab_size: int, *, copies: int, device: torch.device) -> int:
     """Tokens of ``num_rows`` whose logits are in float32 at a time, in so many copies.
 
     On a CPU 4 MiB, which stay in its cache. On a GPU one copy of all, so that few kernels have much work: beside a
     chunk of 1/16 of the logits, in 16 bit, that is 1/8 of them.
     """
-    return max(1, num_rows // copies if is_cuda else 2**20 // vocab_size)
+    return max(1, 2**20 // vocab_size if device.type == "cpu" else num_rows // copies)
 
 
 def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def token_predictions(logits: list[Tensor] | HeadInput, labels: Tensor) -> Predi
         \ln P(x_i | x_{<i}), \qquad H_i = -\sum_v P(v | x_{<i}) \ln P(v | x_{<i})
 
     From a :class:`HeadInput` no more than 1/16 of the logits, or those of 256 tokens, exist at a time; they are
-    converted to float32 a few tokens at a time.
+    converted to float32 a few tokens at a time, on a GPU a third of them.
 
     Args:
         logits (list[Tensor] | HeadInput): chunks of ``[b, s, v]`` along s, or what they are computed from.
@@ -155,7 +155,7 @@ def _predict(logits: Iterable[Tensor], labels: Tensor) -> Predictions:
     """Log-probabilities and entropies of labels ``[b, c]``, from logits ``[n, v]`` of some of them in turn."""
     predicted, labels_N, start = [], labels.flatten(), 0
     for piece in logits:
-        for block in torch.split(piece, _block_rows(*piece.shape, copies=3, is_cuda=piece.is_cuda)):
+        for block in torch.split(piece, _block_rows(*piece.shape, copies=3, device=piece.device)):
             log_softmax = torch.log_softmax(block.float(), dim=1)
             # Labels outside the vocabulary are replaced; the weighting refuses those that are not ignored.
             tokens = labels_N[start : start + len(block)].long().clamp(0, block.shape[1] - 1)
@@ -172,8 +172,8 @@ def fused_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     r"""Compute :math:`\sum_i c_i \ell_i` with :math:`\ell_i = -\log P(x_i)`, and its gradients along the way.
 
-    Besides inputs and gradients it needs the memory of 1/16 of the logits, in their dtype, or of those of 256 tokens.
-    Gradients are computed in the forward pass, and can be used once.
+    Besides inputs and gradients it needs the memory of 1/16 of the logits, in their dtype, or of those of 256 tokens;
+    on a GPU also that of the same ones in float32. Gradients are computed in the forward pass, and can be used once.
 
     Args:
         head (HeadInput): hidden states ``[b, s, d]``, head weight ``[v, d]``, perhaps a bias; of one dtype.
@@ -249,7 +249,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
         # What is frozen gets none.
         wants = [is_grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
         copies = 1 if any(wants) else 2
-        block_size = _block_rows(chunk_size, len(weight_VD), copies=copies, is_cuda=labels_N.is_cuda)
+        block_size = _block_rows(chunk_size, len(weight_VD), copies=copies, device=labels_N.device)
         hidden_gradient_ND = torch.empty_like(hidden_ND) if wants[0] else None
         sum_dtype = torch.float32 if in_fp32 else weight_VD.dtype
         weight_gradient_VD = torch.zeros_like(weight_VD, dtype=sum_dtype) if wants[1] else None

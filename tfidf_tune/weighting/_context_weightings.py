@@ -111,8 +111,8 @@ def hash_skip_grams(labels: Tensor, choices: Sequence[Sequence[int]], powers_HD:
 
 def _terms(numbers_BT: Tensor, powers_D: Tensor) -> Tensor:
     """Multiply any d numbers next to each other by the powers ``[..., 1, d]``: int64 ``[..., b, d, s = t - d + 1]``."""
-    length = numbers_BT.shape[1] - powers_D.shape[-1] + 1
-    windows_BDS = (numbers_BT % _PRIME).unfold(1, length, 1)  # a view
+    # A view. Its windows have a fixed size, so that compiled graphs serve every length of rows.
+    windows_BDS = (numbers_BT % _PRIME).unfold(1, powers_D.shape[-1], 1).transpose(1, 2)
     # Both factors are below 2**31, so that no product overflows.
     return (windows_BDS * powers_D[..., None]).remainder_(_PRIME)
 
@@ -390,13 +390,14 @@ class RepetitionWeighting(TokenWeighting):
         end_N = (torch.minimum(here_S + radius, last_BS) + row_B1).flatten() + 1
         # How many counts of the span reach each level, by the difference of two running sums, whatever the span is.
         # Level 0 is reached by all known counts, which are at least 0; the others are -1.
-        sums_NL = F.pad((counts_BS.view(-1, 1) >= self.levels).cumsum(0, dtype=torch.int32), (0, 0, 1, 0))
-        reached_NL = sums_NL.index_select(0, end_N) - sums_NL.index_select(0, begin_N)
+        sums_LN = F.pad((counts_BS.flatten() >= self.levels[:, None]).cumsum(1, dtype=torch.int32), (1, 0))
+        begin_LN, end_LN = (place_N.expand(len(sums_LN), -1) for place_N in (begin_N, end_N))
+        reached_LN = sums_LN.gather(1, end_LN) - sums_LN.gather(1, begin_LN)
         # The quantile is the highest level that enough of them reach. Shares are integers, so that every device rounds
         # the same way.
         share = int((1 - self.quantile) * 2**_SHARE_BITS)
-        needed_N1 = -(-share * reached_NL[:, :1].long() >> _SHARE_BITS)
-        level_N = (reached_NL[:, 1:] >= needed_N1.clamp_min(1)).sum(1)
+        needed_N = -(-share * reached_LN[0].long() >> _SHARE_BITS)
+        level_N = (reached_LN[1:] >= needed_N.clamp_min(1)).sum(0)
         return self.levels.index_select(0, level_N).view_as(counts_BS)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
