@@ -131,7 +131,7 @@ UNBUILT := ^(rouge-score|sqlitedict|word2number)=
 gpu-archive: install
 	rm -rf build dist/gpu dist/gpu.tar
 	mkdir -p dist/gpu
-	cp -R pyproject.toml tests research $(wildcard runs/gpu/records.tar.gz) dist/gpu
+	cp -R pyproject.toml tests research $(wildcard runs/cuda/records.tar.gz) dist/gpu
 	rm -rf dist/gpu/tests/hosts dist/gpu/research/results dist/gpu/research/benchmarks/results
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist/gpu/wheels
 	printf '%s\n' pytest hypothesis submitit accelerate trl liger-kernel cut-cross-entropy | $(BIN)/uv pip compile --quiet \

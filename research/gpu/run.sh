@@ -4,11 +4,11 @@
 #   bash research/gpu/run.sh                                in a checkout, with the Python that $PYTHON names
 #   bash research/gpu/run.sh --archive gpu.tar --minutes 9  what `make gpu-archive` packed, with the torch that is there
 #
-# The same command goes on where the last one was stopped.
+# The same command goes on where the last one was stopped: first with the steps that have not had their turn.
 #
 #   --archive FILE   default: the checkout, or the unpacked archive, that this script is in
-#   --work DIR       where everything is unpacked, run and written; default: runs/gpu
-#   --records FILE   read if DIR is new, written at the end; default: DIR/records.tar.gz
+#   --work DIR       where everything is unpacked, run and written; default: runs/DEVICE
+#   --records FILE   read if DIR is new, written after each step; default: DIR/records.tar.gz
 #   --minutes N      default: 9
 #   --device NAME    cpu or cuda; default: cuda if torch finds it
 #   --steps FILE     what to run; default: DEVICE.txt beside this script
@@ -20,17 +20,42 @@ set -euo pipefail
 
 fail() { echo "error: $*" >&2; exit 1; }
 
-# pack FILE DIR NAME...: names of a folder into a tar file, which is removed if it is too large to be carried.
+# pack FILE DIR NAME...: names of a folder into a tar file, which stays as it was if it would be too large to be carried.
 pack() {
-    local file=$1 folder=$2 size
+    local file=$1 folder=$2 new size
+    new=$(dirname "$1")/new.$(basename "$1")
     shift 2
-    tar -C "$folder" --exclude=__pycache__ --exclude-from="${left_out:-/dev/null}" -caf "$file" "$@"
-    size=$(($(wc -c < "$file") / 1000000))
-    [ "$size" -ge "${MAX_MB:-60}" ] || return 0
-    rm "$file"
+    tar -C "$folder" --exclude=__pycache__ --exclude-from="${left_out:-/dev/null}" -caf "$new" "$@"
+    size=$(($(wc -c < "$new") / 1000000))
+    if [ "$size" -lt "${MAX_MB:-60}" ]; then mv "$new" "$file" && return 0; fi
+    rm "$new"
     echo "error: $file would have $size MB, ${MAX_MB:-60} is the limit. The largest files in it:" >&2
     (cd "$folder" && find "$@" -type f -printf '%s %p\n') | sort -rn | head -n 8 | numfmt --to=si >&2
     return 1
+}
+
+# Without weights that have been evaluated, which are most of an experiment, and without experiments that are done, whose
+# reports are in records: neither is needed to go on. If runs are too large, those that are not done begin anew.
+save() {
+    left_out=logs/left_out.txt
+    find runs -path '*/evaluation/*/part*/evaluated.json' -printf '%P\n' |
+        sed -E 's#^(.*)/evaluation/([^/]+)/part.*#runs/\1/\2/*.safetensors#' > $left_out
+    find 'done' -type f -printf 'runs/%P\n' >> $left_out
+    local states=('done' failed stopped device logs records)
+    if [ "$(du --summarize --total --block-size=MB --exclude-from=$left_out runs | tail -n 1 | tr -dc 0-9)" -lt 500 ]; then
+        pack "$records" . "${states[@]}" runs 2> logs/too_large.txt && return
+    fi
+    pack "$records" . "${states[@]}" || fail "they are in $work"
+}
+
+# Prints the steps of a file that have not been stopped, then the others, the longest ago first.
+in_turn() {
+    local name line
+    while IFS= read -r line; do
+        name=${line%%|*}
+        [ -f "stopped/${name// /}" ] || echo "$line"
+    done < "$1"
+    for name in $(ls -tr stopped); do grep -E "^$name +\|" "$1" || true; done
 }
 
 # Prints the wheels of a folder whose packages are missing, or there in a version that a chosen wheel refuses.
@@ -94,7 +119,7 @@ install() {
     ls -l "$1" > site/ready
 }
 
-archive='' work=runs/gpu records='' minutes=9 device='' steps='' again=''
+archive='' work='' records='' minutes=9 device='' steps='' again=''
 while [ $# -gt 0 ]; do
     case $1 in
         --pack) pack "$2" "$(dirname "$3")" "$(basename "$3")"; exit ;;
@@ -110,7 +135,10 @@ deadline=$((SECONDS + 60 * minutes))
 origin=$(cd "$(dirname "$0")/../.." && pwd)
 python=$(command -v "${PYTHON:-python3}") || fail "there is no ${PYTHON:-python3}: set PYTHON"
 python=$(realpath -s "$python")
+[ -n "$device" ] || device=$("$python" -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")')
+work=${work:-runs/$device}
 mkdir -p "$work"
+[ ! -e "$work/.git" ] && [ ! -e "$work/tfidf_tune" ] || fail "$work is a checkout, in which this would overwrite folders"
 work=$(realpath "$work") records=$(realpath -m "${records:-$work/records.tar.gz}")
 [ -z "$steps" ] || steps=$(realpath "$steps")
 if [ -n "$archive" ]; then
@@ -127,7 +155,9 @@ cp -R "$origin"/{pyproject.toml,tests,research} .
 for earlier in "$records" "$origin/records.tar.gz"; do
     if [ ! -d done ] && [ -f "$earlier" ]; then tar -xf "$earlier" && echo "Going on from $earlier."; fi
 done
-mkdir -p bin done failed logs records runs
+mkdir -p bin done failed stopped logs records runs
+[ "$(cat device 2> /dev/null || echo "$device")" = "$device" ] || fail "$work is for --device $(cat device)"
+echo "$device" > device
 # Steps call `python`. A link would lose the environment that this Python may belong to.
 printf '#!/bin/sh\nexec "%s" "$@"\n' "$python" > bin/python
 chmod +x bin/python
@@ -136,7 +166,6 @@ if [ -d "$origin/wheels" ]; then
     [ "$(cat site/ready 2> /dev/null)" = "$(ls -l "$origin/wheels")" ] || install "$origin/wheels"
     export PYTHONPATH=$work/site${PYTHONPATH:+:$PYTHONPATH}
 fi
-[ -n "$device" ] || device=$(python -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")')
 
 child='' stopped='' table=''
 trap 'stopped=1; [ -z "$child" ] || kill "$child" || true' INT TERM HUP
@@ -167,20 +196,18 @@ while IFS='|' read -r name needs command; do
         if [ "$status" = 0 ]; then
             state="done, $took"
             echo "$took" > "done/$name"
+            rm -f "stopped/$name"
         elif [ -n "$stopped" ] || [ "$SECONDS" -ge "$deadline" ]; then
             state="to do, stopped after $took"
+            touch "stopped/$name"
         else
             state="failed with status $status, logs/$name.txt"
             echo "$state" > "failed/$name"
             tail -n 5 "logs/$name.txt"
         fi
+        save
     fi
     table+=$(printf '%-22s %s' "$name" "$state")$'\n'
-done < "${steps:-research/gpu/$device.txt}"
-
-# Weights that have been evaluated are not needed to go on, and are most of an experiment.
-left_out=logs/left_out.txt
-find runs -path '*/evaluation/*/part*/evaluated.json' -printf '%P\n' |
-    sed -E 's#^(.*)/evaluation/([^/]+)/part.*#runs/\1/\2/*.safetensors#' > $left_out
-pack "$records" . done failed logs records runs || pack "$records" . done failed logs records || fail "they are in $work"
+done < <(in_turn "${steps:-research/gpu/$device.txt}")
+save
 printf '\n%s\nLogs and records are in %s, and together in %s.\n' "$table" "$work" "$records"

@@ -101,22 +101,57 @@ def test_stopped(command, tmp_path):
     assert "long                   to do, stopped after" in output
     assert "next                   to do\n" in output
     assert (tmp_path / "work" / "records.tar.gz").is_file()
+    # The others have their turn first, so that a step that never ends in time does not keep all from running.
     states, _ = run(command([("long", "", "true"), steps[1]]))
-    assert [state.split(",")[0] for state in states.values()] == ["done", "done"]
+    assert {name: state.split(",")[0] for name, state in states.items()} == {"next": "done", "long": "done"}
+    assert [*states] == ["next", "long"]
+
+
+def test_killed(command, tmp_path):
+    """What was done before is in the records, and the next run does not do it again."""
+    steps = [
+        ("first", "", "echo 1 > records/first"),
+        ("killed", "", "kill -KILL $(sed -n 's/^PPid://p' /proc/$PPID/status); sleep 5"),
+    ]
+    killed = subprocess.run(command(steps), capture_output=True, env={**os.environ, "PYTHON": sys.executable})
+    assert killed.returncode == -signal.SIGKILL
+    with tarfile.open(tmp_path / "work" / "records.tar.gz") as archive:
+        assert {"done/first", "records/first"} <= {*archive.getnames()}
+    states, _ = run(command([steps[0], ("killed", "", "true")]))
+    assert [state.split(",")[0] for state in states.values()] == ["done before", "done"]
+
+
+def test_folders_of_others(command, checkout, tmp_path):
+    """A run on a CPU is none on a GPU, and a checkout is no folder to work in."""
+    steps = [("one", "", "true")]
+    run(command(steps))
+    for options, named in (
+        (["--device", "cuda"], "work is for --device cpu"),
+        (["--work", str(checkout)], "a checkout"),
+    ):
+        refused = subprocess.run(
+            [*command(steps), *options], capture_output=True, text=True, env={**os.environ, "PYTHON": sys.executable}
+        )
+        assert refused.returncode == 1
+        assert named in refused.stderr
+    assert (checkout / "tests").is_dir()
 
 
 def test_evaluated_weights_stay_behind(command, tmp_path):
-    """They would be the most of the records, and an experiment goes on without them."""
+    """They would be the most of the records, and an experiment goes on without them; one that is done has its report."""
     run_folder = "runs/demo/model/ce/seed0"
     weights = [f"{run_folder}/checkpoint_{percent}pct/model.safetensors" for percent in (50, 100)]
     results = f"{run_folder}/evaluation/checkpoint_50pct/part1"
     made = [f"mkdir -p {results} && touch {results}/evaluated.json"]
     made += [f"mkdir -p $(dirname {path}) && touch {path}" for path in weights]
-    run(command([("experiment", "", " && ".join(made))]))
+    made += ["mkdir -p runs/whole", "touch runs/whole/report.md"]
+    run(command([("experiment", "", " && ".join(made)), ("whole", "", "cp runs/whole/report.md records")]))
     with tarfile.open(tmp_path / "work" / "records.tar.gz") as archive:
         names = archive.getnames()
     assert weights[0] not in names
     assert weights[1] in names
+    assert "records/report.md" in names
+    assert not [name for name in names if name.startswith("runs/whole")]
 
 
 def test_wheels(checkout, command, tmp_path):
