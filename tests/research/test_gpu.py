@@ -138,7 +138,7 @@ def test_folders_of_others(command, checkout, tmp_path):
 
 
 def test_evaluated_weights_stay_behind(command, tmp_path):
-    """They would be the most of the records, and an experiment goes on without them; one that is done has its report."""
+    """They would be the most of the records, and an experiment goes on without them; one that is done has a report."""
     run_folder = "runs/demo/model/ce/seed0"
     weights = [f"{run_folder}/checkpoint_{percent}pct/model.safetensors" for percent in (50, 100)]
     results = f"{run_folder}/evaluation/checkpoint_50pct/part1"
