@@ -69,7 +69,7 @@ def test_a_skipped_step_changes_neither_weights_nor_optimizer_nor_schedule(recip
     def train_step(model, loss, optimizer, *args, **kwargs):
         before, rate = bits(model, optimizer), optimizer.param_groups[0]["lr"]
         result = original(model, loss, optimizer, *args, **kwargs)
-        seen.append((result.skipped, all(map(torch.equal, before, bits(model, optimizer))), rate))
+        seen.append((result.is_lost, all(map(torch.equal, before, bits(model, optimizer))), rate))
         return result
 
     monkeypatch.setattr(_train, "train_step", train_step)
@@ -168,7 +168,7 @@ def test_the_step_is_that_of_fp32_up_to_the_rounding_of_fp16(make_base):
         loss = TFIDFCrossEntropyLoss()
         prepare_head(model, loss)
         result = train_step(model, loss, optimizer, step, **settings)
-        assert not result.skipped
+        assert not result.overflowed
         moved[dtype] = {name: value.detach() - before[name] for name, value in adapters_of(model).items()}
 
     for name, value in moved[torch.float32].items():
@@ -177,7 +177,7 @@ def test_the_step_is_that_of_fp32_up_to_the_rounding_of_fp16(make_base):
         torch.testing.assert_close(moved[torch.float16][name], value, rtol=0, atol=atol)
 
 
-def test_a_step_in_fp16_waits_for_its_device_once_with_a_fused_optimizer(make_base, monkeypatch):
+def test_a_step_in_fp16_does_not_wait_for_its_device_with_a_fused_optimizer(make_base, monkeypatch):
     model, loss = make_lora_model(make_base("gptj"), torch.float16), TFIDFCrossEntropyLoss(head="chunked")
     prepare_head(model, loss)  # the fused head compares a factor, on a CPU alone
     optimizer = torch.optim.AdamW(adapters_of(model).values(), fused=True)
@@ -187,7 +187,7 @@ def test_a_step_in_fp16_waits_for_its_device_once_with_a_fused_optimizer(make_ba
         monkeypatch.setattr(torch.Tensor, name, lambda self, name=name, read=read: reads.append(name) or read(self))
     scaler = build_grad_scaler(make_run(torch.float16))
     result = train_step(model, loss, optimizer, step, scaler=scaler, device=CPU, clip_grad_norm=1.0)
-    assert reads == ["__bool__"]
+    assert reads == []
     assert not result.overflowed
     assert result.metrics["loss_scale"] == scaler.get_scale()
 

@@ -36,15 +36,15 @@ class StepResult(NamedTuple):
         num_tokens (int): valid label tokens.
         is_finite (Tensor): bool scalar: whether loss and gradient are; under fp16 only the loss, since gradients
             overflow occasionally.
-        overflowed (bool): whether fp16 gradients overflowed, so that the weights did not change.
-        skipped (bool): whether they did not change for that reason, or because ``is_finite`` was checked and false.
+        is_lost (bool): whether ``is_finite`` was checked and false, so that the weights did not change.
+        overflowed (Tensor | None): bool scalar under fp16: whether they did not because gradients overflowed.
     """
 
     metrics: dict[str, Tensor]
     num_tokens: int
     is_finite: Tensor
-    overflowed: bool
-    skipped: bool
+    is_lost: bool
+    overflowed: Tensor | None
 
 
 def train_step(
@@ -105,15 +105,13 @@ def train_step(
     if isinstance(grad_norm, DTensor):
         grad_norm = grad_norm.full_tensor().to(device)  # offloaded gradients are not there
     is_finite = total.isfinite() if scaler.is_enabled() else total.isfinite() & grad_norm.isfinite()
-    # The scaler leaves out a step whose scaled gradients overflow, and lowers its scale. Comparing waits for a GPU,
-    # with a fused optimizer once a step: the schedule must not follow what is left out.
+    # The scaler leaves out a step whose scaled gradients overflow, and lowers its scale.
     loss_scale = scaler.scale(torch.ones((), device=device))
     is_lost = look_at_finite and not is_finite
     if not is_lost:
         scaler.step(optimizer)
     scaler.update()
     next_scale = scaler.scale(torch.ones((), device=device))
-    overflowed = scaler.is_enabled() and bool(next_scale < loss_scale)
     optimizer.zero_grad(set_to_none=True)
     weight_mean, weight_std = weight_statistics(weight_sum, deviations, num_tokens)
     metrics = {
@@ -126,7 +124,8 @@ def train_step(
     }
     if scaler.is_enabled():
         metrics["loss_scale"] = next_scale
-    return StepResult(metrics, num_tokens, is_finite, overflowed, skipped=overflowed or is_lost)
+    overflowed = next_scale < loss_scale if scaler.is_enabled() else None
+    return StepResult(metrics, num_tokens, is_finite, is_lost, overflowed)
 
 
 def build_grad_scaler(run: Run) -> torch.amp.GradScaler:
@@ -207,13 +206,6 @@ def train(
                 first_pass=step <= data.steps_per_epoch(cfg, dataloader),
             )
             guard.add(step, result.is_finite, result.metrics, num_tokens=result.num_tokens)
-            if result.overflowed:
-                scale = state.scaler.get_scale()
-                progress.note(f"step {step}: gradients overflowed in fp16; step skipped, loss scale {scale:g}")
-                if scale < 1:
-                    raise TrainingError(f"gradients overflow in fp16 at step {step} even without a loss scale")
-            if not result.skipped and state.lr_scheduler is not None:
-                state.lr_scheduler.step()
 
             # A GPU still computes: the next batches are fetched before anything waits for it. A step that is measured
             # or saved fetches them afterwards, so that an error in the data does not cost the checkpoint.
@@ -222,6 +214,15 @@ def train(
             is_saved = step in milestones or (resume.is_kept and every is not None and step % every == 0)
             if not (is_measured or is_saved):
                 batches = next_batches()
+            # Under fp16 each step is waited for: the schedule must not follow what was left out.
+            overflowed = result.overflowed is not None and bool(result.overflowed)
+            if overflowed:
+                scale = state.scaler.get_scale()
+                progress.note(f"step {step}: gradients overflowed in fp16; step skipped, loss scale {scale:g}")
+                if scale < 1:
+                    raise TrainingError(f"gradients overflow in fp16 at step {step} even without a loss scale")
+            if state.lr_scheduler is not None and not (overflowed or result.is_lost):
+                state.lr_scheduler.step()
             if guard.looks_at_each_step or is_measured or is_saved or progress.is_due(step):
                 guard.check()
             progress.step(step, {**result.metrics, "lr": learning_rate}, result.num_tokens)
