@@ -120,7 +120,7 @@ HAVE ?= torch sympy networkx mpmath setuptools numpy scipy pandas pyarrow scikit
 	matplotlib pillow fonttools kiwisolver contourpy \
 	transformers tokenizers safetensors regex huggingface-hub hf-xet pyyaml
 # What no step imports; this leaves room for the records of earlier runs.
-UNUSED := blobfile pycryptodomex kagglehub kagglesdk
+UNUSED := blobfile pycryptodomex kagglehub kagglesdk zstandard
 space := $(subst ,, )
 LEFT_OUT = ^(nvidia-.*|cuda-.*|triton|$(subst $(space),|,$(strip $(HAVE) $(UNUSED))))=
 # pip takes each of these tags literally.
