@@ -14,7 +14,6 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -130,10 +129,8 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Measure loading and steps of both implementations in each dtype."""
     ways = {f"{name}, {dtype}": (name, dtype) for dtype in options.dtypes for name in (OURS, THEIRS)}
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
-        loading = [
-            pool.submit(measure_loading, options, *way, torch.get_num_threads()).result() for way in ways.values()
-        ]
+    with spawn.Pool(1, maxtasksperchild=1) as pool:
+        loading = [pool.apply(measure_loading, (options, *way, torch.get_num_threads())) for way in ways.values()]
     steps = {name: build_step(options, *way) for name, way in ways.items()}
     clock = CLOCKS[options.device]
     spent = take_turns(steps, rounds=options.rounds, warmup=1, device=options.device, clock=clock)
