@@ -20,14 +20,23 @@ set -euo pipefail
 
 fail() { echo "error: $*" >&2; exit 1; }
 
-# pack FILE DIR NAME...: names of a folder into a tar file, which stays as it was if it would be too large to be carried.
+# pack FILE DIR NAME...: names of a folder into a tar file, which stays as it was if this fails, or if it would be too
+# large to be carried. Called in conditions, where bash does not end at errors.
 pack() {
-    local file=$1 folder=$2 new size
+    local file=$1 folder=$2 new size status=0
     new=$(dirname "$1")/new.$(basename "$1")
     shift 2
-    tar -C "$folder" --exclude=__pycache__ --exclude-from="${left_out:-/dev/null}" -caf "$new" "$@"
-    size=$(($(wc -c < "$new") / 1000000))
-    if [ "$size" -lt "${MAX_MB:-60}" ]; then mv "$new" "$file" && return 0; fi
+    tar -C "$folder" --exclude=__pycache__ --anchored --exclude-from="${left_out:-/dev/null}" -caf "$new" "$@" || status=$?
+    # 1: a file changed while it was read.
+    if [ "$status" -gt 1 ]; then
+        rm -f "$new"
+        return "$status"
+    fi
+    size=$(($(stat -c %s "$new") / 1000000))
+    if [ "$size" -lt "${MAX_MB:-60}" ]; then
+        mv "$new" "$file"
+        return
+    fi
     rm "$new"
     echo "error: $file would have $size MB, ${MAX_MB:-60} is the limit. The largest files in it:" >&2
     (cd "$folder" && find "$@" -type f -printf '%s %p\n') | sort -rn | head -n 8 | numfmt --to=si >&2
@@ -41,21 +50,30 @@ save() {
     find runs -path '*/evaluation/*/part*/evaluated.json' -printf '%P\n' |
         sed -E 's#^(.*)/evaluation/([^/]+)/part.*#runs/\1/\2/*.safetensors#' > $left_out
     find 'done' -type f -printf 'runs/%P\n' >> $left_out
-    local states=('done' failed stopped device logs records)
-    if [ "$(du --summarize --total --block-size=MB --exclude-from=$left_out runs | tail -n 1 | tr -dc 0-9)" -lt 500 ]; then
-        pack "$records" . "${states[@]}" runs 2> logs/too_large.txt && return
+    local states=('done' failed stopped device logs records) size
+    size=$(du --summarize --total --block-size=MB --exclude-from=$left_out runs | tail -n 1 | tr -dc 0-9)
+    # Text becomes a third and less, weights do not.
+    if [ "$size" -lt $((3 * ${MAX_MB:-60})) ] && pack "$records" . "${states[@]}" runs 2> logs/too_large.txt; then
+        return
     fi
-    pack "$records" . "${states[@]}" || fail "they are in $work"
+    pack "$records" . "${states[@]}" || return
+    echo "Not in $records: $size MB of runs in $work."
 }
 
 # Prints the steps of a file that have not been stopped, then the others, the longest ago first.
 in_turn() {
-    local name line
-    while IFS= read -r line; do
+    local name mark line lines
+    mapfile -t lines < <(grep -vE '^ *(#|$)' "$1")
+    for line in "${lines[@]}"; do
         name=${line%%|*}
         [ -f "stopped/${name// /}" ] || echo "$line"
-    done < "$1"
-    for name in $(ls -tr stopped); do grep -E "^$name +\|" "$1" || true; done
+    done
+    for mark in $(ls -tr stopped); do
+        for line in "${lines[@]}"; do
+            name=${line%%|*}
+            [ "${name// /}" != "$mark" ] || echo "$line"
+        done
+    done
 }
 
 # Prints the wheels of a folder whose packages are missing, or there in a version that a chosen wheel refuses.
@@ -68,8 +86,14 @@ from pathlib import Path
 from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.utils import canonicalize_name, parse_wheel_filename
 
+def requirement(line):
+    try:
+        return Requirement(line)
+    except ValueError:  # of an installed package, from before the standard
+        return None
+
 def asked(lines, extras=("",)):
-    every = map(Requirement, lines or [])
+    every = filter(None, map(requirement, lines or []))
     return [one for one in every if not one.marker or any(one.marker.evaluate({"extra": extra}) for extra in extras)]
 
 def is_met(one):
@@ -131,6 +155,7 @@ while [ $# -gt 0 ]; do
         *) sed -n '2,/^set/ s/^# \{0,1\}//p' "$0"; exit 1 ;;
     esac
 done
+[[ $minutes =~ ^[0-9]+$ ]] || fail "--minutes is $minutes: give a whole number"
 deadline=$((SECONDS + 60 * minutes))
 origin=$(cd "$(dirname "$0")/../.." && pwd)
 python=$(command -v "${PYTHON:-python3}") || fail "there is no ${PYTHON:-python3}: set PYTHON"
@@ -140,7 +165,11 @@ work=${work:-runs/$device}
 mkdir -p "$work"
 [ ! -e "$work/.git" ] && [ ! -e "$work/tfidf_tune" ] || fail "$work is a checkout, in which this would overwrite folders"
 work=$(realpath "$work") records=$(realpath -m "${records:-$work/records.tar.gz}")
+mkdir -p "$(dirname "$records")"
+[ "$work" != "$origin" ] || fail "$work is where the steps are read from: set another --work"
 [ -z "$steps" ] || steps=$(realpath "$steps")
+exec 9> "$work/lock"
+"$python" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)' 2> /dev/null || fail "another run is in $work"
 if [ -n "$archive" ]; then
     origin=$work/archive
     rm -rf "$origin"
@@ -152,11 +181,21 @@ fi
 cd "$work"
 rm -rf tests research
 cp -R "$origin"/{pyproject.toml,tests,research} .
+steps=${steps:-$work/research/gpu/$device.txt}
+[ -f "$steps" ] || fail "there is no $steps"
+[ "$(cat device 2> /dev/null || echo "$device")" = "$device" ] || fail "$work is for --device $(cat device)"
 for earlier in "$records" "$origin/records.tar.gz"; do
-    if [ ! -d done ] && [ -f "$earlier" ]; then tar -xf "$earlier" && echo "Going on from $earlier."; fi
+    if [ ! -d done ] && [ -f "$earlier" ]; then
+        tar -tf "$earlier" > /dev/null || fail "$earlier is not complete"
+        if [ "$(tar -xOf "$earlier" device)" = "$device" ]; then
+            tar -xf "$earlier"
+            echo "Going on from $earlier."
+        else
+            echo "Not used, because it is of another device: $earlier"
+        fi
+    fi
 done
 mkdir -p bin done failed stopped logs records runs
-[ "$(cat device 2> /dev/null || echo "$device")" = "$device" ] || fail "$work is for --device $(cat device)"
 echo "$device" > device
 # Steps call `python`. A link would lose the environment that this Python may belong to.
 printf '#!/bin/sh\nexec "%s" "$@"\n' "$python" > bin/python
@@ -167,13 +206,13 @@ if [ -d "$origin/wheels" ]; then
     export PYTHONPATH=$work/site${PYTHONPATH:+:$PYTHONPATH}
 fi
 
-child='' stopped='' table=''
+child='' stopped='' saved='' table=''
 trap 'stopped=1; [ -z "$child" ] || kill "$child" || true' INT TERM HUP
 while IFS='|' read -r name needs command; do
     name=${name// /}
     [[ $name && $name != '#'* ]] || continue
     # shellcheck disable=SC2086 # words
-    missing=$(python -c 'import sys, importlib.util as u; print(*(m for m in sys.argv[1:] if not u.find_spec(m)))' $needs)
+    missing=$(python -c 'import sys, importlib.util as u; print(*(m for m in sys.argv[1:] if not u.find_spec(m.split(".")[0])))' $needs)
     left=$((deadline - SECONDS)) began=$SECONDS status=0
     if [ -f "done/$name" ]; then
         state="done before, $(cat "done/$name")"
@@ -187,7 +226,7 @@ while IFS='|' read -r name needs command; do
         rm -f "failed/$name"
         echo "$name:$command"
         # In the background, because bash takes no signal while it waits for a command in the foreground.
-        timeout --kill-after=15 "$left" bash -c "$command" > "logs/$name.txt" 2>&1 < /dev/null &
+        timeout --kill-after=15 "$left" bash -c "$command" > "logs/$name.txt" 2>&1 < /dev/null 9>&- &
         child=$!
         [ -z "$stopped" ] || kill "$child" # the signal came just before
         wait "$child" || status=$?
@@ -205,9 +244,10 @@ while IFS='|' read -r name needs command; do
             echo "$state" > "failed/$name"
             tail -n 5 "logs/$name.txt"
         fi
-        save
+        saved=''
+        if save > /dev/null 2>&1; then saved=1; fi
     fi
     table+=$(printf '%-22s %s' "$name" "$state")$'\n'
-done < <(in_turn "${steps:-research/gpu/$device.txt}")
-save
+done < <(in_turn "$steps")
+[ -n "$saved" ] || save || echo "error: no new $records, all is in $work" >&2
 printf '\n%s\nLogs and records are in %s, and together in %s.\n' "$table" "$work" "$records"

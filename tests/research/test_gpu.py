@@ -1,6 +1,7 @@
 """The script for borrowed GPUs does steps once, goes on where it was stopped, and reports what it did not do."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -123,18 +124,48 @@ def test_killed(command, tmp_path):
 
 def test_folders_of_others(command, checkout, tmp_path):
     """A run on a CPU is none on a GPU, and a checkout is no folder to work in."""
-    steps = [("one", "", "true")]
+    steps, environment = [("one", "", "true")], {**os.environ, "PYTHON": sys.executable}
     run(command(steps))
     for options, named in (
         (["--device", "cuda"], "work is for --device cpu"),
-        (["--work", str(checkout)], "a checkout"),
+        (["--work", str(checkout)], "is a checkout"),
+        (["--minutes", "0.5"], "--minutes is 0.5: give a whole number"),
+        (["--work", str(tmp_path / "new"), "--steps", "none.txt"], "there is no .*none.txt"),
     ):
-        refused = subprocess.run(
-            [*command(steps), *options], capture_output=True, text=True, env={**os.environ, "PYTHON": sys.executable}
-        )
+        refused = subprocess.run([*command(steps), *options], capture_output=True, text=True, env=environment)
         assert refused.returncode == 1
-        assert named in refused.stderr
+        assert re.search(named, refused.stderr)
     assert (checkout / "tests").is_dir()
+    # Nor are the records of another device, which the archive may have.
+    shutil.copy(tmp_path / "work" / "records.tar.gz", checkout)
+    states, output = run([*command(steps, work="other"), "--device", "cuda"])
+    assert states["one"].startswith("done, ")
+    assert "Not used, because it is of another device: " in output
+
+
+def test_records_that_cannot_be_written_stay_as_they_were(command, tmp_path):
+    """They are too large; all steps have their turn. A folder that is missing is made."""
+    records = tmp_path / "new" / "records.tar.gz"
+    steps = [("one", "", "echo 1 > records/one"), ("large", "", "head -c 2000000 /dev/urandom > records/large")]
+    run(command([steps[0]], "--records", str(records)))
+    before = records.read_bytes()
+    states, output = run(["env", "MAX_MB=1", *command([*steps, ("next", "", "true")], "--records", str(records))])
+    assert [state.split(",")[0] for state in states.values()] == ["done before", "done", "done"]
+    assert "error: no new " in output
+    assert records.read_bytes() == before
+    assert not [*tmp_path.glob("**/new.*")]
+
+
+def test_one_run_in_a_folder_at_a_time(command, tmp_path):
+    begun, environment = tmp_path / "begun", {**os.environ, "PYTHON": sys.executable}
+    os.mkfifo(begun)
+    first = subprocess.Popen(command([("long", "", f"echo begun > {begun}; sleep 1000")]), env=environment)
+    begun.read_text()
+    second = subprocess.run(command([("long", "", "true")]), env=environment, capture_output=True, text=True)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait() == 0
+    assert second.returncode == 1
+    assert "another run is in" in second.stderr
 
 
 def test_evaluated_weights_stay_behind(command, tmp_path):

@@ -217,7 +217,7 @@ def _softmax_gradient_(logits: Tensor, labels: Tensor, coefficients: Tensor) -> 
     exponentials = (logits - largest).exp_()
     sums = exponentials.sum(dim=1, keepdim=True)
     losses = largest - logits.gather(1, labels) + sums.log()
-    # At the label P - 1 comes from the loss: a P near 1 has no digits left for the difference.
+    # At the label P - 1 comes from the loss, because a P near 1 would be rounded before the difference.
     gradient = exponentials.mul_(coefficients / sums).scatter_(1, labels, coefficients * torch.expm1(-losses))
     logits.copy_(gradient)
     return losses.squeeze(1)
