@@ -27,8 +27,8 @@ def changed_sentence(what: str, sentence: str, **places: object) -> str:
     """Compare an error with the recorded one, and say how they differ; places on this machine have their names."""
     for name, place in places.items():
         sentence = sentence.replace(str(place), f"{{{name}}}")
-    sentence = re.sub("(recursion depth exceeded).*", r"\1", sentence)  # Python 3.10 says where
-    sentence = re.sub(r"loss [\d.]+", "loss {number}", sentence)
+    sentence = re.sub("(recursion depth exceeded) in comparison", r"\1", sentence)  # Python 3.10 says where
+    sentence = re.sub(r"(loss|loss of \w+ is|next tokens) \d[\d.]*", r"\1 {number}", sentence)
     sentence = re.sub(r"\b[0-9a-f]{16,64}\b", "{hash}", sentence)
     SEEN[what] = sentence
     known = json.loads(MESSAGES.read_text())
