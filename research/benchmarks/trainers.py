@@ -138,8 +138,10 @@ def build_recipe(
     optimizer = config.instantiate(cfg.optimizer, model.parameters())
     step = recipe_step(model, loss, optimizer, options.device, cfg.clip_grad_norm)
 
+    tokens = for_steps(tokens, options.device)
+
     def loop() -> None:
-        for number, batch in enumerate(for_steps(tokens, options.device)):
+        for number, batch in enumerate(tokens):
             if number == 1:
                 watch.begin()
             step(batch)

@@ -52,28 +52,21 @@ save() {
     find 'done' -type f -printf 'runs/%P\n' >> $left_out
     local states=('done' failed stopped device logs records) size
     size=$(du --summarize --total --block-size=MB --exclude-from=$left_out runs | tail -n 1 | tr -dc 0-9)
+    not_saved=''
     # Text becomes a third and less, weights do not.
     if [ "$size" -lt $((3 * ${MAX_MB:-60})) ] && pack "$records" . "${states[@]}" runs 2> logs/too_large.txt; then
         return
     fi
     pack "$records" . "${states[@]}" || return
-    echo "Not in $records: $size MB of runs in $work."
+    not_saved=" $size MB of runs are not in it."
 }
 
 # Prints the steps of a file that have not been stopped, then the others, the longest ago first.
 in_turn() {
-    local name mark line lines
-    mapfile -t lines < <(grep -vE '^ *(#|$)' "$1")
-    for line in "${lines[@]}"; do
-        name=${line%%|*}
-        [ -f "stopped/${name// /}" ] || echo "$line"
-    done
-    for mark in $(ls -tr stopped); do
-        for line in "${lines[@]}"; do
-            name=${line%%|*}
-            [ "${name// /}" != "$mark" ] || echo "$line"
-        done
-    done
+    grep -vE '^ *(#|$)' "$1" | while IFS='|' read -r name others; do
+        name=${name// /}
+        echo "$(stat -c %Y "stopped/$name" 2> /dev/null || echo 0)|$name|$others"
+    done | sort --stable --field-separator='|' --key=1,1n | cut -d '|' -f 2-
 }
 
 # Prints the wheels of a folder whose packages are missing, or there in a version that a chosen wheel refuses.
@@ -166,6 +159,7 @@ mkdir -p "$work"
 [ ! -e "$work/.git" ] && [ ! -e "$work/tfidf_tune" ] || fail "$work is a checkout, in which this would overwrite folders"
 work=$(realpath "$work") records=$(realpath -m "${records:-$work/records.tar.gz}")
 mkdir -p "$(dirname "$records")"
+[ "$(cat "$work/device" 2> /dev/null || echo "$device")" = "$device" ] || fail "$work is for --device $(cat "$work/device")"
 [ "$work" != "$origin" ] || fail "$work is where the steps are read from: set another --work"
 [ -z "$steps" ] || steps=$(realpath "$steps")
 exec 9> "$work/lock"
@@ -183,7 +177,6 @@ rm -rf tests research
 cp -R "$origin"/{pyproject.toml,tests,research} .
 steps=${steps:-$work/research/gpu/$device.txt}
 [ -f "$steps" ] || fail "there is no $steps"
-[ "$(cat device 2> /dev/null || echo "$device")" = "$device" ] || fail "$work is for --device $(cat device)"
 for earlier in "$records" "$origin/records.tar.gz"; do
     if [ ! -d done ] && [ -f "$earlier" ]; then
         tar -tf "$earlier" > /dev/null || fail "$earlier is not complete"
@@ -206,11 +199,9 @@ if [ -d "$origin/wheels" ]; then
     export PYTHONPATH=$work/site${PYTHONPATH:+:$PYTHONPATH}
 fi
 
-child='' stopped='' saved='' table=''
+child='' stopped='' saved='' not_saved='' table=''
 trap 'stopped=1; [ -z "$child" ] || kill "$child" || true' INT TERM HUP
 while IFS='|' read -r name needs command; do
-    name=${name// /}
-    [[ $name && $name != '#'* ]] || continue
     # shellcheck disable=SC2086 # words
     missing=$(python -c 'import sys, importlib.util as u; print(*(m for m in sys.argv[1:] if not u.find_spec(m.split(".")[0])))' $needs)
     left=$((deadline - SECONDS)) began=$SECONDS status=0
@@ -250,4 +241,4 @@ while IFS='|' read -r name needs command; do
     table+=$(printf '%-22s %s' "$name" "$state")$'\n'
 done < <(in_turn "$steps")
 [ -n "$saved" ] || save || echo "error: no new $records, all is in $work" >&2
-printf '\n%s\nLogs and records are in %s, and together in %s.\n' "$table" "$work" "$records"
+printf '\n%s\nLogs and records are in %s, and together in %s.%s\n' "$table" "$work" "$records" "$not_saved"

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "research" / "gpu" / "run.sh"
+ENVIRONMENT = {**os.environ, "PYTHON": sys.executable}
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs GNU tar, timeout and realpath")
 
@@ -45,8 +46,7 @@ def command(checkout, tmp_path):
 
 def run(command):
     """The states in the table at the end, by step, and all that was printed."""
-    environment = {**os.environ, "PYTHON": sys.executable}
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
     assert done.returncode == 0, done.stdout
     table = done.stdout.split("\n\n")[-2]
     return dict(line.split(maxsplit=1) for line in table.strip().splitlines()), done.stdout
@@ -93,9 +93,7 @@ def test_stopped(command, tmp_path):
     begun = tmp_path / "begun"
     os.mkfifo(begun)
     steps = [("long", "", f"echo begun > {begun}; sleep 1000"), ("next", "", "true")]
-    process = subprocess.Popen(
-        command(steps), stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHON": sys.executable}
-    )
+    process = subprocess.Popen(command(steps), stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
     begun.read_text()
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate()
@@ -114,7 +112,7 @@ def test_killed(command, tmp_path):
         ("first", "", "echo 1 > records/first"),
         ("killed", "", "kill -KILL $(sed -n 's/^PPid://p' /proc/$PPID/status); sleep 5"),
     ]
-    killed = subprocess.run(command(steps), capture_output=True, env={**os.environ, "PYTHON": sys.executable})
+    killed = subprocess.run(command(steps), capture_output=True, env=ENVIRONMENT)
     assert killed.returncode == -signal.SIGKILL
     with tarfile.open(tmp_path / "work" / "records.tar.gz") as archive:
         assert {"done/first", "records/first"} <= {*archive.getnames()}
@@ -124,7 +122,7 @@ def test_killed(command, tmp_path):
 
 def test_folders_of_others(command, checkout, tmp_path):
     """A run on a CPU is none on a GPU, and a checkout is no folder to work in."""
-    steps, environment = [("one", "", "true")], {**os.environ, "PYTHON": sys.executable}
+    steps = [("one", "", "true")]
     run(command(steps))
     for options, named in (
         (["--device", "cuda"], "work is for --device cpu"),
@@ -132,7 +130,7 @@ def test_folders_of_others(command, checkout, tmp_path):
         (["--minutes", "0.5"], "--minutes is 0.5: give a whole number"),
         (["--work", str(tmp_path / "new"), "--steps", "none.txt"], "there is no .*none.txt"),
     ):
-        refused = subprocess.run([*command(steps), *options], capture_output=True, text=True, env=environment)
+        refused = subprocess.run([*command(steps), *options], capture_output=True, text=True, env=ENVIRONMENT)
         assert refused.returncode == 1
         assert re.search(named, refused.stderr)
     assert (checkout / "tests").is_dir()
@@ -157,11 +155,11 @@ def test_records_that_cannot_be_written_stay_as_they_were(command, tmp_path):
 
 
 def test_one_run_in_a_folder_at_a_time(command, tmp_path):
-    begun, environment = tmp_path / "begun", {**os.environ, "PYTHON": sys.executable}
+    begun = tmp_path / "begun"
     os.mkfifo(begun)
-    first = subprocess.Popen(command([("long", "", f"echo begun > {begun}; sleep 1000")]), env=environment)
+    first = subprocess.Popen(command([("long", "", f"echo begun > {begun}; sleep 1000")]), env=ENVIRONMENT)
     begun.read_text()
-    second = subprocess.run(command([("long", "", "true")]), env=environment, capture_output=True, text=True)
+    second = subprocess.run(command([("long", "", "true")]), env=ENVIRONMENT, capture_output=True, text=True)
     first.send_signal(signal.SIGTERM)
     assert first.wait() == 0
     assert second.returncode == 1
