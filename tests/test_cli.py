@@ -19,8 +19,8 @@ def failure(run_command, capsys):
     def run(*arguments):
         with pytest.raises(SystemExit) as ended:
             run_command(*arguments)
-        assert ended.value.code
-        return f"{capsys.readouterr().err}{ended.value.code}"
+        assert ended.value.code == 2
+        return capsys.readouterr().err.strip()
 
     return run
 
@@ -184,8 +184,8 @@ def test_control_characters_of_file_names_do_not_reach_the_terminal(tmp_path, ti
     for arguments, code, message in (  # of a progress bar, of logging, and of two errors
         (["data", "dedup", str(file), str(tmp_path / "out")], 0, "Finding copies a{}b{}.jsonl (1 of 1)"),
         (["weights", str(file), *tokenizer, "--output-dir", str(tmp_path / "page")], 0, "a{}b{}.jsonl: 8 of 16 rows"),
-        (["validate", str(broken)], 1, "a{}c{}.yaml"),
-        (["data", "dedup", str(no_text), str(tmp_path / "out2")], 1, "has text of no known format"),
+        (["validate", str(broken)], 2, "a{}c{}.yaml"),
+        (["data", "dedup", str(no_text), str(tmp_path / "out2")], 2, "has text of no known format"),
     ):
         (ended,) = run_in_forks([arguments])
         assert (ended.code, message.format("\\u001b]0;", "\\u0007") in ended.err) == (code, True), ended.err

@@ -75,7 +75,7 @@ def test_a_removed_working_directory_is_one_message(tmp_path):
 
     ended = run(f"{code}from tfidf_tune import cli; sys.argv = ['tfidf-tune', 'compare', 'runs']; cli.main()")
 
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert ended.stderr == "error: the working directory does not exist any more: change to another one\n"
 
 
@@ -107,3 +107,35 @@ Path(sys.argv[2], "saved").touch()
 
     assert process.wait() == 0
     assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        ("SystemExit('error: no')", 2, "error: no\n"),
+        ("SystemExit(1)", 2, ""),  # as libraries end
+        ("KeyError('a bug')", 2, "KeyError: 'a bug'\n"),
+        ("ValueError('wrong')", 2, "error: wrong\n"),
+        ("SystemExit(0)", 0, ""),
+        ("SystemExit(143)", 143, ""),
+        ("AboveLimit('limit exceeded: lms')", 1, "limit exceeded: lms\n"),
+    ],
+)
+def test_only_a_value_above_its_limit_ends_with_1(raised, code, said):
+    ended = run(f"""
+import sys
+from tfidf_tune import cli
+from tfidf_tune._signals import AboveLimit
+from tfidf_tune.commands import compare
+
+def fail(arguments):
+    raise {raised}
+
+compare.main = fail
+cli.require_extras = lambda *names: None
+sys.argv = ["tfidf-tune", "compare", "runs"]
+cli.main()
+""")
+    assert ended.returncode == code
+    assert ended.stderr.endswith(said)
+    assert ended.stderr.count(said.strip() or "Traceback") <= 1

@@ -1,4 +1,7 @@
-"""Signals that ask a process to end: Ctrl-C, SIGTERM, and SIGHUP, which comes when the terminal is closed."""
+"""How a process ends: its exit codes, and the signals that ask it to end.
+
+The signals are Ctrl-C, SIGTERM, and SIGHUP, which comes when the terminal is closed.
+"""
 
 import os
 import signal
@@ -10,10 +13,35 @@ from contextlib import contextmanager, suppress
 from types import FrameType, SimpleNamespace
 from typing import Any
 
+from tfidf_tune._printing import say
+
+ABOVE_LIMIT = 1
+"""Exit code of a command that measured a value above its limit, and of nothing else."""
+FAILED = 2
+"""Exit code of a usage error, of any other error, and of an audit that could not show anything."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 # torchrun repeats a Ctrl-C that the terminal has already sent to every process: both are one request.
 _ONE_REQUEST_SECONDS = 3.0
+
+
+class AboveLimit(SystemExit):
+    """Ends a command with the exit code 1: a measured value is above its limit. The message goes to standard error."""
+
+
+def exit_code(ended: SystemExit) -> int:
+    """Return the exit code of a command of ours, and print the message that it ends with, if it has one.
+
+    Python ends with 1 after a message and after an uncaught exception, and so do libraries whose commands we call. A
+    pipeline has to tell these from a value above its limit, so they become 2. Codes of signals, above 128, stay.
+    """
+    if isinstance(ended, AboveLimit) or isinstance(ended.code, str):
+        say(str(ended.code), file=sys.stderr)
+    if isinstance(ended, AboveLimit):
+        return ABOVE_LIMIT
+    if ended.code is None or ended.code == 0:
+        return 0
+    return ended.code if isinstance(ended.code, int) and ended.code > 128 else FAILED
 
 
 def handle(numbers: Collection[int], handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:

@@ -7,13 +7,14 @@ import errno
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
 import tfidf_tune
 from tfidf_tune._checks import closest
 from tfidf_tune._printing import prepare_output, visible
-from tfidf_tune._signals import ended_by
+from tfidf_tune._signals import FAILED, ended_by, exit_code
 from tfidf_tune.commands import require_extras
 
 # Name -> purpose, extras that it needs. Each of ours is the module of this name in tfidf_tune.commands.
@@ -35,10 +36,20 @@ _TORCHTUNES = {
     "cat": "print a config",
     "download": "download a model from the Hugging Face hub",
 }
+_EXIT_CODES = """exit codes:
+  0          done, and within all limits
+  1          a measured value is above its limit (--fail-above), and nothing else
+  2          a usage error, any other error, or an audit that could not show anything
+  128 + n    ended by signal n"""
 
 
 def main() -> None:
-    """Run the command line. The exit code is 130 after Ctrl-C and 141 if the reader of the output has closed it."""
+    """Run the command line.
+
+    Exit codes: 0, done and within all limits; 1, a measured value is above its limit, and nothing else; 2, a usage
+    error, any other error, or an audit that could not show anything; 128 + n after signal n, so 130 after Ctrl-C and
+    141 if the reader of the output has closed it.
+    """
     hook, sys.unraisablehook = sys.unraisablehook, _end_if_interrupted
     try:
         with ended_by([signal.SIGINT], lambda name: None):
@@ -50,6 +61,12 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
         sys.exit(128 + signal.SIGPIPE)
+    except SystemExit as ended:
+        ended.code = exit_code(ended)
+        raise
+    except Exception:
+        traceback.print_exc()
+        sys.exit(FAILED)
     finally:
         sys.unraisablehook = hook
 
@@ -64,7 +81,10 @@ def _end_if_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
 def _run_command(arguments: Sequence[str]) -> None:
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):
-        print(f"usage: tfidf-tune [--version] COMMAND ...\n\n{_list()}\nRun `tfidf-tune COMMAND --help` for details.")
+        print(
+            f"usage: tfidf-tune [--version] COMMAND ...\n\n{_list()}\n{_EXIT_CODES}\n\n"
+            "Run `tfidf-tune COMMAND --help` for details."
+        )
     elif command == "--version":
         print(f"tfidf-tune {tfidf_tune.__version__}")
     elif command not in {**_OURS, **_TORCHTUNES}:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from probe_fakes import (
@@ -65,12 +67,20 @@ def test_a_short_passage_is_compared_to_its_end():
 
 def test_the_continuation_ends_before_eos():
     model = SuccessorModel()
-    first, _ = probe(model, WordTokenizer(eos_id=9), [COUNTING] * 2, prefix_lengths=(5,), max_new_tokens=8)
+    passages = [replace(COUNTING, token_ids=[*COUNTING.token_ids[:9], 3, 3, 3, 3])] * 2
+    first, _ = probe(model, WordTokenizer(eos_id=9), passages, prefix_lengths=(5,), max_new_tokens=8)
     assert (first.generated_ids, first.generated_text) == ([5, 6, 7, 8], "w5 w6 w7 w8")
     assert (first.prefix_match, first.lms, first.verbatim) == (4, 4, False)
     assert len(model.calls) == 5  # it stops when all rows have ended
-    [sample] = probe(model, WordTokenizer(eos_id=5), [COUNTING], prefix_lengths=(5,), max_new_tokens=8)
+    passages = [replace(COUNTING, token_ids=[*COUNTING.token_ids[:5], 3, 3, 3, 3])]
+    [sample] = probe(model, WordTokenizer(eos_id=5), passages, prefix_lengths=(5,), max_new_tokens=8)
     assert (sample.generated_ids, sample.prefix_match, sample.lms, sample.rouge_l) == ([], 0, 0, 0.0)
+
+
+def test_an_eos_that_the_passage_has_does_not_end_the_continuation():
+    """As in text that is already in a chat template, whose turns end with EOS."""
+    [sample] = probe(SuccessorModel(), WordTokenizer(eos_id=9), [COUNTING], prefix_lengths=(5,), max_new_tokens=8)
+    assert (sample.generated_ids, sample.verbatim) == ([*range(5, 13)], True)
 
 
 @pytest.mark.parametrize(

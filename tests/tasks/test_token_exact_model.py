@@ -1,5 +1,6 @@
 """``--model tfidf-hf`` compared with the harness's own ``hf``."""
 
+import dataclasses
 import shutil
 
 import pytest
@@ -12,9 +13,10 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from peft import LoraConfig, get_peft_model
 from task_fakes import embedded_ids, prompts_seen
+from tiny_llama import teach
 from transformers import AutoTokenizer
 
-from tfidf_tune.data import read_probe_file
+from tfidf_tune.data import hf_tokenizer, read_probe_file
 from tfidf_tune.probe import greedy_continuations, load_model
 from tfidf_tune.tasks import MODEL_NAME, register_model, tasks_folder
 from tfidf_tune.tasks._model import TokenExactHFLM
@@ -169,3 +171,29 @@ def test_weights_of_four_bits(llama):
     kinds = {type(module).__name__ for module in four.model.modules()}
     assert "Linear4bit" in kinds
     assert four.model.get_memory_footprint() < full.model.get_memory_footprint()
+
+
+@pytest.mark.parametrize("task", ["tfidf_memorization_p32", "tfidf_membership"])
+def test_a_model_that_diverged_is_refused_by_the_name_of_the_passage(task, llama, tokenizers, probe_file, tmp_path):
+    model = load_model(llama)
+    with torch.no_grad():
+        model.lm_head.weight[7] = float("nan")
+    folder = task_fakes.checkpoint(tmp_path / "diverged", tokenizers["plain"], model)
+    with pytest.raises(ValueError, match=r"passage (target|control)-\d+ are NaN or infinite in float32"):
+        task_fakes.run_tasks(folder, task, tmp_path / "out", probe_file=probe_file)
+
+
+def test_an_eos_in_the_passage_does_not_end_its_continuation(reciting, tokenizers, tmp_path):
+    """As in a text that is already in a chat template: the model recites the end of a turn, and what follows it."""
+    eos = hf_tokenizer(str(tokenizers["plain"])).eos_id
+    _, whole, *_ = task_fakes.passages_of(tokenizers["plain"])
+    with_eos = dataclasses.replace(whole, token_ids=[*whole.token_ids[:40], eos, *whole.token_ids[41:]])
+    file = task_fakes.probe_file(tmp_path / "probe.jsonl", [with_eos])
+    model = teach(load_model(reciting), file)
+    folder = task_fakes.checkpoint(tmp_path / "model", tokenizers["plain"], model)
+
+    done = task_fakes.run_tasks(folder, "tfidf_memorization_p32", tmp_path / "out", probe_file=file)
+
+    [doc] = done.docs("tfidf_memorization_p32")
+    assert eos in doc["sample"]["generated_ids"]
+    assert (doc["sample"]["lms"], doc["sample"]["verbatim"]) == (128, True)

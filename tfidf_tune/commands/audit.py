@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfidf_tune._printing import say
+from tfidf_tune._signals import AboveLimit
 from tfidf_tune.commands import add_tasks, add_text, key_values, require_extras, task_runner, whole_number
 
 if TYPE_CHECKING:
@@ -153,4 +154,4 @@ def show(result: "AuditResult", options: argparse.Namespace) -> None:
         say(f"The page: {result.page}\n")
         say(terminal_text(result.report, verbose=options.verbose).rstrip("\n"))
     if result.exceeded:
-        sys.exit(f"limit exceeded: {', '.join(result.exceeded)}")
+        raise AboveLimit(f"limit exceeded: {', '.join(result.exceeded)}")

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from tfidf_tune._checks import base_model, cache_argument
+from tfidf_tune.probe._finite import NonFiniteLogits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,7 +31,10 @@ def continue_prompts(
     # Batches are in the order of lengths, the result is in that of the prompts.
     continuations: dict[int, list[int]] = {}
     for batch in batches_of_prompts(prompts, batch_size, most_apart):
-        made = continue_batch([prompts[index] for index in batch], [num_tokens[index] for index in batch])
+        try:
+            made = continue_batch([prompts[index] for index in batch], [num_tokens[index] for index in batch])
+        except NonFiniteLogits as error:
+            raise NonFiniteLogits(batch[error.index], error.dtype) from error
         continuations |= zip(batch, made, strict=True)
         if progress is not None:
             progress(len(continuations), len(prompts))
@@ -59,6 +63,11 @@ def before_eos(ids: list[int], eos_id: int | None) -> list[int]:
     return ids[: ids.index(eos_id)] if eos_id in ids else ids
 
 
+def end_of(reference: Sequence[int], eos_id: int | None) -> int | None:
+    """Return the id that ends a continuation: EOS, unless the true continuation has it, as a chat of several turns."""
+    return None if eos_id in reference else eos_id
+
+
 def decode_greedily(
     logits_after: Callable[[Tensor], Tensor],
     prompts: Sequence[Sequence[int]],
@@ -72,6 +81,9 @@ def decode_greedily(
     Prompts of different lengths are not padded: the shorter ones are continued while the others are read.
     ``logits_after`` gets the ids ``[b, n]`` that follow those of its earlier calls, and returns the logits after them,
     ``[b, n, v]``, or only the last. A row ends before EOS; decoding stops when every row has ended.
+
+    Raises:
+        NonFiniteLogits: If the largest logit after some ids is NaN or infinite.
     """
     if not any(num_tokens):
         return [[] for _ in prompts]
@@ -83,15 +95,23 @@ def decode_greedily(
     rest = [[*prompt[first:], *[-1] * (num_steps - len(prompt) + first)] for prompt in prompts]
     rest_bn = torch.tensor(rest, device=device)
     ended_b1 = torch.zeros((len(prompts), 1), dtype=torch.bool, device=device)
+    # Gathered on the device, and read where EOS is: a GPU is not waited for at each token.
+    is_finite_b1 = torch.ones_like(ended_b1)
     appended: list[Tensor] = []
     for step, rest_b in enumerate(rest_bn.unbind(dim=1)):
         is_free = rest_b[:, None] < 0
-        ids_bs = torch.where(is_free, logits_after(ids_bs)[:, -1:].argmax(dim=-1), rest_b[:, None])
+        logits_b1v = logits_after(ids_bs)[:, -1:]
+        largest_b1, likeliest_b1 = logits_b1v.max(dim=-1)  # of equal logits the first
+        is_finite_b1 &= largest_b1.isfinite()
+        ids_bs = torch.where(is_free, likeliest_b1, rest_b[:, None])
         appended.append(ids_bs)
         if eos_id is not None:
             ended_b1 |= (ids_bs == eos_id) & is_free  # an EOS within a prompt ends nothing
-            # The check waits for a GPU, so it is rare there. What follows EOS is removed below.
-            if (not ids_bs.is_cuda or (step + 1) % _TOKENS_BETWEEN_CHECKS == 0) and ended_b1.all():
+        # The check waits for a GPU, so it is rare there. What follows EOS is removed below.
+        if not ids_bs.is_cuda or (step + 1) % _TOKENS_BETWEEN_CHECKS == 0 or step + 1 == num_steps:
+            if not is_finite_b1.all():
+                raise NonFiniteLogits(int(is_finite_b1[:, 0].int().argmin()), logits_b1v.dtype)
+            if ended_b1.all():
                 break
     # A row begins with the rest of its prompt, and goes on until the longest row of the batch is complete.
     rows = zip(torch.cat(appended, dim=1).tolist(), prompts, num_tokens, strict=True)
@@ -153,6 +173,9 @@ def generated_continuations(
 
     ``generation`` holds "do_sample", "temperature" and "top_k", or "num_beams"; ``number`` is that of the samples.
     Random states outside are not changed. EOS and what follows it may be in a continuation.
+
+    Raises:
+        NonFiniteLogits: If the largest logit after some ids is NaN or infinite.
     """
     pad_id = 0 if eos_id is None else eos_id
     config = GenerationConfig(**generation, max_new_tokens=num_tokens, eos_token_id=eos_id, pad_token_id=pad_id)
@@ -169,12 +192,27 @@ def generated_continuations(
             while len(rows) < number:
                 together = min(batch_size, number - len(rows))
                 made = model.generate(
-                    input_ids=input_ids, attention_mask=torch.ones_like(input_ids), num_return_sequences=together
+                    input_ids=input_ids,
+                    attention_mask=torch.ones_like(input_ids),
+                    num_return_sequences=together,
+                    logits_processor=LogitsProcessorList([_RequireFinite(next(model.parameters()).dtype)]),
                 )
                 rows += made[:, len(prompt) :].tolist()
     finally:
         configured.generation_config = original
     return rows
+
+
+class _RequireFinite(LogitsProcessor):  # type: ignore[misc]
+    """Refuses logits that cannot be sampled from, before ``generate`` fails in its own way, or does not."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if not scores.amax(dim=-1).isfinite().all():
+            raise NonFiniteLogits(0, self._dtype)
+        return scores
 
 
 class _ReservedLayer(DynamicLayer):  # type: ignore[misc]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tfidf_tune._checks import check_at_least
+from tfidf_tune.probe._finite import NonFiniteLogits
 from tfidf_tune.probe._loading import require_known_ids
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def token_likelihoods(
 
     Raises:
         ValueError: If ``batch_size`` is below 1, a text has fewer than two tokens, or an id is outside the vocabulary.
+        NonFiniteLogits: If the largest logit after some id of a text is NaN or infinite.
     """
     check_at_least(1, batch_size=batch_size)
     # Everything is checked before the first forward pass.
@@ -79,21 +81,29 @@ def token_likelihoods(
         logits_bsv = model(input_ids=pad_sequence(given, batch_first=True).to(device), use_cache=False).logits
         for index, logits_sv in zip(batch, logits_bsv, strict=True):  # one at a time: float32 copies are large
             following_s = torch.tensor(texts[index][1:], device=device)
-            scored[index] = _scores(logits_sv[: len(following_s)].float(), following_s)
+            tokens = _scores(logits_sv[: len(following_s)].float(), following_s)
+            if tokens is None:
+                raise NonFiniteLogits(index, logits_sv.dtype)
+            scored[index] = tokens
         if progress is not None:
             progress(len(batch))
     return [scored[index] for index in range(len(texts))]
 
 
-def _scores(logits_sv: Tensor, ids_s: Tensor) -> TokenLikelihoods:
+def _scores(logits_sv: Tensor, ids_s: Tensor) -> TokenLikelihoods | None:
+    """Score ids by the logits for them, float32; None if these are no numbers."""
     log_probs_sv = logits_sv.log_softmax(dim=-1)
     chosen_s = log_probs_sv.gather(-1, ids_s[:, None])[:, 0]
-    greedy_s = chosen_s == log_probs_sv.amax(dim=-1)
+    # If the largest logit is NaN or infinite, all logarithms of probabilities are NaN.
+    highest_s = log_probs_sv.amax(dim=-1)
+    greedy_s = chosen_s == highest_s
     probs_sv = log_probs_sv.exp()
     # Tokens of probability 0 do not count, even if their logit is -inf. In place, because a vocabulary is large.
     bounded_sv = log_probs_sv.clamp_min_(_LEAST_LOG_PROBABILITY)
     mean_s = (probs_sv * bounded_sv).sum(dim=-1)
     deviation_s = bounded_sv.sub_(mean_s[:, None]).square_().mul_(probs_sv).sum(dim=-1).sqrt()
     standardized_s = (chosen_s - mean_s) / deviation_s.clamp_min(_LEAST_DEVIATION)
+    if highest_s.isnan().any():
+        return None
     nll, standardized = (values.double().cpu().numpy() for values in (-chosen_s, standardized_s))
     return TokenLikelihoods(nll, standardized, greedy_s.cpu().numpy())

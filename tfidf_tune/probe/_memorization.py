@@ -4,6 +4,7 @@ Section "Memorization" of the paper, after Huang et al. 2024 (https://arxiv.org/
 are the token ids of the passage: no text is tokenized again, no BOS is added.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,6 +24,7 @@ from tfidf_tune.data import Passage, TextTokenizer, tokenizer_fingerprint, token
 from tfidf_tune.probe import _decoding as decoding
 from tfidf_tune.probe import _metrics as metrics
 from tfidf_tune.probe._documents import ProbeSample
+from tfidf_tune.probe._finite import NonFiniteLogits
 from tfidf_tune.probe._loading import require_known_ids
 
 if TYPE_CHECKING:
@@ -78,9 +80,12 @@ def probe(
     # All prefix lengths together, so that the batches are full.
     divided = [passage.divide(prefix_length, max_new_tokens, offset) for passage, prefix_length in asked]
     prompts, references = zip(*divided, strict=True)
-    continue_batch = partial(decoding.greedy_continuations, model, eos_id=tokenizer.eos_id)
+    # Decoding stops at EOS, unless one of the references has it.
+    ends = [decoding.end_of(reference, tokenizer.eos_id) for reference in references]
+    continue_batch = partial(decoding.greedy_continuations, model, eos_id=None if None in ends else tokenizer.eos_id)
     in_batches: Any = {"batch_size": batch_size, "progress": progress}
-    continuations = decoding.continue_prompts(continue_batch, prompts, [*map(len, references)], **in_batches)
+    made = decoding.continue_prompts(continue_batch, prompts, [*map(len, references)], **in_batches)
+    continuations = [decoding.before_eos(ids, end) for ids, end in zip(made, ends, strict=True)]
     # A completion has neither an offset nor a prefix length: its prompt is its own.
     return [
         compare_continuation(
@@ -179,6 +184,7 @@ class MemorizationProbe:
         require_choice("when_above", when_above, ("stop", "keep"))
         check_at_least(1, prefix_length=prefix_length, max_new_tokens=max_new_tokens, batch_size=batch_size)
         self._kinds = [passage.kind for passage in passages]
+        self._ids = [passage.id for passage in passages]
         if "target" not in self._kinds:
             raise ValueError(f"none of the {len(passages)} passages is a target: take those of the training text")
         check_passages(tokenizer, passages, prefix_length)
@@ -245,6 +251,9 @@ class MemorizationProbe:
             dict[str, float]: ``memorization_target_lms`` and ``memorization_target_prefix_match``, means over the
                 targets, in tokens; ``memorization_target_nll``, the mean of -ln P of a token of their continuations;
                 and the same with ``control``, if there are controls.
+
+        Raises:
+            NonFiniteLogits: If logits of a passage are NaN or infinite.
         """
         # One forward pass over prompt and reference says whether greedy decoding recites the reference.
         scores: dict[int, tuple[float, bool]] = {}
@@ -254,13 +263,19 @@ class MemorizationProbe:
         continuations = list(self._references)
         unknown = _of_first_process([i for i in range(len(scores)) if not scores[i][1]])
         prompts, lengths = [self._prompts[i] for i in unknown], [len(self._references[i]) for i in unknown]
-        made = decoding.continue_prompts(continue_batch, prompts, lengths, batch_size=self._batch_size)
+        try:
+            made = decoding.continue_prompts(continue_batch, prompts, lengths, batch_size=self._batch_size)
+        except NonFiniteLogits as error:
+            raise NonFiniteLogits(error.index, error.dtype, f"passage {self._ids[unknown[error.index]]}") from error
         for i, ids in zip(unknown, made, strict=True):
             continuations[i] = ids
         measured: dict[str, float] = {}
         for kind in dict.fromkeys(("target", *self._kinds)):
             chosen = [i for i, known in enumerate(self._kinds) if known == kind]
-            pairs = [(decoding.before_eos(continuations[i], self._eos_id), self._references[i]) for i in chosen]
+            pairs = []
+            for i in chosen:
+                end = decoding.end_of(self._references[i], self._eos_id)
+                pairs.append((decoding.before_eos(continuations[i], end), self._references[i]))
             num_tokens = sum(len(reference) for _, reference in pairs)
             lms = [metrics.longest_memorized_substring(*pair) for pair in pairs]
             matches = [metrics.longest_prefix_match(*pair) for pair in pairs]
@@ -282,8 +297,11 @@ class MemorizationProbe:
         for i, logits_nv in zip(batch, last_logits(ids_bs, ids_bs.shape[1] + 1 - shortest), strict=True):
             reference_s = torch.tensor(self._references[i], device=logits_nv.device)
             logits_sv = logits_nv[len(self._prompts[i]) - shortest :][: len(reference_s)]
-            nll = F.cross_entropy(logits_sv.float(), reference_s, reduction="sum")  # in float32 logits can be large
-            scores.append((nll.item(), logits_sv.argmax(dim=-1).equal(reference_s)))
+            # In float32 logits can be large. The sum is NaN if the largest logit of a position is no number.
+            nll = F.cross_entropy(logits_sv.float(), reference_s, reduction="sum").item()
+            if math.isnan(nll):
+                raise NonFiniteLogits(i, logits_sv.dtype, f"passage {self._ids[i]}")
+            scores.append((nll, logits_sv.argmax(dim=-1).equal(reference_s)))
         return scores
 
 

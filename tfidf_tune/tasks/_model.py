@@ -19,7 +19,8 @@ from tqdm import tqdm
 from transformers import BitsAndBytesConfig
 
 from tfidf_tune.probe import TokenLikelihoods, greedy_continuations, token_likelihoods
-from tfidf_tune.probe._decoding import before_eos, continue_prompts, generated_continuations
+from tfidf_tune.probe._decoding import before_eos, continue_prompts, end_of, generated_continuations
+from tfidf_tune.probe._finite import NonFiniteLogits
 from tfidf_tune.probe._loading import on_base_model, require_known_ids, with_adapter
 from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids, token_ids_request
 
@@ -43,6 +44,7 @@ class Asked(NamedTuple):
     num_tokens: int
     generation: dict[str, Any]  # "do_sample", "temperature" and "top_k", or "num_beams"; empty: greedy
     number: int  # of continuations, more than 1 of samples only
+    eos_id: int | None  # ends a continuation; None: the true continuation has EOS itself
 
 
 class TokenIdRequests(LM):  # type: ignore[misc]
@@ -94,11 +96,18 @@ class TokenIdRequests(LM):  # type: ignore[misc]
             ids, num_tokens = parse_token_ids(prompt), int(kwargs["max_gen_toks"])
             self.check_ids(ids, num_tokens)
             generation.pop("num_samples", None)
-            asked.append(Asked(ids, num_tokens, generation, len(indices) if generation.get("do_sample") else 1))
+            number = len(indices) if generation.get("do_sample") else 1
+            end = end_of((first.doc or {}).get("reference_ids") or (), self.eot_token_id)
+            asked.append(Asked(ids, num_tokens, generation, number, end))
+        try:
+            continued = self.continue_ids(asked, disable_tqdm)
+        except NonFiniteLogits as error:
+            of_prompt = requests[[*same.values()][error.index][0]]
+            raise NonFiniteLogits(error.index, error.dtype, _name(of_prompt)) from error
         # Numbers are what the tasks read; a single continuation answers all requests for it.
         responses: dict[int, str] = {}
-        for indices, rows in zip(same.values(), self.continue_ids(asked, disable_tqdm), strict=True):
-            texts = [" ".join(map(str, before_eos(row, self.eot_token_id))) for row in rows]
+        for indices, prompt, rows in zip(same.values(), asked, continued, strict=True):
+            texts = [" ".join(map(str, before_eos(row, prompt.eos_id))) for row in rows]
             responses |= zip(indices, cycle(texts), strict=False)
         return [responses[index] for index in range(len(requests))]
 
@@ -108,7 +117,21 @@ class TokenIdRequests(LM):  # type: ignore[misc]
             given, scored = map(parse_token_ids, request.args)
             self.check_ids(given + scored, self.num_new_when_scored)
             pairs.append((given, scored))
-        return [ScoredTokens(tokens) for tokens in self.score_ids(pairs, disable_tqdm)]
+        try:
+            return [ScoredTokens(tokens) for tokens in self.score_ids(pairs, disable_tqdm)]
+        except NonFiniteLogits as error:
+            raise NonFiniteLogits(error.index, error.dtype, _name(requests[error.index])) from error
+
+
+def _advance(bar: tqdm, num_before: int, num_done: int, _: int) -> None:
+    """Move a bar on to what was done before and what was done since."""
+    bar.update(num_before + num_done - bar.n)
+
+
+def _name(request: Instance) -> str:
+    """Name a request in a message, by the passage or by the number of its document."""
+    passage = (request.doc or {}).get("passage_id")
+    return f"passage {passage}" if passage else f"document {request.doc_id} of {request.task_name}"
 
 
 def _divided(
@@ -182,24 +205,39 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
     def continue_ids(self, asked: Sequence[Asked], disable_tqdm: bool) -> list[list[list[int]]]:
         """Continue prompts greedily in batches; sample, and search with beams, one prompt at a time."""
         # Batches of one length each (most_apart=0), so that a result does not depend on the other prompts.
-        greedy, eos_id = [request for request in asked if not request.generation], self.eot_token_id
         total = sum(request.number for request in asked)
         with tqdm(total=total, disable=disable_tqdm or self.rank != 0, desc="Continuing token ids") as bar:
-            made = continue_prompts(
-                partial(greedy_continuations, self.model, eos_id=eos_id),
-                [request.ids for request in greedy],
-                [request.num_tokens for request in greedy],
-                batch_size=self._num_together,
-                most_apart=0,
-                progress=lambda done, _: bar.update(done - bar.n),
-            )
-            rows, in_order = [], iter(made)
-            for request in asked:
+            rows: dict[int, list[list[int]]] = {}
+            for end in dict.fromkeys(request.eos_id for request in asked):
+                greedy = [i for i, request in enumerate(asked) if not request.generation and request.eos_id == end]
+                advance = partial(_advance, bar, bar.n)
+                try:
+                    made = continue_prompts(
+                        partial(greedy_continuations, self.model, eos_id=end),
+                        [asked[i].ids for i in greedy],
+                        [asked[i].num_tokens for i in greedy],
+                        batch_size=self._num_together,
+                        most_apart=0,
+                        progress=advance,
+                    )
+                except NonFiniteLogits as error:
+                    raise NonFiniteLogits(greedy[error.index], error.dtype) from error
+                rows |= {i: [ids] for i, ids in zip(greedy, made, strict=True)}
+            for i, request in enumerate(asked):
                 if not request.generation:
-                    rows.append([next(in_order)])
                     continue
-                seed = zlib.crc32(token_ids_request(request.ids).encode())
-                more: Any = {"batch_size": self._num_together, "eos_id": eos_id, "seed": seed}
-                rows.append(generated_continuations(self.model, *request, **more))
+                try:
+                    rows[i] = generated_continuations(
+                        self.model,
+                        request.ids,
+                        request.num_tokens,
+                        request.generation,
+                        request.number,
+                        batch_size=self._num_together,
+                        eos_id=request.eos_id,
+                        seed=zlib.crc32(token_ids_request(request.ids).encode()),
+                    )
+                except NonFiniteLogits as error:
+                    raise NonFiniteLogits(i, error.dtype) from error
                 bar.update(request.number)
-        return rows
+        return [rows[i] for i in range(len(asked))]

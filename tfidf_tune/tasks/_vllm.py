@@ -11,6 +11,7 @@ from vllm import SamplingParams
 from vllm.platforms import current_platform
 
 from tfidf_tune.probe import TokenLikelihoods
+from tfidf_tune.probe._finite import NonFiniteLogits
 from tfidf_tune.probe._loading import on_base_model
 from tfidf_tune.tasks._model import Asked, TokenIdRequests
 
@@ -40,14 +41,18 @@ class TokenExactVLLM(TokenIdRequests, VLLM):  # type: ignore[misc]
 
     def continue_ids(self, asked: Sequence[Asked], disable_tqdm: bool) -> list[list[list[int]]]:
         """Continue all prompts; vLLM makes its own batches."""
-        params = [_sampling_params(request, self.eot_token_id) for request in asked]
+        params = [_sampling_params(request) for request in asked]
         answers = self._model_generate([request.ids for request in asked], generate=True, sampling_params=params)
         return [[list(output.token_ids) for output in answer.outputs] for answer in answers]
 
     def score_ids(self, pairs: Sequence[tuple[list[int], list[int]]], disable_tqdm: bool) -> list[TokenLikelihoods]:
         """Score texts, without Min-K%++, which needs all logits."""
         answers = self._model_generate([given + scored for given, scored in pairs])
-        return [_scored(len(given), scored, answer) for (given, scored), answer in zip(pairs, answers, strict=True)]
+        scores = [_scored(len(given), scored, answer) for (given, scored), answer in zip(pairs, answers, strict=True)]
+        for index, tokens in enumerate(scores):
+            if np.isnan(tokens.nll).any():
+                raise NonFiniteLogits(index, self.model.llm_engine.model_config.dtype)
+        return scores
 
 
 def likelihood_problem(model_args: Mapping[str, Any]) -> str | None:
@@ -57,7 +62,7 @@ def likelihood_problem(model_args: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _sampling_params(asked: Asked, eos: int | None) -> SamplingParams:
+def _sampling_params(asked: Asked) -> SamplingParams:
     generation = asked.generation
     if generation.get("num_beams"):
         raise ValueError("tfidf-vllm has no beam search: leave out num_beams, or use --model tfidf-hf")
@@ -65,7 +70,7 @@ def _sampling_params(asked: Asked, eos: int | None) -> SamplingParams:
     if generation:  # without a seed, with which vLLM 0.32 fails on a CPU; the engine has one
         sampled = {"temperature": generation["temperature"], "top_k": generation["top_k"], "n": asked.number}
     # Not the end tokens of the model's generation_config.
-    stop = [] if eos is None else [int(eos)]
+    stop = [] if asked.eos_id is None else [int(asked.eos_id)]
     return SamplingParams(
         max_tokens=asked.num_tokens, ignore_eos=True, stop_token_ids=stop, detokenize=False, **sampled
     )

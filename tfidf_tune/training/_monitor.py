@@ -19,8 +19,9 @@ from tfidf_tune.loss import HeadInput
 from tfidf_tune.models import HFCausalLM
 from tfidf_tune.probe import MemorizationProbe, evaluating
 from tfidf_tune.probe._decoding import decode_greedily, most_positions
+from tfidf_tune.probe._finite import NonFiniteLogits
 from tfidf_tune.training._data import read_passages
-from tfidf_tune.training._errors import setup_errors
+from tfidf_tune.training._errors import TrainingError, setup_errors
 from tfidf_tune.training._metrics import ProgressLog, require_finite
 from tfidf_tune.training._model import FSDP_DTYPES
 from tfidf_tune.training._run import BELOW_THRESHOLD, Run
@@ -44,7 +45,10 @@ class MemorizationMonitor:
         is_fp16 = self.run.dtype is torch.float16
         with evaluating(model), torch.autocast(self.run.device.type, torch.float16, enabled=is_fp16):
             prepared = PreparedModel(model, self.run.device, self.cache_dtype)
-            metrics = self.probe.measure(prepared.logits, prepared.continuations)
+            try:
+                metrics = self.probe.measure(prepared.logits, prepared.continuations)
+            except NonFiniteLogits as error:
+                raise TrainingError(f"step {step}: {error}") from error
         progress.log(step, metrics)
 
         def save_finite(folder: Path) -> None:

@@ -117,9 +117,9 @@ def recipe(main: Callable[[DictConfig], list[list[str]] | None]) -> Callable[[],
     """Make a function the entry point of a recipe: ``--config FILE_OR_NAME key=value ...``.
 
     Commands of ``tfidf-tune`` that it returns, in parts, are run when its memory is free again.
-    User-facing errors are reported in one message without a traceback, with exit code 1. SIGTERM ends the run with exit
-    code 143, Ctrl-C with 130, SIGHUP with 129. An error of several processes is reported once. What is returned reads
-    ``sys.argv``; the recipe itself is its ``__wrapped__``.
+    User-facing errors are reported in one message without a traceback, with the exit code 2 of ``tfidf-tune run``.
+    SIGTERM ends the run with exit code 143, Ctrl-C with 130, SIGHUP with 129. An error of several processes is reported
+    once. What is returned reads ``sys.argv``; the recipe itself is its ``__wrapped__``.
     """
 
     @wraps(main)
