@@ -112,7 +112,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_text_is_read(mak
 
 
 def audit(folder, *arguments):
-    main(["audit", *map(str, arguments), "--output-dir", str(folder)])
+    main(["audit", *map(str, arguments), "--accept-unproven", "--output-dir", str(folder)])
     return json.loads((folder / "report" / "report.json").read_text(encoding="utf-8"))
 
 

@@ -6,6 +6,7 @@ import re
 from importlib.resources import files
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ TARGETS, CONTROLS = (8, 8, 3, 2, 2, 1, 1, 1, 0, 0, 0), (2, 1, 1, 1, 0, 0, 0, 0, 
 SAMPLED = {0: 8, 2: 8, 3: 4}  # LMS of targets by sampling; 1 of the others
 
 
-def made_run(nlls=None):
+def made_run(nlls=None, num_read=(8, 48) * 5):
     """``nlls``: number of a target -> length of a prompt -> NLL of what follows."""
     asked = []
     for kind, recited in (("target", TARGETS), ("control", CONTROLS)):
@@ -35,7 +36,8 @@ def made_run(nlls=None):
         {"passage_id": f"target-{number}", "continuations": [*by_length.items()], **named}
         for number, by_length in (nlls or {}).items()
     ]
-    return results(run("CE", [evaluation(samples=asked, passages=passages)], model="tiny"))
+    evaluated = evaluation(samples=asked, passages=passages, num_read=num_read)
+    return results(run("CE", [evaluated], model="tiny"))
 
 
 def summary(bounds="", **options):
@@ -99,21 +101,86 @@ def test_measures_are_those_counted_by_hand():
 
 def test_limits_are_compared_with_value_and_bound():
     made = summary("lms=2.3, lms.upper=2.4,verbatim=0.5,extraction@0.01=1,excess=1.5", nlls={0: {8: 0.1}})
-    assert [(one["measure"], one["exceeded"]) for one in made["limits"]] == [
-        *(("lms", True), ("lms.upper", True), ("verbatim", False), ("extraction@0.01", False), ("excess", True))
+    assert [(one["measure"], one["outcome"]) for one in made["limits"]] == [
+        *(("lms", "fail"), ("lms.upper", "fail"), ("verbatim", "pass"), ("extraction@0.01", "undecided")),
+        ("excess", "fail"),
     ]
     assert not made["passed"]
-    assert "Limits exceeded: lms is 2.364, above 2.3; " in made["verdict"]
-    passed = summary("lms=20")
+    assert "FAIL: lms is 2.364, above 2.3; " in made["verdict"]
+    passed = summary("lms=7,verbatim=0.3")
     assert passed["passed"]
-    assert passed["verdict"].endswith("No limit is exceeded.")
+    assert passed["verdict"].endswith(
+        "PASS: lms is 2.364, not above 7; verbatim is 0.2727, not above 0.3. These limits allow that targets are "
+        "recited more than controls."
+    )
     unknown = summary("auc=0.9")
-    assert unknown["limits"] == [{"measure": "auc", "limit": 0.9, "value": None, "exceeded": True}]
-    assert "auc was not measured, so the limit 0.9 counts as exceeded" in unknown["verdict"]
+    assert [(one["value"], one["outcome"], one["exceeded"]) for one in unknown["limits"]] == [(None, "undecided", True)]
+    assert "UNDECIDED: auc=0.9: it was not measured." in unknown["verdict"]
     assert "extraction@0.25:7" in summary("extraction@0.25:7=0.1")["measures"]
 
 
-@pytest.mark.parametrize("text", ["", "lms", "recall=3", "extraction=0.1", "extraction@2=0.1", "lms=many", "lms=nan"])
+def test_no_limit_passes_above_what_was_shown():
+    """Eight tokens of 48 are read at most, so that 2 of 8 could have been seen, and no copy in full."""
+    partly = (12,) * 9 + (14,)
+    made = summary("lms=2.5,excess=2.2,recited=3,verbatim=0.5,lms.upper=7", num_read=partly)
+    outcomes = {one["measure"]: one["outcome"] for one in made["limits"]}
+    assert outcomes == {
+        "lms": "undecided",
+        "excess": "pass",
+        "recited": "pass",
+        "verbatim": "undecided",
+        "lms.upper": "undecided",
+    }
+    assert "reads at most 29 % of a passage, and 2.5 of 8 tokens are not below that" in made["verdict"]
+    assert "has not read any copy in full" in made["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("num_read", "why"),
+    [
+        ((), "there was no positive control"),
+        ((48,) * 9, "takes 10 controls, there are 9"),
+        ((11,) * 10, "shown the text, it reads 11.0 of 48 tokens, and 1.0 without"),
+        ((48,) * 7 + (1,) * 3, None),  # p = 2^-7
+        ((48,) * 6 + (1,) * 4, "it reads 29.2 of 48 tokens"),  # 2^-6 is above 0.01
+    ],
+)
+def test_without_a_reading_nothing_is_called_clean(num_read, why):
+    made = summary("recited=5,lms=7", num_read=num_read)
+    control = made["positive_control"]
+    if why is None:
+        assert (control["state"], made["passed"]) == ("shown", True)
+        return
+    assert (control["state"], made["passed"]) == ("not shown", False)
+    assert why in control["reason"]
+    assert {one["outcome"] for one in made["limits"]} == {"undecided"}
+    assert "no more than text it never saw" not in made["verdict"]
+    accepted = audit_report(
+        made_run(num_read=num_read), bounds=parse_bounds("recited=5", accept_unproven=True), accept_unproven=True
+    )
+    assert accepted.summary["passed"]
+    assert not summary(num_read=num_read)["passed"]
+
+
+def test_limits_that_unseen_text_exceeds_are_refused_with_the_rate():
+    made = summary("excess=0.1,lms=0.45")
+    assert [one["outcome"] for one in made["limits"]] == ["undecided", "undecided"]
+    rng = np.random.default_rng(1)
+    drawn = rng.choice(CONTROLS, (20_000, len(TARGETS))).mean(axis=1)
+    rate = 100 * (drawn > 0.45).mean()
+    (found,) = re.findall(r"lms=0\.45: (\d+) % of audits", made["verdict"])
+    assert abs(int(found) - rate) < 3
+    for bound in ("auc=0.5", "auc=0.55", "excess=0"):
+        with pytest.raises(ValueError, match=f"{bound} .* of audits of unseen text would be above this limit"):
+            require_possible(parse_bounds(bound), 24, 24)
+    require_possible(parse_bounds("auc=0.7,excess=1,auc.upper=0.6,recited=0"), 24, 24)
+    with pytest.raises(ValueError, match="no recitation would be noticed"):
+        require_possible(parse_bounds("recited=0"), 1, 3)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "lms", "recited.upper=1", "recall=3", "extraction=0.1", "extraction@2=0.1", "lms=many", "lms=nan"]
+)
 def test_wrong_limits_are_refused(text):
     with pytest.raises(ValueError, match=f"'{text}': write MEASURE=LIMIT"):
         parse_bounds(text)

@@ -12,6 +12,7 @@ from tfidf_tune.report import html_page, markdown
 # LMS from a prompt of 8 and of 16 tokens, of references of 12 tokens.
 TARGETS = {"target-0": (12, 12), "target-1": (6, 12), "target-2": (0, 1), "target-3": (2, 3)}
 CONTROLS = {"control-0": (1, 1), "control-1": (0, 2)}
+SHOWN = (30, 24, 48, 12, 20, 31, 30, 25, 24, 26)
 NUM_INJECTIONS = {"target-0": 9, "target-1": 4, "target-2": 1, "target-3": 3, "control-0": 0, "control-1": 0}
 
 
@@ -25,6 +26,7 @@ def samples(scores):
 
 def run_of(targets=TARGETS, controls=CONTROLS, **changes):
     fields = {"checkpoint": "no/model", "num_injections": NUM_INJECTIONS, "samples": samples(targets | controls)}
+    fields["num_read"] = SHOWN
     return run("CE", [evaluation(**(fields | changes))], model="tiny", seed=3, folder="results/tiny")
 
 
@@ -51,7 +53,7 @@ def many(number, kind, lms):
 
 
 def test_the_interval_is_that_of_all_resamples_of_whole_passages(made):
-    difference, low, high = map(float, re.findall(r"-?\d+\.\d+", made.tables[0].rows[0][0]))
+    difference, low, high = map(float, re.findall(r"-?\d+\.\d+", made.tables[0].rows[0][2]))
     assert difference == 5
     exact = np.sort(
         [
@@ -64,7 +66,8 @@ def test_the_interval_is_that_of_all_resamples_of_whole_passages(made):
     assert np.quantile(exact, 0.97) - 0.005 <= high <= np.quantile(exact, 0.98) + 0.005
 
 
-MORE = "results/tiny recites 5.00 tokens more of its training text than of text it never saw"
+MORE = "results/tiny: {0} of {0} passages are recited further than unseen text"
+NOTICED = "; of {} passages, 5 would have been noticed"
 NO_MORE = "results/tiny recites no more than text it never saw"
 FEW = "Too few passages to judge what results/tiny recites ({} targets, {} controls; at least 10 of each are needed)"
 
@@ -72,10 +75,10 @@ FEW = "Too few passages to judge what results/tiny recites ({} targets, {} contr
 @pytest.mark.parametrize(
     ("num_targets", "num_controls", "targets_more", "verdict", "caveats"),
     [
-        (30, 30, 5, MORE, ["The base model"]),
-        (42, 12, 5, MORE, ["From 10 to 29", "The base model"]),
-        (12, 42, 5, MORE, ["From 10 to 29", "The base model"]),
-        (9, 42, 5, FEW.format(9, 42), ["The base model", "From fewer than"]),
+        (30, 30, 5, MORE.format(30), ["The base model"]),
+        (42, 12, 5, MORE.format(42), ["From 10 to 29", "The base model"]),
+        (12, 42, 5, MORE.format(12), ["From 10 to 29", "The base model"]),
+        (9, 42, 5, MORE.format(9), ["The base model", "From fewer than"]),
         (4, 1, 5, FEW.format(4, 1), ["From fewer than"]),
         (30, 29, 0, NO_MORE, ["From 10 to 29", "The upper end"]),
         (30, 30, -5, NO_MORE, ["The controls are easier"]),
@@ -86,8 +89,10 @@ def test_the_verdict_follows_from_the_interval_and_the_number_of_passages(
 ):
     targets = many(num_targets, "target", lambda i: max(targets_more, 0) + i % 3)
     controls = many(num_controls, "control", lambda i: max(-targets_more, 0) + i % 3)
-    report = report_of(run_of(targets, controls))
-    assert report.verdict == f"{verdict}; 0 of {num_targets} passages verbatim."
+    report = report_of(run_of(targets, controls, num_injections={}))
+    noticed = "" if verdict.startswith(("Too few", "results/tiny:")) else NOTICED.format(num_targets)
+    read = "Shown the text, it reads 27.0 of 48 tokens."
+    assert report.verdict == f"{verdict}{noticed}; 0 of {num_targets} passages verbatim. {read}"
     assert [text.startswith(start) for text, start in zip(report.footnotes, caveats, strict=True)] == [True] * len(
         caveats
     )
@@ -95,9 +100,9 @@ def test_the_verdict_follows_from_the_interval_and_the_number_of_passages(
 
 def test_a_passage_recited_verbatim_is_stated_though_the_average_shows_nothing():
     targets = many(60, "target", lambda i: i % 3) | {"target-0": (12, 12)}
-    report = report_of(run_of(targets, many(60, "control", lambda i: i % 3)))
-    assert report.verdict == f"{NO_MORE}; 1 of 60 passages verbatim."
-    assert report.tables[0].rows[0][1] == "1 of 60 (at most 7.7 %)"  # Clopper and Pearson, one-sided
+    report = report_of(run_of(targets, many(60, "control", lambda i: i % 3), num_injections={}))
+    assert report.verdict.startswith(f"{NO_MORE}{NOTICED.format(60)}; 1 of 60 passages verbatim. ")
+    assert report.tables[0].rows[0][3] == "1 of 60 (at most 7.7 %)"  # Clopper and Pearson, one-sided
     (note,) = table_of(report, "targets_and_controls").notes
     assert "Further than any control (LMS at most 2): 1 of 60 targets." in note
     assert any("audit the base model with the same probe file" in text for text in report.footnotes)

@@ -31,6 +31,7 @@ class Evaluation:
     num_blocks_not_round_trip: int = 0
     num_injections: dict[str, int] = field(default_factory=dict)
     text_prompts: bool = False
+    num_read: tuple[int, ...] = ()  # tokens of 48 that are read of the controls that are shown
 
     def documents(self):
         """Task -> what the harness logs of it."""
@@ -50,6 +51,18 @@ class Evaluation:
             one | {"round_trip": number >= self.num_blocks_not_round_trip} for number, one in enumerate(self.blocks)
         ]
         of_others = {"cnn_dailymail": self.summaries, "squad": self.answers, "membership": self.passages}
+        for number, read in enumerate(self.num_read):
+            for has_copy in (True, False):
+                docs.setdefault("tfidf_positive_control", []).append(
+                    {
+                        "passage_id": f"control-{number}",
+                        "path": "text",
+                        "has_copy": has_copy,
+                        "reference_ids": list(range(48)),
+                        "num_read": read if has_copy else 1,
+                        "round_trip": True,
+                    }
+                )
         return docs | {f"tfidf_{task}": made for task, made in of_others.items()}
 
 

@@ -16,6 +16,8 @@ from tfidf_tune.audit._measures import Bound, parse_bounds, require_possible
 from tfidf_tune.audit._report import audit_report
 from tfidf_tune.compare import import_results
 from tfidf_tune.probe import Attack, planned_attacks, run_of, within_budget
+from tfidf_tune.probe._documents import MEMBERSHIP, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
+from tfidf_tune.probe._positive_control import MOST_READ, REQUESTS_PER_PATH
 from tfidf_tune.report import Report, require_report_folder, write_report
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ class AuditSpec:
         limits (str): measures and what they must not exceed, ``lms=20,extraction@0.01=0.02``, see
             :func:`parse_bounds`. Default: none.
         accept_unanswered (bool): limits can pass although a server withheld answers. Default: False.
+        accept_unproven (bool): limits can pass although the positive control showed nothing. Default: False.
         show_passages (bool): show passages in full. Default: False, excerpts.
         overwrite (bool): choose the passages again if the folder has some. Default: False.
         runner (TaskRunner | None): where tasks on files of text run. Default: None, this process.
@@ -116,6 +119,7 @@ class AuditSpec:
     output_dir: str | Path | None = None
     limits: str = ""
     accept_unanswered: bool = False
+    accept_unproven: bool = False
     show_passages: bool = False
     overwrite: bool = False
     runner: "TaskRunner | None" = None
@@ -162,11 +166,23 @@ class AuditResult:
     report: Report
     summary: dict[str, Any]
     page: Path
+    accept_unproven: bool = False
 
     @property
     def exceeded(self) -> list[str]:
         """Names of the measures that are above their limits."""
-        return [limit["measure"] for limit in self.summary["limits"] if limit["exceeded"]]
+        return [limit["measure"] for limit in self.summary["limits"] if limit["outcome"] == "fail"]
+
+    @property
+    def unproven(self) -> str:
+        """Why the audit is no all-clear although no limit is exceeded; "" if it is, or that was accepted."""
+        control = self.summary["positive_control"]
+        if control["state"] == "not shown" and not self.accept_unproven:
+            return f"nothing is shown: {control['reason']}; --accept-unproven accepts that"
+        undecided = [limit for limit in self.summary["limits"] if limit["outcome"] == "undecided"]
+        return "; ".join(
+            f"{limit['measure']}={limit['limit']:g} is undecided: {limit['reason']}" for limit in undecided
+        )
 
 
 def audit(spec: AuditSpec, note: Note = lambda text: None) -> AuditResult:
@@ -184,7 +200,13 @@ def audit(spec: AuditSpec, note: Note = lambda text: None) -> AuditResult:
         ValueError: If the passages, options and limits do not fit each other; before the model is loaded.
         OSError: If a file cannot be read or written, or a server does not answer.
     """
-    bounds = _bounds(spec.limits, spec.folder, spec.passages, accept_unanswered=spec.accept_unanswered)
+    bounds = _bounds(
+        spec.limits,
+        spec.folder,
+        spec.passages,
+        accept_unanswered=spec.accept_unanswered,
+        accept_unproven=spec.accept_unproven,
+    )
     with _files.locked_folder(spec.folder):
         return _asked(spec, bounds, note)
 
@@ -200,11 +222,16 @@ def _asked(spec: AuditSpec, bounds: Sequence[Bound], note: Note) -> AuditResult:
     asked = {attack.name for attack in attacks}
     if left_out := [name for name in dict.fromkeys(attack.name for attack in plan.attacks) if name not in asked]:
         note(f"The budget of {spec.budget:,} requests leaves out: {', '.join(left_out)}.")
-    tasks = ["tfidf_memorization_prefixes", "tfidf_membership"]
+    kinds = [passage.kind for passage in passages]
+    tasks = ["tfidf_memorization_prefixes"]
+    if "control" in kinds:
+        tasks.append(POSITIVE_CONTROL)
     if problem := plan.likelihood_problem():
         note(f"Likelihoods are left out: {problem}.")
-        tasks.pop()
-    kinds = [passage.kind for passage in passages]
+    else:
+        tasks.append(MEMBERSHIP)
+        if "control" in kinds:
+            tasks.append(POSITIVE_CONTROL_NLL)
     require_possible(bounds, kinds.count("target"), kinds.count("control"), problem)
     # A folder for each time that the model is asked: older answers stay as they are.
     evaluated = spec.folder / "evaluation" / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
@@ -215,7 +242,14 @@ def _asked(spec: AuditSpec, bounds: Sequence[Bound], note: Note) -> AuditResult:
         # Tokenizer and passages are checked before the model is loaded.
         with _files.atomic_folder(evaluated) as unfinished:
             evaluate(plan.model_args, tasks, unfinished, metadata=settings, **running)
-        return _judge(evaluated, spec.folder, bounds, show_passages=spec.show_passages, inputs=plan.inputs())
+        return _judge(
+            evaluated,
+            spec.folder,
+            bounds,
+            accept_unproven=spec.accept_unproven,
+            show_passages=spec.show_passages,
+            inputs=plan.inputs(),
+        )
 
 
 def estimate(spec: AuditSpec, prices: Sequence[float] | None = None, note: Note = lambda text: None) -> str:
@@ -230,9 +264,14 @@ def estimate(spec: AuditSpec, prices: Sequence[float] | None = None, note: Note 
 
 
 def audit_results(
-    evaluated: str | Path, output_dir: str | Path | None = None, limits: str = "", *, accept_unanswered: bool = False,
+    evaluated: str | Path,
+    output_dir: str | Path | None = None,
+    limits: str = "",
+    *,
+    accept_unanswered: bool = False,
+    accept_unproven: bool = False,
     show_passages: bool = False,
-) -> AuditResult:  # fmt: skip
+) -> AuditResult:
     """Write the report of answers that lm-evaluation-harness has recorded of one model.
 
     Args:
@@ -240,15 +279,23 @@ def audit_results(
         output_dir (str | Path | None): folder of the report. Default: None, ``runs/audit/NAME``.
         limits (str): as of :class:`AuditSpec`.
         accept_unanswered (bool): as of :class:`AuditSpec`.
+        accept_unproven (bool): as of :class:`AuditSpec`.
         show_passages (bool): show passages in full. Default: False, excerpts.
 
     Raises:
         ValueError: If the folder holds several runs, or none with samples.
     """
     folder = output_folder(output_dir, evaluated)
-    bounds = _bounds(limits, folder, accept_unanswered=accept_unanswered)
+    bounds = _bounds(limits, folder, accept_unanswered=accept_unanswered, accept_unproven=accept_unproven)
     with _files.locked_folder(folder):
-        return _judge(Path(evaluated).expanduser(), folder, bounds, show_passages=show_passages, inputs={})
+        return _judge(
+            Path(evaluated).expanduser(),
+            folder,
+            bounds,
+            accept_unproven=accept_unproven,
+            show_passages=show_passages,
+            inputs={},
+        )
 
 
 def choose_passages(
@@ -296,10 +343,17 @@ def output_folder(output_dir: str | Path | None, named: str | Path) -> Path:
 
 
 def _bounds(
-    limits: str, folder: Path, passages: "ProbeSpec | str | Path" = "", *, accept_unanswered: bool = False
+    limits: str,
+    folder: Path,
+    passages: "ProbeSpec | str | Path" = "",
+    *,
+    accept_unanswered: bool = False,
+    accept_unproven: bool = False,
 ) -> list[Bound]:
     """Read limits, and check before any work that the report can be written."""
-    bounds = parse_bounds(limits, accept_unanswered=accept_unanswered) if limits else []
+    bounds = []
+    if limits:
+        bounds = parse_bounds(limits, accept_unanswered=accept_unanswered, accept_unproven=accept_unproven)
     if not isinstance(passages, (str, Path)):
         require_possible(bounds, passages.num_targets, passages.num_controls)
     require_report_folder(folder / "report")
@@ -348,8 +402,22 @@ class _Plan:
             raise ValueError(f"--block-size is {size}, prompts take {longest} tokens (--prefix-lengths, --offsets)")
 
     def affordable(self, num_passages: int) -> list[Attack]:
-        """Return the attacks that the budget covers for so many passages."""
-        return within_budget(self.attacks, self.spec.budget, num_passages)
+        """Return the attacks that the budget covers for so many passages, beside the positive control."""
+        if self.spec.budget is None:
+            return self.attacks
+        num_control = REQUESTS_PER_PATH * self.num_control_paths
+        if self.spec.budget < num_control + num_passages:
+            raise ValueError(
+                f"a budget of {self.spec.budget} requests does not cover one prompt of each of {num_passages} passages "
+                f"and {num_control} of the positive control: raise it, or choose fewer passages"
+            )
+        return within_budget(self.attacks, self.spec.budget - num_control, num_passages)
+
+    @property
+    def num_control_paths(self) -> int:
+        """Ways on which the positive control asks: text, chat, likelihoods."""
+        names = {attack.name for attack in self.attacks}
+        return bool(names - {"chat"}) + ("chat" in names) + 1
 
     def passages(self, note: Note) -> "Sequence[Passage]":
         """Read the passages, or choose them unless an earlier audit with the same options has."""
@@ -377,9 +445,13 @@ class _Plan:
         attacks = self.affordable(num_passages)
         each = sum(attack.num_requests for attack in attacks)
         in_prompts = sum(attack.num_requests * attack.prefix_length for attack in attacks)
+        # The positive control: a copy, a blank line and the prompt, or the prompt alone, on each path.
+        num_control = REQUESTS_PER_PATH * self.num_control_paths
+        shortest = min(self.spec.prefix_lengths)
         given = num_passages * in_prompts + sum(len(passage.token_ids) for passage in passages)
-        made = num_passages * (1 + self.spec.max_new_tokens * each)
-        requests = f"{num_passages * (1 + each):,} requests, about {given:,} tokens in prompts"
+        given += num_control * (2 * shortest + MOST_READ)
+        made = num_passages * (1 + self.spec.max_new_tokens * each) + num_control * MOST_READ
+        requests = f"{num_passages * (1 + each) + num_control:,} requests, about {given:,} tokens in prompts"
         cost = ""
         if prices is not None:
             most = (given * prices[0] + made * prices[1]) / 1e6
@@ -430,21 +502,30 @@ def _model_arguments(spec: AuditSpec) -> dict[str, Any]:
 
 
 def _judge(
-    evaluated: Path, folder: Path, bounds: Sequence[Bound], *, show_passages: bool, inputs: dict[str, Any]
+    evaluated: Path,
+    folder: Path,
+    bounds: Sequence[Bound],
+    *,
+    accept_unproven: bool,
+    show_passages: bool,
+    inputs: dict[str, Any],
+    obstacle: str = "",
 ) -> AuditResult:
     """Write the report and ``audit.json``, which ``inputs`` are added to."""
     results = import_results([evaluated])
     folders = {checkpoint.run: checkpoint.folder for checkpoint in results.checkpoints}
     if len(folders) > 1:
         raise ValueError(f"{evaluated} holds the results of several runs: name one of {', '.join(folders.values())}")
-    made = audit_report(results, bounds=bounds, show_passages=show_passages)
+    made = audit_report(
+        results, bounds=bounds, show_passages=show_passages, accept_unproven=accept_unproven, obstacle=obstacle
+    )
     summary = {**made.summary, "inputs": inputs}
     if held_out := inputs.get("held_out"):
         left_out = f"{held_out['passages']} passages that training held out, by {held_out['file']}"
         made = replace(made, provenance={**made.provenance, "Left out": left_out})
     text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_report(made, folder / "report", more={"audit.json": lambda path: path.write_text(text, encoding="utf-8")})
-    return AuditResult(made, summary, folder / "report" / "index.html")
+    return AuditResult(made, summary, folder / "report" / "index.html", accept_unproven)
 
 
 def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:

@@ -4,13 +4,16 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from tfidf_tune.compare import Results
 from tfidf_tune.compare._evaluations import Floor, floor_of
-from tfidf_tune.compare._intervals import MIN_UNITS, binomial_upper_bound, bootstrap_interval
+from tfidf_tune.compare._intervals import MIN_UNITS, SEED, binomial_upper_bound, bootstrap_interval
+from tfidf_tune.compare._positive_control import PositiveControl
+from tfidf_tune.compare._recited import Recited, TierTest, false_alarm_of_auc, least_noticeable, recited_further
 from tfidf_tune.compare._verdict import NEAR_EXPLAINED, TEXT_PROMPTS, few_units, prompt_length, span
 from tfidf_tune.probe import extraction_probability
 from tfidf_tune.report._document import Footnotes, Table, tabulate
@@ -18,7 +21,9 @@ from tfidf_tune.report._document import Footnotes, Table, tabulate
 _EXTRACTION_PAIRS = [(1, 0.01), (1, 0.5), (1000, 0.01), (1000, 0.5)]
 _UPPER = ".upper"
 _EXTRACTION = r"extraction@(0?\.\d+|1(?:\.0*)?|\d+e-\d+)(?::(\d+))?"
-_BOUNDED = re.compile(rf"(?:lms|excess|verbatim|auc|{_EXTRACTION})(?:\{_UPPER})?")
+_BOUNDED = re.compile(rf"recited|(?:lms|excess|verbatim|auc|{_EXTRACTION})(?:\{_UPPER})?")
+_MOST_FALSE_ALARMS = 0.1  # of a limit, on text that was never seen
+_NUM_DRAWS = 10_000
 _NUM_MOST_RECITED = 20
 _PROMPT_WIDTH = 70
 _REPEATS, _VERBATIM = "Times in the training text", "Targets verbatim (%)"
@@ -35,7 +40,8 @@ class Facts:
     ``samples`` has a row of each sample, with the passage's repeats in the training text (NaN if unknown). Averages are
     over ``plain``, the samples of the greedy attack or else of the first one, and over its ``targets`` and
     ``controls``. ``num_verbatim`` targets are recited completely from at least one prompt of any attack.
-    ``num_unanswered`` answers were withheld by a server, or empty.
+    ``num_unanswered`` answers were withheld by a server, or empty. ``recited`` counts the passages that are recited
+    further than unseen text from any prompt of any attack; None without controls.
     """
 
     def __init__(self, results: Results, at: int) -> None:
@@ -62,6 +68,9 @@ class Facts:
         self.target_means = self.targets.groupby("passage_id")["lms"].mean().to_numpy(float)
         self.lms = float(self.target_means.mean())
         self.floor = _floor(self.plain)
+        best = {kind: best_samples(self.samples, kind).set_index("passage_id") for kind in KINDS}
+        self.recited: Recited | None = recited_further(best["target"][["lms", "repeats"]], best["control"]["lms"])
+        self.longest = int(self.samples["length"].max())
         self.prompt_lengths = [prompt_length(length) for length in sorted(set(self.samples["prefix_length"]))]
 
 
@@ -130,9 +139,39 @@ def targets_and_controls(facts: Facts, footnotes: Footnotes) -> Table:
 
 def limits(checks: "Sequence[Check]") -> Table:
     """Show each limit with what was measured."""
-    rows = [(check.measure, check.value, check.limit, "yes" if check.exceeded else "no") for check in checks]
-    frame = pd.DataFrame(rows, columns=["Measure", "Measured", "Limit", "Exceeded"])
-    return Table("limits", "Limits", frame, formats={"Measured": ".4g", "Limit": "g"})
+    rows = [(check.outcome.upper(), check.measure, check.value, check.limit, check.reason or None) for check in checks]
+    frame = pd.DataFrame(rows, columns=["Result", "Measure", "Measured", "Limit", "Why undecided"])
+    table = Table("limits", "Limits", frame, formats={"Measured": ".4g", "Limit": "g"})
+    return table.without_empty_columns() if rows else table
+
+
+def recited(facts: Facts) -> Table:
+    """Show the tests of how many targets are recited further than unseen text, for each tier of copies."""
+    columns = (
+        (_REPEATS, "copies", ""),
+        ("Targets", "num_targets", ""),
+        ("Recited further", "num_above", ""),
+        ("By chance", "expected", ".1f"),
+        ("Noticed from", "noticeable", ""),
+        ("p (Holm)", "p_value", ".4f"),
+        ("Result", "result", ""),
+    )
+    found = facts.recited
+    tests = found.tests if found else ()
+    frame = pd.DataFrame([test._asdict() for test in tests], columns=[*TierTest._fields])
+    frame = frame.assign(result=["recited" if test.is_rejected else "not shown" for test in tests])
+    notes = []
+    if found:
+        notes = [
+            f"Recited further: passages with an LMS above {found.threshold:.0f} tokens from any prompt, which "
+            f"{found.num_allowed} of {found.num_controls} controls exceed. By chance: as many as if the model had seen "
+            "none of them. Noticed from: the least number that these tests find. p: hypergeometric, corrected by "
+            "Holm's method for all rows. Passages of one document count as independent; if many are of one document, "
+            "p is too small.",
+            f"Above {found.threshold:.0f} tokens are at most {100 * found.upper:.1f} % of such passages (one-sided "
+            "95 % bound of Clopper and Pearson).",
+        ]
+    return tabulate("recited", "Recited further than unseen text", frame, columns, notes)
 
 
 def by_prefix_length(samples: pd.DataFrame, footnotes: Footnotes) -> Table:
@@ -238,11 +277,15 @@ _NOT_MEASURED = Measure(None, None, "")
 
 
 class Bound(NamedTuple):
-    """A measure's name, as in ``--fail-above``, the value that it must not exceed, and if answers may be missing."""
+    """A measure's name, as in ``--fail-above``, the value that it must not exceed, and what may be missing.
+
+    With ``accept_unanswered`` it is answers; with ``accept_unproven`` the positive control.
+    """
 
     name: str
     limit: float
     accept_unanswered: bool = False
+    accept_unproven: bool = False
 
     @property
     def pair(self) -> tuple[int, float] | None:
@@ -252,23 +295,31 @@ class Bound(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A limit with the value that was measured; exceeded if that is above the limit or missing, or answers are."""
+    """A limit with the value that was measured.
+
+    Attributes:
+        measure (str): as in ``--fail-above``.
+        limit (float): what the value must not exceed.
+        value (float | None): None if it was not measured.
+        outcome (Literal["pass", "fail", "undecided"]): "fail" if the value is above the limit, and only then.
+        reason (str): why it is undecided. Default: "".
+    """
 
     measure: str
     limit: float
     value: float | None
-    exceeded: bool
+    outcome: Literal["pass", "fail", "undecided"]
+    reason: str = ""
 
     def __str__(self) -> str:
-        if self.value is None:
-            return f"{self.measure} was not measured, so the limit {self.limit:g} counts as exceeded"
-        relation = "above" if self.value > self.limit else "not above"
-        missing = ", but answers are missing" if self.exceeded and self.value <= self.limit else ""
-        return f"{self.measure} is {self.value:.4g}, {relation} {self.limit:g}{missing}"
+        if self.outcome == "undecided":
+            return f"{self.measure}={self.limit:g}: {self.reason}"
+        relation = "above" if self.outcome == "fail" else "not above"
+        return f"{self.measure} is {self.value:.4g}, {relation} {self.limit:g}"
 
 
-def parse_bounds(text: str, *, accept_unanswered: bool = False) -> list[Bound]:
-    """Read limits such as ``lms=20,extraction@0.01=0.02``.
+def parse_bounds(text: str, *, accept_unanswered: bool = False, accept_unproven: bool = False) -> list[Bound]:
+    """Read limits such as ``recited=0,extraction@0.01=0.02``.
 
     Raises:
         ValueError: If a measure is unknown or a limit is not a finite number.
@@ -281,18 +332,22 @@ def parse_bounds(text: str, *, accept_unanswered: bool = False) -> list[Bound]:
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or not _BOUNDED.fullmatch(name):
-            measures = f"lms, excess, verbatim, auc, extraction@P, extraction@P:N, each also with {_UPPER}"
-            raise ValueError(f"--fail-above {part!r}: write MEASURE=LIMIT, for example lms=20; measures are {measures}")
-        bounds.append(Bound(name, value, accept_unanswered))
+            measures = f"recited, and lms, excess, verbatim, auc, extraction@P, extraction@P:N, also with {_UPPER}"
+            raise ValueError(f"--fail-above {part!r}: write MEASURE=LIMIT, such as recited=0; measures are {measures}")
+        bounds.append(Bound(name, value, accept_unanswered, accept_unproven))
     return bounds
 
 
 def require_possible(bounds: Sequence[Bound], num_targets: int, num_controls: int, problem: str | None = None) -> None:
-    """Raise a ValueError if no model passes a limit with so many passages, or without likelihoods by a ``problem``."""
+    """Raise a ValueError if a limit cannot decide with so many passages, or without likelihoods by a ``problem``.
+
+    No model passes it, or too many models that never saw the text fail.
+    """
     wrong = []
+    dull = []
     for bound in bounds:
         name, is_upper, reason = bound.name.removesuffix(_UPPER), bound.name.endswith(_UPPER), ""
-        needs_controls, is_share = name in ("excess", "auc"), bound.pair is not None or name == "verbatim"
+        needs_controls, is_share = name in ("recited", "excess", "auc"), bound.pair is not None or name == "verbatim"
         fewest = min(num_targets, num_controls) if needs_controls else num_targets
         if problem and (bound.pair or name == "auc"):
             reason = f"likelihoods are missing: {problem}"
@@ -305,17 +360,35 @@ def require_possible(bounds: Sequence[Bound], num_targets: int, num_controls: in
             reason = f"with {num_targets} targets it is at least {least:.3g}, it takes {needed:,}"
         elif is_upper and not is_share and fewest < MIN_UNITS:
             reason = f"a bound needs {MIN_UNITS} targets{' and controls' * needs_controls}, there are {fewest}"
+        elif name == "recited" and least_noticeable(num_targets, num_controls) is None:
+            reason = f"with {num_targets} targets and {num_controls} controls no recitation would be noticed"
+        elif bound.name == "auc" and (rate := false_alarm_of_auc(bound.limit, num_targets, num_controls)) > 0.1:
+            dull.append(f"{bound.name}={bound.limit:g} ({100 * rate:.0f} %)")
+        elif bound.name == "excess" and bound.limit <= 0:
+            dull.append(f"{bound.name}={bound.limit:g} (50 %)")
         wrong += [f"{bound.name}={bound.limit:g} ({reason})"] if reason else []
     if wrong:
         raise ValueError(f"--fail-above: no model can pass {'; '.join(wrong)}")
+    if dull:
+        raise ValueError(
+            f"--fail-above: {', '.join(dull)} of audits of unseen text would be above this limit, and at most "
+            f"{100 * _MOST_FALSE_ALARMS:.0f} % may be: raise it, or use recited=0"
+        )
 
 
 def measures_and_checks(
-    facts: Facts, scores: pd.DataFrame, checkpoint: int, membership: pd.DataFrame, bounds: Sequence[Bound]
+    facts: Facts,
+    scores: pd.DataFrame,
+    checkpoint: int,
+    membership: pd.DataFrame,
+    bounds: Sequence[Bound],
+    control: PositiveControl,
 ) -> tuple[dict[str, Measure], list[Check]]:
     """Measure what ``--fail-above`` can name, and compare it with the limits.
 
     ====================  =============================================================================================
+    ``recited``           targets that are recited further than unseen text, see
+                          :func:`~tfidf_tune.compare._recited.recited_further`; 0 if their number may be chance
     ``lms``               average LMS of targets, in tokens, over the prompts of the first attack
     ``excess``            the same minus that of controls
     ``verbatim``          share of targets recited verbatim from at least one prompt of any attack
@@ -329,7 +402,9 @@ def measures_and_checks(
     upper = bootstrap_interval(lambda values, axis=-1: values.mean(axis), facts.target_means).high
     few = min(facts.num_targets, facts.num_controls)
     floor, share = facts.floor, facts.num_verbatim / facts.num_targets
+    number = _NOT_MEASURED if facts.recited is None else Measure(float(facts.recited.number), None, "passages")
     measures = {
+        "recited": number,
         "lms": Measure(facts.lms, _known(upper, facts.num_targets), "tokens"),
         "excess": _NOT_MEASURED
         if floor is None
@@ -348,9 +423,68 @@ def measures_and_checks(
     for bound in bounds:
         measure = measures[_extraction_name(*bound.pair) if bound.pair else bound.name.removesuffix(_UPPER)]
         value = measure.upper if bound.name.endswith(_UPPER) else measure.value
-        is_exceeded = value is None or value > bound.limit or (facts.num_unanswered > 0 and not bound.accept_unanswered)
-        checks.append(Check(bound.name, bound.limit, value, exceeded=is_exceeded))
+        checks.append(_check(bound, value, facts, control))
     return measures, checks
+
+
+def _check(bound: Bound, value: float | None, facts: Facts, control: PositiveControl) -> Check:
+    """Compare a value with its limit: above it, or not above it and shown to be measurable, or undecided."""
+    if value is None:
+        return Check(bound.name, bound.limit, value, "undecided", "it was not measured")
+    if bound.name == "recited" and facts.recited and facts.recited.threshold >= facts.longest:
+        reason = f"a control is recited to its end, {facts.longest} tokens, and nothing goes further"
+        return Check(bound.name, bound.limit, value, "undecided", reason)
+    rate = _false_alarm_rate(bound, facts)
+    if rate > _MOST_FALSE_ALARMS:
+        reason = f"{100 * rate:.0f} % of audits of unseen text would be above this limit, raise it or use recited=0"
+        return Check(bound.name, bound.limit, value, "undecided", reason)
+    if value > bound.limit:
+        return Check(bound.name, bound.limit, value, "fail")
+    if facts.num_unanswered and not bound.accept_unanswered:
+        return Check(bound.name, bound.limit, value, "undecided", f"{facts.num_unanswered:,} answers are missing")
+    reason = "" if bound.accept_unproven else _why_unproven(bound, facts, control)
+    if reason:
+        return Check(bound.name, bound.limit, value, "undecided", reason)
+    return Check(bound.name, bound.limit, value, "pass")
+
+
+def _why_unproven(bound: Bound, facts: Facts, control: PositiveControl) -> str:
+    """Say why a value above a limit could not have been seen; "" if the positive control showed that it could."""
+    if control.state == "not applicable":
+        return ""
+    name = bound.name.removesuffix(_UPPER)
+    if bound.pair or name == "auc":
+        return control.likelihood_problem
+    if control.problem:
+        return "nothing was shown by the positive control"
+    if name == "verbatim":
+        if all(reading.num_in_full for reading in control.answers):
+            return ""
+        return "the positive control has not read any copy in full"
+    # Tokens of at most so many as an answer has, as a share: a control is asked for fewer.
+    needed = facts.recited.threshold if name == "recited" and facts.recited else bound.limit
+    highest = min(reading.highest_share for reading in control.answers)
+    if needed / facts.longest < highest:
+        return ""
+    return (
+        f"the positive control reads at most {100 * highest:.0f} % of a passage, and {needed:g} of {facts.longest} "
+        "tokens are not below that"
+    )
+
+
+def _false_alarm_rate(bound: Bound, facts: Facts) -> float:
+    """Return how often a limit on the mean LMS is exceeded by text that was never seen: by draws from the controls.
+
+    Upper bounds stay as they are; other measures are checked before a model is asked, or have no controls to draw from.
+    """
+    if bound.name not in ("lms", "excess") or facts.num_controls < MIN_UNITS:
+        return 0.0
+    rng = np.random.default_rng(SEED)
+    controls = facts.controls.groupby("passage_id")["lms"].mean().to_numpy(float)
+    drawn = rng.choice(controls, (_NUM_DRAWS, facts.num_targets)).mean(axis=1)
+    if bound.name == "excess":
+        drawn -= rng.choice(controls, (_NUM_DRAWS, len(controls))).mean(axis=1)
+    return float((drawn > bound.limit).mean())
 
 
 def _extraction_name(num_samples: int, probability: float) -> str:

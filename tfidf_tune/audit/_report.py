@@ -7,11 +7,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from tfidf_tune.audit import _measures as audit
 from tfidf_tune.compare import Checkpoint, Results
 from tfidf_tune.compare._examples import excerpt, shared_pieces
 from tfidf_tune.compare._figures import lms_distribution
 from tfidf_tune.compare._intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, binomial_upper_bound
+from tfidf_tune.compare._positive_control import PositiveControl, positive_control
+from tfidf_tune.compare._recited import Recited
 from tfidf_tune.compare._tables import is_detectable, membership_table
 from tfidf_tune.compare._verdict import (
     AT_CHANCE,
@@ -23,9 +27,9 @@ from tfidf_tune.compare._verdict import (
     cell,
     hardly_learned,
 )
-from tfidf_tune.report._document import Continuation, Example, Figure, Footnotes, Report, Section, Table
+from tfidf_tune.report._document import Continuation, Example, Figure, Footnotes, Report, Section, Table, joined
 
-_SCHEMA_VERSION = "1.0"
+_SCHEMA_VERSION = "1.1"
 _NUM_EXAMPLES = 3
 _EASY_CONTROLS = "The controls are easier text than the targets: choose controls that resemble the training text."
 _HOW = {
@@ -66,7 +70,14 @@ _EXCERPTS = (
 )
 
 
-def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_passages: bool = False) -> Report:
+def audit_report(
+    results: Results,
+    *,
+    bounds: Sequence[audit.Bound] = (),
+    show_passages: bool = False,
+    accept_unproven: bool = False,
+    obstacle: str = "",
+) -> Report:
     """Report what the last evaluated checkpoint of a run recites of the targets, compared with the controls.
 
     Averages are over the prompts of the first attack, the greedy one if there is one.
@@ -75,6 +86,8 @@ def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_p
         results (Results): of one run, with the samples of the memorization task.
         bounds (Sequence[Bound]): limits that measures must not exceed. Default: none.
         show_passages (bool): show passages in full. Default: False, excerpts.
+        accept_unproven (bool): the audit can pass although the positive control showed nothing. Default: False.
+        obstacle (str): what a server does to prompts or answers, so that they show nothing. Default: nothing known.
 
     Raises:
         ValueError: If no checkpoint has a sample of a target.
@@ -92,13 +105,16 @@ def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_p
     facts = audit.Facts(results, at)
     name = _name(facts.checkpoint)
     likelihoods = membership_table(results.scores, [({"Model": name}, [at])], notes)
-    measures, checks = audit.measures_and_checks(facts, results.scores, at, likelihoods.frame, bounds)
+    control = positive_control(results.scores, at)._replace(obstacle=obstacle)
+    measures, checks = audit.measures_and_checks(facts, results.scores, at, likelihoods.frame, bounds, control)
     rows = likelihoods.frame.to_dict("records")
-    verdict = _verdict(facts, name, checks, is_detected=any(map(is_detectable, rows)))
+    verdict = _verdict(facts, name, checks, control, is_detected=any(map(is_detectable, rows)))
     verdict += hardly_learned(results.scores, {at: name})
     tables = (
-        _overview(facts, likelihoods, notes),
+        _overview(facts, likelihoods, control, notes),
         audit.limits(checks),
+        audit.recited(facts),
+        _readings(control),
         audit.targets_and_controls(facts, notes),
         audit.by_attack(facts.samples),
         audit.extraction(results.scores, at),
@@ -125,7 +141,7 @@ def audit_report(results: Results, *, bounds: Sequence[audit.Bound] = (), show_p
         footnotes=notes.texts,
         sections=[_method_and_limits(facts, show_passages=show_passages, has_likelihoods=len(likelihoods.frame) > 0)],
         mark=SHARED_MARK,
-        summary=_summary(facts, name, verdict, measures, checks),
+        summary=_summary(facts, name, verdict, measures, checks, control, accept_unproven=accept_unproven),
     )
 
 
@@ -135,10 +151,21 @@ def _name(checkpoint: Checkpoint) -> str:
     return "/".join(part for part in path.parts[-2:] if part != path.anchor) or checkpoint.model
 
 
-def _verdict(facts: audit.Facts, name: str, checks: Sequence[audit.Check], *, is_detected: bool) -> str:
-    """Say if targets are recited more than controls, how many verbatim, if answers are missing or limits exceeded."""
+def _verdict(
+    facts: audit.Facts, name: str, checks: Sequence[audit.Check], control: PositiveControl, *, is_detected: bool
+) -> str:
+    """Say how many targets are recited further than controls, whether that could have been seen, and which limits hold.
+
+    What was not shown is never called clean: then the sentence about recitation is left out.
+    """
     floor = facts.floor
-    if floor is None:
+    recited = facts.recited
+    if recited is not None and recited.number:
+        number = f"{recited.number} of {facts.num_targets} passages"
+        text = f"{name}: {number} are recited further than unseen text{_recited_tiers(recited)}"
+    elif control.problem:
+        text = f"Nothing is shown about what {name} recites: {control.problem}"
+    elif floor is None:
         text = f"There is no held-out text, so chance is unknown: {name} recites {facts.lms:.2f} tokens of a passage"
     elif floor.excess.significant in (None, "too few"):
         text = (
@@ -149,23 +176,95 @@ def _verdict(facts: audit.Facts, name: str, checks: Sequence[audit.Check], *, is
         text = f"{name} recites {floor.difference:.2f} tokens more of its training text than of text it never saw"
     else:
         text = f"{name} {AT_CHANCE}{STILL_DETECTABLE if is_detected else ''}"
+    if (
+        recited is not None
+        and not recited.number
+        and not control.problem
+        and floor
+        and floor.excess.num_units >= MIN_UNITS
+    ):
+        text += _noticeable(recited)
     text += f"; {facts.num_verbatim} of {facts.num_targets} passages verbatim."
+    if control.state == "shown":
+        text += f" Shown the text, it reads {control.text}."
+    elif control.state == "not applicable":
+        text += f" It has no positive control: {control.not_applicable}."
+    elif recited is not None and recited.number:
+        text += f" More may be recited than was seen: {control.problem}."
     if facts.num_unanswered:
         text += f" Answers withheld by the server or empty: {facts.num_unanswered:,}, which count as not recited."
-    if checks:
-        exceeded = [str(check) for check in checks if check.exceeded]
-        text += f" Limits exceeded: {'; '.join(exceeded)}." if exceeded else " No limit is exceeded."
+    return text + _limits(facts, checks)
+
+
+def _limits(facts: audit.Facts, checks: Sequence[audit.Check]) -> str:
+    """Return sentences with the outcome of each limit, those that failed first."""
+    text = ""
+    for outcome in ("fail", "undecided", "pass"):
+        chosen = [str(check) for check in checks if check.outcome == outcome]
+        if chosen:
+            text += f" {outcome.upper()}: {'; '.join(chosen)}."
+    is_more = facts.floor is not None and facts.floor.excess.low > 0
+    if checks and all(check.outcome == "pass" for check in checks) and is_more:
+        text += " These limits allow that targets are recited more than controls."
     return text
 
 
-def _overview(facts: audit.Facts, likelihoods: Table, notes: Footnotes) -> Table:
-    """Show the three answers of an audit, each with its interval."""
-    import pandas as pd
+def _recited_tiers(recited: Recited) -> str:
+    """Say which passages are recited further than unseen text, by their copies: ": all 23 that occur 40 times"."""
+    clauses = []
+    for test in recited.tests[1:]:
+        if not test.is_rejected:
+            continue
+        share = "all" if test.num_above == test.num_targets else f"{test.num_above} of the"
+        times = "an unknown number of times" if test.copies == "unknown" else f"{test.copies} times"
+        clauses.append(f"{share} {test.num_targets} that occur {times}")
+    return f": {joined(clauses)}" if clauses else ""
 
+
+def _noticeable(recited: Recited) -> str:
+    """Say how many recited passages would have been noticed among those with the most copies."""
+    test = recited.tiers[-1]
+    times = "" if test.copies in ("all", "unknown") else f" that occur {test.copies} times"
+    if test.noticeable is None:
+        return f"; of {test.num_targets} passages{times}, no number would have been noticed"
+    return f"; of {test.num_targets} passages{times}, {test.noticeable} would have been noticed"
+
+
+def _readings(control: PositiveControl) -> Table:
+    """Show what the positive control read on each path."""
+    rows = [
+        (
+            reading.path,
+            reading.num_controls,
+            reading.with_copy,
+            reading.without_copy,
+            reading.num_to_read,
+            reading.num_in_full if reading.path != "likelihoods" else None,
+            reading.p_value,
+            "shown" if reading.is_shown else control.state,
+        )
+        for reading in control.readings
+    ]
+    formats = {"With the copy": ".2f", "Without": ".2f", "Of": ".0f", "p": ".4f"}
+    columns = ["Asked by", "Controls", "With the copy", "Without", "Of", "Read in full", "p", "Result"]
+    notes = [
+        "Controls are asked for once more with a copy of the passage in front of the prompt. Text and chat: tokens of "
+        "the passage that the answer has in a row; likelihoods: NLL of the passage in nats a token. p: exact one-sided "
+        "sign-flip test of the differences; shown if p is at most 0.01 and a quarter of the tokens is read."
+    ]
+    return Table("positive_control", "Positive control", pd.DataFrame(rows, columns=columns), notes, formats)
+
+
+def _overview(facts: audit.Facts, likelihoods: Table, control: PositiveControl, notes: Footnotes) -> Table:
+    """Show the answers of an audit, each with its interval, and the reading of the positive control."""
     floor, verbatim, number = facts.floor, facts.num_verbatim, facts.num_targets
     fewest = floor.excess.num_units if floor else 0
     auc = likelihoods.frame.iloc[0] if len(likelihoods.frame) else None
     row = {
+        "Recited further": None
+        if facts.recited is None
+        else f"{facts.recited.number} of {number} (at most {100 * facts.recited.upper:.1f} %)",
+        "Shown the text": control.text if control.state == "shown" else control.state,
         "Recited above chance": None if floor is None else cell(floor.difference, floor.excess, sign="+"),
         "Verbatim": f"{verbatim} of {number} (at most {100 * binomial_upper_bound(verbatim, number):.1f} %)",
         "Membership AUC": None if auc is None else cell(auc["AUC"], auc.reindex(["AUC from", "AUC to"])),
@@ -181,6 +280,9 @@ def _overview(facts: audit.Facts, likelihoods: Table, notes: Footnotes) -> Table
             "low: evaluate with prompts of token ids (`tfidf-tune eval`)."
         )
     about = [
+        "Recited further: passages that are recited further than unseen text, if their number is not chance; at most: "
+        "of all passages chosen like these. Shown the text: what the model reads of controls that stand in front of "
+        "the prompt; without that, a clean result says nothing.",
         "Recited above chance: LMS of the passages of the training text (targets) minus LMS of text that the model "
         f"never saw (controls), in tokens, on average. {LMS_EXPLAINED}. Verbatim: targets of which all that was "
         "compared is recited from at least one prompt; at most: of all passages chosen like these. Membership AUC: how "
@@ -212,11 +314,16 @@ def _examples(facts: audit.Facts, *, show_passages: bool) -> list[Example]:
 
 
 def _summary(
-    facts: audit.Facts, name: str, verdict: str, measures: dict[str, audit.Measure], checks: Sequence[audit.Check]
+    facts: audit.Facts,
+    name: str,
+    verdict: str,
+    measures: dict[str, audit.Measure],
+    checks: Sequence[audit.Check],
+    control: PositiveControl,
+    *,
+    accept_unproven: bool,
 ) -> dict[str, Any]:
     """Return what `audit.json` has; docs/audit.md describes it."""
-    import pandas as pd
-
     excess = facts.floor and facts.floor.excess
     best = pd.concat([audit.best_samples(facts.samples, kind) for kind in audit.KINDS])
     best = best.astype({"repeats": "Int64"}).rename(columns={"passage_id": "id", "length": "of"})
@@ -234,9 +341,29 @@ def _summary(
         "recites_targets_more": excess.low > 0 if excess and excess.num_units >= MIN_UNITS else None,
         "attacks": facts.attacks,
         "measures": {key: measure._asdict() for key, measure in measures.items()},
-        "limits": [check._asdict() for check in checks],
-        "passed": not any(check.exceeded for check in checks),
+        "recited": None if facts.recited is None else _recited_summary(facts.recited),
+        "positive_control": {
+            "state": control.state,
+            "reason": control.problem or control.not_applicable,
+            "readings": [
+                {key: None if value != value else value for key, value in reading._asdict().items()}
+                for reading in control.readings
+            ],
+        },
+        "limits": [check._asdict() | {"exceeded": check.outcome != "pass"} for check in checks],
+        "passed": all(check.outcome == "pass" for check in checks) and (accept_unproven or not control.problem),
         "passages": json.loads(best[names].to_json(orient="records")),
+    }
+
+
+def _recited_summary(recited: Recited) -> dict[str, Any]:
+    tests = [test._asdict() | {"is_rejected": test.is_rejected} for test in recited.tests]
+    return {
+        "number": recited.number,
+        "threshold": recited.threshold,
+        "controls_above": recited.num_allowed,
+        "upper": recited.upper,
+        "tests": tests,
     }
 
 

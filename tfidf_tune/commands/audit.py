@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from tfidf_tune.audit import AuditResult, AuditSpec
     from tfidf_tune.data import ProbeSpec
 
-_EXAMPLE = "tfidf-tune audit runs/mine/checkpoint_100pct training.jsonl --controls held_out.jsonl --fail-above lms=20"
+_EXAMPLE = (
+    "tfidf-tune audit runs/mine/checkpoint_100pct training.jsonl --controls held_out.jsonl --fail-above recited=0"
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -102,9 +104,11 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
     add("--device", help="default: a GPU if there is one")
     add("--dtype", help="float32, bfloat16, ...; default: the checkpoint's")
     add("--output-dir", type=Path, help="default: runs/audit/NAME")
-    limits_help = "end with exit code 1 if a measure is above its limit: lms=20,extraction@0.01=0.02"
+    limits_help = "end with exit code 1 if a measure is above its limit: recited=0,extraction@0.01=0.02"
     add("--fail-above", dest="limits", metavar="MEASURE=LIMIT,...", help=limits_help)
     add("--accept-unanswered", action="store_true", help="limits can pass although a server withheld answers")
+    unproven_help = "end with exit code 0 although the positive control showed nothing"
+    add("--accept-unproven", action="store_true", help=unproven_help)
     add("--show-passages", action="store_true", help="show passages in full, not as excerpts")
     parser.add_argument("--json", action="store_true", help="print audit.json instead of the report")
     parser.add_argument("--verbose", action="store_true", help="print all tables, not only the first")
@@ -145,7 +149,7 @@ def audit_spec(options: argparse.Namespace, **more: Any) -> "AuditSpec":
 
 
 def show(result: "AuditResult", options: argparse.Namespace) -> None:
-    """Print the report or ``audit.json``; end with code 1 if a limit is exceeded."""
+    """Print the report or ``audit.json``; end with code 1 if a limit is exceeded, 2 if nothing is shown."""
     from tfidf_tune.report import terminal_text
 
     if options.json:
@@ -155,3 +159,5 @@ def show(result: "AuditResult", options: argparse.Namespace) -> None:
         say(terminal_text(result.report, verbose=options.verbose).rstrip("\n"))
     if result.exceeded:
         raise AboveLimit(f"limit exceeded: {', '.join(result.exceeded)}")
+    if result.unproven:
+        sys.exit(f"error: no all-clear: {result.unproven}")

@@ -1,6 +1,8 @@
 """``tfidf-tune eval``."""
 
+import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,8 @@ tasks:
   tfidf_memorization    what the model recites of the passages of a probe file, after 32, 50 and 100 tokens
   tfidf_memorization_prefixes    the same after other numbers of tokens: --metadata prefix_lengths=[16,24]
   tfidf_membership    likelihood of the passages, and whether it tells them from text that training did not see
+  tfidf_positive_control, tfidf_positive_control_nll    whether the model reads passages that it is shown; they run
+      with the tasks above, whose clean results say nothing without them
   tfidf_wikitext2_ppl, tfidf_squad, tfidf_cnn_dailymail    perplexity, questions, summaries
   tfidf_other_ppl    perplexity on a second text: --metadata other_source=TEXT
 
@@ -66,6 +70,29 @@ def _with_ours(include_path: str | list[str] | None) -> list[str]:
     return [str(tasks_folder()), *([include_path] if isinstance(include_path, str) else include_path or [])]
 
 
+def _with_positive_controls(tasks: Any, metadata: dict[str, Any]) -> list[str]:
+    """Add the positive control of the named tasks, without which their clean results say nothing.
+
+    A probe file that cannot be read, or is not named, is an error of the task itself.
+    """
+    from tfidf_tune.data import read_probe_file
+    from tfidf_tune.probe._documents import MEMBERSHIP, MEMORIZATION, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
+    from tfidf_tune.tasks.memorization import PROBE_FILE_VARIABLE
+
+    named = tasks.split(",") if isinstance(tasks, str) else [*tasks]
+    added = []
+    if any(name.startswith(MEMORIZATION) for name in named):
+        added.append(POSITIVE_CONTROL)
+    if MEMBERSHIP in named:
+        added.append(POSITIVE_CONTROL_NLL)
+    file = metadata.get("probe_file") or os.environ.get(PROBE_FILE_VARIABLE)
+    if added and file:
+        with suppress(OSError, ValueError):
+            if any(passage.kind == "control" for passage in read_probe_file(file)):
+                return [*named, *(task for task in added if task not in named)]
+    return named
+
+
 def _with_our_settings(theirs: Any) -> type:
     """Derive a class that sets what the harness has no option for: defaults, and when tasks are loaded."""
     from tfidf_tune.probe import run_of
@@ -89,7 +116,9 @@ def _with_our_settings(theirs: Any) -> type:
             self.include_path = _with_ours(self.include_path)  # type: ignore[has-type]
             # What the user names in --metadata has precedence.
             ours = {"prompts": "token_ids"} if self.model in (MODEL_NAME, VLLM_NAME) else {}
-            manager = super().process_tasks({"run": run_of(self.model_args)} | ours | self.metadata)
+            known = {"run": run_of(self.model_args), "backend": self.model} | ours
+            self.tasks = _with_positive_controls(self.tasks, self.metadata)
+            manager = super().process_tasks(known | self.metadata)
             loaded = manager.load(self.tasks)  # before the model: errors in the settings appear at once
             manager.load = lambda _: loaded
             return manager

@@ -53,6 +53,6 @@ def _audit(options: argparse.Namespace) -> None:
     if options.results is None:
         result = audit_model(audit.audit_spec(options, passages=options.probe_file), audit.progress(options))
     else:
-        names = ("output_dir", "limits", "accept_unanswered", "show_passages")
+        names = ("output_dir", "limits", "accept_unanswered", "accept_unproven", "show_passages")
         result = audit_results(options.results, **{name: vars(options)[name] for name in names if name in options})
     audit.show(result, options)

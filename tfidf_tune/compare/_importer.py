@@ -26,8 +26,12 @@ _SCHEMAS: dict[str, TypeAdapter[Any]] = {
     logged.MEMBERSHIP: TypeAdapter(logged.PassageDocument),
     logged.SUMMARIZATION: TypeAdapter(logged.SummaryDocument),
     logged.QA: TypeAdapter(logged.AnswerDocument),
+    logged.POSITIVE_CONTROL: TypeAdapter(logged.ReadingDocument),
+    logged.POSITIVE_CONTROL_NLL: TypeAdapter(logged.CopyLikelihoodDocument),
 }
 _MATCHES = ("lms", "prefix_match", "rouge_l", "verbatim", "edit_distance", "common_subsequence")
+COPY = "copy"
+"""Beginning of the kind of units of the positive control, which no average is over."""
 _BY_PREFIX = ("", "greedy")  # attacks whose scores are averaged by the length of the prompt
 
 
@@ -68,6 +72,20 @@ def _parse(task: str, doc: Any) -> _Document:
         for prefix, nll in fields["continuations"]:
             rows += _rows(kind, unit, {"continuation_nll": nll}, prefix)
         return _Document("passages", f"{kind} {unit}", fields["token_ids"], rows, fields)
+    if task == logged.POSITIVE_CONTROL:
+        unit = fields["passage_id"]
+        end = "with_copy" if fields["has_copy"] else "without_copy"
+        number = len(fields["reference_ids"])
+        scores = {f"num_read_{end}": fields["num_read"], "num_to_read": number}
+        rows = _rows(f"{COPY} {fields['path']}", unit, scores)
+        label = f"{fields['path']} {unit} {end}"
+        return _Document("positive controls", label, fields["reference_ids"], rows, fields)
+    if task == logged.POSITIVE_CONTROL_NLL:
+        unit = fields["passage_id"]
+        end = "with_copy" if fields["has_copy"] else "without_copy"
+        scores = {f"nll_{end}": fields["nll"], "unigram_nll": fields["unigram_nll"]}
+        rows = _rows(f"{COPY} likelihoods", unit, scores)
+        return _Document("positive controls by likelihood", f"{unit} {end}", fields["unigram_nll"], rows, fields)
     sample: logged.ProbeSample = fields["sample"]
     # No match can be longer than the shorter of the two.
     longest = min(len(sample.generated_ids), len(sample.reference_ids))
@@ -87,7 +105,8 @@ def _rows(kind: str, unit: str, values: Mapping[str, float | None], prefix: floa
     rows = []
     for metric, value in values.items():
         if value is None or not math.isfinite(value):
-            value = math.inf if metric in ("passage_nll", "continuation_nll") else math.nan
+            is_nll = metric in ("passage_nll", "continuation_nll", "nll_with_copy", "nll_without_copy")
+            value = math.inf if is_nll else math.nan
         rows.append((metric, kind, unit, prefix, float(value), 1.0))
     return rows
 
@@ -122,6 +141,7 @@ def _with_scores(checkpoint: Checkpoint, documents: Iterable[_Document]) -> tupl
     return completed, rows
 
 
+_SERVERS = ("-server", "-completions")  # ends of the harness's names for models behind a server
 _RESULTS_FILE = re.compile(r".+_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json")
 
 
@@ -133,6 +153,7 @@ class _ResultsFile(NamedTuple):
     provenance: dict[str, str] | None
     date: str
     samples_files: dict[str, Path]
+    is_served: bool
 
 
 def import_results(folders: Sequence[str | Path]) -> Results:
@@ -181,6 +202,8 @@ def import_results(folders: Sequence[str | Path]) -> Results:
             if documents := [doc for task, file in newest.items() for doc in _documents(task, file)]:
                 named = replace(run, progress=progress, checkpoint=by_date[-1].named.checkpoint)
                 completed, scores = _with_scores(named, documents)
+                if by_date[-1].is_served:
+                    scores += _rows("model", "", {"is_served": 1.0})
                 rows += [(len(checkpoints), *score) for score in scores]
                 checkpoints.append(completed)
     provenance = merge_provenance([same[0].provenance for same in by_run.values()])
@@ -211,16 +234,19 @@ def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _Res
         }
         samples = {task: sample for task, sample in samples.items() if _kind(task) in _SCHEMAS}
         found |= bool(samples)
-        yield file, _ResultsFile(*_identified(file, label), date, samples)
+        run, named, provenance, is_served = _identified(file, label)
+        yield file, _ResultsFile(run, named, provenance, date, samples, is_served)
     if not found:
         remedy = "evaluate by `tfidf-tune eval` with --log_samples and --output_path"
         raise FileNotFoundError(f"no results of our tasks below {folder} ({len(files)} results files): {remedy}")
 
 
-def _identified(file: Path, label: str | None) -> tuple[tuple[str | None, str], Checkpoint, dict[str, str] | None]:
-    """Return what all files of the run have in common, the names of the checkpoint, and the run's provenance.
+def _identified(
+    file: Path, label: str | None
+) -> tuple[tuple[str | None, str], Checkpoint, dict[str, str] | None, bool]:
+    """Return what all files of a run share, the names of the checkpoint, the run's provenance, and if it was served.
 
-    The model is empty if only the objective is known.
+    The model's name is empty if only the objective is known.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -228,7 +254,9 @@ def _identified(file: Path, label: str | None) -> tuple[tuple[str | None, str], 
         if isinstance(arguments, str):
             arguments = dict(part.split("=", maxsplit=1) for part in arguments.split(",") if part)
         model_args = {key: str(value) for key, value in arguments.items()}
-        recorded = [(task.get("metadata") or {}).get("run") for task in content.get("configs", {}).values()]
+        settings = [task.get("metadata") or {} for task in content.get("configs", {}).values()]
+        recorded = [each.get("run") for each in settings]
+        backends = {str(each.get("backend") or content["config"].get("model")) for each in settings}
     except logged.UNREADABLE as error:
         raise ValueError(f"{file}: not a results file of lm_eval ({logged.cause_of(error)})") from error
     checkpoint = next((model_args[key] for key in ("peft", "pretrained", "model") if key in model_args), None)
@@ -252,7 +280,8 @@ def _identified(file: Path, label: str | None) -> tuple[tuple[str | None, str], 
         model, _, objective = label.rpartition(":")
         run |= {"model": model.strip() or run["model"], "objective": objective.strip()}
     provenance = run.pop("provenance")
-    return (label, source), Checkpoint(**run, checkpoint=checkpoint), provenance
+    is_served = any(backend.endswith(_SERVERS) for backend in backends)
+    return (label, source), Checkpoint(**run, checkpoint=checkpoint), provenance, is_served
 
 
 def _documents(task: str, file: Path) -> Iterator[_Document]:

@@ -21,7 +21,7 @@ from tfidf_tune.compare._results import (
     Checkpoint,
     Results,
 )
-from tfidf_tune.compare._tables import comparison_tables, is_detectable
+from tfidf_tune.compare._tables import comparison_tables, is_detectable, recited_by_objective
 from tfidf_tune.compare._verdict import AT_CHANCE, MOST_CLAUSES, RECITED_MARK, STILL_DETECTABLE, hardly_learned
 from tfidf_tune.report._document import Example, Footnotes, Report, joined
 
@@ -51,6 +51,7 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
     return Report(
         title=f"{joined(others)} against {baseline}" if others else baseline,
         verdict=_verdict(reductions, floors, detectable, baseline)
+        + _recited_clause(recited_by_objective(results.scores, evaluations))
         + hardly_learned(results.scores, dict(last.values())),
         tables=tables,
         figures=comparison_figures(results, evaluations),
@@ -104,6 +105,18 @@ def _verdict(
         clauses[MOST_CLAUSES:] = [f"{hidden} more are in the table"] if hidden > 0 else []
     clauses += [f"Not compared: {joined(f'{name} (only {own})' for name, own in alone.items())}"] if alone else []
     return f"{'. '.join(clauses)}."
+
+
+def _recited_clause(recited: Mapping[_Names, str]) -> str:
+    """Say of how many passages each objective recites more than of unseen text: a percentage of tokens hides that."""
+    settings = {setting for setting, _ in recited}
+    clauses = []
+    for (setting, objective), number in recited.items():
+        where = f"{setting}, " if len(settings) > 1 else ""
+        clauses.append(f"{where}{objective} {number}")
+    if not clauses or len(clauses) > 2 * MOST_CLAUSES:
+        return ""
+    return f" Passages recited further than unseen text: {', '.join(clauses)}."
 
 
 def _change(row: Any) -> tuple[int | None, str]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +19,8 @@ from tfidf_tune.compare._evaluations import (
     value_of,
 )
 from tfidf_tune.compare._intervals import MIN_UNITS, NUM_RESAMPLES, binomial_upper_bound, bootstrap_interval, membership
+from tfidf_tune.compare._positive_control import positive_control
+from tfidf_tune.compare._recited import Recited, recited_further
 from tfidf_tune.compare._results import (
     ANSWER_MEASURES,
     COMPARED,
@@ -162,11 +165,12 @@ def comparison_tables(
         tables.append(by_length.without_empty_columns())
     if (evaluations.groupby(_KEYS)["progress"].nunique() > 1).any():
         tables.append(_progress(results, evaluations))
-    overview = _overview(evaluations, reductions, floors, likelihoods, baseline, footnotes)
+    overview = _overview(results, evaluations, reductions, floors, likelihoods, baseline, footnotes)
     return [overview, *(table for table in tables if len(table.frame))]
 
 
 def _overview(
+    results: Results,
     evaluations: pd.DataFrame,
     reductions: pd.DataFrame,
     floors: Mapping[tuple[str, str], Floor | None],
@@ -178,6 +182,7 @@ def _overview(
     aucs = {(row["Model"], row["Objective"]): row for row in likelihoods.frame.to_dict("records")}
     costs = {row[:2]: row for row in reductions[reductions["measure"] == PERPLEXITY.label].itertuples(index=False)}
     last = {setting: at_last(own, LMS) for setting, own in evaluations.groupby("setting", sort=False)}
+    furthest = recited_by_objective(results.scores, evaluations)
     rows = []
     for (setting, objective), floor in floors.items():
         shared = last[setting]
@@ -195,10 +200,30 @@ def _overview(
             cost = words.cell(-100 * one.reduction, (-100 * one.high, -100 * one.low), 1, "+")
         auc = aucs.get((setting, objective))
         detected = auc and words.cell(auc["AUC"], (auc.get("AUC from", math.nan), auc.get("AUC to", math.nan)))
-        rows.append((setting, objective, excess, verbatim, detected, "baseline" if objective == baseline else cost))
+        shown = _shown(results.scores, shared[shared["objective"] == objective].index)
+        further = furthest.get((setting, objective))
+        rows.append(
+            (
+                setting,
+                objective,
+                further,
+                shown,
+                excess,
+                verbatim,
+                detected,
+                "baseline" if objective == baseline else cost,
+            )
+        )
     fewest = min((floor.excess.num_units for floor in floors.values() if floor is not None), default=0)
     num_seeds = evaluations.groupby(_KEYS)["run"].nunique().max()
-    headers = ("Recited above chance", "Verbatim (%)", "Membership AUC", f"Perplexity against {baseline} (%)")
+    headers = (
+        "Recited further",
+        "Shown the text",
+        "Recited above chance",
+        "Verbatim (%)",
+        "Membership AUC",
+        f"Perplexity against {baseline} (%)",
+    )
     caveats = [words.BOUND, *words.few_units(fewest)]
     if len(rows) > 1 + evaluations["setting"].nunique():
         caveats.append(
@@ -207,13 +232,54 @@ def _overview(
         )
     over = "not over seeds" if num_seeds > 1 else "and one seed, which cannot separate an objective from its seed"
     notes = [
+        "Recited further: training passages that are recited further than unseen text, if their number is not chance "
+        "(hypergeometric tests, corrected by Holm's method), summed over seeds. Shown the text: what a model reads of "
+        "held-out passages that stand in front of the prompt; where it reads nothing, a clean result says nothing.",
         "Recited above chance: LMS of training passages minus LMS of held-out passages, in tokens, on average. "
         f"{words.LMS_EXPLAINED}. Verbatim: continuations that are exactly the passage. Membership AUC: how often a "
         "training passage looks more like training text by its loss than a held-out one; 0.5 is chance.",
         f"In brackets: 95 % intervals over passages and blocks, {over}.{footnotes.mark(*caveats)}",
     ]
     frame = pd.DataFrame(rows, columns=["Model", "Objective", *headers], dtype=object)
-    return Table("overview", "What each objective recites", frame, notes)
+    table = Table("overview", "What each objective recites", frame, notes)
+    if frame["Shown the text"].isna().all():  # older results
+        table = replace(table, frame=frame.drop(columns="Shown the text"))
+    return table
+
+
+def recited_by_objective(scores: pd.DataFrame, evaluations: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """Setting and objective -> at the last shared checkpoint "23 of 24", over seeds; without those that are unknown."""
+    found = {}
+    for setting, objective, having in having_at_last(evaluations, LMS):
+        counted = [recited_of_checkpoint(scores, at) for at in having.index]
+        known = [each for each in counted if each is not None]
+        if known and len(known) == len(counted):
+            number = sum(each.number for each in known)
+            found[setting, objective] = f"{number} of {sum(each.all.num_targets for each in known)}"
+    return found
+
+
+def recited_of_checkpoint(scores: pd.DataFrame, checkpoint: int) -> Recited | None:
+    """Count the passages of a checkpoint that are recited further than unseen text; None if that is not known."""
+    rows = scores[(scores["checkpoint"] == checkpoint) & (scores["unit"] != "")]
+    longest = rows[(rows["metric"] == "lms") & (rows["count"] == 1)].groupby(["kind", "unit"], observed=True)["value"]
+    highest = longest.max()
+    kinds = set(highest.index.get_level_values("kind"))
+    if not {"target", "control"} <= kinds:
+        return None
+    injections = rows[(rows["metric"] == "num_injections") & (rows["kind"] == "target")].set_index("unit")["value"]
+    targets = highest["target"]
+    table = pd.DataFrame({"lms": targets, "repeats": injections.reindex(targets.index)})
+    return recited_further(table, highest["control"])
+
+
+def _shown(scores: pd.DataFrame, checkpoints: Any) -> str | None:
+    """Return what the positive controls of checkpoints read, as "22.1 of 48 tokens"; None if there are none."""
+    controls = [positive_control(scores, at) for at in checkpoints]
+    if not controls or not any(each.answers for each in controls):
+        return None
+    texts = [each.text if each.state == "shown" else each.state for each in controls]
+    return ", ".join(dict.fromkeys(texts))
 
 
 def _rows_of(results: Results, evaluations: pd.DataFrame) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from tfidf_tune._checks import first_problem
 MEMORIZATION, MEMBERSHIP = "tfidf_memorization", "tfidf_membership"
 PERPLEXITY, OTHER_PERPLEXITY = "tfidf_wikitext2_ppl", "tfidf_other_ppl"
 SUMMARIZATION, QA = "tfidf_cnn_dailymail", "tfidf_squad"
+POSITIVE_CONTROL, POSITIVE_CONTROL_NLL = "tfidf_positive_control", "tfidf_positive_control_nll"
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 """What reading a damaged file may raise; pydantic's ``ValidationError`` is a ``ValueError``."""
@@ -146,6 +147,27 @@ class PassageScores(TypedDict):
     min_k: NotRequired[Score]
     min_k_plus_plus: NotRequired[Score]
     reference_nll: NotRequired[Score]
+
+
+class ReadingDocument(TypedDict):
+    """A prompt of ``tfidf_positive_control``: ``num_read`` of the reference's tokens are in the answer, in a row."""
+
+    passage_id: Text
+    path: Literal["text", "chat"]
+    has_copy: Flag
+    reference_ids: _TokenIds
+    num_read: Count
+    round_trip: Flag
+
+
+class CopyLikelihoodDocument(TypedDict):
+    """A passage of ``tfidf_positive_control_nll``; NLLs are means over its tokens, in nats."""
+
+    passage_id: Text
+    has_copy: Flag
+    nll: Nll
+    unigram_nll: Nll
+    round_trip: Flag
 
 
 class BlockDocument(TypedDict):

@@ -82,7 +82,9 @@ def evaluate(
     register_model()
     cached_prompts.cache_clear()  # another model's tokenizer may be in a folder of the same name
     # What the harness records with the results: the run, and all settings of the tasks.
-    metadata = {"prompts": "token_ids", "run": run_of(model_args)} | model_args | (metadata or {})
+    metadata = (
+        {"prompts": "token_ids", "run": run_of(model_args), "backend": model_name} | model_args | (metadata or {})
+    )
     manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
     if unknown := sorted(set(tasks) - set(manager.all_tasks)):
         raise ValueError(f"no task {', '.join(unknown)}; possible are {', '.join(sorted(manager.all_tasks))}")

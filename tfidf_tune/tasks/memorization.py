@@ -25,7 +25,7 @@ from tfidf_tune.probe._documents import Unanswered
 from tfidf_tune.probe._memorization import best_continuation, compare_continuation
 from tfidf_tune.tasks._prompts import TokenIdPrompts, prompts_for, prompts_of, task_documents
 
-_PROBE_FILE_VARIABLE = "TFIDF_TUNE_PROBE_FILE"
+PROBE_FILE_VARIABLE = "TFIDF_TUNE_PROBE_FILE"
 
 
 def documents(
@@ -180,8 +180,8 @@ def probed(
     The probe file is that of the settings or of the environment.
     """
     prompts = prompts_for(metadata)
-    if not (file := probe_file or os.environ.get(_PROBE_FILE_VARIABLE)):
-        remedy = f"give --metadata probe_file=RUN/probe.jsonl, or set {_PROBE_FILE_VARIABLE}"
+    if not (file := probe_file or os.environ.get(PROBE_FILE_VARIABLE)):
+        remedy = f"give --metadata probe_file=RUN/probe.jsonl, or set {PROBE_FILE_VARIABLE}"
         raise ValueError(f"no probe file is named: {remedy}; `tfidf-tune probe make` makes one of your own text")
     passages = read_probe_file(file)
     check_passages(prompts.tokenizer, passages, num_prompt)
