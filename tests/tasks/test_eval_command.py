@@ -18,6 +18,8 @@ from tfidf_tune.tasks import tasks_folder
 from tfidf_tune.tasks._prompts import original_tokenizer
 
 OURS = {
+    "tfidf_positive_control",
+    "tfidf_positive_control_nll",
     *MEMORIZATION,
     *("tfidf_memorization", "tfidf_memorization_prefixes", "tfidf_membership"),
     *("tfidf_wikitext2_ppl", "tfidf_other_ppl", "tfidf_cnn_dailymail", "tfidf_squad"),

@@ -117,7 +117,7 @@ def _with_our_settings(theirs: Any) -> type:
             # What the user names in --metadata has precedence.
             ours = {"prompts": "token_ids"} if self.model in (MODEL_NAME, VLLM_NAME) else {}
             known = {"run": run_of(self.model_args), "backend": self.model} | ours
-            self.tasks = _with_positive_controls(self.tasks, self.metadata)
+            self.tasks = _with_positive_controls(self.tasks, self.metadata)  # type: ignore[has-type]
             manager = super().process_tasks(known | self.metadata)
             loaded = manager.load(self.tasks)  # before the model: errors in the settings appear at once
             manager.load = lambda _: loaded
