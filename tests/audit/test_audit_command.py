@@ -125,7 +125,7 @@ def test_behind_a_server_the_same_texts_give_the_same_report(reciting, command, 
         assert "112 requests, about" in capsys.readouterr().err
         main(arguments)
         sent = [json.dumps(payload) for path, payload in host.asked]
-        assert len(sent) == len(set(sent)) + 1 + 2  # what failed, and the two tests of the server
+        assert len(sent) == len(set(sent)) + 1 + 4  # what failed, and the tests of the server
     found = json.loads(capsys.readouterr().out)
     main(command(reciting, tmp_path / "local", "--json"))
     local = json.loads(capsys.readouterr().out)

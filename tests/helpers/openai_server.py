@@ -45,7 +45,7 @@ class Host:
                 made = self.model.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist()
             else:
                 (made,) = greedy_continuations(self.model, [ids], payload["max_tokens"], eos_id=self.tokenizer.eos_id)
-            choice = {"index": 0, "finish_reason": "length"}
+            choice = {"index": 0, "finish_reason": "length" if len(made) >= payload["max_tokens"] else "stop"}
             if path.endswith("/chat/completions"):
                 choice["message"] = {"role": "assistant", "content": self.tokenizer.decode(made)}
                 return {"choices": [choice]}
@@ -89,6 +89,10 @@ def serving(folder):
                 sent = self.headers.get("Authorization", "")
                 message = json.dumps({"error": {"message": f"{sent[:-4]}... {'no ' * 110}{sent}"}}).encode()
                 return self.reply(int(fault), message, {"Retry-After": "0", "Location": host.elsewhere})
+            if fault == "reasoning":  # as OpenAI answers
+                message = "Unsupported parameter: 'max_tokens' is not supported with this model."
+                error = {"message": message, "param": "max_tokens", "code": "unsupported_parameter"}
+                return self.reply(400, json.dumps({"error": error}).encode(), {})
             if fault == "broken header":
                 self.wfile.write(f"HTTP/1.1 200 OK\r\nrefused {self.headers['Authorization']}\r\n\r\n".encode())
                 return self.connection.close()

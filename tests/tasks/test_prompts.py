@@ -119,3 +119,15 @@ def test_a_response_is_read_after_a_prompt_that_changes_as_text_or_is_not_recite
     joined = prompts.tokenizer.encode_batch([prompts.tokenizer.decode(half_a_character) + " house"])[0]
     assert len(joined) > 3  # a replacement character, which is no part of the response, and the house
     assert prompts.response_ids(" house", half_a_character, joined[1:]) == house
+
+
+@pytest.mark.parametrize("name", ["plain", "adds_bos", "sentencepiece", "llama"])
+def test_an_answer_whose_leading_space_was_stripped_is_read_with_it(tokenizers, name):
+    prompts = prompts_for({"tokenizer": str(tokenizers[name]), "prompts": "text"})
+    ids = prompts.tokenizer.encode("the river under the green house walks and sings", add_bos=False, add_eos=False)
+    for number in range(2, len(ids) - 2):
+        whole, given = (prompts.tokenizer.decode(part) for part in (ids, ids[:number]))
+        if whole.startswith(given):
+            response = whole[len(given) :].strip()
+            found = prompts.response_ids(response, ids[:number], ids[number:])
+            assert found == ids[number:], (number, response)

@@ -391,3 +391,48 @@ def test_a_run_that_goes_on_stops_at_the_first_answer_of_another_model(host, ask
     assert len(host.asked) == 2
     host.fingerprint = None
     assert ask("three four", journal=journal)
+
+
+def test_what_a_server_does_to_prompts_is_seen_by_its_counts(host, url):
+    plain = host.encode
+    sent = [(text, len(plain(text))) for text in ("one two", "one two three four five six seven eight " * 4)]
+    for encode, expected in (
+        (plain, ""),
+        (lambda text: [0, *plain(text)], ""),  # a BOS
+        (lambda text: [*range(9), *plain(text)], "counts 9 tokens more than each prompt has: a chat template"),
+        (lambda text: plain(text)[-6:], "it cuts it"),
+        (lambda text: plain(text) + plain(text), ""),  # another tokenizer than the model's
+    ):
+        host.encode = encode
+        found = ServerLM("m", url, "").prompt_obstacle(sent)
+        assert expected in found if expected else found == ""
+    host.encode = plain
+
+    def without_usage(answer):
+        return {key: value for key, value in answer.items() if key != "usage"}
+
+    host.faults += [without_usage] * 2
+    assert ServerLM("m", url, "").prompt_obstacle(sent) is None
+
+
+def test_a_model_that_refuses_max_tokens_is_one_clear_error(host, url):
+    host.faults += ["reasoning"] * 2
+    with pytest.raises(
+        ValueError, match="refuses max_tokens or temperature, as reasoning models do: such models cannot"
+    ):
+        ServerLM("m", url, "").prompt_obstacle([("one", 1), ("one two", 2)])
+
+
+@pytest.mark.parametrize(
+    ("num_made", "finish", "is_withheld"), [(4, "length", True), (4, "stop", False), (11, "length", False)]
+)
+def test_an_answer_that_is_cut_short_is_withheld(host, url, num_made, finish, is_withheld):
+    def cut(answer):
+        choice = {"index": 0, "finish_reason": finish, "text": "one two"}
+        return answer | {"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": num_made}}
+
+    host.faults += [cut]
+    request = Instance("generate_until", {}, ("one two", {"max_gen_toks": 12}), 0)
+    (answer,) = ServerLM("m", url, "").generate_until([request])
+    assert isinstance(answer, Unanswered) == is_withheld
+    assert answer == "one two"

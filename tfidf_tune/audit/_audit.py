@@ -82,7 +82,7 @@ class AuditSpec:
         budget (int | None): most requests; attacks beyond it are left out. Default: None, no limit.
         batch_size (int): sequences in a forward pass. Default: 64.
         output_dir (str | Path | None): folder of passages, answers and report. Default: None, ``runs/audit/NAME``.
-        limits (str): measures and what they must not exceed, ``lms=20,extraction@0.01=0.02``, see
+        limits (str): measures and what they must not exceed, ``recited=0,extraction@0.01=0.02``, see
             :func:`parse_bounds`. Default: none.
         accept_unanswered (bool): limits can pass although a server withheld answers. Default: False.
         accept_unproven (bool): limits can pass although the positive control showed nothing. Default: False.
@@ -222,6 +222,7 @@ def _asked(spec: AuditSpec, bounds: Sequence[Bound], note: Note) -> AuditResult:
     asked = {attack.name for attack in attacks}
     if left_out := [name for name in dict.fromkeys(attack.name for attack in plan.attacks) if name not in asked]:
         note(f"The budget of {spec.budget:,} requests leaves out: {', '.join(left_out)}.")
+    obstacle = plan.prompt_obstacle(passages, note) if spec.server else ""
     kinds = [passage.kind for passage in passages]
     tasks = ["tfidf_memorization_prefixes"]
     if "control" in kinds:
@@ -249,6 +250,7 @@ def _asked(spec: AuditSpec, bounds: Sequence[Bound], note: Note) -> AuditResult:
             accept_unproven=spec.accept_unproven,
             show_passages=spec.show_passages,
             inputs=plan.inputs(),
+            obstacle=obstacle,
         )
 
 
@@ -457,6 +459,28 @@ class _Plan:
             most = (given * prices[0] + made * prices[1]) / 1e6
             cost = f"; at most about {most:,.2f} at {prices[0]:g} and {prices[1]:g} for a million tokens"
         return f"{requests} and at most {made:,} in continuations{cost}."
+
+    def prompt_obstacle(self, passages: "Sequence[Passage]", note: Note) -> str:
+        """Ask the server for a short and a long prompt; say what it does to them, "" if nothing is known."""
+        from tfidf_tune.data import hf_tokenizer
+
+        attacks = self.affordable(len(passages))
+        is_chat = all(attack.name == "chat" for attack in attacks)
+        longest = max(max(attack.prefix_length for attack in attacks), 2 * min(self.spec.prefix_lengths) + MOST_READ)
+        tokenizer = hf_tokenizer(self.tokenizer)
+        ids = max((passage.token_ids for passage in passages), key=len)
+        ids = (ids * (1 + longest // len(ids)))[:longest]
+        prompts: list[tuple[str | list[int], int]] = []
+        for number in (max(1, len(ids) // 4), len(ids)):
+            if self.settings["prompts"] == "text" or is_chat:
+                text = tokenizer.decode(ids[:number], skip_special_tokens=False)
+                prompts.append((text, len(tokenizer.encode(text, add_bos=False, add_eos=False))))
+            else:
+                prompts.append((ids[:number], number))
+        obstacle = self.server.prompt_obstacle(prompts, is_chat=is_chat)
+        if obstacle is None:
+            note("The server does not count the tokens of a prompt (usage): it is unknown if it changes prompts.")
+        return obstacle or ""
 
     def likelihood_problem(self) -> str | None:
         """Say why the model gives no log-probabilities of prompts; a server is asked."""

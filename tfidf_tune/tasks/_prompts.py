@@ -188,6 +188,12 @@ class TextPrompts(TokenIdPrompts):
         joined = self.tokenizer.encode(self._text(prompt_ids) + response, add_bos=False, add_eos=False)
         if joined[: len(prompt_ids)] == list(prompt_ids):
             readings.append(joined[len(prompt_ids) :])
+        # A server may strip the white space that an answer begins with: one more reading, with that of the reference.
+        whole, given = self._text([*prompt_ids, *reference_ids]), self._text(prompt_ids)
+        truth = whole[len(given) :] if whole.startswith(given) else self._text(reference_ids)
+        space = truth[: len(truth) - len(truth.lstrip())]
+        if space and not response.startswith(space):
+            readings.append(self.tokenizer.encode(space + response, add_bos=False, add_eos=False))
         return max(readings, key=lambda ids: longest_prefix_match(ids, reference_ids))
 
     def response_text(self, response: str) -> str:

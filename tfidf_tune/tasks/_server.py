@@ -36,6 +36,10 @@ from tfidf_tune.tasks._model import ScoredTokens
 from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids
 
 _NUM_ATTEMPTS = 3  # at an answer that is not what was asked for
+_LEAST_SHARE = 0.75  # of the tokens that were asked for, in an answer that ends for its length
+_REFUSED_SETTING = re.compile(
+    r"(max_tokens|temperature).{0,200}not supported|unsupported.{0,200}(max_tokens|temperature)", re.IGNORECASE
+)
 _PROMPT = "Once upon a time, there was a"
 _ROUNDING = 1e-3  # of log-probabilities that a server rounds or computes in half precision
 _MOST_BYTES, _MOST_BYTES_OF_MODELS = 1 << 26, 1 << 20  # of an answer
@@ -78,6 +82,7 @@ class _Choice(BaseModel):
 
 class _Usage(BaseModel):
     prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
 
 
 class _Answer(BaseModel):
@@ -163,13 +168,14 @@ class ServerLM(LM):  # type: ignore[misc]
         for request in requests:
             prompt, arguments = request.args
             doc, kwargs = request.doc or {}, normalize_gen_kwargs(arguments)
-            payload = {"model": self.model, "max_tokens": int(kwargs["max_gen_toks"]), "temperature": 0.0}
+            num_asked = int(kwargs["max_gen_toks"])
+            payload: dict[str, Any] = {"model": self.model, "max_tokens": num_asked, "temperature": 0.0}
             if kwargs["do_sample"]:
                 payload |= {"temperature": float(kwargs.get("temperature") or 0.0), "seed": int(request.idx)}
                 payload |= {"top_k": kwargs["top_k"]} if kwargs.get("top_k") else {}
             messages = doc.get("messages")
             payload |= {"messages": messages} if messages else {"prompt": _sent(prompt)}
-            asked.append(Request(payload, _name(doc), _text))
+            asked.append(Request(payload, _name(doc), partial(_text, num_asked=num_asked)))
         return self._answers(asked, "Continuing prompts")
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -205,6 +211,50 @@ class ServerLM(LM):  # type: ignore[misc]
         if continuation and sum(greedy) < len(greedy) / 2:
             return "its log-probabilities do not fit its own continuation"
         return None
+
+    def prompt_obstacle(self, prompts: Sequence[tuple[str | list[int], int]], *, is_chat: bool = False) -> str | None:
+        """Ask for two prompts, a short and a long one, and say what the server does to prompts, by its own counts.
+
+        If both have the same surplus over the tokens that were sent, and more than a BOS, something stands around them;
+        if the count hardly grows, the longer one was cut. With another tokenizer than the model's, or in a chat, which
+        has a template, only the cut can be told.
+
+        Args:
+            prompts (Sequence[tuple[str | list[int], int]]): two prompts, each with its number of tokens.
+            is_chat (bool): whether they are sent as a turn of a chat. Default: False.
+
+        Returns:
+            str | None: a clause; "" if nothing was found, None if the server does not count.
+
+        Raises:
+            ValueError: If the server refuses ``max_tokens`` or ``temperature``, as reasoning models do.
+        """
+        asked = []
+        for prompt, _ in prompts:
+            sent = {"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}
+            payload = {"model": self.model, "max_tokens": 1, "temperature": 0.0, **sent}
+            asked.append(Request(payload, "a test of prompts", _num_prompt_tokens))
+        try:
+            first, second = self._answers(asked, "Testing prompts")
+        except ConnectionRefusedError as error:
+            if _REFUSED_SETTING.search(str(error)):
+                raise ValueError(
+                    f"{self.base_url} refuses max_tokens or temperature, as reasoning models do: such models cannot be "
+                    f"audited by prompts of text ({error})"
+                ) from error
+            raise
+        if first is None or second is None:
+            return None
+        (_, num_first), (_, num_second) = prompts
+        if second - first == num_second - num_first:
+            surplus = first - num_first
+            if surplus > 1 and not is_chat:
+                return f"the server counts {surplus} tokens more than each prompt has: a chat template is around it"
+        elif 2 * (second - first) < num_second - num_first:
+            return (
+                f"the server counts {second} tokens in a prompt of {num_second}, and {first} of {num_first}: it cuts it"
+            )
+        return ""
 
     def description(self) -> dict[str, Any]:
         """Return what the server says about the model, without what changes at each request; it may say nothing."""
@@ -373,13 +423,23 @@ def _problem(error: BaseException) -> str:
     return f"it sends a wrong answer ({f'{name}: ' if name else ''}{problem['msg']})"
 
 
-def _text(answer: _Answer) -> str:
-    """Return the text of a completion or of a chat's next turn."""
+def _num_prompt_tokens(answer: _Answer) -> int | None:
+    return answer.usage.prompt_tokens if answer.usage else None
+
+
+def _text(answer: _Answer, num_asked: int | None = None) -> str:
+    """Return the text of a completion or of a chat's next turn.
+
+    An answer that ended for its length with clearly fewer tokens than ``num_asked`` was cut by the server.
+    """
     choice = answer.choices[0] if answer.choices else _Choice()
     text = choice.text if choice.message is None else choice.message.content or ""
     is_withheld = choice.finish_reason == "content_filter"
     if not choice.finish_reason or (text is None and not is_withheld):
         raise ValueError("its answer has no text, or ends early, without a finish_reason")
+    num_made = answer.usage.completion_tokens if answer.usage else None
+    if choice.finish_reason == "length" and num_asked is not None and num_made is not None:
+        is_withheld |= num_made < _LEAST_SHARE * num_asked
     return text if text and text.strip() and not is_withheld else Unanswered(text or "")
 
 
