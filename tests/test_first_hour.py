@@ -115,7 +115,7 @@ def test_answers_are_asked_for_once_by_the_command_that_a_run_prints(command, ti
     assert train[:2] == ["run", "full_finetune"]
     assert train[-2:] == ["loss=tfidf_tune.loss.CrossEntropyLoss", "output_dir=runs/any_full_sft_ce"]
     command(*evaluate)
-    results = ["--results", "runs/any_full_sft/evaluation"]
+    results = ["--results", "runs/any_full_sft/evaluation", "--accept-unproven"]  # of two controls
     assert "The page: " in command("probe", "audit", *results)
 
 

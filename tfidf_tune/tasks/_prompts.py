@@ -192,7 +192,7 @@ class TextPrompts(TokenIdPrompts):
         whole, given = self._text([*prompt_ids, *reference_ids]), self._text(prompt_ids)
         truth = whole[len(given) :] if whole.startswith(given) else self._text(reference_ids)
         space = truth[: len(truth) - len(truth.lstrip())]
-        if space and not response.startswith(space):
+        if space and response and not response.startswith(space):
             readings.append(self.tokenizer.encode(space + response, add_bos=False, add_eos=False))
         return max(readings, key=lambda ids: longest_prefix_match(ids, reference_ids))
 
