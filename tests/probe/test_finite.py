@@ -1,4 +1,4 @@
-"""A model whose logits are no numbers ends every measurement with an error; -inf masks a padded vocabulary."""
+"""NaN and infinite logits end every measurement with an error; -inf masks the rest of a padded vocabulary."""
 
 import math
 

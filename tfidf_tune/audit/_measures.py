@@ -362,8 +362,10 @@ def require_possible(bounds: Sequence[Bound], num_targets: int, num_controls: in
             reason = f"a bound needs {MIN_UNITS} targets{' and controls' * needs_controls}, there are {fewest}"
         elif name == "recited" and least_noticeable(num_targets, num_controls) is None:
             reason = f"with {num_targets} targets and {num_controls} controls no recitation would be noticed"
-        elif bound.name == "auc" and (rate := false_alarm_of_auc(bound.limit, num_targets, num_controls)) > 0.1:
-            dull.append(f"{bound.name}={bound.limit:g} ({100 * rate:.0f} %)")
+        elif bound.name == "auc":
+            rate = false_alarm_of_auc(bound.limit, num_targets, num_controls)
+            if rate > _MOST_FALSE_ALARMS:
+                dull.append(f"{bound.name}={bound.limit:g} ({100 * rate:.0f} %)")
         elif bound.name == "excess" and bound.limit <= 0:
             dull.append(f"{bound.name}={bound.limit:g} (50 %)")
         wrong += [f"{bound.name}={bound.limit:g} ({reason})"] if reason else []

@@ -43,7 +43,8 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
     baseline, evaluations = evaluation_table(results, baseline=baseline)
     reductions, floors = compare_objectives(evaluations, baseline), lms_floors(evaluations)
     notes = Footnotes()
-    tables = comparison_tables(results, evaluations, reductions, floors, baseline, notes)
+    recited = recited_by_objective(results.scores, evaluations)
+    tables = comparison_tables(results, evaluations, reductions, floors, recited, baseline, notes)
     likelihoods = [row for one in tables if one.name == "membership" for row in one.frame.to_dict("records")]
     detectable = {(row["Model"], row["Objective"]) for row in likelihoods if is_detectable(row)}
     last = {one.run: (at, one.title) for at, one in enumerate(results.checkpoints)}
@@ -51,7 +52,7 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
     return Report(
         title=f"{joined(others)} against {baseline}" if others else baseline,
         verdict=_verdict(reductions, floors, detectable, baseline)
-        + _recited_clause(recited_by_objective(results.scores, evaluations))
+        + _recited_clause(recited)
         + hardly_learned(results.scores, dict(last.values())),
         tables=tables,
         figures=comparison_figures(results, evaluations),

@@ -141,6 +141,7 @@ def comparison_tables(
     evaluations: pd.DataFrame,
     reductions: pd.DataFrame,
     floors: Mapping[tuple[str, str], Floor | None],
+    recited: Mapping[tuple[str, str], str],
     baseline: str,
     footnotes: Footnotes,
 ) -> list[Table]:
@@ -165,7 +166,7 @@ def comparison_tables(
         tables.append(by_length.without_empty_columns())
     if (evaluations.groupby(_KEYS)["progress"].nunique() > 1).any():
         tables.append(_progress(results, evaluations))
-    overview = _overview(results, evaluations, reductions, floors, likelihoods, baseline, footnotes)
+    overview = _overview(results, evaluations, reductions, floors, recited, likelihoods, baseline, footnotes)
     return [overview, *(table for table in tables if len(table.frame))]
 
 
@@ -174,6 +175,7 @@ def _overview(
     evaluations: pd.DataFrame,
     reductions: pd.DataFrame,
     floors: Mapping[tuple[str, str], Floor | None],
+    recited: Mapping[tuple[str, str], str],
     likelihoods: Table,
     baseline: str,
     footnotes: Footnotes,
@@ -182,7 +184,6 @@ def _overview(
     aucs = {(row["Model"], row["Objective"]): row for row in likelihoods.frame.to_dict("records")}
     costs = {row[:2]: row for row in reductions[reductions["measure"] == PERPLEXITY.label].itertuples(index=False)}
     last = {setting: at_last(own, LMS) for setting, own in evaluations.groupby("setting", sort=False)}
-    furthest = recited_by_objective(results.scores, evaluations)
     rows = []
     for (setting, objective), floor in floors.items():
         shared = last[setting]
@@ -201,7 +202,7 @@ def _overview(
         auc = aucs.get((setting, objective))
         detected = auc and words.cell(auc["AUC"], (auc.get("AUC from", math.nan), auc.get("AUC to", math.nan)))
         shown = _shown(results.scores, shared[shared["objective"] == objective].index)
-        further = furthest.get((setting, objective))
+        further = recited.get((setting, objective))
         rows.append(
             (
                 setting,

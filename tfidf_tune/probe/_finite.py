@@ -1,4 +1,4 @@
-"""Logits that are no numbers: of a model that diverged, or whose values are too large for its dtype."""
+"""NaN and infinite logits: the model has diverged, or its values are too large for its dtype."""
 
 import torch
 

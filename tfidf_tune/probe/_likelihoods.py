@@ -91,7 +91,7 @@ def token_likelihoods(
 
 
 def _scores(logits_sv: Tensor, ids_s: Tensor) -> TokenLikelihoods | None:
-    """Score ids by the logits for them, float32; None if these are no numbers."""
+    """Score ids by their logits, float32; return None if the largest logit of a position is NaN or infinite."""
     log_probs_sv = logits_sv.log_softmax(dim=-1)
     chosen_s = log_probs_sv.gather(-1, ids_s[:, None])[:, 0]
     # If the largest logit is NaN or infinite, all logarithms of probabilities are NaN.

@@ -297,7 +297,7 @@ class MemorizationProbe:
         for i, logits_nv in zip(batch, last_logits(ids_bs, ids_bs.shape[1] + 1 - shortest), strict=True):
             reference_s = torch.tensor(self._references[i], device=logits_nv.device)
             logits_sv = logits_nv[len(self._prompts[i]) - shortest :][: len(reference_s)]
-            # In float32 logits can be large. The sum is NaN if the largest logit of a position is no number.
+            # In float32 logits can be large. The sum is NaN if the largest logit of a position is not finite.
             nll = F.cross_entropy(logits_sv.float(), reference_s, reduction="sum").item()
             if math.isnan(nll):
                 raise NonFiniteLogits(i, logits_sv.dtype, f"passage {self._ids[i]}")
