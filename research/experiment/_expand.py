@@ -75,11 +75,12 @@ def _check_tasks(experiment: Experiment) -> None:
 @cache
 def task_settings() -> dict[str, list[str]]:
     """Return by the beginning of tasks' names the settings that affect their results: arguments of their documents."""
-    from tfidf_tune.tasks import cnn_dailymail, membership, memorization, perplexity, squad
+    from tfidf_tune.tasks import cnn_dailymail, membership, memorization, perplexity, positive_control, squad
 
     made_by: dict[str, list[Callable[..., Any]]] = {
         "tfidf_memorization": [memorization.documents],
         "tfidf_membership": [membership.documents],
+        "tfidf_positive_control": [positive_control.documents],
         "tfidf_wikitext2_ppl": [perplexity.documents],
         "tfidf_other_ppl": [perplexity.other_documents, perplexity.documents],
         "tfidf_cnn_dailymail": [cnn_dailymail.documents],

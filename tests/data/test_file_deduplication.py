@@ -125,7 +125,7 @@ def test_processes_end_with_a_killed_command_or_worker_and_the_next_one_goes_on(
         (signal.SIGKILL, "command", -signal.SIGKILL, ""),
         (signal.SIGTERM, "command", -signal.SIGTERM, ""),
         (signal.SIGINT, "command", 128 + signal.SIGINT, ""),
-        (signal.SIGKILL, "worker", 1, f"error: {short} Run the same command again, with fewer jobs, to go on\n"),
+        (signal.SIGKILL, "worker", 2, f"error: {short} Run the same command again, with fewer jobs, to go on\n"),
     ):
         with (tmp_path / "err").open("w") as err:
             process = subprocess.Popen(command, stderr=err, start_new_session=True)  # the session of all its processes

@@ -43,7 +43,7 @@ def commands_of(texts, tiny_checkpoint):
     sources = [str(texts / "a.jsonl"), str(texts / "b.jsonl")]
     few = ["--num-targets", "5", "--num-controls", "4", "--block-size", "24", "--passages", "random"]
     few += ["--controls", str(texts / "unseen.jsonl")]
-    asked = ["--prefix-lengths", "6", "--max-new-tokens", "4", "--batch-size", "9"]
+    asked = ["--prefix-lengths", "6", "--max-new-tokens", "4", "--batch-size", "9", "--accept-unproven"]
     found = ["make", *sources, "--tokenizer", str(tiny_checkpoint), *few]
     return {
         "dedup": lambda out: data.main(["dedup", *sources, str(out)]),
