@@ -86,7 +86,16 @@ def test_what_a_model_recites_is_detected_and_read_back_with_the_reference(
     made = import_results([output.folder])
     scores = made.scores.astype({"metric": str, "kind": str})
     assert set(scores["metric"]) == {
-        *("passage_nll", "min_k", "min_k_plus_plus", "zlib", "reference_nll", "continuation_nll", "vocab_size")
+        *(
+            "passage_nll",
+            "min_k",
+            "min_k_plus_plus",
+            "zlib",
+            "reference_nll",
+            "continuation_nll",
+            "vocab_size",
+            "has_bos",
+        )
     }
     reference = scores[scores["metric"] == "reference_nll"].set_index("unit")["value"]
     start = load_model(llama)

@@ -118,15 +118,21 @@ def test_settings_reach_the_probe(llama, probe_file, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("tokenizer", ["adds_bos", "sentencepiece"])
-def test_the_model_sees_exactly_the_first_ids_and_no_bos(tokenizer, tokenizers, tmp_path):
+def test_the_model_sees_exactly_the_first_ids_and_the_bos_of_the_settings(tokenizer, tokenizers, tmp_path):
     """With any tokenizer, and also if a prefix ends within a character."""
     folder = tokenizers[tokenizer]
     model = task_fakes.checkpoint(tmp_path / "model", folder)
     passages = task_fakes.passages_of(folder, num_targets=5)
     file = task_fakes.probe_file(tmp_path / "probe.jsonl", passages)
     with embedded_ids() as calls:
-        run_tasks(model, "tfidf_memorization", tmp_path / "out", probe_file=file, max_new_tokens=2, offset=5)
+        more = {"max_new_tokens": 2, "offset": 5, "bos": True}
+        run_tasks(model, "tfidf_memorization", tmp_path / "out", probe_file=file, **more)
     prompts = [passage.token_ids[5 : 5 + length] for length in (32, 50, 100) for passage in passages]
+    bos_id = hf_tokenizer(str(folder)).bos_id
+    assert sorted(prompts_seen(calls)) == sorted([bos_id, *prompt] for prompt in prompts)
+    with embedded_ids() as calls:
+        more["bos"] = False
+        run_tasks(model, "tfidf_memorization", tmp_path / "without", probe_file=file, **more)
     assert sorted(prompts_seen(calls)) == sorted(prompts)
 
 

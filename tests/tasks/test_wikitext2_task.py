@@ -62,7 +62,7 @@ def test_one_run_has_the_perplexity_of_a_second_text_and_reports_name_it(llama, 
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     results = import_results([f"CE={tmp_path / 'one'}", f"Goldfish={tmp_path / 'two'}"])
     units = results.scores.groupby("metric", observed=True)["unit"].nunique()
-    assert units.to_dict() == {"nll": 5, "other_nll": 5, "vocab_size": 1}
+    assert units.to_dict() == {"nll": 5, "other_nll": 5, "vocab_size": 1, "has_bos": 1}
     made = comparison_report(results)
     tables = {table.name: table for table in made.tables}
     expected = math.exp(-sum(sums) / (5 * 63))
@@ -103,7 +103,7 @@ def test_blocks_that_share_text_with_what_was_trained_on_are_left_out(num_blocks
 @pytest.mark.parametrize(
     ("tokenizer", "add_bos_token"), [("plain", None), ("adds_bos", None), ("sentencepiece", True), ("llama", False)]
 )
-def test_by_ids_no_bos_is_seen_and_as_text_the_tokens_that_the_harness_scores_are_counted(
+def test_by_ids_the_bos_of_the_settings_is_seen_and_as_text_the_tokens_that_the_harness_scores_are_counted(
     tokenizer, add_bos_token, tokenizers, wiki_file, tmp_path, monkeypatch
 ):
     folder = tokenizers[tokenizer]
@@ -111,8 +111,13 @@ def test_by_ids_no_bos_is_seen_and_as_text_the_tokens_that_the_harness_scores_ar
     blocks = blocks_of(folder, wiki_file, 32).tolist()
     settings = {"wikitext2_source": wiki_file, "block_size": 32, "batch_size": 1}
     with embedded_ids() as calls:
-        run_tasks(model, TASK, tmp_path / "ids", **settings)
+        run_tasks(model, TASK, tmp_path / "ids", bos=False, **settings)
     assert sorted(prompts_seen(calls)) == sorted(block[:-1] for block in blocks)
+    bos_id = hf_tokenizer(str(folder)).bos_id
+    if bos_id is not None:
+        with embedded_ids() as calls:
+            run_tasks(model, TASK, tmp_path / "with_bos", bos=True, **settings)
+        assert sorted(prompts_seen(calls)) == sorted([bos_id, *block[:-1]] for block in blocks)
 
     model_args = {"pretrained": str(model), "dtype": "float32"}
     if add_bos_token is not None:

@@ -80,6 +80,8 @@ class AuditSpec:
         temperature (float): of the attack "sampling". Default: 1.
         top_k (int): of the attack "sampling", 0 for all tokens. Default: 0.
         budget (int | None): most requests; attacks beyond it are left out. Default: None, no limit.
+        bos (bool | None): whether BOS is before each prompt and passage of token ids. Default: None, as the model was
+            trained, see ``docs/audit.md``.
         batch_size (int): sequences in a forward pass. Default: 64.
         output_dir (str | Path | None): folder of passages, answers and report. Default: None, ``runs/audit/NAME``.
         limits (str): measures and what they must not exceed, ``recited=0,extraction@0.01=0.02``, see
@@ -115,6 +117,7 @@ class AuditSpec:
     temperature: float = 1.0
     top_k: int = 0
     budget: int | None = None
+    bos: bool | None = None
     batch_size: int = 64
     output_dir: str | Path | None = None
     limits: str = ""
@@ -139,6 +142,8 @@ class AuditSpec:
                 local.append("backend")
             if named := ", ".join(f"--{name.replace('_', '-')}" for name in local):
                 raise ValueError(f"{named}: for a model that is loaded here, not behind --base-url")
+            if self.bos is not None and self.server.send == "text":
+                raise ValueError("--bos is for token ids: before text the server adds BOS or not, see --send ids")
         elif _files.looks_like_path(self.model) and not (folder := Path(self.model).expanduser()).is_dir():
             raise FileNotFoundError(f"no folder {folder}: name a Hugging Face model or PEFT adapter, or a hub id")
         if self.offset and self.is_named:
@@ -376,6 +381,8 @@ class _Plan:
             self.attacks = [replace(attack, name="", offset=spec.offset) for attack in self.attacks]
         self.settings: dict[str, Any] = {"max_new_tokens": spec.max_new_tokens, "offset": spec.offset}
         self.settings["prefix_lengths"] = list(spec.prefix_lengths)
+        if spec.bos is not None:
+            self.settings["bos"] = spec.bos
         if spec.reference is not None:
             self.settings["reference_model"] = spec.reference
         if spec.server is None:

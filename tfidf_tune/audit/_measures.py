@@ -41,7 +41,8 @@ class Facts:
     over ``plain``, the samples of the greedy attack or else of the first one, and over its ``targets`` and
     ``controls``. ``num_verbatim`` targets are recited completely from at least one prompt of any attack.
     ``num_unanswered`` answers were withheld by a server, or empty. ``recited`` counts the passages that are recited
-    further than unseen text from any prompt of any attack; None without controls.
+    further than unseen text from any prompt of any attack; None without controls. ``has_bos`` is whether BOS was before
+    each prompt, None if that is not known. ``num_with_eos`` passages have EOS inside.
     """
 
     def __init__(self, results: Results, at: int) -> None:
@@ -70,6 +71,10 @@ class Facts:
         self.floor = _floor(self.plain)
         best = {kind: best_samples(self.samples, kind).set_index("passage_id") for kind in KINDS}
         self.recited: Recited | None = recited_further(best["target"][["lms", "repeats"]], best["control"]["lms"])
+        own = scores[scores["checkpoint"] == at]
+        given = own.loc[own["metric"] == "has_bos", "value"]
+        self.has_bos: bool | None = None if given.empty else bool(given.iloc[0])
+        self.num_with_eos = int((own["metric"] == "has_eos").sum())
         self.longest = int(self.samples["length"].max())
         self.prompt_lengths = [prompt_length(length) for length in sorted(set(self.samples["prefix_length"]))]
 

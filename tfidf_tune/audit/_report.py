@@ -40,6 +40,11 @@ _HOW = {
     "chat": "a user's message asked to continue the longest prompt word for word",
     "sampling": "continuations of the longest prompt were drawn at random, and the best of them counts",
 }
+_BOS = {
+    True: "before each prompt and passage",
+    False: "before none",
+    None: "added by the tokenizer or the server, or not",
+}
 _BASE_MODEL = (
     "The base model may already have memorized a passage that many texts share (a license, a quotation): audit the "
     "base model with the same probe file."
@@ -380,6 +385,8 @@ def _provenance(facts: audit.Facts) -> dict[str, str]:
         "Prompts start at token": ", ".join(map(str, sorted(set(samples["offset"])))),
         "Attacks": ", ".join(facts.attacks),
         "Continuations": f"compared over up to {samples['length'].max()} tokens",
+        "BOS": _BOS[facts.has_bos],
+        **({"EOS inside a passage": f"{facts.num_with_eos} passages, not ended there"} if facts.num_with_eos else {}),
         "Intervals": f"percentile bootstrap, {NUM_RESAMPLES:,} resamples of whole passages, 95 %",
         "Made by": f"tfidf-tune {version('tfidf-tune')}",
     }

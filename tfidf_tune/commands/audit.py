@@ -100,6 +100,8 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, help="of the attack sampling; default: 1")
     add("--top-k", type=whole_number(0), help="of the attack sampling, 0 for all tokens; default: 0")
     add("--budget", type=whole_number(1), metavar="REQUESTS", help="most requests; attacks beyond it are left out")
+    bos_help = "BOS before each prompt and passage; default: auto, as the model was trained"
+    add("--bos", choices=("auto", "true", "false"), help=bos_help)
     add("--batch-size", type=whole_number(1), help="default: 64")
     add("--device", help="default: a GPU if there is one")
     add("--dtype", help="float32, bfloat16, ...; default: the checkpoint's")
@@ -145,7 +147,8 @@ def audit_spec(options: argparse.Namespace, **more: Any) -> "AuditSpec":
     from tfidf_tune.audit import AuditSpec, ServerSpec
 
     server = ServerSpec(**_given(options, ServerSpec)) if "base_url" in options else None
-    return AuditSpec(**_given(options, AuditSpec) | more, server=server)
+    bos = {"auto": None, "true": True, "false": False}[getattr(options, "bos", "auto")]
+    return AuditSpec(**_given(options, AuditSpec) | more | {"bos": bos}, server=server)
 
 
 def show(result: "AuditResult", options: argparse.Namespace) -> None:

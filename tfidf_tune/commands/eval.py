@@ -24,6 +24,7 @@ tasks:
 
 options that are often needed:
   --metadata probe_file=RUN/probe.jsonl    settings of our tasks, key=value
+  --metadata bos=true|false                BOS before prompts and texts; default auto: as the model was trained
   --log_samples --output_path FOLDER       write what `tfidf-tune compare` reads
   --batch_size N, --device DEVICE, --limit N
 
@@ -97,10 +98,15 @@ def _with_our_settings(theirs: Any) -> type:
     """Derive a class that sets what the harness has no option for: defaults, and when tasks are loaded."""
     from tfidf_tune.probe import run_of
     from tfidf_tune.tasks import MODEL_NAME, VLLM_NAME
+    from tfidf_tune.tasks._bos import with_bos
+    from tfidf_tune.tasks._evaluate import load_lm
 
     @dataclass
     class Evaluation(theirs):  # type: ignore[misc]
         model: str = MODEL_NAME
+
+        def _load(self) -> Any:
+            return load_lm(self.model, self.model_args, self.batch_size, self.device)
 
         @classmethod
         def load_yaml_config(cls, config_path: str) -> Any:
@@ -118,7 +124,11 @@ def _with_our_settings(theirs: Any) -> type:
             ours = {"prompts": "token_ids"} if self.model in (MODEL_NAME, VLLM_NAME) else {}
             known = {"run": run_of(self.model_args), "backend": self.model} | ours
             self.tasks = _with_positive_controls(self.tasks, self.metadata)  # type: ignore[has-type]
-            manager = super().process_tasks(known | self.metadata)
+            metadata = known | self.metadata
+            if ours and any(name.startswith("tfidf_") for name in self.tasks):
+                metadata, model = with_bos(metadata, self._load)
+                self.model = model or self.model
+            manager = super().process_tasks(metadata)
             loaded = manager.load(self.tasks)  # before the model: errors in the settings appear at once
             manager.load = lambda _: loaded
             return manager

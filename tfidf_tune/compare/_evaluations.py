@@ -164,7 +164,23 @@ def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], 
             if first.asked[what] != digest:
                 both = " and ".join(f"{of.title}, {of.progress} % ({of.folder})" for of in (first, one))
                 raise ValueError(f"{both} cannot be compared, their {what} differ: evaluate both in the same way")
+    _require_same_bos(results)
     return sorted(objectives, key=lambda name: name != baseline), run_table(results)
+
+
+def _require_same_bos(results: Results) -> None:
+    """Refuse evaluations of one model of which some gave it BOS before each prompt, and some did not."""
+    rows = results.scores[results.scores["metric"] == "has_bos"]
+    first: dict[str, tuple[float, Checkpoint]] = {}
+    for number, value in zip(rows["checkpoint"], rows["value"], strict=True):
+        checkpoint = results.checkpoints[number]
+        value_before, before = first.setdefault(checkpoint.model, (value, checkpoint))
+        if value != value_before:
+            by_bos = {value: checkpoint, value_before: before}
+            raise ValueError(
+                f"{by_bos[1.0].title} ({by_bos[1.0].folder}) was evaluated with BOS before each prompt, and "
+                f"{by_bos[0.0].title} ({by_bos[0.0].folder}) without: evaluate both with the same bos=true or bos=false"
+            )
 
 
 def compare_objectives(evaluations: pd.DataFrame, baseline: str) -> pd.DataFrame:

@@ -123,8 +123,15 @@ def _with_scores(checkpoint: Checkpoint, documents: Iterable[_Document]) -> tupl
     injections = {(sample.kind, sample.passage_id): fields["num_injections"] for sample, fields in of_prompts}
     rows = [row for doc in in_order for row in doc.rows]
     rows += [row for at, number in injections.items() for row in _rows(*at, {"num_injections": number})]
+    with_eos = {(sample.kind, sample.passage_id) for sample, fields in of_prompts if fields.get("has_eos")}
+    rows += [row for at in sorted(with_eos) for row in _rows(*at, {"has_eos": 1.0})]
     if sizes := [doc.fields["vocab_size"] for doc in in_order if "vocab_size" in doc.fields]:
         rows += _rows("model", "", {"vocab_size": max(sizes)})
+    # Squad and CNN/DailyMail have BOS in their prompts whatever the setting is.
+    given = {doc.fields["bos"] for doc in in_order if doc.fields.get("bos") is not None}
+    if len(given) > 1:
+        raise ValueError(f"{checkpoint.folder} was evaluated with and without BOS: evaluate it again with one bos=...")
+    rows += _rows("model", "", {"has_bos": float(given.pop())} if given else {})
     unscored = (doc.fields for doc in in_order if doc.fields.get("bertscore_f1", 0) is None)
     completed = replace(
         checkpoint,
@@ -280,6 +287,7 @@ def _identified(
         model, _, objective = label.rpartition(":")
         run |= {"model": model.strip() or run["model"], "objective": objective.strip()}
     provenance = run.pop("provenance")
+    run.pop("bos", None)  # the documents have what was given
     is_served = any(backend.endswith(_SERVERS) for backend in backends)
     return (label, source), Checkpoint(**run, checkpoint=checkpoint), provenance, is_served
 

@@ -185,6 +185,11 @@ class HFTokenizer:
         token_ids: list[list[int]] = self._hf(list(texts), **_ENCODING)["input_ids"]
         return token_ids
 
+    @property
+    def adds_bos(self) -> bool:
+        """Whether the tokenizer itself starts each text with BOS."""
+        return self.bos_id is not None and self._hf("a")["input_ids"][:1] == [self.bos_id]
+
     def encode_with_offsets(self, text: str) -> tuple[TokenArray, TokenArray]:
         """Return the ids of a text without BOS and EOS, and the characters where each starts and ends in the text.
 

@@ -120,6 +120,8 @@ class PromptDocument(TypedDict):
     prompts: NotRequired[Text]
     prompt_noise: NotRequired[Any]
     generation: NotRequired[Any]
+    has_eos: NotRequired[Flag]
+    bos: NotRequired[Flag | None]
 
 
 class PassageDocument(TypedDict):
@@ -137,6 +139,7 @@ class PassageDocument(TypedDict):
     scores: "PassageScores"
     continuations: list[tuple[Count, Nll]]
     vocab_size: NotRequired[Count]
+    bos: NotRequired[Flag | None]
 
 
 class PassageScores(TypedDict):
@@ -178,6 +181,7 @@ class BlockDocument(TypedDict):
     log_likelihood: Annotated[Score, AfterValidator(lambda value: -_not_negative(-value))]
     round_trip: Flag
     vocab_size: NotRequired[Count]
+    bos: NotRequired[Flag | None]
 
 
 class SummaryDocument(TypedDict):

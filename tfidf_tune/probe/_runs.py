@@ -8,15 +8,24 @@ from typing import Any
 
 import yaml
 from pydantic import TypeAdapter
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
-from tfidf_tune.probe._documents import UNREADABLE, Progress, Rate, Seed, Text, cause_of
+from tfidf_tune.probe._documents import UNREADABLE, Flag, Progress, Rate, Seed, Text, cause_of
 
 MILESTONE = re.compile(r"checkpoint_(100|\d\d?)pct")
 # Where the class does not have the usual name; GoldfishWeighting and GoldfishCrossEntropyLoss do.
 _OBJECTIVES = {"": "CE", "Uniform": "CE", "TFIDF": "TF-IDF"}
 # Arguments that change how the loss is computed, not what is optimized.
 _TECHNICAL_ARGUMENTS = ("_component_", "ignore_index", "num_output_chunks", "head", "accumulate_in_fp32")
+# Data sets of documents and of examples put BOS first, blocks of text have none.
+_WRITES_BOS = {
+    "text_dataset": True,
+    "sft_dataset": True,
+    "squad_dataset": True,
+    "cnn_dailymail_dataset": True,
+    "text_blocks_dataset": False,
+    "injected_corpus_dataset": False,
+}
 
 
 class _Run(TypedDict):
@@ -32,6 +41,7 @@ class _Run(TypedDict):
     loss: dict[str, Any] | None
     training_seconds: Rate | None
     provenance: dict[str, Text] | None
+    bos: NotRequired[Flag | None]
 
 
 _RUN = TypeAdapter(_Run)
@@ -49,8 +59,8 @@ def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         dict[str, Any]: "model", "objective", "seed" and "learning_rate" (None if unknown), from ``cell.json`` of an
             experiment or ``config.yaml`` of a recipe, and "progress" in percent; "folder", the run's; the config's
-            "loss"; and of an experiment's run "recipe", "training_seconds" and "provenance". Empty for a model that is
-            not ``checkpoint_<n>pct`` in the folder of a run.
+            "loss" and "bos", see :func:`written_bos`; and of an experiment's run "recipe", "training_seconds" and
+            "provenance". Empty for a model that is not ``checkpoint_<n>pct`` in the folder of a run.
 
     Raises:
         ValueError: If a file of the run cannot be read.
@@ -78,8 +88,29 @@ def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
         "loss": config.get("loss"),
         "training_seconds": trained.get("seconds"),
         "provenance": trained.get("provenance"),
+        "bos": written_bos(config.get("dataset")),
     }
     return checked_run(run, folder)
+
+
+def written_bos(dataset: Any) -> bool | None:
+    """Return whether the data sets of a config put BOS, if the tokenizer has it, before their sequences.
+
+    Args:
+        dataset (Any): the section ``dataset``: a component, or a list of components.
+
+    Returns:
+        bool | None: None if a data set is not ours, or they do not agree.
+    """
+    written: set[bool | None] = set()
+    for section in dataset if isinstance(dataset, list) else [dataset]:
+        component = str(section.get("_component_", "")) if isinstance(section, Mapping) else ""
+        name = component.removeprefix("tfidf_tune.data.")
+        is_written = _WRITES_BOS.get(name) if component.startswith("tfidf_tune.data.") else None
+        if name == "text_dataset" and is_written:
+            is_written = section.get("add_bos", True) is True
+        written.add(is_written)
+    return written.pop() if len(written) == 1 else None
 
 
 def checked_run(run: dict[str, Any], source: Path) -> dict[str, Any]:

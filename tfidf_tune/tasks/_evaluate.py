@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lm_eval.api.registry import model_registry
+from lm_eval.api.model import LM
+from lm_eval.api.registry import get_model, model_registry
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.probe import run_of
+from tfidf_tune.tasks._bos import with_bos
 from tfidf_tune.tasks._prompts import cached_prompts
 
 MODEL_NAME = "tfidf-hf"
@@ -85,13 +87,14 @@ def evaluate(
     metadata = (
         {"prompts": "token_ids", "run": run_of(model_args), "backend": model_name} | model_args | (metadata or {})
     )
+    metadata, model = with_bos(metadata, lambda: load_lm(model_name, model_args, batch_size, device))
     manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
     if unknown := sorted(set(tasks) - set(manager.all_tasks)):
         raise ValueError(f"no task {', '.join(unknown)}; possible are {', '.join(sorted(manager.all_tasks))}")
     loaded = manager.load(list(tasks))  # before the model: errors in the settings appear at once
     tracker = EvaluationTracker(output_path=str(output_path))
     results = simple_evaluate(
-        model=model_name,
+        model=model_name if model is None else model,
         model_args=model_args,
         tasks=[loaded["groups"].get(name) or loaded["tasks"][name] for name in tasks],
         batch_size=batch_size,
@@ -104,6 +107,7 @@ def evaluate(
     )
     if results is None:  # not the first of several processes
         return
+    results["config"]["model"] = model_name
     # As the harness's own command writes them.
     samples = results.pop("samples")
     tracker.save_results_aggregated(results=results, samples=samples)
@@ -120,6 +124,12 @@ def evaluate(
                 raise ValueError(f"{file} is cut")
     except ValueError as error:
         raise OSError(f"the results could not be written to {output_path}: make room, and evaluate again") from error
+
+
+def load_lm(model_name: str, model_args: dict[str, Any], batch_size: Any, device: str | None) -> LM:
+    """Load a model as the harness does."""
+    options = {"batch_size": batch_size, "max_batch_size": None, "device": device}
+    return get_model(model_name).create_from_arg_obj(model_args, options)
 
 
 def _check_model_settings(dtype: Any, device: str, batch_size: int) -> None:

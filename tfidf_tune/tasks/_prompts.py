@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 from tfidf_tune._checks import require_choice
 from tfidf_tune._files import atomic_folder
 from tfidf_tune.data import HFTokenizer, hf_tokenizer
-from tfidf_tune.probe import longest_prefix_match
+from tfidf_tune.probe import longest_prefix_match, run_of
 from tfidf_tune.probe._loading import on_base_model
 
 _PROMPTS = ("token_ids", "text", "ids_to_text")
@@ -110,8 +110,18 @@ class TokenIdPrompts:
             remedy = f"lower {shorten} by {num_tokens - self.positions} or more"
             raise ValueError(f"sequences of {num_tokens} tokens exceed the model's limit of {self.positions}: {remedy}")
 
+    @property
+    def bos_ids(self) -> list[int]:
+        """BOS, if the model gets it before ids; else no ids."""
+        return [self.tokenizer.bos_id] if self.settings["bos"] and self.tokenizer.bos_id is not None else []
+
+    def with_bos(self, ids: Sequence[int]) -> list[int]:
+        """Return ids as the model gets them: after BOS, unless they have it or the model gets none."""
+        bos_ids = self.bos_ids
+        return list(ids) if list(ids[: len(bos_ids)]) == bos_ids else [*bos_ids, *ids]
+
     def request(self, ids: Sequence[int]) -> str:
-        """Return the request for a continuation of ids."""
+        """Return the request for a continuation of ids, of which none is added or removed."""
         return token_ids_request(ids)
 
     def is_exact(self, ids: Sequence[int], reference_ids: Sequence[int] = ()) -> bool:
@@ -134,7 +144,7 @@ class TokenIdPrompts:
         ``num_predictions`` are the scored tokens as the model sees them; ``round_trip`` is whether it sees these ids.
         """
         continuation = " " + " ".join(map(str, ids[num_given:]))
-        sent = {"request": token_ids_request(ids[:num_given]), "continuation": continuation}
+        sent = {"request": token_ids_request(self.with_bos(ids[:num_given])), "continuation": continuation}
         return {**sent, "num_predictions": len(ids) - num_given, "round_trip": True}
 
     def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:
@@ -149,9 +159,10 @@ class TokenIdPrompts:
 class TextPrompts(TokenIdPrompts):
     """Text, for any model.
 
-    ``harness_tokenizer`` is the model's as the harness loads it. Unless ``add_bos_token`` is False, it can add a BOS
-    that training did not see.
+    ``harness_tokenizer`` is the model's as the harness loads it. It adds BOS, unless ``add_bos_token`` is False.
     """
+
+    bos_ids: Any = ()
 
     def request(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -208,7 +219,7 @@ class TextPrompts(TokenIdPrompts):
     def _seen(self, text: str) -> list[int]:
         """Return the ids of a text as HFLM encodes it: it adds no BOS if there is one."""
         bos = self.harness_tokenizer.bos_token
-        adds = self.settings["add_bos_token"] is not False and not (bos and text.startswith(bos))
+        adds = self.settings["bos"] is not False and not (bos and text.startswith(bos))
         ids: list[int] = self.harness_tokenizer(text, add_special_tokens=adds, verbose=False)["input_ids"]
         return ids
 
@@ -216,13 +227,19 @@ class TextPrompts(TokenIdPrompts):
 class IdsToTextPrompts(TextPrompts):
     """Numbers, for a model that answers with text: ``local-completions`` with the pass-through tokenizer."""
 
+    bos_ids = TokenIdPrompts.bos_ids
     request = TokenIdPrompts.request
     is_exact = TextPrompts._reads_back
     scored_text = TokenIdPrompts.scored_text
 
 
 def prompts_for(metadata: Mapping[str, Any]) -> TokenIdPrompts:
-    """Decide from the harness's metadata how ids are sent, as ``prompts``: "token_ids", "text" or "ids_to_text"."""
+    """Decide from the harness's metadata how ids are sent.
+
+    ``prompts`` is "token_ids", "text" or "ids_to_text". ``bos``, or ``add_bos_token`` of the model's arguments, says
+    whether BOS is before ids. If it is "auto", the run that wrote the model says it, or else its tokenizer; if neither
+    does, the setting stays None, and no BOS is added.
+    """
     name = metadata.get("tokenizer") or metadata.get("pretrained")
     if not name:
         raise ValueError("no tokenizer is named: give --model_args pretrained=MODEL, or --metadata tokenizer=FOLDER")
@@ -230,8 +247,46 @@ def prompts_for(metadata: Mapping[str, Any]) -> TokenIdPrompts:
     original = original_tokenizer(str(name))
     prompts = metadata.get("prompts") or ("text" if original is None else "token_ids")
     require_choice("prompts", prompts, _PROMPTS)
-    prompts_of_task = cached_prompts(str(original or name), prompts, metadata.get("add_bos_token"))
+    bos = _bos_setting(metadata, prompts)
+    prompts_of_task = cached_prompts(str(original or name), prompts, bos)
+    if prompts != "text":
+        bos_id = prompts_of_task.tokenizer.bos_id
+        if bos and bos_id is None:
+            raise ValueError(f"bos=true: the tokenizer {str(original or name)!r} has no BOS: use bos=false")
+        if bos is None:
+            prompts_of_task = cached_prompts(str(original or name), prompts, _known_bos(metadata, prompts_of_task))
     return replace(prompts_of_task, positions=_num_positions(metadata))
+
+
+def _bos_setting(metadata: Mapping[str, Any], prompts: str) -> bool | None:
+    """Return whether the settings want BOS before ids; None if they do not say."""
+    known = {"true": True, "false": False, "auto": None, "none": None}
+    wanted: dict[str, bool | None] = {}
+    for name in ("bos", "add_bos_token"):
+        text = str(metadata.get(name, "auto")).lower()
+        require_choice(name, text, tuple(known))
+        if known[text] is not None:
+            wanted[name] = known[text]
+    if prompts == "text" and "bos" in wanted:
+        raise ValueError(
+            f"bos={metadata['bos']} is for prompts of token ids: BOS before text is added by the tokenizer of the "
+            "harness, see add_bos_token in --model_args, or by the server"
+        )
+    if len(set(wanted.values())) > 1:
+        raise ValueError(f"bos={metadata['bos']} and add_bos_token={metadata['add_bos_token']} differ: leave out one")
+    return next(iter(wanted.values()), None)
+
+
+def _known_bos(metadata: Mapping[str, Any], prompts: "TokenIdPrompts") -> bool | None:
+    """Return whether the model was trained with BOS, as far as its tokenizer and the run that wrote it say."""
+    bos_id = prompts.tokenizer.bos_id
+    if bos_id is None:
+        return False
+    run = metadata.get("run") or run_of(metadata)
+    recorded: bool | None = run.get("bos")
+    if recorded is not None:
+        return recorded
+    return True if prompts.tokenizer.adds_bos else None
 
 
 def _num_positions(metadata: Mapping[str, Any]) -> int | None:
@@ -246,17 +301,17 @@ def _num_positions(metadata: Mapping[str, Any]) -> int | None:
 
 def prompts_of(doc: Mapping[str, Any]) -> TokenIdPrompts:
     """Return how the ids of a task's document were sent."""
-    return cached_prompts(doc["tokenizer"], doc["prompts"], doc["add_bos_token"])
+    return cached_prompts(doc["tokenizer"], doc["prompts"], doc["bos"])
 
 
 @functools.cache
-def cached_prompts(name: str, prompts: str, add_bos_token: bool | None) -> TokenIdPrompts:
+def cached_prompts(name: str, prompts: str, bos: bool | None) -> TokenIdPrompts:
     """Load a tokenizer; empty this cache if another one may be in a folder of the same name."""
-    settings = {"tokenizer": name, "prompts": prompts, "add_bos_token": add_bos_token}
+    settings = {"tokenizer": name, "prompts": prompts, "bos": bos}
     if prompts == "token_ids":
         return TokenIdPrompts(settings, hf_tokenizer(name))
     kind = IdsToTextPrompts if prompts == "ids_to_text" else TextPrompts
-    arguments = {} if add_bos_token is None else {"add_bos_token": add_bos_token}
+    arguments = {} if bos is None or prompts != "text" else {"add_bos_token": bos}
     return kind(settings, hf_tokenizer(name), AutoTokenizer.from_pretrained(name, **arguments))
 
 
@@ -297,7 +352,12 @@ def task_documents(rows: list[dict[str, Any]], unit: str, prompts: TokenIdPrompt
         logger.warning(
             "%d of %d %s change as text, the model sees different token ids: %s`tfidf-tune eval` or a tokenizer of "
             "`tfidf-tune tasks --token-ids-tokenizer` sends ids instead",
-            num_lost, len(rows), unit, "" if prompts.settings["add_bos_token"] is False else bos,
+            num_lost, len(rows), unit, "" if prompts.settings["bos"] is False else bos,
         )  # fmt: skip
+    if prompts.settings["prompts"] != "text" and prompts.settings["bos"] is None:
+        logger.warning(
+            "it is unknown if the model was trained with BOS before each text, and it gets none: give --metadata "
+            "bos=true or bos=false, or use `tfidf-tune eval`, which measures it"
+        )
     shared = {"vocab_size": prompts.tokenizer.vocab_size} | prompts.settings
     return {"test": Dataset.from_list([row | shared for row in rows])}

@@ -38,16 +38,18 @@ def documents(
     check_at_least(0, offset=offset)
     prompts, passages = probed(metadata, probe_file, offset + max(lengths))
     rows: list[dict[str, Any]] = []
+    num_bos = len(prompts.bos_ids)
     for passage in passages:
         # A passage without a prompt of its own is scored after its first token.
         if passage.num_prompt is None:
             first, num_given, starts = offset, 1, [(length, length) for length in lengths]
-            prompts.check_length(offset + max(lengths) + 1, "offset or the prefix length")
+            prompts.check_length(num_bos + offset + max(lengths) + 1, "offset or the prefix length")
         else:
             first, num_given, starts = 0, passage.num_prompt, [(0, passage.num_prompt)]
-            prompts.check_length(num_given + 1, f"the length of the prompt of {passage.id!r}")
+            prompts.check_length(num_bos + num_given + 1, f"the length of the prompt of {passage.id!r}")
         # Longer passages are cut: what follows cannot be scored.
-        ids = passage.token_ids[: prompts.positions][first:]
+        last = None if prompts.positions is None else prompts.positions - num_bos
+        ids = passage.token_ids[first:last]
         row: dict[str, Any] = {
             "passage_id": passage.id,
             "kind": passage.kind,
@@ -62,9 +64,11 @@ def documents(
         rows.append(row | prompts.scored_text(ids, num_given))
     if reference_model:
         model = load_model(reference_model, device="cuda" if torch.cuda.is_available() else "cpu")
-        scored = token_likelihoods(model, [row["token_ids"] for row in rows])
-        for row, tokens in zip(rows, scored, strict=True):
-            row["reference_nll"] = float(tokens.nll[row["num_given"] - 1 :].mean())
+        given = [prompts.with_bos(row["token_ids"]) for row in rows]
+        for row, ids, tokens in zip(rows, given, token_likelihoods(model, given), strict=True):
+            # The first of the ids has no NLL.
+            num_unscored = len(ids) - len(row["token_ids"]) + row["num_given"] - 1
+            row["reference_nll"] = float(tokens.nll[num_unscored:].mean())
     return task_documents(rows, "passages", prompts)
 
 

@@ -137,7 +137,7 @@ def _document(
     is_completion = passage.num_prompt is not None
     prompt_text = prompts.tokenizer.decode(prompt_ids)
     messages = chat_messages(prompt_text) if attack.name == "chat" else None
-    asked_ids = prompt_ids if messages is None else prompts.chat_ids(messages)
+    asked_ids = prompts.with_bos(prompt_ids) if messages is None else prompts.chat_ids(messages)
     return {
         "passage_id": passage.id,
         "kind": passage.kind,
@@ -153,6 +153,7 @@ def _document(
         "prompt_text": prompt_text,
         "reference_text": prompts.tokenizer.decode(reference_ids),
         "round_trip": prompts.is_exact(prompt_ids, reference_ids),
+        "has_eos": prompts.tokenizer.eos_id in reference_ids,
         "max_new_tokens": len(reference_ids),
         # A data set has the columns of its first row.
         "prompt_noise": float(attack.prompt_noise) or None,

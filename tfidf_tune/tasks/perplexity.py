@@ -5,8 +5,8 @@ predictions each::
 
     PPL = exp( 1/|D| · sum over t in D of -ln P(x_t | x_<t) )
 
-Blocks are independent and have no BOS. The harness's own ``wikitext`` task computes the perplexity of a word, over
-complete pages, which is a different quantity.
+Blocks are independent, and have BOS in front only if the model was trained with it, see ``bos``. The harness's own
+``wikitext`` task computes the perplexity of a word, over complete pages, which is a different quantity.
 """
 
 import logging
@@ -48,7 +48,7 @@ def documents(
     if train_source is not None and shared_tokens > block_size:
         raise ValueError(f"shared_tokens is {shared_tokens}, more than block_size {block_size}: lower it")
     prompts = prompts_for(metadata)
-    prompts.check_length(block_size, "block_size")
+    prompts.check_length(block_size + len(prompts.bos_ids), "block_size")
     texts = load_documents(wikitext2_source, name=wikitext2_name, split=wikitext2_split, column=wikitext2_column)
     # Which blocks are left out is not known before all have been read.
     read = num_blocks if train_source is None else None

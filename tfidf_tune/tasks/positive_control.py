@@ -39,11 +39,11 @@ def documents(
     rows = []
     for path in paths:
         # A chat has its template and an instruction around the text.
-        num_around = len(prompts.chat_ids(chat_messages(""))) if path == "chat" else 0
+        num_around = len(prompts.chat_ids(chat_messages("")) if path == "chat" else prompts.bos_ids)
         for prompt in _prompts(prompts, controls, shortest, num_around):
             text = prompts.tokenizer.decode(prompt.prompt_ids)
             messages = chat_messages(text) if path == "chat" else None
-            asked_ids = prompt.prompt_ids if messages is None else prompts.chat_ids(messages)
+            asked_ids = prompts.with_bos(prompt.prompt_ids) if messages is None else prompts.chat_ids(messages)
             rows.append(
                 {
                     "passage_id": prompt.passage_id,
@@ -83,7 +83,7 @@ def likelihood_documents(
     prompts, controls, shortest = _controls(metadata, probe_file, prefix_lengths)
     frequencies = Counter(token for passage in controls for token in passage.token_ids)
     rows = []
-    for prompt in _prompts(prompts, controls, shortest):
+    for prompt in _prompts(prompts, controls, shortest, len(prompts.bos_ids)):
         ids = prompt.prompt_ids + prompt.reference_ids
         row = {
             "passage_id": prompt.passage_id,
