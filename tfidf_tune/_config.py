@@ -42,6 +42,9 @@ class MonitorConfig(BaseModel):
     when_above: Literal["stop", "keep"] = "stop"
     """Above the threshold, ``stop`` ends the run after a checkpoint; ``keep`` continues, and the folder
     ``below_threshold`` keeps the model of the last measurement that was not above it."""
+    bos: Literal["auto"] | bool = "auto"
+    """Whether BOS is before each prompt. ``auto``: if the data set of the run writes it, or its tokenizer adds it, or
+    else if it lowers the NLL of the controls."""
 
 
 class FinetuneConfig(BaseModel):

@@ -27,9 +27,16 @@ class WordTokenizer:
 
     eos_id: int = VOCAB_SIZE
     fingerprint: str = "f1"
+    bos_id: int | None = None
 
     def decode(self, ids):
         return " ".join(f"w{i}" for i in ids)
+
+    def encode(self, text, add_bos=True, add_eos=True):
+        """A line end has no id."""
+        ids = [int(word[1:]) for word in text.split()]
+        before = [self.bos_id] if add_bos and self.bos_id is not None else []
+        return [*before, *ids, *([self.eos_id] if add_eos else [])]
 
 
 class SuccessorModel(nn.Module):

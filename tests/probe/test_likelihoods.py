@@ -5,6 +5,7 @@ import zlib
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from probe_fakes import VOCAB_SIZE, SuccessorModel, random_ids, tiny_llama
 from sklearn.metrics import roc_auc_score, roc_curve
@@ -19,6 +20,7 @@ from tfidf_tune.probe import (
     token_likelihoods,
     true_positive_rate,
 )
+from tfidf_tune.probe._likelihoods import is_mean_positive
 
 TEXTS = [random_ids(length, seed) for seed, length in enumerate((24, 9, 24, 2, 17))]
 
@@ -183,3 +185,16 @@ def test_the_number_of_samples_needed_is_the_least(probability):
         assert extraction_probability(nll, number) >= probability > extraction_probability(nll, number - 1)
     assert num_samples_needed(0.0, probability) == 1
     assert {num_samples_needed(nll, probability) for nll in (715.0, 740.0, 800.0)} == {math.inf}
+
+
+def test_a_mean_is_positive_if_the_interval_of_students_t_is():
+    rng = np.random.default_rng(0)
+    found = []
+    for shift in (-1.0, 0.0, 0.3, 0.6, 2.0):
+        values = rng.normal(shift, 1.0, 12)
+        expected = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95).low > 0
+        assert is_mean_positive(values) == expected
+        found.append(expected)
+    assert {*found} == {False, True}
+    assert is_mean_positive(np.full(5, 0.25))  # no spread
+    assert not is_mean_positive(np.array([1.0]))

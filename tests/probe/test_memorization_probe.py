@@ -1,5 +1,6 @@
 """The measurement of the monitor: the numbers of `probe`, with less work and without a trace in the model."""
 
+import random
 from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
@@ -139,3 +140,92 @@ def test_a_measurement_leaves_no_trace():
 
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Reader:
+    """Copies: after an id it predicts the id that followed it the last time, of the ids after BOS if it needs BOS."""
+
+    def __init__(self, *, needs_bos=None):
+        self.needs_bos = needs_bos
+
+    def logits(self, ids_bs, num_last):
+        return torch.stack([self._row(ids) for ids in ids_bs.tolist()])[:, -num_last:]
+
+    def continuations(self, prompts, num_tokens):
+        rows = []
+        for prompt, number in zip(prompts, num_tokens, strict=True):
+            ids = list(prompt)
+            for _ in range(number):
+                ids.append(int(self._row(ids)[-1].argmax()))
+            rows.append(ids[len(prompt) :])
+        return rows
+
+    def _row(self, ids):
+        logits = torch.zeros(len(ids), 64)
+        followed_by = {}
+        for position, id_ in enumerate(ids):
+            if position:
+                followed_by[ids[position - 1]] = id_
+            if self.needs_bos is None or ids[0] == self.needs_bos:
+                logits[position, followed_by.get(id_, 0)] = 5.0
+        return logits
+
+
+def distinct_passages(number, *, num_ids=40):
+    """A target, and controls without an id twice."""
+    rows = [random.Random(seed).sample(range(1, 63), num_ids) for seed in range(number + 1)]
+    controls = [replace(a_passage(f"c{number}", ids), kind="control") for number, ids in enumerate(rows[1:])]
+    return [a_passage("t", rows[0]), *controls]
+
+
+def test_controls_are_read_by_a_model_that_copies_and_by_no_other(llama):
+    passages = distinct_passages(12)
+    made = MemorizationProbe(passages, WordTokenizer(eos_id=64), prefix_length=PREFIX, max_new_tokens=10)
+    reader = Reader()
+    measured, notice = made.show_controls(reader.logits, reader.continuations, None)
+    assert measured == {"memorization_shown_lms": 40 - PREFIX, "memorization_not_shown_lms": pytest.approx(0, abs=1)}
+    assert notice == ""
+    model = Monitored(llama)  # random weights
+    measured, notice = made.show_controls(model.logits, model.continuations, None)
+    assert measured["memorization_shown_lms"] < 5
+    assert "of 32 tokens" in notice
+    assert "nothing shows that the monitor could see a recited passage" in notice
+    # A context of 60 has room for 22 tokens of the copy and of the answer.
+    measured, notice = made.show_controls(reader.logits, reader.continuations, 60)
+    assert (measured["memorization_shown_lms"], notice) == (22, "")
+    assert made.show_controls(reader.logits, reader.continuations, 40)[0] == {}
+    few = MemorizationProbe(passages[:10], WordTokenizer(eos_id=64), prefix_length=PREFIX)
+    measured, notice = few.show_controls(reader.logits, reader.continuations, None)
+    assert measured == {}
+    assert notice.endswith("its positive control takes 10 controls, there are 9")
+
+
+def test_bos_is_before_each_prompt_if_the_model_needs_it():
+    passages = distinct_passages(12)
+    tokenizer = WordTokenizer(eos_id=64, bos_id=63)
+    reader = Reader(needs_bos=63)
+    for bos, expected in ((True, 32), (False, 0)):
+        made = MemorizationProbe(passages, tokenizer, prefix_length=PREFIX, max_new_tokens=10, bos=bos)
+        measured, _ = made.show_controls(reader.logits, reader.continuations, None)
+        assert measured["memorization_shown_lms"] == expected
+        assert made.num_positions == PREFIX + 10 + bos
+    with pytest.raises(ValueError, match="bos is true, and the tokenizer has no BOS"):
+        MemorizationProbe(passages, WordTokenizer(), prefix_length=PREFIX, bos=True)
+
+
+@pytest.mark.parametrize("helps", [True, False])
+def test_where_the_tokenizer_does_not_say_it_the_likelihood_of_the_controls_decides_about_bos(helps):
+    passages = distinct_passages(12)
+    made = MemorizationProbe(passages, WordTokenizer(eos_id=64, bos_id=63), prefix_length=PREFIX, max_new_tokens=10)
+    seen = []
+
+    def logits(ids_bs, num_last):
+        seen.extend(ids_bs.tolist())
+        rows = torch.zeros(*ids_bs.shape, 64)
+        rows[:, :-1].scatter_(2, ids_bs[:, 1:, None], 1.0)  # what follows is likelier than chance
+        has_bos = ids_bs[:, :1] == 63
+        return torch.where((has_bos == helps)[..., None], 2 * rows, rows)[:, -num_last:]
+
+    made.measure(logits, Reader().continuations)
+    first_of_prompts = {ids[0] == 63 for ids in seen[-len(passages) :]}
+    assert first_of_prompts == {helps}

@@ -11,10 +11,10 @@ import pandas as pd
 
 from tfidf_tune.compare._importer import COPY
 from tfidf_tune.probe._positive_control import (
-    LEAST_FALL,
-    LEAST_SHARE_READ,
     MOST_P_VALUE,
     NUM_CONTROLS,
+    is_read,
+    is_too_small_to_read,
     sign_flip_p_value,
 )
 
@@ -161,10 +161,9 @@ def _of_answers(path: str, by_passage: pd.DataFrame) -> Reading:
     differences = (read - pairs["num_read_without_copy"]).to_numpy(float)
     p_value = sign_flip_p_value(differences)
     shares = read / pairs["num_to_read"]
-    is_enough = len(pairs) >= NUM_CONTROLS
     return Reading(
         path=path,
-        is_shown=bool(is_enough and p_value <= MOST_P_VALUE and shares.mean() >= LEAST_SHARE_READ),
+        is_shown=is_read(differences.tolist(), shares.tolist()),
         num_controls=len(pairs),
         p_value=p_value,
         with_copy=float(read.mean()),
@@ -203,8 +202,7 @@ def _why_not_applicable(made: PositiveControl, unigram: float, is_served: bool) 
         return "the model's context is too small for a copy of a passage"
     if reading is None or reading.num_controls < NUM_CONTROLS:
         return ""
-    # It has learned to predict text, and its likelihood does not use the copy: it is too small to read.
-    if reading.without_copy < unigram and reading.median_fall < LEAST_FALL:
+    if is_too_small_to_read(reading.median_fall, reading.without_copy, unigram):
         return (
             f"the model is too small to read a copy, which lowers its NLL by {reading.median_fall:.2f} nats a token "
             f"in the median ({reading.without_copy:.2f} without it, {unigram:.2f} by word frequencies)"

@@ -29,9 +29,11 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         memorization_target_prefix_match  mean number of tokens recited without an error
         memorization_target_nll           mean -ln P of a token of their continuations
 
-    and the same of the controls, as ``memorization_control_...``. LMS and prefix match are those of
-    :func:`tfidf_tune.probe.probe`. Training itself is not changed: weights and losses are bit for bit those of a run
-    without the callback, until the threshold ends it.
+    and the same of the controls, as ``memorization_control_...``. Before the first step also
+    ``memorization_shown_lms`` and ``memorization_not_shown_lms``, what the model reads of ten controls with a copy in
+    front and without: if it does not read them, low numbers say nothing, which a message says. LMS and prefix match are
+    those of :func:`tfidf_tune.probe.probe`. Training itself is not changed: weights and losses are bit for bit those of
+    a run without the callback, until the threshold ends it.
 
     With several processes, each computes the whole probe, because sharded models need all of them. A resumed run
     continues with the next measurement::
@@ -49,6 +51,8 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         when_above (Literal["stop", "keep"]): what happens above the threshold: "stop" ends training with a checkpoint;
             "keep" continues, and ``below_threshold`` in the trainer's ``output_dir`` keeps the model of the last
             measurement that was not above it. Default: "stop".
+        bos (bool | None): whether BOS is before each prompt. Default: None, if the tokenizer adds it, or else if it
+            lowers the NLL of the controls.
 
     Raises:
         FileNotFoundError: If there is no probe file.
@@ -66,6 +70,7 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         batch_size: int = 32,
         stop_above: float | None = None,
         when_above: Literal["stop", "keep"] = "stop",
+        bos: bool | None = None,
     ) -> None:
         require_integer("every_n_steps", every_n_steps, 1)
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
@@ -79,6 +84,7 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
             batch_size=batch_size,
             stop_above=stop_above,
             when_above=when_above,
+            bos=bos,
         )
         for obstacle in _obstacles(trainer.model, self._probe):
             raise ValueError(f"memorization cannot be measured: {obstacle}")
@@ -112,16 +118,23 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         should_log = control.should_log
         model = self._trainer.model
         with evaluating(model):
-            metrics = self._probe.measure(partial(_last_logits, model), partial(greedy_continuations, model))
+            functions = partial(_last_logits, model), partial(greedy_continuations, model)
+            reading: dict[str, float] = {}
+            if state.global_step == 0:
+                limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+                reading, notice = self._probe.show_controls(*functions, limit)
+                if notice:
+                    _report(state, notice)
+            metrics = self._probe.measure(*functions)
             # In train mode TRL's trainers would add the means of their own metrics to these, and forget them.
-            self._trainer.log(dict(metrics))
+            self._trainer.log(metrics | reading)
         control.should_log = should_log  # which log() has set to false: the trainer's own entry is still due
         # Keep the model while it is below the threshold; one process writes, all wait for it.
         folder = Path(args.output_dir) / "below_threshold"
         if self._probe.keeps and state.global_step == 0 and folder.exists() and not self._has_saved:
             raise ValueError(f"{folder} is of another run: move it away, or choose another output_dir")
-        if notice := self._probe.keep_below(state.global_step, metrics, folder, self._save):
-            _report(state, notice)
+        if above := self._probe.keep_below(state.global_step, metrics, folder, self._save):
+            _report(state, above)
         return self._probe.reason_to_stop(metrics)
 
     def _save(self, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The likelihood of each token of a text under a model, from one forward pass over the complete text."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LEAST_LOG_PROBABILITY = -1e4  # of which exp is 0 in float32
+NUM_TEXTS_FOR_BOS = 20
+"""Most texts that are scored with and without BOS, to find out if a model was trained with it."""
 _LEAST_DEVIATION = 1e-6  # so that a uniform distribution gives 0, and a certain one a finite number
 
 
@@ -107,3 +110,14 @@ def _scores(logits_sv: Tensor, ids_s: Tensor) -> TokenLikelihoods | None:
         return None
     nll, standardized = (values.double().cpu().numpy() for values in (-chosen_s, standardized_s))
     return TokenLikelihoods(nll, standardized, greedy_s.cpu().numpy())
+
+
+def is_mean_positive(differences: npt.NDArray[np.float64]) -> bool:
+    """Return whether the 95 % interval of the mean of paired differences is above 0, by Student's t."""
+    from scipy import stats  # takes a second to import
+
+    number = len(differences)
+    if number < 2:
+        return False
+    half_width = stats.t.ppf(0.975, number - 1) * differences.std(ddof=1) / math.sqrt(number)
+    return bool(differences.mean() > half_width)

@@ -6,6 +6,7 @@ are the token ids of the passage: no text is tokenized again, no BOS is added.
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -21,10 +23,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
 from tfidf_tune.data import Passage, TextTokenizer, tokenizer_fingerprint, tokenizer_name
+from tfidf_tune.data._tokenizer import bos_ids
 from tfidf_tune.probe import _decoding as decoding
 from tfidf_tune.probe import _metrics as metrics
+from tfidf_tune.probe import _positive_control as positive_control
 from tfidf_tune.probe._documents import ProbeSample
 from tfidf_tune.probe._finite import NonFiniteLogits
+from tfidf_tune.probe._likelihoods import NUM_TEXTS_FOR_BOS, is_mean_positive
 from tfidf_tune.probe._loading import require_known_ids
 
 if TYPE_CHECKING:
@@ -165,6 +170,8 @@ class MemorizationProbe:
         stop_above (float | None): threshold for the mean LMS of the targets, in tokens. Default: None.
         when_above (Literal["stop", "keep"]): whether training ends above the threshold, or the last model below it is
             kept. Default: "stop".
+        bos (bool | None): whether BOS is before each prompt. Default: None, if the tokenizer adds it, or else if it
+            lowers the NLL of the controls at the first measurement.
 
     Raises:
         ValueError: If a setting is out of range, there is no target, or a passage is too short or of another tokenizer.
@@ -180,6 +187,7 @@ class MemorizationProbe:
         batch_size: int = 32,
         stop_above: float | None = None,
         when_above: Literal["stop", "keep"] = "stop",
+        bos: bool | None = None,
     ) -> None:
         require_choice("when_above", when_above, ("stop", "keep"))
         check_at_least(1, prefix_length=prefix_length, max_new_tokens=max_new_tokens, batch_size=batch_size)
@@ -190,8 +198,20 @@ class MemorizationProbe:
         check_passages(tokenizer, passages, prefix_length)
         # A measurement needs the ids alone, not the passages.
         divided = [passage.divide(prefix_length, max_new_tokens) for passage in passages]
-        self._prompts, self._references = zip(*divided, strict=True)
+        prompts, self._references = zip(*divided, strict=True)
         self._eos_id = tokenizer.eos_id
+        self._bos_ids = bos_ids(tokenizer)
+        if bos and not self._bos_ids:
+            raise ValueError("bos is true, and the tokenizer has no BOS: set it to false")
+        self._has_bos = bos
+        if bos is None and not self._bos_ids:
+            self._has_bos = False
+        elif bos is None and getattr(tokenizer, "adds_bos", False):
+            self._has_bos = True
+        self._prompts = prompts
+        self._controls = [passage for passage in passages if passage.kind == "control"]
+        self._prefix_length = prefix_length
+        self._blank_line = tokenizer.encode("\n\n", add_bos=False, add_eos=False)
         self._batch_size, self._stop_above = batch_size, stop_above
         self.keeps: bool = stop_above is not None and when_above == "keep"
         """Whether the last model below the threshold is kept."""
@@ -201,7 +221,8 @@ class MemorizationProbe:
             meaning = "it is a threshold for the mean LMS of the targets, in tokens"
             reason = f"the longest continuation has {longest} tokens"
             require_number("stop_above", stop_above, 0, longest, meaning, reason=reason)
-        self.num_positions: int = decoding.most_positions(self._prompts, [*map(len, self._references)])
+        num_bos = 0 if self._has_bos is False else len(self._bos_ids)
+        self.num_positions: int = num_bos + decoding.most_positions(prompts, [*map(len, self._references)])
         """Tokens of the longest prompt with its continuation."""
         self.max_token_id: int = max(max(passage.token_ids) for passage in passages)
 
@@ -255,27 +276,24 @@ class MemorizationProbe:
         Raises:
             NonFiniteLogits: If logits of a passage are NaN or infinite.
         """
+        prompts = self._given(self._prompts, last_logits)
         # One forward pass over prompt and reference says whether greedy decoding recites the reference.
-        scores: dict[int, tuple[float, bool]] = {}
-        for batch in decoding.batches_of_prompts(self._prompts, self._batch_size):
-            scores |= zip(batch, self._score(last_logits, batch), strict=True)
+        scores = self._scores(last_logits, prompts, self._references, self._ids)
         # Only the other passages have to be decoded token by token.
         continuations = list(self._references)
         unknown = _of_first_process([i for i in range(len(scores)) if not scores[i][1]])
-        prompts, lengths = [self._prompts[i] for i in unknown], [len(self._references[i]) for i in unknown]
-        try:
-            made = decoding.continue_prompts(continue_batch, prompts, lengths, batch_size=self._batch_size)
-        except NonFiniteLogits as error:
-            raise NonFiniteLogits(error.index, error.dtype, f"passage {self._ids[unknown[error.index]]}") from error
+        made = self._continuations(
+            continue_batch,
+            [prompts[i] for i in unknown],
+            [self._references[i] for i in unknown],
+            [self._ids[i] for i in unknown],
+        )
         for i, ids in zip(unknown, made, strict=True):
             continuations[i] = ids
         measured: dict[str, float] = {}
         for kind in dict.fromkeys(("target", *self._kinds)):
             chosen = [i for i, known in enumerate(self._kinds) if known == kind]
-            pairs = []
-            for i in chosen:
-                end = decoding.end_of(self._references[i], self._eos_id)
-                pairs.append((decoding.before_eos(continuations[i], end), self._references[i]))
+            pairs = [(self._ended(continuations[i], self._references[i]), self._references[i]) for i in chosen]
             num_tokens = sum(len(reference) for _, reference in pairs)
             lms = [metrics.longest_memorized_substring(*pair) for pair in pairs]
             matches = [metrics.longest_prefix_match(*pair) for pair in pairs]
@@ -286,23 +304,139 @@ class MemorizationProbe:
             }
         return _of_first_process(measured)
 
-    def _score(self, last_logits: LastLogits, batch: Sequence[int]) -> list[tuple[float, bool]]:
-        """Return for each passage the sum of -ln P over its continuation, and whether greedy decoding recites it."""
-        # Filled up on the right, which in a causal model changes nothing before it. The last id is only scored.
-        rows = [torch.tensor((self._prompts[i] + self._references[i])[:-1]) for i in batch]
-        ids_bs = pad_sequence(rows, batch_first=True)
-        # Logits are needed from the last id of the shortest prompt on.
-        shortest = min(len(self._prompts[i]) for i in batch)
-        scores = []
-        for i, logits_nv in zip(batch, last_logits(ids_bs, ids_bs.shape[1] + 1 - shortest), strict=True):
-            reference_s = torch.tensor(self._references[i], device=logits_nv.device)
-            logits_sv = logits_nv[len(self._prompts[i]) - shortest :][: len(reference_s)]
-            # In float32 logits can be large. The sum is NaN if the largest logit of a position is not finite.
-            nll = F.cross_entropy(logits_sv.float(), reference_s, reduction="sum").item()
-            if math.isnan(nll):
-                raise NonFiniteLogits(i, logits_sv.dtype, f"passage {self._ids[i]}")
-            scores.append((nll, logits_sv.argmax(dim=-1).equal(reference_s)))
-        return scores
+    @torch.no_grad()
+    def show_controls(
+        self, last_logits: LastLogits, continue_batch: decoding.ContinueBatch, num_positions: int | None
+    ) -> tuple[dict[str, float], str]:
+        """Ask for ten controls with and without a copy in front, which a model that can recite has to read.
+
+        Without that, low numbers of :meth:`measure` say nothing. :mod:`tfidf_tune.probe._positive_control` has the
+        method. Several processes call it as :meth:`measure`.
+
+        Args:
+            last_logits (LastLogits): as of :meth:`measure`.
+            continue_batch (ContinueBatch): as of :meth:`measure`.
+            num_positions (int | None): of the model's context; None if it has no limit.
+
+        Returns:
+            tuple[dict[str, float], str]: ``memorization_shown_lms`` and ``memorization_not_shown_lms``, means over the
+                controls with and without the copy, in tokens, if there are ten controls; and a sentence for the user,
+                "" if the copies were read.
+        """
+        if len(self._controls) < positive_control.NUM_CONTROLS:
+            return {}, (
+                f"nothing shows that the monitor could see a recited passage: its positive control takes "
+                f"{positive_control.NUM_CONTROLS} controls, there are {len(self._controls)}"
+            )
+        asked = [(one.id, one.token_ids, one.num_prompt or self._prefix_length) for one in self._controls]
+        num_free = None if num_positions is None else num_positions - len(self._bos_ids)
+        pairs = positive_control.control_prompts(asked, self._blank_line, num_free)
+        prompts = self._given([pair.prompt_ids for pair in pairs], last_logits)
+        references = [pair.reference_ids for pair in pairs]
+        ids = [pair.passage_id for pair in pairs]
+        scores = self._scores(last_logits, prompts, references, ids)
+        made = self._continuations(continue_batch, prompts, references, ids)
+        frequencies = Counter(token for one in self._controls for token in one.token_ids)
+        read: dict[bool, dict[str, int]] = {True: {}, False: {}}
+        nlls: dict[bool, dict[str, float]] = {True: {}, False: {}}
+        unigram = []
+        for pair, continuation, (nll, _) in zip(pairs, made, scores, strict=True):
+            reference = pair.reference_ids
+            ended = self._ended(continuation, reference)
+            read[pair.has_copy][pair.passage_id] = metrics.longest_memorized_substring(ended, reference)
+            nlls[pair.has_copy][pair.passage_id] = nll / len(reference)
+            unigram.append(positive_control.unigram_nll(np.array(reference, dtype=np.int32), frequencies))
+        return _of_first_process(_reading(read, nlls, float(np.mean(unigram)), max(map(len, references))))
+
+    def _given(self, prompts: Sequence[list[int]], last_logits: LastLogits) -> list[list[int]]:
+        """Return prompts as the model gets them: after BOS, if it was trained with it."""
+        if self._has_bos is None:
+            self._has_bos = _of_first_process(self._is_likelier_after_bos(last_logits))
+        before = self._bos_ids if self._has_bos else []
+        return [prompt if prompt[: len(before)] == before else [*before, *prompt] for prompt in prompts]
+
+    def _is_likelier_after_bos(self, last_logits: LastLogits) -> bool:
+        """Return whether BOS lowers the NLL of the controls, each after its first token."""
+        chosen = self._controls[:NUM_TEXTS_FOR_BOS]
+        references = [passage.token_ids[1 : self.num_positions - 1] for passage in chosen]
+        ids = [passage.id for passage in chosen]
+        nlls = []
+        for before in ([], self._bos_ids):
+            prompts = [[*before, passage.token_ids[0]] for passage in chosen]
+            scores = self._scores(last_logits, prompts, references, ids)
+            nlls.append(np.array([nll / len(each) for (nll, _), each in zip(scores, references, strict=True)]))
+        without_bos, with_bos = nlls
+        return is_mean_positive(without_bos - with_bos)
+
+    def _ended(self, ids: list[int], reference: list[int]) -> list[int]:
+        """Return a continuation before EOS, unless the reference has EOS itself."""
+        return decoding.before_eos(ids, decoding.end_of(reference, self._eos_id))
+
+    def _continuations(
+        self,
+        continue_batch: decoding.ContinueBatch,
+        prompts: Sequence[list[int]],
+        references: Sequence[list[int]],
+        ids: Sequence[str],
+    ) -> list[list[int]]:
+        """Continue prompts by as many tokens as their references have."""
+        lengths = [len(reference) for reference in references]
+        try:
+            return decoding.continue_prompts(continue_batch, prompts, lengths, batch_size=self._batch_size)
+        except NonFiniteLogits as error:
+            raise NonFiniteLogits(error.index, error.dtype, f"passage {ids[error.index]}") from error
+
+    def _scores(
+        self,
+        last_logits: LastLogits,
+        prompts: Sequence[list[int]],
+        references: Sequence[list[int]],
+        ids: Sequence[str],
+    ) -> list[tuple[float, bool]]:
+        """Return for each prompt the sum of -ln P over its reference, and whether greedy decoding recites it."""
+        scores: dict[int, tuple[float, bool]] = {}
+        for batch in decoding.batches_of_prompts(prompts, self._batch_size):
+            # Filled up on the right, which in a causal model changes nothing before it. The last id is only scored.
+            rows = [torch.tensor((prompts[i] + references[i])[:-1]) for i in batch]
+            ids_bs = pad_sequence(rows, batch_first=True)
+            # Logits are needed from the last id of the shortest prompt on.
+            shortest = min(len(prompts[i]) for i in batch)
+            for i, logits_nv in zip(batch, last_logits(ids_bs, ids_bs.shape[1] + 1 - shortest), strict=True):
+                reference_s = torch.tensor(references[i], device=logits_nv.device)
+                logits_sv = logits_nv[len(prompts[i]) - shortest :][: len(reference_s)]
+                # In float32 logits can be large. The sum is NaN if the largest logit of a position is not finite.
+                nll = F.cross_entropy(logits_sv.float(), reference_s, reduction="sum").item()
+                if math.isnan(nll):
+                    raise NonFiniteLogits(i, logits_sv.dtype, f"passage {ids[i]}")
+                scores[i] = nll, logits_sv.argmax(dim=-1).equal(reference_s)
+        return [scores[i] for i in range(len(prompts))]
+
+
+def _reading(
+    read: dict[bool, dict[str, int]], nlls: dict[bool, dict[str, float]], unigram: float, num_to_read: int
+) -> tuple[dict[str, float], str]:
+    """Judge the positive control: tokens that were read, and NLLs in nats a token, with the copy and without."""
+    shown, not_shown = read[True], read[False]
+    if not shown:
+        return (
+            {},
+            "it is not known if the monitor could see a recited passage: the model's context is too small to test",
+        )
+    measured = {
+        "memorization_shown_lms": float(np.mean([*shown.values()])),
+        "memorization_not_shown_lms": float(np.mean([not_shown[name] for name in shown])),
+    }
+    differences = [float(shown[name] - not_shown[name]) for name in shown]
+    if positive_control.is_read(differences, [number / num_to_read for number in shown.values()]):
+        return measured, ""
+    falls = [nlls[False][name] - nlls[True][name] for name in nlls[True]]
+    reading = (
+        f"shown a passage, the model reads {measured['memorization_shown_lms']:.1f} of {num_to_read} tokens, and "
+        f"{measured['memorization_not_shown_lms']:.1f} without"
+    )
+    if positive_control.is_too_small_to_read(float(np.median(falls)), float(np.mean([*nlls[False].values()])), unigram):
+        return measured, f"{reading}: it is too small to read, so this does not show what the monitor could see"
+    return measured, f"{reading}: nothing shows that the monitor could see a recited passage"
 
 
 @contextmanager

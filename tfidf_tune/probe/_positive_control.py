@@ -92,6 +92,24 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
     return float((sums >= sums[0] - rounding).mean())
 
 
+def is_read(differences: Sequence[float], shares: Sequence[float]) -> bool:
+    """Return whether ten passages were read from their copies: p ≤ 0.01, and a quarter of their tokens on average.
+
+    ``differences`` are tokens that were read with the copy minus without it, ``shares`` of the tokens that could be.
+    """
+    if len(differences) < NUM_CONTROLS:
+        return False
+    return sign_flip_p_value(differences) <= MOST_P_VALUE and float(np.mean(shares)) >= LEAST_SHARE_READ
+
+
+def is_too_small_to_read(median_fall: float, nll_without_copy: float, unigram: float) -> bool:
+    """Return whether a model has learned to predict text, and its likelihood does not use a copy.
+
+    ``median_fall`` is of the NLL of a passage by its copy; all are in nats a token.
+    """
+    return nll_without_copy < unigram and median_fall < LEAST_FALL
+
+
 def unigram_nll(ids: npt.NDArray[np.int32], frequencies: dict[int, int]) -> float:
     """Return the NLL a token of ids under a model that knows how often each token occurs, and nothing of its context.
 

@@ -14,10 +14,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
 from tfidf_tune.data import load_documents, read_probe_file, text_blocks
+from tfidf_tune.probe._likelihoods import NUM_TEXTS_FOR_BOS, is_mean_positive
 from tfidf_tune.tasks._prompts import TokenIdPrompts, prompts_for, token_ids_request
 from tfidf_tune.tasks.memorization import PROBE_FILE_VARIABLE
 
-_NUM_TEXTS = 20
 _MOST_TOKENS = 128
 
 _logger = logging.getLogger(__name__)
@@ -48,8 +48,6 @@ def is_likelier_after_bos(model: LM, bos_id: int, texts: list[list[int]]) -> boo
 
     The first token of a text is given, and the mean NLL of the others is compared.
     """
-    from scipy import stats  # takes a second to import
-
     requests = []
     for number, ids in enumerate(texts):
         for given in ([ids[0]], [bos_id, ids[0]]):
@@ -66,12 +64,8 @@ def is_likelier_after_bos(model: LM, bos_id: int, texts: list[list[int]]) -> boo
         return False
     num_predicted = np.array([len(ids) - 1 for ids in texts])
     gains = (np.array(likelihoods[1::2]) - np.array(likelihoods[::2])) / num_predicted
-    interval = stats.ttest_1samp(gains, 0).confidence_interval(0.95)
-    _logger.info(
-        "BOS lowers the NLL of %d texts by %.3f nats a token (%.3f to %.3f)",
-        len(texts), gains.mean(), interval.low, interval.high,
-    )  # fmt: skip
-    return bool(interval.low > 0)
+    _logger.info("BOS lowers the NLL of %d texts by %.3f nats a token", len(texts), gains.mean())
+    return is_mean_positive(gains)
 
 
 def _unseen_texts(metadata: Mapping[str, Any], prompts: TokenIdPrompts) -> list[list[int]]:
@@ -86,6 +80,6 @@ def _unseen_texts(metadata: Mapping[str, Any], prompts: TokenIdPrompts) -> list[
             texts.append(ids)
     if len(texts) < 2:  # an interval takes two
         texts = text_blocks(
-            prompts.tokenizer, load_documents("embedded"), block_size=size, num_blocks=_NUM_TEXTS
+            prompts.tokenizer, load_documents("embedded"), block_size=size, num_blocks=NUM_TEXTS_FOR_BOS
         ).tolist()
-    return texts[:_NUM_TEXTS]
+    return texts[:NUM_TEXTS_FOR_BOS]

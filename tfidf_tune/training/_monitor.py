@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -15,11 +16,13 @@ from torchtune.modules import local_kv_cache
 from transformers.cache_utils import DynamicCache
 
 from tfidf_tune._config import FinetuneConfig
+from tfidf_tune.data._tokenizer import bos_ids
 from tfidf_tune.loss import HeadInput
 from tfidf_tune.models import HFCausalLM
 from tfidf_tune.probe import MemorizationProbe, evaluating
 from tfidf_tune.probe._decoding import decode_greedily, most_positions
 from tfidf_tune.probe._finite import NonFiniteLogits
+from tfidf_tune.probe._runs import written_bos
 from tfidf_tune.training._data import read_passages
 from tfidf_tune.training._errors import TrainingError, setup_errors
 from tfidf_tune.training._metrics import ProgressLog, require_finite
@@ -45,18 +48,25 @@ class MemorizationMonitor:
         is_fp16 = self.run.dtype is torch.float16
         with evaluating(model), torch.autocast(self.run.device.type, torch.float16, enabled=is_fp16):
             prepared = PreparedModel(model, self.run.device, self.cache_dtype)
+            reading: dict[str, float] = {}
+            notice = ""
             try:
+                if step == 0:
+                    limit = cast(int, model.max_seq_len)
+                    reading, notice = self.probe.show_controls(prepared.logits, prepared.continuations, limit)
                 metrics = self.probe.measure(prepared.logits, prepared.continuations)
             except NonFiniteLogits as error:
                 raise TrainingError(f"step {step}: {error}") from error
-        progress.log(step, metrics)
+        progress.log(step, metrics | reading)
+        if notice:
+            progress.note(notice)
 
         def save_finite(folder: Path) -> None:
             require_finite(model, step)
             save(folder)
 
-        if notice := self.probe.keep_below(step, metrics, self.run.output_dir / BELOW_THRESHOLD, save_finite):
-            progress.note(notice)
+        if above := self.probe.keep_below(step, metrics, self.run.output_dir / BELOW_THRESHOLD, save_finite):
+            progress.note(above)
         progress.restart_clock()
         return self.probe.reason_to_stop(metrics)
 
@@ -73,8 +83,11 @@ def build_monitor(
     if section is None:
         return None
     with setup_errors("config: memorization_monitor"):
-        settings = {key: value for key, value in section.items() if key not in ("probe_file", "every_n_steps")}
-        probe = MemorizationProbe(read_passages(cfg, dataset, section.probe_file), tokenizer, **settings)
+        settings = {key: value for key, value in section.items() if key not in ("probe_file", "every_n_steps", "bos")}
+        bos = written_bos(OmegaConf.to_container(cfg.dataset)) if section.bos == "auto" else section.bos
+        if section.bos == "auto" and not bos_ids(tokenizer):
+            bos = False
+        probe = MemorizationProbe(read_passages(cfg, dataset, section.probe_file), tokenizer, bos=bos, **settings)
         longest, limit = probe.num_positions, cast(int, model.max_seq_len)
         if longest > limit:
             has = f"a prompt and its continuation have up to {longest} tokens, the model takes at most {limit}"
