@@ -23,6 +23,7 @@ class Host:
         self.model, self.tokenizer = load_model(folder).eval(), hf_tokenizer(str(folder))
         self.asked, self.faults, self.headers = [], [], []
         self.echoes, self.models, self.fingerprint = True, None, None
+        self.name = None  # of the model, in answers
         self.elsewhere = ""  # where a redirect points
         self.num_taken = 0  # bytes of a large body
         self.lock = threading.Lock()
@@ -61,7 +62,7 @@ class Host:
                 choice["text"] = self.tokenizer.decode(ids + made)
                 choice["logprobs"] = {"tokens": tokens, "token_logprobs": values, "top_logprobs": top}
         usage = {"prompt_tokens": len(ids), "completion_tokens": len(made)}
-        return {"choices": [choice], "usage": usage, "system_fingerprint": self.fingerprint}
+        return {"choices": [choice], "usage": usage, "system_fingerprint": self.fingerprint, "model": self.name}
 
 
 @contextmanager

@@ -381,6 +381,18 @@ def test_local_completions_of_the_harness_gets_ids_and_answers_with_text(
     assert values(import_results([tmp_path / "out"]))["lms"].tolist() == values(by_transformers)["lms"].tolist()
 
 
+def test_a_gateway_with_another_model_for_some_requests_is_refused(host, url):
+    server = ServerLM("m", url, "", max_retries=2, timeout=60)
+    asked = [Instance("generate_until", {}, (text, {"max_gen_toks": 3}), 0) for text in ("one two", "three four")]
+    host.name = "m-2026"  # as hosted models are called
+    server.generate_until(asked[:1])
+    host.name = "small"
+    with pytest.raises(ValueError, match="answers for m as m-2026 and as small: name a model, or a server, that"):
+        server.generate_until(asked[1:])
+    host.name = None
+    server.generate_until(asked[1:])
+
+
 def test_a_run_that_goes_on_stops_at_the_first_answer_of_another_model(host, ask, tmp_path):
     journal = str(tmp_path / "journal")
     host.fingerprint = "fp_1"

@@ -91,6 +91,7 @@ class _Answer(BaseModel):
     choices: Annotated[list[_Choice], Field(max_length=1)] = []
     usage: _Usage | None = None
     system_fingerprint: str | None = None
+    model: str | None = None
     data: list[dict[str, Any]] = []  # of the list of models
 
 
@@ -155,6 +156,7 @@ class ServerLM(LM):  # type: ignore[misc]
         self._pause, self._next_start = 60 / requests_per_minute if requests_per_minute else 0.0, 0.0
         self._journal = Path(journal) if journal else None
         self.known: dict[str, str] = {}  # answers, by the hashes of the requests
+        self._answered_as: str | None = None  # the model that answers name
         self._recorded: set[str] = set()  # fingerprints of the system, in the answers of the journal
         for line in self._journal.read_bytes().splitlines() if self._journal and self._journal.is_file() else ():
             with suppress(*UNREADABLE):  # a line that a crash has cut
@@ -330,6 +332,14 @@ class ServerLM(LM):  # type: ignore[misc]
         if self._recorded and (now := answer.system_fingerprint or "") and now not in self._recorded:
             changed = f"system_fingerprint was {', '.join(sorted(self._recorded))}, is {now}"
             raise SetupError(f"{self._journal} is of another model: {changed}. Name another output, or --overwrite")
+        # A gateway may send long requests to another model than short ones.
+        if request.payload and answer.model:
+            self._answered_as = self._answered_as or answer.model
+            if answer.model != self._answered_as:
+                raise SetupError(
+                    f"{self.base_url} answers for {self.model} as {self._answered_as} and as {answer.model}: name a "
+                    "model, or a server, that gives all answers"
+                )
         self.known[key] = text
         # Only checked answers are recorded.
         if self._journal is not None and is_new:
@@ -382,6 +392,7 @@ class ServerLM(LM):  # type: ignore[misc]
             self._num_replaced += number
         # What is said of the model stands in messages.
         answer.system_fingerprint = self._hidden(answer.system_fingerprint or "") or None
+        answer.model = self._hidden(answer.model or "") or None
         answer.data = json.loads(self._hidden(json.dumps(answer.data)))
         # A short key occurs in texts by chance.
         if len(self._key) >= _LONG_KEY and self._key in (text := answer.model_dump_json(exclude_defaults=True)):
