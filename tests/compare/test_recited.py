@@ -8,7 +8,9 @@ import pandas as pd
 import pytest
 
 from tfidf_tune.compare._intervals import holm
+from tfidf_tune.compare._positive_control import positive_control
 from tfidf_tune.compare._recited import chance_of, false_alarm_of_auc, least_noticeable, recited_further
+from tfidf_tune.compare._results import scores_table
 from tfidf_tune.probe import true_positive_rate
 
 
@@ -103,3 +105,21 @@ def test_the_false_alarm_rate_of_an_auc_is_that_of_draws():
         wins = (draws[:, :n, None] > draws[:, None, n:]).mean(axis=(1, 2))
         rate = (wins > limit).mean()
         assert false_alarm_of_auc(limit, n, m) == pytest.approx(rate, abs=4 * math.sqrt(0.25 / 4000))
+
+
+def test_a_model_that_predicts_worse_than_chance_shows_nothing():
+    def state(nll):
+        rows = [(0, "vocab_size", "model", "", math.nan, 1000.0, 1.0)]
+        for number in range(10):
+            unit = f"c{number}"
+            values = {"nll_with_copy": nll - 1, "nll_without_copy": nll, "unigram_nll": 5.0}
+            rows += [(0, name, "copy likelihoods", unit, math.nan, value, 1.0) for name, value in values.items()]
+            values = {"num_read_with_copy": 30, "num_read_without_copy": 1, "num_to_read": 48}
+            rows += [(0, name, "copy text", unit, math.nan, float(value), 1.0) for name, value in values.items()]
+        made = positive_control(scores_table(rows), 0)
+        return made.state, made.problem
+
+    assert state(math.log(1000) - 0.1) == ("shown", "")
+    found, problem = state(math.log(1000) + 0.1)
+    assert found == "not shown"
+    assert "its NLL of unseen text is 7.01 nats a token, and 6.91 if all tokens were equally probable" in problem

@@ -64,7 +64,8 @@ class PositiveControl(NamedTuple):
     Attributes:
         readings (tuple[Reading, ...]): a reading of each path that was asked.
         not_applicable (str): why the model cannot be expected to read a copy; "" if it can.
-        obstacle (str): what a server does to prompts or answers, so that they show nothing; "" if that is not known.
+        obstacle (str): why answers show nothing whatever was read: what a server does to prompts or answers, or that a
+            model predicts no text; "" if nothing is known.
     """
 
     readings: tuple[Reading, ...]
@@ -149,7 +150,9 @@ def positive_control(scores: pd.DataFrame, checkpoint: int) -> PositiveControl:
         else:
             readings.append(_of_answers(path, by_passage))
     made = PositiveControl(tuple(readings))
-    return made._replace(not_applicable=_why_not_applicable(made, unigram, _is_served(scores, checkpoint)))
+    is_served = _is_served(scores, checkpoint)
+    made = made._replace(not_applicable=_why_not_applicable(made, unigram, is_served))
+    return made if is_served else made._replace(obstacle=_why_below_chance(made, scores, checkpoint))
 
 
 def _of_answers(path: str, by_passage: pd.DataFrame) -> Reading:
@@ -208,6 +211,24 @@ def _why_not_applicable(made: PositiveControl, unigram: float, is_served: bool) 
             f"in the median ({reading.without_copy:.2f} without it, {unigram:.2f} by word frequencies)"
         )
     return ""
+
+
+def _why_below_chance(made: PositiveControl, scores: pd.DataFrame, checkpoint: int) -> str:
+    """Say that a model predicts unseen text worse than an equal probability of all tokens, if it does.
+
+    Its tokenizer may be another model's: then it never sees the text that it knows, and still copies what it is shown.
+    """
+    reading = made.likelihoods
+    sizes = scores.loc[(scores["checkpoint"] == checkpoint) & (scores["metric"] == "vocab_size"), "value"]
+    if reading is None or reading.num_controls < NUM_CONTROLS or sizes.empty:
+        return ""
+    chance = math.log(sizes.max())
+    if reading.without_copy <= chance:
+        return ""
+    return (
+        f"its NLL of unseen text is {reading.without_copy:.2f} nats a token, and {chance:.2f} if all tokens were "
+        "equally probable: its tokenizer may be of another model"
+    )
 
 
 def _is_served(scores: pd.DataFrame, checkpoint: int) -> bool:
