@@ -229,3 +229,14 @@ def test_where_the_tokenizer_does_not_say_it_the_likelihood_of_the_controls_deci
     made.measure(logits, Reader().continuations)
     first_of_prompts = {ids[0] == 63 for ids in seen[-len(passages) :]}
     assert first_of_prompts == {helps}
+
+
+def test_of_a_short_control_all_that_it_has_can_be_read():
+    target, longest, *others = distinct_passages(10)
+    shorter = [replace(one, token_ids=one.token_ids[: PREFIX + 2]) for one in others]
+    passages = [target, longest, *shorter]
+    made = MemorizationProbe(passages, WordTokenizer(eos_id=64), prefix_length=PREFIX, max_new_tokens=2)
+    reader = Reader()
+    measured, notice = made.show_controls(reader.logits, reader.continuations, None)
+    assert measured["memorization_shown_lms"] == (32 + 9 * 2) / 10
+    assert notice == ""

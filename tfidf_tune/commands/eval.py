@@ -98,7 +98,7 @@ def _with_our_settings(theirs: Any) -> type:
     """Derive a class that sets what the harness has no option for: defaults, and when tasks are loaded."""
     from tfidf_tune.probe import run_of
     from tfidf_tune.tasks import MODEL_NAME, VLLM_NAME
-    from tfidf_tune.tasks._bos import with_bos
+    from tfidf_tune.tasks._bos import settle_bos
     from tfidf_tune.tasks._evaluate import load_lm
 
     @dataclass
@@ -126,7 +126,7 @@ def _with_our_settings(theirs: Any) -> type:
             self.tasks = _with_positive_controls(self.tasks, self.metadata)  # type: ignore[has-type]
             metadata = known | self.metadata
             if ours and any(name.startswith("tfidf_") for name in self.tasks):
-                metadata, model = with_bos(metadata, self._load)
+                metadata, model = settle_bos(metadata, self._load)
                 self.model = model or self.model
             manager = super().process_tasks(metadata)
             loaded = manager.load(self.tasks)  # before the model: errors in the settings appear at once

@@ -86,6 +86,23 @@ def bos_ids(tokenizer: TextTokenizer) -> list[int]:
     return tokenizer.encode("", add_bos=True, add_eos=False)
 
 
+def known_bos(tokenizer: TextTokenizer, recorded: bool | None = None) -> bool | None:
+    """Return whether a model was trained with BOS: as its run ``recorded``, or else as its tokenizer adds it.
+
+    None if neither says it; False if the tokenizer has no BOS.
+    """
+    if not bos_ids(tokenizer):
+        return False
+    if recorded is not None:
+        return recorded
+    return True if getattr(tokenizer, "adds_bos", False) else None
+
+
+def after_bos(ids: Sequence[int], before: Sequence[int]) -> list[int]:
+    """Return ids after ``before``, BOS or nothing, unless they start with it."""
+    return list(ids) if list(ids[: len(before)]) == list(before) else [*before, *ids]
+
+
 def check_fits_model(tokenizer: TextTokenizer, *, lower: str, **lengths: int) -> None:
     """Refuse lengths in tokens that are together above the tokenizer's ``max_seq_len``; ``lower`` is the remedy."""
     num_tokens = sum(lengths.values())

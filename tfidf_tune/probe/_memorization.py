@@ -1,7 +1,8 @@
 """The memorization probe: prompt with the start of a passage, decode greedily, compare with the true continuation.
 
 Section "Memorization" of the paper, after Huang et al. 2024 (https://arxiv.org/abs/2407.17817). Prompts and references
-are the token ids of the passage: no text is tokenized again, no BOS is added.
+are the token ids of the passage: no text is tokenized again. :func:`probe` adds no BOS; :class:`MemorizationProbe` does
+if the model was trained with it.
 """
 
 import math
@@ -23,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
 from tfidf_tune.data import Passage, TextTokenizer, tokenizer_fingerprint, tokenizer_name
-from tfidf_tune.data._tokenizer import bos_ids
+from tfidf_tune.data._tokenizer import after_bos, bos_ids, known_bos
 from tfidf_tune.probe import _decoding as decoding
 from tfidf_tune.probe import _metrics as metrics
 from tfidf_tune.probe import _positive_control as positive_control
@@ -198,17 +199,12 @@ class MemorizationProbe:
         check_passages(tokenizer, passages, prefix_length)
         # A measurement needs the ids alone, not the passages.
         divided = [passage.divide(prefix_length, max_new_tokens) for passage in passages]
-        prompts, self._references = zip(*divided, strict=True)
+        self._prompts, self._references = zip(*divided, strict=True)
         self._eos_id = tokenizer.eos_id
         self._bos_ids = bos_ids(tokenizer)
         if bos and not self._bos_ids:
             raise ValueError("bos is true, and the tokenizer has no BOS: set it to false")
-        self._has_bos = bos
-        if bos is None and not self._bos_ids:
-            self._has_bos = False
-        elif bos is None and getattr(tokenizer, "adds_bos", False):
-            self._has_bos = True
-        self._prompts = prompts
+        self._has_bos = known_bos(tokenizer) if bos is None else bos
         self._controls = [passage for passage in passages if passage.kind == "control"]
         self._prefix_length = prefix_length
         self._blank_line = tokenizer.encode("\n\n", add_bos=False, add_eos=False)
@@ -222,7 +218,7 @@ class MemorizationProbe:
             reason = f"the longest continuation has {longest} tokens"
             require_number("stop_above", stop_above, 0, longest, meaning, reason=reason)
         num_bos = 0 if self._has_bos is False else len(self._bos_ids)
-        self.num_positions: int = num_bos + decoding.most_positions(prompts, [*map(len, self._references)])
+        self.num_positions: int = num_bos + decoding.most_positions(self._prompts, [*map(len, self._references)])
         """Tokens of the longest prompt with its continuation."""
         self.max_token_id: int = max(max(passage.token_ids) for passage in passages)
 
@@ -338,6 +334,7 @@ class MemorizationProbe:
         made = self._continuations(continue_batch, prompts, references, ids)
         frequencies = Counter(token for one in self._controls for token in one.token_ids)
         read: dict[bool, dict[str, int]] = {True: {}, False: {}}
+        num_to_read = {pair.passage_id: len(pair.reference_ids) for pair in pairs}
         nlls: dict[bool, dict[str, float]] = {True: {}, False: {}}
         unigram = []
         for pair, continuation, (nll, _) in zip(pairs, made, scores, strict=True):
@@ -346,14 +343,14 @@ class MemorizationProbe:
             read[pair.has_copy][pair.passage_id] = metrics.longest_memorized_substring(ended, reference)
             nlls[pair.has_copy][pair.passage_id] = nll / len(reference)
             unigram.append(positive_control.unigram_nll(np.array(reference, dtype=np.int32), frequencies))
-        return _of_first_process(_reading(read, nlls, float(np.mean(unigram)), max(map(len, references))))
+        return _of_first_process(_reading(read, num_to_read, nlls, float(np.mean(unigram))))
 
     def _given(self, prompts: Sequence[list[int]], last_logits: LastLogits) -> list[list[int]]:
         """Return prompts as the model gets them: after BOS, if it was trained with it."""
         if self._has_bos is None:
             self._has_bos = _of_first_process(self._is_likelier_after_bos(last_logits))
         before = self._bos_ids if self._has_bos else []
-        return [prompt if prompt[: len(before)] == before else [*before, *prompt] for prompt in prompts]
+        return [after_bos(prompt, before) for prompt in prompts]
 
     def _is_likelier_after_bos(self, last_logits: LastLogits) -> bool:
         """Return whether BOS lowers the NLL of the controls, each after its first token."""
@@ -413,9 +410,12 @@ class MemorizationProbe:
 
 
 def _reading(
-    read: dict[bool, dict[str, int]], nlls: dict[bool, dict[str, float]], unigram: float, num_to_read: int
+    read: dict[bool, dict[str, int]], num_to_read: dict[str, int], nlls: dict[bool, dict[str, float]], unigram: float
 ) -> tuple[dict[str, float], str]:
-    """Judge the positive control: tokens that were read, and NLLs in nats a token, with the copy and without."""
+    """Judge the positive control by passage: tokens that were read and that could be, and NLLs in nats a token.
+
+    ``read`` and ``nlls`` are with the copy and without.
+    """
     shown, not_shown = read[True], read[False]
     if not shown:
         return (
@@ -427,11 +427,12 @@ def _reading(
         "memorization_not_shown_lms": float(np.mean([not_shown[name] for name in shown])),
     }
     differences = [float(shown[name] - not_shown[name]) for name in shown]
-    if positive_control.is_read(differences, [number / num_to_read for number in shown.values()]):
+    if positive_control.is_read(differences, [shown[name] / num_to_read[name] for name in shown]):
         return measured, ""
     falls = [nlls[False][name] - nlls[True][name] for name in nlls[True]]
     reading = (
-        f"shown a passage, the model reads {measured['memorization_shown_lms']:.1f} of {num_to_read} tokens, and "
+        f"shown a passage, the model reads {measured['memorization_shown_lms']:.1f} of "
+        f"{np.mean([num_to_read[name] for name in shown]):.0f} tokens, and "
         f"{measured['memorization_not_shown_lms']:.1f} without"
     )
     if positive_control.is_too_small_to_read(float(np.median(falls)), float(np.mean([*nlls[False].values()])), unigram):

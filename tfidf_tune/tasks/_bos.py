@@ -23,7 +23,7 @@ _MOST_TOKENS = 128
 _logger = logging.getLogger(__name__)
 
 
-def with_bos(metadata: Mapping[str, Any], load: Callable[[], LM]) -> tuple[dict[str, Any], LM | None]:
+def settle_bos(metadata: Mapping[str, Any], load: Callable[[], LM]) -> tuple[dict[str, Any], LM | None]:
     """Return a task's metadata with ``bos`` decided, and the model, if it had to be loaded for that.
 
     If neither the settings nor the run nor the tokenizer say whether the model was trained with BOS, it is measured:
@@ -51,7 +51,7 @@ def is_likelier_after_bos(model: LM, bos_id: int, texts: list[list[int]]) -> boo
     requests = []
     for number, ids in enumerate(texts):
         for given in ([ids[0]], [bos_id, ids[0]]):
-            doc = {"passage_id": f"{number} of those that tell whether BOS is needed"}
+            doc = {"passage_id": f"{number} of the texts scored with and without BOS"}
             continuation = " " + " ".join(map(str, ids[1:]))
             arguments = (token_ids_request(given), continuation)
             requests.append(Instance("loglikelihood", doc, arguments, 0))

@@ -11,7 +11,7 @@ from lm_eval.api.registry import get_model, model_registry
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.probe import run_of
-from tfidf_tune.tasks._bos import with_bos
+from tfidf_tune.tasks._bos import settle_bos
 from tfidf_tune.tasks._prompts import cached_prompts
 
 MODEL_NAME = "tfidf-hf"
@@ -87,7 +87,7 @@ def evaluate(
     metadata = (
         {"prompts": "token_ids", "run": run_of(model_args), "backend": model_name} | model_args | (metadata or {})
     )
-    metadata, model = with_bos(metadata, lambda: load_lm(model_name, model_args, batch_size, device))
+    metadata, model = settle_bos(metadata, lambda: load_lm(model_name, model_args, batch_size, device))
     manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
     if unknown := sorted(set(tasks) - set(manager.all_tasks)):
         raise ValueError(f"no task {', '.join(unknown)}; possible are {', '.join(sorted(manager.all_tasks))}")

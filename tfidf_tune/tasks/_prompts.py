@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 from tfidf_tune._checks import require_choice
 from tfidf_tune._files import atomic_folder
 from tfidf_tune.data import HFTokenizer, hf_tokenizer
+from tfidf_tune.data._tokenizer import after_bos, known_bos
 from tfidf_tune.probe import longest_prefix_match, run_of
 from tfidf_tune.probe._loading import on_base_model
 
@@ -117,8 +118,7 @@ class TokenIdPrompts:
 
     def with_bos(self, ids: Sequence[int]) -> list[int]:
         """Return ids as the model gets them: after BOS, unless they have it or the model gets none."""
-        bos_ids = self.bos_ids
-        return list(ids) if list(ids[: len(bos_ids)]) == bos_ids else [*bos_ids, *ids]
+        return after_bos(ids, self.bos_ids)
 
     def request(self, ids: Sequence[int]) -> str:
         """Return the request for a continuation of ids, of which none is added or removed."""
@@ -254,7 +254,9 @@ def prompts_for(metadata: Mapping[str, Any]) -> TokenIdPrompts:
         if bos and bos_id is None:
             raise ValueError(f"bos=true: the tokenizer {str(original or name)!r} has no BOS: use bos=false")
         if bos is None:
-            prompts_of_task = cached_prompts(str(original or name), prompts, _known_bos(metadata, prompts_of_task))
+            run = metadata.get("run") or run_of(metadata)
+            bos = known_bos(prompts_of_task.tokenizer, run.get("bos"))
+            prompts_of_task = cached_prompts(str(original or name), prompts, bos)
     return replace(prompts_of_task, positions=_num_positions(metadata))
 
 
@@ -275,18 +277,6 @@ def _bos_setting(metadata: Mapping[str, Any], prompts: str) -> bool | None:
     if len(set(wanted.values())) > 1:
         raise ValueError(f"bos={metadata['bos']} and add_bos_token={metadata['add_bos_token']} differ: leave out one")
     return next(iter(wanted.values()), None)
-
-
-def _known_bos(metadata: Mapping[str, Any], prompts: "TokenIdPrompts") -> bool | None:
-    """Return whether the model was trained with BOS, as far as its tokenizer and the run that wrote it say."""
-    bos_id = prompts.tokenizer.bos_id
-    if bos_id is None:
-        return False
-    run = metadata.get("run") or run_of(metadata)
-    recorded: bool | None = run.get("bos")
-    if recorded is not None:
-        return recorded
-    return True if prompts.tokenizer.adds_bos else None
 
 
 def _num_positions(metadata: Mapping[str, Any]) -> int | None:

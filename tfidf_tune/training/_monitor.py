@@ -16,7 +16,7 @@ from torchtune.modules import local_kv_cache
 from transformers.cache_utils import DynamicCache
 
 from tfidf_tune._config import FinetuneConfig
-from tfidf_tune.data._tokenizer import bos_ids
+from tfidf_tune.data._tokenizer import known_bos
 from tfidf_tune.loss import HeadInput
 from tfidf_tune.models import HFCausalLM
 from tfidf_tune.probe import MemorizationProbe, evaluating
@@ -84,9 +84,9 @@ def build_monitor(
         return None
     with setup_errors("config: memorization_monitor"):
         settings = {key: value for key, value in section.items() if key not in ("probe_file", "every_n_steps", "bos")}
-        bos = written_bos(OmegaConf.to_container(cfg.dataset)) if section.bos == "auto" else section.bos
-        if section.bos == "auto" and not bos_ids(tokenizer):
-            bos = False
+        bos = section.bos
+        if bos == "auto":
+            bos = known_bos(tokenizer, written_bos(OmegaConf.to_container(cfg.dataset)))
         probe = MemorizationProbe(read_passages(cfg, dataset, section.probe_file), tokenizer, bos=bos, **settings)
         longest, limit = probe.num_positions, cast(int, model.max_seq_len)
         if longest > limit:
