@@ -116,6 +116,23 @@ def test_sentencepiece_words_are_recognised_although_decoding_strips_their_space
         assert first != "▁" or not offset
 
 
+@pytest.mark.parametrize("passages", ["duplicates", "near-duplicates", "random"])
+def test_no_passage_has_eos_inside_if_none_shall(tokenizer, spec, tmp_path, texts, passages):
+    def with_eos(text):
+        eos = tokenizer.decode([tokenizer.eos_id], skip_special_tokens=False)
+        return f"{text[:80]}{eos}{text[80:]}"
+
+    sources = (write_rows(tmp_path / "turns.jsonl", [with_eos(text) for text in [*texts[:20], *texts[:8]]]),)
+    unseen = write_rows(tmp_path / "unseen.jsonl", [with_eos(text) for text in texts[40:]])
+    changes = {"sources": sources, "controls_source": unseen, "passages": passages, "allow_fewer": True}
+    changes |= {"num_targets": 40, "num_controls": 40}
+    for without in (False, True):
+        made = make_probe(tokenizer, with_(spec, **changes, without_eos=without))
+        has_eos = [tokenizer.eos_id in passage.token_ids for passage in made.passages]
+        assert any(has_eos) != without
+        assert min(len(targets_of(made)), len(controls_of(made))) > 5
+
+
 def test_random_passages_count_their_repeats_without_overlap(tokenizer, tmp_path, texts):
     source = write_rows(tmp_path / "copies.jsonl", [text for text in texts[:4] for _ in range(3)])
     spec = ProbeSpec((source,), num_targets=4, num_controls=0, block_size=BLOCK, passages="random")

@@ -5,6 +5,7 @@ A fault is a name, a status, or a function that takes an answer and returns anot
 
 import gzip
 import json
+import math
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -65,10 +66,38 @@ class Host:
         return {"choices": [choice], "usage": usage, "system_fingerprint": self.fingerprint, "model": self.name}
 
 
+class ParrotHost(Host):
+    """Copies what it is shown, knows some texts by heart, and else says the same word again and again.
+
+    ``treat_prompt`` and ``treat_answer`` change texts, and ``most_tokens`` cuts answers, as servers do.
+    """
+
+    def __init__(self, folder, texts):
+        super().__init__(folder)
+        self.texts = texts
+        self.treat_prompt = self.treat_answer = lambda text: text
+        self.most_tokens = math.inf
+
+    def answer(self, path, payload):
+        prompt = self.treat_prompt(payload["prompt"])
+        known = [prompt[:-1], *self.texts]
+        ends = (prompt[start:] for start in range(len(prompt) - 15))
+        end = next((end for end in ends if any(end in text for text in known)), None)
+        continued = "and " * payload["max_tokens"]
+        if end is not None:
+            continued = next(text.partition(end)[2] for text in known if end in text)
+        num_made = min(payload["max_tokens"], self.most_tokens)
+        made = self.encode(continued)[:num_made]
+        choice = {"index": 0, "finish_reason": "length" if len(made) == num_made else "stop"}
+        choice["text"] = self.treat_answer(self.tokenizer.decode(made))
+        usage = {"prompt_tokens": len(self.encode(prompt)), "completion_tokens": len(made)}
+        return {"choices": [choice], "usage": usage}
+
+
 @contextmanager
-def serving(folder):
-    """Serve a model; yield its host and the base URL."""
-    host = Host(folder)
+def serving(folder, host=None):
+    """Serve a model, or another host; yield the host and the base URL."""
+    host = host or Host(folder)
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_):

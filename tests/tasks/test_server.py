@@ -437,15 +437,22 @@ def test_a_model_that_refuses_max_tokens_is_one_clear_error(host, url):
 
 
 @pytest.mark.parametrize(
-    ("num_made", "finish", "is_withheld"), [(4, "length", True), (4, "stop", False), (11, "length", False)]
+    ("num_made", "finish", "has_eos", "is_withheld"),
+    [
+        (4, "length", False, True),
+        (4, "stop", False, False),
+        (11, "length", False, False),
+        (4, "stop", True, True),
+        (12, "length", True, False),
+    ],
 )
-def test_an_answer_that_is_cut_short_is_withheld(host, url, num_made, finish, is_withheld):
+def test_an_answer_that_is_cut_short_is_withheld(host, url, num_made, finish, has_eos, is_withheld):
     def cut(answer):
         choice = {"index": 0, "finish_reason": finish, "text": "one two"}
         return answer | {"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": num_made}}
 
     host.faults += [cut]
-    request = Instance("generate_until", {}, ("one two", {"max_gen_toks": 12}), 0)
+    request = Instance("generate_until", {"has_eos": has_eos}, ("one two", {"max_gen_toks": 12}), 0)
     (answer,) = ServerLM("m", url, "").generate_until([request])
     assert isinstance(answer, Unanswered) == is_withheld
     assert answer == "one two"

@@ -401,13 +401,17 @@ class _Plan:
         if isinstance(spec.passages, (str, Path)):
             self.probe_file = Path(spec.passages).expanduser()
             return
+        chosen = spec.passages
+        if spec.server is not None:  # it ends its answers at EOS
+            chosen = replace(chosen, without_eos=True)
         held_out = Path(run_of(self.model_args).get("folder", "")) / "probe.jsonl"
-        if spec.passages.held_out is None and held_out.is_absolute() and held_out.is_file():
-            self.spec = replace(spec, passages=replace(spec.passages, held_out=str(held_out)))
-        affordable = self.affordable(spec.passages.num_targets + spec.passages.num_controls)
+        if chosen.held_out is None and held_out.is_absolute() and held_out.is_file():
+            chosen = replace(chosen, held_out=str(held_out))
+        self.spec = replace(spec, passages=chosen)
+        affordable = self.affordable(chosen.num_targets + chosen.num_controls)
         longest = max(attack.offset + attack.prefix_length for attack in affordable)
-        if longest >= spec.passages.block_size:
-            size = spec.passages.block_size
+        if longest >= chosen.block_size:
+            size = chosen.block_size
             raise ValueError(f"--block-size is {size}, prompts take {longest} tokens (--prefix-lengths, --offsets)")
 
     def affordable(self, num_passages: int) -> list[Attack]:
@@ -575,6 +579,8 @@ def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:
         f"{num_targets - made.num_duplicates} were drawn at random.",
         f"Targets by where they start: {starts}.",
     ]
+    if spec.without_eos:
+        lines.append("No passage has EOS inside.")
     if made.num_repetitive:
         lines.append(f"Left out: {made.num_repetitive} passages that repeat a few tokens.")
     if spec.num_controls:

@@ -387,7 +387,7 @@ def _provenance(facts: audit.Facts) -> dict[str, str]:
         "Attacks": ", ".join(facts.attacks),
         "Continuations": f"compared over up to {samples['length'].max()} tokens",
         "BOS": _BOS[facts.has_bos],
-        **({"EOS inside a passage": f"{facts.num_with_eos} passages, not ended there"} if facts.num_with_eos else {}),
+        **({"EOS inside a passage": f"{facts.num_with_eos} passages"} if facts.num_with_eos else {}),
         "Intervals": f"percentile bootstrap, {NUM_RESAMPLES:,} resamples of whole passages, 95 %",
         "Made by": f"tfidf-tune {version('tfidf-tune')}",
     }

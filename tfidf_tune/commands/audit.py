@@ -77,6 +77,8 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     add("--passages", choices=("duplicates", "near-duplicates", "random"), help=passages_help)
     add("--min-repeats", type=whole_number(2), help="least occurrences of a duplicate; default: 2")
     add("--held-out", metavar="FILE", help="probe file of the training, whose controls are no targets")
+    without_eos_help = "no passages with the tokenizer's EOS inside; always so for a server"
+    add("--without-eos", action="store_true", help=without_eos_help)
     add("--seed", type=whole_number(0, 2**63 - 1), help="default: 0")
     add_tasks(parser)
 

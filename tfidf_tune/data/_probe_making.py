@@ -65,6 +65,7 @@ class ProbeSpec:
         allow_fewer (bool): take fewer targets and controls, at least one target, if there are no more. Default: False
         held_out (str | None): a probe file, whose controls the model was not trained on: no target overlaps a place of
             theirs in ``sources``. Default: None, for audits that of the run that wrote the model; "" for none
+        without_eos (bool): no passage has EOS inside, where a server would end its answer. Default: False
 
     Raises:
         ValueError: If a number is out of range, ``passages`` is unknown or no source is given.
@@ -82,6 +83,7 @@ class ProbeSpec:
     sample_by: SampleBy = "line"
     allow_fewer: bool = False
     held_out: str | None = None
+    without_eos: bool = False
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -195,6 +197,7 @@ class _Corpus:
             for first in (0, len(ids) // 4, len(ids) - size) if len(ids) >= _SAME_TOKENS else ():
                 for at in _occurrences(ids[first : first + size], self.token_ids):
                     self.token_ids[max(0, at - first) : at - first + len(ids)] = CUT
+        search.cut_at_eos(self.token_ids)
         self.chooser = WindowChooser(search.tokenizer, self.token_ids, search.spec.block_size, search.rng)
         self._first_tokens = np.cumsum([0, *(len(ids) + 1 for _, ids in both)])[:-1]
         self._search = search
@@ -276,6 +279,11 @@ class _Search:
             ids[: _CUT_TOKENS if piece.start else 0] = CUT
             ids[len(ids) if piece.is_end else -_CUT_TOKENS :] = CUT
             yield piece, ids
+
+    def cut_at_eos(self, token_ids: TokenArray) -> None:
+        """Put :data:`CUT` in the place of EOS, if no passage shall have it inside."""
+        if self.spec.without_eos:
+            token_ids[token_ids == self.tokenizer.eos_id] = CUT
 
     def _sample(self, files: tuple[str, ...]) -> tuple[int, float, float]:
         """Return the bytes of a sample, bytes in a token on average, and of documents with the shortest tokens."""
@@ -472,7 +480,9 @@ class _Search:
             if num_possible > _CANDIDATES * number:
                 break
         # Distinct passages at random places of these documents.
-        chooser = WindowChooser(tokenizer, join_documents(tokens), spec.block_size, self.rng)
+        unseen = join_documents(tokens)
+        self.cut_at_eos(unseen)
+        chooser = WindowChooser(tokenizer, unseen, spec.block_size, self.rng)
         drawn: dict[bytes, TokenArray] = {}
         for start in chooser.taken(chooser.random(chooser.fits)):
             drawn.setdefault(chooser.window(start).tobytes(), chooser.window(start))

@@ -177,7 +177,8 @@ class ServerLM(LM):  # type: ignore[misc]
                 payload |= {"top_k": kwargs["top_k"]} if kwargs.get("top_k") else {}
             messages = doc.get("messages")
             payload |= {"messages": messages} if messages else {"prompt": _sent(prompt)}
-            asked.append(Request(payload, _name(doc), partial(_text, num_asked=num_asked)))
+            check = partial(_text, num_asked=num_asked, has_eos=bool(doc.get("has_eos")))
+            asked.append(Request(payload, _name(doc), check))
         return self._answers(asked, "Continuing prompts")
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -438,10 +439,11 @@ def _num_prompt_tokens(answer: _Answer) -> int | None:
     return answer.usage.prompt_tokens if answer.usage else None
 
 
-def _text(answer: _Answer, num_asked: int | None = None) -> str:
+def _text(answer: _Answer, num_asked: int | None = None, *, has_eos: bool = False) -> str:
     """Return the text of a completion or of a chat's next turn.
 
-    An answer that ended for its length with clearly fewer tokens than ``num_asked`` was cut by the server.
+    An answer that ended for its length with clearly fewer tokens than ``num_asked`` was cut by the server. So was each
+    answer that ended by itself, if the passage has EOS inside: the rest of it could not be recited.
     """
     choice = answer.choices[0] if answer.choices else _Choice()
     text = choice.text if choice.message is None else choice.message.content or ""
@@ -451,6 +453,7 @@ def _text(answer: _Answer, num_asked: int | None = None) -> str:
     num_made = answer.usage.completion_tokens if answer.usage else None
     if choice.finish_reason == "length" and num_asked is not None and num_made is not None:
         is_withheld |= num_made < _LEAST_SHARE * num_asked
+    is_withheld |= has_eos and choice.finish_reason == "stop"
     return text if text and text.strip() and not is_withheld else Unanswered(text or "")
 
 
