@@ -72,6 +72,11 @@ def test_a_limit_that_takes_more_targets_than_a_number_can_say_is_refused():
             require_possible(parse_bounds(bound), 12, 12)
 
 
+def test_a_limit_that_no_model_can_pass_is_no_failure_of_this_model():
+    with pytest.raises(ValueError, match="with 11 targets it is at least 0.238, it takes 59"):
+        summary("verbatim.upper=0.05")
+
+
 def test_a_bound_from_fewer_than_ten_passages_is_no_bound():
     for number, known in ((9, False), (10, True)):
         asked = [sample(f"{kind}-{i}", i % 3, kind=kind) for kind in ("target", "control") for i in range(number)]

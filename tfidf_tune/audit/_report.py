@@ -95,7 +95,7 @@ def audit_report(
         obstacle (str): what a server does to prompts or answers, so that they show nothing. Default: nothing known.
 
     Raises:
-        ValueError: If no checkpoint has a sample of a target.
+        ValueError: If no checkpoint has a sample of a target, or no model can pass a limit with so many passages.
     """
     probed = [
         at
@@ -108,6 +108,7 @@ def audit_report(
         raise ValueError(f"{what}: evaluate tfidf_memorization with a probe file")
     at, notes = probed[-1], Footnotes()
     facts = audit.Facts(results, at)
+    audit.require_possible(bounds, facts.num_targets, facts.num_controls)
     name = _name(facts.checkpoint)
     likelihoods = membership_table(results.scores, [({"Model": name}, [at])], notes)
     control = positive_control(results.scores, at)

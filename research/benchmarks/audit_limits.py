@@ -1,0 +1,238 @@
+"""Which limits of an audit tell a model that recites from a model that does not?
+
+    tfidf-tune demo                                # models of 0.65 million parameters, in runs/demo
+    make smollm2                                   # adapters on SmolLM2-135M, in runs/smollm2
+    python research/benchmarks/audit_limits.py
+
+Audits each model twice with its passages: alone, and together with 77 other passages of its training text, which occur
+there once. Each limit is then applied to the audit. Two simulations draw passages from those of the demo's CE that it
+never saw, and put some that it recites among them: how often is a limit exceeded where nothing is recited, and where
+so many passages are? The record is read by docs/audit.md.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+from measuring import add_output, finish, markdown_table
+from scipy.stats import binomtest
+
+from tfidf_tune._printing import say
+from tfidf_tune.audit import AuditSpec, audit, audit_results
+from tfidf_tune.compare._intervals import binomial_upper_bound
+from tfidf_tune.compare._recited import recited_further
+from tfidf_tune.data import (
+    Passage,
+    ProbeSpec,
+    embedded_documents,
+    hf_tokenizer,
+    make_probe,
+    read_probe_file,
+    write_probe_file,
+)
+
+LIMITS = ("recited=0", "lms=20", "excess=3", "verbatim.upper=0.05", "verbatim=0", "auc=0.7")
+SIMULATED = ("recited=0", "lms=20", "excess=3", "verbatim.upper=0.05")
+_NUM_OTHERS = 77
+_NUM_UNSEEN = 300
+_NUM_DRAWS = 1000
+_NUM_KNOWN = (0, 1, 2, 3, 4, 6, 8, 12, 24)
+_DEMO_TEXT, _DEMO_UNSEEN = "reference_train[:80%]", "docstrings_validation+reference_train[80%:]+reference_validation"
+
+
+def main() -> None:
+    """Audit, apply the limits, simulate and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--demo", type=Path, default=Path("runs/demo"), help="default: %(default)s")
+    parser.add_argument("--smollm2", type=Path, default=Path("runs/smollm2/lora-exact"), help="default: %(default)s")
+    parser.add_argument("--runs", type=Path, default=Path("runs/audit_limits"), help="default: %(default)s")
+    add_output(parser)
+    options = parser.parse_args()
+    options.runs.mkdir(parents=True, exist_ok=True)
+    audits = []
+    base_text = options.runs / "demo_text.jsonl"
+    _write_texts(base_text, embedded_documents(_DEMO_TEXT))
+    runs = {name: options.demo / "seed0" / name for name in ("ce", "tf-idf", "repetition")}
+    models = {"start": options.demo / "start"} | runs
+    for name, folder in models.items():
+        probe_file = runs["ce"] / "probe.jsonl"
+        audits += _audits(f"demo, {name}", folder / "checkpoint_100pct", probe_file, base_text, options.runs)
+    unseen = _unseen_of_demo(runs["ce"] / "checkpoint_100pct", options.runs)
+    recited = [one for one in audits[2]["passages"] if one["kind"] == "target"]
+    for run in sorted(options.smollm2.glob("*/seed0")):
+        config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        start, text = Path(config["checkpointer"]["checkpoint_dir"]), Path(config["dataset"]["source"])
+        probe_file = run / "probe.jsonl"
+        name = run.parent.name
+        if name == "ce":
+            audits += _audits("SmolLM2-135M", start, probe_file, text, options.runs)
+        audits += _audits(f"SmolLM2-135M, {name}", run / "checkpoint_100pct", probe_file, text, options.runs)
+    simulated = [
+        _simulated(unseen, recited, num_others=num_others, num_controls=num_controls, num_known=num_known)
+        for num_others, num_controls in ((0, 24), (_NUM_OTHERS, 24), (_NUM_OTHERS, 100))
+        for num_known in _NUM_KNOWN
+    ]
+    packages = ("torch", "transformers", "peft", "tfidf-tune")
+    finish(options, packages, limits_table, audits=audits, unseen=unseen, simulated=simulated)
+
+
+def _write_texts(file: Path, texts: Sequence[str]) -> None:
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+
+
+def _audits(name: str, model: Path, probe_file: Path, text: Path, runs: Path) -> list[dict[str, Any]]:
+    """Audit a model with the passages of its run alone, and with others of its training text."""
+    folder = runs / name.replace(", ", "-")
+    passages = read_probe_file(probe_file)
+    made = make_probe(
+        hf_tokenizer(str(model)),
+        ProbeSpec(
+            sources=(str(text),),
+            passages="random",
+            num_targets=_NUM_OTHERS,
+            num_controls=0,
+            block_size=len(passages[0].token_ids),
+            held_out=str(probe_file),
+        ),
+    )
+    others = [replace(passage, id=f"other-{number:04d}") for number, passage in enumerate(made.passages)]
+    return [
+        {"model": name, "others": len(added), **_audited(model, [*passages, *added], folder / str(len(added)))}
+        for added in ([], others)
+    ]
+
+
+def _audited(model: Path, passages: Sequence[Passage], folder: Path) -> dict[str, Any]:
+    """Audit a model with passages, and apply each limit to what it answered."""
+    folder.mkdir(parents=True, exist_ok=True)
+    probe_file = folder / "probe.jsonl"
+    write_probe_file(probe_file, passages)
+    spec = AuditSpec(model=str(model), passages=probe_file, output_dir=folder, dtype="float32", overwrite=True)
+    summary = audit(spec, partial(say)).summary
+    outcomes = {}
+    for limit in LIMITS:
+        try:
+            judged = audit_results(folder / "evaluation", folder / "judged", limit)
+        except ValueError as error:
+            outcomes[limit] = {"outcome": "refused", "value": None, "reason": str(error)}
+            continue
+        (check,) = judged.summary["limits"]
+        outcomes[limit] = {key: check[key] for key in ("outcome", "value", "reason")}
+    kept = {key: summary[key] for key in ("measures", "recited", "positive_control")}
+    return {**kept, "passages": summary["passages"], "limits": outcomes}
+
+
+def _unseen_of_demo(model: Path, runs: Path) -> list[dict[str, Any]]:
+    """Return what a model of the demo recites of passages that it never saw."""
+    text = runs / "demo_unseen.jsonl"
+    _write_texts(text, embedded_documents(_DEMO_UNSEEN))
+    spec = ProbeSpec((str(text),), passages="random", num_targets=_NUM_UNSEEN, num_controls=0, allow_fewer=True)
+    passages = make_probe(hf_tokenizer(str(model)), spec).passages
+    return list(_audited(model, passages, runs / "unseen")["passages"])
+
+
+def _simulated(
+    unseen: Sequence[dict[str, Any]],
+    recited: Sequence[dict[str, Any]],
+    *,
+    num_others: int,
+    num_controls: int,
+    num_known: int,
+) -> dict[str, Any]:
+    """Return in how many draws each limit is exceeded.
+
+    A draw has ``num_controls`` controls, as many targets with 40 copies as ``recited`` are, of which ``num_known`` are
+    recited as the demo's CE does, and ``num_others`` targets that occur once. All but the recited ones are unseen text,
+    drawn without replacement, so that targets and controls are exchangeable where ``num_known`` is 0.
+    """
+    rng = np.random.default_rng(num_known + 100 * num_others)
+    num_copied = len(recited)
+    num_exceeded = dict.fromkeys(SIMULATED, 0)
+    for _ in range(_NUM_DRAWS):
+        drawn = [unseen[at] for at in rng.permutation(len(unseen))]
+        controls = pd.DataFrame(drawn[:num_controls])
+        targets = pd.DataFrame(drawn[num_controls : num_controls + num_copied + num_others])
+        known = pd.DataFrame([recited[at] for at in rng.permutation(num_copied)[:num_known]])
+        targets = pd.concat([known, targets.iloc[num_known:]], ignore_index=True)
+        targets["repeats"] = [40.0] * num_copied + [1.0] * num_others
+        found = recited_further(targets, controls["lms"])
+        assert found is not None
+        bound = binomial_upper_bound(int(targets["verbatim"].sum()), len(targets))
+        # The highest LMS of a passage's prompts: the limits on means are exceeded sooner than in audits.
+        mean = targets["lms"].mean()
+        num_exceeded["recited=0"] += found.number > 0
+        num_exceeded["lms=20"] += bool(mean > 20)
+        num_exceeded["excess=3"] += bool(mean - controls["lms"].mean() > 3)
+        num_exceeded["verbatim.upper=0.05"] += bound > 0.05
+    case = {"others": num_others, "controls": num_controls, "copied": num_copied, "known": num_known}
+    return case | {"draws": _NUM_DRAWS, "exceeded": num_exceeded}
+
+
+def limits_table(record: dict[str, Any]) -> str:
+    """Lay out what each limit says about each model."""
+    rows = []
+    for one in record["audits"]:
+        recited = one["recited"]["tests"][0]
+        name = one["model"]
+        if one["others"]:
+            name += f", and {one['others']} others"
+        cells = [name, f"{recited['num_above']} of {recited['num_targets']}"]
+        for limit in LIMITS:
+            found = one["limits"][limit]
+            value = "" if found["value"] is None else f" ({found['value']:.3g})"
+            cells.append(f"{found['outcome']}{value}")
+        rows.append(cells)
+    return markdown_table(["model", "further than unseen text", *LIMITS], rows)
+
+
+def simulation_table(record: dict[str, Any]) -> str:
+    """Lay out how often each limit is exceeded, by the number of recited passages."""
+    rows = []
+    for one in record["simulated"]:
+        about = [
+            str(one["copied"] + one["others"]),
+            str(one["controls"]),
+            f"{one['known']} of {one['copied']}",
+            *(_share(one["exceeded"][limit], one["draws"]) for limit in SIMULATED),
+        ]
+        rows.append(about)
+    return markdown_table(["targets", "controls", "recited", *SIMULATED], rows)
+
+
+def readings_table(record: dict[str, Any]) -> str:
+    """Lay out what each model reads of the passages that it is shown."""
+    rows = []
+    for one in record["audits"]:
+        if one["others"]:
+            continue
+        control = one["positive_control"]
+        by_path = {reading["path"]: reading for reading in control["readings"]}
+        text, nll = by_path["text"], by_path["likelihoods"]
+        rows.append(
+            [
+                one["model"],
+                f"{text['with_copy']:.1f} of {text['num_to_read']:.0f}",
+                f"{text['without_copy']:.1f}",
+                f"{nll['with_copy']:.2f}",
+                f"{nll['without_copy']:.2f}",
+                control["state"],
+            ]
+        )
+    columns = ["model", "tokens read with the copy", "without", "NLL with the copy", "without it", "positive control"]
+    return markdown_table(columns, rows)
+
+
+def _share(found: int, number: int) -> str:
+    ends = binomtest(found, number).proportion_ci(method="exact")
+    return f"{100 * found / number:.1f} % ({100 * ends.low:.1f} to {100 * ends.high:.1f})"
+
+
+if __name__ == "__main__":
+    main()
