@@ -280,11 +280,14 @@ def test_a_redirect_is_not_followed_and_a_secret_in_the_address_is_not_repeated(
 
 
 def test_ctrl_c_ends_waiting_requests(host, url):
+    requests = [Instance("generate_until", {}, (f"one {number}", {"max_gen_toks": 3}), 0) for number in range(4)]
+
+    def wait():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+        ServerLM("m", url, "", num_concurrent=4).generate_until(requests)
+
     host.faults += ["silent"] * 4
-    waiting = multiprocessing.get_context("fork").Process(
-        target=ServerLM("m", url, "", num_concurrent=4).generate_until,
-        args=([Instance("generate_until", {}, (f"one {number}", {"max_gen_toks": 3}), 0) for number in range(4)],),
-    )
+    waiting = multiprocessing.get_context("fork").Process(target=wait)
     waiting.start()
     while len(host.asked) < 4:
         time.sleep(0.01)
