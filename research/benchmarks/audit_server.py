@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--server", required=True, help="name and version of the server, for the record")
     parser.add_argument("--weights", required=True, help="what the server computes with, for the record")
     parser.add_argument("--block-size", default="128")
+    parser.add_argument("--dtype", default="bfloat16", help="that transformers computes in; default: %(default)s")
     add_output(parser)
     options = parser.parse_args()
     common = [
@@ -42,14 +43,15 @@ def main() -> None:
         other = [options.model, "--backend", "vllm", "--model-args", "max_model_len=1024", "--dtype", "bfloat16"]
     else:
         other = [options.served_model or options.model, "--base-url", options.base_url, "--tokenizer", options.model]
-    ways = {"transformers": [options.model, "--device", "cpu", "--dtype", "bfloat16"], "server": other}
+    ways = {"transformers": [options.model, "--device", "cpu", "--dtype", options.dtype], "server": other}
     audits = {}
     for name, (model, *more) in ways.items():
         with tempfile.TemporaryDirectory() as folder:
             made = run_audit(model, *common, *more, "--output-dir", folder)
-        audits[name] = {key: made[key] for key in ("measures", "passages", "recites_targets_more")}
-    kept = {name: getattr(options, name) for name in ("server", "weights", "block_size", "output")}
-    finish(argparse.Namespace(**kept), ("torch", "transformers", "tfidf-tune"), table, audits=audits)
+        kept = ("measures", "passages", "recites_targets_more", "positive_control", "recited")
+        audits[name] = {key: made[key] for key in kept}
+    recorded = {name: getattr(options, name) for name in ("server", "weights", "block_size", "dtype", "output")}
+    finish(argparse.Namespace(**recorded), ("torch", "transformers", "tfidf-tune"), table, audits=audits)
 
 
 def table(record: dict[str, Any]) -> str:
@@ -60,15 +62,34 @@ def table(record: dict[str, Any]) -> str:
     rows = [
         [
             "transformers" if way == "transformers" else record["settings"]["server"],
-            "bfloat16" if way == "transformers" else record["settings"]["weights"],
+            record["settings"].get("dtype", "bfloat16") if way == "transformers" else record["settings"]["weights"],
             *(f"{made['measures'][name]['value']:.2f}" for name in ("lms", "excess", "verbatim")),
             "yes" if made["recites_targets_more"] else "no",
+            _reading(made),
             "" if way == "transformers" else f"{same} of {len(lms[0])}",
         ]
         for way, made in audits.items()
     ]
-    columns = ["through", "computes in", "LMS", "above controls", "verbatim", "recites more", "passages of equal LMS"]
+    columns = [
+        "through",
+        "computes in",
+        "LMS",
+        "above controls",
+        "verbatim",
+        "recites more",
+        "shown the text",
+        "passages of equal LMS",
+    ]
     return markdown_table(columns, rows)
+
+
+def _reading(made: dict[str, Any]) -> str:
+    """Return what was read of passages that were shown; records before 2026-11-28 have none."""
+    control = made.get("positive_control")
+    if control is None:
+        return ""
+    (reading,) = (one for one in control["readings"] if one["path"] == "text")
+    return f"{reading['with_copy']:.1f} of {reading['num_to_read']:.0f}, {reading['without_copy']:.1f} without"
 
 
 if __name__ == "__main__":

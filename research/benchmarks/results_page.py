@@ -361,9 +361,9 @@ def _percent(one: Any) -> str:
     return _with_ends(values, "+.1f", " %")
 
 
-def _of_script(name: str) -> Callable[[Path], str]:
+def _of_script(name: str, table: str = "table") -> Callable[[Path], str]:
     """Return the table of a script of this folder; its import is slow."""
-    return lambda file: str(import_module(name).table(json.loads(file.read_text(encoding="utf-8"))))
+    return lambda file: str(getattr(import_module(name), table)(json.loads(file.read_text(encoding="utf-8"))))
 
 
 def _audit(file: Path) -> str:
@@ -390,6 +390,9 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "implementations": _of_script("implementations"),
     "trust": _of_script("audit_trust"),
     "server": _of_script("audit_server"),
+    "limits": _of_script("audit_limits", "limits_table"),
+    "draws": _of_script("audit_limits", "simulation_table"),
+    "readings": _of_script("audit_limits", "readings_table"),
     "scale": _of_script("corpus_scale"),
 }
 
