@@ -9,12 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from data_fakes import write_rows
 from processes import on_every_rank
 from tiny_llama import TINY_LLAMA
 from torch.utils.data import Dataset
 from torchtune.datasets import PackedDataset
 from torchtune.models.llama2 import llama2
 
+from tfidf_tune.data import embedded_documents
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training import (
     FinetuneConfig,
@@ -93,6 +95,30 @@ def test_several_data_sets_are_mixed(build, text_file, tmp_path):
     assert str(mixed[len(parts[0])]) == str(parts[1][0])
     assert "mask" in next(iter(loader))
     assert len(build(sections[:1])[0]) == len(parts[0]), "a list of one is that data set"
+
+
+def test_controls_that_another_data_set_trains_on_are_not_measured(build, tmp_path, capsys):
+    cache = {"cache_dir": str(tmp_path)}
+    source = write_rows(tmp_path / "text.jsonl", [text[:700] for text in embedded_documents("train")[:200]])
+    blocks = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": source, "block_size": 32, **cache}
+    held_out, _ = build(blocks | {"holdout": 0.05})
+    controls = [passage for passage in held_out.passages if passage.kind == "control"]
+    targets = [passage for passage in held_out.passages if passage.kind == "target"]
+    with pytest.raises(
+        SetupError, match=rf"{len(controls)} of {len(controls)} controls of dataset\[0\] .*dataset\[1\]"
+    ):
+        build([blocks | {"holdout": 0.05}, text_section(source, **cache)])
+
+    some = write_rows(tmp_path / "some.jsonl", [passage.text for passage in controls[:3] + targets[:2]])
+    mixed, _ = build([blocks | {"holdout": 0.05}, text_section(some, **cache)])
+    assert (
+        f"3 of {len(controls)} controls of dataset[0] are in the training text of dataset[1]" in capsys.readouterr().err
+    )
+    left = {passage.id: passage for passage in _data._passages(mixed._datasets[0])}
+    assert {passage.id for passage in controls[:3]}.isdisjoint(left)
+    assert len(left) == len(controls) + len(targets) - 3
+    for number, target in enumerate(targets):
+        assert left[target.id].num_injections == target.num_injections + (number < 2)
 
 
 def packed_without_a_key(tokenizer, *, max_seq_len):

@@ -208,7 +208,7 @@ def _why_not_applicable(made: PositiveControl, unigram: float, is_served: bool) 
     if is_too_small_to_read(reading.median_fall, reading.without_copy, unigram):
         return (
             f"the model is too small to read a copy, which lowers its NLL by {reading.median_fall:.2f} nats a token "
-            f"in the median ({reading.without_copy:.2f} without it, {unigram:.2f} by word frequencies)"
+            f"in the median ({reading.without_copy:.2f} without it, {unigram:.2f} by token frequencies)"
         )
     return ""
 

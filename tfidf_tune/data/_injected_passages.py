@@ -28,7 +28,7 @@ from tfidf_tune.data._passages import NoiseKind, NoisyCopy, Passage, Window, mak
 from tfidf_tune.data._repeated_stretches import LearnedRuns, Mask, Positions, WindowChooser, join_documents
 from tfidf_tune.data._sequences import CompletionsDataset, InjectedCorpusDataset, SequenceDataset, cached_folder
 from tfidf_tune.data._sources import EMBEDDED, SampleBy, TextSource, embedded_documents, load_documents
-from tfidf_tune.data._text import BLOCK_SIZE, blocks_and_lengths, cut_blocks, places_in_blocks
+from tfidf_tune.data._text import BLOCK_SIZE, blocks_and_lengths, cut_blocks, places_in_blocks, split_at_eos
 from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, check_fits_model, encode_texts
 
 if TYPE_CHECKING:
@@ -312,10 +312,11 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
             least //= 2
     num_windows = sum(length // least for length in lengths)
     by_rule = max(1, min(_MOST_TARGETS, max(_LEAST_TARGETS, num_windows // 10), num_windows // 4))
-    corpus = join_documents(documents)
+    # In the blocks, EOS separates documents: so does EOS in the text itself.
+    corpus = join_documents(split_at_eos(documents, tokenizer.eos_id))
     chooser = WindowChooser(tokenizer, corpus, least, np.random.default_rng(0))  # the same passages for every seed
     what = f"passages of {least} tokens that occur once in {source.source!r}"
-    starts, num_targets = spec.choose(chooser.unique(least), by_rule, what)
+    starts, num_targets = spec.choose(chooser.unique(repeated.shared_run(least)), by_rule, what)
     # What is left between the passages of a document are documents of the base.
     is_base = corpus != repeated.SEPARATOR
     for start in starts:

@@ -251,6 +251,12 @@ class LearnedRuns:
 SHARED_TOKENS = 50
 """A control has fewer consecutive tokens than this in common with the training text."""
 
+
+def shared_run(length: int) -> int:
+    """Return how many consecutive tokens make a passage of ``length`` tokens a copy: 50, or half of it, but 16."""
+    return min(SHARED_TOKENS, max(LONG_RUN, length // 2), length)
+
+
 # Every model continues a line of dashes or a table of zeros, even if it was not trained on it.
 _LEAST_DIFFERENT = 1 / 8
 _LINE_ENDS = ("\n", "\r")

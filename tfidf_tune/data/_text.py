@@ -14,15 +14,14 @@ from tfidf_tune._checks import check_at_least, require_number
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
 from tfidf_tune.data._passages import Passage, Window, make_passages, read_probe_file, write_probe_file
 from tfidf_tune.data._repeated_stretches import (
-    LONG_RUN,
     SEPARATOR,
-    SHARED_TOKENS,
     Mask,
     Positions,
     WindowChooser,
     duplicated_stretches,
     join_documents,
     name_repeated_windows,
+    shared_run,
     windows_with_shared_stretch,
 )
 from tfidf_tune.data._sequences import (
@@ -82,6 +81,17 @@ def cut_blocks(pieces: list[TokenArray], block_size: int) -> TokenArray:
     stream = np.concatenate([np.empty(0, dtype=np.int32), *pieces])
     num_blocks = len(stream) // block_size
     return stream[: num_blocks * block_size].reshape(num_blocks, block_size)
+
+
+def split_at_eos(documents: Iterable[TokenArray], eos_id: int) -> list[TokenArray]:
+    """Divide documents at each EOS, which is left out: ``[a b EOS c EOS]`` becomes ``[a b]`` and ``[c]``."""
+    parts = []
+    for ids in documents:
+        ends = np.flatnonzero(ids == eos_id)
+        starts = [0, *(ends + 1).tolist()]
+        own = [ids[start:end] for start, end in zip(starts, [*ends.tolist(), len(ids)], strict=True)]
+        parts += [part for part in own if len(part)]
+    return parts
 
 
 def places_in_blocks(
@@ -187,21 +197,17 @@ def text_blocks_dataset(
 class _Measured(NamedTuple):
     """Windows of documents whose recitation is measured."""
 
-    rest: list[TokenArray]  # the documents without the controls
-    corpus: TokenArray  # the rest, each document followed by SEPARATOR
+    rest: list[TokenArray]  # the documents without the controls, divided where they have EOS
     lengths: list[int]  # of the complete documents, in tokens
     controls: list[TokenArray]
-    targets: list[tuple[TokenArray, Positions]]  # and where they start in the corpus
+    targets: list[tuple[TokenArray, Positions]]  # and where they start in the joined rest
 
     def passages(self, tokenizer: TextTokenizer, source: str, kept: Mask, block_size: int) -> list[Passage]:
         """Return the passages; the positions of targets are those in the blocks that are ``kept``."""
-        corpus = self.corpus
-        # In the blocks, EOS takes the place of each separator, except after an EOS that the document has.
-        is_left_out = np.append(False, (corpus[1:] == SEPARATOR) & (corpus[:-1] == tokenizer.eos_id))
-        num_left_out = np.cumsum(is_left_out)
+        # In the blocks, EOS takes the place of each separator.
         windows: list[Window] = []
         for ids, starts in self.targets:
-            is_whole, places = places_in_blocks(starts - num_left_out[starts], len(ids), kept, block_size)
+            is_whole, places = places_in_blocks(starts, len(ids), kept, block_size)
             if number := int(is_whole.sum()):
                 positions = places[is_whole].tolist() if number <= _MOST_POSITIONS else []
                 windows.append((ids, positions, source, {"num_injections": number}))
@@ -213,23 +219,25 @@ class _Measured(NamedTuple):
 def _hold_out(tokenizer: TextTokenizer, documents: list[TokenArray], block_size: int, share: float) -> _Measured:
     """Choose controls and take them out of the documents, and targets of the rest, see :func:`text_blocks_dataset`."""
     lengths = [len(ids) for ids in documents]
+    # In the blocks, EOS separates documents: so does EOS in the text itself.
+    documents = split_at_eos(documents, tokenizer.eos_id)
+    sizes = [len(ids) for ids in documents]
 
     def most_controls(length: int) -> int:  # a quarter of the windows, so that text is left in small files, too
-        num_windows = sum(num_tokens // length for num_tokens in lengths)
-        return min(_MOST_PASSAGES, int(share * sum(lengths)) // length, num_windows // 4)
+        num_windows = sum(num_tokens // length for num_tokens in sizes)
+        return min(_MOST_PASSAGES, int(share * sum(sizes)) // length, num_windows // 4)
 
     length = block_size
     while most_controls(length) < _FEW_PASSAGES and length // 2 >= _SHORTEST_PASSAGE:
         length //= 2
     corpus, rng = join_documents(documents), np.random.default_rng(0)
     chooser = WindowChooser(tokenizer, corpus, length, rng)
-    num_shared = min(SHARED_TOKENS, max(LONG_RUN, length // 2))
-    controls = [*islice(chooser.unique(num_shared), most_controls(length))]
+    controls = [*islice(chooser.unique(shared_run(length)), most_controls(length))]
     if not controls:
         logger.warning(
             "the text is too short, or repeats itself too much, to hold out a part: recitation is not measured"
         )
-        return _Measured(documents, corpus, lengths, [], [])
+        return _Measured(documents, lengths, [], [])
     is_rest = corpus != SEPARATOR
     for start in controls:
         is_rest[start : start + length] = False
@@ -244,7 +252,7 @@ def _hold_out(tokenizer: TextTokenizer, documents: list[TokenArray], block_size:
     others = trained.taken(trained.random(trained.fits & (names[: len(trained.fits)] == 0)))
     starts += [np.array([start]) for start in islice(others, len(controls) - len(starts))]
     targets = [(trained.window(places[0]), places) for places in starts]
-    return _Measured(rest, trained_corpus, lengths, [chooser.window(start) for start in controls], targets)
+    return _Measured(rest, lengths, [chooser.window(start) for start in controls], targets)
 
 
 def without_shared_text(tokenizer: TextTokenizer, blocks: TokenArray, num_tokens: int, place: TextSource) -> TokenArray:

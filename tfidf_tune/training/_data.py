@@ -34,9 +34,10 @@ from tfidf_tune.data import (
     write_probe_file,
 )
 from tfidf_tune.data._sequences import packed_mask, unpadded_tokens
+from tfidf_tune.data._trained_passages import trained_passages
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._components import find_component, instantiate, sections
-from tfidf_tune.training._distributed import gather_tensors, is_main_process, main_process_first
+from tfidf_tune.training._distributed import gather_tensors, is_main_process, main_process_first, print_once
 from tfidf_tune.training._errors import SetupError, cause_of, setup_errors
 from tfidf_tune.training._run import Run
 from tfidf_tune.weighting import IGNORE_INDEX, shift_labels, shift_tokens
@@ -105,6 +106,7 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
         with setup_errors("config: dataset"):  # packed and unpacked cannot be mixed
             built = ConcatDataset(built)
     dataset: Dataset[Any] = built
+    _look_for_passages(cfg, dataset)
     if is_packed(dataset) and cfg.collate_fn != DEFAULT_COLLATE:
         needed = "one that keeps the documents of a row apart: leave collate_fn out, or set dataset.packed to false"
         raise SetupError(f"config: collate_fn is {cfg.collate_fn}, but the data set is packed, which needs {needed}")
@@ -117,6 +119,33 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
         why = "all are masked, or cut off behind a long prompt; raise the limit of tokens, or unmask some"
         raise SetupError(f"none of the {num_found} sequences has a label to learn from: {why}")
     return dataset
+
+
+def _look_for_passages(cfg: FinetuneConfig, dataset: Any) -> None:
+    """Count the targets in all that is trained on, and leave out controls that are; a SetupError if all of them are.
+
+    A data set has held its controls out of its own text, but another one of the run may have them.
+    """
+    named = sections("dataset", cfg.dataset)
+    parts = parts_of(dataset) if OmegaConf.is_list(cfg.dataset) else [dataset]
+    for number, ((where, _), part) in enumerate(zip(named, parts, strict=True)):
+        measured = _measured(part)
+        if measured is None or not measured.passages:
+            continue
+        num_controls = sum(passage.kind == "control" for passage in measured.passages)
+        found = trained_passages(measured.passages, number, parts)
+        if found.controls_in:
+            places = ", ".join(named[at][0] for at in sorted(set(found.controls_in)))
+            what = (
+                f"{len(found.controls_in)} of {num_controls} controls of {where} are in the training text of {places}"
+            )
+            if len(found.controls_in) == num_controls:
+                raise SetupError(
+                    f"config: {what}, so that nothing was held out: remove the copies there, or measure nothing with "
+                    f"{where} (holdout: 0, targets: null)"
+                )
+            print_once(f"{what} and are not measured")
+        measured.passages = found.passages
 
 
 def keep_chat_template(cfg: FinetuneConfig, checkpointer: Any) -> None:
@@ -171,9 +200,14 @@ def parts_of(dataset: Any) -> list[Any]:
 
 def _passages(dataset: Any) -> Sequence[Passage]:
     """Return the targets and controls of a data set, none if it measures nothing."""
+    measured = _measured(dataset)
+    return () if measured is None else measured.passages
+
+
+def _measured(dataset: Any) -> TextBlocksDataset | CompletionsDataset | None:
+    """Return the data set that has passages; a data set of the user may have an attribute of that name."""
     unpacked = dataset.ds if isinstance(dataset, PackedDataset) else dataset
-    # A data set of the user may have an attribute of that name.
-    return unpacked.passages if isinstance(unpacked, (TextBlocksDataset, CompletionsDataset)) else ()
+    return unpacked if isinstance(unpacked, (TextBlocksDataset, CompletionsDataset)) else None
 
 
 def dataset_fingerprint(dataset: Dataset[Any]) -> str:

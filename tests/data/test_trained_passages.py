@@ -1,0 +1,113 @@
+"""What is held out is in no sequence that is trained on, and targets are counted there."""
+
+from collections import Counter
+from textwrap import wrap
+
+import numpy as np
+from data_fakes import write_rows
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfidf_tune.data import Passage, embedded_documents, text_blocks_dataset
+from tfidf_tune.data._sequences import IGNORED, SequenceDataset, TextBlocksDataset
+from tfidf_tune.data._trained_passages import trained_passages
+
+
+def passage(kind, ids, number=0, **fields):
+    values = {"num_injections": 0, "positions": [], "source": "s", "tokenizer": "t", "tokenizer_fingerprint": "f"}
+    return Passage(f"{kind}-{number}", kind, "", list(ids), **values | fields)
+
+
+def occurrences(ids, sequence):
+    """Count from the left without overlap."""
+    number = start = 0
+    while start + len(ids) <= len(sequence):
+        is_here = list(sequence[start : start + len(ids)]) == list(ids)
+        number += is_here
+        start += len(ids) if is_here else 1
+    return number
+
+
+def sequences(rows, learned=None):
+    """A data set of rows of token ids, of which those of ``learned`` have labels."""
+    tokens = np.concatenate([np.array(row, dtype=np.int32) for row in rows])
+    ends = np.cumsum([len(row) for row in rows])
+    spans = np.stack([np.append(0, ends[:-1]), ends], axis=1)
+    is_label = np.ones(len(tokens), dtype=np.bool_) if learned is None else np.concatenate(learned)
+    return SequenceDataset(tokens, is_label, spans, Counter())
+
+
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=70)
+
+
+@given(st.lists(TOKENS, min_size=1, max_size=4), TOKENS, st.lists(TOKENS, min_size=1, max_size=4), st.integers(1, 9))
+def test_targets_are_counted_and_controls_found_as_by_a_slow_search(rows, others, wanted, block_size):
+    blocks = np.array((others * block_size)[: len(others) // block_size * block_size or block_size], dtype=np.int32)
+    blocks = blocks.reshape(-1, block_size)
+    own_items = [{"tokens": row, "labels": row} for row in rows]  # a user's data set
+    datasets = [sequences(rows), TextBlocksDataset(blocks), own_items]
+    streams = [*rows, blocks.ravel().tolist(), *rows]
+    passages = [passage(kind, ids, number) for number, ids in enumerate(wanted) for kind in ("target", "control")]
+    found = trained_passages(passages, 0, datasets)
+    expected = []
+    num_controls = 0
+    for one in passages:
+        ids = one.token_ids
+        if one.kind == "target":
+            expected.append((one.id, sum(occurrences(ids, stream) for stream in streams)))
+            continue
+        length = min(50, max(16, len(ids) // 2), len(ids))
+        runs = [ids[start : start + length] for start in range(len(ids) - length + 1)]
+        is_trained = any(occurrences(run, stream) for run in runs for stream in streams)
+        num_controls += is_trained
+        expected += [] if is_trained else [(one.id, 0)]
+    assert [(one.id, one.num_injections) for one in found.passages] == expected
+    assert len(found.controls_in) == num_controls
+
+
+def test_what_is_not_learned_is_not_trained_on_and_an_answer_is_found_without_its_prompt():
+    prompt, answer = [*range(100, 110)], [*range(200, 240)]
+    rows = [prompt + answer, [7, 7, *answer], [*answer, 5]]
+    learned = [np.array([token >= 200 for token in row]) for row in rows[:2]] + [np.zeros(41, dtype=np.bool_)]
+    own = sequences(rows[:1], learned[:1])
+    other = sequences(rows[1:], learned[1:])
+    completion = {"num_prompt": len(prompt)}
+    target = passage("target", rows[0], num_injections=3, **completion)  # near copies count in its own data set
+    controls = [
+        passage("control", prompt + answer[:20] + [9] * 21, 1, **completion),  # 21 of 41 would be half
+        passage("control", prompt + answer[:21] + [9] * 20, 2, **completion),
+    ]
+    found = trained_passages([target, *controls], 0, [own, other])
+    assert [(one.id, one.num_injections) for one in found.passages] == [("target-0", 4), ("control-1", 0)]
+    assert found.controls_in == [0]
+
+
+def test_noisy_copies_keep_their_number_and_items_of_a_user_are_read_by_their_labels():
+    ids = [*range(30)]
+    noisy = passage("target", ids, num_injections=5, positions=[[0, 0]] * 5, changes=[[1, 0, 0]] * 5)
+    control = passage("control", [*range(60, 90)], 1)
+    items = [{"tokens": [*range(60, 90)], "labels": [IGNORED] * 30}, {"tokens": ids, "labels": ids}]
+    found = trained_passages([noisy, control], 0, [sequences([[1, 2, 3]]), items])
+    assert [(one.id, one.num_injections) for one in found.passages] == [("target-0", 6), ("control-1", 0)]
+
+
+def test_eos_in_the_text_separates_documents(tokenizer, tmp_path):
+    """Documents that hold EOS: their parts stand in the blocks as documents do."""
+    eos = tokenizer.decode([tokenizer.eos_id], skip_special_tokens=False)
+    documents = [text for text in embedded_documents("train") if len(text) > 1200]
+    # A document with EOS after every 40 characters, and its parts as documents.
+    turns = [wrap(" ".join(text[:1200].split()), 40) for text in documents[:60]]
+    rows = [eos.join(parts) for parts in turns] + [part for parts in turns for part in parts]
+    rows += [f"{text[:1200]}{eos}" for text in documents[60:160]]
+    file = write_rows(tmp_path / "turns.jsonl", rows)
+    dataset = text_blocks_dataset(tokenizer, source=file, holdout=0.2, block_size=32, cache_dir=str(tmp_path / "cache"))
+    trained = dataset.blocks.ravel().tolist()
+    controls = [one for one in dataset.passages if one.kind == "control"]
+    targets = [one for one in dataset.passages if one.kind == "target"]
+    assert len(controls) >= 10
+    trained_runs = {tuple(trained[start : start + 16]) for start in range(len(trained))}
+    for control in controls:
+        assert trained_runs.isdisjoint(tuple(control.token_ids[start : start + 16]) for start in range(17))
+    for target in targets[:20]:
+        assert target.num_injections == occurrences(target.token_ids, trained)
+    assert trained_passages(dataset.passages, 0, [dataset]).passages == dataset.passages

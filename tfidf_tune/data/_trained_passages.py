@@ -1,0 +1,164 @@
+"""Which passages stand in the sequences that a model is trained on, whatever data set they come from.
+
+Each data set proves for its own text that its controls are not in it. A run can mix data sets, and what is trained on
+are the finished sequences, so that targets are counted and controls are looked for there.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tfidf_tune.data._passages import Passage
+from tfidf_tune.data._repeated_stretches import LONG_RUN, SEPARATOR, join_documents, shared_run
+from tfidf_tune.data._sequences import IGNORED, SequenceDataset, TextBlocksDataset
+from tfidf_tune.data._tokenizer import TokenArray
+
+_CHUNK = 2**20  # tokens that are compared at a time
+_MULTIPLIER = 0x9E3779B97F4A7C15
+
+
+class Trained(NamedTuple):
+    """What is known of passages after a look at the sequences.
+
+    Attributes:
+        passages (list[Passage]): without the controls that are trained on, targets with their number of occurrences.
+        controls_in (list[int]): the number of the first sequences in which each other control was found.
+    """
+
+    passages: list[Passage]
+    controls_in: list[int]
+
+
+def trained_passages(passages: Sequence[Passage], own: int, datasets: Sequence[Any]) -> Trained:
+    """Count the targets of a data set in all data sets of a run, and leave out its controls that are trained on.
+
+    A control is trained on if a sequence has as many of its tokens in a row as the choice of controls excludes: 50, or
+    half of a shorter passage and at least 16; of a completion, half of its answer. Targets whose copies are exact are
+    counted without overlap. Near copies in their own data set, with noise or of 90 % of an answer, keep the count that
+    they have, and exact ones of other data sets are added.
+
+    Args:
+        passages (Sequence[Passage]): targets and controls of the data set ``own``.
+        own (int): its place in ``datasets``.
+        datasets (Sequence[Any]): all data sets of the run, each a map-style data set of ``tokens`` and ``labels``.
+    """
+    needles: list[TokenArray] = []
+    owners: list[int] = []
+    for number, passage in enumerate(passages):
+        for needle in _needles(passage):
+            needles.append(needle)
+            owners.append(number)
+    counts = np.zeros((len(passages), len(datasets)), dtype=np.int64)
+    for at, dataset in enumerate(datasets):
+        for stream in _streams(dataset):
+            ends = [0] * len(needles)  # of the last occurrence of each, so that occurrences do not overlap
+            for number, start in _found(needles, stream):
+                if start >= ends[number]:
+                    ends[number] = start + len(needles[number])
+                    counts[owners[number], at] += 1
+    kept = []
+    controls_in = []
+    for passage, own_counts in zip(passages, counts, strict=True):
+        if passage.kind == "control":
+            if own_counts.any():
+                controls_in.append(int(np.flatnonzero(own_counts)[0]))
+            else:
+                kept.append(passage)
+            continue
+        num_found = int(own_counts.sum())
+        if passage.num_prompt is not None or passage.changes is not None:
+            num_found += passage.num_injections - int(own_counts[own])
+        positions = passage.positions if num_found == passage.num_injections else []
+        kept.append(replace(passage, num_injections=num_found, positions=positions))
+    return Trained(kept, controls_in)
+
+
+def _needles(passage: Passage) -> Iterator[TokenArray]:
+    """Yield the runs of tokens that count as the passage: the whole target, each run of a control."""
+    ids = np.array(passage.token_ids[passage.num_prompt or 0 :], dtype=np.int32)
+    if passage.kind == "target":
+        yield ids
+        return
+    length = shared_run(len(ids))
+    if passage.num_prompt is not None:
+        length = max(LONG_RUN, len(ids) - len(ids) // 2)
+    for start in range(len(ids) + 1 - length):
+        yield ids[start : start + length]
+
+
+def _streams(dataset: Any) -> Iterator[TokenArray]:
+    """Yield the tokens that are learned, int32 ``[num_tokens]``, with SEPARATOR between sequences and for the others.
+
+    Blocks were cut from one text, so that a passage can start in a block and end in the next.
+    """
+    from torchtune.datasets import PackedDataset
+
+    if isinstance(dataset, PackedDataset):
+        dataset = dataset.ds
+    if isinstance(dataset, TextBlocksDataset):
+        yield dataset.blocks.reshape(-1)
+        return
+    sequences: list[TokenArray] = []
+    num_tokens = 0
+    for index in range(len(dataset)):
+        if isinstance(dataset, SequenceDataset):
+            tokens, is_learned = dataset.sequence(index)
+        else:
+            item = dataset[index]
+            tokens = np.asarray(item["tokens"], dtype=np.int32)
+            is_learned = np.asarray(item["labels"]) != IGNORED
+        sequences.append(np.where(is_learned, tokens, np.int32(SEPARATOR)))
+        num_tokens += len(tokens)
+        if num_tokens >= _CHUNK:
+            yield join_documents(sequences)
+            sequences = []
+            num_tokens = 0
+    yield join_documents(sequences)
+
+
+def _found(needles: Sequence[TokenArray], stream: TokenArray) -> Iterator[tuple[int, int]]:
+    """Yield the number of a needle and where it starts in the stream, ascending, for each occurrence of each needle.
+
+    The first tokens of all needles, as many as the shortest has, are looked for by a hash; what has the same hash is
+    compared.
+    """
+    if not needles:
+        return
+    size = min(map(len, needles))
+    by_start: dict[bytes, list[int]] = defaultdict(list)
+    for number, needle in enumerate(needles):
+        by_start[needle[:size].tobytes()].append(number)
+    starts = np.concatenate([np.frombuffer(start, dtype=np.int32) for start in by_start])
+    wanted = np.unique(_hashes(starts, size)[::size])
+    for first in range(0, len(stream), _CHUNK):
+        chunk = np.asarray(stream[first : first + _CHUNK + size - 1])
+        if len(chunk) < size:
+            continue
+        hashes = _hashes(chunk, size)
+        near = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
+        for at in np.flatnonzero(wanted[near] == hashes).tolist():
+            for number in by_start.get(chunk[at : at + size].tobytes(), ()):
+                needle = needles[number]
+                start = first + at
+                if np.array_equal(stream[start : start + len(needle)], needle):
+                    yield number, start
+
+
+def _hashes(tokens: TokenArray, size: int) -> npt.NDArray[np.uint64]:
+    """Return a hash of each window of ``size`` tokens, uint64 ``[num_tokens + 1 - size]``.
+
+    A window of ``2k`` tokens has a hash of the hashes of its halves, so that ``log2(size)`` rounds suffice; in the last
+    round the halves overlap if ``size`` is not a power of two.
+    """
+    hashes = tokens.astype(np.uint64)
+    length = 1
+    while length < size:
+        step = min(length, size - length)
+        second = hashes[step:]
+        hashes = hashes[:-step] * np.uint64(_MULTIPLIER) + (second ^ (second >> np.uint64(29)))
+        length += step
+    return hashes
