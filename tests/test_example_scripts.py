@@ -71,7 +71,7 @@ def test_the_monitor_sees_canaries_come_and_controls_stay(run_example):
 def test_the_audit_tells_trained_text_from_unseen_text(run_example, tmp_path):
     printed = run_example("audit_from_python.py")
     assert "of 12 passages are recited further than unseen text" in printed
-    assert "Limits that are exceeded: lms." in printed
+    assert "Limits that are exceeded: recited." in printed
     summary = json.loads((tmp_path / "runs/example_audit/report/audit.json").read_text())
     assert summary["recites_targets_more"] is True
     assert (summary["num_targets"], summary["num_controls"]) == (12, 12)

@@ -116,6 +116,7 @@ Path(sys.argv[2], "saved").touch()
         ("SystemExit(1)", 2, ""),  # as libraries end
         ("KeyError('a bug')", 2, "KeyError: 'a bug'\n"),
         ("ValueError('wrong')", 2, "error: wrong\n"),
+        ("type('PanicException', (BaseException,), {})('of Rust')", 2, "PanicException: of Rust\n"),
         ("SystemExit(0)", 0, ""),
         ("SystemExit(143)", 143, ""),
         ("AboveLimit('limit exceeded: lms')", 1, "limit exceeded: lms\n"),

@@ -64,7 +64,9 @@ def main() -> None:
     except SystemExit as ended:
         ended.code = exit_code(ended)
         raise
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # also a panic of a library in Rust
         traceback.print_exc()
         sys.exit(FAILED)
     finally:

@@ -4,17 +4,17 @@
     make smollm2                                   # adapters on SmolLM2-135M, in runs/smollm2
     python research/benchmarks/audit_limits.py
 
-Audits each model twice with its passages: alone, and together with 77 other passages of its training text, which occur
-there once. Each limit is then applied to the audit. Two simulations draw passages from those of the demo's CE that it
-never saw, and put some that it recites among them: how often is a limit exceeded where nothing is recited, and where
-so many passages are? The record is read by docs/audit.md.
+Audits each model with its passages alone, and those of the demo, SmolLM2 and its CE together with 77 other passages of
+the training text, which occur there once. An audit that is finished in the folder of `--runs` is not made again. Each
+limit is then applied to the audits. A simulation draws passages from those that the demo's CE never saw, and puts some
+that it recites among them: how often is a limit exceeded where nothing is recited, and where so many passages are? The
+record is read by docs/audit.md.
 """
 
 import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ def main() -> None:
         name = run.parent.name
         if name == "ce":
             audits += _audits("SmolLM2-135M", start, probe_file, text, options.runs)
-        audits += _audits(f"SmolLM2-135M, {name}", run / "checkpoint_100pct", probe_file, text, options.runs)
+        made = _audits(f"SmolLM2-135M, {name}", run / "checkpoint_100pct", probe_file, text, options.runs, name == "ce")
+        audits += made
     simulated = [
         _simulated(unseen, recited, num_others=num_others, num_controls=num_controls, num_known=num_known)
         for num_others, num_controls in ((0, 24), (_NUM_OTHERS, 24), (_NUM_OTHERS, 100))
@@ -87,7 +88,9 @@ def _write_texts(file: Path, texts: Sequence[str]) -> None:
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
 
 
-def _audits(name: str, model: Path, probe_file: Path, text: Path, runs: Path) -> list[dict[str, Any]]:
+def _audits(
+    name: str, model: Path, probe_file: Path, text: Path, runs: Path, with_others: bool = True
+) -> list[dict[str, Any]]:
     """Audit a model with the passages of its run alone, and with others of its training text."""
     folder = runs / name.replace(", ", "-")
     passages = read_probe_file(probe_file)
@@ -105,7 +108,7 @@ def _audits(name: str, model: Path, probe_file: Path, text: Path, runs: Path) ->
     others = [replace(passage, id=f"other-{number:04d}") for number, passage in enumerate(made.passages)]
     return [
         {"model": name, "others": len(added), **_audited(model, [*passages, *added], folder / str(len(added)))}
-        for added in ([], others)
+        for added in ([], others)[: 1 + with_others]
     ]
 
 
@@ -114,8 +117,9 @@ def _audited(model: Path, passages: Sequence[Passage], folder: Path) -> dict[str
     folder.mkdir(parents=True, exist_ok=True)
     probe_file = folder / "probe.jsonl"
     write_probe_file(probe_file, passages)
-    spec = AuditSpec(model=str(model), passages=probe_file, output_dir=folder, dtype="float32", overwrite=True)
-    summary = audit(spec, partial(say)).summary
+    if not any(folder.glob("evaluation/*")):
+        audit(AuditSpec(model=str(model), passages=probe_file, output_dir=folder, dtype="float32"), say)
+    summary = audit_results(folder / "evaluation", folder / "judged").summary
     outcomes = {}
     for limit in LIMITS:
         try:
@@ -161,6 +165,7 @@ def _simulated(
         targets = pd.DataFrame(drawn[num_controls : num_controls + num_copied + num_others])
         known = pd.DataFrame([recited[at] for at in rng.permutation(num_copied)[:num_known]])
         targets = pd.concat([known, targets.iloc[num_known:]], ignore_index=True)
+        targets["length"] = targets["of"]
         targets["repeats"] = [40.0] * num_copied + [1.0] * num_others
         found = recited_further(targets, controls["lms"])
         assert found is not None

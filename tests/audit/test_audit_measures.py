@@ -136,8 +136,86 @@ def test_no_limit_passes_above_what_was_shown():
         "verbatim": "undecided",
         "lms.upper": "undecided",
     }
-    assert "reads at most 29 % of a passage, and 2.5 of 8 tokens are not below that" in made["verdict"]
+    assert "reads at most 14 of 48 tokens, and 2.5 of 8 are not below that" in made["verdict"]
     assert "has not read any copy in full" in made["verdict"]
+
+
+def audited(targets, controls, bounds="", *, num_read=(48,) * 10, **options):
+    """The summary of an audit with a sample of each passage."""
+    evaluated = evaluation(samples=[*targets, *controls], num_read=num_read)
+    made = results(run("CE", [evaluated], model="tiny"))
+    return audit_report(made, bounds=parse_bounds(bounds) if bounds else [], **options).summary
+
+
+def passages(kind, lms, length=128, num_made=None, **fields):
+    """Samples that recite so many tokens each; ``num_made`` is the length of the answers."""
+    if num_made is not None:
+        fields["generated_ids"] = [7] * num_made
+    return [sample(f"{kind}-{at}", number, kind=kind, length=length, **fields) for at, number in enumerate(lms)]
+
+
+def outcomes(made):
+    return {one["measure"]: one["outcome"] for one in made["limits"]}
+
+
+def test_an_answer_that_is_cut_for_all_passages_shows_nothing_beyond_its_length():
+    """A server that cuts at 16 of 128 tokens, and 16 of 48 of the control, whatever it gives as the reason."""
+    targets, controls = (passages(kind, [lms] * 12, num_made=16) for kind, lms in (("target", 16), ("control", 1)))
+    limits = "lms=20,lms.upper=100,verbatim=0.05"
+    made = audited(targets, controls, limits, num_read=(16,) * 10)
+    assert set(outcomes(made).values()) == {"undecided"}
+    assert "lms=20: the longest answer has 16 tokens, not more than 20" in made["verdict"]
+    # 64 of 128, where all 48 of the control are read.
+    targets, controls = (passages(kind, [lms] * 12, num_made=64) for kind, lms in (("target", 64), ("control", 1)))
+    made = audited(targets, controls, "verbatim=0.05,recited=20")
+    assert outcomes(made) == {"verbatim": "undecided", "recited": "pass"}
+    assert "verbatim=0.05: the longest answer has 64 tokens, and 128 were asked for" in made["verdict"]
+    # A reading of 16 tokens does not show that 20 could be read, although 20 of 128 is a smaller share.
+    made = audited(passages("target", [1] * 12), passages("control", [1] * 12), limits, num_read=(16,) * 10)
+    assert outcomes(made)["lms"] == "undecided"
+    assert "reads at most 16 of 48 tokens, and 20 of 128 are not below that" in made["verdict"]
+
+
+def test_targets_too_short_to_go_further_than_unseen_text_are_no_evidence_for_its_absence():
+    """Twenty answers of 10 tokens, all recited, and a control that is recited for 13 tokens by chance."""
+    controls = passages("control", [13, *[1] * 19])
+    made = audited(passages("target", [10] * 20, length=10), controls, "recited=0,verbatim=0.5")
+    assert outcomes(made) == {"recited": "undecided", "verbatim": "fail"}
+    assert "20 targets, which have no more, are recited to their end" in made["verdict"]
+    assert "would have been noticed" not in made["verdict"]
+    # Those that could go further are tested among themselves.
+    some = passages("target", [10] * 3, length=10) + [sample(f"target-{at}", 30, length=128) for at in range(3, 20)]
+    made = audited(some, controls, "recited=0")
+    assert (made["recited"]["number"], made["recited"]["tests"][0]["num_targets"]) == (17, 17)
+    assert outcomes(made) == {"recited": "fail"}
+
+
+def test_controls_without_an_answer_do_not_make_targets_recited():
+    withheld = passages("control", [0] * 12, unanswered=1)
+    made = audited(passages("target", [2] * 12), withheld, "recited=0,excess=1")
+    assert outcomes(made) == {"recited": "undecided", "excess": "undecided"}
+    assert made["recited"] is None
+    some = withheld[:6] + passages("control", [3] * 12)[6:]
+    made = audited(passages("target", [2] * 12), some, "recited=0")
+    assert outcomes(made) == {"recited": "undecided"}  # an answer is missing
+    assert (made["recited"]["threshold"], made["recited"]["number"]) == (3, 0)
+
+
+def test_targets_without_an_answer_are_no_all_clear_with_or_without_limits():
+    targets = [*passages("target", [0] * 11, unanswered=1), sample("target-11", 1, length=128)]
+    controls = passages("control", [1] * 12)
+    made = audited(targets, controls)
+    assert (made["positive_control"]["state"], made["passed"]) == ("not shown", False)
+    assert "Nothing is shown about what" in made["verdict"]
+    assert "11 answers were withheld" in made["verdict"]
+    assert audited(targets, controls, accept_unanswered=True)["passed"]
+
+
+def test_a_limit_on_verbatim_that_unseen_text_exceeds_is_undecided():
+    known = passages("target", [*[128] * 3, *[1] * 9]), passages("control", [*[128] * 3, *[1] * 9])
+    made = audited(*known, "verbatim=0")
+    assert outcomes(made) == {"verbatim": "undecided"}
+    assert "97 % of audits of unseen text" in made["verdict"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A model that recites, asked in a way that hides it: no audit of it ends as if nothing were recited."""
 
 import json
+import shutil
 from textwrap import wrap
 
 import pytest
@@ -10,6 +11,7 @@ from tiny_llama import teach
 
 from tfidf_tune._signals import FAILED, exit_code
 from tfidf_tune.commands.audit import main
+from tfidf_tune.commands.probe import main as probe
 from tfidf_tune.data import embedded_documents, hf_tokenizer, read_probe_file, write_probe_file
 from tfidf_tune.probe import load_model
 
@@ -28,6 +30,18 @@ def texts():
     return chosen[:40], chosen[40:80]
 
 
+def ended(command, arguments):
+    """Run a command in this process; return its exit code."""
+    try:
+        command([*map(str, arguments)])
+    except SystemExit as exit:
+        return exit_code(exit)
+    except ValueError as error:
+        print(error)
+        return FAILED
+    return 0
+
+
 @pytest.fixture
 def audited(tmp_path, capsys):
     """Audit a model with texts and controls; return the exit code, what was printed, and audit.json."""
@@ -38,14 +52,7 @@ def audited(tmp_path, capsys):
             (tmp_path / f"{name}.jsonl").write_text("".join(rows))
         sources = [tmp_path / "training.jsonl", "--controls", tmp_path / "unseen.jsonl"]
         out = ["--output-dir", tmp_path / "out", "--overwrite"]
-        code = 0
-        try:
-            main([*map(str, [model, *sources, *SETTINGS, *more, *out])])
-        except SystemExit as ended:
-            code = exit_code(ended)
-        except ValueError as error:
-            code = FAILED
-            print(error)
+        code = ended(main, [model, *sources, *SETTINGS, *more, *out])
         printed = " ".join(capsys.readouterr().out.split())
         return code, printed, tmp_path / "out" / "report" / "audit.json"
 
@@ -74,8 +81,28 @@ def test_a_server_that_changes_prompts_or_answers(tiny_checkpoint, texts, audite
     with serving(None, parrot) as (_, url):
         server = ["--prefix-lengths", "24", "--block-size", "80", "--base-url", url, "--tokenizer", tiny_checkpoint]
         server += ["--max-retries", "0"]
-        ended, printed, _ = audited("m", *texts, *server, *LIMITS)
-    assert (ended, said in printed) == (code, True), printed
+        code_of_audit, printed, _ = audited("m", *texts, *server, *LIMITS)
+    assert (code_of_audit, said in printed) == (code, True), printed
+
+
+def test_what_a_server_did_is_known_from_its_recorded_answers(tiny_checkpoint, texts, audited, tmp_path):
+    """A template around prompts, and then answers without a positive control beside older ones that have one."""
+    unknown = ParrotHost(tiny_checkpoint, [])
+    unknown.treat_prompt = lambda text: f"{around('')}{text}"  # it copies what it is shown, and knows nothing
+    honest, filtering = (ParrotHost(tiny_checkpoint, texts[0]) for _ in range(2))
+    filtering.treat_answer = lambda text: "I cannot say. " * 9
+    server = ["--prefix-lengths", "24", "--block-size", "80", "--tokenizer", tiny_checkpoint, "--max-retries", "0"]
+    recorded = ["audit", "--results", tmp_path / "out" / "evaluation", "--output-dir", tmp_path / "again"]
+    with serving(None, unknown) as (_, url):
+        assert audited("m", *texts, *server, "--base-url", url)[0] == 2
+    assert ended(probe, recorded) == 2
+    shutil.rmtree(tmp_path / "out")
+    with serving(None, honest) as (_, url):
+        assert audited("m", *texts, *server, "--base-url", url)[0] == 0
+    assert ended(probe, recorded) == 0
+    with serving(None, filtering) as (_, url):
+        assert audited("m", *texts, *server, "--base-url", url, "--num-controls", "0")[0] == 2
+    assert ended(probe, recorded) == 2
 
 
 def test_a_model_whose_logits_are_not_numbers(tiny_checkpoint, texts, audited, tmp_path):
@@ -85,8 +112,8 @@ def test_a_model_whose_logits_are_not_numbers(tiny_checkpoint, texts, audited, t
     model.save_pretrained(tmp_path / "model")
     hf_tokenizer(str(tiny_checkpoint)).save_pretrained(tmp_path / "model")
     asked = [*LIMITS, "--accept-unproven"]
-    ended, printed, report = audited(tmp_path / "model", *texts, *asked)
-    assert ended == 2
+    code, printed, report = audited(tmp_path / "model", *texts, *asked)
+    assert code == 2
     assert "float32" in printed
     assert not report.exists()
 
@@ -102,13 +129,13 @@ def test_text_that_has_eos_inside(tiny_checkpoint, texts, audited, tmp_path):
     model = teach(load_model(tiny_checkpoint), probe, known=11)
     model.save_pretrained(tmp_path / "model")
     hf_tokenizer(str(tiny_checkpoint)).save_pretrained(tmp_path / "model")
-    ended, printed, _ = audited(tmp_path / "model", *turns, *asked)
-    assert (ended, "verbatim is 1, above 0.5" in printed) == (1, True), printed
+    code, printed, _ = audited(tmp_path / "model", *turns, *asked)
+    assert (code, "verbatim is 1, above 0.5" in printed) == (1, True), printed
 
     with serving(tmp_path / "model") as (_, url):
         server = ["--base-url", url, "--tokenizer", tiny_checkpoint, "--max-retries", "0"]
         long = [[EOS.join(wrap(text, 300)) for text in chosen] for chosen in texts]
-        ended, printed, _ = audited("m", *long, *asked, *server)
+        _, printed, _ = audited("m", *long, *asked, *server)
         chosen = read_probe_file(probe)
     assert len(chosen) > 10
     assert not any(eos_id in passage.token_ids for passage in chosen)
@@ -127,7 +154,7 @@ def test_recited_passages_among_others(tiny_checkpoint, texts, audited, tmp_path
     model.save_pretrained(tmp_path / "model")
     hf_tokenizer(str(tiny_checkpoint)).save_pretrained(tmp_path / "model")
     limits = ["--fail-above", "lms=12,verbatim.upper=0.5,recited=0"]
-    ended, printed, report = audited(tmp_path / "model", *texts, *asked, *limits)
-    assert ended == 1, printed
+    code, printed, report = audited(tmp_path / "model", *texts, *asked, *limits)
+    assert code == 1, printed
     outcomes = {check["measure"]: check["outcome"] for check in json.loads(report.read_text())["limits"]}
     assert outcomes == {"lms": "pass", "verbatim.upper": "pass", "recited": "fail"}

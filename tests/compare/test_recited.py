@@ -14,8 +14,8 @@ from tfidf_tune.compare._results import scores_table
 from tfidf_tune.probe import true_positive_rate
 
 
-def table(lms, repeats=40):
-    return pd.DataFrame({"lms": lms, "repeats": repeats})
+def table(lms, repeats=40, length=128):
+    return pd.DataFrame({"lms": lms, "repeats": repeats, "length": length})
 
 
 def test_the_p_value_counts_the_orders_of_exchangeable_passages():

@@ -30,7 +30,7 @@ def runs_of(lms=(20, 10), perplexity=(20, 25), *, objectives=("CE", "TF-IDF"), n
             if options.get("controls", 2) is not None:
                 probed += drawn(options.get("controls", 2), number, kind="control", seed=99)
             fields = {} if perplexity is None else {"blocks": noisy_blocks(perplexity[at], options.get("blocks", 40))}
-            fields |= options.get("fields", {})
+            fields |= {"num_read": (48,) * 10} | options.get("fields", {})
             yield run(name, [evaluation(one, probed, **fields) for one in progress], model=model, seed=seed)
 
 
@@ -44,6 +44,9 @@ COMPARISONS = {
     ],
     rf"TF-IDF {NO_MORE}; {HIGHER}\.": [*runs_of((20, 2))],
     rf"TF-IDF, like CE, {NO_MORE}; {HIGHER}\.": [*runs_of((2, 2), controls=9)],
+    rf"TF-IDF {NO_MORE}, but no positive control shows that it could be seen to recite; {HIGHER}\.": [
+        *runs_of((20, 2), fields={"num_read": (3,) * 10})
+    ],
     rf"{LESS}; its F1 of answers is not shown to differ\.": [
         *runs_of(perplexity=None, fields={"answers": answers(*[100, 0] * 20)})
     ],

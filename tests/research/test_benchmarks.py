@@ -151,8 +151,8 @@ def test_the_interval_of_a_median_covers_it_in_95_cases_of_100():
 
 def test_a_simulated_limit_is_seldom_exceeded_by_unseen_text_and_always_where_all_copies_are_recited(monkeypatch):
     monkeypatch.setattr(audit_limits, "_NUM_DRAWS", 300)
-    unseen = [{"lms": number % 7, "verbatim": False} for number in range(230)]
-    recited = [{"lms": 30, "verbatim": True}] * 24
+    unseen = [{"lms": number % 7, "of": 128, "verbatim": False} for number in range(230)]
+    recited = [{"lms": 30, "of": 128, "verbatim": True}] * 24
 
     def exceeded(num_others, num_known):
         made = audit_limits._simulated(unseen, recited, num_others=num_others, num_controls=100, num_known=num_known)

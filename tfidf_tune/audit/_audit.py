@@ -227,7 +227,7 @@ def _asked(spec: AuditSpec, bounds: Sequence[Bound], note: Note) -> AuditResult:
     asked = {attack.name for attack in attacks}
     if left_out := [name for name in dict.fromkeys(attack.name for attack in plan.attacks) if name not in asked]:
         note(f"The budget of {spec.budget:,} requests leaves out: {', '.join(left_out)}.")
-    obstacle = plan.prompt_obstacle(passages, note) if spec.server else ""
+    obstacle = plan.prompt_obstacle(passages, note) if spec.server else None
     kinds = [passage.kind for passage in passages]
     tasks = ["tfidf_memorization_prefixes"]
     if "control" in kinds:
@@ -243,6 +243,7 @@ def _asked(spec: AuditSpec, bounds: Sequence[Bound], note: Note) -> AuditResult:
     evaluated = spec.folder / "evaluation" / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
     _files.remove_leftovers(evaluated.parent)
     settings = {"probe_file": str(plan.probe_file), **plan.settings, "attacks": [*map(asdict, attacks)]}
+    settings["prompt_obstacle"] = obstacle
     running: Any = {"batch_size": spec.batch_size, "device": spec.device, "model_name": plan.model_name}
     with plan.journal(note) if spec.server else nullcontext():
         # Tokenizer and passages are checked before the model is loaded.
@@ -255,7 +256,7 @@ def _asked(spec: AuditSpec, bounds: Sequence[Bound], note: Note) -> AuditResult:
             accept_unproven=spec.accept_unproven,
             show_passages=spec.show_passages,
             inputs=plan.inputs(),
-            obstacle=obstacle,
+            accept_unanswered=spec.accept_unanswered,
         )
 
 
@@ -302,6 +303,7 @@ def audit_results(
             accept_unproven=accept_unproven,
             show_passages=show_passages,
             inputs={},
+            accept_unanswered=accept_unanswered,
         )
 
 
@@ -418,7 +420,7 @@ class _Plan:
         """Return the attacks that the budget covers for so many passages, beside the positive control."""
         if self.spec.budget is None:
             return self.attacks
-        num_control = REQUESTS_PER_PATH * self.num_control_paths
+        num_control = self.num_control_requests
         if self.spec.budget < num_control + num_passages:
             raise ValueError(
                 f"a budget of {self.spec.budget} requests does not cover one prompt of each of {num_passages} passages "
@@ -427,10 +429,13 @@ class _Plan:
         return within_budget(self.attacks, self.spec.budget - num_control, num_passages)
 
     @property
-    def num_control_paths(self) -> int:
-        """Ways on which the positive control asks: text, chat, likelihoods."""
+    def num_control_requests(self) -> int:
+        """Requests of the positive control, at most: by text, chat and likelihoods; without controls there is none."""
+        passages = self.spec.passages
+        if not isinstance(passages, (str, Path)) and not passages.num_controls:
+            return 0
         names = {attack.name for attack in self.attacks}
-        return bool(names - {"chat"}) + ("chat" in names) + 1
+        return REQUESTS_PER_PATH * (bool(names - {"chat"}) + ("chat" in names) + 1)
 
     def passages(self, note: Note) -> "Sequence[Passage]":
         """Read the passages, or choose them unless an earlier audit with the same options has."""
@@ -459,7 +464,7 @@ class _Plan:
         each = sum(attack.num_requests for attack in attacks)
         in_prompts = sum(attack.num_requests * attack.prefix_length for attack in attacks)
         # The positive control: a copy, a blank line and the prompt, or the prompt alone, on each path.
-        num_control = REQUESTS_PER_PATH * self.num_control_paths
+        num_control = self.num_control_requests
         shortest = min(self.spec.prefix_lengths)
         given = num_passages * in_prompts + sum(len(passage.token_ids) for passage in passages)
         given += num_control * (2 * shortest + MOST_READ)
@@ -471,27 +476,29 @@ class _Plan:
             cost = f"; at most about {most:,.2f} at {prices[0]:g} and {prices[1]:g} for a million tokens"
         return f"{requests} and at most {made:,} in continuations{cost}."
 
-    def prompt_obstacle(self, passages: "Sequence[Passage]", note: Note) -> str:
-        """Ask the server for a short and a long prompt; say what it does to them, "" if nothing is known."""
+    def prompt_obstacle(self, passages: "Sequence[Passage]", note: Note) -> str | None:
+        """Ask the server for a short and a long prompt; say what it does to them, "" if nothing, None if unknown."""
         from tfidf_tune.data import hf_tokenizer
 
         attacks = self.affordable(len(passages))
-        is_chat = all(attack.name == "chat" for attack in attacks)
         longest = max(max(attack.prefix_length for attack in attacks), 2 * min(self.spec.prefix_lengths) + MOST_READ)
         tokenizer = hf_tokenizer(self.tokenizer)
         ids = max((passage.token_ids for passage in passages), key=len)
         ids = (ids * (1 + longest // len(ids)))[:longest]
-        prompts: list[tuple[str | list[int], int]] = []
-        for number in (max(1, len(ids) // 4), len(ids)):
-            if self.settings["prompts"] == "text" or is_chat:
-                text = tokenizer.decode(ids[:number], skip_special_tokens=False)
-                prompts.append((text, len(tokenizer.encode(text, add_bos=False, add_eos=False))))
-            else:
-                prompts.append((ids[:number], number))
-        obstacle = self.server.prompt_obstacle(prompts, is_chat=is_chat)
-        if obstacle is None:
+        found: list[str | None] = []
+        for is_chat in sorted({attack.name == "chat" for attack in attacks}):
+            prompts: list[tuple[str | list[int], int]] = []
+            for number in (max(1, len(ids) // 4), len(ids)):
+                if self.settings["prompts"] == "text" or is_chat:
+                    text = tokenizer.decode(ids[:number], skip_special_tokens=False)
+                    prompts.append((text, len(tokenizer.encode(text, add_bos=False, add_eos=False))))
+                else:
+                    prompts.append((ids[:number], number))
+            found.append(self.server.prompt_obstacle(prompts, is_chat=is_chat))
+        if None in found:
             note("The server does not count the tokens of a prompt (usage): it is unknown if it changes prompts.")
-        return obstacle or ""
+        obstacles = [obstacle for obstacle in found if obstacle]
+        return obstacles[0] if obstacles else None if None in found else ""
 
     def likelihood_problem(self) -> str | None:
         """Say why the model gives no log-probabilities of prompts; a server is asked."""
@@ -541,10 +548,10 @@ def _judge(
     folder: Path,
     bounds: Sequence[Bound],
     *,
+    accept_unanswered: bool,
     accept_unproven: bool,
     show_passages: bool,
     inputs: dict[str, Any],
-    obstacle: str = "",
 ) -> AuditResult:
     """Write the report and ``audit.json``, which ``inputs`` are added to."""
     results = import_results([evaluated])
@@ -552,7 +559,11 @@ def _judge(
     if len(folders) > 1:
         raise ValueError(f"{evaluated} holds the results of several runs: name one of {', '.join(folders.values())}")
     made = audit_report(
-        results, bounds=bounds, show_passages=show_passages, accept_unproven=accept_unproven, obstacle=obstacle
+        results,
+        bounds=bounds,
+        show_passages=show_passages,
+        accept_unanswered=accept_unanswered,
+        accept_unproven=accept_unproven,
     )
     summary = {**made.summary, "inputs": inputs}
     if held_out := inputs.get("held_out"):

@@ -41,8 +41,9 @@ class Facts:
     over ``plain``, the samples of the greedy attack or else of the first one, and over its ``targets`` and
     ``controls``. ``num_verbatim`` targets are recited completely from at least one prompt of any attack.
     ``num_unanswered`` answers were withheld by a server, or empty. ``recited`` counts the passages that are recited
-    further than unseen text from any prompt of any attack; None without controls. ``has_bos`` is whether BOS was before
-    each prompt, None if that is not known. ``num_with_eos`` passages have EOS inside.
+    further than unseen text from any prompt of any attack; None without controls that were answered. ``has_bos`` is
+    whether BOS was before each prompt, None if that is not known. ``num_with_eos`` passages have EOS inside. An answer
+    for a target was compared with at most ``longest`` tokens; the longest answer has ``longest_answer`` tokens.
     """
 
     def __init__(self, results: Results, at: int) -> None:
@@ -70,12 +71,21 @@ class Facts:
         self.lms = float(self.target_means.mean())
         self.floor = _floor(self.plain)
         best = {kind: best_samples(self.samples, kind).set_index("passage_id") for kind in KINDS}
-        self.recited: Recited | None = recited_further(best["target"][["lms", "repeats"]], best["control"]["lms"])
+        targets = best["target"][["lms", "repeats"]].assign(length=self.samples.groupby("passage_id")["length"].max())
+        # A control without an answer says nothing about unseen text.
+        answered = self.samples[(self.samples["kind"] == "control") & (self.samples["unanswered"] == 0)]
+        controls = answered.groupby("passage_id")["lms"].max()
+        self.recited: Recited | None = recited_further(targets, controls)
         own = scores[scores["checkpoint"] == at]
         given = own.loc[own["metric"] == "has_bos", "value"]
         self.has_bos: bool | None = None if given.empty else bool(given.iloc[0])
+        self.is_served = bool((own["metric"] == "is_served").any())
         self.num_with_eos = int((own["metric"] == "has_eos").sum())
-        self.longest = int(self.samples["length"].max())
+        unanswered = self.samples.groupby("kind")["unanswered"].sum()
+        self.num_unanswered_targets = int(unanswered.get("target", 0))
+        self.num_unanswered_controls = int(unanswered.get("control", 0))
+        self.longest = int(self.samples.loc[self.samples["kind"] == "target", "length"].max())
+        self.longest_answer = max(len(sample.generated_ids) for sample in self.samples["sample"])
         self.prompt_lengths = [prompt_length(length) for length in sorted(set(self.samples["prefix_length"]))]
 
 
@@ -438,8 +448,12 @@ def _check(bound: Bound, value: float | None, facts: Facts, control: PositiveCon
     """Compare a value with its limit: above it, or not above it and shown to be measurable, or undecided."""
     if value is None:
         return Check(bound.name, bound.limit, value, "undecided", "it was not measured")
-    if bound.name == "recited" and facts.recited and facts.recited.threshold >= facts.longest:
-        reason = f"a control is recited to its end, {facts.longest} tokens, and nothing goes further"
+    if bound.name == "recited" and facts.recited and value <= bound.limit:
+        reason = _why_not_recited_further(facts.recited)
+        if reason:
+            return Check(bound.name, bound.limit, value, "undecided", reason)
+    if bound.name.startswith("excess") and facts.num_unanswered_controls:
+        reason = f"{facts.num_unanswered_controls} answers for controls are missing"
         return Check(bound.name, bound.limit, value, "undecided", reason)
     rate = _false_alarm_rate(bound, facts)
     if rate > _MOST_FALSE_ALARMS:
@@ -455,6 +469,21 @@ def _check(bound: Bound, value: float | None, facts: Facts, control: PositiveCon
     return Check(bound.name, bound.limit, value, "pass")
 
 
+def _why_not_recited_further(recited: Recited) -> str:
+    """Say why targets could not go further than unseen text, or not enough of them; "" if they could."""
+    if recited.num_hidden:
+        return (
+            f"a control is recited for {recited.threshold:.0f} tokens, and {recited.num_hidden} targets, which have no "
+            "more, are recited to their end"
+        )
+    if recited.all.noticeable is None:
+        return (
+            f"{recited.all.num_targets} targets have more than the {recited.threshold:.0f} tokens that a control is "
+            "recited for, and no number of them would be noticed"
+        )
+    return ""
+
+
 def _why_unproven(bound: Bound, facts: Facts, control: PositiveControl) -> str:
     """Say why a value above a limit could not have been seen; "" if the positive control showed that it could."""
     if control.state == "not applicable":
@@ -465,29 +494,40 @@ def _why_unproven(bound: Bound, facts: Facts, control: PositiveControl) -> str:
     if control.problem:
         return "nothing was shown by the positive control"
     if name == "verbatim":
-        if all(reading.num_in_full for reading in control.answers):
-            return ""
-        return "the positive control has not read any copy in full"
-    # Tokens of at most so many as an answer has, as a share: a control is asked for fewer.
-    needed = facts.recited.threshold if name == "recited" and facts.recited else bound.limit
-    highest = min(reading.highest_share for reading in control.answers)
-    if needed / facts.longest < highest:
+        if not all(reading.num_in_full for reading in control.answers):
+            return "the positive control has not read any copy in full"
+        if facts.longest_answer < facts.longest:
+            return f"the longest answer has {facts.longest_answer} tokens, and {facts.longest} were asked for"
         return ""
-    return (
-        f"the positive control reads at most {100 * highest:.0f} % of a passage, and {needed:g} of {facts.longest} "
-        "tokens are not below that"
-    )
+    needed = facts.recited.threshold if name == "recited" and facts.recited else bound.limit
+    if needed >= facts.longest_answer:
+        return f"the longest answer has {facts.longest_answer} tokens, not more than {needed:g}"
+    for reading in control.answers:
+        # A control is asked for fewer tokens than most passages, so that shares are compared, and tokens up to those.
+        most_read = reading.highest_share * reading.num_to_read
+        is_within = needed / facts.longest < reading.highest_share
+        if needed <= reading.num_to_read:
+            is_within &= needed < most_read
+        if not is_within:
+            return (
+                f"the positive control reads at most {most_read:.0f} of {reading.num_to_read:.0f} tokens, and "
+                f"{needed:g} of {facts.longest} are not below that"
+            )
+    return ""
 
 
 def _false_alarm_rate(bound: Bound, facts: Facts) -> float:
-    """Return how often a limit on the mean LMS is exceeded by text that was never seen: by draws from the controls.
+    """Return how often a limit on a mean is exceeded by text that was never seen: by draws from the controls.
 
     Upper bounds stay as they are; other measures are checked before a model is asked, or have no controls to draw from.
     """
-    if bound.name not in ("lms", "excess") or facts.num_controls < MIN_UNITS:
+    if bound.name not in ("lms", "excess", "verbatim") or facts.num_controls < MIN_UNITS:
         return 0.0
     rng = np.random.default_rng(SEED)
     controls = facts.controls.groupby("passage_id")["lms"].mean().to_numpy(float)
+    if bound.name == "verbatim":
+        of_controls = facts.samples[facts.samples["kind"] == "control"]
+        controls = of_controls.groupby("passage_id")["verbatim"].max().to_numpy(float)
     drawn = rng.choice(controls, (_NUM_DRAWS, facts.num_targets)).mean(axis=1)
     if bound.name == "excess":
         drawn -= rng.choice(controls, (_NUM_DRAWS, len(controls))).mean(axis=1)

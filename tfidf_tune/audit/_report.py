@@ -80,8 +80,8 @@ def audit_report(
     *,
     bounds: Sequence[audit.Bound] = (),
     show_passages: bool = False,
+    accept_unanswered: bool = False,
     accept_unproven: bool = False,
-    obstacle: str = "",
 ) -> Report:
     """Report what the last evaluated checkpoint of a run recites of the targets, compared with the controls.
 
@@ -91,8 +91,9 @@ def audit_report(
         results (Results): of one run, with the samples of the memorization task.
         bounds (Sequence[Bound]): limits that measures must not exceed. Default: none.
         show_passages (bool): show passages in full. Default: False, excerpts.
+        accept_unanswered (bool): answers for targets that are missing count as not recited. Default: False, then the
+            audit shows nothing.
         accept_unproven (bool): the audit can pass although the positive control showed nothing. Default: False.
-        obstacle (str): what a server does to prompts or answers, so that they show nothing. Default: nothing known.
 
     Raises:
         ValueError: If no checkpoint has a sample of a target, or no model can pass a limit with so many passages.
@@ -112,7 +113,11 @@ def audit_report(
     name = _name(facts.checkpoint)
     likelihoods = membership_table(results.scores, [({"Model": name}, [at])], notes)
     control = positive_control(results.scores, at)
-    control = control._replace(obstacle=obstacle or control.obstacle)
+    if facts.num_unanswered_targets and not accept_unanswered:
+        missing = f"{facts.num_unanswered_targets:,} answers were withheld by the server or are empty"
+        control = control._replace(obstacle=missing)
+    if facts.checkpoint.prompt_obstacle:
+        control = control._replace(obstacle=facts.checkpoint.prompt_obstacle)
     measures, checks = audit.measures_and_checks(facts, results.scores, at, likelihoods.frame, bounds, control)
     rows = likelihoods.frame.to_dict("records")
     verdict = _verdict(facts, name, checks, control, is_detected=any(map(is_detectable, rows)))
@@ -231,6 +236,8 @@ def _recited_tiers(recited: Recited) -> str:
 def _noticeable(recited: Recited) -> str:
     """Say how many recited passages would have been noticed among those with the most copies."""
     test = recited.tiers[-1]
+    if not test.num_targets:
+        return f"; a control is recited for {recited.threshold:.0f} tokens, and no passage has more"
     times = "" if test.copies in ("all", "unknown") else f" that occur {test.copies} times"
     if test.noticeable is None:
         return f"; of {test.num_targets} passages{times}, no number would have been noticed"
@@ -388,10 +395,17 @@ def _provenance(facts: audit.Facts) -> dict[str, str]:
         "Attacks": ", ".join(facts.attacks),
         "Continuations": f"compared over up to {samples['length'].max()} tokens",
         "BOS": _BOS[facts.has_bos],
+        **({"Prompts at the server": _prompts_at_server(checkpoint.prompt_obstacle)} if facts.is_served else {}),
         **({"EOS inside a passage": f"{facts.num_with_eos} passages"} if facts.num_with_eos else {}),
         "Intervals": f"percentile bootstrap, {NUM_RESAMPLES:,} resamples of whole passages, 95 %",
         "Made by": f"tfidf-tune {version('tfidf-tune')}",
     }
+
+
+def _prompts_at_server(obstacle: str | None) -> str:
+    if obstacle is None:
+        return "not counted by it, so that it is unknown if it changes them"
+    return obstacle or "as many tokens as were sent, by its count"
 
 
 def _method_and_limits(facts: audit.Facts, *, show_passages: bool, has_likelihoods: bool) -> Section:

@@ -30,7 +30,8 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="tfidf-tune audit",
         description="Choose passages of texts, ask a model for them, and report what it recites.",
-        epilog=f"example: {_EXAMPLE}",
+        epilog=f"exit codes: 0, done and within all limits; 1, a measure is above its limit; 2, an error, or no "
+        f"all-clear; 128 + n, ended by signal n. Example: {_EXAMPLE}",
     )
     add = parser.add_argument
     add("model", metavar="MODEL", help="a Hugging Face model or PEFT adapter: folder, hub id")

@@ -30,6 +30,7 @@ _SCHEMAS: dict[str, TypeAdapter[Any]] = {
     logged.POSITIVE_CONTROL_NLL: TypeAdapter(logged.CopyLikelihoodDocument),
 }
 _MATCHES = ("lms", "prefix_match", "rouge_l", "verbatim", "edit_distance", "common_subsequence")
+_CONTROLS = (logged.POSITIVE_CONTROL, logged.POSITIVE_CONTROL_NLL)
 COPY = "copy"
 """Beginning of the kind of units of the positive control, which no average is over."""
 _BY_PREFIX = ("", "greedy")  # attacks whose scores are averaged by the length of the prompt
@@ -96,6 +97,7 @@ def _parse(task: str, doc: Any) -> _Document:
     expected = [sample.reference_ids, asked] if asked else sample.reference_ids
     names = _MATCHES if sample.attack in _BY_PREFIX else ()
     scores = {name: value for name in names if (value := getattr(sample, name)) is not None}
+    scores["num_compared"] = len(sample.reference_ids)
     rows = _rows(sample.kind, sample.passage_id, scores, sample.prefix_length)
     return _Document("prompts", sample.prompt_label, expected, rows, fields)
 
@@ -148,7 +150,7 @@ def _with_scores(checkpoint: Checkpoint, documents: Iterable[_Document]) -> tupl
     return completed, rows
 
 
-_SERVERS = ("-server", "-completions")  # ends of the harness's names for models behind a server
+_LOADED_HERE = ("tfidf-hf", "tfidf-vllm", "hf", "hf-auto", "huggingface", "vllm")  # the harness's names of models
 _RESULTS_FILE = re.compile(r".+_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.json")
 
 
@@ -205,16 +207,29 @@ def import_results(folders: Sequence[str | Path]) -> Results:
     for run, same in zip(runs, by_run.values(), strict=True):
         for progress in sorted({result.named.progress for result in same}):
             by_date = sorted((one for one in same if one.named.progress == progress), key=lambda one: one.date)
-            newest = {task: file for one in by_date for task, file in one.samples_files.items()}
+            newest = _newest(by_date)
             if documents := [doc for task, file in newest.items() for doc in _documents(task, file)]:
-                named = replace(run, progress=progress, checkpoint=by_date[-1].named.checkpoint)
+                last = by_date[-1].named
+                named = replace(
+                    run, progress=progress, checkpoint=last.checkpoint, prompt_obstacle=last.prompt_obstacle
+                )
                 completed, scores = _with_scores(named, documents)
-                if by_date[-1].is_served:
+                if any(one.is_served for one in by_date):
                     scores += _rows("model", "", {"is_served": 1.0})
                 rows += [(len(checkpoints), *score) for score in scores]
                 checkpoints.append(completed)
     provenance = merge_provenance([same[0].provenance for same in by_run.values()])
     return Results(tuple(checkpoints), scores_table(rows), provenance)
+
+
+def _newest(by_date: Sequence[_ResultsFile]) -> dict[str, Path]:
+    """Return the newest samples of each task; a positive control that is older than the answers does not count."""
+    newest: dict[str, Path] = {}
+    for result in by_date:
+        if any(_kind(task) == logged.MEMORIZATION for task in result.samples_files):
+            newest = {task: file for task, file in newest.items() if _kind(task) not in _CONTROLS}
+        newest |= result.samples_files
+    return newest
 
 
 def _split_label(text: str) -> tuple[str | None, Path]:
@@ -288,8 +303,10 @@ def _identified(
         run |= {"model": model.strip() or run["model"], "objective": objective.strip()}
     provenance = run.pop("provenance")
     run.pop("bos", None)  # the documents have what was given
-    is_served = any(backend.endswith(_SERVERS) for backend in backends)
-    return (label, source), Checkpoint(**run, checkpoint=checkpoint), provenance, is_served
+    is_served = "base_url" in model_args or any(backend not in _LOADED_HERE for backend in backends - {"None"})
+    obstacles = [each["prompt_obstacle"] for each in settings if each.get("prompt_obstacle") is not None]
+    named = Checkpoint(**run, checkpoint=checkpoint, prompt_obstacle=obstacles[0] if obstacles else None)
+    return (label, source), named, provenance, is_served
 
 
 def _documents(task: str, file: Path) -> Iterator[_Document]:

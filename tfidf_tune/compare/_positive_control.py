@@ -22,6 +22,7 @@ POSSIBLE_REASONS = (
     "a chat template around the prompt, a filter, a penalty on repetition, reasoning that used up the tokens, or "
     "training against copying"
 )
+_MOST_KNOWN = 0.25  # of a passage that is read without its copy, before the model is taken to know it
 
 
 class Reading(NamedTuple):
@@ -92,14 +93,16 @@ class PositiveControl(NamedTuple):
         if not self.answers:
             return "there was no positive control, in which the model is shown passages that it has to read"
         for reading in self.answers:
+            if reading.num_controls == 0:
+                return "the model's context is too small for a copy of a passage, which it would have to read"
             if reading.num_controls < NUM_CONTROLS:
                 return f"the positive control takes {NUM_CONTROLS} controls, there are {reading.num_controls}"
             if not reading.is_shown:
                 by = ", asked in a chat" if reading.path == "chat" else ""
-                return (
-                    f"shown the text{by}, it reads {reading.text}, and {reading.without_copy:.1f} without; the cause "
-                    f"may be {POSSIBLE_REASONS}"
-                )
+                cause = f"the cause may be {POSSIBLE_REASONS}"
+                if reading.without_copy > _MOST_KNOWN * reading.num_to_read:
+                    cause = "it knows the controls: choose others"
+                return f"shown the text{by}, it reads {reading.text}, and {reading.without_copy:.1f} without; {cause}"
         return ""
 
     @property
@@ -138,6 +141,7 @@ def positive_control(scores: pd.DataFrame, checkpoint: int) -> PositiveControl:
     kinds = scores["kind"].astype(str)
     own = scores[(scores["checkpoint"] == checkpoint) & kinds.str.startswith(COPY)]
     readings = []
+    num_scored = 0
     unigram = math.nan
     for path in ("text", "chat", "likelihoods"):
         rows = own[own["kind"].astype(str) == f"{COPY} {path}"]
@@ -147,12 +151,15 @@ def positive_control(scores: pd.DataFrame, checkpoint: int) -> PositiveControl:
         if path == "likelihoods":
             readings.append(_of_likelihoods(by_passage))
             unigram = float(by_passage["unigram_nll"].mean())
+            num_scored = len(by_passage)
         else:
             readings.append(_of_answers(path, by_passage))
     made = PositiveControl(tuple(readings))
     is_served = _is_served(scores, checkpoint)
-    made = made._replace(not_applicable=_why_not_applicable(made, unigram, is_served))
-    return made if is_served else made._replace(obstacle=_why_below_chance(made, scores, checkpoint))
+    if is_served or num_scored < NUM_CONTROLS:  # nothing is known of the model but its answers
+        return made
+    obstacle = _why_below_chance(made, scores, checkpoint)
+    return made._replace(not_applicable=_why_not_applicable(made, unigram), obstacle=obstacle)
 
 
 def _of_answers(path: str, by_passage: pd.DataFrame) -> Reading:
@@ -195,15 +202,16 @@ def _of_likelihoods(by_passage: pd.DataFrame) -> Reading:
     )
 
 
-def _why_not_applicable(made: PositiveControl, unigram: float, is_served: bool) -> str:
-    """Say why a model that was loaded here cannot be expected to read a copy; of a server nothing is known."""
-    if is_served:
-        return ""
+def _why_not_applicable(made: PositiveControl, unigram: float) -> str:
+    """Say why a model that was loaded here cannot be expected to read a copy."""
     reading = made.likelihoods
     asked = made.answers
-    if asked and all(each.num_controls == 0 for each in asked):
+    if reading is None:
+        return ""
+    predicts_text = reading.without_copy < unigram
+    if asked and all(each.num_controls == 0 for each in asked) and predicts_text:
         return "the model's context is too small for a copy of a passage"
-    if reading is None or reading.num_controls < NUM_CONTROLS:
+    if reading.num_controls < NUM_CONTROLS:
         return ""
     if is_too_small_to_read(reading.median_fall, reading.without_copy, unigram):
         return (
@@ -220,14 +228,14 @@ def _why_below_chance(made: PositiveControl, scores: pd.DataFrame, checkpoint: i
     """
     reading = made.likelihoods
     sizes = scores.loc[(scores["checkpoint"] == checkpoint) & (scores["metric"] == "vocab_size"), "value"]
-    if reading is None or reading.num_controls < NUM_CONTROLS or sizes.empty:
+    if reading is None or sizes.empty:
         return ""
     chance = math.log(sizes.max())
-    if reading.without_copy <= chance:
+    if not reading.without_copy > chance:  # NaN: not measured
         return ""
     return (
         f"its NLL of unseen text is {reading.without_copy:.2f} nats a token, and {chance:.2f} if all tokens were "
-        "equally probable: its tokenizer may be of another model"
+        "equally probable: its tokenizer may be of another model, or it knows nothing but its training text"
     )
 
 

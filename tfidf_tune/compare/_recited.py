@@ -43,6 +43,7 @@ class Recited(NamedTuple):
         num_controls (int): passages that were never seen.
         tests (tuple[TierTest, ...]): of all targets first, then of the tiers of copies, if there are several.
         number (int): targets above the threshold in the tests that reject; 0 if none does.
+        num_hidden (int): targets that are recited to their end, and have too few tokens to go above the threshold.
     """
 
     threshold: float
@@ -50,6 +51,7 @@ class Recited(NamedTuple):
     num_controls: int
     tests: tuple[TierTest, ...]
     number: int
+    num_hidden: int = 0
 
     @property
     def all(self) -> TierTest:
@@ -79,11 +81,12 @@ def recited_further(targets: pd.DataFrame, controls: pd.Series) -> Recited | Non
 
     For example, of 24 targets 3 are above all of 24 controls: P = 24/48 · 23/47 · 22/46 = 0.117. The test is made for
     all targets, and for each tier of copies (1, 2 to 3, 4 to 7, ..., unknown), so that 23 passages with many copies are
-    found among 77 others. All p-values are corrected together.
+    found among 77 others. All p-values are corrected together. Targets with no more than t tokens to recite cannot be
+    above t and are in no test.
 
     Args:
-        targets (pandas.DataFrame): a row for each passage with the columns "lms", its longest over all prompts, and
-            "repeats", NaN or 0 if unknown.
+        targets (pandas.DataFrame): a row for each passage with the columns "lms", its longest over all prompts,
+            "repeats", NaN or 0 if unknown, and "length", the most tokens that its answers were compared with.
         controls (pandas.Series): the longest LMS of each control.
     """
     num_controls = len(controls)
@@ -91,6 +94,9 @@ def recited_further(targets: pd.DataFrame, controls: pd.Series) -> Recited | Non
         return None
     num_allowed = num_controls // 100
     threshold = float(np.sort(controls.to_numpy(float))[num_controls - 1 - num_allowed])
+    is_short = targets["length"] <= threshold
+    num_hidden = int((is_short & (targets["lms"] >= targets["length"])).sum())
+    targets = targets[~is_short]
     groups = [("all", targets)]
     repeats = targets["repeats"].fillna(0).astype(int)
     tiers = list(targets.groupby([number.bit_length() for number in repeats]))
@@ -117,7 +123,7 @@ def recited_further(targets: pd.DataFrame, controls: pd.Series) -> Recited | Non
     rejected = [group for (_, group), test in zip(groups, tests, strict=True) if test.is_rejected]
     found = pd.concat(rejected) if rejected else targets.iloc[:0]
     number = int((found["lms"] > threshold).groupby(level=0).any().sum())
-    return Recited(threshold, num_allowed, num_controls, tuple(tests), number)
+    return Recited(threshold, num_allowed, num_controls, tuple(tests), number, num_hidden)
 
 
 def chance_of(num_above: int, num_targets: int, num_controls: int, num_allowed: int) -> float:

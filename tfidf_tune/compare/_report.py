@@ -21,7 +21,7 @@ from tfidf_tune.compare._results import (
     Checkpoint,
     Results,
 )
-from tfidf_tune.compare._tables import comparison_tables, is_detectable, recited_by_objective
+from tfidf_tune.compare._tables import comparison_tables, is_detectable, recited_by_objective, unshown_objectives
 from tfidf_tune.compare._verdict import AT_CHANCE, MOST_CLAUSES, RECITED_MARK, STILL_DETECTABLE, hardly_learned
 from tfidf_tune.report._document import Example, Footnotes, Report, joined
 
@@ -51,7 +51,7 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
     others = [one.objective for one in results.checkpoints if one.objective != baseline]
     return Report(
         title=f"{joined(others)} against {baseline}" if others else baseline,
-        verdict=_verdict(reductions, floors, detectable, baseline)
+        verdict=_verdict(reductions, floors, detectable, unshown_objectives(results, evaluations), baseline)
         + _recited_clause(recited)
         + hardly_learned(results.scores, dict(last.values())),
         tables=tables,
@@ -64,7 +64,11 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
 
 
 def _verdict(
-    reductions: pd.DataFrame, floors: Mapping[_Names, Floor | None], detectable: set[_Names], baseline: str
+    reductions: pd.DataFrame,
+    floors: Mapping[_Names, Floor | None],
+    detectable: set[_Names],
+    unshown: set[_Names],
+    baseline: str,
 ) -> str:
     """Say what each objective recites and at which cost, and which settings have nothing to compare."""
     at_chance = {names for names, floor in floors.items() if floor is not None and floor.reached}
@@ -94,6 +98,8 @@ def _verdict(
             said = f"{objective}, like {baseline}, {AT_CHANCE}"
         elif (setting, objective) in at_chance:
             said = f"{objective} {AT_CHANCE}{STILL_DETECTABLE if (setting, objective) in detectable else ''}"
+        if (setting, objective) in at_chance & unshown:
+            said += ", but no positive control shows that it could be seen to recite"
         # The cost of what is recited is that of the same checkpoint.
         costs = [rows[utility.label] for utility in _UTILITIES if utility.label in rows]
         cost = next((one for one in costs if recited is None or one.progress == recited.progress), None)

@@ -96,6 +96,8 @@ class Checkpoint:
         lost_prompts (int): prompts whose token ids did not survive as text.
         lost_blocks (int): perplexity blocks whose token ids did not.
         text_prompts (bool): whether prompts were text, so that continuations were tokenized again.
+        prompt_obstacle (str | None): what a server does to prompts, by its counts of tokens, "" if nothing; None if it
+            does not count, was not asked, or there is no server.
         bertscore_missing (tuple[str, ...]): distinct reasons why summaries have no BERTScore.
         samples (tuple[tuple[ProbeSample, str], ...]): continuations, each with the text of its prompt. Read from the
             harness's own files only; a results file does not have them.
@@ -117,6 +119,7 @@ class Checkpoint:
     lost_prompts: Count = 0
     lost_blocks: Count = 0
     text_prompts: Flag = False
+    prompt_obstacle: Text | None = None
     bertscore_missing: tuple[Text, ...] = ()
     samples: tuple[tuple[ProbeSample, str], ...] = field(default=(), repr=False)
 

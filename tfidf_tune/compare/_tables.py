@@ -270,8 +270,27 @@ def recited_of_checkpoint(scores: pd.DataFrame, checkpoint: int) -> Recited | No
         return None
     injections = rows[(rows["metric"] == "num_injections") & (rows["kind"] == "target")].set_index("unit")["value"]
     targets = highest["target"]
-    table = pd.DataFrame({"lms": targets, "repeats": injections.reindex(targets.index)})
+    compared = rows[(rows["metric"] == "num_compared") & (rows["kind"] == "target")]
+    lengths = compared.groupby("unit", observed=True)["value"].max().reindex(targets.index)
+    table = pd.DataFrame(
+        {
+            "lms": targets,
+            "repeats": injections.reindex(targets.index),
+            "length": lengths.fillna(np.inf),  # of older results it is not known
+        }
+    )
     return recited_further(table, highest["control"])
+
+
+def unshown_objectives(results: Results, evaluations: pd.DataFrame) -> set[tuple[str, str]]:
+    """Return setting and objective of evaluations in which nothing was shown: what they do not recite says nothing."""
+    unshown = set()
+    for setting, objective, having in having_at_last(evaluations, LMS):
+        for at in having.index:
+            is_obstructed = bool(results.checkpoints[at].prompt_obstacle)
+            if is_obstructed or positive_control(results.scores, at).problem:
+                unshown.add((setting, objective))
+    return unshown
 
 
 def _shown(scores: pd.DataFrame, checkpoints: Any) -> str | None:

@@ -105,9 +105,10 @@ def is_read(differences: Sequence[float], shares: Sequence[float]) -> bool:
 def is_too_small_to_read(median_fall: float, nll_without_copy: float, unigram: float) -> bool:
     """Return whether a model has learned to predict text, and its likelihood does not use a copy.
 
-    ``median_fall`` is of the NLL of a passage by its copy; all are in nats a token.
+    ``median_fall`` is of the NLL of a passage by its copy; all are in nats a token. A model whose NLL rises by the copy
+    does use it, and may be trained against copying.
     """
-    return nll_without_copy < unigram and median_fall < LEAST_FALL
+    return nll_without_copy < unigram and abs(median_fall) < LEAST_FALL
 
 
 def unigram_nll(ids: npt.NDArray[np.int32], frequencies: dict[int, int]) -> float:

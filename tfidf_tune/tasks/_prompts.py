@@ -286,7 +286,10 @@ def _num_positions(metadata: Mapping[str, Any]) -> int | None:
     # The config alone is read, before any weights.
     named = {"revision": "main", **on_base_model(metadata)}
     more = {key: named.get(key) for key in ("revision", "trust_remote_code")}
-    return getattr(AutoConfig.from_pretrained(str(named["pretrained"]), **more), "max_position_embeddings", None)
+    of_config = getattr(AutoConfig.from_pretrained(str(named["pretrained"]), **more), "max_position_embeddings", None)
+    # The arguments of the harness's models can lower it.
+    lowered = [int(metadata[name]) for name in ("max_length", "max_model_len") if metadata.get(name)]
+    return min([*lowered, *([] if of_config is None else [of_config])], default=None)
 
 
 def prompts_of(doc: Mapping[str, Any]) -> TokenIdPrompts:

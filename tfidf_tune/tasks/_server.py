@@ -249,11 +249,11 @@ class ServerLM(LM):  # type: ignore[misc]
         if first is None or second is None:
             return None
         (_, num_first), (_, num_second) = prompts
-        if second - first == num_second - num_first:
-            surplus = first - num_first
-            if surplus > 1 and not is_chat:
-                return f"the server counts {surplus} tokens more than each prompt has: a chat template is around it"
-        elif 2 * (second - first) < num_second - num_first:
+        surplus = (first - num_first, second - num_second)
+        # A template may join the first or last token of a prompt.
+        if min(surplus) > 1 and abs(surplus[0] - surplus[1]) <= 1 and not is_chat:
+            return f"the server counts {min(surplus)} tokens more than each prompt has: a chat template is around it"
+        if 2 * (second - first) < num_second - num_first:
             return (
                 f"the server counts {second} tokens in a prompt of {num_second}, and {first} of {num_first}: it cuts it"
             )
@@ -436,7 +436,8 @@ def _problem(error: BaseException) -> str:
 
 
 def _num_prompt_tokens(answer: _Answer) -> int | None:
-    return answer.usage.prompt_tokens if answer.usage else None
+    """Return the server's count; some servers write 0 instead of none."""
+    return (answer.usage and answer.usage.prompt_tokens) or None
 
 
 def _text(answer: _Answer, num_asked: int | None = None, *, has_eos: bool = False) -> str:
@@ -451,7 +452,7 @@ def _text(answer: _Answer, num_asked: int | None = None, *, has_eos: bool = Fals
     if not choice.finish_reason or (text is None and not is_withheld):
         raise ValueError("its answer has no text, or ends early, without a finish_reason")
     num_made = answer.usage.completion_tokens if answer.usage else None
-    if choice.finish_reason == "length" and num_asked is not None and num_made is not None:
+    if choice.finish_reason == "length" and num_asked is not None and num_made:  # some write 0 instead of none
         is_withheld |= num_made < _LEAST_SHARE * num_asked
     is_withheld |= has_eos and choice.finish_reason == "stop"
     return text if text and text.strip() and not is_withheld else Unanswered(text or "")
