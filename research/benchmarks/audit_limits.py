@@ -117,7 +117,7 @@ def _audited(model: Path, passages: Sequence[Passage], folder: Path) -> dict[str
     folder.mkdir(parents=True, exist_ok=True)
     probe_file = folder / "probe.jsonl"
     write_probe_file(probe_file, passages)
-    if not any(folder.glob("evaluation/*")):
+    if not any((folder / "evaluation").rglob("results_*.json")):
         audit(AuditSpec(model=str(model), passages=probe_file, output_dir=folder, dtype="float32"), say)
     summary = audit_results(folder / "evaluation", folder / "judged").summary
     outcomes = {}

@@ -18,6 +18,7 @@ from tfidf_tune.probe._documents import UNREADABLE, Count, Finite, Text, cause_o
 
 _FORMAT = "tfidf-tune results, version 2"
 _FIELDS = [each.name for each in fields(Checkpoint) if each.name != "samples"]
+_SINCE_0_3 = ("prompt_obstacle",)  # older files do not have it
 _REMEDY = "restore it, or make it again from the runs' folders by `tfidf-tune compare`"
 
 
@@ -69,7 +70,7 @@ def read_results(file: str | Path) -> Results:
                 counts = counts if isinstance(counts, list) else [counts] * len(found)
                 for unit, value, count in zip(header["units"][index], found, counts, strict=True):
                     rows.append((at, metric, kind, unit, prefix, math.nan if value is None else float(value), count))
-            if missing := [name for name in _FIELDS if name not in values]:
+            if missing := [name for name in _FIELDS if name not in values and name not in _SINCE_0_3]:
                 raise ValueError(f"without {missing}")
             checkpoints.append(_CHECKPOINT.validate_python(values))
     except UNREADABLE as error:
