@@ -154,15 +154,16 @@ def _simulated(
 
     A draw has ``num_controls`` controls, as many targets with 40 copies as ``recited`` are, of which ``num_known`` are
     recited as the demo's CE does, and ``num_others`` targets that occur once. All but the recited ones are unseen text,
-    drawn without replacement, so that targets and controls are exchangeable where ``num_known`` is 0.
+    drawn with replacement, so that targets and controls are exchangeable where ``num_known`` is 0.
     """
     rng = np.random.default_rng(num_known + 100 * num_others)
     num_copied = len(recited)
     num_exceeded = dict.fromkeys(SIMULATED, 0)
     for _ in range(_NUM_DRAWS):
-        drawn = [unseen[at] for at in rng.permutation(len(unseen))]
+        chosen = rng.integers(0, len(unseen), num_controls + num_copied + num_others)
+        drawn = [unseen[at] for at in chosen.tolist()]
         controls = pd.DataFrame(drawn[:num_controls])
-        targets = pd.DataFrame(drawn[num_controls : num_controls + num_copied + num_others])
+        targets = pd.DataFrame(drawn[num_controls:])
         known = pd.DataFrame([recited[at] for at in rng.permutation(num_copied)[:num_known]])
         targets = pd.concat([known, targets.iloc[num_known:]], ignore_index=True)
         targets["length"] = targets["of"]

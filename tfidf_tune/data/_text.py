@@ -126,10 +126,10 @@ def text_blocks_dataset(
     """Build a data set of blocks for fine-tuning on plain text; EOS ends each document. The blocks are cached.
 
     With ``holdout``, it can be measured what a model recites; nothing else is changed. Controls are random windows of
-    which no 50 consecutive tokens, or half of a shorter window, occur again. They are held out; what is before and
-    after them in a document are two documents. Targets are as many windows of the rest: those that occur most often,
-    then random ones that occur once. Both are the same for every seed, and at most 100. A window has ``block_size``
-    tokens; while there would be fewer than 10 controls, half as many, but at least 16.
+    which no 50 consecutive tokens, or half of a shorter window and at least 16, occur again. They are held out; what is
+    before and after them in a document are two documents. Targets are as many windows of the rest: those that occur
+    most often, then random ones that occur once. Both are the same for every seed, and at most 100. A window has
+    ``block_size`` tokens; while there would be fewer than 10 controls, half as many, but at least 16.
 
     Args:
         tokenizer (TextTokenizer): the tokenizer.
