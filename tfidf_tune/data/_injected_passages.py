@@ -11,7 +11,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, islice, tee
+from itertools import islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
@@ -316,10 +316,7 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     corpus = join_documents(split_at_eos(documents, tokenizer.eos_id))
     chooser = WindowChooser(tokenizer, corpus, least, np.random.default_rng(0))  # the same passages for every seed
     what = f"passages of {least} tokens that occur once in {source.source!r}"
-    # Controls share no long run with the text; targets may, if there are too few of such passages.
-    possible = chain(chooser.unique(repeated.shared_run(least)), chooser.unique(least))
-    starts, num_targets = spec.choose(possible, by_rule, what)
-    starts.reverse()
+    starts, num_targets = spec.choose(chooser.unique(least), by_rule, what)
     # What is left between the passages of a document are documents of the base.
     is_base = corpus != repeated.SEPARATOR
     for start in starts:

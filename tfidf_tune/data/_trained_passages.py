@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tfidf_tune.data._passages import Passage
 from tfidf_tune.data._repeated_stretches import LONG_RUN, SEPARATOR, join_documents, shared_run
-from tfidf_tune.data._sequences import IGNORED, SequenceDataset, TextBlocksDataset
+from tfidf_tune.data._sequences import IGNORED, InjectedCorpusDataset, SequenceDataset, TextBlocksDataset
 from tfidf_tune.data._tokenizer import TokenArray
 
 _CHUNK = 2**20  # tokens that are compared at a time
@@ -37,9 +37,9 @@ def trained_passages(passages: Sequence[Passage], own: int, datasets: Sequence[A
     """Count the targets of a data set in all data sets of a run, and leave out its controls that are trained on.
 
     A control is trained on if a sequence has as many of its tokens in a row as the choice of controls excludes: 50, or
-    half of a shorter passage and at least 16; of a completion, half of its answer. Targets whose copies are exact are
-    counted without overlap. Near copies in their own data set, with noise or of 90 % of an answer, keep the count that
-    they have, and exact ones of other data sets are added.
+    half of a shorter passage and at least 16; of a completion, half of its answer; of an injected corpus, all. Targets
+    whose copies are exact are counted without overlap. Near copies in their own data set, with noise or of 90 % of an
+    answer, keep the count that they have, and exact ones of other data sets are added.
 
     Args:
         passages (Sequence[Passage]): targets and controls of the data set ``own``.
@@ -49,7 +49,7 @@ def trained_passages(passages: Sequence[Passage], own: int, datasets: Sequence[A
     needles: list[TokenArray] = []
     owners: list[int] = []
     for number, passage in enumerate(passages):
-        for needle in _needles(passage):
+        for needle in _needles(passage, is_injected=isinstance(datasets[own], InjectedCorpusDataset)):
             needles.append(needle)
             owners.append(number)
     counts = np.zeros((len(passages), len(datasets)), dtype=np.int64)
@@ -77,10 +77,10 @@ def trained_passages(passages: Sequence[Passage], own: int, datasets: Sequence[A
     return Trained(kept, controls_in)
 
 
-def _needles(passage: Passage) -> Iterator[TokenArray]:
+def _needles(passage: Passage, *, is_injected: bool) -> Iterator[TokenArray]:
     """Yield the runs of tokens that count as the passage: the whole target, each run of a control."""
     ids = np.array(passage.token_ids[passage.num_prompt or 0 :], dtype=np.int32)
-    if passage.kind == "target":
+    if passage.kind == "target" or is_injected:
         yield ids
         return
     length = shared_run(len(ids))
