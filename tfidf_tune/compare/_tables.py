@@ -271,14 +271,9 @@ def recited_of_checkpoint(scores: pd.DataFrame, checkpoint: int) -> Recited | No
     injections = rows[(rows["metric"] == "num_injections") & (rows["kind"] == "target")].set_index("unit")["value"]
     targets = highest["target"]
     compared = rows[(rows["metric"] == "num_compared") & (rows["kind"] == "target")]
-    lengths = compared.groupby("unit", observed=True)["value"].max().reindex(targets.index)
-    table = pd.DataFrame(
-        {
-            "lms": targets,
-            "repeats": injections.reindex(targets.index),
-            "length": lengths.fillna(np.inf),  # of older results it is not known
-        }
-    )
+    lengths = compared.groupby(compared["unit"].astype(str))["value"].max()
+    table = pd.DataFrame({"lms": targets, "repeats": injections.reindex(targets.index)})
+    table["length"] = lengths.reindex(targets.index.astype(str)).fillna(np.inf).to_numpy()  # older results have none
     return recited_further(table, highest["control"])
 
 
