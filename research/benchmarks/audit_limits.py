@@ -202,13 +202,12 @@ def simulation_table(record: dict[str, Any]) -> str:
     """Lay out how often each limit is exceeded, by the number of recited passages."""
     rows = []
     for one in record["simulated"]:
-        about = [
-            str(one["copied"] + one["others"]),
-            str(one["controls"]),
-            f"{one['known']} of {one['copied']}",
-            *(_share(one["exceeded"][limit], one["draws"]) for limit in SIMULATED),
-        ]
-        rows.append(about)
+        num_targets = one["copied"] + one["others"]
+        cells = [str(num_targets), str(one["controls"]), f"{one['known']} of {one['copied']}"]
+        for limit in SIMULATED:
+            is_refused = limit == "verbatim.upper=0.05" and binomial_upper_bound(0, num_targets) > 0.05
+            cells.append("refused" if is_refused else _share(one["exceeded"][limit], one["draws"]))
+        rows.append(cells)
     return markdown_table(["targets", "controls", "recited", *SIMULATED], rows)
 
 
