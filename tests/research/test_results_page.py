@@ -4,6 +4,7 @@ import json
 import math
 import re
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -313,3 +314,34 @@ def _ends(values):
     """Of the t-interval, by its textbook formula: scipy's own test warns where values are nearly equal."""
     half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
     return statistics.fmean(values) - half, statistics.fmean(values) + half
+
+
+def test_what_the_page_says_about_limits_follows_from_the_record():
+    file = Path(results_page.__file__).parent / "results" / "2026-11-28_audit_limits" / "limits.json"
+    record = json.loads(file.read_text(encoding="utf-8"))
+    outcome = {
+        (one["model"], one["others"] > 0, limit): found["outcome"]
+        for one in record["audits"]
+        for limit, found in one["limits"].items()
+    }
+    for model, has_others, limit in outcome:
+        if limit == "recited=0":
+            recites = model.split(", ")[-1] in ("ce", "tf-idf", "goldfish")
+            assert outcome[model, has_others, limit] == ("fail" if recites else "pass")
+    assert outcome["demo, ce", False, "lms=20"] == "fail"
+    for passed in (
+        ("demo, ce", True, "lms=20"),
+        ("demo, tf-idf", False, "lms=20"),
+        ("demo, tf-idf", True, "excess=3"),
+        ("demo, ce", True, "verbatim.upper=0.05"),
+    ):
+        assert outcome[passed] == "pass"
+    assert outcome["SmolLM2-135M", True, "verbatim.upper=0.05"] == "fail"
+    shares = {
+        (one["copied"] + one["others"], one["controls"], one["known"]): one["exceeded"]["recited=0"] / one["draws"]
+        for one in record["simulated"]
+    }
+    assert max(share for (_, _, known), share in shares.items() if known == 0) < 0.01
+    for targets, controls, noticed, before in ((24, 24, 6, 4), (101, 24, 6, 4), (101, 100, 4, 3)):
+        assert shares[targets, controls, noticed] == 1
+        assert shares[targets, controls, before] < 0.2
