@@ -133,6 +133,26 @@ def test_no_passage_has_eos_inside_if_none_shall(tokenizer, spec, tmp_path, text
         assert min(len(targets_of(made)), len(controls_of(made))) > 5
 
 
+def test_random_passages_share_no_token_in_any_of_their_occurrences(tokenizer, tmp_path, texts):
+    """Stretches that occur at several places, in other surroundings, so that repeats lie beside others."""
+    rng = np.random.default_rng(0)
+    parts = [" ".join(text.split())[:150] for text in texts[:12]]
+    rows = [" ".join(parts[number] for number in rng.integers(0, len(parts), 12)) for _ in range(12)]
+    source = write_rows(tmp_path / "parts.jsonl", rows)
+    documents = documents_of(tokenizer, source)
+    for seed in range(5):
+        spec = ProbeSpec((source,), num_targets=60, num_controls=0, block_size=16, passages="random", seed=seed)
+        made = make_probe(tokenizer, with_(spec, allow_fewer=True))
+        assert len(targets_of(made)) > 10
+        taken = {}
+        for passage in targets_of(made):
+            for document, ids in enumerate(documents):
+                for start in range(len(ids) - 15):
+                    if ids[start : start + 16] == passage.token_ids:
+                        for token in range(start, start + 16):
+                            assert taken.setdefault((document, token), passage.id) == passage.id
+
+
 def test_random_passages_count_their_repeats_without_overlap(tokenizer, tmp_path, texts):
     source = write_rows(tmp_path / "copies.jsonl", [text for text in texts[:4] for _ in range(3)])
     spec = ProbeSpec((source,), num_targets=4, num_controls=0, block_size=BLOCK, passages="random")

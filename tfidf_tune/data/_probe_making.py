@@ -368,9 +368,11 @@ class _Search:
         near = (int(possible[max(0, int(np.searchsorted(possible, token, side="right")) - 1)]) for token in tokens)
         for start in chooser.random(allowed, chain(near, self.rng.permutation(possible).tolist())):
             same = np.flatnonzero(names == names[start]) if names[start] else np.array([start])
-            same = repeated.without_overlaps(same, self.spec.block_size)
+            # An occurrence may overlap a passage that was chosen elsewhere; of occurrences that overlap, all are taken.
+            is_free = all(map(chooser.is_free, same.tolist()))
             chooser.take(*same)
-            yield same
+            if is_free:
+                yield repeated.without_overlaps(same, self.spec.block_size)
 
     def _counted(self, corpus: _Corpus, chosen: list[Positions]) -> list[_Target]:
         """Count passages in all text, given by where they start in a corpus; leave out those without a window."""

@@ -303,6 +303,10 @@ class WindowChooser:
         for start in starts:
             self._taken[start : start + self._length] = True
 
+    def is_free(self, start: int) -> bool:
+        """Return whether the window at ``start`` overlaps none that was taken."""
+        return not self._are_taken(start, 1).any()
+
     def duplicates(self, stretches: Iterable[tuple[Positions, int]]) -> Iterator[Positions]:
         """Choose and take the occurrences of a window of each stretch: where the best start is, the first of equal."""
         for starts, num_windows in stretches:
