@@ -161,7 +161,7 @@ def test_all_weights_can_be_trained_the_same_way(command, tiny_checkpoint):
 
 def test_without_a_holdout_all_of_the_text_is_trained_on_and_nothing_is_measured(command, tiny_checkpoint):
     arguments = [f"checkpointer.checkpoint_dir={tiny_checkpoint}", "dataset.source=my_texts.jsonl", FULL, "max_steps=1"]
-    output = command("run", "full_finetune", "--config", "mine/full", *arguments, "dataset.holdout=0", "evaluate=true")
+    output = command("run", "full_finetune", "--config", "mine/full", *arguments, "dataset.holdout=0")
     tokenizer = hf_tokenizer(str(tiny_checkpoint))
     num_tokens = sum(len(tokenizer.encode(text, add_bos=False)) for text in load_documents("my_texts.jsonl"))
     assert f"Data: 30 documents, {num_tokens // 64} blocks of 64 tokens" in output

@@ -121,6 +121,18 @@ def test_controls_that_another_data_set_trains_on_are_not_measured(build, tmp_pa
         assert left[target.id].num_injections == target.num_injections + (number < 2)
 
 
+def test_an_evaluation_of_nothing_and_two_data_sets_of_one_probe_file_are_refused(build, tmp_path):
+    source = write_rows(tmp_path / "text.jsonl", [text[:700] for text in embedded_documents("train")[:100]])
+    blocks = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": source, "block_size": 32}
+    blocks |= {"cache_dir": str(tmp_path), "probe_file": str(tmp_path / "probe.jsonl")}
+    with pytest.raises(SetupError, match="evaluate is true, but the data set has no passages"):
+        build(blocks | {"holdout": 0.0}, evaluate=True)
+    build(blocks | {"holdout": 0.05}, evaluate=True)
+    other = blocks | {"source": write_rows(tmp_path / "other.jsonl", embedded_documents("validation")[:50])}
+    with pytest.raises(SetupError, match=r"dataset\[0\] and dataset\[1\] both have the probe_file .*: name two files"):
+        build([blocks | {"holdout": 0.05}, other | {"holdout": 0.05}])
+
+
 def packed_without_a_key(tokenizer, *, max_seq_len):
     """A user's own builder, of whose packing the config says nothing."""
     return PackedDataset([Numbers()[index] for index in range(len(Numbers()))], max_seq_len=max_seq_len)

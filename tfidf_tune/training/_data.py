@@ -93,9 +93,14 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
             too few sequences for the processes, every label is masked, or the probe file cannot be written.
     """
     without_probe_files = copy.deepcopy(cfg)
+    written_by: dict[Path, str] = {}
     for where, section in sections("dataset", without_probe_files.dataset):
         if find_component(where, section._component_) in _WITH_PASSAGES and section.get("probe_file"):
-            require_writable("dataset.probe_file", Path(section.probe_file).expanduser().parent)
+            file = Path(section.probe_file).expanduser()
+            require_writable("dataset.probe_file", file.parent)
+            first = written_by.setdefault(file.resolve(), where)
+            if first != where:
+                raise SetupError(f"config: {first} and {where} both have the probe_file {file}: name two files")
             section.probe_file = None
     with main_process_first():
         built = instantiate(without_probe_files, "dataset", tokenizer)
@@ -107,6 +112,11 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
             built = ConcatDataset(built)
     dataset: Dataset[Any] = built
     _look_for_passages(cfg, dataset)
+    if cfg.evaluate and not any(True for _ in probe_files(cfg, dataset)):
+        raise SetupError(
+            "config: evaluate is true, but the data set has no passages of a probe_file that could be evaluated: hold "
+            "some out (dataset.holdout, dataset.targets), name more text, or leave out evaluate"
+        )
     if is_packed(dataset) and cfg.collate_fn != DEFAULT_COLLATE:
         needed = "one that keeps the documents of a row apart: leave collate_fn out, or set dataset.packed to false"
         raise SetupError(f"config: collate_fn is {cfg.collate_fn}, but the data set is packed, which needs {needed}")
