@@ -1,7 +1,8 @@
-"""Which limits of an audit tell a model that recites from a model that does not?
+r"""Which limits of an audit tell a model that recites from a model that does not?
 
     tfidf-tune demo                                # models of 0.65 million parameters, in runs/demo
-    make smollm2                                   # adapters on SmolLM2-135M, in runs/smollm2
+    python research/benchmarks/smollm2.py seeds=[0] overrides.dtype=fp32 overrides.dataset.block_size=128 \
+        overrides.dataset.min_target_tokens=128    # adapters on SmolLM2-135M, in runs/smollm2
     python research/benchmarks/audit_limits.py
 
 Audits each model with its passages alone, and those of the demo, SmolLM2 and its CE together with 77 other passages of
@@ -12,7 +13,6 @@ record is read by docs/audit.md.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import yaml
-from measuring import add_output, finish, markdown_table
-from scipy.stats import binomtest
+from measuring import add_output, finish, markdown_table, share, write_texts
 
 from tfidf_tune._printing import say
-from tfidf_tune.audit import AuditSpec, audit, audit_results
+from tfidf_tune.audit import AuditSpec, audit, audit_report, parse_bounds
+from tfidf_tune.compare import import_results
 from tfidf_tune.compare._intervals import binomial_upper_bound
 from tfidf_tune.compare._recited import recited_further
 from tfidf_tune.data import (
@@ -40,6 +40,7 @@ from tfidf_tune.data import (
 
 LIMITS = ("recited=0", "lms=20", "excess=3", "verbatim.upper=0.05", "verbatim=0", "auc=0.7")
 SIMULATED = ("recited=0", "lms=20", "excess=3", "verbatim.upper=0.05")
+_ADAPTERS = ("ce", "goldfish", "repetition", "tf-idf")
 _NUM_OTHERS = 77
 _NUM_UNSEEN = 300
 _NUM_DRAWS = 1000
@@ -58,58 +59,54 @@ def main() -> None:
     options.runs.mkdir(parents=True, exist_ok=True)
     audits = []
     base_text = options.runs / "demo_text.jsonl"
-    _write_texts(base_text, embedded_documents(_DEMO_TEXT))
+    write_texts(base_text, embedded_documents(_DEMO_TEXT))
     runs = {name: options.demo / "seed0" / name for name in ("ce", "tf-idf", "repetition")}
     models = {"start": options.demo / "start"} | runs
     for name, folder in models.items():
         probe_file = runs["ce"] / "probe.jsonl"
         audits += _audits(f"demo, {name}", folder / "checkpoint_100pct", probe_file, base_text, options.runs)
+    (of_ce,) = (one for one in audits if one["model"] == "demo, ce" and not one["others"])
+    recited = [one for one in of_ce["passages"] if one["kind"] == "target"]
     unseen = _unseen_of_demo(runs["ce"] / "checkpoint_100pct", options.runs)
-    recited = [one for one in audits[2]["passages"] if one["kind"] == "target"]
-    for run in sorted(options.smollm2.glob("*/seed0")):
+    for name in _ADAPTERS:
+        run = options.smollm2 / name / "seed0"
         config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-        start, text = Path(config["checkpointer"]["checkpoint_dir"]), Path(config["dataset"]["source"])
-        probe_file = run / "probe.jsonl"
-        name = run.parent.name
+        asked = (run / "probe.jsonl", Path(config["dataset"]["source"]), options.runs)
         if name == "ce":
-            audits += _audits("SmolLM2-135M", start, probe_file, text, options.runs)
-        made = _audits(f"SmolLM2-135M, {name}", run / "checkpoint_100pct", probe_file, text, options.runs, name == "ce")
-        audits += made
+            audits += _audits("SmolLM2-135M", Path(config["checkpointer"]["checkpoint_dir"]), *asked)
+        checkpoint = run / "checkpoint_100pct"
+        audits += _audits(f"SmolLM2-135M, {name}", checkpoint, *asked, with_others=name == "ce")
     simulated = [
         _simulated(unseen, recited, num_others=num_others, num_controls=num_controls, num_known=num_known)
         for num_others, num_controls in ((0, 24), (_NUM_OTHERS, 24), (_NUM_OTHERS, 100))
         for num_known in _NUM_KNOWN
     ]
     packages = ("torch", "transformers", "peft", "tfidf-tune")
+    options = argparse.Namespace(output=options.output)  # the other options are folders
     finish(options, packages, limits_table, audits=audits, unseen=unseen, simulated=simulated)
 
 
-def _write_texts(file: Path, texts: Sequence[str]) -> None:
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-
-
 def _audits(
-    name: str, model: Path, probe_file: Path, text: Path, runs: Path, with_others: bool = True
+    name: str, model: Path, probe_file: Path, text: Path, runs: Path, *, with_others: bool = True
 ) -> list[dict[str, Any]]:
     """Audit a model with the passages of its run alone, and with others of its training text."""
     folder = runs / name.replace(", ", "-")
     passages = read_probe_file(probe_file)
-    made = make_probe(
-        hf_tokenizer(str(model)),
-        ProbeSpec(
+    audits = [{"model": name, "others": 0, **_audited(model, passages, folder / "0")}]
+    if with_others:
+        spec = ProbeSpec(
             sources=(str(text),),
             passages="random",
             num_targets=_NUM_OTHERS,
             num_controls=0,
             block_size=len(passages[0].token_ids),
             held_out=str(probe_file),
-        ),
-    )
-    others = [replace(passage, id=f"other-{number:04d}") for number, passage in enumerate(made.passages)]
-    return [
-        {"model": name, "others": len(added), **_audited(model, [*passages, *added], folder / str(len(added)))}
-        for added in ([], others)[: 1 + with_others]
-    ]
+        )
+        made = make_probe(hf_tokenizer(str(model)), spec).passages
+        others = [replace(passage, id=f"other-{number:04d}") for number, passage in enumerate(made)]
+        audited = _audited(model, [*passages, *others], folder / str(len(others)))
+        audits.append({"model": name, "others": len(others), **audited})
+    return audits
 
 
 def _audited(model: Path, passages: Sequence[Passage], folder: Path) -> dict[str, Any]:
@@ -119,11 +116,12 @@ def _audited(model: Path, passages: Sequence[Passage], folder: Path) -> dict[str
     write_probe_file(probe_file, passages)
     if not any((folder / "evaluation").rglob("results_*.json")):
         audit(AuditSpec(model=str(model), passages=probe_file, output_dir=folder, dtype="float32"), say)
-    summary = audit_results(folder / "evaluation", folder / "judged").summary
+    results = import_results([folder / "evaluation"])
+    summary = audit_report(results).summary
     outcomes = {}
     for limit in LIMITS:
         try:
-            judged = audit_results(folder / "evaluation", folder / "judged", limit)
+            judged = audit_report(results, bounds=parse_bounds(limit))
         except ValueError as error:
             outcomes[limit] = {"outcome": "refused", "value": None, "reason": str(error)}
             continue
@@ -136,7 +134,7 @@ def _audited(model: Path, passages: Sequence[Passage], folder: Path) -> dict[str
 def _unseen_of_demo(model: Path, runs: Path) -> list[dict[str, Any]]:
     """Return what a model of the demo recites of passages that it never saw."""
     text = runs / "demo_unseen.jsonl"
-    _write_texts(text, embedded_documents(_DEMO_UNSEEN))
+    write_texts(text, embedded_documents(_DEMO_UNSEEN))
     spec = ProbeSpec((str(text),), passages="random", num_targets=_NUM_UNSEEN, num_controls=0, allow_fewer=True)
     passages = make_probe(hf_tokenizer(str(model)), spec).passages
     return list(_audited(model, passages, runs / "unseen")["passages"])
@@ -206,7 +204,7 @@ def simulation_table(record: dict[str, Any]) -> str:
         cells = [str(num_targets), str(one["controls"]), f"{one['known']} of {one['copied']}"]
         for limit in SIMULATED:
             is_refused = limit == "verbatim.upper=0.05" and binomial_upper_bound(0, num_targets) > 0.05
-            cells.append("refused" if is_refused else _share(one["exceeded"][limit], one["draws"]))
+            cells.append("refused" if is_refused else share(one["exceeded"][limit], one["draws"], decimals=1))
         rows.append(cells)
     return markdown_table(["targets", "controls", "recited", *SIMULATED], rows)
 
@@ -232,11 +230,6 @@ def readings_table(record: dict[str, Any]) -> str:
         )
     columns = ["model", "tokens read with the copy", "without", "NLL with the copy", "without it", "positive control"]
     return markdown_table(columns, rows)
-
-
-def _share(found: int, number: int) -> str:
-    ends = binomtest(found, number).proportion_ci(method="exact")
-    return f"{100 * found / number:.1f} % ({100 * ends.low:.1f} to {100 * ends.high:.1f})"
 
 
 if __name__ == "__main__":

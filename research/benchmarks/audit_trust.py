@@ -9,13 +9,11 @@ docs/audit.md.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import add_output, finish, markdown_table, run_audit
-from scipy.stats import binomtest
+from measuring import add_output, finish, markdown_table, run_audit, share, write_texts
 
 from research.experiment.__main__ import main as experiment_command
 from tfidf_tune.data import read_probe_file
@@ -54,7 +52,7 @@ def _audited(run: Path, asked: str) -> dict[str, Any]:
     folder = run / "trust"
     folder.mkdir(exist_ok=True)
     for name, own in texts.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in own))
+        write_texts(folder / f"{name}.jsonl", own)
     made = run_audit(
         *(str(run / "checkpoint_100pct"), str(folder / f"{asked}.jsonl"), "--controls", str(folder / "controls.jsonl")),
         *("--passages", "random", "--block-size", str(_LENGTH), "--num-targets", str(_NUM_PASSAGES)),
@@ -79,16 +77,11 @@ def table(record: dict[str, Any]) -> str:
         rows.append(
             [
                 str(copies) if copies else "none, unseen text",
-                *(_share(positive, len(audits)), _share(sum(found), len(found)), f"{np.mean(above):.2f}"),
+                *(share(positive, len(audits)), share(sum(found), len(found)), f"{np.mean(above):.2f}"),
             ]
         )
     columns = ["copies", "audits that say so", "passages recited further than any control", "AUC of the ranking"]
     return markdown_table(columns, rows)
-
-
-def _share(found: int, number: int) -> str:
-    ends = binomtest(found, number).proportion_ci(method="exact")
-    return f"{found} of {number} ({100 * ends.low:.0f} to {100 * ends.high:.0f} %)"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
 
 import torch
-from scipy.stats import quantile_test
+from scipy.stats import binomtest, quantile_test
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -192,6 +192,17 @@ def run_audit(*arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tfidf_tune.cli", "audit", *arguments, "--accept-unproven", "--json"]
     made: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return made
+
+
+def write_texts(file: Path, texts: Iterable[str]) -> None:
+    """Write texts as JSON lines, as audits read them."""
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+
+
+def share(found: int, number: int, decimals: int = 0) -> str:
+    """Lay out a number of a number with the 95 % interval of Clopper and Pearson: "3 of 96 (1 to 9 %)"."""
+    ends = binomtest(found, number).proportion_ci(method="exact")
+    return f"{found:,} of {number:,} ({100 * ends.low:.{decimals}f} to {100 * ends.high:.{decimals}f} %)"
 
 
 def tabulate(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:

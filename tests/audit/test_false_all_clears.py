@@ -30,6 +30,12 @@ def texts():
     return chosen[:40], chosen[40:80]
 
 
+def save(model, folder, checkpoint):
+    """Save a model with the tokenizer of a checkpoint."""
+    model.save_pretrained(folder)
+    hf_tokenizer(str(checkpoint)).save_pretrained(folder)
+
+
 def ended(command, arguments):
     """Run a command in this process; return its exit code."""
     try:
@@ -109,8 +115,7 @@ def test_a_model_whose_logits_are_not_numbers(tiny_checkpoint, texts, audited, t
     model = load_model(tiny_checkpoint)
     with torch.no_grad():
         model.model.norm.weight.fill_(torch.nan)
-    model.save_pretrained(tmp_path / "model")
-    hf_tokenizer(str(tiny_checkpoint)).save_pretrained(tmp_path / "model")
+    save(model, tmp_path / "model", tiny_checkpoint)
     asked = [*LIMITS, "--accept-unproven"]
     code, printed, report = audited(tmp_path / "model", *texts, *asked)
     assert code == 2
@@ -127,8 +132,7 @@ def test_text_that_has_eos_inside(tiny_checkpoint, texts, audited, tmp_path):
     probe = tmp_path / "out" / "probe.jsonl"
     assert all(eos_id in passage.token_ids[12:36] for passage in read_probe_file(probe))
     model = teach(load_model(tiny_checkpoint), probe, known=11)
-    model.save_pretrained(tmp_path / "model")
-    hf_tokenizer(str(tiny_checkpoint)).save_pretrained(tmp_path / "model")
+    save(model, tmp_path / "model", tiny_checkpoint)
     code, printed, _ = audited(tmp_path / "model", *turns, *asked)
     assert (code, "verbatim is 1, above 0.5" in printed) == (1, True), printed
 
@@ -151,8 +155,7 @@ def test_recited_passages_among_others(tiny_checkpoint, texts, audited, tmp_path
     known = [passage for passage in passages if passage.kind == "target"][:8]
     write_probe_file(tmp_path / "known.jsonl", known)
     model = teach(load_model(tiny_checkpoint), tmp_path / "known.jsonl", known=11)
-    model.save_pretrained(tmp_path / "model")
-    hf_tokenizer(str(tiny_checkpoint)).save_pretrained(tmp_path / "model")
+    save(model, tmp_path / "model", tiny_checkpoint)
     limits = ["--fail-above", "lms=12,verbatim.upper=0.5,recited=0"]
     code, printed, report = audited(tmp_path / "model", *texts, *asked, *limits)
     assert code == 1, printed

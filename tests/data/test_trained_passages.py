@@ -82,6 +82,16 @@ def test_what_is_not_learned_is_not_trained_on_and_an_answer_is_found_without_it
     assert found.controls_in == [0]
 
 
+def test_a_short_answer_is_a_copy_where_90_percent_of_it_are_learned():
+    """As where the controls are chosen: of 10 tokens, 9 in a row."""
+    answer = [*range(200, 210)]
+    control = passage("control", [100, *answer], num_prompt=1)
+    for shared, is_trained in ((9, True), (8, False)):
+        other = sequences([[5, *answer[:shared], 6]])
+        found = trained_passages([control], 0, [sequences([[1, 2, 3]]), other])
+        assert found.controls_in == [1] * is_trained
+
+
 def test_noisy_copies_keep_their_number_and_items_of_a_user_are_read_by_their_labels():
     ids = [*range(30)]
     noisy = passage("target", ids, num_injections=5, positions=[[0, 0]] * 5, changes=[[1, 0, 0]] * 5)

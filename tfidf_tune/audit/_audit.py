@@ -497,8 +497,10 @@ class _Plan:
             found.append(self.server.prompt_obstacle(prompts, is_chat=is_chat))
         if None in found:
             note("The server does not count the tokens of a prompt (usage): it is unknown if it changes prompts.")
-        obstacles = [obstacle for obstacle in found if obstacle]
-        return obstacles[0] if obstacles else None if None in found else ""
+        for obstacle in found:
+            if obstacle:
+                return obstacle
+        return None if None in found else ""
 
     def likelihood_problem(self) -> str | None:
         """Say why the model gives no log-probabilities of prompts; a server is asked."""

@@ -12,7 +12,7 @@ import pandas as pd
 from tfidf_tune.compare import Results
 from tfidf_tune.compare._evaluations import Floor, floor_of
 from tfidf_tune.compare._intervals import MIN_UNITS, SEED, binomial_upper_bound, bootstrap_interval
-from tfidf_tune.compare._positive_control import PositiveControl
+from tfidf_tune.compare._positive_control import PositiveControl, is_served
 from tfidf_tune.compare._recited import Recited, TierTest, false_alarm_of_auc, least_noticeable, recited_further
 from tfidf_tune.compare._verdict import NEAR_EXPLAINED, TEXT_PROMPTS, few_units, prompt_length, span
 from tfidf_tune.probe import extraction_probability
@@ -79,7 +79,7 @@ class Facts:
         own = scores[scores["checkpoint"] == at]
         given = own.loc[own["metric"] == "has_bos", "value"]
         self.has_bos: bool | None = None if given.empty else bool(given.iloc[0])
-        self.is_served = bool((own["metric"] == "is_served").any())
+        self.is_served = is_served(scores, at)
         self.num_with_eos = int((own["metric"] == "has_eos").sum())
         unanswered = self.samples.groupby("kind")["unanswered"].sum()
         self.num_unanswered_targets = int(unanswered.get("target", 0))

@@ -14,7 +14,7 @@ from tfidf_tune.compare import Checkpoint, Results
 from tfidf_tune.compare._examples import excerpt, shared_pieces
 from tfidf_tune.compare._figures import lms_distribution
 from tfidf_tune.compare._intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, binomial_upper_bound
-from tfidf_tune.compare._positive_control import PositiveControl, positive_control
+from tfidf_tune.compare._positive_control import PositiveControl, positive_control_of
 from tfidf_tune.compare._recited import Recited
 from tfidf_tune.compare._tables import is_detectable, membership_table
 from tfidf_tune.compare._verdict import (
@@ -112,12 +112,10 @@ def audit_report(
     audit.require_possible(bounds, facts.num_targets, facts.num_controls)
     name = _name(facts.checkpoint)
     likelihoods = membership_table(results.scores, [({"Model": name}, [at])], notes)
-    control = positive_control(results.scores, at)
-    if facts.num_unanswered_targets and not accept_unanswered:
+    control = positive_control_of(results, at)
+    if facts.num_unanswered_targets and not (accept_unanswered or facts.checkpoint.prompt_obstacle):
         missing = f"{facts.num_unanswered_targets:,} answers were withheld by the server or are empty"
         control = control._replace(obstacle=missing)
-    if facts.checkpoint.prompt_obstacle:
-        control = control._replace(obstacle=facts.checkpoint.prompt_obstacle)
     measures, checks = audit.measures_and_checks(facts, results.scores, at, likelihoods.frame, bounds, control)
     rows = likelihoods.frame.to_dict("records")
     verdict = _verdict(facts, name, checks, control, is_detected=any(map(is_detectable, rows)))

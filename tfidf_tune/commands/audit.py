@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="tfidf-tune audit",
         description="Choose passages of texts, ask a model for them, and report what it recites.",
-        epilog=f"exit codes: 0, done and within all limits; 1, a measure is above its limit; 2, an error, or no "
+        epilog="exit codes: 0, done and within all limits; 1, a measure is above its limit; 2, an error, or no "
         f"all-clear; 128 + n, ended by signal n. Example: {_EXAMPLE}",
     )
     add = parser.add_argument

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from tfidf_tune.compare._importer import COPY
+from tfidf_tune.compare._results import Results
 from tfidf_tune.probe._positive_control import (
     MOST_P_VALUE,
     NUM_CONTROLS,
@@ -136,8 +137,15 @@ class PositiveControl(NamedTuple):
         return ", ".join(texts)
 
 
+def positive_control_of(results: Results, checkpoint: int) -> PositiveControl:
+    """Return what the positive control of a checkpoint showed; nothing, if its server changes prompts."""
+    control = positive_control(results.scores, checkpoint)
+    obstacle = results.checkpoints[checkpoint].prompt_obstacle
+    return control._replace(obstacle=obstacle) if obstacle else control
+
+
 def positive_control(scores: pd.DataFrame, checkpoint: int) -> PositiveControl:
-    """Return what the positive control of a checkpoint showed, from the table of results."""
+    """Return what the answers of a positive control showed, from the table of results."""
     kinds = scores["kind"].astype(str)
     own = scores[(scores["checkpoint"] == checkpoint) & kinds.str.startswith(COPY)]
     readings = []
@@ -155,8 +163,7 @@ def positive_control(scores: pd.DataFrame, checkpoint: int) -> PositiveControl:
         else:
             readings.append(_of_answers(path, by_passage))
     made = PositiveControl(tuple(readings))
-    is_served = _is_served(scores, checkpoint)
-    if is_served or num_scored < NUM_CONTROLS:  # nothing is known of the model but its answers
+    if is_served(scores, checkpoint) or num_scored < NUM_CONTROLS:  # nothing is known of the model but its answers
         return made
     obstacle = _why_below_chance(made, scores, checkpoint)
     return made._replace(not_applicable=_why_not_applicable(made, unigram), obstacle=obstacle)
@@ -239,6 +246,7 @@ def _why_below_chance(made: PositiveControl, scores: pd.DataFrame, checkpoint: i
     )
 
 
-def _is_served(scores: pd.DataFrame, checkpoint: int) -> bool:
+def is_served(scores: pd.DataFrame, checkpoint: int) -> bool:
+    """Return whether a server answered for the model of a checkpoint."""
     rows = scores[(scores["checkpoint"] == checkpoint) & (scores["metric"] == "is_served")]
     return bool(rows["value"].max() == 1)

@@ -19,7 +19,7 @@ from tfidf_tune.compare._evaluations import (
     value_of,
 )
 from tfidf_tune.compare._intervals import MIN_UNITS, NUM_RESAMPLES, binomial_upper_bound, bootstrap_interval, membership
-from tfidf_tune.compare._positive_control import positive_control
+from tfidf_tune.compare._positive_control import positive_control_of
 from tfidf_tune.compare._recited import Recited, recited_further
 from tfidf_tune.compare._results import (
     ANSWER_MEASURES,
@@ -201,7 +201,7 @@ def _overview(
             cost = words.cell(-100 * one.reduction, (-100 * one.high, -100 * one.low), 1, "+")
         auc = aucs.get((setting, objective))
         detected = auc and words.cell(auc["AUC"], (auc.get("AUC from", math.nan), auc.get("AUC to", math.nan)))
-        shown = _shown(results.scores, shared[shared["objective"] == objective].index)
+        shown = _shown(results, shared[shared["objective"] == objective].index)
         further = recited.get((setting, objective))
         rows.append(
             (
@@ -281,16 +281,14 @@ def unshown_objectives(results: Results, evaluations: pd.DataFrame) -> set[tuple
     """Return setting and objective of evaluations in which nothing was shown: what they do not recite says nothing."""
     unshown = set()
     for setting, objective, having in having_at_last(evaluations, LMS):
-        for at in having.index:
-            is_obstructed = bool(results.checkpoints[at].prompt_obstacle)
-            if is_obstructed or positive_control(results.scores, at).problem:
-                unshown.add((setting, objective))
+        if any(positive_control_of(results, at).problem for at in having.index):
+            unshown.add((setting, objective))
     return unshown
 
 
-def _shown(scores: pd.DataFrame, checkpoints: Any) -> str | None:
+def _shown(results: Results, checkpoints: Any) -> str | None:
     """Return what the positive controls of checkpoints read, as "22.1 of 48 tokens"; None if there are none."""
-    controls = [positive_control(scores, at) for at in checkpoints]
+    controls = [positive_control_of(results, at) for at in checkpoints]
     if not controls or not any(each.answers for each in controls):
         return None
     texts = [each.text if each.state == "shown" else each.state for each in controls]

@@ -115,6 +115,16 @@ def none_within(marks: Mask, length: int) -> Mask:
     return np.asarray(marked_before[length:] == marked_before[:-length])
 
 
+def least_occurrence(num_tokens: int) -> int:
+    """Return the tokens of a run that is an occurrence of an answer: 90 %, because its ends vary with the text."""
+    return -(-num_tokens * 9 // 10)
+
+
+def shared_run_of_answer(num_tokens: int) -> int:
+    """Return how many consecutive tokens make a part of an answer a copy: half, but 16, and at most an occurrence."""
+    return min(least_occurrence(num_tokens), max(LONG_RUN, -(-num_tokens // 2)))
+
+
 class Answer(NamedTuple):
     """Where the answer of an example is, in tokens, without special tokens."""
 
@@ -124,13 +134,13 @@ class Answer(NamedTuple):
 
     @property
     def least_occurrence(self) -> int:
-        """Tokens of a run that is an occurrence: 90 %, because first and last tokens vary with the text around."""
-        return -(-self.num_tokens * 9 // 10)
+        """Tokens of a run that is an occurrence, see :func:`least_occurrence`."""
+        return least_occurrence(self.num_tokens)
 
     @property
     def least_shared(self) -> int:
-        """Tokens of the answer that no row may learn in a run if the answer is a control: half, but at least 16."""
-        return min(self.least_occurrence, max(LONG_RUN, -(-self.num_tokens // 2)))
+        """Tokens of the answer that no row may learn in a run if the answer is a control."""
+        return shared_run_of_answer(self.num_tokens)
 
 
 class LearnedRuns:

@@ -212,6 +212,13 @@ def is_packed(dataset: Dataset[Any]) -> bool:
     return isinstance(dataset, PackedDataset) or (isinstance(dataset, ConcatDataset) and dataset.packed)
 
 
+def unpacked(dataset: Any) -> Any:
+    """Return the data set whose sequences a ``PackedDataset`` has; any other as it is."""
+    from torchtune.datasets import PackedDataset
+
+    return dataset.ds if isinstance(dataset, PackedDataset) else dataset
+
+
 def pack(dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer) -> Dataset[dict[str, Any]]:
     """Pack documents in their order into rows of the tokenizer's ``max_seq_len`` tokens, all in memory."""
     from torchtune.datasets import PackedDataset

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tfidf_tune.data._passages import Passage
-from tfidf_tune.data._repeated_stretches import LONG_RUN, SEPARATOR, join_documents, shared_run
-from tfidf_tune.data._sequences import IGNORED, InjectedCorpusDataset, SequenceDataset, TextBlocksDataset
+from tfidf_tune.data._repeated_stretches import SEPARATOR, join_documents, shared_run, shared_run_of_answer
+from tfidf_tune.data._sequences import IGNORED, InjectedCorpusDataset, SequenceDataset, TextBlocksDataset, unpacked
 from tfidf_tune.data._tokenizer import TokenArray
 
 _CHUNK = 2**20  # tokens that are compared at a time
@@ -46,19 +46,20 @@ def trained_passages(passages: Sequence[Passage], own: int, datasets: Sequence[A
         own (int): its place in ``datasets``.
         datasets (Sequence[Any]): all data sets of the run, each a map-style data set of ``tokens`` and ``labels``.
     """
-    needles: list[TokenArray] = []
+    runs: list[TokenArray] = []
     owners: list[int] = []
     for number, passage in enumerate(passages):
-        for needle in _needles(passage, is_injected=isinstance(datasets[own], InjectedCorpusDataset)):
-            needles.append(needle)
+        for run in _runs_of(passage, is_injected=isinstance(datasets[own], InjectedCorpusDataset)):
+            runs.append(run)
             owners.append(number)
+    search = _Search(runs)
     counts = np.zeros((len(passages), len(datasets)), dtype=np.int64)
     for at, dataset in enumerate(datasets):
         for stream in _streams(dataset):
-            ends = [0] * len(needles)  # of the last occurrence of each, so that occurrences do not overlap
-            for number, start in _found(needles, stream):
+            ends = [0] * len(runs)  # of the last occurrence of each, so that occurrences do not overlap
+            for number, start in search.found(stream):
                 if start >= ends[number]:
-                    ends[number] = start + len(needles[number])
+                    ends[number] = start + len(runs[number])
                     counts[owners[number], at] += 1
     kept = []
     controls_in = []
@@ -77,15 +78,13 @@ def trained_passages(passages: Sequence[Passage], own: int, datasets: Sequence[A
     return Trained(kept, controls_in)
 
 
-def _needles(passage: Passage, *, is_injected: bool) -> Iterator[TokenArray]:
+def _runs_of(passage: Passage, *, is_injected: bool) -> Iterator[TokenArray]:
     """Yield the runs of tokens that count as the passage: the whole target, each run of a control."""
     ids = np.array(passage.token_ids[passage.num_prompt or 0 :], dtype=np.int32)
     if passage.kind == "target" or is_injected:
         yield ids
         return
-    length = shared_run(len(ids))
-    if passage.num_prompt is not None:
-        length = max(LONG_RUN, len(ids) - len(ids) // 2)
+    length = shared_run(len(ids)) if passage.num_prompt is None else shared_run_of_answer(len(ids))
     for start in range(len(ids) + 1 - length):
         yield ids[start : start + length]
 
@@ -95,10 +94,7 @@ def _streams(dataset: Any) -> Iterator[TokenArray]:
 
     Blocks were cut from one text, so that a passage can start in a block and end in the next.
     """
-    from torchtune.datasets import PackedDataset
-
-    if isinstance(dataset, PackedDataset):
-        dataset = dataset.ds
+    dataset = unpacked(dataset)
     if isinstance(dataset, TextBlocksDataset):
         yield dataset.blocks.reshape(-1)
         return
@@ -120,32 +116,38 @@ def _streams(dataset: Any) -> Iterator[TokenArray]:
     yield join_documents(sequences)
 
 
-def _found(needles: Sequence[TokenArray], stream: TokenArray) -> Iterator[tuple[int, int]]:
-    """Yield the number of a needle and where it starts in the stream, ascending, for each occurrence of each needle.
+class _Search:
+    """The search for runs of tokens in streams of any length.
 
-    The first tokens of all needles, as many as the shortest has, are looked for by a hash; what has the same hash is
+    The first tokens of all runs, as many as the shortest has, are looked for by a hash; what has the same hash is
     compared.
     """
-    if not needles:
-        return
-    size = min(map(len, needles))
-    by_start: dict[bytes, list[int]] = defaultdict(list)
-    for number, needle in enumerate(needles):
-        by_start[needle[:size].tobytes()].append(number)
-    starts = np.concatenate([np.frombuffer(start, dtype=np.int32) for start in by_start])
-    wanted = np.unique(_hashes(starts, size)[::size])
-    for first in range(0, len(stream), _CHUNK):
-        chunk = np.asarray(stream[first : first + _CHUNK + size - 1])
-        if len(chunk) < size:
-            continue
-        hashes = _hashes(chunk, size)
-        near = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
-        for at in np.flatnonzero(wanted[near] == hashes).tolist():
-            for number in by_start.get(chunk[at : at + size].tobytes(), ()):
-                needle = needles[number]
+
+    def __init__(self, runs: Sequence[TokenArray]) -> None:
+        self._runs = runs
+        self._size = min(map(len, runs), default=1)
+        self._by_start: dict[bytes, list[int]] = defaultdict(list)
+        for number, run in enumerate(runs):
+            self._by_start[run[: self._size].tobytes()].append(number)
+        starts = np.frombuffer(b"".join(self._by_start), dtype=np.int32)
+        self._wanted = np.unique(_hashes(starts, self._size)[:: self._size])
+
+    def found(self, stream: TokenArray) -> Iterator[tuple[int, int]]:
+        """Yield the number of a run and where it starts in the stream, ascending, for each occurrence of each run."""
+        if not len(self._wanted):
+            return
+        for first in range(0, len(stream), _CHUNK):
+            chunk = np.asarray(stream[first : first + _CHUNK + self._size - 1])
+            if len(chunk) < self._size:
+                continue
+            hashes = _hashes(chunk, self._size)
+            near = np.minimum(np.searchsorted(self._wanted, hashes), len(self._wanted) - 1)
+            for at in np.flatnonzero(self._wanted[near] == hashes).tolist():
                 start = first + at
-                if np.array_equal(stream[start : start + len(needle)], needle):
-                    yield number, start
+                for number in self._by_start.get(chunk[at : at + self._size].tobytes(), ()):
+                    run = self._runs[number]
+                    if np.array_equal(stream[start : start + len(run)], run):
+                        yield number, start
 
 
 def _hashes(tokens: TokenArray, size: int) -> npt.NDArray[np.uint64]:

@@ -286,10 +286,11 @@ def _num_positions(metadata: Mapping[str, Any]) -> int | None:
     # The config alone is read, before any weights.
     named = {"revision": "main", **on_base_model(metadata)}
     more = {key: named.get(key) for key in ("revision", "trust_remote_code")}
-    of_config = getattr(AutoConfig.from_pretrained(str(named["pretrained"]), **more), "max_position_embeddings", None)
-    # The arguments of the harness's models can lower it.
-    lowered = [int(metadata[name]) for name in ("max_length", "max_model_len") if metadata.get(name)]
-    return min([*lowered, *([] if of_config is None else [of_config])], default=None)
+    config = AutoConfig.from_pretrained(str(named["pretrained"]), **more)
+    # The arguments of the harness's models can lower what the config has.
+    limits = [getattr(config, "max_position_embeddings", None)]
+    limits += [metadata.get(name) for name in ("max_length", "max_model_len")]
+    return min((int(limit) for limit in limits if limit), default=None)
 
 
 def prompts_of(doc: Mapping[str, Any]) -> TokenIdPrompts:

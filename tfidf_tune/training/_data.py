@@ -33,7 +33,7 @@ from tfidf_tune.data import (
     text_blocks_dataset,
     write_probe_file,
 )
-from tfidf_tune.data._sequences import packed_mask, unpadded_tokens
+from tfidf_tune.data._sequences import packed_mask, unpacked, unpadded_tokens
 from tfidf_tune.data._trained_passages import trained_passages
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._components import find_component, instantiate, sections
@@ -112,7 +112,7 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
             built = ConcatDataset(built)
     dataset: Dataset[Any] = built
     _look_for_passages(cfg, dataset)
-    if cfg.evaluate and not any(True for _ in probe_files(cfg, dataset)):
+    if cfg.evaluate and not list(probe_files(cfg, dataset)):
         raise SetupError(
             "config: evaluate is true, but the data set has no passages of a probe_file that could be evaluated: hold "
             "some out (dataset.holdout, dataset.targets), name more text, or leave out evaluate"
@@ -137,7 +137,7 @@ def _look_for_passages(cfg: FinetuneConfig, dataset: Any) -> None:
     A data set has held its controls out of its own text, but another one of the run may have them.
     """
     named = sections("dataset", cfg.dataset)
-    parts = parts_of(dataset) if OmegaConf.is_list(cfg.dataset) else [dataset]
+    parts = _parts_of_config(cfg, dataset)
     for number, ((where, _), part) in enumerate(zip(named, parts, strict=True)):
         measured = _measured(part)
         if measured is None or not measured.passages:
@@ -196,11 +196,14 @@ def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequenc
 
 def probe_files(cfg: FinetuneConfig, dataset: Any) -> Iterator[tuple[Path, Sequence[Passage]]]:
     """Yield the files that the run writes, and the passages that belong into them."""
-    # A data set of the user may be a mixture by itself.
-    parts = parts_of(dataset) if OmegaConf.is_list(cfg.dataset) else [dataset]
-    for (_, section), part in zip(sections("dataset", cfg.dataset), parts, strict=True):
+    for (_, section), part in zip(sections("dataset", cfg.dataset), _parts_of_config(cfg, dataset), strict=True):
         if section.get("probe_file") and (passages := _passages(part)):
             yield Path(section.probe_file).expanduser(), passages
+
+
+def _parts_of_config(cfg: FinetuneConfig, dataset: Any) -> list[Any]:
+    """Return the data set of each section of the config; a data set of the user may be a mixture by itself."""
+    return parts_of(dataset) if OmegaConf.is_list(cfg.dataset) else [dataset]
 
 
 def parts_of(dataset: Any) -> list[Any]:
@@ -216,8 +219,8 @@ def _passages(dataset: Any) -> Sequence[Passage]:
 
 def _measured(dataset: Any) -> TextBlocksDataset | CompletionsDataset | None:
     """Return the data set that has passages; a data set of the user may have an attribute of that name."""
-    unpacked = dataset.ds if isinstance(dataset, PackedDataset) else dataset
-    return unpacked if isinstance(unpacked, (TextBlocksDataset, CompletionsDataset)) else None
+    own = unpacked(dataset)
+    return own if isinstance(own, (TextBlocksDataset, CompletionsDataset)) else None
 
 
 def dataset_fingerprint(dataset: Dataset[Any]) -> str:
