@@ -11,10 +11,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from task_fakes import embedded_ids, prompts_seen
-from tiny_llama import teach
-from transformers import AutoTokenizer
+from tiny_llama import VOCAB_SIZE, make_llama, teach
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tfidf_tune.data import hf_tokenizer, read_probe_file
 from tfidf_tune.probe import greedy_continuations, load_model
@@ -121,24 +121,53 @@ def padded(tokenizers, tmp_path_factory):
     return folder
 
 
+ADAPTED_EMBEDDINGS = {
+    "a new embedding": {"modules_to_save": ["embed_tokens"]},
+    "a new head": {"modules_to_save": ["lm_head"]},
+    "a new embedding, tied": {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    "LoRA on the head": {"target_modules": ["q_proj", "lm_head"]},
+    "LoRA on the embedding": {"target_modules": ["q_proj", "embed_tokens"]},
+    "trainable tokens": {"trainable_token_indices": {"embed_tokens": [3, 5]}},
+}
+
+
 @peft_talks
-def test_an_adapter_with_tokens_of_its_own_gets_rows_for_them(llama, tokenizers, tmp_path):
-    """The adapter saves the embedding of a tokenizer that is larger than the base model's."""
-    model = load_model(llama)
-    model.resize_token_embeddings(330, mean_resizing=False)
-    settings = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
-    adapter = get_peft_model(model, settings)
-    adapter.save_pretrained(tmp_path / "adapter")
-    tokenizer = AutoTokenizer.from_pretrained(llama)
-    tokenizer.add_tokens([f"<|{number}|>" for number in range(10)])
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    grown = TokenExactHFLM(
-        str(llama), peft=str(tmp_path / "adapter"), tokenizer=str(tmp_path / "tokenizer"), device="cpu", dtype="float32"
-    )
-    assert grown.model.get_input_embeddings().weight.shape[0] == 330
-    ids = [5, 6, 7, 325]
-    [response] = grown.generate_until(continuations([token_ids_request(ids)]), True)
-    assert response == " ".join(map(str, greedy_continuations(adapter.eval(), [ids], 12, eos_id=0)[0]))
+@pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings=True`", "ignore:.*ensure_weight_tying")
+@pytest.mark.parametrize(("tied", "num_new"), [(True, 0), (True, 10), (False, 0)])
+@pytest.mark.parametrize("settings", ADAPTED_EMBEDDINGS.values(), ids=ADAPTED_EMBEDDINGS)
+def test_an_adapter_of_the_embedding_is_measured_as_peft_loads_it(tokenizers, tmp_path, settings, tied, num_new):
+    """Also on a tied base, whose head an adapter can part from the embedding, and with rows for new tokens."""
+    torch.manual_seed(1)
+    make_llama(tmp_path / "base", tie_word_embeddings=tied)
+    shutil.copytree(tokenizers["plain"], tmp_path / "base", dirs_exist_ok=True)
+
+    def base():
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        if num_new:
+            # More rows than the tokenizer has tokens, as a number that is a multiple of 64 has.
+            model.resize_token_embeddings(VOCAB_SIZE + num_new, pad_to_multiple_of=64, mean_resizing=False)
+        return model
+
+    config = LoraConfig(r=2, init_lora_weights=False, **({"target_modules": ["q_proj"]} | settings))
+    trained = get_peft_model(base(), config)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter))
+    adapter = tmp_path / "adapter"
+    trained.save_pretrained(adapter)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizers["plain"])
+    tokenizer.add_tokens([f"<|new {number}|>" for number in range(num_new)])
+    tokenizer.save_pretrained(adapter)
+
+    ids = torch.tensor([[3, 4, 5, 6, 7, 3, VOCAB_SIZE - 1]])
+    with torch.no_grad():
+        expected = PeftModel.from_pretrained(base(), adapter)(input_ids=ids).logits
+        torch.testing.assert_close(trained.eval()(input_ids=ids).logits, expected)
+        harness_model = TokenExactHFLM(str(tmp_path / "base"), peft=str(adapter), tokenizer=str(adapter), device="cpu")
+        for model in (harness_model.model, load_model(adapter, base=tmp_path / "base")):
+            assert not model.training
+            torch.testing.assert_close(model(input_ids=ids).logits, expected)
 
 
 def test_neither_chat_template_nor_system_instruction_changes_a_prompt(llama, probe_file, tmp_path):

@@ -15,6 +15,8 @@ from tfidf_tune._files import looks_like_path
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Names that PEFT gives to the weight of a layer without an adapter, with LoRA, and with trainable tokens.
+_SAVED_WEIGHTS = ("weight", "base_layer.weight", "token_adapter.base_layer.weight")
 _REMEDY = "Give the folder of a finished checkpoint, or write this one again."
 
 
@@ -119,16 +121,39 @@ def _load_complete(name: str | os.PathLike[str], dtype: torch.dtype | None) -> "
     return model
 
 
-def with_adapter(model: Any, folder: str | os.PathLike[str], **arguments: Any) -> Any:
-    """Return a model with a PEFT adapter, or raise a ``ValueError`` if the folder lacks weights of it."""
-    from peft import PeftModel
+def with_adapter(
+    model: Any, folder: str | os.PathLike[str], *, least_rows: int = 0, revision: str | None = None
+) -> Any:
+    """Return a model with a PEFT adapter, or raise a ``ValueError`` if the folder lacks weights of it.
 
+    The model's embedding gets as many rows as the adapter's, or at least ``least_rows`` if the adapter has none.
+    """
+    from peft import PeftModel, load_peft_weights
+
+    # An adapter that was trained with new tokens has their rows.
+    current_rows = model.get_input_embeddings().weight.shape[0]
+    rows = _embedding_rows(model, load_peft_weights(str(folder), device="cpu", revision=revision))
+    if rows is None:
+        rows = max(current_rows, least_rows)
+    if rows != current_rows:
+        model.resize_token_embeddings(rows, mean_resizing=False)
     with warnings.catch_warnings():
         # PEFT initializes missing weights randomly and only warns.
         warnings.filterwarnings("error", message=".*missing adapter keys")
         # PEFT 0.18 reads an attribute that transformers 5 has renamed.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
         try:
-            return PeftModel.from_pretrained(model, folder, **arguments)
+            return PeftModel.from_pretrained(model, folder, revision=revision)
         except UserWarning as warning:
             raise ValueError(f"{folder} lacks weights of its adapter: {warning} {_REMEDY}") from warning
+
+
+def _embedding_rows(model: Any, weights: Mapping[str, torch.Tensor]) -> int | None:
+    """Return how many tokens the embedding or the head has that an adapter saved, None if it saved neither."""
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    for name, module in model.named_modules():
+        for saved in _SAVED_WEIGHTS:
+            weight = weights.get(f"base_model.model.{name}.{saved}")
+            if module in layers and weight is not None:
+                return weight.shape[0]
+    return None

@@ -165,25 +165,24 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
 
     def __init__(self, pretrained: Any, *args: Any, softmax_dtype: str = "float32", **kwargs: Any) -> None:
         arguments = on_base_model({"pretrained": pretrained, **kwargs})
-        super().__init__(arguments.pop("pretrained"), *args, softmax_dtype=softmax_dtype, **arguments)
-
-    def _create_model(
-        self, pretrained: str, revision: str | None = "main", peft: str | None = None, **kwargs: Any
-    ) -> None:
-        if peft and kwargs.get("delta"):
+        adapter = arguments.pop("peft", None)
+        if adapter and arguments.get("delta"):
             raise ValueError("peft and delta cannot be used together: leave out one of them")
+        super().__init__(arguments.pop("pretrained"), *args, softmax_dtype=softmax_dtype, **arguments)
+        if adapter:
+            # Only now: the harness ties the head to the embedding again, which would undo an adapter's own embedding,
+            # and it shrinks a padded embedding to the tokenizer's size.
+            self._model = with_adapter(self._model, adapter, least_rows=len(self.tokenizer), revision=self.revision)
+            self.peft = adapter
+
+    def _create_model(self, pretrained: str, **kwargs: Any) -> None:
         if kwargs.pop("load_in_4bit", False):  # transformers 5 takes it in a config only
             if find_spec("bitsandbytes") is None:
                 raise ValueError("load_in_4bit needs bitsandbytes: pip install 'tfidf-tune[bitsandbytes]'")
             kwargs["quantization_config"] = BitsAndBytesConfig(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
             )
-        # The adapter is put on here, because the harness shrinks a padded embedding to the tokenizer's size.
-        super()._create_model(pretrained, revision=revision, peft=None, **kwargs)
-        if peft:
-            if len(self.tokenizer) > self._model.get_input_embeddings().weight.shape[0]:
-                self._model.resize_token_embeddings(len(self.tokenizer))
-            self._model = with_adapter(self._model, peft, revision=revision)
+        super()._create_model(pretrained, **kwargs)
 
     def check_ids(self, ids: Sequence[int], num_new: int) -> None:
         """Refuse prompts that are too long, and ids that the embedding does not have."""
