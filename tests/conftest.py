@@ -134,7 +134,10 @@ def run_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         from torchtune import _recipe_registry
 
         monkeypatch.setattr(_recipe_registry, "_ALL_RECIPES", [*_recipe_registry._ALL_RECIPES])
-        monkeypatch.setattr(sys, "argv", ["tfidf-tune", *map(str, arguments)])
+        words = [str(Path(sys.executable).with_name("tfidf-tune")), *map(str, arguments)]
+        monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setattr(sys, "argv", words)
+        monkeypatch.setattr(sys, "orig_argv", [sys.executable, *words])
         monkeypatch.setattr(sys, "path", [*sys.path])
         tfidf_tune.cli.main()
 

@@ -64,7 +64,7 @@ def test_three_commands_lead_from_a_text_to_a_verdict(command, run_command, tiny
     evaluate, train = printed_commands(baseline)
     *same, objective, folder = train
     assert [objective, folder] == ["loss=tfidf_tune.loss.TFIDFCrossEntropyLoss", "output_dir=runs/mine_lora"]
-    assert same == ["run", "mine.py", *setup]
+    assert same == ["run", "./mine.py", *setup]
     assert f"$ {shlex.join(['tfidf-tune', *evaluate])}\n" in baseline
 
     def in_this_process(arguments, **_):  # which saves the imports

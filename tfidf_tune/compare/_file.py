@@ -18,7 +18,7 @@ from tfidf_tune.probe._documents import UNREADABLE, Count, Finite, Text, cause_o
 
 _FORMAT = "tfidf-tune results, version 2"
 _FIELDS = [each.name for each in fields(Checkpoint) if each.name != "samples"]
-_SINCE_0_3 = ("prompt_obstacle",)  # older files do not have it
+_SINCE_0_3 = ("prompt_obstacle", "num_sequences")  # older files do not have it
 _REMEDY = "restore it, or make it again from the runs' folders by `tfidf-tune compare`"
 
 

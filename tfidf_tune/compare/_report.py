@@ -53,6 +53,7 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
         title=f"{joined(others)} against {baseline}" if others else baseline,
         verdict=_verdict(reductions, floors, detectable, unshown_objectives(results, evaluations), baseline)
         + _recited_clause(recited)
+        + _unequal_steps_clause(results)
         + hardly_learned(results.scores, dict(last.values())),
         tables=tables,
         figures=comparison_figures(results, evaluations),
@@ -124,6 +125,21 @@ def _recited_clause(recited: Mapping[_Names, str]) -> str:
     if not clauses or len(clauses) > 2 * MOST_CLAUSES:
         return ""
     return f" Passages recited further than unseen text: {', '.join(clauses)}."
+
+
+def _unequal_steps_clause(results: Results) -> str:
+    """Say which runs of a model were trained with other numbers of sequences in a step, if any."""
+    clauses = []
+    for setting in dict.fromkeys(one.setting for one in results.checkpoints):
+        runs = [one for one in results.checkpoints if one.setting == setting and one.num_sequences is not None]
+        numbers = dict.fromkeys((one.objective, one.num_sequences) for one in runs)
+        if len({number for _, number in numbers}) > 1:
+            listed = joined(f"{objective} {number}" for objective, number in numbers)
+            clauses.append(
+                f" The runs of {setting} had other numbers of sequences in a training step ({listed}), so that they "
+                "took other numbers of steps, and a difference need not come from the objective."
+            )
+    return "".join(clauses)
 
 
 def _change(row: Any) -> tuple[int | None, str]:

@@ -91,6 +91,7 @@ class Checkpoint:
         recipe (str | None): "full_finetune" or "lora_finetune".
         loss (dict[str, Any] | None): section ``loss`` of the resolved training config.
         training_seconds (float | None): duration of the training.
+        num_sequences (int | None): sequences of a training step, on all processes.
         asked (dict[str, str]): kind of question ("prompts", "passages", "perplexity blocks", "articles", "questions")
             -> digest of all that was asked: checkpoints of one digest can be compared.
         lost_prompts (int): prompts whose token ids did not survive as text.
@@ -115,6 +116,7 @@ class Checkpoint:
     recipe: Text | None = None
     loss: dict[str, Any] | None = None
     training_seconds: Rate | None = None
+    num_sequences: Count | None = None
     asked: dict[str, Text] = field(default_factory=dict)
     lost_prompts: Count = 0
     lost_blocks: Count = 0

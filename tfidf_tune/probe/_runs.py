@@ -10,7 +10,7 @@ import yaml
 from pydantic import TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
-from tfidf_tune.probe._documents import UNREADABLE, Flag, Progress, Rate, Seed, Text, cause_of
+from tfidf_tune.probe._documents import UNREADABLE, Count, Flag, Progress, Rate, Seed, Text, cause_of
 
 MILESTONE = re.compile(r"checkpoint_(100|\d\d?)pct")
 # Where the class does not have the usual name; GoldfishWeighting and GoldfishCrossEntropyLoss do.
@@ -42,6 +42,7 @@ class _Run(TypedDict):
     training_seconds: Rate | None
     provenance: dict[str, Text] | None
     bos: NotRequired[Flag | None]
+    num_sequences: NotRequired[Count | None]
 
 
 _RUN = TypeAdapter(_Run)
@@ -59,8 +60,9 @@ def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         dict[str, Any]: "model", "objective", "seed" and "learning_rate" (None if unknown), from ``cell.json`` of an
             experiment or ``config.yaml`` of a recipe, and "progress" in percent; "folder", the run's; the config's
-            "loss" and "bos", see :func:`written_bos`; and of an experiment's run "recipe", "training_seconds" and
-            "provenance". Empty for a model that is not ``checkpoint_<n>pct`` in the folder of a run.
+            "loss" and "bos", see :func:`written_bos`; "num_sequences" of its first logged step; and of an experiment's
+            run "recipe", "training_seconds" and "provenance". Empty for a model that is not ``checkpoint_<n>pct`` in
+            the folder of a run.
 
     Raises:
         ValueError: If a file of the run cannot be read.
@@ -89,6 +91,7 @@ def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
         "training_seconds": trained.get("seconds"),
         "provenance": trained.get("provenance"),
         "bos": written_bos(config.get("dataset")),
+        "num_sequences": _num_sequences(folder / "metrics.jsonl"),
     }
     return checked_run(run, folder)
 
@@ -131,6 +134,22 @@ def _read(file: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{file}: cannot be read ({error}): correct or remove it") from error
     return content if isinstance(content, dict) else {}
+
+
+def _num_sequences(file: Path) -> int | None:
+    """Return the sequences of the first logged step of a run, of all its processes; None if they are not known."""
+    if not file.is_file():
+        return None
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{file}: cannot be read ({error}): correct or remove it") from error
+            if isinstance(entry, dict) and "num_sequences" in entry:  # entries of the monitor have none
+                number: int | None = entry["num_sequences"]  # checked with the rest
+                return number
+    return None
 
 
 def _model_name(config: Mapping[str, Any]) -> str:

@@ -294,6 +294,7 @@ class StepBatches(NamedTuple):
             ``unpadded_tokens``, where the batches have them, and then ``document_ids``.
         num_valid (list[int]): tokens to predict in each.
         num_tokens (int): tokens to predict in the whole step, on all processes.
+        num_sequences (int): rows of the whole step, on all processes.
         largest_shapes (list[tuple[int, int]]): most rows and most positions of each mini-batch on any process.
         stop (int): number of the signal by which any process was asked to stop, or 0.
     """
@@ -301,6 +302,7 @@ class StepBatches(NamedTuple):
     batches: Sequence[Batch]
     num_valid: list[int]
     num_tokens: int
+    num_sequences: int
     largest_shapes: list[tuple[int, int]]
     stop: int
 
@@ -315,7 +317,14 @@ def agree_on_step(batches: Sequence[Batch], *, stop: int = 0) -> StepBatches:
     numbers = [[valid, *batch["labels"].shape] for valid, batch in zip(num_valid, batches, strict=True)]
     agreed = gather_tensors(torch.tensor([[stop, 0, 0], *numbers], device="cpu"))
     shapes = [(int(rows), int(positions)) for _, rows, positions in agreed.amax(0)[1:].tolist()]
-    return StepBatches(batches, num_valid, int(agreed[:, 1:, 0].sum()), shapes, int(agreed[:, 0, 0].max()))
+    return StepBatches(
+        batches=batches,
+        num_valid=num_valid,
+        num_tokens=int(agreed[:, 1:, 0].sum()),
+        num_sequences=int(agreed[:, 1:, 1].sum()),
+        largest_shapes=shapes,
+        stop=int(agreed[:, 0, 0].max()),
+    )
 
 
 def _shifted(batch: Batch) -> Batch:

@@ -1,13 +1,15 @@
 """What a run tells its user: the bytes that it needs, the data, the checkpoints, the next commands."""
 
+import json
+import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Sequence, Sized
-from importlib import resources
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -33,6 +35,7 @@ from tfidf_tune.training._errors import SetupError, setup_errors
 from tfidf_tune.training._run import Run, milestone_name
 
 _DUMMY_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for matrices; large, because others pad
+_SPECIAL = frozenset("\"'()[]{},")  # where the harness splits, or joins, the value of an option
 _PREFIX_LENGTHS = (32, 50, 100)  # of the task tfidf_memorization
 
 
@@ -163,13 +166,16 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
         return []
     # What it recites; and what that costs, on the text that was held out.
     file, passages = files[0]
-    task, settings = _task(passages)
+    task, prefix_lengths = _task(passages)
+    settings: dict[str, Any] = {"probe_file": str(file)}
+    if prefix_lengths:
+        settings["prefix_lengths"] = prefix_lengths
     if held_out_texts(passages):
         task += ",tfidf_wikitext2_ppl"
-        length = min(len(passage.token_ids) for passage in passages)
-        settings += [f"wikitext2_source={folder / HELD_OUT}", f"block_size={length}"]
-    evaluate = ["eval", "--model_args", f"pretrained={checkpoints[-1]}", "--tasks", task, "--metadata"]
-    evaluate += [f"probe_file={file}", *settings, "--batch_size", "32", "--log_samples"]
+        settings["wikitext2_source"] = str(folder / HELD_OUT)
+        settings["block_size"] = min(len(passage.token_ids) for passage in passages)
+    evaluate = ["eval", "--model_args", *_harness_settings({"pretrained": str(checkpoints[-1])}), "--tasks", task]
+    evaluate += ["--metadata", *_harness_settings(settings), "--batch_size", "32", "--log_samples"]
     evaluate += ["--output_path", str(folder / "evaluation")]
     # The other model: the command of this run, with another objective and folder.
     if run_of({"pretrained": str(checkpoints[-1])}).get("objective") == "CE":
@@ -179,37 +185,56 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
     else:
         other = folder.with_name(f"{folder.name}_ce")
         loss, runs = "CrossEntropyLoss", [str(other), str(folder)]
-    train = [*_command(), f"loss=tfidf_tune.loss.{loss}", f"output_dir={other}"]
-    is_complete = (other / "evaluation").is_dir()
-    commands = [evaluate, ["compare", *runs] if is_complete else train]
-    print("Next:", *(f"  {shlex.join(['tfidf-tune', *command])}" for command in commands), sep="\n", file=sys.stderr)
-    return commands[: 1 + is_complete] if cfg.evaluate else []
+    commands = [evaluate]
+    print("Next:", file=sys.stderr)
+    print(f"  {shlex.join(['tfidf-tune', *evaluate])}", file=sys.stderr)
+    if (other / "evaluation").is_dir():
+        compare = ["compare", *runs]
+        commands.append(compare)
+        print(f"  {shlex.join(['tfidf-tune', *compare])}", file=sys.stderr)
+    elif command := _started_by():
+        same = [word for word in command if not word.startswith(("loss=", "loss.", "output_dir="))]
+        train = [*same, f"loss=tfidf_tune.loss.{loss}", f"output_dir={other}"]
+        print(f"  {shlex.join(train)}", file=sys.stderr)
+    return commands if cfg.evaluate else []
 
 
-def _command() -> list[str]:
-    """Return the arguments of ``tfidf-tune`` that started this process, without its objective and folder."""
-    # torchtune puts paths in place of names, and a module in place of a copied recipe.
-    recipes, configs = (Path(str(resources.files(f"tfidf_tune.{name}"))) for name in ("recipes", "configs"))
-    recipe = Path(sys.argv[0])
-    if recipe.parent == recipes:
-        recipe = Path(recipe.stem)
-    elif not recipe.suffix:
-        recipe = Path(f"{sys.argv[0].replace('.', '/')}.py")
-    command = ["run", str(recipe)]
-    for text in sys.argv[1:]:
-        if configs in Path(text).parents:
-            command.append(str(Path(text).relative_to(configs).with_suffix("")))
-        elif not text.startswith(("loss=", "loss.", "output_dir=")):
-            command.append(text)
-    return command
+def _started_by() -> list[str]:
+    """Return the command that started the run, with torchrun's options; [] if it was started from another program."""
+    words = sys.orig_argv
+    if dist.is_torchelastic_launched():  # by the parent, whose options decide the number of processes
+        try:
+            words = psutil.Process(os.getppid()).cmdline()
+        except psutil.Error:
+            return []
+    if "--config" not in words and not any(word.startswith("--config=") for word in words):
+        return []
+    # "/opt/venv/bin/python /opt/venv/bin/tune run" was typed as "tune run", or with the script's path.
+    script = words[1]
+    if not os.access(script, os.X_OK):
+        return list(words)
+    is_found = shutil.which(Path(script).name) == script
+    return [Path(script).name if is_found else script, *words[2:]]
 
 
-def _task(passages: Sequence[Passage]) -> tuple[str, list[str]]:
-    """Choose the task for passages of this length, and its prefix lengths."""
+def _harness_settings(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as the harness's command reads them: key=value, or JSON if that would take a path apart."""
+    if any(_SPECIAL.intersection(value) for value in settings.values() if isinstance(value, str)):
+        return [json.dumps(settings, ensure_ascii=False)]
+    words = []
+    for name, value in settings.items():
+        if isinstance(value, list):
+            value = f"[{','.join(map(str, value))}]"
+        words.append(f"{name}={value}")
+    return words
+
+
+def _task(passages: Sequence[Passage]) -> tuple[str, list[int]]:
+    """Choose the task for passages of this length, and its prefix lengths; [] for its own."""
     if all(passage.num_prompt is not None for passage in passages):  # asked for once, from their own prompts
         return "tfidf_memorization_p50", []
     shortest = min(len(passage.token_ids) for passage in passages)
     if shortest > max(_PREFIX_LENGTHS):
         return "tfidf_memorization", []
     lengths = [length for length in _PREFIX_LENGTHS if length <= shortest // 2] or [max(1, shortest // 2)]
-    return "tfidf_memorization_prefixes", [f"prefix_lengths=[{','.join(map(str, lengths))}]"]
+    return "tfidf_memorization_prefixes", lengths

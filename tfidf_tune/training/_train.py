@@ -34,6 +34,7 @@ class StepResult(NamedTuple):
             objectives), ``weight_mean``, ``weight_std`` and ``weight_max`` over the valid tokens, ``grad_norm`` before
             clipping; under fp16 also ``loss_scale``, the factor of the next step's loss.
         num_tokens (int): valid label tokens.
+        num_sequences (int): rows of all mini-batches, on all processes.
         is_finite (Tensor): bool scalar: whether loss and gradient are; under fp16 only the loss, since gradients
             overflow occasionally.
         is_lost (bool): whether ``is_finite`` was checked and false, so that the weights did not change.
@@ -42,6 +43,7 @@ class StepResult(NamedTuple):
 
     metrics: dict[str, Tensor]
     num_tokens: int
+    num_sequences: int
     is_finite: Tensor
     is_lost: bool
     overflowed: Tensor | None
@@ -125,7 +127,14 @@ def train_step(
     if scaler.is_enabled():
         metrics["loss_scale"] = next_scale
     overflowed = next_scale < loss_scale if scaler.is_enabled() else None
-    return StepResult(metrics, num_tokens, is_finite, is_lost, overflowed)
+    return StepResult(
+        metrics=metrics,
+        num_tokens=num_tokens,
+        num_sequences=batches.num_sequences,
+        is_finite=is_finite,
+        is_lost=is_lost,
+        overflowed=overflowed,
+    )
 
 
 def build_grad_scaler(run: Run) -> torch.amp.GradScaler:
@@ -225,7 +234,9 @@ def train(
                 state.lr_scheduler.step()
             if guard.looks_at_each_step or is_measured or is_saved or progress.is_due(step):
                 guard.check()
-            progress.step(step, {**result.metrics, "lr": learning_rate}, result.num_tokens)
+            metrics: dict[str, torch.Tensor | float] = {**result.metrics, "lr": learning_rate}
+            metrics["num_sequences"] = result.num_sequences
+            progress.step(step, metrics, result.num_tokens)
 
             # Measure, save, and stop if the threshold or a signal asks for it.
             if monitor is not None and is_measured:
