@@ -48,7 +48,20 @@ def command(run_command, only_our_tasks, monkeypatch, capfd, tmp_path):
 
 
 def printed_commands(output):
-    return [shlex.split(line)[1:] for line in output.splitlines() if line.startswith("  tfidf-tune ")]
+    return [words[1:] for words in next_commands(output) if words[0] == "tfidf-tune"]
+
+
+def next_commands(output):
+    return [shlex.split(line) for line in output.splitlines() if line.startswith(("  tfidf-tune ", "  tune "))]
+
+
+def run_in_shell(script, folder):
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    ended = subprocess.run(
+        ["bash", "-euxc", script], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return ended
 
 
 def test_three_commands_lead_from_a_text_to_a_verdict(command, run_command, tiny_checkpoint, monkeypatch):
@@ -131,14 +144,38 @@ def test_the_commands_of_torchtune_and_the_harness_in_readme_run_as_they_stand(c
     script = re.sub(r"(?m)^(tune run (?:.*\\\n)*.*)$", rf"\1 {tiny} {small} {hub}", script)
     script = script.replace("--tasks tfidf_memorization", "--tasks tfidf_memorization_prefixes --device cpu")
     script = script.replace("probe.jsonl", "probe.jsonl 'prefix_lengths=[16]'")
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    ended = subprocess.run(
-        ["bash", "-euxc", script], cwd=command.folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    ended = run_in_shell(script, command.folder)
     runs = command.folder / "runs"
     assert {path.name for path in runs.iterdir()} == {"tinyllama_1.1B_lora_memorization", "any_lora_memorization"}
     assert "|tfidf_memorization_prefixes|" in ended.stdout
+    baselines = [words for words in next_commands(ended.stderr) if words[0] == "tune"]
+    typed = [words for words in map(shlex.split, script.replace("\\\n", "").splitlines()) if words[0] == "tune"]
+    for printed, words, name in zip(baselines, typed, ("tinyllama_1.1B_lora", "any_lora"), strict=True):
+        assert printed == [*words, "loss=tfidf_tune.loss.CrossEntropyLoss", f"output_dir=runs/{name}_memorization_ce"]
+
+
+def test_the_commands_that_a_run_of_several_processes_prints_run_as_they_stand(command, run_command, tiny_checkpoint):
+    """With a recipe in a folder, and paths that a shell, the harness and YAML would take apart."""
+    output_dir = 'runs/it\'s "a", b [1] ü'
+    command("cp", "full_finetune", "own recipes/mine.py", "--make-parents")
+    setup = [
+        "tfidf-tune", "run", "--nproc_per_node", "2", "own recipes/mine.py", "--config", "mine/full",
+        f"checkpointer.checkpoint_dir={tiny_checkpoint}", "dataset.source=my_texts.jsonl", FULL, "max_steps=1",
+        "save_at_percent=[100]", "keep_last_n_checkpoints=0", "device=cpu",
+    ]  # fmt: skip
+    typed = shlex.join([*setup, f"output_dir={output_dir}"])
+    evaluate, train = next_commands(run_in_shell(typed, command.folder).stderr)
+    assert train == [*setup, "loss=tfidf_tune.loss.CrossEntropyLoss", f"output_dir={output_dir}_ce"]
+    run_in_shell(shlex.join(train), command.folder)
+    run_command(*evaluate[1:], "--limit", "2")
+
+    first, second = command.folder / output_dir, command.folder / f"{output_dir}_ce"
+    entries = [json.loads((run / "metrics.jsonl").read_text()) for run in (first, second)]
+    config = OmegaConf.load(first / "config.yaml")
+    assert {entry["num_sequences"] for entry in entries} == {2 * config.batch_size * config.gradient_accumulation_steps}
+    (results,) = first.rglob("results_*.json")
+    recorded = json.loads(results.read_text())["configs"]["tfidf_memorization_prefixes"]["metadata"]["run"]
+    assert (recorded["folder"], recorded["num_sequences"]) == (str(first), entries[0]["num_sequences"])
 
 
 @pytest.mark.skipif(version("trl").startswith("1.14."), reason="TRL 1.14 needs loss_type='nll', see docs/trainers.md")

@@ -102,6 +102,8 @@ def test_the_run_that_an_evaluation_recorded_is_known_wherever_its_results_are(t
     (tmp_path / "run" / "trained.json").write_text(
         '{"settings": {"recipe": "full_finetune"}, "seconds": 3, "provenance": {"cpu": "c"}}'
     )
+    entries = ({"step": 0, "memorization_lms": 1.0}, {"step": 1, "num_sequences": 8}, {"step": 2, "num_sequences": 5})
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     recorded = run_of({"pretrained": run.checkpoint})
     gone = dataclasses.replace(run, checkpoint="gone/checkpoint_25pct")
     write_evaluation(tmp_path / "moved", gone, recorded=recorded)
@@ -110,6 +112,7 @@ def test_the_run_that_an_evaluation_recorded_is_known_wherever_its_results_are(t
     (read,) = made.checkpoints
     assert (read.model, read.objective, read.seed, read.progress) == ("TinyLlama (full)", "TF-IDF", 7, 25)
     assert (read.folder, read.recipe, read.training_seconds) == (str(tmp_path / "run"), "full_finetune", 3.0)
+    assert read.num_sequences == 8
     assert read.loss == {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}
     assert made.provenance == {"cpu": "c"}
     write_evaluation(tmp_path / "wrong", full(), recorded=recorded | {"seed": "7"})

@@ -1,5 +1,6 @@
 """The first screen of a comparison against numbers computed from the scores by other means."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -150,3 +151,20 @@ def test_many_rows_are_counted_on_the_terminal_and_shown_if_asked_for():
     assert all(name in verbose for name in objectives)
     assert "## Footnotes" in verbose
     assert " ".join(verbose.split()).endswith(made.verdict)
+
+
+def test_runs_with_other_batch_sizes_are_named():
+    """Of two models, one whose runs agree; a run of which the number is not known says nothing."""
+    compared = results(*runs_of(), *runs_of(model="Other"))
+    sizes = {("Tiny", "CE"): 8, ("Tiny", "TF-IDF"): 16, ("Other", "CE"): 8, ("Other", "TF-IDF"): 8}
+
+    def verdict(sizes):
+        checkpoints = [
+            dataclasses.replace(one, num_sequences=sizes.get((one.model, one.objective)))
+            for one in compared.checkpoints
+        ]
+        return comparison_report(dataclasses.replace(compared, checkpoints=tuple(checkpoints))).verdict
+
+    assert "runs of Tiny had other numbers of sequences in a training step (CE 8 and TF-IDF 16)" in verdict(sizes)
+    assert "runs of Other" not in verdict(sizes)
+    assert "numbers of sequences" not in verdict(sizes | {("Tiny", "TF-IDF"): None})
