@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from data_fakes import write_rows
 from docs_snippets import snippet
 from omegaconf import OmegaConf
 from tiny_run import read_metrics, run_recipe
@@ -15,7 +16,7 @@ from tfidf_tune._checks import SetupError
 from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import config_path
 from tfidf_tune.commands.data import main
-from tfidf_tune.data import read_probe_file, train_embedded_tokenizer
+from tfidf_tune.data import embedded_documents, read_probe_file, train_embedded_tokenizer
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.probe import load_model
 from tfidf_tune.training import build_dataset, check_config, instantiate
@@ -203,6 +204,29 @@ def test_an_export_of_text_has_its_probe_file_and_is_not_overwritten(export, row
     with pytest.raises(SetupError, match=r"weights\.parquet exists: name another file"):
         export(loss)
     assert (tmp_path / "weights.parquet").read_bytes() == before
+
+
+def test_an_export_of_several_data_sets_has_the_passages_of_all(export, tmp_path):
+    datasets = []
+    for name in ("train", "validation"):
+        texts = [text[:700] for text in embedded_documents(name)[:50]]
+        datasets.append(
+            {
+                "_component_": "tfidf_tune.data.text_blocks_dataset",
+                "source": write_rows(tmp_path / f"{name}.jsonl", texts),
+                "block_size": 32,
+                "holdout": 0.1,
+                "probe_file": f"${{output_dir}}/{name}.jsonl",
+            }
+        )
+    loss = {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}
+    cfg, _ = export(loss, "epochs=1", dataset=datasets)
+    passages = read_probe_file(tmp_path / "weights.probe.jsonl")
+    parts = [part.passages for part in built(cfg)[0]._datasets]
+    expected = [f"dataset[{number}]/{passage.id}" for number, part in enumerate(parts) for passage in part]
+    assert [passage.id for passage in passages] == expected
+    assert [passage.token_ids for passage in passages] == [passage.token_ids for part in parts for passage in part]
+    assert len({passage.source for passage in passages}) == 2
 
 
 def test_what_cannot_be_exported_is_named(export, rows, tmp_path):

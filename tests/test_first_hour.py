@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from tiny_llama import TINY_LLAMA
 from tiny_run import write_documents
 
+from tfidf_tune.compare import import_results
 from tfidf_tune.data import hf_tokenizer, load_documents, read_probe_file
 from tfidf_tune.training import _run
 
@@ -108,6 +109,55 @@ def test_three_commands_lead_from_a_text_to_a_verdict(command, run_command, tiny
     report = " ".join(output.split())
     assert "# TF-IDF against CE" in report
     assert "its perplexity is" in report
+
+
+def test_the_printed_commands_evaluate_the_passages_of_every_data_set(command, tiny_checkpoint):
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "her", "dog", "ran"]
+    orders = [random.Random(seed).sample(words, len(words)) for seed in range(40)]
+    rows = [{"prompt": "say it ", "completion": " ".join(order)} for order in orders]
+    (command.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = {
+        "_component_": "tfidf_tune.data.text_blocks_dataset",
+        "source": "my_texts.jsonl",
+        "block_size": 32,
+        "holdout": 0.1,
+        "probe_file": "${output_dir}/text.jsonl",
+    }
+    answers = {
+        "_component_": "tfidf_tune.data.sft_dataset",
+        "source": "rows.jsonl",
+        "targets": "random",
+        "num_targets": 12,
+        "num_controls": 12,
+        "min_target_tokens": 8,
+        "probe_file": "${output_dir}/answers.jsonl",
+    }
+    config = {"base": "mine/full", "dataset": [text, answers], "output_dir": "runs/both", "max_steps": 1}
+    OmegaConf.save(config, command.folder / "both.yaml")
+    model = [f"checkpointer.checkpoint_dir={tiny_checkpoint}", FULL]
+    output = command("run", "full_finetune", "--config", "both.yaml", *model)
+
+    run = command.folder / "runs" / "both"
+    every = read_probe_file(run / "all_passages.jsonl")
+    parts = [read_probe_file(run / name) for name in ("text.jsonl", "answers.jsonl")]
+    assert [one.token_ids for one in every] == [one.token_ids for part in parts for one in part]
+    held_out = [json.loads(line)["text"] for line in (run / "held_out.jsonl").read_text().splitlines()]
+    assert held_out == [one.text for one in parts[0] if one.kind == "control"]
+    evaluate, train = printed_commands(output)
+    command(*evaluate)
+    asked = {sample.passage_id for sample, _ in import_results([run / "evaluation"]).checkpoints[0].samples}
+    assert asked == {one.id for one in every}
+    evaluate, compare = printed_commands(command(*train))
+    assert compare == ["compare", "runs/both_ce", "runs/both"]
+    command(*evaluate)
+    assert "# TF-IDF against CE" in command(*compare)
+    audit = command("probe", "audit", "--results", "runs/both/evaluation", "--accept-unproven")
+    assert "The page: " in audit
+    again = command(
+        "probe", "audit", "runs/both/checkpoint_100pct", "--probe-file", "runs/both/all_passages.jsonl",
+        "--prefix-lengths", "8", "--accept-unproven",
+    )  # fmt: skip
+    assert "The page: " in again
 
 
 def test_answers_are_asked_for_once_by_the_command_that_a_run_prints(command, tiny_checkpoint):

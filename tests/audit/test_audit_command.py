@@ -357,6 +357,11 @@ def test_the_run_of_a_checkpoint_is_recorded_and_a_damaged_probe_file_is_an_erro
     capsys.readouterr()
     main([*arguments, "--overwrite", "--dry-run"])  # nothing is known
     assert "Left out" not in capsys.readouterr().err
+    # A run of several data sets has a file of all their passages.
+    (run / "probe.jsonl").write_text("".join(lines[:1]))
+    (run / "all_passages.jsonl").write_text("".join(lines))
+    main([*arguments, "--overwrite", "--dry-run"])
+    assert f"10 passages that training held out, by {run / 'all_passages.jsonl'}" in capsys.readouterr().err
 
 
 def test_a_budget_leaves_out_attacks_and_says_so(reciting, command, tmp_path, capsys):

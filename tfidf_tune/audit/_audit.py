@@ -18,6 +18,7 @@ from tfidf_tune.compare import import_results
 from tfidf_tune.probe import Attack, planned_attacks, run_of, within_budget
 from tfidf_tune.probe._documents import MEMBERSHIP, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
 from tfidf_tune.probe._positive_control import MOST_READ, REQUESTS_PER_PATH
+from tfidf_tune.probe._runs import ALL_PASSAGES
 from tfidf_tune.report import Report, require_report_folder, write_report
 
 if TYPE_CHECKING:
@@ -406,9 +407,12 @@ class _Plan:
         chosen = spec.passages
         if spec.server is not None:  # it ends its answers at EOS
             chosen = replace(chosen, without_eos=True)
-        held_out = Path(run_of(self.model_args).get("folder", "")) / "probe.jsonl"
-        if chosen.held_out is None and held_out.is_absolute() and held_out.is_file():
-            chosen = replace(chosen, held_out=str(held_out))
+        if chosen.held_out is None and (run := run_of(self.model_args)):
+            # The file of all data sets of a run, where it has several, else that of the only one.
+            for held_out in (Path(run["folder"]) / name for name in (ALL_PASSAGES, "probe.jsonl")):
+                if held_out.is_file():
+                    chosen = replace(chosen, held_out=str(held_out))
+                    break
         self.spec = replace(spec, passages=chosen)
         affordable = self.affordable(chosen.num_targets + chosen.num_controls)
         longest = max(attack.offset + attack.prefix_length for attack in affordable)

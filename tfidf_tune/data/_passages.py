@@ -32,7 +32,8 @@ class Passage:
 
     id: str
     """``target-0000`` or ``control-0000``, counted in the order of the source; in a file of ``tfidf-tune probe make``
-    in the order in which they were chosen."""
+    in the order in which they were chosen. In a file of several data sets after the data set:
+    ``dataset[1]/target-0000``."""
     kind: PassageKind
     """``target`` or ``control``."""
     text: str

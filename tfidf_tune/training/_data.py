@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -36,6 +37,7 @@ from tfidf_tune.data import (
 from tfidf_tune.data._sequences import packed_mask, unpacked, unpadded_tokens
 from tfidf_tune.data._trained_passages import trained_passages
 from tfidf_tune.loss import WeightedCrossEntropyLoss
+from tfidf_tune.probe._runs import ALL_PASSAGES
 from tfidf_tune.training._components import find_component, instantiate, sections
 from tfidf_tune.training._distributed import gather_tensors, is_main_process, main_process_first, print_once
 from tfidf_tune.training._errors import SetupError, cause_of, setup_errors
@@ -98,6 +100,11 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
         if find_component(where, section._component_) in _WITH_PASSAGES and section.get("probe_file"):
             file = Path(section.probe_file).expanduser()
             require_writable("dataset.probe_file", file.parent)
+            if file.resolve() in _own_files(cfg):
+                raise SetupError(
+                    f"config: {where} has the probe_file {file}, a name of a file that the run writes by itself: "
+                    "choose another name"
+                )
             first = written_by.setdefault(file.resolve(), where)
             if first != where:
                 raise SetupError(f"config: {first} and {where} both have the probe_file {file}: name two files")
@@ -112,7 +119,7 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
             built = ConcatDataset(built)
     dataset: Dataset[Any] = built
     _look_for_passages(cfg, dataset)
-    if cfg.evaluate and not list(probe_files(cfg, dataset)):
+    if cfg.evaluate and not probe_files(cfg, dataset):
         raise SetupError(
             "config: evaluate is true, but the data set has no passages of a probe_file that could be evaluated: hold "
             "some out (dataset.holdout, dataset.targets), name more text, or leave out evaluate"
@@ -169,18 +176,17 @@ def keep_chat_template(cfg: FinetuneConfig, checkpointer: Any) -> None:
 
 
 def write_probe_files(cfg: FinetuneConfig, dataset: Any) -> None:
-    """Write the passages of a data set of :func:`build_dataset` to the file that the config names.
+    """Write the passages of a data set of :func:`build_dataset` to the files of :func:`probe_files`.
 
     The texts that are held out are also written to :data:`HELD_OUT`, as text on which the cost can be measured.
     """
-    if is_main_process():
-        texts = []
-        for file, passages in probe_files(cfg, dataset):
-            write_probe_file(file, passages)
-            texts += held_out_texts(passages)
-        if texts:
-            with atomic_file(Path(cfg.output_dir).expanduser() / HELD_OUT) as file:
-                file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    if not is_main_process():
+        return
+    for path, passages in probe_files(cfg, dataset).items():
+        write_probe_file(path, passages)
+    if texts := held_out_texts(all_passages(cfg, dataset)):
+        with atomic_file(Path(cfg.output_dir).expanduser() / HELD_OUT) as file:
+            file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
 
 
 def held_out_texts(passages: Sequence[Passage]) -> list[str]:
@@ -191,14 +197,37 @@ def held_out_texts(passages: Sequence[Passage]) -> list[str]:
 def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequence[Passage]:
     """Return the passages of a probe file, also if :func:`write_probe_files` has yet to write it."""
     path = Path(probe_file).expanduser()
-    return dict(probe_files(cfg, dataset)).get(path) or read_probe_file(path)
+    return probe_files(cfg, dataset).get(path) or read_probe_file(path)
 
 
-def probe_files(cfg: FinetuneConfig, dataset: Any) -> Iterator[tuple[Path, Sequence[Passage]]]:
-    """Yield the files that the run writes, and the passages that belong into them."""
-    for (_, section), part in zip(sections("dataset", cfg.dataset), _parts_of_config(cfg, dataset), strict=True):
+def probe_files(cfg: FinetuneConfig, dataset: Any) -> dict[Path, Sequence[Passage]]:
+    """Return the files that the run writes, and the passages that belong into them; the last file has all passages.
+
+    Each data set counts its passages from 0. Where several data sets have a file, a further one,
+    :data:`~tfidf_tune.probe._runs.ALL_PASSAGES` in the folder of the run, has the passages of all, and the name of the
+    data set is in front of their ids: ``dataset[1]/target-0000``.
+    """
+    files: dict[Path, Sequence[Passage]] = {}
+    joined: list[Passage] = []
+    for (where, section), part in zip(sections("dataset", cfg.dataset), _parts_of_config(cfg, dataset), strict=True):
         if section.get("probe_file") and (passages := _passages(part)):
-            yield Path(section.probe_file).expanduser(), passages
+            files[Path(section.probe_file).expanduser()] = passages
+            joined += [replace(passage, id=f"{where}/{passage.id}") for passage in passages]
+    if len(files) > 1:
+        files[Path(cfg.output_dir).expanduser() / ALL_PASSAGES] = joined
+    return files
+
+
+def all_passages(cfg: FinetuneConfig, dataset: Any) -> Sequence[Passage]:
+    """Return the passages of all files that the run writes, none of them twice."""
+    files = probe_files(cfg, dataset)
+    return [*files.values()][-1] if files else ()
+
+
+def _own_files(cfg: FinetuneConfig) -> list[Path]:
+    """Return the files beside checkpoints that a run writes whatever its probe files are called."""
+    folder = Path(cfg.output_dir).expanduser().resolve()
+    return [folder / name for name in (ALL_PASSAGES, HELD_OUT)]
 
 
 def _parts_of_config(cfg: FinetuneConfig, dataset: Any) -> list[Any]:

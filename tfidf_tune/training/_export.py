@@ -76,7 +76,7 @@ def export_weights(cfg: FinetuneConfig, tokenizer: Any, dataset: Dataset[Any], f
                 writer.write_table(pa.Table.from_pylist(chunk, _SCHEMA))
 
     files: dict[str, Callable[[Path], object]] = {file.name: write_weights}
-    if passages := [passage for _, own in data.probe_files(cfg, dataset) for passage in own]:
+    if passages := data.all_passages(cfg, dataset):
         files[file.with_suffix(".probe.jsonl").name] = partial(write_probe_file, passages=passages)
     update_files(file.parent, files)
     return num_steps, pq.read_metadata(file).num_rows

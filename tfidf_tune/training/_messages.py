@@ -161,11 +161,11 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
     folder = run.output_dir
     checkpoints = [path for percent in range(1, 101) if (path := folder / milestone_name(percent)).is_dir()]
     print(f"Checkpoints in {folder}: {', '.join(path.name for path in checkpoints)}", file=sys.stderr)
-    files = list(probe_files(cfg, dataset))
+    files = probe_files(cfg, dataset)
     if not files:
         return []
     # What it recites; and what that costs, on the text that was held out.
-    file, passages = files[0]
+    file, passages = [*files.items()][-1]
     task, prefix_lengths = _task(passages)
     settings: dict[str, Any] = {"probe_file": str(file)}
     if prefix_lengths:
@@ -173,7 +173,7 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
     if held_out_texts(passages):
         task += ",tfidf_wikitext2_ppl"
         settings["wikitext2_source"] = str(folder / HELD_OUT)
-        settings["block_size"] = min(len(passage.token_ids) for passage in passages)
+        settings["block_size"] = min(len(passage.token_ids) for passage in passages if passage.num_prompt is None)
     evaluate = ["eval", "--model_args", *_harness_settings({"pretrained": str(checkpoints[-1])}), "--tasks", task]
     evaluate += ["--metadata", *_harness_settings(settings), "--batch_size", "32", "--log_samples"]
     evaluate += ["--output_path", str(folder / "evaluation")]
@@ -231,9 +231,10 @@ def _harness_settings(settings: Mapping[str, Any]) -> list[str]:
 
 def _task(passages: Sequence[Passage]) -> tuple[str, list[int]]:
     """Choose the task for passages of this length, and its prefix lengths; [] for its own."""
-    if all(passage.num_prompt is not None for passage in passages):  # asked for once, from their own prompts
+    without_prompt = [passage for passage in passages if passage.num_prompt is None]
+    if not without_prompt:  # answers are asked for once, from their own prompts
         return "tfidf_memorization_p50", []
-    shortest = min(len(passage.token_ids) for passage in passages)
+    shortest = min(len(passage.token_ids) for passage in without_prompt)
     if shortest > max(_PREFIX_LENGTHS):
         return "tfidf_memorization", []
     lengths = [length for length in _PREFIX_LENGTHS if length <= shortest // 2] or [max(1, shortest // 2)]
