@@ -95,6 +95,12 @@ def milestone(**overrides: Any) -> Callable[[Site], DictConfig]:
     return make
 
 
+def evaluation_in_the_way(site: Site) -> DictConfig:
+    """Put a file where the evaluation of the run writes."""
+    (site.folder / RUN / "evaluation").write_text("of the user\n")
+    return site.config(evaluate=True)
+
+
 def infinite(state_dict: dict[str, torch.Tensor]) -> None:
     state_dict["model.embed_tokens.weight"].view(-1)[7] = torch.inf
 
@@ -147,6 +153,7 @@ FILES = [
 OUTPUT = [
     BadInput("an earlier run", milestone(), "checkpoint_10pct"),
     BadInput("nothing to resume from", milestone(resume_from_checkpoint=True), "output_dir .*checkpoint_10pct"),
+    BadInput("a file for the folder of the evaluation", evaluation_in_the_way, r"output_dir .*/evaluation cannot be"),
     BadInput("a file for a folder", lambda site: site.config(output_dir=__file__), r"output_dir .*\.py"),
 ]
 

@@ -2,14 +2,16 @@
 
 import errno
 import gzip
+import io
 import json
 import random
 import re
 import resource
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import pytest
+import task_fakes
 from run_fakes import grown_runs, write_run
 
 from research.experiment import _job
@@ -19,10 +21,12 @@ from tfidf_tune.commands import data, tasks
 
 @contextmanager
 def files_of_at_most(num_bytes):
+    """Refuse to write more into a file. What is printed goes nowhere, because pytest keeps it in files."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
     try:
-        yield
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
@@ -50,6 +54,41 @@ def test_a_report_that_meets_a_quota_does_no_harm(tmp_path, monkeypatch):
 
     assert not new.exists()
     assert contents(old) == before
+
+
+@pytest.mark.usefixtures("only_our_tasks")
+@pytest.mark.parametrize("entry", ["function", "command", "command with the name of a file"])
+def test_an_evaluation_is_written_completely_or_not_at_all(entry, tiny_checkpoint, tmp_path, run_command, monkeypatch):
+    """The harness itself logs an error of writing and goes on."""
+    passages = task_fakes.passages_of(tiny_checkpoint, num_targets=20, num_controls=0, num_tokens=40)
+    settings = {"probe_file": task_fakes.probe_file(tmp_path / "probe.jsonl", passages), "max_new_tokens": 4}
+    settings["prefix_lengths"] = [16]
+    task = "tfidf_memorization_prefixes"
+    file_name = "mine.json" if entry == "command with the name of a file" else ""
+
+    def evaluate(folder):
+        if entry == "function":
+            task_fakes.run_tasks(tiny_checkpoint, task, folder, **settings)
+            return
+        model = ["--model_args", f"pretrained={tiny_checkpoint},dtype=float32", "--device", "cpu"]
+        output = ["--log_samples", "--output_path", folder / file_name]
+        metadata = [f"{key}={value}" for key, value in settings.items()]
+        run_command("eval", *model, "--tasks", task, *output, "--metadata", *metadata)
+
+    evaluate(tmp_path / "out")
+    before = contents(tmp_path / "out")
+    size_of_results, size_of_samples = sorted(map(len, before.values()))
+    message = f"could not be written completely to {tmp_path}.* make room"
+
+    for limit in (100, (size_of_results + size_of_samples) // 2):
+        with files_of_at_most(limit), pytest.raises((OSError, SystemExit), match=message):
+            evaluate(tmp_path / "out")
+        assert contents(tmp_path / "out") == before
+
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr("lm_eval.simple_evaluate", lambda **_: pytest.fail("the model was loaded"))
+    with pytest.raises((OSError, SystemExit), match="output_path .*/file.* cannot be written: .*Not a directory"):
+        evaluate(tmp_path / "file")
 
 
 def test_deduplicated_text_is_complete_or_an_error(tmp_path):

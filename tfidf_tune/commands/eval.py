@@ -47,22 +47,28 @@ def main(arguments: list[str]) -> None:
     for parser in (harness._parser, *harness._subparsers.choices.values()):
         rename_command(parser, r"lm-eval(?![\w-])", "tfidf-tune eval")
     options = harness.parse_args()
+    from lm_eval import loggers
     from lm_eval.config import evaluate_config
 
     from tfidf_tune.tasks import register_model
+    from tfidf_tune.tasks._tracker import CompleteTracker
 
     if options.command is not None:
         register_model()
     # These two do not use the class.
     if options.command in ("ls", "validate"):
         options.include_path = _with_ours(getattr(options, "include_path", None))
-    # The harness's command makes its configuration by this class, after options and --config have been read.
-    theirs: Any = evaluate_config.EvaluatorConfig
-    evaluate_config.EvaluatorConfig = _with_our_settings(theirs)
+    # The harness's command makes its configuration by this class, after options and --config have been read, and
+    # writes by the other.
+    their_config: Any = evaluate_config.EvaluatorConfig
+    their_tracker = loggers.EvaluationTracker
+    evaluate_config.EvaluatorConfig = _with_our_settings(their_config)
+    loggers.EvaluationTracker = CompleteTracker
     try:
         harness.execute(options)
     finally:
-        evaluate_config.EvaluatorConfig = theirs
+        evaluate_config.EvaluatorConfig = their_config
+        loggers.EvaluationTracker = their_tracker
 
 
 def _with_ours(include_path: str | list[str] | None) -> list[str]:

@@ -1,6 +1,5 @@
 """lm-evaluation-harness with our tasks and our model."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,15 +71,17 @@ def evaluate(
     Raises:
         ValueError: If a task is unknown or one of its settings is invalid; if device or dtype do not exist, or the
             batch size is below 1.
-        OSError: If the results cannot be written.
+        OSError: If the results cannot be written; an output path that is not writable is refused first.
     """
     if model_name == MODEL_NAME:
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         _check_model_settings(model_args.get("dtype", "auto"), device, batch_size)
     from lm_eval import simple_evaluate
-    from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
 
+    from tfidf_tune.tasks._tracker import CompleteTracker
+
+    tracker = CompleteTracker(output_path=str(output_path))
     register_model()
     cached_prompts.cache_clear()  # another model's tokenizer may be in a folder of the same name
     # What the harness records with the results: the run, and all settings of the tasks.
@@ -92,7 +93,6 @@ def evaluate(
     if unknown := sorted(set(tasks) - set(manager.all_tasks)):
         raise ValueError(f"no task {', '.join(unknown)}; possible are {', '.join(sorted(manager.all_tasks))}")
     loaded = manager.load(list(tasks))  # before the model: errors in the settings appear at once
-    tracker = EvaluationTracker(output_path=str(output_path))
     results = simple_evaluate(
         model=model_name if model is None else model,
         model_args=model_args,
@@ -113,17 +113,6 @@ def evaluate(
     tracker.save_results_aggregated(results=results, samples=samples)
     for task in results["configs"]:
         tracker.save_results_samples(task_name=task, samples=samples[task])
-    # The tracker only logs errors of writing, and may have written a part of a file.
-    date = getattr(tracker, "date_id", "")
-    try:
-        (file,) = output_path.rglob(f"results_{date}.json")
-        json.loads(file.read_bytes())
-        for task in results["configs"]:
-            (file,) = output_path.rglob(f"samples_{task}_{date}.jsonl")
-            if len(list(map(json.loads, file.read_bytes().splitlines()))) != len(samples[task]):
-                raise ValueError(f"{file} is cut")
-    except ValueError as error:
-        raise OSError(f"the results could not be written to {output_path}: make room, and evaluate again") from error
 
 
 def load_lm(model_name: str, model_args: dict[str, Any], batch_size: Any, device: str | None) -> LM:

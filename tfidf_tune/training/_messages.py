@@ -32,7 +32,7 @@ from tfidf_tune.training._components import build_optimizer, find_component
 from tfidf_tune.training._data import HELD_OUT, held_out_texts, parts_of, probe_files
 from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors, print_once
 from tfidf_tune.training._errors import SetupError, setup_errors
-from tfidf_tune.training._run import Run, milestone_name
+from tfidf_tune.training._run import EVALUATION, Run, milestone_name
 
 _DUMMY_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for matrices; large, because others pad
 _SPECIAL = frozenset("\"'()[]{},")  # where the harness splits, or joins, the value of an option
@@ -176,7 +176,7 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
         settings["block_size"] = min(len(passage.token_ids) for passage in passages if passage.num_prompt is None)
     evaluate = ["eval", "--model_args", *_harness_settings({"pretrained": str(checkpoints[-1])}), "--tasks", task]
     evaluate += ["--metadata", *_harness_settings(settings), "--batch_size", "32", "--log_samples"]
-    evaluate += ["--output_path", str(folder / "evaluation")]
+    evaluate += ["--output_path", str(folder / EVALUATION)]
     # The other model: the command of this run, with another objective and folder.
     if run_of({"pretrained": str(checkpoints[-1])}).get("objective") == "CE":
         name = folder.name.removesuffix("_ce")
@@ -188,7 +188,7 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
     commands = [evaluate]
     print("Next:", file=sys.stderr)
     print(f"  {shlex.join(['tfidf-tune', *evaluate])}", file=sys.stderr)
-    if (other / "evaluation").is_dir():
+    if (other / EVALUATION).is_dir():
         compare = ["compare", *runs]
         commands.append(compare)
         print(f"  {shlex.join(['tfidf-tune', *compare])}", file=sys.stderr)

@@ -37,6 +37,7 @@ from tfidf_tune.training._distributed import (
 
 RESUME_FOLDER = "resume"
 BELOW_THRESHOLD = "below_threshold"
+EVALUATION = "evaluation"
 _DEVICES = ("cpu", "cuda")
 _SECONDS_FOR_MAIN_PROCESS = 5.0
 _OF_TORCHRUN = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")  # variables
@@ -74,6 +75,8 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
         if is_main_process():
             with errors.setup_errors():
                 require_writable("output_dir", output_dir)
+                if cfg.evaluate:
+                    require_writable("output_dir", output_dir / EVALUATION)
                 stack.enter_context(locked_folder(output_dir))
         _check_folder(output_dir, resume=cfg.resume_from_checkpoint)
         with errors.setup_errors(f"device '{cfg.device}'"):
