@@ -10,6 +10,7 @@ import pytest
 from forked_commands import run_in_forks
 
 from tfidf_tune import cli
+from tfidf_tune._processes import OWN_COMMAND
 
 
 @pytest.fixture
@@ -190,6 +191,15 @@ def test_control_characters_of_file_names_do_not_reach_the_terminal(tmp_path, ti
         (ended,) = run_in_forks([arguments])
         assert (ended.code, message.format("\\u001b]0;", "\\u0007") in ended.err) == (code, True), ended.err
         assert not {"\x1b", "\x07"} & {*ended.out, *ended.err}
+
+
+def test_a_command_in_a_process_of_its_own_finds_modules_of_the_user_after_those_that_are_installed(tmp_path):
+    (tmp_path / "omegaconf.py").write_text("raise ImportError('the file of the user, not the package')")
+    (tmp_path / "my_weights.py").write_text("from tfidf_tune.weighting import UniformWeighting as Mine")
+    objective = ["loss=tfidf_tune.loss.WeightedCrossEntropyLoss", "loss.weighting=my_weights.Mine"]
+    command = [*OWN_COMMAND, "validate", "demo/llama_3M_full_memorization", *objective]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "Config is well-formed!\n"), ended.stderr
 
 
 def test_packages_do_without_the_training_stack():

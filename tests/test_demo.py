@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tfidf_tune._processes import OWN_COMMAND
 from tfidf_tune.commands import demo
 from tfidf_tune.training import FinetuneConfig, check_config, load_config
 
@@ -17,7 +18,8 @@ def ran(monkeypatch, tmp_path):
     commands = []
 
     def run(command, *, stdout=None, stderr=None, env=None, check):
-        name, *arguments = command[len(demo._COMMAND) :]
+        assert command[: len(OWN_COMMAND)] == OWN_COMMAND
+        name, *arguments = command[len(OWN_COMMAND) :]
         commands.append([name, *arguments])
         options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
         if name == "run" and "ends=3" not in arguments:

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from tiny_llama import TINY_LLAMA
 from tiny_run import write_documents
 
+from tfidf_tune._processes import OWN_COMMAND
 from tfidf_tune.compare import import_results
 from tfidf_tune.data import hf_tokenizer, load_documents, read_probe_file
 from tfidf_tune.training import _run
@@ -72,6 +73,7 @@ def test_three_commands_lead_from_a_text_to_a_verdict(command, run_command, tiny
         LORA, "epochs=1", "evaluate=true",
     ]  # fmt: skip
     command("cp", "lora_finetune", "mine.py")
+    (command.folder / "datasets.py").write_text("raise ImportError('the file of the user, not the package')")
     baseline = command(
         "run", "./mine.py", *setup, "loss=tfidf_tune.loss.CrossEntropyLoss", "output_dir=runs/mine_lora_ce"
     )
@@ -82,7 +84,7 @@ def test_three_commands_lead_from_a_text_to_a_verdict(command, run_command, tiny
     assert f"$ {shlex.join(['tfidf-tune', *evaluate])}\n" in baseline
 
     def in_this_process(arguments, **_):  # which saves the imports
-        run_command(*arguments[3:])
+        run_command(*arguments[len(OWN_COMMAND) :])
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(_run, "subprocess", SimpleNamespace(run=in_this_process))

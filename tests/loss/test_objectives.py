@@ -208,15 +208,17 @@ def blocks(language):
 
 @pytest.fixture
 def my_weights(tmp_path, monkeypatch):
-    """The module of the page, importable as from the folder of a run."""
+    """The module of the page, in the working directory."""
     (tmp_path / "my_weights.py").write_text(blocks("python")[0])
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
     yield
     sys.modules.pop("my_weights", None)
 
 
 @pytest.mark.usefixtures("my_weights")
-def test_the_tests_of_the_page_pass():
+def test_the_tests_of_the_page_pass(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)  # as pytest does
     module = ModuleType("tests_of_the_page")
     exec(blocks("python")[1], vars(module))
     tests = [function for name, function in inspect.getmembers(module, inspect.isfunction) if name.startswith("test_")]

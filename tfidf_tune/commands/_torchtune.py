@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from tfidf_tune._checks import SetupError, closest
+from tfidf_tune._processes import search_working_directory_last
 from tfidf_tune._signals import ENDING, is_ignored_hangup
 from tfidf_tune.commands import rename_command
 
@@ -135,7 +136,7 @@ def _checked_recipe(recipe: str, arguments: Sequence[str], names: Sequence[str])
         if os.path.isfile(recipe):
             recipe = os.path.relpath(recipe)  # torchtune turns the path into a module name
         module = None
-        sys.path.append(os.getcwd())  # as torchtune does
+        search_working_directory_last()
         with suppress(ImportError, ValueError):
             module = find_spec(os.path.splitext(recipe)[0].replace("/", "."))
         if module is None:

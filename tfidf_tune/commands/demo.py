@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tfidf_tune._files import atomic_folder, remove_folder
 from tfidf_tune._printing import say
+from tfidf_tune._processes import OWN_COMMAND
 
 _REPETITION = "tfidf_tune.weighting.RepetitionWeighting"
 _OBJECTIVES = {
@@ -18,7 +19,6 @@ _OBJECTIVES = {
     "TF-IDF": ["loss=tfidf_tune.loss.TFIDFCrossEntropyLoss"],
     "Repetition": ["loss=tfidf_tune.loss.WeightedCrossEntropyLoss", f"loss.weighting._component_={_REPETITION}"],
 }
-_COMMAND = [sys.executable, "-m", "tfidf_tune.cli"]
 _TASKS = "tfidf_memorization,tfidf_membership,tfidf_wikitext2_ppl"
 # Perplexity is measured on text that shares no document with the training text.
 _HELD_OUT = [
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
     named = [f"Llama 650K:{name}={folder}" for name, folder in folders.items()]
     arguments = ["compare", *named, "--output-dir", str(runs / "report")]
     say(f"\n$ {shlex.join(['tfidf-tune', *arguments])}")
-    sys.exit(subprocess.run([*_COMMAND, *arguments], check=False).returncode)
+    sys.exit(subprocess.run([*OWN_COMMAND, *arguments], check=False).returncode)
 
 
 def _make_random(folder: Path) -> None:
@@ -110,7 +110,7 @@ def _run(commands: Iterable[tuple[Path, list[str]]]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         env = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}  # a process that waits leaves the cores to the other
         with log.open("w") as file:
-            return subprocess.run([*_COMMAND, *arguments], stdout=file, stderr=file, env=env, check=False).returncode
+            return subprocess.run([*OWN_COMMAND, *arguments], stdout=file, stderr=file, env=env, check=False).returncode
 
     with ThreadPoolExecutor(max_workers=2) as pool:
         ended = [(log, pool.submit(run, log, arguments)) for log, arguments in commands if arguments]

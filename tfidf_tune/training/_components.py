@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torchtune.config._errors import InstantiationError
 from torchtune.config._utils import _get_component_from_path
 
+from tfidf_tune._processes import search_working_directory_last
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._errors import SetupError, setup_errors
 
@@ -102,7 +103,11 @@ def default_arguments(cfg: Any) -> str:
 
 
 def find_component(where: str, path: Any) -> Any:
-    """Import a class or function by its dotted path; a SetupError names ``where`` if it does not exist."""
+    """Import a class or function by its dotted path; a SetupError names ``where`` if it does not exist.
+
+    It may be in a module of the working directory.
+    """
+    search_working_directory_last()
     try:
         component = _get_component_from_path(str(path))
     except (InstantiationError, ValueError) as error:

@@ -23,6 +23,7 @@ from torchtune import training, utils
 from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import locked_folder, require_writable
 from tfidf_tune._printing import say, visible
+from tfidf_tune._processes import OWN_COMMAND
 from tfidf_tune._signals import ENDING, Interrupted, ended_by
 from tfidf_tune.training import _errors as errors
 from tfidf_tune.training._config import load_config
@@ -172,7 +173,7 @@ def _run(main: Callable[[DictConfig], list[list[str]] | None]) -> None:
     alone = {name: value for name, value in os.environ.items() if not name.startswith(_OF_TORCHRUN)}
     for command in commands:
         print(f"$ {shlex.join(['tfidf-tune', *command])}", file=sys.stderr, flush=True)
-        ended = subprocess.run([sys.executable, "-m", "tfidf_tune.cli", *command], env=alone, check=False)
+        ended = subprocess.run([*OWN_COMMAND, *command], env=alone, check=False)
         if ended.returncode:
             sys.exit(ended.returncode if ended.returncode > 0 else 128 - ended.returncode)
 
