@@ -1,15 +1,21 @@
 """The module of the documentation in Lightning's own Trainer: weights, accumulation, validation, checkpoints."""
 
+import os
+import warnings
+
 import lightning
 import pytest
 import torch
 import torch.nn.functional as F
 from docs_snippets import snippet
+from label_batches import assert_same_state
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from processes import on_every_rank
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from tfidf_tune.loss import CrossEntropyLoss
-from tfidf_tune.weighting import TFIDFWeighting
+from tfidf_tune.weighting import TFIDFWeighting, shift_labels
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The '[a-z_]+' does not have many workers"),  # the data is in memory
@@ -19,22 +25,21 @@ pytestmark = [
 NUM_STEPS, ACCUMULATED = 4, 2
 
 
-@pytest.fixture(scope="module")
-def finetuning_class():
+def module_of_the_page(checkpoint):
+    """The module, which trains the tiny model by SGD, so that gradients of another size are seen."""
     namespace = {}
     exec(snippet("trainers.md", "Lightning"), namespace)
-    return namespace["Finetuning"]
+    module = namespace["Finetuning"](AutoModelForCausalLM.from_pretrained(checkpoint))
+    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.3)
+    return module
 
 
 @pytest.fixture
-def make_module(finetuning_class, tiny_checkpoint):
-    """Make a module that trains the tiny model by SGD, so that gradients of another size are seen."""
-
+def make_module(tiny_checkpoint):
     def make(loss=None):
-        module = finetuning_class(AutoModelForCausalLM.from_pretrained(tiny_checkpoint))
+        module = module_of_the_page(tiny_checkpoint)
         if loss is not None:
             module.loss = loss
-        module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.3)
         return module
 
     return make
@@ -140,3 +145,44 @@ def test_a_resumed_run_is_identical(make_module, tmp_path):
 
     assert recorder.losses == expected.losses[NUM_STEPS // 2 * ACCUMULATED :]
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
+
+
+class ProcessesOfTheTest(LightningEnvironment):
+    creates_processes_externally = True
+
+
+def batches_of_rank(rank):
+    """Rows of other lengths than those of another rank."""
+    return [{name: part[:, rank:] for name, part in batch.items()} for batch in batches(2 + rank, 4)]
+
+
+def fit_on_rank(rank, checkpoint, folder):
+    """Return the state of the weighting."""
+    os.environ["LOCAL_RANK"] = str(rank)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Lightning
+        module = module_of_the_page(checkpoint)
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            default_root_dir=folder,
+            devices=2,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            limit_val_batches=0,
+            logger=False,
+            max_epochs=1,
+            plugins=[ProcessesOfTheTest()],
+            strategy="ddp",
+            use_distributed_sampler=False,
+        )
+        trainer.fit(module, DataLoader(batches_of_rank(rank), batch_size=None))
+    return dict(module.loss.weighting.state_dict())
+
+
+def test_two_processes_keep_the_window_of_their_own_rows(tiny_checkpoint, tmp_path):
+    for rank, state in enumerate(on_every_rank(2, tmp_path, fit_on_rank, tiny_checkpoint, tmp_path)):
+        alone = TFIDFWeighting(num_batches=16)
+        for batch in batches_of_rank(rank):
+            alone(shift_labels(batch["labels"]), vocab_size=state["window.document_frequency_E"].shape[0] - 2)
+        assert_same_state(alone, state)

@@ -16,8 +16,21 @@ from label_batches import (
 from operations import Recorder
 from processes import on_every_rank
 from tfidf_reference import IGNORED
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
-from tfidf_tune.weighting import RepetitionWeighting, TFIDFWeighting
+from tfidf_tune import weighting as weightings
+from tfidf_tune.loss import WeightedCrossEntropyLoss
+from tfidf_tune.weighting import (
+    GoldfishWeighting,
+    RepetitionWeighting,
+    TFIDFWeighting,
+    TokenBatch,
+    TokenWeighting,
+)
 
 VOCAB_SIZE, NUM_STEPS, WINDOW = 40, 15, 4
 REPETITION = {"h": 2, "k": 1, "alpha": 1.0, "span": 5, "min_length": 1, "sample": 2, "num_buckets": 2**16}
@@ -107,6 +120,8 @@ def run_of_a_rank(rank):
         "cases": {name: run_case(rank, case) for name, case in CASES.items()},
         "collectives": {name: collectives_of(rank, case) for name, case in CASES.items()},
         "refused": refused(rank),
+        "in DDP": {name: run_in_ddp(rank, name) for name in WITH_STATE},
+        "in FSDP2": {name: run_in_fsdp(rank, name) for name in WITH_STATE},
     }
 
 
@@ -171,6 +186,88 @@ def refused(rank):
     return messages, weighting(labels, vocab_size=VOCAB_SIZE), state_copy(weighting)
 
 
+# ---- a loss inside of a module that is trained on several ranks, as in Lightning
+
+
+class SeenWeighting(TokenWeighting):
+    """A user's: tokens that were seen before have weight 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("num_seen", torch.zeros(VOCAB_SIZE, dtype=torch.int64))
+
+    def weigh(self, batch):
+        valid = batch.labels != IGNORED
+        weights = (valid & (self.num_seen[batch.labels.clamp_min(0)] == 0)).float()
+        if self.training:
+            self.num_seen += batch.labels[valid].bincount(minlength=VOCAB_SIZE)
+        return weights
+
+
+WITH_STATE = {
+    "TF-IDF": lambda: TFIDFWeighting(num_batches=WINDOW),
+    "TF-IDF of all tokens": lambda: TFIDFWeighting(num_batches=WINDOW, counted="tokens"),
+    "repetition": lambda: RepetitionWeighting(**REPETITION),
+    "Goldfish": lambda: GoldfishWeighting(h=3),
+    "a user's": SeenWeighting,
+}
+
+
+def weighting_of(rank, name):
+    weighting = WITH_STATE[name]()
+    weighting.set_special_tokens(range(rank + 1))  # a table that differs between ranks, in length too
+    return weighting
+
+
+class ModelWithLoss(nn.Module):
+    def __init__(self, weighting):
+        super().__init__()
+        self.logits = nn.Embedding(VOCAB_SIZE, VOCAB_SIZE)
+        self.loss = WeightedCrossEntropyLoss(weighting)
+
+    def forward(self, tokens, batch):
+        terms = self.loss.terms(self.logits(tokens), batch)
+        return terms.loss, terms.weights
+
+
+def own_batches(rank, num_ranks):
+    """What a rank has in each step: rows of its own number and length."""
+    for step in range(NUM_STEPS):
+        labels, document_ids = batches_of_a_step(step, num_ranks)[rank]
+        tokens = labels.clamp_min(0)
+        yield tokens, TokenBatch(labels, document_ids, all_tokens=torch.where(labels == IGNORED, tokens, labels))
+
+
+def train_wrapped(rank, model):
+    """Return the weights of each step."""
+    weights = []
+    for tokens, batch in own_batches(rank, dist.get_world_size()):
+        loss, weights_of_step = model(tokens, batch)
+        loss.backward()
+        weights.append(weights_of_step)
+    return weights
+
+
+def buffers_copy(weighting):
+    return {name: buffer.clone() for name, buffer in weighting.named_buffers()}
+
+
+def run_in_ddp(rank, name):
+    model = ModelWithLoss(weighting_of(rank, name))
+    weights = train_wrapped(rank, DistributedDataParallel(model))
+    return {"weights": weights, "buffers": buffers_copy(model.loss.weighting)}
+
+
+def run_in_fsdp(rank, name):
+    """Also what each rank has after it has got the state of rank 0, as from a checkpoint."""
+    model = ModelWithLoss(weighting_of(rank, name))
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    weights, buffers = train_wrapped(rank, model), buffers_copy(model.loss.weighting)
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    return {"weights": weights, "buffers": buffers, "state of rank 0": state_copy(model.loss.weighting)}
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     return on_every_rank(3, tmp_path_factory.mktemp("ranks"), run_of_a_rank)
@@ -212,6 +309,42 @@ def test_a_step_takes_one_collective_at_most_and_evaluation_none(ranks):
         gather = ["allgather_"] if case.shape_known else ["allreduce_", "allgather_"]
         expected = gather if case.shared else []
         assert [result["collectives"][name] for result in ranks] == [[expected, []]] * len(ranks)
+
+
+# ---- inside of a wrapped module
+
+
+def test_every_weighting_with_state_is_wrapped():
+    classes = [value for value in vars(weightings).values() if isinstance(value, type)]
+    of_tokens = [one for one in classes if issubclass(one, TokenWeighting) and one is not TokenWeighting]
+    wrapped = {type(make()) for make in WITH_STATE.values()}
+    assert {one for one in of_tokens if list(one().buffers())} == wrapped - {SeenWeighting}
+
+
+@pytest.mark.parametrize("wrapper", ["in DDP", "in FSDP2"])
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_a_rank_keeps_the_state_of_its_own_rows_in_a_wrapped_module(ranks, name, wrapper):
+    """DDP would overwrite buffers by those of rank 0, and crash where their shapes differ."""
+    differing = 0
+    for rank, result in enumerate(ranks):
+        alone, found = weighting_of(rank, name), result[wrapper][name]
+        for (_, batch), weights in zip(own_batches(rank, len(ranks)), found["weights"], strict=True):
+            assert torch.equal(alone(batch), weights)
+        expected = dict(alone.named_buffers())
+        assert found["buffers"].keys() == expected.keys()
+        assert all(torch.equal(found["buffers"][key], value) for key, value in expected.items())
+        of_first = ranks[0][wrapper][name]["buffers"]
+        differing += any(not torch.equal(of_first[key], value) for key, value in expected.items())
+    assert differing == len(ranks) - 1, "equal rows on all ranks show nothing"
+
+
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_a_distributed_checkpoint_of_one_rank_is_loaded_on_all(ranks, name):
+    results = [result["in FSDP2"][name] for result in ranks]
+    for result in results:
+        state = result["state of rank 0"]
+        assert all(torch.equal(value, results[0]["buffers"][key]) for key, value in state.items())
+        assert state or name == "Goldfish"
 
 
 # ---- bad input

@@ -1,6 +1,8 @@
 """Saving and loading the window at any point, in any order of batches, shapes, dtypes."""
 
+import copy
 import io
+import pickle
 
 import pytest
 import safetensors.torch
@@ -9,6 +11,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from label_batches import CalledWeighting, assert_same_state, random_stream, state_copy
 from tfidf_reference import IGNORED
+from torch import nn
 
 from tfidf_tune.weighting import (
     GoldfishWeighting,
@@ -122,6 +125,87 @@ def test_the_layout_of_a_saved_state_is_the_one_of_earlier_checkpoints(make):
     assert {name: (tuple(t.shape), t.dtype) for name, t in state.items()} == LAYOUTS[make]
     if make is TFIDFWeighting:
         assert state["window.num_documents_K"].nonzero().tolist() == [[0]], "the first batch is in the first slot"
+
+
+def small(make):
+    return make(num_buckets=2**10, min_length=1, h=2, k=1, sample=1) if make is RepetitionWeighting else make()
+
+
+def trained(make):
+    """A small weighting that has seen a few batches."""
+    weighting = small(make)
+    weighting.set_special_tokens([0, 5])
+    for labels in random_stream(7, num_batches=5, max_rows=3, max_length=9, vocab_size=VOCAB_SIZE):
+        weighting(labels)
+    return weighting
+
+
+def with_plain_buffers(module):
+    """The module as PyTorch's own: all that it holds are ordinary buffers, as in checkpoints of versions before."""
+    plain = nn.Module()
+    for name, buffer in module.named_buffers(recurse=False):
+        plain.register_buffer(name, buffer, persistent=name in module.state_dict())
+    for name, child in module.named_children():
+        plain.add_module(name, with_plain_buffers(child))
+    return plain
+
+
+def layout(module):
+    return {name: (one.device, one.dtype, one.shape, one.is_shared()) for name, one in module.named_buffers()}
+
+
+MOVES = {
+    "half": nn.Module.half,
+    "bfloat16": lambda module: module.to(torch.bfloat16),
+    "double": nn.Module.double,
+    "shared memory": nn.Module.share_memory,
+    "meta": lambda module: module.to("meta"),
+    "from meta": lambda module: module.to_empty(device="cpu"),
+}
+
+
+@pytest.mark.parametrize("make", LAYOUTS)
+def test_what_moves_moves_as_the_buffers_of_pytorch(make):
+    weighting = trained(make)
+    plain = with_plain_buffers(weighting)
+    for move in MOVES.values():
+        move(weighting)
+        move(plain)
+        assert layout(weighting) == layout(plain)
+        assert list(weighting.state_dict()) == list(plain.state_dict())
+
+
+@pytest.mark.parametrize("make", LAYOUTS)
+def test_a_checkpoint_of_plain_buffers_is_loaded_and_nothing_else(make):
+    weighting = trained(make)
+    saved = through_torch(with_plain_buffers(weighting).state_dict())
+    assert list(saved) == list(weighting.state_dict())
+    for assign in (False, True):
+        fresh = small(make)
+        fresh.load_state_dict(saved, strict=True, assign=assign)
+        assert all(torch.equal(saved[name], tensor) for name, tensor in fresh.state_dict().items())
+        assert not list(nn.ModuleList([fresh]).buffers()), "still not among the buffers of another module"
+        is_saved_tensor = [tensor.data_ptr() == saved[name].data_ptr() for name, tensor in fresh.state_dict().items()]
+        assert is_saved_tensor == [assign] * len(saved)
+        with pytest.raises(RuntimeError, match='Unexpected key.* "more"'):
+            fresh.load_state_dict(saved | {"more": torch.zeros(1)})
+    for name in saved:
+        with pytest.raises(RuntimeError, match=f'Missing key.* "{name}"'):
+            small(make).load_state_dict({other: value for other, value in saved.items() if other != name})
+
+
+@pytest.mark.parametrize("make", LAYOUTS)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda weighting: pickle.loads(pickle.dumps(weighting))])
+def test_a_copy_has_a_state_of_its_own(make, copied):
+    weighting = trained(make)
+    other, before = copied(weighting), state_copy(weighting)
+    buffers = dict(other.named_buffers())
+    assert all(torch.equal(buffers[name], tensor) for name, tensor in weighting.named_buffers())
+    more = torch.tensor([[3, 4, 3, 4, 5, 6, 1]])
+    other(more)
+    assert all(torch.equal(before[name], tensor) for name, tensor in weighting.state_dict().items())
+    weighting(more)
+    assert all(torch.equal(other.state_dict()[name], tensor) for name, tensor in weighting.state_dict().items())
 
 
 def test_a_refused_state_leaves_the_window_unchanged():

@@ -68,7 +68,7 @@ def check_resources(
     # A threshold of the monitor adds the checkpoint that it keeps, or the checkpoint that it ends the run with.
     has_threshold = cfg.memorization_monitor is not None and cfg.memorization_monitor.stop_above is not None
     number, number_to_resume = len(set(cfg.save_at_percent)) + has_threshold, cfg.keep_last_n_checkpoints
-    size_to_resume = _num_bytes([*trained, *loss.buffers()]) + optimizer_bytes
+    size_to_resume = _num_bytes([*trained, *loss.state_dict().values()]) + optimizer_bytes
     # While the newest checkpoint is written, the disk holds one more than are kept.
     needed = number * size + (number_to_resume + 1) * size_to_resume * (number_to_resume > 0)
     free = shutil.disk_usage(nearest_folder(run.output_dir)).free

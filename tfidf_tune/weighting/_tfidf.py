@@ -7,13 +7,14 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from tfidf_tune._checks import require_bool, require_choice, require_integer, require_number
 from tfidf_tune.weighting._weighting import (
     IGNORE_INDEX,
     NO_TOKEN,
     OneThread,
+    RankLocalModule,
     TokenBatch,
     TokenWeighting,
     differs_from_previous,
@@ -54,7 +55,7 @@ def inverse_document_frequency(document_frequency: Tensor, num_documents: Tensor
     return ((1 + num_documents) / (1 + document_frequency)).log_().add_(1)
 
 
-class DocumentWindow(nn.Module):
+class DocumentWindow(RankLocalModule):
     """Counts in how many documents of the last ``num_batches`` mini-batches each token occurs.
 
     A ring holds, for every batch, the distinct tokens of each of its documents. A new batch replaces the oldest one:

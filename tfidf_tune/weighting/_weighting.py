@@ -8,8 +8,8 @@ row.
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -206,12 +206,68 @@ class OneThread:
         return type(self), ()
 
 
-class TokenWeighting(nn.Module, ABC):
+class RankLocalModule(nn.Module):
+    """A module whose buffers belong to its process, also inside of a module that ``DistributedDataParallel`` wraps.
+
+    Before each forward pass ``DistributedDataParallel`` overwrites all ``named_buffers()`` of the module that it wraps
+    with those of rank 0: a rank would lose what it has seen. Buffers of this class are therefore plain attributes,
+    which a module that contains it does not list. Otherwise they are as all buffers: while PyTorch moves, saves or
+    loads them, they are where it keeps buffers, so that they have the same dtypes and the same keys in ``state_dict``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names_of_buffers: list[str] = []
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Add a buffer, or replace the one of this name."""
+        with self._buffers_in_place():
+            super().register_buffer(name, tensor, persistent)
+        if name not in self._names_of_buffers:
+            self._names_of_buffers.append(name)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the buffers of this module, for FSDP2 and distributed checkpoints, which ask each module by itself."""
+
+        def buffers_of(module: nn.Module) -> Iterable[tuple[str, Tensor | None]]:
+            if isinstance(module, RankLocalModule):
+                return [(name, getattr(module, name)) for name in module._names_of_buffers]
+            return module._buffers.items()
+
+        yield from self._named_members(buffers_of, prefix, recurse, remove_duplicate)
+
+    @contextmanager
+    def _buffers_in_place(self) -> Iterator[None]:
+        for name in self._names_of_buffers:
+            if name in self.__dict__:  # not if it is in place: PyTorch replaces buffers that it loads with assign=True
+                self._buffers[name] = self.__dict__.pop(name)
+        try:
+            yield
+        finally:
+            self.__dict__.update(self._buffers)
+            self._buffers.clear()
+
+    def _apply(self, *args: Any, **options: Any) -> Any:
+        with self._buffers_in_place():
+            return super()._apply(*args, **options)  # type: ignore[no-untyped-call]
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        with self._buffers_in_place():
+            super()._save_to_state_dict(*args)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        with self._buffers_in_place():
+            super()._load_from_state_dict(*args)
+
+
+class TokenWeighting(RankLocalModule, ABC):
     """Base class of all weightings: gives each label token a weight in a cross-entropy loss.
 
     A subclass implements :meth:`weigh`. In ``.train()`` mode it may learn from the batch (a window of statistics, for
     example); in ``.eval()`` mode it leaves its state unchanged. State belongs into registered buffers, which the
-    recipes save and restore.
+    recipes save and restore, and of which each process keeps its own.
 
     Attributes:
         needs_predictions (bool): whether :meth:`weigh` needs ``batch.predictions``. The logits then have to be computed
