@@ -194,6 +194,84 @@ def test_an_empty_answer_is_not_learned(chat_tokenizer, sft, suffix):
     assert '{"name": "add", "arguments": {"a": 2}}' in calls
 
 
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+NOTHING = {"role": "assistant", "content": ""}
+AGENT_ROWS = [
+    {"messages": [QUESTION, NOTHING | {"tool_calls": [CALL]}]},
+    {"messages": [QUESTION, NOTHING | {"reasoning_content": "Two and two."}]},
+    {
+        "messages": [QUESTION, NOTHING | {"tool_calls": [CALL]}, {"role": "tool", "content": "4"}, FOUR],
+        "tools": [{"type": "function", "function": {"name": "add"}}],
+    },
+    {"messages": [QUESTION, FOUR | {"reasoning_content": "Two and two."}]},
+]
+CHATML = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+KNOWS_NOTHING = (
+    "the chat template does not write tool_calls of 2 messages, reasoning_content of 2 messages, tools of 1 row; "
+    "it writes nothing of 3 answers (not learned)"
+)
+NO_THOUGHTS = (
+    "the chat template does not write reasoning_content of 2 messages; it writes nothing of 1 answer (not learned)"
+)
+# What the template does not write of the rows, and which of these strings the answers of each row contain.
+UNWRITTEN = {
+    "ChatML": (KNOWS_NOTHING, [["It is four."], ["It is four."]]),
+    "llama3": (KNOWS_NOTHING, [["It is four."], ["It is four."]]),
+    "llama3_training": (KNOWS_NOTHING, [["It is four."], ["It is four."]]),
+    "qwen3_instruct_2507": (NO_THOUGHTS, [['"add"'], ['"add"', "It is four."], ["It is four."]]),
+    "qwen3_training": ("", [['"add"'], ["Two and two."], ['"add"', "It is four."], ["Two and two."]]),
+}
+
+
+@pytest.mark.parametrize("name", UNWRITTEN)
+def test_what_the_template_does_not_write_is_said_and_is_no_answer(chat_tokenizer, sft, tmp_path, caplog, name):
+    file = tmp_path / "chatml.jinja"
+    file.write_text(CHATML)
+    given = {"chat_template": str(file) if name == "ChatML" else template(name)}
+    said, expected = UNWRITTEN[name]
+    for _ in ("built", "from the cache"):
+        caplog.clear()
+        found = [learned(chat_tokenizer, sample) for sample in sft(chat_tokenizer, AGENT_ROWS, **given)]
+        lines = [record.getMessage() for record in caplog.records if "does not write" in record.getMessage()]
+        assert [line.partition(": ")[2].rpartition(": ")[0] for line in lines] == [said] * bool(said)
+        for answers, parts in zip(found, expected, strict=True):
+            assert len(answers) == len(parts)
+            assert all(part in answer for answer, part in zip(answers, parts, strict=True))
+    if name == "llama3":
+        # Not the last answer, nor a row with no other.
+        messages = [QUESTION, FOUR, SURE, NOTHING | {"tool_calls": [CALL]}]
+        [sample] = sft(chat_tokenizer, [{"messages": messages}], train_on="last", **given)
+        assert [answer.strip() for answer in learned(chat_tokenizer, sample)] == ["It is four.<|eot_id|>"]
+        for train_on in ("completions", "all"):
+            with pytest.raises(
+                ValueError, match="none at all: .* does not write tool_calls of 1 message; it writes nothing"
+            ):
+                sft(chat_tokenizer, AGENT_ROWS[:1], train_on=train_on, **given)
+        # This template would print None.
+        with pytest.raises(
+            ValueError, match="none at all: .* does not write tool_calls of 1 message; it writes nothing"
+        ):
+            sft(chat_tokenizer, [{"messages": [QUESTION, {**NOTHING, "content": None, "tool_calls": [CALL]}]}], **given)
+
+
+def test_one_of_two_fields_is_written_and_contents_are_not(chat_tokenizer, sft, tmp_path, caplog):
+    """Of thoughts that are there twice the template writes one; it writes no content with them, and no other role."""
+    file = tmp_path / "thoughts.jinja"
+    file.write_text(
+        "{% for m in messages if m.role != 'tool' %}[{{ m.role }}]"
+        "{{ m.reasoning or m.thinking or m.content | upper }}[end]{% endfor %}"
+    )
+    thoughts = {"reasoning": "Two and two.", "thinking": "Two and two."}
+    rows = [{"messages": [QUESTION, FOUR | thoughts, {"role": "tool", "content": "five"}, SURE, YES]}]
+    [sample] = sft(chat_tokenizer, rows, chat_template=str(file))
+    assert "does not write content of 2 messages, reasoning of 1 message: by chat_template" in caplog.text
+    assert [answer.rpartition("]")[0] for answer in learned(chat_tokenizer, sample)] == [
+        "[assistant]Two and two.[end",
+        f"[assistant]{YES['content'].upper()}[end",
+    ]
+
+
 def test_columns_of_parquet_add_nothing_to_tools_and_their_calls(chat_tokenizer, tmp_path):
     def row(argument):
         call = {"type": "function", "function": {"name": argument, "arguments": {argument: {f"in {argument}": 1}}}}
@@ -317,6 +395,25 @@ def test_bos_and_eos_that_a_text_has_are_not_doubled(chat_tokenizer, sft, tmp_pa
     assert others == [first] * 3
     blocks = text_blocks_dataset(chat_tokenizer, block_size=1, **given).blocks.ravel().tolist()
     assert blocks.count(chat_tokenizer.eos_id) == 4
+
+
+def test_contents_that_end_in_eos_are_kept_exactly(chat_tokenizer, sft, tmp_path):
+    end = chat_tokenizer.decode([chat_tokenizer.eos_id], skip_special_tokens=False)
+    contents = ["four", f"four{end}", f"four{end}{end}", f"four{end}four{end}"]
+    for turn_end in (end, "<|im_end|>"):
+        file = tmp_path / "ends.jinja"
+        # The turn of the user ends in another token.
+        file.write_text(
+            "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}"
+            f"{{{{ '{turn_end}' if m.role == 'assistant' else '<|im_end|>' }}}}{{% endfor %}}"
+        )
+        for asked in contents:
+            for content in contents:
+                messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": content}]
+                [sample] = sft(chat_tokenizer, [{"messages": messages}], chat_template=str(file))
+                answer = content if content.endswith(turn_end) else content + turn_end
+                expected = f"[user]{asked}<|im_end|>[assistant]{answer}"
+                assert chat_tokenizer.decode(sample["tokens"], skip_special_tokens=False) == expected
 
 
 def test_instructions_with_and_without_a_chat_template(chat_tokenizer, tokenizer, sft):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 # Part of every cache key. Increase it when a change of code changes what is cached.
-_FORMAT_VERSION = 7
+_FORMAT_VERSION = 8
 
 LabelMask = npt.NDArray[np.bool_]
 Counts = Counter[str]

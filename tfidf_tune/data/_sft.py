@@ -186,9 +186,13 @@ def _texts(parts: list[Any]) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
+def _has(message: Message, field: str) -> bool:
+    value = message.get(field)
+    return bool(value.strip() if isinstance(value, str) else value)
+
+
 def _is_empty(message: Message) -> bool:
-    values = (message.get(key) for key in _WRITTEN)
-    return not any(value.strip() if isinstance(value, str) else value for value in values)
+    return not any(_has(message, field) for field in _WRITTEN)
 
 
 def _is_switched_off(message: Message) -> bool:
@@ -196,9 +200,16 @@ def _is_switched_off(message: Message) -> bool:
 
 
 def encode_rows(
-    tokenizer: TextTokenizer, rows: Iterable[Text | Chat], template: str | None, train_on: TrainOn
+    tokenizer: TextTokenizer,
+    rows: Iterable[Text | Chat],
+    template: str | None,
+    train_on: TrainOn,
+    counts: sequences.Counts,
 ) -> Iterator[tuple[TokenArray, sequences.LabelMask]]:
-    """Yield the int32 ids of each row, a text between BOS and EOS, and whether each is learned; both may be empty."""
+    """Yield the int32 ids of each row, a text between BOS and EOS, and whether each is learned; both may be empty.
+
+    What the chat template does not write is counted, see :func:`encode_chat`.
+    """
     bos = np.array(bos_ids(tokenizer), dtype=np.int32)
     eos = np.array([tokenizer.eos_id], dtype=np.int32)
     # Texts are encoded in batches, conversations one by one, because a template is applied to each.
@@ -207,7 +218,7 @@ def encode_rows(
     prompts = encode_texts(tokenizer, (row.prompt if isinstance(row, Text) else "" for row in of_prompts))
     for row, ids, prompt in zip(rows, wholes, prompts, strict=True):
         if isinstance(row, Chat):
-            yield encode_chat(tokenizer, row, template, train_on)
+            yield encode_chat(tokenizer, row, template, train_on, counts)
         elif not row.completion:
             yield _NOTHING
         else:
@@ -219,12 +230,13 @@ def encode_rows(
 
 
 def encode_chat(
-    tokenizer: TextTokenizer, chat: Chat, template: str | None, train_on: TrainOn
+    tokenizer: TextTokenizer, chat: Chat, template: str | None, train_on: TrainOn, counts: sequences.Counts
 ) -> tuple[TokenArray, sequences.LabelMask]:
     """Apply a chat template to a conversation.
 
     Where the template marks the turns of the assistant by ``{% generation %}``, these are learned. Otherwise a turn is
-    what the conversation up to its end adds to the conversation before it with the generation prompt.
+    what the conversation up to its end adds to the conversation before it with the generation prompt. A turn of which
+    the template writes nothing is not learned; the fields that it does not write are counted, as in "unwritten tools".
     """
     if not isinstance(tokenizer, HFTokenizer) or template is None:
         remedy = "name a Jinja file by chat_template, or take the chat model's by tfidf_tune.data.hf_tokenizer"
@@ -233,27 +245,47 @@ def encode_chat(
     def render(messages: Sequence[Message], **options: Any) -> Any:
         given = {"chat_template": template, "tools": chat.tools, "tokenize": "return_dict" in options}
         try:
-            return tokenizer.apply_chat_template(list(messages), **given, **options)
+            return tokenizer.apply_chat_template(list(messages), **(given | options))
         except Exception as error:  # a template is a program
             what = f"the chat template refuses this conversation ({type(error).__name__}: {error})"
             raise ValueError(f"{chat.place}: {what}: change the row or leave it out") from error
 
-    # Which messages can be learned.
+    def changed_text(messages: Sequence[Message], **options: Any) -> str | None:
+        """Render a conversation that was changed; None if the template refuses it."""
+        try:
+            return str(render(messages, **options))
+        except ValueError:
+            return None
+
     of_assistant = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
-    turns = [i for i in of_assistant if i >= chat.first and not _is_empty(chat.messages[i])]
-    turns = [i for i in (turns[-1:] if train_on == "last" else turns) if not _is_switched_off(chat.messages[i])]
-    if not turns:
+
+    def learned(messages: Sequence[Message]) -> list[int]:
+        answers = [i for i in of_assistant if i >= chat.first and not _is_empty(messages[i])]
+        chosen = answers[-1:] if train_on == "last" else answers
+        return [i for i in chosen if not _is_switched_off(messages[i])]
+
+    if not learned(chat.messages):
         return _NOTHING
     # Few templates take only lists of parts; those for plain text print, refuse or leave them out.
     contents = [message["content"] for message in chat.messages]
     if any(isinstance(one, list) for one in contents) and "Welcome" in _sample(tokenizer, template):
         chat = chat.with_contents("".join(_texts(one)) if isinstance(one, list) else one for one in contents)
-    text, eos = render(chat.messages), tokenizer.decode([tokenizer.eos_id], skip_special_tokens=False)
-    if eos * 2 in text:  # the template writes it after a content that has it
-        contents = [message["content"] for message in chat.messages]
-        chat = chat.with_contents(one.removesuffix(eos) if isinstance(one, str) else one for one in contents)
+    text = render(chat.messages)
+    eos = tokenizer.decode([tokenizer.eos_id], skip_special_tokens=False)
+    if eos * 2 in text:
+        chat = chat._replace(messages=_without_doubled(eos, chat.messages, text, changed_text))
         text = render(chat.messages)
     check_length(text, chat.place)
+    # What the template does not write can be no answer.
+    written = _as_written(chat.messages, text, changed_text)
+    for message, kept in zip(chat.messages, written, strict=True):
+        counts.update(f"unwritten {field}" for field in _WRITTEN if _has(message, field) and not _has(kept, field))
+    if chat.tools and changed_text(chat.messages, tools=None) == text:
+        counts["unwritten tools"] += 1
+    turns, answers = learned(written), learned(chat.messages)
+    counts["num_unwritten_answers"] += len([i for i in answers if _is_empty(written[i])])
+    if not turns:
+        return _NOTHING
     ids, offsets = tokenizer.encode_with_offsets(text)
     has_left_out = any(map(_is_switched_off, chat.messages))
     if train_on == "all":
@@ -281,6 +313,65 @@ def encode_chat(
         start, end = _start(render, text, chat, turn), _end(render, text, chat, turn + 1)
         is_label |= (offsets[:, 1] > start) & (offsets[:, 0] < end)
     return ids, is_label
+
+
+def _without_doubled(
+    eos: str, messages: list[Message], text: str, changed_text: Callable[..., str | None]
+) -> list[Message]:
+    """Leave out an EOS at the end of a content where the template writes it again.
+
+    Of the content "four</s>" a template may make "four</s></s>". Without its own EOS it becomes "four</s>", and the
+    content is still in the text. Where the template ends a turn by another token, it would not be.
+    """
+    for i, message in enumerate(messages):
+        content = message["content"]
+        if not isinstance(content, str) or not content.endswith(eos):
+            continue
+        shorter = [*messages[:i], message | {"content": content.removesuffix(eos)}, *messages[i + 1 :]]
+        shorter_text = changed_text(shorter)
+        # Counted, because another message can have the same content; stripped, as by some templates.
+        content = content.strip()
+        if shorter_text is not None and shorter_text.count(content) >= max(text.count(content), 1):
+            messages = shorter
+            text = shorter_text
+    return messages
+
+
+def _as_written(messages: Sequence[Message], text: str, changed_text: Callable[..., str | None]) -> Sequence[Message]:
+    """Leave out the fields of messages that the template does not write: without them the text is the same.
+
+    Llama 3's template writes no calls of tools, for example: of the answer ``{"content": "", "tool_calls": [...]}``
+    remains ``{"content": ""}``. Fields are left out one after the other, so that one of two that say the same remains.
+    """
+    for i, message in enumerate(messages):
+        for field in _WRITTEN:
+            if not _has(message, field):
+                continue
+            kept = {name: value for name, value in messages[i].items() if name != field}
+            if field == "content":
+                content = message["content"]
+                parts = _texts(content) if isinstance(content, list) else [content]
+                if all(part.strip() in text for part in parts):
+                    continue
+                kept["content"] = type(content)()  # templates expect one
+            shorter = [*messages[:i], kept, *messages[i + 1 :]]
+            if changed_text(shorter) == text:
+                messages = shorter
+    return messages
+
+
+def _unwritten(counts: sequences.Counts) -> str:
+    """Say what of the conversations the chat template does not write; an empty text if it writes all."""
+    numbers = {field: counts[f"unwritten {field}"] for field in _WRITTEN}
+    fields = [f"{field} of {counted(number, 'message')}" for field, number in numbers.items() if number]
+    if counts["unwritten tools"]:
+        fields.append(f"tools of {counted(counts['unwritten tools'], 'row')}")
+    if not fields:
+        return ""
+    number = counts["num_unwritten_answers"]
+    left_out = f"; it writes nothing of {counted(number, 'answer')} (not learned)" if number else ""
+    remedy = "by chat_template name a file that writes them"
+    return f"the chat template does not write {', '.join(fields)}{left_out}: {remedy}"
 
 
 def learns_turn_ends(tokenizer: TextTokenizer, template: str) -> bool:
@@ -369,7 +460,8 @@ def sft_dataset(
 
     A text ``system`` starts a conversation without a system message. A message with ``weight`` 0 or ``train`` false is
     not learned. Contents of text parts are joined where the template does not write them. BOS and EOS that
-    a text has are not put there again.
+    a text has are not put there again. Of a message all fields are passed to the template; a log line counts ``tools``,
+    ``tool_calls`` and other fields that it does not write, and an answer of which it writes nothing is not learned.
 
     A row of more than ``max_seq_len`` tokens is cut at its end. Rows are left out if they are empty, have no
     answer, or have none of it left after the cut. A log line reports the formats and the counts.
@@ -464,7 +556,7 @@ def sft_dataset(
 
     def make_sequences(counts_of_source: sequences.Counts) -> Iterator[tuple[TokenArray, sequences.LabelMask]]:
         for place, counts in zip(places, (counts_of_source, sequences.Counts()), strict=False):
-            for ids, is_label in encode_rows(tokenizer, read(place, counts), template, train_on):
+            for ids, is_label in encode_rows(tokenizer, read(place, counts), template, train_on, counts):
                 if is_label[1:limit].any():  # the shift of labels drops the first
                     counts["num_examples"] += 1
                     counts["num_cut"] += len(ids) > limit
@@ -479,6 +571,8 @@ def sft_dataset(
             if not counts["num_examples"]:
                 cut = f"{counts['num_unlabelled']} of {counts['num_documents']} rows have no answer in {limit} tokens"
                 remedy = "raise max_seq_len, or see to the roles: an answer's is 'assistant', or 'gpt' in conversations"
+                unwritten = _unwritten(counts)
+                remedy += f"; {unwritten}" if unwritten else ""
                 raise ValueError(f"{place.source!r} gives no example: {cut}, the others none at all: {remedy}")
 
     examples = dataset = sequences.cached_sequences(cache_dir, settings, make_sequences)
@@ -507,6 +601,9 @@ def sft_dataset(
         f"{dataset.num_left_out - counts['num_unlabelled']:,} without an answer and {counts['num_unlabelled']:,} with "
         "none of it before the cut",
     )
+    unwritten = _unwritten(counts)
+    if unwritten:
+        logger.warning(f"{source}: {unwritten}")
     if counts["num_chats"] and train_on != "all" and not learns_turn_ends(tokenizer, template or ""):
         remedy = "by chat_template name a file that writes the token at which generation stops"
         problem = "the chat template writes nothing after an answer, so that the model does not learn to stop"
