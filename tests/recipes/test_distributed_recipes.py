@@ -8,8 +8,11 @@ import torch
 from process_hooks import overflow_at, save_loaded_bytes, save_random_state
 from recipe_processes import ALL, Processes, RecipeRun, run_to_the_end
 from safetensors.torch import load_file
+from sentences import refused
 from tiny_models import MODELS
 from tiny_run import assert_close_weights, metrics_of, read_weights, run_config
+
+from tfidf_tune.training import SetupError
 
 NUM_STEPS = 10
 METRICS = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "grad_norm")
@@ -226,6 +229,10 @@ def resume(run, earlier):
     return run
 
 
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def assert_reported(output, saved, now, window):
     (message,) = [line for line in output.splitlines() if f"was written by {saved} process" in line]
     for text in (f"this run has {now}", "random states (dropout) are not restored", window):
@@ -261,3 +268,28 @@ def test_a_run_of_one_process_is_resumed_by_two(make_run, whole, tmp_path):
     run = resume(make_run(2, **RESUMABLE), whole[1])
     assert_reported(run_to_the_end([run], tmp_path / "processes"), 1, 2, "the loss keeps its window")
     assert_continued(run, whole[2])
+
+
+# 33 sequences, four in a step: one process takes 9 steps an epoch; two leave one sequence out and take 8.
+UNEVEN = {**RESUMABLE, "dataset.num_base": 13, "max_steps": None, "keep_last_n_checkpoints": 3}
+
+
+def test_a_number_of_processes_with_other_steps_per_epoch_is_refused(make_run, tmp_path):
+    """The schedule and the position in the data follow from them; nothing that is saved is changed."""
+    runs = {number: make_run(number, **UNEVEN) for number in (1, 2)}
+    runs[1].here()
+    run_to_the_end([runs[2]], tmp_path / "processes")
+    on_one = resume(make_run(1, **UNEVEN), runs[2])
+    on_two = resume(make_run(2, **UNEVEN), runs[1])
+    before = [contents(run.folder) for run in (on_one, on_two)]
+
+    ended = Processes([on_two], tmp_path / "resumed", num_processes=2).wait()
+    with refused(SetupError, "with 8 steps per epoch", "a checkpoint of more processes", folder=on_one.folder):
+        on_one.here()
+
+    assert [len(metrics_of(run.folder, "loss")) for run in runs.values()] == [2 * 9, 2 * 8]
+    assert 0 not in ended.codes
+    said = "was written by 1 process(es), with 9 steps per epoch; with 2 process(es) there are 8"
+    assert ended.output.count(said) == 1, ended.output
+    assert "Traceback" not in ended.output
+    assert [contents(run.folder) for run in (on_one, on_two)] == before

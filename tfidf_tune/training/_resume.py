@@ -11,12 +11,13 @@ what a run needs to continue bit-identically:
 """
 
 import json
+import math
 import os
 import random
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -106,11 +107,33 @@ class ResumePoint:
         self.tokens_seen: int = self._saved.get("tokens_seen", 0)
 
     def check_inputs(self, dataset: Dataset[Any], checkpointer: HFCheckpointer) -> None:
-        """Raise a SetupError if data or base weights have changed since the checkpoint was written."""
+        """Raise a SetupError if data, base weights or the steps of an epoch are not those of the checkpoint."""
         self._inputs = {"data set": dataset_fingerprint(dataset), "base weights": checkpointer.fingerprint()}
         if changed := differences(self._saved.get("inputs", self._inputs), self._inputs):
             problem = f"{self.checkpoint} was written with other inputs: {'; '.join(changed)}"
             raise SetupError(f"{problem}. Restore them, or choose another output_dir for a new run")
+        world_size, _ = get_world_size_and_rank()
+        saved_world_size: int = self._saved.get("num_processes", world_size)
+        before = self._steps_per_epoch(dataset, saved_world_size)
+        now = self._steps_per_epoch(dataset, world_size)
+        if before != now:
+            raise SetupError(
+                f"{self.checkpoint} was written by {saved_world_size} process(es), with {before} steps per epoch; with "
+                f"{world_size} process(es) there are {now}, because sequences that cannot be shared out equally are "
+                f"left out: start {saved_world_size} process(es), or choose another output_dir for a new run"
+            )
+
+    def _steps_per_epoch(self, dataset: Dataset[Any], num_processes: int) -> int:
+        """Count the optimizer steps of an epoch on a number of processes: schedule and data are divided by them.
+
+        Of 33 sequences, four in a mini-batch of all processes, one process takes 9 steps, the last with one sequence.
+        Two processes take 16 each, two at a time, in 8 steps: the last sequence is left out.
+        """
+        batch_size: int = self._settings[_MINI_BATCH] // num_processes
+        accumulated: int = self._settings["gradient_accumulation_steps"]
+        num_sequences = len(cast(Sized, dataset)) // num_processes
+        num_batches = math.ceil(num_sequences / batch_size)
+        return math.ceil(num_batches / accumulated)
 
     def last_checkpoint(self) -> str:
         """Describe where a run that ends early can be resumed."""
