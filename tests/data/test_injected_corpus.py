@@ -125,10 +125,12 @@ def test_the_aligned_base_is_the_text_without_targets_and_controls(build, tokeni
     assert len(build()) == 12 + 3 * 4
 
 
-def test_a_second_run_does_not_tokenize_and_maps_the_blocks(build, tokenizer, tmp_path, monkeypatch):
+def test_a_second_run_does_not_tokenize_and_maps_the_blocks(build, tmp_path, monkeypatch):
     files = [tmp_path / name / "probe.jsonl" for name in ("first run", "second run")]
     first = build(probe_file=str(files[0]))
-    monkeypatch.setattr(type(tokenizer), "encode_batch", lambda self, texts: pytest.fail("tokenized again"))
+    monkeypatch.setattr(
+        "tfidf_tune.data._injected_passages.encode_texts", lambda *given: pytest.fail("tokenized again")
+    )
     again = build(probe_file=str(files[1]))
     np.testing.assert_array_equal(first.blocks, again.blocks)
     assert (first.passages, first.num_left_out) == (again.passages, again.num_left_out)

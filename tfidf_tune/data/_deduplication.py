@@ -92,8 +92,11 @@ class Deduplication:
     @property
     def settings(self) -> dict[str, Any]:
         """Return the part of a cache key, empty if nothing is removed."""
-        used = {"none": {}, "exact": {"method": "exact"}, "minhash": asdict(self) | {"of": "words"}}[self.method]
-        return {"deduplicate": used} if used else {}
+        if self.method == "none":
+            return {}
+        if self.method == "exact":
+            return {"method": "exact"}
+        return asdict(self) | {"of": "words"}
 
     def kept(self, rows: _Rows, source: str, tokenizer: TextTokenizer) -> Mask:
         """Return which rows of a data set stay, bool ``[num_rows]``: the first of several copies; log the numbers.

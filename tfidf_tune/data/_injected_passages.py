@@ -22,11 +22,10 @@ from tfidf_tune.data import _passages as probes
 from tfidf_tune.data import _repeated_stretches as repeated
 from tfidf_tune.data import _sequences as sequences
 from tfidf_tune.data import _sources as sources
-from tfidf_tune.data import _tokenizer as tokenizers
 from tfidf_tune.data._deduplication import Deduplicate, Deduplication
 from tfidf_tune.data._passages import NoiseKind, NoisyCopy, Passage, Window, make_passages, write_probe_file
 from tfidf_tune.data._repeated_stretches import LearnedRuns, Mask, Positions, WindowChooser, join_documents
-from tfidf_tune.data._sequences import CompletionsDataset, InjectedCorpusDataset, SequenceDataset, cached_folder
+from tfidf_tune.data._sequences import CompletionsDataset, InjectedCorpusDataset, SequenceDataset
 from tfidf_tune.data._sources import EMBEDDED, SampleBy, TextSource, embedded_documents, load_documents
 from tfidf_tune.data._text import BLOCK_SIZE, blocks_and_lengths, cut_blocks, places_in_blocks, split_at_eos
 from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, check_fits_model, encode_texts
@@ -240,18 +239,18 @@ def injected_corpus_dataset(
         write_probe_file(folder / "probe.jsonl", make_passages(tokenizer, windows, num_targets))
         return {"num_left_out": num_left_out, "num_documents": len(lengths), "num_removed": int((~kept).sum())}
 
-    settings = {
-        "kind": "injected_corpus",
-        "source": sources.source_fingerprint(*base),
-        "target_source": target and sources.source_fingerprint(*target),
-        "target_source_name": origin,
-        "tokenizer": tokenizers.tokenizer_name(tokenizer),
-        "tokenizer_fingerprint": tokenizers.tokenizer_fingerprint(tokenizer),
-        **asdict(spec),
-        **({} if noise else {"noise_kind": None}),
-        **deduplication.settings,
-    }
-    folder, counts = cached_folder(cache_dir, settings, build)
+    arguments = asdict(spec)
+    if not noise:
+        del arguments["noise_kind"]  # which changes nothing
+    key = sequences.cache_key(
+        "injected_corpus",
+        tokenizer,
+        [base, target] if target else [base],
+        deduplication=deduplication,
+        passages_of=origin,
+        **arguments,
+    )
+    folder, counts = sequences.cached_folder(cache_dir, key, build)
     probe = folder / "probe.jsonl"
     passages = probes.read_probe_file(probe)
     if probe_file:

@@ -26,7 +26,7 @@ from tfidf_tune.data._disk_tasks import TaskRunner
 from tfidf_tune.data._passages import Passage, Window, make_passages, read_probe_file
 from tfidf_tune.data._repeated_stretches import CUT, SHARED_TOKENS, Positions, Start, WindowChooser, join_documents
 from tfidf_tune.data._sources import EMBEDDED, SampleBy, embedded_documents, load_documents
-from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, encode_texts, tokenizer_fingerprint
+from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, encode_texts, tokenizer_identity
 from tfidf_tune.data._window_index import PLACE, Piece, Records
 
 PASSAGES = ("duplicates", "near-duplicates", "random")
@@ -116,14 +116,14 @@ class MadeProbe:
 
 
 def search_arguments(tokenizer: TextTokenizer, spec: ProbeSpec) -> dict[str, Any]:
-    """Return what the passages follow from, JSON data: the specification, and hashes of texts, controls and tokenizer.
+    """Return what the passages follow from, JSON data: the specification, hashes of texts and controls, the tokenizer.
 
     Data sets of the hub are known by their names only.
     """
     of_hub = [source for source in spec.sources if not sources.is_local(source)]
     texts = sources.content_hashes([source for source in spec.sources if source not in of_hub])
     texts |= {source: sources.source_fingerprint(source, column=spec.column) for source in of_hub}
-    arguments = {**asdict(spec), "texts": texts, "tokenizer": tokenizer_fingerprint(tokenizer), "format": _FORMAT}
+    arguments = {**asdict(spec), "texts": texts, "tokenizer": tokenizer_identity(tokenizer), "format": _FORMAT}
     if spec.num_controls:
         unseen = spec.controls_source or EMBEDDED
         arguments["controls"] = sources.source_fingerprint(unseen, column=spec.column, sample_by=spec.sample_by)

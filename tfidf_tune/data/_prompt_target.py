@@ -15,7 +15,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.data._sequences import Counts, LabelMask, cache_settings, cached_sequences, missing_ends, pack
+from tfidf_tune.data._sequences import Counts, LabelMask, cache_key, cached_sequences, missing_ends, pack
 from tfidf_tune.data._sources import TextSource, load_rows
 from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, bos_ids, check_fits_model, encode_texts
 
@@ -230,8 +230,16 @@ def _prompt_target_dataset(
             summary = f"{counts['num_left_out']} rows are empty, have no answer in their context or are too long"
             raise ValueError(f"{place.source!r} gives no example: {summary}. Raise the limit or name another source")
 
-    settings = cache_settings("prompt_target", tokenizer, [place], empty_prompt=empty_prompt, limits=limits)
-    dataset = cached_sequences(cache_dir, settings, make_sequences)
+    key = cache_key(
+        "prompt_target",
+        tokenizer,
+        [place],
+        deduplication=None,
+        passages_of=None,
+        empty_prompt=empty_prompt,
+        limits=limits,
+    )
+    dataset = cached_sequences(cache_dir, key, make_sequences)
     num_changed = dataset.num_cut + dataset.num_cut_targets + dataset.num_left_out
     logger.log(
         logging.WARNING if num_changed else logging.INFO,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NewType
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,10 @@ from torch.utils.data import Dataset
 
 from tfidf_tune._files import atomic_folder, digest
 from tfidf_tune.data._sources import TextSource, source_fingerprint
-from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, bos_ids, tokenizer_fingerprint
+from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, tokenizer_identity, tokenizer_name
 
 if TYPE_CHECKING:
+    from tfidf_tune.data._deduplication import Deduplication
     from tfidf_tune.data._passages import Passage
 
 IGNORED = -100
@@ -27,6 +28,8 @@ _FORMAT_VERSION = 8
 
 LabelMask = npt.NDArray[np.bool_]
 Counts = Counter[str]
+CacheKey = NewType("CacheKey", dict[str, Any])
+"""All that the contents of a cache folder depend on. Only :func:`cache_key` makes one."""
 
 
 @dataclass(eq=False, repr=False)
@@ -140,33 +143,53 @@ def label_runs(is_label: LabelMask) -> npt.NDArray[np.int64]:
     return np.flatnonzero(np.diff(is_label, prepend=False, append=False)).reshape(-1, 2)
 
 
-def cache_settings(
-    kind: str, tokenizer: TextTokenizer, places: Sequence[TextSource], **settings: Any
-) -> dict[str, Any]:
-    """Return all that the contents of a cache folder depend on: ``settings``, the tokenizer and the sources."""
-    return {
-        "kind": kind,
-        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
-        "special_ids": [bos_ids(tokenizer), tokenizer.eos_id],
-        "source_fingerprints": [source_fingerprint(*place) for place in places],
-        **settings,
-    }
+def cache_key(
+    kind: str,
+    tokenizer: TextTokenizer,
+    places: Sequence[TextSource],
+    *,
+    deduplication: "Deduplication | None",
+    passages_of: str | None,
+    **arguments: Any,
+) -> CacheKey:
+    """Make the key of a cache folder.
+
+    Args:
+        kind (str): what the folder contains.
+        tokenizer (TextTokenizer): the tokenizer, see :func:`tokenizer_identity`.
+        places (Sequence[TextSource]): the sources, known by their contents, see :func:`source_fingerprint`.
+        deduplication (Deduplication | None): how the contents were deduplicated; None if they were not.
+        passages_of (str | None): the source that passages in the folder name, beside the tokenizer; None if the folder
+            has no passages. Other contents do not depend on names, so that a file or a tokenizer can be moved.
+        **arguments (Any): all other arguments that the contents depend on, JSON data.
+    """
+    names = None if passages_of is None else [passages_of, tokenizer_name(tokenizer)]
+    return CacheKey(
+        {
+            "kind": kind,
+            "tokenizer": tokenizer_identity(tokenizer),
+            "sources": [source_fingerprint(*place) for place in places],
+            "deduplicate": deduplication.settings if deduplication else {},
+            "names": names,
+            "arguments": arguments,
+        }
+    )
 
 
 def cached_folder(
-    cache_dir: str | None, settings: dict[str, Any], build: Callable[[Path], Mapping[str, int]]
+    cache_dir: str | None, key: CacheKey, build: Callable[[Path], Mapping[str, int]]
 ) -> tuple[Path, dict[str, int]]:
-    """Return the cache folder for ``settings``, everything its contents depend on, and the counts of ``build``.
+    """Return the cache folder of a key and the counts of ``build``.
 
     If it does not exist, ``build`` fills an empty folder. Processes that ask at the same time each build a folder, and
     the first complete one is kept.
     """
     root = Path(cache_dir or os.environ.get("TFIDF_TUNE_CACHE") or "~/.cache/tfidf_tune").expanduser()
-    folder = root / digest(settings | {"format_version": _FORMAT_VERSION})
+    folder = root / digest(key | {"format_version": _FORMAT_VERSION})
     if not folder.is_dir():
         try:
             with atomic_folder(folder) as temporary:
-                contents = {"settings": settings, "counts": build(temporary)}
+                contents = {"settings": key, "counts": build(temporary)}
                 (temporary / "settings.json").write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
         except OSError:
             if not folder.is_dir():  # otherwise another process was faster; its folder is the same
@@ -177,10 +200,10 @@ def cached_folder(
 
 def cached_sequences(
     cache_dir: str | None,
-    settings: dict[str, Any],
+    key: CacheKey,
     make_sequences: Callable[[Counts], Iterator[tuple[TokenArray, LabelMask]]],
 ) -> SequenceDataset:
-    """Return the sequences for ``settings`` from the cache; if necessary, tokenize them.
+    """Return the sequences of a key from the cache; if necessary, tokenize them.
 
     ``make_sequences`` yields at least one pair of int32 ids ``[num_tokens]`` and whether each is learned, and increases
     the counts that it is given.
@@ -199,7 +222,7 @@ def cached_sequences(
         np.save(folder / "spans.npy", np.stack([ends - lengths, ends], axis=1))
         return counts
 
-    folder, counts = cached_folder(cache_dir, settings, build)
+    folder, counts = cached_folder(cache_dir, key, build)
     tokens = np.memmap(folder / "tokens.int32", dtype=np.int32, mode="r")
     is_label = np.memmap(folder / "is_label.bool", dtype=np.bool_, mode="r")
     return SequenceDataset(tokens, is_label, np.load(folder / "spans.npy"), Counter(counts))

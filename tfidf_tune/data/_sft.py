@@ -537,7 +537,8 @@ def sft_dataset(
     named = TextSource(source, source_name, source_split, source_column or "")
     places = [named] if spec is None or not spec.in_file else [named, TextSource(spec.kind, column=named.column)]
     written = {"max_seq_len": limit, "train_on": train_on, "formatting": formatting}
-    settings = sequences.cache_settings("sft", tokenizer, places, **written)
+    # Copies are removed from what is read from the cache.
+    key = sequences.cache_key("sft", tokenizer, places, deduplication=None, passages_of=None, **written)
     last_columns: dict[str, list[str]] = {}
 
     def read(place: TextSource, counts: sequences.Counts) -> Iterator[Text | Chat]:
@@ -575,7 +576,7 @@ def sft_dataset(
                 remedy += f"; {unwritten}" if unwritten else ""
                 raise ValueError(f"{place.source!r} gives no example: {cut}, the others none at all: {remedy}")
 
-    examples = dataset = sequences.cached_sequences(cache_dir, settings, make_sequences)
+    examples = dataset = sequences.cached_sequences(cache_dir, key, make_sequences)
 
     def kept(order: TokenArray) -> Mask:
         def build(folder: Path) -> dict[str, int]:
@@ -585,8 +586,17 @@ def sft_dataset(
 
         if deduplication.method == "none":
             return np.ones(len(order), dtype=np.bool_)
-        key = settings | deduplication.settings | {"kind": "sft_kept", "order": digest(order.tolist())}
-        mask: Mask = np.load(sequences.cached_folder(cache_dir, key, build)[0] / "kept.npy")
+        key_of_kept = sequences.cache_key(
+            "sft_kept",
+            tokenizer,
+            places,
+            deduplication=deduplication,
+            passages_of=None,
+            order=digest(order.tolist()),
+            **written,
+        )
+        folder, _ = sequences.cached_folder(cache_dir, key_of_kept, build)
+        mask: Mask = np.load(folder / "kept.npy")
         return mask
 
     counts = dataset.counts

@@ -28,7 +28,7 @@ from tfidf_tune.data._sequences import (
     Counts,
     LabelMask,
     TextBlocksDataset,
-    cache_settings,
+    cache_key,
     cached_folder,
     cached_sequences,
     label_runs,
@@ -185,9 +185,17 @@ def text_blocks_dataset(
         write_probe_file(folder / "probe.jsonl", passages)
         return {"num_documents": len(lengths), "num_removed": int((~kept).sum()), "num_passages": len(passages)}
 
-    sizes = {"block_size": block_size, "num_blocks": num_blocks, "holdout": holdout}
-    settings = cache_settings("text_blocks", tokenizer, [place], **sizes, **deduplication.settings)
-    folder, counts = cached_folder(cache_dir, settings, build)
+    key = cache_key(
+        "text_blocks",
+        tokenizer,
+        [place],
+        deduplication=deduplication,
+        passages_of=source if holdout else None,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        holdout=holdout,
+    )
+    folder, counts = cached_folder(cache_dir, key, build)
     passages = read_probe_file(folder / "probe.jsonl") if counts.pop("num_passages") else []
     if probe_file and passages:
         write_probe_file(probe_file, passages)
@@ -271,11 +279,17 @@ def without_shared_text(tokenizer: TextTokenizer, blocks: TokenArray, num_tokens
         np.save(folder / "shared.npy", shared)
         return {"num_shared": int(shared.sum())}
 
-    digest = hashlib.sha256(blocks.tobytes()).hexdigest()
-    settings = cache_settings(
-        "shared_blocks", tokenizer, [place], block_size=block_size, blocks=digest, num_tokens=num_tokens
+    key = cache_key(
+        "shared_blocks",
+        tokenizer,
+        [place],
+        deduplication=None,
+        passages_of=None,
+        block_size=block_size,
+        blocks=hashlib.sha256(blocks.tobytes()).hexdigest(),
+        num_tokens=num_tokens,
     )
-    folder, _ = cached_folder(None, settings, build)
+    folder, _ = cached_folder(None, key, build)
     unseen: TokenArray = blocks[~np.load(folder / "shared.npy")]
     return unseen
 
@@ -353,9 +367,17 @@ def text_dataset(
             rows = compress(every, kept)
         return ((piece, np.ones(len(piece), dtype=np.bool_)) for piece in rows)
 
-    added = {"max_seq_len": limit, "add_bos": add_bos, "add_eos": add_eos}
-    settings = cache_settings("text", tokenizer, [place], **added, **deduplication.settings)
-    dataset = cached_sequences(cache_dir, settings, make_sequences)
+    key = cache_key(
+        "text",
+        tokenizer,
+        [place],
+        deduplication=deduplication,
+        passages_of=None,
+        max_seq_len=limit,
+        add_bos=add_bos,
+        add_eos=add_eos,
+    )
+    dataset = cached_sequences(cache_dir, key, make_sequences)
     logger.log(
         logging.WARNING if dataset.num_cut else logging.INFO,
         f"{source}: {len(dataset)} sequences of {dataset.num_documents} documents; {dataset.num_cut} documents of more "

@@ -124,6 +124,20 @@ def tokenizer_fingerprint(tokenizer: TextTokenizer) -> str:
     return str(getattr(tokenizer, "fingerprint", None) or _fingerprint(tokenizer, tokenizer.vocab_size))
 
 
+def tokenizer_identity(tokenizer: TextTokenizer) -> dict[str, Any]:
+    """Return all of a tokenizer that ids and passages can depend on, JSON data.
+
+    The fingerprint alone is not enough: BOS and EOS are put around documents, and special tokens are left out of
+    decoded text and of measured answers, whatever the vocabulary is.
+    """
+    return {
+        "fingerprint": tokenizer_fingerprint(tokenizer),
+        "bos_ids": bos_ids(tokenizer),
+        "eos_id": tokenizer.eos_id,
+        "special_ids": sorted(getattr(tokenizer, "special_tokens", {}).values()),
+    }
+
+
 def _fingerprint(tokenizer: TextTokenizer, vocabulary: Any) -> str:
     return digest([vocabulary, tokenizer.encode(_SAMPLE_TEXT, add_bos=False, add_eos=False)])
 
