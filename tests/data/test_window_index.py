@@ -3,18 +3,21 @@
 import dataclasses
 import json
 import random
+import string
 
 import numpy as np
 import pytest
-from data_fakes import changed, targets_of, write_folder
+from data_fakes import changed, controls_of, targets_of, write_folder
 from processes import kill_when_opening
 
+from tfidf_tune.audit._audit import _chosen
 from tfidf_tune.commands.probe import main
 from tfidf_tune.data import ProbeSpec, embedded_documents, read_probe_file
 from tfidf_tune.data import _probe_making as probe_making
 from tfidf_tune.data import _window_index as window_index
 from tfidf_tune.data._probe_making import make_probe
 from tfidf_tune.data._repeated_stretches import (
+    SHARED_TOKENS,
     WindowChooser,
     duplicated_stretches,
     join_documents,
@@ -131,6 +134,75 @@ def test_the_most_frequent_passages_are_found_and_counted_as_by_slow_references(
             assert len(passage.positions) == passage.num_injections
 
 
+SIGNS = {
+    "emoji": [chr(code) for code in range(0x1F600, 0x1F640)],
+    "base64": [*string.ascii_letters, *string.digits, "+", "/"],
+    "han": [chr(code) for code in range(0x4E00, 0xA000)],
+}
+
+
+def signs(kind, number, seed):
+    return "".join(random.Random(seed).choices(SIGNS[kind], k=number))
+
+
+@pytest.mark.parametrize(
+    ("kind", "block_size"), [("emoji", BLOCK), ("emoji", 32), ("base64", BLOCK), ("base64", 32), ("han", 8)]
+)
+def test_copies_of_text_without_words_are_found_at_any_offset(tokenizer, tmp_path, kind, block_size):
+    made = [signs(kind, 60 + 4 * number, number) for number in range(40)]
+    texts = planted(made, [text[: 40 + 5 * number] for number, text in enumerate(made[:8])])
+    source = write_folder(tmp_path / "in", texts)
+    spec = ProbeSpec((source,), num_targets=40, num_controls=0, block_size=block_size, allow_fewer=True)
+    found = make_probe(tokenizer, spec)
+    documents = encoded(tokenizer, [text for part in range(3) for text in texts[part::3]])
+    names = name_repeated_windows(join_documents(documents), block_size)
+    expected = [len(starts) for starts, _ in duplicated_stretches(names, block_size)]
+    assert sorted(found.stretch_repeats) == sorted(expected)
+    assert max(expected) > 5
+    assert found.num_duplicates > 1
+    for passage in found.passages:
+        assert passage.num_injections == occurrences(passage, documents)
+    assert found.unsearched_share == 0
+
+
+def test_a_document_of_emoji_among_prose_is_found(tokenizer, originals, tmp_path):
+    texts = [*originals, *[signs("emoji", 25, 0)] * 30]
+    sizes = {"num_targets": 5, "num_controls": 0, "block_size": BLOCK}
+    made = make_probe(tokenizer, ProbeSpec((write_folder(tmp_path / "in", texts),), **sizes))
+    assert made.passages[0].num_injections == 30
+    assert signs("emoji", 25, 0).startswith(made.passages[0].text)
+
+
+def test_near_copies_of_text_without_words_are_told_from_other_such_text(tokenizer, originals, tmp_path):
+    copies = []
+    for seed in range(4):
+        text = [*signs("emoji", 60, 0)]
+        for place in random.Random(seed).sample(range(60), 4):
+            text[place] = "\U0001f4a9"
+        copies.append("".join(text))
+    texts = [*originals[:20], *copies, *(signs("emoji", 60, number) for number in range(1, 5))]
+    sizes = {"num_targets": 20, "num_controls": 0, "block_size": BLOCK, "allow_fewer": True}
+    source = write_folder(tmp_path / "in", texts)
+    made = make_probe(tokenizer, ProbeSpec((source,), passages="near-duplicates", **sizes))
+    counts = {True: [], False: []}
+    for passage in made.passages:
+        text = passage.text.strip("\ufffd")
+        if text[0] in SIGNS["emoji"]:
+            counts[any(text in copy for copy in copies)].append(passage.num_injections)
+    assert max(counts[True]) >= 3
+    assert set(counts[False]) == {1}
+
+
+def test_the_share_of_passages_whose_copies_cannot_be_found_is_said(tokenizer, originals, tmp_path):
+    """Among much prose, windows have more bytes than a passage of digits, whose tokens are short."""
+    prose = [text[:300] for text in originals] * 2
+    digits = ["".join(random.Random(seed).choices("0123456789", k=128)) for seed in range(4)]
+    source = write_folder(tmp_path / "in", [*(f"{text}{number}" for number, text in enumerate(prose)), *digits], 1)
+    made = make_probe(tokenizer, ProbeSpec((source,), num_targets=5, num_controls=0, block_size=BLOCK, seed=1))
+    assert 0 < made.unsearched_share < 0.05
+    assert f"Copies of {made.unsearched_share:.1%} of the passages" in _chosen(made, ProbeSpec((source,)))
+
+
 def test_passages_of_documents_that_were_not_compared_are_counted_too(tokenizer, spec, tmp_path, monkeypatch, texts):
     monkeypatch.setattr(probe_making, "_COPIES", 2)
     monkeypatch.setattr(window_index, "_WHOLE_BYTES", 1200)
@@ -185,6 +257,47 @@ def test_controls_of_another_kind_that_are_in_the_text_are_refused(tokenizer, or
         texts = [one.text for one in made.passages if one.kind == "control"]
         assert bool(texts) == (name == "both")
         assert not [text for text in texts if any(text.strip() in one for one in digits)]
+
+
+@pytest.mark.parametrize("kind", ["ends in one sign", "one sign", "after a word", "a run after a word"])
+def test_controls_with_few_words_that_are_in_the_text_are_refused(tokenizer, originals, tmp_path, kind):
+    """What a control shares with the text has no word, or only one that is at another place."""
+    block_size = {"one sign": 8, "a run after a word": 256}.get(kind, BLOCK)
+    (tilde,) = tokenizer.encode("~", add_bos=False, add_eos=False)
+    held_out, training = [], [*originals[:30]]
+    for seed in range(60):
+        emoji = signs("emoji", 14, seed)
+        if kind == "one sign":
+            held_out.append("~" * 8)
+            training.append(f"see {'~' * 12}")
+        elif kind == "ends in one sign":
+            held_out.append(f"{originals[seed % len(originals)][:40]}{'~' * 56}")
+            training.append(f"see {'~' * 56}")
+        elif kind == "after a word":
+            held_out.append(f"{signs('emoji', 2, seed + 1)}{emoji}")
+            training.append(f"see x{emoji}x")
+        else:
+            shared = f"{emoji[:5]}{'~' * 20}{emoji[5:9]}"
+            held_out.append(f"{signs('emoji', 25, seed + 1)}{shared}{signs('emoji', 25, seed + 2)}")
+            training.append(f"x{shared}x")
+    assert tokenizer.decode([tilde]) == "~"
+    spec = ProbeSpec(
+        (write_folder(tmp_path / "in", training),),
+        controls_source=write_folder(tmp_path / "held_out", held_out),
+        num_targets=1,
+        num_controls=40,
+        block_size=block_size,
+        allow_fewer=True,
+    )
+    made = make_probe(tokenizer, spec)
+    num_shared = min(SHARED_TOKENS, block_size)
+    trained = set()
+    for ids in encoded(tokenizer, training):
+        trained |= {tuple(ids[first : first + num_shared]) for first in range(len(ids) - num_shared + 1)}
+    assert made.num_refused > 0
+    for control in controls_of(made):
+        ids = control.token_ids
+        assert not {tuple(ids[first : first + num_shared]) for first in range(len(ids) - num_shared + 1)} & trained
 
 
 def test_an_interrupted_search_goes_on(embedded_tokenizer_folder, texts, tmp_path, capfd):

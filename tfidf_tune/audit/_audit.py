@@ -598,11 +598,16 @@ def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:
     ]
     if spec.without_eos:
         lines.append("No passage has EOS inside.")
+    if made.unsearched_share:
+        lines.append(
+            f"Copies of {made.unsearched_share:.1%} of the passages in a sample of the text cannot be found: they have "
+            "too few words, or too short tokens."
+        )
     if made.num_repetitive:
         lines.append(f"Left out: {made.num_repetitive} passages that repeat a few tokens.")
     if spec.num_controls:
-        refused = f"{made.num_refused} candidates share text with the training data and were rejected."
-        lines.append(f"Controls: {num_controls}; {refused}")
+        refused = "candidates share text with the training data, or cannot be compared with it, and were rejected"
+        lines.append(f"Controls: {num_controls}; {made.num_refused} {refused}.")
     if num_targets < spec.num_targets or num_controls < spec.num_controls:
         wanted = f"{spec.num_targets} targets and {spec.num_controls} controls were wanted"
         lines.append(f"There are no more passages of {spec.block_size} tokens without overlap: {wanted}.")

@@ -30,11 +30,14 @@ from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, e
 from tfidf_tune.data._window_index import PLACE, Piece, Records
 
 PASSAGES = ("duplicates", "near-duplicates", "random")
-_FORMAT = 2  # of the steps on disk; an interrupted search of another format is not continued
+_FORMAT = 3  # of the steps on disk; an interrupted search of another format is not continued
 
 _SAMPLE_FILES, _SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 10, 100, 10_000
 _LEAST_SAMPLE = 16  # tokens of a document whose bytes in a token count
 _SHARE_OF_PASSAGE = 0.4  # of a window, so that a passage of fewer bytes than most holds a window, too
+_LEAST_WINDOW = 3  # bytes: of a character of Han
+_LONGEST_WORD = 64  # bytes
+_BOTH_ENDS = 6  # bytes of the incomplete characters at the ends of a passage, which its text does not have
 _SHARE_OF_SHARED = 0.5  # of the stretches by which controls are recognized
 _CANDIDATES, _MORE_CANDIDATES = 4, 50
 _DOCUMENTS = (4096, 16384)  # of candidates: at first, and if they have too few passages
@@ -100,8 +103,9 @@ class MadeProbe:
 
     Counts of the training text: documents, tokens, occurrences of each duplicated stretch of the candidates (stretches
     may overlap), targets that are duplicates, passages left out because they repeat a few tokens, passages of the
-    controls' source refused because they are partly in the training text, and targets by where they start.
-    ``num_tokens`` is estimated from a sample if ``is_estimate``.
+    controls' source refused because they are partly in the training text or cannot be compared with it, and targets by
+    where they start. ``num_tokens`` is estimated from a sample if ``is_estimate``. ``unsearched_share`` is the share of
+    the passages of a sample that hold no window of the index: copies of such passages are not found.
     """
 
     passages: tuple[Passage, ...]
@@ -113,6 +117,7 @@ class MadeProbe:
     num_refused: int
     starts: dict[Start, int]
     is_estimate: bool = False
+    unsearched_share: float = 0.0
 
 
 def search_arguments(tokenizer: TextTokenizer, spec: ProbeSpec) -> dict[str, Any]:
@@ -235,11 +240,25 @@ class _Search:
         # The length of a window in bytes follows from a sample; the stretches of controls are searched in one pass.
         files = tuple(str(unit.resolve()) if isinstance(unit, Path) else unit for unit in units)
         sources.require_distinct(files)
-        self._num_sampled, self._bytes_in_token, least = self._sample(files)
-        self._unseen, self._num_unseen, num_shared = self._draw_controls()
-        num_bytes = max(4, round(spec.block_size * least * (1 if self._near else _SHARE_OF_PASSAGE)))
-        self._index = windows.WindowIndex(files, spec.column, spec.sample_by, work, num_bytes, self._near, num_shared)
-        batch = windows.make_batch([self.text(ids) for ids in self._unseen], ignore_case=self._near)
+        sampled, self._num_sampled, self._bytes_in_token, least = self._sample(files)
+        num_bytes = max(_LEAST_WINDOW, round(spec.block_size * least * _SHARE_OF_PASSAGE))
+        # A passage holds a window if as many words start in it, before its last num_bytes, as there are for one window:
+        # also if all of them are the longest.
+        room = round(spec.block_size * least) - num_bytes - _BOTH_ENDS
+        longest_word = min(_LONGEST_WORD, max(1, room // windows.window_spacing(num_bytes)))
+        self._unseen, self._num_unseen, num_shared = self._draw_controls(longest_word)
+        self._index = windows.WindowIndex(
+            files,
+            spec.column,
+            spec.sample_by,
+            work,
+            num_bytes=round(spec.block_size * least) if self._near else num_bytes,
+            longest_word=longest_word,
+            near=self._near,
+            num_shared_bytes=num_shared,
+        )
+        self._unsearched_share = self._share_without_window(sampled)
+        batch = self._index.batch([self.text(ids) for ids in self._unseen])
         words, known = self._index.stretches(batch)
         self._stretches = [known[batch.of_text[words] == number].tolist() for number in range(len(self._unseen))]
         self._counts, self._first_documents, groups, self._shared = windows.build(self._index, known, runner)
@@ -265,6 +284,7 @@ class _Search:
             num_refused=num_refused,
             starts=Counter(target.start for target in targets),
             is_estimate=self._num_sampled < counts["bytes"],
+            unsearched_share=self._unsearched_share,
         )
 
     def text(self, ids: TokenArray) -> bytes:
@@ -285,22 +305,42 @@ class _Search:
         if self.spec.without_eos:
             token_ids[token_ids == self.tokenizer.eos_id] = CUT
 
-    def _sample(self, files: tuple[str, ...]) -> tuple[int, float, float]:
-        """Return the bytes of a sample, bytes in a token on average, and of documents with the shortest tokens."""
+    def _sample(self, files: tuple[str, ...]) -> tuple[list[TokenArray], int, float, float]:
+        """Return a sample of documents, its bytes, bytes in a token on average, and of those with the shortest tokens.
+
+        Of long documents only the start is in the sample.
+        """
         # The first documents of files that are spread over all.
         chosen = np.unique(np.linspace(0, len(files) - 1, _SAMPLE_FILES).round().astype(int)).tolist()
-        lengths: list[int] = []
+        sampled: list[TokenArray] = []
         sizes: list[int] = []
         for file in (files[rank] for rank in chosen):
             documents = load_documents(file, column=self.spec.column, sample_by=self.spec.sample_by)
             texts = [text[:_SAMPLE_CHARACTERS] for text in islice(documents, _SAMPLE_DOCUMENTS)]
-            num_tokens = [len(ids) for ids in encode_texts(self.tokenizer, texts)]
-            sources.warn_of_short_documents(file, self.spec.sample_by, num_tokens)
-            lengths += num_tokens
+            documents_of_file = [*encode_texts(self.tokenizer, texts)]
+            sources.warn_of_short_documents(file, self.spec.sample_by, [len(ids) for ids in documents_of_file])
+            sampled += documents_of_file
             sizes += [len(text.encode("utf-8", "surrogatepass")) for text in texts]
-        mean = max(1.0, sum(sizes) / max(1, sum(lengths)))
-        shares = [size / length for size, length in zip(sizes, lengths, strict=True) if length >= _LEAST_SAMPLE]
-        return sum(sizes), mean, float(np.quantile(shares or [mean], 0.05))
+        mean = max(1.0, sum(sizes) / max(1, sum(map(len, sampled))))
+        shares = [size / len(ids) for size, ids in zip(sizes, sampled, strict=True) if len(ids) >= _LEAST_SAMPLE]
+        return sampled, sum(sizes), mean, float(np.quantile(shares or [mean], 0.05))
+
+    def _share_without_window(self, documents: list[TokenArray]) -> float:
+        """Return the share of the passages of documents whose copies the index cannot find: they hold no window.
+
+        Their words are too few, or their tokens too short. For near copies, whole documents are counted. Passages of a
+        few repeated tokens, which are not chosen, do not count.
+        """
+        size = self.spec.block_size
+        pieces = [ids for ids in documents if len(ids) >= size]
+        if not self._near:
+            pieces = [ids[first : first + size] for ids in pieces for first in range(0, len(ids) - size + 1, size)]
+        texts = [self.text(ids) for ids in pieces if repeated.is_varied(ids[:size])]
+        if not texts:
+            return 0.0
+        batch = self._index.batch(texts)
+        words, _ = self._index.windows(batch, inner=not self._near)
+        return 1 - len(np.unique(batch.of_text[words])) / len(texts)
 
     def _targets(self) -> list[_Target]:
         """Choose the most frequent duplicates, then random passages."""
@@ -378,7 +418,7 @@ class _Search:
         """Count passages in all text, given by where they start in a corpus; leave out those without a window."""
         # The windows that every occurrence has, and how often each is in the index.
         passages = [corpus.chooser.window(int(starts[0])) for starts in chosen]
-        batch = windows.make_batch([self.text(ids) for ids in passages])
+        batch = self._index.batch([self.text(ids) for ids in passages])
         words, keys = self._index.windows(batch, inner=True)
         counts, places = windows.find_windows(self._index, keys[:, 0], _COPIES)
         whole = {piece[:2] for piece in corpus.pieces if piece.is_whole}
@@ -454,12 +494,12 @@ class _Search:
 
     def _is_unique(self, piece: Piece, place: np.void) -> bool:
         """Return whether no window of another document is a near copy of a window."""
-        batch = windows.make_batch([piece.text.encode("utf-8", "surrogatepass")], ignore_case=True)
+        batch = self._index.batch([piece.text.encode("utf-8", "surrogatepass")])
         keys = self._index.keys(batch, np.searchsorted(batch.words, [int(place["offset"]) - piece.start]))
         _, places = windows.find_windows(self._index, keys[0], _COPIES)
         return len(np.unique(np.concatenate(places)[windows.DOCUMENT])) == 1
 
-    def _draw_controls(self) -> tuple[list[TokenArray], int, int]:
+    def _draw_controls(self, longest_word: int) -> tuple[list[TokenArray], int, int]:
         """Draw more passages than are needed, without overlap.
 
         A control shares no stretch of so many bytes with the training text, or the documents that share it are compared
@@ -495,13 +535,15 @@ class _Search:
         num_shared = min(SHARED_TOKENS, spec.block_size)
         sizes = [len(text) * num_shared / spec.block_size for text in texts] or [1.0]
         num_bytes = max(1, round(float(np.quantile(sizes, 0.05)) * _SHARE_OF_SHARED))
-        # A stretch starts at a word, so that the tokens have to hold it and the longest gap between words.
+        # A stretch starts at a word, so that the tokens have to hold it and the longest gap between words. Characters
+        # that count as words where none starts for long do so from longest_word bytes after the first of the tokens on:
+        # what is before these differs in the training text.
         num_bytes_of = cache(lambda token: max(1, len(self.text(np.array([token])))))
         known = []
         for ids, text in zip(drawn.values(), texts, strict=True):
             ends = np.cumsum([0, *map(num_bytes_of, ids.tolist())])
-            gaps = np.diff(windows.make_batch([text]).words, prepend=0)
-            if (ends[num_shared:] - ends[:-num_shared]).min() >= num_bytes + gaps.max(initial=0):
+            gap = min(_longest_gap(text, len(text)), longest_word + _longest_gap(text, longest_word))
+            if (ends[num_shared:] - ends[:-num_shared]).min() >= num_bytes + gap:
                 known.append(ids)
         return known, len(drawn), num_bytes
 
@@ -536,6 +578,12 @@ class _Search:
                 f"{needed}.{remark} Lower {setting} or block_size, or name more text. If each {spec.sample_by} of a "
                 ".txt file is too short for a passage, choose another sample_by"
             )
+
+
+def _longest_gap(text: bytes, longest_word: int) -> int:
+    """Return the most bytes in a row of a text in which no word starts, see :func:`make_batch`."""
+    words = windows.make_batch([text], longest_word=longest_word).words
+    return int(np.diff(words, prepend=0, append=len(text)).max())
 
 
 def _occurrences(passage: TokenArray, ids: TokenArray) -> Iterator[int]:

@@ -272,6 +272,11 @@ _LEAST_DIFFERENT = 1 / 8
 _LINE_ENDS = ("\n", "\r")
 
 
+def is_varied(ids: TokenArray) -> bool:
+    """Return whether at least an eighth of the tokens are distinct."""
+    return len(np.unique(ids)) >= _LEAST_DIFFERENT * len(ids)
+
+
 class Start(IntEnum):
     """Where a passage starts, the best prompt first."""
 
@@ -368,7 +373,7 @@ class WindowChooser:
 
     def is_varied(self, start: int) -> bool:
         """Return whether at least an eighth of the tokens of a window are distinct; count it if not."""
-        varied = len(np.unique(self.window(start))) >= _LEAST_DIFFERENT * self._length
+        varied = is_varied(self.window(start))
         self.num_repetitive += not varied
         return varied
 

@@ -31,7 +31,6 @@ _CONTEXT = 16  # bytes that decide whether a window starts at a word
 _IS_LINE_END = np.isin(np.arange(256), (10, 13))
 _VALUES = np.random.default_rng(0).integers(0, 2**64, 256, dtype=np.uint64)
 _VALUES_IN_LOWER_CASE = _VALUES[[ord(chr(byte).lower()) if byte < 128 else byte for byte in range(256)]]
-_LONGEST_WORD = 64  # bytes; every byte after them starts a window, too: of Base64, of rows of signs
 
 
 class TextBatch(NamedTuple):
@@ -39,17 +38,23 @@ class TextBatch(NamedTuple):
 
     data: npt.NDArray[np.uint8]
     sums: Hashes
-    # First byte of each word, int64 [num_words]; from 64 bytes after the last of these on, each byte that differs from
-    # the byte before it.
-    words: Places
+    words: Places  # first byte of each word, see make_batch(), int64 [num_words]
     gaps: Places  # bytes that belong to no word, int64 [num_gaps]
     of_text: Places  # the text of each word, int64 [num_words]
     offsets: Places  # bytes from the start of its text to each word, int64 [num_words]
     num_left: Places  # bytes from the start of each word to the end of its text, int64 [num_words]
 
 
-def make_batch(texts: Sequence[bytes], *, ignore_case: bool = False) -> TextBatch:
-    """Join and hash texts, with a random value for each byte."""
+def make_batch(texts: Sequence[bytes], *, longest_word: int, ignore_case: bool = False) -> TextBatch:
+    """Join and hash texts, with a random value for each byte.
+
+    Where no word starts for more than ``longest_word`` bytes, in Base64, emoji or a row of signs, each character after
+    these bytes counts as a word, unless its first byte equals the byte before it, and so does the first byte of a text
+    that begins with such a stretch. With 4 bytes, words start at the marked places::
+
+        to YWJjZGVmZw==         no word starts after Y; of the characters 4 bytes after it, the second "=" is none
+        ^  ^   ^^^^^^^
+    """
     joined = b"\n".join(texts) + b"\n"
     data = np.frombuffer(joined, np.uint8)
     ends = np.cumsum([len(text) + 1 for text in texts], dtype=np.int64) - 1
@@ -59,14 +64,23 @@ def make_batch(texts: Sequence[bytes], *, ignore_case: bool = False) -> TextBatc
     is_start[starts] = True
     change[starts] += 1
     change[word_ends] -= 1  # the last byte is a line end
-    gaps = np.flatnonzero(np.cumsum(change) == 0)
-    # Where no word starts for long, as in Base64, every byte that differs from the one before it counts as a word.
+    in_word = np.cumsum(change) > 0
     first_bytes = np.append(0, ends[:-1] + 1)
     places = np.union1d(first_bytes, np.flatnonzero(is_start))
-    is_long = np.diff(places, append=len(data)) > _LONGEST_WORD
-    for first, last in zip(places[is_long] + _LONGEST_WORD, np.append(places[1:], len(data))[is_long], strict=True):
-        is_start[first:last] = data[first:last] != data[first - 1 : last - 1]
+    distances = np.diff(places, append=len(data))
+    is_long = distances > longest_word
+    # The bytes of all long stretches after their first ones, without a loop.
+    lengths = distances[is_long] - longest_word
+    before = np.cumsum(lengths) - lengths
+    filled = np.arange(lengths.sum()) + np.repeat(places[is_long] + longest_word - before, lengths)
+    is_character = (data[filled] & 0xC0) != 0x80  # not a further byte of a character of UTF-8
+    is_start[filled] = is_character & (data[filled] != data[filled - 1])
+    is_start[places[is_long]] = True
+    in_word[filled] = True
+    is_start[ends] = False
+    in_word[ends] = False
     words = np.flatnonzero(is_start)
+    gaps = np.flatnonzero(~in_word)
     of_text = np.searchsorted(ends, words)
     return TextBatch(data, sums, words, gaps, of_text, words - first_bytes[of_text], ends[of_text] - words)
 
@@ -125,6 +139,11 @@ _AROUND = 8  # windows before and after a place, of documents that are not read 
 _NEAR_NGRAM, _NEAR_THRESHOLD = 3, 0.5  # which windows are near copies
 
 
+def window_spacing(num_bytes: int) -> int:
+    """Return of how many words in a row one starts a window of so many bytes: so few that windows overlap."""
+    return min(32, max(1, num_bytes // 16))
+
+
 @dataclass(frozen=True)
 class WindowIndex:
     """What is indexed, and where."""
@@ -134,12 +153,17 @@ class WindowIndex:
     sample_by: SampleBy
     work: Path  # folder; steps that it has are not done again
     num_bytes: int  # of a window, in UTF-8
+    longest_word: int  # bytes, see make_batch()
     near: bool  # windows that are nearly the same are copies, too, by MinHash on three words in lower case
     num_shared_bytes: int  # length of the known stretches that are searched, too
 
     def documents(self, rank: int) -> Iterator[str]:
         """Read the documents of a file."""
         return load_documents(self.files[rank], column=self.column, sample_by=self.sample_by)
+
+    def batch(self, texts: Sequence[bytes]) -> TextBatch:
+        """Join and hash texts."""
+        return make_batch(texts, longest_word=self.longest_word, ignore_case=self.near)
 
     def runs(self) -> Iterator[tuple[Hashes, Records]]:
         """Yield keys and places of each run, which are on disk."""
@@ -153,8 +177,8 @@ class WindowIndex:
         Of so many words in a row the one with the least hash, a start of a line before any other; and the first of each
         text, unless ``inner``: then only those that every text has that contains it.
         """
-        # So few words that windows overlap; fewer windows have MinHash's many keys.
-        spacing = min(32, max(1, self.num_bytes // 16)) * (2 if self.near else 1)
+        # Fewer windows have MinHash's many keys.
+        spacing = window_spacing(self.num_bytes) * (2 if self.near else 1)
         is_fitting = batch.num_left >= self.num_bytes
         if inner:  # what starts a text may be inside a word
             is_fitting &= batch.offsets > 0
@@ -316,7 +340,7 @@ def _write_runs(index: WindowIndex, known: Hashes, _: Any, rank: int, world_size
     waiting: list[tuple[Hashes, Records]] = []
     num_waiting = num_runs = 0
     for first, texts, is_last in _batches(index, rank):
-        batch = make_batch(texts, ignore_case=index.near)
+        batch = index.batch(texts)
         documents = first + batch.of_text
         chosen, keys = index.windows(batch)
         places = np.zeros(keys.shape, PLACE)
