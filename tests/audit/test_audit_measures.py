@@ -190,6 +190,14 @@ def test_targets_too_short_to_go_further_than_unseen_text_are_no_evidence_for_it
     assert outcomes(made) == {"recited": "fail"}
 
 
+def test_a_target_counts_by_its_longest_continuation():
+    """After 32 of 60 tokens, 28 are left, after 50 only 10: fewer than the longest run of unseen text, 13."""
+    targets = passages("target", [28] * 12, length=28)
+    targets += passages("target", [10] * 12, length=10, prefix_length=50)
+    made = audited(targets, passages("control", [13, *[1] * 11]), "recited=0")
+    assert (made["recited"]["number"], made["recited"]["tests"][0]["num_targets"]) == (12, 12)
+
+
 def test_controls_without_an_answer_do_not_make_targets_recited():
     withheld = passages("control", [0] * 12, unanswered=1)
     made = audited(passages("target", [2] * 12), withheld, "recited=0,excess=1")

@@ -82,6 +82,9 @@ def test_eval_sends_ids_to_our_model(run_command, evaluation, llama, probe_file,
     expected = run_tasks(llama, MEMORIZATION[0], tmp_path / "api", probe_file=probe_file, max_new_tokens=4)
     assert samples(tmp_path / "out") == samples(expected.folder)
     assert {doc["prompts"] for doc in Output(tmp_path / "out").docs(MEMORIZATION[0])} == {"token_ids"}
+    # What the user names counts more than what the command would set.
+    run_command("eval", *evaluation, "prompts=text", "--output_path", tmp_path / "text")
+    assert {doc["prompts"] for doc in Output(tmp_path / "text").docs(MEMORIZATION[0])} == {"text"}
 
 
 @pytest.mark.parametrize("form", ["of options", "of texts", "of another model"])
