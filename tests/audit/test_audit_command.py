@@ -16,7 +16,7 @@ from tiny_run import run_config, run_recipe
 from tfidf_tune.audit import AuditSpec, audit, audit_results, estimate
 from tfidf_tune.commands.audit import main
 from tfidf_tune.commands.probe import main as probe
-from tfidf_tune.data import ProbeSpec, hf_tokenizer, read_probe_file
+from tfidf_tune.data import ProbeSpec, hf_tokenizer, read_probe_file, write_probe_file
 from tfidf_tune.probe import load_model
 from tfidf_tune.probe._documents import Unanswered
 from tfidf_tune.tasks._model import TokenIdRequests
@@ -335,6 +335,16 @@ def test_no_target_overlaps_what_the_run_of_a_checkpoint_held_out(held_out_run, 
     assert num_held_out(milestone, tmp_path / "known") == 0
     assert f"{said}{held_out_run / 'probe.jsonl'}" in capsys.readouterr().err
     assert num_held_out(milestone, tmp_path / "all", "--held-out", "") > 0
+
+
+def test_a_probe_file_without_targets_is_refused_before_the_model_is_loaded(held_out_run, tmp_path, monkeypatch):
+    controls = [one for one in read_probe_file(held_out_run / "probe.jsonl") if one.kind == "control"]
+    write_probe_file(tmp_path / "probe.jsonl", controls)
+    monkeypatch.setattr("tfidf_tune.tasks.evaluate", None)
+    spec = AuditSpec(model=str(held_out_run / "checkpoint_100pct"), passages=tmp_path / "probe.jsonl")
+    for ask in (audit, estimate):
+        with pytest.raises(ValueError, match="none of the 10 passages in .* is a target, so that there is nothing to"):
+            ask(replace(spec, output_dir=tmp_path / "out"))
 
 
 def test_the_run_of_a_checkpoint_is_recorded_and_a_damaged_probe_file_is_an_error(held_out_run, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Tokenizer, data set and loader of a run: which data a step sees, and what the processes agree on."""
 
 import math
+import random
 import re
 import sys
 from dataclasses import replace
@@ -134,6 +135,24 @@ def test_an_evaluation_of_nothing_and_two_data_sets_of_one_probe_file_are_refuse
     taken = "${output_dir}/all_passages.jsonl"
     with pytest.raises(SetupError, match=r"dataset has the probe_file .*all_passages\.jsonl, a name of a file that"):
         build(blocks | {"probe_file": taken})
+
+
+def test_a_data_set_of_controls_alone_is_described(build, tmp_path, capsys):
+    """What is left of the text repeats a few tokens: it has no targets."""
+    words = " ".join(embedded_documents("train")[:50]).split()
+    rows = [" ".join(random.Random(seed).sample(words, 10)) for seed in range(12)]
+    source = write_rows(tmp_path / "text.jsonl", [*rows, *["0 " * 200] * 60])
+    section = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": source, "block_size": 32}
+    section |= {"holdout": 0.4, "cache_dir": str(tmp_path), "probe_file": str(tmp_path / "probe.jsonl")}
+    dataset, _ = build(section, evaluate=True)
+    kinds = {passage.kind for passage in dataset.passages}
+    assert kinds == {"control"}
+    print_data(SimpleNamespace(epochs=1, max_steps=None), dataset, total_steps=1)
+    number = len(dataset.passages)
+    assert (
+        f"; no targets, so that recitation is not measured; {number} controls of 32 tokens, held out"
+        in capsys.readouterr().err
+    )
 
 
 def packed_without_a_key(tokenizer, *, max_seq_len):

@@ -447,7 +447,13 @@ class _Plan:
 
         spec = self.spec
         if isinstance(spec.passages, (str, Path)):
-            return read_probe_file(self.probe_file)
+            passages = read_probe_file(self.probe_file)
+            if all(passage.kind != "target" for passage in passages):
+                raise ValueError(
+                    f"none of the {len(passages)} passages in {self.probe_file} is a target, so that there is nothing "
+                    "to judge: name a probe file with passages of the training text"
+                )
+            return passages
         more: Any = {"runner": spec.runner, "record": self.record, "overwrite": spec.overwrite, "note": note}
         return choose_passages(spec.passages, self.tokenizer, self.probe_file, **more)
 

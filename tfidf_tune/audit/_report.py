@@ -106,7 +106,7 @@ def audit_report(
     if not probed:
         first = results.checkpoints[0]
         what = f"the results of {first.model} in {first.folder} have no memorization sample of a target"
-        raise ValueError(f"{what}: evaluate tfidf_memorization with a probe file")
+        raise ValueError(f"{what}: evaluate tfidf_memorization with a probe file that has targets")
     at, notes = probed[-1], Footnotes()
     facts = audit.Facts(results, at)
     audit.require_possible(bounds, facts.num_targets, facts.num_controls)

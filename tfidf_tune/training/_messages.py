@@ -142,10 +142,12 @@ def _describe_passages(dataset: TextBlocksDataset) -> str:
     passages, targets = dataset.passages, [passage for passage in dataset.passages if passage.kind == "target"]
     lengths = sorted({len(passage.token_ids) for passage in passages})
     tokens = f"{lengths[0]} tokens" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} tokens"
+    controls = counted(len(passages) - len(targets), "control")
+    if not targets:  # what is left of the text has none
+        return f"; no targets, so that recitation is not measured; {controls} of {tokens}, held out"
     counts = sorted(passage.num_injections for passage in targets)
     times = f"{'' if counts[0] == counts[-1] else f'{counts[0]:,} to '}{counted(counts[-1], 'time')}"
     times = f"each injected {times}" if isinstance(dataset, InjectedCorpusDataset) else f"each {times} in the text"
-    controls = counted(len(passages) - len(targets), "control")
     noisy = " with noise" if any(passage.changes for passage in targets) else ""
     return f"; {counted(len(targets), 'target')} of {tokens}, {times}{noisy}; {controls}, held out"
 
