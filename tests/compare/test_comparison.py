@@ -97,6 +97,16 @@ def test_prefix_lengths_and_seeds_of_a_passage_are_resampled_together():
         assert (again.low, again.high) == pytest.approx((once.low, once.high), rel=1e-12)
 
 
+def test_p_values_are_corrected_over_the_rows_of_a_model_alone():
+    before, after = np.random.default_rng(0).integers(0, 9, (2, 15)).tolist()
+    pair = [run("CE", probed(*before)), run("TF-IDF", probed(*after))]
+    others = [run(name, probed(*values), model="Other") for name, values in (("CE", after), ("TF-IDF", before))]
+    alone = compare(*pair)
+    beside = compare(*pair, *others)
+    np.testing.assert_array_equal(beside[beside["setting"] == "Tiny"]["p_value"], alone["p_value"])
+    assert (alone["p_value"].dropna() < 1).any()
+
+
 def test_the_baseline_is_ce_unless_another_is_named():
     runs = [run("TF-IDF", probed(1, 2)), run("CE", probed(2, 4)), run("IDF", probed(4, 8))]
     baseline, evaluations = evaluations_of(*runs)

@@ -198,6 +198,16 @@ def test_the_newest_result_of_a_task_counts(tmp_path):
     assert scored(tmp_path, "f1", "question") == {one["id"]: one["f1"] for one in old.answers}
 
 
+@pytest.mark.parametrize("beside", [{}, {"blocks": blocks(20.0)}], ids=["alone", "with another task"])
+def test_a_positive_control_that_is_older_than_the_answers_does_not_count(tmp_path, beside):
+    old = evaluation(samples=[*targets(1, 2), *controls(0)], num_read=(48,) * 10)
+    write_evaluation(tmp_path / "old", dataclasses.replace(old, checkpoint="org/m"), date=OLDER)
+    assert len(scored(tmp_path, "num_read_with_copy", "copy text")) == 10
+    new = evaluation(samples=[*targets(8, 8), *controls(0)], **beside)
+    write_evaluation(tmp_path / "new", dataclasses.replace(new, checkpoint="org/m"), date=NEWER)
+    assert scored(tmp_path, "num_read_with_copy", "copy text") == {}
+
+
 def test_folders_without_results_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_evaluation(tmp_path / "r", evaluation())
