@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from tfidf_tune.compare._figures import Course, lms_progress, trade_off
+from tfidf_tune.compare._figures import Course, lms_distribution, lms_progress, trade_off
 
 CURVES = {"CE": [(10, 1.0, 0.5), (100, 8.0, 1.0)], "TF-IDF": [(10, 1.0, 0.5), (100, 3.0, 1.0)]}
 FLOOR = "held out (chance)"
@@ -65,3 +65,11 @@ def test_the_trade_off_has_a_named_point_with_its_intervals_its_path_and_the_flo
     assert axes.get_ylim()[1] > 11
     assert figure.legends == []
     require_labels_that_cover_nothing(axes, [*courses, FLOOR], [one.points[-1] for one in courses.values()])
+
+
+def test_the_distribution_has_the_share_of_at_least_so_many_tokens():
+    figure = lms_distribution({"CE": {"target": [0, 1, 3, 3], "control": [0, 0]}})
+    (axes,) = figure.axes
+    drawn = {line.get_linestyle(): line.get_xydata().tolist() for line in lines(axes).values()}
+    assert drawn["-"] == [[1, 75], [2, 50], [3, 50], [4, 0]]
+    assert drawn["--"] == [[1, 0], [2, 0], [3, 0], [4, 0]]
