@@ -17,6 +17,8 @@ from tfidf_tune.training import (
     load_config,
     recipe,
 )
+from tfidf_tune.training._config import loggable
+from tfidf_tune.training._resume import _settings_affecting_results
 
 
 @pytest.fixture
@@ -177,3 +179,46 @@ def test_lora_settings_that_the_model_cannot_have_are_refused(name, lora, messag
 
     with pytest.raises(SetupError, match=f"^config: model: .*{message}"):
         build_model(cfg, Run(torch.device("cpu"), torch.float32, 0, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *((text, text) for text in ("texts #2.jsonl", "part 1: a.jsonl", "[1] a.jsonl", "{x} y", "*x", "&x y", "!x")),
+        *((text, text) for text in ("%x", "@x", "it's", "- x", "|", "5 #x", "2026-01-01", "${a}/x: y", "a=b", '"a" b')),
+        *(("5", 5), ("1e-5", 1e-5), ("true", True), ("null", None), ("None", None), ("", None), ("'5'", "5")),
+        *(('"a #b"', "a #b"), ("[a, 'b #2']", ["a", "b #2"]), ("{c: [1]}", {"c": [1]})),
+    ],
+)
+def test_the_value_of_an_override_is_taken_whole(text, value, tmp_path):
+    write_configs(tmp_path, mine="a: 1\nb: {c: 2}")
+    cfg = load_config(str(tmp_path / "mine.yaml"), [f"d={text}", f"b.e={text}"])
+    content = OmegaConf.to_container(cfg, resolve=False)
+    assert (content["d"], content["b"]["e"], content["b"]["c"]) == (value, value, 2)
+
+
+def test_a_value_that_is_no_yaml_is_refused_with_what_to_do(tmp_path):
+    write_configs(tmp_path, mine="a: 1")
+    with pytest.raises(SetupError, match=r"config: a=\[b #c\]: .*put quotes around a text"):
+        load_config(str(tmp_path / "mine.yaml"), ["a=[b #c]"])
+
+
+def test_what_comes_from_the_environment_is_in_no_file_and_no_log(recipe_config, monkeypatch):
+    """References to it, and to values with it, are read as what they mean, and written as they are written."""
+    monkeypatch.setenv("TFIDF_KEY", "s3cret")
+    given = recipe_config(**{"dataset.source": "${oc.env:TFIDF_KEY}/texts.jsonl"})
+    given.metric_logger = {
+        "_component_": "torchtune.training.metric_logging.DiskLogger",
+        "log_dir": "${dataset.source}",
+    }
+    cfg = check_config(given, FinetuneConfig)
+    assert (cfg.dataset.source, cfg.metric_logger.log_dir) == ("s3cret/texts.jsonl",) * 2
+    assert cfg.output_dir == str(given.output_dir)  # other references are resolved
+    settings = _settings_affecting_results(cfg)
+    logged = OmegaConf.to_container(loggable(cfg), resolve=True)
+    for text in (OmegaConf.to_yaml(cfg), str(settings), str(logged)):
+        assert "s3cret" not in text
+        assert "${oc.env:TFIDF_KEY}/texts.jsonl" in text
+    # A run is resumed with the same value only.
+    monkeypatch.setenv("TFIDF_KEY", "another")
+    assert _settings_affecting_results(check_config(given, FinetuneConfig)) != settings

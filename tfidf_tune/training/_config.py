@@ -1,13 +1,17 @@
 """The config of a recipe: how overrides change it, and what is checked before any work begins."""
 
+import json
 import logging
+import os
 import random
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
+from yaml import YAMLError
 
 from tfidf_tune._config import FinetuneConfig, LoRAArguments, merge_sections, read_config, validated
 from tfidf_tune.training._components import check_components, signature_of
@@ -65,8 +69,9 @@ def _apply(override: str, content: dict[str, Any]) -> dict[str, Any]:
         del below[name]
         return content
     with setup_errors(source, {"override": override}):
-        change: Any = OmegaConf.from_dotlist([f"{key}={'null' if value == 'None' else value}"])
-        change = OmegaConf.to_container(change, resolve=False)
+        parsed = OmegaConf.create()
+        OmegaConf.update(parsed, key, _value_of(value))
+        change: Any = OmegaConf.to_container(parsed, resolve=False)
         section = key.removesuffix("._component_")
         below, new = _look_up(content, section), _look_up(change, section)
         if section != key:
@@ -74,6 +79,29 @@ def _apply(override: str, content: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(below, dict) and isinstance(new, dict) and "_component_" in new:
             below.clear()
         return merge_sections(content, change, source)
+
+
+def _value_of(text: str) -> Any:
+    """Read the value of an override: a collection or a quoted text in YAML, a number, true, false, null, or else text.
+
+    YAML would end the text "texts #2.jsonl" at the number sign, and take "part 1: texts.jsonl" for a section.
+    """
+    text = text.strip()
+    if text in ("", "None"):
+        return None
+    is_enclosed = text[0] + text[-1] in ("{}", "[]", '""', "''") and len(text) > 1
+    try:
+        section: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
+    except YAMLError as error:
+        if is_enclosed:
+            problem = getattr(error, "problem", error)  # without the place in the text
+            raise ValueError(f"{text} is no value in YAML ({problem}): put quotes around a text, '\"...\"'") from error
+        return text
+    parsed = section["value"]
+    if is_enclosed:
+        return parsed
+    is_word = (parsed is None or isinstance(parsed, bool | int | float)) and "#" not in text
+    return parsed if is_word else text
 
 
 def _drop_keys_of_another(below: Any, section: str, component: str) -> None:
@@ -106,7 +134,9 @@ Schema = TypeVar("Schema", bound=FinetuneConfig)
 def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
     """Check a recipe's config, its keys, values and components, and fill in defaults.
 
-    What is returned is in fact a DictConfig with the keys of the schema, as torchtune needs it.
+    What is returned is in fact a DictConfig with the keys of the schema, as torchtune needs it. Values that refer to
+    environment variables, ``${oc.env:KEY}``, are resolved when they are read: files and logs get them as they are
+    written, because they may be secrets.
 
     Raises:
         SetupError: If a key is unknown, missing or of the wrong type, a value is out of range, or a component does not
@@ -120,16 +150,36 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
             raise SetupError(f"config: missing {', '.join(missing)}")
         filled = OmegaConf.create(content)
         _resolve_defaults(filled)
+        written = OmegaConf.to_container(filled, resolve=False)
+        variables = re.findall(r"oc\.env:\s*(\w+)", json.dumps(written))
+        secrets = [os.environ[name] for name in variables if os.environ.get(name)]
         content = OmegaConf.to_container(filled, resolve=True)
-        checked = OmegaConf.create(validated(schema, content))
+        checked = OmegaConf.create(_with_secrets_as_written(validated(schema, content), written, secrets))
         check_components(checked)
         validated(LoRAArguments, content["model"], "model: ")
     return cast(Schema, checked)
 
 
+def _with_secrets_as_written(value: Any, written: Any, secrets: Sequence[str]) -> Any:
+    """Replace texts of a resolved config that have a secret by what was written: ``${oc.env:KEY}``, or a reference."""
+    if isinstance(value, dict) and isinstance(written, dict):
+        return {key: _with_secrets_as_written(each, written.get(key), secrets) for key, each in value.items()}
+    if isinstance(value, list) and isinstance(written, list):
+        return [_with_secrets_as_written(*pair, secrets) for pair in zip(value, written, strict=True)]
+    is_reference = isinstance(written, str) and "${" in written
+    if is_reference and any(secret in str(value) for secret in secrets):
+        return written
+    return value
+
+
+def loggable(cfg: DictConfig) -> DictConfig:
+    """Return a checked config for loggers, in which references to environment variables are text."""
+    return cast(DictConfig, OmegaConf.create(OmegaConf.to_yaml(cfg, resolve=False).replace("${", "\\${")))
+
+
 def _resolve_defaults(cfg: DictConfig) -> None:
     """Set the values that other keys may refer to: the folder's full path, a random seed, the machine's device."""
-    if cfg.output_dir is not None:
+    if str(cfg.output_dir).startswith("~"):
         cfg.output_dir = str(Path(str(cfg.output_dir)).expanduser())
     if cfg.seed is None:
         cfg.seed = _choose_seed(cfg)

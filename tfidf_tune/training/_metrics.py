@@ -20,6 +20,7 @@ from tqdm import tqdm
 from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import atomic_file, sync_to_disk
 from tfidf_tune.training._components import default_arguments, instantiate
+from tfidf_tune.training._config import loggable
 from tfidf_tune.training._distributed import gather_objects, is_main_process, local_tensor, parameters_by_name
 from tfidf_tune.training._errors import TrainingError
 from tfidf_tune.training._run import Run
@@ -149,7 +150,7 @@ def open_progress(
     loggers: list[Any] = []
     if is_main_process():
         metric_logger = instantiate(cfg, "metric_logger")
-        metric_logger.log_config(cfg)
+        metric_logger.log_config(loggable(cast(DictConfig, cfg)))
         with atomic_file(run.output_dir / "config.yaml") as file:
             file.write_text(OmegaConf.to_yaml(cast(DictConfig, cfg)) + default_arguments(cfg), encoding="utf-8")
         loggers = [JSONLinesLogger(run.output_dir / "metrics.jsonl", last_step=steps_done), metric_logger]

@@ -46,7 +46,7 @@ from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._checks import differences
 from tfidf_tune._config import FinetuneConfig
-from tfidf_tune._files import file_sha256, remove_folder, remove_leftovers, sync_to_disk
+from tfidf_tune._files import digest, file_sha256, remove_folder, remove_leftovers, sync_to_disk
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._data import dataset_fingerprint
@@ -238,7 +238,10 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
 
 def _settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
     """Return the settings that must be equal when a run is resumed, as plain values."""
-    resolved: Any = OmegaConf.to_container(cast(DictConfig, cfg), resolve=True)
+    resolved = _with_digests(
+        OmegaConf.to_container(cast(DictConfig, cfg), resolve=True),
+        OmegaConf.to_container(cast(DictConfig, cfg), resolve=False),
+    )
     settings = {key: value for key, value in resolved.items() if key not in (*_FREE_KEYS, "batch_size")}
     # The folder of the run, which may have moved, has a fixed name in all values, not in keys.
     folder = re.escape(json.dumps(cfg.output_dir)[:-1])
@@ -246,6 +249,15 @@ def _settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
     # The number of processes may change as long as a mini-batch of all holds the same sequences.
     world_size, _ = get_world_size_and_rank()
     return {**json.loads(text), _MINI_BATCH: cfg.batch_size * world_size}
+
+
+def _with_digests(values: Any, written: Any) -> Any:
+    """Replace values that follow from environment variables, and may be secrets, by what is written and a digest."""
+    if isinstance(values, dict) and isinstance(written, dict):
+        return {key: _with_digests(value, written[key]) for key, value in values.items()}
+    if isinstance(values, list) and isinstance(written, list):
+        return [_with_digests(*pair) for pair in zip(values, written, strict=True)]
+    return values if values == written else f"{written} ({digest(values)})"
 
 
 def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str, Any]:
