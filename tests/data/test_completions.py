@@ -157,6 +157,16 @@ def test_the_last_answer_of_a_conversation_is_measured_without_its_end(sft, toke
     assert len(sft(rows, targets="random", chat_template=template, train_on="last").passages) == 5
 
 
+def test_a_conversation_with_a_short_last_answer_is_not_measured_by_an_earlier_one(sft, tokenizer, template):
+    end = [{"role": "user", "content": "Thank you!"}, {"role": "assistant", "content": "Yes."}]
+    rows, completions = [], [row["completion"] for row in UNIQUE]
+    for number, completion in enumerate(completions):
+        turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": completion}]
+        rows.append({"messages": turns if number < 5 else turns + end})
+    dataset = sft(rows, targets="random", chat_template=template)
+    assert {answer_of(tokenizer, passage) for passage in dataset.passages} == {*completions[:5]}
+
+
 def long_answer(chat, turn):
     return sentence(turn * 10 + chat)
 

@@ -301,6 +301,12 @@ def test_an_exact_share_of_the_tokens_is_changed_as_the_kind_says():
     assert kept <= _lcs_table(ids.tolist(), mixed.token_ids.tolist())[-1][-1] <= kept + 3  # by chance
     measured = noisy_copy(ids, share, "replace", words, 100, np.random.default_rng(1))
     assert measured.changes[0] == (measured.token_ids[:100] != ids[:100]).sum() < number
+    # Tokens that move behind or before the last measured token count where they are in passage and copy.
+    new = np.array([500, 501], dtype=np.int32)
+    inserted = noisy_copy(ids, share, "insert", new, 100, np.random.default_rng(1))
+    assert inserted.changes[1] == (inserted.token_ids[:100] >= 500).sum() < number
+    dropped = noisy_copy(ids, share, "drop", new, 100, np.random.default_rng(1))
+    assert dropped.changes[2] == len(np.setdiff1d(ids[:100], dropped.token_ids)) < number
     with pytest.raises(ValueError, match="fewer than two different"):
         noisy_copy(ids, 0.5, "replace", np.ones(9, dtype=np.int32), 9, rng)
 

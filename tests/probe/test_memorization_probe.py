@@ -209,6 +209,9 @@ def test_bos_is_before_each_prompt_if_the_model_needs_it():
         measured, _ = made.show_controls(reader.logits, reader.continuations, None)
         assert measured["memorization_shown_lms"] == expected
         assert made.num_positions == PREFIX + 10 + bos
+        if bos:  # which takes one of the 60 tokens, so that 21 of the copy and of the answer have room
+            measured, _ = made.show_controls(reader.logits, reader.continuations, 60)
+            assert measured["memorization_shown_lms"] == 21
     with pytest.raises(ValueError, match="bos is true, and the tokenizer has no BOS"):
         MemorizationProbe(passages, WordTokenizer(), prefix_length=PREFIX, bos=True)
 

@@ -22,6 +22,8 @@ def test_each_attack_has_its_prompts_in_the_given_order():
         *(("greedy", 5, 0, 1), ("greedy", 8, 0, 1), ("offset", 5, 3, 1), ("offset", 5, 4, 1)),
         *(("truncated", 4, 4, 1), ("noise", 8, 0, 1), ("chat", 8, 0, 1), ("sampling", 8, 0, 4)),
     ]
+    # Of an odd length the second half of the prompt, too, which ends where the whole prompt does.
+    assert plan(("truncated",), prefix_lengths=(9,)) == [("truncated", 5, 4, 1)]
     assert plan(("sampling", "greedy"))[0] == ("sampling", 8, 0, 4)
     (noise,) = planned_attacks(["noise"], **SETTINGS, prompt_noise=0.3)
     assert noise.prompt_noise == 0.3
