@@ -4,11 +4,12 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 
 import peft
 import pytest
 from forked_commands import run_in_forks
-from openai_server import serving
+from openai_server import Clock, serving
 from sentences import refused
 from tiny_llama import teach
 from tiny_run import run_config, run_recipe
@@ -136,6 +137,23 @@ def test_behind_a_server_the_same_texts_give_the_same_report(reciting, command, 
     assert found["passages"] == local["passages"]
     written = [file.read_text(errors="replace") for file in tmp_path.rglob("*") if file.is_file()]
     assert not any("sk-secret" in text for text in written)
+
+
+def test_a_server_is_asked_as_the_options_of_sampling_and_pace_say(tiny_checkpoint, command, tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    options = ["--num-samples", 2, "--temperature", 0.5, "--top-k", 3, "--requests-per-minute", 30]
+    with serving(tiny_checkpoint) as (host, url):
+        server = ["--base-url", url, "--tokenizer", tiny_checkpoint, "--attacks", "sampling", *options]
+        host.models = [{"id": "m"}]  # nothing fails, so that there are no pauses of retries
+        main(command("m", tmp_path, *server))
+    samples = [payload for _, payload in host.asked if payload["temperature"]]
+    assert len(samples) == 24 * 2
+    assert {(payload["temperature"], payload["top_k"]) for payload in samples} == {(0.5, 3)}
+    assert {payload["seed"] for payload in samples} == {0, 1}
+    gaps = [later - earlier for earlier, later in pairwise(clock.awake)]
+    assert len(gaps) >= len(host.asked) - 1
+    assert {*gaps} == {0, 2}
+    assert gaps.count(0) < 5  # the first request of a client
 
 
 def test_a_finished_audit_of_a_server_is_asked_again_and_an_unfinished_one_goes_on_only_with_the_same_model(

@@ -23,17 +23,22 @@ TARGETS, CONTROLS = (8, 8, 3, 2, 2, 1, 1, 1, 0, 0, 0), (2, 1, 1, 1, 0, 0, 0, 0, 
 SAMPLED = {0: 8, 2: 8, 3: 4}  # LMS of targets by sampling; 1 of the others
 
 
-def made_run(nlls=None, num_read=(8, 48) * 5):
+def likelihoods(passage_id, kind, nll=1.0, continuations=()):
+    """What the membership task logs of a passage."""
+    named = {"passage_id": passage_id, "kind": kind, "token_ids": [1], "round_trip": True, "prompts": "token_ids"}
+    return named | {"scores": {"nll": nll}, "continuations": [*continuations]}
+
+
+def made_run(nlls=None, num_read=(8, 48) * 5, attacks=("greedy", "sampling")):
     """``nlls``: number of a target -> length of a prompt -> NLL of what follows."""
     asked = []
     for kind, recited in (("target", TARGETS), ("control", CONTROLS)):
         for number, lms in enumerate(recited):
             sampled = SAMPLED.get(number, 1) if kind == "target" else 1
-            for attack, found in (("greedy", lms), ("sampling", sampled)):
-                asked.append(sample(f"{kind}-{number}", found, kind=kind, attack=attack))
-    named = {"kind": "target", "token_ids": [1], "round_trip": True, "prompts": "token_ids", "scores": {"nll": 1.0}}
+            found = {"greedy": lms, "sampling": sampled}
+            asked += [sample(f"{kind}-{number}", found[attack], kind=kind, attack=attack) for attack in attacks]
     passages = [
-        {"passage_id": f"target-{number}", "continuations": [*by_length.items()], **named}
+        likelihoods(f"target-{number}", "target", continuations=[*by_length.items()])
         for number, by_length in (nlls or {}).items()
     ]
     evaluated = evaluation(samples=asked, passages=passages, num_read=num_read)
@@ -77,12 +82,21 @@ def test_a_limit_that_no_model_can_pass_is_no_failure_of_this_model():
         summary("verbatim.upper=0.05")
 
 
-def test_a_bound_from_fewer_than_ten_passages_is_no_bound():
-    for number, known in ((9, False), (10, True)):
-        asked = [sample(f"{kind}-{i}", i % 3, kind=kind) for kind in ("target", "control") for i in range(number)]
-        made = audit_report(results(run("CE", [evaluation(samples=asked)], model="tiny")))
-        found = made.summary["measures"]
-        assert [found[name]["upper"] is not None for name in ("lms", "excess", "verbatim")] == [known, known, True]
+@pytest.mark.parametrize(("num_targets", "num_controls"), [(9, 9), (12, 9), (9, 12), (10, 10)])
+def test_a_bound_from_fewer_than_ten_passages_is_no_bound(num_targets, num_controls):
+    """Of the targets, and where there is a comparison of the controls, too; a share has one from any number."""
+    asked = []
+    scored = []
+    for kind, number in (("target", num_targets), ("control", num_controls)):
+        for at in range(number):
+            asked.append(sample(f"{kind}-{at}", at % 3, kind=kind))
+            scored.append(likelihoods(f"{kind}-{at}", kind, nll=1 + at % 3))
+    made = audit_report(results(run("CE", [evaluation(samples=asked, passages=scored)], model="tiny")))
+    found = made.summary["measures"]
+    both = min(num_targets, num_controls) >= 10
+    known = {"lms": num_targets >= 10, "excess": both, "auc": both, "verbatim": True}
+    assert {name: found[name]["upper"] is not None for name in known} == known
+    assert all(found[name]["value"] is not None for name in known)
 
 
 def test_measures_are_those_counted_by_hand():
@@ -122,6 +136,20 @@ def test_limits_are_compared_with_value_and_bound():
     assert [(one["value"], one["outcome"], one["exceeded"]) for one in unknown["limits"]] == [(None, "undecided", True)]
     assert "UNDECIDED: auc=0.9: it was not measured." in unknown["verdict"]
     assert "extraction@0.25:7" in summary("extraction@0.25:7=0.1")["measures"]
+
+
+@pytest.mark.parametrize("attacks", [("greedy", "sampling"), ("sampling", "greedy"), ("sampling",)])
+def test_averages_and_their_limits_are_of_greedy_prompts_whatever_comes_first(attacks):
+    """Without greedy prompts they are of the first attack. The limit is between the means of both."""
+    greedy = sum(TARGETS) / len(TARGETS)
+    sampling = sum(SAMPLED.get(number, 1) for number in range(len(TARGETS))) / len(TARGETS)
+    assert greedy < 2.4 < sampling
+    made = summary("lms=2.4", attacks=attacks)
+    is_greedy = "greedy" in attacks
+    assert made["measures"]["lms"]["value"] == pytest.approx(greedy if is_greedy else sampling)
+    floor = sum(CONTROLS) / len(CONTROLS) if is_greedy else 1
+    assert made["measures"]["excess"]["value"] == pytest.approx(made["measures"]["lms"]["value"] - floor)
+    assert [one["outcome"] for one in made["limits"]] == ["pass" if is_greedy else "fail"]
 
 
 def test_no_limit_passes_above_what_was_shown():

@@ -129,6 +129,11 @@ def test_recitation_and_cost_are_of_the_last_checkpoint_that_all_runs_share():
     made = comparison_report(results(run("CE", [early, last]), run("TF-IDF", both)))
     assert re.fullmatch(r"TF-IDF recites \d+\.\d % less than CE\.", made.verdict)  # perplexities are of 100 %
     assert made.tables[0].frame["Perplexity against CE (%)"].tolist() == ["baseline", None]
+    measured = evaluation(50, drawn(5, 40, seed=1), blocks=noisy_blocks(60))
+    made = comparison_report(results(run("CE", [early, last]), run("TF-IDF", [measured, later])))
+    expected = r"TF-IDF recites \d+\.\d % less than CE; its perplexity is 20\.0 % higher\."  # of 50 %, not 90 / 20
+    assert re.fullmatch(expected, made.verdict)
+    assert numbers(made.tables[0].frame["Perplexity against CE (%)"][1])[0] == pytest.approx(20)
 
 
 def test_a_model_without_a_run_to_compare_with_is_named():

@@ -3,6 +3,7 @@
 A fault is a name, a status, or a function that takes an answer and returns another one, or the bytes of a body.
 """
 
+import asyncio
 import gzip
 import json
 import math
@@ -10,11 +11,29 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import torch
 
 from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.probe import greedy_continuations, load_model, token_likelihoods
+from tfidf_tune.tasks import _server
+
+
+class Clock:
+    """The client's clock, which only goes on while it sleeps; ``awake`` are the moments at which it went on."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.awake = 1000.0, []
+        monkeypatch.setattr(_server, "time", self)
+        monkeypatch.setattr(_server, "asyncio", SimpleNamespace(**(vars(asyncio) | {"sleep": self.sleep})))
+
+    def monotonic(self):
+        return self.now
+
+    async def sleep(self, seconds):
+        self.now += seconds
+        self.awake.append(self.now)
 
 
 class Host:

@@ -85,7 +85,11 @@ def monitor(trainer, probe_file, every_n_steps=EVERY, **settings):
 
 
 def measurements(trainer):
-    return {entry["step"]: entry for entry in trainer.state.log_history if MEASURED & entry.keys()}
+    """The monitor's entries by their step, none of which is measured twice, also where a run is resumed."""
+    entries = [entry for entry in trainer.state.log_history if MEASURED & entry.keys()]
+    by_step = {entry["step"]: entry for entry in entries}
+    assert len(by_step) == len(entries)
+    return by_step
 
 
 def of_training(trainer):

@@ -35,8 +35,12 @@ def make_run(tmp_path, tiny_checkpoint, text_file):
 
 
 def measurements(folder):
+    """The monitor's lines by their step, none of which is measured twice, also where a run is resumed."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: line for line in lines if line.keys() >= MEASURED}
+    measured = [line for line in lines if line.keys() >= MEASURED]
+    by_step = {line["step"]: line for line in measured}
+    assert len(by_step) == len(measured)
+    return by_step
 
 
 def assert_equal(first, second):

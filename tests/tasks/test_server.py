@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import task_fakes
 from lm_eval.api.instance import Instance
-from openai_server import serving
+from openai_server import Clock, serving
 from sentences import changed_sentence, refused
 from tiny_llama import teach
 
@@ -24,6 +24,7 @@ from tfidf_tune.tasks import SERVER_NAME, evaluate, save_token_ids_tokenizer, ta
 from tfidf_tune.tasks._server import ServerLM
 
 KEY = "sk-secret-1234567890"
+HANG_SECONDS = 600.0  # protects from a hang; no result depends on how fast a machine is
 TASKS = ["tfidf_memorization_prefixes", "tfidf_membership"]
 
 
@@ -279,6 +280,23 @@ def test_a_redirect_is_not_followed_and_a_secret_in_the_address_is_not_repeated(
                 made(base_url=secret)
 
 
+def test_requests_start_one_pause_apart_however_many_wait_and_also_where_one_is_made_again(host, url, monkeypatch):
+    """Thirty a minute; what was not used is not caught up."""
+    clock = Clock(monkeypatch)
+    server = ServerLM("m", url, "", num_concurrent=3, requests_per_minute=30)
+
+    def ask(*words):
+        clock.awake.clear()
+        server.generate_until([Instance("generate_until", {}, (word, {"max_gen_toks": 1}), 0) for word in words])
+        return clock.awake
+
+    assert ask("one", "two", "three", "four") == [1000, 1002, 1004, 1006]
+    clock.now += 60
+    assert ask("five", "six") == [1066, 1068]
+    host.faults.append("429")
+    assert ask("seven") == [1070, 1070, 1072]  # tried, paused for the 0 seconds that the server asks for, tried again
+
+
 def test_ctrl_c_ends_waiting_requests(host, url):
     requests = [Instance("generate_until", {}, (f"one {number}", {"max_gen_toks": 3}), 0) for number in range(4)]
 
@@ -290,8 +308,11 @@ def test_ctrl_c_ends_waiting_requests(host, url):
     waiting = multiprocessing.get_context("fork").Process(target=wait)
     waiting.start()
     while len(host.asked) < 4:
+        assert waiting.is_alive()
         time.sleep(0.01)
     os.kill(waiting.pid, signal.SIGINT)  # once
+    waiting.join(HANG_SECONDS)
+    waiting.kill()  # a process that has ended already stays as it is
     waiting.join()
     assert waiting.exitcode == 1
 

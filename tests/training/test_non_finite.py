@@ -112,6 +112,24 @@ def test_no_checkpoint_is_written_after_ten_steps_without_a_weight(recipe_config
     assert [path.name for path in Path(cfg.output_dir).glob("checkpoint_*")] == ["checkpoint_25pct"]
 
 
+def test_steps_without_a_weight_count_in_a_row_and_those_without_a_token_not_at_all():
+    """Nine, one with weights, five, three without a token, five: the tenth in a row is step 23."""
+    guard = StepGuard(CPU, skip=False, total_steps=30, indices_of=lambda step: [], note=print)
+    weightless, weighted, empty = (100, 0.0), (100, 1.0), (0, 0.0)
+    steps = [weightless] * 9 + [weighted] + [weightless] * 5 + [empty] * 3 + [weightless] * 5
+    finite = {"loss": torch.ones(()), "grad_norm": torch.ones(())}
+
+    def take(step):
+        num_tokens, largest = steps[step - 1]
+        guard.add(step, torch.tensor(True), finite | {"weight_max": torch.tensor(largest)}, num_tokens=num_tokens)
+        guard.check()
+
+    for step in range(1, 23):
+        take(step)
+    with pytest.raises(TrainingError, match="the weights of all tokens were 0 in 10 steps in a row, up to step 23: "):
+        take(23)
+
+
 def test_a_signal_does_not_save_a_model_that_is_not_finite(recipe_config, monkeypatch, spoil):
     """Where the loss was not read since, as on a GPU."""
     monkeypatch.setattr(StepGuard, "looks_at_each_step", False)

@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+import re
 import shutil
 import signal
 from functools import partial
@@ -19,7 +20,16 @@ from tiny_run import Payload, read_metrics, read_weights, run_config, run_recipe
 from tfidf_tune import training
 from tfidf_tune._files import locked_folder
 from tfidf_tune._signals import Interrupted
-from tfidf_tune.training import SetupError, TrainingError, _resume, _train
+from tfidf_tune.training import (
+    LoRAFinetuneConfig,
+    Run,
+    SetupError,
+    TrainingError,
+    _resume,
+    _train,
+    check_config,
+    open_resume,
+)
 
 # 24 sequences in batches of 4, two epochs: 12 steps, or 6 with two mini-batches each. 30% is step 4.
 SMALL = {
@@ -27,6 +37,7 @@ SMALL = {
     "save_at_percent": [30, 100],
 }  # fmt: skip
 ADAPTERS = {"lora": True, "model.lora_dropout": 0.3}
+CPU = torch.device("cpu")
 SGD = {"_component_": "torch.optim.SGD", "lr": 0.1}
 
 
@@ -227,6 +238,77 @@ def test_with_nothing_to_resume_it_starts_from_the_beginning_and_a_finished_run_
     assert changed <= {"torchtune_config.yaml", *(path.name for path in (folder / "logs").iterdir())}
     with pytest.raises(SetupError, match="already holds step_12, step_4"):
         run(small_config())
+
+
+# Another value of each key of a config: of those that may change when a run is resumed, and of those that may not.
+FREE = {
+    "output_dir": None,  # the folder has moved
+    "metric_logger": {"_component_": "torchtune.training.metric_logging.StdoutLogger"},
+    "save_at_percent": [50, 100],
+    "save_every_n_steps": 3,
+    "keep_last_n_checkpoints": 1,
+    "resume_from_checkpoint": True,
+    "memorization_monitor": {"probe_file": "probe.jsonl", "every_n_steps": 3},
+    "on_non_finite": "skip",
+    "enable_activation_checkpointing": True,
+    "compile": True,
+    "fsdp_cpu_offload": True,
+    "fsdp_reshard_after_forward": False,
+    "evaluate": True,
+    "log_every_n_steps": 5,
+    "log_peak_memory_stats": True,
+}
+FIXED = {
+    "model.lora_dropout": 0.1,
+    "checkpointer.max_shard_size": "1MB",
+    "tokenizer.max_seq_len": 20,
+    "dataset.num_repeats": 3,
+    "collate_fn": "torchtune.data.padded_collate",
+    "loss.num_batches": 3,
+    "optimizer.lr": 5e-3,
+    "lr_scheduler": None,
+    "seed": 1,
+    "shuffle": False,
+    "batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "epochs": 3,
+    "max_steps": 7,
+    "clip_grad_norm": None,
+    "device": "cuda",
+    "dtype": "bf16",
+    "fsdp_param_dtype": "bf16",
+    "fsdp_reduce_dtype": "fp32",
+    "merge_adapter": True,
+}
+
+
+@pytest.fixture(scope="module")
+def stopped_adapters(make_config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapters")
+    end_after(1, make_config(folder, lora=True))
+    return folder
+
+
+def test_of_each_key_it_is_decided_whether_it_may_change():
+    assert {key.partition(".")[0] for key in (*FREE, *FIXED)} == LoRAFinetuneConfig.model_fields.keys()
+
+
+@pytest.mark.parametrize("key", [*FREE, *FIXED])
+def test_a_setting_may_change_or_is_refused_by_name(small_config, stopped_adapters, key):
+    changed = {} if key == "output_dir" else {key: (FREE | FIXED)[key]}
+    as_before = {"dataset.seed": 0, "resume_from_checkpoint": True}  # not the seed of the run
+    cfg = small_config(lora=True, **(as_before | changed))
+    shutil.copytree(stopped_adapters, cfg.output_dir)
+    run_here = Run(CPU, torch.float32, 0, Path(cfg.output_dir))
+    start = partial(open_resume, check_config(cfg, LoRAFinetuneConfig), run_here)
+
+    if key in FREE:
+        assert start().step == 1
+        return
+    with pytest.raises(SetupError, match="is of a run with other settings: ") as refusal:
+        start()
+    name = "batch_size x processes" if key == "batch_size" else key
+    assert re.findall(r"([\w.]+(?: x processes)?) was ", str(refusal.value)) == [name]
 
 
 def test_settings_that_change_results_are_refused_by_name(small_config, stopped):

@@ -406,7 +406,7 @@ def measures_and_checks(
     ====================  =============================================================================================
     ``recited``           targets that are recited further than unseen text, see
                           :func:`~tfidf_tune.compare._recited.recited_further`; 0 if their number may be chance
-    ``lms``               average LMS of targets, in tokens, over the prompts of the first attack
+    ``lms``               average LMS of targets, in tokens, over greedy prompts, or else those of the first attack
     ``excess``            the same minus that of controls
     ``verbatim``          share of targets recited verbatim from at least one prompt of any attack
     ``extraction@P:N``    share of targets of which N samples hold the continuation with a probability of at least P;

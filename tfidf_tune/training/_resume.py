@@ -67,7 +67,7 @@ _ONE_PROCESS = "torch.distributed is disabled"  # a warning of PyTorch
 _MINI_BATCH = "batch_size x processes"
 # Keys that a resumed run may change: what is shown and kept, and how the same results are computed.
 _FREE_KEYS = (
-    "compile", "enable_activation_checkpointing", "fsdp_cpu_offload", "fsdp_reshard_after_forward",
+    "compile", "enable_activation_checkpointing", "evaluate", "fsdp_cpu_offload", "fsdp_reshard_after_forward",
     "keep_last_n_checkpoints", "log_every_n_steps", "log_peak_memory_stats", "memorization_monitor", "metric_logger",
     "on_non_finite", "output_dir", "resume_from_checkpoint", "save_at_percent", "save_every_n_steps",
 )  # fmt: skip
