@@ -158,6 +158,36 @@ def test_the_last_answer_all_answers_or_all_tokens(chat_tokenizer, sft, suffix):
     assert [answer.lstrip() for answer in learned(chat_tokenizer, sample)] == [last]
 
 
+# Thought and answer are marked by themselves, with unmarked text between them.
+MARKED_IN_PARTS = r"""
+{%- for message in messages %}{{ "<|im_start|>" + message.role + "\n" }}
+{%- if message.role == "assistant" %}
+{%- generation %}{{ message.reasoning_content }}{%- endgeneration %}{{ "\n" }}
+{%- generation %}{{ message.content + "<|im_end|>" }}{%- endgeneration %}
+{%- else %}{{ message.content + "<|im_end|>" }}{%- endif %}{{ "\n" }}{%- endfor %}"""
+
+
+def test_the_last_answer_is_all_that_a_template_marks_of_it(chat_tokenizer, sft, tmp_path):
+    file = tmp_path / "parts.jinja"
+    file.write_text(MARKED_IN_PARTS)
+    messages = [QUESTION, FOUR | {"reasoning_content": "2 and 2"}, SURE, YES | {"reasoning_content": "I am"}]
+    first = ["2 and 2", FOUR["content"] + "<|im_end|>"]
+    last = ["I am", YES["content"] + "<|im_end|>"]
+    [sample] = sft(chat_tokenizer, [{"messages": messages}], chat_template=str(file))
+    assert learned(chat_tokenizer, sample) == first + last
+    empty = {"role": "assistant", "content": " "}
+    for more in ([], [SURE], [SURE, empty]):  # neither a question nor an empty answer is the last answer
+        rows = [{"messages": messages + more}]
+        [sample] = sft(chat_tokenizer, rows, chat_template=str(file), train_on="last")
+        assert learned(chat_tokenizer, sample) == last
+    # What is not learned of an earlier turn is no matter to the last one.
+    rows = [{"messages": [QUESTION, messages[1] | {"weight": 0}, *messages[2:]]}]
+    [sample] = sft(chat_tokenizer, rows, chat_template=str(file), train_on="last")
+    assert learned(chat_tokenizer, sample) == last
+    with pytest.raises(ValueError, match="does not tell a message of weight 0 from the others"):
+        sft(chat_tokenizer, rows, chat_template=str(file))
+
+
 def test_a_system_message_is_put_where_there_is_none(chat_tokenizer, sft):
     rows = [{"messages": [SYSTEM, QUESTION, FOUR]}, {"messages": [QUESTION, FOUR]}]
     given, added = sft(chat_tokenizer, rows, system="Be brief.")

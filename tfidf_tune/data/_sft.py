@@ -294,18 +294,25 @@ def encode_chat(
         return ids, np.ones(len(ids), dtype=np.bool_)
     # A template that marks what the assistant generates decides by itself what is learned.
     if _GENERATION_TAG.search(template):
-        marked = render(chat.messages, return_assistant_tokens_mask=True, return_dict=True)["assistant_masks"]
-        is_label = np.array(marked, dtype=np.bool_)
-        # A template that marks the text but not the end of a turn has no run for an empty one.
-        if len(runs := sequences.label_runs(is_label)) == len(of_assistant):
+        is_label = _marked(render, chat.messages)
+        # A template that marks the text but not the end of a turn has no run for an empty one. A template that marks a
+        # thought, an answer and a call by themselves has several runs for a turn.
+        runs = sequences.label_runs(is_label)
+        if len(runs) == len(of_assistant):
             for turn, (start, end) in zip(of_assistant, runs, strict=True):
                 is_label[start:end] &= turn in turns
+        elif train_on == "last":
+            # The runs of the last turn are those that the conversation before it does not have.
+            last = turns[-1]
+            num_before = len(sequences.label_runs(_marked(render, chat.messages[:last])))
+            num_after = len(sequences.label_runs(_marked(render, chat.messages[: last + 1])))
+            is_label[:] = False
+            for start, end in runs[num_before:num_after]:
+                is_label[start:end] = True
         elif has_left_out:
             raise ValueError(f"{chat.place}: the chat template does not tell a message of weight 0 from the others")
         if chat.first:
             is_label &= offsets[:, 1] > _start(render, text, chat, chat.first)
-        if train_on == "last" and is_label.any():
-            is_label[: sequences.label_runs(is_label)[-1, 0]] = False
         return ids, is_label
     # Otherwise the characters of a turn are found by rendering the conversation before and after it.
     is_label = np.zeros(len(ids), dtype=np.bool_)
@@ -372,6 +379,14 @@ def _unwritten(counts: sequences.Counts) -> str:
     left_out = f"; it writes nothing of {counted(number, 'answer')} (not learned)" if number else ""
     remedy = "by chat_template name a file that writes them"
     return f"the chat template does not write {', '.join(fields)}{left_out}: {remedy}"
+
+
+def _marked(render: Callable[..., Any], messages: Sequence[Message]) -> sequences.LabelMask:
+    """Return which tokens of a conversation its template marks by ``{% generation %}``."""
+    if not messages:
+        return np.zeros(0, dtype=np.bool_)
+    rendered = render(messages, return_assistant_tokens_mask=True, return_dict=True)
+    return np.array(rendered["assistant_masks"], dtype=np.bool_)
 
 
 def learns_turn_ends(tokenizer: TextTokenizer, template: str) -> bool:
