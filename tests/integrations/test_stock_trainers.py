@@ -14,8 +14,9 @@ from transformers import Trainer
 from transformers.distributed import DistributedConfig
 from trl import SFTTrainer
 
-from tfidf_tune.integrations.transformers import TokenWeightingTrainer
+from tfidf_tune.integrations.transformers import TokenWeightingTrainer, _WeightStatistics
 from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
+from tfidf_tune.training._distributed import gather_tensors
 from tfidf_tune.weighting import TFIDFWeighting, UniformWeighting
 
 STEPS = 2
@@ -74,12 +75,45 @@ def shared_window(folder, world_size=1, *, counted="labels", fused_head=False, i
     return torch.tensor(metrics_of(logs_of(trainer)))
 
 
+def weighed_batches(rank):
+    """Two mini-batches of a process: mean cross-entropy, weights and labels; weights of process 1 are up to 2."""
+    generator = torch.Generator().manual_seed(rank)
+    for number in range(2):
+        labels = torch.randint(9, (2 - rank, 4), generator=generator)
+        labels[:, : 1 + number] = -100
+        weights = torch.rand(labels.shape, generator=generator) * (1 + rank) * (labels != -100)
+        yield torch.rand((), generator=generator), weights, labels
+
+
+def statistics_of_all():
+    """The statistics of all tokens of both processes; the largest weight is of process 1, above 1."""
+    batches = [*weighed_batches(0), *weighed_batches(1)]
+    weights = torch.cat([weights[labels != -100] for _, weights, labels in batches])
+    numbers = torch.tensor([int((labels != -100).sum()) for *_, labels in batches])
+    means = torch.stack([mean for mean, *_ in batches])
+    assert weights.max() > 1
+    return {
+        "cross_entropy": float((means * numbers).sum() / numbers.sum()),
+        "weight_mean": float(weights.mean()),
+        "weight_std": float(weights.std(correction=0)),
+        "weight_max": float(weights.max()),
+    }
+
+
+def gathered_statistics(rank):
+    statistics = _WeightStatistics(torch.device("cpu"))
+    for batch in weighed_batches(rank):
+        statistics.add(*batch)
+    return statistics.take(lambda values: gather_tensors(values).flatten(0, 1))
+
+
 def all_on_rank(rank, folder):
     """All of these, in one of two processes that torchrun might have started."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "localhost", "OMP_NUM_THREADS": "1"}
     check_uniform_is_stock(folder)
     return {
+        "statistics": gathered_statistics(rank),
         "window": check_resumed_runs(folder),
         # The fused head uses its weight outside of the wrapped model.
         "labels": [shared_window(folder, 2, **o) for o in ({}, {"fused_head": True}, {"is_sharded": True})],
@@ -101,6 +135,8 @@ def test_two_processes(folder):
     """They do the same; with a window for all of them, also through the fused head and with FSDP2, they are one."""
     ranks = on_every_rank(2, folder, all_on_rank, folder)
 
+    for rank in ranks:
+        assert rank["statistics"] == pytest.approx(statistics_of_all(), rel=1e-5)
     assert not torch.equal(*(rank["window"] for rank in ranks)), "each process has its own window"
     expected = {counted: shared_window(folder, counted=counted) for counted in ("labels", "tokens")}
     assert (expected["tokens"] - expected["labels"])[:, -2:].abs().min() > 1e-4, "prompts count"
