@@ -1,5 +1,7 @@
 """Token ids as requests: what a model asked by text really sees, and what of a recitation its text keeps."""
 
+import re
+
 import pytest
 import task_fakes
 from hypothesis import given, settings
@@ -80,6 +82,38 @@ def test_prompts_that_change_as_text_are_reported_with_the_remedies(probe_file, 
     caplog.clear()
     documents(**settings, prompts="token_ids")
     assert "change as text" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("metadata", "advice"),
+    [
+        ({"backend": "hf"}, "without add_bos_token=False in .*; `tfidf-tune eval` without --model sends ids"),
+        ({"backend": "vllm"}, "without add_bos_token=False in .*; --model tfidf-vllm of `tfidf-tune eval` sends ids"),
+        ({"backend": "tfidf-hf", "add_bos_token": False}, "ids: an evaluation without prompts=text sends ids"),
+        ({"backend": "tfidf-server", "base_url": "http://x/v1"}, "the server, perhaps with a BOS, .* --send ids of an"),
+        ({"base_url": "http://x/v1"}, "tokenized for the server, .* --metadata prompts=ids_to_text and a tokenizer of"),
+        ({"backend": "openai-completions"}, "tokenized for the server, .* --send ids of an audit"),
+        ({"backend": "tfidf-server", "prompts": "ids_to_text", "bos": False}, "the model sees the ids of each prompt"),
+    ],
+)
+def test_a_warning_names_what_a_user_of_the_backend_can_do(probe_file, llama, caplog, metadata, advice):
+    settings = {"probe_file": str(probe_file), "prefix_lengths": [32, 50, 100], "tokenizer": str(llama)}
+    settings |= {"prompts": "text"} | metadata
+    documents(**settings)
+    (warning,) = [r.getMessage() for r in caplog.records if r.name == "tfidf_tune.tasks._prompts"]
+    assert re.search(rf" change as text: .*{advice}", warning)
+    assert ("add_bos_token" in warning) == advice.startswith("without")
+
+
+def test_advice_about_bos_is_what_a_user_of_the_backend_can_do(probe_file, tokenizers, caplog):
+    settings = {"probe_file": str(probe_file), "prefix_lengths": [32], "tokenizer": str(tokenizers["sentencepiece"])}
+    passages = task_fakes.passages_of(tokenizers["sentencepiece"])
+    settings["probe_file"] = str(task_fakes.probe_file(probe_file.with_name("of_sentencepiece.jsonl"), passages))
+    for served in (True, False):
+        caplog.clear()
+        documents(**settings, prompts="ids_to_text", **({"base_url": "http://x/v1"} if served else {}))
+        assert "give --metadata bos=true or bos=false" in caplog.text
+        assert ("`tfidf-tune eval` without --model, which measures it" in caplog.text) != served
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)

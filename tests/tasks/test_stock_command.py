@@ -75,7 +75,7 @@ def test_all_groups_run_with_text_prompts_whose_lms_is_approximate(
     settings = {**settings, "probe_file": file}
     model_args = f"pretrained={model},dtype=float32,add_bos_token=False"
     output = lm_eval(stock_command, tmp_path / "stock", GROUPS, model_args=model_args, metadata=settings)
-    assert "prompts or references change as text, the model sees different token ids" in caplog.text
+    assert "prompts or references change as text: the model sees different token ids" in caplog.text
     by_ids = run_tasks(model, GROUPS.split(","), tmp_path / "ids", bos=False, **settings)
     num_lost, differences = 0, []
     for task in MEMORIZATION:

@@ -59,7 +59,9 @@ def is_likelier_after_bos(model: LM, bos_id: int, texts: list[list[int]]) -> boo
         likelihoods = [answer[0] for answer in model.loglikelihood(requests)]
     except ConnectionRefusedError as error:  # a server that scores nothing
         _logger.warning(
-            "it is unknown if the model was trained with BOS, and it gets none; bos=true adds it (%s)", error
+            "it is unknown if the model was trained with BOS, because the server scores no texts (%s), and it gets "
+            "none: --bos true of an audit, --metadata bos=true of an evaluation, adds it",
+            error,
         )
         return False
     num_predicted = np.array([len(ids) - 1 for ids in texts])

@@ -101,6 +101,8 @@ class TokenIdPrompts:
     tokenizer: HFTokenizer
     harness_tokenizer: Any = None
     positions: int | None = None  # of the model, if they are known
+    backend: str = ""  # the harness's name for what answers; "" if it is not known
+    is_served: bool = False  # whether that is a server
 
     def check_length(self, num_tokens: int, shorten: str) -> None:
         """Raise a ``ValueError`` if the model has fewer positions than the longest sequence has tokens.
@@ -133,6 +135,11 @@ class TokenIdPrompts:
         lengths = {"num_prompt_tokens": len(ids), "max_new_tokens": max_new_tokens}
         return {"request": self.request(ids), "round_trip": self.is_exact(ids), **lengths}
 
+    @property
+    def advice(self) -> str:
+        """Say what it means that ids change as text, and what a user of this backend can do about it."""
+        return ""  # they do not
+
     def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
         """Return the ids of turns in the tokenizer's chat template, up to where the model answers."""
         ids: list[int] = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
@@ -163,6 +170,27 @@ class TextPrompts(TokenIdPrompts):
     """
 
     bos_ids: Any = ()
+
+    @property
+    def advice(self) -> str:
+        if self.is_served:
+            return (
+                "the model sees different token ids: the text is tokenized for the server, perhaps with a BOS, which "
+                "no setting here changes; if it takes token ids, as vLLM and SGLang do, send these: --send ids of an "
+                "audit, or --metadata prompts=ids_to_text and a tokenizer of `tfidf-tune tasks --token-ids-tokenizer` "
+                "in an evaluation"
+            )
+        # How the same model gets ids, by the harness's name for what loads it.
+        sends_ids = {
+            "hf": "`tfidf-tune eval` without --model",
+            "vllm": "--model tfidf-vllm of `tfidf-tune eval`",
+            "tfidf-hf": "an evaluation without prompts=text",
+            "tfidf-vllm": "an evaluation without prompts=text",
+        }.get(self.backend, "`tfidf-tune eval` or a tokenizer of `tfidf-tune tasks --token-ids-tokenizer`")
+        may_add_bos = ""
+        if self.settings["bos"] is not False:
+            may_add_bos = "without add_bos_token=False in --model_args the tokenizer may add a BOS to each; "
+        return f"the model sees different token ids: {may_add_bos}{sends_ids} sends ids instead"
 
     def request(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -227,6 +255,13 @@ class TextPrompts(TokenIdPrompts):
 class IdsToTextPrompts(TextPrompts):
     """Numbers, for a model that answers with text: ``local-completions`` with the pass-through tokenizer."""
 
+    @property
+    def advice(self) -> str:
+        return (
+            "the model sees the ids of each prompt, but an answer with the ids of the passage is read as others: "
+            "measures can differ by about a token"
+        )
+
     bos_ids = TokenIdPrompts.bos_ids
     request = TokenIdPrompts.request
     is_exact = TextPrompts._reads_back
@@ -257,7 +292,13 @@ def prompts_for(metadata: Mapping[str, Any]) -> TokenIdPrompts:
             run = metadata.get("run") or run_of(metadata)
             bos = known_bos(prompts_of_task.tokenizer, run.get("bos"))
             prompts_of_task = cached_prompts(str(original or name), prompts, bos)
-    return replace(prompts_of_task, positions=_num_positions(metadata))
+    backend = str(metadata.get("backend", ""))
+    return replace(
+        prompts_of_task,
+        positions=_num_positions(metadata),
+        backend=backend,
+        is_served=bool(metadata.get("base_url")) or "completions" in backend,
+    )
 
 
 def _bos_setting(metadata: Mapping[str, Any], prompts: str) -> bool | None:
@@ -342,16 +383,13 @@ def task_documents(rows: list[dict[str, Any]], unit: str, prompts: TokenIdPrompt
     At least one row, all with the same keys, ``round_trip`` among them; ``unit`` names them in the warning.
     """
     if num_lost := sum(not row["round_trip"] for row in rows):
-        bos = "without add_bos_token=False in --model_args the tokenizer may add a BOS to each; "
-        logger.warning(
-            "%d of %d %s change as text, the model sees different token ids: %s`tfidf-tune eval` or a tokenizer of "
-            "`tfidf-tune tasks --token-ids-tokenizer` sends ids instead",
-            num_lost, len(rows), unit, "" if prompts.settings["bos"] is False else bos,
-        )  # fmt: skip
+        logger.warning("%d of %d %s change as text: %s", num_lost, len(rows), unit, prompts.advice)
     if prompts.settings["prompts"] != "text" and prompts.settings["bos"] is None:
+        measured = "" if prompts.is_served else ", or use `tfidf-tune eval` without --model, which measures it"
         logger.warning(
             "it is unknown if the model was trained with BOS before each text, and it gets none: give --metadata "
-            "bos=true or bos=false, or use `tfidf-tune eval`, which measures it"
+            "bos=true or bos=false%s",
+            measured,
         )
     shared = {"vocab_size": prompts.tokenizer.vocab_size} | prompts.settings
     return {"test": Dataset.from_list([row | shared for row in rows])}
