@@ -9,7 +9,14 @@ import pytest
 
 from tfidf_tune import _files
 from tfidf_tune._checks import SetupError
-from tfidf_tune._files import atomic_file, atomic_folder, locked_folder, remove_folder, remove_leftovers
+from tfidf_tune._files import (
+    atomic_file,
+    atomic_folder,
+    locked_folder,
+    remove_folder,
+    remove_leftovers,
+    work_folder,
+)
 
 
 def names(folder):
@@ -216,3 +223,8 @@ def test_a_folder_that_was_removed_and_made_again_is_not_taken_for_locked(tmp_pa
     monkeypatch.setattr(_files.fcntl, "flock", late)
     with pytest.raises(SetupError, match="has just removed .*: start again"), locked_folder(folder):
         pass
+
+
+def test_a_work_folder_is_closed_to_other_users(tmp_path):
+    with work_folder(tmp_path / "work", {}) as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700

@@ -154,6 +154,7 @@ def work_folder(
         if not folder.exists():
             try:
                 with atomic_folder(folder) as marked:
+                    marked.chmod(0o700)  # it holds text
                     (marked / _MARK).write_text(json.dumps(arguments), encoding="utf-8")
             except OSError:
                 if not (folder / _MARK).is_file():  # made by another process in the meantime

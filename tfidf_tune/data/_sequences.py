@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from tfidf_tune._files import atomic_folder, digest
+from tfidf_tune.data import _cache as cache
 from tfidf_tune.data._sources import TextSource, source_fingerprint
 from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, tokenizer_identity, tokenizer_name
 
@@ -182,19 +183,24 @@ def cached_folder(
     """Return the cache folder of a key and the counts of ``build``.
 
     If it does not exist, ``build`` fills an empty folder. Processes that ask at the same time each build a folder, and
-    the first complete one is kept.
+    the first complete one is kept. Folders that were not used for a month are removed, see
+    :mod:`tfidf_tune.data._cache`.
     """
     root = Path(cache_dir or os.environ.get("TFIDF_TUNE_CACHE") or "~/.cache/tfidf_tune").expanduser()
     folder = root / digest(key | {"format_version": _FORMAT_VERSION})
-    if not folder.is_dir():
+    if not cache.begin_use(folder):
         try:
             with atomic_folder(folder) as temporary:
+                cache.close_to_others(temporary)
                 contents = {"settings": key, "counts": build(temporary)}
-                (temporary / "settings.json").write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+                (temporary / cache.SETTINGS).write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
         except OSError:
             if not folder.is_dir():  # otherwise another process was faster; its folder is the same
                 raise
-    counts: dict[str, int] = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["counts"]
+        cache.begin_use(folder)
+    cache.close_root(root)
+    cache.remove_unused(folder)
+    counts: dict[str, int] = json.loads((folder / cache.SETTINGS).read_text(encoding="utf-8"))["counts"]
     return folder, counts
 
 

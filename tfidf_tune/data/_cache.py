@@ -1,0 +1,109 @@
+"""The cache of tokenized text: closed to other users, and without what nobody has used for a month.
+
+An entry is a folder, named by a hash of what its contents depend on. Its time is that of its last use. Processes that
+use it hold a shared lock of its ``settings.json``, so that no other removes it while they may read its files; it is
+removed under an exclusive lock. Where a file system has no locks, nothing is removed.
+"""
+
+import fcntl
+import json
+import os
+import re
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+from tfidf_tune._files import is_leftover, remove_folder, remove_path
+
+SETTINGS = "settings.json"  # of an entry
+_NAME = re.compile(r"[0-9a-f]{16}")
+_UNUSED_SECONDS = 30 * 24 * 3600
+_MOST_LOCKS = 64  # that a process holds, of the entries that it used last
+_locks: deque[int] = deque()  # file descriptors, until the process ends
+
+
+def close_root(root: Path) -> None:
+    """Close the folder of all entries to other users, unless it holds something else."""
+    is_open = root.stat().st_mode & 0o077
+    if is_open and all(_is_entry(path) or _is_unfinished(path) for path in root.iterdir()):
+        close_to_others(root)
+
+
+def close_to_others(folder: Path) -> None:
+    """Let only its user read a folder; one of another user stays as it is."""
+    with suppress(OSError):  # a file system that cannot be written
+        if folder.stat().st_uid == os.geteuid():
+            folder.chmod(0o700)
+
+
+def begin_use(entry: Path) -> bool:
+    """Keep an entry from being removed until this process ends; return whether there is one.
+
+    Raises:
+        PermissionError: If it is of another user.
+    """
+    try:
+        descriptor = os.open(entry / SETTINGS, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except PermissionError as error:
+        raise PermissionError(
+            f"{entry} is of another user of this machine: name a folder of your own by cache_dir or TFIDF_TUNE_CACHE"
+        ) from error
+    with suppress(OSError):  # no locks here
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    # Another process may have removed the entry before this one had the lock.
+    try:
+        is_there = os.path.samestat(os.fstat(descriptor), (entry / SETTINGS).stat())
+    except FileNotFoundError:
+        is_there = False
+    if not is_there:
+        os.close(descriptor)
+        return False
+    _locks.append(descriptor)
+    if len(_locks) > _MOST_LOCKS:
+        os.close(_locks.popleft())
+    close_to_others(entry)
+    with suppress(OSError):  # a file system that cannot be written
+        os.utime(entry)
+    return True
+
+
+def remove_unused(used: Path) -> None:
+    """Remove the entries beside one that was just used which nobody has used for a month, and nothing else."""
+    # By the clock of the file system, which can be that of another machine.
+    now = used.stat().st_mtime
+    for path in used.parent.iterdir():
+        with suppress(OSError):  # removed by another process, used by one, or of another user
+            if path.lstat().st_mtime > now - _UNUSED_SECONDS:
+                continue
+            if _is_unfinished(path):  # of a process that was killed
+                remove_path(path)
+            elif _is_entry(path):
+                _remove_entry(path, now)
+
+
+def _remove_entry(entry: Path, now: float) -> None:
+    descriptor = os.open(entry / SETTINGS, os.O_RDWR)  # NFS locks no file that is open for reading only
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if entry.stat().st_mtime <= now - _UNUSED_SECONDS:  # still
+            remove_folder(entry)
+    finally:
+        os.close(descriptor)
+
+
+def _is_entry(path: Path) -> bool:
+    """Return whether a path is an entry, by its name and its file of settings; other files may be in the folder."""
+    if not _NAME.fullmatch(path.name) or path.is_symlink():
+        return False
+    try:
+        contents = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(contents, dict) and {"settings", "counts"} <= contents.keys()
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Return whether a path is an entry that is being written or removed, or was when its process was killed."""
+    return is_leftover(path) and _NAME.fullmatch(path.name[1:17]) is not None and path.is_dir()
