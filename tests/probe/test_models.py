@@ -7,6 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from probe_fakes import random_ids, tiny_llama
 from safetensors.torch import load_file, save_file
+from tiny_run import Payload
 
 from tfidf_tune.probe import load_model
 
@@ -84,11 +85,22 @@ def test_incomplete_and_damaged_weights_are_refused(request, copy, kind, file_na
     with pytest.raises(ValueError, match=r"lacks .*weights"):  # and not filled with noise
         load_model(folder)
     (folder / file_name).write_bytes((folder / file_name).read_bytes()[:-100])
-    with pytest.raises(ValueError, match="damaged weights file"):
+    with pytest.raises(ValueError, match="weights of .* cannot be read .SafetensorError: .* damaged"):
         load_model(folder)
     (folder / file_name).unlink()
     with pytest.raises(FileNotFoundError, match=r"has no weights \(.*\*"):
         load_model(folder)
+
+
+@pytest.mark.parametrize(("kind", "pickled"), [("complete", "pytorch_model.bin"), ("adapter", "adapter_model.bin")])
+def test_no_code_in_weights_is_run(request, copy, kind, pickled):
+    folder = copy(request.getfixturevalue(kind))
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    torch.save({"weight": Payload(folder / "executed")}, folder / pickled)
+    with pytest.raises(ValueError, match=r"copy are damaged, or hold more than tensors, .*: take them as safetensors"):
+        load_model(folder)
+    assert not (folder / "executed").exists()
 
 
 def test_a_folder_without_a_checkpoint_is_refused(adapter, copy, tmp_path):

@@ -318,7 +318,7 @@ def test_code_of_a_checkpoint_runs_if_it_is_trusted(base, tmp_path, capsys):
     settings |= {"tokenizer_class": "NewTokenizer", "auto_map": code}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     trusted = "checkpointer.trust_remote_code=true"
-    with pytest.raises(SetupError, match="tokenizer: .* custom code"):
+    with pytest.raises(SetupError, match="tokenizer: .* Python files of its own"):
         configured("full", tmp_path / "run", folder, trusted, "tokenizer.trust_remote_code=false").here()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "who saw it?", "completion": " the old sailor"}\n')
     where = f"checkpointer.checkpoint_dir={folder}", f"dataset.source={tmp_path / 'rows.jsonl'}"

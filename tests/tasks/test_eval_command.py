@@ -1,6 +1,7 @@
 """``tfidf-tune eval`` and ``tfidf-tune tasks``, in this process but where the exit of a process is looked at."""
 
 import json
+import os
 import shutil
 import weakref
 
@@ -11,8 +12,10 @@ import yaml
 from lm_eval.tasks import TaskManager
 from sentences import refused
 from task_fakes import MEMORIZATION, Output, run_tasks
+from tiny_run import Payload
 
 from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.probe import load_model
 from tfidf_tune.tasks import tasks_folder
 from tfidf_tune.tasks._prompts import original_tokenizer
 
@@ -178,6 +181,58 @@ def test_bad_input_ends_with_one_message(run_command, llama, tokenizers, probe_f
         what = f"eval {task} {metadata}".replace(str(tmp_path), "")
         with refused(SystemExit, named, what, folder=tmp_path, tokenizer=tokenizers["llama"], model=llama):
             run_command("eval", *arguments, "--metadata", metadata, short)
+
+
+def pickle_with_code(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": Payload(folder / "executed")}, folder / "pytorch_model.bin")
+
+
+def no_pickle(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"junk" * 100)
+
+
+def cut(folder):
+    os.truncate(folder / "model.safetensors", 1000)
+
+
+def own_code(folder):
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "brand-new", "auto_map": {"AutoConfig": "configuration_new.NewConfig"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "configuration_new.py").write_text("import pathlib\npathlib.Path(__file__, '../executed').mkdir()")
+
+
+def own_code_of_the_tokenizer(folder):
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "NewTokenizer", "auto_map": {"AutoTokenizer": [None, "new.NewTokenizer"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (pickle_with_code, "more than tensors"),
+        (no_pickle, "KeyError"),
+        (cut, "SafetensorError"),
+        (own_code, "Python files of its own, which were not run: .*trust_remote_code"),
+        (own_code_of_the_tokenizer, "tokenizer .*Python files of its own, which were not run"),
+    ],
+)
+def test_a_model_that_is_damaged_or_holds_code_is_one_message_and_no_question(
+    damage, named, run_command, llama, probe_file, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("transformers asks on the terminal"))
+    folder = shutil.copytree(llama, tmp_path / "model")
+    damage(folder)
+    arguments = ["--model_args", f"pretrained={folder}", "--tasks", MEMORIZATION[0], "--device", "cpu"]
+    with refused(SystemExit, f"error: .*{named}", f"eval of a model, {damage.__name__}", folder=tmp_path):
+        run_command("eval", *arguments, "--metadata", f"probe_file={probe_file}")
+    if damage is not own_code_of_the_tokenizer:
+        with pytest.raises(ValueError, match=named):
+            load_model(folder)
+    assert not (folder / "executed").exists()
 
 
 @pytest.mark.parametrize("option", [("--use_cache", "answers"), ("--cache_requests", "true")])

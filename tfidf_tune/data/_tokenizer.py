@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tfidf_tune._checks import check_at_least
+from tfidf_tune._checks import check_at_least, require_bool
 from tfidf_tune._files import digest, looks_like_path
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ class HFTokenizer:
     def __init__(
         self, path: "str | PreTrainedTokenizerBase", max_seq_len: int | None = None, *, trust_remote_code: bool = False
     ) -> None:
+        require_bool("trust_remote_code", trust_remote_code)
         if max_seq_len is not None:
             check_at_least(1, max_seq_len=max_seq_len)
         self._hf, self.name = _load(path, trust_remote_code=trust_remote_code)
@@ -288,6 +289,11 @@ def _load(path: "str | PreTrainedTokenizerBase", *, trust_remote_code: bool) -> 
         name = str(folder) if folder.is_dir() else path
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code), path
     except Exception as error:  # each tokenizer library has its own errors
+        if "trust_remote_code" in str(error):
+            raise ValueError(
+                f"the tokenizer {path!r} has Python files of its own, which were not run: in a training config set "
+                "trust_remote_code=True of the tokenizer if you have read and trust them, or save it as tokenizer.json"
+            ) from error
         failure = f"{type(error).__name__}: {error}"
         raise ValueError(f"cannot load a tokenizer from {path!r}: {needed}. {failure}") from error
 

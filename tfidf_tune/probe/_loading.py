@@ -3,8 +3,10 @@
 import json
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +20,37 @@ if TYPE_CHECKING:
 # Names that PEFT gives to the weight of a layer without an adapter, with LoRA, and with trainable tokens.
 _SAVED_WEIGHTS = ("weight", "base_layer.weight", "token_adapter.base_layer.weight")
 _REMEDY = "Give the folder of a finished checkpoint, or write this one again."
+
+
+@contextmanager
+def readable(source: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the model, or the file, in a ``ValueError`` if it cannot be read within the block.
+
+    Libraries raise errors of many types. Those about code are not repeated: transformers names a web page that does not
+    exist, and torch advises to read a file with ``weights_only=False``, which runs what is in it.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"{source} has Python files of its own, which were not run: read them, and if you trust them, set "
+            "trust_remote_code=True among the arguments of the model or checkpointer"
+        ) from error
+    except UnpicklingError as error:
+        raise ValueError(
+            f"the weights of {source} are damaged, or hold more than tensors, which can be code and was not run: take "
+            "them as safetensors"
+        ) from error
+    except torch.OutOfMemoryError:
+        raise
+    except (SafetensorError, EOFError, LookupError, RuntimeError) as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"the weights of {source} cannot be read ({type(error).__name__}: {first_line}): they are damaged, or of "
+            "another model; download or write them again"
+        ) from error
 
 
 def load_model(
@@ -43,8 +76,8 @@ def load_model(
 
     Raises:
         FileNotFoundError: If the folder, its config or its weights are missing.
-        ValueError: If weights of the model are not in the files, a file is truncated, or an adapter names no
-            base.
+        ValueError: If weights of the model are not in the files, a file is damaged or holds code, the model has
+            Python files of its own, or an adapter names no base.
     """
     folder = Path(folder)
     # transformers would take a folder that does not exist for a name on the hub.
@@ -54,13 +87,10 @@ def load_model(
     weights = ("adapter_model.*",) if is_adapter else ("*.safetensors", "*.bin")
     if not any(path for pattern in weights for path in folder.glob(pattern)):
         raise FileNotFoundError(f"{folder} has no weights ({' or '.join(weights)}). {_REMEDY}")
-    try:
-        if not is_adapter:
-            return _load_complete(folder, dtype).to(device)
-        base = base or adapter_base(folder, "pass base=, a model folder or hub name")[0]
-        return with_adapter(_load_complete(base, dtype), folder).to(device)
-    except SafetensorError as error:
-        raise ValueError(f"{folder} or its base has a damaged weights file: {error}. {_REMEDY}") from error
+    if not is_adapter:
+        return _load_complete(folder, dtype).to(device)
+    base = base or adapter_base(folder, "pass base=, a model folder or hub name")[0]
+    return with_adapter(_load_complete(base, dtype), folder).to(device)
 
 
 def adapter_base(folder: str | os.PathLike[str], remedy: str) -> tuple[str, str | None]:
@@ -114,7 +144,10 @@ def require_known_ids(model: "PreTrainedModel", ids: Iterable[int]) -> None:
 def _load_complete(name: str | os.PathLike[str], dtype: torch.dtype | None) -> "PreTrainedModel":
     from transformers import AutoModelForCausalLM
 
-    model, info = AutoModelForCausalLM.from_pretrained(name, dtype=dtype or "auto", output_loading_info=True)
+    # Without trust_remote_code transformers asks on the terminal whether to run Python files of the model.
+    arguments: dict[str, Any] = {"dtype": dtype or "auto", "trust_remote_code": False}
+    with readable(name):
+        model, info = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **arguments)
     if missing := sorted(info["missing_keys"]):
         # transformers would initialize them randomly.
         raise ValueError(f"{name} lacks {len(missing)} of the model's weights, {missing[0]} first. {_REMEDY}")
@@ -132,7 +165,9 @@ def with_adapter(
 
     # An adapter that was trained with new tokens has their rows.
     current_rows = model.get_input_embeddings().weight.shape[0]
-    rows = _embedding_rows(model, load_peft_weights(str(folder), device="cpu", revision=revision))
+    with readable(folder):
+        weights = load_peft_weights(str(folder), device="cpu", revision=revision)
+    rows = _embedding_rows(model, weights)
     if rows is None:
         rows = max(current_rows, least_rows)
     if rows != current_rows:
@@ -143,7 +178,8 @@ def with_adapter(
         # PEFT 0.18 reads an attribute that transformers 5 has renamed.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
         try:
-            return PeftModel.from_pretrained(model, folder, revision=revision)
+            with readable(folder):
+                return PeftModel.from_pretrained(model, folder, revision=revision)
         except UserWarning as warning:
             raise ValueError(f"{folder} lacks weights of its adapter: {warning} {_REMEDY}") from warning
 

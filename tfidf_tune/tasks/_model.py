@@ -21,7 +21,7 @@ from transformers import BitsAndBytesConfig
 from tfidf_tune.probe import TokenLikelihoods, greedy_continuations, token_likelihoods
 from tfidf_tune.probe._decoding import before_eos, continue_prompts, end_of, generated_continuations
 from tfidf_tune.probe._finite import NonFiniteLogits
-from tfidf_tune.probe._loading import on_base_model, require_known_ids, with_adapter
+from tfidf_tune.probe._loading import on_base_model, readable, require_known_ids, with_adapter
 from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids, token_ids_request
 
 
@@ -182,7 +182,8 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
             kwargs["quantization_config"] = BitsAndBytesConfig(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
             )
-        super()._create_model(pretrained, **kwargs)
+        with readable(pretrained):
+            super()._create_model(pretrained, **kwargs)
 
     def check_ids(self, ids: Sequence[int], num_new: int) -> None:
         """Refuse prompts that are too long, and ids that the embedding does not have."""

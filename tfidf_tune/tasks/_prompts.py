@@ -19,12 +19,12 @@ from lm_eval.config.task import TaskConfig
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
-from tfidf_tune._checks import require_choice
+from tfidf_tune._checks import require_bool, require_choice
 from tfidf_tune._files import atomic_folder
 from tfidf_tune.data import HFTokenizer, hf_tokenizer
 from tfidf_tune.data._tokenizer import after_bos, known_bos
 from tfidf_tune.probe import longest_prefix_match, run_of
-from tfidf_tune.probe._loading import on_base_model
+from tfidf_tune.probe._loading import on_base_model, readable
 
 _PROMPTS = ("token_ids", "text", "ids_to_text")
 _OPENING = "token_ids:"
@@ -70,7 +70,7 @@ def save_token_ids_tokenizer(name: str, folder: str | os.PathLike[str]) -> None:
     # As many numbers as the embedding has rows, which can be more than the tokenizer has tokens.
     original = hf_tokenizer(name)
     try:
-        num_embeddings = int(AutoConfig.from_pretrained(name).vocab_size)
+        num_embeddings = int(AutoConfig.from_pretrained(name, trust_remote_code=False).vocab_size)
     except (OSError, ValueError, AttributeError):  # only a tokenizer
         num_embeddings = 0
     size = max(original.vocab_size, num_embeddings)
@@ -325,9 +325,11 @@ def _num_positions(metadata: Mapping[str, Any]) -> int | None:
     if not metadata.get("pretrained"):
         return None
     # The config alone is read, before any weights.
-    named = {"revision": "main", **on_base_model(metadata)}
-    more = {key: named.get(key) for key in ("revision", "trust_remote_code")}
-    config = AutoConfig.from_pretrained(str(named["pretrained"]), **more)
+    named = {"revision": "main", "trust_remote_code": False, **on_base_model(metadata)}
+    require_bool("trust_remote_code", named["trust_remote_code"])  # None lets transformers ask on the terminal
+    more = {key: named[key] for key in ("revision", "trust_remote_code")}
+    with readable(str(named["pretrained"])):
+        config = AutoConfig.from_pretrained(str(named["pretrained"]), **more)
     # The arguments of the harness's models can lower what the config has.
     limits = [getattr(config, "max_position_embeddings", None)]
     limits += [metadata.get(name) for name in ("max_length", "max_model_len")]
@@ -346,7 +348,9 @@ def cached_prompts(name: str, prompts: str, bos: bool | None) -> TokenIdPrompts:
     if prompts == "token_ids":
         return TokenIdPrompts(settings, hf_tokenizer(name))
     kind = IdsToTextPrompts if prompts == "ids_to_text" else TextPrompts
-    arguments = {} if bos is None or prompts != "text" else {"add_bos_token": bos}
+    arguments: dict[str, Any] = {"trust_remote_code": False}
+    if bos is not None and prompts == "text":
+        arguments["add_bos_token"] = bos
     return kind(settings, hf_tokenizer(name), AutoTokenizer.from_pretrained(name, **arguments))
 
 

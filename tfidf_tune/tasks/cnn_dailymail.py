@@ -106,7 +106,7 @@ def _bertscores(
     predictions: Sequence[str], references: Sequence[str], model: str, num_layers: int | None
 ) -> list[float] | str:
     """Return F-measures × 100, or why they are missing: without the package or the encoder."""
-    from transformers import AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
+    from transformers import AutoConfig, AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
 
     try:
         from bert_score import BERTScorer
@@ -116,6 +116,9 @@ def _bertscores(
     if num_layers is None and (num_layers := model2layers.get(Path(model).name)) is None:
         return f"bert-score has no default layer for {model}: set bertscore_num_layers"
     try:
+        # bert-score would let transformers ask whether to run code of the model.
+        for kind in (AutoConfig, AutoTokenizer):
+            kind.from_pretrained(model, trust_remote_code=False)
         scorer = BERTScorer(model_type=model, num_layers=num_layers)
     except Exception as error:  # the hub, the file system and bert-score's assertions
         logger.warning("%s cannot be loaded: %s", model, str(error).strip().partition("\n")[0])

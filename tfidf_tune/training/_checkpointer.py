@@ -22,6 +22,7 @@ from torchtune.modules.peft import get_merged_lora_ckpt
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
+from tfidf_tune._checks import require_bool
 from tfidf_tune._files import atomic_folder
 from tfidf_tune.models import FAMILIES, HFCausalLM, LoRASettings, dequantize_4bit, is_adapter
 from tfidf_tune.models._causal_lm import build_hf, has_own_code
@@ -77,6 +78,7 @@ class HFCheckpointer:
         max_shard_size: str = "5GB",
         trust_remote_code: bool = False,
     ) -> None:
+        require_bool("trust_remote_code", trust_remote_code)
         split_torch_state_dict_into_shards({}, max_shard_size=max_shard_size)  # refuses what is not a size
         files = hf.find_checkpoint(checkpoint_dir, revision, trust_remote_code=trust_remote_code)
         self.folder, self.transformers_config, self.weight_files = files

@@ -2,7 +2,6 @@
 
 import json
 import math
-import pickle
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +14,6 @@ import torch
 import transformers
 from huggingface_hub import snapshot_download, split_torch_state_dict_into_shards
 from huggingface_hub.constants import HF_HUB_CACHE
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
@@ -23,6 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tfidf_tune._files import looks_like_path
 from tfidf_tune.models._causal_lm import build_hf
+from tfidf_tune.probe._loading import readable
 from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import cause_of, listed
 
@@ -78,11 +77,11 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     values = read_json(folder / "config.json")
     if quantization := values.get("quantization_config"):
         raise ValueError(f"the checkpoint {folder} is quantized ({quantization}): name the original model")
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # transformers raises anything here
-        # Its message about code of the checkpoint names the argument that trusts it, which is the config's key.
-        raise ValueError(f"{folder / 'config.json'}: {' '.join(str(error).split())}") from error
+    with readable(folder):
+        try:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        except Exception as error:  # transformers raises anything here
+            raise ValueError(f"{folder / 'config.json'}: {' '.join(str(error).split())}") from error
     is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in values.get("auto_map", {})
     reads_more = config.is_encoder_decoder or any(hasattr(config, f"{part}_config") for part in ("vision", "audio"))
     if reads_more or not is_causal:
@@ -172,14 +171,11 @@ def quiet(*, shows_bar: bool = False) -> Iterator[None]:
 
 def read_weights(file: Path) -> dict[str, Tensor]:
     """Map the weights of a file into memory; each is read from disk when it is used."""
-    try:
+    with readable(file):
         if file.suffix == ".safetensors":
             content: dict[str, Tensor] = load_file(file)
         else:
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)  # unpickles only tensors
-    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        remedy = "download it again, or convert it to safetensors"
-        raise ValueError(f"{file} is damaged ({cause_of(error)}): {remedy}") from error
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(f"{file} does not hold weights by name: convert it to safetensors")
     return content
