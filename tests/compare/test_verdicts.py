@@ -17,7 +17,9 @@ def drawn(mean, number, *, kind="target", seed=0):
 
 
 def noisy_blocks(perplexity, number=40):
+    # Blocks are paired: what two runs share says nothing about the width of an interval, the rest does.
     noise = np.random.default_rng(0).normal(0, 0.1, number)
+    noise += np.random.default_rng(int(perplexity)).normal(0, 0.02, number)
     values = np.log(perplexity) + noise - noise.mean()
     return tuple(block(at, 10, -10 * float(value)) for at, value in enumerate(values))
 

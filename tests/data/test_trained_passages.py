@@ -2,13 +2,14 @@
 
 from collections import Counter
 from textwrap import wrap
+from unittest.mock import patch
 
 import numpy as np
 from data_fakes import write_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfidf_tune.data import Passage, embedded_documents, text_blocks_dataset
+from tfidf_tune.data import Passage, _trained_passages, embedded_documents, text_blocks_dataset
 from tfidf_tune.data._sequences import IGNORED, SequenceDataset, TextBlocksDataset
 from tfidf_tune.data._trained_passages import trained_passages
 
@@ -40,15 +41,22 @@ def sequences(rows, learned=None):
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=70)
 
 
-@given(st.lists(TOKENS, min_size=1, max_size=4), TOKENS, st.lists(TOKENS, min_size=1, max_size=4), st.integers(1, 9))
-def test_targets_are_counted_and_controls_found_as_by_a_slow_search(rows, others, wanted, block_size):
+@given(
+    st.lists(TOKENS, min_size=1, max_size=4),
+    TOKENS,
+    st.lists(TOKENS, min_size=1, max_size=4),
+    st.integers(1, 9),
+    st.integers(1, 99),
+)
+def test_targets_are_counted_and_controls_found_as_by_a_slow_search(rows, others, wanted, block_size, num_together):
     blocks = np.array((others * block_size)[: len(others) // block_size * block_size or block_size], dtype=np.int32)
     blocks = blocks.reshape(-1, block_size)
     own_items = [{"tokens": row, "labels": row} for row in rows]  # a user's data set
     datasets = [sequences(rows), TextBlocksDataset(blocks), own_items]
     streams = [*rows, blocks.ravel().tolist(), *rows]
     passages = [passage(kind, ids, number) for number, ids in enumerate(wanted) for kind in ("target", "control")]
-    found = trained_passages(passages, 0, datasets)
+    with patch.object(_trained_passages, "_CHUNK", num_together):
+        found = trained_passages(passages, 0, datasets)
     expected = []
     num_controls = 0
     for one in passages:

@@ -166,3 +166,10 @@ def test_an_answer_whose_leading_space_was_stripped_is_read_with_it(tokenizers, 
             response = whole[len(given) :].strip()
             found = prompts.response_ids(response, ids[:number], ids[number:])
             assert found == ids[number:], (number, response)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"), [({}, 256), ({"max_length": 64}, 64), ({"max_length": 64, "max_model_len": 32}, 32)]
+)
+def test_arguments_of_the_model_lower_its_positions(llama, limits, expected):
+    assert prompts_for({"pretrained": str(llama), **limits}).positions == expected
