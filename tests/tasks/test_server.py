@@ -224,6 +224,13 @@ def test_lone_surrogates_are_replaced_and_counted_and_the_journal_goes_on(host, 
     assert len(host.asked) == 1
 
 
+def test_the_journal_of_one_server_does_not_answer_for_another(host, url, tmp_path):
+    asked = [Instance("generate_until", {}, ("one two", {"max_gen_toks": 3}), 0)]
+    for address in (url, url, url.replace("127.0.0.1", "localhost")):
+        ServerLM("m", address, "", journal=str(tmp_path / "journal")).generate_until(asked)
+    assert len(host.asked) == 2
+
+
 @pytest.mark.parametrize("fault", ["dripping", "dripping headers", "silent"])
 def test_the_timeout_is_for_the_whole_answer(host, ask, url, fault):
     host.faults.append(fault)
