@@ -152,13 +152,15 @@ def _parts_of(where: str, section: Any) -> Iterator[tuple[str, Any]]:
 def _build(where: str, section: Any, *args: Any, builds_parts: bool, **kwargs: Any) -> Any:
     given: Any = OmegaConf.to_container(section, resolve=True)
     path = given.pop("_component_")
+    shown: Any = OmegaConf.to_container(section, resolve=False)  # without the values of environment variables
+    del shown["_component_"]
     if builds_parts:
         given |= {
             name: _build(f"{where}.{name}", part, builds_parts=True)
             for name, part in section.items()
             if OmegaConf.is_dict(part) and "_component_" in part
         }
-    with setup_errors(f"config: {where}", given):
+    with setup_errors(f"config: {where}", shown):
         return find_component(where, path)(*args, **given | kwargs)
 
 

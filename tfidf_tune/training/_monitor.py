@@ -86,7 +86,7 @@ def build_monitor(
         settings = {key: value for key, value in section.items() if key not in ("probe_file", "every_n_steps", "bos")}
         bos = section.bos
         if bos == "auto":
-            bos = known_bos(tokenizer, written_bos(OmegaConf.to_container(cfg.dataset)))
+            bos = known_bos(tokenizer, written_bos(OmegaConf.to_container(cfg.dataset, resolve=True)))
         probe = MemorizationProbe(read_passages(cfg, dataset, section.probe_file), tokenizer, bos=bos, **settings)
         longest, limit = probe.num_positions, cast(int, model.max_seq_len)
         if longest > limit:
