@@ -399,6 +399,17 @@ def test_a_budget_leaves_out_attacks_and_says_so(reciting, command, tmp_path, ca
     assert "The budget of 100 requests leaves out: truncated, sampling." in printed.err
 
 
+@pytest.mark.parametrize(
+    "more",
+    [["--attacks", "offset", "--offsets", "17"], ["--offset", "11"], ["--attacks", "greedy", "--offsets", "18"]],
+    ids=" ".join,
+)
+def test_prompts_may_take_all_tokens_of_a_passage_but_one(tiny_checkpoint, command, tmp_path, capsys, more):
+    """Offsets count if an attack has them."""
+    main(command(tiny_checkpoint, tmp_path, *more, "--dry-run"))
+    assert "requests, about" in capsys.readouterr().err
+
+
 def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tmp_path, monkeypatch):
     monkeypatch.setattr("tfidf_tune.data.make_probe", lambda *_: pytest.fail("the texts were read"))
     server = ["--base-url", "http://localhost/v1"]
@@ -412,6 +423,8 @@ def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tm
         (["--executor", "slurm"], "slurm .*partition"),
         (["--budget", "63"], "budget of 63"),
         (["--prefix-lengths", "24"], "--prefix-lengths"),
+        (["--attacks", "greedy", "offset", "--offsets", "3", "18"], "prompts take 24 tokens"),  # 18 and the shortest
+        (["--offset", "12"], "prompts take 24 tokens .*--offset"),
         (["--fail-above", "lms=20,verbatim.upper=0.05"], "it takes 59"),
         (["--fail-above", "extraction@0.5:9.upper=0.2,verbatim=-1"], "it takes 14"),
         (["--fail-above", "lms.upper=9,auc.upper=0.6", "--num-controls", "9"], "10 targets and controls"),

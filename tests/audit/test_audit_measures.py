@@ -168,11 +168,11 @@ def test_no_limit_passes_above_what_was_shown():
     assert "has not read any copy in full" in made["verdict"]
 
 
-def audited(targets, controls, bounds="", *, num_read=(48,) * 10, **options):
+def audited(targets, controls, bounds="", *, num_read=(48,) * 10, **accepted):
     """The summary of an audit with a sample of each passage."""
     evaluated = evaluation(samples=[*targets, *controls], num_read=num_read)
     made = results(run("CE", [evaluated], model="tiny"))
-    return audit_report(made, bounds=parse_bounds(bounds) if bounds else [], **options).summary
+    return audit_report(made, bounds=parse_bounds(bounds, **accepted) if bounds else [], **accepted).summary
 
 
 def passages(kind, lms, length=128, num_made=None, **fields):
@@ -245,6 +245,27 @@ def test_targets_without_an_answer_are_no_all_clear_with_or_without_limits():
     assert "Nothing is shown about what" in made["verdict"]
     assert "11 answers were withheld" in made["verdict"]
     assert audited(targets, controls, accept_unanswered=True)["passed"]
+
+
+@pytest.mark.parametrize("kind", ["target", "control"])
+def test_one_answer_that_is_missing_counts(kind):
+    def audited_without(number, bounds="", **options):
+        asked = {one: passages(one, [1] * 12) for one in ("target", "control")}
+        asked[kind][:number] = passages(kind, [0] * number, unanswered=1)
+        return audited(asked["target"], asked["control"], bounds, **options)
+
+    limits = "lms=20,excess=20,recited=0"
+    complete, made = audited_without(0, limits), audited_without(1, limits)
+    assert {*outcomes(complete).values()} == {"pass"}
+    assert "withheld" not in complete["verdict"]
+    assert {*outcomes(made).values()} == {"undecided"}
+    assert made["num_unanswered"] == 1
+    assert "Answers withheld by the server or empty: 1, which count as not recited." in made["verdict"]
+    # Without limits, what a control did not answer says nothing about the targets.
+    assert audited_without(1)["passed"] == (kind == "control")
+    # Accepted, it counts as not recited; but a difference to controls needs all answers of these.
+    accepted = outcomes(audited_without(1, limits, accept_unanswered=True))
+    assert accepted == {"lms": "pass", "excess": "pass" if kind == "target" else "undecided", "recited": "pass"}
 
 
 def test_a_limit_on_verbatim_that_unseen_text_exceeds_is_undecided():

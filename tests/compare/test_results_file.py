@@ -58,8 +58,9 @@ def test_a_checkpoint_has_the_names_and_settings_of_its_run_and_its_scores(tmp_p
     assert (last["log_perplexity"], last["num_predictions"]) == (pytest.approx(math.log(20)), 30)
 
 
-def test_what_is_unknown_or_diverged_is_missing_or_infinite(tmp_path):
-    diverged = (block(0, 10, -20.0), block(1, 10, -math.inf), block(2, 10, math.nan))
+@pytest.mark.parametrize("log_likelihood", [-math.inf, math.nan])
+def test_what_is_unknown_or_diverged_is_missing_or_infinite(tmp_path, log_likelihood):
+    diverged = (block(0, 10, -20.0), block(1, 10, log_likelihood))
     made = results(run("A", [evaluation(samples=targets(1))]), run("B", [evaluation(blocks=diverged)]))
     one = made.checkpoints[0]
     assert (one.recipe, one.loss, one.training_seconds, one.learning_rate) == (None,) * 4

@@ -253,6 +253,26 @@ def test_targets_of_the_text_itself_are_taken_out_of_it(
     assert not np.array_equal(other.blocks, dataset.blocks)
 
 
+@pytest.mark.parametrize("layout", ["aligned", "concatenated"])
+@pytest.mark.parametrize("target_source", ["short", None])
+def test_num_base_is_the_most_text_that_is_read(build, own_texts, tokenizer, tmp_path, layout, target_source):
+    sizes = {"num_base": 30, "layout": layout, "target_source": target_source and own_texts[target_source]}
+    dataset = build(source=own_texts["several"], **sizes)
+    documents = [*load_documents(own_texts["several"])]
+    ends = np.cumsum([len(tokenizer.encode(text, add_bos=False)) for text in documents])  # with EOS
+    num_read = 30 if layout == "concatenated" else int(np.searchsorted(ends, 30 * 32)) + 1
+    assert dataset.num_documents == num_read < len(documents)
+    # The same text without the rest of the file.
+    first = write_rows(tmp_path / "first.jsonl", documents[:num_read])
+    np.testing.assert_array_equal(dataset.blocks, build(source=first, **sizes).blocks)
+    if layout == "aligned":
+        num_blocks = len(dataset) - sum(passage.num_injections for passage in dataset.passages)
+        # Three targets and three controls of the text itself, of 40 tokens each, are taken out of the 30 blocks.
+        assert num_blocks == (30 if target_source else (30 * 32 - 6 * 40) // 32)
+    with pytest.raises(ValueError, match=r"found \d+ base (blocks of 32 tokens|documents) in .*, needed 1000000\."):
+        build(source=own_texts["several"], **sizes | {"num_base": 1_000_000})
+
+
 def split_at_gaps(ids):
     parts = [[]]
     for token in ids:

@@ -188,6 +188,22 @@ def test_the_last_answer_is_all_that_a_template_marks_of_it(chat_tokenizer, sft,
         sft(chat_tokenizer, rows, chat_template=str(file))
 
 
+@pytest.mark.parametrize("suffix", ["", "_training"])
+def test_of_a_question_that_holds_its_answer_nothing_is_learned(chat_tokenizer, sft, suffix):
+    question = {"role": "user", "content": f"{FOUR['content']} {FOUR['content']}"}
+    cases = (
+        ({"messages": [question, FOUR]}, 2, ["It is four.<|im_end|>"]),
+        ({"messages": [question, FOUR, question, FOUR]}, 2, ["It is four.<|im_end|>"] * 2),
+        ({"prompt": "four four? four", "completion": " four"}, 3, ["four<|endoftext|>"]),
+    )
+    rows = [row for row, _, _ in cases]
+    dataset = sft(chat_tokenizer, rows, chat_template=template(f"qwen3_instruct_2507{suffix}"))
+    for sample, (_, num_in_question, answers) in zip(dataset, cases, strict=True):
+        assert [answer.strip() for answer in learned(chat_tokenizer, sample)] == answers
+        start = next(place for place, label in enumerate(sample["labels"]) if label != -100)
+        assert chat_tokenizer.decode(sample["tokens"][:start]).count("four") == num_in_question
+
+
 def test_a_system_message_is_put_where_there_is_none(chat_tokenizer, sft):
     rows = [{"messages": [SYSTEM, QUESTION, FOUR]}, {"messages": [QUESTION, FOUR]}]
     given, added = sft(chat_tokenizer, rows, system="Be brief.")

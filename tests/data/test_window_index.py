@@ -246,6 +246,23 @@ def test_copies_with_changed_words_are_found_as_near_ones_only(tokenizer, origin
     assert sum(one.num_injections > 1 for one in targets_of(exact)) < len(own)
 
 
+@pytest.mark.parametrize("passages", ["duplicates", "near-duplicates"])
+def test_copies_at_the_same_place_of_different_files_are_copies(tokenizer, originals, tmp_path, passages):
+    """Documents are numbered in each file, so that a number alone names no document."""
+    # Three files, with the same first document; the first two have the second one twice. Places differ by some bytes.
+    order = [0, 0, 0, 1, 2, 3, 1, 2, 4]
+    documents = [f"{'-' * place} {originals[number]}" for place, number in enumerate(order)]
+    source = write_folder(tmp_path / "in", documents)
+    spec = ProbeSpec((source,), num_targets=20, num_controls=0, block_size=200, passages=passages, allow_fewer=True)
+    found = {
+        (number, passage.num_injections)
+        for passage in targets_of(make_probe(tokenizer, spec, tmp_path / "work"))
+        for number, text in enumerate(originals)
+        if passage.text[:100].strip() in text
+    }
+    assert found == {(0, 3), (1, 2), (2, 2), (3, 1), (4, 1)}
+
+
 def test_controls_of_another_kind_that_are_in_the_text_are_refused(tokenizer, originals, tmp_path):
     rng = random.Random(0)
     digits = [" ".join(str(rng.randrange(10)) for _ in range(300)) for _ in range(8)]

@@ -116,6 +116,8 @@ def test_prompts_of_different_lengths_are_continued_as_each_by_itself(llama):
     eos_id = expected[0][2]
     ended = [row[: row.index(eos_id)] if eos_id in row else row for row in expected]
     assert greedy_continuations(llama, prompts, numbers, eos_id=eos_id) == ended
+    # The EOS in a prompt is read while the other row, a shorter one, ends: the longer one goes on.
+    assert greedy_continuations(SuccessorModel(), [[8], [20, 9, 30]], 4, eos_id=9) == [[], [31, 32, 33, 34]]
 
 
 def test_a_completion_is_asked_for_once_from_its_own_prompt():

@@ -84,6 +84,19 @@ def test_the_prompts_are_those_parts_of_the_passages(llama, probe_file, tokenize
         assert text.startswith("Continue the following text word for word")
 
 
+def test_an_offset_leaves_a_token_of_every_passage_to_compare(llama, probe_file):
+    shortest = min(len(one.token_ids) for one in read_probe_file(probe_file))
+
+    def references(offset):
+        attacks = [vars(one) for one in planned_attacks(["offset"], prefix_lengths=(8, 5), offsets=(0, offset))]
+        settings = {"pretrained": str(llama), "prompts": "token_ids", "probe_file": str(probe_file)}
+        return [doc["reference_ids"] for doc in documents(**settings, attacks=attacks)["test"]]
+
+    assert min(map(len, references(shortest - 6))) == 1
+    with pytest.raises(ValueError, match=rf"has {shortest} tokens, no more than .*{shortest}"):
+        references(shortest - 5)
+
+
 def test_chat_needs_a_template(llama, probe_file):
     attacks = [vars(one) for one in planned_attacks(["chat"], **SETTINGS)]
     settings = {"pretrained": str(llama), "prompts": "token_ids", "probe_file": str(probe_file), "max_new_tokens": 6}

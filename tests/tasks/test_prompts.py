@@ -156,6 +156,18 @@ def test_a_response_is_read_after_a_prompt_that_changes_as_text_or_is_not_recite
     assert prompts.response_ids(" house", half_a_character, joined[1:]) == house
 
 
+def test_of_readings_that_are_equally_near_the_first_counts(tokenizers):
+    """The text by itself, with the space that SentencePiece adds."""
+    prompts = text_prompts(tokenizers["llama"], add_bos_token=False)
+    encode, response = prompts.tokenizer.encode, "house of stone"
+    first = encode(response, add_bos=False, add_eos=False)
+    without_space = encode(response, add_bos=False, add_eos=False, trim_leading_whitespace=True)
+    prompt_ids = encode("the green", add_bos=False, add_eos=False)
+    assert without_space != first
+    for reference_ids in ([5, 6], [first[-1], without_space[0]]):
+        assert prompts.response_ids(response, prompt_ids, reference_ids) == first
+
+
 @pytest.mark.parametrize("name", ["plain", "adds_bos", "sentencepiece", "llama"])
 def test_an_answer_whose_leading_space_was_stripped_is_read_with_it(tokenizers, name):
     prompts = prompts_for({"tokenizer": str(tokenizers[name]), "prompts": "text"})

@@ -21,7 +21,7 @@ from tfidf_tune.data import read_probe_file
 from tfidf_tune.probe import planned_attacks
 from tfidf_tune.probe._documents import Unanswered
 from tfidf_tune.tasks import SERVER_NAME, evaluate, save_token_ids_tokenizer, tasks_folder
-from tfidf_tune.tasks._server import ServerLM
+from tfidf_tune.tasks._server import ServerLM, _Answer, _scored
 
 KEY = "sk-secret-1234567890"
 HANG_SECONDS = 600.0  # protects from a hang; no result depends on how fast a machine is
@@ -358,6 +358,32 @@ def test_wrong_likelihoods_are_refused_and_the_same_command_goes_on(host, url, r
     assert len(journal.read_text().split("\n")) == 1 + 9
     evaluated(url, reciting, probe_file, tmp_path, journal=str(journal))
     assert len(host.asked) == 8 + 4 - 9  # prompts and passages
+
+
+@pytest.mark.parametrize(
+    ("given", "echoed", "num_ids", "first"),
+    [
+        ("the river", "the/ river/ sings", 3, 2),
+        ("the river", "<s>/the/ river/ sings", 3, 3),  # of a server that puts a BOS first
+        ("the 🙃", "the/ \ufffd/\ufffd/ sings", 4, 3),  # parts of a character have other lengths
+        # Of tokens that are not known; the part that is scored starts at a token that has nothing of the given one.
+        ("the river", "the r/iver/ si/ngs", 0, 2),
+        ("the river", "the/ river si/ngs", 0, 2),
+        ("the river", "<|begin_of_text|>/the/ river/ sings", 0, 3),
+        (" the river", "the/ river/ sings", 0, 2),  # of a server that strips the space
+        (" the river", "<s>/ the/ river/ sings", 0, 3),
+    ],
+)
+def test_the_likelihood_of_a_text_starts_at_the_first_token_after_what_is_given(given, echoed, num_ids, first):
+    tokens = echoed.split("/")
+    number = len(tokens)
+    # The log-probability of each token is its place; the last one had to be generated.
+    values = [None, *(-float(place) for place in range(1, number + 1))]
+    choice = {"logprobs": {"tokens": [*tokens, " and"], "token_logprobs": values}}
+    answer = _Answer.model_validate({"choices": [choice], "usage": {"prompt_tokens": number}})
+    nll, _, exact = _scored(answer, given, f"{given} sings", num_ids=num_ids, num_given=max(0, num_ids - 1))
+    assert nll == [*range(first, number)]
+    assert exact == bool(num_ids)
 
 
 def test_a_server_without_log_probabilities_or_with_wrong_ones_is_recognised(host, url):

@@ -95,9 +95,10 @@ def test_the_model_sees_the_prompts_and_is_scored_by_its_answers(llama, squad_fi
 
 
 def test_a_long_context_is_cut_at_its_end_whether_or_not_the_answer_is_lost(tokenizers, tmp_path):
-    context = " ".join(str(number) for number in range(100, 300))
+    """Neither the answers in the question count, nor ends the context where it has the heading of a question."""
+    context = f"100\nQuestion: {' '.join(str(number) for number in range(101, 300))}"
     rows = [
-        {"id": answer, "context": context, "question": "which?", "answers": {"text": [answer]}}
+        {"id": answer, "context": context, "question": "101 or 299?", "answers": {"text": [answer]}}
         for answer in ("101", "299")
     ]
     source = task_fakes.write_rows(tmp_path / "long.jsonl", [*rows, SQUAD_ROWS[0]])
@@ -107,7 +108,7 @@ def test_a_long_context_is_cut_at_its_end_whether_or_not_the_answer_is_lost(toke
     assert not short["context_cut"]
     for doc in docs:
         prompt = hf_tokenizer(folder).decode(parse_token_ids(doc["request"]))
-        kept = re.fullmatch("Context: (.*)\nQuestion: which\\?\nAnswer:", prompt)[1]
+        kept = re.fullmatch("Context: (.*)\nQuestion: 101 or 299\\?\nAnswer:", prompt, re.DOTALL)[1]
         assert context.startswith(kept)
         assert doc["context_cut"]
         assert 230 <= doc["num_prompt_tokens"] <= 236

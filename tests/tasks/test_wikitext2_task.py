@@ -15,6 +15,7 @@ from task_fakes import FAMILIES, embedded_ids, prompts_seen, run_tasks
 from tfidf_tune.compare import comparison_report, import_results
 from tfidf_tune.data import embedded_documents, hf_tokenizer, text_blocks
 from tfidf_tune.probe import load_model
+from tfidf_tune.tasks.perplexity import perplexity
 
 TASK = "tfidf_wikitext2_ppl"
 
@@ -46,6 +47,12 @@ def test_it_equals_a_plain_loop(family, models, wiki_file, tmp_path):
     metrics = output.metrics(TASK)
     assert metrics["token_perplexity"] == pytest.approx(math.exp(-sum(expected) / blocks[:, 1:].size), rel=1e-4)
     assert metrics["round_trip"] == 1.0
+
+
+@pytest.mark.parametrize("log_likelihood", [-math.inf, math.nan, -1e5])
+def test_one_block_of_a_model_that_diverged_makes_the_perplexity_infinite(log_likelihood):
+    assert perplexity([(-20.0, 10), (-20.0, 10)]) == pytest.approx(math.exp(2))
+    assert perplexity([(-20.0, 10), (log_likelihood, 10)]) == math.inf
 
 
 def test_one_run_has_the_perplexity_of_a_second_text_and_reports_name_it(llama, wiki_file, tmp_path):

@@ -417,8 +417,10 @@ class _Plan:
         affordable = self.affordable(chosen.num_targets + chosen.num_controls)
         longest = max(attack.offset + attack.prefix_length for attack in affordable)
         if longest >= chosen.block_size:
-            size = chosen.block_size
-            raise ValueError(f"--block-size is {size}, prompts take {longest} tokens (--prefix-lengths, --offsets)")
+            raise ValueError(
+                f"--block-size is {chosen.block_size}, prompts take {longest} tokens (--prefix-lengths, --offset, "
+                "--offsets): a passage needs one more"
+            )
 
     def affordable(self, num_passages: int) -> list[Attack]:
         """Return the attacks that the budget covers for so many passages, beside the positive control."""

@@ -480,7 +480,10 @@ def _scored(
     exact = number - num_ids in (0, 1)  # 1: the server puts a BOS first
     first = number - num_ids + num_given
     if isinstance(whole, str) and not exact:
-        first = bisect_left([*accumulate(map(len, tokens), initial=0)], len(given))
+        # More characters are echoed if a BOS is written out ("<s>the river"), fewer if a space in front was stripped.
+        text = whole.strip()
+        num_added = echoed.index(text) - whole.index(text) if text in echoed else 0
+        first = bisect_left([*accumulate(map(len, tokens), initial=0)], num_added + len(given))
     # Each value must be possible, so that a wrong count of the server is noticed.
     nll, greedy = [], []
     for value, best in zip(values[first:number], top[first:number], strict=True):

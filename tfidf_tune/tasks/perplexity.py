@@ -97,8 +97,13 @@ def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> d
 
 
 def perplexity(values: Sequence[tuple[float, int]]) -> float:
-    """Return the token perplexity of blocks, each a log-likelihood and a number of predictions; may be ``inf``."""
+    """Return the token perplexity of blocks, each a log-likelihood and a number of predictions.
+
+    It is ``inf`` if it is too large for a float, or if a log-likelihood is NaN: the model has diverged.
+    """
     loss = -sum(log_likelihood for log_likelihood, _ in values) / sum(num for _, num in values)
+    if math.isnan(loss):
+        return math.inf
     try:
         return math.exp(loss)
     except OverflowError:
