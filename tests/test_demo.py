@@ -1,12 +1,14 @@
 """The demo: which commands it prints and runs, and what it does a second time."""
 
+import argparse
 import shlex
 import subprocess
 from types import SimpleNamespace
 
 import pytest
+from lm_eval._cli.utils import MergeDictAction
 
-from tfidf_tune._processes import OWN_COMMAND
+from tfidf_tune._processes import OWN_COMMAND, harness_settings
 from tfidf_tune.commands import demo
 from tfidf_tune.training import FinetuneConfig, check_config, load_config
 
@@ -42,6 +44,14 @@ def ran(monkeypatch, tmp_path):
         return ended.value.code, [*commands]
 
     return start
+
+
+@pytest.mark.parametrize("path", ["runs/a", "runs/a, b", "it's", '"x"', "a [1] {b} (c)", "c=d e", "ü#1"])
+def test_settings_of_an_evaluation_are_read_back_by_the_harness(path):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--metadata", nargs="+", action=MergeDictAction)
+    settings = {"probe_file": path, "block_size": 64, "prefix_lengths": [16, 32]}
+    assert parser.parse_args(["--metadata", *harness_settings(settings)]).metadata == settings
 
 
 def test_the_demo_prints_what_it_runs_and_does_nothing_twice(ran, capsys):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tfidf_tune._files import atomic_folder, remove_folder
 from tfidf_tune._printing import say
-from tfidf_tune._processes import OWN_COMMAND
+from tfidf_tune._processes import OWN_COMMAND, harness_settings
 
 _REPETITION = "tfidf_tune.weighting.RepetitionWeighting"
 _OBJECTIVES = {
@@ -21,13 +21,13 @@ _OBJECTIVES = {
 }
 _TASKS = "tfidf_memorization,tfidf_membership,tfidf_wikitext2_ppl"
 # Perplexity is measured on text that shares no document with the training text.
-_HELD_OUT = [
-    "wikitext2_source=embedded",
-    "wikitext2_split=reference_train[80%:]+reference_validation",
-    "train_source=embedded",
-    "train_split=reference_train[:80%]+docstrings_train",
-    "num_blocks=150",
-]
+_HELD_OUT = {
+    "wikitext2_source": "embedded",
+    "wikitext2_split": "reference_train[80%:]+reference_validation",
+    "train_source": "embedded",
+    "train_split": "reference_train[:80%]+docstrings_train",
+    "num_blocks": 150,
+}
 
 
 def main(arguments: list[str]) -> None:
@@ -96,8 +96,9 @@ def _evaluation(checkpoint: Path, start: Path) -> tuple[Path, list[str]]:
     log = folder / f"{checkpoint.name}.log"
     if any(output.rglob("samples_tfidf_wikitext2_ppl_*")):
         return log, []
-    metadata = [f"probe_file={folder / 'probe.jsonl'}", f"reference_model={start}", *_HELD_OUT]
-    model = ["--model_args", f"pretrained={checkpoint},dtype=float32", "--batch_size", "128"]
+    metadata = harness_settings({"probe_file": str(folder / "probe.jsonl"), "reference_model": str(start), **_HELD_OUT})
+    model_args = harness_settings({"pretrained": str(checkpoint), "dtype": "float32"})
+    model = ["--model_args", *model_args, "--batch_size", "128"]
     written = ["--log_samples", "--output_path", str(output)]
     return log, ["eval", *model, "--tasks", _TASKS, "--metadata", *metadata, *written]
 

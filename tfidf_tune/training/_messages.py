@@ -1,11 +1,10 @@
 """What a run tells its user: the bytes that it needs, the data, the checkpoints, the next commands."""
 
-import json
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +22,7 @@ from torchtune.utils import get_world_size_and_rank
 from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import nearest_folder
 from tfidf_tune._printing import counted
+from tfidf_tune._processes import harness_settings
 from tfidf_tune.data import InjectedCorpusDataset, Passage, SequenceDataset, TextBlocksDataset, is_packed
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.models import LoRASettings, dequantize_4bit, is_adapter
@@ -35,7 +35,6 @@ from tfidf_tune.training._errors import SetupError, setup_errors
 from tfidf_tune.training._run import EVALUATION, Run, milestone_name
 
 _DUMMY_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for matrices; large, because others pad
-_SPECIAL = frozenset("\"'()[]{},")  # where the harness splits, or joins, the value of an option
 _PREFIX_LENGTHS = (32, 50, 100)  # of the task tfidf_memorization
 
 
@@ -176,8 +175,8 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
         task += ",tfidf_wikitext2_ppl"
         settings["wikitext2_source"] = str(folder / HELD_OUT)
         settings["block_size"] = min(len(passage.token_ids) for passage in passages if passage.num_prompt is None)
-    evaluate = ["eval", "--model_args", *_harness_settings({"pretrained": str(checkpoints[-1])}), "--tasks", task]
-    evaluate += ["--metadata", *_harness_settings(settings), "--batch_size", "32", "--log_samples"]
+    evaluate = ["eval", "--model_args", *harness_settings({"pretrained": str(checkpoints[-1])}), "--tasks", task]
+    evaluate += ["--metadata", *harness_settings(settings), "--batch_size", "32", "--log_samples"]
     evaluate += ["--output_path", str(folder / EVALUATION)]
     # The other model: the command of this run, with another objective and folder.
     if run_of({"pretrained": str(checkpoints[-1])}).get("objective") == "CE":
@@ -217,18 +216,6 @@ def _started_by() -> list[str]:
         return list(words)
     is_found = shutil.which(Path(script).name) == script
     return [Path(script).name if is_found else script, *words[2:]]
-
-
-def _harness_settings(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as the harness's command reads them: key=value, or JSON if that would take a path apart."""
-    if any(_SPECIAL.intersection(value) for value in settings.values() if isinstance(value, str)):
-        return [json.dumps(settings, ensure_ascii=False)]
-    words = []
-    for name, value in settings.items():
-        if isinstance(value, list):
-            value = f"[{','.join(map(str, value))}]"
-        words.append(f"{name}={value}")
-    return words
 
 
 def _task(passages: Sequence[Passage]) -> tuple[str, list[int]]:
