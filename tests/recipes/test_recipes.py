@@ -47,8 +47,10 @@ def test_a_run_learns_and_writes_what_is_documented(finished, lora):
     torch.testing.assert_close([line["lr"] for line in lines], [1e-2 * (1 - step / 40) for step in range(40)])
     assert lines[0].keys() == {
         "step", "loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "grad_norm", "lr",
-        "tokens_per_second_per_gpu",
+        "num_sequences", "tokens_per_second_per_gpu",
     }  # fmt: skip
+    config = OmegaConf.load(run / "config.yaml")
+    assert lines[0]["num_sequences"] == config.batch_size * config.gradient_accumulation_steps
     assert lines[0]["weight_std"] > 0.1
     expected = {*MILESTONES, "metrics.jsonl", "probe.jsonl", "held_out.jsonl", "config.yaml", "logs", "resume"}
     assert {path.name for path in run.iterdir()} - {"torchtune_config.yaml"} == expected
