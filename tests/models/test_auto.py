@@ -111,14 +111,17 @@ TARGETS = [
 
 @pytest.mark.parametrize(("architecture", "targets", "expected"), TARGETS)
 def test_the_chosen_layers_get_adapters(architecture, targets, expected):
-    model = on_meta(lora_auto, hf_config(architecture), lora_targets=targets, lora_rank=3, lora_alpha=6)
+    settings = {"lora_rank": 3, "lora_alpha": 6, "lora_dropout": 0.25}
+    model = on_meta(lora_auto, hf_config(architecture), lora_targets=targets, **settings)
 
     adapted = {
-        name.rsplit("layers.0.", 1)[-1].rsplit("h.0.", 1)[-1]
+        name.rsplit("layers.0.", 1)[-1].rsplit("h.0.", 1)[-1]: module
         for name, module in model.named_modules()
         if (isinstance(module, LoRALinear) or hasattr(module, "lora_A")) and ".0." in name
     }
-    assert adapted == expected
+    assert adapted.keys() == expected
+    for module in adapted.values():
+        assert [part.p for part in module.modules() if isinstance(part, nn.Dropout)] == [0.25]
     ranks = {parameter.shape[0] for name, parameter in model.named_parameters() if "lora_a" in name.lower()}
     assert ranks == {3}
 
