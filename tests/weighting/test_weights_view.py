@@ -93,6 +93,8 @@ def test_frequency_bands_divide_all_tokens_and_all_weight(labels):
     count = Counter(labels["id"])
     ranked = sorted(count, key=lambda token: (-count[token], token))
     assert bands["frequency rank"].tolist() == ["1 to 10", f"11 to {len(ranked)}"]
+    ten = labels[labels["id"].isin(ranked[:10])]
+    assert frequency_bands(ten)["frequency rank"].tolist() == ["1 to 10"]
     for band, ids in zip(bands.to_dict("records"), (ranked[:10], ranked[10:]), strict=True):
         inside = np.isin(labels["id"], ids)
         assert band["% of tokens"] == pytest.approx(100 * inside.mean())
