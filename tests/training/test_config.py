@@ -186,6 +186,7 @@ def test_lora_settings_that_the_model_cannot_have_are_refused(name, lora, messag
     [
         *((text, text) for text in ("texts #2.jsonl", "part 1: a.jsonl", "[1] a.jsonl", "{x} y", "*x", "&x y", "!x")),
         *((text, text) for text in ("%x", "@x", "it's", "- x", "|", "5 #x", "2026-01-01", "${a}/x: y", "a=b", '"a" b')),
+        *((text, text) for text in ("---", "...")),
         *(("5", 5), ("1e-5", 1e-5), ("true", True), ("null", None), ("None", None), ("", None), ("'5'", "5")),
         *(('"a #b"', "a #b"), ("[a, 'b #2']", ["a", "b #2"]), ("{c: [1]}", {"c": [1]})),
     ],
@@ -222,3 +223,21 @@ def test_what_comes_from_the_environment_is_in_no_file_and_no_log(recipe_config,
     # A run is resumed with the same value only.
     monkeypatch.setenv("TFIDF_KEY", "another")
     assert _settings_affecting_results(check_config(given, FinetuneConfig)) != settings
+    given.batch_size = "${oc.env:TFIDF_KEY}"
+    with pytest.raises(SetupError, match="batch_size is the value of an environment variable"):
+        check_config(given, FinetuneConfig)
+
+
+def test_numbers_from_the_environment_are_numbers_and_a_folder_from_it_may_move(recipe_config, monkeypatch, tmp_path):
+    monkeypatch.setenv("TFIDF_SEED", "7")
+    monkeypatch.setenv("TFIDF_OUT", str(tmp_path / "first"))
+    given = recipe_config(
+        seed="${oc.decode:${oc.env:TFIDF_SEED}}",
+        output_dir="${oc.env:TFIDF_OUT}/run",
+        **{"dataset.probe_file": "${output_dir}/probe.jsonl"},
+    )
+    cfg = check_config(given, FinetuneConfig)
+    assert "\nseed: 7\n" in OmegaConf.to_yaml(cfg)
+    settings = _settings_affecting_results(cfg)
+    monkeypatch.setenv("TFIDF_OUT", str(tmp_path / "second"))
+    assert _settings_affecting_results(check_config(given, FinetuneConfig)) == settings

@@ -100,7 +100,9 @@ def _value_of(text: str) -> Any:
     parsed = section["value"]
     if is_enclosed:
         return parsed
-    is_word = (parsed is None or isinstance(parsed, bool | int | float)) and "#" not in text
+    if text in ("~", "null", "Null", "NULL"):
+        return None
+    is_word = isinstance(parsed, bool | int | float) and "#" not in text
     return parsed if is_word else text
 
 
@@ -154,7 +156,14 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
         variables = re.findall(r"oc\.env:\s*(\w+)", json.dumps(written))
         secrets = [os.environ[name] for name in variables if os.environ.get(name)]
         content = OmegaConf.to_container(filled, resolve=True)
-        checked = OmegaConf.create(_with_secrets_as_written(validated(schema, content), written, secrets))
+        try:
+            values = validated(schema, content)
+        except SetupError as error:
+            message = str(error)
+            for secret in secrets:
+                message = message.replace(repr(secret), "the value of an environment variable")
+            raise SetupError(message) from None
+        checked = OmegaConf.create(_with_secrets_as_written(values, written, secrets))
         check_components(checked)
         validated(LoRAArguments, content["model"], "model: ")
     return cast(Schema, checked)
@@ -167,6 +176,8 @@ def _with_secrets_as_written(value: Any, written: Any, secrets: Sequence[str]) -
     if isinstance(value, list) and isinstance(written, list):
         return [_with_secrets_as_written(*pair, secrets) for pair in zip(value, written, strict=True)]
     is_reference = isinstance(written, str) and "${" in written
+    if isinstance(value, int | float):  # no secret, and what reads config.yaml needs the number
+        return value
     if is_reference and any(secret in str(value) for secret in secrets):
         return written
     return value

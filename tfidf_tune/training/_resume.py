@@ -238,17 +238,15 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
 
 def _settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
     """Return the settings that must be equal when a run is resumed, as plain values."""
-    resolved = _with_digests(
-        OmegaConf.to_container(cast(DictConfig, cfg), resolve=True),
-        OmegaConf.to_container(cast(DictConfig, cfg), resolve=False),
-    )
+    resolved: Any = OmegaConf.to_container(cast(DictConfig, cfg), resolve=True)
     settings = {key: value for key, value in resolved.items() if key not in (*_FREE_KEYS, "batch_size")}
     # The folder of the run, which may have moved, has a fixed name in all values, not in keys.
     folder = re.escape(json.dumps(cfg.output_dir)[:-1])
     text = re.sub(f'{folder}(?=/|"[^:])', '"output_dir', json.dumps(settings))
     # The number of processes may change as long as a mini-batch of all holds the same sequences.
     world_size, _ = get_world_size_and_rank()
-    return {**json.loads(text), _MINI_BATCH: cfg.batch_size * world_size}
+    settings = _with_digests(json.loads(text), OmegaConf.to_container(cast(DictConfig, cfg), resolve=False))
+    return {**settings, _MINI_BATCH: cfg.batch_size * world_size}
 
 
 def _with_digests(values: Any, written: Any) -> Any:
@@ -257,7 +255,8 @@ def _with_digests(values: Any, written: Any) -> Any:
         return {key: _with_digests(value, written[key]) for key, value in values.items()}
     if isinstance(values, list) and isinstance(written, list):
         return [_with_digests(*pair) for pair in zip(values, written, strict=True)]
-    return values if values == written else f"{written} ({digest(values)})"
+    is_reference = isinstance(written, str) and "${" in written
+    return f"{written} ({digest(values)})" if is_reference else values
 
 
 def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str, Any]:
