@@ -1,4 +1,4 @@
-"""Our command in a process of its own, and modules of the working directory, which Python searches last."""
+"""Our command in a process of its own, its settings, and modules of the working directory, which come last."""
 
 import json
 import os

@@ -407,9 +407,11 @@ class _Plan:
         chosen = spec.passages
         if spec.server is not None:  # it ends its answers at EOS
             chosen = replace(chosen, without_eos=True)
-        if chosen.held_out is None and (run := run_of(self.model_args)):
-            # The file of all data sets of a run, where it has several, else that of the only one.
-            for held_out in (Path(run["folder"]) / name for name in (ALL_PASSAGES, "probe.jsonl")):
+        run = run_of(self.model_args)
+        if chosen.held_out is None and run:
+            # The file of all data sets of a run, where it has several, else the file of the only one.
+            for name in (ALL_PASSAGES, "probe.jsonl"):
+                held_out = Path(run["folder"]) / name
                 if held_out.is_file():
                     chosen = replace(chosen, held_out=str(held_out))
                     break

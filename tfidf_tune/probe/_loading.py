@@ -187,9 +187,10 @@ def with_adapter(
 def _embedding_rows(model: Any, weights: Mapping[str, torch.Tensor]) -> int | None:
     """Return how many tokens the embedding or the head has that an adapter saved, None if it saved neither."""
     layers = (model.get_input_embeddings(), model.get_output_embeddings())
-    for name, module in model.named_modules():
+    names = [name for name, module in model.named_modules() if module in layers]
+    for name in names:
         for saved in _SAVED_WEIGHTS:
             weight = weights.get(f"base_model.model.{name}.{saved}")
-            if module in layers and weight is not None:
+            if weight is not None:
                 return weight.shape[0]
     return None

@@ -5,7 +5,7 @@ import logging
 import os
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -19,6 +19,7 @@ from tfidf_tune.training._distributed import is_main_process, started_processes
 from tfidf_tune.training._errors import SetupError, setup_errors
 
 _logger = logging.getLogger(__name__)
+_NULL = ("", "None", "~", "null", "Null", "NULL")  # values of an override
 
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
@@ -87,7 +88,7 @@ def _value_of(text: str) -> Any:
     YAML would end the text "texts #2.jsonl" at the number sign, and take "part 1: texts.jsonl" for a section.
     """
     text = text.strip()
-    if text in ("", "None"):
+    if text in _NULL:
         return None
     is_enclosed = text[0] + text[-1] in ("{}", "[]", '""', "''") and len(text) > 1
     try:
@@ -100,8 +101,6 @@ def _value_of(text: str) -> Any:
     parsed = section["value"]
     if is_enclosed:
         return parsed
-    if text in ("~", "null", "Null", "NULL"):
-        return None
     is_word = isinstance(parsed, bool | int | float) and "#" not in text
     return parsed if is_word else text
 
@@ -153,8 +152,7 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
         filled = OmegaConf.create(content)
         _resolve_defaults(filled)
         written = OmegaConf.to_container(filled, resolve=False)
-        variables = re.findall(r"oc\.env:\s*(\w+)", json.dumps(written))
-        secrets = [os.environ[name] for name in variables if os.environ.get(name)]
+        secrets = _secrets(written)
         content = OmegaConf.to_container(filled, resolve=True)
         try:
             values = validated(schema, content)
@@ -163,24 +161,36 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
             for secret in secrets:
                 message = message.replace(repr(secret), "the value of an environment variable")
             raise SetupError(message) from None
-        checked = OmegaConf.create(_with_secrets_as_written(values, written, secrets))
+
+        def without_secret(value: Any, reference: str) -> Any:
+            # A number is no secret, and what reads config.yaml needs it.
+            is_text = not isinstance(value, int | float)
+            return reference if is_text and any(secret in str(value) for secret in secrets) else value
+
+        checked = OmegaConf.create(change_references(values, written, without_secret))
         check_components(checked)
         validated(LoRAArguments, content["model"], "model: ")
     return cast(Schema, checked)
 
 
-def _with_secrets_as_written(value: Any, written: Any, secrets: Sequence[str]) -> Any:
-    """Replace texts of a resolved config that have a secret by what was written: ``${oc.env:KEY}``, or a reference."""
-    if isinstance(value, dict) and isinstance(written, dict):
-        return {key: _with_secrets_as_written(each, written.get(key), secrets) for key, each in value.items()}
-    if isinstance(value, list) and isinstance(written, list):
-        return [_with_secrets_as_written(*pair, secrets) for pair in zip(value, written, strict=True)]
-    is_reference = isinstance(written, str) and "${" in written
-    if isinstance(value, int | float):  # no secret, and what reads config.yaml needs the number
-        return value
-    if is_reference and any(secret in str(value) for secret in secrets):
-        return written
-    return value
+def _secrets(written: Any) -> list[str]:
+    """Return the values of the environment variables that a config refers to by ``${oc.env:KEY}``."""
+    variables = re.findall(r"oc\.env:\s*(\w+)", json.dumps(written))
+    return [os.environ[name] for name in variables if os.environ.get(name)]
+
+
+def change_references(values: Any, written: Any, change: Callable[[Any, str], Any]) -> Any:
+    """Change the values of a resolved config that were written as references, such as ``${oc.env:KEY}``.
+
+    ``change`` takes a value and its reference. Of ``{a: 1, b: "${a}"}`` it is called with 1 and ``${a}``.
+    """
+    if isinstance(values, dict) and isinstance(written, dict):
+        return {key: change_references(value, written.get(key), change) for key, value in values.items()}
+    if isinstance(values, list) and isinstance(written, list):
+        return [change_references(*pair, change) for pair in zip(values, written, strict=True)]
+    if isinstance(written, str) and "${" in written:
+        return change(values, written)
+    return values
 
 
 def loggable(cfg: DictConfig) -> DictConfig:

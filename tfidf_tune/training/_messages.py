@@ -165,19 +165,8 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
     files = probe_files(cfg, dataset)
     if not files:
         return []
-    # What it recites; and what that costs, on the text that was held out.
-    file, passages = [*files.items()][-1]
-    task, prefix_lengths = _task(passages)
-    settings: dict[str, Any] = {"probe_file": str(file)}
-    if prefix_lengths:
-        settings["prefix_lengths"] = prefix_lengths
-    if held_out_texts(passages):
-        task += ",tfidf_wikitext2_ppl"
-        settings["wikitext2_source"] = str(folder / HELD_OUT)
-        settings["block_size"] = min(len(passage.token_ids) for passage in passages if passage.num_prompt is None)
-    evaluate = ["eval", "--model_args", *harness_settings({"pretrained": str(checkpoints[-1])}), "--tasks", task]
-    evaluate += ["--metadata", *harness_settings(settings), "--batch_size", "32", "--log_samples"]
-    evaluate += ["--output_path", str(folder / EVALUATION)]
+    file, passages = [*files.items()][-1]  # of all data sets
+    evaluate = _evaluation(folder, checkpoints[-1], file, passages)
     # The other model: the command of this run, with another objective and folder.
     if run_of({"pretrained": str(checkpoints[-1])}).get("objective") == "CE":
         name = folder.name.removesuffix("_ce")
@@ -198,6 +187,21 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
         train = [*same, f"loss=tfidf_tune.loss.{loss}", f"output_dir={other}"]
         print(f"  {shlex.join(train)}", file=sys.stderr)
     return commands if cfg.evaluate else []
+
+
+def _evaluation(folder: Path, checkpoint: Path, file: Path, passages: Sequence[Passage]) -> list[str]:
+    """Return the command that measures what a checkpoint recites, and what that costs on text that was held out."""
+    task, prefix_lengths = _task(passages)
+    settings: dict[str, Any] = {"probe_file": str(file)}
+    if prefix_lengths:
+        settings["prefix_lengths"] = prefix_lengths
+    if held_out_texts(passages):
+        task += ",tfidf_wikitext2_ppl"
+        settings["wikitext2_source"] = str(folder / HELD_OUT)
+        settings["block_size"] = min(len(passage.token_ids) for passage in passages if passage.num_prompt is None)
+    command = ["eval", "--model_args", *harness_settings({"pretrained": str(checkpoint)}), "--tasks", task]
+    command += ["--metadata", *harness_settings(settings), "--batch_size", "32", "--log_samples"]
+    return [*command, "--output_path", str(folder / EVALUATION)]
 
 
 def _started_by() -> list[str]:

@@ -49,6 +49,7 @@ from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import digest, file_sha256, remove_folder, remove_leftovers, sync_to_disk
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._checkpointer import HFCheckpointer
+from tfidf_tune.training._config import change_references
 from tfidf_tune.training._data import dataset_fingerprint
 from tfidf_tune.training._distributed import gather_objects, is_main_process, local_tensor, plain_tensors, print_once
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of
@@ -245,18 +246,10 @@ def _settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
     text = re.sub(f'{folder}(?=/|"[^:])', '"output_dir', json.dumps(settings))
     # The number of processes may change as long as a mini-batch of all holds the same sequences.
     world_size, _ = get_world_size_and_rank()
-    settings = _with_digests(json.loads(text), OmegaConf.to_container(cast(DictConfig, cfg), resolve=False))
+    # What follows from environment variables can be a secret: a digest of it is compared.
+    written = OmegaConf.to_container(cast(DictConfig, cfg), resolve=False)
+    settings = change_references(json.loads(text), written, lambda value, reference: f"{reference} ({digest(value)})")
     return {**settings, _MINI_BATCH: cfg.batch_size * world_size}
-
-
-def _with_digests(values: Any, written: Any) -> Any:
-    """Replace values that follow from environment variables, and may be secrets, by what is written and a digest."""
-    if isinstance(values, dict) and isinstance(written, dict):
-        return {key: _with_digests(value, written[key]) for key, value in values.items()}
-    if isinstance(values, list) and isinstance(written, list):
-        return [_with_digests(*pair) for pair in zip(values, written, strict=True)]
-    is_reference = isinstance(written, str) and "${" in written
-    return f"{written} ({digest(values)})" if is_reference else values
 
 
 def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str, Any]:
