@@ -58,6 +58,21 @@ def test_ctrl_c_ends_processes_that_import_a_recipe_under_torchrun(variable):
         assert ended.stderr.endswith("KeyboardInterrupt\n")
 
 
+def test_the_exit_code_is_that_of_the_first_signal():
+    """torchrun sends SIGTERM to processes that already clean up after Ctrl-C."""
+    ended = run("""
+import os, signal
+from tfidf_tune._signals import ENDING, ended_by
+with ended_by(ENDING, lambda name: None):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+""")
+
+    assert ended.returncode == 128 + signal.SIGINT
+
+
 def test_a_closed_pipe_ends_the_command_silently():
     reader, writer = os.pipe()
     os.close(reader)

@@ -1,6 +1,7 @@
 """``bos``: as the model was trained, by its run, its tokenizer or a measurement; never a mixture in a comparison."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import task_fakes
@@ -15,6 +16,7 @@ from tfidf_tune.data import hf_tokenizer, read_probe_file
 from tfidf_tune.probe import load_model, token_likelihoods
 from tfidf_tune.probe._runs import written_bos
 from tfidf_tune.tasks._prompts import prompts_for
+from tfidf_tune.training import build_monitor
 
 TASK = "tfidf_memorization_prefixes"
 NUM_PROMPT = 32
@@ -131,6 +133,29 @@ def test_a_run_has_recorded_what_its_data_set_wrote(dataset, expected, tokenizer
     OmegaConf.save(OmegaConf.create(config), run / "config.yaml")
     milestone = task_fakes.checkpoint(run / "checkpoint_100pct", tokenizers["sentencepiece"])
     assert prompts_for({"pretrained": str(milestone), "prompts": "token_ids"}).settings["bos"] is expected
+
+
+@pytest.mark.parametrize(
+    ("component", "bos", "num_bos"),
+    [
+        ("tfidf_tune.data.injected_corpus_dataset", "auto", 0),
+        ("tfidf_tune.data.text_dataset", "auto", 1),
+        ("tfidf_tune.data.injected_corpus_dataset", True, 1),
+        ("tfidf_tune.data.text_dataset", False, 0),
+    ],
+)
+def test_the_monitor_asks_as_the_data_set_of_its_run_writes(component, bos, num_bos, tokenizers, tmp_path):
+    """The tokenizer adds BOS to each text; blocks of a corpus have none."""
+    file = task_fakes.probe_file(tmp_path / "probe.jsonl", task_fakes.passages_of(tokenizers["adds_bos"]))
+    monitor = {"probe_file": str(file), "every_n_steps": 1, "bos": bos, "prefix_length": 8, "max_new_tokens": 4}
+    cfg = OmegaConf.create({"dataset": {"_component_": component}, "memorization_monitor": monitor})
+    cfg |= {"output_dir": str(tmp_path), "fsdp_param_dtype": None}
+    model = SimpleNamespace(max_seq_len=64, setup_caches=None)
+    run = SimpleNamespace(dtype=torch.float32)
+
+    built = build_monitor(cfg, None, hf_tokenizer(str(tokenizers["adds_bos"])), model, run)
+
+    assert built.probe.num_positions == num_bos + 8 + 4
 
 
 def test_settings_that_contradict_are_refused(tokenizers, tmp_path):
