@@ -10,6 +10,7 @@ import task_fakes
 import torch
 import yaml
 from lm_eval.tasks import TaskManager
+from safetensors.torch import load_file, save_file
 from sentences import refused
 from task_fakes import MEMORIZATION, Output, run_tasks
 from tiny_run import Payload
@@ -197,6 +198,12 @@ def cut(folder):
     os.truncate(folder / "model.safetensors", 1000)
 
 
+def without_a_layer(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def own_code(folder):
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "brand-new", "auto_map": {"AutoConfig": "configuration_new.NewConfig"}}
@@ -216,6 +223,7 @@ def own_code_of_the_tokenizer(folder):
         (pickle_with_code, "more than tensors"),
         (no_pickle, "KeyError"),
         (cut, "SafetensorError"),
+        (without_a_layer, r"lacks 1 of the model's weights, model\.layers\.0\.mlp\.up_proj\.weight first"),
         (own_code, "Python files of its own, which were not run: .*trust_remote_code"),
         (own_code_of_the_tokenizer, "tokenizer .*Python files of its own, which were not run"),
     ],

@@ -145,11 +145,16 @@ def _load_complete(name: str | os.PathLike[str], dtype: torch.dtype | None) -> "
     from transformers import AutoModelForCausalLM
 
     # Without trust_remote_code transformers asks on the terminal whether to run Python files of the model.
-    arguments: dict[str, Any] = {"dtype": dtype or "auto", "trust_remote_code": False}
+    return complete_model(AutoModelForCausalLM, name, dtype=dtype or "auto", trust_remote_code=False)
+
+
+def complete_model(auto_class: Any, name: str | os.PathLike[str], **arguments: Any) -> "PreTrainedModel":
+    """Load a model by an auto class of transformers, or raise a ``ValueError`` if its files lack weights."""
     with readable(name):
-        model, info = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **arguments)
-    if missing := sorted(info["missing_keys"]):
-        # transformers would initialize them randomly.
+        model, info = auto_class.from_pretrained(name, output_loading_info=True, **arguments)
+    missing = sorted(info["missing_keys"])
+    if missing:
+        # transformers initializes them randomly, and such a model recites nothing.
         raise ValueError(f"{name} lacks {len(missing)} of the model's weights, {missing[0]} first. {_REMEDY}")
     return model
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import cycle
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from transformers import BitsAndBytesConfig
 from tfidf_tune.probe import TokenLikelihoods, greedy_continuations, token_likelihoods
 from tfidf_tune.probe._decoding import before_eos, continue_prompts, end_of, generated_continuations
 from tfidf_tune.probe._finite import NonFiniteLogits
-from tfidf_tune.probe._loading import on_base_model, readable, require_known_ids, with_adapter
+from tfidf_tune.probe._loading import complete_model, on_base_model, readable, require_known_ids, with_adapter
 from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids, token_ids_request
 
 
@@ -162,6 +163,7 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
     """
 
     _model: Any
+    AUTO_MODEL_CLASS: Any
 
     def __init__(self, pretrained: Any, *args: Any, softmax_dtype: str = "float32", **kwargs: Any) -> None:
         arguments = on_base_model({"pretrained": pretrained, **kwargs})
@@ -182,8 +184,14 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
             kwargs["quantization_config"] = BitsAndBytesConfig(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
             )
-        with readable(pretrained):
-            super()._create_model(pretrained, **kwargs)
+        # The harness only loads by this attribute; otherwise it compares it with classes of transformers.
+        auto_class = self.AUTO_MODEL_CLASS
+        self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=partial(complete_model, auto_class))
+        try:
+            with readable(pretrained):
+                super()._create_model(pretrained, **kwargs)
+        finally:
+            self.AUTO_MODEL_CLASS = auto_class
 
     def check_ids(self, ids: Sequence[int], num_new: int) -> None:
         """Refuse prompts that are too long, and ids that the embedding does not have."""
