@@ -401,11 +401,10 @@ def test_a_budget_leaves_out_attacks_and_says_so(reciting, command, tmp_path, ca
 
 @pytest.mark.parametrize(
     "more",
-    [["--attacks", "offset", "--offsets", "17"], ["--offset", "11"], ["--attacks", "greedy", "--offsets", "18"]],
+    [["--attacks", "offset", "--offsets", "17"], ["--offset", "11"]],
     ids=" ".join,
 )
 def test_prompts_may_take_all_tokens_of_a_passage_but_one(tiny_checkpoint, command, tmp_path, capsys, more):
-    """Offsets count if an attack has them."""
     main(command(tiny_checkpoint, tmp_path, *more, "--dry-run"))
     assert "requests, about" in capsys.readouterr().err
 
@@ -417,6 +416,9 @@ def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tm
         (["--fail-above", "recall=1"], "recall=1"),
         (["--attacks", "magic"], "'magic'"),
         (["--attacks", "greedy", "--offset", "3"], "--offset 3"),
+        (["--offsets", "18"], "--offsets is a setting of the attack offset"),
+        (["--attacks", "greedy", "noise", "--top-k", "5"], "--top-k is .* sampling"),
+        (["--attacks", "sampling", "--prompt-noise", "0.2"], "--prompt-noise is .* noise"),
         (server, "--tokenizer"),
         ([*server, "--tokenizer", "t", "--model-args", "a=1", "--device", "cuda"], "--device, --model-args"),
         (["--backend", "vllm"], "--backend vllm"),

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +26,15 @@ if TYPE_CHECKING:
     from tfidf_tune.data._disk_tasks import TaskRunner
 
 Note = Callable[[str], object]  # takes what a person who waits should know
+
+# Settings that have an effect on a single attack.
+_ATTACK_OF_SETTING = {
+    "offsets": "offset",
+    "prompt_noise": "noise",
+    "num_samples": "sampling",
+    "temperature": "sampling",
+    "top_k": "sampling",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +158,13 @@ class AuditSpec:
             raise FileNotFoundError(f"no folder {folder}: name a Hugging Face model or PEFT adapter, or a hub id")
         if self.offset and self.is_named:
             raise ValueError(f"--offset {self.offset} is without effect on --attacks: use --offsets {self.offset}")
+        for name, attack in _ATTACK_OF_SETTING.items():
+            is_set = getattr(self, name) != _DEFAULTS[name]
+            if is_set and attack not in (self.attacks or ("greedy",)):
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is a setting of the attack {attack}, which is not asked: add {attack} "
+                    "to --attacks, or leave it out"
+                )
         if self.backend == "vllm" and find_spec("vllm") is None:
             raise ValueError("--backend vllm needs the package vllm: pip install vllm, or --backend transformers")
         if self.backend == "vllm" and self.device is not None:
@@ -163,6 +179,9 @@ class AuditSpec:
     def folder(self) -> Path:
         """The output folder: by default runs/audit/mine-checkpoint_100pct for runs/mine/checkpoint_100pct."""
         return output_folder(self.output_dir, self.model)
+
+
+_DEFAULTS = {each.name: each.default for each in fields(AuditSpec)}
 
 
 @dataclass(frozen=True)
