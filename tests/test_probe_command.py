@@ -182,6 +182,7 @@ def test_audits_that_cannot_work_are_refused_before_a_model_is_loaded(
     for arguments, error, named in (
         ([], ValueError, "MODEL .*--probe-file"),
         (["some/model", "--results", "."], ValueError, "--results"),
+        (["--results", ".", "--bos", "true", "--probe-file", "p"], ValueError, "--bos, --probe-file: .*--results"),
         (["some/model"], ValueError, "--probe-file"),
         (["./gone/model", "--probe-file", "{probe}"], FileNotFoundError, "gone/model"),
         (["{model}", "--probe-file", "gone.jsonl"], FileNotFoundError, r"gone\.jsonl"),

@@ -123,7 +123,9 @@ def test_behind_a_server_the_same_texts_give_the_same_report(reciting, command, 
         message = r"status 500: .*; see to the server.*\. Run the same command to continue"
         with pytest.raises(ConnectionError, match=message):
             main(arguments)
-        assert "112 requests, about" in capsys.readouterr().err
+        assert re.search(
+            r"112 requests, about .*; at most about 0\.\d\d at 1 and 2 for a million tokens", capsys.readouterr().err
+        )
         main(arguments)
         sent = [json.dumps(payload) for path, payload in host.asked]
         assert len(sent) == len(set(sent)) + 1 + 4  # what failed, and the tests of the server
@@ -416,6 +418,7 @@ def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tm
         (["--fail-above", "recall=1"], "recall=1"),
         (["--attacks", "magic"], "'magic'"),
         (["--attacks", "greedy", "--offset", "3"], "--offset 3"),
+        (["--num-concurrent", "4", "--send", "ids"], "--send, --num-concurrent: .*--base-url"),
         (["--offsets", "18"], "--offsets is a setting of the attack offset"),
         (["--attacks", "greedy", "noise", "--top-k", "5"], "--top-k is .* sampling"),
         (["--attacks", "sampling", "--prompt-noise", "0.2"], "--prompt-noise is .* noise"),

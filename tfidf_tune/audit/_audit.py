@@ -210,7 +210,7 @@ class AuditResult:
         )
 
 
-def audit(spec: AuditSpec, note: Note = lambda text: None) -> AuditResult:
+def audit(spec: AuditSpec, note: Note = lambda text: None, prices: Sequence[float] | None = None) -> AuditResult:
     """Choose passages, ask a model for them, and write a report of what it recites.
 
     A second audit with the same output folder uses the passages of the first, and is refused if they were chosen from
@@ -220,6 +220,8 @@ def audit(spec: AuditSpec, note: Note = lambda text: None) -> AuditResult:
     Args:
         spec (AuditSpec): what to audit.
         note (Callable[[str], object]): takes what a person who waits should know. Default: nothing is said.
+        prices (Sequence[float] | None): of a million tokens of prompts and of continuations, for the estimate of
+            the cost. Default: None, none is given.
 
     Raises:
         ValueError: If the passages, options and limits do not fit each other; before the model is loaded.
@@ -233,16 +235,16 @@ def audit(spec: AuditSpec, note: Note = lambda text: None) -> AuditResult:
         accept_unproven=spec.accept_unproven,
     )
     with _files.locked_folder(spec.folder):
-        return _asked(spec, bounds, note)
+        return _asked(spec, bounds, note, prices)
 
 
-def _asked(spec: AuditSpec, bounds: Sequence[Bound], note: Note) -> AuditResult:
+def _asked(spec: AuditSpec, bounds: Sequence[Bound], note: Note, prices: Sequence[float] | None) -> AuditResult:
     from tfidf_tune.tasks import evaluate
 
     plan = _Plan(spec)
     passages = plan.passages(note)
-    if spec.server is not None:
-        note(plan.estimate(passages, None))
+    if spec.server is not None or prices is not None:
+        note(plan.estimate(passages, prices))
     attacks = plan.affordable(len(passages))
     asked = {attack.name for attack in attacks}
     if left_out := [name for name in dict.fromkeys(attack.name for attack in plan.attacks) if name not in asked]:

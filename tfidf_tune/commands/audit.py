@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
     if options.dry_run:
         say(estimate(spec, options.price, note), file=sys.stderr)
     else:
-        show(audit(spec, note), options)
+        show(audit(spec, note, options.price), options)
 
 
 def add_choosing(parser: argparse.ArgumentParser) -> None:
@@ -124,7 +124,7 @@ def _adder(parser: Any) -> Any:
     return lambda *names, **settings: parser.add_argument(*names, default=argparse.SUPPRESS, **settings)
 
 
-def _given(options: argparse.Namespace, kind: type) -> dict[str, Any]:
+def given(options: argparse.Namespace, kind: type) -> dict[str, Any]:
     """Return the options that are fields of a dataclass."""
     values = vars(options)
     return {field.name: values[field.name] for field in fields(kind) if values.get(field.name) is not None}
@@ -139,7 +139,7 @@ def probe_spec(options: argparse.Namespace) -> "ProbeSpec":
     """Return the passages that the options of :func:`add_choosing` ask for."""
     from tfidf_tune.data import ProbeSpec
 
-    spec = ProbeSpec(**_given(options, ProbeSpec) | {"sources": tuple(options.sources)}, allow_fewer=True)
+    spec = ProbeSpec(**given(options, ProbeSpec) | {"sources": tuple(options.sources)}, allow_fewer=True)
     if task_runner(options).executor != "local" or spec.passages == "near-duplicates":
         require_extras("with Slurm, Ray or --passages near-duplicates", "scale")
     return spec
@@ -149,9 +149,13 @@ def audit_spec(options: argparse.Namespace, **more: Any) -> "AuditSpec":
     """Return the audit that the options ask for."""
     from tfidf_tune.audit import AuditSpec, ServerSpec
 
-    server = ServerSpec(**_given(options, ServerSpec)) if "base_url" in options else None
+    of_server = given(options, ServerSpec)
+    if of_server and "base_url" not in of_server:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in of_server)
+        raise ValueError(f"{names}: for a model behind a server, which --base-url names")
+    server = ServerSpec(**of_server) if of_server else None
     bos = {"auto": None, "true": True, "false": False}[getattr(options, "bos", "auto")]
-    return AuditSpec(**_given(options, AuditSpec) | more | {"bos": bos}, server=server)
+    return AuditSpec(**given(options, AuditSpec) | more | {"bos": bos}, server=server)
 
 
 def show(result: "AuditResult", options: argparse.Namespace) -> None:

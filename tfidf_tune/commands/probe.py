@@ -7,6 +7,9 @@ from tfidf_tune._files import require_writable
 from tfidf_tune._printing import say
 from tfidf_tune.commands import audit, task_runner
 
+_OF_RESULTS = ("output_dir", "limits", "accept_unanswered", "accept_unproven", "show_passages")
+"""Options of an audit of recorded answers."""
+
 
 def main(arguments: list[str]) -> None:
     """Make a probe file, or audit a model."""
@@ -47,12 +50,18 @@ def _make(options: argparse.Namespace) -> None:
 def _audit(options: argparse.Namespace) -> None:
     if (options.model is None) == (options.results is None) or (options.model and options.probe_file is None):
         raise ValueError("name either a MODEL to evaluate and its --probe-file, or the --results of a model")
+    from tfidf_tune.audit import AuditSpec, audit_results
     from tfidf_tune.audit import audit as audit_model
-    from tfidf_tune.audit import audit_results
 
     if options.results is None:
         result = audit_model(audit.audit_spec(options, passages=options.probe_file), audit.progress(options))
     else:
-        names = ("output_dir", "limits", "accept_unanswered", "accept_unproven", "show_passages")
-        result = audit_results(options.results, **{name: vars(options)[name] for name in names if name in options})
+        chosen = audit.given(options, AuditSpec)
+        ignored = [name for name in chosen if name not in _OF_RESULTS]
+        if options.probe_file is not None:
+            ignored.append("probe_file")
+        if ignored:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
+            raise ValueError(f"{names}: for a MODEL that is asked, not for --results, whose answers are recorded")
+        result = audit_results(options.results, **chosen)
     audit.show(result, options)
