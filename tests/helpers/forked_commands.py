@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 _CODE = """
-import json, os, sys, tempfile, traceback
+import sys
+sys.path.remove("")  # the working directory
+import json, os, tempfile, traceback
 from tfidf_tune import cli
 printed = os.dup(1)
 for arguments in json.load(sys.stdin):
@@ -43,7 +45,7 @@ class Ended(NamedTuple):
 
 def run_in_forks(commands: list[list[str]], python: str | Path = sys.executable) -> list[Ended]:
     """Run commands, given by their arguments, with a Python that does not search the working directory."""
-    done = subprocess.run([python, "-I", "-c", _CODE], input=json.dumps(commands), capture_output=True, text=True)
+    done = subprocess.run([python, "-c", _CODE], input=json.dumps(commands), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     ended = [Ended(*json.loads(line)) for line in done.stdout.splitlines()]
     assert len(ended) == len(commands)
