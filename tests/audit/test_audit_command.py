@@ -124,7 +124,7 @@ def test_behind_a_server_the_same_texts_give_the_same_report(reciting, command, 
         with pytest.raises(ConnectionError, match=message):
             main(arguments)
         assert re.search(
-            r"112 requests, about .*; at most about 0\.\d\d at 1 and 2 for a million tokens", capsys.readouterr().err
+            r"116 requests, about .*; at most about 0\.\d\d at 1 and 2 for a million tokens", capsys.readouterr().err
         )
         main(arguments)
         sent = [json.dumps(payload) for path, payload in host.asked]
@@ -229,7 +229,7 @@ def test_an_audit_in_python_gives_what_the_command_writes(reciting, texts, tmp_p
     passages = ProbeSpec((str(texts / "training.jsonl"),), controls_source=str(texts / "unseen.jsonl"), **sizes)
     spec = AuditSpec(
         model=str(reciting), passages=passages, prefix_lengths=(6, 12), max_new_tokens=8, output_dir=tmp_path,
-        limits="lms=4,excess=100,recited=0",
+        limits="lms=4,excess=7,recited=0",
     )  # fmt: skip
     notes = []
     result = audit(spec, notes.append)
@@ -239,7 +239,7 @@ def test_an_audit_in_python_gives_what_the_command_writes(reciting, texts, tmp_p
     assert result.summary == json.loads((result.page.parent / "audit.json").read_text(encoding="utf-8"))
     assert result.report.verdict == result.summary["verdict"]
     assert notes[0].startswith("Text: 50 documents")
-    again = audit(replace(spec, passages=tmp_path / "probe.jsonl", limits=""))
+    again = audit(replace(spec, passages=tmp_path / "probe.jsonl", limits=None))
     assert again.summary["measures"] == result.summary["measures"]
     older = min((tmp_path / "evaluation").iterdir())
     assert result.unproven.startswith("recited=0 is undecided: a control is recited for 8 tokens")
@@ -281,7 +281,7 @@ def test_limits_that_the_chosen_passages_or_the_server_rule_out_are_refused_befo
         host.echoes = False
         server = ["--base-url", url, "--tokenizer", reciting]
         with refused(ValueError, "auc=0.9", "audit of a server without log-probabilities with a limit of them"):
-            main(command("m", tmp_path / "served", *server, "--fail-above", "lms=20,auc=0.9,extraction@0.5=0.1"))
+            main(command("m", tmp_path / "served", *server, "--fail-above", "lms=7,auc=0.9,extraction@0.5=0.1"))
 
 
 def test_withheld_answers_are_counted_and_no_limit_passes_on_them(
@@ -297,12 +297,12 @@ def test_withheld_answers_are_counted_and_no_limit_passes_on_them(
         return made
 
     monkeypatch.setattr(TokenIdRequests, "generate_until", withheld)
-    arguments = command(tiny_checkpoint, tmp_path, "--attacks", "greedy", "sampling", "--fail-above", "lms=5,auc=1")
+    arguments = command(tiny_checkpoint, tmp_path, "--attacks", "greedy", "sampling", "--fail-above", "lms=5,auc=0.99")
     with refused(SystemExit, "lms=5 is undecided", "limits on answers that a server withheld"):
         main(arguments)
     shown = " ".join(capsys.readouterr().out.split())
     assert "Answers withheld by the server or empty: 3, which count as not recited." in shown
-    assert "UNDECIDED: lms=5: 3 answers are missing; auc=1: 3 answers are missing" in shown
+    assert "UNDECIDED: lms=5: 3 answers are missing; auc=0.99: 3 answers are missing" in shown
     main([*arguments, "--json", "--accept-unanswered"])
     accepted = json.loads(capsys.readouterr().out)
     assert (accepted["num_unanswered"], accepted["passed"]) == (3, True)
@@ -426,14 +426,22 @@ def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tm
         ([*server, "--tokenizer", "t", "--model-args", "a=1", "--device", "cuda"], "--device, --model-args"),
         (["--backend", "vllm"], "--backend vllm"),
         (["--executor", "slurm"], "slurm .*partition"),
-        (["--budget", "63"], "budget of 63"),
+        (["--model-args", "batch_size=3,device=cpu"], "batch_size, device cannot be among them"),
+        ([*server, "--tokenizer", "t", "--api-key-variable", "sk-live-0123456789abcdef"], "api_key_variable does"),
+        (["--budget", "87"], "24 passages and 64 others"),
+        (["--attacks", "truncated", "--prefix-lengths", "1"], "the longest of the prefix lengths is 1"),
+        (["--fail-above", ""], "''"),
+        (["--fail-above", "verbatim=5"], "verbatim is at most 1, and not in percent"),
+        (["--fail-above", "auc.upper=1"], "at most 1"),
+        (["--fail-above", "recited=12"], r"recited=12 \(at most 12"),
+        (["--fail-above", "lms=8"], r"lms=8 \(at most 8"),
         (["--prefix-lengths", "24"], "--prefix-lengths"),
         (["--attacks", "greedy", "offset", "--offsets", "3", "18"], "prompts take 24 tokens"),  # 18 and the shortest
         (["--offset", "12"], "prompts take 24 tokens .*--offset"),
-        (["--fail-above", "lms=20,verbatim.upper=0.05"], "it takes 59"),
+        (["--fail-above", "lms=7,verbatim.upper=0.05"], "it takes 59"),
         (["--fail-above", "extraction@0.5:9.upper=0.2,verbatim=-1"], "it takes 14"),
-        (["--fail-above", "lms.upper=9,auc.upper=0.6", "--num-controls", "9"], "10 targets and controls"),
-        (["--fail-above", "lms.upper=9", "--num-targets", "9"], "10 targets"),
+        (["--fail-above", "lms.upper=7,auc.upper=0.6", "--num-controls", "9"], "10 targets and controls"),
+        (["--fail-above", "lms.upper=7", "--num-targets", "9"], "10 targets"),
         (["--fail-above", "excess=1,auc=0.9", "--num-controls", "0"], "no controls"),
     ):
         with refused(ValueError, named, f"audit {' '.join(more)}", folder=tmp_path):

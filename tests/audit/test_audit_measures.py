@@ -119,7 +119,9 @@ def test_measures_are_those_counted_by_hand():
 
 
 def test_limits_are_compared_with_value_and_bound():
-    made = summary("lms=2.3, lms.upper=2.4,verbatim=0.5,extraction@0.01=1,excess=1.5", nlls={0: {8: 0.1}})
+    made = summary(
+        "lms=2.3, lms.upper=2.4,verbatim=0.5,extraction@0.01=0.6,excess=1.5", nlls={0: {8: 0.1}, 1: {8: 9.0}}
+    )
     assert [(one["measure"], one["outcome"]) for one in made["limits"]] == [
         *(("lms", "fail"), ("lms.upper", "fail"), ("verbatim", "pass"), ("extraction@0.01", "undecided")),
         ("excess", "fail"),
@@ -194,8 +196,9 @@ def test_an_answer_that_is_cut_for_all_passages_shows_nothing_beyond_its_length(
     assert set(outcomes(made).values()) == {"undecided"}
     assert "lms=20: the longest answer has 16 tokens, not more than 20" in made["verdict"]
     # 64 of 128, where all 48 of the control are read.
-    targets, controls = (passages(kind, [lms] * 12, num_made=64) for kind, lms in (("target", 64), ("control", 1)))
-    made = audited(targets, controls, "verbatim=0.05,recited=20")
+    targets = passages("target", [64] * 11 + [1], num_made=64)
+    controls = passages("control", [1] * 12, num_made=64)
+    made = audited(targets, controls, "verbatim=0.05,recited=11")
     assert outcomes(made) == {"verbatim": "undecided", "recited": "pass"}
     assert "verbatim=0.05: the longest answer has 64 tokens, and 128 were asked for" in made["verdict"]
     # A reading of 16 tokens does not show that 20 could be read, although 20 of 128 is a smaller share.
@@ -319,15 +322,28 @@ def test_limits_that_unseen_text_exceeds_are_refused_with_the_rate():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "lms", "recited.upper=1", "recall=3", "extraction=0.1", "extraction@2=0.1", "lms=many", "lms=nan"]
-)
+    "text",
+    [
+        "", "lms", "recited.upper=1", "recall=3", "extraction=0.1", "extraction@2=0.1", "lms=many", "lms=nan",
+        "lms=1_0", "lms=٣", "extraction@0.5:0=0.1",
+    ],
+)  # fmt: skip
 def test_wrong_limits_are_refused(text):
     with pytest.raises(ValueError, match=f"'{text}': write MEASURE=LIMIT"):
         parse_bounds(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["extraction@.0=0.1", "extraction@9e-0=0.1", "extraction@1e-400=0.1", "verbatim=5", "auc=2", "verbatim.upper=1"],
+)
+def test_limits_that_nothing_can_be_above_are_refused(text):
+    with pytest.raises(ValueError, match=f"'{text}': (a probability|nothing can be above it)"):
+        parse_bounds(text)
+
+
 def test_the_summary_has_the_documented_schema_and_no_text():
-    made = summary("lms=1,auc=1", nlls={0: {8: 0.1}})
+    made = summary("lms=1,auc=0.99", nlls={0: {8: 0.1}})
     jsonschema.validate(made, SCHEMA, format_checker=jsonschema.FormatChecker())
     assert not [text for text in ("w100 w101", "prompt of") if text in json.dumps(made)]
     assert made["recites_targets_more"] is True

@@ -175,6 +175,8 @@ def test_models_from_elsewhere_are_named_by_labels(tmp_path, monkeypatch):
         (["CE=adapters/a", "SLM=adapters/b=c"], [("pythia-1.4b (LoRA)", "CE"), ("pythia-1.4b (LoRA)", "SLM")]),
     ):
         assert [(made.model, made.objective) for made in read_runs(given)] == names
+    with pytest.raises(ValueError, match=r"results_.*\.json is named twice, with two labels"):
+        read_runs(["CE=a", "SLM=a"])
 
 
 def test_milestones_without_a_config_are_one_run(tmp_path):

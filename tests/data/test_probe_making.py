@@ -229,6 +229,9 @@ def test_passages_of_a_few_repeated_tokens_are_left_out(tokenizer, tmp_path, tex
         made = make_probe(tokenizer, ProbeSpec((dashes,), "text", None, 8, 0, BLOCK, passages))
         assert made.num_repetitive > 0
         assert all(len(set(passage.token_ids)) >= BLOCK / 8 for passage in made.passages)
+    only_dashes = write_rows(tmp_path / "only.jsonl", ["- " * 300])
+    with pytest.raises(ValueError, match=r"found 0 passages .* \d+ more repeat a few tokens"):
+        make_probe(tokenizer, ProbeSpec((only_dashes,), "text", None, 8, 0, BLOCK, "random"))
 
 
 def test_impossible_settings_and_sources_are_refused(tokenizer, spec, tmp_path, texts):

@@ -1,5 +1,6 @@
 """``tfidf-tune eval`` and ``tfidf-tune tasks``, in this process but where the exit of a process is looked at."""
 
+import inspect
 import json
 import os
 import shutil
@@ -9,6 +10,8 @@ import pytest
 import task_fakes
 import torch
 import yaml
+from lm_eval.models.api_models import TemplateAPI
+from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from safetensors.torch import load_file, save_file
 from sentences import refused
@@ -18,7 +21,7 @@ from tiny_run import Payload
 from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.probe import load_model
 from tfidf_tune.tasks import tasks_folder
-from tfidf_tune.tasks._prompts import original_tokenizer
+from tfidf_tune.tasks._prompts import original_tokenizer, prompts_for
 
 OURS = {
     "tfidf_positive_control",
@@ -171,10 +174,12 @@ def test_bad_input_ends_with_one_message(run_command, llama, tokenizers, probe_f
     other = task_fakes.probe_file(tmp_path / "other.jsonl", task_fakes.passages_of(tokenizers["llama"]))
     short = "cnn_dailymail_max_source_tokens=100"
     for task, metadata, named in (
-        ("tfidf_memorization", "x=1", "probe_file="),
+        ("tfidf_memorization", "max_new_tokens=4", "probe_file="),
+        ("tfidf_memorization", f"probe_file={other},prefixlengths=[16]", "no task has the setting prefixlengths"),
+        ("tfidf_membership", f"probe_file={other},min_kk=3", "no task has the setting min_kk"),
         ("tfidf_memorization", "probe_file=gone.jsonl", r"'gone\.jsonl'"),
         ("tfidf_memorization", f"probe_file={other}", "'target-0000'"),
-        ("tfidf_other_ppl", "x=1", "other_source"),
+        ("tfidf_other_ppl", "block_size=8", "other_source"),
         ("tfidf_squad", "squad_source=no/such_data_set", "'no/such_data_set'"),
         ("tfidf_memoization", short, "tfidf_memoization"),
     ):
@@ -258,6 +263,17 @@ def test_bad_arguments_of_the_function_are_refused(llama, probe_file, tmp_path):
         run_tasks(llama, "tfidf_swag", tmp_path)
     with pytest.raises(ValueError, match="batch_size must be .* got 0"):
         run_tasks(llama, MEMORIZATION[0], tmp_path, batch_size=0)
+
+
+def test_a_setting_that_is_nearly_the_name_of_another_is_refused_whoever_calls(llama, probe_file, tmp_path):
+    """The harness gives tasks the arguments of the model, too."""
+    for wrong, right in (("offest", "offset"), ("num_sample", "num_samples"), ("prefixlengths", "prefix_lengths")):
+        with pytest.raises(ValueError, match=f"no setting '{wrong}' of a task: did you mean '{right}'"):
+            run_tasks(llama, MEMORIZATION[0], tmp_path, probe_file=probe_file, **{wrong: 3})
+    arguments = {}
+    for function in (HFLM.__init__, HFLM._create_model, TemplateAPI.__init__):
+        arguments |= dict.fromkeys(inspect.signature(function).parameters)
+    prompts_for(arguments | {"pretrained": str(llama), "trust_remote_code": False, "revision": "main"})
 
 
 def test_evaluations_in_one_process_keep_no_model_and_do_not_affect_each_other(llama, models, wiki_file, tmp_path):

@@ -1,6 +1,7 @@
 """An audit from its specification to its report: choose passages, ask a model for them, judge what it recites."""
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -89,13 +90,14 @@ class AuditSpec:
         num_samples (int): of the attack "sampling". Default: 10.
         temperature (float): of the attack "sampling". Default: 1.
         top_k (int): of the attack "sampling", 0 for all tokens. Default: 0.
-        budget (int | None): most requests; attacks beyond it are left out. Default: None, no limit.
+        budget (int | None): most requests, likelihoods and the positive control among them; attacks beyond it are
+            left out. Default: None, no limit.
         bos (bool | None): whether BOS is before each prompt and passage of token ids. Default: None, as the model was
             trained, see ``docs/audit.md``.
         batch_size (int): sequences in a forward pass. Default: 64.
         output_dir (str | Path | None): folder of passages, answers and report. Default: None, ``runs/audit/NAME``.
-        limits (str): measures and what they must not exceed, ``recited=0,extraction@0.01=0.02``, see
-            :func:`parse_bounds`. Default: none.
+        limits (str | None): measures and what they must not exceed, ``recited=0,extraction@0.01=0.02``, see
+            :func:`parse_bounds`. Default: None, no limits.
         accept_unanswered (bool): limits can pass although a server withheld answers. Default: False.
         accept_unproven (bool): limits can pass although the positive control showed nothing. Default: False.
         show_passages (bool): show passages in full. Default: False, excerpts.
@@ -130,7 +132,7 @@ class AuditSpec:
     bos: bool | None = None
     batch_size: int = 64
     output_dir: str | Path | None = None
-    limits: str = ""
+    limits: str | None = None
     accept_unanswered: bool = False
     accept_unproven: bool = False
     show_passages: bool = False
@@ -158,6 +160,11 @@ class AuditSpec:
             raise FileNotFoundError(f"no folder {folder}: name a Hugging Face model or PEFT adapter, or a hub id")
         if self.offset and self.is_named:
             raise ValueError(f"--offset {self.offset} is without effect on --attacks: use --offsets {self.offset}")
+        doubled = [name for name in ("batch_size", "device") if name in self.model_args]
+        if doubled:
+            raise ValueError(
+                f"--model-args: {', '.join(doubled)} cannot be among them: use the options of the same name"
+            )
         for name, attack in _ATTACK_OF_SETTING.items():
             is_set = getattr(self, name) != _DEFAULTS[name]
             if is_set and attack not in (self.attacks or ("greedy",)):
@@ -231,6 +238,7 @@ def audit(spec: AuditSpec, note: Note = lambda text: None, prices: Sequence[floa
         spec.limits,
         spec.folder,
         spec.passages,
+        max_new_tokens=spec.max_new_tokens,
         accept_unanswered=spec.accept_unanswered,
         accept_unproven=spec.accept_unproven,
     )
@@ -260,7 +268,12 @@ def _asked(spec: AuditSpec, bounds: Sequence[Bound], note: Note, prices: Sequenc
         tasks.append(MEMBERSHIP)
         if "control" in kinds:
             tasks.append(POSITIVE_CONTROL_NLL)
-    require_possible(bounds, kinds.count("target"), kinds.count("control"), problem)
+    longest = 0
+    for passage in passages:
+        for attack in attacks:
+            _, reference = passage.divide(attack.prefix_length, spec.max_new_tokens, attack.offset)
+            longest = max(longest, len(reference))
+    require_possible(bounds, kinds.count("target"), kinds.count("control"), longest=longest, problem=problem)
     # A folder for each time that the model is asked: older answers stay as they are.
     evaluated = spec.folder / "evaluation" / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
     _files.remove_leftovers(evaluated.parent)
@@ -287,7 +300,7 @@ def estimate(spec: AuditSpec, prices: Sequence[float] | None = None, note: Note 
 
     ``prices`` are of a million tokens of prompts and of continuations.
     """
-    _bounds(spec.limits, spec.folder, spec.passages)
+    _bounds(spec.limits, spec.folder, spec.passages, max_new_tokens=spec.max_new_tokens)
     with _files.locked_folder(spec.folder):
         plan = _Plan(spec)
         return plan.estimate(plan.passages(note), prices)
@@ -296,7 +309,7 @@ def estimate(spec: AuditSpec, prices: Sequence[float] | None = None, note: Note 
 def audit_results(
     evaluated: str | Path,
     output_dir: str | Path | None = None,
-    limits: str = "",
+    limits: str | None = None,
     *,
     accept_unanswered: bool = False,
     accept_unproven: bool = False,
@@ -307,7 +320,7 @@ def audit_results(
     Args:
         evaluated (str | Path): folder of the harness's output, with samples of the memorization task.
         output_dir (str | Path | None): folder of the report. Default: None, ``runs/audit/NAME``.
-        limits (str): as of :class:`AuditSpec`.
+        limits (str | None): as of :class:`AuditSpec`.
         accept_unanswered (bool): as of :class:`AuditSpec`.
         accept_unproven (bool): as of :class:`AuditSpec`.
         show_passages (bool): show passages in full. Default: False, excerpts.
@@ -374,19 +387,20 @@ def output_folder(output_dir: str | Path | None, named: str | Path) -> Path:
 
 
 def _bounds(
-    limits: str,
+    limits: str | None,
     folder: Path,
     passages: "ProbeSpec | str | Path" = "",
     *,
+    max_new_tokens: float = math.inf,
     accept_unanswered: bool = False,
     accept_unproven: bool = False,
 ) -> list[Bound]:
     """Read limits, and check before any work that the report can be written."""
     bounds = []
-    if limits:
+    if limits is not None:
         bounds = parse_bounds(limits, accept_unanswered=accept_unanswered, accept_unproven=accept_unproven)
     if not isinstance(passages, (str, Path)):
-        require_possible(bounds, passages.num_targets, passages.num_controls)
+        require_possible(bounds, passages.num_targets, passages.num_controls, longest=max_new_tokens)
     require_report_folder(folder / "report")
     _files.require_writable("--output-dir", folder)
     return bounds
@@ -449,13 +463,28 @@ class _Plan:
         """Return the attacks that the budget covers for so many passages, beside the positive control."""
         if self.spec.budget is None:
             return self.attacks
-        num_control = self.num_control_requests
-        if self.spec.budget < num_control + num_passages:
+        num_others = self.num_other_requests(num_passages)
+        if self.spec.budget < num_others + num_passages:
             raise ValueError(
                 f"a budget of {self.spec.budget} requests does not cover one prompt of each of {num_passages} passages "
-                f"and {num_control} of the positive control: raise it, or choose fewer passages"
+                f"and {num_others} others, of likelihoods, the positive control and tests of a server: raise it, or "
+                "choose fewer passages"
             )
-        return within_budget(self.attacks, self.spec.budget - num_control, num_passages)
+        return within_budget(self.attacks, self.spec.budget - num_others, num_passages)
+
+    def num_other_requests(self, num_passages: int) -> int:
+        """Return the requests that are no attack: a likelihood of each passage, the positive control, tests."""
+        num_tests = 0
+        if self.spec.server is not None:
+            from tfidf_tune.tasks._server import REQUESTS_PER_LIKELIHOOD_TEST, REQUESTS_PER_PROMPT_TEST
+
+            num_tests = REQUESTS_PER_LIKELIHOOD_TEST + REQUESTS_PER_PROMPT_TEST * self.num_ways
+        return num_passages + self.num_control_requests + num_tests
+
+    @property
+    def num_ways(self) -> int:
+        """Ways of sending prompts: as a text, as a chat, or both."""
+        return len({attack.name == "chat" for attack in self.attacks})
 
     @property
     def num_control_requests(self) -> int:
@@ -463,8 +492,7 @@ class _Plan:
         passages = self.spec.passages
         if not isinstance(passages, (str, Path)) and not passages.num_controls:
             return 0
-        names = {attack.name for attack in self.attacks}
-        return REQUESTS_PER_PATH * (bool(names - {"chat"}) + ("chat" in names) + 1)
+        return REQUESTS_PER_PATH * (self.num_ways + 1)
 
     def passages(self, note: Note) -> "Sequence[Passage]":
         """Read the passages, or choose them unless an earlier audit with the same options has."""
@@ -504,7 +532,8 @@ class _Plan:
         given = num_passages * in_prompts + sum(len(passage.token_ids) for passage in passages)
         given += num_control * (2 * shortest + MOST_READ)
         made = num_passages * (1 + self.spec.max_new_tokens * each) + num_control * MOST_READ
-        requests = f"{num_passages * (1 + each) + num_control:,} requests, about {given:,} tokens in prompts"
+        number = num_passages * each + self.num_other_requests(num_passages)
+        requests = f"{number:,} requests, about {given:,} tokens in prompts"
         cost = ""
         if prices is not None:
             most = (given * prices[0] + made * prices[1]) / 1e6

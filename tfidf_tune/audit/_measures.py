@@ -20,8 +20,9 @@ from tfidf_tune.report._document import Footnotes, Table, tabulate
 
 _EXTRACTION_PAIRS = [(1, 0.01), (1, 0.5), (1000, 0.01), (1000, 0.5)]
 _UPPER = ".upper"
-_EXTRACTION = r"extraction@(0?\.\d+|1(?:\.0*)?|\d+e-\d+)(?::(\d+))?"
-_BOUNDED = re.compile(rf"recited|(?:lms|excess|verbatim|auc|{_EXTRACTION})(?:\{_UPPER})?")
+_EXTRACTION = r"extraction@(0?\.\d+|1(?:\.0*)?|[1-9](?:\.\d+)?e-\d+)(?::([1-9]\d*))?"
+_BOUNDED = re.compile(rf"recited|(?:lms|excess|verbatim|auc|{_EXTRACTION})(?:\{_UPPER})?", re.ASCII)
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 _MOST_FALSE_ALARMS = 0.1  # of a limit, on text that was never seen
 _NUM_DRAWS = 10_000
 _NUM_MOST_RECITED = 20
@@ -305,8 +306,13 @@ class Bound(NamedTuple):
     @property
     def pair(self) -> tuple[int, float] | None:
         """Samples and probability of an extraction; else None."""
-        match = re.fullmatch(_EXTRACTION, self.name.removesuffix(_UPPER))
+        match = re.fullmatch(_EXTRACTION, self.name.removesuffix(_UPPER), re.ASCII)
         return (int(match[2] or 1), float(match[1])) if match else None
+
+    @property
+    def is_share(self) -> bool:
+        """Whether the measure is a share, or another probability, which is at most 1."""
+        return self.pair is not None or self.name.removesuffix(_UPPER) in ("verbatim", "auc")
 
 
 class Check(NamedTuple):
@@ -337,32 +343,49 @@ def parse_bounds(text: str, *, accept_unanswered: bool = False, accept_unproven:
     """Read limits such as ``recited=0,extraction@0.01=0.02``.
 
     Raises:
-        ValueError: If a measure is unknown or a limit is not a finite number.
+        ValueError: If there is no limit, a measure is unknown, or a limit is not a finite number, or such that nothing
+            can be above it.
     """
     bounds = []
     for part in text.rstrip(",").split(","):
         name, _, limit = part.strip().rpartition("=")
-        try:
-            value = float(limit)
-        except ValueError:
-            value = math.nan
+        value = float(limit) if _NUMBER.fullmatch(limit) else math.nan
         if not math.isfinite(value) or not _BOUNDED.fullmatch(name):
             measures = f"recited, and lms, excess, verbatim, auc, extraction@P, extraction@P:N, also with {_UPPER}"
             raise ValueError(f"--fail-above {part!r}: write MEASURE=LIMIT, such as recited=0; measures are {measures}")
-        bounds.append(Bound(name, value, accept_unanswered, accept_unproven))
+        bound = Bound(name, value, accept_unanswered, accept_unproven)
+        if bound.pair is not None and not 0 < bound.pair[1] <= 1:
+            raise ValueError(f"--fail-above {part!r}: a probability of an extraction is above 0 and at most 1")
+        if bound.is_share and value >= 1:
+            raise ValueError(
+                f"--fail-above {part!r}: nothing can be above it, because {name} is at most 1, and not in percent"
+            )
+        bounds.append(bound)
     return bounds
 
 
-def require_possible(bounds: Sequence[Bound], num_targets: int, num_controls: int, problem: str | None = None) -> None:
+def require_possible(
+    bounds: Sequence[Bound],
+    num_targets: int,
+    num_controls: int,
+    *,
+    longest: float = math.inf,
+    problem: str | None = None,
+) -> None:
     """Raise a ValueError if a limit cannot decide with so many passages, or without likelihoods by a ``problem``.
 
-    No model passes it, or too many models that never saw the text fail.
+    No model passes it, none fails, or too many models that never saw the text do. ``longest`` is the number of
+    tokens of the longest answer, if that is known.
     """
     wrong = []
+    blunt = []
     dull = []
     for bound in bounds:
         name, is_upper, reason = bound.name.removesuffix(_UPPER), bound.name.endswith(_UPPER), ""
-        needs_controls, is_share = name in ("recited", "excess", "auc"), bound.pair is not None or name == "verbatim"
+        needs_controls, is_share = name in ("recited", "excess", "auc"), bound.is_share and name != "auc"
+        most = _most(bound, num_targets, longest)
+        if num_targets and bound.limit >= most:
+            blunt.append(f"{bound.name}={bound.limit:g} (at most {most:g} are possible)")
         fewest = min(num_targets, num_controls) if needs_controls else num_targets
         if problem and (bound.pair or name == "auc"):
             reason = f"likelihoods are missing: {problem}"
@@ -386,11 +409,20 @@ def require_possible(bounds: Sequence[Bound], num_targets: int, num_controls: in
         wrong += [f"{bound.name}={bound.limit:g} ({reason})"] if reason else []
     if wrong:
         raise ValueError(f"--fail-above: no model can pass {'; '.join(wrong)}")
+    if blunt:
+        raise ValueError(f"--fail-above: no model can be above {'; '.join(blunt)}: lower it")
     if dull:
         raise ValueError(
             f"--fail-above: {', '.join(dull)} of audits of unseen text would be above this limit, and at most "
             f"{100 * _MOST_FALSE_ALARMS:.0f} % may be: raise it, or use recited=0"
         )
+
+
+def _most(bound: Bound, num_targets: int, longest: float) -> float:
+    """Return the highest possible value of a measure."""
+    if bound.is_share:
+        return 1.0
+    return float(num_targets if bound.name == "recited" else longest)
 
 
 def measures_and_checks(

@@ -109,7 +109,7 @@ def audit_report(
         raise ValueError(f"{what}: evaluate tfidf_memorization with a probe file that has targets")
     at, notes = probed[-1], Footnotes()
     facts = audit.Facts(results, at)
-    audit.require_possible(bounds, facts.num_targets, facts.num_controls)
+    audit.require_possible(bounds, facts.num_targets, facts.num_controls, longest=facts.longest)
     name = _name(facts.checkpoint)
     likelihoods = membership_table(results.scores, [({"Model": name}, [at])], notes)
     control = positive_control_of(results, at)
@@ -194,7 +194,8 @@ def _verdict(
         and floor.excess.num_units >= MIN_UNITS
     ):
         text += _noticeable(recited)
-    text += f"; {facts.num_verbatim} of {facts.num_targets} passages verbatim."
+    length = f"{facts.longest} token{'' if facts.longest == 1 else 's'}"
+    text += f"; {facts.num_verbatim} of {facts.num_targets} passages verbatim for up to {length}."
     if control.state == "shown":
         text += f" Shown the text, it reads {control.text}."
     elif control.state == "not applicable":

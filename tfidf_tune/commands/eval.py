@@ -106,6 +106,7 @@ def _with_our_settings(theirs: Any) -> type:
     from tfidf_tune.tasks import MODEL_NAME, VLLM_NAME
     from tfidf_tune.tasks._bos import settle_bos
     from tfidf_tune.tasks._evaluate import load_lm
+    from tfidf_tune.tasks._prompts import settings_of_tasks
 
     @dataclass
     class Evaluation(theirs):  # type: ignore[misc]
@@ -113,6 +114,16 @@ def _with_our_settings(theirs: Any) -> type:
 
         def _load(self) -> Any:
             return load_lm(self.model, self.model_args, self.batch_size, self.device)
+
+        def _require_settings(self) -> None:
+            """Refuse keys of --metadata that are no setting, unless there are tasks of others, who may read them."""
+            named: list[str] = self.tasks.split(",") if isinstance(self.tasks, str) else self.tasks  # type: ignore[has-type]
+            unknown = sorted(self.metadata.keys() - settings_of_tasks() - self.model_args.keys())
+            if unknown and all(name.startswith("tfidf_") for name in named):
+                raise ValueError(
+                    f"--metadata: no task has the setting {', '.join(unknown)}; there are "
+                    f"{', '.join(sorted(settings_of_tasks()))}"
+                )
 
         @classmethod
         def load_yaml_config(cls, config_path: str) -> Any:
@@ -126,6 +137,7 @@ def _with_our_settings(theirs: Any) -> type:
                 what = "the keys of --use_cache and --cache_requests have neither the model nor the probe file"
                 raise ValueError(f"{what}, so that answers of another model would be taken: leave them out")
             self.include_path = _with_ours(self.include_path)  # type: ignore[has-type]
+            self._require_settings()
             # What the user names in --metadata has precedence.
             ours = {"prompts": "token_ids"} if self.model in (MODEL_NAME, VLLM_NAME) else {}
             known = {"run": run_of(self.model_args), "backend": self.model} | ours

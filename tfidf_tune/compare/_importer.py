@@ -187,8 +187,11 @@ def import_results(folders: Sequence[str | Path]) -> Results:
     found: dict[Path, _ResultsFile] = {}
     for label, folder in [_split_label(str(folder)) for folder in folders]:  # refuses any before one is read
         for file, result in _results_below(folder, label):
-            if found.setdefault(file, result).run[0] is None:  # a label counts, in whichever folder
+            first = found.setdefault(file, result)
+            if first.run[0] is None:  # a label counts, in whichever folder
                 found[file] = result
+            elif result.run[0] is not None and result.run != first.run:
+                raise ValueError(f"{file} is named twice, with two labels: name it once")
     by_run: dict[tuple[str | None, str], list[_ResultsFile]] = {}
     for result in found.values():
         by_run.setdefault(result.run, []).append(result)

@@ -270,7 +270,12 @@ class _Search:
         targets = self._near_targets() if self._near else self._targets()
         num_tokens = round(counts["bytes"] / self._bytes_in_token)
         text = f"{', '.join(spec.sources)} ({counts['documents']} documents of {num_tokens} tokens in all)"
-        self._check_enough(len(targets), "num_targets", text)
+        remark = ""
+        if self._num_repetitive:
+            remark = (
+                f" {self._num_repetitive} more repeat a few tokens, fewer than one in eight of which are different."
+            )
+        self._check_enough(len(targets), "num_targets", text, remark)
         accepted, num_refused = self._controls()
         chosen = [target.window for target in targets]
         chosen += [(ids, [], spec.controls_source or EMBEDDED, {}) for ids in accepted]

@@ -69,10 +69,15 @@ def planned_attacks(
     sampling = generation(num_samples, temperature, top_k)
     shortest, longest = min(prefix_lengths), max(prefix_lengths)
     half = longest // 2
+    if "truncated" in names and not half:
+        raise ValueError(
+            "the attack truncated takes the second half of a prompt, and the longest of the prefix lengths is 1: raise "
+            "it to 2 or more, or leave out the attack"
+        )
     plans: dict[str, list[Attack]] = {
         "greedy": [Attack("greedy", length) for length in sorted(set(prefix_lengths))],
         "offset": [Attack("offset", shortest, offset) for offset in offsets],
-        "truncated": [Attack("truncated", longest - half, half)] if half else [],
+        "truncated": [Attack("truncated", longest - half, half)],
         "noise": [Attack("noise", longest, prompt_noise=prompt_noise)],
         "chat": [Attack("chat", longest)],
         "sampling": [Attack("sampling", longest, generation=sampling)],

@@ -118,6 +118,11 @@ def evaluate(
 def load_lm(model_name: str, model_args: dict[str, Any], batch_size: Any, device: str | None) -> LM:
     """Load a model as the harness does."""
     options = {"batch_size": batch_size, "max_batch_size": None, "device": device}
+    doubled = sorted(options.keys() & model_args.keys())
+    if doubled:
+        raise ValueError(
+            f"{', '.join(doubled)} cannot be among the arguments of the model: use the options of the same name"
+        )
     return get_model(model_name).create_from_arg_obj(model_args, options)
 
 

@@ -4,7 +4,9 @@ As numbers (``token_ids: 12 45 9``), which our models and the pass-through token
 model, where ids that change when the text is tokenized again are counted; or as numbers with a response of text.
 """
 
+import difflib
 import functools
+import inspect
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -275,6 +277,7 @@ def prompts_for(metadata: Mapping[str, Any]) -> TokenIdPrompts:
     whether BOS is before ids. If it is "auto", the run that wrote the model says it, or else its tokenizer; if neither
     does, the setting stays None, and no BOS is added.
     """
+    _require_no_typing_error(metadata)
     name = metadata.get("tokenizer") or metadata.get("pretrained")
     if not name:
         raise ValueError("no tokenizer is named: give --model_args pretrained=MODEL, or --metadata tokenizer=FOLDER")
@@ -299,6 +302,28 @@ def prompts_for(metadata: Mapping[str, Any]) -> TokenIdPrompts:
         backend=backend,
         is_served=bool(metadata.get("base_url")) or "completions" in backend,
     )
+
+
+@functools.cache
+def settings_of_tasks() -> frozenset[str]:
+    """Return the names of all settings that a task of ours takes from the harness's metadata."""
+    from tfidf_tune.tasks import cnn_dailymail, membership, memorization, perplexity, positive_control, squad
+
+    names = {"prompts", "bos", "add_bos_token", "tokenizer", "prompt_obstacle"}
+    for module in (cnn_dailymail, membership, memorization, perplexity, positive_control, squad):
+        for name, function in vars(module).items():
+            if name.endswith("documents") and getattr(function, "__module__", None) == module.__name__:
+                names |= inspect.signature(function).parameters.keys()
+    return frozenset(names - {"metadata"})
+
+
+def _require_no_typing_error(metadata: Mapping[str, Any]) -> None:
+    """Refuse a key that is nearly the name of a setting; the arguments of models, which are here too, are not."""
+    known = settings_of_tasks()
+    for key in metadata:
+        nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
+        if nearest and key not in known:
+            raise ValueError(f"no setting {key!r} of a task: did you mean {nearest[0]!r}?")
 
 
 def _bos_setting(metadata: Mapping[str, Any], prompts: str) -> bool | None:

@@ -35,6 +35,11 @@ from tfidf_tune.probe._documents import UNREADABLE, Count, Unanswered
 from tfidf_tune.tasks._model import ScoredTokens
 from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids
 
+REQUESTS_PER_PROMPT_TEST = 2
+"""Requests of :meth:`ServerLM.prompt_obstacle`."""
+REQUESTS_PER_LIKELIHOOD_TEST = 2
+"""Requests of :meth:`ServerLM.likelihood_problem`."""
+_DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 _NUM_ATTEMPTS = 3  # at an answer that is not what was asked for
 _LEAST_SHARE = 0.75  # of the tokens that were asked for, in an answer that ends for its length
 _REFUSED_SETTING = re.compile(
@@ -132,7 +137,7 @@ class ServerLM(LM):  # type: ignore[misc]
         requests_per_minute: float | None = None,
         timeout: float = 600.0,
         max_retries: int = 8,
-        api_key_variable: str = "OPENAI_API_KEY",
+        api_key_variable: str = _DEFAULT_KEY_VARIABLE,
         batch_size: Any = None,
         max_batch_size: Any = None,
         device: Any = None,
@@ -147,6 +152,11 @@ class ServerLM(LM):  # type: ignore[misc]
                 require_number(name, value, 0, 1e6, "of the requests", reason="more is no limit", positive=True)
         self.model, self.base_url, self.tokenizer = model, base_url.rstrip("/"), tokenizer
         self._variable, self._key = api_key_variable, os.environ.get(api_key_variable, "").strip()
+        if not self._key and api_key_variable != _DEFAULT_KEY_VARIABLE:
+            raise ValueError(
+                "api_key_variable does not name an environment variable that has a key (what it is set to is not shown "
+                "here, since it can be the key itself): give the name of the variable, and export the variable"
+            )
         if self._key and not _BEARER_TOKEN.fullmatch(self._key):
             raise ValueError(f"{api_key_variable} has characters that an API key cannot have: letters, digits, -._~+/=")
         # Nothing is sent but what is named here.
@@ -406,7 +416,7 @@ class ServerLM(LM):  # type: ignore[misc]
             return text
         size = min(len(self._key), _LEGIBLE)
         parts = "|".join(re.escape(self._key[start : start + size]) for start in range(len(self._key) - size + 1))
-        return re.sub(rf"(?:(?={parts}).)+.{{{size - 1}}}", "***", text)
+        return re.sub(rf"(?:(?={parts}).)+.{{{size - 1}}}", "***", text, flags=re.IGNORECASE)
 
     def _failed(self, request: Request, reason: str, kind: type[ConnectionError] = ConnectionError) -> ConnectionError:
         remedy = f"see to the server, the name of the model there, and the API key in {self._variable}"
