@@ -187,10 +187,10 @@ def import_results(folders: Sequence[str | Path]) -> Results:
     found: dict[Path, _ResultsFile] = {}
     for label, folder in [_split_label(str(folder)) for folder in folders]:  # refuses any before one is read
         for file, result in _results_below(folder, label):
-            first = found.setdefault(file, result)
-            if first.run[0] is None:  # a label counts, in whichever folder
+            named_before = found.setdefault(file, result).run
+            if named_before[0] is None:  # a label counts, in whichever folder
                 found[file] = result
-            elif result.run[0] is not None and result.run != first.run:
+            elif result.run[0] is not None and result.run != named_before:
                 raise ValueError(f"{file} is named twice, with two labels: name it once")
     by_run: dict[tuple[str | None, str], list[_ResultsFile]] = {}
     for result in found.values():
