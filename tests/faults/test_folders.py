@@ -12,11 +12,14 @@ from itertools import count
 import pytest
 from processes import kill_when
 from recipe_processes import ALL
+from refusals import RUN, BadInput, assert_refused, each_row
 from sentences import refused
+from tiny_run import run_recipe
 
 from tfidf_tune._checks import SetupError
 from tfidf_tune._files import locked_folder, work_folder
 from tfidf_tune.commands import audit, data, probe
+from tfidf_tune.training import load_config
 
 # Events of sys.audit between which a killed process leaves another state.
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
@@ -181,3 +184,106 @@ def test_an_audit_uses_the_passages_that_its_options_chose(tmp_path, commands, t
     with refused(ValueError, "exists already", "a probe file of the user in the folder of an audit", out=out):
         command(out)
     assert state(out) == {"probe.jsonl": seeds["1"]}
+
+
+def in_folder(*names, text="mine\n", is_new=True, **overrides):
+    """A run into a folder in which files of the user are; one that is not new also has those of an earlier run."""
+
+    def make(site):
+        run = site.folder / RUN
+        for file in list(run.iterdir()) if is_new else []:
+            file.unlink()
+        for name in names:
+            (run / name).write_text(text)
+        return site.config(**overrides)
+
+    return make
+
+
+def source_in(name, *, is_new=True):
+    """A run that reads its text where it writes a file."""
+
+    def make(site):
+        rows = [json.dumps({"text": text}) + "\n" for text in site.text_file.read_text().splitlines()]
+        in_folder(name, text="".join(rows), is_new=is_new)(site)
+        return site.config(**{"dataset.source": str(site.folder / RUN / name)})
+
+    return make
+
+
+def probe_file_is(name, text, **overrides):
+    """A run whose probe file is there and holds something else."""
+
+    def make(site):
+        (site.folder / name).write_text(text or site.text_file.read_text())
+        (site.folder / "linked").symlink_to(site.folder)
+        values = {key: value.format(folder=site.folder) for key, value in overrides.items()}
+        return site.config(**{"dataset.probe_file": str(site.folder / "linked" / name), **values})
+
+    return make
+
+
+CONFIG_OF_USER = "base: mine/lora\n# do not lose this\n"
+KEPT = [
+    BadInput(
+        "a probe file in place of the source",
+        probe_file_is("texts.txt", "", **{"dataset.source": "{folder}/run/../texts.txt"}),
+        r"config: dataset\.source .*texts\.txt.*dataset\.probe_file",
+    ),
+    BadInput("a probe file in place of a text", probe_file_is("thesis.txt", "mine"), r"dataset .*thesis\.txt"),
+    BadInput("a probe file in place of another's lines", probe_file_is("a.jsonl", '{"text": "mine"}'), r"a\.jsonl"),
+    BadInput("a source in the run's folder", source_in("held_out.jsonl"), r"dataset\.source .*held_out\.jsonl"),
+    BadInput(
+        "a source that an earlier run wrote",
+        source_in("held_out.jsonl", is_new=False),
+        r"dataset\.source .*held_out\.jsonl",
+    ),
+    BadInput("a config of the user", in_folder("config.yaml", text=CONFIG_OF_USER), r"output_dir .*\(config\.yaml\)"),
+    BadInput(
+        "files of the user",
+        in_folder("metrics.jsonl", "held_out.jsonl", "probe.jsonl", "torchtune_config.yaml"),
+        r"output_dir .*\(torchtune_config.yaml, metrics.jsonl, held_out.jsonl, probe.jsonl\)",
+    ),
+]
+
+
+@each_row(KEPT)
+def test_a_run_never_takes_the_place_of_a_file_of_the_user(row, site):
+    assert_refused(row, site)
+
+
+OWN_NAMES = [
+    "config.yaml", "torchtune_config.yaml", "metrics.jsonl", "held_out.jsonl", "all_passages.jsonl", "logs", "resume",
+    "evaluation/probe.jsonl", "below_threshold", "checkpoint_100pct/probe.jsonl", "x/../metrics.jsonl",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN_NAMES)
+def test_a_probe_file_has_none_of_the_names_of_a_run(recipe_config, name):
+    cfg = recipe_config(**{"dataset.probe_file": f"${{output_dir}}/{name}"})
+    with pytest.raises(SetupError, match=f"config: dataset has the probe_file .*{re.escape(name)}, a name of a file"):
+        run_recipe(cfg)
+    assert not os.path.exists(cfg.output_dir)
+
+
+def test_a_run_that_ended_early_is_started_again_in_its_folder(recipe_config, tmp_path):
+    """Also from the config that it wrote, with its probe file elsewhere; but comments of the user are kept."""
+    probe_file = tmp_path / "probes" / "mine.jsonl"
+    once = {"max_steps": 1, "save_at_percent": [100], "keep_last_n_checkpoints": 0}
+    folder = run_recipe(recipe_config(**once, **{"dataset.probe_file": str(probe_file)}))
+    before = state(folder) | state(probe_file.parent)
+    for _ in range(2):
+        shutil.rmtree(folder / "checkpoint_100pct")
+        (folder / "metrics.jsonl").write_text("")
+        run_recipe(load_config(str(folder / "config.yaml")))
+    after = state(folder) | state(probe_file.parent)
+    same = ("config.yaml", "held_out.jsonl", "mine.jsonl", "checkpoint_100pct/model.safetensors")
+    assert [before[name] for name in same] == [after[name] for name in same]
+
+    shutil.rmtree(folder / "checkpoint_100pct")
+    written = (folder / "config.yaml").read_text()
+    for commented in (f"# mine\n{written}", f"{written}# mine\n", written.replace("\nseed:", " # mine\nseed:")):
+        (folder / "config.yaml").write_text(commented)
+        with pytest.raises(SetupError, match=r"this run would replace it \(config\.yaml\)"):
+            run_recipe(load_config(str(folder / "config.yaml")))
+        assert (folder / "config.yaml").read_text() == commented

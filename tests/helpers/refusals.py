@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from sentences import changed_sentence
 from tiny_run import run_config
 
-from tfidf_tune.training import _train
+from tfidf_tune.training import FinetuneConfig, _train, check_config
 
 RUN = "run"
 _TESTS = Path(__file__).parents[1]
@@ -29,7 +29,7 @@ OPENED = ("config.yaml", "torchtune_config.yaml", "metrics.jsonl", "probe.jsonl"
 
 @dataclass(frozen=True)
 class Site:
-    """Where a row runs: a folder of its own, with an earlier run's notes in ``run``; a tiny Llama; documents."""
+    """Where a row runs: a folder of its own, with an earlier run and notes in ``run``; a tiny Llama; documents."""
 
     folder: Path
     checkpoint: Path
@@ -69,6 +69,8 @@ def assert_refused(row: BadInput, site: Site) -> None:
     (site.folder / RUN).mkdir(parents=True)
     (site.folder / RUN / "notes.txt").write_text("of the user\n")
     (site.folder / RUN / "metrics.jsonl").write_text('{"step": 1, "loss": 5.0}\n')
+    earlier = cast(DictConfig, check_config(site.config(), FinetuneConfig))
+    (site.folder / RUN / "config.yaml").write_text(OmegaConf.to_yaml(earlier))
     config = row.make(site)
     text = config if isinstance(config, str) else OmegaConf.to_yaml(config)
     (site.folder / CONFIG).write_text(text, errors="surrogateescape")

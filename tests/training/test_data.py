@@ -132,9 +132,6 @@ def test_an_evaluation_of_nothing_and_two_data_sets_of_one_probe_file_are_refuse
     other = blocks | {"source": write_rows(tmp_path / "other.jsonl", embedded_documents("validation")[:50])}
     with pytest.raises(SetupError, match=r"dataset\[0\] and dataset\[1\] both have the probe_file .*: name two files"):
         build([blocks | {"holdout": 0.05}, other | {"holdout": 0.05}])
-    taken = "${output_dir}/all_passages.jsonl"
-    with pytest.raises(SetupError, match=r"dataset has the probe_file .*all_passages\.jsonl, a name of a file that"):
-        build(blocks | {"probe_file": taken})
 
 
 def test_a_data_set_of_controls_alone_is_described(build, tmp_path, capsys):

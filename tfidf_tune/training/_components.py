@@ -16,6 +16,7 @@ from tfidf_tune._processes import search_working_directory_last
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._errors import SetupError, setup_errors
 
+DEFAULTS = "# Defaults of arguments that are not set above:\n"
 _PLAIN = (bool, int, float, str, list, tuple, type(None))
 
 
@@ -99,7 +100,7 @@ def default_arguments(cfg: Any) -> str:
                 for name, parameter in signature_of(place, part["_component_"]).parameters.items():
                     if name not in part and isinstance(parameter.default, _PLAIN):
                         comments.append(f"# {place}.{name}: {json.dumps(parameter.default)}\n")
-    return "".join(["# Defaults of arguments that are not set above:\n", *comments] if comments else [])
+    return "".join([DEFAULTS, *comments] if comments else [])
 
 
 def find_component(where: str, path: Any) -> Any:

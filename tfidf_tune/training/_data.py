@@ -27,11 +27,8 @@ from tfidf_tune.data import (
     Passage,
     TextBlocksDataset,
     collate_packed,
-    injected_corpus_dataset,
     is_packed,
     read_probe_file,
-    sft_dataset,
-    text_blocks_dataset,
     write_probe_file,
 )
 from tfidf_tune.data._sequences import packed_mask, unpacked, unpadded_tokens
@@ -41,13 +38,12 @@ from tfidf_tune.probe._runs import ALL_PASSAGES
 from tfidf_tune.training._components import find_component, instantiate, sections
 from tfidf_tune.training._distributed import gather_tensors, is_main_process, main_process_first, print_once
 from tfidf_tune.training._errors import SetupError, cause_of, setup_errors
+from tfidf_tune.training._folder import HELD_OUT, named_probe_files
 from tfidf_tune.training._run import Run
 from tfidf_tune.weighting import IGNORE_INDEX, shift_labels, shift_tokens
 
 _NUM_SAMPLES = 64
-_WITH_PASSAGES = (injected_corpus_dataset, sft_dataset, text_blocks_dataset)
 Batch = Mapping[str, Any]
-HELD_OUT = "held_out.jsonl"  # in the folder of a run
 UNPADDED_TOKENS = "unpadded_tokens"  # of a batch, for a weighting that counts all tokens
 
 
@@ -96,19 +92,12 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
     """
     without_probe_files = copy.deepcopy(cfg)
     written_by: dict[Path, str] = {}
-    for where, section in sections("dataset", without_probe_files.dataset):
-        if find_component(where, section._component_) in _WITH_PASSAGES and section.get("probe_file"):
-            file = Path(section.probe_file).expanduser()
-            require_writable("dataset.probe_file", file.parent)
-            if file.resolve() in _own_files(cfg):
-                raise SetupError(
-                    f"config: {where} has the probe_file {file}, a name of a file that the run writes by itself: "
-                    "choose another name"
-                )
-            first = written_by.setdefault(file.resolve(), where)
-            if first != where:
-                raise SetupError(f"config: {first} and {where} both have the probe_file {file}: name two files")
-            section.probe_file = None
+    for where, section, file in named_probe_files(without_probe_files):
+        require_writable(f"{where}.probe_file", file.parent)
+        first = written_by.setdefault(file, where)
+        if first != where:
+            raise SetupError(f"config: {first} and {where} both have the probe_file {file}: name two files")
+        section.probe_file = None
     with main_process_first():
         built = instantiate(without_probe_files, "dataset", tokenizer)
     if isinstance(built, list):
@@ -178,7 +167,7 @@ def keep_chat_template(cfg: FinetuneConfig, checkpointer: Any) -> None:
 def write_probe_files(cfg: FinetuneConfig, dataset: Any) -> None:
     """Write the passages of a data set of :func:`build_dataset` to the files of :func:`probe_files`.
 
-    The texts that are held out are also written to :data:`HELD_OUT`, as text on which the cost can be measured.
+    The texts that are held out are also written to ``held_out.jsonl``, as text on which the cost can be measured.
     """
     if not is_main_process():
         return
@@ -222,12 +211,6 @@ def all_passages(cfg: FinetuneConfig, dataset: Any) -> Sequence[Passage]:
     """Return the passages of all files that the run writes, none of them twice."""
     files = probe_files(cfg, dataset)
     return [*files.values()][-1] if files else ()
-
-
-def _own_files(cfg: FinetuneConfig) -> list[Path]:
-    """Return the files beside checkpoints that a run writes whatever its probe files are called."""
-    folder = Path(cfg.output_dir).expanduser().resolve()
-    return [folder / name for name in (ALL_PASSAGES, HELD_OUT)]
 
 
 def _parts_of_config(cfg: FinetuneConfig, dataset: Any) -> list[Any]:

@@ -29,10 +29,11 @@ from tfidf_tune.models import LoRASettings, dequantize_4bit, is_adapter
 from tfidf_tune.probe import run_of
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import build_optimizer, find_component
-from tfidf_tune.training._data import HELD_OUT, held_out_texts, parts_of, probe_files
+from tfidf_tune.training._data import held_out_texts, parts_of, probe_files
 from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors, print_once
 from tfidf_tune.training._errors import SetupError, setup_errors
-from tfidf_tune.training._run import EVALUATION, Run, milestone_name
+from tfidf_tune.training._folder import EVALUATION, HELD_OUT
+from tfidf_tune.training._run import Run, milestone_name
 
 _DUMMY_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for matrices; large, because others pad
 _PREFIX_LENGTHS = (32, 50, 100)  # of the task tfidf_memorization

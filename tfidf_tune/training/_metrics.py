@@ -23,6 +23,7 @@ from tfidf_tune.training._components import default_arguments, instantiate
 from tfidf_tune.training._config import loggable
 from tfidf_tune.training._distributed import gather_objects, is_main_process, local_tensor, parameters_by_name
 from tfidf_tune.training._errors import TrainingError
+from tfidf_tune.training._folder import CONFIG, METRICS
 from tfidf_tune.training._run import Run
 
 _REMEDY = "try a lower learning rate, fp32, clipping"
@@ -150,10 +151,11 @@ def open_progress(
     loggers: list[Any] = []
     if is_main_process():
         metric_logger = instantiate(cfg, "metric_logger")
-        metric_logger.log_config(loggable(cast(DictConfig, cfg)))
-        with atomic_file(run.output_dir / "config.yaml") as file:
+        # The config is the first file: with it a run that is started again knows that the others are of a run.
+        with atomic_file(run.output_dir / CONFIG) as file:
             file.write_text(OmegaConf.to_yaml(cast(DictConfig, cfg)) + default_arguments(cfg), encoding="utf-8")
-        loggers = [JSONLinesLogger(run.output_dir / "metrics.jsonl", last_step=steps_done), metric_logger]
+        metric_logger.log_config(loggable(cast(DictConfig, cfg)))
+        loggers = [JSONLinesLogger(run.output_dir / METRICS, last_step=steps_done), metric_logger]
     memory_device = run.device if cfg.log_peak_memory_stats and run.device.type == "cuda" else None
     progress = ProgressLog(loggers, total_steps, cfg.log_every_n_steps, steps_done, tokens_seen, memory_device)
     try:

@@ -25,9 +25,10 @@ from tfidf_tune.probe._finite import NonFiniteLogits
 from tfidf_tune.probe._runs import written_bos
 from tfidf_tune.training._data import read_passages
 from tfidf_tune.training._errors import TrainingError, setup_errors
+from tfidf_tune.training._folder import BELOW_THRESHOLD
 from tfidf_tune.training._metrics import ProgressLog, require_finite
 from tfidf_tune.training._model import FSDP_DTYPES
-from tfidf_tune.training._run import BELOW_THRESHOLD, Run
+from tfidf_tune.training._run import Run
 
 
 @dataclass(frozen=True)

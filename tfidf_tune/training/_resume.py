@@ -53,8 +53,9 @@ from tfidf_tune.training._config import change_references
 from tfidf_tune.training._data import dataset_fingerprint
 from tfidf_tune.training._distributed import gather_objects, is_main_process, local_tensor, plain_tensors, print_once
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of
+from tfidf_tune.training._folder import RESUME_FOLDER
 from tfidf_tune.training._metrics import ProgressLog
-from tfidf_tune.training._run import RESUME_FOLDER, Run
+from tfidf_tune.training._run import Run
 
 _FORMAT_VERSION = 2
 _MANIFEST = "manifest.json"

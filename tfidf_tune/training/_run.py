@@ -35,10 +35,8 @@ from tfidf_tune.training._distributed import (
     print_once,
     started_processes,
 )
+from tfidf_tune.training._folder import EVALUATION, check_folder
 
-RESUME_FOLDER = "resume"
-BELOW_THRESHOLD = "below_threshold"
-EVALUATION = "evaluation"
 _DEVICES = ("cpu", "cuda")
 _SECONDS_FOR_MAIN_PROCESS = 5.0
 _OF_TORCHRUN = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")  # variables
@@ -69,7 +67,7 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
 
     Raises:
         SetupError: If another process holds the folder, the folder holds checkpoints that the run does not resume
-            from, or cannot be written, or the device is not available.
+            from, or files of the user that it would replace, or cannot be written, or the device is not available.
     """
     output_dir = Path(cfg.output_dir)
     with ExitStack() as stack:
@@ -79,7 +77,7 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
                 if cfg.evaluate:
                     require_writable("output_dir", output_dir / EVALUATION)
                 stack.enter_context(locked_folder(output_dir))
-        _check_folder(output_dir, resume=cfg.resume_from_checkpoint)
+        check_folder(cfg)
         with errors.setup_errors(f"device '{cfg.device}'"):
             device = utils.get_device(device=cfg.device)
             if device.type not in _DEVICES or not cfg.device.startswith(device.type):
@@ -102,19 +100,6 @@ def milestone_steps(percents: Sequence[int], total_steps: int) -> dict[int, int]
 def milestone_name(percent: int) -> str:
     """Return the name of a milestone's folder, ``checkpoint_25pct``."""
     return f"checkpoint_{percent}pct"
-
-
-def _check_folder(output_dir: Path, *, resume: bool) -> None:
-    if files := [path.name for path in output_dir.glob("checkpoint_*pct") if not path.is_dir()]:
-        raise errors.SetupError(f"output_dir {output_dir} holds {files[0]}, which is not a folder: move it away")
-    written = sorted(path.name for name in ("checkpoint_*", BELOW_THRESHOLD) for path in output_dir.glob(name))
-    resumable = sorted(path.name for path in output_dir.glob(f"{RESUME_FOLDER}/step_*"))
-    remedy = "choose another output_dir, or move them away"
-    if resume and written and not resumable:
-        raise errors.SetupError(f"output_dir {output_dir} holds {', '.join(written)}, nothing to resume from: {remedy}")
-    if not resume and (written_before := resumable or written):
-        remedy = f"set resume_from_checkpoint=True, {remedy}" if resumable else remedy
-        raise errors.SetupError(f"output_dir {output_dir} already holds {', '.join(written_before)}: {remedy}")
 
 
 def recipe(main: Callable[[DictConfig], list[list[str]] | None]) -> Callable[[], None]:
