@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -22,7 +23,7 @@ from tiny_run import write_documents
 from tfidf_tune._processes import OWN_COMMAND
 from tfidf_tune.compare import import_results
 from tfidf_tune.data import hf_tokenizer, load_documents, read_probe_file
-from tfidf_tune.training import _run
+from tfidf_tune.training import _messages, _run
 
 SIZES = ", ".join(f"{key}: {value}" for key, value in TINY_LLAMA.items())
 ADAPTERS = "lora_attn_modules: [q_proj, v_proj], lora_rank: 8, lora_alpha: 16"
@@ -160,6 +161,60 @@ def test_the_printed_commands_evaluate_the_passages_of_every_data_set(command, t
         "--prefix-lengths", "8", "--accept-unproven",
     )  # fmt: skip
     assert "The page: " in again
+
+
+def test_the_commands_that_are_printed_after_each_run_lead_to_a_verdict_and_are_never_refused(
+    command, tiny_checkpoint, monkeypatch, tmp_path
+):
+    """In the folder "." and in others without a name of their own; the command is not on the PATH."""
+    setup = [
+        "run", "full_finetune", "--config", "mine/full", f"checkpointer.checkpoint_dir={tiny_checkpoint}",
+        f"dataset.source={command.folder / 'my_texts.jsonl'}", FULL, "max_steps=2", "save_at_percent=[100]",
+        "save_every_n_steps=1", "keep_last_n_checkpoints=2",
+    ]  # fmt: skip
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    script = str(Path(sys.executable).with_name("tfidf-tune"))
+
+    def printed_by(*arguments):
+        """The commands that a run prints, all of them with the path by which it was started."""
+        lines = [shlex.split(line) for line in command(*arguments).splitlines() if line.startswith("  /")]
+        assert {words[0] for words in lines} == {script}
+        return [words[1:] for words in lines]
+
+    (command.folder / "run").mkdir()
+    monkeypatch.chdir(command.folder / "run")
+    repetition = "{_component_: tfidf_tune.loss.WeightedCrossEntropyLoss, weighting: {_component_: WEIGHTING}}"
+    loss = "loss=" + repetition.replace("WEIGHTING", "tfidf_tune.weighting.RepetitionWeighting")
+    _, train = printed_by(*setup, loss, "output_dir=.")
+    baseline = command.folder / "run_ce"
+    assert train == [*setup, "loss=tfidf_tune.loss.CrossEntropyLoss", f"output_dir={baseline}"]
+    of_baseline, of_first, compare = printed_by(*train)
+    assert compare == ["compare", str(baseline), str(command.folder / "run")]
+    # A run that has begun and is not trained is resumed, with its own objective.
+    shutil.copytree(command.folder / "run", tmp_path / "begun" / "run")
+    shutil.rmtree(tmp_path / "begun" / "run" / "checkpoint_100pct")
+    shutil.rmtree(tmp_path / "begun" / "run" / "resume" / "step_2")
+    _, begun = printed_by(*train[:-1], f"output_dir={tmp_path / 'begun' / 'run_ce'}")
+    assert begun[-1] == "resume_from_checkpoint=True"
+    command(*begun)
+    written = OmegaConf.load(tmp_path / "begun" / "run" / "config.yaml").loss
+    assert written == OmegaConf.load("config.yaml").loss
+    for evaluation in (of_baseline, of_first):
+        command(*evaluation)
+    assert "# Repetition against CE" in command(*compare)
+    # Whatever the folder is called, and whatever is beside it.
+    (command.folder / "_ce_weighted").mkdir()
+    (command.folder / "_ce_weighted" / "config.yaml").write_text("a: [")
+    _, train = printed_by(*setup, "loss=tfidf_tune.loss.CrossEntropyLoss", "output_dir=../_ce")
+    assert train[-1] == "output_dir=../_ce_weighted"
+
+
+@pytest.mark.parametrize(
+    ("folder", "other"), [("/", "/_ce"), ("..", "/a_ce"), ("x/..", "/a/b_ce"), ("x/_ce", "x/_ce_ce"), ("x", "x_ce")]
+)
+def test_the_other_model_has_a_folder_beside_any_folder(monkeypatch, folder, other):
+    monkeypatch.setattr(Path, "resolve", lambda self: Path(os.path.normpath(Path("/a/b") / self)))
+    assert str(_messages._other_folder(Path(folder), is_baseline=False)) == other
 
 
 def test_answers_are_asked_for_once_by_the_command_that_a_run_prints(command, tiny_checkpoint):

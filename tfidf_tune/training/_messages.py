@@ -1,5 +1,6 @@
 """What a run tells its user: the bytes that it needs, the data, the checkpoints, the next commands."""
 
+import json
 import os
 import shlex
 import shutil
@@ -32,7 +33,7 @@ from tfidf_tune.training._components import build_optimizer, find_component
 from tfidf_tune.training._data import held_out_texts, parts_of, probe_files
 from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors, print_once
 from tfidf_tune.training._errors import SetupError, setup_errors
-from tfidf_tune.training._folder import EVALUATION, HELD_OUT
+from tfidf_tune.training._folder import EVALUATION, HELD_OUT, RESUME_FOLDER
 from tfidf_tune.training._run import Run, milestone_name
 
 _DUMMY_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for matrices; large, because others pad
@@ -153,41 +154,83 @@ def _describe_passages(dataset: TextBlocksDataset) -> str:
 
 
 def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[list[str]]:
-    """Print where the checkpoints are, and the two next commands; return those that ``evaluate`` asks to run.
+    """Print where the checkpoints are, and the next commands; return those that ``evaluate`` asks to run.
 
-    The first evaluates the run. The second trains the other model of a comparison, with plain cross-entropy if this had
-    weights, else with TF-IDF weights; if that is evaluated already, it compares both.
+    The first evaluates the run. The next are for the other model of a comparison: the command that trains it, with
+    plain cross-entropy if this had weights, else with TF-IDF weights; if it is trained already, the command that
+    evaluates it, unless that is done, and the command that compares both.
     """
     if not is_main_process():
         return []
     folder = run.output_dir
-    checkpoints = [path for percent in range(1, 101) if (path := folder / milestone_name(percent)).is_dir()]
+    checkpoints = _checkpoints(folder)
     print(f"Checkpoints in {folder}: {', '.join(path.name for path in checkpoints)}", file=sys.stderr)
     files = probe_files(cfg, dataset)
-    if not files:
+    if not (files and checkpoints):
         return []
     file, passages = [*files.items()][-1]  # of all data sets
     evaluate = _evaluation(folder, checkpoints[-1], file, passages)
-    # The other model: the command of this run, with another objective and folder.
-    if run_of({"pretrained": str(checkpoints[-1])}).get("objective") == "CE":
-        name = folder.name.removesuffix("_ce")
-        other = folder.with_name(name if name != folder.name else f"{name}_weighted")
-        loss, runs = "TFIDFCrossEntropyLoss", [str(folder), str(other)]
-    else:
-        other = folder.with_name(f"{folder.name}_ce")
-        loss, runs = "CrossEntropyLoss", [str(other), str(folder)]
-    commands = [evaluate]
+    is_baseline = _run_in(folder).get("objective") == "CE"
+    other = _other_folder(folder, is_baseline=is_baseline)
+    compare = ["compare", *map(str, [folder, other] if is_baseline else [other, folder])]
+    commands = [evaluate, compare] if (other / EVALUATION).is_dir() else [evaluate]
+    started_by = _started_by()
+    printed = [*commands]
+    if len(commands) == 1 and (trained := _checkpoints(other)):
+        # Of the same text, with the passages that its run wrote, unless both runs write one file.
+        is_inside = file.is_relative_to(folder) and (other / file.relative_to(folder)).is_file()
+        file_of_other = other / file.relative_to(folder) if is_inside else file
+        printed += [_evaluation(other, trained[-1], file_of_other, passages), compare]
+    own_command = _own_command(started_by)
+    lines = [[own_command, *command] for command in printed]
+    if len(printed) == 1 and started_by:
+        lines.append([*started_by, *_settings_of_other(other, is_baseline=is_baseline)])
     print("Next:", file=sys.stderr)
-    print(f"  {shlex.join(['tfidf-tune', *evaluate])}", file=sys.stderr)
-    if (other / EVALUATION).is_dir():
-        compare = ["compare", *runs]
-        commands.append(compare)
-        print(f"  {shlex.join(['tfidf-tune', *compare])}", file=sys.stderr)
-    elif command := _started_by():
-        same = [word for word in command if not word.startswith(("loss=", "loss.", "output_dir="))]
-        train = [*same, f"loss=tfidf_tune.loss.{loss}", f"output_dir={other}"]
-        print(f"  {shlex.join(train)}", file=sys.stderr)
+    for line in lines:
+        print(f"  {shlex.join(line)}", file=sys.stderr)
     return commands if cfg.evaluate else []
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Return the milestones of a run, the last one last."""
+    paths = [folder / milestone_name(percent) for percent in range(1, 101)]
+    return [path for path in paths if path.is_dir()]
+
+
+def _run_in(folder: Path) -> dict[str, Any]:
+    """Describe the run of a folder, also one without checkpoints; {} if there is none that can be read."""
+    try:
+        return run_of({"pretrained": str(folder / milestone_name(100))})
+    except ValueError:  # a folder beside the run's may hold anything
+        return {}
+
+
+def _other_folder(folder: Path, *, is_baseline: bool) -> Path:
+    """Return the folder of the other model: ``runs/mine_ce`` is the baseline of ``runs/mine``."""
+    # "." and "runs/.." end in no name; "/" has none.
+    named = folder if folder.name not in ("", "..") else folder.resolve()
+    if not is_baseline:
+        # The name that was printed for the weighted model of a baseline "mine".
+        first = named.parent / (named.name.removesuffix("_weighted") or named.name)
+        if first != named and _run_in(first).get("objective") == "CE":
+            return first
+        return named.parent / f"{named.name}_ce"
+    weighted = named.name.removesuffix("_ce")
+    if weighted in ("", named.name):
+        weighted = f"{named.name}_weighted"
+    return named.parent / weighted
+
+
+def _settings_of_other(other: Path, *, is_baseline: bool) -> list[str]:
+    """Return the overrides that train the other model with the command of this run, which they follow."""
+    loss = "tfidf_tune.loss.CrossEntropyLoss"
+    if is_baseline:
+        begun = _run_in(other).get("loss")
+        loss = json.dumps(begun) if begun else "tfidf_tune.loss.TFIDFCrossEntropyLoss"
+    settings = [f"loss={loss}", f"output_dir={other}"]
+    if any(other.glob(f"{RESUME_FOLDER}/step_*")):
+        settings.append("resume_from_checkpoint=True")
+    return settings
 
 
 def _evaluation(folder: Path, checkpoint: Path, file: Path, passages: Sequence[Passage]) -> list[str]:
@@ -206,7 +249,10 @@ def _evaluation(folder: Path, checkpoint: Path, file: Path, passages: Sequence[P
 
 
 def _started_by() -> list[str]:
-    """Return the command that started the run, with torchrun's options; [] if it was started from another program."""
+    """Return the command that started the run, with torchrun's options and without what the other model has its own of.
+
+    [] if it was started from another program.
+    """
     words = sys.orig_argv
     if dist.is_torchelastic_launched():  # by the parent, whose options decide the number of processes
         try:
@@ -215,12 +261,26 @@ def _started_by() -> list[str]:
             return []
     if "--config" not in words and not any(word.startswith("--config=") for word in words):
         return []
+    words = [word for word in words if not word.startswith(("loss=", "loss.", "output_dir="))]
     # "/opt/venv/bin/python /opt/venv/bin/tune run" was typed as "tune run", or with the script's path.
     script = words[1]
     if not os.access(script, os.X_OK):
-        return list(words)
+        return words
+    return [_as_typed(script), *words[2:]]
+
+
+def _as_typed(script: str) -> str:
+    """Return the name of a command if the shell finds it by that, else its path."""
     is_found = shutil.which(Path(script).name) == script
-    return [Path(script).name if is_found else script, *words[2:]]
+    return Path(script).name if is_found else script
+
+
+def _own_command(started_by: Sequence[str]) -> str:
+    """Return how ``tfidf-tune`` is typed: as it was, or as the command of this Python."""
+    if started_by and Path(started_by[0]).name == "tfidf-tune":
+        return started_by[0]
+    script = Path(sys.executable).with_name("tfidf-tune")
+    return _as_typed(str(script)) if script.is_file() else "tfidf-tune"
 
 
 def _task(passages: Sequence[Passage]) -> tuple[str, list[int]]:
