@@ -6,12 +6,13 @@ from functools import partial
 
 import pytest
 import torch
+from data_fakes import write_rows
 from recipe_processes import ALL, RecipeRun, run_to_the_end
 from tiny_models import MODELS
 from tiny_run import means_by_kind, read_metrics, read_weights, run_config
 from torch._dynamo.utils import counters
 
-from tfidf_tune.data import hf_tokenizer, read_probe_file, write_probe_file
+from tfidf_tune.data import embedded_documents, hf_tokenizer, read_probe_file, write_probe_file
 from tfidf_tune.probe import load_model, probe
 from tfidf_tune.training import SetupError
 
@@ -25,7 +26,9 @@ def make_run(tmp_path, tiny_checkpoint, text_file):
     """Make a run on one process; with ``every``, it has a monitor of so many steps."""
 
     def make(name, *, every=None, lora=False, base=tiny_checkpoint, monitor=(), **overrides):
-        settings = {"max_steps": 10, "save_at_percent": [100], "dataset.num_base": 20} | overrides
+        settings = {"max_steps": 10, "save_at_percent": [100]} | overrides
+        if "dataset" not in overrides:
+            settings = {"dataset.num_base": 20} | settings
         if every is not None:
             section = {"probe_file": "${dataset.probe_file}", "every_n_steps": every, "prefix_length": PREFIX}
             settings["memorization_monitor"] = section | {"batch_size": 3} | dict(monitor)
@@ -182,3 +185,57 @@ def test_a_probe_file_that_does_not_fit_is_refused(make_run, tmp_path):
         write_probe_file(tmp_path / "other", content)
         with pytest.raises(SetupError, match=f"config: memorization_monitor: .*{message}"):
             make_run("run", every=5, monitor={"probe_file": str(tmp_path / "other")}).here()
+
+
+def test_passages_of_another_run_are_looked_for_in_the_training_text(make_run, tmp_path, capsys):
+    """Controls that are there are not measured; all of them are an error; absent targets are counted in a line."""
+    text = write_rows(tmp_path / "text.jsonl", [text[:300] for text in embedded_documents("train")[:100]])
+    blocks = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": text, "block_size": 32, "holdout": 0.02}
+    probes = tmp_path / "probes.jsonl"
+    make_run("source", dataset=blocks | {"probe_file": str(probes)}, max_steps=1).here()
+    source = read_probe_file(probes)
+    targets = [one for one in source if one.kind == "target"][:4]
+    controls = [one for one in source if one.kind == "control"][:4]
+    as_control = {"kind": "control", "num_injections": 0, "positions": []}
+    trained = [replace(one, id=f"control-9{number}", **as_control) for number, one in enumerate(targets)]
+    absent = [replace(one, id=f"target-9{number}", kind="target") for number, one in enumerate(controls)]
+    file = tmp_path / "other.jsonl"
+    means_of = {}
+    for name, passages in (
+        ("mixed", [targets[0], *absent[1:], controls[0], *trained[1:]]),
+        ("clean", [targets[0], *absent[1:], controls[0]]),
+    ):
+        write_probe_file(file, passages)
+        run = make_run(name, every=1, monitor={"probe_file": str(file)}, max_steps=2, dataset=blocks)
+        capsys.readouterr()
+        means_of[name] = measurements(run.here())
+        printed = capsys.readouterr().err
+        said = f"3 of 4 controls of {file} are in the training text of dataset and are not measured\n"
+        assert (said in printed) == (name == "mixed")
+        assert f"3 of 4 targets of {file} are not in the training text\n" in printed
+    assert means_of["mixed"] == means_of["clean"]
+    write_probe_file(file, [*targets, *trained])
+    with pytest.raises(SetupError, match="memorization_monitor: 4 of 4 controls of .*other.jsonl are in the training"):
+        make_run("all", every=1, monitor={"probe_file": str(file)}, dataset=blocks).here()
+
+
+def test_the_probe_file_of_a_run_is_known_however_it_is_spelled(make_run, tmp_path, text_file, monkeypatch):
+    """An older file in its place is never measured, also where the run has no passages to write."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    spelled = {"dataset.probe_file": "probe.jsonl", "max_steps": 1}
+    older = measurements(make_run("older", every=1, **spelled, **{"dataset.seed": 1}).here())
+    before = (tmp_path / "probe.jsonl").read_bytes()
+    found = []
+    for number, name in enumerate(("probe.jsonl", "x/../probe.jsonl", tmp_path / "probe.jsonl", "link/probe.jsonl")):
+        (tmp_path / "probe.jsonl").write_bytes(before)
+        run = make_run(f"run {number}", every=1, monitor={"probe_file": str(name)}, **spelled)
+        found.append(measurements(run.here()))
+    assert found == [found[0]] * 4
+    assert found[0] != older
+
+    blocks = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": str(text_file), "block_size": 32}
+    nothing = blocks | {"holdout": 0.0, "probe_file": "probe.jsonl"}
+    run = make_run("none", every=1, monitor={"probe_file": "link/probe.jsonl"}, dataset=nothing)
+    with pytest.raises(SetupError, match="no passages to write to the probe_file link/probe.jsonl"):
+        run.here()

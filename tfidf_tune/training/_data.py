@@ -22,6 +22,7 @@ from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._config import DEFAULT_COLLATE, FinetuneConfig
 from tfidf_tune._files import atomic_file, require_writable
+from tfidf_tune._printing import counted
 from tfidf_tune.data import (
     CompletionsDataset,
     Passage,
@@ -32,7 +33,7 @@ from tfidf_tune.data import (
     write_probe_file,
 )
 from tfidf_tune.data._sequences import packed_mask, unpacked, unpadded_tokens
-from tfidf_tune.data._trained_passages import trained_passages
+from tfidf_tune.data._trained_passages import Trained, trained_passages
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.probe._runs import ALL_PASSAGES
 from tfidf_tune.training._components import find_component, instantiate, sections
@@ -132,26 +133,33 @@ def _look_for_passages(cfg: FinetuneConfig, dataset: Any) -> None:
 
     A data set has held its controls out of its own text, but another one of the run may have them.
     """
-    named = sections("dataset", cfg.dataset)
     parts = _parts_of_config(cfg, dataset)
-    for number, ((where, _), part) in enumerate(zip(named, parts, strict=True)):
+    for number, ((where, _), part) in enumerate(zip(sections("dataset", cfg.dataset), parts, strict=True)):
         measured = _measured(part)
         if measured is None or not measured.passages:
             continue
-        num_controls = sum(passage.kind == "control" for passage in measured.passages)
         found = trained_passages(measured.passages, number, parts)
         if found.controls_in:
-            places = ", ".join(named[at][0] for at in sorted(set(found.controls_in)))
-            what = (
-                f"{len(found.controls_in)} of {num_controls} controls of {where} are in the training text of {places}"
-            )
-            if len(found.controls_in) == num_controls:
+            what = _trained_controls(cfg, where, found)
+            if not _num_controls(found):
                 raise SetupError(
                     f"config: {what}, so that nothing was held out: remove the copies there, or measure nothing with "
                     f"{where} (holdout: 0, targets: null)"
                 )
             print_once(f"{what} and are not measured")
         measured.passages = found.passages
+
+
+def _num_controls(found: Trained) -> int:
+    return sum(passage.kind == "control" for passage in found.passages)
+
+
+def _trained_controls(cfg: FinetuneConfig, source: str, found: Trained) -> str:
+    """Say how many controls of a data set or a file are trained on, and where."""
+    named = sections("dataset", cfg.dataset)
+    places = ", ".join(named[at][0] for at in sorted(set(found.controls_in)))
+    number = len(found.controls_in)
+    return f"{number} of {number + _num_controls(found)} controls of {source} are in the training text of {places}"
 
 
 def keep_chat_template(cfg: FinetuneConfig, checkpointer: Any) -> None:
@@ -184,9 +192,40 @@ def held_out_texts(passages: Sequence[Passage]) -> list[str]:
 
 
 def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequence[Passage]:
-    """Return the passages of a probe file, also if :func:`write_probe_files` has yet to write it."""
-    path = Path(probe_file).expanduser()
-    return probe_files(cfg, dataset).get(path) or read_probe_file(path)
+    """Return the passages of a probe file for the monitor, also if :func:`write_probe_files` has yet to write it.
+
+    Controls that the run trains on are left out of a file that it does not write, as they are of its own.
+
+    Raises:
+        SetupError: If all controls are trained on, or the file is one of the run and the run has no passages for it.
+    """
+    path = Path(probe_file).expanduser().resolve()
+    own = {file.resolve(): passages for file, passages in probe_files(cfg, dataset).items()}
+    if path in own:
+        return own[path]
+    named = [file for _, _, file in named_probe_files(cfg)]
+    if path in (*named, Path(cfg.output_dir).resolve() / ALL_PASSAGES):
+        raise SetupError(
+            f"config: memorization_monitor: the run has no passages to write to the probe_file {probe_file}: hold some "
+            "out (dataset.holdout, dataset.targets), or name another file"
+        )
+    passages = read_probe_file(probe_file)
+    # None of the data sets is the one that the passages were chosen from: an empty one takes its place.
+    parts = _parts_of_config(cfg, dataset)
+    found = trained_passages(passages, len(parts), [*parts, ()])
+    if found.controls_in:
+        what = _trained_controls(cfg, probe_file, found)
+        if not _num_controls(found):
+            raise SetupError(
+                f"config: memorization_monitor: {what}, so that nothing was held out: name a probe_file whose controls "
+                "are in no text of the run"
+            )
+        print_once(f"{what} and are not measured")
+    targets = [passage for passage in found.passages if passage.kind == "target"]
+    num_absent = sum(passage.num_injections == 0 for passage in targets)
+    if num_absent:
+        print_once(f"{num_absent} of {counted(len(targets), 'target')} of {probe_file} are not in the training text")
+    return found.passages
 
 
 def probe_files(cfg: FinetuneConfig, dataset: Any) -> dict[Path, Sequence[Passage]]:
