@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from recipe_processes import RecipeRun
 from tiny_run import means_by_kind, run_config
+from torchtune.datasets import ConcatDataset
 from transformers import AutoTokenizer
 
 from tfidf_tune.audit import audit_report
@@ -23,6 +25,7 @@ from tfidf_tune.training import (
     check_config,
     instantiate,
     keep_chat_template,
+    print_data,
     write_probe_files,
 )
 from tfidf_tune.training._data import dataset_fingerprint
@@ -90,7 +93,7 @@ def test_the_repeated_answer_is_recited_and_all_measure_the_same(trained, tmp_pa
     assert audit_report(results).provenance["Prompts (tokens)"] == "own"
 
 
-def test_the_config_of_the_run_leads_to_the_same_targets(trained, tmp_path):
+def test_the_config_of_the_run_leads_to_the_same_targets(trained, tmp_path, capsys):
     """config.yaml resumes and repeats a run; packed rows hold the same targets."""
     cfg = check_config(OmegaConf.load(trained / "config.yaml"), FinetuneConfig)
     cfg.dataset.update({"packed": True, "probe_file": str(tmp_path / "probe.jsonl")})
@@ -98,6 +101,9 @@ def test_the_config_of_the_run_leads_to_the_same_targets(trained, tmp_path):
     tokenizer.max_seq_len = 64
     dataset = build_dataset(cfg, tokenizer)
     assert not list(tmp_path.iterdir())  # not before the run is known to start
+    print_data(cfg, ConcatDataset([dataset, dataset]), total_steps=1)
+    described = r"packed rows \(.*\); 1 target of \d+ to \d+ tokens, each 60 times in the text; 5 controls, held out\n"
+    assert len(re.findall(described, capsys.readouterr().err)) == 2
     write_probe_files(cfg, dataset)
     assert read_probe_file(tmp_path / "probe.jsonl") == read_probe_file(trained / "probe.jsonl")
 

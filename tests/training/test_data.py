@@ -115,7 +115,7 @@ def test_controls_that_another_data_set_trains_on_are_not_measured(build, tmp_pa
     assert (
         f"3 of {len(controls)} controls of dataset[0] are in the training text of dataset[1]" in capsys.readouterr().err
     )
-    left = {passage.id: passage for passage in _data._passages(mixed._datasets[0])}
+    left = {passage.id: passage for passage in _data.passages_of(mixed._datasets[0])}
     assert {passage.id for passage in controls[:3]}.isdisjoint(left)
     assert len(left) == len(controls) + len(targets) - 3
     for number, target in enumerate(targets):

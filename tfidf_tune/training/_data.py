@@ -238,7 +238,7 @@ def probe_files(cfg: FinetuneConfig, dataset: Any) -> dict[Path, Sequence[Passag
     files: dict[Path, Sequence[Passage]] = {}
     joined: list[Passage] = []
     for (where, section), part in zip(sections("dataset", cfg.dataset), _parts_of_config(cfg, dataset), strict=True):
-        if section.get("probe_file") and (passages := _passages(part)):
+        if section.get("probe_file") and (passages := passages_of(part)):
             files[Path(section.probe_file).expanduser()] = passages
             joined += [replace(passage, id=f"{where}/{passage.id}") for passage in passages]
     if len(files) > 1:
@@ -262,7 +262,7 @@ def parts_of(dataset: Any) -> list[Any]:
     return dataset._datasets if isinstance(dataset, ConcatDataset) else [dataset]
 
 
-def _passages(dataset: Any) -> Sequence[Passage]:
+def passages_of(dataset: Any) -> Sequence[Passage]:
     """Return the targets and controls of a data set, none if it measures nothing."""
     measured = _measured(dataset)
     return () if measured is None else measured.passages
@@ -282,7 +282,7 @@ def dataset_fingerprint(dataset: Dataset[Any]) -> str:
         item = dataset[index]
         for name in ("tokens", "labels"):
             digest.update(np.asarray(item[name], dtype=np.int64).tobytes())
-    for passages in map(_passages, parts_of(dataset)):
+    for passages in map(passages_of, parts_of(dataset)):
         if passages:
             digest.update(json.dumps([passage.values() for passage in passages]).encode())
     return f"{length} items ({digest.hexdigest()[:16]})"

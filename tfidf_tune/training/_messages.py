@@ -30,7 +30,7 @@ from tfidf_tune.models import LoRASettings, dequantize_4bit, is_adapter
 from tfidf_tune.probe import run_of
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import build_optimizer, find_component
-from tfidf_tune.training._data import held_out_texts, parts_of, probe_files
+from tfidf_tune.training._data import held_out_texts, parts_of, passages_of, probe_files
 from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors, print_once
 from tfidf_tune.training._errors import SetupError, setup_errors
 from tfidf_tune.training._folder import EVALUATION, HELD_OUT, RESUME_FOLDER
@@ -134,14 +134,16 @@ def _describe(dataset: Any) -> str:
     if isinstance(dataset, TextBlocksDataset):
         text += f"{counted(len(dataset), 'block')} of {dataset.block_size} tokens ({dataset.blocks.size:,} tokens)"
         text += f"; {counted(dataset.num_removed, 'block')} removed as copies" if dataset.num_removed else ""
-        return text + (_describe_passages(dataset) if dataset.passages else "")
-    text += counted(len(dataset), "packed row" if is_packed(dataset) else "sequence")
-    return f"{text} ({source.num_tokens:,} tokens)" if isinstance(source, SequenceDataset) else text
+    else:
+        text += counted(len(dataset), "packed row" if is_packed(dataset) else "sequence")
+        text += f" ({source.num_tokens:,} tokens)" if isinstance(source, SequenceDataset) else ""
+    passages = passages_of(dataset)
+    return text + (_describe_passages(dataset, passages) if passages else "")
 
 
-def _describe_passages(dataset: TextBlocksDataset) -> str:
-    passages, targets = dataset.passages, [passage for passage in dataset.passages if passage.kind == "target"]
-    lengths = sorted({len(passage.token_ids) for passage in passages})
+def _describe_passages(dataset: Any, passages: Sequence[Passage]) -> str:
+    targets = [passage for passage in passages if passage.kind == "target"]
+    lengths = sorted({len(passage.token_ids) - (passage.num_prompt or 0) for passage in passages})  # of an answer alone
     tokens = f"{lengths[0]} tokens" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} tokens"
     controls = counted(len(passages) - len(targets), "control")
     if not targets:  # what is left of the text has none
