@@ -153,7 +153,7 @@ def test_the_monitor_asks_as_the_data_set_of_its_run_writes(component, bos, num_
     model = SimpleNamespace(max_seq_len=64, setup_caches=None)
     run = SimpleNamespace(dtype=torch.float32)
 
-    built = build_monitor(cfg, None, hf_tokenizer(str(tokenizers["adds_bos"])), model, run)
+    built = build_monitor(cfg, [], hf_tokenizer(str(tokenizers["adds_bos"])), model, run)
 
     assert built.probe.num_positions == num_bos + 8 + 4
 
