@@ -1,15 +1,28 @@
 """What is held out is in no sequence that is trained on, and targets are counted there."""
 
+import random
 from collections import Counter
+from dataclasses import replace
+from itertools import cycle, pairwise
 from textwrap import wrap
 from unittest.mock import patch
 
 import numpy as np
-from data_fakes import write_rows
+import pytest
+from data_fakes import WORDS, write_rows
 from hypothesis import given
 from hypothesis import strategies as st
+from torchtune.datasets import ConcatDataset
 
-from tfidf_tune.data import Passage, _trained_passages, embedded_documents, text_blocks_dataset
+from tfidf_tune.data import (
+    Passage,
+    _trained_passages,
+    embedded_documents,
+    hf_tokenizer,
+    injected_corpus_dataset,
+    text_blocks_dataset,
+    text_dataset,
+)
 from tfidf_tune.data._sequences import IGNORED, SequenceDataset, TextBlocksDataset
 from tfidf_tune.data._trained_passages import trained_passages
 
@@ -71,6 +84,141 @@ def test_targets_are_counted_and_controls_found_as_by_a_slow_search(rows, others
         expected += [] if is_trained else [(one.id, 0)]
     assert [(one.id, one.num_injections) for one in found.passages] == expected
     assert len(found.controls_in) == num_controls
+
+
+def cut(documents, limit, is_kept):
+    """The pieces of at most ``limit`` tokens that are kept, whether each goes on with the last, and joined pieces."""
+    pieces = []
+    continues = []
+    stretches = []
+    for document in documents:
+        goes_on = False
+        for start in range(0, len(document), limit):
+            piece = document[start : start + limit]
+            if next(is_kept):
+                pieces.append(piece)
+                continues.append(goes_on)
+                if goes_on:
+                    stretches[-1] = stretches[-1] + piece
+                else:
+                    stretches.append(piece)
+                goes_on = True
+            else:
+                goes_on = False
+    return pieces, np.array(continues, dtype=np.bool_), stretches
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=60), min_size=1, max_size=4),
+    st.integers(1, 9),
+    st.lists(st.booleans(), min_size=1, max_size=40),
+    st.lists(TOKENS, min_size=1, max_size=4),
+    st.integers(1, 99),
+)
+def test_rows_that_were_cut_from_one_text_are_searched_as_one_where_they_are_neighbours(
+    documents, limit, kept, wanted, num_together
+):
+    pieces, continues, stretches = cut(documents, limit, cycle([*kept, True]))
+    # Of blocks, too: one text, which is filled up to whole blocks.
+    text = [token for document in documents for token in document]
+    text += [2] * (-len(text) % limit)
+    blocks, of_blocks, block_stretches = cut([text], limit, cycle([*kept, True]))
+    if not (pieces and blocks):
+        return
+    datasets = [
+        ConcatDataset([replace(sequences(pieces), continues=continues)]),
+        TextBlocksDataset(np.array(blocks, dtype=np.int32), continues=of_blocks),
+    ]
+    passages = [passage(kind, ids, number) for number, ids in enumerate(wanted) for kind in ("target", "control")]
+    with patch.object(_trained_passages, "_CHUNK", num_together):
+        found = trained_passages(passages, 0, datasets)
+    counts = {
+        one.id: sum(occurrences(one.token_ids, stretch) for stretch in stretches + block_stretches)
+        for one in passages
+        if one.kind == "target"
+    }
+    assert {one.id: one.num_injections for one in found.passages if one.kind == "target"} == counts
+    num_trained = 0
+    for one in passages:
+        length = min(50, max(16, len(one.token_ids) // 2), len(one.token_ids))
+        runs = [one.token_ids[start : start + length] for start in range(len(one.token_ids) - length + 1)]
+        is_trained = any(occurrences(run, stretch) for run in runs for stretch in stretches + block_stretches)
+        num_trained += one.kind == "control" and is_trained
+    assert len(found.controls_in) == num_trained
+
+
+@pytest.mark.parametrize("deduplicate", ["none", "exact"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("limit", [7, 30, 40])
+def test_a_data_set_that_cuts_its_documents_short_trains_on_the_controls_of_another(
+    tokenizer, embedded_tokenizer_folder, tmp_path, limit, packed, deduplicate
+):
+    texts = [text[:1500] for text in embedded_documents("train") if len(text) > 1500][:100]
+    file = write_rows(tmp_path / "text.jsonl", texts)
+    cache = str(tmp_path / "cache")
+    own = text_blocks_dataset(tokenizer, source=file, holdout=0.1, block_size=64, cache_dir=cache)
+    controls = {one.id for one in own.passages if one.kind == "control"}
+    short = hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=64)
+    other = text_dataset(short, source=file, max_seq_len=limit, packed=packed, deduplicate=deduplicate, cache_dir=cache)
+    found = trained_passages(own.passages, 0, [own, other])
+    held_out = {one.id for one in found.passages if one.kind == "control"}
+    # The slow search: pieces of a document are joined, unless a copy between them was removed.
+    ids_of = [short.encode(text) for text in texts]
+    seen = set()
+    runs = set()
+    for ids in ids_of:
+        stretch = []
+        for start in range(0, len(ids), limit):
+            piece = tuple(ids[start : start + limit])
+            is_kept = len(piece) > 1 and not (deduplicate == "exact" and piece in seen)
+            seen.add(piece)
+            stretch = [*stretch, *piece] if is_kept else []
+            runs.update(
+                tuple(stretch[at : at + 32]) for at in range(max(0, len(stretch) - 31 - limit), len(stretch) - 31)
+            )
+    expected = {
+        one.id
+        for one in own.passages
+        if one.kind == "control" and runs.isdisjoint(tuple(one.token_ids[at : at + 32]) for at in range(33))
+    }
+    assert held_out == expected
+    assert len(expected) < len(controls) / 2  # without removal, all are trained on
+    if deduplicate == "none":
+        assert not expected
+
+
+def test_a_passage_stands_in_no_two_blocks_between_which_the_text_has_another_one(tokenizer, tmp_path):
+    """A block that was removed as a copy, or in the layout "aligned" the copy of a target."""
+    words = [word for word in WORDS if len(tokenizer.encode(f" {word}", add_bos=False, add_eos=False)) == 1]
+    rng = random.Random(0)
+    first, second, third, target = (" ".join(["a", *rng.choices(words, k=14)]) for _ in range(4))
+    arguments = {"block_size": 16, "cache_dir": str(tmp_path / "cache")}  # 15 words and EOS
+    file = write_rows(tmp_path / "rows.jsonl", [first, second, first, third])
+    removed = text_blocks_dataset(tokenizer, source=file, deduplicate="exact", **arguments)
+    assert len(removed) == 3
+    assert seams(removed) == [1, 0]
+    injected = injected_corpus_dataset(
+        tokenizer,
+        source=file,
+        target_source=write_rows(tmp_path / "targets.jsonl", [f"{target} {target}"]),
+        num_base=-1,
+        num_targets=1,
+        num_controls=0,
+        num_repeats=2,
+        min_target_tokens=16,
+        **arguments,
+    )
+    places = {block for block, _ in injected.passages[0].positions}
+    expected = [0 if {at, at + 1} & places else 1 for at in range(len(injected) - 1)]
+    assert {0, 1} == {*expected}
+    assert seams(injected) == expected
+
+
+def seams(dataset):
+    """How often each two blocks that are neighbours are found as one passage."""
+    pairs = pairwise(dataset.blocks.tolist())
+    passages = [passage("target", before + after, number) for number, (before, after) in enumerate(pairs)]
+    return [one.num_injections for one in trained_passages(passages, 0, [dataset]).passages]
 
 
 def test_what_is_not_learned_is_not_trained_on_and_an_answer_is_found_without_its_prompt():

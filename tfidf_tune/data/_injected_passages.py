@@ -221,7 +221,7 @@ def injected_corpus_dataset(
         measured, num_targets, pieces, lengths, num_left_out = material
         sources.warn_of_short_documents(source, sample_by, lengths)
         # All copies are made and placed first; then the places of those that deduplication left are recorded.
-        blocks, copies, starts = _inject(measured[:num_targets], pieces, spec, tokenizer.eos_id)
+        blocks, continues, copies, starts = _inject(measured[:num_targets], pieces, spec, tokenizer.eos_id)
         kept = deduplication.kept(blocks, source, tokenizer)
         windows: list[Window] = [
             (ids[:block_size], [], origin, {"changes": []} if noise and number < num_targets else {})
@@ -236,6 +236,7 @@ def injected_corpus_dataset(
                 if noise:
                     fields["changes"].append(copy.changes)
         np.save(folder / "blocks.npy", blocks[kept])
+        np.save(folder / "continues.npy", sequences.still_continues(continues, kept))
         write_probe_file(folder / "probe.jsonl", make_passages(tokenizer, windows, num_targets))
         return {"num_left_out": num_left_out, "num_documents": len(lengths), "num_removed": int((~kept).sum())}
 
@@ -257,7 +258,8 @@ def injected_corpus_dataset(
         probe = Path(probe_file).expanduser()
         write_probe_file(probe, passages)
     blocks = np.load(folder / "blocks.npy", mmap_mode="r")
-    return InjectedCorpusDataset(blocks, passages=passages, probe_file=probe, **counts)
+    continues = np.load(folder / "continues.npy")
+    return InjectedCorpusDataset(blocks, passages=passages, continues=continues, probe_file=probe, **counts)
 
 
 def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, spec: _CorpusSpec) -> _Material:
@@ -335,10 +337,11 @@ def _require_enough(number: int, needed: int, what: str) -> None:
 
 def _inject(
     targets: list[TokenArray], base: _Base, spec: _CorpusSpec, eos_id: int
-) -> tuple[TokenArray, list[NoisyCopy], Positions]:
+) -> tuple[TokenArray, Mask, list[NoisyCopy], Positions]:
     """Put copies of targets at random places between base blocks, or between documents that are then cut into blocks.
 
-    Returns the blocks, the copies of each target, and where in all tokens they start, ascending for each target.
+    Returns the blocks, whether each goes on with the text of the one before it, the copies of each target, and where in
+    all tokens they start, ascending for each target.
     """
     is_concatenated, eos = spec.layout == "concatenated", np.array([eos_id], dtype=np.int32)
     # The places are drawn with the seed itself.
@@ -366,7 +369,13 @@ def _inject(
     # A copy starts where the piece in its slot ends, less its length.
     lengths = np.array([len(piece) for piece in pieces])
     starts = np.cumsum(lengths[order])[slots] - lengths
-    return cut_blocks([pieces[index] for index in order], spec.block_size), copies, starts[len(base) :]
+    blocks = cut_blocks([pieces[index] for index in order], spec.block_size)
+    continues = np.ones(len(blocks), dtype=np.bool_)
+    if not is_concatenated:
+        # A block that is a copy is a text of its own; the base blocks keep their order.
+        is_base = order < len(base)
+        continues = is_base & np.append(False, is_base[:-1])
+    return blocks, continues, copies, starts[len(base) :]
 
 
 # Answers
@@ -450,7 +459,9 @@ def choose_completions(
     )
     if targets.probe_file is not None:
         write_probe_file(targets.probe_file, passages)
-    return CompletionsDataset(examples.tokens, examples.is_label, examples.spans[order], examples.counts, passages)
+    return CompletionsDataset(
+        examples.tokens, examples.is_label, examples.spans[order], examples.counts, passages=passages
+    )
 
 
 # Rows

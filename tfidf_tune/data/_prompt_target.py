@@ -15,7 +15,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.data._sequences import Counts, LabelMask, cache_key, cached_sequences, missing_ends, pack
+from tfidf_tune.data._sequences import Counts, TokenizedSequence, cache_key, cached_sequences, missing_ends, pack
 from tfidf_tune.data._sources import TextSource, load_rows
 from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, bos_ids, check_fits_model, encode_texts
 
@@ -208,7 +208,7 @@ def _prompt_target_dataset(
             else:
                 yield example
 
-    def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
+    def make_sequences(counts: Counts) -> Iterator[TokenizedSequence]:
         # A target is encoded after the end of every prompt, so that no tokenizer adds or removes a space.
         [ending] = encode_texts(tokenizer, [empty_prompt])
         rows, of_targets, of_prompts = tee(given(counts), 3)
@@ -225,7 +225,7 @@ def _prompt_target_dataset(
             counts["num_cut"] += prompt is not whole
             counts["num_cut_targets"] += len(whole_target) - len(ending) >= max_target
             ids = np.concatenate([bos, prompt, target])
-            yield ids, np.arange(len(ids)) >= len(bos) + len(prompt)
+            yield TokenizedSequence(ids, np.arange(len(ids)) >= len(bos) + len(prompt))
         if counts["num_left_out"] == counts["num_documents"]:
             summary = f"{counts['num_left_out']} rows are empty, have no answer in their context or are too long"
             raise ValueError(f"{place.source!r} gives no example: {summary}. Raise the limit or name another source")

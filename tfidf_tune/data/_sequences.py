@@ -4,9 +4,9 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NewType
+from typing import TYPE_CHECKING, Any, NamedTuple, NewType
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 # Part of every cache key. Increase it when a change of code changes what is cached.
-_FORMAT_VERSION = 8
+_FORMAT_VERSION = 9
 
 LabelMask = npt.NDArray[np.bool_]
 Counts = Counter[str]
@@ -45,12 +45,15 @@ class TextBlocksDataset(Dataset[dict[str, list[int]]]):
         num_documents (int | None): documents that they were made of. Default: None, not known
         num_removed (int): blocks that deduplication removed. Default: 0
         passages (Sequence[Passage]): targets, which the blocks have, then controls, which they do not. Default: none
+        continues (npt.NDArray[np.bool_] | None): shape ``[num_blocks]``: whether a block goes on with the text of the
+            one before it. Default: None, each block does
     """
 
     blocks: TokenArray
     num_documents: int | None = None
     num_removed: int = 0
     passages: Sequence["Passage"] = ()
+    continues: npt.NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         self.block_size: int = self.blocks.shape[1]
@@ -90,6 +93,8 @@ class SequenceDataset(Dataset[dict[str, list[int]]]):
         is_label (LabelMask): bool, of the same shape: whether a token is learned.
         spans (npt.NDArray[np.int64]): shape ``[num_sequences, 2]``: where in ``tokens`` a sequence starts and ends.
         counts (Counts): what was counted, by name; these and more.
+        continues (npt.NDArray[np.bool_] | None): shape ``[num_sequences]``: whether a sequence goes on with the
+            document of the one before it. Default: None, each is a document of its own
         num_documents (int): documents or rows of the source.
         num_cut (int): documents that were cut into several sequences, or examples that were cut or whose prompt was.
         num_cut_targets (int): examples whose target was cut.
@@ -102,6 +107,7 @@ class SequenceDataset(Dataset[dict[str, list[int]]]):
     is_label: LabelMask
     spans: npt.NDArray[np.int64]
     counts: Counts
+    continues: npt.NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         self.num_documents, self.num_cut = self.counts["num_documents"], self.counts["num_cut"]
@@ -130,13 +136,30 @@ class CompletionsDataset(SequenceDataset):
         passages (Sequence[Passage]): the targets, then the controls.
     """
 
-    passages: Sequence["Passage"]
+    passages: Sequence["Passage"] = field(kw_only=True)
+
+
+class TokenizedSequence(NamedTuple):
+    """A sequence for the cache: int32 ids, whether each is learned, and whether it goes on with the document before."""
+
+    ids: TokenArray
+    is_label: LabelMask
+    continues: bool = False
 
 
 def missing_ends(ids: TokenArray, bos: TokenArray, eos: TokenArray) -> tuple[TokenArray, TokenArray]:
     """Return what of BOS and EOS has to come before and after the ids of a text, which may have them already."""
     has_bos, has_eos = np.array_equal(ids[: len(bos)], bos), np.array_equal(ids[len(ids) - len(eos) :], eos)
     return bos[: 0 if has_bos else None], eos[: 0 if has_eos else None]
+
+
+def still_continues(continues: npt.NDArray[np.bool_], kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return which of the rows that are kept go on with the text of the one before them, bool ``[num_kept]``.
+
+    Of the rows a b c d of one document without c, b goes on with a, but d does not go on with b.
+    """
+    is_after_kept = np.append(False, kept[:-1])
+    return np.asarray((continues & is_after_kept)[kept])
 
 
 def label_runs(is_label: LabelMask) -> npt.NDArray[np.int64]:
@@ -207,31 +230,34 @@ def cached_folder(
 def cached_sequences(
     cache_dir: str | None,
     key: CacheKey,
-    make_sequences: Callable[[Counts], Iterator[tuple[TokenArray, LabelMask]]],
+    make_sequences: Callable[[Counts], Iterator[TokenizedSequence]],
 ) -> SequenceDataset:
     """Return the sequences of a key from the cache; if necessary, tokenize them.
 
-    ``make_sequences`` yields at least one pair of int32 ids ``[num_tokens]`` and whether each is learned, and increases
-    the counts that it is given.
+    ``make_sequences`` yields at least one, and increases the counts that it is given.
     """
 
     def build(folder: Path) -> Counts:
         counts: Counts = Counter()
         lengths: list[int] = []
+        continues: list[bool] = []
         # Written as they come: the ids of all sequences need not fit into memory, here or when they are read.
         with (folder / "tokens.int32").open("wb") as tokens, (folder / "is_label.bool").open("wb") as labels:
-            for ids, is_label in make_sequences(counts):
-                tokens.write(ids.tobytes())
-                labels.write(is_label.tobytes())
-                lengths.append(len(ids))
+            for sequence in make_sequences(counts):
+                tokens.write(sequence.ids.tobytes())
+                labels.write(sequence.is_label.tobytes())
+                lengths.append(len(sequence.ids))
+                continues.append(sequence.continues)
         ends = np.cumsum(lengths, dtype=np.int64)
         np.save(folder / "spans.npy", np.stack([ends - lengths, ends], axis=1))
+        np.save(folder / "continues.npy", np.array(continues, dtype=np.bool_))
         return counts
 
     folder, counts = cached_folder(cache_dir, key, build)
     tokens = np.memmap(folder / "tokens.int32", dtype=np.int32, mode="r")
     is_label = np.memmap(folder / "is_label.bool", dtype=np.bool_, mode="r")
-    return SequenceDataset(tokens, is_label, np.load(folder / "spans.npy"), Counter(counts))
+    spans = np.load(folder / "spans.npy")
+    return SequenceDataset(tokens, is_label, spans, Counter(counts), np.load(folder / "continues.npy"))
 
 
 def is_packed(dataset: Dataset[Any]) -> bool:

@@ -570,13 +570,13 @@ def sft_dataset(
             counts.update(f"role {role}{learned if role == 'assistant' else ''}" for role in roles)
             yield content
 
-    def make_sequences(counts_of_source: sequences.Counts) -> Iterator[tuple[TokenArray, sequences.LabelMask]]:
+    def make_sequences(counts_of_source: sequences.Counts) -> Iterator[sequences.TokenizedSequence]:
         for place, counts in zip(places, (counts_of_source, sequences.Counts()), strict=False):
             for ids, is_label in encode_rows(tokenizer, read(place, counts), template, train_on, counts):
                 if is_label[1:limit].any():  # the shift of labels drops the first
                     counts["num_examples"] += 1
                     counts["num_cut"] += len(ids) > limit
-                    yield ids[:limit], is_label[:limit]
+                    yield sequences.TokenizedSequence(ids[:limit], is_label[:limit])
                 else:
                     counts["num_left_out"] += 1
                     counts["num_unlabelled"] += bool(is_label[1:].any())
@@ -636,5 +636,7 @@ def sft_dataset(
     if spec is not None:
         dataset = choose_completions(dataset, counts["num_examples"], spec, tokenizer, source, kept)
     elif deduplication.method != "none":
-        dataset = replace(dataset, spans=dataset.spans[kept(np.arange(len(dataset), dtype=np.int32))])
+        # Rows are documents of their own, so that none goes on with another one.
+        kept_spans = dataset.spans[kept(np.arange(len(dataset), dtype=np.int32))]
+        dataset = replace(dataset, spans=kept_spans, continues=None)
     return sequences.pack(dataset, tokenizer) if packed else dataset

@@ -26,14 +26,15 @@ from tfidf_tune.data._repeated_stretches import (
 )
 from tfidf_tune.data._sequences import (
     Counts,
-    LabelMask,
     TextBlocksDataset,
+    TokenizedSequence,
     cache_key,
     cached_folder,
     cached_sequences,
     label_runs,
     missing_ends,
     pack,
+    still_continues,
 )
 from tfidf_tune.data._sources import SampleBy, TextSource, load_documents, warn_of_short_documents
 from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, bos_ids, check_fits_model, encode_texts
@@ -181,6 +182,7 @@ def text_blocks_dataset(
             raise ValueError(f"{problem}: lower num_blocks or block_size, or name a larger source")
         kept = deduplication.kept(blocks, source, tokenizer)
         np.save(folder / "blocks.npy", blocks[kept])
+        np.save(folder / "continues.npy", still_continues(np.ones(len(blocks), dtype=np.bool_), kept))
         passages = measured.passages(tokenizer, source, kept, block_size) if measured else []
         write_probe_file(folder / "probe.jsonl", passages)
         return {"num_documents": len(lengths), "num_removed": int((~kept).sum()), "num_passages": len(passages)}
@@ -199,7 +201,8 @@ def text_blocks_dataset(
     passages = read_probe_file(folder / "probe.jsonl") if counts.pop("num_passages") else []
     if probe_file and passages:
         write_probe_file(probe_file, passages)
-    return TextBlocksDataset(np.load(folder / "blocks.npy", mmap_mode="r"), **counts, passages=passages)
+    blocks = np.load(folder / "blocks.npy", mmap_mode="r")
+    return TextBlocksDataset(blocks, **counts, passages=passages, continues=np.load(folder / "continues.npy"))
 
 
 class _Measured(NamedTuple):
@@ -340,32 +343,37 @@ def text_dataset(
     bos = np.array(bos_ids(tokenizer) if add_bos else [], dtype=np.int32)
     eos = np.array([tokenizer.eos_id] if add_eos else [], dtype=np.int32)
 
-    def pieces(counts: Counts) -> Iterator[TokenArray]:
+    def pieces(counts: Counts) -> Iterator[TokenizedSequence]:
         lengths: list[int] = []
         longest = 0
         for text in encode_texts(tokenizer, load_documents(*place)):
             lengths.append(len(text))
             before, after = missing_ends(text, bos, eos)
             ids = np.concatenate([before, text, after])
-            # A last piece of one token has nothing to predict.
-            cut = [ids[start : start + limit] for start in range(0, len(ids), limit)]
             longest = max(longest, len(ids))
             counts["num_documents"] += 1
-            counts["num_cut"] += len(cut) > 1
-            counts["num_left_out"] += len(ids) % limit == 1
-            yield from (piece for piece in cut if len(piece) > 1)
+            counts["num_cut"] += len(ids) > limit
+            for start in range(0, len(ids), limit):
+                piece = ids[start : start + limit]
+                if len(piece) == 1:  # it has nothing to predict
+                    counts["num_left_out"] += 1
+                    continue
+                is_label = np.ones(len(piece), dtype=np.bool_)
+                yield TokenizedSequence(piece, is_label, continues=start > 0)
         warn_of_short_documents(source, sample_by, lengths)
         if longest < 2:
             raise ValueError(f"{source!r} has {len(lengths)} documents, none of two tokens: name another source")
 
-    def make_sequences(counts: Counts) -> Iterator[tuple[TokenArray, LabelMask]]:
-        rows: Iterable[TokenArray] = pieces(counts)
-        if deduplication.method != "none":
-            every = list(rows)
-            kept = deduplication.kept(every, source, tokenizer)
-            counts["num_removed"] = int((~kept).sum())
-            rows = compress(every, kept)
-        return ((piece, np.ones(len(piece), dtype=np.bool_)) for piece in rows)
+    def make_sequences(counts: Counts) -> Iterator[TokenizedSequence]:
+        if deduplication.method == "none":
+            yield from pieces(counts)
+            return
+        every = list(pieces(counts))
+        kept = deduplication.kept([piece.ids for piece in every], source, tokenizer)
+        counts["num_removed"] = int((~kept).sum())
+        continues = still_continues(np.array([piece.continues for piece in every]), kept)
+        for piece, still in zip(compress(every, kept), continues.tolist(), strict=True):
+            yield piece._replace(continues=still)
 
     key = cache_key(
         "text",

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfidf_tune.data._passages import Passage
-from tfidf_tune.data._repeated_stretches import SEPARATOR, join_documents, shared_run, shared_run_of_answer
+from tfidf_tune.data._repeated_stretches import SEPARATOR, shared_run, shared_run_of_answer
 from tfidf_tune.data._sequences import IGNORED, InjectedCorpusDataset, SequenceDataset, TextBlocksDataset, unpacked
 from tfidf_tune.data._tokenizer import TokenArray
 
@@ -37,9 +37,11 @@ def trained_passages(passages: Sequence[Passage], own: int, datasets: Sequence[A
     """Count the targets of a data set in all data sets of a run, and leave out its controls that are trained on.
 
     A control is trained on if a sequence has as many of its tokens in a row as the choice of controls excludes: 50, or
-    half of a shorter passage and at least 16; of a completion, half of its answer; of an injected corpus, all. Targets
-    whose copies are exact are counted without overlap. Near copies in their own data set, with noise or of 90 % of an
-    answer, keep the count that they have, and exact ones of other data sets are added.
+    half of a shorter passage and at least 16; of a completion, half of its answer; of an injected corpus, all.
+    Sequences that were cut from one document are searched as one.
+
+    Targets whose copies are exact are counted without overlap. Near copies in their own data set, with noise or of 90 %
+    of an answer, keep the count that they have, and exact ones of other data sets are added.
 
     Args:
         passages (Sequence[Passage]): targets and controls of the data set ``own``.
@@ -56,9 +58,9 @@ def trained_passages(passages: Sequence[Passage], own: int, datasets: Sequence[A
     counts = np.zeros((len(passages), len(datasets)), dtype=np.int64)
     for at, dataset in enumerate(datasets):
         for stream in _streams(dataset):
-            ends = [0] * len(runs)  # of the last occurrence of each, so that occurrences do not overlap
+            ends: dict[int, int] = {}  # of the last occurrence of each, so that occurrences do not overlap
             for number, start in search.found(stream):
-                if start >= ends[number]:
+                if start >= ends.get(number, 0):
                     ends[number] = start + len(runs[number])
                     counts[owners[number], at] += 1
     kept = []
@@ -90,30 +92,48 @@ def _runs_of(passage: Passage, *, is_injected: bool) -> Iterator[TokenArray]:
 
 
 def _streams(dataset: Any) -> Iterator[TokenArray]:
-    """Yield the tokens that are learned, int32 ``[num_tokens]``, with SEPARATOR between sequences and for the others.
+    """Yield the tokens that are learned, int32 ``[num_tokens]``, with SEPARATOR between documents and for the others.
 
-    Blocks were cut from one text, so that a passage can start in a block and end in the next.
+    Rows that were cut from one text are joined again, because a passage can start in one of them and end in the next::
+
+        rows  a b c | d e f | g h i      continues  False True False      stream  a b c d e f SEPARATOR g h i
     """
+    from torchtune.datasets import ConcatDataset
+
     dataset = unpacked(dataset)
-    if isinstance(dataset, TextBlocksDataset):
-        yield dataset.blocks.reshape(-1)
+    if isinstance(dataset, ConcatDataset):
+        for part in dataset._datasets:
+            yield from _streams(part)
         return
-    sequences: list[TokenArray] = []
+    if isinstance(dataset, TextBlocksDataset):
+        # A view: the blocks need not fit into memory.
+        breaks = np.empty(0, dtype=np.int64)
+        if dataset.continues is not None:
+            breaks = np.flatnonzero(~dataset.continues[1:]) + 1
+        for blocks in np.split(dataset.blocks, breaks):
+            yield blocks.reshape(-1)
+        return
+    stream: list[TokenArray] = []
     num_tokens = 0
     for index in range(len(dataset)):
+        continues = False
         if isinstance(dataset, SequenceDataset):
             tokens, is_learned = dataset.sequence(index)
+            continues = dataset.continues is not None and bool(dataset.continues[index])
         else:
             item = dataset[index]
             tokens = np.asarray(item["tokens"], dtype=np.int32)
             is_learned = np.asarray(item["labels"]) != IGNORED
-        sequences.append(np.where(is_learned, tokens, np.int32(SEPARATOR)))
+        if not continues:
+            if num_tokens >= _CHUNK:
+                yield np.concatenate(stream)
+                stream = []
+                num_tokens = 0
+            stream.append(np.array([SEPARATOR], dtype=np.int32))
+        stream.append(np.where(is_learned, tokens, np.int32(SEPARATOR)))
         num_tokens += len(tokens)
-        if num_tokens >= _CHUNK:
-            yield join_documents(sequences)
-            sequences = []
-            num_tokens = 0
-    yield join_documents(sequences)
+    if stream:
+        yield np.concatenate(stream)
 
 
 class _Search:
