@@ -12,7 +12,7 @@ import datasets
 import pytest
 import torch
 from data_fakes import WORDS, write_rows
-from transformers import AutoTokenizer
+from transformers import AddedToken, AutoTokenizer
 
 import tfidf_tune.data
 from tfidf_tune.data import (
@@ -264,7 +264,7 @@ def tokenizers_by_name(embedded_tokenizer_folder, tmp_path_factory):
     made = {}
     for name, changes in special_tokens.items():
         tokenizer = AutoTokenizer.from_pretrained(embedded_tokenizer_folder)
-        tokenizer.add_tokens(marks)
+        tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in marks])  # as special tokens are
         tokenizer.add_special_tokens(changes)
         tokenizer.save_pretrained(folder / name)
         if name == "vocabulary":

@@ -1,13 +1,18 @@
 import json
+import re
 import shutil
+from functools import partial
+from types import SimpleNamespace
+from unicodedata import normalize
 
 import pytest
 import sentencepiece
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torchtune.data import Message
 from torchtune.models.llama2 import Llama2Tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertTokenizer, ByT5Tokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
 
-from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.data import hf_tokenizer, tokenizer_fingerprint
 
 TEXT = "Hello  world,\n\nthe café <unk> costs 12 €. 🙂 "
 
@@ -115,7 +120,42 @@ def test_a_loaded_tokenizer_is_taken_as_it_is_in_whatever_way_it_was_used(kind, 
     assert from_object.encode(TEXT) == ours.encode(TEXT)
 
 
-def test_the_fingerprint_depends_on_vocabulary_and_encoding(tokenizer, embedded_tokenizer_folder, tmp_path):
+def rebuilt(kind, folder):
+    """A tokenizer that ``transformers`` makes from a vocabulary, by the name of its class or of its model."""
+    words = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", "##r", "the", "river"]
+    if kind == "GPT2Tokenizer":
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        pieces = ["<|endoftext|>", *alphabet, "th", "the"]
+        vocabulary = {piece: number for number, piece in enumerate(pieces)}
+        return GPT2Tokenizer(vocab=vocabulary, merges=[("t", "h"), ("th", "e")])
+    if kind == "BertTokenizer":
+        return BertTokenizer(vocab={word: number for number, word in enumerate(words)}, eos_token="[SEP]")
+    unigram = Tokenizer(models.Unigram([(word, -float(number)) for number, word in enumerate(words)], unk_id=0))
+    unigram.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=unigram, eos_token="[SEP]", pad_token="[PAD]")
+
+
+@pytest.mark.parametrize("kind", ["tokenizer", "sp_tokenizer", "GPT2Tokenizer", "BertTokenizer", "Unigram", "ByT5"])
+def test_the_fingerprint_stays_when_a_tokenizer_is_used_saved_and_loaded_again(kind, request, tmp_path):
+    if kind.endswith("tokenizer"):
+        first = request.getfixturevalue(kind)
+    elif kind == "ByT5":  # none of the library tokenizers
+        first = hf_tokenizer(ByT5Tokenizer())
+    else:
+        first = hf_tokenizer(rebuilt(kind, tmp_path))
+    first.save_pretrained(tmp_path / "first")
+    second = AutoTokenizer.from_pretrained(tmp_path / "first")
+    second(["the", "the river"], truncation=True, max_length=3, return_token_type_ids=False)
+    hf_tokenizer(second).save_pretrained(tmp_path / "second")
+    # As an evaluation loads it: with BOS, padded on the left.
+    third = AutoTokenizer.from_pretrained(tmp_path / "second", padding_side="left", add_bos_token=True)
+    third.pad_token = third.eos_token
+    third(["the", "the river"], padding=True)
+    assert hf_tokenizer(third).fingerprint == hf_tokenizer(second).fingerprint == first.fingerprint
+
+
+def test_the_fingerprint_depends_on_all_that_decides_on_ids(tokenizer, embedded_tokenizer_folder, tmp_path):
     def changed(name, change):
         shutil.copytree(embedded_tokenizer_folder, tmp_path / name)
         file = tmp_path / name / "tokenizer.json"
@@ -126,10 +166,67 @@ def test_the_fingerprint_depends_on_vocabulary_and_encoding(tokenizer, embedded_
 
     def swap(data):
         vocabulary = data["model"]["vocab"]
-        # Two bytes that UTF-8 does not use, so that no sample text shows the difference.
+        # Two bytes that UTF-8 does not use, so that no text shows the difference.
         vocabulary["À"], vocabulary["Á"] = vocabulary["Á"], vocabulary["À"]
 
-    swapped = changed("swapped", swap)
-    assert swapped.encode(TEXT) == tokenizer.encode(TEXT)
-    prefixed = changed("prefixed", lambda data: data["pre_tokenizer"].update(add_prefix_space=True))
-    assert len({tokenizer.fingerprint, swapped.fingerprint, prefixed.fingerprint}) == 3
+    def swap_merges(data):
+        merges = data["model"]["merges"]
+        merges[-2:] = merges[:-3:-1]
+
+    def add_token(data):
+        last = max(data["model"]["vocab"].values())
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        data["added_tokens"].append({"id": last + 1, "content": "zebra", **flags})
+
+    digits = {"type": "Digits", "individual_digits": True}
+    changes = {
+        "vocabulary": swap,
+        "merges": swap_merges,
+        "added token": add_token,
+        "prefix": lambda data: data["pre_tokenizer"].update(add_prefix_space=True),
+        "digits": lambda data: data.update(
+            pre_tokenizer={"type": "Sequence", "pretokenizers": [digits, data["pre_tokenizer"]]}
+        ),
+        "word": lambda data: data.update(
+            normalizer={"type": "Replace", "pattern": {"String": "zebra"}, "content": "horse"}
+        ),
+    }
+    for form in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase"):
+        changes[form] = lambda data, form=form: data.update(normalizer={"type": form})
+    fingerprints = {name: changed(name, change).fingerprint for name, change in changes.items()}
+    assert len({tokenizer.fingerprint, *fingerprints.values()}) == 1 + len(changes)
+
+
+def test_what_does_not_decide_on_ids_is_not_in_the_fingerprint(tokenizer, embedded_tokenizer_folder, tmp_path):
+    """And neither are settings that are off, which another version of ``tokenizers`` may not have."""
+    folder = tmp_path / "other"
+    shutil.copytree(embedded_tokenizer_folder, folder)
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["truncation"] = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    data["post_processor"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    del data["model"]["ignore_merges"]
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    assert hf_tokenizer(str(folder)).fingerprint == tokenizer.fingerprint
+
+
+def test_a_tokenizer_without_rules_to_read_is_known_by_the_ids_of_a_text():
+    """torchtune's, for example: forms of characters, cases, line ends and joined emoji show in the ids."""
+
+    def of(change):
+        encode = lambda text, add_bos, add_eos: [ord(character) for character in change(text)]  # noqa: E731
+        return tokenizer_fingerprint(SimpleNamespace(vocab_size=9, encode=encode))
+
+    forms = [partial(normalize, form) for form in ("NFC", "NFD", "NFKC", "NFKD")]
+    others = [
+        str.lower,
+        lambda text: text.replace("\r\n", "\n"),
+        lambda text: text.replace("\r", "\n"),
+        lambda text: text.replace("\u200d", ""),
+        str,  # nothing
+        lambda text: re.sub(" +", " ", text),
+        lambda text: re.sub(r"\s", " ", text),
+        lambda text: re.sub(r"\d", "0", text),
+        str.strip,
+    ]
+    found = [of(change) for change in [*forms, *others]]
+    assert len({*found}) == len(found)

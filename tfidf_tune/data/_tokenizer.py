@@ -1,5 +1,6 @@
 """Tokenizers: what the data sets need of one, and any Hugging Face tokenizer as a torchtune tokenizer."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,12 +28,20 @@ _ENCODING = {"add_special_tokens": False, "return_attention_mask": False, "trunc
 
 _BATCH_SIZE = 256  # texts; enough for a fast tokenizer's threads. A batch has at most MAX_TEXT_BYTES bytes.
 
-# Words, cases, digits, spaces, line ends, accents, several scripts and an emoji, to distinguish tokenizers.
+# Words, cases, digits, spaces, line ends, accents (also decomposed), compatibility characters, several scripts, and
+# emoji with joiners, to distinguish tokenizers by their ids.
 _SAMPLE_TEXT = (
     "The quick brown fox, aged 27, jumped over 3.14 lazy dogs' tails!  (Don't ask why.)\n\n"
     "\tdef f(x):\n        return x ** 2  # naïve café, straße\n"
-    "Information-theoretic weighting; дюйм, 東京, مرحبا, 🙂 <unk> </s> @-@ §12"
+    "Information-theoretic weighting; дюйм, 東京, مرحبا, 🙂 <unk> </s> @-@ §12\r\n"
+    "cafe\u0301 \u1100\u1161 \ufb01ne \u00bd \u2460 \uff26\uff55\uff4c\uff4c \uff76\uff9e \u0130STANBUL \u1e9e "
+    "1234567890 \u00a0\u20ac\u200b\u3000\u0939\u093f\u0928\u094d\u0926\u0940 \u0e20\u0e32\u0e29\u0e32   "
+    "\U0001f469\U0001f3fd\u200d\U0001f4bb \r "
 )
+
+# The parts of a fast tokenizer that decide on the ids of a text without special tokens. What else it has, such as a
+# length to cut to, a decoder and a template of special tokens, changes with its use or changes no ids.
+_ID_RULES = ("normalizer", "pre_tokenizer", "model", "added_tokens")
 
 
 class TextTokenizer(Protocol):
@@ -138,8 +147,28 @@ def tokenizer_identity(tokenizer: TextTokenizer) -> dict[str, Any]:
     }
 
 
-def _fingerprint(tokenizer: TextTokenizer, vocabulary: Any) -> str:
-    return digest([vocabulary, tokenizer.encode(_SAMPLE_TEXT, add_bos=False, add_eos=False)])
+def _fingerprint(tokenizer: TextTokenizer, rules: Any) -> str:
+    return digest([rules, tokenizer.encode(_SAMPLE_TEXT, add_bos=False, add_eos=False)])
+
+
+def _rules(tokenizer: "PreTrainedTokenizerBase") -> Any:
+    """Return what decides on the ids of texts, JSON data: all rules of a fast tokenizer, the vocabulary of another.
+
+    No sample text shows all of the rules: a normalizer may replace one word, and merges may differ in one pair.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return tokenizer.get_vocab()
+    serialized = json.loads(backend.to_str(), object_hook=_without_defaults)
+    rules = {name: serialized.get(name) for name in _ID_RULES}
+    for token in rules["added_tokens"] or ():
+        token.pop("special", None)  # it decides on decoding alone
+    return rules
+
+
+def _without_defaults(setting: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what is None or false: newer versions of ``tokenizers`` write further settings with these values."""
+    return {name: value for name, value in setting.items() if value is not None and value is not False}
 
 
 class HFTokenizer:
@@ -164,7 +193,9 @@ class HFTokenizer:
         stop_tokens (list[int]): EOS, where torchtune's recipes end a generation.
         special_tokens (dict[str, int]): special tokens and their ids.
         max_seq_len (int | None): as given.
-        fingerprint (str): hash of the vocabulary and of the ids of a fixed text, see :func:`tokenizer_fingerprint`.
+        fingerprint (str): hash of what decides on the ids of a text: normalizer, pre-tokenizer, model with vocabulary
+            and merges, and added tokens; of a tokenizer of ``transformers`` without these parts, of the vocabulary and
+            the ids of a fixed text, see :func:`tokenizer_fingerprint`.
 
     Raises:
         FileNotFoundError: If ``path`` looks like a path and the folder does not exist.
@@ -192,9 +223,8 @@ class HFTokenizer:
         self.special_tokens = dict[str, int](zip(self._hf.all_special_tokens, self._hf.all_special_ids, strict=True))
         # SentencePiece puts a space (shown as ▁) before every text that it encodes.
         self._adds_leading_space = self._hf.convert_ids_to_tokens(self.encode_batch(["a"])[0])[0].startswith("▁")
-        vocabulary = self._hf.get_vocab()
-        self.max_token_id: int = max(vocabulary.values())
-        self.fingerprint = _fingerprint(self, vocabulary)
+        self.max_token_id: int = max(self._hf.get_vocab().values())
+        self.fingerprint = _fingerprint(self, _rules(self._hf))
 
     def encode(
         self, text: str, add_bos: bool = True, add_eos: bool = True, trim_leading_whitespace: bool = False

@@ -152,7 +152,10 @@ def check_passages(tokenizer: TextTokenizer, passages: Sequence[Passage], num_pr
         if passage.tokenizer_fingerprint != fingerprint:
             given = f"the given one, {tokenizer_name(tokenizer)!r}, has {fingerprint!r}"
             needed = f"{passage.tokenizer!r} with the fingerprint {passage.tokenizer_fingerprint!r}"
-            raise ValueError(f"Passage {passage.id!r} needs the tokenizer {needed}; {given}")
+            raise ValueError(
+                f"Passage {passage.id!r} needs the tokenizer {needed}; {given}. Name that tokenizer, or, if it is the "
+                "same and an earlier version of tfidf-tune wrote the probe file, make the file again"
+            )
 
 
 Value = TypeVar("Value")
