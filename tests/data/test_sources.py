@@ -8,10 +8,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from data_fakes import passage
+from data_fakes import passage, write_rows
 from sentences import refused
 
-from tfidf_tune.data import TextSource, load_documents, load_rows, source_fingerprint, text_blocks_dataset
+from tfidf_tune.data import (
+    ProbeSpec,
+    TextSource,
+    load_documents,
+    load_rows,
+    make_probe,
+    source_fingerprint,
+    text_blocks_dataset,
+)
+from tfidf_tune.data._deduplication import Deduplication
+from tfidf_tune.data._file_deduplication import deduplicate_corpus
 from tfidf_tune.data._tokenizer import MAX_TEXT_BYTES
 
 ROWS = [{"text": "one é"}, {"text": "  two "}, {"text": "   "}, {"text": None}, {"text": "three"}]
@@ -80,6 +90,18 @@ def test_a_document_of_a_text_file_is_a_line_a_paragraph_or_the_file(tmp_path):
     assert len({source_fingerprint(str(tmp_path / "a.jsonl"), sample_by=sample_by) for sample_by in expected}) == 1
     with pytest.raises(ValueError, match="sample_by is 'page': possible are line, paragraph, document"):
         load_documents(str(tmp_path / "texts"), sample_by="page")
+
+
+def test_line_ends_within_a_document_stay(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"\r\none\r\ntwo\rthree\n\r\nfour\r\n  five\r\r\r\n")
+    expected = {
+        "line": ["one", "two", "three", "four", "five"],
+        "paragraph": ["one\r\ntwo\rthree", "four\r\n  five"],
+        "document": ["one\r\ntwo\rthree\n\r\nfour\r\n  five"],
+    }
+    for sample_by, documents in expected.items():
+        assert list(load_documents(str(file), sample_by=sample_by)) == documents
 
 
 def test_a_text_file_of_short_lines_gives_a_warning_and_sample_by_the_remedy(tokenizer, tmp_path, caplog):
@@ -164,6 +186,49 @@ def test_of_parquet_only_the_columns_that_are_needed_are_read(tmp_path):
         ]
         with pytest.raises(ValueError, match=r"has no column 'body', only \['id', 'text', 'tool'\]"):
             rows_of(source, {"body": str})
+
+
+def test_an_arrow_file_is_read_in_both_formats(tmp_path):
+    table = pa.Table.from_pylist([{"text": f"row {number}", "id": number} for number in range(50)])
+    for name, opened in (("file", pa.ipc.new_file), ("stream", pa.ipc.new_stream)):
+        with opened(tmp_path / f"{name}.arrow", table.schema) as writer:
+            writer.write_table(table, max_chunksize=20)
+        assert rows_of(tmp_path / f"{name}.arrow", {"text": str}) == table.select(["text"]).to_pylist()
+        assert rows_of(tmp_path / f"{name}.arrow", {"text": str}, None) == table.to_pylist()
+    written = (tmp_path / "file.arrow").read_bytes()
+    (tmp_path / "cut.arrow").write_bytes(written[:-20])
+    with pytest.raises(ValueError, match=r"cannot read '.*cut.arrow'; is it a complete arrow file\?"):
+        rows_of(tmp_path / "cut.arrow", {"text": str})
+
+
+def test_a_column_that_only_late_rows_have_is_not_said_to_be_in_none(tmp_path):
+    for number, said in ((999, ""), (1000, " in its first 1,000 rows"), (1500, " in its first 1,000 rows")):
+        file = write_rows(tmp_path / "late.jsonl", [{"a": "x"}] * number + [{"text": "late"}] * (number == 1500))
+        with pytest.raises(ValueError, match=rf"has no column 'text'{said}, only \['a'\]: name one"):
+            list(load_documents(file))
+
+
+def test_a_file_that_a_folder_has_twice_is_refused_by_all_readers(tokenizer, tmp_path):
+    folder = tmp_path / "in"
+    (folder / "more").mkdir(parents=True)
+    (folder / "a.jsonl").write_bytes(JSON_LINES)
+    (folder / "more" / "b.jsonl").symlink_to(folder / "a.jsonl")
+    message = re.escape(f"{folder / 'a.jsonl'} is named twice, perhaps by a link")
+    for read in (
+        lambda: load_documents(str(folder)),
+        lambda: load_rows(TextSource(str(folder)), {}, None),
+        lambda: source_fingerprint(str(folder)),
+        lambda: text_blocks_dataset(tokenizer, source=str(folder), cache_dir=str(tmp_path / "cache")),
+        lambda: deduplicate_corpus([str(folder)], tmp_path / "out", Deduplication("exact")),
+        lambda: make_probe(tokenizer, ProbeSpec((str(folder),))),
+    ):
+        with pytest.raises(ValueError, match=message):
+            list(read())
+    # A link to a file elsewhere is read as that file.
+    (folder / "more" / "b.jsonl").unlink()
+    (folder / "a.jsonl").rename(tmp_path / "a.jsonl")
+    (folder / "a.jsonl").symlink_to(tmp_path / "a.jsonl")
+    assert list(load_documents(str(folder))) == TEXTS
 
 
 def test_a_folder_is_read_with_its_folders_and_what_is_skipped_is_said(tmp_path, caplog):

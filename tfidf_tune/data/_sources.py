@@ -121,6 +121,7 @@ _FORMATS = {
     for suffix, reader in {".txt": "text", ".jsonl": "json", ".json": "json"}.items()
     for compression in ("", ".gz", ".zst")
 } | {".parquet": "parquet", ".arrow": "arrow"}
+_ARROW_FILE = b"ARROW1"  # starts a file, unlike a stream
 _LIST = (".json", ".json.gz", ".json.zst")
 _METADATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # of datasets
 
@@ -173,7 +174,7 @@ def load_documents(
     Raises:
         FileNotFoundError: If ``source`` looks like a path and does not exist.
         ValueError: If the source cannot be read, has no such split or column, or the column holds something other than
-            texts, or a text that is too long; in part while reading.
+            texts, or a text that is too long; in part while reading. If a folder has a file and a link to it.
     """
     rows = load_rows(TextSource(source, name, split, column, sample_by), {column: str})
     return _texts((row.columns[column] for row in rows), source, column)
@@ -224,10 +225,11 @@ def _checked(rows: Iterable[PlacedRow], source: str, columns: Mapping[str, type]
             check_length(value, row.place)
         yield row
     if missing and present:
+        where = f" in its first {_ROWS_WITHOUT:,} rows" if number == _ROWS_WITHOUT else ""
         is_chat = {"messages", "conversations", "instruction", "completion"} & present
         named = f"name one, as by dataset.source_column={min(present)} (--column {min(present)})"
         remedy = "take the config any/lora_sft or any/full_sft" if is_chat else named
-        raise ValueError(f"{source!r} has no column {min(missing)!r}, only {sorted(present)}: {remedy}")
+        raise ValueError(f"{source!r} has no column {min(missing)!r}{where}, only {sorted(present)}: {remedy}")
 
 
 def _rows_of_file(
@@ -266,18 +268,26 @@ def _lines(file: Path, most: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _text_rows(file: Path, sample_by: SampleBy) -> Iterator[PlacedRow]:
+    """Yield lines, paragraphs or the whole of a file; the line ends within them stay as they are."""
     parts: list[bytes] = []
     size = 0
     for place, line in _lines(file, _MAX_ROW_BYTES):
-        for part in line.splitlines():  # bytes end lines at \n, \r and \r\n alone
+        for part in line.splitlines(keepends=True):  # bytes end lines at \n, \r and \r\n alone
             parts.append(part)
-            if (size := size + len(part) + 1) >= _MAX_ROW_BYTES:
+            size += len(part)
+            if size >= _MAX_ROW_BYTES:
                 raise ValueError(f"{place}: a row has more than {_MAX_ROW_BYTES >> 20} MiB: divide it, or remove it")
-            if sample_by == "line" or (sample_by == "paragraph" and not part):
-                yield PlacedRow(place, {"text": b"\n".join(parts).decode().strip("\n")})
-                parts, size = [], 0
+            is_empty = not part.rstrip(b"\r\n")
+            if sample_by == "line" or (sample_by == "paragraph" and is_empty):
+                yield _text_row(place, parts)
+                parts = []
+                size = 0
     if parts:
-        yield PlacedRow(place, {"text": b"\n".join(parts).decode()})
+        yield _text_row(place, parts)
+
+
+def _text_row(place: str, parts: Sequence[bytes]) -> PlacedRow:
+    return PlacedRow(place, {"text": b"".join(parts).decode().strip("\r\n")})
 
 
 def _json_rows(file: Path) -> Iterator[PlacedRow]:
@@ -317,20 +327,41 @@ def _written_rows(text: str) -> Iterator[bytes]:
 
 
 def _arrow_rows(file: Path, reader: str, columns: Collection[str], more: Collection[str] | None) -> Iterator[PlacedRow]:
-    import pyarrow
+    number = 0
+    for batch in _parquet_batches(file, columns, more) if reader == "parquet" else _arrow_batches(file, columns, more):
+        for start in range(0, len(batch), _ROWS_TOGETHER):
+            for row in batch.slice(start, _ROWS_TOGETHER).to_pylist():
+                number += 1
+                yield PlacedRow(f"{str(file)!r}, row {number}", row)
+
+
+def _parquet_batches(file: Path, columns: Collection[str], more: Collection[str] | None) -> Iterator[Any]:
     from pyarrow.parquet import ParquetFile
 
-    number = 0
-    with ParquetFile(file) if reader == "parquet" else pyarrow.ipc.open_stream(pyarrow.memory_map(str(file))) as opened:
-        names = (opened.schema_arrow if reader == "parquet" else opened.schema).names
-        if more is not None and {*columns} <= {*names}:  # all of them, if one is missing: the error names them
-            names = [name for name in names if name in {*columns, *more}]
-        batches = opened.iter_batches(_ROWS_TOGETHER, columns=names) if reader == "parquet" else opened
-        for batch in batches:
-            for start in range(0, len(batch), _ROWS_TOGETHER):
-                for row in batch.slice(start, _ROWS_TOGETHER).select(names).to_pylist():
-                    number += 1
-                    yield PlacedRow(f"{str(file)!r}, row {number}", row)
+    with ParquetFile(file) as opened:
+        names = _needed_columns(opened.schema_arrow.names, columns, more)
+        yield from opened.iter_batches(_ROWS_TOGETHER, columns=names)
+
+
+def _arrow_batches(file: Path, columns: Collection[str], more: Collection[str] | None) -> Iterator[Any]:
+    """Yield the batches of an Arrow file, or of a stream, as which `datasets` saves."""
+    from pyarrow import ipc, memory_map
+
+    with memory_map(str(file)) as mapped:
+        is_file = mapped.read(len(_ARROW_FILE)) == _ARROW_FILE
+        mapped.seek(0)
+        with ipc.open_file(mapped) if is_file else ipc.open_stream(mapped) as opened:
+            names = _needed_columns(opened.schema.names, columns, more)
+            batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
+            for batch in batches:
+                yield batch.select(names)
+
+
+def _needed_columns(names: Sequence[str], columns: Collection[str], more: Collection[str] | None) -> Sequence[str]:
+    """Return the columns to read: all of them if one of ``columns`` is missing, because the error names them."""
+    if more is None or not {*columns} <= {*names}:
+        return names
+    return [name for name in names if name in {*columns, *more}]
 
 
 def _rows_of_hub(source: str, name: str | None, split: str) -> Iterator[PlacedRow]:
@@ -364,8 +395,12 @@ def content_hashes(sources: Sequence[str]) -> dict[str, str]:
 
 
 def require_distinct(files: Sequence[str]) -> None:
-    if twice := [file for file, count in Counter(files).items() if count > 1]:
-        raise ValueError(f"{twice[0]} is named twice, so that all of it would be duplicated: name it once")
+    """Refuse to read what is named twice, by complete paths of files and names of other sources."""
+    for file, count in Counter(files).items():
+        if count > 1:
+            raise ValueError(
+                f"{file} is named twice, perhaps by a link, so that all of it would be duplicated: name it once"
+            )
 
 
 def source_fingerprint(
@@ -418,6 +453,7 @@ def local_files(source: str) -> list[Path]:
     filled = [file for file in known if file.stat().st_size]
     if not filled:
         raise ValueError(f"{source!r} is empty: name a source with text")
+    require_distinct([str(file.resolve()) for file in filled])
     if path.is_dir():
         skipped = {*files} - {*filled} - {file for file in {*files} - {*named} if _format(file) not in _FORMATS}
         _say_what_is_read(source, len(filled), tuple(str(file.relative_to(path)) for file in sorted(skipped)))
