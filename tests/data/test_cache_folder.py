@@ -13,7 +13,7 @@ import pytest
 from processes import kill_when
 
 from tfidf_tune.data import _cache as cache
-from tfidf_tune.data import text_blocks_dataset
+from tfidf_tune.data import text_blocks_dataset, text_dataset
 from tfidf_tune.data._sequences import cached_folder
 
 DAY = 24 * 3600
@@ -234,3 +234,47 @@ def test_a_process_holds_few_files_open(tmp_path, monkeypatch):
     for number in range(5):
         make(tmp_path, str(number))
     assert len(cache._locks) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "missing", "longer"])
+@pytest.mark.parametrize("kind", ["blocks", "sequences"])
+def test_a_damaged_entry_is_made_again(tokenizer, corpus_file, tmp_path, caplog, kind, damage):
+    """Each file of an entry in turn."""
+
+    def build():
+        arguments = {"source": str(corpus_file), "cache_dir": str(tmp_path / "cache")}
+        if kind == "blocks":
+            return text_blocks_dataset(tokenizer, block_size=16, holdout=0.2, **arguments)
+        return text_dataset(tokenizer, max_seq_len=16, **arguments)
+
+    first = build()
+    rows = list(first)
+    passages = getattr(first, "passages", None)
+    (entry,) = (tmp_path / "cache").iterdir()
+    written = {file.name: file.read_bytes() for file in entry.iterdir()}
+    assert len(written) == {"blocks": 4, "sequences": 5}[kind]
+    for name, content in written.items():
+        file = entry / name
+        if damage == "missing":
+            file.unlink()
+        else:
+            file.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "longer": content + b" x"}[damage])
+        again = build()
+        assert list(again) == rows
+        assert getattr(again, "passages", None) == passages
+        assert {file.name: file.read_bytes() for file in entry.iterdir()} == written, name
+        assert f"{entry} is damaged" in caplog.text
+        caplog.clear()
+    assert [*(tmp_path / "cache").iterdir()] == [entry]
+
+
+def test_a_damaged_entry_that_cannot_be_removed_is_named(tmp_path, monkeypatch):
+    entry = make(tmp_path, "a")
+    (entry / "settings.json").write_text("{")
+
+    def read_only(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(cache, "remove_folder", read_only)
+    with pytest.raises(OSError, match=rf"{entry} is damaged and could not be removed \(Read-only file system\): rem"):
+        make(tmp_path, "a")

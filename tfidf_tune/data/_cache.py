@@ -2,11 +2,14 @@
 
 An entry is a folder, named by a hash of what its contents depend on. Its time is that of its last use. Processes that
 use it hold a shared lock of its ``settings.json``, so that no other removes it while they may read its files; it is
-removed under an exclusive lock. Where a file system has no locks, nothing is removed.
+removed under an exclusive lock. Where a file system has no locks, nothing is removed. ``settings.json`` has the sizes
+of the other files; an entry with other sizes is damaged, as by a full disk or a crash, and is removed when it is asked
+for.
 """
 
 import fcntl
 import json
+import logging
 import os
 import re
 from collections import deque
@@ -20,6 +23,8 @@ _NAME = re.compile(r"[0-9a-f]{16}")
 _UNUSED_SECONDS = 30 * 24 * 3600
 _MOST_LOCKS = 64  # that a process holds, of the entries that it used last
 _locks: deque[int] = deque()  # file descriptors, until the process ends
+
+logger = logging.getLogger(__name__)
 
 
 def close_root(root: Path) -> None:
@@ -36,15 +41,26 @@ def close_to_others(folder: Path) -> None:
             folder.chmod(0o700)
 
 
+def file_sizes(entry: Path) -> dict[str, int]:
+    """Return the bytes of each file of an entry but its settings, which record them."""
+    return {file.name: file.stat().st_size for file in sorted(entry.iterdir()) if file.name != SETTINGS}
+
+
 def begin_use(entry: Path) -> bool:
     """Keep an entry from being removed until this process ends; return whether there is one.
 
+    A damaged entry is removed.
+
     Raises:
         PermissionError: If it is of another user.
+        OSError: If it is damaged and cannot be removed.
     """
     try:
         descriptor = os.open(entry / SETTINGS, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
+        # An entry appears with its settings, perhaps just now by another process.
+        if entry.is_dir() and not (entry / SETTINGS).exists():
+            _remove_damaged(entry)
         return False
     except PermissionError as error:
         raise PermissionError(
@@ -57,7 +73,10 @@ def begin_use(entry: Path) -> bool:
         is_there = os.path.samestat(os.fstat(descriptor), (entry / SETTINGS).stat())
     except FileNotFoundError:
         is_there = False
-    if not is_there:
+    is_damaged = is_there and not _is_complete(entry)
+    if is_damaged:
+        _remove_damaged(entry)
+    if is_damaged or not is_there:
         os.close(descriptor)
         return False
     _locks.append(descriptor)
@@ -67,6 +86,27 @@ def begin_use(entry: Path) -> bool:
     with suppress(OSError):  # a file system that cannot be written
         os.utime(entry)
     return True
+
+
+def _is_complete(entry: Path) -> bool:
+    """Return whether the files of an entry have the sizes with which they were written."""
+    try:
+        contents = json.loads((entry / SETTINGS).read_text(encoding="utf-8"))
+        sizes: object = contents["sizes"]
+        return sizes == file_sizes(entry)
+    except (OSError, ValueError, LookupError, TypeError):  # the settings are cut, too
+        return False
+
+
+def _remove_damaged(entry: Path) -> None:
+    logger.warning(f"{entry} is damaged, perhaps because the disk was full, and is made again")
+    try:
+        remove_folder(entry)
+    except OSError as error:
+        raise OSError(
+            f"{entry} is damaged and could not be removed ({error.strerror or error}): remove it, or name another "
+            "folder by cache_dir or TFIDF_TUNE_CACHE"
+        ) from error
 
 
 def remove_unused(used: Path) -> None:

@@ -206,8 +206,8 @@ def cached_folder(
     """Return the cache folder of a key and the counts of ``build``.
 
     If it does not exist, ``build`` fills an empty folder. Processes that ask at the same time each build a folder, and
-    the first complete one is kept. Folders that were not used for a month are removed, see
-    :mod:`tfidf_tune.data._cache`.
+    the first complete one is kept. A damaged folder is built again. Folders that were not used for a month are removed,
+    see :mod:`tfidf_tune.data._cache`.
     """
     root = Path(cache_dir or os.environ.get("TFIDF_TUNE_CACHE") or "~/.cache/tfidf_tune").expanduser()
     folder = root / digest(key | {"format_version": _FORMAT_VERSION})
@@ -215,7 +215,8 @@ def cached_folder(
         try:
             with atomic_folder(folder) as temporary:
                 cache.close_to_others(temporary)
-                contents = {"settings": key, "counts": build(temporary)}
+                counts_of_build = build(temporary)
+                contents = {"settings": key, "counts": counts_of_build, "sizes": cache.file_sizes(temporary)}
                 (temporary / cache.SETTINGS).write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
         except OSError:
             if not folder.is_dir():  # otherwise another process was faster; its folder is the same
