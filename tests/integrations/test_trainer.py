@@ -13,7 +13,13 @@ from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Train
 from tfidf_tune.integrations.transformers import TokenWeightingMixin, TokenWeightingTrainer, token_batch
 from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.loss import CrossEntropyLoss
-from tfidf_tune.weighting import FocalWeighting, RepetitionWeighting, TFIDFWeighting, UniformWeighting
+from tfidf_tune.weighting import (
+    FocalWeighting,
+    GoldfishWeighting,
+    RepetitionWeighting,
+    TFIDFWeighting,
+    UniformWeighting,
+)
 
 COMPARED = ("loss", "cross_entropy", "grad_norm", "weight_std")
 
@@ -239,6 +245,15 @@ def test_a_state_of_another_weighting_is_refused(tiny_checkpoint, tmp_path, capl
     )  # fmt: skip
     with pytest.raises(RuntimeError, match=r"(?s)TFIDFWeighting.*16 batches, this one 5"):
         other.train(resume_from_checkpoint=str(folder))
+    for weighting in (RepetitionWeighting(), GoldfishWeighting()):  # with a state of its own, and without one
+        name = type(weighting).__name__
+        changed = make_trainer(
+            TokenWeightingTrainer, tiny_checkpoint, tmp_path, ragged_rows(40), weighting=weighting,
+            settings={"max_steps": 4},
+        )  # fmt: skip
+        message = rf"checkpoint-3 was trained with TFIDFWeighting, but this Trainer has {name}: resume with TFIDF"
+        with pytest.raises(ValueError, match=message):
+            changed.train(resume_from_checkpoint=str(folder))
 
     content = (file := folder / "token_weighting.pth").read_bytes()
     for what, damaged in {"empty": b"", "cut short": content[: len(content) // 2], "text": b"hello"}.items():

@@ -33,6 +33,7 @@ __all__ = ["TokenWeightingMixin", "TokenWeightingTrainer", "trainer_loss"]
 
 _logger = logging.get_logger(__name__)
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # where the Trainer's model computes its logits
+_CLASS = "class"  # in the file of a state: the name of the weighting; a keyword, so that no buffer is called this
 _Trainer: Any = object  # attributes and methods of the Trainer that the mixin is put before
 
 
@@ -314,22 +315,31 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         os.makedirs(output_dir, exist_ok=True)  # the main process may not have been here yet
-        torch.save(self.weighting.state_dict(), self._state_file(output_dir))
+        state = {_CLASS: type(self.weighting).__name__, **self.weighting.state_dict()}
+        torch.save(state, self._state_file(output_dir))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or not self.weighting.state_dict():
+        if checkpoint is None:
             return
         file = self._state_file(checkpoint)
         if not file.is_file():
-            _logger.warning(f"{checkpoint} has no {file.name}: the weighting begins with an empty state")
-        else:  # the state of another weighting is an error that names the settings
-            try:
-                state = torch.load(file, map_location="cpu", weights_only=True)
-            except Exception as error:  # torch.load raises anything
-                what = f"{file} cannot be read ({type(error).__name__})"
-                raise ValueError(f"{what}: resume from another checkpoint, or remove the file") from error
-            self.weighting.load_state_dict(state)
+            if self.weighting.state_dict():
+                _logger.warning(f"{checkpoint} has no {file.name}: the weighting begins with an empty state")
+            return
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch.load raises anything
+            what = f"{file} cannot be read ({type(error).__name__})"
+            raise ValueError(f"{what}: resume from another checkpoint, or remove the file") from error
+        own = type(self.weighting).__name__
+        saved = state.pop(_CLASS, own)
+        if saved != own:
+            raise ValueError(
+                f"{checkpoint} was trained with {saved}, but this Trainer has {own}: resume with {saved}, train in "
+                f"another folder, or remove {file} to go on with {own} and an empty state"
+            )
+        self.weighting.load_state_dict(state)  # a state of other settings is an error that names them
 
     def _state_file(self, folder: str) -> Path:
         suffix = f"_{self.args.process_index}" if self.args.world_size > 1 else ""
