@@ -17,7 +17,7 @@ from tfidf_tune.compare import Results, load_results, write_results
 from tfidf_tune.compare._figures import FLOOR, FLOOR_LINE, OPERATING, set_axes
 from tfidf_tune.compare._results import CONTROLS, LMS, NEAR_VERBATIM, PERPLEXITY, RECITED
 from tfidf_tune.compare._tables import membership_table
-from tfidf_tune.compare._verdict import NEAR_EXPLAINED
+from tfidf_tune.compare._wording import NEAR_EXPLAINED
 from tfidf_tune.report import terminal_text, write_report
 from tfidf_tune.report._document import Figure, Footnotes, Report, Table, joined, tabulate
 from tfidf_tune.report._figures import LONE_HEIGHT, draw_cross, drawn, label_points, legend_above, new_panels, styles_of

@@ -19,7 +19,7 @@ from tfidf_tune.commands.audit import main
 from tfidf_tune.commands.probe import main as probe
 from tfidf_tune.data import ProbeSpec, hf_tokenizer, read_probe_file, write_probe_file
 from tfidf_tune.probe import load_model
-from tfidf_tune.probe._documents import Unanswered
+from tfidf_tune.probe._sample_fields import Unanswered
 from tfidf_tune.tasks._model import TokenIdRequests
 
 QUICK = [

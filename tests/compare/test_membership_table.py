@@ -6,7 +6,7 @@ from run_fakes import blocks, controls, evaluation, results, run, targets
 from sklearn.metrics import roc_auc_score
 
 from tfidf_tune.compare import comparison_report
-from tfidf_tune.compare._verdict import AT_CHANCE, STILL_DETECTABLE
+from tfidf_tune.compare._wording import AT_CHANCE, STILL_DETECTABLE
 from tfidf_tune.probe import exposure, extraction_probability
 
 NUM_PASSAGES = 40

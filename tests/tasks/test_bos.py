@@ -14,7 +14,7 @@ from tfidf_tune.commands import probe as probe_command
 from tfidf_tune.compare import comparison_report, import_results
 from tfidf_tune.data import hf_tokenizer, read_probe_file
 from tfidf_tune.probe import load_model, token_likelihoods
-from tfidf_tune.probe._runs import written_bos
+from tfidf_tune.probe._run_identity import written_bos
 from tfidf_tune.tasks._prompts import prompts_for
 from tfidf_tune.training import build_monitor
 

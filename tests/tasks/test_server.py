@@ -19,7 +19,7 @@ from tfidf_tune.audit import ServerSpec
 from tfidf_tune.compare import import_results
 from tfidf_tune.data import read_probe_file
 from tfidf_tune.probe import planned_attacks
-from tfidf_tune.probe._documents import Unanswered
+from tfidf_tune.probe._sample_fields import Unanswered
 from tfidf_tune.tasks import SERVER_NAME, evaluate, save_token_ids_tokenizer, tasks_folder
 from tfidf_tune.tasks._server import ServerLM, _Answer, _scored
 

@@ -17,14 +17,14 @@ from tfidf_tune.audit._measures import Bound, parse_bounds, require_possible
 from tfidf_tune.audit._report import audit_report
 from tfidf_tune.compare import import_results
 from tfidf_tune.probe import Attack, planned_attacks, run_of, within_budget
-from tfidf_tune.probe._documents import MEMBERSHIP, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
 from tfidf_tune.probe._positive_control import MOST_READ, REQUESTS_PER_PATH
-from tfidf_tune.probe._runs import ALL_PASSAGES
+from tfidf_tune.probe._run_identity import ALL_PASSAGES
+from tfidf_tune.probe._sample_fields import MEMBERSHIP, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
 from tfidf_tune.report import Report, require_report_folder, write_report
 
 if TYPE_CHECKING:
     from tfidf_tune.data import MadeProbe, Passage, ProbeSpec
-    from tfidf_tune.data._disk_tasks import TaskRunner
+    from tfidf_tune.data._file_jobs import TaskRunner
 
 Note = Callable[[str], object]  # takes what a person who waits should know
 

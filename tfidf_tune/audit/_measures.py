@@ -14,7 +14,7 @@ from tfidf_tune.compare._evaluations import Floor, floor_of
 from tfidf_tune.compare._intervals import MIN_UNITS, SEED, binomial_upper_bound, bootstrap_interval
 from tfidf_tune.compare._positive_control import PositiveControl, is_served
 from tfidf_tune.compare._recited import Recited, TierTest, false_alarm_of_auc, least_noticeable, recited_further
-from tfidf_tune.compare._verdict import NEAR_EXPLAINED, TEXT_PROMPTS, few_units, prompt_length, span
+from tfidf_tune.compare._wording import NEAR_EXPLAINED, TEXT_PROMPTS, few_units, prompt_length, span
 from tfidf_tune.probe import extraction_probability
 from tfidf_tune.report._document import Footnotes, Table, tabulate
 

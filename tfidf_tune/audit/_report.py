@@ -17,7 +17,7 @@ from tfidf_tune.compare._intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES
 from tfidf_tune.compare._positive_control import PositiveControl, positive_control_of
 from tfidf_tune.compare._recited import Recited
 from tfidf_tune.compare._tables import is_detectable, membership_table
-from tfidf_tune.compare._verdict import (
+from tfidf_tune.compare._wording import (
     AT_CHANCE,
     BOUND,
     FEW_UNITS,

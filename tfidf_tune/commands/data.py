@@ -91,7 +91,7 @@ def _export_weights(options: argparse.Namespace) -> None:
             raise SetupError(f"{file} exists: name another file, or move it away")
     require_writable("OUT.parquet", output.parent)
     cfg, tokenizer, dataset = _build(options.config, options.overrides)
-    from tfidf_tune.training._export import export_weights
+    from tfidf_tune.training._export_weights import export_weights
 
     num_steps, num_sequences = export_weights(cfg, tokenizer, dataset, output)
     size = f"{counted(num_sequences, 'sequence')} in {counted(num_steps, 'step')}"

@@ -83,7 +83,7 @@ def _with_positive_controls(tasks: Any, metadata: dict[str, Any]) -> list[str]:
     A probe file that cannot be read, or is not named, is an error of the task itself.
     """
     from tfidf_tune.data import read_probe_file
-    from tfidf_tune.probe._documents import MEMBERSHIP, MEMORIZATION, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
+    from tfidf_tune.probe._sample_fields import MEMBERSHIP, MEMORIZATION, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
     from tfidf_tune.tasks.memorization import PROBE_FILE_VARIABLE
 
     named = tasks.split(",") if isinstance(tasks, str) else [*tasks]

@@ -1,11 +1,11 @@
 """Evaluated runs side by side: the table of results, intervals, comparisons and their report."""
 
 from tfidf_tune.compare._evaluations import compare_at_equal_perplexity, compare_objectives, evaluation_table, run_table
-from tfidf_tune.compare._file import load_results, read_results, write_results
 from tfidf_tune.compare._importer import import_results
 from tfidf_tune.compare._intervals import Interval, Membership, bootstrap_interval, holm, membership
 from tfidf_tune.compare._report import comparison_report
 from tfidf_tune.compare._results import Checkpoint, Results
+from tfidf_tune.compare._results_file import load_results, read_results, write_results
 
 __all__ = [
     "Checkpoint",

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 from pydantic import TypeAdapter
 
 from tfidf_tune.compare._results import UNKNOWN_OBJECTIVE, Checkpoint, Results, merge_provenance, scores_table
-from tfidf_tune.probe import _documents as logged
-from tfidf_tune.probe._runs import MILESTONE, checked_run, run_of
+from tfidf_tune.probe import _sample_fields as logged
+from tfidf_tune.probe._run_identity import MILESTONE, checked_run, run_of
 
 _Row: TypeAlias = tuple[str, str, str, float, float, float]
 """metric, kind, unit, prefix, value, count."""

@@ -22,7 +22,7 @@ from tfidf_tune.compare._results import (
     Results,
 )
 from tfidf_tune.compare._tables import comparison_tables, is_detectable, recited_by_objective, unshown_objectives
-from tfidf_tune.compare._verdict import AT_CHANCE, MOST_CLAUSES, RECITED_MARK, STILL_DETECTABLE, hardly_learned
+from tfidf_tune.compare._wording import AT_CHANCE, MOST_CLAUSES, RECITED_MARK, STILL_DETECTABLE, hardly_learned
 from tfidf_tune.report._document import Example, Footnotes, Report, joined
 
 # In the order of preference: what a reduction costs.

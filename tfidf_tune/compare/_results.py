@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from pydantic import ConfigDict
 
-from tfidf_tune.probe._documents import Count, Flag, ProbeSample, Progress, Rate, Seed, Text
+from tfidf_tune.probe._sample_fields import Count, Flag, ProbeSample, Progress, Rate, Seed, Text
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from tfidf_tune.compare import _verdict as words
+from tfidf_tune.compare import _wording as words
 from tfidf_tune.compare._evaluations import (
     Floor,
     at_last,

@@ -3,7 +3,6 @@
 from tfidf_tune.data._injected_passages import InjectedCanaries, injected_corpus_dataset
 from tfidf_tune.data._passages import Passage, read_probe_file, write_probe_file
 from tfidf_tune.data._probe_making import MadeProbe, ProbeSpec, make_probe
-from tfidf_tune.data._prompt_target import cnn_dailymail_dataset, squad_dataset
 from tfidf_tune.data._sequences import (
     CompletionsDataset,
     InjectedCorpusDataset,
@@ -21,6 +20,7 @@ from tfidf_tune.data._sources import (
     source_fingerprint,
     train_embedded_tokenizer,
 )
+from tfidf_tune.data._squad_and_news import cnn_dailymail_dataset, squad_dataset
 from tfidf_tune.data._text import text_blocks, text_blocks_dataset, text_dataset
 from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, hf_tokenizer, tokenizer_fingerprint, tokenizer_name
 

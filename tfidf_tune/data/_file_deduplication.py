@@ -29,7 +29,7 @@ from loguru import logger
 
 from tfidf_tune._files import atomic_file, is_leftover, locked_folder, work_folder
 from tfidf_tune.data._deduplication import Deduplication, Hashes, bands, signature, word_ngrams
-from tfidf_tune.data._disk_tasks import Step, TaskRunner, progress
+from tfidf_tune.data._file_jobs import Step, TaskRunner, progress
 from tfidf_tune.data._sources import SampleBy, TextSource, content_hashes, load_rows
 
 _WORK, _REPORT = "unfinished", "report.json"

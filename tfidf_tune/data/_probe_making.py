@@ -22,7 +22,7 @@ from tfidf_tune._files import file_sha256
 from tfidf_tune.data import _repeated_stretches as repeated
 from tfidf_tune.data import _sources as sources
 from tfidf_tune.data import _window_index as windows
-from tfidf_tune.data._disk_tasks import TaskRunner
+from tfidf_tune.data._file_jobs import TaskRunner
 from tfidf_tune.data._passages import Passage, Window, make_passages, read_probe_file
 from tfidf_tune.data._repeated_stretches import CUT, SHARED_TOKENS, Positions, Start, WindowChooser, join_documents
 from tfidf_tune.data._sources import EMBEDDED, SampleBy, embedded_documents, load_documents

@@ -21,7 +21,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from tfidf_tune._files import atomic_file
 from tfidf_tune.data import _deduplication as dedup
 from tfidf_tune.data._deduplication import Hashes
-from tfidf_tune.data._disk_tasks import TaskRunner, progress
+from tfidf_tune.data._file_jobs import TaskRunner, progress
 from tfidf_tune.data._repeated_stretches import without_overlaps
 from tfidf_tune.data._sources import SampleBy, load_documents
 

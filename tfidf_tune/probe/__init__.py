@@ -23,17 +23,17 @@ from tfidf_tune.probe._metrics import (
 
 if TYPE_CHECKING:
     from tfidf_tune.probe._decoding import greedy_continuations
-    from tfidf_tune.probe._documents import ProbeSample
     from tfidf_tune.probe._likelihoods import TokenLikelihoods, token_likelihoods
     from tfidf_tune.probe._loading import adapter_base, load_model
     from tfidf_tune.probe._memorization import MemorizationProbe, check_passages, evaluating, probe
-    from tfidf_tune.probe._runs import run_of
+    from tfidf_tune.probe._run_identity import run_of
+    from tfidf_tune.probe._sample_fields import ProbeSample
 else:
 
     def __getattr__(name: str) -> Any:
         # Comparisons do without torch, which takes seconds to import: what needs it is imported on first use.
         if name in __all__:
-            for module in ("_documents", "_runs", "_loading", "_decoding", "_likelihoods", "_memorization"):
+            for module in ("_sample_fields", "_run_identity", "_loading", "_decoding", "_likelihoods", "_memorization"):
                 loaded = import_module(f"tfidf_tune.probe.{module}")
                 if hasattr(loaded, name):
                     return getattr(loaded, name)

@@ -28,10 +28,10 @@ from tfidf_tune.data._tokenizer import after_bos, bos_ids, known_bos
 from tfidf_tune.probe import _decoding as decoding
 from tfidf_tune.probe import _metrics as metrics
 from tfidf_tune.probe import _positive_control as positive_control
-from tfidf_tune.probe._documents import ProbeSample
 from tfidf_tune.probe._finite import NonFiniteLogits
 from tfidf_tune.probe._likelihoods import NUM_TEXTS_FOR_BOS, is_mean_positive
 from tfidf_tune.probe._loading import require_known_ids
+from tfidf_tune.probe._sample_fields import ProbeSample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from tfidf_tune._checks import SetupError, check_at_least, first_problem, require_base_url, require_number
 from tfidf_tune.probe import TokenLikelihoods
-from tfidf_tune.probe._documents import UNREADABLE, Count, Unanswered
+from tfidf_tune.probe._sample_fields import UNREADABLE, Count, Unanswered
 from tfidf_tune.tasks._model import ScoredTokens
 from tfidf_tune.tasks._prompts import is_token_ids_request, parse_token_ids
 
@@ -119,7 +119,7 @@ class ServerLM(LM):  # type: ignore[misc]
     The API key is read from the environment and is in no message and no file. Timeouts, broken connections and the
     statuses 408, 409, 429 and 5xx are tried again with growing pauses, or as long as the server asks for by
     ``Retry-After``; an answer that does not fit its request is asked for again twice. Redirects are not followed. An
-    answer that a content filter withheld, or that is empty, is an :class:`~tfidf_tune.probe._documents.Unanswered`.
+    answer that a content filter withheld, or that is empty, is an :class:`~tfidf_tune.probe._sample_fields.Unanswered`.
 
     ``model`` is its name there, ``base_url`` is up to ``/v1``; ``tokenizer`` is that of the model, or another one that
     the measures are counted in; ``timeout`` is in seconds, for a whole answer; ``journal`` is a file of the answers of

@@ -21,8 +21,8 @@ from tfidf_tune.data._passages import noisy_copy
 from tfidf_tune.data._tokenizer import TokenArray
 from tfidf_tune.probe import check_passages
 from tfidf_tune.probe._attacks import Attack, chat_messages, generation, require_noise
-from tfidf_tune.probe._documents import Unanswered
 from tfidf_tune.probe._memorization import best_continuation, compare_continuation
+from tfidf_tune.probe._sample_fields import Unanswered
 from tfidf_tune.tasks._prompts import TokenIdPrompts, prompts_for, prompts_of, task_documents
 
 PROBE_FILE_VARIABLE = "TFIDF_TUNE_PROBE_FILE"

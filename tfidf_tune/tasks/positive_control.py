@@ -12,9 +12,9 @@ from datasets import Dataset
 
 from tfidf_tune.data import Passage
 from tfidf_tune.probe._attacks import chat_messages
-from tfidf_tune.probe._documents import Unanswered
 from tfidf_tune.probe._metrics import longest_memorized_substring
 from tfidf_tune.probe._positive_control import ControlPrompt, control_prompts, unigram_nll
+from tfidf_tune.probe._sample_fields import Unanswered
 from tfidf_tune.tasks._prompts import TokenIdPrompts, prompts_of, task_documents
 from tfidf_tune.tasks.memorization import probed, whole_numbers
 

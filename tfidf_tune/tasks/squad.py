@@ -16,7 +16,7 @@ from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data import TextSource, load_rows
-from tfidf_tune.data._prompt_target import SQUAD_COLUMNS, encode_prompts, squad_prompt
+from tfidf_tune.data._squad_and_news import SQUAD_COLUMNS, encode_prompts, squad_prompt
 from tfidf_tune.tasks._prompts import prompts_for, prompts_of, task_documents
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

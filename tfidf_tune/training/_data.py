@@ -35,7 +35,7 @@ from tfidf_tune.data import (
 from tfidf_tune.data._sequences import packed_mask, unpacked, unpadded_tokens
 from tfidf_tune.data._trained_passages import Trained, trained_passages
 from tfidf_tune.loss import WeightedCrossEntropyLoss
-from tfidf_tune.probe._runs import ALL_PASSAGES
+from tfidf_tune.probe._run_identity import ALL_PASSAGES
 from tfidf_tune.training._components import find_component, instantiate, sections
 from tfidf_tune.training._distributed import gather_tensors, is_main_process, main_process_first, print_once
 from tfidf_tune.training._errors import SetupError, cause_of, setup_errors
@@ -232,8 +232,8 @@ def probe_files(cfg: FinetuneConfig, dataset: Any) -> dict[Path, Sequence[Passag
     """Return the files that the run writes, and the passages that belong into them; the last file has all passages.
 
     Each data set counts its passages from 0. Where several data sets have a file, a further one,
-    :data:`~tfidf_tune.probe._runs.ALL_PASSAGES` in the folder of the run, has the passages of all, and the name of the
-    data set is in front of their ids: ``dataset[1]/target-0000``.
+    :data:`~tfidf_tune.probe._run_identity.ALL_PASSAGES` in the folder of the run, has the passages of all, and the name
+    of the data set is in front of their ids: ``dataset[1]/target-0000``.
     """
     files: dict[Path, Sequence[Passage]] = {}
     joined: list[Passage] = []

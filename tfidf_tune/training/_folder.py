@@ -11,7 +11,7 @@ from yaml import YAMLError
 
 from tfidf_tune._config import FinetuneConfig
 from tfidf_tune.data import injected_corpus_dataset, read_probe_file, sft_dataset, text_blocks_dataset
-from tfidf_tune.probe._runs import ALL_PASSAGES, MILESTONE
+from tfidf_tune.probe._run_identity import ALL_PASSAGES, MILESTONE
 from tfidf_tune.training._components import DEFAULTS, find_component, sections
 from tfidf_tune.training._errors import SetupError, setup_errors
 

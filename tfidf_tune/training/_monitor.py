@@ -22,7 +22,7 @@ from tfidf_tune.models import HFCausalLM
 from tfidf_tune.probe import MemorizationProbe, evaluating
 from tfidf_tune.probe._decoding import decode_greedily, most_positions
 from tfidf_tune.probe._finite import NonFiniteLogits
-from tfidf_tune.probe._runs import written_bos
+from tfidf_tune.probe._run_identity import written_bos
 from tfidf_tune.training._data import read_passages
 from tfidf_tune.training._errors import TrainingError, setup_errors
 from tfidf_tune.training._folder import BELOW_THRESHOLD

@@ -1,11 +1,11 @@
 """Token weights from token statistics, and from what a model predicts. Needs torch only."""
 
-from tfidf_tune.weighting._context_weightings import GoldfishWeighting, RepetitionWeighting
+from tfidf_tune.weighting._difficulty import FocalWeighting, MiLeWeighting
+from tfidf_tune.weighting._goldfish import GoldfishWeighting
+from tfidf_tune.weighting._repetition import RepetitionWeighting
 from tfidf_tune.weighting._tfidf import DocumentWindow, TermFrequency, TFIDFWeighting
 from tfidf_tune.weighting._weighting import (
     IGNORE_INDEX,
-    FocalWeighting,
-    MiLeWeighting,
     Predictions,
     TokenBatch,
     TokenWeighting,

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from tfidf_tune._files import atomic_file
 from tfidf_tune.compare._importer import import_results
 from tfidf_tune.compare._results import Checkpoint, Results, merge_provenance, scores_table
-from tfidf_tune.probe._documents import UNREADABLE, Count, Finite, Text, cause_of
+from tfidf_tune.probe._sample_fields import UNREADABLE, Count, Finite, Text, cause_of
 
 _FORMAT = "tfidf-tune results, version 2"
 _FIELDS = [each.name for each in fields(Checkpoint) if each.name != "samples"]

@@ -1,23 +1,30 @@
-"""Weights from the tokens before a token: Goldfish, which leaves one in k out, and repetition, which holds back copies.
+"""Repetition weights: tokens that were often learned after the same tokens are held back.
 
-Contexts are hashed, and choices are made by hash instead of at random. Hashes are int64 arithmetic without overflow, so
-that a CPU and a GPU give the same numbers. Shapes do not depend on values, so that nothing waits for a GPU: keys that
-are not kept are ``NO_TOKEN``.
+Counts are kept by hash in a table of a fixed size. Shapes do not depend on values, so that nothing waits for a GPU:
+keys that are not kept are ``NO_TOKEN``.
 
-Shape suffixes: H hashes, D distances to labels before, C choices of context, B rows, S positions in a row, N positions
-of all rows or keys of all positions, L levels of counts.
+Shape suffixes: H hashes, C choices of context, B rows, S positions in a row, N positions of all rows or keys of all
+positions, L levels of counts.
 """
 
-from collections.abc import Iterable, Sequence
 from itertools import combinations
 from math import comb
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfidf_tune._checks import require_bool, require_choice, require_integer, require_number
+from tfidf_tune._checks import require_bool, require_integer, require_number
+from tfidf_tune.weighting._context_hashes import (
+    BASE,
+    HASH_RANGE,
+    LONGEST_CONTEXT,
+    descending_powers,
+    documents_around,
+    hash_skip_grams,
+    positions_in_document,
+)
 from tfidf_tune.weighting._weighting import (
     IGNORE_INDEX,
     NO_TOKEN,
@@ -25,19 +32,9 @@ from tfidf_tune.weighting._weighting import (
     TokenBatch,
     TokenWeighting,
     differs_from_previous,
-    unit_mean,
 )
 
-GoldfishStrategy = Literal["hash", "static"]
-
-_HASH_RANGE = 2**32
-_LONGEST_CONTEXT = 1024  # each token of context takes as much time and memory as a copy of the labels
-_PRIME = 2**31 - 1
-_BASE = 1_000_003
 _SECOND_BASE = 1_299_709
-# Below 2**31, so that a product with a number of 32 bits fits into int64.
-_MULTIPLIER = 0x45D9F3B
-_MASK = _HASH_RANGE - 1
 _MOST_CHOICES = 64
 # An entry of the table is the fingerprint of a key, 20 bits, followed by its count.
 _COUNT_BITS = 11
@@ -46,152 +43,6 @@ _PRINT_BITS = 31 - _COUNT_BITS
 _PRINT_MASK = 2**_PRINT_BITS - 1
 _LEVELS = sorted({0, 1, *(2 << e for e in range(10)), *(3 << e for e in range(9))})
 _SHARE_BITS = 40
-
-
-def documents_around(positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first and last position of the document around each of :func:`positions_in_document`, ``[b, s]``."""
-    positions_S = torch.arange(positions.shape[1], device=positions.device)
-    # A document ends where the next position counts from 0 again; read backwards, the nearest end is a running minimum.
-    is_last_BS = F.pad(positions[:, 1:] == 0, (0, 1), value=True)
-    last_BS = torch.where(is_last_BS, positions_S, positions.shape[1]).flip(1).cummin(dim=1).values.flip(1)
-    return positions_S - positions, last_BS
-
-
-def positions_in_document(valid: Tensor, document_ids: Tensor | None) -> Tensor:
-    """Count the valid labels of the same document right before each one, int64 ``[b, s]``; others reset the count."""
-    positions_S = torch.arange(valid.shape[1], device=valid.device)
-    # The count restarts after an ignored label, and where another document begins.
-    begins_BS = F.pad(~valid[:, :-1], (1, 0), value=True)
-    if document_ids is not None:
-        begins_BS |= differs_from_previous(document_ids)
-    # The last restart so far, by a running maximum.
-    return positions_S - torch.where(begins_BS, positions_S, 0).cummax(dim=1).values
-
-
-def descending_powers(bases: Sequence[int], length: int) -> Tensor:
-    """Return the powers ``length - 1`` to 0 of each base modulo the prime of the hashes, int64 ``[h, length]``."""
-    return torch.tensor([[pow(base, exponent, _PRIME) for exponent in reversed(range(length))] for base in bases])
-
-
-def hash_contexts(labels: Tensor, powers_D: Tensor, *, seed: int = 0) -> Tensor:
-    """Hash the seed and the labels before each position, in their order: int64 ``[b, s]`` in [0, 2**32).
-
-    Of the :func:`descending_powers` the first is for the seed, the others for as many labels. A hash has no meaning
-    where fewer labels are before the position in its document.
-    """
-    terms_BDS = _terms(F.pad(labels + 1, (len(powers_D) - 1, -1)), powers_D[1:])
-    return _mix_bits(terms_BDS.sum(1).add_(powers_D[0] * (seed % _PRIME)).remainder_(_PRIME))
-
-
-def hash_skip_grams(labels: Tensor, choices: Sequence[Sequence[int]], powers_HD: Tensor) -> Tensor:
-    """Hash each label together with every choice of labels before it, once for each of several bases.
-
-    A choice is a list of distances, and labels keep their places. Of the :func:`descending_powers` the first is for the
-    number of the choice, the others for the distances down to 0. A hash has no meaning where a label of the largest
-    distance is not in its document. Returns int64 ``[h, c, b, s]`` in [0, 2**32).
-    """
-    # One term for each distance, shared by all choices, the farthest first.
-    longest = powers_HD.shape[1] - 2
-    terms_HBDS = _terms(F.pad(labels + 1, (longest, 0)), powers_HD[:, None, 1:])
-    total_HBS = terms_HBDS.sum(2)
-    sums = []
-    for j, choice in enumerate(choices):
-        left_out = [distance for distance in range(1, longest + 1) if distance not in choice]
-        # Whichever are fewer: the terms of the choice and of the label, or those to be subtracted from all.
-        start_HBS, distances, sign = total_HBS, left_out, -1
-        if len(choice) < len(left_out):
-            start_HBS, distances, sign = terms_HBDS[:, :, -1], [*choice], 1
-        # The number of the choice tells equal sums of different choices apart.
-        sum_HBS = start_HBS.add(powers_HD[:, :1, None], alpha=j + 1)
-        for distance in distances:
-            sum_HBS.add_(terms_HBDS[:, :, -1 - distance], alpha=sign)
-        sums.append(sum_HBS)
-    return _mix_bits(torch.stack(sums, dim=1).remainder_(_PRIME))
-
-
-def _terms(numbers_BT: Tensor, powers_D: Tensor) -> Tensor:
-    """Multiply any d numbers next to each other by the powers ``[..., 1, d]``: int64 ``[..., b, d, s = t - d + 1]``."""
-    # A view. Its windows have a fixed size, so that compiled graphs serve every length of rows.
-    windows_BDS = (numbers_BT % _PRIME).unfold(1, powers_D.shape[-1], 1).transpose(1, 2)
-    # Both factors are below 2**31, so that no product overflows.
-    return (windows_BDS * powers_D[..., None]).remainder_(_PRIME)
-
-
-def _mix_bits(numbers: Tensor) -> Tensor:
-    """Spread the lowest 32 bits of int64 numbers, so that similar ones differ widely: in [0, 2**32), one to one."""
-    # Shifts bring high bits down, products with an odd number bring low bits up; both can be undone: none collide.
-    mixed = numbers & _MASK
-    for _ in range(2):
-        mixed = (mixed ^ (mixed >> 16)).mul_(_MULTIPLIER).bitwise_and_(_MASK)
-    return mixed ^ (mixed >> 16)
-
-
-class GoldfishWeighting(TokenWeighting):
-    r"""Goldfish weights: one token in k is left out of the loss, all others have equal weights.
-
-    .. math::
-        \mathcal{L} = -\frac{1}{|G|} \sum_i G_i \log P(x_i | x_{<i}), \qquad
-        w_i = \frac{M}{|G|} G_i
-
-    where :math:`G_i` is 0 for tokens that are left out and 1 otherwise, :math:`|G|` is the number of ones and M that of
-    the valid tokens. Source: Hans et al., "Be like a Goldfish, Don't Memorize! Mitigating Memorization in Generative
-    LLMs" (2024), section 3: k = 4 and h = 13 there.
-
-    - ``hash``: whether a token is left out follows from a hash of the h tokens before it, so that a passage always
-      loses the same tokens, wherever it occurs. The hash depends on the order of these tokens, does not include the
-      target, and is the same on every device. A token with fewer than h labels before it in its document is kept.
-    - ``static``: every k-th label of a document is left out, counted from the last ignored label.
-
-    Special tokens, see :meth:`set_special_tokens`, are always kept. In ``.eval()`` mode nothing is left out. There is
-    no state.
-
-    Args:
-        strategy (GoldfishStrategy): ``hash`` or ``static``. Default: "hash".
-        k (int): one token in k is left out, 2 to 2**31. Default: 4.
-        h (int): tokens of context that are hashed, 1 to 1024. Default: 13.
-        seed (int): of the hash. Default: 0.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-    """
-
-    powers: Tensor
-    _is_special: Tensor
-
-    def __init__(self, *, strategy: GoldfishStrategy = "hash", k: int = 4, h: int = 13, seed: int = 0) -> None:
-        super().__init__()
-        require_choice("strategy", strategy, get_args(GoldfishStrategy))
-        require_integer("k", k, 2, "one token in k is left out of the loss", 2**31)  # k times a hash is an int64
-        require_integer("h", h, 1, "the hash is of the h tokens before a token", _LONGEST_CONTEXT)
-        self.strategy: GoldfishStrategy = strategy
-        self.k = k
-        self.h = h
-        self.seed = seed
-        self.register_buffer("powers", descending_powers([_BASE], h + 1), persistent=False)
-        self.set_special_tokens(())
-
-    def set_special_tokens(self, token_ids: Iterable[int]) -> None:
-        """Set the tokens that are never left out. They replace those set before."""
-        ids = sorted({token_id for token_id in token_ids if token_id >= 0})
-        # A table, because torch.isin sorts many ids, which waits for a GPU. The last entry stands for all ids above.
-        self.register_buffer("_is_special", torch.zeros(ids[-1] + 2 if ids else 1, dtype=torch.bool), persistent=False)
-        self._is_special[ids] = True
-
-    def weigh(self, batch: TokenBatch) -> Tensor:
-        """Return M / |G| where a token is kept and 0 elsewhere, float32 ``[b, s]``."""
-        valid = batch.labels != IGNORE_INDEX
-        if not self.training:
-            return valid.float()
-        # Special tokens are kept; labels above the table read its last entry, which is False.
-        is_special = self._is_special.take(batch.labels.clamp(0, len(self._is_special) - 1))
-        positions = positions_in_document(valid, batch.document_ids)
-        # One token in k: by its place in the document, or by a hash of the tokens before it that is small enough.
-        if self.strategy == "static":
-            left_out = positions % self.k == self.k - 1
-        else:
-            hashes = hash_contexts(batch.labels, self.powers[0], seed=self.seed)
-            left_out = (hashes * self.k < _HASH_RANGE) & (positions >= self.h)
-        return unit_mean((valid & (is_special | ~left_out)).float(), valid)
 
 
 class RepetitionWeighting(TokenWeighting):
@@ -267,7 +118,7 @@ class RepetitionWeighting(TokenWeighting):
         sync: bool = False,
     ) -> None:
         super().__init__()
-        require_integer("h", h, 1, "a token is looked up with the h tokens before it", _LONGEST_CONTEXT)
+        require_integer("h", h, 1, "a token is looked up with the h tokens before it", LONGEST_CONTEXT)
         k = h if k is None else k
         require_integer("k", k, 1, f"it is how many of the {h} tokens of context have to be the same", h)
         if comb(h, k) > _MOST_CHOICES:
@@ -282,8 +133,8 @@ class RepetitionWeighting(TokenWeighting):
         require_integer("min_length", min_length, 1, "repetition counts from so many labels on", 10**6)
         require_integer("sample", sample, 1, "one key in so many is counted", 64)
         require_integer("num_buckets", num_buckets, 1, "it is the length of the table of counts", 2**30)
-        if num_buckets * sample > _HASH_RANGE // 2:
-            remedy = f"keys are hashes of 31 bits, set num_buckets to at most {_HASH_RANGE // 2 // sample}"
+        if num_buckets * sample > HASH_RANGE // 2:
+            remedy = f"keys are hashes of 31 bits, set num_buckets to at most {HASH_RANGE // 2 // sample}"
             raise ValueError(f"num_buckets is {num_buckets} and sample {sample}: {remedy}")
         require_bool("sync", sync)
         self.h = h
@@ -298,7 +149,7 @@ class RepetitionWeighting(TokenWeighting):
         self.choices = list(combinations(range(1, h + 1), k))
         self.register_buffer("table", torch.zeros(num_buckets, dtype=torch.int32))
         self.register_buffer("contexts", torch.tensor([h, k, sample]))  # of the keys in the table
-        self.register_buffer("powers", descending_powers([_BASE, _SECOND_BASE], h + 2), persistent=False)
+        self.register_buffer("powers", descending_powers([BASE, _SECOND_BASE], h + 2), persistent=False)
         self.register_buffer("levels", torch.tensor(_LEVELS, dtype=torch.int32), persistent=False)
         self._one_thread = OneThread()
 
@@ -328,7 +179,7 @@ class RepetitionWeighting(TokenWeighting):
         """Return the keys, buckets followed by fingerprints, int64 ``[c, b, s]``; ``NO_TOKEN`` where none is kept."""
         # The first hash samples the keys and chooses the bucket; the second, independent of it, is the fingerprint.
         hashes_CBS, prints_CBS = hash_skip_grams(labels, self.choices, self.powers).unbind()
-        kept_CBS = (hashes_CBS * self.sample < _HASH_RANGE) & (valid & (positions >= self.h))
+        kept_CBS = (hashes_CBS * self.sample < HASH_RANGE) & (valid & (positions >= self.h))
         keys_CBS = (hashes_CBS % self.num_buckets << _PRINT_BITS) | prints_CBS & _PRINT_MASK
         return torch.where(kept_CBS, keys_CBS, NO_TOKEN)
 

@@ -10,7 +10,7 @@ import yaml
 from pydantic import TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
-from tfidf_tune.probe._documents import UNREADABLE, Count, Flag, Progress, Rate, Seed, Text, cause_of
+from tfidf_tune.probe._sample_fields import UNREADABLE, Count, Flag, Progress, Rate, Seed, Text, cause_of
 
 ALL_PASSAGES = "all_passages.jsonl"
 """In the folder of a run, the probe file of all its data sets, where several of them have passages."""
