@@ -15,7 +15,6 @@ from tfidf_tune.probe import (
     exposure,
     extraction_probability,
     membership_scores,
-    num_samples_needed,
     passage_scores,
     token_likelihoods,
     true_positive_rate,
@@ -176,15 +175,6 @@ def test_extraction_probability_is_that_of_repeated_sampling(llama):
     assert extraction_probability(np.array([0.0, nll, 2000.0]), 7) == pytest.approx([1.0, 1 - (1 - q) ** 7, 0.0])
     assert extraction_probability(np.array([0.0, nll, 2000.0]), 0).tolist() == [0, 0, 0]
     assert extraction_probability(40.0, 1000) == pytest.approx(1000 * math.exp(-40), rel=1e-9)  # 1 - q rounds to 1
-
-
-@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
-def test_the_number_of_samples_needed_is_the_least(probability):
-    for nll in (0.2, 3.0, 12.0):
-        number = num_samples_needed(nll, probability)
-        assert extraction_probability(nll, number) >= probability > extraction_probability(nll, number - 1)
-    assert num_samples_needed(0.0, probability) == 1
-    assert {num_samples_needed(nll, probability) for nll in (715.0, 740.0, 800.0)} == {math.inf}
 
 
 def test_a_mean_is_positive_if_the_interval_of_students_t_is():

@@ -84,8 +84,8 @@ def add_tasks(parser: argparse.ArgumentParser) -> None:
     """Add the options of where tasks on files run."""
     add = parser.add_argument_group("tasks, one for each file of text").add_argument
     add("--jobs", type=whole_number(1), default=1, help="at once; default: %(default)s")
-    add("--executor", choices=("local", "slurm", "ray"), default="local", help="where they run; default: %(default)s")
-    args_help = "of datatrove's executor for Slurm or Ray: partition=cpu,time=24:00:00,mem_per_cpu_gb=4"
+    add("--executor", choices=("local", "slurm"), default="local", help="where they run; default: %(default)s")
+    args_help = "of datatrove's executor for Slurm: partition=cpu,time=24:00:00,mem_per_cpu_gb=4"
     add("--executor-args", type=key_values, default={}, metavar="KEY=VALUE,...", help=args_help)
 
 

@@ -141,7 +141,7 @@ def probe_spec(options: argparse.Namespace) -> "ProbeSpec":
 
     spec = ProbeSpec(**given(options, ProbeSpec) | {"sources": tuple(options.sources)}, allow_fewer=True)
     if task_runner(options).executor != "local" or spec.passages == "near-duplicates":
-        require_extras("with Slurm, Ray or --passages near-duplicates", "scale")
+        require_extras("with Slurm or --passages near-duplicates", "scale")
     return spec
 
 

@@ -1,4 +1,4 @@
-"""Tasks on files: in this process, in several of this machine, or by datatrove on Slurm or on Ray."""
+"""Tasks on files: in this process, in several of this machine, or by datatrove on Slurm."""
 
 import copy
 import os
@@ -13,7 +13,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Thread
@@ -24,7 +23,7 @@ from tqdm import tqdm
 from tfidf_tune._checks import require_choice, require_integer
 from tfidf_tune._printing import visible
 
-EXECUTORS = ("local", "slurm", "ray")
+EXECUTORS = ("local", "slurm")
 _SECONDS_BETWEEN_LOOKS = 2.0
 _Item = TypeVar("_Item")
 
@@ -39,8 +38,8 @@ class TaskRunner:
 
     Args:
         executor (str): "local", this process, or processes of this machine if there are several jobs; "slurm", job
-            arrays, submitted from here; "ray", the Ray cluster that this machine belongs to. All machines need this
-            environment and the files at the same paths. Default: "local"
+            arrays, submitted from here, whose machines need this environment and the files at the same paths.
+            Default: "local"
         num_jobs (int): tasks at once. Default: 1
         options (Mapping[str, Any]): more arguments of datatrove's executor. Slurm needs ``partition`` and ``time``.
 
@@ -56,47 +55,46 @@ class TaskRunner:
         require_choice("executor", self.executor, EXECUTORS)
         require_integer("num_jobs", self.num_jobs, 1)
         if self.executor == "local" and self.options:
-            raise ValueError(f"executor_args are for slurm and ray, but the executor is local: {dict(self.options)}")
+            raise ValueError(f"executor_args are for slurm, but the executor is local: {dict(self.options)}")
         missing = [name for name in ("partition", "time") if name not in self.options]
         if self.executor == "slurm" and missing:
             raise ValueError(f"slurm needs executor_args {' and '.join(missing)}: partition=NAME,time=24:00:00")
         if self.executor == "slurm" and shutil.which("sbatch") is None:
             raise ValueError("slurm has no command sbatch here: run this on a machine from which jobs are submitted")
-        if self.executor == "ray" and find_spec("ray") is None:
-            raise ValueError("the executor is ray, but ray is not installed: pip install ray")
 
     def run(self, steps: Sequence[Step], folder: Path, num_tasks: int, doing: str) -> None:
         """Run the steps for each rank below ``num_tasks`` that ``folder`` does not say is finished."""
         if self.executor == "local":
             _run_here(steps, folder / "completions", num_tasks, self.num_jobs, doing)
             return
-        from datatrove.executor import RayPipelineExecutor, SlurmPipelineExecutor
+        from datatrove.executor import SlurmPipelineExecutor
         from loguru import logger
 
-        # Ranks, marks of finished tasks and logs are the same for all executors.
         logger.disable("datatrove")
-        common = {"tasks": num_tasks, "workers": min(self.num_jobs, num_tasks), "logging_dir": str(folder)}
-        executor: Any
-        if self.executor == "ray":
-            import ray
-
-            ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
-            executor = RayPipelineExecutor(list(steps), **common, **self.options)
+        # Jobs use this environment; their names tell those of this call from others in the queue.
+        activate = Path(sys.prefix) / "bin" / "activate"
+        options: dict[str, Any] = {"qos": "", "job_name": f"tfidf-tune-{doing.replace(' ', '-')}-{os.getpid()}"}
+        if activate.is_file():
+            options["venv_path"] = str(activate)
+        # Ranks, marks of finished tasks and logs are those of tasks that run here.
+        executor = SlurmPipelineExecutor(
+            list(steps),
+            tasks=num_tasks,
+            workers=min(self.num_jobs, num_tasks),
+            logging_dir=str(folder),
+            **options | dict(self.options),
+        )
+        try:
             executor.run()
-        else:
-            # Jobs use this environment; their names tell those of this call from others in the queue.
-            activate = Path(sys.prefix) / "bin" / "activate"
-            of_slurm = {"venv_path": str(activate)} if activate.is_file() else {}
-            of_slurm |= {"qos": "", "job_name": f"tfidf-tune-{doing.replace(' ', '-')}-{os.getpid()}"}
-            executor = SlurmPipelineExecutor(list(steps), **common, **{**of_slurm, **self.options})
-            try:
-                executor.run()
-            except (OSError, subprocess.CalledProcessError) as error:
-                raise ChildProcessError(f"{doing}: cannot submit the job to Slurm: {error}") from error
-            _wait(executor, num_tasks, doing)
-        if failed := executor.get_incomplete_ranks():
-            what = f"{len(failed)} of {num_tasks} tasks failed on {self.executor}; see the logs in {folder}"
-            raise ChildProcessError(f"{doing}: {what}. Run the same command again to retry them")
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise ChildProcessError(f"{doing}: cannot submit the job to Slurm: {error}") from error
+        _wait(executor, num_tasks, doing)
+        failed = executor.get_incomplete_ranks()
+        if failed:
+            raise ChildProcessError(
+                f"{doing}: {len(failed)} of {num_tasks} tasks failed on Slurm; see the logs in {folder}. Run the same "
+                "command again to retry them"
+            )
 
 
 def _run_here(steps: Sequence[Step], completions: Path, num_tasks: int, num_jobs: int, doing: str) -> None:

@@ -8,7 +8,6 @@ from tfidf_tune.probe._membership import (
     exposure,
     extraction_probability,
     membership_scores,
-    num_samples_needed,
     passage_scores,
     true_positive_rate,
 )
@@ -57,7 +56,6 @@ __all__ = [
     "longest_memorized_substring",
     "longest_prefix_match",
     "membership_scores",
-    "num_samples_needed",
     "passage_scores",
     "planned_attacks",
     "probe",

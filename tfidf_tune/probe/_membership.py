@@ -99,16 +99,6 @@ def extraction_probability(nll_sum: Any, num_samples: float) -> Any:
         return -np.expm1(num_samples * np.maximum(one_miss, np.finfo(np.float64).min))  # 0 times infinity is NaN
 
 
-def num_samples_needed(nll_sum: float, probability: float) -> float:
-    """Return the least number of samples n of :func:`extraction_probability` for a probability p, in (0, 1).
-
-    ``n = ceil( ln(1 - p) / ln(1 - q) )``, 1 for q = 1, and infinite if it is too large for float64.
-    """
-    with np.errstate(divide="ignore", over="ignore", under="ignore"):
-        one_miss = np.log1p(-np.exp(-np.float64(nll_sum)))
-        return float(np.maximum(1, np.ceil(math.log1p(-probability) / one_miss)))
-
-
 def membership_scores(values: Mapping[str, Floats]) -> dict[str, Floats]:
     """Return membership scores, the higher the more likely a member, by attack.
 
