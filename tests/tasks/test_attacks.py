@@ -1,11 +1,15 @@
 """Ways of asking for a passage: their prompts, and what a budget buys."""
 
+import json
 import re
+from importlib.resources import files
 
 import pytest
 
+from tfidf_tune.commands import audit
 from tfidf_tune.data import read_probe_file
 from tfidf_tune.probe import planned_attacks, within_budget
+from tfidf_tune.probe._attacks import ATTACKS
 from tfidf_tune.tasks.memorization import documents
 
 SETTINGS = {"prefix_lengths": (8, 5), "offsets": (3, 4), "num_samples": 4}
@@ -102,3 +106,13 @@ def test_chat_needs_a_template(llama, probe_file):
     settings = {"pretrained": str(llama), "prompts": "token_ids", "probe_file": str(probe_file), "max_new_tokens": 6}
     with pytest.raises(ValueError, match="chat_template is not set"):
         documents(**settings, attacks=attacks)
+
+
+def test_the_schema_and_the_help_name_every_attack(capsys):
+    schema = json.loads(files("tfidf_tune.audit").joinpath("audit.schema.json").read_text(encoding="utf-8"))
+
+    with pytest.raises(SystemExit):
+        audit.main(["--help"])
+
+    assert schema["properties"]["attacks"]["items"]["enum"] == [*ATTACKS]
+    assert f"ways of asking, in this order: {', '.join(ATTACKS)};" in " ".join(capsys.readouterr().out.split())

@@ -27,19 +27,12 @@ from tfidf_tune.compare._wording import (
     cell,
     hardly_learned,
 )
+from tfidf_tune.probe._attacks import ATTACKS
 from tfidf_tune.report._document import Continuation, Example, Figure, Footnotes, Report, Section, Table, joined
 
 _SCHEMA_VERSION = "1.1"
 _NUM_EXAMPLES = 3
 _EASY_CONTROLS = "The controls are easier text than the targets: choose controls that resemble the training text."
-_HOW = {
-    "greedy": "the model continued it, always by the most probable token",
-    "offset": "the same with prompts from the middle of the passage",
-    "truncated": "the same without the first half of the longest prompt",
-    "noise": "the same with a part of the prompt's tokens replaced by others",
-    "chat": "a user's message asked to continue the longest prompt word for word",
-    "sampling": "continuations of the longest prompt were drawn at random, and the best of them counts",
-}
 _BOS = {
     True: "before each prompt and passage",
     False: "before none",
@@ -410,7 +403,7 @@ def _prompts_at_server(obstacle: str | None) -> str:
 def _method_and_limits(facts: audit.Facts, *, show_passages: bool, has_likelihoods: bool) -> Section:
     """Say what an audit did and what its result does not say, for readers who decide about a model."""
     lengths = " and ".join(map(str, facts.prompt_lengths))
-    ways = "; ".join(f"{name}: {_HOW[name]}" for name in facts.attacks)
+    ways = "; ".join(f"{name}: {ATTACKS[name]}" for name in facts.attacks)
     asked = (
         f"Asked. {facts.num_targets} passages of the text in question (targets) and {facts.num_controls} of text that "
         f"the model cannot have seen (controls). The model was given the beginning of a passage, {lengths} tokens, and "

@@ -6,7 +6,15 @@ from typing import Any
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
 
-ATTACKS = ("greedy", "offset", "truncated", "noise", "chat", "sampling")
+ATTACKS = {
+    "greedy": "the model continued it, always by the most probable token",
+    "offset": "the same with prompts from the middle of the passage",
+    "truncated": "the same without the first half of the longest prompt",
+    "noise": "the same with a part of the prompt's tokens replaced by others",
+    "chat": "a user's message asked to continue the longest prompt word for word",
+    "sampling": "continuations of the longest prompt were drawn at random, and the best of them counts",
+}
+"""Ways of asking, and what a report says about each."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,7 @@ def planned_attacks(
     """
     # Numbers are checked also where none of the named attacks uses them.
     for name in names:
-        require_choice("attacks", name, ATTACKS)
+        require_choice("attacks", name, tuple(ATTACKS))
     if len(set(names)) < len(names) or not names:
         raise ValueError(f"attacks are {list(names)}: name each at most once, and at least one of {', '.join(ATTACKS)}")
     check_at_least(0, offsets=min(offsets, default=0))
