@@ -17,6 +17,7 @@ from tfidf_tune.audit._measures import Bound, parse_bounds, require_possible
 from tfidf_tune.audit._report import audit_report
 from tfidf_tune.compare import import_results
 from tfidf_tune.probe import Attack, planned_attacks, run_of, within_budget
+from tfidf_tune.probe._attacks import PREFIX_LENGTHS
 from tfidf_tune.probe._positive_control import MOST_READ, REQUESTS_PER_PATH
 from tfidf_tune.probe._run_identity import ALL_PASSAGES
 from tfidf_tune.probe._sample_fields import MEMBERSHIP, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
@@ -120,7 +121,7 @@ class AuditSpec:
     model_args: dict[str, Any] = field(default_factory=dict)
     reference: str | None = None
     attacks: Sequence[str] | None = None
-    prefix_lengths: Sequence[int] = (32, 50, 100)
+    prefix_lengths: Sequence[int] = PREFIX_LENGTHS
     max_new_tokens: int = 128
     offset: int = 0
     offsets: Sequence[int] = (64, 96)

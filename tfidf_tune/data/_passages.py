@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from tfidf_tune._checks import first_problem
 from tfidf_tune._files import atomic_file
-from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, tokenizer_fingerprint, tokenizer_name
+from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, decode_whole, tokenizer_fingerprint, tokenizer_name
 
 _TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # the data sets hold them as int32
 _Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]  # results are read with numbers up to this
@@ -76,14 +76,12 @@ Window = tuple[TokenArray, list[list[int]], str, dict[str, Any]]
 
 def make_passages(tokenizer: TextTokenizer, windows: Sequence[Window], num_targets: int) -> list[Passage]:
     """Make passages: the targets first, then the controls."""
-    # A corpus can spell out special tokens: WikiText is full of "<unk>".
-    options = {"skip_special_tokens": False} if isinstance(tokenizer, HFTokenizer) else {}
     of_tokenizer = {"tokenizer": tokenizer_name(tokenizer), "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer)}
     passages = []
     for index, (ids, positions, source, fields) in enumerate(windows):
         kind: PassageKind = "target" if index < num_targets else "control"
         number = index if kind == "target" else index - num_targets
-        text = tokenizer.decode(ids.tolist(), **options)
+        text = decode_whole(tokenizer, ids.tolist())
         values: dict[str, Any] = {"num_injections": len(positions), "positions": positions, "source": source}
         passages.append(Passage(f"{kind}-{number:04d}", kind, text, ids.tolist(), **values | of_tokenizer | fields))
     return passages

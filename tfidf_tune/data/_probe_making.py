@@ -26,7 +26,7 @@ from tfidf_tune.data._file_jobs import TaskRunner
 from tfidf_tune.data._passages import Passage, Window, make_passages, read_probe_file
 from tfidf_tune.data._repeated_stretches import CUT, SHARED_TOKENS, Positions, Start, WindowChooser, join_documents
 from tfidf_tune.data._sources import EMBEDDED, SampleBy, embedded_documents, load_documents
-from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, encode_texts, tokenizer_identity
+from tfidf_tune.data._tokenizer import TextTokenizer, TokenArray, decode_whole, encode_texts, tokenizer_identity
 from tfidf_tune.data._window_index import PLACE, Piece, Records
 
 PASSAGES = ("duplicates", "near-duplicates", "random")
@@ -294,8 +294,7 @@ class _Search:
 
     def text(self, ids: TokenArray) -> bytes:
         """Decode tokens; an incomplete character at an end is not a part of the text."""
-        options = {"skip_special_tokens": False} if isinstance(self.tokenizer, HFTokenizer) else {}
-        return self.tokenizer.decode(ids.tolist(), **options).strip("\ufffd").encode("utf-8", "surrogatepass")
+        return decode_whole(self.tokenizer, ids.tolist()).strip("\ufffd").encode("utf-8", "surrogatepass")
 
     def read(self, places: Records, name: str) -> Iterator[tuple[Piece, TokenArray]]:
         """Tokenize the documents of windows; :data:`CUT` replaces tokens of a piece that its document may not have."""

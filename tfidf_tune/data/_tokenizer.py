@@ -90,6 +90,14 @@ def count_bytes(text: str) -> int:
     return len(text.encode(errors="replace"))
 
 
+def decode_whole(tokenizer: TextTokenizer, ids: list[int]) -> str:
+    """Decode ids with the special tokens among them: a corpus can spell them out, as WikiText has "<unk>"."""
+    if isinstance(tokenizer, HFTokenizer):
+        return tokenizer.decode(ids, skip_special_tokens=False)
+    # Not all of torchtune's tokenizers have that option.
+    return tokenizer.decode(ids)
+
+
 def bos_ids(tokenizer: TextTokenizer) -> list[int]:
     """Return BOS as a list, empty if the tokenizer has none."""
     return tokenizer.encode("", add_bos=True, add_eos=False)

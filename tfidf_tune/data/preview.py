@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from tfidf_tune._printing import counted, say, visible
-from tfidf_tune.data._tokenizer import HFTokenizer
+from tfidf_tune.data._sequences import IGNORED
+from tfidf_tune.data._tokenizer import decode_whole
 
 _MOST_COUNTED = 10_000  # items that are read for the counts: torchtune's data sets tokenize when they are read
 
@@ -30,7 +31,7 @@ def _documents(dataset: Any, indices: Sequence[int]) -> Iterator[Document]:
         for length in map(int, item.get("seq_lens", [len(tokens)])):
             end = start + length
             # Labels are shifted by one: the first token of a document is never learned.
-            is_learned = [False, *(label != -100 for label in labels[start + 1 : end])]
+            is_learned = [False, *(label != IGNORED for label in labels[start + 1 : end])]
             if any(is_learned) or "seq_lens" not in item:  # otherwise padding
                 yield tokens[start:end], is_learned[:length]
             start = end
@@ -43,12 +44,11 @@ def _print_document(tokenizer: Any, number: int, document: Document) -> None:
     mark = "in green" if is_colored else "in [[ ]]"
     say(f"\nExample {number}: {counted(len(tokens), 'token')}, {sum(is_learned):,} learned, {mark}")
     shown = Text()
-    options = {"skip_special_tokens": False} if isinstance(tokenizer, HFTokenizer) else {}
     end, before = 0, ""
     for learned, run in groupby(is_learned):
         end += len(list(run))
         # Decoded from the start, because a decoder drops the space before a first token.
-        whole = tokenizer.decode(tokens[:end], **options)
+        whole = decode_whole(tokenizer, tokens[:end])
         text = visible(whole[len(before) :])
         before = whole
         style = "bold green" if learned else "dim"

@@ -6,6 +6,8 @@ from typing import Any
 
 from tfidf_tune._checks import check_at_least, require_choice, require_number
 
+PREFIX_LENGTHS = (32, 50, 100)
+"""Tokens of the prompts, unless others are named: the lengths of the task ``tfidf_memorization``."""
 ATTACKS = {
     "greedy": "the model continued it, always by the most probable token",
     "offset": "the same with prompts from the middle of the passage",

@@ -28,6 +28,7 @@ from tfidf_tune.data._tokenizer import after_bos, bos_ids, known_bos
 from tfidf_tune.probe import _decoding as decoding
 from tfidf_tune.probe import _metrics as metrics
 from tfidf_tune.probe import _positive_control as positive_control
+from tfidf_tune.probe._attacks import PREFIX_LENGTHS
 from tfidf_tune.probe._finite import NonFiniteLogits
 from tfidf_tune.probe._likelihoods import NUM_TEXTS_FOR_BOS, is_mean_positive
 from tfidf_tune.probe._loading import require_known_ids
@@ -42,7 +43,7 @@ def probe(
     tokenizer: TextTokenizer,
     passages: Sequence[Passage],
     *,
-    prefix_lengths: Sequence[int] = (32, 50, 100),
+    prefix_lengths: Sequence[int] = PREFIX_LENGTHS,
     max_new_tokens: int = 128,
     batch_size: int = 64,
     offset: int = 0,

@@ -14,6 +14,7 @@ from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.probe import TokenLikelihoods, load_model, token_likelihoods
+from tfidf_tune.probe._attacks import PREFIX_LENGTHS
 from tfidf_tune.probe._membership import membership_scores, passage_scores, roc_auc, true_positive_rate, zlib_score
 from tfidf_tune.tasks._prompts import task_documents
 from tfidf_tune.tasks.memorization import probed, whole_numbers
@@ -22,7 +23,7 @@ from tfidf_tune.tasks.memorization import probed, whole_numbers
 def documents(
     *,
     probe_file: str | None = None,
-    prefix_lengths: int | str | Sequence[int] = (32, 50, 100),
+    prefix_lengths: int | str | Sequence[int] = PREFIX_LENGTHS,
     max_new_tokens: int = 128,
     offset: int = 0,
     reference_model: str | None = None,

@@ -20,7 +20,7 @@ from tfidf_tune.data import Passage, read_probe_file
 from tfidf_tune.data._passages import noisy_copy
 from tfidf_tune.data._tokenizer import TokenArray
 from tfidf_tune.probe import check_passages
-from tfidf_tune.probe._attacks import Attack, chat_messages, generation, require_noise
+from tfidf_tune.probe._attacks import PREFIX_LENGTHS, Attack, chat_messages, generation, require_noise
 from tfidf_tune.probe._memorization import best_continuation, compare_continuation
 from tfidf_tune.probe._sample_fields import Unanswered
 from tfidf_tune.tasks._prompts import TokenIdPrompts, prompts_for, prompts_of, task_documents
@@ -32,7 +32,7 @@ def documents(
     *,
     task_prefix_length: int | None = None,
     probe_file: str | None = None,
-    prefix_lengths: int | str | Sequence[int] = (32, 50, 100),
+    prefix_lengths: int | str | Sequence[int] = PREFIX_LENGTHS,
     max_new_tokens: int = 128,
     offset: int = 0,
     prompt_noise: float = 0.0,

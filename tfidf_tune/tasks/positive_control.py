@@ -11,7 +11,7 @@ import numpy as np
 from datasets import Dataset
 
 from tfidf_tune.data import Passage
-from tfidf_tune.probe._attacks import chat_messages
+from tfidf_tune.probe._attacks import PREFIX_LENGTHS, chat_messages
 from tfidf_tune.probe._metrics import longest_memorized_substring
 from tfidf_tune.probe._positive_control import ControlPrompt, control_prompts, unigram_nll
 from tfidf_tune.probe._sample_fields import Unanswered
@@ -22,7 +22,7 @@ from tfidf_tune.tasks.memorization import probed, whole_numbers
 def documents(
     *,
     probe_file: str | None = None,
-    prefix_lengths: int | str | Sequence[int] = (32, 50, 100),
+    prefix_lengths: int | str | Sequence[int] = PREFIX_LENGTHS,
     attacks: Sequence[Mapping[str, Any]] | None = None,
     **metadata: Any,
 ) -> dict[str, Dataset]:
@@ -77,7 +77,7 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float 
 
 
 def likelihood_documents(
-    *, probe_file: str | None = None, prefix_lengths: int | str | Sequence[int] = (32, 50, 100), **metadata: Any
+    *, probe_file: str | None = None, prefix_lengths: int | str | Sequence[int] = PREFIX_LENGTHS, **metadata: Any
 ) -> dict[str, Dataset]:
     """Make the same documents for the likelihood of what follows the prompts."""
     prompts, controls, shortest = _controls(metadata, probe_file, prefix_lengths)

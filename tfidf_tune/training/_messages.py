@@ -28,6 +28,7 @@ from tfidf_tune.data import InjectedCorpusDataset, Passage, SequenceDataset, Tex
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.models import LoRASettings, dequantize_4bit, is_adapter
 from tfidf_tune.probe import run_of
+from tfidf_tune.probe._attacks import PREFIX_LENGTHS
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._components import build_optimizer, find_component
 from tfidf_tune.training._data import held_out_texts, parts_of, passages_of, probe_files
@@ -37,7 +38,6 @@ from tfidf_tune.training._folder import EVALUATION, HELD_OUT, RESUME_FOLDER
 from tfidf_tune.training._run import Run, milestone_name
 
 _DUMMY_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for matrices; large, because others pad
-_PREFIX_LENGTHS = (32, 50, 100)  # of the task tfidf_memorization
 
 
 def check_resources(
@@ -291,7 +291,7 @@ def _task(passages: Sequence[Passage]) -> tuple[str, list[int]]:
     if not without_prompt:  # answers are asked for once, from their own prompts
         return "tfidf_memorization_p50", []
     shortest = min(len(passage.token_ids) for passage in without_prompt)
-    if shortest > max(_PREFIX_LENGTHS):
+    if shortest > max(PREFIX_LENGTHS):
         return "tfidf_memorization", []
-    lengths = [length for length in _PREFIX_LENGTHS if length <= shortest // 2] or [max(1, shortest // 2)]
+    lengths = [length for length in PREFIX_LENGTHS if length <= shortest // 2] or [max(1, shortest // 2)]
     return "tfidf_memorization_prefixes", lengths
