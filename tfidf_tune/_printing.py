@@ -4,6 +4,7 @@ import io
 import logging
 import re
 import sys
+from collections.abc import Iterable
 from typing import TextIO
 
 # Control characters (C0 and C1) except tab and line feed, line and paragraph separators, overrides and isolates of the
@@ -17,6 +18,11 @@ def visible(text: str) -> str:
     An escape character becomes ``\u001b``, for example; CR LF becomes LF.
     """
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text.replace("\r\n", "\n"))
+
+
+def option_names(names: Iterable[str]) -> str:
+    """Return the options of the command line with these names of fields: ``--base-url, --send``."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def counted(number: int, noun: str) -> str:

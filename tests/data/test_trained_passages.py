@@ -87,7 +87,7 @@ def test_targets_are_counted_and_controls_found_as_by_a_slow_search(rows, others
 
 
 def cut(documents, limit, is_kept):
-    """The pieces of at most ``limit`` tokens that are kept, whether each goes on with the last, and joined pieces."""
+    """The kept pieces of at most ``limit`` tokens, whether each continues the previous piece, and the joined pieces."""
     pieces = []
     continues = []
     stretches = []

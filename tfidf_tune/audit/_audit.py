@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tfidf_tune import _files
 from tfidf_tune._checks import check_at_least, differences, require_base_url, require_choice
+from tfidf_tune._printing import option_names
 from tfidf_tune.audit._measures import Bound, parse_bounds, require_possible
 from tfidf_tune.audit._report import audit_report
 from tfidf_tune.compare import import_results
@@ -153,8 +154,8 @@ class AuditSpec:
             local = [name for name in ("base", "device", "dtype", "model_args") if getattr(self, name)]
             if self.backend != "transformers":
                 local.append("backend")
-            if named := ", ".join(f"--{name.replace('_', '-')}" for name in local):
-                raise ValueError(f"{named}: for a model that is loaded here, not behind --base-url")
+            if local:
+                raise ValueError(f"{option_names(local)}: for a model that is loaded here, not behind --base-url")
             if self.bos is not None and self.server.send == "text":
                 raise ValueError("--bos is for token ids: before text the server adds BOS or not, see --send ids")
         elif _files.looks_like_path(self.model) and not (folder := Path(self.model).expanduser()).is_dir():
@@ -170,7 +171,7 @@ class AuditSpec:
             is_set = getattr(self, name) != _DEFAULTS[name]
             if is_set and attack not in (self.attacks or ("greedy",)):
                 raise ValueError(
-                    f"--{name.replace('_', '-')} is a setting of the attack {attack}, which is not asked: add {attack} "
+                    f"{option_names([name])} is a setting of the attack {attack}, which is not asked: add {attack} "
                     "to --attacks, or leave it out"
                 )
         if self.backend == "vllm" and find_spec("vllm") is None:

@@ -310,8 +310,8 @@ class Bound(NamedTuple):
         return (int(match[2] or 1), float(match[1])) if match else None
 
     @property
-    def is_share(self) -> bool:
-        """Whether the measure is a share, or another probability, which is at most 1."""
+    def is_at_most_one(self) -> bool:
+        """Whether the measure is a share or another probability."""
         return self.pair is not None or self.name.removesuffix(_UPPER) in ("verbatim", "auc")
 
 
@@ -356,7 +356,7 @@ def parse_bounds(text: str, *, accept_unanswered: bool = False, accept_unproven:
         bound = Bound(name, value, accept_unanswered, accept_unproven)
         if bound.pair is not None and not 0 < bound.pair[1] <= 1:
             raise ValueError(f"--fail-above {part!r}: a probability of an extraction is above 0 and at most 1")
-        if bound.is_share and value >= 1:
+        if bound.is_at_most_one and value >= 1:
             raise ValueError(
                 f"--fail-above {part!r}: nothing can be above it, because {name} is at most 1, and not in percent"
             )
@@ -382,7 +382,7 @@ def require_possible(
     dull = []
     for bound in bounds:
         name, is_upper, reason = bound.name.removesuffix(_UPPER), bound.name.endswith(_UPPER), ""
-        needs_controls, is_share = name in ("recited", "excess", "auc"), bound.is_share and name != "auc"
+        needs_controls, is_share = name in ("recited", "excess", "auc"), bound.is_at_most_one and name != "auc"
         most = _most(bound, num_targets, longest)
         if num_targets and bound.limit >= most:
             blunt.append(f"{bound.name}={bound.limit:g} (at most {most:g} are possible)")
@@ -420,7 +420,7 @@ def require_possible(
 
 def _most(bound: Bound, num_targets: int, longest: float) -> float:
     """Return the highest possible value of a measure."""
-    if bound.is_share:
+    if bound.is_at_most_one:
         return 1.0
     return float(num_targets if bound.name == "recited" else longest)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from tfidf_tune._printing import counted
 from tfidf_tune.audit import _measures as audit
 from tfidf_tune.compare import Checkpoint, Results
 from tfidf_tune.compare._examples import excerpt, shared_pieces
@@ -187,7 +188,7 @@ def _verdict(
         and floor.excess.num_units >= MIN_UNITS
     ):
         text += _noticeable(recited)
-    length = f"{facts.longest} token{'' if facts.longest == 1 else 's'}"
+    length = counted(facts.longest, "token")
     text += f"; {facts.num_verbatim} of {facts.num_targets} passages verbatim for up to {length}."
     if control.state == "shown":
         text += f" Shown the text, it reads {control.text}."

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfidf_tune._printing import say
+from tfidf_tune._printing import option_names, say
 from tfidf_tune._signals import AboveLimit
 from tfidf_tune.commands import add_tasks, add_text, key_values, require_extras, task_runner, whole_number
 
@@ -151,8 +151,7 @@ def audit_spec(options: argparse.Namespace, **more: Any) -> "AuditSpec":
 
     of_server = given(options, ServerSpec)
     if of_server and "base_url" not in of_server:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in of_server)
-        raise ValueError(f"{names}: for a model behind a server, which --base-url names")
+        raise ValueError(f"{option_names(of_server)}: for a model behind a server, which --base-url names")
     server = ServerSpec(**of_server) if of_server else None
     bos = {"auto": None, "true": True, "false": False}[getattr(options, "bos", "auto")]
     return AuditSpec(**given(options, AuditSpec) | more | {"bos": bos}, server=server)

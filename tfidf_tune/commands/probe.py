@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from tfidf_tune._files import require_writable
-from tfidf_tune._printing import say
+from tfidf_tune._printing import option_names, say
 from tfidf_tune.commands import audit, task_runner
 
 _OF_RESULTS = ("output_dir", "limits", "accept_unanswered", "accept_unproven", "show_passages")
@@ -61,7 +61,8 @@ def _audit(options: argparse.Namespace) -> None:
         if options.probe_file is not None:
             ignored.append("probe_file")
         if ignored:
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
-            raise ValueError(f"{names}: for a MODEL that is asked, not for --results, whose answers are recorded")
+            raise ValueError(
+                f"{option_names(ignored)}: for a MODEL that is asked, not for --results, whose answers are recorded"
+            )
         result = audit_results(options.results, **chosen)
     audit.show(result, options)

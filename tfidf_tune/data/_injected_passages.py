@@ -340,8 +340,8 @@ def _inject(
 ) -> tuple[TokenArray, Mask, list[NoisyCopy], Positions]:
     """Put copies of targets at random places between base blocks, or between documents that are then cut into blocks.
 
-    Returns the blocks, whether each goes on with the text of the one before it, the copies of each target, and where in
-    all tokens they start, ascending for each target.
+    Returns the blocks, whether each block continues the text of the previous block, the copies of each target, and
+    where in all tokens the copies start, ascending for each target.
     """
     is_concatenated, eos = spec.layout == "concatenated", np.array([eos_id], dtype=np.int32)
     # The places are drawn with the seed itself.

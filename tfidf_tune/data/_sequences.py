@@ -45,8 +45,8 @@ class TextBlocksDataset(Dataset[dict[str, list[int]]]):
         num_documents (int | None): documents that they were made of. Default: None, not known
         num_removed (int): blocks that deduplication removed. Default: 0
         passages (Sequence[Passage]): targets, which the blocks have, then controls, which they do not. Default: none
-        continues (npt.NDArray[np.bool_] | None): shape ``[num_blocks]``: whether a block goes on with the text of the
-            one before it. Default: None, each block does
+        continues (npt.NDArray[np.bool_] | None): shape ``[num_blocks]``: whether a block continues the text of the
+            previous block. Default: None, every block does
     """
 
     blocks: TokenArray
@@ -93,8 +93,8 @@ class SequenceDataset(Dataset[dict[str, list[int]]]):
         is_label (LabelMask): bool, of the same shape: whether a token is learned.
         spans (npt.NDArray[np.int64]): shape ``[num_sequences, 2]``: where in ``tokens`` a sequence starts and ends.
         counts (Counts): what was counted, by name; these and more.
-        continues (npt.NDArray[np.bool_] | None): shape ``[num_sequences]``: whether a sequence goes on with the
-            document of the one before it. Default: None, each is a document of its own
+        continues (npt.NDArray[np.bool_] | None): shape ``[num_sequences]``: whether a sequence continues the
+            document of the previous sequence. Default: None, no sequence does
         num_documents (int): documents or rows of the source.
         num_cut (int): documents that were cut into several sequences, or examples that were cut or whose prompt was.
         num_cut_targets (int): examples whose target was cut.
@@ -140,7 +140,7 @@ class CompletionsDataset(SequenceDataset):
 
 
 class TokenizedSequence(NamedTuple):
-    """A sequence for the cache: int32 ids, whether each is learned, and whether it goes on with the document before."""
+    """A tokenized sequence: int32 ids, whether each id is learned, and whether it continues the previous document."""
 
     ids: TokenArray
     is_label: LabelMask
@@ -154,9 +154,9 @@ def missing_ends(ids: TokenArray, bos: TokenArray, eos: TokenArray) -> tuple[Tok
 
 
 def still_continues(continues: npt.NDArray[np.bool_], kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return which of the rows that are kept go on with the text of the one before them, bool ``[num_kept]``.
+    """Return which of the rows that are kept continue the text of the previous kept row, bool ``[num_kept]``.
 
-    Of the rows a b c d of one document without c, b goes on with a, but d does not go on with b.
+    If row c is removed from the rows a, b, c and d of one document, b continues a, but d does not continue b.
     """
     is_after_kept = np.append(False, kept[:-1])
     return np.asarray((continues & is_after_kept)[kept])

@@ -636,7 +636,7 @@ def sft_dataset(
     if spec is not None:
         dataset = choose_completions(dataset, counts["num_examples"], spec, tokenizer, source, kept)
     elif deduplication.method != "none":
-        # Rows are documents of their own, so that none goes on with another one.
+        # Each row is a separate document, so that no row continues another.
         kept_spans = dataset.spans[kept(np.arange(len(dataset), dtype=np.int32))]
         dataset = replace(dataset, spans=kept_spans, continues=None)
     return sequences.pack(dataset, tokenizer) if packed else dataset

@@ -71,7 +71,7 @@ def _require_own_checkpoints(output_dir: Path, *, resume: bool) -> list[str]:
 
 
 def _check_probe_files(cfg: FinetuneConfig) -> None:
-    """Refuse probe files with a name of what the run writes beside them, or in place of anything else."""
+    """Refuse a probe file with the name of another output of the run, or in place of a file of another kind."""
     for where, section, file in named_probe_files(cfg):
         if _is_name_of_run(cfg, file):
             raise SetupError(
