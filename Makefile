@@ -9,7 +9,7 @@ DEVICE ?= cpu
 TEST_OPTIONS ?=
 
 # Trainers with an environment of their own; make test-trainers HOSTS=axolotl tests one.
-HOSTS ?= $(patsubst tests/hosts/%/requirements.txt,%,$(wildcard tests/hosts/*/requirements.txt))
+HOSTS ?= $(patsubst tests/other_trainers/%/requirements.txt,%,$(wildcard tests/other_trainers/*/requirements.txt))
 TRAINERS := .venv-trainers
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := $(shell find pyproject.toml setup.py tfidf_tune recipes configs -type f -not -name '*.pyc')
@@ -40,11 +40,11 @@ demo: install
 test: install
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal --device $(DEVICE) $(TEST_OPTIONS)
 
-# Each trainer of tests/hosts, at the version of its requirements.txt, with our wheel; needs a package index.
+# Each trainer of tests/other_trainers, at the version of its requirements.txt, with our wheel; needs a package index.
 test-trainers: $(HOSTS:%=test-trainer-%)
 
 test-trainer-%: $(TRAINERS)/%/ready
-	$(TRAINERS)/$*/bin/pytest -c tests/hosts/pytest.ini --confcutdir tests/hosts tests/hosts/$*
+	$(TRAINERS)/$*/bin/pytest -c tests/other_trainers/pytest.ini --confcutdir tests/other_trainers tests/other_trainers/$*
 
 $(TRAINERS)/%/ready: $(TRAINERS)/%/host $(TRAINERS)/wheel/built
 	$(TRAINERS)/$*/bin/pip uninstall --quiet --yes tfidf-tune
@@ -53,7 +53,7 @@ $(TRAINERS)/%/ready: $(TRAINERS)/%/host $(TRAINERS)/wheel/built
 
 # torch in a call of its own: a build for CPUs that pip has at hand then stays. Parts of
 # torch for CUDA, which cannot be imported next to it, go.
-$(TRAINERS)/%/host: tests/hosts/%/requirements.txt constraints.txt
+$(TRAINERS)/%/host: tests/other_trainers/%/requirements.txt constraints.txt
 	rm -rf $(@D)
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check $(TORCH)
@@ -74,7 +74,7 @@ $(TRAINERS)/wheel/built: $(SOURCES) | install
 faults: install
 	ALL_FAULTS=1 $(BIN)/python -m pytest tests/faults tests/recipes tests/audit tests/data tests/tasks/test_server.py tests/test_probe_command.py
 
-# The table of docs/models.md: trains every architecture of tests/helpers/any_models.py.
+# The table of docs/models.md: trains every architecture of tests/helpers/fakes/any_models.py.
 models: install
 	WRITE_MODELS=1 $(BIN)/python -m pytest tests/recipes/test_any_model.py -k path_alone
 
@@ -110,7 +110,7 @@ smollm2: install
 # stops it. Installs nothing, because such machines often have no network.
 MINUTES ?= 100000
 gpu:
-	PYTHON=$(or $(wildcard $(BIN)/python),$(PYTHON)) bash research/gpu/run.sh --device cuda --minutes $(MINUTES)
+	PYTHON=$(or $(wildcard $(BIN)/python),$(PYTHON)) bash research/offline_runs/run.sh --device cuda --minutes $(MINUTES)
 
 # The same to carry to a machine that has torch and a Python of this version: dist/gpu.tar. Needs a package index.
 PYTHON_VERSION ?= 3.12
@@ -132,7 +132,7 @@ gpu-archive: install
 	rm -rf build dist/gpu dist/gpu.tar
 	mkdir -p dist/gpu
 	cp -R pyproject.toml tests research $(wildcard runs/cuda/records.tar.gz) dist/gpu
-	rm -rf dist/gpu/tests/hosts dist/gpu/research/results dist/gpu/research/benchmarks/results
+	rm -rf dist/gpu/tests/other_trainers dist/gpu/research/results dist/gpu/research/benchmarks/results
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist/gpu/wheels
 	printf '%s\n' pytest hypothesis submitit accelerate trl liger-kernel cut-cross-entropy | $(BIN)/uv pip compile --quiet \
 		--no-header --no-annotate --constraints constraints.txt --python-platform x86_64-manylinux_2_28 --python-version $(PYTHON_VERSION) \
@@ -140,7 +140,7 @@ gpu-archive: install
 	grep -E '$(UNBUILT)' dist/gpu/wheels.txt | xargs $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist/gpu/wheels
 	grep -vE '$(UNBUILT)' dist/gpu/wheels.txt | xargs $(BIN)/pip download --quiet --no-deps --only-binary=:all: \
 		--python-version $(PYTHON_VERSION) --implementation cp $(PLATFORMS) --dest dist/gpu/wheels
-	bash research/gpu/run.sh --pack dist/gpu.tar dist/gpu
+	bash research/offline_runs/run.sh --pack dist/gpu.tar dist/gpu
 
 clean:
 	rm -rf $(VENV) $(TRAINERS) .venv-resolver lowest.txt highest.txt build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -17,7 +17,8 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from tfidf_tune.audit import AuditSpec, audit
-from tfidf_tune.data import ProbeSpec, load_documents, train_embedded_tokenizer
+from tfidf_tune.data import load_documents, train_embedded_tokenizer
+from tfidf_tune.passages import ProbeSpec
 
 
 def main() -> None:

@@ -23,9 +23,10 @@ from transformers import (
     TrainingArguments,
 )
 
-from tfidf_tune.data import InjectedCanaries, load_documents, train_embedded_tokenizer
+from tfidf_tune.data import load_documents, train_embedded_tokenizer
 from tfidf_tune.integrations.monitor import MemorizationCallback
 from tfidf_tune.integrations.transformers import TokenWeightingTrainer
+from tfidf_tune.passages import InjectedCanaries
 from tfidf_tune.weighting import TFIDFWeighting, UniformWeighting
 
 

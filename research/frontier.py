@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from research.seeds import SeedEstimate, over_seeds, over_seeds_and_passages
-from tfidf_tune.compare import Results
 from tfidf_tune.compare._evaluations import Floats, comparable_runs, first_crossing, totals_by_unit
-from tfidf_tune.compare._intervals import ALPHA, holm
-from tfidf_tune.compare._results import CONTROL_LMS, LMS, Measure
+from tfidf_tune.results import Results
+from tfidf_tune.results.intervals import ALPHA, holm
+from tfidf_tune.results.table import CONTROL_LMS, LMS, Measure
 
 _MEASURED = ["lms", "log_perplexity"]
 _MEANS = [

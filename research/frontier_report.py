@@ -13,14 +13,15 @@ from matplotlib.figure import Figure as Drawing
 
 from research.frontier import VERDICTS, Frontiers, trace_frontiers
 from tfidf_tune._printing import say
-from tfidf_tune.compare import Results, load_results, write_results
-from tfidf_tune.compare._figures import FLOOR, FLOOR_LINE, OPERATING, set_axes
-from tfidf_tune.compare._results import CONTROLS, LMS, NEAR_VERBATIM, PERPLEXITY, RECITED
-from tfidf_tune.compare._tables import membership_table
-from tfidf_tune.compare._wording import NEAR_EXPLAINED
+from tfidf_tune.compare._figures import FLOOR_LINE, OPERATING, set_axes
 from tfidf_tune.report import terminal_text, write_report
-from tfidf_tune.report._document import Figure, Footnotes, Report, Table, joined, tabulate
-from tfidf_tune.report._figures import LONE_HEIGHT, draw_cross, drawn, label_points, legend_above, new_panels, styles_of
+from tfidf_tune.report.document import Figure, Footnotes, Report, Table, joined, tabulate
+from tfidf_tune.report.figures import LONE_HEIGHT, draw_cross, drawn, label_points, legend_above, new_panels, styles_of
+from tfidf_tune.results import Results, load_results, write_results
+from tfidf_tune.results.figures import FLOOR
+from tfidf_tune.results.membership_table import membership_table
+from tfidf_tune.results.table import CONTROLS, LMS, NEAR_VERBATIM, PERPLEXITY, RECITED
+from tfidf_tune.results.wording import NEAR_EXPLAINED
 
 # Of the drawing: a line style for each seven objectives, inches of a line of the legend.
 _LINES, _LEGEND_LINE = ("-", (0, (4, 2)), (0, (1, 1.5))), 0.2

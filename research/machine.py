@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from tfidf_tune.compare._results import PACKAGES
+from tfidf_tune.results.table import PACKAGES
 
 
 def describe_machine() -> dict[str, str]:

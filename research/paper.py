@@ -10,9 +10,10 @@ from pathlib import Path
 import pandas as pd
 
 from tfidf_tune._printing import say
-from tfidf_tune.compare import Results, comparison_report, load_results, write_results
+from tfidf_tune.compare import comparison_report
 from tfidf_tune.report import Report, Table, terminal_text, write_report
-from tfidf_tune.report._document import joined, tabulate
+from tfidf_tune.report.document import joined, tabulate
+from tfidf_tune.results import Results, load_results, write_results
 
 _TABLES = ("memorization", "perplexity", "summarization", "qa")  # 1 to 4
 

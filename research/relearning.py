@@ -20,12 +20,13 @@ from tfidf_tune._checks import check_at_least
 from tfidf_tune._files import atomic_file, require_writable
 from tfidf_tune._printing import say
 from tfidf_tune.commands import whole_number
-from tfidf_tune.compare import bootstrap_interval
 from tfidf_tune.compare._evaluations import Floats
-from tfidf_tune.compare._intervals import MIN_UNITS
-from tfidf_tune.data import Passage, hf_tokenizer, read_probe_file
+from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.passages import Passage, read_probe_file
 from tfidf_tune.probe import adapter_base, check_passages, load_model
-from tfidf_tune.probe._loading import require_known_ids
+from tfidf_tune.probe.loading import require_known_ids
+from tfidf_tune.results import bootstrap_interval
+from tfidf_tune.results.intervals import MIN_UNITS
 
 
 def relearning_steps(

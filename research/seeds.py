@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scipy.special import stdtr, stdtrit
 from scipy.stats import t
 
-from tfidf_tune.compare._intervals import BATCH_ELEMENTS, CONFIDENCE_LEVEL, NUM_RESAMPLES, SEED, share_beyond_0
+from tfidf_tune.results.intervals import BATCH_ELEMENTS, CONFIDENCE_LEVEL, NUM_RESAMPLES, SEED, share_beyond_0
 
 _ROUNDING = 1e-12  # so small a difference is 0
 

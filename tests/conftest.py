@@ -20,10 +20,14 @@ from typing import Any
 import hypothesis  # here: it looks for referrers of objects, which it does not find among frozen ones
 import pytest
 import torch.utils.collect_env
-from browser import browser_fixture  # noqa: F401
+from helpers.fakes.data import passage
+from helpers.fakes.sentencepiece_model import train_sentencepiece
+from helpers.fakes.tiny_llama import make_llama, make_tokenizer
+from helpers.fakes.tiny_run import run_config, write_documents
+from helpers.processes.browser import browser_fixture  # noqa: F401
 from omegaconf import DictConfig
-from tiny_llama import make_llama, make_tokenizer
-from tiny_run import run_config, write_documents
+
+from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
 
 # No result depends on the speed of the machine.
 hypothesis.settings.register_profile("no deadline", deadline=None)
@@ -117,7 +121,7 @@ def make_base(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Call
 
     @cache
     def make(name: str, dim: int = 64) -> Path:
-        from tiny_models import MODELS  # which imports torchtune, as many tests do not
+        from helpers.fakes.tiny_models import MODELS  # which imports torchtune, as many tests do not
 
         folder = tmp_path_factory.mktemp("base") / name
         MODELS[name].build_hf(dim).save_pretrained(folder, max_shard_size=f"{2 * dim}KB")
@@ -161,3 +165,32 @@ def recipe_config(tmp_path: Path, tiny_checkpoint: Path, text_file: Path) -> Cal
         return run_config(tmp_path / "run", tiny_checkpoint, text_file, lora=lora, **overrides)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def embedded_tokenizer_folder(tmp_path_factory):
+    """A folder with a small real tokenizer: byte-level BPE of 512 tokens."""
+    return train_embedded_tokenizer(tmp_path_factory.mktemp("tokenizer") / "bpe-512", vocab_size=512)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(embedded_tokenizer_folder):
+    return hf_tokenizer(str(embedded_tokenizer_folder))
+
+
+@pytest.fixture(scope="session")
+def sentencepiece_folder(tmp_path_factory):
+    """A folder with nothing but tokenizer.model and config.json, SentencePiece trained as Llama's was."""
+    folder = train_sentencepiece(
+        tmp_path_factory.mktemp("sentencepiece"), [passage(seed, 40) for seed in range(50)], vocab_size=400
+    )
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder
+
+
+@pytest.fixture(scope="session")
+def corpus_file(tmp_path_factory):
+    """40 lines: short ones and ones of more than 32 tokens by turns."""
+    file = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    file.write_text("\n".join(passage(i, 60 if i % 2 else 5) for i in range(40)), encoding="utf-8")
+    return file

@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 import pytest
-from forked_commands import run_in_forks
+from helpers.processes.commands import run_in_forks
 
 from tfidf_tune import cli
 from tfidf_tune._processes import OWN_COMMAND
@@ -30,9 +30,10 @@ def test_ls_shows_our_recipes_with_their_configs_and_torchtunes(run_command, cap
     run_command("ls", "--all")
 
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[1] == ["lora_finetune", "any/lora_memorization"]
+    assert lines[1] == ["lora_finetune", "mine/lora"]
+    assert ["injected/lora"] in lines
     assert ["demo/llama_650K_lora_memorization"] in lines
-    assert ["full_finetune", "any/full_memorization"] in lines
+    assert ["full_finetune", "mine/full"] in lines
     first_of_full = next(index for index, line in enumerate(lines) if line[0] == "full_finetune")
     assert ["pythia/1.4B_qlora_memorization"] in lines[:first_of_full]
     assert ["tinyllama/1.1B_full_memorization"] in lines[first_of_full:]
@@ -56,7 +57,7 @@ def test_cat_and_cp_find_recipes_and_configs_by_name(run_command, tmp_path, caps
 def test_validate_accepts_our_configs_and_those_of_torchtunes_recipes(run_command, tmp_path, capsys):
     run_command("cp", "llama2/7B_full", str(tmp_path / "mine.yaml"))
     (tmp_path / "any.yaml").write_text(
-        "base: any/lora_memorization\ncheckpointer: {checkpoint_dir: mine}\ndataset: {source: mine.jsonl}"
+        "base: injected/lora\ncheckpointer: {checkpoint_dir: mine}\ndataset: {source: mine.jsonl}"
     )
     mine = (str(tmp_path / name) for name in ("mine.yaml", "any.yaml"))
     for config in ("pythia/1.4B_qlora_qa", "tinyllama/1.1B_full_summarization", *mine):
@@ -83,7 +84,7 @@ def test_validate_refuses_what_the_recipe_would(failure, tmp_path):
     for text, message in cases.items():
         (tmp_path / "mine.yaml").write_text(text)
         assert re.search(message, failure("validate", str(tmp_path / "mine.yaml"))), text
-    assert "no config of that name; available are any/" in failure("validate", "nothing")
+    assert "no config of that name; available are demo/" in failure("validate", "nothing")
     assert "no config of that name; did you mean 'mine/lora'?" in failure("validate", "my/lora")
 
 

@@ -30,7 +30,7 @@ FILES = sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in F
 NAMES = [name for name in FILES if not name.startswith("experiments/")]  # those are in tests/experiment
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-PAPER_CONFIGS = [name for name in NAMES if not name.startswith(("demo/", "any/", "mine/"))]
+PAPER_CONFIGS = [name for name in NAMES if not name.startswith(("demo/", "injected/", "mine/"))]
 TABLE = (Path(__file__).parent / "paper_values.csv").read_text().splitlines()
 PAPER_VALUES = list(csv.DictReader(line for line in TABLE if line[0] != "#"))
 # What the paper does not state, with the source of each; all other values are the paper's.
@@ -51,7 +51,7 @@ def test_every_value_has_a_source_and_is_that_of_a_config():
         assert any(fnmatchcase(name, row["configs"]) for name in PAPER_CONFIGS), row
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "memorization" in name and "any/" not in name])
+@pytest.mark.parametrize("name", [name for name in NAMES if "memorization" in name])
 def test_a_config_builds_without_weights(name, tmp_path):
     is_lora = "lora_" in name
     assert is_lora != ("_full_" in name)

@@ -6,18 +6,19 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from data_fakes import write_rows
-from docs_snippets import snippet
+from helpers.docs_snippets import snippet
+from helpers.fakes.data import write_rows
+from helpers.fakes.tiny_run import read_metrics, run_recipe
 from omegaconf import OmegaConf
-from tiny_run import read_metrics, run_recipe
 from transformers import AutoTokenizer
 
 from tfidf_tune._checks import SetupError
 from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import config_path
 from tfidf_tune.commands.data import main
-from tfidf_tune.data import embedded_documents, read_probe_file, train_embedded_tokenizer
+from tfidf_tune.data import embedded_documents, train_embedded_tokenizer
 from tfidf_tune.loss import WeightedCrossEntropyLoss
+from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import load_model
 from tfidf_tune.training import build_dataset, check_config, instantiate
 
@@ -106,7 +107,7 @@ def test_the_page_shows_what_the_command_prints(preview, tmp_path, monkeypatch):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.save_pretrained(folder)
-    dataset = OmegaConf.load(config_path("any/lora_sft")).dataset
+    dataset = OmegaConf.load(config_path("mine/lora_chat")).dataset
     dataset.update({"source": "chats.jsonl", "chat_template": "chatml.jinja", "max_seq_len": 128})
 
     output, _ = preview(dataset, **{"tokenizer.path": str(folder), "model.max_seq_len": 128})

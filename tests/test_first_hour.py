@@ -16,13 +16,14 @@ from types import SimpleNamespace
 import datasets
 import pytest
 import torch
+from helpers.fakes.tiny_llama import TINY_LLAMA
+from helpers.fakes.tiny_run import write_documents
 from omegaconf import OmegaConf
-from tiny_llama import TINY_LLAMA
-from tiny_run import write_documents
 
 from tfidf_tune._processes import OWN_COMMAND
-from tfidf_tune.compare import import_results
-from tfidf_tune.data import hf_tokenizer, load_documents, read_probe_file
+from tfidf_tune.data import hf_tokenizer, load_documents
+from tfidf_tune.passages import read_probe_file
+from tfidf_tune.results import import_results
 from tfidf_tune.training import _messages, _run
 
 SIZES = ", ".join(f"{key}: {value}" for key, value in TINY_LLAMA.items())
@@ -224,7 +225,7 @@ def test_answers_are_asked_for_once_by_the_command_that_a_run_prints(command, ti
     rows = [{"prompt": "say it ", "completion": " ".join(order)} for order in orders]
     (command.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     output = command(
-        "run", "full_finetune", "--config", "any/full_sft", f"checkpointer.checkpoint_dir={tiny_checkpoint}", FULL,
+        "run", "full_finetune", "--config", "mine/full_chat", f"checkpointer.checkpoint_dir={tiny_checkpoint}", FULL,
         "dataset.source=rows.jsonl", "dataset.max_seq_len=64", "dataset.num_controls=2", "dataset.targets=random",
         "dataset.num_targets=2", "dataset.min_target_tokens=8",
         "max_steps=1",
@@ -233,9 +234,9 @@ def test_answers_are_asked_for_once_by_the_command_that_a_run_prints(command, ti
     assert evaluate[evaluate.index("--tasks") + 1] == "tfidf_memorization_p50"
     assert not [one for one in evaluate if "prefix_lengths" in one]
     assert train[:2] == ["run", "full_finetune"]
-    assert train[-2:] == ["loss=tfidf_tune.loss.CrossEntropyLoss", "output_dir=runs/any_full_sft_ce"]
+    assert train[-2:] == ["loss=tfidf_tune.loss.CrossEntropyLoss", "output_dir=runs/mine_full_chat_ce"]
     command(*evaluate)
-    results = ["--results", "runs/any_full_sft/evaluation", "--accept-unproven"]  # of two controls
+    results = ["--results", "runs/mine_full_chat/evaluation", "--accept-unproven"]  # of two controls
     assert "The page: " in command("probe", "audit", *results)
 
 
@@ -253,7 +254,7 @@ def test_the_commands_of_torchtune_and_the_harness_in_readme_run_as_they_stand(c
     script = script.replace("probe.jsonl", "probe.jsonl 'prefix_lengths=[16]'")
     ended = run_in_shell(script, command.folder)
     runs = command.folder / "runs"
-    assert {path.name for path in runs.iterdir()} == {"tinyllama_1.1B_lora_memorization", "any_lora_memorization"}
+    assert {path.name for path in runs.iterdir()} == {"tinyllama_1.1B_lora_memorization", "injected_lora"}
     assert "|tfidf_memorization_prefixes|" in ended.stdout
     baselines = [words for words in next_commands(ended.stderr) if words[0] == "tune"]
     typed = [words for words in map(shlex.split, script.replace("\\\n", "").splitlines()) if words[0] == "tune"]

@@ -4,11 +4,12 @@ from unittest.mock import Mock
 
 import peft
 import pytest
-from sentences import refused
-from tiny_llama import teach
+from helpers.fakes.tiny_llama import teach
+from helpers.sentences import refused
 
 from tfidf_tune.commands.probe import main
-from tfidf_tune.data import hf_tokenizer, read_probe_file
+from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import load_model
 
 SMALL = ["--num-targets", "4", "--num-controls", "3", "--block-size", "32", "--min-repeats", "2"]
@@ -98,7 +99,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_text_is_read(mak
     (tmp_path / "folder").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr("tfidf_tune.data.make_probe", lambda *_: pytest.fail("the text was read"))
+    monkeypatch.setattr("tfidf_tune.passages.make_probe", lambda *_: pytest.fail("the text was read"))
     for name in ("folder", "pipe"):
         with pytest.raises(ValueError, match=rf"{name} is a folder or a device: --output must name a file"):
             make("--overwrite", output=name)

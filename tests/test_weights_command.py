@@ -2,7 +2,7 @@
 
 import lxml.html
 import pytest
-from sentences import refused
+from helpers.sentences import refused
 
 from tfidf_tune.commands.weights import main
 from tfidf_tune.data import hf_tokenizer, text_blocks_dataset

@@ -25,18 +25,11 @@ from measuring import add_output, finish, markdown_table, share, write_texts
 
 from tfidf_tune._printing import say
 from tfidf_tune.audit import AuditSpec, audit, audit_report, parse_bounds
-from tfidf_tune.compare import import_results
-from tfidf_tune.compare._intervals import binomial_upper_bound
-from tfidf_tune.compare._recited import recited_further
-from tfidf_tune.data import (
-    Passage,
-    ProbeSpec,
-    embedded_documents,
-    hf_tokenizer,
-    make_probe,
-    read_probe_file,
-    write_probe_file,
-)
+from tfidf_tune.data import embedded_documents, hf_tokenizer
+from tfidf_tune.passages import Passage, ProbeSpec, make_probe, read_probe_file, write_probe_file
+from tfidf_tune.results import import_results
+from tfidf_tune.results.intervals import binomial_upper_bound
+from tfidf_tune.results.recited import recited_further
 
 LIMITS = ("recited=0", "lms=20", "excess=3", "verbatim.upper=0.05", "verbatim=0", "auc=0.7")
 SIMULATED = ("recited=0", "lms=20", "excess=3", "verbatim.upper=0.05")

@@ -16,7 +16,7 @@ import numpy as np
 from measuring import add_output, finish, markdown_table, run_audit, share, write_texts
 
 from research.experiment.__main__ import main as experiment_command
-from tfidf_tune.data import read_probe_file
+from tfidf_tune.passages import read_probe_file
 
 _EXPERIMENT = Path(__file__).with_name("audit_trust.yaml")
 _LENGTH = 240  # tokens of an audited passage; those in the training text have 256

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from tfidf_tune.compare import Results, read_results, write_results
-from tfidf_tune.compare._results import scores_table
+from tfidf_tune.results import Results, read_results, write_results
+from tfidf_tune.results.table import scores_table
 
 _OF_PASSAGES = ("lms", "passage_nll", "zlib", "min_k", "min_k_plus_plus", "reference_nll")
 _WHOLE = ("continuation_nll",)

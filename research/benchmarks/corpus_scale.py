@@ -20,7 +20,8 @@ from typing import Any
 
 from measuring import add_output, finish, markdown_table
 
-from tfidf_tune.data import embedded_documents, read_probe_file, train_embedded_tokenizer
+from tfidf_tune.data import embedded_documents, train_embedded_tokenizer
+from tfidf_tune.passages import read_probe_file
 
 _NUM_WORDS, _CHARACTERS_PER_TOKEN = 300, 4
 _FILE_DOCUMENTS = 20_000
@@ -28,7 +29,7 @@ _IN_MEMORY = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from tfidf_tune.data._deduplication import Deduplication
+from tfidf_tune.corpus.deduplication import Deduplication
 class Words(list):  # a tokenizer whose tokens are words
     eos_id = -1
     decode = lambda self, token_ids: " ".join(self[number] for number in token_ids)

@@ -37,7 +37,7 @@ from torchtune.training import get_dtype
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tfidf_tune import training
-from tfidf_tune.training._components import signature_of
+from tfidf_tune.training.components import signature_of
 
 OURS, THEIRS = "torchtune", "transformers"
 CLOCKS = {"cpu": time.process_time, "cuda": time.perf_counter}
@@ -111,7 +111,7 @@ def main() -> None:
     """Measure and print."""
     parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--checkpoint", help="default: a random Llama of 273 million parameters in bf16")
-    parser.add_argument("--config", default="any/lora_memorization", help="whose model is a tfidf_tune.models.auto")
+    parser.add_argument("--config", default="injected/lora", help="whose model is a tfidf_tune.models.auto")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="other keys of the config")
     parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--batch-size", type=int, default=8)

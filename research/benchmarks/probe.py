@@ -21,7 +21,8 @@ from typing import Any
 from measuring import finish, make_parser, median_ratio, take_turns
 
 from research.experiment import random_model
-from tfidf_tune.data import ProbeSpec, hf_tokenizer, make_probe, write_probe_file
+from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.passages import ProbeSpec, make_probe, write_probe_file
 from tfidf_tune.probe import load_model, probe
 from tfidf_tune.tasks import evaluate
 from tfidf_tune.training import load_config

@@ -27,10 +27,11 @@ from measuring import markdown_table
 from research.frontier import Frontiers, trace_frontiers
 from research.frontier_report import frontier_drawing
 from research.seeds import over_seeds
-from tfidf_tune.compare import Results, bootstrap_interval, read_results, run_table
+from tfidf_tune.compare import run_table
 from tfidf_tune.compare._evaluations import compare_objectives, evaluation_table
-from tfidf_tune.compare._tables import membership_table
-from tfidf_tune.report._document import Footnotes
+from tfidf_tune.report.document import Footnotes
+from tfidf_tune.results import Results, bootstrap_interval, read_results
+from tfidf_tune.results.membership_table import membership_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 RESULTS = Path(__file__).parents[1] / "results"

@@ -19,7 +19,7 @@ from tfidf_tune._checks import suggestion
 from tfidf_tune._files import digest, looks_like_path
 from tfidf_tune.data import source_fingerprint
 from tfidf_tune.training import SetupError, load_config, milestone_name, setup_errors
-from tfidf_tune.training._components import signature_of
+from tfidf_tune.training.components import signature_of
 
 _SCHEMAS = {"full_finetune": training.FinetuneConfig, "lora_finetune": training.LoRAFinetuneConfig}
 # Keys of a training config that do not affect the trained model.

@@ -31,8 +31,8 @@ from tfidf_tune._printing import say
 from tfidf_tune.training import SetupError
 
 if TYPE_CHECKING:
-    from tfidf_tune.compare import Results
     from tfidf_tune.report import Report
+    from tfidf_tune.results import Results
 
 
 @dataclass(frozen=True)
@@ -226,8 +226,8 @@ def _changed(runs: Sequence[Run]) -> str:
 
 def _report(runs: Sequence[Run], experiment: Experiment, folder: Path) -> None:
     """Write and print the report of the evaluated runs."""
-    from tfidf_tune.compare import import_results
     from tfidf_tune.report import terminal_text
+    from tfidf_tune.results import import_results
 
     evaluated = [run.folder for run in runs if any(run.manifests(percent) for percent in run.evaluations)]
     if not evaluated:
@@ -244,8 +244,9 @@ def _report(runs: Sequence[Run], experiment: Experiment, folder: Path) -> None:
 def _write_report(results: "Results", experiment: Experiment, folder: Path) -> "Report":
     """Write a frontier if there are learning rates, else a comparison."""
     from research.frontier_report import frontier_report
-    from tfidf_tune.compare import comparison_report, write_results
+    from tfidf_tune.compare import comparison_report
     from tfidf_tune.report import write_report
+    from tfidf_tune.results import write_results
 
     if experiment.learning_rates is None:
         report = comparison_report(results)

@@ -8,19 +8,20 @@ from itertools import pairwise
 
 import peft
 import pytest
-from forked_commands import run_in_forks
-from openai_server import Clock, serving
-from sentences import refused
-from tiny_llama import teach
-from tiny_run import run_config, run_recipe
+from helpers.fakes.openai_server import Clock, serving
+from helpers.fakes.tiny_llama import teach
+from helpers.fakes.tiny_run import run_config, run_recipe
+from helpers.processes.commands import run_in_forks
+from helpers.sentences import refused
 
 from tfidf_tune.audit import AuditSpec, audit, audit_results, estimate
 from tfidf_tune.commands.audit import main
 from tfidf_tune.commands.probe import main as probe
-from tfidf_tune.data import ProbeSpec, hf_tokenizer, read_probe_file, write_probe_file
+from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.passages import ProbeSpec, read_probe_file, write_probe_file
 from tfidf_tune.probe import load_model
-from tfidf_tune.probe._sample_fields import Unanswered
-from tfidf_tune.tasks._model import TokenIdRequests
+from tfidf_tune.probe.sample_fields import Unanswered
+from tfidf_tune.tasks._transformers import TokenIdRequests
 
 QUICK = [
     *("--num-targets", "12", "--num-controls", "12", "--block-size", "24", "--passages", "random"),
@@ -412,7 +413,7 @@ def test_prompts_may_take_all_tokens_of_a_passage_but_one(tiny_checkpoint, comma
 
 
 def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tmp_path, monkeypatch):
-    monkeypatch.setattr("tfidf_tune.data.make_probe", lambda *_: pytest.fail("the texts were read"))
+    monkeypatch.setattr("tfidf_tune.passages.make_probe", lambda *_: pytest.fail("the texts were read"))
     server = ["--base-url", "http://localhost/v1"]
     for more, named in (
         (["--fail-above", "recall=1"], "recall=1"),

@@ -8,15 +8,15 @@ from importlib.resources import files
 import jsonschema
 import numpy as np
 import pytest
+from helpers.fakes.runs import evaluation, results, run, sample
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from run_fakes import evaluation, results, run, sample
 from scipy.stats import binomtest
 
 from tfidf_tune.audit import audit_report, parse_bounds
 from tfidf_tune.audit._measures import Bound, require_possible
-from tfidf_tune.compare._intervals import binomial_upper_bound
 from tfidf_tune.report import html_page, markdown
+from tfidf_tune.results.intervals import binomial_upper_bound
 
 SCHEMA = json.loads(files("tfidf_tune.audit").joinpath("audit.schema.json").read_text(encoding="utf-8"))
 TARGETS, CONTROLS = (8, 8, 3, 2, 2, 1, 1, 1, 0, 0, 0), (2, 1, 1, 1, 0, 0, 0, 0, 0, 0)

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from run_fakes import evaluation, results, run, sample
+from helpers.fakes.runs import evaluation, results, run, sample
 
 from tfidf_tune.audit import audit_report
 from tfidf_tune.report import html_page, markdown

@@ -6,13 +6,14 @@ from textwrap import wrap
 
 import pytest
 import torch
-from openai_server import ParrotHost, serving
-from tiny_llama import teach
+from helpers.fakes.openai_server import ParrotHost, serving
+from helpers.fakes.tiny_llama import teach
 
 from tfidf_tune._signals import FAILED, exit_code
 from tfidf_tune.commands.audit import main
 from tfidf_tune.commands.probe import main as probe
-from tfidf_tune.data import embedded_documents, hf_tokenizer, read_probe_file, write_probe_file
+from tfidf_tune.data import embedded_documents, hf_tokenizer
+from tfidf_tune.passages import read_probe_file, write_probe_file
 from tfidf_tune.probe import load_model
 
 EOS = "<|endoftext|>"

@@ -2,8 +2,8 @@ import json
 import re
 
 import pytest
-from forked_commands import run_in_forks
-from run_fakes import controls, evaluation, grown_runs, targets, write_evaluation, write_run
+from helpers.fakes.runs import controls, evaluation, grown_runs, targets, write_evaluation, write_run
+from helpers.processes.commands import run_in_forks
 from tokenizers import Tokenizer, models
 
 from tfidf_tune.commands.compare import main

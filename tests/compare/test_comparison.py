@@ -3,10 +3,10 @@ import math
 
 import numpy as np
 import pytest
-from run_fakes import answers, block, blocks, controls, evaluation, results, run, sample, summaries, targets
+from helpers.fakes.runs import answers, block, blocks, controls, evaluation, results, run, sample, summaries, targets
 
-from tfidf_tune.compare import _intervals as intervals
 from tfidf_tune.compare import compare_at_equal_perplexity, compare_objectives, evaluation_table
+from tfidf_tune.results import intervals
 
 
 @pytest.fixture(autouse=True)

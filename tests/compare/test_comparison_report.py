@@ -2,7 +2,19 @@ import math
 import re
 
 import pytest
-from run_fakes import answers, block, blocks, controls, evaluation, grown_runs, results, run, sample, summaries, targets
+from helpers.fakes.runs import (
+    answers,
+    block,
+    blocks,
+    controls,
+    evaluation,
+    grown_runs,
+    results,
+    run,
+    sample,
+    summaries,
+    targets,
+)
 
 from research.frontier_report import frontier_report
 from tfidf_tune.compare import comparison_report

@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from tfidf_tune.compare._figures import Course, lms_distribution, lms_progress, trade_off
+from tfidf_tune.compare._figures import Course, lms_progress, trade_off
+from tfidf_tune.results.figures import lms_distribution
 
 CURVES = {"CE": [(10, 1.0, 0.5), (100, 8.0, 1.0)], "TF-IDF": [(10, 1.0, 0.5), (100, 3.0, 1.0)]}
 FLOOR = "held out (chance)"

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from run_fakes import answers, block, evaluation, results, run, sample, targets
+from helpers.fakes.runs import answers, block, evaluation, results, run, sample, targets
 
 from tfidf_tune.compare import comparison_report
 from tfidf_tune.report import terminal_text

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 import datasets
 import pytest
 import torch
-from data_fakes import WORDS, write_rows
+from helpers.fakes.data import WORDS, write_rows
 from transformers import AddedToken, AutoTokenizer
 
 import tfidf_tune.data
 from tfidf_tune.data import (
-    ProbeSpec,
     TextSource,
     cnn_dailymail_dataset,
     hf_tokenizer,
@@ -27,9 +26,10 @@ from tfidf_tune.data import (
     text_blocks_dataset,
     text_dataset,
 )
-from tfidf_tune.data._probe_making import search_arguments
-from tfidf_tune.data._sequences import unpacked
-from tfidf_tune.data._text import without_shared_text
+from tfidf_tune.data.sequences import unpacked
+from tfidf_tune.data.text import without_shared_text
+from tfidf_tune.passages import ProbeSpec
+from tfidf_tune.passages.choosing import search_arguments
 
 # Where something is written changes nothing in it.
 WITHOUT_EFFECT = {"cache_dir", "probe_file"}

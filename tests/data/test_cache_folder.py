@@ -10,11 +10,11 @@ import stat
 
 import numpy as np
 import pytest
-from processes import kill_when
+from helpers.processes.ranks import kill_when
 
 from tfidf_tune.data import _cache as cache
 from tfidf_tune.data import text_blocks_dataset, text_dataset
-from tfidf_tune.data._sequences import cached_folder
+from tfidf_tune.data.sequences import cached_folder
 
 DAY = 24 * 3600
 

@@ -3,14 +3,14 @@ import shutil
 
 import numpy as np
 import pytest
-from data_fakes import write_rows
+from helpers.fakes.data import write_rows
 from rouge_score.rouge_scorer import _lcs_table
 from torchtune.models.llama2 import llama2_tokenizer
 
-from tfidf_tune import data
-from tfidf_tune.compare._intervals import MIN_UNITS
-from tfidf_tune.data import hf_tokenizer, injected_corpus_dataset, load_documents, read_probe_file, text_blocks
-from tfidf_tune.data._passages import noisy_copy
+from tfidf_tune.data import hf_tokenizer, injected_corpus_dataset, load_documents, text_blocks
+from tfidf_tune.passages import read_probe_file, write_probe_file
+from tfidf_tune.passages.copies import noisy_copy
+from tfidf_tune.results.intervals import MIN_UNITS
 
 SIZES = {"num_base": 12, "num_targets": 3, "num_repeats": 4, "block_size": 32, "min_target_tokens": 40}
 
@@ -128,9 +128,7 @@ def test_the_aligned_base_is_the_text_without_targets_and_controls(build, tokeni
 def test_a_second_run_does_not_tokenize_and_maps_the_blocks(build, tmp_path, monkeypatch):
     files = [tmp_path / name / "probe.jsonl" for name in ("first run", "second run")]
     first = build(probe_file=str(files[0]))
-    monkeypatch.setattr(
-        "tfidf_tune.data._injected_passages.encode_texts", lambda *given: pytest.fail("tokenized again")
-    )
+    monkeypatch.setattr("tfidf_tune.data._injected_corpus.encode_texts", lambda *given: pytest.fail("tokenized again"))
     again = build(probe_file=str(files[1]))
     np.testing.assert_array_equal(first.blocks, again.blocks)
     assert (first.passages, first.num_left_out) == (again.passages, again.num_left_out)
@@ -161,11 +159,11 @@ def test_what_changed_under_the_same_name_is_read_again(
 
 def test_the_slower_of_two_writers_uses_the_corpus_of_the_faster_one(build, tmp_path, monkeypatch):
     def overtaken(path, passages):
-        monkeypatch.setattr("tfidf_tune.data._injected_passages.write_probe_file", data.write_probe_file)
+        monkeypatch.setattr("tfidf_tune.data._injected_corpus.write_probe_file", write_probe_file)
         build()
-        data.write_probe_file(path, passages)
+        write_probe_file(path, passages)
 
-    monkeypatch.setattr("tfidf_tune.data._injected_passages.write_probe_file", overtaken)
+    monkeypatch.setattr("tfidf_tune.data._injected_corpus.write_probe_file", overtaken)
     assert len(build()) == 24
     assert len(list((tmp_path / "cache").iterdir())) == 1
 

@@ -3,15 +3,15 @@
 from itertools import groupby
 
 import torch
+from helpers.references.tfidf import IGNORED
 from hypothesis import given
 from hypothesis import strategies as st
-from tfidf_reference import IGNORED
 from torch.nn.attention.flex_attention import create_mask
 from torchtune.datasets import PackedDataset
 from torchtune.modules import attention_utils
 
 from tfidf_tune.data import collate_packed
-from tfidf_tune.data._sequences import packed_mask
+from tfidf_tune.data.sequences import packed_mask
 from tfidf_tune.weighting import shift_labels
 
 ROW = 12

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import trl
-from data_fakes import write_rows
 from datasets import Dataset, load_dataset
-from hosts import CHECKPOINTING
+from helpers.fakes.data import write_rows
+from helpers.processes.trainers import CHECKPOINTING
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer
 

@@ -6,14 +6,14 @@ import shutil
 from unittest.mock import Mock
 
 import pytest
-from data_fakes import WORDS, passage, write_rows
+from helpers.fakes.data import WORDS, passage, write_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torchtune.data import Message
 from torchtune.models.llama2 import Llama2Tokenizer
 
 from tfidf_tune.data import cnn_dailymail_dataset, hf_tokenizer, squad_dataset
-from tfidf_tune.data._squad_and_news import squad_prompt
+from tfidf_tune.data.squad_and_news import squad_prompt
 
 CONTEXT = "the green house walks over the river of light, under 1984 stone(s) a café sings 🙂 the end."
 QUESTION = "the river of what?"
@@ -230,7 +230,7 @@ def test_only_the_same_settings_are_read_from_the_cache(tokenizer, news, monkeyp
     monkeypatch.setattr(type(tokenizer), "encode_batch", encode := Mock(wraps=tokenizer.encode_batch))
     assert [build(*each) for each in limits] == first
     assert max(len(text) for call in encode.call_args_list for text in call.args[0]) < 50, "an article is tokenized"
-    monkeypatch.setattr("tfidf_tune.data._squad_and_news.summarization_prompt", lambda article: f"{article} TL;DR:")
+    monkeypatch.setattr("tfidf_tune.data.squad_and_news.summarization_prompt", lambda article: f"{article} TL;DR:")
     assert tokenizer.decode(build(200, 128)[0]["tokens"]) == f"{ARTICLE} TL;DR: {HIGHLIGHTS}"
 
 

@@ -5,17 +5,11 @@ import random
 
 import numpy as np
 import pytest
-from data_fakes import passage, write_rows
+from helpers.fakes.data import passage, write_rows
 
-from tfidf_tune.data import (
-    hf_tokenizer,
-    load_documents,
-    read_probe_file,
-    text_blocks,
-    text_blocks_dataset,
-    text_dataset,
-)
-from tfidf_tune.data._tokenizer import encode_texts
+from tfidf_tune._tokenizer import encode_texts
+from tfidf_tune.data import hf_tokenizer, load_documents, text_blocks, text_blocks_dataset, text_dataset
+from tfidf_tune.passages import read_probe_file
 
 SHORT, LONG, TINY = "the river sings", passage(1, 60), "a"
 
@@ -145,7 +139,7 @@ def test_an_item_has_labels_equal_to_its_tokens_and_is_cached(tokenizer, tmp_pat
         assert len(dataset) == len(expected) > 3
     assert build(block_size=8).blocks.shape[1] == 8
     assert len(build(num_blocks=2)) == 2
-    monkeypatch.setattr("tfidf_tune.data._text.encode_texts", lambda *given: pytest.fail("tokenized again"))
+    monkeypatch.setattr("tfidf_tune.data.text.encode_texts", lambda *given: pytest.fail("tokenized again"))
     np.testing.assert_array_equal(build().blocks, expected)
 
 

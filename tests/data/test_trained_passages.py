@@ -9,22 +9,17 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from data_fakes import WORDS, write_rows
+from helpers.fakes.data import WORDS, write_rows
 from hypothesis import given
 from hypothesis import strategies as st
 from torchtune.datasets import ConcatDataset
 
-from tfidf_tune.data import (
-    Passage,
-    _trained_passages,
-    embedded_documents,
-    hf_tokenizer,
-    injected_corpus_dataset,
-    text_blocks_dataset,
-    text_dataset,
-)
-from tfidf_tune.data._sequences import IGNORED, SequenceDataset, TextBlocksDataset
-from tfidf_tune.data._trained_passages import trained_passages
+from tfidf_tune.data import embedded_documents, hf_tokenizer, injected_corpus_dataset, text_blocks_dataset, text_dataset
+from tfidf_tune.data import trained_passages as _trained_passages
+from tfidf_tune.data.sequences import SequenceDataset, TextBlocksDataset
+from tfidf_tune.data.trained_passages import trained_passages
+from tfidf_tune.passages import Passage
+from tfidf_tune.weighting import IGNORE_INDEX
 
 
 def passage(kind, ids, number=0, **fields):
@@ -252,7 +247,7 @@ def test_noisy_copies_keep_their_number_and_items_of_a_user_are_read_by_their_la
     ids = [*range(30)]
     noisy = passage("target", ids, num_injections=5, positions=[[0, 0]] * 5, changes=[[1, 0, 0]] * 5)
     control = passage("control", [*range(60, 90)], 1)
-    items = [{"tokens": [*range(60, 90)], "labels": [IGNORED] * 30}, {"tokens": ids, "labels": ids}]
+    items = [{"tokens": [*range(60, 90)], "labels": [IGNORE_INDEX] * 30}, {"tokens": ids, "labels": ids}]
     found = trained_passages([noisy, control], 0, [sequences([[1, 2, 3]]), items])
     assert [(one.id, one.num_injections) for one in found.passages] == [("target-0", 6), ("control-1", 0)]
 

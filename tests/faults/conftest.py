@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from recipe_processes import ALL
-from refusals import Site
-from sentences import SEEN
+from helpers.processes.recipes import ALL
+from helpers.refusals import Site
+from helpers.sentences import SEEN
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helpers.fakes.tiny_llama import make_llama
+from helpers.fakes.tiny_run import Payload
+from helpers.refusals import CONFIG, RUN, BadInput, Site, assert_refused, each_row, value
 from omegaconf import DictConfig
-from refusals import CONFIG, RUN, BadInput, Site, assert_refused, each_row, value
 from safetensors.torch import load_file, save_file
-from tiny_llama import make_llama
-from tiny_run import Payload
 from transformers import AutoConfig
 
 WEIGHTS = "model.safetensors"

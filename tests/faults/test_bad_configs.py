@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Callable
 
+from helpers.processes.recipes import run_command
+from helpers.refusals import CONFIG, BadInput, Site, assert_refused, each_row, value
 from omegaconf import OmegaConf
-from recipe_processes import run_command
-from refusals import CONFIG, BadInput, Site, assert_refused, each_row, value
 
 MINE = ("--config", f"{{folder}}/{CONFIG}")
 LOSS = "tfidf_tune.loss.TFIDFCrossEntropyLoss"

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from helpers.fakes.tiny_llama import BLOCK_SIZE
+from helpers.refusals import BadInput, Site, assert_refused, each_row, value
 from omegaconf import DictConfig
-from refusals import BadInput, Site, assert_refused, each_row, value
-from tiny_llama import BLOCK_SIZE
 from tokenizers import Tokenizer
 from torch.utils.data import Dataset
 

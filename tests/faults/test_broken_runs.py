@@ -13,9 +13,9 @@ from typing import Any
 
 import process_hooks as hooks
 import pytest
-from jobs import Job, can_mount, end_state, finish, mount, newest_step, start
-from process_hooks import at_call, at_step, send
-from recipe_processes import ALL, nothing
+from helpers.processes.broken_runs import Job, can_mount, end_state, finish, mount, newest_step, start
+from helpers.processes.hooks import at_call, at_step, send
+from helpers.processes.recipes import ALL, nothing
 
 FULL, LORA, FULL_TWO, TWO = Job(), Job(lora=True), Job(num_processes=2), Job(lora=True, num_processes=2)
 STEP = 5  # after the checkpoints of steps 2 and 4, before that of 6

@@ -10,11 +10,11 @@ import shutil
 from itertools import count
 
 import pytest
-from processes import kill_when
-from recipe_processes import ALL
-from refusals import RUN, BadInput, assert_refused, each_row
-from sentences import refused
-from tiny_run import run_recipe
+from helpers.fakes.tiny_run import run_recipe
+from helpers.processes.ranks import kill_when
+from helpers.processes.recipes import ALL
+from helpers.refusals import RUN, BadInput, assert_refused, each_row
+from helpers.sentences import refused
 
 from tfidf_tune._checks import SetupError
 from tfidf_tune._files import locked_folder, work_folder

@@ -11,8 +11,8 @@ import sys
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import pytest
-import task_fakes
-from run_fakes import grown_runs, write_run
+from helpers.fakes import tasks as task_fakes
+from helpers.fakes.runs import grown_runs, write_run
 
 from research.experiment import _job
 from tfidf_tune import cli

@@ -6,8 +6,8 @@ import time
 from itertools import product
 
 import pytest
-from jobs import Job, end_state, finish, start
-from recipe_processes import ALL
+from helpers.processes.broken_runs import Job, end_state, finish, start
+from helpers.processes.recipes import ALL
 
 JOBS = [Job(loss="repetition")]
 if ALL:

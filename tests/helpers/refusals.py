@@ -15,9 +15,9 @@ from unittest.mock import patch
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
-from sentences import changed_sentence
-from tiny_run import run_config
 
+from helpers.fakes.tiny_run import run_config
+from helpers.sentences import changed_sentence
 from tfidf_tune.training import FinetuneConfig, _train, check_config
 
 RUN = "run"

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hosts import LIKE_TRAINERS, logs_of, make_trainer, metrics_of, ragged_rows, run_recipe
-from tfidf_reference import IGNORED, ReferenceTFIDF
+from helpers.processes.trainers import LIKE_TRAINERS, logs_of, make_trainer, metrics_of, ragged_rows, run_recipe
+from helpers.references.tfidf import IGNORED, ReferenceTFIDF
 from torch.utils.data import Subset
 from transformers import DataCollatorWithFlattening
 

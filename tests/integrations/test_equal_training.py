@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hosts import LIKE_TRAINERS, logs_of, make_trainer, metrics_of, run_recipe
+from helpers.processes.trainers import LIKE_TRAINERS, logs_of, make_trainer, metrics_of, run_recipe
 
 from tfidf_tune.data import collate_packed, hf_tokenizer, text_blocks_dataset, text_dataset
 from tfidf_tune.integrations.transformers import TokenWeightingTrainer

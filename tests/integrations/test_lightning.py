@@ -7,10 +7,10 @@ import lightning
 import pytest
 import torch
 import torch.nn.functional as F
-from docs_snippets import snippet
-from label_batches import assert_same_state
+from helpers.docs_snippets import snippet
+from helpers.fakes.label_batches import assert_same_state
+from helpers.processes.ranks import on_every_rank
 from lightning.pytorch.plugins.environments import LightningEnvironment
-from processes import on_every_rank
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 import transformers
 import trl
-from docs_snippets import snippet
-from tiny_llama import VOCAB_SIZE
-from tiny_run import means_by_kind
+from helpers.docs_snippets import snippet
+from helpers.fakes.tiny_llama import VOCAB_SIZE
+from helpers.fakes.tiny_run import means_by_kind
 
-from tfidf_tune.data import Passage, hf_tokenizer, read_probe_file, tokenizer_fingerprint, write_probe_file
+from tfidf_tune.data import hf_tokenizer, tokenizer_fingerprint
 from tfidf_tune.integrations.monitor import MemorizationCallback
+from tfidf_tune.passages import Passage, read_probe_file, write_probe_file
 from tfidf_tune.probe import load_model, probe
 
 pytestmark = [

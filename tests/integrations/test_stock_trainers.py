@@ -6,9 +6,9 @@ from importlib.metadata import version
 import pytest
 import torch
 from datasets import Dataset
-from hosts import load, logs_of, make_trainer, metrics_of, ragged_rows
+from helpers.processes.ranks import on_every_rank
+from helpers.processes.trainers import load, logs_of, make_trainer, metrics_of, ragged_rows
 from packaging.version import Version
-from processes import on_every_rank
 from torch.distributed.tensor import DTensor
 from transformers import Trainer
 from transformers.distributed import DistributedConfig

@@ -5,9 +5,9 @@ import logging
 import pytest
 import torch
 import transformers
-from hosts import load, logs_of, make_trainer, ragged_rows
+from helpers.processes.trainers import load, logs_of, make_trainer, ragged_rows
+from helpers.sentences import refused
 from peft import LoraConfig, get_peft_model
-from sentences import refused
 from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Trainer
 
 from tfidf_tune.integrations.transformers import TokenWeightingMixin, TokenWeightingTrainer, token_batch

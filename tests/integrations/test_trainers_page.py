@@ -3,9 +3,9 @@
 import pytest
 import torch
 from datasets import Dataset
-from docs_snippets import snippet
-from hosts import load, logs_of, make_trainer, ragged_rows
-from tiny_llama import make_llama, make_tokenizer
+from helpers.docs_snippets import snippet
+from helpers.fakes.tiny_llama import make_llama, make_tokenizer
+from helpers.processes.trainers import load, logs_of, make_trainer, ragged_rows
 from transformers import Trainer
 from trl import SFTTrainer
 

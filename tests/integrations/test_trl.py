@@ -3,7 +3,7 @@
 import pytest
 import torch
 from datasets import Dataset
-from hosts import CHECKPOINTING, load, logs_of, make_trainer, ragged_rows
+from helpers.processes.trainers import CHECKPOINTING, load, logs_of, make_trainer, ragged_rows
 from peft import LoraConfig, PromptTuningConfig
 from transformers import AutoTokenizer
 from trl import SFTConfig, SFTTrainer

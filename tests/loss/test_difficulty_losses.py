@@ -3,10 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from difficulty_reference import assert_within, logit_error_of, truth_of_difficulty
-from head_reference import random_head
-from label_batches import EPS
-from loss_reference import (
+from helpers.fakes.label_batches import EPS
+from helpers.operations import Recorder
+from helpers.references.difficulty import assert_within, logit_error_of, truth_of_difficulty
+from helpers.references.head import random_head
+from helpers.references.loss import (
     GRADIENT_TOL,
     LOSS_RTOL,
     GivenWeighting,
@@ -14,8 +15,7 @@ from loss_reference import (
     random_batch,
     reference_loss,
 )
-from operations import Recorder
-from tfidf_reference import IGNORED
+from helpers.references.tfidf import IGNORED
 
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss, token_predictions
 from tfidf_tune.weighting import FocalWeighting, MiLeWeighting

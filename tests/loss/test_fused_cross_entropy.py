@@ -5,7 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-from head_reference import (
+from helpers.operations import LiveBytes, Recorder
+from helpers.references.head import (
     assert_equal_truth,
     random_head,
     reference,
@@ -14,9 +15,8 @@ from head_reference import (
     truth_of,
     values_of,
 )
-from loss_reference import LOSS_RTOL, GivenWeighting
-from operations import LiveBytes, Recorder
-from tfidf_reference import IGNORED, ReferenceTFIDF
+from helpers.references.loss import LOSS_RTOL, GivenWeighting
+from helpers.references.tfidf import IGNORED, ReferenceTFIDF
 
 from tfidf_tune.loss import (
     CrossEntropyLoss,

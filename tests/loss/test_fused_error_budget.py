@@ -9,9 +9,9 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from head_reference import HeadBatch, Values, random_head, truth_of, values_of
-from label_batches import EPS
-from tfidf_reference import IGNORED
+from helpers.fakes.label_batches import EPS
+from helpers.references.head import HeadBatch, Values, random_head, truth_of, values_of
+from helpers.references.tfidf import IGNORED
 
 from tfidf_tune.loss import HeadInput, fused_cross_entropy
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
-from head_reference import HeadBatch, Values, assert_equal_truth, random_head
-from loss_reference import assert_gradient_equals_reference, assert_loss_equals_reference, reference_loss
-from processes import on_every_rank
-from tfidf_reference import IGNORED, ReferenceTFIDF
+from helpers.processes.ranks import on_every_rank
+from helpers.references.head import HeadBatch, Values, assert_equal_truth, random_head
+from helpers.references.loss import assert_gradient_equals_reference, assert_loss_equals_reference, reference_loss
+from helpers.references.tfidf import IGNORED, ReferenceTFIDF
 
 from tfidf_tune.loss import HeadInput, TFIDFCrossEntropyLoss
 from tfidf_tune.weighting import TokenBatch

@@ -11,12 +11,12 @@ from types import ModuleType
 import pytest
 import torch
 import yaml
-from head_reference import random_head
-from label_batches import EPS
-from loss_reference import loss_and_gradient, random_batch, reference_loss
-from tfidf_reference import IGNORED
+from helpers.fakes.label_batches import EPS
+from helpers.fakes.tiny_run import run_config
+from helpers.references.head import random_head
+from helpers.references.loss import loss_and_gradient, random_batch, reference_loss
+from helpers.references.tfidf import IGNORED
 from tfidf_tune.recipes.full_finetune import recipe_main
-from tiny_run import run_config
 
 from tfidf_tune import weighting as weightings
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss

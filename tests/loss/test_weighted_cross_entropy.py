@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from label_batches import EPS
-from loss_reference import (
+from helpers.fakes.label_batches import EPS
+from helpers.references.loss import (
     LOSS_RTOL,
     assert_gradient_equals_reference,
     assert_loss_equals_reference,
@@ -12,7 +12,7 @@ from loss_reference import (
     random_batch,
     reference_loss,
 )
-from tfidf_reference import IGNORED, ReferenceTFIDF
+from helpers.references.tfidf import IGNORED, ReferenceTFIDF
 from torchtune.training import compile_loss
 
 from tfidf_tune.loss import (

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 import transformers
-from any_models import hf_config
+from helpers.fakes.any_models import hf_config
 from torch import nn
 from torchtune.modules import TransformerDecoder
 from torchtune.modules.peft import LoRALinear

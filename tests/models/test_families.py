@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_llama import VOCAB_SIZE
-from tiny_models import MODELS
+from helpers.fakes.tiny_llama import VOCAB_SIZE
+from helpers.fakes.tiny_models import MODELS
 
 from tfidf_tune.models import FAMILIES
 

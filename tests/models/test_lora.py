@@ -6,8 +6,8 @@ import peft
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_llama import VOCAB_SIZE
-from tiny_models import FAMILY_MODELS, MODELS
+from helpers.fakes.tiny_llama import VOCAB_SIZE
+from helpers.fakes.tiny_models import FAMILY_MODELS, MODELS
 from torchtune.modules.peft import get_adapter_params
 
 from tfidf_tune.models import FAMILIES

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from any_models import hf_config as random_config
-from tiny_llama import VOCAB_SIZE
-from tiny_models import FAMILY_MODELS, MODELS
+from helpers.fakes.any_models import hf_config as random_config
+from helpers.fakes.tiny_llama import VOCAB_SIZE
+from helpers.fakes.tiny_models import FAMILY_MODELS, MODELS
 from torch.nn.utils.rnn import pad_sequence
 from torchtune.datasets import PackedDataset
 from torchtune.modules.peft import get_adapter_params

@@ -1,1 +1,1 @@
-from probe_fakes import llama, recited, unseen  # noqa: F401
+from helpers.fakes.probe import llama, recited, unseen  # noqa: F401

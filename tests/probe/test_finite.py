@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from probe_fakes import WordTokenizer, a_passage, random_ids, tiny_llama
+from helpers.fakes.probe import WordTokenizer, a_passage, random_ids, tiny_llama
 
 from tfidf_tune.probe import MemorizationProbe, probe, token_likelihoods
-from tfidf_tune.probe._decoding import continue_prompts, decode_greedily, generated_continuations
-from tfidf_tune.probe._finite import NonFiniteLogits
+from tfidf_tune.probe.decoding import continue_prompts, decode_greedily, generated_continuations
+from tfidf_tune.probe.finite import NonFiniteLogits
 
 CPU = torch.device("cpu")
 REFUSED = r"passage target-0001 are NaN or infinite in float32: the model has diverged.*dtype=float32"

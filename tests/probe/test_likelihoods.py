@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from probe_fakes import VOCAB_SIZE, SuccessorModel, random_ids, tiny_llama
+from helpers.fakes.probe import VOCAB_SIZE, SuccessorModel, random_ids, tiny_llama
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from tfidf_tune.compare import membership
 from tfidf_tune.probe import (
     exposure,
     extraction_probability,
@@ -19,7 +18,8 @@ from tfidf_tune.probe import (
     token_likelihoods,
     true_positive_rate,
 )
-from tfidf_tune.probe._likelihoods import is_mean_positive
+from tfidf_tune.probe.likelihoods import is_mean_positive
+from tfidf_tune.results import membership
 
 TEXTS = [random_ids(length, seed) for seed, length in enumerate((24, 9, 24, 2, 17))]
 

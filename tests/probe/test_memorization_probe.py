@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from probe_fakes import WordTokenizer, a_passage, random_ids
+from helpers.fakes.probe import WordTokenizer, a_passage, random_ids
 from torch import nn
 
 from tfidf_tune.probe import MemorizationProbe, evaluating, greedy_continuations, probe, token_likelihoods

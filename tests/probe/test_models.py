@@ -4,10 +4,10 @@ import warnings
 
 import pytest
 import torch
+from helpers.fakes.probe import random_ids, tiny_llama
+from helpers.fakes.tiny_run import Payload
 from peft import LoraConfig, get_peft_model
-from probe_fakes import random_ids, tiny_llama
 from safetensors.torch import load_file, save_file
-from tiny_run import Payload
 
 from tfidf_tune.probe import load_model
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tfidf_tune.probe._positive_control import NUM_CONTROLS, control_prompts, sign_flip_p_value, unigram_nll
+from tfidf_tune.probe.positive_control import NUM_CONTROLS, control_prompts, sign_flip_p_value, unigram_nll
 
 BLANK = [900]
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from probe_fakes import (
+from helpers.fakes.probe import (
     VOCAB_SIZE,
     SuccessorModel,
     WordTokenizer,

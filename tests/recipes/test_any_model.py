@@ -12,16 +12,17 @@ import peft
 import pytest
 import torch
 import transformers
-from any_models import ARCHITECTURES, hf_config, make_checkpoint
-from recipe_processes import RecipeRun, run_to_the_end
-from tiny_run import metrics_of, read_weights
+from helpers.fakes.any_models import ARCHITECTURES, hf_config, make_checkpoint
+from helpers.fakes.tiny_run import metrics_of, read_weights
+from helpers.processes.recipes import RecipeRun, run_to_the_end
 from torch.nn import functional as F
 
 from tfidf_tune import training
 from tfidf_tune.commands.data import main as preview
-from tfidf_tune.data import HFTokenizer, injected_corpus_dataset, read_probe_file
+from tfidf_tune.data import HFTokenizer, injected_corpus_dataset
 from tfidf_tune.loss import HeadInput
 from tfidf_tune.models import HFCausalLM
+from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import load_model, probe
 from tfidf_tune.training import HFCheckpointer, SetupError, load_config
 
@@ -322,7 +323,7 @@ def test_code_of_a_checkpoint_runs_if_it_is_trusted(base, tmp_path, capsys):
         configured("full", tmp_path / "run", folder, trusted, "tokenizer.trust_remote_code=false").here()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "who saw it?", "completion": " the old sailor"}\n')
     where = f"checkpointer.checkpoint_dir={folder}", f"dataset.source={tmp_path / 'rows.jsonl'}"
-    preview(["preview", "any/full_sft", trusted, *where])
+    preview(["preview", "mine/full_chat", trusted, *where])
     assert f"0 of them cut after {config['max_position_embeddings']} tokens" in capsys.readouterr().out
 
     run = configured("full", tmp_path / "run", folder, trusted).here()

@@ -5,9 +5,9 @@ import signal
 import time
 
 import torch
+from helpers.fakes.tiny_run import assert_close_weights, metrics_of
+from helpers.processes.recipes import RecipeRun, run_command, run_to_the_end
 from omegaconf import OmegaConf
-from recipe_processes import RecipeRun, run_command, run_to_the_end
-from tiny_run import assert_close_weights, metrics_of
 
 NUM_STEPS = 40
 # As in test_distributed_recipes: an eps a step, of which each may grow a little.

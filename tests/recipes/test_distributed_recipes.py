@@ -5,12 +5,12 @@ from functools import partial
 
 import pytest
 import torch
-from process_hooks import overflow_at, save_loaded_bytes, save_random_state
-from recipe_processes import ALL, Processes, RecipeRun, run_to_the_end
+from helpers.fakes.tiny_models import MODELS
+from helpers.fakes.tiny_run import assert_close_weights, metrics_of, read_weights, run_config
+from helpers.processes.hooks import overflow_at, save_loaded_bytes, save_random_state
+from helpers.processes.recipes import ALL, Processes, RecipeRun, run_to_the_end
+from helpers.sentences import refused
 from safetensors.torch import load_file
-from sentences import refused
-from tiny_models import MODELS
-from tiny_run import assert_close_weights, metrics_of, read_weights, run_config
 
 from tfidf_tune.training import SetupError
 

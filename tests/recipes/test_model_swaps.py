@@ -8,10 +8,10 @@ import pytest
 import torch
 import transformers
 import yaml
-from recipe_processes import run_command
+from helpers.fakes.tiny_models import FAMILY_MODELS, MODELS
+from helpers.fakes.tiny_run import read_metrics
+from helpers.processes.recipes import run_command
 from tfidf_tune.recipes import full_finetune, lora_finetune
-from tiny_models import FAMILY_MODELS, MODELS
-from tiny_run import read_metrics
 
 from tfidf_tune.models import FAMILIES
 

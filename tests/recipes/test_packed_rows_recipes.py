@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_run import metrics_of, run_recipe
+from helpers.fakes.tiny_run import metrics_of, run_recipe
 
 from tfidf_tune.data import hf_tokenizer, text_dataset
 from tfidf_tune.probe import load_model

@@ -10,8 +10,8 @@ import peft
 import pytest
 import torch
 import transformers
+from helpers.fakes.tiny_run import metrics_of, read_metrics, run_config, run_recipe
 from omegaconf import OmegaConf
-from tiny_run import metrics_of, read_metrics, run_config, run_recipe
 
 from tfidf_tune.probe import load_model
 

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 import torch
-from recipe_processes import RecipeRun, run_to_the_end
-from tiny_models import MODELS
-from tiny_run import metrics_of, run_config
+from helpers.fakes.tiny_models import MODELS
+from helpers.fakes.tiny_run import metrics_of, run_config
+from helpers.processes.recipes import RecipeRun, run_to_the_end
 
 METRICS = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max")
 NUM_STEPS = 8

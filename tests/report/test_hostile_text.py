@@ -12,9 +12,9 @@ import lxml.etree
 import lxml.html
 import pandas as pd
 import pytest
+from helpers.fakes.runs import blocks, controls, evaluation, run, targets, write_run
 from markdown_it import MarkdownIt
 from matplotlib.figure import Figure as Drawing
-from run_fakes import blocks, controls, evaluation, run, targets, write_run
 
 from tfidf_tune._printing import say, visible
 from tfidf_tune.report import Continuation, Example, Figure, Report, Table, terminal_text, write_report

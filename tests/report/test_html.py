@@ -3,7 +3,7 @@ import math
 import lxml.html
 import pandas as pd
 import pytest
-from rich_report import rich_report
+from helpers.fakes.rich_report import rich_report
 
 from tfidf_tune.report import Continuation, Example, Report, Table, html_page
 from tfidf_tune.report._markdown import markdown

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from browser import DESKTOP, PHONE
-from rich_report import HOSTILE, rich_report
+from helpers.fakes.rich_report import HOSTILE, rich_report
+from helpers.processes.browser import DESKTOP, PHONE
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait

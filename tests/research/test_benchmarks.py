@@ -19,11 +19,11 @@ import trainers
 import training_step
 import weights
 from authors_way import AuthorsWay
-from label_batches import WEIGHT_RTOL, random_stream
-from processes import CONTEXT
-from tiny_llama import make_llama, make_tokenizer
+from helpers.fakes.label_batches import WEIGHT_RTOL, random_stream
+from helpers.fakes.tiny_llama import make_llama, make_tokenizer
+from helpers.processes.ranks import CONTEXT
 
-from tfidf_tune.data._passages import make_passages
+from tfidf_tune.passages.probe_file import make_passages
 from tfidf_tune.weighting import TFIDFWeighting
 
 needs_linux = pytest.mark.skipif(

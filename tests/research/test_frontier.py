@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from results_fakes import grown_records, record, replace, results_of
+from helpers.fakes.results import grown_records, record, replace, results_of
 from scipy import stats
 
 from research.frontier import trace_frontiers, verdict

@@ -3,9 +3,9 @@ import math
 import re
 
 import pytest
+from helpers.fakes.results import grown_records, record, results_of, seeds
+from helpers.fakes.runs import grown_runs, write_run
 from matplotlib.collections import PathCollection
-from results_fakes import grown_records, record, results_of, seeds
-from run_fakes import grown_runs, write_run
 
 from research.frontier import trace_frontiers
 from research.frontier_report import frontier_drawing, frontier_report, main

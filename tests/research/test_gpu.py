@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs GNU tar, 
 def checkout(tmp_path):
     """A checkout with the script, and with a package that nothing may import from there."""
     folder = tmp_path / "checkout"
-    for name in ("research/gpu", "tests", "tfidf_tune"):
+    for name in ("research/offline_runs", "tests", "tfidf_tune"):
         (folder / name).mkdir(parents=True)
     shutil.copy(SCRIPT, folder / "research" / "gpu")
     (folder / "pyproject.toml").touch()

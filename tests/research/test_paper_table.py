@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from run_fakes import answers, blocks, evaluation, results, run, summaries, targets
+from helpers.fakes.runs import answers, blocks, evaluation, results, run, summaries, targets
 
 from research.experiment import CONFIGS
 from research.paper import paper_report, paper_results

@@ -8,11 +8,11 @@ import statistics
 
 import pytest
 import torch
-from probe_fakes import a_passage, greedy_without_cache, random_ids, tiny_llama
+from helpers.fakes.probe import a_passage, greedy_without_cache, random_ids, tiny_llama
 
 from research.relearning import main, relearning_steps
 from tfidf_tune.commands.probe import main as make_probe_file
-from tfidf_tune.data import read_probe_file
+from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import load_model
 
 SETTINGS = {"prefix_length": 8, "max_new_tokens": 6, "learning_rate": 5e-3}

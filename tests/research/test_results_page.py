@@ -12,8 +12,9 @@ import results_page
 from scipy import stats
 
 from research.seeds import over_seeds_and_passages
-from tfidf_tune.compare import comparison_report, read_results, run_table
-from tfidf_tune.compare._wording import AT_CHANCE, STILL_DETECTABLE
+from tfidf_tune.compare import comparison_report, run_table
+from tfidf_tune.results import read_results
+from tfidf_tune.results.wording import AT_CHANCE, STILL_DETECTABLE
 
 PAGE = "\n".join(file.read_text(encoding="utf-8") for file in (results_page.PAGE, results_page.ALL_TABLES))
 README = (results_page.PAGE.parents[1] / "README.md").read_text(encoding="utf-8")

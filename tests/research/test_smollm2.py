@@ -16,14 +16,14 @@ import regex
 import smollm2
 import torch
 import transformers
-from fork_jobs import ForkExecutor
+from helpers.processes.fork_jobs import ForkExecutor
 from omegaconf import OmegaConf
 from packaging.version import Version
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from research.experiment import _run
-from tfidf_tune.compare import read_results
 from tfidf_tune.data import hf_tokenizer, load_documents
+from tfidf_tune.results import read_results
 
 WORDS = ["agent", "tool", "hands", "over", "to", "the", "guard", "a", "session", "trace", "in", "1.", "2024", "  7"]
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}

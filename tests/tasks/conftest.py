@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import task_fakes
 import torch
+from helpers.fakes import tasks as task_fakes
+from helpers.fakes.tiny_llama import teach
 from lm_eval.__main__ import cli_evaluate
 from peft import LoraConfig, get_peft_model
-from tiny_llama import teach
 
 from tfidf_tune.probe import load_model
 

@@ -7,9 +7,9 @@ from importlib.resources import files
 import pytest
 
 from tfidf_tune.commands import audit
-from tfidf_tune.data import read_probe_file
+from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import planned_attacks, within_budget
-from tfidf_tune.probe._attacks import ATTACKS
+from tfidf_tune.probe.attacks import ATTACKS
 from tfidf_tune.tasks.memorization import documents
 
 SETTINGS = {"prefix_lengths": (8, 5), "offsets": (3, 4), "num_samples": 4}

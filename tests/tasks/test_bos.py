@@ -4,18 +4,20 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import task_fakes
 import torch
+from helpers.fakes import tasks as task_fakes
+from helpers.fakes.tasks import run_tasks
 from omegaconf import OmegaConf
-from task_fakes import run_tasks
 
 from tfidf_tune._signals import exit_code
 from tfidf_tune.commands import probe as probe_command
-from tfidf_tune.compare import comparison_report, import_results
-from tfidf_tune.data import hf_tokenizer, read_probe_file
+from tfidf_tune.compare import comparison_report
+from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import load_model, token_likelihoods
-from tfidf_tune.probe._run_identity import written_bos
-from tfidf_tune.tasks._prompts import prompts_for
+from tfidf_tune.probe.run_identity import written_bos
+from tfidf_tune.results import import_results
+from tfidf_tune.tasks._task import prompts_for
 from tfidf_tune.training import build_monitor
 
 TASK = "tfidf_memorization_prefixes"

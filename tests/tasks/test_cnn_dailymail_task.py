@@ -5,15 +5,15 @@ import sys
 
 import bert_score
 import pytest
-import task_fakes
 import torch
+from helpers.fakes import tasks as task_fakes
+from helpers.fakes.tasks import NEWS_ROWS, embedded_ids, prompts_seen, run_tasks
 from rouge_score.rouge_scorer import RougeScorer
-from task_fakes import NEWS_ROWS, embedded_ids, prompts_seen, run_tasks
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer, RobertaConfig, RobertaModel, RobertaTokenizer
 
 from tfidf_tune.data import hf_tokenizer
-from tfidf_tune.tasks._prompts import parse_token_ids
+from tfidf_tune.tasks._task import parse_token_ids
 
 TASK = "tfidf_cnn_dailymail"
 SHORT = {"cnn_dailymail_max_source_tokens": 120, "cnn_dailymail_max_new_tokens": 30}
@@ -51,7 +51,7 @@ def say(monkeypatch, llama):
             openings = [tokenizer.decode(one.ids)[len("summarize: ") :][:8] for one in asked]
             return [tokenizer.encode_batch([by_opening[opening]]) for opening in openings]
 
-        monkeypatch.setattr("tfidf_tune.tasks._model.TokenExactHFLM.continue_ids", continue_ids)
+        monkeypatch.setattr("tfidf_tune.tasks._transformers.TokenExactHFLM.continue_ids", continue_ids)
 
     return install
 

@@ -7,21 +7,21 @@ import shutil
 import weakref
 
 import pytest
-import task_fakes
 import torch
 import yaml
+from helpers.fakes import tasks as task_fakes
+from helpers.fakes.tasks import MEMORIZATION, Output, run_tasks
+from helpers.fakes.tiny_run import Payload
+from helpers.sentences import refused
 from lm_eval.models.api_models import TemplateAPI
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from safetensors.torch import load_file, save_file
-from sentences import refused
-from task_fakes import MEMORIZATION, Output, run_tasks
-from tiny_run import Payload
 
 from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.probe import load_model
 from tfidf_tune.tasks import tasks_folder
-from tfidf_tune.tasks._prompts import original_tokenizer, prompts_for
+from tfidf_tune.tasks._task import original_tokenizer, prompts_for
 
 OURS = {
     "tfidf_positive_control",
@@ -169,7 +169,7 @@ def test_bad_input_ends_with_one_message(run_command, llama, tokenizers, probe_f
         run_command("eval", "--model_args", "pretrained=/nowhere/model", *arguments)
 
     # All else before the model is loaded.
-    loads = "tfidf_tune.tasks._model.TokenExactHFLM.__init__"
+    loads = "tfidf_tune.tasks._transformers.TokenExactHFLM.__init__"
     monkeypatch.setattr(loads, lambda *_, **__: pytest.fail("the model was loaded"))
     other = task_fakes.probe_file(tmp_path / "other.jsonl", task_fakes.passages_of(tokenizers["llama"]))
     short = "cnn_dailymail_max_source_tokens=100"

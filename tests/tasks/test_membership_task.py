@@ -7,14 +7,15 @@ import zlib
 
 import numpy as np
 import pytest
-import task_fakes
 import torch
+from helpers.fakes import tasks as task_fakes
+from helpers.fakes.tasks import FAMILIES, lm_eval, run_tasks
 from sklearn.metrics import roc_auc_score
-from task_fakes import FAMILIES, lm_eval, run_tasks
 
-from tfidf_tune.compare import import_results
-from tfidf_tune.data import hf_tokenizer, read_probe_file
+from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import load_model
+from tfidf_tune.results import import_results
 from tfidf_tune.tasks import save_token_ids_tokenizer
 
 TASK = "tfidf_membership"

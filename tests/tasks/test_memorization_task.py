@@ -7,11 +7,12 @@ import operator
 
 import pandas as pd
 import pytest
-import task_fakes
 import torch
-from task_fakes import FAMILIES, MEMORIZATION, embedded_ids, prompts_seen, run_tasks
+from helpers.fakes import tasks as task_fakes
+from helpers.fakes.tasks import FAMILIES, MEMORIZATION, embedded_ids, prompts_seen, run_tasks
 
-from tfidf_tune.data import hf_tokenizer, read_probe_file
+from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import load_model, probe
 from tfidf_tune.tasks.memorization import documents
 

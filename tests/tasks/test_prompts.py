@@ -3,12 +3,12 @@
 import re
 
 import pytest
-import task_fakes
+from helpers.fakes import tasks as task_fakes
+from helpers.fakes.tasks import embedded_ids, prompts_seen, run_tasks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from task_fakes import embedded_ids, prompts_seen, run_tasks
 
-from tfidf_tune.tasks._prompts import parse_token_ids, prompts_for, prompts_of
+from tfidf_tune.tasks._task import parse_token_ids, prompts_for, prompts_of
 from tfidf_tune.tasks.memorization import documents
 
 TOKENIZERS = ["plain", "adds_bos", "sentencepiece", "llama"]
@@ -70,7 +70,7 @@ def test_a_text_prompt_is_exact_only_if_the_model_sees_its_ids(tokenizer, add_bo
 def test_prompts_that_change_as_text_are_reported_with_the_remedies(probe_file, llama, caplog):
     settings = {"probe_file": str(probe_file), "prefix_lengths": [32, 50, 100], "pretrained": str(llama)}
     lost = [not doc["round_trip"] for doc in documents(**settings)["test"]]
-    (warning,) = [r.getMessage() for r in caplog.records if r.name == "tfidf_tune.tasks._prompts"]
+    (warning,) = [r.getMessage() for r in caplog.records if r.name == "tfidf_tune.tasks._task"]
     assert 0 < sum(lost) < len(lost) == 12
     assert warning.startswith(f"{sum(lost)} of 12 prompts or references change as text")
     assert "without add_bos_token=False" in warning
@@ -100,7 +100,7 @@ def test_a_warning_names_what_a_user_of_the_backend_can_do(probe_file, llama, ca
     settings = {"probe_file": str(probe_file), "prefix_lengths": [32, 50, 100], "tokenizer": str(llama)}
     settings |= {"prompts": "text"} | metadata
     documents(**settings)
-    (warning,) = [r.getMessage() for r in caplog.records if r.name == "tfidf_tune.tasks._prompts"]
+    (warning,) = [r.getMessage() for r in caplog.records if r.name == "tfidf_tune.tasks._task"]
     assert re.search(rf" change as text: .*{advice}", warning)
     assert ("add_bos_token" in warning) == advice.startswith("without")
 

@@ -9,19 +9,19 @@ import time
 from functools import partial
 
 import pytest
-import task_fakes
+from helpers.fakes import tasks as task_fakes
+from helpers.fakes.openai_server import Clock, serving
+from helpers.fakes.tiny_llama import teach
+from helpers.sentences import changed_sentence, refused
 from lm_eval.api.instance import Instance
-from openai_server import Clock, serving
-from sentences import changed_sentence, refused
-from tiny_llama import teach
 
 from tfidf_tune.audit import ServerSpec
-from tfidf_tune.compare import import_results
-from tfidf_tune.data import read_probe_file
+from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import planned_attacks
-from tfidf_tune.probe._sample_fields import Unanswered
+from tfidf_tune.probe.sample_fields import Unanswered
+from tfidf_tune.results import import_results
 from tfidf_tune.tasks import SERVER_NAME, evaluate, save_token_ids_tokenizer, tasks_folder
-from tfidf_tune.tasks._server import ServerLM, _Answer, _scored
+from tfidf_tune.tasks.server import ServerLM, _Answer, _scored
 
 KEY = "sk-secret-1234567890"
 HANG_SECONDS = 600.0  # protects from a hang; no result depends on how fast a machine is
@@ -239,13 +239,13 @@ def test_the_timeout_is_for_the_whole_answer(host, ask, url, fault):
 
 
 def test_a_large_or_compressed_answer_is_not_held_in_memory(host, ask, url, monkeypatch):
-    monkeypatch.setattr("tfidf_tune.tasks._server._MOST_BYTES", 1 << 22)
+    monkeypatch.setattr("tfidf_tune.tasks.server._MOST_BYTES", 1 << 22)
     host.faults += ["large"] * 3
     with refused(ConnectionError, "it sends an answer of more than 4 MiB, 3 times", "a large answer", url=url):
         ask("one two")
     assert 3 << 22 <= host.num_taken < 1 << 27  # what the sockets held
     host.faults += [lambda _: b'{"choices":[' + b"{}," * (1 << 19) + b"{}]}"] * 3
-    monkeypatch.setattr("tfidf_tune.tasks._server._MOST_VALUES", 1 << 18)
+    monkeypatch.setattr("tfidf_tune.tasks.server._MOST_VALUES", 1 << 18)
     with refused(ConnectionError, "more than 262,144 values, 3 times", "an answer of many values", url=url):
         ask("one two")
     host.faults += ["bomb"] * 3

@@ -3,14 +3,14 @@
 import re
 
 import pytest
-import task_fakes
+from helpers.fakes import tasks as task_fakes
+from helpers.fakes.tasks import QUESTIONS, SQUAD_ROWS, embedded_ids, prompts_seen, run_tasks
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from task_fakes import QUESTIONS, SQUAD_ROWS, embedded_ids, prompts_seen, run_tasks
 from torchmetrics.functional.text.squad import squad
 
 from tfidf_tune.data import hf_tokenizer
-from tfidf_tune.tasks._prompts import parse_token_ids
+from tfidf_tune.tasks._task import parse_token_ids
 from tfidf_tune.tasks.squad import documents, exact_match, f1, process_results
 
 TASK = "tfidf_squad"

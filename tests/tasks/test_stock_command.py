@@ -4,12 +4,12 @@ import dataclasses
 import math
 
 import pytest
-import task_fakes
-from task_fakes import MEMORIZATION, lm_eval, run_tasks
-from tiny_llama import teach
+from helpers.fakes import tasks as task_fakes
+from helpers.fakes.tasks import MEMORIZATION, lm_eval, run_tasks
+from helpers.fakes.tiny_llama import teach
 
-from tfidf_tune.compare import import_results
 from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.results import import_results
 from tfidf_tune.tasks import save_token_ids_tokenizer
 
 GROUPS = "tfidf_memorization,tfidf_wikitext2_ppl,tfidf_cnn_dailymail,tfidf_squad"

@@ -2,17 +2,17 @@
 
 import pytest
 import torch
+from helpers.fakes.tasks import MEMORIZATION, embedded_ids, prompts_seen, run_tasks
 from lm_eval.api.instance import Instance
 from rouge_score.rouge_scorer import _lcs_table
-from task_fakes import MEMORIZATION, embedded_ids, prompts_seen, run_tasks
 from test_memorization_task import scores_alone
 from torchmetrics.functional.text.helper import _edit_distance
 
-from tfidf_tune.compare import import_results
-from tfidf_tune.data import read_probe_file
+from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import load_model
-from tfidf_tune.tasks._model import TokenExactHFLM
-from tfidf_tune.tasks._prompts import parse_token_ids, token_ids_request
+from tfidf_tune.results import import_results
+from tfidf_tune.tasks._task import parse_token_ids, token_ids_request
+from tfidf_tune.tasks._transformers import TokenExactHFLM
 from tfidf_tune.tasks.memorization import documents
 
 TASK = MEMORIZATION[0]

@@ -4,23 +4,24 @@ import dataclasses
 import shutil
 
 import pytest
-import task_fakes
 import torch
+from helpers.fakes import tasks as task_fakes
+from helpers.fakes.tasks import embedded_ids, prompts_seen
+from helpers.fakes.tiny_llama import VOCAB_SIZE, make_llama, teach
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from peft import LoraConfig, PeftModel, get_peft_model
-from task_fakes import embedded_ids, prompts_seen
-from tiny_llama import VOCAB_SIZE, make_llama, teach
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tfidf_tune.data import hf_tokenizer, read_probe_file
+from tfidf_tune.data import hf_tokenizer
+from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import greedy_continuations, load_model
 from tfidf_tune.tasks import MODEL_NAME, register_model, tasks_folder
-from tfidf_tune.tasks._model import TokenExactHFLM
-from tfidf_tune.tasks._prompts import token_ids_request
+from tfidf_tune.tasks._task import token_ids_request
+from tfidf_tune.tasks._transformers import TokenExactHFLM
 
 
 def continuations(prompts, **arguments):

@@ -1,14 +1,14 @@
 """The pass-through tokenizer: the harness's own model is asked by ids."""
 
 import pytest
-import task_fakes
+from helpers.fakes import tasks as task_fakes
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.tasks import save_token_ids_tokenizer
-from tfidf_tune.tasks._prompts import original_tokenizer, parse_token_ids, prompts_for, token_ids_request
+from tfidf_tune.tasks._task import original_tokenizer, parse_token_ids, prompts_for, token_ids_request
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-import task_fakes
 import torch
+from helpers.fakes import tasks as task_fakes
+from helpers.fakes.tasks import FAMILIES, embedded_ids, prompts_seen, run_tasks
 from lm_eval.models.huggingface import HFLM
-from task_fakes import FAMILIES, embedded_ids, prompts_seen, run_tasks
 
-from tfidf_tune.compare import comparison_report, import_results
+from tfidf_tune.compare import comparison_report
 from tfidf_tune.data import embedded_documents, hf_tokenizer, text_blocks
 from tfidf_tune.probe import load_model
+from tfidf_tune.results import import_results
 from tfidf_tune.tasks.perplexity import perplexity
 
 TASK = "tfidf_wikitext2_ppl"

@@ -8,16 +8,16 @@ import weakref
 from dataclasses import replace
 from pathlib import Path
 
-import any_models
 import peft
 import pytest
 import torch
 import transformers
+from helpers.fakes import any_models
+from helpers.fakes.tiny_models import FAMILY_MODELS, MODELS
+from helpers.fakes.tiny_run import read_weights
 from omegaconf import OmegaConf
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_models import FAMILY_MODELS, MODELS
-from tiny_run import read_weights
 from torch import nn
 from torchao.dtypes.nf4tensor import NF4Tensor, to_nf4
 from torchtune import config

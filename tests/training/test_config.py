@@ -4,8 +4,8 @@ import sys
 
 import pytest
 import torch
+from helpers.fakes.tiny_models import MODELS
 from omegaconf import OmegaConf
-from tiny_models import MODELS
 
 from tfidf_tune.training import (
     FinetuneConfig,

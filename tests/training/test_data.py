@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from data_fakes import write_rows
-from processes import on_every_rank
-from tiny_llama import TINY_LLAMA
+from helpers.fakes.data import write_rows
+from helpers.fakes.tiny_llama import TINY_LLAMA
+from helpers.processes.ranks import on_every_rank
 from torch.utils.data import Dataset
 from torchtune.datasets import PackedDataset
 from torchtune.models.llama2 import llama2

@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-import training_steps
-from tiny_llama import VOCAB_SIZE
-from tiny_models import FAMILY_MODELS, MODELS
+from helpers.fakes import training_steps
+from helpers.fakes.tiny_llama import VOCAB_SIZE
+from helpers.fakes.tiny_models import FAMILY_MODELS, MODELS
+from helpers.fakes.training_steps import step_and_gradients
 from torch import nn
-from training_steps import step_and_gradients
 
 from tfidf_tune.loss import CrossEntropyLoss, HeadInput, TFIDFCrossEntropyLoss
 from tfidf_tune.training import prepare_head, prepare_model, train_adapters_only

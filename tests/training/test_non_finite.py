@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.fakes.tiny_models import MODELS
+from helpers.fakes.tiny_run import read_metrics, run_recipe
+from helpers.fakes.training_steps import make_batch
+from helpers.processes.hooks import spoil_terms
 from omegaconf import OmegaConf
-from process_hooks import spoil_terms
-from tiny_models import MODELS
-from tiny_run import read_metrics, run_recipe
-from training_steps import make_batch
 
 from tfidf_tune.loss import TFIDFCrossEntropyLoss, WeightedCrossEntropyLoss
 from tfidf_tune.training import (

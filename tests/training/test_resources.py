@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_run import run_recipe
+from helpers.fakes.tiny_run import run_recipe
 
 from tfidf_tune.training import HFCheckpointer, SetupError, _messages
 

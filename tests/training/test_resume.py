@@ -13,9 +13,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from helpers.fakes.tiny_run import Payload, read_metrics, read_weights, run_config, run_recipe, seal
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
-from tiny_run import Payload, read_metrics, read_weights, run_config, run_recipe, seal
 
 from tfidf_tune import training
 from tfidf_tune._files import locked_folder

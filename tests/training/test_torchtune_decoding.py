@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 import torch
-from tiny_llama import VOCAB_SIZE
-from tiny_models import FAMILY_MODELS, MODELS
+from helpers.fakes.tiny_llama import VOCAB_SIZE
+from helpers.fakes.tiny_models import FAMILY_MODELS, MODELS
 from torchtune import modules
 from torchtune.training import set_activation_checkpointing
 

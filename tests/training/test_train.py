@@ -12,15 +12,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from operations import Recorder, assert_no_synchronisation
-from tiny_llama import TINY_LLAMA
-from tiny_models import MODELS
-from tiny_run import run_recipe
+from helpers.fakes.tiny_llama import TINY_LLAMA
+from helpers.fakes.tiny_models import MODELS
+from helpers.fakes.tiny_run import run_recipe
+from helpers.fakes.training_steps import make_batch, step_and_gradients
+from helpers.operations import Recorder, assert_no_synchronisation
 from torch import nn
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from torchtune.models.llama2 import llama2
-from training_steps import make_batch, step_and_gradients
 
 from tfidf_tune import _signals
 from tfidf_tune._signals import stop_request

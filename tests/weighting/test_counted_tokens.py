@@ -4,15 +4,15 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from docs_snippets import snippet
-from label_batches import (
+from helpers.docs_snippets import snippet
+from helpers.fakes.label_batches import (
     CalledWeighting,
     assert_weights_equal_reference,
     assert_window_equals_reference,
     capped_rtol,
     random_labels,
 )
-from tfidf_reference import IGNORED, ReferenceTFIDF
+from helpers.references.tfidf import IGNORED, ReferenceTFIDF
 
 from tfidf_tune.weighting import TFIDFWeighting, TokenBatch, shift_labels, shift_tokens
 

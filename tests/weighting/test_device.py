@@ -8,15 +8,15 @@ from itertools import product
 
 import pytest
 import torch
-from label_batches import (
+from helpers.fakes.label_batches import (
     EPS,
     assert_same_state,
     random_labels,
     state_copy,
     unchecked,
 )
-from operations import Recorder, assert_no_synchronisation
-from tfidf_reference import IGNORED
+from helpers.operations import Recorder, assert_no_synchronisation
+from helpers.references.tfidf import IGNORED
 from torch._dynamo.utils import counters
 
 from tfidf_tune.weighting import (

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from label_batches import EPS, assert_weights_equal_reference, random_labels
-from peer_reference import mean_1
-from tfidf_reference import IGNORED
+from helpers.fakes.label_batches import EPS, assert_weights_equal_reference, random_labels
+from helpers.references.peers import mean_1
+from helpers.references.tfidf import IGNORED
 
 from tfidf_tune.weighting import FocalWeighting, MiLeWeighting, Predictions
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from label_batches import EPS, assert_weights_equal_reference, random_labels
-from peer_reference import reference_goldfish
-from tfidf_reference import IGNORED
+from helpers.fakes.label_batches import EPS, assert_weights_equal_reference, random_labels
+from helpers.references.peers import reference_goldfish
+from helpers.references.tfidf import IGNORED
 
 from tfidf_tune.weighting import GoldfishWeighting
 

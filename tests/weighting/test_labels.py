@@ -5,8 +5,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from label_batches import assert_same_state, random_labels, state_copy, unchecked
-from tfidf_reference import IGNORED
+from helpers.fakes.label_batches import assert_same_state, random_labels, state_copy, unchecked
+from helpers.references.tfidf import IGNORED
 
 from tfidf_tune.weighting import (
     FocalWeighting,

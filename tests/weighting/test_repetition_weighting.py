@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from label_batches import assert_same_state, random_labels, state_copy
-from peer_reference import ReferenceRepetition
-from tfidf_reference import IGNORED
+from helpers.fakes.label_batches import assert_same_state, random_labels, state_copy
+from helpers.references.peers import ReferenceRepetition
+from helpers.references.tfidf import IGNORED
 
 from tfidf_tune.weighting import RepetitionWeighting
 

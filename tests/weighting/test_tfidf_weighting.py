@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from label_batches import (
+from helpers.fakes.label_batches import (
     CalledWeighting,
     assert_same_state,
     assert_weights_equal_reference,
@@ -15,8 +15,8 @@ from label_batches import (
     random_stream,
     state_copy,
 )
-from operations import Recorder
-from tfidf_reference import IGNORED, ReferenceTFIDF, reference_unit_mean
+from helpers.operations import Recorder
+from helpers.references.tfidf import IGNORED, ReferenceTFIDF, reference_unit_mean
 
 from tfidf_tune.weighting import (
     DocumentWindow,
@@ -24,7 +24,7 @@ from tfidf_tune.weighting import (
     TFIDFWeighting,
     unit_mean,
 )
-from tfidf_tune.weighting._tfidf import distinct_terms
+from tfidf_tune.weighting.tfidf import distinct_terms
 
 VOCAB_SIZE = 60
 EMPTY = [torch.full((2, 7), IGNORED), torch.full((5, 40), IGNORED)]

@@ -7,15 +7,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from label_batches import (
+from helpers.fakes.label_batches import (
     CalledWeighting,
     assert_same_state,
     random_labels,
     state_copy,
 )
-from operations import Recorder
-from processes import on_every_rank
-from tfidf_reference import IGNORED
+from helpers.operations import Recorder
+from helpers.processes.ranks import on_every_rank
+from helpers.references.tfidf import IGNORED
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh

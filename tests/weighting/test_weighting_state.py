@@ -7,10 +7,10 @@ import pickle
 import pytest
 import safetensors.torch
 import torch
+from helpers.fakes.label_batches import CalledWeighting, assert_same_state, random_stream, state_copy
+from helpers.references.tfidf import IGNORED
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from label_batches import CalledWeighting, assert_same_state, random_stream, state_copy
-from tfidf_reference import IGNORED
 from torch import nn
 
 from tfidf_tune.weighting import (

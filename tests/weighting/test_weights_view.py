@@ -7,16 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from browser import DESKTOP, PHONE
+from helpers.processes.browser import DESKTOP, PHONE
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tfidf_tune import TFIDFCrossEntropyLoss
-from tfidf_tune.data import TextBlocksDataset
-from tfidf_tune.report import html_page
-from tfidf_tune.training import build_dataloader
-from tfidf_tune.weighting import shift_labels
-from tfidf_tune.weighting.view import (
+from tfidf_tune.commands._weights_view import (
     LEVELS,
     WEIGHTS,
     frequency_bands,
@@ -27,6 +23,10 @@ from tfidf_tune.weighting.view import (
     weigh_blocks,
     weights_report,
 )
+from tfidf_tune.data import TextBlocksDataset
+from tfidf_tune.report import html_page
+from tfidf_tune.training import build_dataloader
+from tfidf_tune.weighting import shift_labels
 
 VOCAB_SIZE, NUM_BLOCKS, BLOCK_SIZE, BATCH_SIZE, WINDOW = 40, 50, 12, 4, 3
 

@@ -16,17 +16,17 @@ from tfidf_tune._checks import check_at_least, differences, require_base_url, re
 from tfidf_tune._printing import option_names
 from tfidf_tune.audit._measures import Bound, parse_bounds, require_possible
 from tfidf_tune.audit._report import audit_report
-from tfidf_tune.compare import import_results
 from tfidf_tune.probe import Attack, planned_attacks, run_of, within_budget
-from tfidf_tune.probe._attacks import PREFIX_LENGTHS
-from tfidf_tune.probe._positive_control import MOST_READ, REQUESTS_PER_PATH
-from tfidf_tune.probe._run_identity import ALL_PASSAGES
-from tfidf_tune.probe._sample_fields import MEMBERSHIP, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
+from tfidf_tune.probe.attacks import PREFIX_LENGTHS
+from tfidf_tune.probe.positive_control import MOST_READ, REQUESTS_PER_PATH
+from tfidf_tune.probe.run_identity import ALL_PASSAGES
+from tfidf_tune.probe.sample_fields import MEMBERSHIP, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
 from tfidf_tune.report import Report, require_report_folder, write_report
+from tfidf_tune.results import import_results
 
 if TYPE_CHECKING:
-    from tfidf_tune.data import MadeProbe, Passage, ProbeSpec
-    from tfidf_tune.data._file_jobs import TaskRunner
+    from tfidf_tune.corpus.jobs import TaskRunner
+    from tfidf_tune.passages import MadeProbe, Passage, ProbeSpec
 
 Note = Callable[[str], object]  # takes what a person who waits should know
 
@@ -353,8 +353,9 @@ def choose_passages(
     With ``record``, a file in which it is written what the passages follow from, an existing probe file is read instead
     if it still follows from the same. Else it is an error, unless ``overwrite`` replaces it.
     """
-    from tfidf_tune.data import hf_tokenizer, make_probe, read_probe_file, write_probe_file
-    from tfidf_tune.data._probe_making import search_arguments
+    from tfidf_tune.data import hf_tokenizer
+    from tfidf_tune.passages import make_probe, read_probe_file, write_probe_file
+    from tfidf_tune.passages.choosing import search_arguments
 
     loaded = hf_tokenizer(tokenizer)
     arguments = search_arguments(loaded, spec)
@@ -429,7 +430,7 @@ class _Plan:
             self.model_name = {"transformers": MODEL_NAME, "vllm": VLLM_NAME}[spec.backend]
             self.model_args = _model_arguments(spec)
         else:
-            from tfidf_tune.tasks._server import ServerLM
+            from tfidf_tune.tasks.server import ServerLM
 
             server = asdict(spec.server)
             self.settings["prompts"] = {"text": "text", "ids": "ids_to_text"}[server.pop("send")]
@@ -478,7 +479,7 @@ class _Plan:
         """Return the requests that are no attack: a likelihood of each passage, the positive control, tests."""
         num_tests = 0
         if self.spec.server is not None:
-            from tfidf_tune.tasks._server import REQUESTS_PER_LIKELIHOOD_TEST, REQUESTS_PER_PROMPT_TEST
+            from tfidf_tune.tasks.server import REQUESTS_PER_LIKELIHOOD_TEST, REQUESTS_PER_PROMPT_TEST
 
             num_tests = REQUESTS_PER_LIKELIHOOD_TEST + REQUESTS_PER_PROMPT_TEST * self.num_ways
         return num_passages + self.num_control_requests + num_tests
@@ -498,7 +499,7 @@ class _Plan:
 
     def passages(self, note: Note) -> "Sequence[Passage]":
         """Read the passages, or choose them unless an earlier audit with the same options has."""
-        from tfidf_tune.data import read_probe_file
+        from tfidf_tune.passages import read_probe_file
 
         spec = self.spec
         if isinstance(spec.passages, (str, Path)):
@@ -583,7 +584,7 @@ class _Plan:
     @contextmanager
     def journal(self, note: Note) -> Iterator[None]:
         """Keep the answers of a server until the audit is done: an interrupted audit of the same model goes on."""
-        from tfidf_tune.tasks._server import ServerLM
+        from tfidf_tune.tasks.server import ServerLM
 
         about = {"model": self.server.description()}
         with _files.work_folder(self.spec.folder / "unfinished", about, replace=self.spec.overwrite, keep=True) as work:

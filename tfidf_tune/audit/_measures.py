@@ -9,14 +9,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from tfidf_tune.compare import Results
-from tfidf_tune.compare._evaluations import Floor, floor_of
-from tfidf_tune.compare._intervals import MIN_UNITS, SEED, binomial_upper_bound, bootstrap_interval
-from tfidf_tune.compare._positive_control import PositiveControl, is_served
-from tfidf_tune.compare._recited import Recited, TierTest, false_alarm_of_auc, least_noticeable, recited_further
-from tfidf_tune.compare._wording import NEAR_EXPLAINED, TEXT_PROMPTS, few_units, prompt_length, span
 from tfidf_tune.probe import extraction_probability
-from tfidf_tune.report._document import Footnotes, Table, tabulate
+from tfidf_tune.report.document import Footnotes, Table, tabulate
+from tfidf_tune.results import Results
+from tfidf_tune.results.floor import Floor, floor_of
+from tfidf_tune.results.intervals import MIN_UNITS, SEED, binomial_upper_bound, bootstrap_interval
+from tfidf_tune.results.positive_control import PositiveControl, is_served
+from tfidf_tune.results.recited import Recited, TierTest, false_alarm_of_auc, least_noticeable, recited_further
+from tfidf_tune.results.wording import NEAR_EXPLAINED, TEXT_PROMPTS, few_units, prompt_length, span
 
 _EXTRACTION_PAIRS = [(1, 0.01), (1, 0.5), (1000, 0.01), (1000, 0.5)]
 _UPPER = ".upper"
@@ -437,7 +437,7 @@ def measures_and_checks(
 
     ====================  =============================================================================================
     ``recited``           targets that are recited further than unseen text, see
-                          :func:`~tfidf_tune.compare._recited.recited_further`; 0 if their number may be chance
+                          :func:`~tfidf_tune.results.recited.recited_further`; 0 if their number may be chance
     ``lms``               average LMS of targets, in tokens, over greedy prompts, or else those of the first attack
     ``excess``            the same minus that of controls
     ``verbatim``          share of targets recited verbatim from at least one prompt of any attack

@@ -11,14 +11,16 @@ import pandas as pd
 
 from tfidf_tune._printing import counted
 from tfidf_tune.audit import _measures as audit
-from tfidf_tune.compare import Checkpoint, Results
-from tfidf_tune.compare._examples import excerpt, shared_pieces
-from tfidf_tune.compare._figures import lms_distribution
-from tfidf_tune.compare._intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, binomial_upper_bound
-from tfidf_tune.compare._positive_control import PositiveControl, positive_control_of
-from tfidf_tune.compare._recited import Recited
-from tfidf_tune.compare._tables import is_detectable, membership_table
-from tfidf_tune.compare._wording import (
+from tfidf_tune.probe.attacks import ATTACKS
+from tfidf_tune.report.document import Continuation, Example, Figure, Footnotes, Report, Section, Table, joined
+from tfidf_tune.results import Checkpoint, Results
+from tfidf_tune.results.examples import excerpt, shared_pieces
+from tfidf_tune.results.figures import lms_distribution
+from tfidf_tune.results.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, binomial_upper_bound
+from tfidf_tune.results.membership_table import is_detectable, membership_table
+from tfidf_tune.results.positive_control import PositiveControl, positive_control_of
+from tfidf_tune.results.recited import Recited
+from tfidf_tune.results.wording import (
     AT_CHANCE,
     BOUND,
     FEW_UNITS,
@@ -28,8 +30,6 @@ from tfidf_tune.compare._wording import (
     cell,
     hardly_learned,
 )
-from tfidf_tune.probe._attacks import ATTACKS
-from tfidf_tune.report._document import Continuation, Example, Figure, Footnotes, Report, Section, Table, joined
 
 _SCHEMA_VERSION = "1.1"
 _NUM_EXAMPLES = 3

@@ -13,7 +13,7 @@ from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfidf_tune.data._file_jobs import TaskRunner
+    from tfidf_tune.corpus.jobs import TaskRunner
 
 _NAME = "tfidf-tune"
 _LARGEST = 2**31 - 1
@@ -91,7 +91,7 @@ def add_tasks(parser: argparse.ArgumentParser) -> None:
 
 def task_runner(options: argparse.Namespace) -> "TaskRunner":
     """Return what the options of :func:`add_tasks` say."""
-    from tfidf_tune.data._file_jobs import TaskRunner
+    from tfidf_tune.corpus.jobs import TaskRunner
 
     return TaskRunner(options.executor, options.jobs, options.executor_args)
 

@@ -22,7 +22,7 @@ _USAGES = {
     "run": "tfidf-tune run [TORCHRUN-OPTIONS] <recipe> --config <config> [RECIPE-OPTIONS]",
     "download": "tfidf-tune download <repo-id> [OPTIONS]",
 }
-_FIRST = ("mine", "any")  # folders of configs that `ls` shows first: for any model
+_FIRST = ("mine", "injected")  # folders of configs that `ls` shows first: for any model
 _UTILS = "torchtune.training.checkpointing._utils"
 _RUN_HELP = f"""usage: {_USAGES["run"]}
 
@@ -95,7 +95,9 @@ def _register_recipes() -> list[Any]:
     recipe_folder, config_folder = (Path(str(files(f"tfidf_tune.{name}"))) for name in ("recipes", "configs"))
     configs = [
         registry.Config(name=file.relative_to(config_folder).with_suffix("").as_posix(), file_path=str(file))
-        for file in sorted(config_folder.rglob("*.yaml"), key=lambda file: (file.parent.name not in _FIRST, file))
+        for file in sorted(
+            config_folder.rglob("*.yaml"), key=lambda file: ([*_FIRST, file.parent.name].index(file.parent.name), file)
+        )
     ]
     recipes: list[Any] = registry._ALL_RECIPES
     recipes[:0] = [

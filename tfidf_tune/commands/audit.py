@@ -18,7 +18,7 @@ from tfidf_tune.commands import add_tasks, add_text, key_values, require_extras,
 
 if TYPE_CHECKING:
     from tfidf_tune.audit import AuditResult, AuditSpec
-    from tfidf_tune.data import ProbeSpec
+    from tfidf_tune.passages import ProbeSpec
 
 _EXAMPLE = (
     "tfidf-tune audit runs/mine/checkpoint_100pct training.jsonl --controls held_out.jsonl --fail-above recited=0"
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> None:
 
 
 def add_choosing(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the passages: the fields of :class:`~tfidf_tune.data.ProbeSpec` but its sources."""
+    """Add the options of the passages: the fields of :class:`~tfidf_tune.passages.ProbeSpec` but its sources."""
     add = _adder(parser)
     add("--controls-source", "--controls", help="text that the model never saw; default: Python's documentation")
     add_text(parser)
@@ -137,7 +137,7 @@ def progress(options: argparse.Namespace) -> Callable[[str], None]:
 
 def probe_spec(options: argparse.Namespace) -> "ProbeSpec":
     """Return the passages that the options of :func:`add_choosing` ask for."""
-    from tfidf_tune.data import ProbeSpec
+    from tfidf_tune.passages import ProbeSpec
 
     spec = ProbeSpec(**given(options, ProbeSpec) | {"sources": tuple(options.sources)}, allow_fewer=True)
     if task_runner(options).executor != "local" or spec.passages == "near-duplicates":

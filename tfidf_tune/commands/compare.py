@@ -27,8 +27,9 @@ def main(arguments: list[str]) -> None:
     add("--title", help="of the report; default: made of the objectives")
     add("--verbose", action="store_true", help="print all tables, not only the first")
     options = parser.parse_args(arguments)
-    from tfidf_tune.compare import comparison_report, load_results, write_results
+    from tfidf_tune.compare import comparison_report
     from tfidf_tune.report import require_report_folder, terminal_text, write_report
+    from tfidf_tune.results import load_results, write_results
 
     folder = options.output_dir.expanduser()
     require_report_folder(folder)

@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> None:
         "preview",
         help="print examples with the tokens that are learned marked, and count tokens",
         description="Print examples of a training config with the tokens that are learned marked. No weights are read.",
-        epilog="example: tfidf-tune data preview any/lora_sft dataset.source=FILE checkpointer.checkpoint_dir=MODEL",
+        epilog="example: tfidf-tune data preview mine/lora_chat dataset.source=FILE checkpointer.checkpoint_dir=MODEL",
     )
     export = commands.add_parser(
         "export-weights",
@@ -54,8 +54,8 @@ def main(arguments: list[str]) -> None:
 
 def _dedup(options: argparse.Namespace) -> None:
     require_extras("data", "scale")
-    from tfidf_tune.data._deduplication import Deduplication
-    from tfidf_tune.data._file_deduplication import deduplicate_corpus
+    from tfidf_tune.corpus.deduplication import Deduplication
+    from tfidf_tune.corpus.file_deduplication import deduplicate_corpus
 
     deduplication = Deduplication(options.method, options.threshold, options.ngram)
     sources, output, runner = options.sources, options.output, task_runner(options)
@@ -76,7 +76,7 @@ def _preview(options: argparse.Namespace) -> None:
     _, tokenizer, dataset = _build(
         options.config, [*options.overrides, "batch_size=1", "gradient_accumulation_steps=1"]
     )
-    from tfidf_tune.data.preview import print_preview
+    from tfidf_tune.commands._preview import print_preview
 
     print_preview(dataset, tokenizer, options.number)
 
@@ -91,7 +91,7 @@ def _export_weights(options: argparse.Namespace) -> None:
             raise SetupError(f"{file} exists: name another file, or move it away")
     require_writable("OUT.parquet", output.parent)
     cfg, tokenizer, dataset = _build(options.config, options.overrides)
-    from tfidf_tune.training._export_weights import export_weights
+    from tfidf_tune.training.export_weights import export_weights
 
     num_steps, num_sequences = export_weights(cfg, tokenizer, dataset, output)
     size = f"{counted(num_sequences, 'sequence')} in {counted(num_steps, 'step')}"

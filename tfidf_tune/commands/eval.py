@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
     from lm_eval.config import evaluate_config
 
     from tfidf_tune.tasks import register_model
-    from tfidf_tune.tasks._tracker import CompleteTracker
+    from tfidf_tune.tasks.tracker import CompleteTracker
 
     if options.command is not None:
         register_model()
@@ -82,8 +82,8 @@ def _with_positive_controls(tasks: Any, metadata: dict[str, Any]) -> list[str]:
 
     A probe file that cannot be read, or is not named, is an error of the task itself.
     """
-    from tfidf_tune.data import read_probe_file
-    from tfidf_tune.probe._sample_fields import MEMBERSHIP, MEMORIZATION, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
+    from tfidf_tune.passages import read_probe_file
+    from tfidf_tune.probe.sample_fields import MEMBERSHIP, MEMORIZATION, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
     from tfidf_tune.tasks.memorization import PROBE_FILE_VARIABLE
 
     named = tasks.split(",") if isinstance(tasks, str) else [*tasks]
@@ -104,9 +104,9 @@ def _with_our_settings(theirs: Any) -> type:
     """Derive a class that sets what the harness has no option for: defaults, and when tasks are loaded."""
     from tfidf_tune.probe import run_of
     from tfidf_tune.tasks import MODEL_NAME, VLLM_NAME
-    from tfidf_tune.tasks._bos import settle_bos
-    from tfidf_tune.tasks._evaluate import load_lm
-    from tfidf_tune.tasks._prompts import settings_of_tasks
+    from tfidf_tune.tasks._task import settings_of_tasks
+    from tfidf_tune.tasks.bos import settle_bos
+    from tfidf_tune.tasks.evaluation import load_lm
 
     @dataclass
     class Evaluation(theirs):  # type: ignore[misc]

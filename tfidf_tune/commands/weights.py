@@ -43,13 +43,19 @@ def main(arguments: list[str]) -> None:
     which.add_argument("--block", type=int, action="append", metavar="I", help="show block I, from 0; may be repeated")
     add("--output-dir", type=Path, default=Path("runs/weights"), help="default: %(default)s")
     options = parser.parse_args(arguments)
+    from tfidf_tune._tokenizer import encode_texts
+    from tfidf_tune.commands._weights_view import (
+        shown_tokens,
+        token_texts,
+        tokens_section,
+        weigh_blocks,
+        weights_report,
+    )
+    from tfidf_tune.corpus.sources import warn_of_short_documents
     from tfidf_tune.data import hf_tokenizer, load_documents
-    from tfidf_tune.data._sources import warn_of_short_documents
-    from tfidf_tune.data._text import blocks_and_lengths
-    from tfidf_tune.data._tokenizer import encode_texts
+    from tfidf_tune.data.text import blocks_and_lengths
     from tfidf_tune.report import require_report_folder, terminal_text, write_report
     from tfidf_tune.weighting import TFIDFWeighting
-    from tfidf_tune.weighting.view import shown_tokens, token_texts, tokens_section, weigh_blocks, weights_report
 
     folder = options.output_dir.expanduser()
     require_report_folder(folder)

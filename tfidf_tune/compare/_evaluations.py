@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from tfidf_tune.compare._intervals import ALPHA, Interval, bootstrap_interval, holm
-from tfidf_tune.compare._results import (
+from tfidf_tune.results.floor import Floor, floor_of
+from tfidf_tune.results.intervals import ALPHA, Interval, bootstrap_interval, holm
+from tfidf_tune.results.table import (
     COMPARED,
     CONTROL_LMS,
     LMS,
@@ -58,7 +59,7 @@ def run_table(results: Results) -> pd.DataFrame:
     Returns:
         pandas.DataFrame: indexed as ``results.checkpoints``, with the columns "model", "objective", "learning_rate"
             (NaN if unset), "seed" (None if unknown), "progress", "folder", "setting", "run" and "title", see
-            :class:`~tfidf_tune.compare.Checkpoint`; those of :func:`average_scores`; and "log_perplexity", which is
+            :class:`~tfidf_tune.results.Checkpoint`; those of :func:`average_scores`; and "log_perplexity", which is
             its "nll".
     """
     names = ["model", "objective", "learning_rate", "seed", "progress", "folder", "setting", "run", "title"]
@@ -284,24 +285,6 @@ _AT_EQUAL_PERPLEXITY = [
 ]
 
 
-class Floor(NamedTuple):
-    """The average LMS of the targets, and of the controls: what is recited of text that was never seen."""
-
-    targets: float
-    controls: float
-    excess: Interval  # of targets - controls, drawn independently
-
-    @property
-    def difference(self) -> float:
-        """``targets - controls``."""
-        return self.targets - self.controls
-
-    @property
-    def reached(self) -> bool:
-        """Whether the interval does not lie above 0 and is from enough passages for a verdict."""
-        return self.excess.significant in ("yes", "no") and self.excess.low <= 0
-
-
 def lms_floor(evaluations: pd.DataFrame) -> Floor | None:
     """Compare the targets' average LMS with the controls'; None if there are no targets or no controls."""
     targets, controls = (unit_totals(evaluations, measure) for measure in (LMS, CONTROL_LMS))
@@ -318,12 +301,6 @@ def lms_floors(evaluations: pd.DataFrame) -> dict[tuple[str, str], Floor | None]
         for objective in own["objective"].unique():
             floors[setting, objective] = lms_floor(last[last["objective"] == objective])
     return floors
-
-
-def floor_of(targets: Floats, controls: Floats) -> Floor:
-    """Compare the average LMS of passages: targets ``[n]`` and controls ``[m]``."""
-    excess = bootstrap_interval(lambda a, b, axis=-1: a.mean(axis) - b.mean(axis), targets, controls, paired=False)
-    return Floor(float(targets.mean()), float(controls.mean()), excess)
 
 
 def _floor_bound(evaluations: pd.DataFrame) -> float:

@@ -8,16 +8,15 @@ import numpy as np
 import pandas as pd
 
 from tfidf_tune.compare._evaluations import having_at_last, shared_progress, unit_totals, value_of
-from tfidf_tune.compare._intervals import MIN_UNITS, bootstrap_interval
-from tfidf_tune.compare._results import CONTROL_LMS, LMS, PERPLEXITY, Measure, Results
-from tfidf_tune.report import Figure
-from tfidf_tune.report import _figures as figures
+from tfidf_tune.report import Figure, figures
+from tfidf_tune.results.figures import FLOOR, lms_distribution
+from tfidf_tune.results.intervals import MIN_UNITS, bootstrap_interval
+from tfidf_tune.results.table import CONTROL_LMS, LMS, PERPLEXITY, Measure, Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
-FLOOR = "held out (chance)"
 FLOOR_LINE: dict[str, Any] = {"color": "0.4", "linestyle": "--", "linewidth": 1.2, "zorder": 1}
 OPERATING = 44.0  # area of the marker of a last checkpoint, in square points
 _FEW = 4  # objectives that are named next to their points
@@ -157,29 +156,6 @@ def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Drawing":
     figure.draw_without_rendering()
     for axes, named, others in labels:
         figures.label_points(axes, named, others)
-    return figure
-
-
-def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Drawing":
-    """Draw the share of continuations that recite at least so many tokens, those of "control" dashed."""
-    from matplotlib.ticker import NullLocator, StrMethodFormatter
-
-    figure, (axes,) = figures.new_panels([""])
-    styles = figures.styles_of([lms])
-    longest = max((value for of_label in lms.values() for values in of_label.values() for value in values), default=1)
-    lengths = np.arange(1, max(int(longest), 1) + 2)
-    for label, of_label in lms.items():
-        for kind, linestyle, shown in (("target", "-", figures.drawn(label)), ("control", "--", FLOOR)):
-            if values := sorted(of_label.get(kind, [])):
-                share = 100.0 * ((len(values) - np.searchsorted(values, lengths)) / len(values))
-                axes.step(lengths, share, where="post", color=styles[label][0], linestyle=linestyle, label=shown)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("longest memorized substring of at least (tokens)")
-    axes.set_ylabel("share of continuations (%)")
-    axes.set_ylim(0, 102)
-    figures.legend_above(figure, [axes], FLOOR)
     return figure
 
 

@@ -8,22 +8,16 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from tfidf_tune.compare._evaluations import Floor, compare_objectives, evaluation_table, having_at_last, lms_floors
-from tfidf_tune.compare._examples import recitation_examples
+from tfidf_tune.compare._evaluations import compare_objectives, evaluation_table, having_at_last, lms_floors
 from tfidf_tune.compare._figures import comparison_figures
-from tfidf_tune.compare._intervals import NUM_RESAMPLES, SEED
-from tfidf_tune.compare._results import (
-    ANSWER_MEASURES,
-    BY_LABEL,
-    LMS,
-    PERPLEXITY,
-    SUMMARY_MEASURES,
-    Checkpoint,
-    Results,
-)
-from tfidf_tune.compare._tables import comparison_tables, is_detectable, recited_by_objective, unshown_objectives
-from tfidf_tune.compare._wording import AT_CHANCE, MOST_CLAUSES, RECITED_MARK, STILL_DETECTABLE, hardly_learned
-from tfidf_tune.report._document import Example, Footnotes, Report, joined
+from tfidf_tune.compare._tables import comparison_tables, recited_by_objective, unshown_objectives
+from tfidf_tune.report.document import Example, Footnotes, Report, joined
+from tfidf_tune.results.examples import recitation_examples
+from tfidf_tune.results.floor import Floor
+from tfidf_tune.results.intervals import NUM_RESAMPLES, SEED
+from tfidf_tune.results.membership_table import is_detectable
+from tfidf_tune.results.table import ANSWER_MEASURES, BY_LABEL, LMS, PERPLEXITY, SUMMARY_MEASURES, Checkpoint, Results
+from tfidf_tune.results.wording import AT_CHANCE, MOST_CLAUSES, RECITED_MARK, STILL_DETECTABLE, hardly_learned
 
 # In the order of preference: what a reduction costs.
 _UTILITIES = (PERPLEXITY, SUMMARY_MEASURES[2], ANSWER_MEASURES[1])

@@ -1,18 +1,7 @@
-"""Text, tokens and the memorization corpus."""
+"""How text becomes tensors: sources, tokenizers and data sets."""
 
-from tfidf_tune.data._injected_passages import InjectedCanaries, injected_corpus_dataset
-from tfidf_tune.data._passages import Passage, read_probe_file, write_probe_file
-from tfidf_tune.data._probe_making import MadeProbe, ProbeSpec, make_probe
-from tfidf_tune.data._sequences import (
-    CompletionsDataset,
-    InjectedCorpusDataset,
-    SequenceDataset,
-    TextBlocksDataset,
-    collate_packed,
-    is_packed,
-)
-from tfidf_tune.data._sft import sft_dataset
-from tfidf_tune.data._sources import (
+from tfidf_tune._tokenizer import HFTokenizer, TextTokenizer, hf_tokenizer, tokenizer_fingerprint, tokenizer_name
+from tfidf_tune.corpus.sources import (
     TextSource,
     embedded_documents,
     load_documents,
@@ -20,18 +9,23 @@ from tfidf_tune.data._sources import (
     source_fingerprint,
     train_embedded_tokenizer,
 )
-from tfidf_tune.data._squad_and_news import cnn_dailymail_dataset, squad_dataset
-from tfidf_tune.data._text import text_blocks, text_blocks_dataset, text_dataset
-from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, hf_tokenizer, tokenizer_fingerprint, tokenizer_name
+from tfidf_tune.data._injected_corpus import injected_corpus_dataset
+from tfidf_tune.data._sft import sft_dataset
+from tfidf_tune.data.sequences import (
+    CompletionsDataset,
+    InjectedCorpusDataset,
+    SequenceDataset,
+    TextBlocksDataset,
+    collate_packed,
+    is_packed,
+)
+from tfidf_tune.data.squad_and_news import cnn_dailymail_dataset, squad_dataset
+from tfidf_tune.data.text import text_blocks, text_blocks_dataset, text_dataset
 
 __all__ = [
     "CompletionsDataset",
     "HFTokenizer",
-    "InjectedCanaries",
     "InjectedCorpusDataset",
-    "MadeProbe",
-    "Passage",
-    "ProbeSpec",
     "SequenceDataset",
     "TextBlocksDataset",
     "TextSource",
@@ -44,8 +38,6 @@ __all__ = [
     "is_packed",
     "load_documents",
     "load_rows",
-    "make_probe",
-    "read_probe_file",
     "sft_dataset",
     "source_fingerprint",
     "squad_dataset",
@@ -55,5 +47,4 @@ __all__ = [
     "tokenizer_fingerprint",
     "tokenizer_name",
     "train_embedded_tokenizer",
-    "write_probe_file",
 ]

@@ -15,12 +15,12 @@ from torch.utils.data import Dataset
 from tfidf_tune._checks import check_at_least, require_choice
 from tfidf_tune._files import digest
 from tfidf_tune._printing import counted
-from tfidf_tune.data import _sequences as sequences
-from tfidf_tune.data._deduplication import Deduplicate, Deduplication
-from tfidf_tune.data._injected_passages import Targets, choose_completions
-from tfidf_tune.data._repeated_stretches import Mask
-from tfidf_tune.data._sources import TextSource, check_length, load_rows
-from tfidf_tune.data._tokenizer import HFTokenizer, TextTokenizer, TokenArray, bos_ids, check_fits_model, encode_texts
+from tfidf_tune._tokenizer import HFTokenizer, TextTokenizer, TokenArray, bos_ids, check_fits_model, encode_texts
+from tfidf_tune.corpus.deduplication import Deduplicate, Deduplication
+from tfidf_tune.corpus.sources import TextSource, check_length, load_rows
+from tfidf_tune.data import sequences
+from tfidf_tune.passages.completions import Targets, choose_completions
+from tfidf_tune.passages.stretches import Mask, label_runs
 
 logger = logging.getLogger(__name__)
 
@@ -297,15 +297,15 @@ def encode_chat(
         is_label = _marked(render, chat.messages)
         # A template that marks the text but not the end of a turn has no run for an empty one. A template that marks a
         # thought, an answer and a call by themselves has several runs for a turn.
-        runs = sequences.label_runs(is_label)
+        runs = label_runs(is_label)
         if len(runs) == len(of_assistant):
             for turn, (start, end) in zip(of_assistant, runs, strict=True):
                 is_label[start:end] &= turn in turns
         elif train_on == "last":
             # The runs of the last turn are those that the conversation before it does not have.
             last = turns[-1]
-            num_before = len(sequences.label_runs(_marked(render, chat.messages[:last])))
-            num_after = len(sequences.label_runs(_marked(render, chat.messages[: last + 1])))
+            num_before = len(label_runs(_marked(render, chat.messages[:last])))
+            num_after = len(label_runs(_marked(render, chat.messages[: last + 1])))
             is_label[:] = False
             for start, end in runs[num_before:num_after]:
                 is_label[start:end] = True
@@ -634,7 +634,11 @@ def sft_dataset(
         problem = "the chat template writes nothing after an answer, so that the model does not learn to stop"
         logger.warning(f"{source}: {problem}: {remedy}")
     if spec is not None:
-        dataset = choose_completions(dataset, counts["num_examples"], spec, tokenizer, source, kept)
+        order, passages = choose_completions(dataset, counts["num_examples"], spec, tokenizer, source, kept)
+        spans = dataset.spans[order]
+        dataset = sequences.CompletionsDataset(
+            dataset.tokens, dataset.is_label, spans, dataset.counts, passages=passages
+        )
     elif deduplication.method != "none":
         # Each row is a separate document, so that no row continues another.
         kept_spans = dataset.spans[kept(np.arange(len(dataset), dtype=np.int32))]

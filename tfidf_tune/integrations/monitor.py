@@ -16,7 +16,8 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerContr
 
 from tfidf_tune._checks import base_model, cache_argument, require_integer
 from tfidf_tune._files import remove_folder
-from tfidf_tune.data import HFTokenizer, read_probe_file
+from tfidf_tune.data import HFTokenizer
+from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import MemorizationProbe, evaluating, greedy_continuations
 
 

@@ -27,7 +27,7 @@ from transformers.utils import logging
 from tfidf_tune._checks import base_model, require_bool
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss, token_cross_entropy, weight_statistics, weight_sums
 from tfidf_tune.weighting import IGNORE_INDEX, TFIDFWeighting, TokenBatch, TokenWeighting, shift_labels, shift_tokens
-from tfidf_tune.weighting._weighting import require_no_tokens
+from tfidf_tune.weighting.token_weighting import require_no_tokens
 
 __all__ = ["TokenWeightingMixin", "TokenWeightingTrainer", "trainer_loss"]
 

@@ -25,7 +25,7 @@ from tfidf_tune.weighting import (
     TokenWeighting,
     UniformWeighting,
 )
-from tfidf_tune.weighting._tfidf import Counted
+from tfidf_tune.weighting.tfidf import Counted
 
 Head = Literal["fused", "torch", "chunked"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from torchtune.modules import loss as torchtune_loss
 
 from tfidf_tune.loss._weighted import TFIDFCrossEntropyLoss
-from tfidf_tune.weighting._weighting import require_no_tokens
+from tfidf_tune.weighting.token_weighting import require_no_tokens
 
 
 class CEWithChunkedOutputLoss(TFIDFCrossEntropyLoss, torchtune_loss.CEWithChunkedOutputLoss):  # type: ignore[misc]

@@ -1,9 +1,9 @@
 """Models: builders that a config names, and their Hugging Face checkpoints."""
 
 from tfidf_tune.models._auto import FAMILIES, auto, lora_auto
-from tfidf_tune.models._causal_lm import HFCausalLM
-from tfidf_tune.models._family import ModelFamily
-from tfidf_tune.models._linear import LinearFactory, LoRASettings, dequantize_4bit, is_adapter, with_lora
+from tfidf_tune.models.causal_lm import HFCausalLM
+from tfidf_tune.models.family import ModelFamily
+from tfidf_tune.models.linear import LinearFactory, LoRASettings, dequantize_4bit, is_adapter, with_lora
 
 __all__ = [
     "FAMILIES",

@@ -10,11 +10,11 @@ from transformers import PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 from tfidf_tune._checks import require_choice
-from tfidf_tune.models._causal_lm import HFCausalLM, build_hf, linear_layers
-from tfidf_tune.models._family import ModelFamily
-from tfidf_tune.models._linear import PLAIN, LinearFactory, quantize
+from tfidf_tune.models.causal_lm import HFCausalLM, build_hf, linear_layers
+from tfidf_tune.models.family import ModelFamily
 from tfidf_tune.models.gpt_neox import GPTNeoXFamily
 from tfidf_tune.models.gptj import GPTJFamily
+from tfidf_tune.models.linear import PLAIN, LinearFactory, quantize
 from tfidf_tune.models.llama import LlamaFamily
 
 Implementation = Literal["auto", "torchtune", "transformers"]

@@ -14,8 +14,8 @@ from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
 from torchtune.modules import MultiHeadAttention, TransformerDecoder, TransformerSelfAttentionLayer
 from transformers import PreTrainedConfig
 
-from tfidf_tune.models._family import ModelFamily, decoder
-from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
+from tfidf_tune.models.family import ModelFamily, decoder
+from tfidf_tune.models.linear import PLAIN, LinearFactory, with_lora
 
 
 class PartialRotaryEmbeddings(nn.Module):

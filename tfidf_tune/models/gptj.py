@@ -10,9 +10,9 @@ from torch import nn
 from torchtune.modules import RotaryPositionalEmbeddings, TransformerDecoder
 from transformers import PreTrainedConfig
 
-from tfidf_tune.models._family import ModelFamily, decoder
-from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
+from tfidf_tune.models.family import ModelFamily, decoder
 from tfidf_tune.models.gpt_neox import ParallelSelfAttentionLayer, PartialRotaryEmbeddings
+from tfidf_tune.models.linear import PLAIN, LinearFactory, with_lora
 
 
 def gptj(

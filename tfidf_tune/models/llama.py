@@ -18,8 +18,8 @@ from torchtune.modules import RMSNorm, RotaryPositionalEmbeddings, TransformerDe
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tfidf_tune.models._family import ModelFamily, activation, decoder
-from tfidf_tune.models._linear import PLAIN, LinearFactory, with_lora
+from tfidf_tune.models.family import ModelFamily, activation, decoder
+from tfidf_tune.models.linear import PLAIN, LinearFactory, with_lora
 
 
 def tinyllama_1_1b(linear: LinearFactory = PLAIN) -> TransformerDecoder:

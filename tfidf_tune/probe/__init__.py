@@ -3,15 +3,15 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tfidf_tune.probe._attacks import Attack, planned_attacks, within_budget
-from tfidf_tune.probe._membership import (
+from tfidf_tune.probe.attacks import Attack, planned_attacks, within_budget
+from tfidf_tune.probe.membership_scores import (
     exposure,
     extraction_probability,
     membership_scores,
     passage_scores,
     true_positive_rate,
 )
-from tfidf_tune.probe._metrics import (
+from tfidf_tune.probe.metrics import (
     edit_distance,
     longest_common_subsequence,
     longest_memorized_substring,
@@ -21,18 +21,18 @@ from tfidf_tune.probe._metrics import (
 )
 
 if TYPE_CHECKING:
-    from tfidf_tune.probe._decoding import greedy_continuations
-    from tfidf_tune.probe._likelihoods import TokenLikelihoods, token_likelihoods
-    from tfidf_tune.probe._loading import adapter_base, load_model
-    from tfidf_tune.probe._memorization import MemorizationProbe, check_passages, evaluating, probe
-    from tfidf_tune.probe._run_identity import run_of
-    from tfidf_tune.probe._sample_fields import ProbeSample
+    from tfidf_tune.probe.decoding import greedy_continuations
+    from tfidf_tune.probe.likelihoods import TokenLikelihoods, token_likelihoods
+    from tfidf_tune.probe.loading import adapter_base, load_model
+    from tfidf_tune.probe.memorization import MemorizationProbe, check_passages, evaluating, probe
+    from tfidf_tune.probe.run_identity import run_of
+    from tfidf_tune.probe.sample_fields import ProbeSample
 else:
 
     def __getattr__(name: str) -> Any:
         # Comparisons do without torch, which takes seconds to import: what needs it is imported on first use.
         if name in __all__:
-            for module in ("_sample_fields", "_run_identity", "_loading", "_decoding", "_likelihoods", "_memorization"):
+            for module in ("sample_fields", "run_identity", "loading", "decoding", "likelihoods", "memorization"):
                 loaded = import_module(f"tfidf_tune.probe.{module}")
                 if hasattr(loaded, name):
                     return getattr(loaded, name)

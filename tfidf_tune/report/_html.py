@@ -19,9 +19,9 @@ from markupsafe import Markup, escape
 
 from tfidf_tune._files import is_leftover, update_files
 from tfidf_tune._printing import visible
-from tfidf_tune.report._document import Report, Table, finite
-from tfidf_tune.report._figures import draw
 from tfidf_tune.report._markdown import markdown, shown_lines
+from tfidf_tune.report.document import Report, Table, finite
+from tfidf_tune.report.figures import draw
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from tfidf_tune._printing import visible
-from tfidf_tune.report._document import Example, Report, Table
+from tfidf_tune.report.document import Example, Report, Table
 
 _WIDTH = 100
 _MOST_LINES = 20  # of a short report on a terminal

@@ -14,9 +14,15 @@ from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.probe import TokenLikelihoods, load_model, token_likelihoods
-from tfidf_tune.probe._attacks import PREFIX_LENGTHS
-from tfidf_tune.probe._membership import membership_scores, passage_scores, roc_auc, true_positive_rate, zlib_score
-from tfidf_tune.tasks._prompts import task_documents
+from tfidf_tune.probe.attacks import PREFIX_LENGTHS
+from tfidf_tune.probe.membership_scores import (
+    membership_scores,
+    passage_scores,
+    roc_auc,
+    true_positive_rate,
+    zlib_score,
+)
+from tfidf_tune.tasks._task import task_documents
 from tfidf_tune.tasks.memorization import probed, whole_numbers
 
 

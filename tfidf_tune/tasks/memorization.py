@@ -16,14 +16,14 @@ import numpy as np
 from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
-from tfidf_tune.data import Passage, read_probe_file
-from tfidf_tune.data._passages import noisy_copy
-from tfidf_tune.data._tokenizer import TokenArray
+from tfidf_tune._tokenizer import TokenArray
+from tfidf_tune.passages import Passage, read_probe_file
+from tfidf_tune.passages.copies import noisy_copy
 from tfidf_tune.probe import check_passages
-from tfidf_tune.probe._attacks import PREFIX_LENGTHS, Attack, chat_messages, generation, require_noise
-from tfidf_tune.probe._memorization import best_continuation, compare_continuation
-from tfidf_tune.probe._sample_fields import Unanswered
-from tfidf_tune.tasks._prompts import TokenIdPrompts, prompts_for, prompts_of, task_documents
+from tfidf_tune.probe.attacks import PREFIX_LENGTHS, Attack, chat_messages, generation, require_noise
+from tfidf_tune.probe.memorization import best_continuation, compare_continuation
+from tfidf_tune.probe.sample_fields import Unanswered
+from tfidf_tune.tasks._task import TokenIdPrompts, prompts_for, prompts_of, task_documents
 
 PROBE_FILE_VARIABLE = "TFIDF_TUNE_PROBE_FILE"
 
@@ -46,7 +46,7 @@ def documents(
     """Make a document of each passage and prefix length; ``docs/evaluation.md`` describes the settings.
 
     A completion has one document, whose prompt is its own. With ``attacks``, fields of
-    :class:`~tfidf_tune.probe._attacks.Attack`, there is one of each passage and attack instead.
+    :class:`~tfidf_tune.probe.attacks.Attack`, there is one of each passage and attack instead.
 
     ``task_prefix_length`` is that of a task with one length; in a string of ``prefix_lengths`` the numbers count.
     """

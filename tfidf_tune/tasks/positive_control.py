@@ -1,6 +1,6 @@
 """``tfidf_positive_control`` and ``tfidf_positive_control_nll``: can the model read a passage that it is shown?
 
-See :mod:`tfidf_tune.probe._positive_control`. The first task asks for continuations, the second for likelihoods.
+See :mod:`tfidf_tune.probe.positive_control`. The first task asks for continuations, the second for likelihoods.
 """
 
 from collections import Counter
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from tfidf_tune.data import Passage
-from tfidf_tune.probe._attacks import PREFIX_LENGTHS, chat_messages
-from tfidf_tune.probe._metrics import longest_memorized_substring
-from tfidf_tune.probe._positive_control import ControlPrompt, control_prompts, unigram_nll
-from tfidf_tune.probe._sample_fields import Unanswered
-from tfidf_tune.tasks._prompts import TokenIdPrompts, prompts_of, task_documents
+from tfidf_tune.passages import Passage
+from tfidf_tune.probe.attacks import PREFIX_LENGTHS, chat_messages
+from tfidf_tune.probe.metrics import longest_memorized_substring
+from tfidf_tune.probe.positive_control import ControlPrompt, control_prompts, unigram_nll
+from tfidf_tune.probe.sample_fields import Unanswered
+from tfidf_tune.tasks._task import TokenIdPrompts, prompts_of, task_documents
 from tfidf_tune.tasks.memorization import probed, whole_numbers
 
 

@@ -3,7 +3,6 @@
 from tfidf_tune._config import FinetuneConfig, LoRAFinetuneConfig
 from tfidf_tune.models import LoRASettings
 from tfidf_tune.training._checkpointer import HFCheckpointer
-from tfidf_tune.training._components import build_loss, build_optimizer, check_loss, instantiate
 from tfidf_tune.training._config import check_config, load_config
 from tfidf_tune.training._data import (
     StepBatches,
@@ -31,6 +30,7 @@ from tfidf_tune.training._monitor import build_monitor
 from tfidf_tune.training._resume import TrainState, open_resume
 from tfidf_tune.training._run import Run, milestone_name, open_run, recipe
 from tfidf_tune.training._train import StepResult, build_grad_scaler, count_steps, train, train_step
+from tfidf_tune.training.components import build_loss, build_optimizer, check_loss, instantiate
 
 __all__ = [
     "FinetuneConfig",

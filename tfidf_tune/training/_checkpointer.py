@@ -25,9 +25,9 @@ from transformers import AutoModelForCausalLM
 from tfidf_tune._checks import require_bool
 from tfidf_tune._files import atomic_folder
 from tfidf_tune.models import FAMILIES, HFCausalLM, LoRASettings, dequantize_4bit, is_adapter
-from tfidf_tune.models._causal_lm import build_hf, has_own_code
-from tfidf_tune.models._family import StateDict
-from tfidf_tune.models._linear import is_4bit, quantize_as_4bit
+from tfidf_tune.models.causal_lm import build_hf, has_own_code
+from tfidf_tune.models.family import StateDict
+from tfidf_tune.models.linear import is_4bit, quantize_as_4bit
 from tfidf_tune.training import _distributed as distributed
 from tfidf_tune.training import _hf_files as hf
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of, listed

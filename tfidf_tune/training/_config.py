@@ -14,9 +14,9 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from yaml import YAMLError
 
 from tfidf_tune._config import FinetuneConfig, LoRAArguments, merge_sections, read_config, validated
-from tfidf_tune.training._components import check_components, signature_of
 from tfidf_tune.training._distributed import is_main_process, started_processes
 from tfidf_tune.training._errors import SetupError, setup_errors
+from tfidf_tune.training.components import check_components, signature_of
 
 _logger = logging.getLogger(__name__)
 _NULL = ("", "None", "~", "null", "Null", "NULL")  # values of an override

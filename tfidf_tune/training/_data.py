@@ -23,24 +23,17 @@ from torchtune.utils import get_world_size_and_rank
 from tfidf_tune._config import DEFAULT_COLLATE, FinetuneConfig
 from tfidf_tune._files import atomic_file, require_writable
 from tfidf_tune._printing import counted
-from tfidf_tune.data import (
-    CompletionsDataset,
-    Passage,
-    TextBlocksDataset,
-    collate_packed,
-    is_packed,
-    read_probe_file,
-    write_probe_file,
-)
-from tfidf_tune.data._sequences import packed_mask, unpacked, unpadded_tokens
-from tfidf_tune.data._trained_passages import Trained, trained_passages
+from tfidf_tune.data import CompletionsDataset, TextBlocksDataset, collate_packed, is_packed
+from tfidf_tune.data.sequences import packed_mask, unpacked, unpadded_tokens
+from tfidf_tune.data.trained_passages import Trained, trained_passages
 from tfidf_tune.loss import WeightedCrossEntropyLoss
-from tfidf_tune.probe._run_identity import ALL_PASSAGES
-from tfidf_tune.training._components import find_component, instantiate, sections
+from tfidf_tune.passages import Passage, read_probe_file, write_probe_file
+from tfidf_tune.probe.run_identity import ALL_PASSAGES
 from tfidf_tune.training._distributed import gather_tensors, is_main_process, main_process_first, print_once
 from tfidf_tune.training._errors import SetupError, cause_of, setup_errors
 from tfidf_tune.training._folder import HELD_OUT, named_probe_files
 from tfidf_tune.training._run import Run
+from tfidf_tune.training.components import find_component, instantiate, sections
 from tfidf_tune.weighting import IGNORE_INDEX, shift_labels, shift_tokens
 
 _NUM_SAMPLES = 64
@@ -232,7 +225,7 @@ def probe_files(cfg: FinetuneConfig, dataset: Any) -> dict[Path, Sequence[Passag
     """Return the files that the run writes, and the passages that belong into them; the last file has all passages.
 
     Each data set counts its passages from 0. Where several data sets have a file, a further one,
-    :data:`~tfidf_tune.probe._run_identity.ALL_PASSAGES` in the folder of the run, has the passages of all, and the name
+    :data:`~tfidf_tune.probe.run_identity.ALL_PASSAGES` in the folder of the run, has the passages of all, and the name
     of the data set is in front of their ids: ``dataset[1]/target-0000``.
     """
     files: dict[Path, Sequence[Passage]] = {}

@@ -21,7 +21,7 @@ from torchao.dtypes.nf4tensor import NF4Tensor
 from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._printing import say
-from tfidf_tune.models._linear import is_4bit
+from tfidf_tune.models.linear import is_4bit
 
 _STORE_TIMEOUT = timedelta(seconds=30)  # for a store that is gone; otherwise it answers
 

@@ -10,10 +10,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from tfidf_tune._config import FinetuneConfig
-from tfidf_tune.data import injected_corpus_dataset, read_probe_file, sft_dataset, text_blocks_dataset
-from tfidf_tune.probe._run_identity import ALL_PASSAGES, MILESTONE
-from tfidf_tune.training._components import DEFAULTS, find_component, sections
+from tfidf_tune.data import injected_corpus_dataset, sft_dataset, text_blocks_dataset
+from tfidf_tune.passages import read_probe_file
+from tfidf_tune.probe.run_identity import ALL_PASSAGES, MILESTONE
 from tfidf_tune.training._errors import SetupError, setup_errors
+from tfidf_tune.training.components import DEFAULTS, find_component, sections
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"

@@ -20,8 +20,8 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tfidf_tune._files import looks_like_path
-from tfidf_tune.models._causal_lm import build_hf
-from tfidf_tune.probe._loading import readable
+from tfidf_tune.models.causal_lm import build_hf
+from tfidf_tune.probe.loading import readable
 from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import cause_of, listed
 

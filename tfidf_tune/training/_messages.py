@@ -24,18 +24,19 @@ from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import nearest_folder
 from tfidf_tune._printing import counted
 from tfidf_tune._processes import harness_settings
-from tfidf_tune.data import InjectedCorpusDataset, Passage, SequenceDataset, TextBlocksDataset, is_packed
+from tfidf_tune.data import InjectedCorpusDataset, SequenceDataset, TextBlocksDataset, is_packed
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.models import LoRASettings, dequantize_4bit, is_adapter
+from tfidf_tune.passages import Passage
 from tfidf_tune.probe import run_of
-from tfidf_tune.probe._attacks import PREFIX_LENGTHS
+from tfidf_tune.probe.attacks import PREFIX_LENGTHS
 from tfidf_tune.training._checkpointer import HFCheckpointer
-from tfidf_tune.training._components import build_optimizer, find_component
 from tfidf_tune.training._data import held_out_texts, parts_of, passages_of, probe_files
 from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors, print_once
 from tfidf_tune.training._errors import SetupError, setup_errors
 from tfidf_tune.training._folder import EVALUATION, HELD_OUT, RESUME_FOLDER
 from tfidf_tune.training._run import Run, milestone_name
+from tfidf_tune.training.components import build_optimizer, find_component
 
 _DUMMY_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for matrices; large, because others pad
 

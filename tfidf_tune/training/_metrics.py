@@ -19,12 +19,12 @@ from tqdm import tqdm
 
 from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import atomic_file, sync_to_disk
-from tfidf_tune.training._components import default_arguments, instantiate
 from tfidf_tune.training._config import loggable
 from tfidf_tune.training._distributed import gather_objects, is_main_process, local_tensor, parameters_by_name
 from tfidf_tune.training._errors import TrainingError
 from tfidf_tune.training._folder import CONFIG, METRICS
 from tfidf_tune.training._run import Run
+from tfidf_tune.training.components import default_arguments, instantiate
 
 _REMEDY = "try a lower learning rate, fp32, clipping"
 # This many bad steps in a row are not chance: even if batches are so small that one step in ten has no token left, ten

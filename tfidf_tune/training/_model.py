@@ -23,13 +23,13 @@ from tfidf_tune._config import FinetuneConfig
 from tfidf_tune.data import is_packed
 from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss
 from tfidf_tune.models import HFCausalLM, LoRASettings, is_adapter
-from tfidf_tune.models._linear import NF4_MULTIPLE, is_4bit
+from tfidf_tune.models.linear import NF4_MULTIPLE, is_4bit
 from tfidf_tune.probe import evaluating
 from tfidf_tune.training._checkpointer import HFCheckpointer
-from tfidf_tune.training._components import instantiate, signature_of
 from tfidf_tune.training._distributed import assign_parameters, parameters_by_name, print_once
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
 from tfidf_tune.training._run import Run
+from tfidf_tune.training.components import instantiate, signature_of
 
 _UNSHARDED = "use another number of processes, or set model.quantize_base=False"
 FSDP_DTYPES = {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}

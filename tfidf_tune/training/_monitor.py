@@ -16,13 +16,13 @@ from torchtune.modules import local_kv_cache
 from transformers.cache_utils import DynamicCache
 
 from tfidf_tune._config import FinetuneConfig
-from tfidf_tune.data._tokenizer import known_bos
+from tfidf_tune._tokenizer import known_bos
 from tfidf_tune.loss import HeadInput
 from tfidf_tune.models import HFCausalLM
 from tfidf_tune.probe import MemorizationProbe, evaluating
-from tfidf_tune.probe._decoding import decode_greedily, most_positions
-from tfidf_tune.probe._finite import NonFiniteLogits
-from tfidf_tune.probe._run_identity import written_bos
+from tfidf_tune.probe.decoding import decode_greedily, most_positions
+from tfidf_tune.probe.finite import NonFiniteLogits
+from tfidf_tune.probe.run_identity import written_bos
 from tfidf_tune.training._data import read_passages
 from tfidf_tune.training._errors import TrainingError, setup_errors
 from tfidf_tune.training._folder import BELOW_THRESHOLD

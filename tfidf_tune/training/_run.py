@@ -36,6 +36,7 @@ from tfidf_tune.training._distributed import (
     started_processes,
 )
 from tfidf_tune.training._folder import EVALUATION, check_folder
+from tfidf_tune.training.components import sections
 
 _DEVICES = ("cpu", "cuda")
 _SECONDS_FOR_MAIN_PROCESS = 5.0
@@ -78,6 +79,7 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
                     require_writable("output_dir", output_dir / EVALUATION)
                 stack.enter_context(locked_folder(output_dir))
         check_folder(cfg)
+        _say_what_is_repeated(cfg)
         with errors.setup_errors(f"device '{cfg.device}'"):
             device = utils.get_device(device=cfg.device)
             if device.type not in _DEVICES or not cfg.device.startswith(device.type):
@@ -90,6 +92,18 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
             # Each process has its own seed, this one plus its rank: dropout differs between them.
             run = Run(device, dtype, training.set_seed(seed=cfg.seed), output_dir, cfg.fsdp_cpu_offload)
         yield run
+
+
+def _say_what_is_repeated(cfg: FinetuneConfig) -> None:
+    """Say first if passages of the user's own text are repeated: a model that is to be used should not learn them."""
+    for _, section in sections("dataset", cfg.dataset):
+        is_injected = str(section.get("_component_")).endswith("injected_corpus_dataset")
+        if is_injected and section.get("target_source", "") is None:
+            number = section.get("num_repeats", 10)
+            print_once(
+                f"passages of your text are repeated {number} times, so that it can be measured what is recited; the "
+                "configs mine/lora and mine/full train on your text as it is"
+            )
 
 
 def milestone_steps(percents: Sequence[int], total_steps: int) -> dict[int, int]:

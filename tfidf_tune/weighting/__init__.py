@@ -3,8 +3,8 @@
 from tfidf_tune.weighting._difficulty import FocalWeighting, MiLeWeighting
 from tfidf_tune.weighting._goldfish import GoldfishWeighting
 from tfidf_tune.weighting._repetition import RepetitionWeighting
-from tfidf_tune.weighting._tfidf import DocumentWindow, TermFrequency, TFIDFWeighting
-from tfidf_tune.weighting._weighting import (
+from tfidf_tune.weighting.tfidf import DocumentWindow, TermFrequency, TFIDFWeighting
+from tfidf_tune.weighting.token_weighting import (
     IGNORE_INDEX,
     Predictions,
     TokenBatch,

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tfidf_tune.weighting._weighting import differs_from_previous
+from tfidf_tune.weighting.token_weighting import differs_from_previous
 
 HASH_RANGE = 2**32
 LONGEST_CONTEXT = 1024

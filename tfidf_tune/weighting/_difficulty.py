@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from tfidf_tune._checks import require_number
-from tfidf_tune.weighting._weighting import IGNORE_INDEX, Predictions, TokenBatch, TokenWeighting, unit_mean
+from tfidf_tune.weighting.token_weighting import IGNORE_INDEX, Predictions, TokenBatch, TokenWeighting, unit_mean
 
 
 class MiLeWeighting(TokenWeighting):

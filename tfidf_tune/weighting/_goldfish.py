@@ -15,7 +15,7 @@ from tfidf_tune.weighting._context_hashes import (
     hash_contexts,
     positions_in_document,
 )
-from tfidf_tune.weighting._weighting import IGNORE_INDEX, TokenBatch, TokenWeighting, unit_mean
+from tfidf_tune.weighting.token_weighting import IGNORE_INDEX, TokenBatch, TokenWeighting, unit_mean
 
 GoldfishStrategy = Literal["hash", "static"]
 

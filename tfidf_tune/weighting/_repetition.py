@@ -25,7 +25,7 @@ from tfidf_tune.weighting._context_hashes import (
     hash_skip_grams,
     positions_in_document,
 )
-from tfidf_tune.weighting._weighting import (
+from tfidf_tune.weighting.token_weighting import (
     IGNORE_INDEX,
     NO_TOKEN,
     OneThread,

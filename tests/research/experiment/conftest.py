@@ -4,10 +4,10 @@ import os
 import signal
 import sys
 
-import experiment_stubs
 import pytest
 import yaml
-from fork_jobs import CONTEXT
+from helpers.fakes import experiment_stubs
+from helpers.processes.fork_jobs import CONTEXT
 from omegaconf import OmegaConf
 
 from research.experiment import load_experiment, run_experiment

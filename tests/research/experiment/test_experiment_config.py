@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.fakes.runs import blocks, evaluation, results, run, targets
 from omegaconf import OmegaConf
-from run_fakes import blocks, evaluation, results, run, targets
 
 from research.experiment import CONFIGS, load_experiment
 from research.experiment._expand import expand, task_settings

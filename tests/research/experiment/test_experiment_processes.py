@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import submitit
 import torch
-from experiment_stubs import SMALL
+from helpers.fakes.experiment_stubs import SMALL
 
 from research.experiment import _job, _run, load_experiment, run_experiment
 from research.experiment._cells import Start
@@ -64,7 +64,13 @@ def test_a_job_sees_only_its_gpus(experiment_file, stubbed, tmp_path, monkeypatc
 def test_a_start_is_complete_or_missing_and_its_output_is_in_the_log(tmp_path):
     for seed, error in ((3, None), (4, "no luck")):
         arguments = {"content": "mine", "noise": "loud", "error": error}
-        start = Start("experiment_stubs.write_start", arguments, {"sizes": "S"}, seed, tmp_path / "starts" / f"{seed}")
+        start = Start(
+            "helpers.fakes.experiment_stubs.write_start",
+            arguments,
+            {"sizes": "S"},
+            seed,
+            tmp_path / "starts" / f"{seed}",
+        )
         reason = _job._in_process("start", tmp_path / f"log{seed}", _job.make_start, start)
         assert reason == (error and "RuntimeError: no luck")
 
@@ -97,7 +103,7 @@ FAKE_WORK = """
 import os, sys, types
 if 'SUBMITIT_EXECUTOR' in os.environ:
     sys.modules["lm_eval.models.huggingface"] = types.ModuleType("lm_eval.models.huggingface")
-    import experiment_stubs
+    from helpers.fakes import experiment_stubs
     experiment_stubs.install()
 """
 
@@ -114,7 +120,7 @@ def slurm(tmp_path, monkeypatch):
     (folder / "sitecustomize.py").write_text(FAKE_WORK)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     tests = Path(__file__).parents[2]
-    monkeypatch.setenv("PYTHONPATH", f"{folder}:{tests / 'helpers'}:{tests.parent}")
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{tests}:{tests.parent}")
     monkeypatch.setenv("SLURM", str(folder))
     monkeypatch.setenv("STUBS", str(stubs))
     monkeypatch.setattr(_run, "_report", lambda runs, experiment, folder: None)

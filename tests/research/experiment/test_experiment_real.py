@@ -7,13 +7,14 @@ import time
 from functools import partial
 
 import pytest
-from fork_jobs import ForkExecutor
-from probe_fakes import token_perplexity
+from helpers.fakes.probe import token_perplexity
+from helpers.processes.fork_jobs import ForkExecutor
 
 from research.experiment import _run, load_experiment, print_cells, run_experiment
-from tfidf_tune.compare import import_results
-from tfidf_tune.data import hf_tokenizer, load_documents, read_probe_file, text_blocks
+from tfidf_tune.data import hf_tokenizer, load_documents, text_blocks
+from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import load_model, probe
+from tfidf_tune.results import import_results
 
 
 @pytest.fixture

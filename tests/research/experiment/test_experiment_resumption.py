@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from experiment_stubs import SMALL
+from helpers.fakes.experiment_stubs import SMALL
 
 from research.experiment import _cells, load_experiment, print_cells
 from research.experiment.__main__ import main as experiment_command

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from helpers.fakes.probe import token_perplexity
 from omegaconf import OmegaConf
-from probe_fakes import token_perplexity
 
 from research.experiment import random_model, trained_model
 from tfidf_tune.data import hf_tokenizer, load_documents, text_blocks, train_embedded_tokenizer

@@ -1,0 +1,1 @@
+"""Models, tokenizers, text, runs and a server, small enough for any test."""

@@ -1,0 +1,192 @@
+"""Remove copies from text that is larger than memory, on disk, by the steps of datatrove.
+
+Signatures of all documents are written to disk and sorted there; equal ones are joined to clusters, of which one
+document stays. Each step is a datatrove pipeline: finished tasks are not done again after an interruption.
+"""
+
+import gzip
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from filecmp import cmp
+from functools import partial
+from heapq import nlargest
+from itertools import chain
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from datatrove.data import Document
+from datatrove.io import get_datafolder
+from datatrove.pipeline.base import PipelineStep
+from datatrove.pipeline.dedup import MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupSignature
+from datatrove.pipeline.dedup.minhash import MinhashConfig
+from loguru import logger
+
+from tfidf_tune._files import atomic_file, is_leftover, locked_folder, work_folder
+from tfidf_tune.corpus.deduplication import Deduplication, Hashes, bands, signature, word_ngrams
+from tfidf_tune.corpus.jobs import Step, TaskRunner, progress
+from tfidf_tune.corpus.sources import SampleBy, TextSource, content_hashes, load_rows
+
+_WORK, _REPORT = "unfinished", "report.json"
+_SHOWN_CLUSTERS, _SHOWN_CHARACTERS = 10, 60
+_UNUSED_BITS = np.uint64(3)  # datatrove takes hashes below 2^61 - 1
+_EXACT_BANDS = 1, 2  # bands, and hashes in each: the 128 bits of a text's hash
+
+
+def deduplicate_corpus(
+    sources: Sequence[str],
+    output: Path,
+    deduplication: Deduplication,
+    *,
+    column: str = "text",
+    sample_by: SampleBy = "line",
+    runner: TaskRunner | None = None,
+) -> dict[str, Any]:
+    """Write the documents that stay to ``output/*.jsonl.gz``, with all their columns, and ``output/report.json``.
+
+    With ``minhash``, documents are connected that have a band of their signatures in common; similarities are not
+    computed, and documents that are connected by others are one cluster. Documents that are empty all stay.
+
+    Each file is a task. After an interruption, the same call resumes and skips finished files. Memory does not grow
+    with the text; it grows with the number of copies, by about 0.5 kB each.
+
+    The files of ``sources`` are never changed. ``output`` is new, empty, or of an interrupted call with the same
+    arguments and files of the same content; until it is complete, it has the folder ``unfinished``, and the report
+    comes last. Returns the report: documents and characters read and kept, and the largest clusters.
+    """
+    logger.disable("datatrove")
+    output = output.resolve()
+    if output.is_file():
+        raise ValueError(f"{output} is a file: name a new folder")
+    hashes = content_hashes(sources)
+    settings = asdict(deduplication) | {"column": column, "sample_by": sample_by}
+    with locked_folder(output):
+        if any(output.iterdir()) and not (output / _WORK).is_dir():
+            state = "is complete" if (output / _REPORT).is_file() else "exists and is not empty"
+            raise ValueError(f"{output} {state}: name a new folder")
+        with work_folder(output / _WORK, {"files": hashes, **settings}) as work:
+            written = _deduplicate(list(hashes), work, deduplication, settings, runner or TaskRunner())
+            report: dict[str, Any] = json.loads((written / _REPORT).read_text(encoding="utf-8"))
+            made = (file for file in written.iterdir() if not is_leftover(file))  # of a task that was killed
+            for file in sorted(made, key=lambda file: file.name == _REPORT):
+                target = output / file.name
+                if target.exists() and not cmp(file, target, shallow=False):
+                    raise FileExistsError(f"{target} is not of this run: move it away, and run the same command again")
+                file.replace(target)
+    return report
+
+
+def _deduplicate(
+    files: list[str], work: Path, deduplication: Deduplication, settings: dict[str, Any], runner: TaskRunner
+) -> Path:
+    """Write documents and report to a folder in ``work``, and return it."""
+    is_exact = deduplication.method == "exact"
+    num_bands, num_functions = _EXACT_BANDS if is_exact else bands(deduplication.threshold)
+    # Four steps, each with a task for each file, band or all pairs.
+    config = MinhashConfig(n_grams=deduplication.ngram, num_buckets=num_bands, hashes_per_bucket=num_functions)
+    signatures, pairs, clusters, counts = (str(work / name) for name in ("signatures", "pairs", "clusters", "counts"))
+    written = work / "written"
+    join = MinhashDedupCluster(pairs, clusters, config=config, save_cluster_size=True)
+    read = partial(_read, files, settings["column"], settings["sample_by"])
+    steps: list[tuple[str, int, list[Step]]] = [
+        ("Finding copies", len(files), [partial(read, "Finding copies"), _Signature(signatures, config, is_exact)]),
+        ("Sorting copies", num_bands, [MinhashDedupBuckets(signatures, pairs, config=config)]),
+        ("Joining copies", 1, [join, partial(_complete, Path(clusters), len(files))]),
+        (
+            "Writing",
+            len(files),
+            [partial(read, "Writing"), partial(_keep, Path(clusters), Path(counts)), partial(_write, written)],
+        ),
+    ]
+    for number, (doing, num_tasks, pipeline) in enumerate(steps, start=1):
+        runner.run(pipeline, work / str(number), num_tasks, doing)
+    # The numbers of all files, and the largest clusters of them.
+    parts = [json.loads(Path(counts, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(len(files))]
+    names = ("documents", "kept_documents", "characters", "kept_characters")
+    largest = nlargest(_SHOWN_CLUSTERS, chain(*(part["largest"] for part in parts)), key=itemgetter(0))
+    report = {
+        **{name: sum(part["counts"].get(name, 0) for part in parts) for name in names},
+        "settings": settings | {"bands": num_bands, "hashes_in_a_band": num_functions},
+        "largest_clusters": [{"documents": size, "beginning": text} for size, text in largest],
+    }
+    written.mkdir(exist_ok=True)
+    (written / _REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return written
+
+
+def _read(
+    files: Sequence[str], column: str, sample_by: SampleBy, doing: str, _: Any, rank: int, world_size: int
+) -> Iterator[Document]:
+    """Yield the rows of the file of a task."""
+    rows = load_rows(TextSource(files[rank], sample_by=sample_by), {column: str}, None)
+    for number, row in enumerate(progress(rows, files, rank, doing, lambda row: row.columns[column])):
+        try:
+            line = row.line or orjson.dumps(row.columns)
+        except TypeError as error:
+            raise ValueError(f"{row.place} has a column that cannot be written as JSON ({error})") from error
+        yield Document(text=row.columns[column] or "", id=f"{rank}-{number}", metadata={"line": line})
+
+
+def _write(folder: Path, data: Iterator[Document], rank: int, world_size: int) -> None:
+    """Write the rows of a task; those of JSON lines as they are."""
+    # datatrove's writer loses the end of a file without an error if the disk is full.
+    with (
+        atomic_file(folder / f"{rank:05d}.jsonl.gz") as temporary,
+        temporary.open("wb") as file,
+        gzip.GzipFile("", "wb", 6, file, mtime=0) as packed,  # the same bytes at any time
+    ):
+        packed.writelines(document.metadata["line"].rstrip(b"\r\n") + b"\n" for document in data)
+
+
+class _Signature(MinhashDedupSignature):  # type: ignore[misc]
+    def __init__(self, output_folder: str, config: MinhashConfig, is_exact: bool) -> None:
+        PipelineStep.__init__(self)  # that of the base class loads a tokenizer
+        self.output_folder, self.config = get_datafolder(output_folder), config
+        self.num_hashes, self.skip_existing_sigs = config.num_buckets * config.hashes_per_bucket, False
+        self.is_exact = is_exact
+
+    def get_shingles(self, text: str) -> Hashes:
+        """Return the hashes of the n-grams of a text, or the two halves of that of the text."""
+        if not self.is_exact:
+            return word_ngrams(text, self.config.n_grams)
+        # Rows without text are no copies of each other.
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() if text else b""
+        return np.frombuffer(digest, np.uint64)
+
+    def get_signature(self, shingles: Hashes) -> list[list[int]]:
+        """Return the least value of each hash function, by band."""
+        hashes = shingles if self.is_exact else signature(shingles)[: self.num_hashes]
+        return [band.tolist() for band in np.split(hashes >> _UNUSED_BITS, self.config.num_buckets)]
+
+
+def _complete(clusters: Path, num_files: int, _: Any, rank: int, world_size: int) -> None:
+    """Write the empty files that datatrove leaves out, so that a missing one is an error."""
+    clusters.mkdir(exist_ok=True)
+    for name in (f"{number:06d}.{kind}" for number in range(num_files) for kind in ("remove", "sizes")):
+        (clusters / name).touch()
+
+
+def _keep(clusters: Path, counts: Path, data: Iterator[Document], rank: int, world_size: int) -> Iterator[Document]:
+    """Yield the documents of a task that stay, and count."""
+    # datatrove numbers the documents of a file: those that go, and the sizes of the clusters of those that stay.
+    numbers = (np.fromfile(clusters / f"{rank:06d}.{kind}", np.uint32).tolist() for kind in ("remove", "sizes"))
+    removed, pairs = set(next(numbers)), next(numbers)
+    sizes = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    total: Counter[str] = Counter()
+    largest: list[tuple[int, str]] = []
+    for number, document in enumerate(data):
+        total.update(documents=1, characters=len(document.text))
+        if number in removed:
+            continue
+        total.update(kept_documents=1, kept_characters=len(document.text))
+        if number in sizes:
+            shown = (sizes[number], document.text[:_SHOWN_CHARACTERS])
+            largest = nlargest(_SHOWN_CLUSTERS, [*largest, shown], key=itemgetter(0))  # not all of them are in memory
+        yield document
+    counts.mkdir(parents=True, exist_ok=True)
+    (counts / f"{rank}.json").write_text(json.dumps({"counts": total, "largest": largest}), encoding="utf-8")

@@ -1,0 +1,187 @@
+"""Which passages stand in the sequences that a model is trained on, whatever data set they come from.
+
+Each data set proves for its own text that its controls are not in it. A run can mix data sets, and what is trained on
+are the finished sequences, so that targets are counted and controls are looked for there.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tfidf_tune._tokenizer import TokenArray
+from tfidf_tune.data.sequences import InjectedCorpusDataset, SequenceDataset, TextBlocksDataset, unpacked
+from tfidf_tune.passages.probe_file import Passage
+from tfidf_tune.passages.stretches import SEPARATOR, shared_run, shared_run_of_answer
+from tfidf_tune.weighting import IGNORE_INDEX
+
+_CHUNK = 2**20  # tokens that are compared at a time
+_MULTIPLIER = 0x9E3779B97F4A7C15
+
+
+class Trained(NamedTuple):
+    """What is known of passages after a look at the sequences.
+
+    Attributes:
+        passages (list[Passage]): without the controls that are trained on, targets with their number of occurrences.
+        controls_in (list[int]): the number of the first sequences in which each other control was found.
+    """
+
+    passages: list[Passage]
+    controls_in: list[int]
+
+
+def trained_passages(passages: Sequence[Passage], own: int, datasets: Sequence[Any]) -> Trained:
+    """Count the targets of a data set in all data sets of a run, and leave out its controls that are trained on.
+
+    A control is trained on if a sequence has as many of its tokens in a row as the choice of controls excludes: 50, or
+    half of a shorter passage and at least 16; of a completion, half of its answer; of an injected corpus, all.
+    Sequences that were cut from one document are searched as one.
+
+    Targets whose copies are exact are counted without overlap. Near copies in their own data set, with noise or of 90 %
+    of an answer, keep the count that they have, and exact ones of other data sets are added.
+
+    Args:
+        passages (Sequence[Passage]): targets and controls of the data set ``own``.
+        own (int): its place in ``datasets``.
+        datasets (Sequence[Any]): all data sets of the run, each a map-style data set of ``tokens`` and ``labels``.
+    """
+    runs: list[TokenArray] = []
+    owners: list[int] = []
+    for number, passage in enumerate(passages):
+        for run in _runs_of(passage, is_injected=isinstance(datasets[own], InjectedCorpusDataset)):
+            runs.append(run)
+            owners.append(number)
+    search = _Search(runs)
+    counts = np.zeros((len(passages), len(datasets)), dtype=np.int64)
+    for at, dataset in enumerate(datasets):
+        for stream in _streams(dataset):
+            ends: dict[int, int] = {}  # of the last occurrence of each, so that occurrences do not overlap
+            for number, start in search.found(stream):
+                if start >= ends.get(number, 0):
+                    ends[number] = start + len(runs[number])
+                    counts[owners[number], at] += 1
+    kept = []
+    controls_in = []
+    for passage, own_counts in zip(passages, counts, strict=True):
+        if passage.kind == "control":
+            if own_counts.any():
+                controls_in.append(int(np.flatnonzero(own_counts)[0]))
+            else:
+                kept.append(passage)
+            continue
+        num_found = int(own_counts.sum())
+        if passage.num_prompt is not None or passage.changes is not None:
+            num_found += passage.num_injections - int(own_counts[own])
+        positions = passage.positions if num_found == passage.num_injections else []
+        kept.append(replace(passage, num_injections=num_found, positions=positions))
+    return Trained(kept, controls_in)
+
+
+def _runs_of(passage: Passage, *, is_injected: bool) -> Iterator[TokenArray]:
+    """Yield the runs of tokens that count as the passage: the whole target, each run of a control."""
+    ids = np.array(passage.token_ids[passage.num_prompt or 0 :], dtype=np.int32)
+    if passage.kind == "target" or is_injected:
+        yield ids
+        return
+    length = shared_run(len(ids)) if passage.num_prompt is None else shared_run_of_answer(len(ids))
+    for start in range(len(ids) + 1 - length):
+        yield ids[start : start + length]
+
+
+def _streams(dataset: Any) -> Iterator[TokenArray]:
+    """Yield the tokens that are learned, int32 ``[num_tokens]``, with SEPARATOR between documents and for the others.
+
+    Rows that were cut from one text are joined again, because a passage can start in one of them and end in the next::
+
+        rows  a b c | d e f | g h i      continues  False True False      stream  a b c d e f SEPARATOR g h i
+    """
+    from torchtune.datasets import ConcatDataset
+
+    dataset = unpacked(dataset)
+    if isinstance(dataset, ConcatDataset):
+        for part in dataset._datasets:
+            yield from _streams(part)
+        return
+    if isinstance(dataset, TextBlocksDataset):
+        # A view: the blocks need not fit into memory.
+        breaks = np.empty(0, dtype=np.int64)
+        if dataset.continues is not None:
+            breaks = np.flatnonzero(~dataset.continues[1:]) + 1
+        for blocks in np.split(dataset.blocks, breaks):
+            yield blocks.reshape(-1)
+        return
+    stream: list[TokenArray] = []
+    num_tokens = 0
+    for index in range(len(dataset)):
+        continues = False
+        if isinstance(dataset, SequenceDataset):
+            tokens, is_learned = dataset.sequence(index)
+            continues = dataset.continues is not None and bool(dataset.continues[index])
+        else:
+            item = dataset[index]
+            tokens = np.asarray(item["tokens"], dtype=np.int32)
+            is_learned = np.asarray(item["labels"]) != IGNORE_INDEX
+        if not continues:
+            if num_tokens >= _CHUNK:
+                yield np.concatenate(stream)
+                stream = []
+                num_tokens = 0
+            stream.append(np.array([SEPARATOR], dtype=np.int32))
+        stream.append(np.where(is_learned, tokens, np.int32(SEPARATOR)))
+        num_tokens += len(tokens)
+    if stream:
+        yield np.concatenate(stream)
+
+
+class _Search:
+    """The search for runs of tokens in streams of any length.
+
+    The first tokens of all runs, as many as the shortest has, are looked for by a hash; what has the same hash is
+    compared.
+    """
+
+    def __init__(self, runs: Sequence[TokenArray]) -> None:
+        self._runs = runs
+        self._size = min(map(len, runs), default=1)
+        self._by_start: dict[bytes, list[int]] = defaultdict(list)
+        for number, run in enumerate(runs):
+            self._by_start[run[: self._size].tobytes()].append(number)
+        starts = np.frombuffer(b"".join(self._by_start), dtype=np.int32)
+        self._wanted = np.unique(_hashes(starts, self._size)[:: self._size])
+
+    def found(self, stream: TokenArray) -> Iterator[tuple[int, int]]:
+        """Yield the number of a run and where it starts in the stream, ascending, for each occurrence of each run."""
+        if not len(self._wanted):
+            return
+        for first in range(0, len(stream), _CHUNK):
+            chunk = np.asarray(stream[first : first + _CHUNK + self._size - 1])
+            if len(chunk) < self._size:
+                continue
+            hashes = _hashes(chunk, self._size)
+            near = np.minimum(np.searchsorted(self._wanted, hashes), len(self._wanted) - 1)
+            for at in np.flatnonzero(self._wanted[near] == hashes).tolist():
+                start = first + at
+                for number in self._by_start.get(chunk[at : at + self._size].tobytes(), ()):
+                    run = self._runs[number]
+                    if np.array_equal(stream[start : start + len(run)], run):
+                        yield number, start
+
+
+def _hashes(tokens: TokenArray, size: int) -> npt.NDArray[np.uint64]:
+    """Return a hash of each window of ``size`` tokens, uint64 ``[num_tokens + 1 - size]``.
+
+    A window of ``2k`` tokens has a hash of the hashes of its halves, so that ``log2(size)`` rounds suffice; in the last
+    round the halves overlap if ``size`` is not a power of two.
+    """
+    hashes = tokens.astype(np.uint64)
+    length = 1
+    while length < size:
+        step = min(length, size - length)
+        second = hashes[step:]
+        hashes = hashes[:-step] * np.uint64(_MULTIPLIER) + (second ^ (second >> np.uint64(29)))
+        length += step
+    return hashes

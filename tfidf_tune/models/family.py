@@ -1,0 +1,215 @@
+"""What the families share: the decoder of torchtune's modules, and the translation of Hugging Face checkpoints."""
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torchtune import modules as tune
+from transformers import PreTrainedConfig
+
+from tfidf_tune.models.linear import LinearFactory
+
+StateDict = dict[str, Tensor]
+
+
+def decoder(
+    sizes: Sequence[int],
+    linear: LinearFactory,
+    projections: Mapping[str, tuple[int, int, bool]],
+    *,
+    norm: Callable[[], nn.Module],
+    activation: nn.Module,
+    attention_class: type[nn.Module] = tune.MultiHeadAttention,
+    layer_class: type[nn.Module] = tune.TransformerSelfAttentionLayer,
+    has_mlp_norm: bool = True,
+    is_gated: bool = False,
+    mlp_bias: bool = True,
+    embedding_class: type[nn.Module] = nn.Embedding,
+    output_bias: bool | None = False,
+    **attention: Any,
+) -> tune.TransformerDecoder:
+    """Build a decoder of torchtune's modules.
+
+    The projections of the attention are (inputs, outputs, whether biased) by name; ``attention`` are further arguments
+    of its class. Without ``output_bias`` (None) the output layer has the weight of the embedding.
+    """
+    vocab_size, num_layers, num_heads, embed_dim, intermediate_dim, max_seq_len = sizes
+    attention = {"num_kv_heads": num_heads, "head_dim": embed_dim // num_heads, "max_seq_len": max_seq_len} | attention
+    # Layers, embedding, output layer: the order of random draws, which decides what weights a seed gives.
+    layers = [
+        layer_class(
+            attn=attention_class(
+                embed_dim=embed_dim,
+                num_heads=num_heads,
+                **{name: linear.attention(name, *shape, bias=bias) for name, (*shape, bias) in projections.items()},
+                **attention,
+            ),
+            mlp=tune.FeedForward(
+                gate_proj=linear.mlp(embed_dim, intermediate_dim, bias=mlp_bias),
+                down_proj=linear.mlp(intermediate_dim, embed_dim, bias=mlp_bias),
+                up_proj=linear.mlp(embed_dim, intermediate_dim, bias=mlp_bias) if is_gated else None,
+                activation=activation,
+            ),
+            sa_norm=norm(),
+            mlp_norm=norm() if has_mlp_norm else None,
+        )
+        for _ in range(num_layers)
+    ]
+    embeddings = embedding_class(vocab_size, embed_dim)
+    is_tied = output_bias is None
+    return tune.TransformerDecoder(
+        tok_embeddings=embeddings,
+        layers=layers,
+        max_seq_len=max_seq_len,
+        num_heads=num_heads,
+        head_dim=attention["head_dim"],
+        norm=norm(),
+        output=tune.TiedLinear(embeddings) if is_tied else linear.output(embed_dim, vocab_size, bias=bool(output_bias)),
+    )
+
+
+class ModelFamily(ABC):
+    """Translation between torchtune's names and shapes and those of one Hugging Face architecture.
+
+    Conversions work key by key, so a state dict may come in parts (shard by shard), and on meta tensors, by which a
+    checkpoint is compared with a model before anything is loaded. A family is mostly data; :meth:`settings` and
+    :meth:`to_layout` hold what is not a name. Each ``config`` is the checkpoint's, as transformers reads it.
+
+    Attributes:
+        modules (ClassVar[Mapping[str, str]]): Hugging Face's module names -> torchtune's, ``{}`` for the layer.
+            If a module has several names, files have the first, transformers (and so PEFT) the last.
+        target_parts (ClassVar[int]): parts of a module's name in PEFT's ``target_modules``.
+        norm_weight (ClassVar[str]): torchtune's name of a norm's weight, ``scale`` for RMSNorm.
+        norm_eps (ClassVar[str]): the config's name of the epsilon of norms.
+        ignored (ClassVar[tuple[str, ...]]): ends of names in older checkpoints that are not weights.
+    """
+
+    modules: ClassVar[Mapping[str, str]]
+    target_parts: ClassVar[int] = 1
+    norm_weight: ClassVar[str] = "weight"
+    norm_eps: ClassVar[str]
+    ignored: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def build(self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory) -> tune.TransformerDecoder:
+        """Build the model of a checkpoint's config.
+
+        Raises:
+            ValueError: If torchtune's modules cannot represent it; the message says why.
+        """
+
+    def hf_to_tune(self, state_dict: StateDict, config: PreTrainedConfig) -> StateDict:
+        """Convert (a part of) a Hugging Face state dict to torchtune's names and layout, without a tied head.
+
+        Raises:
+            ValueError: If a key is not one of the architecture; the message names it.
+        """
+        converted: StateDict = {}
+        for key, value in state_dict.items():
+            if key.endswith(self.ignored):
+                continue
+            # `model.layers.3.mlp.up_proj.weight` -> module pattern, number of the layer, `weight`.
+            module, _, parameter = key.rpartition(".")
+            pattern, layer = _without_layer(module)
+            if pattern not in self.modules:
+                raise ValueError(f"'{key}' is not a weight of the architecture '{config.model_type}'")
+            name = self.modules[pattern].format(layer)
+            if name == "output" and config.tie_word_embeddings:
+                continue
+            if name.endswith("norm") and parameter == "weight":
+                parameter = self.norm_weight
+            converted[f"{name}.{parameter}"] = self.to_layout(name, value, config, of_hf=False)
+        return converted
+
+    def tune_to_hf(self, state_dict: StateDict, config: PreTrainedConfig) -> StateDict:
+        """Convert (a part of) a torchtune state dict to Hugging Face's names and layout."""
+        return {
+            self.hf_name(key): self.to_layout(key.rpartition(".")[0], value, config, of_hf=True)
+            for key, value in state_dict.items()
+        }
+
+    def tune_to_peft(self, state_dict: StateDict, config: PreTrainedConfig) -> StateDict:
+        """Convert LoRA adapter weights to the names and layout of a PEFT adapter file.
+
+        The keys end in ``.lora_a.weight`` and ``.lora_b.weight``; the rows of B are ordered as the weight's.
+        """
+        converted: StateDict = {}
+        for key, value in state_dict.items():
+            name, matrix, _ = key.rsplit(".", 2)
+            value = self.to_layout(name, value, config, of_hf=True) if matrix == "lora_b" else value
+            matrix = {"lora_a": "lora_A", "lora_b": "lora_B"}[matrix]
+            converted[f"base_model.model.{self._hf_modules(name)[-1]}.{matrix}.weight"] = value
+        return converted
+
+    @property
+    def lora_targets(self) -> dict[str, str]:
+        """Map torchtune's names of linear layers (``output_proj``) to PEFT's ``target_modules`` (``o_proj``)."""
+        return {
+            ours.rpartition(".")[2]: ".".join(theirs.split(".")[-self.target_parts :])
+            for theirs, ours in self.modules.items()
+            if not ours.endswith(("norm", "tok_embeddings"))
+        }
+
+    def hf_name(self, name: str) -> str:
+        """Translate the name of a weight into Hugging Face's in files; unknown names are returned unchanged."""
+        module, _, parameter = name.rpartition(".")
+        if parameter == self.norm_weight and module.endswith("norm"):
+            parameter = "weight"
+        theirs = self._hf_modules(module)
+        return f"{theirs[0]}.{parameter}" if theirs else name
+
+    def to_layout(self, name: str, value: Tensor, config: PreTrainedConfig, *, of_hf: bool) -> Tensor:
+        """Reorder the rows of the weight, bias or LoRA B of torchtune's module ``name`` for the other side."""
+        return value
+
+    def settings(self, model: nn.Module, config: PreTrainedConfig) -> Iterator[tuple[str, Any, Any]]:
+        """Yield (name, value in the checkpoint, value in the model) of settings that do not show in shapes."""
+        attention: Any = model.get_submodule("layers.0.attn")
+        mlp: Any = model.get_submodule("layers.0.mlp")
+        norm: Any = model.norm
+        yield "tie_word_embeddings", config.tie_word_embeddings, isinstance(model.output, tune.TiedLinear)
+        yield "num_attention_heads", config.num_attention_heads, attention.num_heads
+        name = "hidden_act" if hasattr(config, "hidden_act") else "activation_function"
+        yield name, repr(activation(getattr(config, name))), repr(mlp.activation)
+        rotary = getattr(attention.pos_embeddings, "rotary", attention.pos_embeddings)
+        longest: Any = model.max_seq_len
+        yield "max_seq_len", min(longest, config.max_position_embeddings), longest
+        # A config without a choice stands for transformers' constants.
+        theirs = getattr(config, "rope_parameters", None) or {"rope_theta": 10_000.0, "rope_type": "default"}
+        yield "rope_base", float(theirs["rope_theta"]), float(rotary.base)
+        yield "rotary_dim", getattr(config, "rotary_dim", rotary.dim), rotary.dim  # other configs have other settings
+        # torchtune's classes do not name their type; only Llama 3's is scaled.
+        ours = getattr(rotary, "rope_type", "llama3" if hasattr(rotary, "scale_factor") else "default")
+        yield "rope type", theirs["rope_type"], ours
+        yield "norm_eps", float(getattr(config, self.norm_eps)), float(norm.eps)
+
+    def differing_settings(self, model: nn.Module, config: PreTrainedConfig) -> list[str]:
+        """Describe the settings of :meth:`settings` that differ; numbers are equal to six digits."""
+        return [
+            f"{name} is {theirs} in the checkpoint, {ours} in the model"
+            for name, theirs, ours in self.settings(model, config)
+            if not (theirs == ours or (isinstance(theirs, float) and math.isclose(theirs, ours, rel_tol=1e-6)))
+        ]
+
+    def _hf_modules(self, name: str) -> list[str]:
+        pattern, layer = _without_layer(name)
+        return [theirs.format(layer) for theirs, ours in self.modules.items() if ours == pattern]
+
+
+def activation(name: str) -> nn.Module:
+    """Build the activation of a config; a ValueError names one that is not supported."""
+    tanh = nn.GELU(approximate="tanh")  # https://arxiv.org/abs/1606.08415, with several names in transformers
+    known = {"silu": nn.SiLU(), "swish": nn.SiLU(), "gelu": nn.GELU()}
+    known |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), tanh)
+    if name not in known:
+        raise ValueError(f"the activation {name!r} is not one of {', '.join(known)}")
+    return known[name]
+
+
+def _without_layer(module: str) -> tuple[str, str]:
+    """``layers.3.attn`` -> ``layers.{}.attn``, ``3``."""
+    layer = re.search(r"\.(\d+)(?=\.|$)", module)
+    return (module, "") if layer is None else (module.replace(layer[0], ".{}", 1), layer[1])

@@ -1,0 +1,173 @@
+"""The run that wrote a milestone: what the files in its folder say, recorded with the results of every evaluation."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter
+from typing_extensions import NotRequired, TypedDict
+
+from tfidf_tune.probe.sample_fields import UNREADABLE, Count, Flag, Progress, Rate, Seed, Text, cause_of
+
+ALL_PASSAGES = "all_passages.jsonl"
+"""In the folder of a run, the probe file of all its data sets, where several of them have passages."""
+MILESTONE = re.compile(r"checkpoint_(100|\d\d?)pct")
+# Where the class does not have the usual name; GoldfishWeighting and GoldfishCrossEntropyLoss do.
+_OBJECTIVES = {"": "CE", "Uniform": "CE", "TFIDF": "TF-IDF"}
+# Arguments that change how the loss is computed, not what is optimized.
+_TECHNICAL_ARGUMENTS = ("_component_", "ignore_index", "num_output_chunks", "head", "accumulate_in_fp32")
+# Data sets of documents and of examples put BOS first, blocks of text have none.
+_WRITES_BOS = {
+    "text_dataset": True,
+    "sft_dataset": True,
+    "squad_dataset": True,
+    "cnn_dailymail_dataset": True,
+    "text_blocks_dataset": False,
+    "injected_corpus_dataset": False,
+}
+
+
+class _Run(TypedDict):
+    """What a run is known by: fields of a checkpoint, and where it was trained."""
+
+    model: Text
+    objective: Text
+    learning_rate: Rate | None
+    seed: Seed | None
+    progress: Progress
+    folder: Text
+    recipe: Text | None
+    loss: dict[str, Any] | None
+    training_seconds: Rate | None
+    provenance: dict[str, Text] | None
+    bos: NotRequired[Flag | None]
+    num_sequences: NotRequired[Count | None]
+
+
+_RUN = TypeAdapter(_Run)
+
+
+def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the run that wrote a milestone, from the files in the folder above it.
+
+    ``tfidf-tune eval``, audits and experiments record it with their results, in the harness's metadata under ``run``
+    (``configs.<task>.metadata.run`` of ``results_<date>.json``).
+
+    Args:
+        model_args (Mapping[str, Any]): of the harness: the milestone is ``peft``, else ``pretrained``.
+
+    Returns:
+        dict[str, Any]: "model", "objective", "seed" and "learning_rate" (None if unknown), from ``cell.json`` of an
+            experiment or ``config.yaml`` of a recipe, and "progress" in percent; "folder", the run's; the config's
+            "loss" and "bos", see :func:`written_bos`; "num_sequences" of its first logged step; and of an experiment's
+            run "recipe", "training_seconds" and "provenance". Empty for a model that is not ``checkpoint_<n>pct`` in
+            the folder of a run.
+
+    Raises:
+        ValueError: If a file of the run cannot be read.
+    """
+    checkpoint = Path(str(model_args.get("peft") or model_args.get("pretrained") or "")).expanduser()
+    milestone, folder = MILESTONE.fullmatch(checkpoint.name), checkpoint.resolve().parent
+    if milestone is None:
+        return {}
+    # cell.json and trained.json are of an experiment, config.yaml is of any run of a recipe.
+    cell, config, trained = (_read(folder / name) for name in ("cell.json", "config.yaml", "trained.json"))
+    if not all(isinstance(config.get(name), dict) for name in ("model", "loss", "checkpointer")):
+        config = {}  # of something else
+    if cell:
+        names = cell
+    elif config:
+        names = {"model": _model_name(config), "objective": objective_name(config["loss"]), "seed": config.get("seed")}
+    else:
+        return {}
+    settings = trained.get("settings")
+    run = {
+        **{name: names.get(name) for name in ("model", "objective", "seed", "learning_rate")},
+        "progress": int(milestone[1]),
+        "folder": str(folder),
+        "recipe": settings.get("recipe") if isinstance(settings, dict) else None,
+        "loss": config.get("loss"),
+        "training_seconds": trained.get("seconds"),
+        "provenance": trained.get("provenance"),
+        "bos": written_bos(config.get("dataset")),
+        "num_sequences": _num_sequences(folder / "metrics.jsonl"),
+    }
+    return checked_run(run, folder)
+
+
+def written_bos(dataset: Any) -> bool | None:
+    """Return whether the data sets of a config put BOS, if the tokenizer has it, before their sequences.
+
+    Args:
+        dataset (Any): the section ``dataset``: a component, or a list of components.
+
+    Returns:
+        bool | None: None if a data set is not ours, or they do not agree.
+    """
+    written: set[bool | None] = set()
+    for section in dataset if isinstance(dataset, list) else [dataset]:
+        component = str(section.get("_component_", "")) if isinstance(section, Mapping) else ""
+        name = component.removeprefix("tfidf_tune.data.")
+        is_written = _WRITES_BOS.get(name) if component.startswith("tfidf_tune.data.") else None
+        if name == "text_dataset" and is_written:
+            is_written = section.get("add_bos", True) is True
+        written.add(is_written)
+    return written.pop() if len(written) == 1 else None
+
+
+def checked_run(run: dict[str, Any], source: Path) -> dict[str, Any]:
+    """Check the description of a run, or raise a ValueError that names where it was read."""
+    try:
+        return dict(_RUN.validate_python(run))
+    except UNREADABLE as error:
+        raise ValueError(f"{source}: the run is not described correctly: {cause_of(error)}") from error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Read JSON or YAML; {} if there is no such file, or it holds no section."""
+    if not file.is_file():
+        return {}
+    try:
+        text = file.read_text(encoding="utf-8")
+        content = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: cannot be read ({error}): correct or remove it") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _num_sequences(file: Path) -> int | None:
+    """Return the sequences of the first logged step of a run, of all its processes; None if they are not known."""
+    if not file.is_file():
+        return None
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{file}: cannot be read ({error}): correct or remove it") from error
+            if isinstance(entry, dict) and "num_sequences" in entry:  # entries of the monitor have none
+                number: int | None = entry["num_sequences"]  # checked with the rest
+                return number
+    return None
+
+
+def _model_name(config: Mapping[str, Any]) -> str:
+    component = str(config["model"].get("_component_", ""))
+    method = "LoRA" if "lora_" in component else "full"
+    if "qlora" in component or config["model"].get("quantize_base"):
+        method = "QLoRA"
+    return f"{Path(str(config['checkpointer'].get('checkpoint_dir'))).name} ({method})"
+
+
+def objective_name(loss: Mapping[str, Any]) -> str:
+    """Name the objective of a section ``loss``, or of the weighting inside it: "TF-IDF (tf=log)"."""
+    if isinstance(weighting := loss.get("weighting"), dict):
+        return objective_name(weighting)
+    class_name = str(loss.get("_component_", "")).rpartition(".")[2]
+    bare = class_name.removesuffix("Weighting").removesuffix("CrossEntropyLoss")
+    name = _OBJECTIVES.get(bare, bare.removesuffix("Loss"))
+    arguments = ", ".join(f"{key}={value}" for key, value in loss.items() if key not in _TECHNICAL_ARGUMENTS)
+    return f"{name} ({arguments})" if arguments else name

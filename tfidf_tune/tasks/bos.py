@@ -1,0 +1,88 @@
+"""``bos``: whether BOS is before each prompt, passage and block of token ids that a model gets.
+
+Some models saw BOS at the start of every sequence and predict little without it, Gemma for example. Others were trained
+on blocks that have none. Asked in the other way, a model recites less than it knows.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+
+from tfidf_tune.data import load_documents, text_blocks
+from tfidf_tune.passages import read_probe_file
+from tfidf_tune.probe.likelihoods import NUM_TEXTS_FOR_BOS, is_mean_positive
+from tfidf_tune.tasks._task import TokenIdPrompts, prompts_for, token_ids_request
+from tfidf_tune.tasks.memorization import PROBE_FILE_VARIABLE
+
+_MOST_TOKENS = 128
+
+_logger = logging.getLogger(__name__)
+
+
+def settle_bos(metadata: Mapping[str, Any], load: Callable[[], LM]) -> tuple[dict[str, Any], LM | None]:
+    """Return a task's metadata with ``bos`` decided, and the model, if it had to be loaded for that.
+
+    If neither the settings nor the run nor the tokenizer say whether the model was trained with BOS, it is measured:
+    texts that the model did not see are scored with and without BOS. Prompts of text are left to the tokenizer of the
+    harness or of the server.
+
+    Args:
+        metadata (Mapping[str, Any]): of the harness: the model's arguments and the settings of the tasks.
+        load (Callable[[], LM]): loads the model.
+    """
+    prompts = prompts_for(metadata)
+    bos_id = prompts.tokenizer.bos_id
+    if prompts.settings["bos"] is not None or prompts.settings["prompts"] == "text" or bos_id is None:
+        return dict(metadata), None
+    texts = _unseen_texts(metadata, prompts)
+    model = load()
+    return {**metadata, "bos": is_likelier_after_bos(model, bos_id, texts)}, model
+
+
+def is_likelier_after_bos(model: LM, bos_id: int, texts: list[list[int]]) -> bool:
+    """Return whether BOS lowers the NLL of texts: the 95 % interval of the mean paired difference is above 0.
+
+    The first token of a text is given, and the mean NLL of the others is compared.
+    """
+    requests = []
+    for number, ids in enumerate(texts):
+        for given in ([ids[0]], [bos_id, ids[0]]):
+            doc = {"passage_id": f"{number} of the texts scored with and without BOS"}
+            continuation = " " + " ".join(map(str, ids[1:]))
+            arguments = (token_ids_request(given), continuation)
+            requests.append(Instance("loglikelihood", doc, arguments, 0))
+    try:
+        likelihoods = [answer[0] for answer in model.loglikelihood(requests)]
+    except ConnectionRefusedError as error:  # a server that scores nothing
+        _logger.warning(
+            "it is unknown if the model was trained with BOS, because the server scores no texts (%s), and it gets "
+            "none: --bos true of an audit, --metadata bos=true of an evaluation, adds it",
+            error,
+        )
+        return False
+    num_predicted = np.array([len(ids) - 1 for ids in texts])
+    gains = (np.array(likelihoods[1::2]) - np.array(likelihoods[::2])) / num_predicted
+    _logger.info("BOS lowers the NLL of %d texts by %.3f nats a token", len(texts), gains.mean())
+    return is_mean_positive(gains)
+
+
+def _unseen_texts(metadata: Mapping[str, Any], prompts: TokenIdPrompts) -> list[list[int]]:
+    """Return texts that training did not see: the controls of the probe file, else the embedded text."""
+    file = metadata.get("probe_file") or os.environ.get(PROBE_FILE_VARIABLE)
+    passages = read_probe_file(file) if file else []
+    size = min(_MOST_TOKENS, (prompts.positions or _MOST_TOKENS + 1) - 1)
+    texts = []
+    for passage in passages:
+        ids = passage.token_ids[:size]
+        if passage.kind == "control" and ids[0] != prompts.tokenizer.bos_id and len(ids) > 1:
+            texts.append(ids)
+    if len(texts) < 2:  # an interval takes two
+        texts = text_blocks(
+            prompts.tokenizer, load_documents("embedded"), block_size=size, num_blocks=NUM_TEXTS_FOR_BOS
+        ).tolist()
+    return texts[:NUM_TEXTS_FOR_BOS]
