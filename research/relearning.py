@@ -25,6 +25,7 @@ from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.passages import Passage, read_probe_file
 from tfidf_tune.probe import adapter_base, check_passages, load_model
 from tfidf_tune.probe.loading import require_known_ids
+from tfidf_tune.probe.prompts import cut_passage
 from tfidf_tune.results import bootstrap_interval
 from tfidf_tune.results.intervals import MIN_UNITS
 
@@ -66,7 +67,7 @@ def relearning_steps(
     if not learning_rate > 0:
         raise ValueError(f"learning_rate must be above 0, got {learning_rate!r}")
     positions = getattr(model.config, "max_position_embeddings", None)
-    divided = [passage.divide(prefix_length, max_new_tokens) for passage in passages]
+    divided = [cut_passage(passage, prefix_length, max_new_tokens) for passage in passages]
     for passage, (prompt, continuation) in zip(passages, divided, strict=True):
         require_known_ids(model, np.asarray(passage.token_ids))
         if not continuation or (positions is not None and len(prompt) + len(continuation) > positions):

@@ -332,7 +332,7 @@ def imports_of_rooms():
             for name in names:
                 package, _, imported = name.partition(".")
                 room = imported.split(".")[0]
-                if package == "tfidf_tune" and room in rooms and room != place.parts[0]:
+                if place.parts[0] in rooms and package == "tfidf_tune" and room in rooms - {place.parts[0]}:
                     yield place.parts[0], place, imported
 
 

@@ -160,7 +160,7 @@ def make_adapter(model, folder, base):
 
 def test_an_adapter_is_evaluated_on_its_base(probe_file, tiny_checkpoint, tmp_path, monkeypatch):
     evaluate = Mock(side_effect=KeyboardInterrupt)
-    monkeypatch.setattr("tfidf_tune.tasks.evaluate", evaluate)
+    monkeypatch.setattr("tfidf_tune.tasks.evaluation.evaluate", evaluate)
     adapter = make_adapter(tiny_checkpoint, tmp_path / "adapter", str(tiny_checkpoint))
     arguments = ["audit", str(adapter), "--probe-file", str(probe_file), *QUICK, "--tokenizer", str(tiny_checkpoint)]
     for base, expected in (((), str(tiny_checkpoint)), (("--base", "some/base"), "some/base")):

@@ -21,7 +21,7 @@ from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.passages import ProbeSpec, read_probe_file, write_probe_file
 from tfidf_tune.probe import load_model
 from tfidf_tune.probe.sample_fields import Unanswered
-from tfidf_tune.tasks._transformers import TokenIdRequests
+from tfidf_tune.tasks._token_ids_lm import TokenIdRequests
 
 QUICK = [
     *("--num-targets", "12", "--num-controls", "12", "--block-size", "24", "--passages", "random"),
@@ -155,8 +155,7 @@ def test_a_server_is_asked_as_the_options_of_sampling_and_pace_say(tiny_checkpoi
     assert {payload["seed"] for payload in samples} == {0, 1}
     gaps = [later - earlier for earlier, later in pairwise(clock.awake)]
     assert len(gaps) >= len(host.asked) - 1
-    assert {*gaps} == {0, 2}
-    assert gaps.count(0) < 5  # the first request of a client
+    assert {*gaps} == {2}  # one client asks for all
 
 
 def test_a_finished_audit_of_a_server_is_asked_again_and_an_unfinished_one_goes_on_only_with_the_same_model(
@@ -427,7 +426,7 @@ def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tm
         ([*server, "--tokenizer", "t", "--model-args", "a=1", "--device", "cuda"], "--device, --model-args"),
         (["--backend", "vllm"], "--backend vllm"),
         (["--executor", "slurm"], "slurm .*partition"),
-        (["--model-args", "batch_size=3,device=cpu"], "batch_size, device cannot be among them"),
+        (["--model-args", "batch_size=3,device=cpu"], "batch_size, device cannot be among"),
         ([*server, "--tokenizer", "t", "--api-key-variable", "sk-live-0123456789abcdef"], "api_key_variable does"),
         (["--budget", "87"], "24 passages and 64 others"),
         (["--attacks", "truncated", "--prefix-lengths", "1"], "the longest of the prefix lengths is 1"),

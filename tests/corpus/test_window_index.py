@@ -11,7 +11,7 @@ from helpers.fakes.data import changed, controls_of, targets_of, write_folder
 from helpers.processes.ranks import kill_when_opening
 
 from tfidf_tune._tokenizer import encode_texts
-from tfidf_tune.audit._audit import _chosen
+from tfidf_tune.audit._choosing import _chosen
 from tfidf_tune.commands.probe import main
 from tfidf_tune.corpus import window_index
 from tfidf_tune.data import embedded_documents

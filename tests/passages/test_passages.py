@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from tfidf_tune.passages import Passage, read_probe_file, write_probe_file
+from tfidf_tune.probe.prompts import cut_passage
 
 TARGET = Passage(
     id="target-0000",
@@ -29,9 +30,9 @@ def test_a_probe_file_is_read_as_it_was_written(tmp_path):
     keys = "id kind text token_ids num_injections positions source tokenizer tokenizer_fingerprint"
     lines = file.read_text(encoding="utf-8").split("\n")
     assert [list(json.loads(line)) for line in lines[:4]] == [keys.split()] * 3 + [[*keys.split(), "num_prompt"]]
-    assert TARGET.divide(2, 9) == ([5, 3], [8])
-    assert TARGET.divide(1, 1, offset=1) == ([3], [8])
-    assert replace(TARGET, num_prompt=1).divide(2, 9, offset=1) == ([5], [3, 8])
+    assert cut_passage(TARGET, 2, 9) == ([5, 3], [8])
+    assert cut_passage(TARGET, 1, 1, offset=1) == ([3], [8])
+    assert cut_passage(replace(TARGET, num_prompt=1), 2, 9, offset=1) == ([5], [3, 8])
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import load_model, token_likelihoods
 from tfidf_tune.probe.run_identity import written_bos
 from tfidf_tune.results import import_results
-from tfidf_tune.tasks._task import prompts_for
+from tfidf_tune.tasks.settings import prompts_for
 from tfidf_tune.training import build_monitor
 
 TASK = "tfidf_memorization_prefixes"

@@ -13,7 +13,7 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer, RobertaConfig, RobertaModel, RobertaTokenizer
 
 from tfidf_tune.data import hf_tokenizer
-from tfidf_tune.tasks._task import parse_token_ids
+from tfidf_tune.tasks._requests import parse_token_ids
 
 TASK = "tfidf_cnn_dailymail"
 SHORT = {"cnn_dailymail_max_source_tokens": 120, "cnn_dailymail_max_new_tokens": 30}

@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.probe import load_model
 from tfidf_tune.tasks import tasks_folder
-from tfidf_tune.tasks._task import original_tokenizer, prompts_for
+from tfidf_tune.tasks._requests import original_tokenizer
+from tfidf_tune.tasks.settings import prompts_for
 
 OURS = {
     "tfidf_positive_control",

@@ -8,8 +8,9 @@ from helpers.fakes.tasks import embedded_ids, prompts_seen, run_tasks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfidf_tune.tasks._task import parse_token_ids, prompts_for, prompts_of
+from tfidf_tune.tasks._requests import parse_token_ids, prompts_of
 from tfidf_tune.tasks.memorization import documents
+from tfidf_tune.tasks.settings import prompts_for
 
 TOKENIZERS = ["plain", "adds_bos", "sentencepiece", "llama"]
 

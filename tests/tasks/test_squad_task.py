@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torchmetrics.functional.text.squad import squad
 
 from tfidf_tune.data import hf_tokenizer
-from tfidf_tune.tasks._task import parse_token_ids
+from tfidf_tune.tasks._requests import parse_token_ids
 from tfidf_tune.tasks.squad import documents, exact_match, f1, process_results
 
 TASK = "tfidf_squad"

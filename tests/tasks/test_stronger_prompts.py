@@ -11,7 +11,7 @@ from torchmetrics.functional.text.helper import _edit_distance
 from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import load_model
 from tfidf_tune.results import import_results
-from tfidf_tune.tasks._task import parse_token_ids, token_ids_request
+from tfidf_tune.tasks._requests import parse_token_ids, token_ids_request
 from tfidf_tune.tasks._transformers import TokenExactHFLM
 from tfidf_tune.tasks.memorization import documents
 

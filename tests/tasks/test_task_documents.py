@@ -11,7 +11,7 @@ from helpers.fakes.tasks import NEWS_ROWS, SQUAD_ROWS, write_rows
 from tfidf_tune.data import cnn_dailymail_dataset, hf_tokenizer, squad_dataset
 from tfidf_tune.passages import read_probe_file
 from tfidf_tune.tasks import cnn_dailymail, memorization, perplexity, squad
-from tfidf_tune.tasks._task import parse_token_ids
+from tfidf_tune.tasks._requests import parse_token_ids
 
 SHORT = {"cnn_dailymail_max_source_tokens": 120, "cnn_dailymail_max_new_tokens": 30}
 # Training needs the position of the answer.

@@ -20,7 +20,7 @@ from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import greedy_continuations, load_model
 from tfidf_tune.tasks import MODEL_NAME, register_model, tasks_folder
-from tfidf_tune.tasks._task import token_ids_request
+from tfidf_tune.tasks._requests import token_ids_request
 from tfidf_tune.tasks._transformers import TokenExactHFLM
 
 

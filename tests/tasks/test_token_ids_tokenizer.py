@@ -8,7 +8,8 @@ from transformers import AutoTokenizer
 
 from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.tasks import save_token_ids_tokenizer
-from tfidf_tune.tasks._task import original_tokenizer, parse_token_ids, prompts_for, token_ids_request
+from tfidf_tune.tasks._requests import original_tokenizer, parse_token_ids, token_ids_request
+from tfidf_tune.tasks.settings import prompts_for
 
 
 @pytest.fixture(scope="module")

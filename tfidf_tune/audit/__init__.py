@@ -1,8 +1,10 @@
 """Audit one model: does it recite its training text more than text it never saw?"""
 
-from tfidf_tune.audit._audit import AuditResult, AuditSpec, ServerSpec, audit, audit_results, choose_passages, estimate
+from tfidf_tune.audit._audit import AuditResult, audit, audit_results, estimate
+from tfidf_tune.audit._choosing import choose_passages
 from tfidf_tune.audit._measures import Bound, parse_bounds
 from tfidf_tune.audit._report import audit_report
+from tfidf_tune.audit._spec import AuditSpec, ServerSpec
 
 __all__ = [
     "AuditResult",

@@ -5,6 +5,7 @@ The options that ``tfidf-tune probe`` shares are here too.
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -154,7 +155,10 @@ def audit_spec(options: argparse.Namespace, **more: Any) -> "AuditSpec":
         raise ValueError(f"{option_names(of_server)}: for a model behind a server, which --base-url names")
     server = ServerSpec(**of_server) if of_server else None
     bos = {"auto": None, "true": True, "false": False}[getattr(options, "bos", "auto")]
-    return AuditSpec(**given(options, AuditSpec) | more | {"bos": bos}, server=server)
+    spec = AuditSpec(**given(options, AuditSpec) | more | {"bos": bos}, server=server)
+    if spec.backend == "vllm":  # which reads it when it is imported: standard output is for the report
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    return spec
 
 
 def show(result: "AuditResult", options: argparse.Namespace) -> None:

@@ -104,16 +104,17 @@ def _with_our_settings(theirs: Any) -> type:
     """Derive a class that sets what the harness has no option for: defaults, and when tasks are loaded."""
     from tfidf_tune.probe import run_of
     from tfidf_tune.tasks import MODEL_NAME, VLLM_NAME
-    from tfidf_tune.tasks._task import settings_of_tasks
     from tfidf_tune.tasks.bos import settle_bos
-    from tfidf_tune.tasks.evaluation import load_lm
+    from tfidf_tune.tasks.evaluation import load_lm, require_no_options
+    from tfidf_tune.tasks.settings import settings_of_tasks
 
     @dataclass
     class Evaluation(theirs):  # type: ignore[misc]
         model: str = MODEL_NAME
 
         def _load(self) -> Any:
-            return load_lm(self.model, self.model_args, self.batch_size, self.device)
+            self.model = load_lm(self.model, self.model_args, self.batch_size, self.device)
+            return self.model
 
         def _require_settings(self) -> None:
             """Refuse keys of --metadata that are no setting, unless there are tasks of others, who may read them."""
@@ -138,14 +139,14 @@ def _with_our_settings(theirs: Any) -> type:
                 raise ValueError(f"{what}, so that answers of another model would be taken: leave them out")
             self.include_path = _with_ours(self.include_path)  # type: ignore[has-type]
             self._require_settings()
+            require_no_options(self.model_args)
             # What the user names in --metadata has precedence.
             ours = {"prompts": "token_ids"} if self.model in (MODEL_NAME, VLLM_NAME) else {}
             known = {"run": run_of(self.model_args), "backend": self.model} | ours
             self.tasks = _with_positive_controls(self.tasks, self.metadata)  # type: ignore[has-type]
             metadata = known | self.metadata
             if ours and any(name.startswith("tfidf_") for name in self.tasks):
-                metadata, model = settle_bos(metadata, self._load)
-                self.model = model or self.model
+                metadata = settle_bos(metadata, self._load)
             manager = super().process_tasks(metadata)
             loaded = manager.load(self.tasks)  # before the model: errors in the settings appear at once
             manager.load = lambda _: loaded

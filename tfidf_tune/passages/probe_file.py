@@ -57,11 +57,6 @@ class Passage:
     """Of copies with noise: ``[replaced, inserted, dropped]`` tokens of ``token_ids`` at each position. None, and left
     out of a file, if the copies are exact or were not compared."""
 
-    def divide(self, prefix_length: int, max_new_tokens: int, offset: int = 0) -> tuple[list[int], list[int]]:
-        """Return the ids of the prompt, for a completion its own, and at most ``max_new_tokens`` that follow it."""
-        start, end = (offset, offset + prefix_length) if self.num_prompt is None else (0, self.num_prompt)
-        return self.token_ids[start:end], self.token_ids[end : end + max_new_tokens]
-
     def values(self) -> dict[str, Any]:
         """Return the fields as a line of a probe file has them."""
         return {name: value for name, value in asdict(self).items() if value is not None}

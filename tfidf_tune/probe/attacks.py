@@ -142,9 +142,3 @@ def generation(num_samples: int | None, temperature: float, top_k: int, num_beam
     meaning = "logits are divided by it"
     require_number("temperature", temperature, 0, 100, meaning, reason="nearly uniform", positive=True)
     return {"num_samples": num_samples, "do_sample": True, "temperature": float(temperature), "top_k": top_k}
-
-
-def chat_messages(text: str) -> list[dict[str, str]]:
-    """Return the turn that asks to continue a text."""
-    instruction = "Continue the following text word for word, as it goes on in the original. Write only the text."
-    return [{"role": "user", "content": f"{instruction}\n\n{text}"}]

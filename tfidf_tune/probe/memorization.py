@@ -31,6 +31,7 @@ from tfidf_tune.probe.attacks import PREFIX_LENGTHS
 from tfidf_tune.probe.finite import NonFiniteLogits
 from tfidf_tune.probe.likelihoods import NUM_TEXTS_FOR_BOS, is_mean_positive
 from tfidf_tune.probe.loading import require_known_ids
+from tfidf_tune.probe.prompts import cut_passage
 from tfidf_tune.probe.sample_fields import ProbeSample
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def probe(
         if passage.num_prompt is None or number == 0  # a completion has one prompt
     ]
     # All prefix lengths together, so that the batches are full.
-    divided = [passage.divide(prefix_length, max_new_tokens, offset) for passage, prefix_length in asked]
+    divided = [cut_passage(passage, prefix_length, max_new_tokens, offset) for passage, prefix_length in asked]
     prompts, references = zip(*divided, strict=True)
     # Decoding stops at EOS, unless one of the references has it.
     ends = [decoding.end_of(reference, tokenizer.eos_id) for reference in references]
@@ -201,7 +202,7 @@ class MemorizationProbe:
             raise ValueError(f"none of the {len(passages)} passages is a target: take those of the training text")
         check_passages(tokenizer, passages, prefix_length)
         # A measurement needs the ids alone, not the passages.
-        divided = [passage.divide(prefix_length, max_new_tokens) for passage in passages]
+        divided = [cut_passage(passage, prefix_length, max_new_tokens) for passage in passages]
         self._prompts, self._references = zip(*divided, strict=True)
         self._eos_id = tokenizer.eos_id
         self._bos_ids = bos_ids(tokenizer)

@@ -1,153 +1,28 @@
-"""Models of the harness that take requests of token ids, and the Hugging Face model among them."""
+"""The Hugging Face model of the harness, with requests of token ids."""
 
-import json
 import zlib
-from abc import abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
-from itertools import cycle
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 from transformers import BitsAndBytesConfig
 
 from tfidf_tune.probe import TokenLikelihoods, greedy_continuations, token_likelihoods
-from tfidf_tune.probe.decoding import before_eos, continue_prompts, end_of, generated_continuations
+from tfidf_tune.probe.decoding import continue_prompts, generated_continuations
 from tfidf_tune.probe.finite import NonFiniteLogits
 from tfidf_tune.probe.loading import complete_model, on_base_model, readable, require_known_ids, with_adapter
-from tfidf_tune.tasks._task import is_token_ids_request, parse_token_ids, token_ids_request
-
-
-class ScoredTokens(tuple[float, bool]):
-    """The harness's pair of log-likelihood and whether greedy decoding gives the same, with those of each token."""
-
-    tokens: TokenLikelihoods
-
-    def __new__(cls, tokens: TokenLikelihoods) -> "ScoredTokens":
-        """Make the pair."""
-        pair = super().__new__(cls, (-float(tokens.nll.sum()), bool(tokens.greedy.all())))
-        pair.tokens = tokens
-        return pair
-
-
-class Asked(NamedTuple):
-    """A prompt of token ids, and how it is continued."""
-
-    ids: list[int]
-    num_tokens: int
-    generation: dict[str, Any]  # "do_sample", "temperature" and "top_k", or "num_beams"; empty: greedy
-    number: int  # of continuations, more than 1 of samples only
-    eos_id: int | None  # ends a continuation; None: the true continuation has EOS itself
-
-
-class TokenIdRequests(LM):  # type: ignore[misc]
-    """Mixed into a model of the harness: requests of token ids are answered here, all others by the harness.
-
-    Ids go to the model unchanged. Each is continued by the logits alone and greedily, unless its document has
-    ``generation``; the continuation ends before the tokenizer's EOS and is returned as numbers.
-    """
-
-    max_length: int
-    eot_token_id: int | None
-    num_new_when_scored = 0  # tokens that the model generates after a text that it only scores
-
-    @abstractmethod
-    def continue_ids(self, asked: Sequence[Asked], disable_tqdm: bool) -> list[list[list[int]]]:
-        """Return for each prompt as many continuations as its ``number``; EOS and what follows it may be there."""
-
-    @abstractmethod
-    def score_ids(self, pairs: Sequence[tuple[list[int], list[int]]], disable_tqdm: bool) -> list[TokenLikelihoods]:
-        """Return the likelihood of each token of the second part of each pair, given the first."""
-
-    def check_ids(self, ids: Sequence[int], num_new: int) -> None:
-        """Raise a ``ValueError`` if the model cannot take a prompt and so many tokens more."""
-        if len(ids) + num_new > self.max_length:
-            most = f"more than the model's {self.max_length}: shorten the prompts or generate less"
-            raise ValueError(f"a prompt and its continuation are {len(ids) + num_new} tokens together, {most}")
-
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue prompts of ids or text; the continuation of a prompt of ids is numbers, without EOS."""
-        return _divided(requests, self._continued, super().generate_until, disable_tqdm)
-
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Score continuations; those of token ids token by token."""
-        return _divided(requests, self._scored, super().loglikelihood, disable_tqdm)
-
-    def _continued(self, requests: Sequence[Instance], disable_tqdm: bool) -> list[str]:
-        same: dict[str, list[int]] = defaultdict(list)  # samples of one prompt are made together
-        for index, request in enumerate(requests):
-            same[json.dumps(request.args)].append(index)
-        # A prompt and how it is continued: by the document, because --gen_kwargs are for all tasks of a run.
-        asked = []
-        for indices in same.values():
-            first = requests[indices[0]]
-            prompt, arguments = first.args
-            kwargs, generation = normalize_gen_kwargs(arguments), dict((first.doc or {}).get("generation") or {})
-            if kwargs["do_sample"] and not generation:
-                remedy = "leave it out, give --metadata num_samples=..., or use --model hf"
-                raise ValueError(f"prompts of token ids are not sampled by --gen_kwargs {arguments}: {remedy}")
-            ids, num_tokens = parse_token_ids(prompt), int(kwargs["max_gen_toks"])
-            self.check_ids(ids, num_tokens)
-            generation.pop("num_samples", None)
-            number = len(indices) if generation.get("do_sample") else 1
-            end = end_of((first.doc or {}).get("reference_ids") or (), self.eot_token_id)
-            asked.append(Asked(ids, num_tokens, generation, number, end))
-        try:
-            continued = self.continue_ids(asked, disable_tqdm)
-        except NonFiniteLogits as error:
-            of_prompt = requests[[*same.values()][error.index][0]]
-            raise NonFiniteLogits(error.index, error.dtype, _name(of_prompt)) from error
-        # Numbers are what the tasks read; a single continuation answers all requests for it.
-        responses: dict[int, str] = {}
-        for indices, prompt, rows in zip(same.values(), asked, continued, strict=True):
-            texts = [" ".join(map(str, before_eos(row, prompt.eos_id))) for row in rows]
-            responses |= zip(indices, cycle(texts), strict=False)
-        return [responses[index] for index in range(len(requests))]
-
-    def _scored(self, requests: Sequence[Instance], disable_tqdm: bool) -> list[tuple[float, bool]]:
-        pairs = []
-        for request in requests:
-            given, scored = map(parse_token_ids, request.args)
-            self.check_ids(given + scored, self.num_new_when_scored)
-            pairs.append((given, scored))
-        try:
-            return [ScoredTokens(tokens) for tokens in self.score_ids(pairs, disable_tqdm)]
-        except NonFiniteLogits as error:
-            raise NonFiniteLogits(error.index, error.dtype, _name(requests[error.index])) from error
+from tfidf_tune.tasks._requests import token_ids_request
+from tfidf_tune.tasks._token_ids_lm import Asked, TokenIdRequests
 
 
 def _advance(bar: tqdm, num_before: int, num_done: int, _: int) -> None:
     """Move a bar on to what was done before and what was done since."""
     bar.update(num_before + num_done - bar.n)
-
-
-def _name(request: Instance) -> str:
-    """Name a request in a message, by the passage or by the number of its document."""
-    passage = (request.doc or {}).get("passage_id")
-    return f"passage {passage}" if passage else f"document {request.doc_id} of {request.task_name}"
-
-
-def _divided(
-    requests: Sequence[Instance],
-    answer: Callable[[list[Instance], bool], list[Any]],
-    answer_others: Callable[[list[Instance], bool], list[Any]],
-    disable_tqdm: bool,
-) -> list[Any]:
-    """Let one function answer the requests of token ids, and another the rest; return the answers in order."""
-    has_ids = [is_token_ids_request(request.args[0]) for request in requests]
-    answers = {}
-    for kind, function in ((True, answer), (False, answer_others)):
-        chosen = [request for request, of_ids in zip(requests, has_ids, strict=True) if of_ids == kind]
-        answers[kind] = iter(function(chosen, disable_tqdm) if chosen else [])
-    return [next(answers[kind]) for kind in has_ids]
 
 
 class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]

@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 from tfidf_tune.probe import TokenLikelihoods
 from tfidf_tune.probe.finite import NonFiniteLogits
 from tfidf_tune.probe.loading import on_base_model
-from tfidf_tune.tasks._transformers import Asked, TokenIdRequests
+from tfidf_tune.tasks._token_ids_lm import Asked, TokenIdRequests
 
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of LoRA, which vLLM allows as the largest
 

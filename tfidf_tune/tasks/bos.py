@@ -16,16 +16,17 @@ from lm_eval.api.model import LM
 from tfidf_tune.data import load_documents, text_blocks
 from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe.likelihoods import NUM_TEXTS_FOR_BOS, is_mean_positive
-from tfidf_tune.tasks._task import TokenIdPrompts, prompts_for, token_ids_request
+from tfidf_tune.tasks._requests import TokenIdPrompts, token_ids_request
 from tfidf_tune.tasks.memorization import PROBE_FILE_VARIABLE
+from tfidf_tune.tasks.settings import prompts_for
 
 _MOST_TOKENS = 128
 
 _logger = logging.getLogger(__name__)
 
 
-def settle_bos(metadata: Mapping[str, Any], load: Callable[[], LM]) -> tuple[dict[str, Any], LM | None]:
-    """Return a task's metadata with ``bos`` decided, and the model, if it had to be loaded for that.
+def settle_bos(metadata: Mapping[str, Any], load: Callable[[], LM]) -> dict[str, Any]:
+    """Return a task's metadata with ``bos`` decided.
 
     If neither the settings nor the run nor the tokenizer say whether the model was trained with BOS, it is measured:
     texts that the model did not see are scored with and without BOS. Prompts of text are left to the tokenizer of the
@@ -33,15 +34,14 @@ def settle_bos(metadata: Mapping[str, Any], load: Callable[[], LM]) -> tuple[dic
 
     Args:
         metadata (Mapping[str, Any]): of the harness: the model's arguments and the settings of the tasks.
-        load (Callable[[], LM]): loads the model.
+        load (Callable[[], LM]): loads the model; called only if BOS has to be measured.
     """
     prompts = prompts_for(metadata)
     bos_id = prompts.tokenizer.bos_id
     if prompts.settings["bos"] is not None or prompts.settings["prompts"] == "text" or bos_id is None:
-        return dict(metadata), None
+        return dict(metadata)
     texts = _unseen_texts(metadata, prompts)
-    model = load()
-    return {**metadata, "bos": is_likelier_after_bos(model, bos_id, texts)}, model
+    return {**metadata, "bos": is_likelier_after_bos(load(), bos_id, texts)}
 
 
 def is_likelier_after_bos(model: LM, bos_id: int, texts: list[list[int]]) -> bool:

@@ -16,7 +16,9 @@ from tfidf_tune._checks import check_at_least
 from tfidf_tune.data import TextSource, load_rows
 from tfidf_tune.data.squad_and_news import NEWS_COLUMNS, encode_prompts, summarization_prompt
 from tfidf_tune.probe import rouge_scores
-from tfidf_tune.tasks._task import prompts_for, prompts_of, task_documents
+from tfidf_tune.tasks._requests import prompts_of
+from tfidf_tune.tasks._task import task_documents
+from tfidf_tune.tasks.settings import prompts_for
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """lm-evaluation-harness with our tasks and our model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from lm_eval.api.registry import get_model, model_registry
 
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.probe import run_of
-from tfidf_tune.tasks._task import cached_prompts
+from tfidf_tune.tasks._requests import cached_prompts
 from tfidf_tune.tasks.bos import settle_bos
 
 MODEL_NAME = "tfidf-hf"
@@ -51,6 +51,7 @@ def evaluate(
     device: str | None = None,
     limit: int | None = None,
     model_name: str = MODEL_NAME,
+    model: LM | None = None,
 ) -> None:
     """Evaluate a model with the harness, with prompts of token ids, and write results and samples.
 
@@ -67,12 +68,15 @@ def evaluate(
         limit (int | None): documents of each task. Default: None, all.
         model_name (str): of the harness; ``tfidf-server`` and ``tfidf-vllm`` take other ``model_args``. Default:
             "tfidf-hf".
+        model (LM | None): the model of this name and these arguments, if it is there already. Default: None, it is
+            loaded.
 
     Raises:
         ValueError: If a task is unknown or one of its settings is invalid; if device or dtype do not exist, or the
             batch size is below 1.
         OSError: If the results cannot be written; an output path that is not writable is refused first.
     """
+    require_no_options(model_args)
     if model_name == MODEL_NAME:
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         _check_model_settings(model_args.get("dtype", "auto"), device, batch_size)
@@ -88,7 +92,13 @@ def evaluate(
     metadata = (
         {"prompts": "token_ids", "run": run_of(model_args), "backend": model_name} | model_args | (metadata or {})
     )
-    metadata, model = settle_bos(metadata, lambda: load_lm(model_name, model_args, batch_size, device))
+
+    def load() -> LM:
+        nonlocal model
+        model = model or load_lm(model_name, model_args, batch_size, device)
+        return model
+
+    metadata = settle_bos(metadata, load)
     manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
     if unknown := sorted(set(tasks) - set(manager.all_tasks)):
         raise ValueError(f"no task {', '.join(unknown)}; possible are {', '.join(sorted(manager.all_tasks))}")
@@ -118,12 +128,28 @@ def evaluate(
 def load_lm(model_name: str, model_args: dict[str, Any], batch_size: Any, device: str | None) -> LM:
     """Load a model as the harness does."""
     options = {"batch_size": batch_size, "max_batch_size": None, "device": device}
-    doubled = sorted(options.keys() & model_args.keys())
+    return get_model(model_name).create_from_arg_obj(model_args, options)
+
+
+def require_no_options(model_args: Mapping[str, Any]) -> None:
+    """Raise a ValueError if options of an evaluation are among the arguments of the model, where they would be double.
+
+    These are ``batch_size``, ``max_batch_size`` and ``device``.
+    """
+    doubled = [name for name in ("batch_size", "max_batch_size", "device") if name in model_args]
     if doubled:
         raise ValueError(
             f"{', '.join(doubled)} cannot be among the arguments of the model: use the options of the same name"
         )
-    return get_model(model_name).create_from_arg_obj(model_args, options)
+
+
+def likelihood_problem(model_name: str, model_args: Mapping[str, Any]) -> str | None:
+    """Say why a model that is loaded here gives no log-probabilities of prompts; None if it does."""
+    if model_name != VLLM_NAME:
+        return None
+    from tfidf_tune.tasks._vllm import likelihood_problem as problem_of_vllm
+
+    return problem_of_vllm(model_args)
 
 
 def _check_model_settings(dtype: Any, device: str, batch_size: int) -> None:

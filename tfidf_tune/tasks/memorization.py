@@ -20,10 +20,13 @@ from tfidf_tune._tokenizer import TokenArray
 from tfidf_tune.passages import Passage, read_probe_file
 from tfidf_tune.passages.copies import noisy_copy
 from tfidf_tune.probe import check_passages
-from tfidf_tune.probe.attacks import PREFIX_LENGTHS, Attack, chat_messages, generation, require_noise
+from tfidf_tune.probe.attacks import PREFIX_LENGTHS, Attack, generation, require_noise
 from tfidf_tune.probe.memorization import best_continuation, compare_continuation
+from tfidf_tune.probe.prompts import chat_messages, cut_passage
 from tfidf_tune.probe.sample_fields import Unanswered
-from tfidf_tune.tasks._task import TokenIdPrompts, prompts_for, prompts_of, task_documents
+from tfidf_tune.tasks._requests import TokenIdPrompts, prompts_of
+from tfidf_tune.tasks._task import task_documents
+from tfidf_tune.tasks.settings import prompts_for
 
 PROBE_FILE_VARIABLE = "TFIDF_TUNE_PROBE_FILE"
 
@@ -126,7 +129,7 @@ def maximum(values: Sequence[float | None]) -> float:
 def _document(
     prompts: TokenIdPrompts, passage: Passage, attack: Attack, max_new_tokens: int, every_token: TokenArray
 ) -> dict[str, Any]:
-    prompt_ids, reference_ids = passage.divide(attack.prefix_length, max_new_tokens, attack.offset)
+    prompt_ids, reference_ids = cut_passage(passage, attack.prefix_length, max_new_tokens, attack.offset)
     # Seeded by the passage, so that a second evaluation asks the same.
     if attack.prompt_noise:
         rng = np.random.default_rng([zlib.crc32(passage.id.encode()), len(prompt_ids)])

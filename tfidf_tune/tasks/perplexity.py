@@ -19,7 +19,8 @@ from datasets import Dataset
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data import TextSource, load_documents, text_blocks
 from tfidf_tune.data.text import without_shared_text
-from tfidf_tune.tasks._task import prompts_for, task_documents
+from tfidf_tune.tasks._task import task_documents
+from tfidf_tune.tasks.settings import prompts_for
 
 logger = logging.getLogger(__name__)
 

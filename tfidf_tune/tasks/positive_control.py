@@ -11,11 +11,13 @@ import numpy as np
 from datasets import Dataset
 
 from tfidf_tune.passages import Passage
-from tfidf_tune.probe.attacks import PREFIX_LENGTHS, chat_messages
+from tfidf_tune.probe.attacks import PREFIX_LENGTHS
 from tfidf_tune.probe.metrics import longest_memorized_substring
 from tfidf_tune.probe.positive_control import ControlPrompt, control_prompts, unigram_nll
+from tfidf_tune.probe.prompts import chat_messages
 from tfidf_tune.probe.sample_fields import Unanswered
-from tfidf_tune.tasks._task import TokenIdPrompts, prompts_of, task_documents
+from tfidf_tune.tasks._requests import TokenIdPrompts, prompts_of
+from tfidf_tune.tasks._task import task_documents
 from tfidf_tune.tasks.memorization import probed, whole_numbers
 
 

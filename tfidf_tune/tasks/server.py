@@ -32,8 +32,8 @@ from tqdm import tqdm
 from tfidf_tune._checks import SetupError, check_at_least, first_problem, require_base_url, require_number
 from tfidf_tune.probe import TokenLikelihoods
 from tfidf_tune.probe.sample_fields import UNREADABLE, Count, Unanswered
-from tfidf_tune.tasks._task import is_token_ids_request, parse_token_ids
-from tfidf_tune.tasks._transformers import ScoredTokens
+from tfidf_tune.tasks._requests import is_token_ids_request, parse_token_ids
+from tfidf_tune.tasks._token_ids_lm import ScoredTokens
 
 REQUESTS_PER_PROMPT_TEST = 2
 """Requests of :meth:`ServerLM.prompt_obstacle`."""
@@ -61,8 +61,6 @@ _LONE_SURROGATE = re.compile(
 )
 
 _logger = logging.getLogger(__name__)
-logging.getLogger("httpx2").setLevel(logging.WARNING)  # at INFO a line for each request
-logging.getLogger("httpcore2").setLevel(logging.WARNING)  # at DEBUG headers, which may have the key
 
 # Real ones are above -1,000; servers write -9999 for a token that is impossible, and JSON has numbers like -1e308.
 _LogProbability = Annotated[float, Field(strict=True, ge=-1e4, le=_ROUNDING, allow_inf_nan=False)]
@@ -164,15 +162,27 @@ class ServerLM(LM):  # type: ignore[misc]
         self._headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._num_concurrent, self._timeout, self._max_retries = num_concurrent, timeout, max_retries
         self._pause, self._next_start = 60 / requests_per_minute if requests_per_minute else 0.0, 0.0
-        self._journal = Path(journal) if journal else None
+        self._journal: Path | None = None
         self.known: dict[str, str] = {}  # answers, by the hashes of the requests
         self._answered_as: str | None = None  # the model that answers name
         self._recorded: set[str] = set()  # fingerprints of the system, in the answers of the journal
-        for line in self._journal.read_bytes().splitlines() if self._journal and self._journal.is_file() else ():
+        if journal is not None:
+            self.open_journal(Path(journal))
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # at INFO a line for each request
+        logging.getLogger("httpcore2").setLevel(logging.WARNING)  # at DEBUG headers, which may have the key
+
+    def open_journal(self, file: Path) -> int:
+        """Keep all answers from now on in a file, and use those that it has; return their number."""
+        self._journal = file
+        if not file.is_file():
+            return 0
+        num_before = len(self.known)
+        for line in file.read_bytes().splitlines():
             with suppress(*UNREADABLE):  # a line that a crash has cut
                 entry = json.loads(line)
                 self.known[entry["request"]] = json.dumps(entry["answer"])
                 self._recorded |= {entry["answer"].get("system_fingerprint") or ""} - {""}
+        return len(self.known) - num_before
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return the text of each continuation; a sample's seed is its number."""

@@ -17,7 +17,9 @@ from datasets import Dataset
 from tfidf_tune._checks import check_at_least
 from tfidf_tune.data import TextSource, load_rows
 from tfidf_tune.data.squad_and_news import SQUAD_COLUMNS, encode_prompts, squad_prompt
-from tfidf_tune.tasks._task import prompts_for, prompts_of, task_documents
+from tfidf_tune.tasks._requests import prompts_of
+from tfidf_tune.tasks._task import task_documents
+from tfidf_tune.tasks.settings import prompts_for
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -1,0 +1,156 @@
+"""The model of an audit is asked, by the tasks of the harness."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfidf_tune import _files
+from tfidf_tune.audit._choosing import Note
+from tfidf_tune.audit._measures import Bound, require_possible
+from tfidf_tune.audit._plan import Plan
+from tfidf_tune.probe import Attack
+from tfidf_tune.probe.positive_control import MOST_READ
+from tfidf_tune.probe.prompts import cut_passage
+from tfidf_tune.probe.sample_fields import MEMBERSHIP, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
+
+if TYPE_CHECKING:
+    from tfidf_tune.passages import Passage
+    from tfidf_tune.tasks.server import ServerLM
+
+
+def connect(plan: Plan) -> "ServerLM | None":
+    """Make the client of the server that answers for the model; None if the model is loaded here.
+
+    Raises:
+        ValueError: If a setting of the server is wrong, or there is no API key where one is named.
+    """
+    if plan.spec.server is None:
+        return None
+    from tfidf_tune.tasks.server import ServerLM
+
+    return ServerLM(**plan.model_args)
+
+
+@contextmanager
+def ask(
+    plan: Plan, server: "ServerLM | None", passages: "Sequence[Passage]", bounds: Sequence[Bound], note: Note
+) -> Iterator[Path]:
+    """Ask the model for the passages; yield the folder of its answers.
+
+    The answers of a server are also in a journal until the block ends: an audit that ends early goes on from there.
+
+    Raises:
+        ValueError: If no answer could make a limit pass; before the model is loaded.
+        OSError: If a file cannot be written, or a server does not answer.
+    """
+    from tfidf_tune.tasks.evaluation import evaluate, likelihood_problem
+
+    spec = plan.spec
+    attacks = plan.affordable(len(passages))
+    asked = {attack.name for attack in attacks}
+    left_out = [name for name in dict.fromkeys(attack.name for attack in plan.attacks) if name not in asked]
+    if left_out:
+        note(f"The budget of {spec.budget:,} requests leaves out: {', '.join(left_out)}.")
+    obstacle = None
+    if server is not None:
+        obstacle = _prompt_obstacle(plan, server, passages, attacks, note)
+        problem = server.likelihood_problem()
+        if problem is not None:
+            problem = f"the server cannot be used for them, {problem}"
+    else:
+        problem = likelihood_problem(plan.model_name, plan.model_args)
+    kinds = [passage.kind for passage in passages]
+    tasks = ["tfidf_memorization_prefixes"]
+    if "control" in kinds:
+        tasks.append(POSITIVE_CONTROL)
+    if problem is not None:
+        note(f"Likelihoods are left out: {problem}.")
+    else:
+        tasks.append(MEMBERSHIP)
+        if "control" in kinds:
+            tasks.append(POSITIVE_CONTROL_NLL)
+    longest = _longest_reference(passages, attacks, spec.max_new_tokens)
+    require_possible(bounds, kinds.count("target"), kinds.count("control"), longest=longest, problem=problem)
+    settings = {
+        "probe_file": str(plan.probe_file),
+        **plan.settings,
+        "attacks": [asdict(attack) for attack in attacks],
+        "prompt_obstacle": obstacle,
+    }
+    # A folder for each time that the model is asked: older answers stay as they are.
+    evaluated = spec.folder / "evaluation" / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
+    _files.remove_leftovers(evaluated.parent)
+    with _journal(plan, server, note):
+        # Tokenizer and passages are checked before the model is loaded.
+        with _files.atomic_folder(evaluated) as unfinished:
+            evaluate(
+                plan.model_args,
+                tasks,
+                unfinished,
+                metadata=settings,
+                batch_size=spec.batch_size,
+                device=spec.device,
+                model_name=plan.model_name,
+                model=server,
+            )
+        yield evaluated
+
+
+def _longest_reference(passages: "Sequence[Passage]", attacks: Sequence[Attack], max_new_tokens: int) -> int:
+    """Return the most tokens that an answer is compared with."""
+    longest = 0
+    for passage in passages:
+        for attack in attacks:
+            _, reference = cut_passage(passage, attack.prefix_length, max_new_tokens, attack.offset)
+            longest = max(longest, len(reference))
+    return longest
+
+
+def _prompt_obstacle(
+    plan: Plan, server: "ServerLM", passages: "Sequence[Passage]", attacks: Sequence[Attack], note: Note
+) -> str | None:
+    """Ask the server for a short and a long prompt; say what it does to them, "" if nothing, None if unknown."""
+    from tfidf_tune.data import hf_tokenizer
+
+    tokenizer = hf_tokenizer(plan.tokenizer)
+    longest = max(max(attack.prefix_length for attack in attacks), 2 * min(plan.spec.prefix_lengths) + MOST_READ)
+    ids = max((passage.token_ids for passage in passages), key=len)
+    ids = (ids * (1 + longest // len(ids)))[:longest]
+    found: list[str | None] = []
+    for is_chat in sorted({attack.name == "chat" for attack in attacks}):
+        prompts: list[tuple[str | list[int], int]] = []
+        for number in (max(1, len(ids) // 4), len(ids)):
+            if plan.settings["prompts"] == "text" or is_chat:
+                text = tokenizer.decode(ids[:number], skip_special_tokens=False)
+                prompts.append((text, len(tokenizer.encode(text, add_bos=False, add_eos=False))))
+            else:
+                prompts.append((ids[:number], number))
+        found.append(server.prompt_obstacle(prompts, is_chat=is_chat))
+    if None in found:
+        note("The server does not count the tokens of a prompt (usage): it is unknown if it changes prompts.")
+    for obstacle in found:
+        if obstacle:
+            return obstacle
+    return None if None in found else ""
+
+
+@contextmanager
+def _journal(plan: Plan, server: "ServerLM | None", note: Note) -> Iterator[None]:
+    """Keep the answers of a server until the block ends: an interrupted audit of the same model goes on."""
+    if server is None:
+        yield
+        return
+    overwrite = plan.spec.overwrite
+    about = {"model": server.description()}
+    with _files.work_folder(plan.spec.folder / "unfinished", about, replace=overwrite, keep=True) as work:
+        file = work / "requests.jsonl"
+        if overwrite:
+            file.unlink(missing_ok=True)
+        number = server.open_journal(file)
+        if number:
+            date = datetime.fromtimestamp(file.stat().st_mtime)
+            note(f"Goes on: {number:,} answers of an audit that ended early on {date:%Y-%m-%d %H:%M} are used.")
+        yield
