@@ -1,19 +1,17 @@
-"""Time of the library's batched probe, compared with one sequence at a time and with lm-evaluation-harness.
+"""Time of batched greedy decoding of the probe's prompts, compared with one sequence at a time.
 
     python research/benchmarks/probe.py    # 300 continuations of 128 tokens, the demo's model
     python research/benchmarks/probe.py --device cuda --checkpoint MODEL_FOLDER
 
-Two comparisons of functions that take turns in one process, by ratios within a round. Batched and one at a time are
-the same function on a model that is loaded once; one at a time continues only a part of the passages, so continuations
-per second are compared, including scores. Probe and harness each load model and tokenizer, as their commands do.
-Without a checkpoint the weights are random: the cost of a token does not depend on them.
+The two take turns in one process, with a model that is loaded once, and are compared by ratios within a round. One at a
+time continues only a part of the passages, so continuations per second are compared. Without a checkpoint the weights
+are random: the cost of a token does not depend on them.
 """
 
-import contextlib
-import io
 import logging
 import statistics
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,14 +20,15 @@ from measuring import finish, make_parser, median_ratio, take_turns
 
 from research.experiment import random_model
 from tfidf_tune.data import hf_tokenizer
-from tfidf_tune.passages import ProbeSpec, make_probe, write_probe_file
-from tfidf_tune.probe import load_model, probe
-from tfidf_tune.tasks import evaluate
+from tfidf_tune.passages import Passage, ProbeSpec, make_probe
+from tfidf_tune.probe import greedy_continuations, load_model
+from tfidf_tune.probe.attacks import PREFIX_LENGTHS
+from tfidf_tune.probe.decoding import continue_prompts
+from tfidf_tune.probe.prompts import cut_passage
 from tfidf_tune.training import load_config
 
-PROBE, HARNESS = "probe", "harness"
 BATCHED, ONE_AT_A_TIME = "batched", "one at a time"
-NUM_PREFIXES = 3  # the probe's default lengths
+MAX_NEW_TOKENS = 128
 
 
 def main() -> None:
@@ -49,51 +48,37 @@ def main() -> None:
             random_model(folder / "model", load_config("demo/llama_3M_full_memorization").model, seed=0)
         spec = ProbeSpec(("embedded",), num_targets=options.num_passages, num_controls=0, passages="random")
         passages = make_probe(hf_tokenizer(checkpoint), spec).passages
-        write_probe_file(folder / "probe.jsonl", passages)
-
-        def run_probe() -> None:
-            model = load_model(checkpoint, device=options.device)
-            probe(model, hf_tokenizer(checkpoint), passages, batch_size=options.batch_size)
-
-        def run_harness() -> None:
-            evaluate(
-                {"pretrained": checkpoint},
-                ["tfidf_memorization"],
-                folder / "evaluation",
-                metadata={"probe_file": str(folder / "probe.jsonl")},
-                batch_size=options.batch_size,
-                device=options.device,
-            )
-
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            seconds = take_turns({PROBE: run_probe, HARNESS: run_harness}, **turns)
-        model, tokenizer = load_model(checkpoint, device=options.device), hf_tokenizer(checkpoint)
+        model = load_model(checkpoint, device=options.device).eval()
         fewer = passages[:: options.one_in]
-        batched = partial(probe, model, tokenizer, passages, batch_size=options.batch_size)
-        one_at_a_time = partial(probe, model, tokenizer, fewer, batch_size=1)
+        batched = partial(continue_passages, model, passages, options.batch_size)
+        one_at_a_time = partial(continue_passages, model, fewer, 1)
         loaded_seconds = take_turns({BATCHED: batched, ONE_AT_A_TIME: one_at_a_time}, **turns)
-    numbers = {BATCHED: NUM_PREFIXES * len(passages), ONE_AT_A_TIME: NUM_PREFIXES * len(fewer)}
+    numbers = {BATCHED: len(PREFIX_LENGTHS) * len(passages), ONE_AT_A_TIME: len(PREFIX_LENGTHS) * len(fewer)}
     each = {name: [taken / numbers[name] for taken in loaded_seconds[name]] for name in loaded_seconds}
     finish(
         options,
-        ("torch", "transformers", "lm-eval", "tfidf-tune"),
+        ("torch", "transformers", "tfidf-tune"),
         report,
         continuations=numbers[BATCHED],
-        median_s={name: statistics.median(taken) for name, taken in seconds.items()},
-        median_ratio_to_probe=median_ratio(seconds[HARNESS], seconds[PROBE]),
         continuations_one_at_a_time=numbers[ONE_AT_A_TIME],
         continuations_per_s={name: 1 / statistics.median(taken) for name, taken in each.items()},
         median_throughput_ratio=median_ratio(each[ONE_AT_A_TIME], each[BATCHED]),
     )
 
 
+def continue_passages(model: Any, passages: Sequence[Passage], batch_size: int) -> None:
+    """Continue the prompts of all prefix lengths, without an end token."""
+    cut = [cut_passage(passage, length, MAX_NEW_TOKENS) for length in PREFIX_LENGTHS for passage in passages]
+    prompts = [prompt for prompt, _ in cut]
+    numbers = [len(reference) for _, reference in cut]
+    continue_prompts(partial(greedy_continuations, model, eos_id=None), prompts, numbers, batch_size=batch_size)
+
+
 def report(result: dict[str, Any]) -> str:
-    """Write both comparisons."""
-    seconds, per_second = result["median_s"], result["continuations_per_s"]
+    """Write the comparison."""
+    per_second = result["continuations_per_s"]
     return (
         f"medians of {result['settings']['rounds']} rounds\n\n"
-        f"{result['continuations']} continuations, loading included: probe {seconds[PROBE]:.2f} s, harness "
-        f"{seconds[HARNESS]:.2f} s, ratio {result['median_ratio_to_probe']:.3f}\n"
         f"continuations per second, without loading: batched {per_second[BATCHED]:.2f}, one at a time "
         f"{per_second[ONE_AT_A_TIME]:.2f} ({result['continuations_one_at_a_time']} continuations), ratio "
         f"{result['median_throughput_ratio']:.2f}"

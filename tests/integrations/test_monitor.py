@@ -13,11 +13,12 @@ import trl
 from helpers.docs_snippets import snippet
 from helpers.fakes.tiny_llama import VOCAB_SIZE
 from helpers.fakes.tiny_run import means_by_kind
+from helpers.references.probe import probe
 
 from tfidf_tune.data import hf_tokenizer, tokenizer_fingerprint
 from tfidf_tune.integrations.monitor import MemorizationCallback
 from tfidf_tune.passages import Passage, read_probe_file, write_probe_file
-from tfidf_tune.probe import load_model, probe
+from tfidf_tune.probe import load_model
 
 pytestmark = [
     # TRL sets it in its own arguments.

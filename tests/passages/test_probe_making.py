@@ -6,8 +6,9 @@ import pytest
 from helpers.fakes.data import controls_of, targets_of, write_rows
 
 from tfidf_tune.data import embedded_documents
-from tfidf_tune.passages import Passage, write_probe_file
-from tfidf_tune.passages.choosing import SHARED_TOKENS, ProbeSpec, Start, make_probe
+from tfidf_tune.passages import Passage, ProbeSpec, write_probe_file
+from tfidf_tune.passages.choosing import make_probe
+from tfidf_tune.passages.stretches import SHARED_TOKENS, Start
 
 BLOCK = 64
 
@@ -213,7 +214,7 @@ def test_without_a_source_the_controls_are_of_both_splits_of_the_embedded_corpus
     tokenizer, spec, tmp_path, texts, monkeypatch
 ):
     splits = {"validation": [texts[45][:400]], "train": [texts[50][:400]]}
-    monkeypatch.setattr("tfidf_tune.passages.choosing.embedded_documents", splits.__getitem__)
+    monkeypatch.setattr("tfidf_tune.passages._unseen.embedded_documents", splits.__getitem__)
     controls = controls_of(make_probe(tokenizer, with_(spec, controls_source=None, num_controls=2, block_size=120)))
     assert [passage.source for passage in controls] == ["embedded"] * 2
     assert {passage.text[:20] in splits["train"][0] for passage in controls} == {True, False}

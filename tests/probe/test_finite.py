@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 from helpers.fakes.probe import WordTokenizer, a_passage, random_ids, tiny_llama
+from helpers.references.probe import probe
 
-from tfidf_tune.probe import MemorizationProbe, probe, token_likelihoods
+from tfidf_tune.probe import MemorizationProbe, token_likelihoods
 from tfidf_tune.probe.decoding import continue_prompts, decode_greedily, generated_continuations
 from tfidf_tune.probe.finite import NonFiniteLogits
 

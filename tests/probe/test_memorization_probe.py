@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.fakes.probe import WordTokenizer, a_passage, random_ids
+from helpers.references.probe import probe
 from torch import nn
 
-from tfidf_tune.probe import MemorizationProbe, evaluating, greedy_continuations, probe, token_likelihoods
+from tfidf_tune.probe import MemorizationProbe, evaluating, greedy_continuations, token_likelihoods
 
 PREFIX = 8
 

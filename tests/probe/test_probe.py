@@ -11,9 +11,10 @@ from helpers.fakes.probe import (
     random_ids,
     tiny_llama,
 )
+from helpers.references.probe import probe
 from transformers import AutoModelForCausalLM, GPTJConfig, MistralConfig
 
-from tfidf_tune.probe import greedy_continuations, probe
+from tfidf_tune.probe import greedy_continuations
 
 WIDE = {"vocab_size": VOCAB_SIZE, "initializer_range": 0.5, "bos_token_id": None, "eos_token_id": None}
 COUNTING = a_passage("counting", [*range(40)])  # what SuccessorModel has memorized

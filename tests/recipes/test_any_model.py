@@ -15,6 +15,7 @@ import transformers
 from helpers.fakes.any_models import ARCHITECTURES, hf_config, make_checkpoint
 from helpers.fakes.tiny_run import metrics_of, read_weights
 from helpers.processes.recipes import RecipeRun, run_to_the_end
+from helpers.references.probe import probe
 from torch.nn import functional as F
 
 from tfidf_tune import training
@@ -23,7 +24,7 @@ from tfidf_tune.data import HFTokenizer, injected_corpus_dataset
 from tfidf_tune.loss import HeadInput
 from tfidf_tune.models import HFCausalLM
 from tfidf_tune.passages import read_probe_file
-from tfidf_tune.probe import load_model, probe
+from tfidf_tune.probe import load_model
 from tfidf_tune.training import HFCheckpointer, SetupError, load_config
 
 TOKENS = torch.arange(1, 33)[None]

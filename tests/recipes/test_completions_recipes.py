@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.fakes.tiny_run import means_by_kind, run_config
 from helpers.processes.recipes import RecipeRun
+from helpers.references.probe import probe
 from omegaconf import OmegaConf
 from torchtune.datasets import ConcatDataset
 from transformers import AutoTokenizer
@@ -16,7 +17,7 @@ from transformers import AutoTokenizer
 from tfidf_tune.audit import audit_report
 from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.passages import read_probe_file
-from tfidf_tune.probe import load_model, probe
+from tfidf_tune.probe import load_model
 from tfidf_tune.results import import_results
 from tfidf_tune.tasks import evaluate
 from tfidf_tune.training import (

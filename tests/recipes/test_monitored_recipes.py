@@ -10,11 +10,12 @@ from helpers.fakes.data import write_rows
 from helpers.fakes.tiny_models import MODELS
 from helpers.fakes.tiny_run import means_by_kind, read_metrics, read_weights, run_config
 from helpers.processes.recipes import ALL, RecipeRun, run_to_the_end
+from helpers.references.probe import probe
 from torch._dynamo.utils import counters
 
 from tfidf_tune.data import embedded_documents, hf_tokenizer
 from tfidf_tune.passages import read_probe_file, write_probe_file
-from tfidf_tune.probe import load_model, probe
+from tfidf_tune.probe import load_model
 from tfidf_tune.training import SetupError
 
 PREFIX = 8

@@ -10,10 +10,11 @@ import pytest
 import torch
 from helpers.fakes import tasks as task_fakes
 from helpers.fakes.tasks import FAMILIES, MEMORIZATION, embedded_ids, prompts_seen, run_tasks
+from helpers.references.probe import probe
 
 from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.passages import read_probe_file
-from tfidf_tune.probe import load_model, probe
+from tfidf_tune.probe import load_model
 from tfidf_tune.tasks.memorization import documents
 
 SCORES = ("avg_prefix", "max_prefix", "avg_lms", "max_lms", "rouge_l", "verbatim_rate")

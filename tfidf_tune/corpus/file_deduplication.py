@@ -28,8 +28,9 @@ from datatrove.pipeline.dedup.minhash import MinhashConfig
 from loguru import logger
 
 from tfidf_tune._files import atomic_file, is_leftover, locked_folder, work_folder
-from tfidf_tune.corpus.deduplication import Deduplication, Hashes, bands, signature, word_ngrams
+from tfidf_tune.corpus.deduplication import Deduplication
 from tfidf_tune.corpus.jobs import Step, TaskRunner, progress
+from tfidf_tune.corpus.minhash import Hashes, bands, signature, word_ngrams
 from tfidf_tune.corpus.sources import SampleBy, TextSource, content_hashes, load_rows
 
 _WORK, _REPORT = "unfinished", "report.json"

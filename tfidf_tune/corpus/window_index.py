@@ -19,9 +19,9 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from tfidf_tune._files import atomic_file
-from tfidf_tune.corpus import deduplication as dedup
-from tfidf_tune.corpus.deduplication import Hashes
+from tfidf_tune.corpus import minhash
 from tfidf_tune.corpus.jobs import TaskRunner, progress
+from tfidf_tune.corpus.minhash import Hashes
 from tfidf_tune.corpus.sources import SampleBy, load_documents
 
 Places = npt.NDArray[np.int64]
@@ -57,8 +57,8 @@ def make_batch(texts: Sequence[bytes], *, longest_word: int, ignore_case: bool =
     joined = b"\n".join(texts) + b"\n"
     data = np.frombuffer(joined, np.uint8)
     ends = np.cumsum([len(text) + 1 for text in texts], dtype=np.int64) - 1
-    sums = dedup.hash_sums((_VALUES_IN_LOWER_CASE if ignore_case else _VALUES)[data])
-    starts, word_ends = dedup.word_spans(joined)
+    sums = minhash.hash_sums((_VALUES_IN_LOWER_CASE if ignore_case else _VALUES)[data])
+    starts, word_ends = minhash.word_spans(joined)
     is_start, change = np.zeros(len(data), np.bool_), np.zeros(len(data), np.int8)
     is_start[starts] = True
     change[starts] += 1
@@ -87,7 +87,7 @@ def make_batch(texts: Sequence[bytes], *, longest_word: int, ignore_case: bool =
 def hashes(batch: TextBatch, words: Places, num_bytes: int | Places) -> Hashes:
     """Return the hash of so many bytes from each of ``words`` on, which are indices, uint64 of their shape."""
     starts = batch.words[words]
-    return dedup.stretch_hashes(batch.sums, starts, starts + num_bytes)
+    return minhash.stretch_hashes(batch.sums, starts, starts + num_bytes)
 
 
 def band_keys(batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands: tuple[int, int]) -> Hashes:
@@ -97,20 +97,12 @@ def band_keys(batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands
     functions in each. Case does not count if the batch ignores it, nor what is between words.
     """
     # A word ends at a gap, or where the next begins.
-    num_bands, num_rows = bands
     after = np.append(batch.words[1:], len(batch.data))
     ends = np.minimum(batch.gaps[np.searchsorted(batch.gaps, batch.words)], after)  # the batch ends in a gap
-    every = dedup.stretch_hashes(batch.sums, batch.words, ends)
-    ngrams = dedup.joined_words(np.pad(every, (0, size)), size)  # from each word, and one more
+    every = minhash.stretch_hashes(batch.sums, batch.words, ends)
+    ngrams = minhash.joined_words(np.pad(every, (0, size)), size)  # from each word, and one more
     last = np.searchsorted(batch.words, batch.words[chosen] + num_bytes) - size + 1
-    # The n-grams of a window are consecutive: each hash function takes the least in one pass over all windows.
-    borders = np.stack([chosen, np.maximum(last, chosen + 1)], axis=1).ravel()
-    keys = np.zeros((len(chosen), num_bands), np.uint64)
-    for number, (factor, summand) in enumerate(dedup.hash_functions().T[: num_bands * num_rows]):
-        lowest = np.minimum.reduceat(ngrams * factor + summand, borders)[::2]
-        band = keys[:, number // num_rows] * dedup.BASE + lowest + np.uint64(number + 1)
-        keys[:, number // num_rows] = dedup.mixed(band)
-    return keys
+    return minhash.band_keys(ngrams, chosen, np.maximum(last, chosen + 1), bands)
 
 
 def without_overlaps(starts: Places, length: int) -> Places:
@@ -209,7 +201,7 @@ class WindowIndex:
     def keys(self, batch: TextBatch, words: Places) -> Hashes:
         """Return the keys of the windows that start at words, uint64 ``[num_windows, num_keys]``."""
         if self.near:
-            return band_keys(batch, words, self.num_bytes, _NEAR_NGRAM, dedup.bands(_NEAR_THRESHOLD))
+            return band_keys(batch, words, self.num_bytes, _NEAR_NGRAM, minhash.bands(_NEAR_THRESHOLD))
         return hashes(batch, words, self.num_bytes)[:, None]
 
     def stretches(self, batch: TextBatch) -> tuple[Places, Hashes]:
@@ -218,14 +210,17 @@ class WindowIndex:
         return words, hashes(batch, words, self.num_shared_bytes)
 
 
-def build(
-    index: WindowIndex, known: Hashes, runner: TaskRunner
-) -> tuple[Counter[str], list[int], Records, dict[int, list[tuple[int, int, int]]]]:
-    """Index the files, and search occurrences of stretches with the ``known`` hashes, uint64 ``[num_known]``.
+class Built(NamedTuple):
+    """What was found when files were indexed."""
 
-    Returns the numbers of documents, bytes, windows and records; the documents before each file; a :data:`GROUP` of
-    each group of copies, the largest first, at most some millions; places of each known stretch that occurs.
-    """
+    counts: Counter[str]  # documents, bytes, windows and records
+    first_documents: list[int]  # the documents before each file
+    groups: Records  # a GROUP of each group of copies, the largest first, at most some millions
+    shared: dict[int, list[tuple[int, int, int]]]  # places of each known stretch that occurs, by its hash
+
+
+def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Built:
+    """Index the files, and search occurrences of stretches with the ``known`` hashes, uint64 ``[num_known]``."""
     # First pass: a task for each file writes its records, sorted in runs.
     runner.run([partial(_write_runs, index, known)], index.work / "1", len(index.files), "Reading")
     files = (index.work / "runs" / f"{rank:06d}.json" for rank in range(len(index.files)))
@@ -244,7 +239,8 @@ def build(
     if index.near:
         groups = _joined(groups) if len(groups) else np.zeros(0, GROUP)
     groups = groups[np.argsort(groups["count"], kind="stable")[::-1]]
-    return counts, np.cumsum([0, *(summary["documents"] for summary in each)]).tolist(), groups, shared
+    first_documents = np.cumsum([0, *(summary["documents"] for summary in each)]).tolist()
+    return Built(counts, first_documents, groups, shared)
 
 
 def find_windows(index: WindowIndex, keys: Hashes, most: int = 2**62) -> tuple[Places, list[Records]]:

@@ -33,8 +33,8 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
     and the same of the controls, as ``memorization_control_...``. Before the first step also
     ``memorization_shown_lms`` and ``memorization_not_shown_lms``, what the model reads of ten controls with a copy in
     front and without: if it does not read them, low numbers say nothing, which a message says. LMS and prefix match are
-    those of :func:`tfidf_tune.probe.probe`. Training itself is not changed: weights and losses are bit for bit those of
-    a run without the callback, until the threshold ends it.
+    those of the task ``tfidf_memorization``. Training itself is not changed: weights and losses are bit for bit
+    equal to a run without the callback, until the threshold ends it.
 
     With several processes, each computes the whole probe, because sharded models need all of them. A resumed run
     continues with the next measurement::

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tfidf_tune.probe.decoding import greedy_continuations
     from tfidf_tune.probe.likelihoods import TokenLikelihoods, token_likelihoods
     from tfidf_tune.probe.loading import adapter_base, load_model
-    from tfidf_tune.probe.memorization import MemorizationProbe, check_passages, evaluating, probe
+    from tfidf_tune.probe.memorization import MemorizationProbe, check_passages, evaluating
     from tfidf_tune.probe.run_identity import run_of
     from tfidf_tune.probe.sample_fields import ProbeSample
 else:
@@ -58,7 +58,6 @@ __all__ = [
     "membership_scores",
     "passage_scores",
     "planned_attacks",
-    "probe",
     "rouge_l",
     "rouge_scores",
     "run_of",

@@ -1,8 +1,7 @@
 """The memorization probe: prompt with the start of a passage, decode greedily, compare with the true continuation.
 
 Section "Memorization" of the paper, after Huang et al. 2024 (https://arxiv.org/abs/2407.17817). Prompts and references
-are the token ids of the passage: no text is tokenized again. :func:`probe` adds no BOS; :class:`MemorizationProbe` does
-if the model was trained with it.
+are the token ids of the passage: no text is tokenized again. BOS is before them if the model was trained with it.
 """
 
 import math
@@ -11,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
@@ -27,86 +25,13 @@ from tfidf_tune._tokenizer import after_bos, bos_ids, known_bos
 from tfidf_tune.data import TextTokenizer, tokenizer_fingerprint, tokenizer_name
 from tfidf_tune.passages import Passage
 from tfidf_tune.probe import decoding, metrics, positive_control
-from tfidf_tune.probe.attacks import PREFIX_LENGTHS
 from tfidf_tune.probe.finite import NonFiniteLogits
 from tfidf_tune.probe.likelihoods import NUM_TEXTS_FOR_BOS, is_mean_positive
-from tfidf_tune.probe.loading import require_known_ids
 from tfidf_tune.probe.prompts import cut_passage
 from tfidf_tune.probe.sample_fields import ProbeSample
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-
-def probe(
-    model: "PreTrainedModel",
-    tokenizer: TextTokenizer,
-    passages: Sequence[Passage],
-    *,
-    prefix_lengths: Sequence[int] = PREFIX_LENGTHS,
-    max_new_tokens: int = 128,
-    batch_size: int = 64,
-    offset: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[ProbeSample]:
-    """Measure how much of each passage the model recites from each prefix length.
-
-    With ``o`` the offset and ``p`` a prefix length, the prompt is ``token_ids[o : o+p]`` and the reference
-    ``token_ids[o+p : o+p+max_new_tokens]``, shorter if the passage ends earlier. The continuation is truncated to the
-    length of the reference, and before EOS. A completion (:attr:`Passage.num_prompt`) is asked for once, from its own
-    prompt; its ``prefix_length`` is 0. Nothing is padded, so in float32 the batch size does not change the result. In
-    bfloat16 it can, if two logits round to the same value.
-
-    Args:
-        model (PreTrainedModel): causal language model; it is put in eval mode.
-        tokenizer (TextTokenizer): gives the texts for ROUGE-L and the EOS id.
-        passages (Sequence[Passage]): targets and controls.
-        prefix_lengths (Sequence[int]): lengths of the prompts in tokens.
-        max_new_tokens (int): most tokens to generate and compare.
-        batch_size (int): prompts in a forward pass.
-        offset (int): where in the passage the prompts start, in tokens.
-        progress (Callable[[int, int], None] | None): called after each batch with (samples done, samples in total).
-
-    Returns:
-        list[ProbeSample]: one for each prefix length and passage, ordered by prefix length.
-
-    Raises:
-        ValueError: As by :func:`check_passages`, or if an id is outside the model's vocabulary; before the generation.
-    """
-    # Everything is checked before the generation, which can take hours.
-    check_passages(tokenizer, passages, offset + max(prefix_lengths))
-    for passage in passages:
-        require_known_ids(model, passage.token_ids)
-    model.eval()
-    asked = [
-        (passage, prefix_length)
-        for number, prefix_length in enumerate(prefix_lengths)
-        for passage in passages
-        if passage.num_prompt is None or number == 0  # a completion has one prompt
-    ]
-    # All prefix lengths together, so that the batches are full.
-    divided = [cut_passage(passage, prefix_length, max_new_tokens, offset) for passage, prefix_length in asked]
-    prompts, references = zip(*divided, strict=True)
-    # Decoding stops at EOS, unless one of the references has it.
-    ends = [decoding.end_of(reference, tokenizer.eos_id) for reference in references]
-    continue_batch = partial(decoding.greedy_continuations, model, eos_id=None if None in ends else tokenizer.eos_id)
-    in_batches: Any = {"batch_size": batch_size, "progress": progress}
-    made = decoding.continue_prompts(continue_batch, prompts, [*map(len, references)], **in_batches)
-    continuations = [decoding.before_eos(ids, end) for ids, end in zip(made, ends, strict=True)]
-    # A completion has neither an offset nor a prefix length: its prompt is its own.
-    return [
-        compare_continuation(
-            passage_id=passage.id,
-            kind=passage.kind,
-            offset=offset if passage.num_prompt is None else 0,
-            prefix_length=length if passage.num_prompt is None else 0,
-            generated_ids=made,
-            reference_ids=reference,
-            generated_text=tokenizer.decode(made),
-            reference_text=tokenizer.decode(reference),
-        )
-        for (passage, length), reference, made in zip(asked, references, continuations, strict=True)
-    ]
+    pass
 
 
 def compare_continuation(**fields: Any) -> ProbeSample:

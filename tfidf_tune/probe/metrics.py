@@ -59,7 +59,7 @@ def _distance(generated: Sequence[int], reference: Sequence[int], replacement: i
 def rouge_l(generated: str, reference: str) -> float:
     """Return the ROUGE-L F-measure × 100, in [0, 100], of the ``rouge_score`` package with its Porter stemmer.
 
-    Words are those of :func:`~tfidf_tune.corpus.deduplication.word_spans` in lower case, in ASCII those of the package;
+    Words are those of :func:`~tfidf_tune.corpus.minhash.word_spans` in lower case, in ASCII those of the package;
     a text without any scores 0.
     """
     return _rouge(generated, reference, "rougeL")["rouge_l"]
@@ -80,7 +80,7 @@ def _rouge_scorer(*types: str) -> Any:
     from nltk.stem.porter import PorterStemmer
     from rouge_score.rouge_scorer import RougeScorer
 
-    from tfidf_tune.corpus.deduplication import word_spans
+    from tfidf_tune.corpus.minhash import word_spans
 
     stem = PorterStemmer().stem
 

@@ -28,10 +28,10 @@ def _advance(bar: tqdm, num_before: int, num_done: int, _: int) -> None:
 class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
     """``--model tfidf-hf``: takes the arguments of ``--model hf``; ``pretrained`` may also be a PEFT adapter folder.
 
-    A request of token ids is passed to the model unchanged, and is continued as by :func:`tfidf_tune.probe.probe`:
-    greedily, only by the logits, prompts of one length at a time, so that no padding changes a result. If its document
-    has ``generation``, it is continued by ``model.generate``, without the model's ``generation_config``, one prompt at
-    a time; samples are seeded by the prompt. The harness handles all other requests.
+    A request of token ids is passed to the model unchanged, and is continued greedily, only by the logits, prompts of
+    one length at a time, so that no padding changes a result. If its document has ``generation``, it is continued by
+    ``model.generate``, without the model's ``generation_config``, one prompt at a time; samples are seeded by the
+    prompt. The harness handles all other requests.
 
     More differences from ``hf``: ``load_in_4bit`` loads NF4 weights by bitsandbytes, log-probabilities are in float32
     whatever the model's dtype, and the embedding of a model with a padded vocabulary is kept when an adapter is loaded.

@@ -9,11 +9,12 @@ from functools import partial
 import pytest
 from helpers.fakes.probe import token_perplexity
 from helpers.processes.fork_jobs import ForkExecutor
+from helpers.references.probe import probe
 
 from research.experiment import _run, load_experiment, print_cells, run_experiment
 from tfidf_tune.data import hf_tokenizer, load_documents, text_blocks
 from tfidf_tune.passages import read_probe_file
-from tfidf_tune.probe import load_model, probe
+from tfidf_tune.probe import load_model
 from tfidf_tune.results import import_results
 
 
