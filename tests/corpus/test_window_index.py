@@ -16,7 +16,7 @@ from tfidf_tune.commands.probe import main
 from tfidf_tune.corpus import window_index
 from tfidf_tune.data import embedded_documents
 from tfidf_tune.passages import ProbeSpec, read_probe_file
-from tfidf_tune.passages import choosing as probe_making
+from tfidf_tune.passages import _targets
 from tfidf_tune.passages.choosing import make_probe
 from tfidf_tune.passages.stretches import (
     SHARED_TOKENS,
@@ -205,10 +205,10 @@ def test_the_share_of_passages_whose_copies_cannot_be_found_is_said(tokenizer, o
 
 
 def test_passages_of_documents_that_were_not_compared_are_counted_too(tokenizer, spec, tmp_path, monkeypatch, texts):
-    monkeypatch.setattr(probe_making, "_COPIES", 2)
+    monkeypatch.setattr(_targets, "_COPIES", 2)
     monkeypatch.setattr(window_index, "_WHOLE_BYTES", 1200)
     made = make_probe(tokenizer, spec, tmp_path / "cut")
-    assert (tmp_path / "cut" / "copies-1").is_dir()
+    assert (tmp_path / "cut" / "copies-4096").is_dir()
     targets, documents = targets_of(made), encoded(tokenizer, texts)
     repeats = [passage.num_injections for passage in targets]
     assert repeats == [occurrences(passage, documents) for passage in targets]

@@ -84,9 +84,9 @@ def _verdict(
         recited = rows.get(LMS.label)
         direction, size = _change(recited)
         said = {
-            -1: f"{objective} recites {size} less than {baseline}",
+            -1: f"{objective} recites {size} less than {baseline} by the average LMS",
             0: f"{objective} is not shown to recite less or more than {baseline}",
-            1: f"{objective} recites {size} more than {baseline}",
+            1: f"{objective} recites {size} more than {baseline} by the average LMS",
             None: f"too little was measured to judge what {objective} recites",
         }[direction]
         if {(setting, objective), (setting, baseline)} <= at_chance:
