@@ -41,7 +41,9 @@ LESS, HIGHER = r"TF-IDF recites \d+\.\d % less than CE by the average LMS", r"it
 NO_MORE = "recites no more than text it never saw"
 COMPARISONS = {
     rf"{LESS}; {HIGHER}\.": [*runs_of()],
-    r"TF-IDF recites \d+\.\d % more than CE by the average LMS; its perplexity is \d+\.\d % lower\.": [*runs_of((10, 20), (25, 20))],
+    r"TF-IDF recites \d+\.\d % more than CE by the average LMS; its perplexity is \d+\.\d % lower\.": [
+        *runs_of((10, 20), (25, 20))
+    ],
     "TF-IDF is not shown to recite less or more than CE; its perplexity is not shown to differ\\.": [
         *runs_of((10, 9.5), (20, 20))
     ],
@@ -129,11 +131,14 @@ def test_recitation_and_cost_are_of_the_last_checkpoint_that_all_runs_share():
     later = evaluation(100, blocks=noisy_blocks(90))
     both = [evaluation(50, drawn(5, 40, seed=1)), later]
     made = comparison_report(results(run("CE", [early, last]), run("TF-IDF", both)))
-    assert re.fullmatch(r"TF-IDF recites \d+\.\d % less than CE by the average LMS\.", made.verdict)  # perplexities are of 100 %
+    assert re.fullmatch(
+        r"TF-IDF recites \d+\.\d % less than CE by the average LMS\.", made.verdict
+    )  # perplexities are of 100 %
     assert made.tables[0].frame["Perplexity against CE (%)"].tolist() == ["baseline", None]
     measured = evaluation(50, drawn(5, 40, seed=1), blocks=noisy_blocks(60))
     made = comparison_report(results(run("CE", [early, last]), run("TF-IDF", [measured, later])))
-    expected = r"TF-IDF recites \d+\.\d % less than CE by the average LMS; its perplexity is 20\.0 % higher\."  # of 50 %, not 90 / 20
+    # Of 50 %, not 90 / 20.
+    expected = r"TF-IDF recites \d+\.\d % less than CE by the average LMS; its perplexity is 20\.0 % higher\."
     assert re.fullmatch(expected, made.verdict)
     assert numbers(made.tables[0].frame["Perplexity against CE (%)"][1])[0] == pytest.approx(20)
 

@@ -15,8 +15,7 @@ from tfidf_tune.audit._choosing import _chosen
 from tfidf_tune.commands.probe import main
 from tfidf_tune.corpus import window_index
 from tfidf_tune.data import embedded_documents
-from tfidf_tune.passages import ProbeSpec, read_probe_file
-from tfidf_tune.passages import _targets
+from tfidf_tune.passages import ProbeSpec, _targets, read_probe_file
 from tfidf_tune.passages.choosing import make_probe
 from tfidf_tune.passages.stretches import (
     SHARED_TOKENS,

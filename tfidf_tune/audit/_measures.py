@@ -281,7 +281,7 @@ def _extractable(scores: pd.DataFrame, checkpoint: int, pairs: list[tuple[int, f
     return pd.DataFrame(rows, columns=["num_samples", "probability", "hits", "number", "share", "upper"])
 
 
-class Measure(NamedTuple):
+class MeasuredValue(NamedTuple):
     """A measured value with its upper 95 % bound; None if it was not measured."""
 
     value: float | None
@@ -289,7 +289,7 @@ class Measure(NamedTuple):
     unit: str
 
 
-_NOT_MEASURED = Measure(None, None, "")
+_NOT_MEASURED = MeasuredValue(None, None, "")
 
 
 class Bound(NamedTuple):
@@ -432,7 +432,7 @@ def measures_and_checks(
     membership: pd.DataFrame,
     bounds: Sequence[Bound],
     control: PositiveControl,
-) -> tuple[dict[str, Measure], list[Check]]:
+) -> tuple[dict[str, MeasuredValue], list[Check]]:
     """Measure what ``--fail-above`` can name, and compare it with the limits.
 
     ====================  =============================================================================================
@@ -451,23 +451,23 @@ def measures_and_checks(
     upper = bootstrap_interval(lambda values, axis=-1: values.mean(axis), facts.target_means).high
     few = min(facts.num_targets, facts.num_controls)
     floor, share = facts.floor, facts.num_verbatim / facts.num_targets
-    number = _NOT_MEASURED if facts.recited is None else Measure(float(facts.recited.number), None, "passages")
+    number = _NOT_MEASURED if facts.recited is None else MeasuredValue(float(facts.recited.number), None, "passages")
     measures = {
         "recited": number,
-        "lms": Measure(facts.lms, _known(upper, facts.num_targets), "tokens"),
+        "lms": MeasuredValue(facts.lms, _known(upper, facts.num_targets), "tokens"),
         "excess": _NOT_MEASURED
         if floor is None
-        else Measure(floor.difference, _known(floor.excess.high, few), "tokens"),
-        "verbatim": Measure(share, binomial_upper_bound(facts.num_verbatim, facts.num_targets), "share"),
+        else MeasuredValue(floor.difference, _known(floor.excess.high, few), "tokens"),
+        "verbatim": MeasuredValue(share, binomial_upper_bound(facts.num_verbatim, facts.num_targets), "share"),
     }
     pairs = list(dict.fromkeys([*_EXTRACTION_PAIRS, *(bound.pair for bound in bounds if bound.pair)]))
     measures |= {_extraction_name(*pair): _NOT_MEASURED for pair in pairs}
     for row in _extractable(scores, checkpoint, pairs).itertuples():
-        measures[_extraction_name(row.num_samples, row.probability)] = Measure(row.share, row.upper, "share")
+        measures[_extraction_name(row.num_samples, row.probability)] = MeasuredValue(row.share, row.upper, "share")
     measures["auc"] = _NOT_MEASURED
     if len(membership):
         row = membership.iloc[0]
-        measures["auc"] = Measure(_known(row["AUC"]), _known(row.get("AUC to"), few), "probability")
+        measures["auc"] = MeasuredValue(_known(row["AUC"]), _known(row.get("AUC to"), few), "probability")
     checks = []
     for bound in bounds:
         measure = measures[_extraction_name(*bound.pair) if bound.pair else bound.name.removesuffix(_UPPER)]

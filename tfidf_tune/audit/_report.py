@@ -324,7 +324,7 @@ def _summary(
     facts: audit.Facts,
     name: str,
     verdict: str,
-    measures: dict[str, audit.Measure],
+    measures: dict[str, audit.MeasuredValue],
     checks: Sequence[audit.Check],
     control: PositiveControl,
     *,

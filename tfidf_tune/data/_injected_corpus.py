@@ -20,7 +20,7 @@ from tfidf_tune.data import sequences
 from tfidf_tune.data.sequences import InjectedCorpusDataset
 from tfidf_tune.data.text import BLOCK_SIZE, blocks_and_lengths, cut_blocks, places_in_blocks, split_at_eos
 from tfidf_tune.passages.copies import NOISE_KINDS, NoiseKind, NoisyCopy, draw_slots, noisy_copy
-from tfidf_tune.passages.probe_file import Window, make_passages, read_probe_file, write_probe_file
+from tfidf_tune.passages.probe_file import PassageDraft, make_passages, read_probe_file, write_probe_file
 from tfidf_tune.passages.stretches import SEPARATOR, Mask, Positions, WindowChooser, join_documents, label_runs
 
 Layout = Literal["aligned", "concatenated"]
@@ -196,21 +196,21 @@ def injected_corpus_dataset(
         # All copies are made and placed first; then the places of those that deduplication left are recorded.
         blocks, continues, copies, starts = _inject(measured[:num_targets], pieces, spec, tokenizer.eos_id)
         kept = deduplication.kept(blocks, source, tokenizer)
-        windows: list[Window] = [
-            (ids[:block_size], [], origin, {"changes": []} if noise and number < num_targets else {})
-            for number, ids in enumerate(measured)
-        ]
+        drafts = []
+        for number, ids in enumerate(measured):
+            has_changes = noise and number < num_targets
+            drafts.append(PassageDraft(ids[:block_size], [], origin, {"changes": []} if has_changes else {}))
         lengths_of_copies = np.array([len(copy.token_ids[:block_size]) for copy in copies])
         is_whole, places = places_in_blocks(starts, lengths_of_copies, kept, block_size)
         for number, (copy, place) in enumerate(zip(copies, places.tolist(), strict=True)):
             if is_whole[number]:
-                _, positions, _, fields = windows[number // num_repeats]
-                positions.append(place)
+                draft = drafts[number // num_repeats]
+                draft.positions.append(place)
                 if noise:
-                    fields["changes"].append(copy.changes)
+                    draft.fields["changes"].append(copy.changes)
         np.save(folder / "blocks.npy", blocks[kept])
         np.save(folder / "continues.npy", sequences.still_continues(continues, kept))
-        write_probe_file(folder / "probe.jsonl", make_passages(tokenizer, windows, num_targets))
+        write_probe_file(folder / "probe.jsonl", make_passages(tokenizer, drafts, num_targets))
         return {"num_left_out": num_left_out, "num_documents": len(lengths), "num_removed": int((~kept).sum())}
 
     arguments = asdict(spec)

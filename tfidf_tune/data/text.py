@@ -26,7 +26,7 @@ from tfidf_tune.data.sequences import (
     still_continues,
 )
 from tfidf_tune.passages.holdout import SHORTEST_PASSAGE, HeldOut, hold_out
-from tfidf_tune.passages.probe_file import Passage, Window, make_passages, read_probe_file, write_probe_file
+from tfidf_tune.passages.probe_file import Passage, PassageDraft, make_passages, read_probe_file, write_probe_file
 from tfidf_tune.passages.stretches import Mask, Positions, join_documents, windows_with_shared_stretch
 
 BLOCK_SIZE = 256
@@ -202,15 +202,15 @@ def text_blocks_dataset(
 def _passages(held_out: HeldOut, tokenizer: TextTokenizer, source: str, kept: Mask, block_size: int) -> list[Passage]:
     """Return the passages; the positions of targets are those in the blocks that are ``kept``."""
     # In the blocks, EOS takes the place of each separator.
-    windows: list[Window] = []
+    drafts: list[PassageDraft] = []
     for ids, starts in held_out.targets:
         is_whole, places = places_in_blocks(starts, len(ids), kept, block_size)
         if number := int(is_whole.sum()):
             positions = places[is_whole].tolist() if number <= _MOST_POSITIONS else []
-            windows.append((ids, positions, source, {"num_injections": number}))
-    num_targets = len(windows)
-    windows += [(ids, [], source, {}) for ids in held_out.controls]
-    return make_passages(tokenizer, windows, num_targets)
+            drafts.append(PassageDraft(ids, positions, source, {"num_injections": number}))
+    num_targets = len(drafts)
+    drafts += [PassageDraft(ids, [], source, {}) for ids in held_out.controls]
+    return make_passages(tokenizer, drafts, num_targets)
 
 
 def without_shared_text(tokenizer: TextTokenizer, blocks: TokenArray, num_tokens: int, place: TextSource) -> TokenArray:

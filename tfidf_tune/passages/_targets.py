@@ -10,7 +10,7 @@ from tfidf_tune._tokenizer import TokenArray
 from tfidf_tune.corpus import window_index as windows
 from tfidf_tune.corpus.window_index import PLACE, Piece, Records, WindowIndex
 from tfidf_tune.passages._search import SAME_TOKENS, Corpus, Search, occurrences, read_corpus, read_documents, text_of
-from tfidf_tune.passages.probe_file import Window
+from tfidf_tune.passages.probe_file import PassageDraft
 from tfidf_tune.passages.stretches import Positions, Start, duplicated_stretches, name_repeated_windows
 
 _DOCUMENTS = (4096, 16384)  # of candidates: at first, and if they have too few passages
@@ -21,7 +21,7 @@ _MOST_POSITIONS = 10_000
 class Target(NamedTuple):
     """A passage, where it starts, and how often it occurs."""
 
-    window: Window
+    draft: PassageDraft
     start: Start
     num_copies: int
 
@@ -159,9 +159,9 @@ def _counted(search: Search, corpus: Corpus, chosen: list[Positions], step: str)
     targets = []
     for number, located in occurrences_of.items():
         start = min(map(corpus.chooser.start_of, chosen[number]))
-        fields = {"num_injections": len(located)}
-        window_of_passage = (passages[number], _positions(search, located), files[number], fields)
-        targets.append(Target(window_of_passage, start, len(located)))
+        positions = _positions(search, located)
+        draft = PassageDraft(passages[number], positions, files[number], {"num_injections": len(located)})
+        targets.append(Target(draft, start, len(located)))
     return targets
 
 
@@ -234,8 +234,8 @@ def near_targets(search: Search) -> Chosen:
             taken |= grams
             # The index has counted what the positions do not tell.
             num_copies = int(groups["count"][number]) if is_group else 1
-            window: Window = (ids, [], str(search.units[piece.file]), {"num_injections": num_copies})
-            targets.append(Target(window, chooser.start_of(start), num_copies))
+            draft = PassageDraft(ids, [], str(search.units[piece.file]), {"num_injections": num_copies})
+            targets.append(Target(draft, chooser.start_of(start), num_copies))
     return Chosen(targets, tuple(counts), chooser.num_repetitive)
 
 

@@ -14,7 +14,7 @@ from tfidf_tune._checks import check_at_least
 from tfidf_tune._tokenizer import HFTokenizer, check_fits_model, encode_texts
 from tfidf_tune.corpus.sources import EMBEDDED, embedded_documents
 from tfidf_tune.passages.copies import draw_slots
-from tfidf_tune.passages.probe_file import Passage, Window, make_passages, write_probe_file
+from tfidf_tune.passages.probe_file import Passage, PassageDraft, make_passages, write_probe_file
 from tfidf_tune.passages.stretches import SHARED_TOKENS, WindowChooser, join_documents
 
 if TYPE_CHECKING:
@@ -134,11 +134,11 @@ class InjectedCanaries:
         slots = draw_slots(len(dataset), len(copies), 1, self._seed)
         order = np.append(np.arange(len(dataset)), len(dataset) + copies)[np.argsort(slots)]
         source = EMBEDDED if self._texts is None else "texts"
-        windows: list[Window] = []
+        drafts: list[PassageDraft] = []
         for number, ids in enumerate(encode_texts(self._tokenizer, texts)):
             places = np.sort(slots[len(dataset) :][copies == number])
-            windows.append((ids, [[place, 0] for place in places.tolist()], source, {}))
-        self.passages = make_passages(self._tokenizer, windows, len(targets))
+            drafts.append(PassageDraft(ids, [[place, 0] for place in places.tolist()], source, {}))
+        self.passages = make_passages(self._tokenizer, drafts, len(targets))
         return concatenate_datasets([dataset, rows]).select(order)
 
     def write_probe_file(self, path: str | Path) -> None:

@@ -23,7 +23,7 @@ from tfidf_tune.corpus.window_index import build
 from tfidf_tune.passages._search import Search, require_enough, sample_text, share_without_window, windows_to_index
 from tfidf_tune.passages._targets import Chosen, frequent_targets, near_targets
 from tfidf_tune.passages._unseen import choose_controls, draw_unseen
-from tfidf_tune.passages.probe_file import Passage, Window, make_passages, read_probe_file
+from tfidf_tune.passages.probe_file import Passage, PassageDraft, make_passages, read_probe_file
 from tfidf_tune.passages.probe_spec import ProbeSpec
 from tfidf_tune.passages.stretches import Start
 
@@ -127,13 +127,13 @@ def make_probe(
     num_tokens = round(built.counts["bytes"] / sample.bytes_in_token)
     _require_targets(search, chosen, num_tokens)
     controls, num_refused = choose_controls(search, unseen, stretches)
-    windows: list[Window] = [target.window for target in chosen.targets]
-    windows += [(ids, [], spec.controls_source or EMBEDDED, {}) for ids in controls]
+    drafts = [target.draft for target in chosen.targets]
+    drafts += [PassageDraft(ids, [], spec.controls_source or EMBEDDED, {}) for ids in controls]
     num_duplicates = 0
     if spec.passages != "random":
         num_duplicates = sum(target.num_copies > 1 for target in chosen.targets)
     return MadeProbe(
-        passages=tuple(make_passages(tokenizer, windows, len(chosen.targets))),
+        passages=tuple(make_passages(tokenizer, drafts, len(chosen.targets))),
         num_documents=built.counts["documents"],
         num_tokens=num_tokens,
         stretch_repeats=chosen.stretch_repeats,

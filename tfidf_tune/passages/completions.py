@@ -12,7 +12,7 @@ import numpy as np
 from tfidf_tune._checks import check_at_least
 from tfidf_tune._tokenizer import TextTokenizer, TokenArray
 from tfidf_tune.passages.copies import draw_slots
-from tfidf_tune.passages.probe_file import Passage, Window, make_passages, write_probe_file
+from tfidf_tune.passages.probe_file import Passage, PassageDraft, make_passages, write_probe_file
 from tfidf_tune.passages.stretches import LONG_RUN, Examples, LearnedRuns, Mask
 
 Kept: TypeAlias = Callable[[TokenArray], Mask]  # which of a list of examples stay
@@ -85,7 +85,7 @@ def choose_completions(
     places_of: dict[int, list[int]] = defaultdict(list)  # of an example in the data set
     for place, index in enumerate(order.tolist()):
         places_of[index].append(place)
-    windows: list[Window] = []
+    drafts: list[PassageDraft] = []
     for first, places in zip([*chosen, *controls], answers + [[]] * len(controls), strict=True):
         # The most frequent prompt of an answer, followed by the answer.
         length = runs.last[first].num_tokens
@@ -93,8 +93,8 @@ def choose_completions(
         shown = Counter(examples.sequence(index)[0][: start + length].tobytes() for index, start in starts.items())
         ids = np.frombuffer(shown.most_common(1)[0][0], dtype=np.int32)
         positions = sorted([place, offset] for index, offset in places for place in places_of[index])
-        windows.append((ids, positions, source, {"num_prompt": len(ids) - length}))
-    passages = make_passages(tokenizer, windows, len(chosen))
+        drafts.append(PassageDraft(ids, positions, source, {"num_prompt": len(ids) - length}))
+    passages = make_passages(tokenizer, drafts, len(chosen))
     times = [passage.num_injections for passage in passages[: len(chosen)]]
     logger.info(
         f"{source}: {len(chosen)} completions are targets, which occur {min(times)} to {max(times)} times; "

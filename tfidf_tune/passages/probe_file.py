@@ -5,7 +5,7 @@ import reprlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -62,20 +62,38 @@ class Passage:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-Window = tuple[TokenArray, list[list[int]], str, dict[str, Any]]
-"""What a passage is made of: int32 ids ``[num_tokens]``, positions, source, and further fields of :class:`Passage`."""
+class PassageDraft(NamedTuple):
+    """What a passage is made of; ``fields`` are further fields of :class:`Passage`."""
+
+    token_ids: TokenArray  # int32 [num_tokens]
+    positions: list[list[int]]
+    source: str
+    fields: dict[str, Any]
 
 
-def make_passages(tokenizer: TextTokenizer, windows: Sequence[Window], num_targets: int) -> list[Passage]:
+def make_passages(tokenizer: TextTokenizer, drafts: Sequence[PassageDraft], num_targets: int) -> list[Passage]:
     """Make passages: the targets first, then the controls."""
-    of_tokenizer = {"tokenizer": tokenizer_name(tokenizer), "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer)}
+    name = tokenizer_name(tokenizer)
+    fingerprint = tokenizer_fingerprint(tokenizer)
     passages = []
-    for index, (ids, positions, source, fields) in enumerate(windows):
-        kind: PassageKind = "target" if index < num_targets else "control"
-        number = index if kind == "target" else index - num_targets
-        text = decode_whole(tokenizer, ids.tolist())
-        values: dict[str, Any] = {"num_injections": len(positions), "positions": positions, "source": source}
-        passages.append(Passage(f"{kind}-{number:04d}", kind, text, ids.tolist(), **values | of_tokenizer | fields))
+    for index, draft in enumerate(drafts):
+        kind: PassageKind = "target"
+        number = index
+        if index >= num_targets:
+            kind = "control"
+            number = index - num_targets
+        values: dict[str, Any] = {
+            "id": f"{kind}-{number:04d}",
+            "kind": kind,
+            "text": decode_whole(tokenizer, draft.token_ids.tolist()),
+            "token_ids": draft.token_ids.tolist(),
+            "num_injections": len(draft.positions),
+            "positions": draft.positions,
+            "source": draft.source,
+            "tokenizer": name,
+            "tokenizer_fingerprint": fingerprint,
+        }
+        passages.append(Passage(**(values | draft.fields)))
     return passages
 
 
