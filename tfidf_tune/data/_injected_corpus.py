@@ -20,7 +20,15 @@ from tfidf_tune.data import sequences
 from tfidf_tune.data.sequences import InjectedCorpusDataset
 from tfidf_tune.data.text import BLOCK_SIZE, blocks_and_lengths, cut_blocks, places_in_blocks, split_at_eos
 from tfidf_tune.passages.copies import NOISE_KINDS, NoiseKind, NoisyCopy, draw_slots, noisy_copy
-from tfidf_tune.passages.probe_file import PassageDraft, make_passages, read_probe_file, write_probe_file
+from tfidf_tune.passages.probe_file import (
+    FEWEST_PASSAGES,
+    MOST_PASSAGES,
+    SHORTEST_PASSAGE,
+    PassageDraft,
+    make_passages,
+    read_probe_file,
+    write_probe_file,
+)
 from tfidf_tune.passages.stretches import SEPARATOR, Mask, Positions, WindowChooser, join_documents, label_runs
 
 Layout = Literal["aligned", "concatenated"]
@@ -30,8 +38,7 @@ _Base: TypeAlias = TokenArray | list[TokenArray]  # aligned blocks or documents
 # were left out, or passages that were taken out of them.
 _Material: TypeAlias = tuple[list[TokenArray], int, _Base, list[int], int]
 _ALL = -1
-_MOST_TARGETS, _LEAST_TARGETS = 100, 10  # the paper's number; a report judges nothing from fewer than 10
-_ENOUGH_WINDOWS, _LEAST_LENGTH = 16, 16
+_ENOUGH_WINDOWS = 16  # from which targets and controls are chosen; with fewer, passages get shorter
 
 
 @dataclass(frozen=True)
@@ -250,7 +257,7 @@ def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, sp
                 yield text, ids
 
     what = f"distinct passages of at least {spec.least_tokens} tokens in {target.source!r}"
-    chosen, num_targets = spec.choose(long_passages(), _MOST_TARGETS, what)
+    chosen, num_targets = spec.choose(long_passages(), MOST_PASSAGES, what)
     known = {text for text, _ in chosen}
     left_out: list[str] = []
 
@@ -282,10 +289,10 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     # Passages get shorter while too few fit into short documents; by rule, a tenth of the windows are targets.
     least = spec.least_tokens
     if spec.min_target_tokens is None and is_concatenated:
-        while least // 2 >= _LEAST_LENGTH and sum(length // least for length in lengths) < _ENOUGH_WINDOWS:
+        while least // 2 >= SHORTEST_PASSAGE and sum(length // least for length in lengths) < _ENOUGH_WINDOWS:
             least //= 2
     num_windows = sum(length // least for length in lengths)
-    by_rule = max(1, min(_MOST_TARGETS, max(_LEAST_TARGETS, num_windows // 10), num_windows // 4))
+    by_rule = max(1, min(MOST_PASSAGES, max(FEWEST_PASSAGES, num_windows // 10), num_windows // 4))
     # In the blocks, EOS separates documents: so does EOS in the text itself.
     corpus = join_documents(split_at_eos(documents, tokenizer.eos_id))
     chooser = WindowChooser(tokenizer, corpus, least, np.random.default_rng(0))  # the same passages for every seed

@@ -25,12 +25,19 @@ from tfidf_tune.data.sequences import (
     pack,
     still_continues,
 )
-from tfidf_tune.passages.holdout import SHORTEST_PASSAGE, HeldOut, hold_out
-from tfidf_tune.passages.probe_file import Passage, PassageDraft, make_passages, read_probe_file, write_probe_file
+from tfidf_tune.passages.holdout import HeldOut, hold_out
+from tfidf_tune.passages.probe_file import (
+    MOST_POSITIONS,
+    SHORTEST_PASSAGE,
+    Passage,
+    PassageDraft,
+    make_passages,
+    read_probe_file,
+    write_probe_file,
+)
 from tfidf_tune.passages.stretches import Mask, Positions, join_documents, windows_with_shared_stretch
 
 BLOCK_SIZE = 256
-_MOST_POSITIONS = 10_000  # of a passage, in a probe file
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +213,7 @@ def _passages(held_out: HeldOut, tokenizer: TextTokenizer, source: str, kept: Ma
     for ids, starts in held_out.targets:
         is_whole, places = places_in_blocks(starts, len(ids), kept, block_size)
         if number := int(is_whole.sum()):
-            positions = places[is_whole].tolist() if number <= _MOST_POSITIONS else []
+            positions = places[is_whole].tolist() if number <= MOST_POSITIONS else []
             drafts.append(PassageDraft(ids, positions, source, {"num_injections": number}))
     num_targets = len(drafts)
     drafts += [PassageDraft(ids, [], source, {}) for ids in held_out.controls]

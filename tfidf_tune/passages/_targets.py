@@ -10,12 +10,11 @@ from tfidf_tune._tokenizer import TokenArray
 from tfidf_tune.corpus import window_index as windows
 from tfidf_tune.corpus.window_index import PLACE, Piece, Records, WindowIndex
 from tfidf_tune.passages._search import SAME_TOKENS, Corpus, Search, occurrences, read_corpus, read_documents, text_of
-from tfidf_tune.passages.probe_file import PassageDraft
+from tfidf_tune.passages.probe_file import MOST_POSITIONS, PassageDraft
 from tfidf_tune.passages.stretches import Positions, Start, duplicated_stretches, name_repeated_windows
 
 _DOCUMENTS = (4096, 16384)  # of candidates: at first, and if they have too few passages
 _COPIES = 64  # that are compared to find the passages of a candidate
-_MOST_POSITIONS = 10_000
 
 
 class Target(NamedTuple):
@@ -196,7 +195,7 @@ def _rarest_windows(search: Search, passages: list[TokenArray]) -> dict[int, _Ra
 
 def _positions(search: Search, located: list[tuple[Piece, int]]) -> list[list[int]]:
     """Return the document and the offset of each occurrence; none if they are not known or too many."""
-    if len(located) > _MOST_POSITIONS or not all(piece.is_whole for piece, _ in located):
+    if len(located) > MOST_POSITIONS or not all(piece.is_whole for piece, _ in located):
         return []
     first_documents = search.built.first_documents
     return [[first_documents[piece.file] + piece.document, start] for piece, start in located]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfidf_tune._tokenizer import TextTokenizer, TokenArray
+from tfidf_tune.passages.probe_file import FEWEST_PASSAGES, MOST_PASSAGES, SHORTEST_PASSAGE
 from tfidf_tune.passages.stretches import (
     SEPARATOR,
     Positions,
@@ -17,9 +18,6 @@ from tfidf_tune.passages.stretches import (
     name_repeated_windows,
     shared_run,
 )
-
-SHORTEST_PASSAGE = 16
-_MOST_PASSAGES, _FEW_PASSAGES = 100, 10  # a report judges nothing from fewer than 10
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +39,10 @@ def hold_out(tokenizer: TextTokenizer, documents: list[TokenArray], block_size: 
 
     def most_controls(length: int) -> int:  # a quarter of the windows, so that text is left in small files, too
         num_windows = sum(num_tokens // length for num_tokens in sizes)
-        return min(_MOST_PASSAGES, int(share * sum(sizes)) // length, num_windows // 4)
+        return min(MOST_PASSAGES, int(share * sum(sizes)) // length, num_windows // 4)
 
     length = block_size
-    while most_controls(length) < _FEW_PASSAGES and length // 2 >= SHORTEST_PASSAGE:
+    while most_controls(length) < FEWEST_PASSAGES and length // 2 >= SHORTEST_PASSAGE:
         length //= 2
     corpus, rng = join_documents(documents), np.random.default_rng(0)
     chooser = WindowChooser(tokenizer, corpus, length, rng)

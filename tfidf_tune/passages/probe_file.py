@@ -19,6 +19,14 @@ _Pair = Annotated[list[_Count], Field(min_length=2, max_length=2)]
 _Changes = Annotated[list[_Count], Field(min_length=3, max_length=3)]
 PassageKind = Literal["target", "control"]
 _ONE_FILE = "do not join probe files, make one file from all texts (`tfidf-tune probe make TEXT1 TEXT2 ...`)"
+MOST_PASSAGES = 100
+"""Targets that are chosen if no number is given: as many as in the paper."""
+FEWEST_PASSAGES = 10
+"""Targets, or controls, that there should be: a report judges nothing from fewer."""
+SHORTEST_PASSAGE = 16
+"""Tokens that a passage has, however little text there is."""
+MOST_POSITIONS = 10_000
+"""Positions of a passage that are written."""
 
 
 @dataclass(frozen=True)
