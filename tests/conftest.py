@@ -10,12 +10,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Models this small gain nothing from a second thread, and lose minutes to it on a busy machine.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import tfidf_tune.cli  # isort: skip  (first, because it keeps torchao's import message quiet)
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import tfidf_tune._torchao
 
 import hypothesis  # here: it looks for referrers of objects, which it does not find among frozen ones
 import pytest
@@ -27,8 +27,11 @@ from helpers.fakes.tiny_run import run_config, write_documents
 from helpers.processes.browser import browser_fixture  # noqa: F401
 from omegaconf import DictConfig
 
+import tfidf_tune.cli
+from tfidf_tune._quiet import hide_messages
 from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
 
+hide_messages()
 # No result depends on the speed of the machine.
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
@@ -46,11 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what the installed torch lacks; with a device, leave out the tests that would compute on the CPU anyway."""
-    if not hasattr(torch.nn.functional, "linear_cross_entropy"):
-        for item in items:
-            if hasattr(item, "callspec") and item.callspec.params.get("head") == "torch":
-                item.add_marker(pytest.mark.skip(reason="head 'torch' needs torch 2.13 or later"))
+    """With a device, leave out the tests that would compute on the CPU anyway."""
     if config.getoption("--device") == "cpu":
         return
     chosen = [item for item in items if "device" in getattr(item, "fixturenames", ())]

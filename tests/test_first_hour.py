@@ -24,7 +24,7 @@ from tfidf_tune._processes import OWN_COMMAND
 from tfidf_tune.data import hf_tokenizer, load_documents
 from tfidf_tune.passages import read_probe_file
 from tfidf_tune.results import import_results
-from tfidf_tune.training import _messages, _run
+from tfidf_tune.training import _entry, _next_steps
 
 SIZES = ", ".join(f"{key}: {value}" for key, value in TINY_LLAMA.items())
 ADAPTERS = "lora_attn_modules: [q_proj, v_proj], lora_rank: 8, lora_alpha: 16"
@@ -89,7 +89,7 @@ def test_three_commands_lead_from_a_text_to_a_verdict(command, run_command, tiny
         run_command(*arguments[len(OWN_COMMAND) :])
         return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr(_run, "subprocess", SimpleNamespace(run=in_this_process))
+    monkeypatch.setattr(_entry, "subprocess", SimpleNamespace(run=in_this_process))
     output = command("run", "lora_finetune", *setup)
 
     for name, printed in (("mine_lora_ce", baseline), ("mine_lora", output)):
@@ -215,7 +215,7 @@ def test_the_commands_that_are_printed_after_each_run_lead_to_a_verdict_and_are_
 )
 def test_the_other_model_has_a_folder_beside_any_folder(monkeypatch, folder, other):
     monkeypatch.setattr(Path, "resolve", lambda self: Path(os.path.normpath(Path("/a/b") / self)))
-    assert str(_messages._other_folder(Path(folder), is_baseline=False)) == other
+    assert str(_next_steps._other_folder(Path(folder), is_baseline=False)) == other
 
 
 def test_answers_are_asked_for_once_by_the_command_that_a_run_prints(command, tiny_checkpoint):

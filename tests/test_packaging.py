@@ -75,6 +75,52 @@ new = torch.randint(11, (2, 8))
 assert torch.equal(restored(logits, new), loss(logits, new))
 """
 
+STATE_OF_THE_INTERPRETER = """
+import importlib, logging, os, signal, sys, warnings
+import torch
+
+def state():
+    names = logging.root.manager.loggerDict
+    loggers = {name: names[name] for name in names if isinstance(names[name], logging.Logger)}
+    return {
+        "finders": [*sys.meta_path],
+        "hooks": [sys.excepthook, sys.unraisablehook, sys.displayhook, *sys.path_hooks],
+        "path": [*sys.path],
+        "environment": dict(os.environ),
+        "warnings": [*warnings.filters],
+        "loggers": {
+            name: (logger.level, [*logger.filters], [*logger.handlers], logger.propagate, logger.disabled)
+            for name, logger in [*loggers.items(), ("", logging.root)]
+        },
+        "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "torch": [
+            torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads(), torch.is_grad_enabled(),
+            torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark, torch.initial_seed(),
+            torch.get_rng_state().tolist(),
+        ],
+    }
+
+before = state()
+modules = {*sys.modules}
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+if "tfidf_tune.loss" in sys.argv:
+    loss = importlib.import_module("tfidf_tune").TFIDFCrossEntropyLoss(num_batches=2)
+    loss(torch.zeros(2, 4, 5, requires_grad=True), torch.zeros(2, 4, dtype=torch.int64)).backward()
+after = state()
+for name in after["loggers"].keys() - before["loggers"].keys():  # of a module of torch that is imported on demand
+    before["loggers"][name] = (logging.NOTSET, [], [], True, False)
+changed = [key for key in before if before[key] != after[key]]
+assert not changed, {key: (before[key], after[key]) for key in changed}
+new = {name for name in {*sys.modules} - modules if sys.modules[name] is not None}
+packages = {name.partition(".")[0] for name in new}
+assert not packages & {"torchao", "torchtune", "transformers", "omegaconf"}, packages
+assert not {"tfidf_tune._torchao", "tfidf_tune._quiet"} & new
+hollow = [name for name in new if getattr(sys.modules[name], "__file__", "") is None]
+assert not hollow, hollow
+"""
+
 BESIDE_A_TRAINER = """
 import importlib.util, sys
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -253,6 +299,33 @@ def test_the_core_works_with_torch_only(python_of_core):
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize("names", [["tfidf_tune"], ["tfidf_tune.weighting"], ["tfidf_tune.loss"]], ids="".join)
+def test_importing_the_core_leaves_the_interpreter_as_it_was(names):
+    """Finders, hooks, filters, loggers, signals and defaults of torch are the user's, whose program this is."""
+    command = [sys.executable, "-c", STATE_OF_THE_INTERPRETER, *names]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_no_module_changes_other_libraries_when_it_is_imported():
+    """At the top of a module are definitions, and statements that begin with a name that it defines."""
+    changing = {}
+    for file in PACKAGE.rglob("*.py"):
+        body = ast.parse(file.read_text(encoding="utf-8")).body
+        targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+        own = {target.id for target in targets if isinstance(target, ast.Name)}
+        for node in body:
+            if not isinstance(node, (ast.Expr, ast.For, ast.While, ast.With, ast.Try, ast.Delete)):
+                continue
+            text = ast.unparse(node)
+            is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            if not is_docstring and re.match(r"\w+", text)[0] not in own:
+                changing.setdefault(file.relative_to(PACKAGE).as_posix(), []).append(text)
+    # What it is for.
+    assert changing.keys() == {"_torchao.py"}, changing
+
+
 def test_probe_files_and_tokenizers_work_with_transformers_only(distributions, tmp_path):
     """What the monitor needs beside a trainer whose pins allow no more than its own packages."""
     python = make_environment(tmp_path / "environment", distributions[1], "torch", "transformers")
@@ -276,10 +349,6 @@ def test_a_command_without_its_extra_says_what_to_install(python_of_core):
         "tasks --token-ids-tokenizer folder --tokenizer folder": "eval",
         "validate demo/llama_3M_full_memorization": "torchtune",
         "run full_finetune --config demo/llama_3M_full_memorization": "torchtune",
-        "ls": "torchtune",
-        "cp full_finetune .": "torchtune",
-        "cat demo/llama_3M_full_memorization": "torchtune",
-        "download folder": "torchtune",
     }
     all_ended = run_in_forks([command.split() for command in commands], python_of_core)
     for (command, extras), ended in zip(commands.items(), all_ended, strict=True):
@@ -291,8 +360,8 @@ def test_a_command_without_its_extra_says_what_to_install(python_of_core):
 
 
 def test_without_extras_help_is_there(python_of_core):
-    ours = ("demo", "compare", "weights", "data", "data preview", "probe", "probe audit", "tasks", "validate")
-    commands = ["--help", "--version", "tasks", *(f"{name} --help" for name in ours)]
+    ours = ("demo", "compare", "weights", "data", "data preview", "probe", "probe audit", "tasks", "validate", "cp")
+    commands = ["--help", "--version", "tasks", "ls", "cat mine/lora", *(f"{name} --help" for name in ours)]
     all_ended = run_in_forks([command.split() for command in commands], python_of_core)
     for command, ended in zip(commands, all_ended, strict=True):
         assert (ended.code, ended.err) == (0, ""), command
@@ -350,6 +419,28 @@ def test_no_room_imports_what_is_private_in_another():
         if any(part.startswith("_") for part in imported.split(".")[1:])
     ]
     assert private == []
+
+
+def test_what_torchtune_needs_is_imported_before_it():
+    """In the room where modules import torchtune, in a module by itself, or in the function."""
+    rooms = [file.parent for file in PACKAGE.rglob("__init__.py") if "import tfidf_tune._torchao" in file.read_text()]
+    assert {room.name for room in rooms} == {"models", "training"}
+    num_found = 0
+    for file in PACKAGE.rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        scopes = [node for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.FunctionDef))]
+        for scope in scopes:
+            imported = []
+            for node in scope.body:
+                if isinstance(node, ast.Import):
+                    imported += [name.name for name in node.names]
+                elif isinstance(node, ast.ImportFrom):
+                    imported.append(node.module)
+            first = next((at for at, name in enumerate(imported) if name.partition(".")[0] == "torchtune"), None)
+            if first is not None and file.parent not in rooms:
+                num_found += 1
+                assert "tfidf_tune._torchao" in imported[:first], (file, imported)
+    assert num_found > 5
 
 
 def test_torchtune_is_imported_where_it_is_extended_and_elsewhere_inside_functions():

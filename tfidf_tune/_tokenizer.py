@@ -285,6 +285,8 @@ class HFTokenizer:
 
     def tokenize_messages(self, messages: list["Message"], add_end_tokens: bool = True) -> tuple[list[int], list[bool]]:
         """Return the ids of messages, EOS after those of the assistant, and whether the message of each is masked."""
+        import tfidf_tune._torchao
+
         from torchtune.modules.transforms.tokenizers import tokenize_messages_no_special_tokens
 
         eos_id = self.eos_id if add_end_tokens else None
@@ -342,6 +344,8 @@ def _carry_spaces(messages: list["Message"]) -> Iterator["Message"]:
     torchtune drops them and relies on SentencePiece to add one again. Other tokenizers do not; and all of them encode
     `"Answer: yes"` in one piece as `"Answer:", " yes"`.
     """
+    import tfidf_tune._torchao
+
     from torchtune.data import Message
 
     carried = ""

@@ -1,12 +1,16 @@
-"""Let torchtune 0.6.1 run under torchao 0.16 and later; imported before torchtune."""
+"""Let torchtune 0.6.1 run under torchao 0.16 and later; imported before torchtune, wherever that is imported."""
 
 import importlib
 import sys
 from importlib.util import find_spec
 from typing import Any
 
-import torchao.dtypes
-import torchao.quantization
+from tfidf_tune._quiet import hidden_log_messages
+
+# Under torchrun, each process of a recipe would print them, before the recipe can hide messages by itself.
+with hidden_log_messages():
+    import torchao.dtypes
+    import torchao.quantization
 
 
 def _is_gone(*_: Any, **__: Any) -> None:

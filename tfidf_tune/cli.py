@@ -1,4 +1,4 @@
-"""The command ``tfidf-tune``: our commands, and torchtune's with our recipes and configs registered.
+"""The command ``tfidf-tune``.
 
 Help, versions, lists and usage errors are answered without importing torch, which takes seconds.
 """
@@ -14,27 +14,25 @@ from importlib import import_module
 import tfidf_tune
 from tfidf_tune._checks import closest
 from tfidf_tune._printing import prepare_output, visible
+from tfidf_tune._quiet import hide_messages
 from tfidf_tune._signals import FAILED, ended_by, exit_code
 from tfidf_tune.commands import require_extras
 
-# Name -> purpose, extras that it needs. Each of ours is the module of this name in tfidf_tune.commands.
-_OURS: dict[str, tuple[str, tuple[str, ...]]] = {
+# Name -> purpose, extras that it needs. Each is the module of this name in tfidf_tune.commands.
+_COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "demo": ("train a small Llama under CE and TF-IDF on this computer and show what each recites", ("all",)),
-    "eval": ("lm-evaluation-harness with our tasks and token-exact prompts", ("eval",)),
-    "compare": ("tables, intervals, figures and an HTML report of evaluated runs", ("report",)),
+    "run": ("run a recipe with a config, on one process or many", ("torchtune",)),
+    "ls": ("list recipes and configs", ()),
+    "cp": ("copy a recipe or config to edit it", ()),
+    "cat": ("print a recipe or config", ()),
+    "validate": ("check a config without running it", ("torchtune",)),
     "data": ("show examples of a training config; export its weights; remove copies", ()),  # each has its own extras
     "weights": ("show the weights that TF-IDF gives the tokens of your own text", ("eval", "report")),
+    "eval": ("lm-evaluation-harness with our tasks and token-exact prompts", ("eval",)),
+    "compare": ("tables, intervals, figures and an HTML report of evaluated runs", ("report",)),
     "audit": ("ask any model whether it recites your text, and report: one command", ("eval", "report")),
     "probe": ("the same step by step: make a probe file, audit a model with it", ("eval", "report")),
     "tasks": ("print the folder of our tasks, for lm_eval --include_path", ()),
-    "validate": ("check a config without running it", ("torchtune",)),
-}
-_TORCHTUNES = {
-    "run": "run a recipe with a config, on one process or many",
-    "ls": "list recipes and configs",
-    "cp": "copy a recipe or config to edit it",
-    "cat": "print a config",
-    "download": "download a model from the Hugging Face hub",
 }
 _EXIT_CODES = """exit codes:
   0          done, and within all limits
@@ -50,6 +48,7 @@ def main() -> None:
     error, any other error, or an audit that could not show anything; 128 + n after signal n, so 130 after Ctrl-C and
     141 if the reader of the output has closed it.
     """
+    hide_messages()
     hook, sys.unraisablehook = sys.unraisablehook, _end_if_interrupted
     try:
         with ended_by([signal.SIGINT], lambda name: None):
@@ -89,17 +88,16 @@ def _run_command(arguments: Sequence[str]) -> None:
         )
     elif command == "--version":
         print(f"tfidf-tune {tfidf_tune.__version__}")
-    elif command not in {**_OURS, **_TORCHTUNES}:
-        print(f"error: no command {command!r}{closest(command, [*_OURS, *_TORCHTUNES])}\n\n{_list()}", file=sys.stderr)
+    elif command not in _COMMANDS:
+        print(f"error: no command {command!r}{closest(command, _COMMANDS)}\n\n{_list()}", file=sys.stderr)
         sys.exit(2)
     else:
         _start(command, [*arguments[1:]])
 
 
 def _list() -> str:
-    ours = "".join(f"  {name:<10} {purpose}\n" for name, (purpose, _) in _OURS.items())
-    theirs = "".join(f"  {name:<10} {purpose}\n" for name, purpose in _TORCHTUNES.items())
-    return f"commands:\n{ours}\ncommands of torchtune, which know our recipes and configs:\n{theirs}"
+    lines = [f"  {name:<10} {purpose}\n" for name, (purpose, _) in _COMMANDS.items()]
+    return f"commands:\n{''.join(lines)}"
 
 
 def _start(command: str, arguments: list[str]) -> None:
@@ -108,15 +106,9 @@ def _start(command: str, arguments: list[str]) -> None:
         os.getcwd()
     except FileNotFoundError:
         sys.exit("error: the working directory does not exist any more: change to another one")
-    if command in _TORCHTUNES:
-        require_extras(command, "torchtune")
-        from tfidf_tune.commands._torchtune import run_torchtune
-
-        run_torchtune(command, arguments)
-        return
     asked = (arguments[:1] or ["--help"]) if command == "eval" else arguments  # the harness's commands have a help, too
     if {"-h", "--help"}.isdisjoint(asked):
-        require_extras(command, *_OURS[command][1])
+        require_extras(command, *_COMMANDS[command][1])
     prepare_output()
     try:
         import_module(f"tfidf_tune.commands.{command}").main(arguments)

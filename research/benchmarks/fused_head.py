@@ -137,6 +137,20 @@ def liger(head: HeadInput, labels: Tensor, weights: Tensor) -> Tensor:
     return total
 
 
+def torch_head(head: HeadInput, labels: Tensor, weights: Tensor) -> Tensor:
+    """PyTorch's chunked ``linear_cross_entropy`` of each token, from torch 2.13 on."""
+    losses = F.linear_cross_entropy(
+        head.hidden.flatten(0, 1),
+        head.weight,
+        labels.flatten(),
+        linear_bias=head.bias,
+        reduction="none",
+        ignore_index=IGNORED,
+        options=torch.nn.LinearCrossEntropyOptions(),
+    )
+    return mean(losses.float(), labels, weights)
+
+
 def cut_cross_entropy(head: HeadInput, labels: Tensor, weights: Tensor) -> Tensor:
     """Apple's cut cross-entropy of each token."""
     linear_cross_entropy = importlib.import_module("cut_cross_entropy").linear_cross_entropy
@@ -152,7 +166,7 @@ def mean(losses: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
 WAYS = {
     FUSED: Way(ours(CrossEntropyLoss())),
     "fused, fp32 sum": Way(ours(CrossEntropyLoss(accumulate_in_fp32=True))),
-    **({"torch": Way(ours(CrossEntropyLoss(head="torch")))} if hasattr(F, "linear_cross_entropy") else {}),
+    **({"torch": Way(torch_head)} if hasattr(F, "linear_cross_entropy") else {}),
     "chunked": Way(ours(CrossEntropyLoss(head="chunked")), has_logits=True),
     "stock": Way(stock, is_weighted=False, has_logits=True),
     "plain": Way(plain, has_logits=True),

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import tfidf_tune  # noqa: F401  # isort: skip  (first, because it keeps torchao's import message quiet)
+import tfidf_tune._torchao
 
 import torch
 from scipy.stats import binomtest, quantile_test

@@ -3,13 +3,14 @@
 import re
 import subprocess
 import sys
-from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from helpers.processes.commands import run_in_forks
 
 from tfidf_tune import cli
+from tfidf_tune._files import config_path
 from tfidf_tune._processes import OWN_COMMAND
 
 
@@ -26,43 +27,49 @@ def failure(run_command, capsys):
     return run
 
 
-def test_ls_shows_our_recipes_with_their_configs_and_torchtunes(run_command, capsys):
-    run_command("ls", "--all")
+def test_ls_shows_recipes_with_their_configs_those_for_any_model_first(run_command, capsys):
+    run_command("ls")
 
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1] == ["lora_finetune", "mine/lora"]
-    assert ["injected/lora"] in lines
-    assert ["demo/llama_650K_lora_memorization"] in lines
     assert ["full_finetune", "mine/full"] in lines
-    first_of_full = next(index for index, line in enumerate(lines) if line[0] == "full_finetune")
-    assert ["pythia/1.4B_qlora_memorization"] in lines[:first_of_full]
-    assert ["tinyllama/1.1B_full_memorization"] in lines[first_of_full:]
-    assert any(line[0] == "full_finetune_single_device" for line in lines)
-
-    run_command("ls")
-    printed = capsys.readouterr().out
-    assert len(printed.splitlines()) < len(lines) / 3
-    assert "full_finetune_single_device" not in printed
-    assert re.search(r"\ntorchtune's own \d\d recipes: tfidf-tune ls --all\n$", printed)
+    names = [line[-1] for line in lines if line]
+    assert names.index("injected/lora") < names.index("demo/llama_650K_lora_memorization")
+    first_of_full = names.index("mine/full")
+    assert names.index("pythia/1.4B_qlora_memorization") < first_of_full
+    assert names.index("tinyllama/1.1B_full_memorization") > first_of_full
 
 
-def test_cat_and_cp_find_recipes_and_configs_by_name(run_command, tmp_path, capsys):
+def test_cat_and_cp_find_recipes_and_configs_by_name(run_command, failure, tmp_path, capsys):
+    source = config_path("tinyllama/1.1B_lora_memorization")
     run_command("cat", "tinyllama/1.1B_lora_memorization")
-    assert "lora_rank: 8" in capsys.readouterr().out
-    for name, file in (("full_finetune", "mine.py"), ("tinyllama/1.1B_full_memorization", "mine.yaml")):
-        run_command("cp", name, str(tmp_path / file))
+    assert capsys.readouterr().out == Path(source).read_text()
+    copied = {
+        "full_finetune": ("mine", "mine.py"),
+        "tinyllama/1.1B_full_memorization": ("mine.yaml", "mine.yaml"),
+        "mine/lora": ("", "lora.yaml"),
+    }
+    for name, (destination, file) in copied.items():
+        run_command("cp", name, str(tmp_path / destination))
         assert "checkpoint" in (tmp_path / file).read_text()
+    (tmp_path / "mine.yaml").write_text("edited: true")
+    run_command("cp", "mine/lora", str(tmp_path / "mine.yaml"), "--no-clobber")
+    assert (tmp_path / "mine.yaml").read_text() == "edited: true"
+    run_command("cp", "mine/lora", str(tmp_path / "new" / "mine.yaml"), "--make-parents")
+    assert (tmp_path / "new" / "mine.yaml").is_file()
+    for command in (["cat", "mine/lorra"], ["cp", "mine/lorra", str(tmp_path)]):
+        assert "no recipe and no config 'mine/lorra'; did you mean 'mine/lora'?" in failure(*command)
 
 
-def test_validate_accepts_our_configs_and_those_of_torchtunes_recipes(run_command, tmp_path, capsys):
-    run_command("cp", "llama2/7B_full", str(tmp_path / "mine.yaml"))
+def test_validate_accepts_our_configs_and_sends_others_to_torchtune(run_command, failure, tmp_path, capsys):
     (tmp_path / "any.yaml").write_text(
         "base: injected/lora\ncheckpointer: {checkpoint_dir: mine}\ndataset: {source: mine.jsonl}"
     )
-    mine = (str(tmp_path / name) for name in ("mine.yaml", "any.yaml"))
-    for config in ("pythia/1.4B_qlora_qa", "tinyllama/1.1B_full_summarization", *mine):
+    for config in ("pythia/1.4B_qlora_qa", "tinyllama/1.1B_full_summarization", str(tmp_path / "any.yaml")):
         run_command("validate", config)
         assert "Config is well-formed!" in capsys.readouterr().out
+    (tmp_path / "theirs.yaml").write_text("checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer}")
+    assert "`tune validate` checks configs of torchtune" in failure("validate", str(tmp_path / "theirs.yaml"))
 
 
 def test_validate_takes_what_run_takes(run_command, failure, capsys):
@@ -105,8 +112,7 @@ def test_usage_errors_are_one_message(failure):
         "run --nproc_per_node 2 full_finetun --config x": unknown,
         "run ../mine.py --config x": r"no recipe '\.\./mine\.py'",
         "run full_finetune --config": "tfidf-tune run: error: argument --config is required, with a file",
-        "cp nothing .": "tfidf-tune cp: error: Invalid file name: nothing. Try `tfidf-tune ls` to see",
-        "download": "usage: tfidf-tune download <repo-id>",
+        "cp nothing .": "error: no recipe and no config 'nothing'. `tfidf-tune ls` lists them",
         "validate a.yaml b.yaml": "tfidf-tune validate: error: unrecognized arguments: b.yaml",
     }
     for arguments, message in cases.items():
@@ -133,9 +139,9 @@ CHECK_KEYS = ("run lora_finetune --config mine/lora", "validate mine/lora", "dat
 
 def test_help_lists_and_usage_errors_import_no_heavy_library():
     """At most 0.3 s on an idle machine; held by what is imported, because a clock depends on the machine."""
-    own = (*cli._OURS, "ls", "cp", "cat", "download")
+    own = [name for name in cli._COMMANDS if name != "run"]
     given = (
-        *("", "--help", "--version", "comapre", "tasks", "ls", "cat nothing", "run", "download", "run --help"),
+        *("", "--help", "--version", "comapre", "tasks", "ls", "cat nothing", "run", "run --help"),
         *("run full_finetune -h", "run full_finetun --config x", "run full_finetune", "weights my.txt"),
         *(f"{name} {option}" for name in own for option in ("--help", "--no-such-option")),
         *("probe audit --no-such-option", "data preview nothing", "data preview --help", "validate nothing"),
@@ -147,12 +153,11 @@ def test_help_lists_and_usage_errors_import_no_heavy_library():
         assert not HEAVY & set(ended.modules), arguments
         assert "Traceback" not in ended.err, arguments
         assert ("no key 'output_dri'; did you mean 'output_dir'?" in ended.err) == ("output_dri=x" in arguments)
-        if arguments and arguments[0] in cli._OURS | cli._TORCHTUNES.keys():
+        if arguments and arguments[0] in cli._COMMANDS:
             text = ended.out + ended.err
             assert f"tfidf-tune {arguments[0]}" in text or "error: " in text or arguments in (["tasks"], ["ls"]), text
-            assert not re.search(r"(?<![\w-])(tune|lm-eval) (run|ls|cp|cat|validate|--)", text), arguments
-    # `download` needs this constant of a module that imports torch.
-    assert import_module("torchtune.training.checkpointing._utils").REPO_ID_FNAME == "original_repo_id"
+            if arguments != ["ls"]:  # which says how to list torchtune's recipes
+                assert not re.search(r"(?<![\w-])(tune|lm-eval) (run|ls|cp|cat|validate|--)", text), arguments
 
 
 IMPORTS = """
@@ -165,9 +170,13 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 from importlib import import_module
-import tfidf_tune.audit, tfidf_tune.compare, tfidf_tune.data, tfidf_tune.probe, tfidf_tune.report, tfidf_tune.tasks
+import tfidf_tune.audit, tfidf_tune.compare, tfidf_tune.corpus, tfidf_tune.data, tfidf_tune.passages, tfidf_tune.probe
+import tfidf_tune.report, tfidf_tune.results, tfidf_tune.tasks
 
-for package in (tfidf_tune.audit, tfidf_tune.compare, tfidf_tune.data, tfidf_tune.probe, tfidf_tune.report):
+for package in (
+    *(tfidf_tune.audit, tfidf_tune.compare, tfidf_tune.corpus, tfidf_tune.data, tfidf_tune.passages),
+    *(tfidf_tune.probe, tfidf_tune.report, tfidf_tune.results),
+):
     for name in package.__all__:
         getattr(package, name)
 for name in ("cnn_dailymail", "membership", "memorization", "perplexity", "squad"):

@@ -118,7 +118,7 @@ def test_the_loss_and_its_gradient_equal_the_reference(kind, gamma, num_chunks):
 # 60 tokens are one chunk of the head, 700 are three.
 @pytest.mark.parametrize(
     ("head", "dtype", "bias", "num_tokens"),
-    [("fused", torch.float32, True, 700), ("fused", torch.bfloat16, False, 60), ("torch", torch.bfloat16, True, 60)],
+    [("fused", torch.float32, True, 700), ("fused", torch.bfloat16, False, 60), ("fused", torch.bfloat16, True, 60)],
 )
 @every_kind
 def test_with_a_head_the_weights_equal_the_reference_and_the_gradients_are_those_of_given_weights(

@@ -25,24 +25,12 @@ from tfidf_tune.loss import (
     WeightedCrossEntropyLoss,
     _cross_entropy,
     fused_cross_entropy,
-    linear_token_cross_entropy,
     token_predictions,
 )
 
 NAMES = HeadInput._fields
 # A chunk is of 256 rows up to 4,096 tokens, so these are 1, 2, 3 chunks; then 16 of 313 rows, the last of 305.
 NUM_TOKENS = (1, 257, 700, 5000)
-
-
-def objective(head, **settings):
-    """A loss on the given coefficients."""
-
-    def function(head_input, labels, coefficients):
-        weights = coefficients * (labels != IGNORED).sum().clamp_min(1)
-        loss = WeightedCrossEntropyLoss(GivenWeighting(weights), head=head, **settings)
-        return loss.objective(head_input, labels, weights)
-
-    return function
 
 
 @pytest.fixture
@@ -59,12 +47,10 @@ def divided_as_on(monkeypatch):
 # ---- against the reference
 
 
-@pytest.mark.parametrize(
-    ("head", "num_tokens", "bias"), [("fused", n, n != 257) for n in NUM_TOKENS] + [("torch", 700, True)]
-)
-def test_value_losses_and_gradients_equal_those_in_float64(head, num_tokens, bias, device):
-    batch = random_head(num_tokens, bias=bias)
-    assert_equal_truth(values_of(objective(head), batch, device=device), batch)
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_value_losses_and_gradients_equal_those_in_float64(num_tokens, device):
+    batch = random_head(num_tokens, bias=num_tokens != 257)
+    assert_equal_truth(values_of(fused_cross_entropy, batch, device=device), batch)
 
 
 @pytest.mark.parametrize("vocab_size", [10_000, 2**20 + 1])  # 104 rows are a block, one row is more than a block
@@ -99,16 +85,16 @@ def test_small_vocabularies_ignored_rows_narrow_labels_and_strided_tensors_are_s
         assert_equal_truth(values_of(fused_cross_entropy, strided, wanted=()), strided)
 
 
-@pytest.mark.parametrize(("head", "upstream"), [("fused", -3.7), ("torch", 2.0**16)])
-def test_an_upstream_gradient_scales_the_gradients(head, upstream, device):
+@pytest.mark.parametrize("upstream", [-3.7, 2.0**16])
+def test_an_upstream_gradient_scales_the_gradients(upstream, device):
     batch = random_head(600)
-    assert_equal_truth(values_of(objective(head), batch, upstream, device=device), batch, upstream)
+    assert_equal_truth(values_of(fused_cross_entropy, batch, upstream, device=device), batch, upstream)
 
 
-@pytest.mark.parametrize(("head", "tf"), [("fused", "log"), ("torch", "count")])
-def test_the_tfidf_loss_from_a_head_equals_the_reference_over_several_steps(head, tf):
+@pytest.mark.parametrize("tf", ["log", "count"])
+def test_the_tfidf_loss_from_a_head_equals_the_reference_over_several_steps(tf):
     """Through ``terms`` and through ``forward``, each with a window of its own."""
-    by_terms, by_forward = (TFIDFCrossEntropyLoss(num_batches=2, tf=tf, head=head) for _ in range(2))
+    by_terms, by_forward = (TFIDFCrossEntropyLoss(num_batches=2, tf=tf) for _ in range(2))
     weights_of = ReferenceTFIDF(2, tf)
     for seed, (rows, length) in enumerate([(3, 100), (1, 7), (2, 300), (4, 1)]):
         batch = random_head(rows * length, seed=seed, rows=rows)
@@ -134,23 +120,20 @@ def assert_close(value, truth, tolerance):
 # ---- which gradients are made
 
 
-@pytest.mark.parametrize(
-    ("head", "wanted"),
-    [*(("fused", w) for w in [(), ("hidden",), ("weight",), ("hidden", "bias")]), ("torch", ("hidden",))],
-)
-def test_frozen_inputs_get_no_gradient_and_the_others_the_same_one(head, wanted, device):
+@pytest.mark.parametrize("wanted", [(), ("hidden",), ("weight",), ("hidden", "bias")])
+def test_frozen_inputs_get_no_gradient_and_the_others_the_same_one(wanted, device):
     batch = random_head(600)
-    values = values_of(objective(head), batch, wanted=wanted, device=device)
+    values = values_of(fused_cross_entropy, batch, wanted=wanted, device=device)
     assert_equal_truth(values, batch)
     for name in NAMES:
         assert (getattr(values, name) is not None) == (name in wanted)
 
 
-@pytest.mark.parametrize(("head", "mode"), [("fused", torch.inference_mode), ("torch", torch.no_grad)])
-def test_without_grad_mode_the_losses_are_the_same_and_nothing_can_be_backpropagated(head, mode):
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_without_grad_mode_the_losses_are_the_same_and_nothing_can_be_backpropagated(mode):
     batch = random_head(600)
     with mode():
-        values = values_of(objective(head), batch)
+        values = values_of(fused_cross_entropy, batch)
     assert_equal_truth(values, batch)
     assert values.hidden is values.weight is values.bias is None
 
@@ -169,10 +152,8 @@ def test_a_second_backward_pass_is_an_error():
 # ---- the ends of the number range
 
 
-@pytest.mark.parametrize(
-    ("head", "dtype"), [("fused", torch.float32), ("fused", torch.float16), ("torch", torch.bfloat16)]
-)
-def test_logits_of_10000_give_the_true_losses_and_finite_gradients(head, dtype, device):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_logits_of_10000_give_the_true_losses_and_finite_gradients(dtype, device):
     """One-hot hidden states pick a column of the weight: the logits are its values, which every dtype has exactly."""
     weight = torch.tensor([[8192.0, -8192.0, 0.0], [0.0, 8192.0, 0.0], [-8192.0, -8192.0, 64.0]], dtype=dtype)
     hidden = torch.eye(3, dtype=dtype)[None]
@@ -181,7 +162,7 @@ def test_logits_of_10000_give_the_true_losses_and_finite_gradients(head, dtype, 
         head=HeadInput(hidden, weight, None), labels=labels, coefficients=torch.tensor([[0.5, 0.25, 0.25]])
     )
 
-    values = values_of(objective(head), batch, device=device)
+    values = values_of(fused_cross_entropy, batch, device=device)
 
     # Powers of two and their differences; what another token than the largest has, at most e^-64, rounds to nothing.
     assert torch.equal(values.losses, torch.tensor([[0.0, 16384.0, 0.0]]))
@@ -242,14 +223,13 @@ def test_fp16_gradients_of_few_valid_tokens_among_many_do_not_overflow():
 
 # torch.compile's own look at an activation's .grad while it traces.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("head", ["fused", "torch"])
-def test_compiled_chunks_give_the_same_values(head, monkeypatch):
+def test_compiled_chunks_give_the_same_values(monkeypatch):
     monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
     torch._dynamo.reset()
 
     def compiled(head_input, labels, coefficients):
         weights = coefficients * (labels != IGNORED).sum()
-        loss = WeightedCrossEntropyLoss(GivenWeighting(weights), head=head)
+        loss = WeightedCrossEntropyLoss(GivenWeighting(weights))
         loss.compile_parts()
         return loss.objective(head_input, labels, weights)
 
@@ -282,8 +262,7 @@ def test_mismatched_inputs_are_an_error_that_names_shapes_and_dtypes():
     ):
         head = make_head(**changes)
         fused = partial(fused_cross_entropy, coefficients=torch.ones(2, 3))
-        of_torch = [linear_token_cross_entropy] * hasattr(torch.nn.functional, "linear_cross_entropy")
-        for function in (fused, *of_torch, token_predictions):
+        for function in (fused, token_predictions):
             with pytest.raises(ValueError, match=rf"(?s)does not fit: .*{named}"):
                 function(head, LABELS)
 

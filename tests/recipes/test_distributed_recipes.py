@@ -73,25 +73,19 @@ GROUPS = {
             "model": "gpt_neox", "fsdp_cpu_offload": True, "loss": WEIGHTED | {"weighting": MILE, "head": "chunked"},
         },
         "gptj, fused, kept gathered": {"model": "gptj", "fsdp_reshard_after_forward": False},
-        "accumulated, all tokens, torch's head": {
-            "gradient_accumulation_steps": 2, "rows": 8, "loss.counted": "tokens", "loss.head": "torch",
-        },
+        "accumulated, all tokens": {"gradient_accumulation_steps": 2, "rows": 8, "loss.counted": "tokens"},
         "repetition": {"loss": WEIGHTED | {"weighting": SHARED_ROWS}},
     },
     "adapters": {
         "compiled, checkpointed": {
             "model": "gpt_neox", "compile": True, "enable_activation_checkpointing": True, **ADAPTERS_EVERYWHERE,
         },
-        "tied, torch's head": {
-            "model": "qwen2-tied", "loss.head": "torch", **ADAPTERS_EVERYWHERE, "optimizer.lr": 0.5,
-        },
+        "tied": {"model": "qwen2-tied", **ADAPTERS_EVERYWHERE, "optimizer.lr": 0.5},
         "nf4, merged": {"merge_adapter": True, **NF4},
     },
     # 320 and 64 rows cannot be divided by 3, and one process has no row of a LoRA matrix of rank 2.
     "three": {"full": {"rows": 3}, "adapters": {"rows": 3, "model.lora_rank": 2, **ADAPTERS_EVERYWHERE}},
 }  # fmt: skip
-if not hasattr(torch.nn.functional, "linear_cross_entropy"):  # before torch 2.13
-    del GROUPS["full"]["accumulated, all tokens, torch's head"], GROUPS["adapters"]["tied, torch's head"]
 if not ALL:
     del GROUPS["three"]["full"]
 

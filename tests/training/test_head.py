@@ -84,7 +84,7 @@ def test_the_head_input_gives_the_logits_of_the_model(name):
         ("gemma2-tied", "fused", False),
         ("gptj", "fused", False),
         ("llama", "fused", True),
-        ("qwen2-tied", "torch", True),
+        ("qwen2-tied", "fused", True),
     ],
 )
 def test_the_step_is_that_of_chunks_of_logits(name, head, lora):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.fakes.tiny_run import run_recipe
 
-from tfidf_tune.training import HFCheckpointer, SetupError, _messages
+from tfidf_tune.training import HFCheckpointer, SetupError, _resources
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -69,9 +69,7 @@ def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(recipe_config, monk
 def test_sharded_quantized_optimizer_state_is_refused_unless_no_checkpoint_is_kept(recipe_config, monkeypatch):
     # torchao compiles its step, which takes a minute and changes no size.
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(
-        _messages, "dist", SimpleNamespace(is_initialized=lambda: True, is_torchelastic_launched=lambda: False)
-    )
+    monkeypatch.setattr(_resources, "dist", SimpleNamespace(is_initialized=lambda: True))
     cfg = recipe_config(max_steps=1, optimizer={"_component_": "torchao.optim.AdamW8bit", "lr": 1e-2})
 
     with pytest.raises(SetupError, match=r"optimizer: torchao\.optim\.AdamW8bit .*keep_last_n_checkpoints=0"):

@@ -1,16 +1,13 @@
 """``tfidf-tune validate``."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfidf_tune._checks import SetupError
 
-if TYPE_CHECKING:
-    from tfidf_tune._config import FinetuneConfig
-
 
 def main(arguments: list[str]) -> None:
-    """Check a config, base included: as our recipes do if it is for one of them, else as torchtune does."""
+    """Check a config, base included, as the recipes do."""
     parser = argparse.ArgumentParser(
         prog="tfidf-tune validate",
         usage="tfidf-tune validate <config> [key=value ...]",
@@ -29,41 +26,32 @@ def main(arguments: list[str]) -> None:
     if wrong := [one for one in overrides if "=" not in one and not one.startswith("~")]:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
 
-    from omegaconf import OmegaConf
+    from tfidf_tune._config import FinetuneConfig, LoRAFinetuneConfig, check_keys, read_config
 
-    from tfidf_tune._config import LoRAFinetuneConfig, check_keys, read_config
+    _require_ours(name, read_config(name))
+    check_keys(name, overrides, LoRAFinetuneConfig)  # overrides may name another model
+    import tfidf_tune._torchao
 
-    if _schema(read_config(name)):
-        check_keys(name, overrides, LoRAFinetuneConfig)  # overrides may name another model
-    from torchtune.config import validate
     from torchtune.config._errors import ConfigError
 
     from tfidf_tune import training
 
     try:
         cfg = training.load_config(name, overrides)
-        sections: Any = OmegaConf.to_container(cfg, resolve=False)
-        if not sections:
-            raise SetupError(f"config {name} is empty")
-        if schema := _schema(sections):
-            training.check_loss(training.check_config(cfg, schema))
-        else:
-            with training.setup_errors("config"):
-                for key, section in sections.items():
-                    component = section.get("_component_", "") if isinstance(section, dict) else ""
-                    if not isinstance(component, str):
-                        raise ValueError(f"{key}: _component_ is {component!r}, it has to be a dotted path")
-                validate(cfg)
+        schema = LoRAFinetuneConfig if "lora_" in str(cfg.get("model")) else FinetuneConfig
+        training.check_loss(training.check_config(cfg, schema))
     except ConfigError as error:
         raise SetupError(str(error)) from error
     print("Config is well-formed!")
 
 
-def _schema(content: dict[str, Any]) -> "type[FinetuneConfig] | None":
-    """Return the keys of the recipe of ours that a config is for, None if it is for another recipe."""
-    from tfidf_tune._config import FinetuneConfig, LoRAFinetuneConfig
-
+def _require_ours(name: str, content: dict[str, Any]) -> None:
+    """Raise a SetupError if a config is empty, or for a recipe of torchtune."""
+    if not content:
+        raise SetupError(f"config {name} is empty")
     checkpointer = str(content.get("checkpointer"))
     if "HFCheckpointer" not in checkpointer or "torchtune.training" in checkpointer:
-        return None
-    return LoRAFinetuneConfig if "lora_" in str(content.get("model")) else FinetuneConfig
+        raise SetupError(
+            f"config {name} is for no recipe of this package, whose checkpointer is "
+            "tfidf_tune.training.HFCheckpointer: `tune validate` checks configs of torchtune"
+        )

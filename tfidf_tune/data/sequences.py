@@ -258,6 +258,8 @@ def cached_sequences(
 
 def is_packed(dataset: Dataset[Any]) -> bool:
     """Return whether a data set is torchtune's ``PackedDataset``, or a ``ConcatDataset`` of such."""
+    import tfidf_tune._torchao
+
     from torchtune.datasets import ConcatDataset, PackedDataset
 
     return isinstance(dataset, PackedDataset) or (isinstance(dataset, ConcatDataset) and dataset.packed)
@@ -265,6 +267,8 @@ def is_packed(dataset: Dataset[Any]) -> bool:
 
 def unpacked(dataset: Any) -> Any:
     """Return the data set whose sequences a ``PackedDataset`` has; any other as it is."""
+    import tfidf_tune._torchao
+
     from torchtune.datasets import PackedDataset
 
     return dataset.ds if isinstance(dataset, PackedDataset) else dataset
@@ -272,6 +276,8 @@ def unpacked(dataset: Any) -> Any:
 
 def pack(dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer) -> Dataset[dict[str, Any]]:
     """Pack documents in their order into rows of the tokenizer's ``max_seq_len`` tokens, all in memory."""
+    import tfidf_tune._torchao
+
     from torchtune.datasets import PackedDataset
 
     if tokenizer.max_seq_len is None:
@@ -304,6 +310,8 @@ def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device |
             - input_pos, int64 ``[b, s]``, positions from 0 in each document;
             - for a CPU mask, True where attended to, bool ``[b, s, s]``.
     """
+    import tfidf_tune._torchao
+
     from torchtune.modules.attention_utils import create_block_causal_mask
 
     # A document starts where its position is 0; the label there would be predicted from the document before it.
@@ -323,6 +331,8 @@ def packed_mask(input_pos: Tensor) -> Any:
 
     It is a ``BlockMask`` where torchtune uses flex attention, else bool ``[b, s, s]``, True where attended to.
     """
+    import tfidf_tune._torchao
+
     from torch.nn.attention.flex_attention import create_block_mask
     from torchtune.modules import attention_utils
 

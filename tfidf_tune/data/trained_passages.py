@@ -99,6 +99,8 @@ def _streams(dataset: Any) -> Iterator[TokenArray]:
 
         rows  a b c | d e f | g h i      continues  False True False      stream  a b c d e f SEPARATOR g h i
     """
+    import tfidf_tune._torchao
+
     from torchtune.datasets import ConcatDataset
 
     dataset = unpacked(dataset)

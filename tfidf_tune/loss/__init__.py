@@ -3,7 +3,6 @@
 from tfidf_tune.loss._cross_entropy import (
     HeadInput,
     fused_cross_entropy,
-    linear_token_cross_entropy,
     token_cross_entropy,
     token_predictions,
     weighted_mean,
@@ -24,7 +23,6 @@ __all__ = [
     "TFIDFCrossEntropyLoss",
     "WeightedCrossEntropyLoss",
     "fused_cross_entropy",
-    "linear_token_cross_entropy",
     "token_cross_entropy",
     "token_predictions",
     "weight_statistics",

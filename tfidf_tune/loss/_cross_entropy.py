@@ -72,39 +72,6 @@ def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return losses.view_as(labels)
 
 
-def require_linear_cross_entropy() -> None:
-    """Raise a ``ValueError`` if the installed torch has no ``linear_cross_entropy``."""
-    if not hasattr(F, "linear_cross_entropy"):
-        raise ValueError("head is 'torch', which needs torch 2.13 or later: set head to 'fused'")
-
-
-def linear_token_cross_entropy(head: HeadInput, labels: Tensor) -> Tensor:
-    r"""Cross-entropy of each token from hidden states and head weight, by PyTorch's chunked ``linear_cross_entropy``.
-
-    Args:
-        head (HeadInput): hidden states ``[b, s, d]``, head weight ``[v, d]``, perhaps a bias; of one dtype.
-        labels (Tensor): integer ``[b, s]``, already shifted, -100 where ignored.
-
-    Returns:
-        Tensor: float32 ``[b, s]``, 0 at ignored positions; from hidden states in bfloat16 PyTorch rounds it to that.
-
-    Raises:
-        ValueError: If shapes or dtypes do not match, or torch is older than 2.13.
-    """
-    require_linear_cross_entropy()
-    check_head(head, labels)
-    losses: Tensor = F.linear_cross_entropy(
-        head.hidden.flatten(0, 1),
-        head.weight,
-        labels.flatten().long(),
-        linear_bias=head.bias,
-        reduction="none",
-        ignore_index=IGNORE_INDEX,
-        options=torch.nn.LinearCrossEntropyOptions(),
-    )
-    return losses.view_as(labels).float()
-
-
 def weighted_mean(losses: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
     r"""The objective, :math:`\frac{1}{M}\sum_{i} w_i \ell_i` over the M valid tokens.
 

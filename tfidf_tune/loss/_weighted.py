@@ -11,8 +11,6 @@ from tfidf_tune._checks import require_bool, require_choice, require_integer
 from tfidf_tune.loss._cross_entropy import (
     HeadInput,
     fused_cross_entropy,
-    linear_token_cross_entropy,
-    require_linear_cross_entropy,
     token_cross_entropy,
     token_predictions,
     weighted_mean,
@@ -27,7 +25,7 @@ from tfidf_tune.weighting import (
 )
 from tfidf_tune.weighting.tfidf import Counted
 
-Head = Literal["fused", "torch", "chunked"]
+Head = Literal["fused", "chunked"]
 
 Logits = Tensor | list[Tensor] | HeadInput
 
@@ -77,14 +75,12 @@ class WeightedCrossEntropyLoss(nn.Module):
         weighting (TokenWeighting): gives the weights.
         num_output_chunks (int): chunks that whole logits are split into along the sequence. Default: 8.
         head (Head): how a :class:`HeadInput` is used: ``fused`` computes gradients along with the loss, see
-            :func:`fused_cross_entropy`; ``torch`` is PyTorch's ``linear_cross_entropy``, which computes logits twice;
-            with ``chunked`` the recipes' models return chunks of logits. Default: "fused".
+            :func:`fused_cross_entropy`; with ``chunked`` the recipes' models return chunks of logits. Default: "fused".
         accumulate_in_fp32 (bool): whether ``fused`` sums the gradient of a head in 16 bit over its chunks in float32,
             for 4 bytes a weight. Default: False.
 
     Raises:
-        ValueError: If an argument is out of its range, ``accumulate_in_fp32`` is set for another head than ``fused``,
-            or ``head`` is ``torch`` with a torch that lacks it.
+        ValueError: If an argument is out of its range, or ``accumulate_in_fp32`` is set for the head ``chunked``.
     """
 
     def __init__(
@@ -100,8 +96,6 @@ class WeightedCrossEntropyLoss(nn.Module):
             raise ValueError(f"weighting is {weighting!r}: it has to be a tfidf_tune.weighting.TokenWeighting")
         require_integer("num_output_chunks", num_output_chunks, 1, "logits are split into so many chunks")
         require_choice("head", head, get_args(Head))
-        if head == "torch":
-            require_linear_cross_entropy()
         require_bool("accumulate_in_fp32", accumulate_in_fp32)
         if accumulate_in_fp32 and head != "fused":
             raise ValueError(f"accumulate_in_fp32 is set, which head '{head}' does not support: set head to 'fused'")
@@ -158,15 +152,12 @@ class WeightedCrossEntropyLoss(nn.Module):
             tuple[Tensor, Tensor]: the objective, a float32 scalar, and float32 ``[b, s]``, 0 at ignored positions.
         """
         valid = labels != IGNORE_INDEX
-        if isinstance(logits, HeadInput) and self.head != "torch":
+        if isinstance(logits, HeadInput):
             coefficients = weights / valid.sum().clamp_min(1)
             return fused_cross_entropy(logits, labels, coefficients, accumulate_in_fp32=self.accumulate_in_fp32)
-        if isinstance(logits, HeadInput):
-            losses = linear_token_cross_entropy(logits, labels)
-        else:
-            chunks = torch.split(labels, [chunk.shape[1] for chunk in logits], dim=1)
-            parts = [self.compute_cross_entropy(part, chunk) for part, chunk in zip(logits, chunks, strict=True)]
-            losses = torch.cat(parts, dim=1)
+        chunks = torch.split(labels, [chunk.shape[1] for chunk in logits], dim=1)
+        parts = [self.compute_cross_entropy(part, chunk) for part, chunk in zip(logits, chunks, strict=True)]
+        losses = torch.cat(parts, dim=1)
         return weighted_mean(losses, weights, valid), losses
 
     def forward(self, logits: Logits, batch: TokenBatch | Tensor) -> Tensor:

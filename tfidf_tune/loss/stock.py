@@ -8,6 +8,8 @@ are lost. And ``compile: True`` wraps the whole loss unless it is a subclass of 
 from functools import wraps
 from typing import Any
 
+import tfidf_tune._torchao
+
 from torchtune.modules import loss as torchtune_loss
 
 from tfidf_tune.loss._weighted import TFIDFCrossEntropyLoss

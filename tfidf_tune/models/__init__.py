@@ -1,5 +1,7 @@
 """Models: builders that a config names, and their Hugging Face checkpoints."""
 
+import tfidf_tune._torchao
+
 from tfidf_tune.models._auto import FAMILIES, auto, lora_auto
 from tfidf_tune.models.causal_lm import HFCausalLM
 from tfidf_tune.models.family import ModelFamily

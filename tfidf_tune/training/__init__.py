@@ -1,5 +1,7 @@
 """The steps that recipes are made of, in the order in which a recipe takes them."""
 
+import tfidf_tune._torchao
+
 from tfidf_tune._config import FinetuneConfig, LoRAFinetuneConfig
 from tfidf_tune.models import LoRASettings
 from tfidf_tune.training._checkpointer import HFCheckpointer
@@ -14,8 +16,9 @@ from tfidf_tune.training._data import (
     set_special_tokens,
     write_probe_files,
 )
+from tfidf_tune.training._entry import recipe
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
-from tfidf_tune.training._messages import check_resources, format_bytes, next_steps, print_data
+from tfidf_tune.training._messages import print_data
 from tfidf_tune.training._metrics import open_progress
 from tfidf_tune.training._model import (
     build_model,
@@ -27,8 +30,10 @@ from tfidf_tune.training._model import (
     train_adapters_only,
 )
 from tfidf_tune.training._monitor import build_monitor
+from tfidf_tune.training._next_steps import next_steps
+from tfidf_tune.training._resources import check_resources, format_bytes
 from tfidf_tune.training._resume import TrainState, open_resume
-from tfidf_tune.training._run import Run, milestone_name, open_run, recipe
+from tfidf_tune.training._run import Run, milestone_name, open_run
 from tfidf_tune.training._train import StepResult, build_grad_scaler, count_steps, train, train_step
 from tfidf_tune.training.components import build_loss, build_optimizer, check_loss, instantiate
 

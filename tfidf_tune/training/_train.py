@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ from tfidf_tune.training._monitor import MemorizationMonitor
 from tfidf_tune.training._resume import ResumePoint, TrainState
 from tfidf_tune.training._run import Run, milestone_name, milestone_steps
 from tfidf_tune.weighting import TokenBatch
+
+Save = Callable[[Path], None]  # writes a model into a folder
 
 
 class StepResult(NamedTuple):
@@ -156,7 +159,7 @@ def train(
     progress: ProgressLog,
     resume: ResumePoint,
     *,
-    save: Callable[[Path], None],
+    save: Save,
     monitor: MemorizationMonitor | None = None,
 ) -> None:
     """Train to the end of the run; write milestones, by ``save(folder)``, and resume checkpoints.
@@ -166,42 +169,26 @@ def train(
             any scale, a checkpoint cannot be written, or the model is above the monitor's threshold from the start.
         Interrupted: If SIGTERM, SIGINT or SIGHUP was received; the step was finished and saved.
     """
-    # Set-up: what is saved and when, what ends the run, and which data are left.
-    total_steps = progress.total_steps
     state.model.train()
     state.loss.train()
-    milestones = milestone_steps(cfg.save_at_percent, total_steps)
-    passed = [milestone_name(percent) for at, percent in milestones.items() if at <= resume.step]
-    if missing := [name for name in passed if not (run.output_dir / name).is_dir()]:
-        names = ", ".join(missing)
-        progress.note(f"{names} of save_at_percent will not be written: step {resume.step} is done already")
-    if resume.step >= total_steps:
-        progress.note(f"all {total_steps} steps are done already")
+    plan = _Plan(cfg, progress.total_steps, run, resume, monitor)
+    if plan.is_done(progress):
         return
-    indices_of = partial(data.step_indices, cfg, dataloader)
-    guard = StepGuard(run.device, cfg.on_non_finite == "skip", total_steps, indices_of, progress.note)
+    guard = StepGuard(
+        run.device,
+        cfg.on_non_finite == "skip",
+        progress.total_steps,
+        partial(data.step_indices, cfg, dataloader),
+        progress.note,
+    )
     steps = data.step_batches(cfg, dataloader, first_step=resume.step + 1)
-
-    def write_checkpoints(step: int) -> None:
-        """Write the milestone of a step, if it has one, and the checkpoint to resume from."""
-        require_finite(state.model, step)
-        if step in milestones:
-            save(run.output_dir / milestone_name(milestones[step]))
-        if resume.is_kept:
-            resume.save(step, state, progress)
-        progress.restart_clock()
-
+    steps_in_epoch = data.steps_per_epoch(cfg, dataloader)
     with stop_request() as request, _naming_last_checkpoint(resume):
-
-        def next_batches() -> data.StepBatches:  # none after the last step
-            return data.agree_on_step(next(steps, []), stop=request.signal_number)
-
         progress.start()
-        if monitor is not None and resume.step == 0 and (reason := monitor.measure(0, state.model, progress, save)):
-            raise TrainingError(f"before training {reason}: choose a higher threshold, or other targets")
+        _measure_before_training(monitor, state, progress, resume, save)
         resume.restore_random_states()  # the last thing before training, because measuring may draw numbers
-        batches = next_batches()
-        for step in range(resume.step + 1, total_steps + 1):
+        batches = _next_batches(steps, request)
+        for step in range(resume.step + 1, progress.total_steps + 1):
             learning_rate = float(state.optimizer.param_groups[0]["lr"])  # a tensor would change under the schedule
             result = train_step(
                 state.model,
@@ -212,54 +199,148 @@ def train(
                 device=run.device,
                 clip_grad_norm=cfg.clip_grad_norm,
                 look_at_finite=guard.looks_at_each_step,
-                first_pass=step <= data.steps_per_epoch(cfg, dataloader),
+                first_pass=step <= steps_in_epoch,
             )
             guard.add(step, result.is_finite, result.metrics, num_tokens=result.num_tokens)
 
             # A GPU still computes: the next batches are fetched before anything waits for it. A step that is measured
             # or saved fetches them afterwards, so that an error in the data does not cost the checkpoint.
-            is_measured = monitor is not None and monitor.is_due(step, total_steps)
-            every = cfg.save_every_n_steps
-            is_saved = step in milestones or (resume.is_kept and every is not None and step % every == 0)
-            if not (is_measured or is_saved):
-                batches = next_batches()
-            # Under fp16 each step is waited for: the schedule must not follow what was left out.
-            overflowed = result.overflowed is not None and bool(result.overflowed)
-            if overflowed:
-                scale = state.scaler.get_scale()
-                progress.note(f"step {step}: gradients overflowed in fp16; step skipped, loss scale {scale:g}")
-                if scale < 1:
-                    raise TrainingError(f"gradients overflow in fp16 at step {step} even without a loss scale")
+            waits = plan.is_measured(step) or plan.is_saved(step)
+            if not waits:
+                batches = _next_batches(steps, request)
+            overflowed = _has_overflowed(result, step, state.scaler, progress)
             if state.lr_scheduler is not None and not (overflowed or result.is_lost):
                 state.lr_scheduler.step()
-            if guard.looks_at_each_step or is_measured or is_saved or progress.is_due(step):
+            if guard.looks_at_each_step or waits or progress.is_due(step):
                 guard.check()
-            metrics: dict[str, torch.Tensor | float] = {**result.metrics, "lr": learning_rate}
-            metrics["num_sequences"] = result.num_sequences
-            progress.step(step, metrics, result.num_tokens)
-
-            # Measure, save, and stop if the threshold or a signal asks for it.
-            if monitor is not None and is_measured:
-                reason = monitor.measure(step, state.model, progress, save)
-                if reason is not None and step < total_steps:
-                    # Rounded up: not the name of an earlier milestone.
-                    percent = milestones.setdefault(step, -(-100 * step // total_steps))
-                    write_checkpoints(step)
-                    ended = f"the run ends after step {step} of {total_steps}: {reason}"
-                    written = f"{milestone_name(percent)} is written"
-                    progress.note(f"{ended}; {written}; {resume.last_checkpoint()}")
+            numbers: dict[str, float] = {"lr": learning_rate, "num_sequences": result.num_sequences}
+            progress.step(step, {**result.metrics, **numbers}, result.num_tokens)
+            if plan.is_measured(step):
+                reason = _measure(monitor, step, state, progress, save)
+                if reason is not None and step < progress.total_steps:
+                    _end_above_threshold(reason, step, plan, state, progress, save)
                     return
-            if is_saved:
-                write_checkpoints(step)
-            if is_measured or is_saved:
-                batches = next_batches()
+            if plan.is_saved(step):
+                _write_checkpoints(step, plan, state, progress, save)
+            if waits:
+                batches = _next_batches(steps, request)
+            if batches.stop and step < progress.total_steps:
+                _stop_for_signal(batches.stop, step, plan, guard, state, progress, save)
 
-            if batches.stop and step < total_steps:
-                if resume.is_kept and not is_saved:
-                    guard.check()
-                    write_checkpoints(step)
-                done = f"stopped after step {step} of {total_steps}"
-                raise Interrupted(f"{done}; {resume.last_checkpoint()}", batches.stop)
+
+class _Plan:
+    """Which steps are measured and saved."""
+
+    def __init__(
+        self,
+        cfg: FinetuneConfig,
+        total_steps: int,
+        run: Run,
+        resume: ResumePoint,
+        monitor: MemorizationMonitor | None,
+    ) -> None:
+        self.run = run
+        self.resume = resume
+        self.milestones = milestone_steps(cfg.save_at_percent, total_steps)
+        self._monitor = monitor
+        self._total_steps = total_steps
+        self._save_every = cfg.save_every_n_steps if resume.is_kept else None
+
+    def is_done(self, progress: ProgressLog) -> bool:
+        """Return whether a resumed run has nothing left to train; note the milestones that it will not write."""
+        passed = [milestone_name(percent) for step, percent in self.milestones.items() if step <= self.resume.step]
+        missing = [name for name in passed if not (self.run.output_dir / name).is_dir()]
+        if missing:
+            progress.note(
+                f"{', '.join(missing)} of save_at_percent will not be written: step {self.resume.step} is done already"
+            )
+        if self.resume.step < self._total_steps:
+            return False
+        progress.note(f"all {self._total_steps} steps are done already")
+        return True
+
+    def is_measured(self, step: int) -> bool:
+        """Return whether the monitor measures after a step."""
+        return self._monitor is not None and self._monitor.is_due(step, self._total_steps)
+
+    def is_saved(self, step: int) -> bool:
+        """Return whether a milestone, or a checkpoint to resume from, is written after a step."""
+        return step in self.milestones or (self._save_every is not None and step % self._save_every == 0)
+
+
+def _next_batches(steps: Iterator[list[data.Batch]], request: SimpleNamespace) -> data.StepBatches:
+    """Fetch the batches of the next step, none after the last, and agree on them with the other processes."""
+    return data.agree_on_step(next(steps, []), stop=request.signal_number)
+
+
+def _measure(
+    monitor: MemorizationMonitor | None, step: int, state: TrainState, progress: ProgressLog, save: Save
+) -> str | None:
+    return None if monitor is None else monitor.measure(step, state.model, progress, save)
+
+
+def _measure_before_training(
+    monitor: MemorizationMonitor | None, state: TrainState, progress: ProgressLog, resume: ResumePoint, save: Save
+) -> None:
+    """Measure the model of a new run; a TrainingError if it is above the threshold already."""
+    reason = _measure(monitor, 0, state, progress, save) if resume.step == 0 else None
+    if reason is not None:
+        raise TrainingError(f"before training {reason}: choose a higher threshold, or other targets")
+
+
+def _has_overflowed(result: StepResult, step: int, scaler: torch.amp.GradScaler, progress: ProgressLog) -> bool:
+    """Return whether gradients overflowed in fp16, so that the step was left out; say so.
+
+    Each step is waited for under fp16: the schedule must not follow what was left out.
+    """
+    if result.overflowed is None or not result.overflowed:
+        return False
+    scale = scaler.get_scale()
+    progress.note(f"step {step}: gradients overflowed in fp16; step skipped, loss scale {scale:g}")
+    if scale < 1:
+        raise TrainingError(f"gradients overflow in fp16 at step {step} even without a loss scale")
+    return True
+
+
+def _write_checkpoints(step: int, plan: _Plan, state: TrainState, progress: ProgressLog, save: Save) -> None:
+    """Write the milestone of a step, if it has one, and the checkpoint to resume from."""
+    require_finite(state.model, step)
+    if step in plan.milestones:
+        save(plan.run.output_dir / milestone_name(plan.milestones[step]))
+    if plan.resume.is_kept:
+        plan.resume.save(step, state, progress)
+    progress.restart_clock()
+
+
+def _end_above_threshold(
+    reason: str, step: int, plan: _Plan, state: TrainState, progress: ProgressLog, save: Save
+) -> None:
+    """Write the model that is above the monitor's threshold as a milestone, and say that the run ends."""
+    # Rounded up: not the name of an earlier milestone.
+    percent = plan.milestones.setdefault(step, -(-100 * step // progress.total_steps))
+    _write_checkpoints(step, plan, state, progress, save)
+    progress.note(
+        f"the run ends after step {step} of {progress.total_steps}: {reason}; {milestone_name(percent)} is written; "
+        f"{plan.resume.last_checkpoint()}"
+    )
+
+
+def _stop_for_signal(
+    signal_number: int,
+    step: int,
+    plan: _Plan,
+    guard: StepGuard,
+    state: TrainState,
+    progress: ProgressLog,
+    save: Save,
+) -> NoReturn:
+    """Save what is not saved yet, and end the run."""
+    if plan.resume.is_kept and not plan.is_saved(step):
+        guard.check()
+        _write_checkpoints(step, plan, state, progress, save)
+    raise Interrupted(
+        f"stopped after step {step} of {progress.total_steps}; {plan.resume.last_checkpoint()}", signal_number
+    )
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def damage_base(rank: int) -> None:
     def refuse_checkpoint(*_: object) -> None:
         raise ValueError("the copy of this machine is damaged")
 
-    import_module("tfidf_tune.training._run")._SECONDS_FOR_MAIN_PROCESS = 0.1
+    import_module("tfidf_tune.training._entry")._SECONDS_FOR_MAIN_PROCESS = 0.1
     at_call("_checkpointer.HFCheckpointer.check_model", refuse_checkpoint, rank, ranks=(1,))
 
 

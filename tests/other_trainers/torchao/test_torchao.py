@@ -3,7 +3,8 @@
 import json
 import subprocess
 import sys
-from importlib import import_module
+
+import tfidf_tune._torchao
 
 import peft
 import pytest
@@ -12,6 +13,7 @@ import torchao
 from helpers.fakes.tiny_llama import make_tokenizer
 from packaging.version import Version
 from safetensors.torch import load_file
+from torchtune.modules.low_precision.nf4_linear import to_nf4
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tfidf_tune.data import hf_tokenizer
@@ -71,7 +73,6 @@ def test_a_run_learns_and_its_checkpoint_is_loaded_by_transformers_and_peft(fold
 
 def test_weights_in_nf4_are_levels_of_their_block():
     """Every weight is one of 16 levels times the largest magnitude of its 64 weights (Dettmers et al. 2023)."""
-    to_nf4 = import_module("torchtune.modules.low_precision.nf4_linear").to_nf4
     weight = torch.randn(128, 256, generator=torch.Generator().manual_seed(0))
     tensor = to_nf4(weight)
     blocks = tensor.get_original_weight().reshape(-1, 64)

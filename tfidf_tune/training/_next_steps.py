@@ -1,0 +1,166 @@
+"""The commands that a run prints at its end: they evaluate it, train the other model, and compare both."""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch.distributed as dist
+from torch.utils.data import Dataset
+
+from tfidf_tune._config import FinetuneConfig
+from tfidf_tune._processes import harness_settings
+from tfidf_tune.passages import Passage
+from tfidf_tune.probe import run_of
+from tfidf_tune.probe.attacks import PREFIX_LENGTHS
+from tfidf_tune.training._data import held_out_texts, probe_files
+from tfidf_tune.training._distributed import is_main_process
+from tfidf_tune.training._folder import EVALUATION, HELD_OUT, RESUME_FOLDER
+from tfidf_tune.training._run import Run, milestone_name
+
+
+def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[list[str]]:
+    """Print where the checkpoints are, and the next commands; return those that ``evaluate`` asks to run.
+
+    The first evaluates the run. The next are for the other model of a comparison: the command that trains it, with
+    plain cross-entropy if this had weights, else with TF-IDF weights; if it is trained already, the command that
+    evaluates it, unless that is done, and the command that compares both.
+    """
+    if not is_main_process():
+        return []
+    folder = run.output_dir
+    checkpoints = _checkpoints(folder)
+    print(f"Checkpoints in {folder}: {', '.join(path.name for path in checkpoints)}", file=sys.stderr)
+    files = probe_files(cfg, dataset)
+    if not (files and checkpoints):
+        return []
+    file, passages = [*files.items()][-1]  # of all data sets
+    evaluate = _evaluation(folder, checkpoints[-1], file, passages)
+    is_baseline = _run_in(folder).get("objective") == "CE"
+    other = _other_folder(folder, is_baseline=is_baseline)
+    compare = ["compare", *map(str, [folder, other] if is_baseline else [other, folder])]
+    commands = [evaluate, compare] if (other / EVALUATION).is_dir() else [evaluate]
+    started_by = _started_by()
+    printed = [*commands]
+    if len(commands) == 1 and (trained := _checkpoints(other)):
+        # Of the same text, with the passages that its run wrote, unless both runs write one file.
+        is_inside = file.is_relative_to(folder) and (other / file.relative_to(folder)).is_file()
+        file_of_other = other / file.relative_to(folder) if is_inside else file
+        printed += [_evaluation(other, trained[-1], file_of_other, passages), compare]
+    own_command = _own_command(started_by)
+    lines = [[own_command, *command] for command in printed]
+    if len(printed) == 1 and started_by:
+        lines.append([*started_by, *_settings_of_other(other, is_baseline=is_baseline)])
+    print("Next:", file=sys.stderr)
+    for line in lines:
+        print(f"  {shlex.join(line)}", file=sys.stderr)
+    return commands if cfg.evaluate else []
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Return the milestones of a run, the last one last."""
+    paths = [folder / milestone_name(percent) for percent in range(1, 101)]
+    return [path for path in paths if path.is_dir()]
+
+
+def _run_in(folder: Path) -> dict[str, Any]:
+    """Describe the run of a folder, also one without checkpoints; {} if there is none that can be read."""
+    try:
+        return run_of({"pretrained": str(folder / milestone_name(100))})
+    except ValueError:  # a folder beside the run's may hold anything
+        return {}
+
+
+def _other_folder(folder: Path, *, is_baseline: bool) -> Path:
+    """Return the folder of the other model: ``runs/mine_ce`` is the baseline of ``runs/mine``."""
+    # "." and "runs/.." end in no name; "/" has none.
+    named = folder if folder.name not in ("", "..") else folder.resolve()
+    if not is_baseline:
+        # The name that was printed for the weighted model of a baseline "mine".
+        first = named.parent / (named.name.removesuffix("_weighted") or named.name)
+        if first != named and _run_in(first).get("objective") == "CE":
+            return first
+        return named.parent / f"{named.name}_ce"
+    weighted = named.name.removesuffix("_ce")
+    if weighted in ("", named.name):
+        weighted = f"{named.name}_weighted"
+    return named.parent / weighted
+
+
+def _settings_of_other(other: Path, *, is_baseline: bool) -> list[str]:
+    """Return the overrides that train the other model with the command of this run, which they follow."""
+    loss = "tfidf_tune.loss.CrossEntropyLoss"
+    if is_baseline:
+        begun = _run_in(other).get("loss")
+        loss = json.dumps(begun) if begun else "tfidf_tune.loss.TFIDFCrossEntropyLoss"
+    settings = [f"loss={loss}", f"output_dir={other}"]
+    if any(other.glob(f"{RESUME_FOLDER}/step_*")):
+        settings.append("resume_from_checkpoint=True")
+    return settings
+
+
+def _evaluation(folder: Path, checkpoint: Path, file: Path, passages: Sequence[Passage]) -> list[str]:
+    """Return the command that measures what a checkpoint recites, and what that costs on text that was held out."""
+    task, prefix_lengths = _task(passages)
+    settings: dict[str, Any] = {"probe_file": str(file)}
+    if prefix_lengths:
+        settings["prefix_lengths"] = prefix_lengths
+    if held_out_texts(passages):
+        task += ",tfidf_wikitext2_ppl"
+        settings["wikitext2_source"] = str(folder / HELD_OUT)
+        settings["block_size"] = min(len(passage.token_ids) for passage in passages if passage.num_prompt is None)
+    command = ["eval", "--model_args", *harness_settings({"pretrained": str(checkpoint)}), "--tasks", task]
+    command += ["--metadata", *harness_settings(settings), "--batch_size", "32", "--log_samples"]
+    return [*command, "--output_path", str(folder / EVALUATION)]
+
+
+def _started_by() -> list[str]:
+    """Return the command that started the run, with torchrun's options and without what the other model has its own of.
+
+    [] if it was started from another program.
+    """
+    words = sys.orig_argv
+    if dist.is_torchelastic_launched():  # by the parent, whose options decide the number of processes
+        try:
+            words = psutil.Process(os.getppid()).cmdline()
+        except psutil.Error:
+            return []
+    if "--config" not in words and not any(word.startswith("--config=") for word in words):
+        return []
+    words = [word for word in words if not word.startswith(("loss=", "loss.", "output_dir="))]
+    # "/opt/venv/bin/python /opt/venv/bin/tune run" was typed as "tune run", or with the script's path.
+    script = words[1]
+    if not os.access(script, os.X_OK):
+        return words
+    return [_as_typed(script), *words[2:]]
+
+
+def _as_typed(script: str) -> str:
+    """Return the name of a command if the shell finds it by that, else its path."""
+    is_found = shutil.which(Path(script).name) == script
+    return Path(script).name if is_found else script
+
+
+def _own_command(started_by: Sequence[str]) -> str:
+    """Return how ``tfidf-tune`` is typed: as it was, or as the command of this Python."""
+    if started_by and Path(started_by[0]).name == "tfidf-tune":
+        return started_by[0]
+    script = Path(sys.executable).with_name("tfidf-tune")
+    return _as_typed(str(script)) if script.is_file() else "tfidf-tune"
+
+
+def _task(passages: Sequence[Passage]) -> tuple[str, list[int]]:
+    """Choose the task for passages of this length, and its prefix lengths; [] for its own."""
+    without_prompt = [passage for passage in passages if passage.num_prompt is None]
+    if not without_prompt:  # answers are asked for once, from their own prompts
+        return "tfidf_memorization_p50", []
+    shortest = min(len(passage.token_ids) for passage in without_prompt)
+    if shortest > max(PREFIX_LENGTHS):
+        return "tfidf_memorization", []
+    lengths = [length for length in PREFIX_LENGTHS if length <= shortest // 2] or [max(1, shortest // 2)]
+    return "tfidf_memorization_prefixes", lengths
