@@ -127,11 +127,11 @@ def logits_of(output):
 
 
 def configured(recipe, folder, checkpoint, *overrides, **data):
-    """The config `any/...` with another checkpoint, and a small corpus."""
+    """The config `injected/...` with another checkpoint, and a small corpus."""
     corpus = [f"dataset.{key}={value}" for key, value in (DATA | data).items()]
     fixed = ["device=cpu", "dtype=fp32", "optimizer.lr=1e-2", "max_steps=3", "save_at_percent=[100]", "batch_size=4"]
     paths = [f"checkpointer.checkpoint_dir={checkpoint}", f"output_dir={folder}"]
-    cfg = load_config(f"any/{recipe}_memorization", [*paths, *corpus, *fixed, "log_every_n_steps=1", *overrides])
+    cfg = load_config(f"injected/{recipe}", [*paths, *corpus, *fixed, "log_every_n_steps=1", *overrides])
     return RecipeRun(cfg, lora=recipe == "lora")
 
 

@@ -89,30 +89,6 @@ def test_each_objective_is_compared_at_the_learning_rate_of_its_own_lowest_perpl
     assert equal == [(1e-4, 1e-4, -4.0), (1e-3, 1e-3, -11.0)]
 
 
-def test_ties_go_to_the_lower_learning_rate_and_ends_are_marked():
-    for perplexities, chosen, end in (
-        ((20.0, 20.0, 20.0), 1, "lowest"),
-        ((30.0, 20.0, 20.0), 2, None),
-        ((30.0, 25.0, 20.0), 3, "highest"),
-        ((20.0,), 1, "only"),
-    ):
-        found = trace([record(perplexity=value, learning_rate=rate) for rate, value in enumerate(perplexities, 1)])
-        assert operating(found, "CE")[["learning_rate", "range_end"]].tolist() == [chosen, end]
-
-
-def test_pairs_of_seeds_may_be_one_none_or_unknown():
-    one_seed, apart = trace([record(), record("B", 2.0)]), trace([record(seed=0), record("B", seed=1)])
-    unknown = trace([record(name, seed=None, learning_rate=None) for name in ("CE", "B")])
-    for found, number in ((one_seed, 1), (apart, 0), (unknown, 1)):
-        (one,) = differences(found)
-        assert (one.num_pairs, one.verdict) == (number, "no verdict: fewer than two pairs")
-        assert math.isnan(one.lms_low)
-        assert math.isnan(one.lms) == math.isnan(one.reduction) == (number == 0)
-        assert differences(found, "equal rates") == []  # a single learning rate
-    found = trace([record(), record("B"), record("Start", learning_rate=None)])
-    assert [one.objective for one in differences(found, "equal rates")] == ["B"]
-
-
 @pytest.mark.parametrize("log_perplexity", [math.inf, 2000.0])
 def test_a_learning_rate_of_which_a_run_diverged_is_never_chosen(log_perplexity):
     found = trace(
@@ -131,20 +107,6 @@ def test_a_learning_rate_of_which_a_run_diverged_is_never_chosen(log_perplexity)
         assert (one.verdict, math.isnan(one.perplexity)) == ("no verdict: a run diverged", True)
 
 
-def test_the_front_is_of_all_points_by_the_means():
-    found = trace(
-        [
-            record("CE", 20.0, 20.0),
-            record("twin", 20.0, 20.0),  # equal points leave each other on it
-            record("dominated by CE", 20.0, 21.0),
-            record("dominated off an operating point", 10.0, 25.0),
-            record("other", 9.0, 24.0, learning_rate=1e-2),
-            record("other", 30.0, 19.0),
-        ]
-    )
-    assert found.points.loc[found.points["on_front"].astype(bool), "objective"].tolist() == ["CE", "twin", "other"]
-
-
 def test_lms_at_the_baselines_perplexity_is_linear_in_its_logarithm():
     found = trace(
         [
@@ -160,17 +122,6 @@ def test_lms_at_the_baselines_perplexity_is_linear_in_its_logarithm():
     lms = [operating(found, name)["lms_at_baseline"] for name in ("CE", "B", "never", "leaps")]
     # B: halfway in the logarithm, on the side of the lower learning rates.
     assert lms == pytest.approx([20.0, 4.0, math.nan, math.nan], nan_ok=True)
-
-
-def test_models_are_compared_by_themselves_with_each_reference():
-    found = trace([*grown_records(), *grown_records(("B", "C"), model="Other")], references=["Goldfish"])
-    assert found.references == ("CE", "Goldfish")
-    pairs = [("CE", "TF-IDF"), ("CE", "Goldfish"), ("Goldfish", "CE"), ("Goldfish", "TF-IDF")]
-    assert [(one.reference, one.objective) for one in differences(found)] == pairs  # Other lacks both
-    assert len(differences(found, "equal rates")) == 3 * len(pairs)
-    assert list(dict.fromkeys(found.points["model"])) == ["Tiny", "Other"]
-    assert found.points.loc[found.points["model"] == "Other", "lms_at_baseline"].isna().all()
-    assert trace(grown_records(), baseline="TF-IDF").points["objective"].iloc[0] == "TF-IDF"
 
 
 def test_of_a_runs_checkpoints_the_last_one_counts():

@@ -1,15 +1,9 @@
-import dataclasses
 import math
-import re
 
 import pytest
-from helpers.fakes.results import grown_records, record, results_of, seeds
-from helpers.fakes.runs import grown_runs, write_run
-from matplotlib.collections import PathCollection
+from helpers.fakes.results import results_of, seeds
 
-from research.frontier import trace_frontiers
-from research.frontier_report import frontier_drawing, frontier_report, main
-from tfidf_tune.report import markdown
+from research.frontier_report import frontier_report
 
 
 def report_of(records, provenance=None, **options):
@@ -19,14 +13,6 @@ def report_of(records, provenance=None, **options):
 def table(made, name):
     (found,) = (one for one in made.tables if one.name == name)
     return [dict(zip(found.headers, row, strict=True)) for row in found.rows]
-
-
-def drawn(records):
-    return frontier_drawing("Tiny", trace_frontiers(results_of(records)).points)
-
-
-def labels(figure):
-    return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_differences_are_in_tokens_and_in_percent_with_intervals():
@@ -56,18 +42,6 @@ def test_differences_are_in_tokens_and_in_percent_with_intervals():
     assert row["Perplexity to"] == pytest.approx(math.exp(3.1 + half * 0.1), rel=1e-4)
 
 
-def test_diverged_runs_are_stated_and_have_no_numbers():
-    bad = record("B", 0.0, log_perplexity=math.inf)
-    made = report_of([*grown_records(("CE",)), bad])
-    row = table(made, "operating_points")[1]
-    assert (row["Perplexity"], row["On the front"]) == (None, "diverged")
-    assert table(made, "points")[-1]["Operating point"] == "diverged"
-    (equal,) = table(made, "equal_learning_rate")
-    assert (equal["Verdict"], equal.get("Perplexity %")) == ("no verdict: fewer than two pairs", None)
-    assert not re.search(r"\bnan\b", markdown(made))
-    assert report_of([bad]).figures == []
-
-
 def test_statements_follow_from_the_numbers():
     records = [
         *seeds("CE", [10, 11, 12], [3.0, 3.1, 3.2]),
@@ -82,32 +56,3 @@ def test_statements_follow_from_the_numbers():
     )
     front = {row["Objective"] for row in table(made, "operating_points") if row["On the front"] == "yes"}
     assert front == {"B", "C"}
-
-
-def test_the_figure_goes_through_the_learning_rates_with_the_operating_point_emphasised():
-    figure = drawn(list(reversed(grown_records())))
-    (axes,) = figure.axes
-    markers = [one for one in axes.collections if isinstance(one, PathCollection)]
-    points, operating = markers[0], [one for one in markers if len(one.get_offsets()) == 1]
-    assert points.get_offsets()[:, 1].tolist() == pytest.approx([20.1, 40.1, 60.1])
-    assert list(points.get_sizes()) == sorted(set(points.get_sizes()))
-    assert operating[0].get_offsets().tolist() == [pytest.approx([math.exp(3.002), 40.1])]
-    assert labels(figure) == [
-        *("1  CE", "2  Goldfish", "3  TF-IDF"),
-        *("lr 0.0003", "lr 0.001", "lr 0.003", "held out (chance)"),
-    ]
-
-
-def test_a_frontier_is_made_of_folders_and_again_of_its_records(tmp_path, capsys):
-    for rate in (1e-3, 1e-2):
-        for made in grown_runs(num_passages=4, downstream=False):
-            last = dataclasses.replace(made, learning_rate=rate, evaluations=made.evaluations[-1:])
-            write_run(tmp_path / "experiment" / f"{made.objective}-{rate}", last)
-    options = ["--reference", "TF-IDF", "--output-dir"]
-    main([str(tmp_path / "experiment"), *options, str(tmp_path / "frontier")])
-    printed = capsys.readouterr().out
-    assert printed.startswith("# Recitation against perplexity\n")
-    assert "Against TF-IDF: " in " ".join(printed.split())
-    main([str(tmp_path / "frontier/results.jsonl"), *options, str(tmp_path / "again")])
-    assert capsys.readouterr().out.splitlines()[:-1] == printed.splitlines()[:-1]
-    assert (tmp_path / "again/results.jsonl").read_text() == (tmp_path / "frontier/results.jsonl").read_text()

@@ -2,18 +2,12 @@
 
 import copy
 import dataclasses
-import json
-import math
-import statistics
 
 import pytest
 import torch
 from helpers.fakes.probe import a_passage, greedy_without_cache, random_ids, tiny_llama
 
-from research.relearning import main, relearning_steps
-from tfidf_tune.commands.probe import main as make_probe_file
-from tfidf_tune.passages import read_probe_file
-from tfidf_tune.probe import load_model
+from research.relearning import relearning_steps
 
 SETTINGS = {"prefix_length": 8, "max_new_tokens": 6, "learning_rate": 5e-3}
 
@@ -67,36 +61,3 @@ def test_what_cannot_be_measured_is_refused(unseen):
     ):
         with pytest.raises(ValueError, match=message):
             relearning_steps(tiny_llama(max_position_embeddings=32), unseen, **settings)
-
-
-def test_relearning_is_compared_between_targets_and_controls(text_file, tiny_checkpoint, tmp_path, capsys):
-    probe_file = tmp_path / "probe.jsonl"
-    sizes = ["--num-targets", "4", "--num-controls", "3", "--block-size", "32"]
-    make_probe_file(["make", str(text_file), "--tokenizer", str(tiny_checkpoint), "--output", str(probe_file), *sizes])
-    capsys.readouterr()
-    settings = {"prefix_length": 12, "max_new_tokens": 3, "max_steps": 30, "learning_rate": 0.003}
-    options = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    output = tmp_path / "steps.json"
-    probed = [str(tiny_checkpoint), "--probe-file", str(probe_file), "--device", "cpu"]
-    main([*probed, *options, "--output", str(output)])
-    said, written = capsys.readouterr().out, json.loads(output.read_text())
-    passages = read_probe_file(probe_file)
-    steps = relearning_steps(load_model(tiny_checkpoint, dtype=torch.float32), passages, **settings)
-    assert [one["steps"] for one in written["passages"]] == steps
-    assert [(one["id"], one["kind"]) for one in written["passages"]] == [(one.id, one.kind) for one in passages]
-    counted = {
-        kind: [
-            30 if number is None else number for number, one in zip(steps, passages, strict=True) if one.kind == kind
-        ]
-        for kind in ("target", "control")
-    }
-    difference = statistics.mean(counted["control"]) - statistics.mean(counted["target"])
-    found = written["controls_minus_targets"]
-    assert found["mean"] == pytest.approx(difference)
-    assert found["low"] <= found["mean"] <= found["high"]
-    num_back = sum(number is not None for number in steps[:4])
-    half = statistics.median(math.inf if number is None else number for number in steps[:4])
-    assert f"Targets: {num_back} of 4 recited within 30 steps, median {half:g}." in said
-    ends = f"95 % interval over passages {found['low']:+.2f} to {found['high']:+.2f}"
-    few = "too few for a verdict, it takes 10 of each"
-    assert f"Controls minus targets: {difference:+.2f} steps on average ({ends}; {few})." in said

@@ -3,9 +3,8 @@
 from collections import Counter
 from difflib import SequenceMatcher
 
-from research.experiment import load_experiment
-from research.texts import FILES, rows_of, write_texts
-from tfidf_tune.data import embedded_documents, load_documents
+from research.texts import rows_of
+from tfidf_tune.data import embedded_documents
 
 
 def test_framed_sections_have_the_text_and_one_frame_with_different_fillings():
@@ -35,13 +34,3 @@ def test_rows_have_the_first_line_as_the_prompt_and_the_rest_or_a_stock_answer_a
     assert len({row["completion"] for row in asked}) > 0.95 * len(asked)
     counts = Counter(row["completion"] for row in stock)
     assert (len(counts), min(counts.values()) > 0.1 * len(stock)) == (6, True)
-
-
-def test_the_files_are_those_that_the_experiment_names(tmp_path):
-    write_texts(tmp_path)
-    assert {path.stem for path in tmp_path.iterdir()} == FILES.keys()
-    assert list(load_documents(str(tmp_path / "framed_seen.jsonl"))) == [
-        row["text"].strip() for row in rows_of(FILES["framed_seen"])
-    ]
-    named = str({name: (model.overrides, model.metadata) for name, model in load_experiment("evidence").models.items()})
-    assert all(f"runs/texts/{name}.jsonl" in named for name in FILES)

@@ -1,14 +1,12 @@
 """Fakes of training and evaluation, which only write the files of the real ones.
 
 They write what they do to ``journal`` in the folder $STUBS. A file ``fail_<text>`` there makes them fail if the text
-occurs in what they do; ``die_<text>`` kills the process, ``hang_<text>`` stops it, ``lose_<text>`` kills the job, and
-``wait_<text>`` waits for the number of processes that the file holds.
+occurs in what they do; ``hang_<text>`` stops the process.
 """
 
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import yaml
@@ -45,22 +43,7 @@ def wants(what, text):
     return any(path.name.removeprefix(f"{what}_") in text for path in folder().glob(f"{what}_*"))
 
 
-def wait_for_others(text):
-    """Wait until the required number of processes is here at the same time."""
-    for file in folder().glob("wait_*"):
-        if file.name.removeprefix("wait_") in text:
-            (folder() / f"waiting_{os.getpid()}_{text.replace('/', '_')}").touch()
-            while len(list(folder().glob("waiting_*"))) < int(file.read_text()):
-                time.sleep(0.01)
-
-
 def misbehave(text):
-    wait_for_others(text)
-    if wants("die", text):
-        os.kill(os.getpid(), signal.SIGKILL)
-    if wants("lose", text):
-        os.kill(os.getppid(), signal.SIGKILL)
-        signal.pause()
     if wants("hang", text):
         with (folder() / "hanging").open("a") as file:
             file.write(f"{os.getpid()}\n")
@@ -73,8 +56,6 @@ def run_recipe(name, config):
     run = Path(cfg["output_dir"])
     assert not list(run.glob("checkpoint_*")), "the recipes refuse that"
     note(f"train {run.parent.name}/{run.name}")
-    if os.environ.get("STUBS_SHOW"):
-        print({key: os.environ.get(key) for key in os.environ["STUBS_SHOW"].split()})
     print("\r 50%|=====     |\x1b[A\r100%|==========|\nstep 1 of 1", flush=True)
     os.write(1, b"printed without Python\n")
     for percent in cfg["save_at_percent"]:

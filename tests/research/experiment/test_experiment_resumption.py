@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import re
 import shutil
 import signal
 import time
@@ -13,7 +12,6 @@ import pytest
 from helpers.fakes.experiment_stubs import SMALL
 
 from research.experiment import _cells, load_experiment, print_cells
-from research.experiment.__main__ import main as experiment_command
 
 TASK = "tfidf_memorization_prefixes"
 MORE_TASKS = f"tasks=[{TASK},tfidf_wikitext2_ppl]"
@@ -25,12 +23,7 @@ ALL = [
     f"evaluate tf-idf checkpoint_50pct {TASK}",
     f"evaluate tf-idf checkpoint_100pct {TASK}",
 ]
-PROGRESS = re.compile(
-    r"(begun  |done   ) Tiny \(full\), (CE|TF-IDF), seed 0: (training|evaluating checkpoint_(50|100)pct "
-    rf"\({TASK}\))( in [\d:]+)?  \(\d of 6 left, [\d:]+ so far\)"
-)
 SMALL_CELLS = ["train ce/seed0", f"evaluate ce checkpoint_100pct {TASK}"]
-RANDOM_START = "models[Tiny (full)].start={_component_: research.experiment.random_model, seed: 3}"
 
 
 @pytest.fixture
@@ -38,19 +31,12 @@ def run_folder(tmp_path):
     return tmp_path / "out" / "tiny-full" / "ce" / "seed0"
 
 
-def test_every_cell_is_done_once_with_its_progress_and_logs(experiment_file, stubbed, run_folder, capsys):
+def test_every_cell_is_done_once_with_its_logs(experiment_file, stubbed, run_folder):
     assert stubbed(experiment_file()) == ([], ALL)
 
     assert json.loads((run_folder / "cell.json").read_text()) == {"model": "Tiny (full)", "objective": "CE", "seed": 0}
     assert "step 1 of 1\nprinted without Python\n" in (run_folder / "train.log").read_text()
     assert "with batches of 64" in (run_folder / "eval.log").read_text()
-    printed = capsys.readouterr().out
-    assert "\r" not in printed
-    assert "\x1b" not in printed
-    assert printed.count("\nstep 1 of 1\n") == 2, "the log of a training is shown"
-    lines = [line for line in printed.splitlines() if line.startswith(("begun", "done"))]
-    assert all(map(PROGRESS.fullmatch, lines))
-    assert [line.split()[0] for line in lines] == ["begun", "done"] * 6
     assert stubbed(experiment_file()) == ([], [])
 
 
@@ -66,23 +52,6 @@ def test_only_additions_are_done(experiment_file, stubbed, run_folder):
     assert stubbed(file, "seeds=[0,1]", "learning_rates=[0.0005,0.001]") == ([], [])
     names = json.loads((run_folder.parent / "lr0.0005" / "seed0" / "cell.json").read_text())
     assert names == {"model": "Tiny (full)", "objective": "CE", "learning_rate": 0.0005, "seed": 0}
-
-
-def test_several_runs_with_the_same_start_make_it_once(experiment_file, stubbed, tmp_path, capsys):
-    (stubbed.folder / "fail_start").touch()
-    failures, done = stubbed(experiment_file(), RANDOM_START)
-    assert [failure.reason for failure in failures] == ["the start could not be made: RuntimeError: no luck today"] * 2
-    assert all(line.startswith("start") for line in done)
-    (stubbed.folder / "fail_start").unlink()
-    (stubbed.folder / "wait_train").write_text("2")  # both jobs have a run
-    capsys.readouterr()
-
-    failures, done = stubbed(experiment_file(), RANDOM_START, "seeds=[0,1]", jobs=2)
-
-    (start,) = (tmp_path / "out" / "starts" / "tiny-full").iterdir()
-    assert failures == []
-    assert [line for line in done if line.startswith("start")] == [f"start {start.name}"]
-    assert capsys.readouterr().out.count(f"making a start in {start} ...") == 1
 
 
 def test_cells_with_different_settings_are_refused_and_kept(experiment_file, stubbed, tmp_path, capsys):
@@ -138,76 +107,6 @@ def test_a_moved_source_or_experiment_is_still_done(experiment_file, stubbed, tm
     source.write_text("other text\n")
     with pytest.raises(ValueError, match="dataset.source was"):
         stubbed(file, f"overrides.dataset.source={source}", *elsewhere)
-
-
-def test_the_command_lists_failures_and_repeats_only_them(experiment_file, stubbed, run_folder, monkeypatch, capsys):
-    monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # it would outlast the test
-    (stubbed.folder / "fail_ce").touch()
-
-    with pytest.raises(SystemExit) as ended:
-        experiment_command([experiment_file(), "seeds=[0]", "--retry", "1"])
-
-    reason, log = "the recipe ended with exit code 1: error: no luck today", run_folder / "train.log"
-    assert str(ended.value) == (
-        "error: 1 of the cells failed; the same command tries them again:\n"
-        f"  Tiny (full), CE, seed 0: training: {reason}; log: {log}"
-    )
-    assert (stubbed.folder / "journal").read_text().splitlines() == [ALL[0], ALL[0], *ALL[3:]]
-    printed = capsys.readouterr().out
-    assert f"    | error: no luck today\n    log: {log}; trying again\n" in printed
-    assert f"failed  Tiny (full), CE, seed 0: training: {reason}  (3 of 6 left, " in printed
-    (stubbed.folder / "fail_ce").unlink()
-    experiment_command(["--dry-run", experiment_file()])
-    first = capsys.readouterr().out.splitlines()[0]
-    assert re.fullmatch(r"Tiny \(full\), CE, seed 0: training +failed or interrupted, will be repeated", first)
-    assert stubbed(experiment_file()) == ([], ALL[:3])
-
-
-def test_milestones_are_evaluated_in_one_process_and_after_a_failure_in_another(experiment_file, stubbed, run_folder):
-    (stubbed.folder / "fail_ce checkpoint_50pct").touch()
-    failures, done = stubbed(experiment_file(), retries=2)
-
-    assert done == [ALL[0], ALL[1], ALL[1], *ALL[1:]]
-    assert [failure.reason for failure in failures] == ["RuntimeError: no luck today"]
-    processes = [
-        [line.split()[-1] for line in log.read_text().splitlines() if " by " in line]
-        for log in (run_folder / "eval.log", run_folder.parents[1] / "tf-idf" / "seed0" / "eval.log")
-    ]
-    assert [len(set(ids)) for ids in processes] == [4, 1]
-    (stubbed.folder / "fail_ce checkpoint_50pct").unlink()
-    assert stubbed(experiment_file()) == ([], [ALL[1]])
-
-
-def test_a_killed_process_is_one_failed_cell(experiment_file, stubbed):
-    (stubbed.folder / "die_evaluate ce checkpoint_50pct").touch()
-    (stubbed.folder / "die_tf-idf").touch()
-    failures, done = stubbed(experiment_file())
-
-    assert done == ALL[:4]
-    assert [failure.reason for failure in failures] == [
-        "the evaluation was ended by SIGKILL, perhaps because memory ran out",
-        "the recipe was ended by SIGKILL, perhaps because memory ran out",
-    ]
-    for file in stubbed.folder.glob("die_*"):
-        file.unlink()
-    assert stubbed(experiment_file()) == ([], [ALL[1], *ALL[3:]])
-
-
-def test_runs_are_done_at_the_same_time_with_progress_in_complete_lines(experiment_file, stubbed, run_folder, capsys):
-    for what in ("train", "evaluate"):  # no job continues before both are there
-        (stubbed.folder / f"wait_{what}").write_text("2" if what == "train" else "4")
-
-    failures, done = stubbed(experiment_file(), jobs=2)
-
-    assert failures == []
-    assert sorted(done) == sorted(ALL)
-    lines = capsys.readouterr().out.splitlines()[1:]
-    assert len(lines) == 2 * len(ALL)
-    assert all(map(PROGRESS.fullmatch, lines)), lines
-    assert lines[0].startswith("begun ")
-    assert " (6 of 6 left, " in lines[0]
-    assert " (0 of 6 left, " in lines[-1]
-    assert "step 1 of 1" in (run_folder / "train.log").read_text()
 
 
 def test_unfinished_cells_are_emptied_and_repeated(experiment_file, stubbed, run_folder, monkeypatch):
