@@ -24,7 +24,7 @@ from tfidf_tune._processes import OWN_COMMAND
 from tfidf_tune.data import hf_tokenizer, load_documents
 from tfidf_tune.passages import read_probe_file
 from tfidf_tune.results import import_results
-from tfidf_tune.training import _entry, _next_steps
+from tfidf_tune.training import _next_steps
 
 SIZES = ", ".join(f"{key}: {value}" for key, value in TINY_LLAMA.items())
 ADAPTERS = "lora_attn_modules: [q_proj, v_proj], lora_rank: 8, lora_alpha: 16"
@@ -74,8 +74,13 @@ def test_three_commands_lead_from_a_text_to_a_verdict(command, run_command, tiny
         "--config", "mine/lora", f"checkpointer.checkpoint_dir={tiny_checkpoint}", "dataset.source=my_texts.jsonl",
         LORA, "epochs=1", "evaluate=true",
     ]  # fmt: skip
+
+    def in_this_process(arguments, **_):  # which saves the imports
+        run_command(*arguments[len(OWN_COMMAND) :])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(_run, "subprocess", SimpleNamespace(run=in_this_process))
     command("cp", "lora_finetune", "mine.py")
-    (command.folder / "datasets.py").write_text("raise ImportError('the file of the user, not the package')")
     baseline = command(
         "run", "./mine.py", *setup, "loss=tfidf_tune.loss.CrossEntropyLoss", "output_dir=runs/mine_lora_ce"
     )
@@ -85,11 +90,6 @@ def test_three_commands_lead_from_a_text_to_a_verdict(command, run_command, tiny
     assert same == ["run", "./mine.py", *setup]
     assert f"$ {shlex.join(['tfidf-tune', *evaluate])}\n" in baseline
 
-    def in_this_process(arguments, **_):  # which saves the imports
-        run_command(*arguments[len(OWN_COMMAND) :])
-        return SimpleNamespace(returncode=0)
-
-    monkeypatch.setattr(_entry, "subprocess", SimpleNamespace(run=in_this_process))
     output = command("run", "lora_finetune", *setup)
 
     for name, printed in (("mine_lora_ce", baseline), ("mine_lora", output)):
@@ -258,8 +258,10 @@ def test_the_commands_of_torchtune_and_the_harness_in_readme_run_as_they_stand(c
     assert "|tfidf_memorization_prefixes|" in ended.stdout
     baselines = [words for words in next_commands(ended.stderr) if words[0] == "tune"]
     typed = [words for words in map(shlex.split, script.replace("\\\n", "").splitlines()) if words[0] == "tune"]
-    for printed, words, name in zip(baselines, typed, ("tinyllama_1.1B_lora", "any_lora"), strict=True):
-        assert printed == [*words, "loss=tfidf_tune.loss.CrossEntropyLoss", f"output_dir=runs/{name}_memorization_ce"]
+    for printed, words, name in zip(
+        baselines, typed, ("tinyllama_1.1B_lora_memorization", "injected_lora"), strict=True
+    ):
+        assert printed == [*words, "loss=tfidf_tune.loss.CrossEntropyLoss", f"output_dir=runs/{name}_ce"]
 
 
 def test_the_commands_that_a_run_of_several_processes_prints_run_as_they_stand(command, run_command, tiny_checkpoint):
@@ -274,16 +276,15 @@ def test_the_commands_that_a_run_of_several_processes_prints_run_as_they_stand(c
     typed = shlex.join([*setup, f"output_dir={output_dir}"])
     evaluate, train = next_commands(run_in_shell(typed, command.folder).stderr)
     assert train == [*setup, "loss=tfidf_tune.loss.CrossEntropyLoss", f"output_dir={output_dir}_ce"]
-    run_in_shell(shlex.join(train), command.folder)
     run_command(*evaluate[1:], "--limit", "2")
 
-    first, second = command.folder / output_dir, command.folder / f"{output_dir}_ce"
-    entries = [json.loads((run / "metrics.jsonl").read_text()) for run in (first, second)]
-    config = OmegaConf.load(first / "config.yaml")
-    assert {entry["num_sequences"] for entry in entries} == {2 * config.batch_size * config.gradient_accumulation_steps}
-    (results,) = first.rglob("results_*.json")
+    run = command.folder / output_dir
+    entry = json.loads((run / "metrics.jsonl").read_text())
+    config = OmegaConf.load(run / "config.yaml")
+    assert entry["num_sequences"] == 2 * config.batch_size * config.gradient_accumulation_steps
+    (results,) = run.rglob("results_*.json")
     recorded = json.loads(results.read_text())["configs"]["tfidf_memorization_prefixes"]["metadata"]["run"]
-    assert (recorded["folder"], recorded["num_sequences"]) == (str(first), entries[0]["num_sequences"])
+    assert (recorded["folder"], recorded["num_sequences"]) == (str(run), entry["num_sequences"])
 
 
 @pytest.mark.skipif(version("trl").startswith("1.14."), reason="TRL 1.14 needs loss_type='nll', see docs/trainers.md")

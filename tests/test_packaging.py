@@ -443,12 +443,21 @@ def test_what_torchtune_needs_is_imported_before_it():
     assert num_found > 5
 
 
-def test_torchtune_is_imported_where_it_is_extended_and_elsewhere_inside_functions():
-    allowed = {"training", "models", "loss/stock.py", "_torchao.py"}
+def test_the_training_stack_is_imported_where_it_is_extended_and_elsewhere_inside_functions():
+    """The extra ``eval``, which audits and comparisons need, does not install it."""
+    allowed = {"recipes", "training", "models", "loss/stock.py", "_torchao.py", "_config.py"}
+    stack = {"torchtune", "torchao", "torchdata", "omegaconf"}
     for file in PACKAGE.rglob("*.py"):
         place = file.relative_to(PACKAGE)
-        if {place.parts[0], place.as_posix()}.isdisjoint(allowed | {"recipes"}):
+        if {place.parts[0], place.as_posix()}.isdisjoint(allowed):
             tree = ast.parse(file.read_text(encoding="utf-8"))
-            imported = [node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)]
-            imported += [name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names]
-            assert not [name for name in imported if name.partition(".")[0] in ("torchtune", "torchao")], place
+            imported = []
+            for node in tree.body:
+                if isinstance(node, ast.ImportFrom):
+                    imported += [f"{node.module}.{name.name}" for name in node.names]
+                elif isinstance(node, ast.Import):
+                    imported += [name.name for name in node.names]
+            assert not [name for name in imported if name.partition(".")[0] in stack], place
+            if place.parts[0] in ALLOWED_IMPORTS:
+                ours = {name.split(".")[1] for name in imported if name.startswith("tfidf_tune.")}
+                assert ours.isdisjoint({"_torchao", "_config"}), place

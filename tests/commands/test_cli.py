@@ -2,12 +2,12 @@
 
 import re
 import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from helpers.processes.commands import run_in_forks
+from helpers.processes.recipes import run_command as run_forked
 
 from tfidf_tune import cli
 from tfidf_tune._files import config_path
@@ -160,47 +160,28 @@ def test_help_lists_and_usage_errors_import_no_heavy_library():
                 assert not re.search(r"(?<![\w-])(tune|lm-eval) (run|ls|cp|cat|validate|--)", text), arguments
 
 
-IMPORTS = """
-import sys
-
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"torchtune", "torchdata", "omegaconf"}:
-            raise ImportError(f"{name} is blocked")
-
-sys.meta_path.insert(0, Blocker())
-from importlib import import_module
-import tfidf_tune.audit, tfidf_tune.compare, tfidf_tune.corpus, tfidf_tune.data, tfidf_tune.passages, tfidf_tune.probe
-import tfidf_tune.report, tfidf_tune.results, tfidf_tune.tasks
-
-for package in (
-    *(tfidf_tune.audit, tfidf_tune.compare, tfidf_tune.corpus, tfidf_tune.data, tfidf_tune.passages),
-    *(tfidf_tune.probe, tfidf_tune.report, tfidf_tune.results),
-):
-    for name in package.__all__:
-        getattr(package, name)
-for name in ("cnn_dailymail", "membership", "memorization", "perplexity", "squad"):
-    import_module(f"tfidf_tune.tasks.{name}")
-for name in ("monitor", "transformers", "trl"):
-    import_module(f"tfidf_tune.integrations.{name}")
-"""
-
-
 def test_control_characters_of_file_names_do_not_reach_the_terminal(tmp_path, tiny_checkpoint):
     file = tmp_path / "a\x1b]0;b\x07.jsonl"
     file.write_text('{"text": "one two three four"}\n{"text": null}\n' * 8)
     (broken := tmp_path / "a\x1b]0;c\x07.yaml").write_text("a: ${b")
     (no_text := tmp_path / "a\x1b]0;d\x07.csv").write_text("a")
     tokenizer = ["--tokenizer", str(tiny_checkpoint), "--block-size", "2"]
-    for arguments, code, message in (  # of a progress bar, of logging, and of two errors
-        (["data", "dedup", str(file), str(tmp_path / "out")], 0, "Finding copies a{}b{}.jsonl (1 of 1)"),
-        (["weights", str(file), *tokenizer, "--output-dir", str(tmp_path / "page")], 0, "a{}b{}.jsonl: 8 of 16 rows"),
-        (["validate", str(broken)], 2, "a{}c{}.yaml"),
-        (["data", "dedup", str(no_text), str(tmp_path / "out2")], 2, "has text of no known format"),
+    for number, (arguments, code, message) in enumerate(
+        (  # of a progress bar, of logging, and of two errors
+            (["data", "dedup", str(file), str(tmp_path / "out")], 0, "Finding copies a{}b{}.jsonl (1 of 1)"),
+            (
+                ["weights", str(file), *tokenizer, "--output-dir", str(tmp_path / "page")],
+                0,
+                "a{}b{}.jsonl: 8 of 16 rows",
+            ),
+            (["validate", str(broken)], 2, "a{}c{}.yaml"),
+            (["data", "dedup", str(no_text), str(tmp_path / "out2")], 2, "has text of no known format"),
+        )
     ):
-        (ended,) = run_in_forks([arguments])
-        assert (ended.code, message.format("\\u001b]0;", "\\u0007") in ended.err) == (code, True), ended.err
-        assert not {"\x1b", "\x07"} & {*ended.out, *ended.err}
+        (folder := tmp_path / f"run{number}").mkdir()
+        ended = run_forked("tfidf_tune.cli:main", arguments, folder)
+        assert (ended.codes, message.format("\\u001b]0;", "\\u0007") in ended.output) == ([code], True), ended.output
+        assert not {"\x1b", "\x07"} & {*ended.output}
 
 
 def test_a_command_in_a_process_of_its_own_finds_modules_of_the_user_after_those_that_are_installed(tmp_path):
@@ -210,8 +191,3 @@ def test_a_command_in_a_process_of_its_own_finds_modules_of_the_user_after_those
     command = [*OWN_COMMAND, "validate", "demo/llama_3M_full_memorization", *objective]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "Config is well-formed!\n"), ended.stderr
-
-
-def test_packages_do_without_the_training_stack():
-    """The extra ``eval`` does not install it."""
-    subprocess.run([sys.executable, "-c", IMPORTS], check=True)
