@@ -11,7 +11,6 @@ import pytest
 from helpers.fakes.openai_server import Clock, serving
 from helpers.fakes.tiny_llama import teach
 from helpers.fakes.tiny_run import run_config, run_recipe
-from helpers.sentences import refused
 
 from tfidf_tune.audit import AuditSpec, audit, audit_results, estimate
 from tfidf_tune.commands.audit import main
@@ -188,7 +187,7 @@ def test_a_finished_audit_of_a_server_is_asked_again_and_an_unfinished_one_goes_
             ([before], "fp_2", "system_fingerprint was fp_1, is fp_2"),
         ):
             host.models, host.fingerprint = models, fingerprint
-            with refused(ValueError, what, f"another model behind a server: {fingerprint}", out=tmp_path):
+            with pytest.raises(ValueError, match=f"{what}. Name another output, or "):
                 main(arguments)
         host.models, host.fingerprint = [before | {"created": 2, "permission": [{"created": 2}]}], "fp_1"
         num_asked = len(host.asked)
@@ -268,12 +267,13 @@ def test_limits_that_the_chosen_passages_or_the_server_rule_out_are_refused_befo
 ):
     monkeypatch.setattr("tfidf_tune.tasks.evaluate", lambda *_, **__: pytest.fail("the model was asked"))
     few = ["--num-targets", "400", "--block-size", "400", "--fail-above", "verbatim.upper=0.01"]
-    with refused(ValueError, "it takes 299", "audit of fewer passages than a limit takes"):
+    with pytest.raises(ValueError, match=r"--fail-above: .*verbatim\.upper=0\.01 \(with \d+ targets .* it takes 299\)"):
         main(command(reciting, tmp_path / "few", *few))
     with serving(reciting) as (host, url):
         host.echoes = False
         server = ["--base-url", url, "--tokenizer", reciting]
-        with refused(ValueError, "auc=0.9", "audit of a server without log-probabilities with a limit of them"):
+        likelihoods = r"\(likelihoods are missing: .*no log-probabilities of the prompt \(echo and logprobs\)\)"
+        with pytest.raises(ValueError, match=rf"--fail-above: .*auc=0\.9 {likelihoods}; extraction@0\.5=0\.1 "):
             main(command("m", tmp_path / "served", *server, "--fail-above", "lms=7,auc=0.9,extraction@0.5=0.1"))
 
 
@@ -292,7 +292,9 @@ def test_withheld_answers_are_counted_and_no_limit_passes_on_them(
     monkeypatch.setattr(TokenIdRequests, "generate_until", withheld)
     asked = ["--attacks", "greedy", "sampling", "--num-samples", "2", "--fail-above", "lms=5,auc=0.99"]
     arguments = command(tiny_checkpoint, tmp_path, *asked)
-    with refused(SystemExit, "lms=5 is undecided", "limits on answers that a server withheld"):
+    with pytest.raises(
+        SystemExit, match=r"lms=5 is undecided: 3 answers are missing; auc=0\.99 is undecided: 3 answers"
+    ):
         main(arguments)
     shown = " ".join(capsys.readouterr().out.split())
     assert "Answers withheld by the server or empty: 3, which count as not recited." in shown
@@ -372,10 +374,11 @@ def test_the_run_of_a_checkpoint_is_recorded_and_a_damaged_probe_file_is_an_erro
     assert "10 passages that training held out, by " in page
     lines = (run / "probe.jsonl").read_text().splitlines(keepends=True)
     (run / "probe.jsonl").write_text("".join(lines[:-1]))
-    with refused(ValueError, "held_out", "audit of a run that held out other passages", folder=tmp_path):
+    changed = r"held_out\.passages was 10, is 9; held_out\.sha256 was .*Name another --output-dir, or --overwrite"
+    with pytest.raises(ValueError, match=rf"out/probe\.jsonl was chosen with other options, .*{changed}"):
         main(arguments)
     (run / "probe.jsonl").write_text("{")
-    with refused(ValueError, "probe.jsonl, line 1", "audit of a run with a damaged probe file", folder=tmp_path):
+    with pytest.raises(ValueError, match=f"{run}/probe.jsonl, line 1 is not a passage of a probe file"):
         main(arguments)
     (run / "probe.jsonl").unlink()
     capsys.readouterr()
@@ -409,37 +412,74 @@ def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tm
     monkeypatch.setattr("tfidf_tune.passages.make_probe", lambda *_: pytest.fail("the texts were read"))
     server = ["--base-url", "http://localhost/v1"]
     for more, named in (
-        (["--fail-above", "recall=1"], "recall=1"),
-        (["--attacks", "magic"], "'magic'"),
-        (["--attacks", "greedy", "--offset", "3"], "--offset 3"),
-        (["--num-concurrent", "4", "--send", "ids"], "--send, --num-concurrent: .*--base-url"),
-        (["--offsets", "18"], "--offsets is a setting of the attack offset"),
-        (["--attacks", "greedy", "noise", "--top-k", "5"], "--top-k is .* sampling"),
-        (["--attacks", "sampling", "--prompt-noise", "0.2"], "--prompt-noise is .* noise"),
-        (server, "--tokenizer"),
-        ([*server, "--tokenizer", "t", "--model-args", "a=1", "--device", "cuda"], "--device, --model-args"),
-        (["--backend", "vllm"], "--backend vllm"),
-        (["--executor", "slurm"], "slurm .*partition"),
-        (["--model-args", "batch_size=3,device=cpu"], "batch_size, device cannot be among"),
-        ([*server, "--tokenizer", "t", "--api-key-variable", "sk-live-0123456789abcdef"], "api_key_variable does"),
-        (["--budget", "87"], "24 passages and 64 others"),
-        (["--attacks", "truncated", "--prefix-lengths", "1"], "the longest of the prefix lengths is 1"),
-        (["--fail-above", ""], "''"),
-        (["--fail-above", "verbatim=5"], "verbatim is at most 1, and not in percent"),
-        (["--fail-above", "auc.upper=1"], "at most 1"),
-        (["--fail-above", "recited=12"], r"recited=12 \(at most 12"),
-        (["--fail-above", "lms=8"], r"lms=8 \(at most 8"),
-        (["--prefix-lengths", "24"], "--prefix-lengths"),
-        (["--attacks", "greedy", "offset", "--offsets", "3", "18"], "prompts take 24 tokens"),  # 18 and the shortest
-        (["--offset", "12"], "prompts take 24 tokens .*--offset"),
-        (["--fail-above", "lms=7,verbatim.upper=0.05"], "it takes 59"),
-        (["--fail-above", "extraction@0.5:9.upper=0.2,verbatim=-1"], "it takes 14"),
-        (["--fail-above", "lms.upper=7,auc.upper=0.6", "--num-controls", "9"], "10 targets and controls"),
-        (["--fail-above", "lms.upper=7", "--num-targets", "9"], "10 targets"),
-        (["--fail-above", "excess=1,auc=0.9", "--num-controls", "0"], "no controls"),
+        (["--fail-above", "recall=1"], "--fail-above 'recall=1': write MEASURE=LIMIT, .*; measures are recited"),
+        (["--attacks", "magic"], "attacks is 'magic': possible are greedy, offset"),
+        (["--attacks", "greedy", "--offset", "3"], "--offset 3 is without effect on --attacks: use --offsets 3"),
+        (
+            ["--num-concurrent", "4", "--send", "ids"],
+            "--send, --num-concurrent: for a model behind a server, which --base-url names",
+        ),
+        (
+            ["--offsets", "18"],
+            "--offsets is a setting of the attack offset, .*: add offset to --attacks, or leave it out",
+        ),
+        (["--attacks", "greedy", "noise", "--top-k", "5"], "--top-k is .*: add sampling to --attacks, or leave it out"),
+        (
+            ["--attacks", "sampling", "--prompt-noise", "0.2"],
+            "--prompt-noise is .*: add noise to --attacks, or leave it out",
+        ),
+        (server, "a model behind a server needs --tokenizer"),
+        (
+            [*server, "--tokenizer", "t", "--model-args", "a=1", "--device", "cuda"],
+            "--device, --model-args: for a model that is loaded here, not behind --base-url",
+        ),
+        (["--backend", "vllm"], "--backend vllm needs the package vllm: pip install vllm, or --backend transformers"),
+        (["--executor", "slurm"], "slurm needs executor_args partition and time: partition=NAME,time="),
+        (
+            ["--model-args", "batch_size=3,device=cpu"],
+            "batch_size, device cannot be among .*: use the options of the same name",
+        ),
+        (
+            [*server, "--tokenizer", "t", "--api-key-variable", "sk-live-0123456789abcdef"],
+            "api_key_variable does not name .*: give the name of the variable",
+        ),
+        (
+            ["--budget", "87"],
+            "a budget of 87 requests .*24 passages and 64 others.*: raise it, or choose fewer passages",
+        ),
+        (
+            ["--attacks", "truncated", "--prefix-lengths", "1"],
+            "truncated .*the longest of the prefix lengths is 1: raise it to 2 or more, or leave out",
+        ),
+        (["--fail-above", ""], "--fail-above '': write MEASURE=LIMIT, such as recited=0"),
+        (["--fail-above", "verbatim=5"], "--fail-above 'verbatim=5': .*verbatim is at most 1, and not in percent"),
+        (["--fail-above", "auc.upper=1"], "auc.upper=1': .*auc.upper is at most 1"),
+        (["--fail-above", "recited=12"], r"recited=12 \(at most 12 are possible\): lower it"),
+        (["--fail-above", "lms=8"], r"lms=8 \(at most 8 are possible\): lower it"),
+        (
+            ["--prefix-lengths", "24"],
+            "--block-size is 24, prompts take 24 tokens .*--prefix-lengths.*: a passage needs one more",
+        ),
+        (
+            ["--attacks", "greedy", "offset", "--offsets", "3", "18"],
+            "--block-size is 24, prompts take 24 tokens .*--offsets",
+        ),  # 18 and the shortest
+        (["--offset", "12"], "--block-size is 24, prompts take 24 tokens .*--offset"),
+        (["--fail-above", "lms=7,verbatim.upper=0.05"], r"verbatim\.upper=0\.05 \(with 12 targets .*, it takes 59"),
+        (
+            ["--fail-above", "extraction@0.5:9.upper=0.2,verbatim=-1"],
+            "extraction@0.5:9.upper=0.2 .*it takes 14.*verbatim=-1 .*it is always above",
+        ),
+        (
+            ["--fail-above", "lms.upper=7,auc.upper=0.6", "--num-controls", "9"],
+            "auc.upper=0.6 .*10 targets and controls, there are 9",
+        ),
+        (["--fail-above", "lms.upper=7", "--num-targets", "9"], "lms.upper=7 .*10 targets, there are 9"),
+        (["--fail-above", "excess=1,auc=0.9", "--num-controls", "0"], "excess=1 .*no controls.*auc=0.9 .*no controls"),
     ):
-        with refused(ValueError, named, f"audit {' '.join(more)}", folder=tmp_path):
+        with pytest.raises(ValueError, match=named) as refused:
             main(command(reciting, tmp_path / "out", *more))
-    with refused(FileNotFoundError, "gone", "audit gone", folder=tmp_path):
+        assert "sk-live" not in str(refused.value)
+    with pytest.raises(FileNotFoundError, match="no folder .*gone: name a Hugging Face model .* or a hub id"):
         main(command(tmp_path / "gone", tmp_path / "out"))
     assert not (tmp_path / "out" / "probe.jsonl").exists()

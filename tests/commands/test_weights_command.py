@@ -2,7 +2,6 @@
 
 import lxml.html
 import pytest
-from helpers.sentences import refused
 
 from tfidf_tune.commands.weights import main
 from tfidf_tune.data import hf_tokenizer, text_blocks_dataset
@@ -59,23 +58,23 @@ def test_a_text_that_never_fills_the_window_and_blocks_by_number(arguments, tmp_
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (["--block-size", "9999999"], "--block-size"),
-        (["--column", "body"], "'body'"),
-        (["--tokenizer", "./nowhere"], "'./nowhere'"),
-        (["--tokenizer", "."], "the folder '.'"),
-        (["--max-weight", "0.5"], "max_weight is 0.5"),
-        (["--block", "40"], "--block 40"),
-        (["--output-dir", "{folder}"], "{folder}"),
+        (["--block-size", "9999999"], "fewer tokens than one block of 9999999: lower --block-size, or name more text"),
+        (["--column", "body"], r"has no column 'body', only \['text'\]: name one, .*--column text"),
+        (
+            ["--tokenizer", "./nowhere"],
+            r"no such folder: '\./nowhere': name a folder with tokenizer\.json .* or a hub id",
+        ),
+        (["--tokenizer", "."], r"the folder '\.' has no tokenizer files: name a folder with tokenizer\.json"),
+        (["--max-weight", "0.5"], r"max_weight is 0\.5: .*set it to a number from 1 to"),
+        (["--block", "40"], "--block 40: the text has the blocks 0 to 39"),
+        (["--output-dir", "{folder}"], r"{folder} has files but no report \(report\.json\): give the report a folder"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_before_anything_is_written(change, named, arguments, tmp_path, text_file):
+def test_settings_that_do_not_fit_are_refused_before_anything_is_written(change, named, arguments, tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
     folder.joinpath("thesis.tex").write_text("mine")
-    with refused(
-        (ValueError, FileNotFoundError), named.format(folder=folder), f"weights {' '.join(change)}",
-        folder=folder, text=text_file,
-    ):  # fmt: skip
+    with pytest.raises((ValueError, FileNotFoundError), match=named.format(folder=folder)):
         main([*arguments, "--output-dir", str(tmp_path / "out"), *(part.format(folder=folder) for part in change)])
     assert [path.name for path in tmp_path.rglob("*")] == ["mine", "thesis.tex"]
 
@@ -83,6 +82,10 @@ def test_settings_that_do_not_fit_are_refused_before_anything_is_written(change,
 def test_files_without_text_are_refused_and_a_missing_one_before_others_are_read(arguments, tmp_path):
     for name, content in {"empty.txt": "", "blank.txt": " \n\n", "broken.jsonl": "{"}.items():
         (tmp_path / name).write_text(content)
-    for names in ("empty.txt", "blank.txt", "broken.jsonl missing.txt"):
-        with refused((ValueError, FileNotFoundError), names.split()[-1], f"weights {names}", folder=tmp_path):
+    for names, kind, message in (
+        ("empty.txt", ValueError, "empty.txt' is empty: name a source with text"),
+        ("blank.txt", ValueError, "blank.txt' has fewer tokens than one block of 32: lower --block-size, or name more"),
+        ("broken.jsonl missing.txt", FileNotFoundError, "no such file or folder: .*missing.txt"),
+    ):
+        with pytest.raises(kind, match=message):
             main([*(str(tmp_path / name) for name in names.split()), *arguments[1:]])

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from helpers.fakes.data import passage, write_rows
-from helpers.sentences import refused
 
 from tfidf_tune._tokenizer import MAX_TEXT_BYTES
 from tfidf_tune.corpus.deduplication import Deduplication
@@ -118,16 +117,16 @@ def test_what_readers_cannot_bear_is_refused_with_its_line(tmp_path, monkeypatch
     over_lines, short = deep.replace("[", "[\n"), "two\n" * 300_000
     row = '{"text": "one [[[{\\"[[", "x": [{}, {}]}\n' * 200
     compress = {".gz": gzip.compress, ".zst": zstandard.compress}
-    utf16 = "is in UTF-16 or UTF-32: convert it"
+    long, utf16 = "a row has more than 1 MiB: divide it, or remove it", "is in UTF-16 or UTF-32: convert it.*iconv"
     for name, content, sample_by, message in (
-        ("a.jsonl", f'{row}{{"text": "b", "x": {deep}}}\n', "line", "line 201 is not JSON: recursion limit exceeded"),
-        ("a.jsonl.gz", f'{{"text": "b", "x": {objects}}}\n', "line", "line 1 is not JSON: recursion"),
-        ("b.jsonl", f'{row}{{"text": "b", "x":\n{over_lines}}}\n', "line", "line 201 is not JSON: EOF while parsing"),
-        ("a.json.zst", f'[{{"text": "b", "x": {objects}}}]', "line", "a.json.zst' is not JSON: recursion"),
-        ("c.jsonl.gz", f'{row}{{"text": "{text}"}}\n{row}', "line", "line 201: a row has more than 1 MiB"),
-        ("a.txt.zst", f"one\n{text}", "line", "line 2: a row has more"),
-        ("b.txt.zst", f"one\n\n{short}", "paragraph", "line 262146: a row has more"),
-        ("c.txt", short, "document", "line 262144: a row has more"),
+        ("a.jsonl", f'{row}{{"text": "b", "x": {deep}}}\n', "line", "line 201 is not JSON"),
+        ("a.jsonl.gz", f'{{"text": "b", "x": {objects}}}\n', "line", "line 1 is not JSON"),
+        ("b.jsonl", f'{row}{{"text": "b", "x":\n{over_lines}}}\n', "line", "line 201 is not JSON"),
+        ("a.json.zst", f'[{{"text": "b", "x": {objects}}}]', "line", "is not JSON"),
+        ("c.jsonl.gz", f'{row}{{"text": "{text}"}}\n{row}', "line", f"line 201: {long}"),
+        ("a.txt.zst", f"one\n{text}", "line", f"line 2: {long}"),
+        ("b.txt.zst", f"one\n\n{short}", "paragraph", f"line 262146: {long}"),
+        ("c.txt", short, "document", f"line 262144: {long}"),
         ("d.txt", "one\n".encode("utf-16"), "line", utf16),
         ("d.jsonl.gz", f"\ufeff{row}".encode("utf-16-be"), "line", utf16),
         ("f.jsonl", row.encode("utf-16-le"), "line", utf16),
@@ -136,7 +135,7 @@ def test_what_readers_cannot_bear_is_refused_with_its_line(tmp_path, monkeypatch
         file = tmp_path / name
         packed = compress.get(file.suffix, bytes)(content if isinstance(content, bytes) else content.encode())
         file.write_bytes(packed)
-        with refused(ValueError, re.escape(message), f"text {name}", folder=tmp_path):
+        with pytest.raises(ValueError, match=f"{re.escape(str(file))}.* ?{message}"):
             list(load_documents(str(file), sample_by=sample_by))
     (tmp_path / "all.jsonl").write_text(row)
     (tmp_path / "all.txt").write_text(short)

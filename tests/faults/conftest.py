@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 from helpers.processes.recipes import ALL
-from helpers.refusals import Site
-from helpers.sentences import SEEN
+from helpers.refusals import SEEN, Site
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

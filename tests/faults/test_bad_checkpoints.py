@@ -113,48 +113,99 @@ FULL_MODEL = {
     "model_type": "LLAMA2", "output_dir": "none", "checkpoint_dir": "none",
 }  # fmt: skip
 KINDS = [
-    BadInput("an adapter", checkpoint(adapter), r"checkpointer\.checkpoint_dir=some/base"),
-    BadInput("GPTQ", checkpoint(settings(quantization_config=QUANTIZED)), "quantized .*gptq"),
-    BadInput("an encoder and a decoder", checkpoint(written("config.json", T5)), "'t5'"),
-    BadInput("code of its own", checkpoint(settings(**OWN_CODE)), "trust_remote_code"),
+    BadInput(
+        "an adapter",
+        checkpoint(adapter),
+        r"base is an adapter of some/base: set checkpointer\.checkpoint_dir=some/base, or merge it",
+    ),
+    BadInput(
+        "GPTQ",
+        checkpoint(settings(quantization_config=QUANTIZED)),
+        "base is quantized .*gptq.*: name the original model",
+    ),
+    BadInput(
+        "an encoder and a decoder",
+        checkpoint(written("config.json", T5)),
+        "architecture 't5': name a causal language model",
+    ),
+    BadInput(
+        "code of its own",
+        checkpoint(settings(**OWN_CODE)),
+        "base has Python files of its own.*set trust_remote_code=True",
+    ),
     BadInput(
         "8-bit numbers without scales",
         checkpoint(weights(lambda w: w.update({NORM: w[NORM].to(torch.float8_e4m3fn)}))),
-        r"model\.norm\.weight is of torch\.float8",
+        r"model\.norm\.weight is of torch\.float8.*correct config\.json, or name another checkpoint",
     ),
     BadInput(
-        "an infinite weight", checkpoint(weights(infinite)), r"model\.embed_tokens\.weight is not finite", begins=True
+        "an infinite weight",
+        checkpoint(weights(infinite)),
+        r"model\.embed_tokens\.weight is not finite in torch\.float32: download .*or set another dtype",
+        begins=True,
     ),
-    value("checkpointer", FULL_MODEL, "check_model"),
+    value(
+        "checkpointer", FULL_MODEL, r"has no check_model, .*: take, for example, tfidf_tune\.training\.HFCheckpointer"
+    ),
 ]
 FILES = [
     value("checkpointer.checkpoint_dir", "/no/folder", r"checkpointer: no such folder /no/folder"),
-    value("checkpointer.checkpoint_dir", "nobody/nothing", "nobody/nothing"),
-    value("checkpointer.revision", "main", r"revision 'main' is given for the local folder "),
+    value(
+        "checkpointer.checkpoint_dir",
+        "nobody/nothing",
+        "checkpointer: nobody/nothing is neither a local folder nor on the hub",
+    ),
+    value("checkpointer.revision", "main", r"revision 'main' is given for the local folder .*: leave it out"),
     BadInput("no config.json", checkpoint(removed("config.json")), r"the checkpoint .*/base lacks config\.json"),
     BadInput(
         "a deep config.json", checkpoint(written("config.json", "[" * 50_000)), r"base/config\.json is not valid JSON"
     ),
     BadInput("half a config.json", checkpoint(written("config.json", "{")), r"base/config\.json is not valid JSON"),
-    BadInput("no weights", checkpoint(removed(WEIGHTS)), r"model\.safetensors or pytorch_model\.bin"),
+    BadInput(
+        "no weights",
+        checkpoint(removed(WEIGHTS)),
+        r"base lacks model\.safetensors or pytorch_model\.bin, or shards with an index",
+    ),
     BadInput(
         "weights end too soon",
         checkpoint(lambda folder: os.truncate(folder / WEIGHTS, 100)),
-        r"base/model\.safetensors",
+        r"weights of .*base/model\.safetensors cannot be read .*: they are damaged.*; download or write them again",
     ),
-    BadInput("a shard outside", checkpoint(shard_outside), r"\.\./elsewhere\.safetensors"),
+    BadInput(
+        "a shard outside",
+        checkpoint(shard_outside),
+        r"names \['\.\./elsewhere\.safetensors'\], not files of the same folder",
+    ),
     BadInput(
         "a link out of the folder",
         checkpoint(lambda folder: (folder / "vocab.txt").symlink_to(f"../{CONFIG}")),
-        r"base/vocab\.txt .*/mine\.yaml",
+        r"base/vocab\.txt would be copied .*/mine\.yaml is not a file of its folder .*: remove it",
     ),
-    BadInput("a zipped pickle that runs code", checkpoint(pickle_with_code), r"pytorch_model\.bin .*more than tensors"),
+    BadInput(
+        "a zipped pickle that runs code",
+        checkpoint(pickle_with_code),
+        r"pytorch_model\.bin .*more than tensors.*: take them as safetensors",
+    ),
 ]
 OUTPUT = [
-    BadInput("an earlier run", milestone(), "checkpoint_10pct"),
-    BadInput("nothing to resume from", milestone(resume_from_checkpoint=True), "output_dir .*checkpoint_10pct"),
-    BadInput("a file for the folder of the evaluation", evaluation_in_the_way, r"output_dir .*/evaluation cannot be"),
-    BadInput("a file for a folder", lambda site: site.config(output_dir=__file__), r"output_dir .*\.py"),
+    BadInput(
+        "an earlier run", milestone(), "output_dir .*checkpoint_10pct: choose another output_dir, or move them away"
+    ),
+    BadInput(
+        "nothing to resume from",
+        milestone(resume_from_checkpoint=True),
+        "output_dir .*checkpoint_10pct, nothing to resume from: choose another output_dir",
+    ),
+    BadInput(
+        "a file for the folder of the evaluation",
+        evaluation_in_the_way,
+        r"output_dir .*/evaluation cannot be written.*; choose another output_dir",
+    ),
+    BadInput(
+        "a file for a folder",
+        lambda site: site.config(output_dir=__file__),
+        r"output_dir .*\.py cannot be written.*; choose another output_dir",
+    ),
 ]
 
 

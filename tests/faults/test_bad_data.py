@@ -87,29 +87,62 @@ class OtherTokens(Dataset[Any]):
 
 
 DATA = [
-    BadInput("random bytes", blocks_of("a.txt", bytes(range(256)) * 9), r"dataset: .*/a\.txt"),
-    BadInput("blocks too long", blocks_of("a.txt", TEXT, block_size=65), "block_size is 65"),
-    value("dataset.source", "/no/file.txt", r"dataset: .*'/no/file\.txt'"),
-    value("dataset.source", "nobody/nothing", "'nobody/nothing'"),
-    value("dataset.num_targets", 1000, "num_targets"),
-    value("dataset.num_base", 100_000, "num_base"),
-    value("dataset", [], "has 0 sequences"),
-    value("dataset", {"_component_": "torch.nn.Identity"}, "dataset: .*__len__"),
+    BadInput(
+        "random bytes",
+        blocks_of("a.txt", bytes(range(256)) * 9),
+        r"dataset: .*/a\.txt' is in UTF-16 or UTF-32: convert it",
+    ),
+    BadInput(
+        "blocks too long",
+        blocks_of("a.txt", TEXT, block_size=65),
+        "block_size is 65, above max_seq_len 64.*: lower block_size",
+    ),
+    value("dataset.source", "/no/file.txt", r"dataset: no such file or folder: '/no/file\.txt'"),
+    value("dataset.source", "nobody/nothing", "cannot load the data set 'nobody/nothing' .*split 'train'"),
+    value("dataset.num_targets", 1000, "found .* passages .*, needed 2000. Lower num_base .*num_targets"),
+    value("dataset.num_base", 100_000, "found .* base blocks .*, needed 100000. Lower num_base"),
+    value("dataset", [], r"has 0 sequences, the run 1 process\(es\): add data"),
+    value(
+        "dataset",
+        {"_component_": "torch.nn.Identity"},
+        "dataset: .*has no __len__, __getitem__: take, for example, tfidf_tune.data.",
+    ),
     BadInput("one packed, one not", mix({**TEXTS, "packed": True}, BLOCKS), "dataset: .*packed"),
     BadInput(
         "packed rows with another collate function",
         mix({**TEXTS, "packed": True}, collate_fn="torchtune.data.padded_collate_dpo"),
-        "collate_fn .*packed",
+        "collate_fn is .*padded_collate_dpo, .*: leave collate_fn out, or set dataset.packed to false",
     ),
-    BadInput("no label that is not masked", masked, "none of the 100 sequences has a label"),
-    value("dataset", {"_component_": "test_bad_data.OtherTokens"}, "token id 400", begins=True),
+    BadInput(
+        "no label that is not masked",
+        masked,
+        "none of the 100 sequences has a label .*; raise the limit of tokens, or unmask some",
+    ),
+    value(
+        "dataset",
+        {"_component_": "test_bad_data.OtherTokens"},
+        "token id 400, .* ids 0 to 319: use the model's tokenizer",
+        begins=True,
+    ),
 ]
 TOKENIZERS = [
-    value("tokenizer.path", "/no/folder", "tokenizer: .*'/no/folder'"),
-    BadInput("no tokenizer", tokenizer(leave_config_only), "tokenizer: .*/tokenizer"),
-    BadInput("more tokens than embeddings", tokenizer(add_tokens), "id 329"),
-    value("tokenizer.max_seq_len", 65, r"tokenizer\.max_seq_len is 65"),
-    value("tokenizer", {"_component_": "torch.nn.Identity"}, "tokenizer: .*encode"),
+    value("tokenizer.path", "/no/folder", "tokenizer: no such folder: '/no/folder': name a folder with tokenizer.json"),
+    BadInput(
+        "no tokenizer",
+        tokenizer(leave_config_only),
+        "tokenizer: .*/tokenizer' has no tokenizer files: name a folder with tokenizer.json",
+    ),
+    BadInput(
+        "more tokens than embeddings",
+        tokenizer(add_tokens),
+        "the id 329, .* ids 0 to 319: use the tokenizer that belongs to the model",
+    ),
+    value("tokenizer.max_seq_len", 65, r"tokenizer\.max_seq_len is 65, the model takes at most 64: lower it"),
+    value(
+        "tokenizer",
+        {"_component_": "torch.nn.Identity"},
+        "tokenizer: .*has no encode: take, for example, tfidf_tune.data.hf_tokenizer",
+    ),
 ]
 
 

@@ -11,8 +11,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import process_hooks as hooks
 import pytest
+from helpers.processes import hooks
 from helpers.processes.broken_runs import Job, can_mount, end_state, finish, mount, newest_step, start
 from helpers.processes.hooks import at_call, at_step, send
 from helpers.processes.recipes import ALL, nothing

@@ -14,7 +14,6 @@ from helpers.fakes.tiny_run import run_recipe
 from helpers.processes.ranks import kill_when
 from helpers.processes.recipes import ALL
 from helpers.refusals import RUN, BadInput, assert_refused, each_row
-from helpers.sentences import refused
 
 from tfidf_tune._checks import SetupError
 from tfidf_tune._files import locked_folder, work_folder
@@ -100,7 +99,7 @@ def test_a_folder_of_another_process_is_left_alone(tmp_path, commands, name):
     (out / "work").mkdir(parents=True)
     with (
         work_folder(locked, {}) if name == "make" else locked_folder(locked),
-        refused(SetupError, "another process is writing", f"two of {name}", out=out),
+        pytest.raises(SetupError, match=f"another process is writing into {locked}: wait until it ends"),
     ):
         commands[name](out)
     (out / "work").rmdir()
@@ -113,11 +112,12 @@ def test_a_folder_that_a_user_filled_is_never_removed(tmp_path, commands, name):
     mine = out / {"dedup": "unfinished", "make": "probe.search", "audit": "probe.search"}[name] / "thesis.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
-    with refused(SetupError, "is not of an interrupted run", f"a folder of the user, {name}", out=out):
+    message = f"{mine.parent} is not of an interrupted run: move it away, or name another output"
+    with pytest.raises(SetupError, match=message):
         commands[name](out)
     assert state(out) == {mine.relative_to(out).as_posix(): b"mine"}
     mine.unlink()
-    with refused(SetupError, "is not of an interrupted run", f"a folder of the user, {name}", out=out):
+    with pytest.raises(SetupError, match=message):
         commands[name](out)
     assert mine.parent.is_dir()
 
@@ -126,7 +126,7 @@ def test_a_file_of_the_user_with_the_name_of_a_result_is_kept(tmp_path, commands
     out = tmp_path / "out"
     assert kill_when(lambda event, args: event == "os.rename" and "written" in str(args[0]), commands["dedup"], out)
     (mine := out / "00001.jsonl.gz").write_text("mine")
-    with refused(OSError, "is not of this run", "a result of the user", out=out):
+    with pytest.raises(OSError, match=f"{mine} is not of this run: move it away, and run the same command again"):
         commands["dedup"](out)
     assert mine.read_text() == "mine"
     mine.unlink()
@@ -149,15 +149,21 @@ def test_text_of_other_content_is_noticed_whatever_its_size_and_time(tmp_path, t
         assert summary["inputs"]["model"][str(weights)] == hashlib.sha256(weights.read_bytes()).hexdigest()
     file.write_text(file.read_text().replace("e", "a"))
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    with refused(ValueError, "changed since", f"{changed} changed after an audit", out=tmp_path / "out", texts=folder):
+    what = rf"texts\..*{changed}" if changed == "a.jsonl" else "controls"
+    with pytest.raises(
+        ValueError, match=rf"changed since: {what} was .*, is .*Name another --output-dir, or --overwrite"
+    ):
         command(tmp_path / "out")
     assert state(tmp_path / "out") == before
 
 
 def test_an_audit_uses_the_passages_that_its_options_chose(tmp_path, commands, texts, monkeypatch):
     """Whatever a killed --overwrite left, and whatever was put into the folder."""
-    command, out = commands["audit"], tmp_path / "out"
-    seeds = {}
+    out, seeds = tmp_path / "out", {}
+
+    def command(folder, *more):  # which asks no model
+        commands["audit"](folder, "--dry-run", *more)
+
     for seed in ("0", "1"):
         command(tmp_path / seed, "--seed", seed)
         seeds[seed] = (tmp_path / seed / "probe.jsonl").read_bytes()
@@ -181,7 +187,7 @@ def test_an_audit_uses_the_passages_that_its_options_chose(tmp_path, commands, t
         shutil.rmtree(out)
     out.mkdir()
     (out / "probe.jsonl").write_bytes(seeds["1"])
-    with refused(ValueError, "exists already", "a probe file of the user in the folder of an audit", out=out):
+    with pytest.raises(ValueError, match=f"{out}/probe.jsonl exists already: name another file, or .*--overwrite"):
         command(out)
     assert state(out) == {"probe.jsonl": seeds["1"]}
 
@@ -223,26 +229,41 @@ def probe_file_is(name, text, **overrides):
     return make
 
 
+PROBE_FILE = "dataset has the probe_file .*"
+NOT_A_PROBE_FILE = ", which exists and is not a probe file: choose another name, or move it away"
+REPLACED = r"dataset\.source is .*held_out\.jsonl, a file that the run would replace .*: choose another output_dir"
 CONFIG_OF_USER = "base: mine/lora\n# do not lose this\n"
 KEPT = [
     BadInput(
         "a probe file in place of the source",
         probe_file_is("texts.txt", "", **{"dataset.source": "{folder}/run/../texts.txt"}),
-        r"config: dataset\.source .*texts\.txt.*dataset\.probe_file",
+        r"dataset\.source is .*texts\.txt, a file that the run would replace .*: choose another dataset\.probe_file",
     ),
-    BadInput("a probe file in place of a text", probe_file_is("thesis.txt", "mine"), r"dataset .*thesis\.txt"),
-    BadInput("a probe file in place of another's lines", probe_file_is("a.jsonl", '{"text": "mine"}'), r"a\.jsonl"),
-    BadInput("a source in the run's folder", source_in("held_out.jsonl"), r"dataset\.source .*held_out\.jsonl"),
+    BadInput(
+        "a probe file in place of a text",
+        probe_file_is("thesis.txt", "mine"),
+        rf"{PROBE_FILE}thesis\.txt{NOT_A_PROBE_FILE}",
+    ),
+    BadInput(
+        "a probe file in place of another's lines",
+        probe_file_is("a.jsonl", '{"text": "mine"}'),
+        rf"{PROBE_FILE}a\.jsonl{NOT_A_PROBE_FILE}",
+    ),
+    BadInput("a source in the run's folder", source_in("held_out.jsonl"), REPLACED),
     BadInput(
         "a source that an earlier run wrote",
         source_in("held_out.jsonl", is_new=False),
-        r"dataset\.source .*held_out\.jsonl",
+        REPLACED,
     ),
-    BadInput("a config of the user", in_folder("config.yaml", text=CONFIG_OF_USER), r"output_dir .*\(config\.yaml\)"),
+    BadInput(
+        "a config of the user",
+        in_folder("config.yaml", text=CONFIG_OF_USER),
+        r"output_dir .*\(config\.yaml\): choose another output_dir, or move it away",
+    ),
     BadInput(
         "files of the user",
         in_folder("metrics.jsonl", "held_out.jsonl", "probe.jsonl", "torchtune_config.yaml"),
-        r"output_dir .*\(torchtune_config.yaml, metrics.jsonl, held_out.jsonl, probe.jsonl\)",
+        r"output_dir .*\(torchtune_config.yaml, metrics.jsonl, held_out.jsonl, probe.jsonl\): choose another output",
     ),
 ]
 
