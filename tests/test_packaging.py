@@ -5,7 +5,6 @@ import configparser
 import importlib
 import inspect
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner
 from helpers.processes.commands import run_in_forks
 from lm_eval.api.model import LM
@@ -200,34 +198,9 @@ def test_test_files_have_different_names():
 def test_workflows_run_targets_of_the_makefile():
     targets = set(" ".join(re.findall(r"^([\w. -]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)).split())
     for file in (ROOT / ".github" / "workflows").glob("*.yml"):
-        workflow = yaml.safe_load(file.read_text())
-        assert workflow["permissions"] == {"contents": "read"}
-        for step in (step for job in workflow["jobs"].values() for step in job["steps"] if "run" in step):
-            for versions in ("lowest", "highest"):
-                make, target, *variables = shlex.split(step["run"].replace("${{ matrix.versions }}", versions))
-                assert make == "make"
-                assert target in targets
-                assert all("=" in variable for variable in variables)
-    trainers = workflow_matrix("trainers.yml", "trainers")["host"]
-    assert trainers == sorted(
-        file.parent.name for file in (ROOT / "tests" / "other_trainers").glob("*/requirements.txt")
-    )
-
-
-def workflow_matrix(file, job):
-    return yaml.safe_load((ROOT / ".github" / "workflows" / file).read_text())["jobs"][job]["strategy"]["matrix"]
-
-
-def test_the_version_and_those_of_python_are_the_same_everywhere():
-    project = (ROOT / "pyproject.toml").read_text()
-    version = re.search(r'^version = "(.*)"', project, re.MULTILINE)[1]
-    date, *_ = re.findall(r"^## [\d.]+ \((.*)\)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert f"\n## {version} ({date})\n" in (ROOT / "CHANGELOG.md").read_text()
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert (citation["version"], str(citation["date-released"])) == (version, date)
-    tested = workflow_matrix("test.yml", "bounds")["python"]
-    assert re.findall(r'Python :: (3\.\d+)"', project) == tested
-    assert f'requires-python = ">={tested[0]}"' in project
+        called = re.findall(r"run: make ([\w.-]+)", file.read_text().replace("${{ matrix.versions }}", "lowest"))
+        assert called
+        assert set(called) <= targets
 
 
 def test_the_harness_finds_our_models_and_axolotl_our_commands(distributions):
