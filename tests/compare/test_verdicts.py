@@ -11,6 +11,12 @@ from tfidf_tune.compare import comparison_report
 from tfidf_tune.report import terminal_text
 
 
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch):
+    """They take a third of a report, and say no verdict."""
+    monkeypatch.setattr("tfidf_tune.compare._report.comparison_figures", lambda results, evaluations: [])
+
+
 def drawn(mean, number, *, kind="target", seed=0):
     values = np.random.default_rng([seed, number]).poisson(mean, number)
     return [sample(f"{kind}-{at}", int(value), kind=kind, length=128) for at, value in enumerate(values)]
