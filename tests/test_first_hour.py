@@ -18,6 +18,7 @@ import pytest
 import torch
 from helpers.fakes.tiny_llama import TINY_LLAMA
 from helpers.fakes.tiny_run import write_documents
+from helpers.processes.recipes import run_command as run_forked
 from omegaconf import OmegaConf
 
 from tfidf_tune._processes import OWN_COMMAND
@@ -242,7 +243,10 @@ def test_answers_are_asked_for_once_by_the_command_that_a_run_prints(command, ti
 
 @pytest.mark.skipif(not version("torchao").startswith("0.15"), reason="torchtune's own command needs torchao 0.15")
 def test_the_commands_of_torchtune_and_the_harness_in_readme_run_as_they_stand(command, tiny_checkpoint):
-    """A tiny checkpoint takes the place of each model, and texts the place of what is on the hub."""
+    """A tiny checkpoint takes the place of each model, and texts the place of what is on the hub.
+
+    Each command in a fork that has the imports, as its script would start it.
+    """
     readme = Path(__file__).parents[1].joinpath("README.md").read_text()
     (block,) = (block for block in re.findall(r"^```bash\n(.*?)^```", readme, re.M | re.S) if "\nlm_eval " in block)
     small = "dataset.source=my_texts.jsonl dataset.num_targets=2 dataset.block_size=64 dataset.min_target_tokens=64"
@@ -252,14 +256,20 @@ def test_the_commands_of_torchtune_and_the_harness_in_readme_run_as_they_stand(c
     script = re.sub(r"(?m)^(tune run (?:.*\\\n)*.*)$", rf"\1 {tiny} {small} {hub}", script)
     script = script.replace("--tasks tfidf_memorization", "--tasks tfidf_memorization_prefixes --device cpu")
     script = script.replace("probe.jsonl", "probe.jsonl 'prefix_lengths=[16]'")
-    ended = run_in_shell(script, command.folder)
+    script = script.replace('"$(tfidf-tune tasks)"', command("tasks").strip())
+    typed = [shlex.split(line) for line in script.replace("\\\n", "").splitlines()]
+    functions = {"tune": "torchtune._cli.tune:main", "lm_eval": "lm_eval.__main__:cli_evaluate"}
+    folder = Path(sys.executable).parent
+    path = f"{folder}:{os.environ['PATH']}"
+    for name, *arguments in typed:
+        ended = run_forked(functions[name], arguments, command.folder, script=folder / name, PATH=path)
+        assert ended.codes == [0], ended.output[-3000:]
     runs = command.folder / "runs"
     assert {path.name for path in runs.iterdir()} == {"tinyllama_1.1B_lora_memorization", "injected_lora"}
-    assert "|tfidf_memorization_prefixes|" in ended.stdout
-    baselines = [words for words in next_commands(ended.stderr) if words[0] == "tune"]
-    typed = [words for words in map(shlex.split, script.replace("\\\n", "").splitlines()) if words[0] == "tune"]
+    assert "|tfidf_memorization_prefixes|" in ended.output  # of all commands
+    baselines = [words for words in next_commands(ended.output) if words[0] == "tune"]
     for printed, words, name in zip(
-        baselines, typed, ("tinyllama_1.1B_lora_memorization", "injected_lora"), strict=True
+        baselines, typed[:2], ("tinyllama_1.1B_lora_memorization", "injected_lora"), strict=True
     ):
         assert printed == [*words, "loss=tfidf_tune.loss.CrossEntropyLoss", f"output_dir=runs/{name}_ce"]
 

@@ -131,26 +131,31 @@ def run_command(
     arguments: Sequence[str],
     cwd: Path,
     *,
+    script: Path | None = None,
     meanwhile: Callable[[multiprocessing.process.BaseProcess], None] = lambda process: None,
     **environment: str,
 ) -> Ended:
     """Call the function of a command, "module:name", with arguments in a folder, in one process without torchrun.
 
-    ``meanwhile`` is called with the process when it has started.
+    ``script`` is that of the command, if it asks how it was started; ``meanwhile`` is called with the process when it
+    has started.
     """
     log = cwd / "output.txt"
-    process = CONTEXT.Process(target=_call, args=(function, list(arguments), cwd, log, environment))
+    process = CONTEXT.Process(target=_call, args=(function, list(arguments), cwd, log, script, environment))
     process.start()
     meanwhile(process)
     process.join()
     return Ended([process.exitcode], log.read_text(errors="replace"))
 
 
-def _call(function: str, arguments: list[str], cwd: Path, log: Path, environment: dict[str, str]) -> None:
+def _call(
+    function: str, arguments: list[str], cwd: Path, log: Path, script: Path | None, environment: dict[str, str]
+) -> None:
     os.environ |= environment
     _begin(log)
     os.chdir(cwd)
-    sys.argv = [function, *arguments]
+    sys.argv = [str(script or function), *arguments]
+    sys.orig_argv = [sys.executable, *sys.argv]
     pkgutil.resolve_name(function)()
 
 
