@@ -25,7 +25,7 @@ from tfidf_tune._processes import OWN_COMMAND
 from tfidf_tune.data import hf_tokenizer, load_documents
 from tfidf_tune.passages import read_probe_file
 from tfidf_tune.results import import_results
-from tfidf_tune.training import _next_steps
+from tfidf_tune.training import _entry, _next_steps
 
 SIZES = ", ".join(f"{key}: {value}" for key, value in TINY_LLAMA.items())
 ADAPTERS = "lora_attn_modules: [q_proj, v_proj], lora_rank: 8, lora_alpha: 16"
@@ -80,7 +80,7 @@ def test_three_commands_lead_from_a_text_to_a_verdict(command, run_command, tiny
         run_command(*arguments[len(OWN_COMMAND) :])
         return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr(_run, "subprocess", SimpleNamespace(run=in_this_process))
+    monkeypatch.setattr(_entry, "subprocess", SimpleNamespace(run=in_this_process))
     command("cp", "lora_finetune", "mine.py")
     baseline = command(
         "run", "./mine.py", *setup, "loss=tfidf_tune.loss.CrossEntropyLoss", "output_dir=runs/mine_lora_ce"
