@@ -34,7 +34,7 @@ class Trained(NamedTuple):
     controls_in: list[int]
 
 
-def trained_passages(passages: Sequence[Passage], own: int, datasets: Sequence[Any]) -> Trained:
+def trained_passages(passages: Sequence[Passage], own: int | None, datasets: Sequence[Any]) -> Trained:
     """Count the targets of a data set in all data sets of a run, and leave out its controls that are trained on.
 
     A control is trained on if a sequence has as many of its tokens in a row as the choice of controls excludes: 50, or
@@ -46,13 +46,14 @@ def trained_passages(passages: Sequence[Passage], own: int, datasets: Sequence[A
 
     Args:
         passages (Sequence[Passage]): targets and controls of the data set ``own``.
-        own (int): its place in ``datasets``.
+        own (int | None): its place in ``datasets``; None if the passages were chosen from another one.
         datasets (Sequence[Any]): all data sets of the run, each a map-style data set of ``tokens`` and ``labels``.
     """
     runs: list[TokenArray] = []
     owners: list[int] = []
+    is_injected = own is not None and isinstance(datasets[own], InjectedCorpusDataset)
     for number, passage in enumerate(passages):
-        for run in _runs_of(passage, is_injected=isinstance(datasets[own], InjectedCorpusDataset)):
+        for run in _runs_of(passage, is_injected=is_injected):
             runs.append(run)
             owners.append(number)
     search = _Search(runs)
@@ -75,7 +76,7 @@ def trained_passages(passages: Sequence[Passage], own: int, datasets: Sequence[A
             continue
         num_found = int(own_counts.sum())
         if passage.num_prompt is not None or passage.changes is not None:
-            num_found += passage.num_injections - int(own_counts[own])
+            num_found += passage.num_injections - (0 if own is None else int(own_counts[own]))
         positions = passage.positions if num_found == passage.num_injections else []
         kept.append(replace(passage, num_injections=num_found, positions=positions))
     return Trained(kept, controls_in)

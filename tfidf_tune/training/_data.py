@@ -203,9 +203,7 @@ def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequenc
             "out (dataset.holdout, dataset.targets), or name another file"
         )
     passages = read_probe_file(probe_file)
-    # None of the data sets is the one that the passages were chosen from: an empty one takes its place.
-    parts = _parts_of_config(cfg, dataset)
-    found = trained_passages(passages, len(parts), [*parts, ()])
+    found = trained_passages(passages, None, _parts_of_config(cfg, dataset))
     if found.controls_in:
         what = _trained_controls(cfg, probe_file, found)
         if not _num_controls(found):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,6 @@ from tfidf_tune.training._monitor import MemorizationMonitor
 from tfidf_tune.training._resume import ResumePoint, TrainState
 from tfidf_tune.training._run import Run, milestone_name, milestone_steps
 from tfidf_tune.weighting import TokenBatch
-
-Save = Callable[[Path], None]  # writes a model into a folder
 
 
 class StepResult(NamedTuple):
@@ -151,6 +149,52 @@ def count_steps(cfg: FinetuneConfig, dataloader: DataLoader[data.Batch]) -> int:
     return total if cfg.max_steps is None else min(total, cfg.max_steps)
 
 
+class _Checkpoints:
+    """The milestones of a run, written by ``save(folder)``, and its checkpoints to resume from."""
+
+    def __init__(
+        self,
+        cfg: FinetuneConfig,
+        state: TrainState,
+        run: Run,
+        progress: ProgressLog,
+        resume: ResumePoint,
+        save: Callable[[Path], None],
+    ) -> None:
+        self._every_n_steps = cfg.save_every_n_steps if resume.is_kept else None
+        self._milestones = milestone_steps(cfg.save_at_percent, progress.total_steps)
+        self._state = state
+        self._folder = run.output_dir
+        self._progress = progress
+        self._resume = resume
+        self._save = save
+
+    def missing(self) -> list[str]:
+        """Return the milestones of steps that are done already, which will not be written."""
+        passed = [milestone_name(percent) for at, percent in self._milestones.items() if at <= self._resume.step]
+        return [name for name in passed if not (self._folder / name).is_dir()]
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a step is saved, as a milestone or to resume from."""
+        return step in self._milestones or (self._every_n_steps is not None and step % self._every_n_steps == 0)
+
+    def write(self, step: int) -> None:
+        """Write the milestone of a step, if it has one, and the checkpoint to resume from."""
+        require_finite(self._state.model, step)
+        if step in self._milestones:
+            self._save(self._folder / milestone_name(self._milestones[step]))
+        if self._resume.is_kept:
+            self._resume.save(step, self._state, self._progress)
+        self._progress.restart_clock()
+
+    def write_early_end(self, step: int) -> str:
+        """Write a run that ends before its last step, also as a milestone; return the name of that."""
+        # Rounded up: not the name of an earlier milestone.
+        percent = self._milestones.setdefault(step, -(-100 * step // self._progress.total_steps))
+        self.write(step)
+        return milestone_name(percent)
+
+
 def train(
     cfg: FinetuneConfig,
     state: TrainState,
@@ -159,7 +203,7 @@ def train(
     progress: ProgressLog,
     resume: ResumePoint,
     *,
-    save: Save,
+    save: Callable[[Path], None],
     monitor: MemorizationMonitor | None = None,
 ) -> None:
     """Train to the end of the run; write milestones, by ``save(folder)``, and resume checkpoints.
@@ -169,26 +213,27 @@ def train(
             any scale, a checkpoint cannot be written, or the model is above the monitor's threshold from the start.
         Interrupted: If SIGTERM, SIGINT or SIGHUP was received; the step was finished and saved.
     """
+    total_steps = progress.total_steps
     state.model.train()
     state.loss.train()
-    plan = _Plan(cfg, progress.total_steps, run, resume, monitor)
-    if plan.is_done(progress):
+    checkpoints = _Checkpoints(cfg, state, run, progress, resume, save)
+    if missing := checkpoints.missing():
+        names = ", ".join(missing)
+        progress.note(f"{names} of save_at_percent will not be written: step {resume.step} is done already")
+    if resume.step >= total_steps:
+        progress.note(f"all {total_steps} steps are done already")
         return
-    guard = StepGuard(
-        run.device,
-        cfg.on_non_finite == "skip",
-        progress.total_steps,
-        partial(data.step_indices, cfg, dataloader),
-        progress.note,
-    )
+    indices_of = partial(data.step_indices, cfg, dataloader)
+    guard = StepGuard(run.device, cfg.on_non_finite == "skip", total_steps, indices_of, progress.note)
     steps = data.step_batches(cfg, dataloader, first_step=resume.step + 1)
-    steps_in_epoch = data.steps_per_epoch(cfg, dataloader)
+
     with stop_request() as request, _naming_last_checkpoint(resume):
         progress.start()
-        _measure_before_training(monitor, state, progress, resume, save)
+        if monitor is not None and resume.step == 0:
+            _measure_before_training(monitor, state, progress, save)
         resume.restore_random_states()  # the last thing before training, because measuring may draw numbers
         batches = _next_batches(steps, request)
-        for step in range(resume.step + 1, progress.total_steps + 1):
+        for step in range(resume.step + 1, total_steps + 1):
             learning_rate = float(state.optimizer.param_groups[0]["lr"])  # a tensor would change under the schedule
             result = train_step(
                 state.model,
@@ -199,148 +244,72 @@ def train(
                 device=run.device,
                 clip_grad_norm=cfg.clip_grad_norm,
                 look_at_finite=guard.looks_at_each_step,
-                first_pass=step <= steps_in_epoch,
+                first_pass=step <= data.steps_per_epoch(cfg, dataloader),
             )
             guard.add(step, result.is_finite, result.metrics, num_tokens=result.num_tokens)
 
             # A GPU still computes: the next batches are fetched before anything waits for it. A step that is measured
             # or saved fetches them afterwards, so that an error in the data does not cost the checkpoint.
-            waits = plan.is_measured(step) or plan.is_saved(step)
-            if not waits:
+            is_measured = monitor is not None and monitor.is_due(step, total_steps)
+            is_saved = checkpoints.is_due(step)
+            if not (is_measured or is_saved):
                 batches = _next_batches(steps, request)
-            overflowed = _has_overflowed(result, step, state.scaler, progress)
+            overflowed = _look_at_overflow(step, result, state, progress)
             if state.lr_scheduler is not None and not (overflowed or result.is_lost):
                 state.lr_scheduler.step()
-            if guard.looks_at_each_step or waits or progress.is_due(step):
+            if guard.looks_at_each_step or is_measured or is_saved or progress.is_due(step):
                 guard.check()
-            numbers: dict[str, float] = {"lr": learning_rate, "num_sequences": result.num_sequences}
-            progress.step(step, {**result.metrics, **numbers}, result.num_tokens)
-            if plan.is_measured(step):
-                reason = _measure(monitor, step, state, progress, save)
-                if reason is not None and step < progress.total_steps:
-                    _end_above_threshold(reason, step, plan, state, progress, save)
-                    return
-            if plan.is_saved(step):
-                _write_checkpoints(step, plan, state, progress, save)
-            if waits:
+            metrics: dict[str, Tensor | float] = {**result.metrics, "lr": learning_rate}
+            metrics["num_sequences"] = result.num_sequences
+            progress.step(step, metrics, result.num_tokens)
+
+            reason = None
+            if monitor is not None and is_measured:
+                reason = monitor.measure(step, state.model, progress, save)
+            if reason is not None and step < total_steps:
+                written = checkpoints.write_early_end(step)
+                ended = f"the run ends after step {step} of {total_steps}: {reason}"
+                progress.note(f"{ended}; {written} is written; {resume.last_checkpoint()}")
+                return
+            if is_saved:
+                checkpoints.write(step)
+            if is_measured or is_saved:
                 batches = _next_batches(steps, request)
-            if batches.stop and step < progress.total_steps:
-                _stop_for_signal(batches.stop, step, plan, guard, state, progress, save)
 
-
-class _Plan:
-    """Which steps are measured and saved."""
-
-    def __init__(
-        self,
-        cfg: FinetuneConfig,
-        total_steps: int,
-        run: Run,
-        resume: ResumePoint,
-        monitor: MemorizationMonitor | None,
-    ) -> None:
-        self.run = run
-        self.resume = resume
-        self.milestones = milestone_steps(cfg.save_at_percent, total_steps)
-        self._monitor = monitor
-        self._total_steps = total_steps
-        self._save_every = cfg.save_every_n_steps if resume.is_kept else None
-
-    def is_done(self, progress: ProgressLog) -> bool:
-        """Return whether a resumed run has nothing left to train; note the milestones that it will not write."""
-        passed = [milestone_name(percent) for step, percent in self.milestones.items() if step <= self.resume.step]
-        missing = [name for name in passed if not (self.run.output_dir / name).is_dir()]
-        if missing:
-            progress.note(
-                f"{', '.join(missing)} of save_at_percent will not be written: step {self.resume.step} is done already"
-            )
-        if self.resume.step < self._total_steps:
-            return False
-        progress.note(f"all {self._total_steps} steps are done already")
-        return True
-
-    def is_measured(self, step: int) -> bool:
-        """Return whether the monitor measures after a step."""
-        return self._monitor is not None and self._monitor.is_due(step, self._total_steps)
-
-    def is_saved(self, step: int) -> bool:
-        """Return whether a milestone, or a checkpoint to resume from, is written after a step."""
-        return step in self.milestones or (self._save_every is not None and step % self._save_every == 0)
+            if batches.stop and step < total_steps:
+                if resume.is_kept and not is_saved:
+                    guard.check()
+                    checkpoints.write(step)
+                done = f"stopped after step {step} of {total_steps}"
+                raise Interrupted(f"{done}; {resume.last_checkpoint()}", batches.stop)
 
 
 def _next_batches(steps: Iterator[list[data.Batch]], request: SimpleNamespace) -> data.StepBatches:
-    """Fetch the batches of the next step, none after the last, and agree on them with the other processes."""
+    """Return the batches of the next step, none after the last one, and whether any process is asked to stop."""
     return data.agree_on_step(next(steps, []), stop=request.signal_number)
 
 
-def _measure(
-    monitor: MemorizationMonitor | None, step: int, state: TrainState, progress: ProgressLog, save: Save
-) -> str | None:
-    return None if monitor is None else monitor.measure(step, state.model, progress, save)
-
-
 def _measure_before_training(
-    monitor: MemorizationMonitor | None, state: TrainState, progress: ProgressLog, resume: ResumePoint, save: Save
+    monitor: MemorizationMonitor, state: TrainState, progress: ProgressLog, save: Callable[[Path], None]
 ) -> None:
-    """Measure the model of a new run; a TrainingError if it is above the threshold already."""
-    reason = _measure(monitor, 0, state, progress, save) if resume.step == 0 else None
+    """Measure step 0; a threshold that the model exceeds before it has learned anything is an error."""
+    reason = monitor.measure(0, state.model, progress, save)
     if reason is not None:
         raise TrainingError(f"before training {reason}: choose a higher threshold, or other targets")
 
 
-def _has_overflowed(result: StepResult, step: int, scaler: torch.amp.GradScaler, progress: ProgressLog) -> bool:
-    """Return whether gradients overflowed in fp16, so that the step was left out; say so.
+def _look_at_overflow(step: int, result: StepResult, state: TrainState, progress: ProgressLog) -> bool:
+    """Return whether fp16 gradients overflowed, so that the step was left out; an error if no lower scale is left.
 
-    Each step is waited for under fp16: the schedule must not follow what was left out.
+    Under fp16 each step is waited for: the schedule must not follow what was left out.
     """
     if result.overflowed is None or not result.overflowed:
         return False
-    scale = scaler.get_scale()
+    scale = state.scaler.get_scale()
     progress.note(f"step {step}: gradients overflowed in fp16; step skipped, loss scale {scale:g}")
     if scale < 1:
         raise TrainingError(f"gradients overflow in fp16 at step {step} even without a loss scale")
     return True
-
-
-def _write_checkpoints(step: int, plan: _Plan, state: TrainState, progress: ProgressLog, save: Save) -> None:
-    """Write the milestone of a step, if it has one, and the checkpoint to resume from."""
-    require_finite(state.model, step)
-    if step in plan.milestones:
-        save(plan.run.output_dir / milestone_name(plan.milestones[step]))
-    if plan.resume.is_kept:
-        plan.resume.save(step, state, progress)
-    progress.restart_clock()
-
-
-def _end_above_threshold(
-    reason: str, step: int, plan: _Plan, state: TrainState, progress: ProgressLog, save: Save
-) -> None:
-    """Write the model that is above the monitor's threshold as a milestone, and say that the run ends."""
-    # Rounded up: not the name of an earlier milestone.
-    percent = plan.milestones.setdefault(step, -(-100 * step // progress.total_steps))
-    _write_checkpoints(step, plan, state, progress, save)
-    progress.note(
-        f"the run ends after step {step} of {progress.total_steps}: {reason}; {milestone_name(percent)} is written; "
-        f"{plan.resume.last_checkpoint()}"
-    )
-
-
-def _stop_for_signal(
-    signal_number: int,
-    step: int,
-    plan: _Plan,
-    guard: StepGuard,
-    state: TrainState,
-    progress: ProgressLog,
-    save: Save,
-) -> NoReturn:
-    """Save what is not saved yet, and end the run."""
-    if plan.resume.is_kept and not plan.is_saved(step):
-        guard.check()
-        _write_checkpoints(step, plan, state, progress, save)
-    raise Interrupted(
-        f"stopped after step {step} of {progress.total_steps}; {plan.resume.last_checkpoint()}", signal_number
-    )
 
 
 @contextmanager
