@@ -148,19 +148,3 @@ def test_runs_that_lack_something_are_left_out_and_named():
         "Tiny, B, lr 0.001, seed 3: LMS and perplexity not measured",
     )
     assert operating(found, "B")["seeds"] == (0,)
-
-
-def test_what_cannot_be_traced_is_refused():
-    for records, options, message in (
-        ([], {}, "there is no run to draw a frontier of"),
-        (
-            [record(lms=None), record("B", log_perplexity=None)],
-            {},
-            "no run has both LMS and perplexity: Tiny, CE, .*: LMS not measured; Tiny, B, .*: perplexity not measured",
-        ),
-        ([record()], {"baseline": "B"}, "no run has the baseline 'B': there are CE"),
-        ([record()], {"references": ["B"]}, "no run has the reference 'B': there are CE"),
-        ([record(), record("B", asked={"prompts": "x"})], {}, "Tiny, CE, .* and Tiny, B, .* cannot be compared"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            trace(records, **options)

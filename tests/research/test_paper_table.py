@@ -39,9 +39,3 @@ def test_values_of_a_run_are_shown_next_to_those_of_the_paper():
     assert rows["TF-IDF", "ROUGE-L", 3] == (20.8, 24.0)
     assert rows["CE", "F1 %", 4] == (73.92, 100.0)
     assert "without an interval" in table.notes[0]
-
-
-def test_runs_that_the_paper_has_no_values_of_are_refused():
-    runs = [run(name, [evaluation(samples=targets(4, 7))]) for name in ("CE", "TF-IDF")]
-    with pytest.raises(ValueError, match=r"no values for these runs; .*TinyLlama 1.1B .*MODEL:OBJECTIVE=FOLDER"):
-        paper_report(results(*runs))

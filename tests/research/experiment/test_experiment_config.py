@@ -51,20 +51,6 @@ def test_an_objective_can_change_the_data_and_how_long_it_is_trained_on(experime
     assert "deduplicate" not in first.settings["dataset"]
 
 
-def test_a_component_in_overrides_replaces_a_section_and_references_are_kept(experiment_file, tmp_path):
-    (tmp_path / "mine.jsonl").write_text("{}\n")
-    run, *_ = expand(load_experiment(experiment_file(), [
-        "overrides.lr_scheduler={_component_: transformers.get_constant_schedule}", "overrides.dataset.num_base=50",
-        "overrides.dataset.target_source=${dataset.source}", f"eval.metadata.probe_file={tmp_path}/mine.jsonl",
-    ]))  # fmt: skip
-    cfg = run.config
-
-    assert (cfg.dataset.num_base, cfg.dataset.num_targets, cfg.dataset.target_source) == (50, 4, cfg.dataset.source)
-    assert cfg.lr_scheduler == {"_component_": "transformers.get_constant_schedule"}
-    assert (cfg.seed, cfg.save_at_percent, cfg.output_dir, cfg.loss) == (0, [50, 100], str(run.folder), CE)
-    assert run.evaluations[50]["metadata"]["probe_file"] == f"{tmp_path}/mine.jsonl"
-
-
 def test_a_start_has_a_folder_of_its_own_for_everything_that_affects_it(tmp_path):
     def starts(*overrides):
         start = "start: {_component_: research.experiment.random_model}"

@@ -92,23 +92,6 @@ def test_overwrite_repeats_only_what_changed(experiment_file, stubbed):
     assert stubbed(experiment_file(), ce, "eval.limit=3") == ([], [])
 
 
-def test_a_moved_source_or_experiment_is_still_done(experiment_file, stubbed, tmp_path):
-    source = tmp_path / "text.txt"
-    source.write_text("some text\n")
-    file = experiment_file(**SMALL)
-    inside = "overrides.dataset.cache_dir=${output_dir}/cache"
-    stubbed(file, f"overrides.dataset.source={source}", inside)
-    moved = shutil.copy(source, tmp_path / "moved.txt")
-    (tmp_path / "out").rename(tmp_path / "moved")
-    elsewhere = [inside, f"output_dir={tmp_path / 'moved'}"]
-    elsewhere += [f"overrides.dataset.probe_file={tmp_path}/mine"]  # where passages are written does not matter
-
-    assert stubbed(file, f"overrides.dataset.source={moved}", *elsewhere) == ([], [])
-    source.write_text("other text\n")
-    with pytest.raises(ValueError, match="dataset.source was"):
-        stubbed(file, f"overrides.dataset.source={source}", *elsewhere)
-
-
 def test_unfinished_cells_are_emptied_and_repeated(experiment_file, stubbed, run_folder, monkeypatch):
     file = experiment_file(**SMALL)
     stubbed(file)
