@@ -33,7 +33,7 @@ def run(code, **options):
 @pytest.mark.parametrize(
     ("module", "arguments", "body"),
     [
-        ("torchtune", ["run", "full_finetune", "--config", "x"], SEND),
+        ("torch", ["run", "full_finetune", "--config", "demo/llama_3M_full_memorization"], SEND),
         ("numpy", ["compare", "."], AS_ANOTHER_ERROR),
         ("lm_eval", ["eval", "ls"], IN_A_CALLBACK),
     ],
