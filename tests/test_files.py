@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tfidf_tune import _files
-from tfidf_tune._checks import SetupError
+from tfidf_tune._checks import SetupError, differences
 from tfidf_tune._files import (
     atomic_file,
     atomic_folder,
@@ -228,3 +228,14 @@ def test_a_folder_that_was_removed_and_made_again_is_not_taken_for_locked(tmp_pa
 def test_a_work_folder_is_closed_to_other_users(tmp_path):
     with work_folder(tmp_path / "work", {}) as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_settings_that_differ_that_came_and_that_went_are_named():
+    before = {"seed": 1, "optimizer": {"lr": 0.1, "eps": 0.2}, "gone": None, "same": [1]}
+    now = {"seed": 2, "optimizer": {"lr": 0.3, "eps": 0.2}, "came": "x", "same": [1]}
+    assert differences(before, now) == [
+        'came was not set, is "x"',
+        "gone was null, is not set",
+        "optimizer.lr was 0.1, is 0.3",
+        "seed was 1, is 2",
+    ]
