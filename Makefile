@@ -72,7 +72,7 @@ $(TRAINERS)/wheel/built: $(SOURCES) | install
 .PRECIOUS: $(TRAINERS)/%/host $(TRAINERS)/%/ready
 
 faults: install
-	ALL_FAULTS=1 $(BIN)/python -m pytest tests/faults tests/recipes tests/audit tests/data tests/passages tests/corpus tests/tasks/test_server.py tests/commands
+	ALL_FAULTS=1 $(BIN)/python -m pytest tests/faults tests/recipes tests/audit tests/data tests/passages tests/corpus tests/tasks/test_server.py tests/commands/test_probe_command.py
 
 # The table of docs/models.md: trains every architecture of tests/helpers/fakes/any_models.py.
 models: install

@@ -4,7 +4,7 @@ import difflib
 import inspect
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -91,6 +91,16 @@ def first_problem(error: Any, **parts: bool) -> tuple[str, dict[str, Any]]:
     problem = error.errors(include_url=False, **parts)[0]
     path = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
     return "".join(path).lstrip("."), problem
+
+
+def require_no_options(model_args: Mapping[str, Any]) -> None:
+    """Raise a ValueError if options of an evaluation are among the arguments of the model, and so doubled."""
+    doubled = [name for name in ("batch_size", "max_batch_size", "device") if name in model_args]
+    if doubled:
+        raise ValueError(
+            f"--model-args: {', '.join(doubled)} cannot be among the arguments of the model: use the options of the "
+            "same name"
+        )
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:

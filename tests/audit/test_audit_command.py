@@ -437,7 +437,7 @@ def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tm
         (["--executor", "slurm"], "slurm needs executor_args partition and time: partition=NAME,time="),
         (
             ["--model-args", "batch_size=3,device=cpu"],
-            "batch_size, device cannot be among .*: use the options of the same name",
+            "--model-args: batch_size, device cannot be among .*: use the options of the same name",
         ),
         (
             [*server, "--tokenizer", "t", "--api-key-variable", "sk-live-0123456789abcdef"],

@@ -80,7 +80,7 @@ def test_validate_takes_what_run_takes(run_command, failure, capsys):
         assert "'batch_sise'; did you mean 'batch_size'?" in failure("validate", *arguments, "batch_sise=3")
 
 
-# The errors of single keys are in tests/faults/bad_configs.py.
+# The errors of single keys are in tests/faults/test_bad_configs.py.
 def test_validate_refuses_what_the_recipe_would(failure, tmp_path):
     cases = {
         "base: pythia/1.4B_qlora_qa\noutput_dri: x": "no key 'output_dri'; did you mean 'output_dir'",

@@ -98,6 +98,7 @@ def estimate(spec: AuditSpec, prices: Sequence[float] | None = None, note: Note 
     _limits(spec.limits, spec.folder, spec.passages, max_new_tokens=spec.max_new_tokens)
     with _files.locked_folder(spec.folder):
         plan = resolve(spec)
+        connect(plan)  # so that wrong settings of a server are refused here, too
         return describe_requests(plan, choose(plan, note), prices)
 
 

@@ -71,9 +71,7 @@ class Plan:
 def resolve(spec: AuditSpec) -> Plan:
     """Decide how the model is asked; nothing is read but the config of an adapter and what its run wrote."""
     from tfidf_tune.tasks import MODEL_NAME, SERVER_NAME, VLLM_NAME
-    from tfidf_tune.tasks.evaluation import require_no_options
 
-    require_no_options(spec.model_args)
     attacks = planned_attacks(
         spec.attacks or ["greedy"],
         prefix_lengths=spec.prefix_lengths,

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tfidf_tune._checks import check_at_least, require_base_url, require_choice
+from tfidf_tune._checks import check_at_least, require_base_url, require_choice, require_no_options
 from tfidf_tune._files import looks_like_path
 from tfidf_tune._printing import option_names
 from tfidf_tune.probe.attacks import PREFIX_LENGTHS
@@ -147,6 +147,7 @@ class AuditSpec:
             raise FileNotFoundError(f"no folder {folder}: name a Hugging Face model or PEFT adapter, or a hub id")
         if self.offset and self.is_named:
             raise ValueError(f"--offset {self.offset} is without effect on --attacks: use --offsets {self.offset}")
+        require_no_options(self.model_args)
         for name, attack in _ATTACK_OF_SETTING.items():
             is_set = getattr(self, name) != _DEFAULTS[name]
             if is_set and attack not in (self.attacks or ("greedy",)):

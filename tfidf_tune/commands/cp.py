@@ -4,6 +4,7 @@ import argparse
 import shutil
 from pathlib import Path
 
+from tfidf_tune._checks import SetupError
 from tfidf_tune.commands._shipped import shipped_file
 
 
@@ -20,9 +21,11 @@ def main(arguments: list[str]) -> None:
     if destination.is_dir():
         destination = destination / source.name
     elif destination.suffix != source.suffix:
-        destination = destination.with_suffix(source.suffix)
+        destination = destination.with_name(destination.name + source.suffix)
     if options.make_parents:
         destination.parent.mkdir(parents=True, exist_ok=True)
+    elif not destination.parent.is_dir():
+        raise SetupError(f"no folder {destination.parent}: make it, or let --make-parents make it")
     if options.no_clobber and destination.exists():
         print(f"{destination} exists already and stays as it is.")
         return

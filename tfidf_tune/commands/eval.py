@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from tfidf_tune._checks import require_no_options
 from tfidf_tune.commands import rename_command
 
 _HELP = """usage: tfidf-tune eval --model_args pretrained=MODEL --tasks TASK ... [OPTIONS]
@@ -105,7 +106,7 @@ def _with_our_settings(theirs: Any) -> type:
     from tfidf_tune.probe import run_of
     from tfidf_tune.tasks import MODEL_NAME, VLLM_NAME
     from tfidf_tune.tasks.bos import settle_bos
-    from tfidf_tune.tasks.evaluation import load_lm, require_no_options
+    from tfidf_tune.tasks.evaluation import load_lm
     from tfidf_tune.tasks.settings import settings_of_tasks
 
     @dataclass
@@ -113,7 +114,8 @@ def _with_our_settings(theirs: Any) -> type:
         model: str = MODEL_NAME
 
         def _load(self) -> Any:
-            self.model = load_lm(self.model, self.model_args, self.batch_size, self.device)
+            if isinstance(self.model, str):  # else it is loaded already
+                self.model = load_lm(self.model, self.model_args, self.batch_size, self.device)
             return self.model
 
         def _require_settings(self) -> None:

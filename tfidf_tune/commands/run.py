@@ -79,13 +79,14 @@ def _torchtunes_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tfidf-tune", usage="tfidf-tune COMMAND ...")
     subparsers = parser.add_subparsers()
     Run.create(subparsers)
-    rename_command(subparsers.choices["run"], r"(?<![\w-])tune (?=(run|validate|ls|cp|cat|download)\b)", "tfidf-tune ")
+    rename_command(subparsers.choices["run"], r"(?<![\w-])tune (?=run\b)", "tfidf-tune ")
     return parser
 
 
 def _checked_recipe(recipe: str, arguments: Sequence[str]) -> str:
     """Refuse an unknown recipe and a missing config, which torchtune would notice late; return the recipe's name."""
-    if recipe not in RECIPES and recipe not in _torchtunes_recipes():
+    names = [*RECIPES, *_torchtunes_recipes()]
+    if recipe not in names:
         if os.path.isfile(recipe):
             recipe = os.path.relpath(recipe)  # torchtune turns the path into a module name
         module = None
@@ -94,7 +95,7 @@ def _checked_recipe(recipe: str, arguments: Sequence[str]) -> str:
             module = find_spec(os.path.splitext(recipe)[0].replace("/", "."))
         if module is None:
             sys.exit(
-                f"error: no recipe {recipe!r}{closest(recipe, RECIPES) or '.'} `tfidf-tune ls` lists the recipes; your "
+                f"error: no recipe {recipe!r}{closest(recipe, names) or '.'} `tfidf-tune ls` lists the recipes; your "
                 "recipe is a Python file in the working directory or below it"
             )
     if "--config" not in arguments[:-1]:
@@ -116,7 +117,8 @@ def _torchtunes_recipes() -> list[str]:
     spec = find_spec("torchtune")
     assert spec is not None, "the command needs the extra torchtune"
     folder = Path(str(spec.origin)).parents[1] / "recipes"
-    return [file.stem for file in folder.glob("*.py")]
+    files = [file for file in folder.rglob("*.py") if file.stem != "__init__"]
+    return [file.relative_to(folder).with_suffix("").as_posix() for file in files]
 
 
 def _fail_for_usage(message: str) -> NoReturn:

@@ -112,6 +112,7 @@ def make_probe(
     units = _units(spec)
     files = tuple(str(unit.resolve()) if isinstance(unit, Path) else unit for unit in units)
     sources.require_distinct(files)
+    held_out = _held_out(spec)
     rng = np.random.default_rng(spec.seed)
     # What is searched for: windows whose length follows from a sample, and stretches of the candidates of controls.
     sample = sample_text(tokenizer, spec, files)
@@ -122,7 +123,7 @@ def make_probe(
     stretches = unseen.stretches(tokenizer, index)
     known = np.array([key for keys in stretches for key in keys], dtype=np.uint64)
     built = build(index, known, runner)
-    search = Search(tokenizer, spec, rng, runner, units, index, built, _held_out(spec))
+    search = Search(tokenizer, spec, rng, runner, units, index, built, held_out)
     chosen = near_targets(search) if index.near else frequent_targets(search)
     num_tokens = round(built.counts["bytes"] / sample.bytes_in_token)
     _require_targets(search, chosen, num_tokens)

@@ -8,7 +8,7 @@ import torch
 from lm_eval.api.model import LM
 from lm_eval.api.registry import get_model, model_registry
 
-from tfidf_tune._checks import check_at_least
+from tfidf_tune._checks import check_at_least, require_no_options
 from tfidf_tune.probe import run_of
 from tfidf_tune.tasks._requests import cached_prompts
 from tfidf_tune.tasks.bos import settle_bos
@@ -129,18 +129,6 @@ def load_lm(model_name: str, model_args: dict[str, Any], batch_size: Any, device
     """Load a model as the harness does."""
     options = {"batch_size": batch_size, "max_batch_size": None, "device": device}
     return get_model(model_name).create_from_arg_obj(model_args, options)
-
-
-def require_no_options(model_args: Mapping[str, Any]) -> None:
-    """Raise a ValueError if options of an evaluation are among the arguments of the model, where they would be double.
-
-    These are ``batch_size``, ``max_batch_size`` and ``device``.
-    """
-    doubled = [name for name in ("batch_size", "max_batch_size", "device") if name in model_args]
-    if doubled:
-        raise ValueError(
-            f"{', '.join(doubled)} cannot be among the arguments of the model: use the options of the same name"
-        )
 
 
 def likelihood_problem(model_name: str, model_args: Mapping[str, Any]) -> str | None:

@@ -167,15 +167,15 @@ class ServerLM(LM):  # type: ignore[misc]
     def open_journal(self, file: Path) -> int:
         """Keep all answers from now on in a file, and use those that it has; return their number."""
         self._journal = file
+        self.known.clear()  # answers to tests are in no journal
         if not file.is_file():
             return 0
-        num_before = len(self.known)
         for line in file.read_bytes().splitlines():
             with suppress(*UNREADABLE):  # a line that a crash has cut
                 entry = json.loads(line)
                 self.known[entry["request"]] = json.dumps(entry["answer"])
                 self._recorded |= {entry["answer"].get("system_fingerprint") or ""} - {""}
-        return len(self.known) - num_before
+        return len(self.known)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return the text of each continuation; a sample's seed is its number."""

@@ -10,6 +10,7 @@ from torchtune import training, utils
 
 from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import locked_folder, require_writable
+from tfidf_tune._printing import counted
 from tfidf_tune.training import _errors as errors
 from tfidf_tune.training._distributed import (
     connect_processes,
@@ -81,8 +82,8 @@ def _say_what_is_repeated(cfg: FinetuneConfig) -> None:
         if is_injected and section.get("target_source", "") is None:
             number = section.get("num_repeats", 10)
             print_once(
-                f"passages of your text are repeated {number} times, so that it can be measured what is recited; the "
-                "configs mine/lora and mine/full train on your text as it is"
+                f"passages of your text are repeated {counted(number, 'time')}, so that it can be measured what is "
+                "recited; the configs mine/lora and mine/full train on your text as it is"
             )
 
 
