@@ -444,6 +444,10 @@ def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tm
             "api_key_variable does not name .*: give the name of the variable",
         ),
         (
+            [*server, "--tokenizer", "t", "--api-key-variable", "NOT_SET", "--dry-run"],
+            "api_key_variable does not name .*: give the name of the variable",
+        ),
+        (
             ["--budget", "87"],
             "a budget of 87 requests .*24 passages and 64 others.*: raise it, or choose fewer passages",
         ),

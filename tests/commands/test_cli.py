@@ -110,8 +110,11 @@ def test_usage_errors_are_one_message(failure):
         "comapre": r"^error: no command 'comapre'; did you mean 'compare'\?\n\ncommands:\n  demo ",
         "run full_finetun --config x": unknown,
         "run --nproc_per_node 2 full_finetun --config x": unknown,
+        "run lora_dpo_distribted --config x": "did you mean 'lora_dpo_distributed'",
+        "run dev/generate_v3 --config x": "did you mean 'dev/generate_v2'",
         "run ../mine.py --config x": r"no recipe '\.\./mine\.py'",
         "run full_finetune --config": "tfidf-tune run: error: argument --config is required, with a file",
+        "cp mine/lora nowhere/x": "error: no folder nowhere: make it, or let --make-parents make it",
         "cp nothing .": "error: no recipe and no config 'nothing'. `tfidf-tune ls` lists them",
         "validate a.yaml b.yaml": "tfidf-tune validate: error: unrecognized arguments: b.yaml",
     }
