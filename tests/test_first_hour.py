@@ -204,7 +204,7 @@ def test_the_commands_that_are_printed_after_each_run_lead_to_a_verdict_and_are_
     for evaluation in (of_baseline, of_first):
         command(*evaluation)
     assert "# Repetition against CE" in command(*compare)
-    # For every name of the folder, and for unreadable files beside it.
+    # Whatever the folder is called, and even if files beside it cannot be read.
     (command.folder / "_ce_weighted").mkdir()
     (command.folder / "_ce_weighted" / "config.yaml").write_text("a: [")
     _, train = printed_by(*setup, "loss=tfidf_tune.loss.CrossEntropyLoss", "output_dir=../_ce")

@@ -109,9 +109,13 @@ def _start(command: str, arguments: list[str]) -> None:
     asked = (arguments[:1] or ["--help"]) if command == "eval" else arguments  # the harness's commands have a help, too
     if {"-h", "--help"}.isdisjoint(asked):
         require_extras(command, *_COMMANDS[command][1])
+    command_main = import_module(f"tfidf_tune.commands.{command}").main
+    if command == "run":  # a recipe reports its own errors; what it does not expect keeps its traceback
+        command_main(arguments)
+        return
     prepare_output()
     try:
-        import_module(f"tfidf_tune.commands.{command}").main(arguments)
+        command_main(arguments)
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:

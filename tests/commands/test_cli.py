@@ -124,6 +124,14 @@ def test_usage_errors_are_one_message(failure):
         assert not re.search(r"(?<![\w-])tune (run|ls|cp)", text)
 
 
+def test_an_error_that_a_recipe_of_the_user_does_not_expect_keeps_its_traceback(failure, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken_recipe.py").write_text("raise ValueError('a fault of the recipe')")
+    message = failure("run", "broken_recipe.py", "--config", "x")
+    assert message.startswith("Traceback")
+    assert message.endswith("ValueError: a fault of the recipe")
+
+
 def test_a_config_for_the_other_recipe_runs_with_another_model(failure):
     for key in ("model", "model._component_"):
         message = failure(

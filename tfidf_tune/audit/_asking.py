@@ -40,7 +40,8 @@ def ask(
 ) -> Iterator[Path]:
     """Ask the model for the passages; yield the folder of its answers.
 
-    The answers of a server are also in a journal until the block ends: an audit that ends early goes on from there.
+    Answers of a server are also recorded in a journal until the block ends, so that an interrupted audit can be
+    continued.
 
     Raises:
         ValueError: If no answer could make a limit pass; before the model is loaded.

@@ -85,8 +85,8 @@ def _torchtunes_parser() -> argparse.ArgumentParser:
 
 def _checked_recipe(recipe: str, arguments: Sequence[str]) -> str:
     """Refuse an unknown recipe and a missing config, which torchtune would notice late; return the recipe's name."""
-    names = [*RECIPES, *_torchtunes_recipes()]
-    if recipe not in names:
+    theirs = [] if recipe in RECIPES else _torchtunes_recipes()
+    if recipe not in RECIPES and recipe not in theirs:
         if os.path.isfile(recipe):
             recipe = os.path.relpath(recipe)  # torchtune turns the path into a module name
         module = None
@@ -95,8 +95,8 @@ def _checked_recipe(recipe: str, arguments: Sequence[str]) -> str:
             module = find_spec(os.path.splitext(recipe)[0].replace("/", "."))
         if module is None:
             sys.exit(
-                f"error: no recipe {recipe!r}{closest(recipe, names) or '.'} `tfidf-tune ls` lists the recipes; your "
-                "recipe is a Python file in the working directory or below it"
+                f"error: no recipe {recipe!r}{closest(recipe, [*RECIPES, *theirs]) or '.'} `tfidf-tune ls` lists the "
+                "recipes; your recipe is a Python file in the working directory or below it"
             )
     if "--config" not in arguments[:-1]:
         _fail_for_usage("argument --config is required, with a file or a name that `tfidf-tune ls` lists")
