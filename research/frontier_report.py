@@ -94,8 +94,9 @@ def frontier_report(results: Results, *, baseline: str | None = None, references
         points = found.points[found.points["model"] == model]
         if points["operating"].any():
             name, of_model = (f"frontier_{number}", f": {model}") if several else ("frontier", "")
-            title = f"LMS against held-out perplexity{of_model}"
-            figures.append(Figure(name, title, frontier_drawing(model, points), _CAPTION))
+            figures.append(
+                Figure(name, f"LMS against held-out perplexity{of_model}", frontier_drawing(model, points), _CAPTION)
+            )
     operating = _operating_points(found, notes)
     tables = (operating, _likelihoods(results, found, notes), *_differences(found, notes), _points(found, notes))
     seeds = len({one.seed for one in results.checkpoints} - {None})
@@ -183,10 +184,9 @@ def _differences(found: Frontiers, footnotes: Footnotes) -> tuple[Table, Table]:
         _VERDICTS_EXPLAINED,
     )
     note = "As at the operating points, but at one learning rate, which need not be the best for either."
-    title = "Differences at equal learning rate"
     return (
         tabulate("differences", "Differences at the operating points", operating, columns, notes),
-        tabulate("equal_learning_rate", title, equal, (*who, *_COMPARED), [note]),
+        tabulate("equal_learning_rate", "Differences at equal learning rate", equal, (*who, *_COMPARED), [note]),
     )
 
 

@@ -49,8 +49,10 @@ def paper_table(tables: Sequence[Table], models: Mapping[str, str]) -> Table:
     runs = runs.assign(model=runs["Model"].map(models), objective=runs["Objective"], run=runs["run"].astype(float))
     frame = runs.merge(paper, on=["table", "model", "objective", "measure"]).dropna(subset="run")
     if frame.empty:
-        of_paper = f"{joined(paper['model'])} under {joined(paper['objective'])}"
-        raise ValueError(f"the paper has no values for these runs; name runs of {of_paper} as MODEL:OBJECTIVE=FOLDER")
+        raise ValueError(
+            f"the paper has no values for these runs; name runs of {joined(paper['model'])} under "
+            f"{joined(paper['objective'])} as MODEL:OBJECTIVE=FOLDER"
+        )
     columns = (
         *(("Model", "Model", ""), ("Objective", "Objective", ""), ("Measure", "measure", "")),
         *(("Paper's table", "table", ""), ("Paper", "value", ".2f"), ("Run", "run", ".2f")),

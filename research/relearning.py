@@ -155,8 +155,10 @@ def main(arguments: Sequence[str]) -> None:
         if own:
             half, num_back = statistics.median(own), sum(map(math.isfinite, own))
             median = f"{half:g}" if half <= options.max_steps else f"more than {options.max_steps}"
-            recited = f"{num_back} of {len(own)} recited within {options.max_steps} steps"
-            lines.append(f"{kind.capitalize()}s: {recited}, median {median}.")
+            lines.append(
+                f"{kind.capitalize()}s: {num_back} of {len(own)} recited within {options.max_steps} steps, median "
+                f"{median}."
+            )
             counted.append(np.minimum(own, options.max_steps))
     if len(counted) == 2:
         content["controls_minus_targets"], line = _difference(*counted)

@@ -107,8 +107,10 @@ def update_files(folder: Path, files: Mapping[str, Callable[[Path], object]]) ->
                 write(temporary)
                 sync_to_disk(temporary)  # here, so that a full disk is noticed before the first is renamed
             except OSError as error:
-                what = f"{path} could not be written ({error.strerror or error})"
-                raise OSError(f"{what}, {folder} is left as it was: make room, or choose another folder") from error
+                raise OSError(
+                    f"{path} could not be written ({error.strerror or error}), {folder} is left as it was: make "
+                    "room, or choose another folder"
+                ) from error
 
 
 @contextmanager
@@ -165,8 +167,10 @@ def work_folder(
             remove_leftovers(folder.parent, of=folder.name)
             changed = "; ".join(differences(json.loads((folder / _MARK).read_text(encoding="utf-8")), arguments))
             if changed and not replace:
-                what = f"an interrupted run with other arguments: {changed}"
-                raise SetupError(f"{folder} is of {what}. Name another output, or remove this folder")
+                raise SetupError(
+                    f"{folder} is of an interrupted run with other arguments: {changed}. Name another output, or "
+                    "remove this folder"
+                )
             if not changed:
                 try:
                     yield folder
@@ -184,8 +188,10 @@ def require_writable(what: str, path: Path) -> None:
     try:  # the only reliable test for root, network folders and the like
         TemporaryFile(dir=nearest_folder(path)).close()
     except OSError as error:
-        cause = f"{nearest_folder(path)} is not a writable folder ({error.strerror})"
-        raise OSError(f"{what} {path} cannot be written: {cause}; choose another {what}") from error
+        raise OSError(
+            f"{what} {path} cannot be written: {nearest_folder(path)} is not a writable folder ({error.strerror}); "
+            f"choose another {what}"
+        ) from error
 
 
 def nearest_folder(path: Path) -> Path:

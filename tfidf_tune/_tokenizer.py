@@ -124,8 +124,10 @@ def check_fits_model(tokenizer: TextTokenizer, *, lower: str, **lengths: int) ->
     """Refuse lengths in tokens that are together above the tokenizer's ``max_seq_len``; ``lower`` is the remedy."""
     num_tokens = sum(lengths.values())
     if tokenizer.max_seq_len is not None and num_tokens > tokenizer.max_seq_len:
-        limit = f"max_seq_len {tokenizer.max_seq_len}, the tokenizer's own or the model's limit"
-        raise ValueError(f"{' + '.join(lengths)} is {num_tokens}, above {limit}: lower {lower}")
+        raise ValueError(
+            f"{' + '.join(lengths)} is {num_tokens}, above max_seq_len {tokenizer.max_seq_len}, the tokenizer's own "
+            f"or the model's limit: lower {lower}"
+        )
 
 
 def tokenizer_name(tokenizer: TextTokenizer) -> str:
@@ -280,8 +282,11 @@ class HFTokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids, by default without special tokens."""
-        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
-        return str(self._hf.decode(list(token_ids), **options))
+        return str(
+            self._hf.decode(
+                list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        )
 
     def tokenize_messages(self, messages: list["Message"], add_end_tokens: bool = True) -> tuple[list[int], list[bool]]:
         """Return the ids of messages, EOS after those of the assistant, and whether the message of each is masked."""
@@ -334,8 +339,7 @@ def _load(path: "str | PreTrainedTokenizerBase", *, trust_remote_code: bool) -> 
                 f"the tokenizer {path!r} has Python files of its own, which were not run: in a training config set "
                 "trust_remote_code=True of the tokenizer if you have read and trust them, or save it as tokenizer.json"
             ) from error
-        failure = f"{type(error).__name__}: {error}"
-        raise ValueError(f"cannot load a tokenizer from {path!r}: {needed}. {failure}") from error
+        raise ValueError(f"cannot load a tokenizer from {path!r}: {needed}. {type(error).__name__}: {error}") from error
 
 
 def _carry_spaces(messages: list["Message"]) -> Iterator["Message"]:

@@ -184,8 +184,9 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, help="instead of the case's")
     parser.add_argument("--dtype", choices=DTYPES, help="instead of the case's")
     parser.add_argument("--frozen-head", action="store_true", help="no gradient for the head, as with LoRA")
-    in_addition = f"in addition to '{FUSED}'; default: all"
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS, help=in_addition)
+    parser.add_argument(
+        "--ways", nargs="+", default=list(WAYS), choices=WAYS, help=f"in addition to '{FUSED}'; default: all"
+    )
     parser.add_argument("--quick", action="store_true", help="sizes that only show that the script runs")
     options = parser.parse_args()
     if options.tokens and options.tokens % 64:

@@ -153,8 +153,9 @@ def build_recipe(
 def main() -> None:
     """Measure and print."""
     parser = make_parser(__doc__, rounds=30)
-    sizes_help = "a Llama: gives sizes and optimizer"
-    parser.add_argument("--config", default="demo/llama_3M_full_memorization", help=sizes_help)
+    parser.add_argument(
+        "--config", default="demo/llama_3M_full_memorization", help="a Llama: gives sizes and optimizer"
+    )
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--steps", type=int, default=4, help="of a turn; the first is not timed")

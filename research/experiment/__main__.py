@@ -26,8 +26,9 @@ def main(arguments: list[str]) -> None:
     retry_help, jobs_help = "repeat a failed cell up to N times", "do N runs at once; default: 1, on a cluster all"
     parser.add_argument("--retry", type=whole_number(0), default=0, metavar="N", help=retry_help)
     parser.add_argument("--jobs", type=whole_number(1), metavar="N", help=jobs_help)
-    launcher_help = "where runs are done; default: the file's, local"
-    parser.add_argument("--launcher", choices=["local", "slurm"], help=launcher_help)
+    parser.add_argument(
+        "--launcher", choices=["local", "slurm"], help="where runs are done; default: the file's, local"
+    )
     options = parser.parse_intermixed_args(arguments)
     prepare_output()
     if options.list or options.config is None:

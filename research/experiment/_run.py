@@ -273,8 +273,10 @@ def only_command(folder: Path) -> Iterator[int]:
         scripts = sorted((folder / JOBS).glob("[0-9]*_submission.sh"))
         jobs = [submitit.SlurmJob[None](folder / JOBS, path.name.removesuffix("_submission.sh")) for path in scripts]
         if left := [job.job_id for job in jobs if not job.done(force_check=True)]:
-            told = f"wait or `scancel {' '.join(left)}`; if Slurm has forgotten them, delete {folder / JOBS}"
-            raise BlockingIOError(f"jobs of an earlier command may be queued or running: {', '.join(left)}: {told}")
+            raise BlockingIOError(
+                f"jobs of an earlier command may be queued or running: {', '.join(left)}: wait or `scancel "
+                f"{' '.join(left)}`; if Slurm has forgotten them, delete {folder / JOBS}"
+            )
         try:
             yield jobs_lock.fileno()
         finally:

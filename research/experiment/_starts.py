@@ -123,8 +123,10 @@ def _base_section(model: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the section ``model`` of a builder with LoRA to that of the plain builder."""
     builder = str(model["_component_"]).replace(".lora_", ".")
     if builder not in _MODEL_TYPES:
-        possible = f"{', '.join(_MODEL_TYPES)}, or the lora_ form of one of them"
-        raise ValueError(f"a start cannot be made for the model {model['_component_']}: use {possible}")
+        raise ValueError(
+            f"a start cannot be made for the model {model['_component_']}: use {', '.join(_MODEL_TYPES)}, or the "
+            "lora_ form of one of them"
+        )
     sizes = inspect.signature(_get_component_from_path(builder)).parameters
     return {"_component_": builder, **{str(key): value for key, value in model.items() if key in sizes}}
 

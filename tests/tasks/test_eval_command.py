@@ -171,8 +171,9 @@ def test_bad_input_ends_with_one_message(run_command, llama, tokenizers, probe_f
         run_command("eval", "--model_args", "pretrained=/nowhere/model", *arguments)
 
     # All else before the model is loaded.
-    loads = "tfidf_tune.tasks._transformers.TokenExactHFLM.__init__"
-    monkeypatch.setattr(loads, lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(
+        "tfidf_tune.tasks._transformers.TokenExactHFLM.__init__", lambda *_, **__: pytest.fail("the model was loaded")
+    )
     other = task_fakes.probe_file(tmp_path / "other.jsonl", task_fakes.passages_of(tokenizers["llama"]))
     short = "cnn_dailymail_max_source_tokens=100"
     for task, metadata, named in (

@@ -108,8 +108,11 @@ def test_a_part_of_a_list_cannot_be_changed(tmp_path):
 
 def test_another_component_drops_the_keys_that_it_does_not_take(tmp_path, caplog):
     """In whatever order the overrides come, because a user means the component of the run."""
-    loss = "loss: {_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss, tf: log, num_batches: 4, head: chunked}"
-    write_configs(tmp_path, mine=f"{loss}\noptimizer: {{_component_: torch.optim.AdamW, lr: 1, betas: [0, 0]}}")
+    write_configs(
+        tmp_path,
+        mine="loss: {_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss, tf: log, num_batches: 4, head: "
+        "chunked}\noptimizer: {_component_: torch.optim.AdamW, lr: 1, betas: [0, 0]}",
+    )
     ce = {"_component_": "tfidf_tune.loss.CrossEntropyLoss", "head": "chunked"}
 
     def load(*overrides):

@@ -68,8 +68,10 @@ def choose_passages(
                 raise ValueError(f"{file} exists already: name another file, or replace it by --overwrite")
             recorded, now = json.loads(record.read_text(encoding="utf-8")), {"probe_file": _files.file_sha256(file)}
             if changed := differences(recorded, arguments | now):
-                what = f"{file} was chosen with other options, or changed since: {'; '.join(changed)}"
-                raise ValueError(f"{what}. Name another --output-dir, or --overwrite")
+                raise ValueError(
+                    f"{file} was chosen with other options, or changed since: {'; '.join(changed)}. Name another "
+                    "--output-dir, or --overwrite"
+                )
             note(f"Passages: from {file}.")
             return read_probe_file(file)
         made = make_probe(loaded, spec, work, runner)
@@ -110,12 +112,18 @@ def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:
     if made.num_repetitive:
         lines.append(f"Left out: {made.num_repetitive} passages that repeat a few tokens.")
     if spec.num_controls:
-        refused = "candidates share text with the training data, or cannot be compared with it, and were rejected"
-        lines.append(f"Controls: {num_controls}; {made.num_refused} {refused}.")
+        lines.append(
+            f"Controls: {num_controls}; {made.num_refused} candidates share text with the training data, or cannot "
+            "be compared with it, and were rejected."
+        )
     if num_targets < spec.num_targets or num_controls < spec.num_controls:
-        wanted = f"{spec.num_targets} targets and {spec.num_controls} controls were wanted"
-        lines.append(f"There are no more passages of {spec.block_size} tokens without overlap: {wanted}.")
+        lines.append(
+            f"There are no more passages of {spec.block_size} tokens without overlap: {spec.num_targets} targets and "
+            f"{spec.num_controls} controls were wanted."
+        )
     if num_controls and spec.controls_source is None:
-        known = "another domain than your text, and known to most pretrained models"
-        lines.append(f"The controls are Python's documentation: {known}. Held-out text is better: --controls.")
+        lines.append(
+            "The controls are Python's documentation: another domain than your text, and known to most pretrained "
+            "models. Held-out text is better: --controls."
+        )
     return "\n".join(lines)

@@ -272,8 +272,8 @@ def extraction(scores: pd.DataFrame, checkpoint: int) -> Table:
 def _extractable(scores: pd.DataFrame, checkpoint: int, pairs: list[tuple[int, float]]) -> pd.DataFrame:
     """Count (n, p)-discoverably extractable targets from the likelihoods of their continuations, if there are any."""
     is_known = (scores["metric"] == "continuation_nll") & (scores["kind"] == "target")
-    known = scores[is_known & (scores["checkpoint"] == checkpoint)]
-    lowest = known.groupby("unit", observed=True)["value"].min()
+    is_known &= scores["checkpoint"] == checkpoint
+    lowest = scores[is_known].groupby("unit", observed=True)["value"].min()
     rows, number = [], len(lowest)
     for num_samples, probability in pairs if number else []:
         hits = int((extraction_probability(lowest, num_samples) >= probability).sum())
@@ -351,8 +351,10 @@ def parse_bounds(text: str, *, accept_unanswered: bool = False, accept_unproven:
         name, _, limit = part.strip().rpartition("=")
         value = float(limit) if _NUMBER.fullmatch(limit) else math.nan
         if not math.isfinite(value) or not _BOUNDED.fullmatch(name):
-            measures = f"recited, and lms, excess, verbatim, auc, extraction@P, extraction@P:N, also with {_UPPER}"
-            raise ValueError(f"--fail-above {part!r}: write MEASURE=LIMIT, such as recited=0; measures are {measures}")
+            raise ValueError(
+                f"--fail-above {part!r}: write MEASURE=LIMIT, such as recited=0; measures are recited, and lms, "
+                f"excess, verbatim, auc, extraction@P, extraction@P:N, also with {_UPPER}"
+            )
         bound = Bound(name, value, accept_unanswered, accept_unproven)
         if bound.pair is not None and not 0 < bound.pair[1] <= 1:
             raise ValueError(f"--fail-above {part!r}: a probability of an extraction is above 0 and at most 1")

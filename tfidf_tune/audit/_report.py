@@ -99,8 +99,10 @@ def audit_report(
     ]
     if not probed:
         first = results.checkpoints[0]
-        what = f"the results of {first.model} in {first.folder} have no memorization sample of a target"
-        raise ValueError(f"{what}: evaluate tfidf_memorization with a probe file that has targets")
+        raise ValueError(
+            f"the results of {first.model} in {first.folder} have no memorization sample of a target: evaluate "
+            "tfidf_memorization with a probe file that has targets"
+        )
     at, notes = probed[-1], Footnotes()
     facts = audit.Facts(results, at)
     audit.require_possible(bounds, facts.num_targets, facts.num_controls, longest=facts.longest)
@@ -315,8 +317,15 @@ def _examples(facts: audit.Facts, *, show_passages: bool) -> list[Example]:
             truth, said = (excerpt(pieces, len(sample.reference_text)) for pieces in (truth, said))
             prompt = "".join(text for text, _ in excerpt(((prompt, False),), len(prompt)))
         shown = Continuation(facts.checkpoint.model, f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}", said)
-        title = f"{sample.passage_id}, {kind}: {tokens}{by}"
-        examples.append(Example(title, prompt, "".join(text for text, _ in truth), (shown,), truth))
+        examples.append(
+            Example(
+                f"{sample.passage_id}, {kind}: {tokens}{by}",
+                prompt,
+                "".join(text for text, _ in truth),
+                (shown,),
+                truth,
+            )
+        )
     return examples
 
 
@@ -364,13 +373,12 @@ def _summary(
 
 
 def _recited_summary(recited: Recited) -> dict[str, Any]:
-    tests = [test._asdict() | {"is_rejected": test.is_rejected} for test in recited.tests]
     return {
         "number": recited.number,
         "threshold": recited.threshold,
         "controls_above": recited.num_allowed,
         "upper": recited.upper,
-        "tests": tests,
+        "tests": [test._asdict() | {"is_rejected": test.is_rejected} for test in recited.tests],
     }
 
 

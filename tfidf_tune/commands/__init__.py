@@ -76,8 +76,12 @@ def _value(text: str) -> Any:
 def add_text(parser: argparse.ArgumentParser) -> None:
     """Add the options of how files of text are read."""
     parser.add_argument("--column", default="text", help="column of the text; default: %(default)s")
-    help = "what a document of a .txt file is; default: %(default)s"
-    parser.add_argument("--sample-by", choices=("line", "paragraph", "document"), default="line", help=help)
+    parser.add_argument(
+        "--sample-by",
+        choices=("line", "paragraph", "document"),
+        default="line",
+        help="what a document of a .txt file is; default: %(default)s",
+    )
 
 
 def add_tasks(parser: argparse.ArgumentParser) -> None:
@@ -85,8 +89,13 @@ def add_tasks(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("tasks, one for each file of text").add_argument
     add("--jobs", type=whole_number(1), default=1, help="at once; default: %(default)s")
     add("--executor", choices=("local", "slurm"), default="local", help="where they run; default: %(default)s")
-    args_help = "of datatrove's executor for Slurm: partition=cpu,time=24:00:00,mem_per_cpu_gb=4"
-    add("--executor-args", type=key_values, default={}, metavar="KEY=VALUE,...", help=args_help)
+    add(
+        "--executor-args",
+        type=key_values,
+        default={},
+        metavar="KEY=VALUE,...",
+        help="of datatrove's executor for Slurm: partition=cpu,time=24:00:00,mem_per_cpu_gb=4",
+    )
 
 
 def task_runner(options: argparse.Namespace) -> "TaskRunner":

@@ -147,11 +147,10 @@ def weights_report(
     )
     shares = ("% of tokens", *(f"% of weight, {each}" for each in WEIGHTS))
     columns = [("frequency rank", "frequency rank", ""), *((share, share, ".1f") for share in shares)]
-    title = "Share of the weight by token frequency"
     return Report(
         "Token weights under TF-IDF",
         finding,
-        [tabulate("frequency_bands", title, bands, columns, [_BAND_NOTE])],
+        [tabulate("frequency_bands", "Share of the weight by token frequency", bands, columns, [_BAND_NOTE])],
         provenance={**provenance, "window": window, "statistics": statistics},
     )
 

@@ -75,12 +75,16 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     add("--num-targets", type=whole_number(1), help="default: 100")
     add("--num-controls", type=whole_number(0), help="default: 100")
     add("--block-size", type=whole_number(2), help="tokens in a passage; default: 256")
-    passages_help = "most frequent ones first, then random ones, or only random ones; default: duplicates"
-    add("--passages", choices=("duplicates", "near-duplicates", "random"), help=passages_help)
+    add(
+        "--passages",
+        choices=("duplicates", "near-duplicates", "random"),
+        help="most frequent ones first, then random ones, or only random ones; default: duplicates",
+    )
     add("--min-repeats", type=whole_number(2), help="least occurrences of a duplicate; default: 2")
     add("--held-out", metavar="FILE", help="probe file of the training, whose controls are no targets")
-    without_eos_help = "no passages with the tokenizer's EOS inside; always so for a server"
-    add("--without-eos", action="store_true", help=without_eos_help)
+    add(
+        "--without-eos", action="store_true", help="no passages with the tokenizer's EOS inside; always so for a server"
+    )
     add("--seed", type=whole_number(0, 2**63 - 1), help="default: 0")
     add_tasks(parser)
 
@@ -91,12 +95,21 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
     add("--backend", choices=("transformers", "vllm"), help="what runs the model; default: transformers")
     add("--base", help="model under an adapter; default: what the adapter names")
     add("--reference", metavar="FOLDER", help="model before the training: compare likelihoods with its likelihoods")
-    more = "more arguments of the harness's model, hf or vllm: load_in_4bit=True, parallelize=True, max_model_len=2048"
-    add("--model-args", type=key_values, metavar="KEY=VALUE,...", help=more)
+    add(
+        "--model-args",
+        type=key_values,
+        metavar="KEY=VALUE,...",
+        help="more arguments of the harness's model, hf or vllm: load_in_4bit=True, parallelize=True, "
+        "max_model_len=2048",
+    )
     add("--prefix-lengths", type=whole_number(1), nargs="+", help="default: 32 50 100")
     add("--max-new-tokens", type=whole_number(1), help="default: 128")
-    attacks_help = "ways of asking, in this order: greedy, offset, truncated, noise, chat, sampling; default: greedy"
-    add("--attacks", nargs="+", metavar="ATTACK", help=attacks_help)
+    add(
+        "--attacks",
+        nargs="+",
+        metavar="ATTACK",
+        help="ways of asking, in this order: greedy, offset, truncated, noise, chat, sampling; default: greedy",
+    )
     add("--offset", type=whole_number(0), help="token of a passage where greedy prompts start; default: 0")
     add("--offsets", type=whole_number(0), nargs="+", help="of the attack offset; default: 64 96")
     add("--prompt-noise", type=float, help="replaced share of a prompt, of the attack noise; default: 0.1")
@@ -104,17 +117,27 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, help="of the attack sampling; default: 1")
     add("--top-k", type=whole_number(0), help="of the attack sampling, 0 for all tokens; default: 0")
     add("--budget", type=whole_number(1), metavar="REQUESTS", help="most requests; attacks beyond it are left out")
-    bos_help = "BOS before each prompt and passage; default: auto, as the model was trained"
-    add("--bos", choices=("auto", "true", "false"), help=bos_help)
+    add(
+        "--bos",
+        choices=("auto", "true", "false"),
+        help="BOS before each prompt and passage; default: auto, as the model was trained",
+    )
     add("--batch-size", type=whole_number(1), help="default: 64")
     add("--device", help="default: a GPU if there is one")
     add("--dtype", help="float32, bfloat16, ...; default: the checkpoint's")
     add("--output-dir", type=Path, help="default: runs/audit/NAME")
-    limits_help = "end with exit code 1 if a measure is above its limit: recited=0,extraction@0.01=0.02"
-    add("--fail-above", dest="limits", metavar="MEASURE=LIMIT,...", help=limits_help)
+    add(
+        "--fail-above",
+        dest="limits",
+        metavar="MEASURE=LIMIT,...",
+        help="end with exit code 1 if a measure is above its limit: recited=0,extraction@0.01=0.02",
+    )
     add("--accept-unanswered", action="store_true", help="limits can pass although a server withheld answers")
-    unproven_help = "end with exit code 0 although the positive control showed nothing"
-    add("--accept-unproven", action="store_true", help=unproven_help)
+    add(
+        "--accept-unproven",
+        action="store_true",
+        help="end with exit code 0 although the positive control showed nothing",
+    )
     add("--show-passages", action="store_true", help="show passages in full, not as excerpts")
     parser.add_argument("--json", action="store_true", help="print audit.json instead of the report")
     parser.add_argument("--verbose", action="store_true", help="print all tables, not only the first")

@@ -21,8 +21,13 @@ def main(arguments: list[str]) -> None:
         "OBJECTIVE=FOLDER (or MODEL:OBJECTIVE=FOLDER) names the objective by hand; or the results.jsonl of an earlier "
         "report"
     ))  # fmt: skip
-    folder_help = "folder of the report; an older report there is replaced; default: ./%(default)s"
-    add("--output-dir", type=Path, default=Path("comparison"), metavar="DIR", help=folder_help)
+    add(
+        "--output-dir",
+        type=Path,
+        default=Path("comparison"),
+        metavar="DIR",
+        help="folder of the report; an older report there is replaced; default: ./%(default)s",
+    )
     add("--baseline", metavar="OBJECTIVE", help="default: CE, or the first run's objective")
     add("--title", help="of the report; default: made of the objectives")
     add("--verbose", action="store_true", help="print all tables, not only the first")

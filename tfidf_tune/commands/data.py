@@ -58,16 +58,21 @@ def _dedup(options: argparse.Namespace) -> None:
     from tfidf_tune.corpus.file_deduplication import deduplicate_corpus
 
     deduplication = Deduplication(options.method, options.threshold, options.ngram)
-    sources, output, runner = options.sources, options.output, task_runner(options)
-    reading = {"column": options.column, "sample_by": options.sample_by}
-    report = deduplicate_corpus(sources, output.expanduser(), deduplication, **reading, runner=runner)
+    report = deduplicate_corpus(
+        options.sources,
+        options.output.expanduser(),
+        deduplication,
+        column=options.column,
+        sample_by=options.sample_by,
+        runner=task_runner(options),
+    )
     for unit in ("documents", "characters"):
         whole, kept = report[unit], report[f"kept_{unit}"]
         share = f" ({(whole - kept) / whole:.1%})" if whole else ""
         say(f"{unit.capitalize()}: {whole:,} read, {whole - kept:,} removed{share}, {kept:,} kept.")
     for cluster in report["largest_clusters"]:
         say(f"  {cluster['documents']:>7,} copies of: {' '.join(cluster['beginning'].split())} ...")
-    say(f"Written: {output}, with report.json")
+    say(f"Written: {options.output}, with report.json")
 
 
 def _preview(options: argparse.Namespace) -> None:
@@ -94,8 +99,10 @@ def _export_weights(options: argparse.Namespace) -> None:
     from tfidf_tune.training.export_weights import export_weights
 
     num_steps, num_sequences = export_weights(cfg, tokenizer, dataset, output)
-    size = f"{counted(num_sequences, 'sequence')} in {counted(num_steps, 'step')}"
-    say(f"Written: {options.output}, {size}, seed {cfg.seed}")
+    say(
+        f"Written: {options.output}, {counted(num_sequences, 'sequence')} in {counted(num_steps, 'step')}, seed "
+        f"{cfg.seed}"
+    )
 
 
 def _build(config: str, overrides: Sequence[str]) -> tuple[Any, Any, Any]:

@@ -51,8 +51,9 @@ def main(arguments: list[str]) -> None:
     _run([_training(start, "demo/llama_650K_start", random, *options.overrides)])
     start = start / "checkpoint_100pct"
     folders = {name: runs / name.lower() for name in _OBJECTIVES}
-    config = "demo/llama_650K_demo"
-    _run(_training(folders[name], config, start, *loss, *overrides) for name, loss in _OBJECTIVES.items())
+    _run(
+        _training(folders[name], "demo/llama_650K_demo", start, *loss, *overrides) for name, loss in _OBJECTIVES.items()
+    )
     checkpoints = [checkpoint for folder in folders.values() for checkpoint in sorted(folder.glob("checkpoint_*pct"))]
     _run(_evaluation(checkpoint, start) for checkpoint in checkpoints)
     named = [f"Llama 650K:{name}={folder}" for name, folder in folders.items()]

@@ -137,8 +137,10 @@ def _with_our_settings(theirs: Any) -> type:
 
         def process_tasks(self, metadata: dict[str, Any] | None = None) -> Any:
             if self.use_cache or self.cache_requests:
-                what = "the keys of --use_cache and --cache_requests have neither the model nor the probe file"
-                raise ValueError(f"{what}, so that answers of another model would be taken: leave them out")
+                raise ValueError(
+                    "the keys of --use_cache and --cache_requests have neither the model nor the probe file, so "
+                    "that answers of another model would be taken: leave them out"
+                )
             self.include_path = _with_ours(self.include_path)  # type: ignore[has-type]
             self._require_settings()
             require_no_options(self.model_args)

@@ -22,24 +22,41 @@ def main(arguments: list[str]) -> None:
     )
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help=".txt, .jsonl or .parquet file or a folder of them; or embedded")
-    tokenizer_help = "tokenizer of the model that you fine-tune: a hub id, or a folder with its files"
-    add("--tokenizer", required=True, metavar="PATH_OR_HUB_ID", help=tokenizer_help)
+    add(
+        "--tokenizer",
+        required=True,
+        metavar="PATH_OR_HUB_ID",
+        help="tokenizer of the model that you fine-tune: a hub id, or a folder with its files",
+    )
     add_text(parser)
     # The first token of a block is never a label.
     add("--block-size", type=whole_number(2), default=256, help="tokens in a block; default: %(default)s")
     add("--num-blocks", type=whole_number(1), metavar="N", help="the first N blocks; default: all")
     add("--batch-size", type=whole_number(1), default=8, help="blocks in a mini-batch; default: %(default)s")
     add("--num-batches", type=whole_number(1), default=16, help="mini-batches in the idf window; default: %(default)s")
-    tf_help = "form of the term frequency that the page begins with; default: %(default)s, the paper's"
-    add("--tf", choices=("count", "log", "binary"), default="count", help=tf_help)
+    add(
+        "--tf",
+        choices=("count", "log", "binary"),
+        default="count",
+        help="form of the term frequency that the page begins with; default: %(default)s, the paper's",
+    )
     add("--max-weight", type=float, help="cap of the weights, 1 or more; default: none")
-    shuffle_help = "blocks in the shuffled order of training, or in the order of the text; default: shuffled"
-    add("--shuffle", action=argparse.BooleanOptionalAction, default=True, help=shuffle_help)
+    add(
+        "--shuffle",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="blocks in the shuffled order of training, or in the order of the text; default: shuffled",
+    )
     seeds = whole_number(-(2**63), 2**63 - 1)
     add("--seed", type=seeds, default=42, help="of the shuffled order; default: %(default)s")
     which = parser.add_mutually_exclusive_group()
-    show_help = "show K blocks, the first with a full window; default: 1"
-    which.add_argument("--show", type=whole_number(1), default=1, metavar="K", help=show_help)
+    which.add_argument(
+        "--show",
+        type=whole_number(1),
+        default=1,
+        metavar="K",
+        help="show K blocks, the first with a full window; default: 1",
+    )
     which.add_argument("--block", type=int, action="append", metavar="I", help="show block I, from 0; may be repeated")
     add("--output-dir", type=Path, default=Path("runs/weights"), help="default: %(default)s")
     options = parser.parse_args(arguments)
@@ -61,17 +78,27 @@ def main(arguments: list[str]) -> None:
     require_report_folder(folder)
     TFIDFWeighting(num_batches=1, max_weight=options.max_weight)  # refuses a wrong setting before a long text is read
     tokenizer = hf_tokenizer(options.tokenizer)
-    reading = {"column": options.column, "sample_by": options.sample_by}
-    documents = [load_documents(source, **reading) for source in options.files]  # raises for a missing file
+    documents = [  # raises for a missing file
+        load_documents(source, column=options.column, sample_by=options.sample_by) for source in options.files
+    ]
     encoded = encode_texts(tokenizer, chain.from_iterable(documents))
     blocks, lengths = blocks_and_lengths(encoded, options.block_size, options.num_blocks, tokenizer.eos_id)
     if len(options.files) == 1:
         warn_of_short_documents(options.files[0], options.sample_by, lengths)
     if not len(blocks):
-        too_short = f"{', '.join(map(repr, options.files))} has fewer tokens than one block of {options.block_size}"
-        raise ValueError(f"{too_short}: lower --block-size, or name more text")
-    training = {name: getattr(options, name) for name in ("batch_size", "num_batches", "max_weight", "shuffle", "seed")}
-    tokens = weigh_blocks(blocks, vocab_size=tokenizer.vocab_size, **training)
+        raise ValueError(
+            f"{', '.join(map(repr, options.files))} has fewer tokens than one block of {options.block_size}: lower "
+            "--block-size, or name more text"
+        )
+    tokens = weigh_blocks(
+        blocks,
+        vocab_size=tokenizer.vocab_size,
+        batch_size=options.batch_size,
+        num_batches=options.num_batches,
+        max_weight=options.max_weight,
+        shuffle=options.shuffle,
+        seed=options.seed,
+    )
     texts = token_texts(tokenizer, blocks)
     decode = partial(tokenizer.decode, skip_special_tokens=False)
     shown = [shown_tokens(tokens, block, texts, decode) for block in _chosen_blocks(tokens, options, len(blocks))]

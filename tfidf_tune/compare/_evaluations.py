@@ -207,8 +207,8 @@ def compare_objectives(evaluations: pd.DataFrame, baseline: str) -> pd.DataFrame
                 last = at_last(own, measure) if last.empty else last
                 before, after = (unit_totals(last[last["objective"] == of], measure) for of in (baseline, objective))
                 if before is not None and after is not None:
-                    progress = last["progress"].iloc[0]
-                    rows.append((setting, objective, measure.label, *_reduction(measure, before, after), progress))
+                    reduction = _reduction(measure, before, after)
+                    rows.append((setting, objective, measure.label, *reduction, last["progress"].iloc[0]))
     names = ["setting", "objective", "measure", "baseline", "other", "reduction", *Interval._fields, "progress"]
     table = pd.DataFrame(rows, columns=names)
     table["p_value"] = table.groupby("setting")["p_value"].transform(holm)

@@ -47,24 +47,27 @@ def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figu
             course = Course(path, _interval(last, PERPLEXITY), _interval(last, LMS), controls)
             courses.setdefault(setting, {})[objective] = course
     if courses:
-        caption = (
-            "Each objective at the last checkpoint. Lower: it recites less. Further left: it predicts unseen text "
-            "better. Crosses: 95 % intervals over passages and blocks, not over seeds. Grey: held-out "
-            "passages, what fluency reaches by chance. Thin lines: earlier checkpoints; a reduction counts "
-            "where it lies below the baseline's line at the same perplexity."
+        figures.append(
+            Figure(
+                name="frontier",
+                title="Memorization against perplexity",
+                figure=trade_off(courses),
+                caption="Each objective at the last checkpoint. Lower: it recites less. Further left: it predicts "
+                "unseen text better. Crosses: 95 % intervals over passages and blocks, not over seeds. Grey: held-out "
+                "passages, what fluency reaches by chance. Thin lines: earlier checkpoints; a reduction counts "
+                "where it lies below the baseline's line at the same perplexity.",
+            )
         )
-        figures.append(Figure("frontier", "Memorization against perplexity", trade_off(courses), caption))
     if any(len(points) > 1 for by_objective in curves.values() for points in by_objective.values()):
-        caption = (
-            "Average LMS of the injected passages at each checkpoint. Dashed: held-out passages, what fluency reaches "
-            "by chance. Lower is better."
+        figures.append(
+            Figure(
+                name="lms_progress",
+                title="Average LMS against training progress",
+                figure=lms_progress(curves),
+                caption="Average LMS of the injected passages at each checkpoint. Dashed: held-out passages, what "
+                "fluency reaches by chance. Lower is better.",
+            )
         )
-        title = "Average LMS against training progress"
-        figures.append(Figure("lms_progress", title, lms_progress(curves), caption))
-    caption = (
-        "The share of continuations whose longest memorized substring has at least so many tokens, over "
-        "passages, prefix lengths and seeds. Dashed: held-out passages."
-    )
     rows = results.scores[(results.scores["metric"] == "lms") & (results.scores["unit"] != "")]
     several = evaluations["setting"].nunique() > 1
     for number, (setting, own) in enumerate(evaluations.groupby("setting", sort=False), 1):
@@ -74,8 +77,15 @@ def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figu
             lms[objective] = values.agg(list).to_dict()
         if lms:
             name, of_setting = (f"_{number}", f": {setting}") if several else ("", "")
-            title = f"Distribution of the LMS{of_setting}"
-            figures.append(Figure(f"lms_distribution{name}", title, lms_distribution(lms), caption))
+            figures.append(
+                Figure(
+                    name=f"lms_distribution{name}",
+                    title=f"Distribution of the LMS{of_setting}",
+                    figure=lms_distribution(lms),
+                    caption="The share of continuations whose longest memorized substring has at least so many tokens, "
+                    "over passages, prefix lengths and seeds. Dashed: held-out passages.",
+                )
+            )
     return figures
 
 

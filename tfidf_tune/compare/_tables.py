@@ -188,8 +188,7 @@ def recited_of_checkpoint(scores: pd.DataFrame, checkpoint: int) -> Recited | No
     rows = scores[(scores["checkpoint"] == checkpoint) & (scores["unit"] != "")]
     longest = rows[(rows["metric"] == "lms") & (rows["count"] == 1)].groupby(["kind", "unit"], observed=True)["value"]
     highest = longest.max()
-    kinds = set(highest.index.get_level_values("kind"))
-    if not {"target", "control"} <= kinds:
+    if not {"target", "control"} <= set(highest.index.get_level_values("kind")):
         return None
     injections = rows[(rows["metric"] == "num_injections") & (rows["kind"] == "target")].set_index("unit")["value"]
     targets = highest["target"]
@@ -322,13 +321,17 @@ def _scores(results: Results, evaluations: pd.DataFrame, footnotes: Footnotes, n
         made = [results.checkpoints[at] for at in having.index]
         scores = results.scores[results.scores["checkpoint"].isin(having.index)]
         if first == PERPLEXITY and (lost := sum(one.lost_blocks for one in made)):
-            changed = f"{lost} of {(scores['kind'] == 'block').sum()} blocks changed when converted to text"
-            caveats.append(f"{setting}, {objective}: {changed}, so different tokens were predicted.")
+            caveats.append(
+                f"{setting}, {objective}: {lost} of {(scores['kind'] == 'block').sum()} blocks changed when "
+                "converted to text, so different tokens were predicted."
+            )
         summaries = scores.loc[scores["metric"] == "bertscore_f1", "value"]
         if first.kind == "article" and (missing := int(summaries.isna().sum())):
             reasons = "; ".join(dict.fromkeys(reason.rstrip(".") for one in made for reason in one.bertscore_missing))
-            of_all = f"BERTScore-F1 is missing for {missing} of {len(summaries)} summaries"
-            caveats.append(f"{setting}, {objective}: {of_all}: {reasons}.")
+            caveats.append(
+                f"{setting}, {objective}: BERTScore-F1 is missing for {missing} of {len(summaries)} summaries: "
+                f"{reasons}."
+            )
     frame = pd.DataFrame(rows, columns=["Model", "Objective", *measures, units, "Seeds"])
     better: dict[str, Any] = dict.fromkeys(measures, "lower" if first.exponential else "higher")
     notes = [f"{_SCORED_NOTES[name]}{footnotes.mark(*caveats)}"] if rows else []
@@ -387,5 +390,6 @@ def _equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> Table:
         *(("Bound", "floor_bound", ".2f"), (f"{baseline} bound", "baseline_floor_bound", ".2f")),
         ("Progress %", "progress", ""),
     )
-    title = f"At equal perplexity, against {baseline}"
-    return tabulate("equal_perplexity", title, frame.assign(span=spans), columns, notes).without_empty_columns()
+    return tabulate(
+        "equal_perplexity", f"At equal perplexity, against {baseline}", frame.assign(span=spans), columns, notes
+    ).without_empty_columns()

@@ -113,8 +113,10 @@ def _run_here(steps: Sequence[Step], completions: Path, num_tasks: int, num_jobs
         for future in as_completed([pool.submit(_run_in_worker, mark) for mark in left]):
             future.result()
     except BrokenProcessPool as error:
-        what = f"{doing}: one of {num_jobs} processes was killed, perhaps because memory was short"
-        raise ChildProcessError(f"{what}. Run the same command again, with fewer jobs, to go on") from error
+        raise ChildProcessError(
+            f"{doing}: one of {num_jobs} processes was killed, perhaps because memory was short. Run the same "
+            "command again, with fewer jobs, to go on"
+        ) from error
     finally:
         os.close(pipe[1])
         pool.shutdown(cancel_futures=True)

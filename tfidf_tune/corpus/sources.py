@@ -52,8 +52,10 @@ def embedded_documents(split: str) -> list[str]:
         slices = []
     documents = [text for part in slices for text in splits[part.splitname][part.from_ : part.to]]
     if not documents:
-        known = f"its splits have {sizes} documents, a slice is written 'train[:60%]' or 'validation[10:20]'"
-        raise ValueError(f"no document of the embedded corpus is in {split!r}: {known}")
+        raise ValueError(
+            f"no document of the embedded corpus is in {split!r}: its splits have {sizes} documents, a slice is "
+            "written 'train[:60%]' or 'validation[10:20]'"
+        )
     return documents
 
 
@@ -84,8 +86,12 @@ def train_embedded_tokenizer(folder: str | Path, vocab_size: int = 4096) -> Path
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    options: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": [END_OF_TEXT], "show_progress": False}
-    trainer = trainers.BpeTrainer(initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), **options)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=[END_OF_TEXT],
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(embedded_documents("train"), trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
     with atomic_folder(folder) as temporary:
@@ -220,8 +226,10 @@ def _checked(rows: Iterable[PlacedRow], source: str, columns: Mapping[str, type]
         for column, kind in columns.items():
             value = row.columns.setdefault(column, None)
             if not isinstance(value, kind | None):
-                problem = f"{type(value).__name__}, not {kind.__name__}"
-                raise ValueError(f"{row.place}: column {column!r} holds {problem}: name another of {sorted(present)}")
+                raise ValueError(
+                    f"{row.place}: column {column!r} holds {type(value).__name__}, not {kind.__name__}: name another "
+                    f"of {sorted(present)}"
+                )
             check_length(value, row.place)
         yield row
     if missing and present:
@@ -247,8 +255,10 @@ def _rows_of_file(
             yield row
     except (OSError, UnicodeDecodeError, OverflowError, KeyError, pyarrow.ArrowException) as error:
         encoding = " in UTF-8 (`iconv -f LATIN1 -t UTF-8` converts)" if is_text else ""
-        what = f"cannot read {str(file)!r}; is it a complete {reader} file{encoding}?"
-        raise ValueError(f"{what} {type(error).__name__} after {place}: {error}") from error
+        raise ValueError(
+            f"cannot read {str(file)!r}; is it a complete {reader} file{encoding}? {type(error).__name__} after "
+            f"{place}: {error}"
+        ) from error
 
 
 def _lines(file: Path, most: int) -> Iterator[tuple[str, bytes]]:
@@ -260,8 +270,9 @@ def _lines(file: Path, most: int) -> Iterator[tuple[str, bytes]]:
         for number, line in enumerate(iter(partial(lines.readline, most), b""), start=1):
             place = f"{str(file)!r}, line {number}"
             if number == 1 and (line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:4]):
-                remedy = "convert it, for example by `iconv -f UTF-16 -t UTF-8`"
-                raise ValueError(f"{str(file)!r} is in UTF-16 or UTF-32: {remedy}")
+                raise ValueError(
+                    f"{str(file)!r} is in UTF-16 or UTF-32: convert it, for example by `iconv -f UTF-16 -t UTF-8`"
+                )
             if len(line) == most:
                 raise ValueError(f"{place}: a row has more than {most >> 20} MiB: divide it, or remove it")
             yield place, line.removeprefix(BOM_UTF8) if number == 1 else line
@@ -375,16 +386,20 @@ def _rows_of_hub(source: str, name: str | None, split: str) -> Iterator[PlacedRo
                 number += 1
                 yield PlacedRow(f"{source!r}, row {number}", dict(zip(columns, values, strict=True)))
     except Exception as error:  # the hub has its own error types; a row can be too long for memory
-        what = f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub."
-        raise ValueError(f"{what} {type(error).__name__} after row {number}: {error}") from error
+        raise ValueError(
+            f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub. "
+            f"{type(error).__name__} after row {number}: {error}"
+        ) from error
 
 
 def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[int]) -> None:
     """Log a warning if a text file was read by lines and the median of their lengths is below 30 tokens."""
     is_text = sample_by == "line" and is_local(source) and _FORMATS[_format(local_files(source)[0])] == "text"
     if is_text and lengths and (middle := median(lengths)) < _SHORT_DOCUMENT:
-        remedy = "If lines belong together, set sample_by to paragraph or document"
-        logger.warning(f"{source}: each line is a document, with a median of {middle:g} tokens. {remedy}")
+        logger.warning(
+            f"{source}: each line is a document, with a median of {middle:g} tokens. If lines belong together, set "
+            "sample_by to paragraph or document"
+        )
 
 
 def content_hashes(sources: Sequence[str]) -> dict[str, str]:
@@ -424,8 +439,10 @@ def check_length(value: Any, place: str) -> None:
     """Raise a ValueError for a text that is too long to be tokenized."""
     # A character has at most 4 bytes.
     if isinstance(value, str) and len(value) > MAX_TEXT_BYTES // 4 and (size := count_bytes(value)) > MAX_TEXT_BYTES:
-        most = f"at most {MAX_TEXT_BYTES:,} can be tokenized: split it, or set sample_by to line or paragraph (.txt)"
-        raise ValueError(f"{place}: the text has {size:,} bytes, {most}")
+        raise ValueError(
+            f"{place}: the text has {size:,} bytes, at most {MAX_TEXT_BYTES:,} can be tokenized: split it, or set "
+            "sample_by to line or paragraph (.txt)"
+        )
 
 
 def is_local(source: str) -> bool:
@@ -449,8 +466,10 @@ def local_files(source: str) -> list[Path]:
     if any(_format(file) not in _LIST and _FORMATS[_format(file)] != "text" for file in known):
         known = [file for file in known if _format(file) not in _LIST]
     if len(readers := {_FORMATS[_format(file)] for file in known}) != 1:
-        problem = f"text of {' and '.join(sorted(readers)) or 'no known'} format"
-        raise ValueError(f"{source!r} has {problem}: name files that all end in one of {', '.join(_FORMATS)}")
+        raise ValueError(
+            f"{source!r} has text of {' and '.join(sorted(readers)) or 'no known'} format: name files that all end "
+            f"in one of {', '.join(_FORMATS)}"
+        )
     filled = [file for file in known if file.stat().st_size]
     if not filled:
         raise ValueError(f"{source!r} is empty: name a source with text")

@@ -239,8 +239,12 @@ def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Built:
     if index.near:
         groups = _joined(groups) if len(groups) else np.zeros(0, GROUP)
     groups = groups[np.argsort(groups["count"], kind="stable")[::-1]]
-    first_documents = np.cumsum([0, *(summary["documents"] for summary in each)]).tolist()
-    return Built(counts, first_documents, groups, shared)
+    return Built(
+        counts=counts,
+        first_documents=np.cumsum([0, *(summary["documents"] for summary in each)]).tolist(),
+        groups=groups,
+        shared=shared,
+    )
 
 
 def find_windows(index: WindowIndex, keys: Hashes, most: int = 2**62) -> tuple[Places, list[Records]]:

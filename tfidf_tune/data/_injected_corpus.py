@@ -67,8 +67,10 @@ class _CorpusSpec:
         if self.num_base != _ALL:
             check_at_least(1, **{f"num_base (or {_ALL} for all)": self.num_base})
         if self.layout == "aligned" and self.least_tokens < self.block_size:
-            is_below = f"min_target_tokens {self.min_target_tokens} is below block_size {self.block_size}"
-            raise ValueError(f"{is_below}: raise min_target_tokens or use layout 'concatenated'")
+            raise ValueError(
+                f"min_target_tokens {self.min_target_tokens} is below block_size {self.block_size}: raise "
+                "min_target_tokens or use layout 'concatenated'"
+            )
 
     @property
     def least_tokens(self) -> int:

@@ -154,8 +154,10 @@ def _messages(value: Any, column: str, place: str) -> list[Message]:
             case {"role": str(), **others} if isinstance(others.get("content"), str | list | None):
                 message = {"content": None} | given
             case _:
-                needed = "a list of messages with role and content, or from and value"
-                raise ValueError(f"{place}: column {column!r} is not {needed}: {str(value)[:80]}")
+                raise ValueError(
+                    f"{place}: column {column!r} is not a list of messages with role and content, or from and value: "
+                    f"{str(value)[:80]}"
+                )
         if any(message.get(key) not in (0, 1, None) for key in _LEARNED):  # True and False are equal to these
             raise ValueError(
                 f"{place}: {str(message)[:80]}: {', '.join(_LEARNED)} of a message is 0 or 1, true or false"
@@ -239,16 +241,20 @@ def encode_chat(
     the template writes nothing is not learned; the fields that it does not write are counted, as in "unwritten tools".
     """
     if not isinstance(tokenizer, HFTokenizer) or template is None:
-        remedy = "name a Jinja file by chat_template, or take the chat model's by tfidf_tune.data.hf_tokenizer"
-        raise ValueError(f"{chat.place} is a conversation, but the tokenizer has no chat template: {remedy}")
+        raise ValueError(
+            f"{chat.place} is a conversation, but the tokenizer has no chat template: name a Jinja file by "
+            "chat_template, or take the chat model's by tfidf_tune.data.hf_tokenizer"
+        )
 
     def render(messages: Sequence[Message], **options: Any) -> Any:
         given = {"chat_template": template, "tools": chat.tools, "tokenize": "return_dict" in options}
         try:
             return tokenizer.apply_chat_template(list(messages), **(given | options))
         except Exception as error:  # a template is a program
-            what = f"the chat template refuses this conversation ({type(error).__name__}: {error})"
-            raise ValueError(f"{chat.place}: {what}: change the row or leave it out") from error
+            raise ValueError(
+                f"{chat.place}: the chat template refuses this conversation ({type(error).__name__}: {error}): "
+                "change the row or leave it out"
+            ) from error
 
     def changed_text(messages: Sequence[Message], **options: Any) -> str | None:
         """Render a conversation that was changed; None if the template refuses it."""
@@ -377,8 +383,9 @@ def _unwritten(counts: sequences.Counts) -> str:
         return ""
     number = counts["num_unwritten_answers"]
     left_out = f"; it writes nothing of {counted(number, 'answer')} (not learned)" if number else ""
-    remedy = "by chat_template name a file that writes them"
-    return f"the chat template does not write {', '.join(fields)}{left_out}: {remedy}"
+    return (
+        f"the chat template does not write {', '.join(fields)}{left_out}: by chat_template name a file that writes them"
+    )
 
 
 def _marked(render: Callable[..., Any], messages: Sequence[Message]) -> sequences.LabelMask:
@@ -409,9 +416,10 @@ def _end(render: Callable[..., str], text: str, chat: Chat, num_messages: int) -
     """Return where in a rendered conversation its first messages end."""
     part = render(chat.messages[:num_messages]) if num_messages else ""
     if not text.startswith(part):
-        problem = f"the chat template writes the first {num_messages} messages differently when others follow"
-        remedy = "name one with {% generation %} (trl/chat_templates has some), or set train_on to last or all"
-        raise ValueError(f"{chat.place}: {problem}: {remedy}")
+        raise ValueError(
+            f"{chat.place}: the chat template writes the first {num_messages} messages differently when others "
+            "follow: name one with {% generation %} (trl/chat_templates has some), or set train_on to last or all"
+        )
     return len(part)
 
 
@@ -581,9 +589,10 @@ def sft_dataset(
                     counts["num_left_out"] += 1
                     counts["num_unlabelled"] += bool(is_label[1:].any())
             if counts["empty"] == counts["num_documents"] and source_column is None:
-                needed = f"{'; '.join(FORMATS)}, or a column named by source_column"
-                found = f"{place.source!r} has the columns {last_columns.get(place.source)}"
-                raise ValueError(f"{found}, but fine-tuning needs one of these: {needed}")
+                raise ValueError(
+                    f"{place.source!r} has the columns {last_columns.get(place.source)}, but fine-tuning needs one "
+                    f"of these: {'; '.join(FORMATS)}, or a column named by source_column"
+                )
             if not counts["num_examples"]:
                 cut = f"{counts['num_unlabelled']} of {counts['num_documents']} rows have no answer in {limit} tokens"
                 remedy = "raise max_seq_len, or see to the roles: an answer's is 'assistant', or 'gpt' in conversations"
@@ -631,16 +640,17 @@ def sft_dataset(
         logger.warning(f"{source}: {unwritten}")
     if counts["num_chats"] and train_on != "all" and not learns_turn_ends(tokenizer, template or ""):
         remedy = "by chat_template name a file that writes the token at which generation stops"
-        problem = "the chat template writes nothing after an answer, so that the model does not learn to stop"
-        logger.warning(f"{source}: {problem}: {remedy}")
+        logger.warning(
+            f"{source}: the chat template writes nothing after an answer, so that the model does not learn to stop: "
+            f"{remedy}"
+        )
     if spec is not None:
         order, passages = choose_completions(dataset, counts["num_examples"], spec, tokenizer, source, kept)
-        spans = dataset.spans[order]
         dataset = sequences.CompletionsDataset(
-            dataset.tokens, dataset.is_label, spans, dataset.counts, passages=passages
+            dataset.tokens, dataset.is_label, dataset.spans[order], dataset.counts, passages=passages
         )
     elif deduplication.method != "none":
         # Each row is a separate document, so that no row continues another.
-        kept_spans = dataset.spans[kept(np.arange(len(dataset), dtype=np.int32))]
-        dataset = replace(dataset, spans=kept_spans, continues=None)
+        is_kept = kept(np.arange(len(dataset), dtype=np.int32))
+        dataset = replace(dataset, spans=dataset.spans[is_kept], continues=None)
     return sequences.pack(dataset, tokenizer) if packed else dataset

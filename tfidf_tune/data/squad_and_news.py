@@ -109,8 +109,9 @@ def cnn_dailymail_dataset(
     """
     _check_room("max_source_tokens", max_source_tokens, tokenizer, summarization_prompt(""))
     check_at_least(2, max_target_tokens=max_target_tokens)  # a token and EOS
-    lengths = {"max_source_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}
-    check_fits_model(tokenizer, lower="max_source_tokens", **lengths)
+    check_fits_model(
+        tokenizer, lower="max_source_tokens", max_source_tokens=max_source_tokens, max_target_tokens=max_target_tokens
+    )
     limits = (max_source_tokens + max_target_tokens, max_source_tokens, max_target_tokens)
     place = TextSource(source, name, split)
     examples = (_news_example(row.columns) for row in load_rows(place, NEWS_COLUMNS))
@@ -136,8 +137,10 @@ def encode_prompts(
     for index, (example, whole) in enumerate(zip(examples, wholes, strict=True)):
         ids = _fit(tokenizer, example, whole, max_tokens - len(bos))
         if ids is None:
-            prompt = f"the prompt {example.prompt('')[:200]!r}, even without its text"
-            raise ValueError(f"{max_tokens} tokens are too few for {prompt}: raise the limit")
+            raise ValueError(
+                f"{max_tokens} tokens are too few for the prompt {example.prompt('')[:200]!r}, even without its "
+                "text: raise the limit"
+            )
         encoded.append(bos + ids.tolist())
         if ids is not whole:
             cut.add(index)
@@ -163,8 +166,10 @@ def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
         case {"text": [] | None}:
             return None
         case _:
-            needed = "the lists 'text', of texts, and 'answer_start', of integers"
-            raise ValueError(f"column 'answers' of {source!r} holds {str(answers)[:80]}, but needs {needed}")
+            raise ValueError(
+                f"column 'answers' of {source!r} holds {str(answers)[:80]}, but needs the lists 'text', of texts, "
+                "and 'answer_start', of integers"
+            )
     # Some rows state a place where the answer is not.
     if not answer.strip() or context.find(answer, start) != start:
         return None
@@ -227,8 +232,10 @@ def _prompt_target_dataset(
             ids = np.concatenate([bos, prompt, target])
             yield TokenizedSequence(ids, np.arange(len(ids)) >= len(bos) + len(prompt))
         if counts["num_left_out"] == counts["num_documents"]:
-            summary = f"{counts['num_left_out']} rows are empty, have no answer in their context or are too long"
-            raise ValueError(f"{place.source!r} gives no example: {summary}. Raise the limit or name another source")
+            raise ValueError(
+                f"{place.source!r} gives no example: {counts['num_left_out']} rows are empty, have no answer in "
+                "their context or are too long. Raise the limit or name another source"
+            )
 
     key = cache_key(
         "prompt_target",

@@ -179,8 +179,10 @@ def text_blocks_dataset(
             blocks, lengths = blocks_and_lengths(documents, block_size, num_blocks, tokenizer.eos_id)
         warn_of_short_documents(source, sample_by, lengths)
         if len(blocks) < needed:
-            problem = f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {needed}"
-            raise ValueError(f"{problem}: lower num_blocks or block_size, or name a larger source")
+            raise ValueError(
+                f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {needed}: lower num_blocks "
+                "or block_size, or name a larger source"
+            )
         kept = deduplication.kept(blocks, source, tokenizer)
         np.save(folder / "blocks.npy", blocks[kept])
         np.save(folder / "continues.npy", still_continues(np.ones(len(blocks), dtype=np.bool_), kept))
@@ -312,8 +314,7 @@ def text_dataset(
                 if len(piece) == 1:  # it has nothing to predict
                     counts["num_left_out"] += 1
                     continue
-                is_label = np.ones(len(piece), dtype=np.bool_)
-                yield TokenizedSequence(piece, is_label, continues=start > 0)
+                yield TokenizedSequence(piece, np.ones(len(piece), dtype=np.bool_), continues=start > 0)
         warn_of_short_documents(source, sample_by, lengths)
         if longest < 2:
             raise ValueError(f"{source!r} has {len(lengths)} documents, none of two tokens: name another source")

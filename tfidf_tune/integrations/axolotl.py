@@ -77,8 +77,10 @@ class TokenWeightingArgs(BaseModel):
         """Raise a ``ValueError`` for wrong names and arguments, and for packed rows if all tokens are counted."""
         weighting = _build_weighting(self.token_weighting, self.token_weighting_args)
         if weighting.needs_tokens and getattr(self, "sample_packing", False):  # a field of Axolotl's own model
-            what = "sample_packing is true, and without an attention mask padding would be counted as tokens"
-            raise ValueError(f"{what}: set sample_packing to false, or counted to labels")
+            raise ValueError(
+                "sample_packing is true, and without an attention mask padding would be counted as tokens: set "
+                "sample_packing to false, or counted to labels"
+            )
         if self.memorization_monitor is not None:
             arguments = self.memorization_monitor
             _check_arguments("memorization_monitor", MemorizationCallback, {**arguments, "trainer": None})
@@ -132,8 +134,10 @@ def _build_weighting(token_weighting: str, token_weighting_args: Mapping[str, An
         with suppress(ImportError, AttributeError, ValueError):
             weighting = get_cls_from_module_str(token_weighting)
     if not (isinstance(weighting, type) and issubclass(weighting, TokenWeighting)):
-        possible = f"{', '.join(WEIGHTINGS)}, or the dotted path of a subclass of TokenWeighting"
-        raise ValueError(f"token_weighting is {token_weighting!r}: possible are {possible}")
+        raise ValueError(
+            f"token_weighting is {token_weighting!r}: possible are {', '.join(WEIGHTINGS)}, or the dotted path of a "
+            "subclass of TokenWeighting"
+        )
     arguments = dict(token_weighting_args or {})
     _check_arguments("token_weighting_args", weighting, arguments)
     return weighting(**arguments)

@@ -91,8 +91,10 @@ def token_batch(inputs: Mapping[str, Any], num_positions: int, *, needs_tokens: 
         tokens, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if tokens is None or (mask is not None and getattr(mask, "shape", None) != tokens.shape):
             shapes = [tuple(one.shape) if isinstance(one, Tensor) else one for one in (tokens, mask)]
-            what = f"all tokens are counted, but input_ids are {shapes[0]} and attention_mask {shapes[1]}"
-            raise ValueError(f"{what}: pass both in one shape, or set counted to 'labels'")
+            raise ValueError(
+                f"all tokens are counted, but input_ids are {shapes[0]} and attention_mask {shapes[1]}: pass both in "
+                "one shape, or set counted to 'labels'"
+            )
         tokens = tokens if mask is None else tokens.masked_fill(mask == 0, IGNORE_INDEX)
         all_tokens = shift_tokens(_pad(tokens, num_positions, IGNORE_INDEX))
     if documents is not None:
@@ -112,8 +114,10 @@ def check_before_building(trainer: type, args: Any) -> None:
     allowed = ("_BaseTrainer", "SFTTrainer") if is_for_trl else ("_BaseTrainer",)
     for base in trainer.__mro__:
         if base.__module__.startswith("trl.") and base.__name__ not in allowed:
-            what = f"{trainer.__name__} is derived from TRL's {base.__name__}, which computes its loss by itself"
-            raise ValueError(f"{what}: derive it from transformers.Trainer, or from TokenWeightingSFTTrainer")
+            raise ValueError(
+                f"{trainer.__name__} is derived from TRL's {base.__name__}, which computes its loss by itself: "
+                "derive it from transformers.Trainer, or from TokenWeightingSFTTrainer"
+            )
     for name, neutral in (("label_smoothing_factor", 0), ("loss_type", "nll")):
         value = getattr(args, name, neutral)
         if value != neutral:
@@ -330,8 +334,9 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load raises anything
-            what = f"{file} cannot be read ({type(error).__name__})"
-            raise ValueError(f"{what}: resume from another checkpoint, or remove the file") from error
+            raise ValueError(
+                f"{file} cannot be read ({type(error).__name__}): resume from another checkpoint, or remove the file"
+            ) from error
         own = type(self.weighting).__name__
         saved = state.pop(_CLASS, own)
         if saved != own:
@@ -366,8 +371,10 @@ def _check_loss(model: nn.Module, inputs: dict[str, Any]) -> None:
     ours = token_cross_entropy(logits, labels).sum() / (labels != IGNORE_INDEX).sum()
     tolerance = 1e-4 if loss.dtype == torch.float32 else 1e-2  # both are of the same logits
     if not torch.isclose(loss.float(), ours.float(), rtol=tolerance, atol=tolerance, equal_nan=True):
-        what = f"the loss of {type(base_model(model)).__name__} is {loss:.4g}, the cross-entropy of next tokens"
-        raise ValueError(f"{what} {ours:.4g}: weights are for causal language models")
+        raise ValueError(
+            f"the loss of {type(base_model(model)).__name__} is {loss:.4g}, the cross-entropy of next tokens "
+            f"{ours:.4g}: weights are for causal language models"
+        )
 
 
 class _WeightedModel:

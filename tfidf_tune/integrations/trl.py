@@ -43,8 +43,10 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
             raise ValueError("fused_head is for transformers' Trainer: SFTTrainer never holds all logits, leave it out")
         super().__init__(*args, weighting=weighting, **kwargs)
         if self.weighting.needs_tokens and self.padding_free and self.args.pad_to_multiple_of:
-            what = f"pad_to_multiple_of is {self.args.pad_to_multiple_of}, and its padding would be counted as tokens"
-            raise ValueError(f"{what}: set it to None, or counted to 'labels'")
+            raise ValueError(
+                f"pad_to_multiple_of is {self.args.pad_to_multiple_of}, and its padding would be counted as tokens: "
+                "set it to None, or counted to 'labels'"
+            )
 
     def _weighted_outputs(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
         """Call the model, and multiply the log-probabilities in its outputs by the weights."""

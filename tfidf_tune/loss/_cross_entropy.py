@@ -38,8 +38,10 @@ def check_head(head: HeadInput, labels: Tensor) -> None:
             for name, tensor in (head._asdict() | {"labels": labels}).items()
             if tensor is not None
         )
-        expected = "hidden [b, s, d], weight [v, d], bias [v] or none, of one floating dtype, and labels [b, s]"
-        raise ValueError(f"the head's input does not fit: {found}; expected are {expected}")
+        raise ValueError(
+            f"the head's input does not fit: {found}; expected are hidden [b, s, d], weight [v, d], bias [v] or "
+            "none, of one floating dtype, and labels [b, s]"
+        )
 
 
 def _chunk_rows(num_tokens: int) -> int:

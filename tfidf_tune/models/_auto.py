@@ -167,9 +167,15 @@ def _build_transformers(
     if linear.quantize_base and (not_torchao := quantize(hf, names)):
         reasons.append(f"NF4 by bitsandbytes: {not_torchao}")
         hf.is_loaded_in_4bit = True  # PEFT then has layers for those of bitsandbytes
-    adapters = {"r": linear.lora_rank, "lora_alpha": linear.lora_alpha, "lora_dropout": linear.lora_dropout}
-    layers = {"target_modules": chosen, "fan_in_fan_out": is_transposed}
-    config = LoraConfig(task_type="CAUSAL_LM", inference_mode=False, **adapters, **layers)
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        inference_mode=False,
+        r=linear.lora_rank,
+        lora_alpha=linear.lora_alpha,
+        lora_dropout=linear.lora_dropout,
+        target_modules=chosen,
+        fan_in_fan_out=is_transposed,
+    )
     return HFCausalLM(inject_adapter_in_model(config, hf), max_seq_len, config)
 
 
@@ -181,7 +187,9 @@ def _chosen(layers: Mapping[str, bool], targets: str | Sequence[str], whose: str
         # `q_proj` is a name of `self_attn.q_proj`.
         meant = {name for name, kind in layers.items() if kind in kinds or f".{name}".endswith(f".{target}")}
         if not meant:
-            possible = f"possible are attention, all-linear, or a list of {', '.join(layers)}"
-            raise ValueError(f"{whose}no linear layer {target!r}: {possible}")
+            raise ValueError(
+                f"{whose}no linear layer {target!r}: possible are attention, all-linear, or a list of "
+                f"{', '.join(layers)}"
+            )
         chosen |= meant
     return [name for name in layers if name in chosen]

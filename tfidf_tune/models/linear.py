@@ -62,8 +62,10 @@ class LinearFactory:
 
     def _linear(self, in_dim: int, out_dim: int, bias: bool, lora: bool, quantize: bool) -> nn.Module:
         if quantize and in_dim * out_dim % NF4_MULTIPLE:
-            size = f"{in_dim} x {out_dim} of a layer"
-            raise ValueError(f"quantize_base: torchao's NF4 takes multiples of {NF4_MULTIPLE} weights, not {size}")
+            raise ValueError(
+                f"quantize_base: torchao's NF4 takes multiples of {NF4_MULTIPLE} weights, not {in_dim} x {out_dim} "
+                "of a layer"
+            )
         settings: Any = self.lora_rank, self.lora_alpha, self.lora_dropout
         if lora:
             return cast(nn.Module, LoRALinear(in_dim, out_dim, *settings, use_bias=bias, quantize_base=quantize))

@@ -176,12 +176,11 @@ def read_corpus(search: Search, places: Records, name: str) -> Corpus:
     token_ids = join_documents(documents)
     _cut_held_out(search, token_ids)
     cut_at_eos(search.spec, search.tokenizer, token_ids)
-    lengths = [len(ids) + 1 for ids in documents]  # with the separator
     return Corpus(
         search.tokenizer,
         pieces,
         token_ids,
-        first_tokens=np.cumsum([0, *lengths])[:-1],
+        first_tokens=np.cumsum([0, *(len(ids) + 1 for ids in documents)])[:-1],  # with the separator
         chooser=WindowChooser(search.tokenizer, token_ids, search.spec.block_size, search.rng),
     )
 

@@ -197,8 +197,7 @@ def _positions(search: Search, located: list[tuple[Piece, int]]) -> list[list[in
     """Return the document and the offset of each occurrence; none if they are not known or too many."""
     if len(located) > MOST_POSITIONS or not all(piece.is_whole for piece, _ in located):
         return []
-    first_documents = search.built.first_documents
-    return [[first_documents[piece.file] + piece.document, start] for piece, start in located]
+    return [[search.built.first_documents[piece.file] + piece.document, start] for piece, start in located]
 
 
 def near_targets(search: Search) -> Chosen:

@@ -119,8 +119,10 @@ class InjectedCanaries:
         values = dict(row or {})
         kind = dataset.features.get(column) if isinstance(dataset, Dataset) else None
         if getattr(kind, "dtype", "") not in ("string", "large_string"):
-            problem = f"this {type(dataset).__name__} has {getattr(dataset, 'features', None)}"
-            raise ValueError(f"canaries need a datasets.Dataset with a column {column!r} of text; {problem}")
+            raise ValueError(
+                f"canaries need a datasets.Dataset with a column {column!r} of text; this {type(dataset).__name__} "
+                f"has {getattr(dataset, 'features', None)}"
+            )
         if unknown := sorted(values.keys() - ({*dataset.column_names} - {column})):
             raise ValueError(f"row gives values for {unknown}, which are no other columns of {dataset.column_names}")
         if self.passages:
@@ -159,8 +161,10 @@ class InjectedCanaries:
                 more = [text for text in more if text not in joined]
             drawn += more
         if len(drawn) < self._num_canaries:
-            problem = f"there are only {len(drawn)} texts or passages that the column {column!r} does not contain"
-            raise ValueError(f"num_targets + num_controls is {self._num_canaries}, but {problem}: lower these numbers")
+            raise ValueError(
+                f"num_targets + num_controls is {self._num_canaries}, but there are only {len(drawn)} texts or "
+                f"passages that the column {column!r} does not contain: lower these numbers"
+            )
         # Shuffled, because a passage must not overlap those that were drawn before it.
         return [drawn[index] for index in rng.permutation(len(drawn))]
 

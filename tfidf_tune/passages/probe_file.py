@@ -144,8 +144,10 @@ def read_probe_file(path: str | Path) -> list[Passage]:
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        remedy = "training writes it where probe_file says, and `tfidf-tune probe make` makes one of your own text"
-        raise FileNotFoundError(f"no such probe file: {str(path)!r}; {remedy}")
+        raise FileNotFoundError(
+            f"no such probe file: {str(path)!r}; training writes it where probe_file says, and `tfidf-tune probe "
+            "make` makes one of your own text"
+        )
     passages: list[Passage] = []
     line_of: dict[str, int] = {}
     # Not splitlines(): a text can hold Unicode line separators.
@@ -156,8 +158,10 @@ def read_probe_file(path: str | Path) -> list[Passage]:
             passage = _PASSAGE.validate_json(line)
         except ValidationError as error:
             name, problem = first_problem(error)
-            given = f"{name or 'the line'}: {problem['msg']}, got {reprlib.repr(problem['input'])}"
-            raise ValueError(f"{path}, line {number} is not a passage of a probe file: {given}") from error
+            raise ValueError(
+                f"{path}, line {number} is not a passage of a probe file: {name or 'the line'}: {problem['msg']}, "
+                f"got {reprlib.repr(problem['input'])}"
+            ) from error
         first = line_of.setdefault(passage.id, number)
         num_tokens, num_positions = len(passage.token_ids), len(passage.positions)
         for is_wrong, message in (

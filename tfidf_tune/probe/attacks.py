@@ -107,8 +107,10 @@ def within_budget(attacks: Sequence[Attack], budget: int | None, num_passages: i
     if budget is None:
         return list(attacks)
     if budget < num_passages:
-        what = f"a budget of {budget} requests does not cover one prompt of each of {num_passages} passages"
-        raise ValueError(f"{what}: raise it, or choose fewer passages")
+        raise ValueError(
+            f"a budget of {budget} requests does not cover one prompt of each of {num_passages} passages: raise it, "
+            "or choose fewer passages"
+        )
     # What is left for each passage, attack by attack.
     covered, each = [], budget // num_passages
     for attack in attacks:
@@ -122,8 +124,15 @@ def within_budget(attacks: Sequence[Attack], budget: int | None, num_passages: i
 
 def require_noise(prompt_noise: float, *, positive: bool = False) -> None:
     """Refuse a share of a prompt's tokens that is out of range."""
-    meaning = "the share of a prompt's tokens to replace"
-    require_number("prompt_noise", prompt_noise, 0, 1, meaning, reason="all of them", positive=positive)
+    require_number(
+        "prompt_noise",
+        prompt_noise,
+        0,
+        1,
+        "the share of a prompt's tokens to replace",
+        reason="all of them",
+        positive=positive,
+    )
 
 
 def generation(num_samples: int | None, temperature: float, top_k: int, num_beams: int | None = None) -> dict[str, Any]:
@@ -139,6 +148,7 @@ def generation(num_samples: int | None, temperature: float, top_k: int, num_beam
         return {}
     check_at_least(1, num_samples=num_samples)
     check_at_least(0, top_k=top_k)
-    meaning = "logits are divided by it"
-    require_number("temperature", temperature, 0, 100, meaning, reason="nearly uniform", positive=True)
+    require_number(
+        "temperature", temperature, 0, 100, "logits are divided by it", reason="nearly uniform", positive=True
+    )
     return {"num_samples": num_samples, "do_sample": True, "temperature": float(temperature), "top_k": top_k}

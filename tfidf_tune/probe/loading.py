@@ -137,8 +137,10 @@ def require_known_ids(model: "PreTrainedModel", ids: Iterable[int]) -> None:
     vocab_size = model.get_input_embeddings().weight.shape[0]
     for token in ids:
         if not 0 <= token < vocab_size:
-            possible = f"0 to {vocab_size - 1}: use the tokenizer that this model was trained with"
-            raise ValueError(f"Token id {token} is outside the model's vocabulary, {possible}")
+            raise ValueError(
+                f"Token id {token} is outside the model's vocabulary, 0 to {vocab_size - 1}: use the tokenizer that "
+                "this model was trained with"
+            )
 
 
 def _load_complete(name: str | os.PathLike[str], dtype: torch.dtype | None) -> "PreTrainedModel":

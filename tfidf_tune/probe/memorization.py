@@ -73,14 +73,16 @@ def check_passages(tokenizer: TextTokenizer, passages: Sequence[Passage], num_pr
     fingerprint = tokenizer_fingerprint(tokenizer)
     for passage in passages:
         if passage.num_prompt is None and len(passage.token_ids) <= num_prompt:
-            taken = f"no more than offset and longest prefix take ({num_prompt}): lower one of them"
-            raise ValueError(f"Passage {passage.id!r} has {len(passage.token_ids)} tokens, {taken}")
-        if passage.tokenizer_fingerprint != fingerprint:
-            given = f"the given one, {tokenizer_name(tokenizer)!r}, has {fingerprint!r}"
-            needed = f"{passage.tokenizer!r} with the fingerprint {passage.tokenizer_fingerprint!r}"
             raise ValueError(
-                f"Passage {passage.id!r} needs the tokenizer {needed}; {given}. Name that tokenizer, or, if it is the "
-                "same and an earlier version of tfidf-tune wrote the probe file, make the file again"
+                f"Passage {passage.id!r} has {len(passage.token_ids)} tokens, no more than offset and longest prefix "
+                f"take ({num_prompt}): lower one of them"
+            )
+        if passage.tokenizer_fingerprint != fingerprint:
+            raise ValueError(
+                f"Passage {passage.id!r} needs the tokenizer {passage.tokenizer!r} with the fingerprint "
+                f"{passage.tokenizer_fingerprint!r}; the given one, {tokenizer_name(tokenizer)!r}, has "
+                f"{fingerprint!r}. Name that tokenizer, or, if it is the same and an earlier version of tfidf-tune "
+                "wrote the probe file, make the file again"
             )
 
 

@@ -30,12 +30,20 @@ def label_points(
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 
-    style: dict[str, Any] = {"fontsize": "small", "weight": "bold", "zorder": 6, "textcoords": "offset points"}
-    style |= {"path_effects": [withStroke(linewidth=2, foreground="white")]}
     places = [axes.transData.transform(point) for point in (*labels.values(), *others)]
     occupied = [Bbox([place - _NEAR, place + _NEAR]) for place in places]
     for label, point in labels.items():
-        text = axes.annotate(label, point, _SIDES[0], in_layout=False, **style)
+        text = axes.annotate(
+            label,
+            point,
+            _SIDES[0],
+            textcoords="offset points",
+            in_layout=False,
+            fontsize="small",
+            weight="bold",
+            zorder=6,
+            path_effects=[withStroke(linewidth=2, foreground="white")],
+        )
         boxes = {}
         for side in _SIDES:
             _put(text, side)

@@ -125,6 +125,12 @@ def recitation_examples(model: str, checkpoints: Mapping[str, Checkpoint]) -> li
             for one, _ in checkpoint.samples
             if (one.passage_id, one.offset, one.prefix_length) == (wanted.passage_id, offset, length)
         )
-        title = f"{model}: {wanted.passage_id} from its {tokens} ({which} under {baseline})"
-        examples.append(Example(title, prompt, wanted.reference_text, continuations))
+        examples.append(
+            Example(
+                title=f"{model}: {wanted.passage_id} from its {tokens} ({which} under {baseline})",
+                prompt=prompt,
+                truth=wanted.reference_text,
+                continuations=continuations,
+            )
+        )
     return examples

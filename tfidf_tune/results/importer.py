@@ -76,11 +76,9 @@ def _parse(task: str, doc: Any) -> _Document:
     if task == logged.POSITIVE_CONTROL:
         unit = fields["passage_id"]
         end = "with_copy" if fields["has_copy"] else "without_copy"
-        number = len(fields["reference_ids"])
-        scores = {f"num_read_{end}": fields["num_read"], "num_to_read": number}
+        scores = {f"num_read_{end}": fields["num_read"], "num_to_read": len(fields["reference_ids"])}
         rows = _rows(f"{COPY} {fields['path']}", unit, scores)
-        label = f"{fields['path']} {unit} {end}"
-        return _Document("positive controls", label, fields["reference_ids"], rows, fields)
+        return _Document("positive controls", f"{fields['path']} {unit} {end}", fields["reference_ids"], rows, fields)
     if task == logged.POSITIVE_CONTROL_NLL:
         unit = fields["passage_id"]
         end = "with_copy" if fields["has_copy"] else "without_copy"
@@ -203,8 +201,10 @@ def import_results(folders: Sequence[str | Path]) -> Results:
     for run in runs:
         first = distinct.setdefault(run.run, run)
         if first is not run:
-            both = f"{first.folder} and {run.folder}"
-            raise ValueError(f"{both} are both {run.title}: leave one out, or label them as OBJECTIVE=FOLDER")
+            raise ValueError(
+                f"{first.folder} and {run.folder} are both {run.title}: leave one out, or label them as "
+                "OBJECTIVE=FOLDER"
+            )
     checkpoints: list[Checkpoint] = []
     rows: list[tuple[Any, ...]] = []
     for run, same in zip(runs, by_run.values(), strict=True):
@@ -244,8 +244,9 @@ def _split_label(text: str) -> tuple[str | None, Path]:
             if label == "":
                 raise ValueError(f"{text!r} has no label before the '=': write OBJECTIVE=FOLDER, Goldfish{text}")
             return label, folder
-    possible = "a run's folder, one with lm_eval's output, or OBJECTIVE=FOLDER"
-    raise FileNotFoundError(f"there is no folder {readings[:2][-1][1]}: give {possible}")
+    raise FileNotFoundError(
+        f"there is no folder {readings[:2][-1][1]}: give a run's folder, one with lm_eval's output, or OBJECTIVE=FOLDER"
+    )
 
 
 def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _ResultsFile]]:
@@ -262,8 +263,10 @@ def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _Res
         run, named, provenance, is_served = _identified(file, label)
         yield file, _ResultsFile(run, named, provenance, date, samples, is_served)
     if not found:
-        remedy = "evaluate by `tfidf-tune eval` with --log_samples and --output_path"
-        raise FileNotFoundError(f"no results of our tasks below {folder} ({len(files)} results files): {remedy}")
+        raise FileNotFoundError(
+            f"no results of our tasks below {folder} ({len(files)} results files): evaluate by `tfidf-tune eval` "
+            "with --log_samples and --output_path"
+        )
 
 
 def _identified(

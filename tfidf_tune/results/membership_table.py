@@ -68,8 +68,8 @@ def _row(scores: pd.DataFrame, checkpoints: Sequence[int]) -> dict[str, Any]:
         values = (None,) * 3 if one is None else (one.auc, *one.auc_interval[:2])
         row |= dict(zip((name, f"{name} from", f"{name} to"), values, strict=True))
     by_loss = found["Loss"]
-    shares = (by_loss.tpr, *by_loss.tpr_interval[:2])
-    row |= {name: 100 * share for name, share in zip(_TPR, shares, strict=True)}
+    for name, share in zip(_TPR, (by_loss.tpr, *by_loss.tpr_interval[:2]), strict=True):
+        row[name] = 100 * share
     exposed = [exposure(*pair).mean() for pair in zip(targets["nll"], controls["nll"], strict=True)]
     row["Exposure (bits)"] = float(np.mean(exposed))
     continuations = rows[(rows["metric"] == "continuation_nll") & (rows["kind"] == "target")]["value"]

@@ -146,8 +146,7 @@ def positive_control_of(results: Results, checkpoint: int) -> PositiveControl:
 
 def positive_control(scores: pd.DataFrame, checkpoint: int) -> PositiveControl:
     """Return what the answers of a positive control showed, from the table of results."""
-    kinds = scores["kind"].astype(str)
-    own = scores[(scores["checkpoint"] == checkpoint) & kinds.str.startswith(COPY)]
+    own = scores[(scores["checkpoint"] == checkpoint) & scores["kind"].astype(str).str.startswith(COPY)]
     readings = []
     num_scored = 0
     unigram = math.nan

@@ -98,8 +98,7 @@ def recited_further(targets: pd.DataFrame, controls: pd.Series) -> Recited | Non
     num_hidden = int((is_short & (targets["lms"] >= targets["length"])).sum())
     targets = targets[~is_short]
     groups = [("all", targets)]
-    repeats = targets["repeats"].fillna(0).astype(int)
-    tiers = list(targets.groupby([number.bit_length() for number in repeats]))
+    tiers = list(targets.groupby([number.bit_length() for number in targets["repeats"].fillna(0).astype(int)]))
     if len(tiers) > 1:
         groups += [(_copies(tier), tier) for _, tier in tiers]
     above = [int((group["lms"] > threshold).sum()) for _, group in groups]

@@ -39,8 +39,10 @@ def parse_token_ids(text: str) -> list[int]:
     """Read the ids of a request, or of a response, which has no opening word; refuse anything else by a ValueError."""
     words = text.removeprefix(_OPENING).split()
     if not all(word.isdecimal() for word in words):
-        remedy = "use `tfidf-tune eval`, or `tfidf-tune tasks --token-ids-tokenizer`, without chat template and system"
-        raise ValueError(f"expected token ids as numbers, got {text[:80]!r}: {remedy}")
+        raise ValueError(
+            f"expected token ids as numbers, got {text[:80]!r}: use `tfidf-tune eval`, or `tfidf-tune tasks "
+            "--token-ids-tokenizer`, without chat template and system"
+        )
     return [int(word) for word in words]
 
 
@@ -102,8 +104,10 @@ class TokenIdPrompts:
         The harness would truncate prompts at their start. ``shorten`` names the settings to lower.
         """
         if self.positions is not None and num_tokens > self.positions:
-            remedy = f"lower {shorten} by {num_tokens - self.positions} or more"
-            raise ValueError(f"sequences of {num_tokens} tokens exceed the model's limit of {self.positions}: {remedy}")
+            raise ValueError(
+                f"sequences of {num_tokens} tokens exceed the model's limit of {self.positions}: lower {shorten} by "
+                f"{num_tokens - self.positions} or more"
+            )
 
     @property
     def bos_ids(self) -> list[int]:

@@ -61,8 +61,10 @@ class TokenIdRequests(LM):  # type: ignore[misc]
     def check_ids(self, ids: Sequence[int], num_new: int) -> None:
         """Raise a ``ValueError`` if the model cannot take a prompt and so many tokens more."""
         if len(ids) + num_new > self.max_length:
-            most = f"more than the model's {self.max_length}: shorten the prompts or generate less"
-            raise ValueError(f"a prompt and its continuation are {len(ids) + num_new} tokens together, {most}")
+            raise ValueError(
+                f"a prompt and its continuation are {len(ids) + num_new} tokens together, more than the model's "
+                f"{self.max_length}: shorten the prompts or generate less"
+            )
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue prompts of ids or text; the continuation of a prompt of ids is numbers, without EOS."""
@@ -83,8 +85,10 @@ class TokenIdRequests(LM):  # type: ignore[misc]
             prompt, arguments = first.args
             kwargs, generation = normalize_gen_kwargs(arguments), dict((first.doc or {}).get("generation") or {})
             if kwargs["do_sample"] and not generation:
-                remedy = "leave it out, give --metadata num_samples=..., or use --model hf"
-                raise ValueError(f"prompts of token ids are not sampled by --gen_kwargs {arguments}: {remedy}")
+                raise ValueError(
+                    f"prompts of token ids are not sampled by --gen_kwargs {arguments}: leave it out, give "
+                    "--metadata num_samples=..., or use --model hf"
+                )
             ids, num_tokens = parse_token_ids(prompt), int(kwargs["max_gen_toks"])
             self.check_ids(ids, num_tokens)
             generation.pop("num_samples", None)

@@ -53,9 +53,14 @@ def is_likelier_after_bos(model: LM, bos_id: int, texts: list[list[int]]) -> boo
     for number, ids in enumerate(texts):
         for given in ([ids[0]], [bos_id, ids[0]]):
             doc = {"passage_id": f"{number} of the texts scored with and without BOS"}
-            continuation = " " + " ".join(map(str, ids[1:]))
-            arguments = (token_ids_request(given), continuation)
-            requests.append(Instance("loglikelihood", doc, arguments, 0))
+            requests.append(
+                Instance(
+                    request_type="loglikelihood",
+                    doc=doc,
+                    arguments=(token_ids_request(given), " " + " ".join(map(str, ids[1:]))),
+                    idx=0,
+                )
+            )
     try:
         likelihoods = [answer[0] for answer in model.loglikelihood(requests)]
     except ConnectionRefusedError as error:  # a server that scores nothing

@@ -91,8 +91,14 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float 
     for response in results:
         # A model may generate more than was asked for.
         ids = prompts.response_ids(response, doc["prompt_ids"], reference)[: len(reference)]
-        made = {"generated_ids": ids, "generated_text": prompts.response_text(response)}
-        samples.append(compare_continuation(**made, unanswered=int(isinstance(response, Unanswered)), **known))
+        samples.append(
+            compare_continuation(
+                generated_ids=ids,
+                generated_text=prompts.response_text(response),
+                unanswered=int(isinstance(response, Unanswered)),
+                **known,
+            )
+        )
     sample = best_continuation(samples)
     doc["sample"] = asdict(sample)
     scores: dict[str, float | None] = {
@@ -185,8 +191,10 @@ def probed(
     """
     prompts = prompts_for(metadata)
     if not (file := probe_file or os.environ.get(PROBE_FILE_VARIABLE)):
-        remedy = f"give --metadata probe_file=RUN/probe.jsonl, or set {PROBE_FILE_VARIABLE}"
-        raise ValueError(f"no probe file is named: {remedy}; `tfidf-tune probe make` makes one of your own text")
+        raise ValueError(
+            f"no probe file is named: give --metadata probe_file=RUN/probe.jsonl, or set {PROBE_FILE_VARIABLE}; "
+            "`tfidf-tune probe make` makes one of your own text"
+        )
     passages = read_probe_file(file)
     check_passages(prompts.tokenizer, passages, num_prompt)
     return prompts, passages

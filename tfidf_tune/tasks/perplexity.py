@@ -61,8 +61,10 @@ def documents(
         unseen = without_shared_text(prompts.tokenizer, blocks, shared_tokens, place)
         logger.info("%d of %d blocks share text with %r", len(blocks) - len(unseen), len(blocks), train_source)
         if not len(unseen):
-            shared = f"{shared_tokens} tokens in a row with {train_source!r}"
-            raise ValueError(f"every block of {wikitext2_source!r} shares {shared}: raise shared_tokens")
+            raise ValueError(
+                f"every block of {wikitext2_source!r} shares {shared_tokens} tokens in a row with {train_source!r}: "
+                "raise shared_tokens"
+            )
         blocks = unseen[:num_blocks]
     rows = [{"block": index, **prompts.scored_text(ids)} for index, ids in enumerate(blocks.tolist())]
     # As text a block can have more tokens.

@@ -337,12 +337,15 @@ class ServerLM(LM):  # type: ignore[misc]
                 break
             except UNREADABLE as error:  # not JSON, or not what the check wants
                 if attempt == _NUM_ATTEMPTS:
-                    reason = f"{_problem(error)}, {_NUM_ATTEMPTS} times"
-                    raise self._failed(request, reason, ConnectionRefusedError) from error
+                    raise self._failed(
+                        request, f"{_problem(error)}, {_NUM_ATTEMPTS} times", ConnectionRefusedError
+                    ) from error
         text = answer.model_dump_json(exclude_defaults=True)  # nothing else that a server sends is kept
         if self._recorded and (now := answer.system_fingerprint or "") and now not in self._recorded:
-            changed = f"system_fingerprint was {', '.join(sorted(self._recorded))}, is {now}"
-            raise SetupError(f"{self._journal} is of another model: {changed}. Name another output, or --overwrite")
+            raise SetupError(
+                f"{self._journal} is of another model: system_fingerprint was {', '.join(sorted(self._recorded))}, "
+                f"is {now}. Name another output, or --overwrite"
+            )
         # A gateway may send long requests to another model than short ones.
         if request.payload and answer.model:
             self._answered_as = self._answered_as or answer.model

@@ -199,8 +199,10 @@ class _TorchtuneModel:
     def __init__(self, model: Any, base: HFCheckpointer) -> None:
         self._model, self._base, self._config = model, base, base.transformers_config
         if self._config.model_type not in FAMILIES:
-            remedy = "set model._component_ to tfidf_tune.models.auto or tfidf_tune.models.lora_auto"
-            raise ValueError(f"torchtune's modules have no architecture '{self._config.model_type}', {remedy}")
+            raise ValueError(
+                f"torchtune's modules have no architecture '{self._config.model_type}', set model._component_ to "
+                "tfidf_tune.models.auto or tfidf_tune.models.lora_auto"
+            )
         self._family = FAMILIES[self._config.model_type]
 
     def check(self) -> None:
@@ -227,8 +229,10 @@ class _TorchtuneModel:
         ]
         if problems:
             folder, model_type = self._base.folder, self._config.model_type
-            problem = f"the model of the config does not fit the checkpoint {folder} of the architecture '{model_type}'"
-            raise ValueError(f"{problem}:\n{listed(problems)}\nchange `model` or checkpointer.checkpoint_dir")
+            raise ValueError(
+                f"the model of the config does not fit the checkpoint {folder} of the architecture "
+                f"'{model_type}':\n{listed(problems)}\nchange `model` or checkpointer.checkpoint_dir"
+            )
 
     def load(self, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device) -> None:
         """Load the base weights of the checkpoint, see :meth:`HFCheckpointer.load_weights`."""
@@ -236,8 +240,13 @@ class _TorchtuneModel:
 
         def weights(file: Path) -> Iterator[tuple[str, Tensor]]:
             # A bar, because NF4 takes minutes on a CPU.
-            bar = {"desc": f"loading {file.name}", "unit": "weight", "leave": False}
-            for key, weight in tqdm(hf.read_weights(file).items(), disable=not distributed.is_main_process(), **bar):
+            for key, weight in tqdm(
+                hf.read_weights(file).items(),
+                desc=f"loading {file.name}",
+                unit="weight",
+                leave=False,
+                disable=not distributed.is_main_process(),
+            ):
                 # A copy, because what was read may be a view of the file, and a .bin may hold transposed weights.
                 hf_weight = {key: weight.to(device, dtype, copy=True, memory_format=torch.contiguous_format)}
                 for name, value in self._family.hf_to_tune(hf_weight, self._config).items():
@@ -285,8 +294,9 @@ class _TransformersModel:
     def check(self) -> None:
         _, unused = hf.check_files(self._base.folder, self._config, self._base.weight_files)
         if unused:
-            unused_weights = f"{len(unused)} weights are not of the model and are not used, first {unused[0]}"
-            _logger.warning(f"{self._base.folder}: {unused_weights}")
+            _logger.warning(
+                f"{self._base.folder}: {len(unused)} weights are not of the model and are not used, first {unused[0]}"
+            )
 
     def load(self, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device) -> None:
         folder, model = self._base.folder, self._model

@@ -52,9 +52,10 @@ def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
     # torchtune's tokenizers do not list their vocabulary, only its size and their special tokens.
     largest = max([getattr(tokenizer, "max_token_id", tokenizer.vocab_size - 1), *_special_ids(tokenizer)])
     if largest >= vocab_size:
-        embedded = f"the model embeddings for the ids 0 to {vocab_size - 1}"
-        problem = f"the tokenizer has a token with the id {largest}, {embedded}"
-        raise SetupError(f"{problem}: use the tokenizer that belongs to the model")
+        raise SetupError(
+            f"the tokenizer has a token with the id {largest}, the model embeddings for the ids 0 to "
+            f"{vocab_size - 1}: use the tokenizer that belongs to the model"
+        )
     limit = cast(int, model.max_seq_len)
     if tokenizer.max_seq_len is None:
         tokenizer.max_seq_len = limit  # what torchtune's data sets cut longer texts to
@@ -108,16 +109,20 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
             "some out (dataset.holdout, dataset.targets), name more text, or leave out evaluate"
         )
     if is_packed(dataset) and cfg.collate_fn != DEFAULT_COLLATE:
-        needed = "one that keeps the documents of a row apart: leave collate_fn out, or set dataset.packed to false"
-        raise SetupError(f"config: collate_fn is {cfg.collate_fn}, but the data set is packed, which needs {needed}")
+        raise SetupError(
+            f"config: collate_fn is {cfg.collate_fn}, but the data set is packed, which needs one that keeps the "
+            "documents of a row apart: leave collate_fn out, or set dataset.packed to false"
+        )
     world_size, _ = get_world_size_and_rank()
     num_found = len(cast(Sized, dataset))
     if num_found < world_size:
         raise SetupError(f"the data set has {num_found} sequences, the run {world_size} process(es): add data")
     # The shift of labels drops the first. Usually a label is found in the first sequence.
     if all(all(label == IGNORE_INDEX for label in dataset[index]["labels"][1:]) for index in range(num_found)):
-        why = "all are masked, or cut off behind a long prompt; raise the limit of tokens, or unmask some"
-        raise SetupError(f"none of the {num_found} sequences has a label to learn from: {why}")
+        raise SetupError(
+            f"none of the {num_found} sequences has a label to learn from: all are masked, or cut off behind a long "
+            "prompt; raise the limit of tokens, or unmask some"
+        )
     return dataset
 
 
@@ -308,8 +313,10 @@ def build_dataloader(
         if tokens != labels or len(tokens) != 2:
             raise ValueError(f"tokens have the shape {tokens} and labels {labels}, it has to be [b, s] of both")
     except Exception as error:
-        failure = f"{cfg.collate_fn} makes no batch of tokens and labels from the data set's items ({cause_of(error)})"
-        raise SetupError(f"config: collate_fn: {failure}: use one that belongs to the data set") from error
+        raise SetupError(
+            f"config: collate_fn: {cfg.collate_fn} makes no batch of tokens and labels from the data set's items "
+            f"({cause_of(error)}): use one that belongs to the data set"
+        ) from error
     return DataLoader(
         dataset,
         batch_size=cfg.batch_size,

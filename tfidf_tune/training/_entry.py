@@ -78,8 +78,10 @@ def _run(main: Callable[[DictConfig], list[list[str]] | None]) -> None:
         if has_message:
             _exit_with_error(str(error))
         if errors.is_out_of_memory(error):
-            remedies = "model.quantize_base=True with LoRA, dtype=bf16, fsdp_cpu_offload=True or more processes"
-            _exit_with_error(f"out of memory before training began ({errors.first_line(error)}): try {remedies}")
+            _exit_with_error(
+                f"out of memory before training began ({errors.first_line(error)}): try model.quantize_base=True "
+                "with LoRA, dtype=bf16, fsdp_cpu_offload=True or more processes"
+            )
         raise
     if dist.is_initialized():
         dist.destroy_process_group()

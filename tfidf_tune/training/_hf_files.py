@@ -65,8 +65,10 @@ def _download(checkpoint_dir: str, revision: str | None, patterns: list[str]) ->
     try:
         return Path(snapshot_download(checkpoint_dir, revision=revision, allow_patterns=patterns))
     except Exception as error:
-        cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise FileNotFoundError(f"{checkpoint_dir} is neither a local folder nor on the hub ({cause})") from error
+        raise FileNotFoundError(
+            f"{checkpoint_dir} is neither a local folder nor on the hub ({type(error).__name__}: "
+            f"{' '.join(str(error).split())})"
+        ) from error
 
 
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
@@ -85,8 +87,10 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in values.get("auto_map", {})
     reads_more = config.is_encoder_decoder or any(hasattr(config, f"{part}_config") for part in ("vision", "audio"))
     if reads_more or not is_causal:
-        problem = f"the checkpoint {folder} is of the architecture '{config.model_type}'"
-        raise ValueError(f"{problem}: name a causal language model for text alone")
+        raise ValueError(
+            f"the checkpoint {folder} is of the architecture '{config.model_type}': name a causal language model for "
+            "text alone"
+        )
     return config
 
 
@@ -109,16 +113,23 @@ def check_files(folder: Path, config: PreTrainedConfig, weight_files: list[Path]
     """Return transformers' model on the meta device, and weights that it does not use; refuse what it cannot load."""
     weights = {name: value for file in weight_files for name, value in read_weights(file).items()}
     # Other attention kernels may not be installed, and change neither names nor shapes; transformers notes the choice.
-    hf_config, options = deepcopy(config), {"attn_implementation": "eager"}
-    loading = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
+    hf_config = deepcopy(config)
     try:
         with suppress(OSError):  # transformers ignores a file that is not JSON
             GenerationConfig.from_pretrained(folder)
         with torch.device("meta"):
-            model: Any = build_hf(hf_config, **options)
+            model: Any = build_hf(hf_config, attn_implementation="eager")
         on_meta = {name: value.to("meta") for name, value in weights.items()}
         with quiet():
-            model, info = type(model).from_pretrained(None, config=hf_config, state_dict=on_meta, **options, **loading)
+            model, info = type(model).from_pretrained(
+                None,
+                config=hf_config,
+                state_dict=on_meta,
+                attn_implementation="eager",
+                device_map="meta",
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
     except Exception as error:  # transformers and torch raise anything here
         file = folder / "config.json"
         raise ValueError(f"{file} or generation_config.json: transformers loads none ({cause_of(error)})") from error
@@ -148,8 +159,10 @@ def check_files(folder: Path, config: PreTrainedConfig, weight_files: list[Path]
         if (layer := re.search(r"(?:^|\.)(\d+)\.", name)) and int(layer[1]) >= num_layers
     ]
     if problems:
-        what = f"weights and config.json of the {config.model_type} in {folder} do not match"
-        raise ValueError(f"{what}:\n{listed(problems)}\ncorrect config.json, or name another checkpoint")
+        raise ValueError(
+            f"weights and config.json of the {config.model_type} in {folder} do not "
+            f"match:\n{listed(problems)}\ncorrect config.json, or name another checkpoint"
+        )
     return model, unused
 
 
@@ -206,8 +219,8 @@ def read_companions(folder: Path, *, has_code: bool = False) -> dict[str, bytes]
     roots = [folder.resolve(), Path(HF_HUB_CACHE).resolve()]
     if folder.resolve().parent.name == "snapshots":  # of a cache elsewhere: <repository>/snapshots/<commit>
         roots.append(folder.resolve().parents[1])
-    paths = sorted([*folder.glob("*"), *folder.glob("*/*.jinja")])  # dangling links included
-    names = [path.relative_to(folder).as_posix() for path in paths]
+    # Dangling links included.
+    names = [path.relative_to(folder).as_posix() for path in sorted([*folder.glob("*"), *folder.glob("*/*.jinja")])]
     wanted = (*COMPANIONS, *(["*.py"] if has_code else []))
     return {name: _read(folder / name, roots) for name in names if any(fnmatch(name, each) for each in wanted)}
 
@@ -217,8 +230,10 @@ def _read(path: Path, roots: list[Path]) -> bytes:
     # A link to another place would be shared with the checkpoints, and reading a pipe would wait.
     is_within = target.is_file() and any(target.is_relative_to(root) for root in roots)
     if not is_within or target.stat().st_size > _MAX_BYTES:
-        needed = f"a file of its folder of at most {_MAX_BYTES // 2**20} MiB"
-        raise ValueError(f"{path} would be copied into each checkpoint, but {target} is not {needed}: remove it")
+        raise ValueError(
+            f"{path} would be copied into each checkpoint, but {target} is not a file of its folder of at most "
+            f"{_MAX_BYTES // 2**20} MiB: remove it"
+        )
     return target.read_bytes()
 
 

@@ -80,8 +80,13 @@ class ProgressLog:
 
     def start(self) -> None:
         """Start bar and clock."""
-        options = {"unit": "step", "dynamic_ncols": True, "disable": not is_main_process()}
-        self._bar = tqdm(total=self.total_steps, initial=self.steps_done, **options)
+        self._bar = tqdm(
+            total=self.total_steps,
+            initial=self.steps_done,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not is_main_process(),
+        )
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -200,8 +205,10 @@ class StepGuard:
             if num_tokens:
                 self._num_weightless = self._num_weightless + 1 if weight_max == 0 else 0
             if self._num_weightless == min(_MAX_IN_A_ROW, self.total_steps):
-                what = f"the weights of all tokens were 0 in {self._num_weightless} steps in a row, up to step {step}"
-                raise TrainingError(f"{what}: set the weighting in `loss` to hold back less, or raise batch_size")
+                raise TrainingError(
+                    f"the weights of all tokens were 0 in {self._num_weightless} steps in a row, up to step {step}: "
+                    "set the weighting in `loss` to hold back less, or raise batch_size"
+                )
             self._num_skipped = 0 if is_finite else self._num_skipped + 1
             if not is_finite:
                 self._report(f"loss {loss:g} and gradient norm {grad_norm:g} at step {step}", self.indices_of(step))

@@ -53,8 +53,10 @@ def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | No
     attention = model.get_submodule("layers.0.attn") if "lora_attn_modules" in cfg.model else nn.Module()
     possible = sorted(name for name, module in attention.named_children() if hasattr(module, "weight"))
     if unknown := [name for name in cfg.model.get("lora_attn_modules", ()) if name not in possible]:
-        problem = f"lora_attn_modules names '{unknown[0]}', not of the model's attention"
-        raise SetupError(f"config: model: {problem}; possible are {', '.join(possible)}")
+        raise SetupError(
+            f"config: model: lora_attn_modules names '{unknown[0]}', not of the model's attention; possible are "
+            f"{', '.join(possible)}"
+        )
     if hasattr(model, "implementation"):
         print_once(f"model: {model.implementation}")
     if run.dtype is torch.float16:
@@ -112,8 +114,10 @@ def _check_shards_of_nf4(model: nn.Module, num_shards: int) -> None:
             raise SetupError(f"{name} is of bitsandbytes, which is not sharded: {_UNSHARDED}")
         is_cut = parameter.shape[0] % num_shards or math.prod(parameter.shape) % (NF4_MULTIPLE * num_shards)
         if isinstance(parameter, NF4Tensor) and is_cut:
-            size = f"of {tuple(parameter.shape)}, blocks of {NF4_MULTIPLE}"
-            raise SetupError(f"NF4 weight {name}, {size}, cannot be cut into {num_shards} shards: {_UNSHARDED}")
+            raise SetupError(
+                f"NF4 weight {name}, of {tuple(parameter.shape)}, blocks of {NF4_MULTIPLE}, cannot be cut into "
+                f"{num_shards} shards: {_UNSHARDED}"
+            )
 
 
 def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run, dataset: Dataset[Any] | None = None) -> None:
@@ -141,8 +145,10 @@ def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run, dataset
 def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: FinetuneConfig) -> None:
     """Set up the head, ``torch.compile`` and activation checkpointing as the config asks; in place."""
     if refusal := prepare_head(model, loss):
-        chunks = f"logits are computed in {loss.num_output_chunks} chunks"
-        print_once(f"head '{loss.head}' cannot be used because {refusal}; {chunks}")
+        print_once(
+            f"head '{loss.head}' cannot be used because {refusal}; logits are computed in {loss.num_output_chunks} "
+            "chunks"
+        )
     model.get_submodule("tok_embeddings").register_forward_pre_hook(_check_token_ids)
     layers: Any = model.layers
     if cfg.compile:
@@ -215,5 +221,7 @@ def _check_token_ids(embeddings: Any, inputs: tuple[Tensor]) -> None:
     (tokens,) = inputs
     unknown: Any = tokens[(tokens < 0) | (tokens >= embeddings.num_embeddings)] if tokens.device.type == "cpu" else ()
     if len(unknown):
-        known = f"the model embeddings for the ids 0 to {embeddings.num_embeddings - 1}"
-        raise TrainingError(f"the data set has the token id {int(unknown[0])}, {known}: use the model's tokenizer")
+        raise TrainingError(
+            f"the data set has the token id {int(unknown[0])}, the model embeddings for the ids 0 to "
+            f"{embeddings.num_embeddings - 1}: use the model's tokenizer"
+        )

@@ -91,8 +91,10 @@ def build_monitor(
         probe = MemorizationProbe(read_passages(cfg, dataset, section.probe_file), tokenizer, bos=bos, **settings)
         longest, limit = probe.num_positions, cast(int, model.max_seq_len)
         if longest > limit:
-            has = f"a prompt and its continuation have up to {longest} tokens, the model takes at most {limit}"
-            raise ValueError(f"{has}: lower max_new_tokens or prefix_length")
+            raise ValueError(
+                f"a prompt and its continuation have up to {longest} tokens, the model takes at most {limit}: lower "
+                "max_new_tokens or prefix_length"
+            )
         if not isinstance(model, HFCausalLM) and not hasattr(model, "setup_caches"):
             raise ValueError(f"a {type(model).__name__} has no KV caches to generate text with: set it to null")
     return MemorizationMonitor(probe, run, section.every_n_steps, FSDP_DTYPES[cfg.fsdp_param_dtype] or run.dtype)

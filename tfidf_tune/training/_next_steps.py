@@ -52,8 +52,7 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
         is_inside = file.is_relative_to(folder) and (other / file.relative_to(folder)).is_file()
         file_of_other = other / file.relative_to(folder) if is_inside else file
         printed += [_evaluation(other, trained[-1], file_of_other, passages), compare]
-    own_command = _own_command(started_by)
-    lines = [[own_command, *command] for command in printed]
+    lines = [[_own_command(started_by), *command] for command in printed]
     if len(printed) == 1 and started_by:
         lines.append([*started_by, *_settings_of_other(other, is_baseline=is_baseline)])
     print("Next:", file=sys.stderr)

@@ -58,10 +58,11 @@ def check_resources(
     needed = number * size + (number_to_resume + 1) * size_to_resume * (number_to_resume > 0)
     free = shutil.disk_usage(nearest_folder(run.output_dir)).free
     if needed > free:
-        to_resume = f"{number_to_resume} to resume from of {format_bytes(size_to_resume)}"
-        what = f"{number} checkpoints of {format_bytes(size)} and {to_resume} do not fit into {run.output_dir}"
-        remedy = "choose another output_dir, fewer save_at_percent or a lower keep_last_n_checkpoints"
-        raise SetupError(f"{what}, where {format_bytes(free)} are free: {remedy}")
+        raise SetupError(
+            f"{number} checkpoints of {format_bytes(size)} and {number_to_resume} to resume from of "
+            f"{format_bytes(size_to_resume)} do not fit into {run.output_dir}, where {format_bytes(free)} are free: "
+            "choose another output_dir, fewer save_at_percent or a lower keep_last_n_checkpoints"
+        )
 
 
 def _bytes_per_weight(cfg: FinetuneConfig, dtype: torch.dtype, run: Run) -> float:
@@ -84,9 +85,10 @@ def _bytes_per_weight(cfg: FinetuneConfig, dtype: torch.dtype, run: Run) -> floa
     plain = [local_tensor(value) for value in state]
     quantized = next((type(value).__name__ for value in plain if is_traceable_wrapper_subclass(value)), None)
     if quantized and dist.is_initialized() and cfg.keep_last_n_checkpoints:
-        remedy = "choose another optimizer, one process, or keep_last_n_checkpoints=0"
-        what = f"{component} keeps its state as {quantized}, which a sharded resume checkpoint cannot hold"
-        raise SetupError(f"config: optimizer: {what}: {remedy}")
+        raise SetupError(
+            f"config: optimizer: {component} keeps its state as {quantized}, which a sharded resume checkpoint "
+            "cannot hold: choose another optimizer, one process, or keep_last_n_checkpoints=0"
+        )
     return _num_bytes(plain) / local_tensor(dummy).numel()
 
 

@@ -112,8 +112,10 @@ class ResumePoint:
         """Raise a SetupError if data, base weights or the steps of an epoch are not those of the checkpoint."""
         self._inputs = {"data set": dataset_fingerprint(dataset), "base weights": checkpointer.fingerprint()}
         if changed := differences(self._saved.get("inputs", self._inputs), self._inputs):
-            problem = f"{self.checkpoint} was written with other inputs: {'; '.join(changed)}"
-            raise SetupError(f"{problem}. Restore them, or choose another output_dir for a new run")
+            raise SetupError(
+                f"{self.checkpoint} was written with other inputs: {'; '.join(changed)}. Restore them, or choose "
+                "another output_dir for a new run"
+            )
         world_size, _ = get_world_size_and_rank()
         saved_world_size: int = self._saved.get("num_processes", world_size)
         before = self._steps_per_epoch(dataset, saved_world_size)
@@ -229,8 +231,10 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
     checkpoint, damages = newest_intact(folder)
     before: Any = settings if checkpoint is None else OmegaConf.to_container(OmegaConf.load(checkpoint / _SETTINGS))
     if changed := differences(before, settings):
-        problem = f"{checkpoint} is of a run with other settings: {'; '.join(changed)}"
-        raise SetupError(f"{problem}. Change them back, or choose another output_dir for a new run")
+        raise SetupError(
+            f"{checkpoint} is of a run with other settings: {'; '.join(changed)}. Change them back, or choose "
+            "another output_dir for a new run"
+        )
     for damage in damages:
         print_once(f"{damage}; the previous one is used")
     start = "there is no resume checkpoint yet: starting from the beginning"
@@ -265,8 +269,10 @@ def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str
     optimizer = _optimizer_state(state.model, state.optimizer, initialize=saved_here["optimizer_has_state"])
     tensors = _tensors(state.model, optimizer)
     if differing := set(saved_here["tensors"]) ^ tensors.keys():
-        problem = f"only one of {folder} and this run has {min(differing)}"
-        raise TrainingError(f"{problem}: the checkpoint may be of another version of the optimizer")
+        raise TrainingError(
+            f"only one of {folder} and this run has {min(differing)}: the checkpoint may be of another version of "
+            "the optimizer"
+        )
     reader = HuggingFaceStorageReader(str(folder))
     reader.fs = _ListedFiles()
     with warnings.catch_warnings():
@@ -351,8 +357,10 @@ def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
             return checkpoint, damages
         damages.append(f"{checkpoint} is damaged: {reports[0]}")
     if damages:
-        remedy = f"move {folder} and the milestones next to it away to start from the beginning"
-        raise SetupError(f"no resume checkpoint is intact: {'; '.join(damages)}: {remedy}")
+        raise SetupError(
+            f"no resume checkpoint is intact: {'; '.join(damages)}: move {folder} and the milestones next to it away "
+            "to start from the beginning"
+        )
     return None, damages
 
 

@@ -268,8 +268,10 @@ def train(
                 reason = monitor.measure(step, state.model, progress, save)
             if reason is not None and step < total_steps:
                 written = checkpoints.write_early_end(step)
-                ended = f"the run ends after step {step} of {total_steps}: {reason}"
-                progress.note(f"{ended}; {written} is written; {resume.last_checkpoint()}")
+                progress.note(
+                    f"the run ends after step {step} of {total_steps}: {reason}; {written} is written; "
+                    f"{resume.last_checkpoint()}"
+                )
                 return
             if is_saved:
                 checkpoints.write(step)
@@ -280,8 +282,9 @@ def train(
                 if resume.is_kept and not is_saved:
                     guard.check()
                     checkpoints.write(step)
-                done = f"stopped after step {step} of {total_steps}"
-                raise Interrupted(f"{done}; {resume.last_checkpoint()}", batches.stop)
+                raise Interrupted(
+                    f"stopped after step {step} of {total_steps}; {resume.last_checkpoint()}", batches.stop
+                )
 
 
 def _next_batches(steps: Iterator[list[data.Batch]], request: SimpleNamespace) -> data.StepBatches:
@@ -321,11 +324,13 @@ def _naming_last_checkpoint(resume: ResumePoint) -> Iterator[None]:
         raise TrainingError(f"{error}; {resume.last_checkpoint()}") from error
     except RuntimeError as error:
         if is_out_of_memory(error):
-            remedy = "enable_activation_checkpointing=True, fsdp_cpu_offload=True or more processes"
-            for_new = "a smaller batch_size with more gradient_accumulation_steps, shorter sequences, LoRA"
-            what = f"out of memory ({first_line(error)}): try {remedy}; for a new run also {for_new}"
-            raise TrainingError(f"{what}; {resume.last_checkpoint()}") from error
+            raise TrainingError(
+                f"out of memory ({first_line(error)}): try enable_activation_checkpointing=True, "
+                "fsdp_cpu_offload=True or more processes; for a new run also a smaller batch_size with more "
+                f"gradient_accumulation_steps, shorter sequences, LoRA; {resume.last_checkpoint()}"
+            ) from error
         if not is_lost_process(error):
             raise
-        lost = "another process of the run was lost: its own message or torchrun's says why"
-        raise LostProcessError(f"{lost}; {resume.last_checkpoint()}") from error
+        raise LostProcessError(
+            f"another process of the run was lost: its own message or torchrun's says why; {resume.last_checkpoint()}"
+        ) from error

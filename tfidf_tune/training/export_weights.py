@@ -45,8 +45,10 @@ def export_weights(cfg: FinetuneConfig, tokenizer: Any, dataset: Dataset[Any], f
     loss = build_loss(cfg).train()
     if loss.weighting.needs_predictions:
         objective = type(loss.weighting).__name__.removesuffix("Weighting")
-        needs = f"the weights of {objective} depend on the predictions of the model that is trained"
-        raise SetupError(f"config: loss: {needs}: export an objective of labels alone, such as TFIDFCrossEntropyLoss")
+        raise SetupError(
+            f"config: loss: the weights of {objective} depend on the predictions of the model that is trained: "
+            "export an objective of labels alone, such as TFIDFCrossEntropyLoss"
+        )
     if is_packed(dataset):
         raise SetupError("config: dataset.packed is true, but a row of the export is a sequence: set it to false")
     if cfg.collate_fn != DEFAULT_COLLATE:

@@ -122,8 +122,10 @@ class RepetitionWeighting(TokenWeighting):
         k = h if k is None else k
         require_integer("k", k, 1, f"it is how many of the {h} tokens of context have to be the same", h)
         if comb(h, k) > _MOST_CHOICES:
-            problem = f"the {comb(h, k)} choices of k of h tokens are more than {_MOST_CHOICES}"
-            raise ValueError(f"h is {h} and k is {k}: {problem}, set k to h - 1 or h, or a smaller h")
+            raise ValueError(
+                f"h is {h} and k is {k}: the {comb(h, k)} choices of k of h tokens are more than {_MOST_CHOICES}, "
+                "set k to h - 1 or h, or a smaller h"
+            )
         # Counts are below 2 ** 11, and (2 ** 11) ** -4 is a float32.
         require_number("alpha", alpha, 0, 4, "weights fall by this power of the count", positive=True)
         require_integer("span", span, 1, "counts of so many tokens are pooled", 4095)
@@ -134,8 +136,10 @@ class RepetitionWeighting(TokenWeighting):
         require_integer("sample", sample, 1, "one key in so many is counted", 64)
         require_integer("num_buckets", num_buckets, 1, "it is the length of the table of counts", 2**30)
         if num_buckets * sample > HASH_RANGE // 2:
-            remedy = f"keys are hashes of 31 bits, set num_buckets to at most {HASH_RANGE // 2 // sample}"
-            raise ValueError(f"num_buckets is {num_buckets} and sample {sample}: {remedy}")
+            raise ValueError(
+                f"num_buckets is {num_buckets} and sample {sample}: keys are hashes of 31 bits, set num_buckets to "
+                f"at most {HASH_RANGE // 2 // sample}"
+            )
         require_bool("sync", sync)
         self.h = h
         self.k = k
@@ -256,6 +260,8 @@ class RepetitionWeighting(TokenWeighting):
         if contexts is not None and table is not None:
             saved, settings = [*contexts.tolist(), len(table)], [*self.contexts.tolist(), self.num_buckets]
             if saved != settings:  # raised before anything is loaded, so that the present state stays intact
-                problem = f"the saved counts are of h, k, sample, num_buckets = {saved}, not {settings}"
-                raise ValueError(f"{problem}: set these to the former, or start with a new state")
+                raise ValueError(
+                    f"the saved counts are of h, k, sample, num_buckets = {saved}, not {settings}: set these to the "
+                    "former, or start with a new state"
+                )
         super()._load_from_state_dict(state_dict, prefix, *args)

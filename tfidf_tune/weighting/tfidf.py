@@ -150,8 +150,10 @@ class DocumentWindow(RankLocalModule):
         saved_batches = len(state_dict.get(prefix + "num_documents_K", self.num_documents_K))
         if saved_batches != self.num_batches:
             error_msgs: list[str] = args[-1]
-            remedy = f"set num_batches to {saved_batches}, or start with a new window"
-            error_msgs.append(f"the saved window holds {saved_batches} batches, this one {self.num_batches}: {remedy}")
+            error_msgs.append(
+                f"the saved window holds {saved_batches} batches, this one {self.num_batches}: set num_batches to "
+                f"{saved_batches}, or start with a new window"
+            )
             return
         # The widths come with the data, not with the constructor, so a fresh window has to take them from the state.
         for name in ("entries_KT", "document_frequency_E"):

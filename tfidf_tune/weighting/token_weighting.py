@@ -74,8 +74,10 @@ class TokenBatch:
     def __post_init__(self) -> None:
         if self.labels.dim() != 2:
             # torchtune's stock recipes flatten labels for every loss but one of this name.
-            remedy = "in torchtune's stock recipes set loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss"
-            raise ValueError(f"labels has shape {tuple(self.labels.shape)}, expected [b, s]: {remedy}")
+            raise ValueError(
+                f"labels has shape {tuple(self.labels.shape)}, expected [b, s]: in torchtune's stock recipes set "
+                "loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss"
+            )
         for name, tensor in _integers_of(self).items():
             # Unsigned ones cannot hold -100, or are masks; the number of a document is never -100.
             if tensor.is_floating_point() if name == "document_ids" else tensor.dtype not in _SIGNED:
@@ -194,8 +196,10 @@ class OneThread:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(False):
-            remedy = "give each thread its own loss, for example copy.deepcopy(loss)"
-            raise RuntimeError(f"two threads update one window of token counts at the same time: {remedy}")
+            raise RuntimeError(
+                "two threads update one window of token counts at the same time: give each thread its own loss, for "
+                "example copy.deepcopy(loss)"
+            )
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()
@@ -304,8 +308,10 @@ class TokenWeighting(RankLocalModule, ABC):
         if not self.needs_tokens and batch.all_tokens is not None:
             batch = replace(batch, all_tokens=None)
         elif self.needs_tokens and batch.all_tokens is None:
-            remedy = "pass all_tokens=shift_tokens(input_ids) too, -100 in place of padding"
-            raise ValueError(f"{type(self).__name__} counts all tokens, but the batch has only labels: {remedy}")
+            raise ValueError(
+                f"{type(self).__name__} counts all tokens, but the batch has only labels: pass "
+                "all_tokens=shift_tokens(input_ids) too, -100 in place of padding"
+            )
         # In training with several processes the weighting gets the rows of all ranks.
         union, place = batch, (slice(None), slice(None))
         if self.sync and self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -322,8 +328,9 @@ class TokenWeighting(RankLocalModule, ABC):
         weights = self.weigh(union)
         if getattr(weights, "shape", None) != union.labels.shape:
             found = list(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
-            wanted = f"[b, s] = {list(union.labels.shape)}, got {found}"
-            raise ValueError(f"{type(self).__name__}.weigh has to return {wanted}")
+            raise ValueError(
+                f"{type(self).__name__}.weigh has to return [b, s] = {list(union.labels.shape)}, got {found}"
+            )
         return weights[place]
 
     def check(self, batch: TokenBatch) -> None:
@@ -340,8 +347,10 @@ class TokenWeighting(RankLocalModule, ABC):
         if batch.all_tokens is not None:
             differ = (batch.labels != IGNORE_INDEX) & (batch.labels != batch.all_tokens)
             if differ.any():
-                remedy = "pass all_tokens=shift_tokens(input_ids) with the shifted labels"
-                raise ValueError(f"{int(differ.sum())} labels are not the tokens at their positions: {remedy}")
+                raise ValueError(
+                    f"{int(differ.sum())} labels are not the tokens at their positions: pass "
+                    "all_tokens=shift_tokens(input_ids) with the shifted labels"
+                )
 
     @abstractmethod
     def weigh(self, batch: TokenBatch) -> Tensor:
@@ -364,8 +373,9 @@ def require_ids(name: str, ids: Tensor, limit: int | None, outside: str) -> None
 def require_no_tokens(weighting: TokenWeighting, host: str) -> None:
     """Raise a ``ValueError`` if a weighting needs all tokens, for a host that passes only labels to its loss."""
     if weighting.needs_tokens:
-        passed = f"but {host} passes only the labels to a loss"
-        raise ValueError(f"the weighting counts all tokens, {passed}: set counted to 'labels'")
+        raise ValueError(
+            f"the weighting counts all tokens, but {host} passes only the labels to a loss: set counted to 'labels'"
+        )
 
 
 class UniformWeighting(TokenWeighting):

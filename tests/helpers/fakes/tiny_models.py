@@ -77,8 +77,13 @@ def _llama_tune(dim: int) -> dict[str, Any]:
 
 
 def _like_llama(kind: str, name: str, hf: dict[str, Any], tune: dict[str, Any], *, tied: bool = False) -> TinyModel:
-    builder = f"torchtune.models.{name}.{name}"
-    return TinyModel(kind, builder, lambda dim: _llama_hf(dim) | hf, lambda dim: _llama_tune(dim) | tune, tied=tied)
+    return TinyModel(
+        kind,
+        f"torchtune.models.{name}.{name}",
+        lambda dim: _llama_hf(dim) | hf,
+        lambda dim: _llama_tune(dim) | tune,
+        tied=tied,
+    )
 
 
 def _neox(rotary_pct: float, parallel: bool) -> TinyModel:

@@ -74,8 +74,9 @@ class Browser:
 def browser_fixture() -> Iterator[Browser]:
     chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
     if not (chromium and chromedriver):
-        reason = "no chromium and chromedriver on the path; on Debian: apt-get install chromium chromium-driver"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)  # a skipped test would look like a passed one
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            "no chromium and chromedriver on the path; on Debian: apt-get install chromium chromium-driver"
+        )  # a skipped test would look like a passed one
     instance = Browser(chromium, chromedriver)
     yield instance
     instance.driver.quit()

