@@ -4,11 +4,13 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tfidf_tune._checks import SetupError
-from tfidf_tune._files import require_writable
+from tfidf_tune._files import require_writable, work_folder
 from tfidf_tune._printing import counted, say, visible_record
 from tfidf_tune.commands import add_tasks, add_text, require_extras, task_runner, whole_number
 
@@ -38,6 +40,23 @@ def main(arguments: list[str]) -> None:
             command.add_argument("output", type=Path, metavar="OUT.parquet", help="the file to write, which is new")
         command.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as of `tfidf-tune run`")
     preview.add_argument("--number", type=whole_number(0), default=3, metavar="N", help=f"examples to print; {default}")
+    copies = commands.add_parser(
+        "copies",
+        help="find what repeats in text that may be larger than memory, and which objective fits it",
+        description="Find copies of documents, and stretches that occur again, in text that may be larger than memory; "
+        "say which objective fits the text. Prints a table and writes a page with copies.json.",
+        epilog="example: tfidf-tune data copies my_texts.jsonl",
+    )
+    copies.set_defaults(run=_copies)
+    add = copies.add_argument
+    add("texts", nargs="+", metavar="TEXT", help=".txt, .jsonl, .parquet or folders")
+    add("--tokenizer", help="folder or hub id; counts tokens; default: a token is 4 bytes")
+    add("--no-text", action="store_true", help="show and write no excerpts of the text")
+    add("--output-dir", type=Path, metavar="DIR", help="folder of the page; default: runs/copies/NAME")
+    add("--json", action="store_true", help="print copies.json instead of the table")
+    add("--verbose", action="store_true", help="print all tables, not only the first")
+    add_text(copies)
+    add_tasks(copies)
     dedup = commands.add_parser("dedup", help="remove copies from text that may be larger than memory")
     dedup.set_defaults(run=_dedup)
     add = dedup.add_argument
@@ -50,6 +69,65 @@ def main(arguments: list[str]) -> None:
     add_tasks(dedup)
     options = parser.parse_args(arguments)
     options.run(options)
+
+
+def _copies(options: argparse.Namespace) -> None:
+    require_extras("data", "scale", "report")
+    from tfidf_tune.commands._copies import copies_report, json_files, json_text, without_text
+    from tfidf_tune.corpus import sources
+    from tfidf_tune.corpus.repeated_text import find_repeated_text, measured_bytes_of_token
+    from tfidf_tune.data.learned_text import has_conversations, learned_texts
+    from tfidf_tune.report import require_report_folder, terminal_text, write_report
+
+    name = Path(options.texts[0]).expanduser().resolve().stem
+    folder = (options.output_dir or Path("runs", "copies", name)).expanduser()
+    require_writable("--output-dir", folder)
+    require_report_folder(folder)
+    runner = task_runner(options)
+    files = sources.tasks_of(options.texts)
+    arguments = {
+        "texts": {file: sources.source_fingerprint(file, column=options.column) for file in files},
+        "column": options.column,
+        "sample_by": options.sample_by,
+        "tokenizer": options.tokenizer,
+    }
+    read = partial(sources.texts_of_rows, column=options.column, sample_by=options.sample_by)
+    is_chat = options.column == "text" and any(map(has_conversations, files))
+    if is_chat:
+        say("These are conversations or prompts: what the model has to write of each is its document.", file=sys.stderr)
+        read = partial(learned_texts, sample_by=options.sample_by)
+    tokenizer = None
+    bytes_of_token = None
+    if options.tokenizer:
+        from tfidf_tune.data import hf_tokenizer
+
+        tokenizer = hf_tokenizer(options.tokenizer)
+        bytes_of_token = measured_bytes_of_token(tokenizer, files, read)
+    with work_folder(folder.with_name(f"{folder.name}.search"), arguments, replace=True) as work:
+        found = find_repeated_text(
+            files,
+            work,
+            read=read,
+            tokenizer=tokenizer,
+            bytes_of_token=bytes_of_token,
+            runner=runner,
+        )
+    if options.no_text:
+        found = without_text(found)
+    provenance = {
+        "texts": ", ".join(options.texts),
+        "documents": "what the model has to write" if is_chat else f"column {options.column}",
+        "a document of a .txt file": options.sample_by,
+        "tokenizer": options.tokenizer or "none: a token is taken to be 4 bytes",
+        "date": date.today().isoformat(),
+    }
+    report = copies_report(found, options.texts, provenance)
+    write_report(report, folder, more=json_files(found, options.texts))
+    if options.json:
+        say(json_text(found, options.texts))
+        return
+    say(f"The page: {folder / 'index.html'}\n")
+    say(terminal_text(report, verbose=options.verbose).rstrip("\n"))
 
 
 def _dedup(options: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ import gzip
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from filecmp import cmp
 from functools import partial
@@ -31,7 +31,10 @@ from tfidf_tune._files import atomic_file, is_leftover, locked_folder, work_fold
 from tfidf_tune.corpus.deduplication import Deduplication
 from tfidf_tune.corpus.jobs import Step, TaskRunner, progress
 from tfidf_tune.corpus.minhash import Hashes, bands, signature, word_ngrams
-from tfidf_tune.corpus.sources import SampleBy, TextSource, content_hashes, load_rows
+from tfidf_tune.corpus.sources import SampleBy, TextSource, content_hashes, load_rows, texts_of_rows
+
+ReadTexts = Callable[[str], Iterator[tuple[str, str]]]
+"""A function of a file that yields the place and the text of each document; the text may be empty."""
 
 _WORK, _REPORT = "unfinished", "report.json"
 _SHOWN_CLUSTERS, _SHOWN_CHARACTERS = 10, 60
@@ -60,7 +63,6 @@ def deduplicate_corpus(
     arguments and files of the same content; until it is complete, it has the folder ``unfinished``, and the report
     comes last. Returns the report: documents and characters read and kept, and the largest clusters.
     """
-    logger.disable("datatrove")
     output = output.resolve()
     if output.is_file():
         raise ValueError(f"{output} is a file: name a new folder")
@@ -86,30 +88,22 @@ def _deduplicate(
     files: list[str], work: Path, deduplication: Deduplication, settings: dict[str, Any], runner: TaskRunner
 ) -> Path:
     """Write documents and report to a folder in ``work``, and return it."""
-    is_exact = deduplication.method == "exact"
-    num_bands, num_functions = _EXACT_BANDS if is_exact else bands(deduplication.threshold)
-    # Four steps, each with a task for each file, band or all pairs.
-    config = MinhashConfig(n_grams=deduplication.ngram, num_buckets=num_bands, hashes_per_bucket=num_functions)
-    signatures, pairs, clusters, counts = (str(work / name) for name in ("signatures", "pairs", "clusters", "counts"))
+    column, sample_by = settings["column"], settings["sample_by"]
+    read = partial(texts_of_rows, column=column, sample_by=sample_by)
+    clusters = find_copies(files, work, deduplication, read, runner)
+    counts = work / "counts"
     written = work / "written"
-    join = MinhashDedupCluster(pairs, clusters, config=config, save_cluster_size=True)
-    read = partial(_read, files, settings["column"], settings["sample_by"])
-    steps: list[tuple[str, int, list[Step]]] = [
-        ("Finding copies", len(files), [partial(read, "Finding copies"), _Signature(signatures, config, is_exact)]),
-        ("Sorting copies", num_bands, [MinhashDedupBuckets(signatures, pairs, config=config)]),
-        ("Joining copies", 1, [join, partial(_complete, Path(clusters), len(files))]),
-        (
-            "Writing",
-            len(files),
-            [partial(read, "Writing"), partial(_keep, Path(clusters), Path(counts)), partial(_write, written)],
-        ),
+    pipeline: list[Step] = [
+        partial(_read, files, column, sample_by, "Writing"),
+        partial(_keep, clusters, counts),
+        partial(_write, written),
     ]
-    for number, (doing, num_tasks, pipeline) in enumerate(steps, start=1):
-        runner.run(pipeline, work / str(number), num_tasks, doing)
+    runner.run(pipeline, work / "4", len(files), "Writing")
     # The numbers of all files, and the largest clusters of them.
-    parts = [json.loads(Path(counts, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(len(files))]
+    parts = [json.loads((counts / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(len(files))]
     names = ("documents", "kept_documents", "characters", "kept_characters")
     largest = nlargest(_SHOWN_CLUSTERS, chain(*(part["largest"] for part in parts)), key=itemgetter(0))
+    num_bands, num_functions = _bands(deduplication)
     report = {
         **{name: sum(part["counts"].get(name, 0) for part in parts) for name in names},
         "settings": settings | {"bands": num_bands, "hashes_in_a_band": num_functions},
@@ -118,6 +112,54 @@ def _deduplicate(
     written.mkdir(exist_ok=True)
     (written / _REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return written
+
+
+def _bands(deduplication: Deduplication) -> tuple[int, int]:
+    """Return the number of bands of the signatures and of hash functions in each."""
+    return _EXACT_BANDS if deduplication.method == "exact" else bands(deduplication.threshold)
+
+
+def find_copies(
+    files: Sequence[str],
+    work: Path,
+    deduplication: Deduplication,
+    read: ReadTexts,
+    runner: TaskRunner,
+    doing: str = "copies",
+) -> Path:
+    """Find the documents of files that are copies, see :func:`deduplicate_corpus`; ``doing`` is what a bar names.
+
+    ``read`` yields the place and the text of each document of a file. Returns a folder in ``work`` for
+    :func:`clusters_of_file`. Steps that ``work`` has are not done again.
+    """
+    logger.disable("datatrove")
+    num_bands, num_functions = _bands(deduplication)
+    # Three steps, with a task for each file, for each band and for all pairs.
+    config = MinhashConfig(n_grams=deduplication.ngram, num_buckets=num_bands, hashes_per_bucket=num_functions)
+    signatures, pairs, clusters = (str(work / name) for name in ("signatures", "pairs", "clusters"))
+    documents = partial(_documents, files, read, f"Finding {doing}")
+    sign = _Signature(signatures, config, deduplication.method == "exact")
+    sort = MinhashDedupBuckets(signatures, pairs, config=config)
+    join = MinhashDedupCluster(pairs, clusters, config=config, save_cluster_size=True)
+    runner.run([documents, sign], work / "1", len(files), f"Finding {doing}")
+    runner.run([sort], work / "2", num_bands, f"Sorting {doing}")
+    runner.run([join, partial(_complete, Path(clusters), len(files))], work / "3", 1, f"Joining {doing}")
+    return Path(clusters)
+
+
+def _documents(
+    files: Sequence[str], read: ReadTexts, doing: str, _: Any, rank: int, world_size: int
+) -> Iterator[Document]:
+    """Yield the documents of the file of a task, without its other columns."""
+    texts = (text for _, text in read(files[rank]))
+    for number, text in enumerate(progress(texts, files, rank, doing)):
+        yield Document(text=text, id=f"{rank}-{number}")
+
+
+def clusters_of_file(clusters: Path, rank: int) -> tuple[set[int], dict[int, int]]:
+    """Return the numbers of the documents of a file that go, and the sizes of the clusters of those that stay."""
+    removed, pairs = (np.fromfile(clusters / f"{rank:06d}.{kind}", np.uint32).tolist() for kind in ("remove", "sizes"))
+    return set(removed), dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
 def _read(
@@ -174,10 +216,7 @@ def _complete(clusters: Path, num_files: int, _: Any, rank: int, world_size: int
 
 def _keep(clusters: Path, counts: Path, data: Iterator[Document], rank: int, world_size: int) -> Iterator[Document]:
     """Yield the documents of a task that stay, and count."""
-    # datatrove numbers the documents of a file: those that go, and the sizes of the clusters of those that stay.
-    numbers = (np.fromfile(clusters / f"{rank:06d}.{kind}", np.uint32).tolist() for kind in ("remove", "sizes"))
-    removed, pairs = set(next(numbers)), next(numbers)
-    sizes = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    removed, sizes = clusters_of_file(clusters, rank)
     total: Counter[str] = Counter()
     largest: list[tuple[int, str]] = []
     for number, document in enumerate(data):

@@ -186,6 +186,12 @@ def load_documents(
     return _texts((row.columns[column] for row in rows), source, column)
 
 
+def texts_of_rows(source: str, *, column: str, sample_by: SampleBy) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each row of a source, "" if it has none; errors as of :func:`load_documents`."""
+    for row in load_rows(TextSource(source, sample_by=sample_by), {column: str}):
+        yield row.place, row.columns[column] or ""
+
+
 def _texts(values: Iterable[str | None], source: str, column: str) -> Iterator[str]:
     num_rows = num_missing = 0
     for value in values:
@@ -207,7 +213,10 @@ def load_rows(place: TextSource, columns: Mapping[str, type], more: Collection[s
     source, name, split, _, sample_by = place
     require_choice("sample_by", sample_by, get_args(SampleBy))
     if source == EMBEDDED:
-        rows: Iterator[PlacedRow] = (PlacedRow(EMBEDDED, {"text": document}) for document in embedded_documents(split))
+        rows: Iterator[PlacedRow] = (
+            PlacedRow(f"{EMBEDDED}, document {number}", {"text": document})
+            for number, document in enumerate(embedded_documents(split), start=1)
+        )
     elif is_local(source):
         rows = (row for file in local_files(source) for row in _rows_of_file(file, sample_by, columns, more))
     else:
@@ -400,6 +409,15 @@ def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[
             f"{source}: each line is a document, with a median of {middle:g} tokens. If lines belong together, set "
             "sample_by to paragraph or document"
         )
+
+
+def tasks_of(sources: Sequence[str]) -> list[str]:
+    """Return what is a task of its own: each file of local sources, by its complete path, and any other source."""
+    tasks = []
+    for source in sources:
+        tasks += [str(file.resolve()) for file in local_files(source)] if is_local(source) else [source]
+    require_distinct(tasks)
+    return tasks
 
 
 def content_hashes(sources: Sequence[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ Memory does not grow with the text; it grows with the number of near copies.
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -22,7 +22,6 @@ from tfidf_tune._files import atomic_file
 from tfidf_tune.corpus import minhash
 from tfidf_tune.corpus.jobs import TaskRunner, progress
 from tfidf_tune.corpus.minhash import Hashes
-from tfidf_tune.corpus.sources import SampleBy, load_documents
 
 Places = npt.NDArray[np.int64]
 
@@ -150,17 +149,12 @@ class WindowIndex:
     """What is indexed, and where."""
 
     files: tuple[str, ...]  # each a task: a file or another source, see load_documents()
-    column: str
-    sample_by: SampleBy
+    read: Callable[[int], Iterator[str]]  # the documents of a file, by its number
     work: Path  # folder; steps that it has are not done again
     num_bytes: int  # of a window, in UTF-8
     longest_word: int  # bytes, see make_batch()
     near: bool  # windows that are nearly the same are copies, too, by MinHash on three words in lower case
     num_shared_bytes: int  # length of the known stretches that are searched, too
-
-    def documents(self, rank: int) -> Iterator[str]:
-        """Read the documents of a file."""
-        return load_documents(self.files[rank], column=self.column, sample_by=self.sample_by)
 
     def batch(self, texts: Sequence[bytes]) -> TextBatch:
         """Join and hash texts."""
@@ -318,7 +312,7 @@ def _read_pieces(index: WindowIndex, places: Records, folder: Path, _: Any, rank
     for _, document, offset in places[places["file"] == of_rank].tolist():
         wanted[document].append(offset)
     with atomic_file(folder / f"{rank:06d}.jsonl") as path, path.open("w", encoding="utf-8") as file:
-        for number, text in enumerate(islice(index.documents(of_rank), max(wanted) + 1)):
+        for number, text in enumerate(islice(index.read(of_rank), max(wanted) + 1)):
             if number in wanted:
                 for piece in _pieces(text, np.array(wanted[number]), index.num_bytes):
                     file.write(json.dumps([number, *piece]) + "\n")
@@ -382,7 +376,7 @@ def _batches(index: WindowIndex, rank: int) -> Iterator[tuple[int, list[bytes], 
     """Yield the number of the first document, documents that are hashed together, and whether they are the last."""
     texts: list[bytes] = []
     first = size = 0
-    for text in progress(index.documents(rank), index.files, rank, "Reading"):
+    for text in progress(index.read(rank), index.files, rank, "Reading"):
         texts.append(text.encode("utf-8", "surrogatepass"))
         size += len(texts[-1])
         if size >= _BATCH_BYTES:

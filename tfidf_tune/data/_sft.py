@@ -169,7 +169,7 @@ def _messages(value: Any, column: str, place: str) -> list[Message]:
     return messages
 
 
-def _without_none(row: dict[str, Any]) -> dict[str, Any]:
+def without_none(row: dict[str, Any]) -> dict[str, Any]:
     """Leave out None in the dictionaries of a row: they are keys of other rows, because a column has one type."""
 
     def cleaned(value: Any) -> Any:
@@ -186,6 +186,16 @@ def _texts(parts: list[Any]) -> list[str]:
         for part in parts
     )
     return [text for text in texts if isinstance(text, str)]
+
+
+def answers(chat: Chat) -> list[str]:
+    """Return the texts of the turns of the assistant that are learned."""
+    texts = []
+    for message in chat.messages[chat.first :]:
+        if message["role"] == "assistant" and not _is_switched_off(message):
+            content = message["content"] or ""
+            texts.append("".join(_texts(content)) if isinstance(content, list) else content)
+    return texts
 
 
 def _has(message: Message, field: str) -> bool:
@@ -567,7 +577,7 @@ def sft_dataset(
     def read(place: TextSource, counts: sequences.Counts) -> Iterator[Text | Chat]:
         columns = {} if source_column is None else {source_column: object}
         for row in load_rows(place, columns, None):
-            values = row.columns if row.line else _without_none(row.columns)
+            values = row.columns if row.line else without_none(row.columns)
             last_columns[place.source] = sorted(values)
             format_name, content = read_row(values, row.place, source_column, formatting)
             counts.update(["num_documents", format_name, *["num_chats"] * isinstance(content, Chat)])

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, tee
 from pathlib import Path
 from typing import NamedTuple
@@ -129,14 +130,17 @@ def windows_to_index(spec: ProbeSpec, files: tuple[str, ...], sample: Sample, wo
     longest_word = min(_LONGEST_WORD, max(1, room // windows.window_spacing(num_bytes)))
     return WindowIndex(
         files,
-        spec.column,
-        spec.sample_by,
+        partial(_documents, files, spec),
         work,
         num_bytes=round(bytes_of_passage) if is_near else num_bytes,
         longest_word=longest_word,
         near=is_near,
         num_shared_bytes=1,
     )
+
+
+def _documents(files: tuple[str, ...], spec: ProbeSpec, rank: int) -> Iterator[str]:
+    return load_documents(files[rank], column=spec.column, sample_by=spec.sample_by)
 
 
 def share_without_window(search: Search, sample: Sample) -> float:

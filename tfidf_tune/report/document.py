@@ -165,7 +165,7 @@ def finite(value: Value) -> Value:
 
 
 def _plain(value: Any, form: str | None) -> Value:
-    if value is None or value != value:
+    if pd.isna(value):
         return None
     # Grouping makes floats of integers.
     return int(value) if isinstance(value, float) and not form and value.is_integer() else value

@@ -1,0 +1,445 @@
+"""What repeats in a text of any size: copies of documents, and stretches that occur again in the documents that stay.
+
+Documents that are copies are found as :mod:`tfidf_tune.corpus.file_deduplication` finds them. Stretches are found in
+the documents that are left when near copies are removed, by an index of windows of these: windows that occur more than
+once and overlap, or follow each other, are one stretch. Of so many words in a row one starts a window, so that a
+stretch may be found without its first and last few words, and is longer than it is said to be.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from heapq import nlargest
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tfidf_tune._files import atomic_file
+from tfidf_tune._tokenizer import TextTokenizer, encode_texts
+from tfidf_tune.corpus import minhash
+from tfidf_tune.corpus import window_index as windows
+from tfidf_tune.corpus.deduplication import Deduplication
+from tfidf_tune.corpus.file_deduplication import ReadTexts, clusters_of_file, find_copies
+from tfidf_tune.corpus.jobs import TaskRunner, progress
+from tfidf_tune.corpus.sources import texts_of_rows
+from tfidf_tune.corpus.window_index import Records, WindowIndex
+
+LEAST_TOKENS = 50
+"""Tokens of the shortest stretch that counts."""
+BYTES_OF_TOKEN = 4.0
+"""Bytes of a token in UTF-8 where no tokenizer is given: about its length in English."""
+USUAL = Deduplication("minhash", threshold=0.8, ngram=5)
+"""The definition of near copies that is usual in the literature."""
+DIFFERING = Deduplication("minhash", threshold=0.3, ngram=5)
+"""The definition of copies that differ: it finds 90 % of copies of documentation of which 10 % of the words were
+replaced, and connects 1 of 1,574 paragraphs of Wikipedia with another."""
+TUNED = Deduplication("minhash", threshold=0.11, ngram=2)
+"""The definition that was best in our measurements, on text of which most is a copy. On other text it connects nearly
+all documents of one kind, so that it tells what it would remove, but not what is a copy."""
+LARGE_SHARE = 0.1
+"""A stretch in more than this share of the documents is a frame."""
+
+_WINDOW = 0.4  # of the shortest stretch, so that each such stretch holds a window that is indexed
+_FOUND = 0.75  # of the shortest stretch: what the index finds of it at least
+_NUM_LARGEST = 10
+_EXCERPT_BYTES = 200
+_LONGEST_WORD = 64  # bytes
+_BATCH_BYTES = 1 << 18
+_SAMPLE_FILES, _SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 10, 100, 10_000
+
+
+def measured_bytes_of_token(tokenizer: TextTokenizer, files: Sequence[str], read: ReadTexts) -> float:
+    """Return the bytes of a token on average, in the first documents of files."""
+    num_bytes = num_tokens = 0
+    for file in files[:_SAMPLE_FILES]:
+        texts = [text[:_SAMPLE_CHARACTERS] for _, text in islice(read(file), _SAMPLE_DOCUMENTS)]
+        num_bytes += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        num_tokens += sum(map(len, encode_texts(tokenizer, texts)))
+    return num_bytes / num_tokens if num_tokens else BYTES_OF_TOKEN
+
+
+class Stretch(NamedTuple):
+    """A text that occurs again.
+
+    Attributes:
+        copies (int): occurrences without overlap, in the documents that stay; of a document, all of its copies.
+        documents (int | None): documents that have it; None if that was not counted.
+        num_bytes (int): its length in UTF-8.
+        place (str): where it occurs first.
+        excerpt (str): its beginning.
+    """
+
+    copies: int
+    documents: int | None
+    num_bytes: int
+    place: str
+    excerpt: str
+
+
+class NumberOfCopies(NamedTuple):
+    """The stretches that occur from ``least`` to ``most`` times: their number, and the bytes but of the first."""
+
+    least: int
+    most: int
+    stretches: int
+    copied_bytes: int
+
+
+@dataclass(frozen=True)
+class RepeatedText:
+    """What repeats in a text.
+
+    Attributes:
+        documents (int): documents that are not empty.
+        words (int): words, see :func:`~tfidf_tune.corpus.minhash.word_spans`.
+        tokens (int | None): tokens, if a tokenizer was given.
+        num_bytes (int): bytes in UTF-8.
+        exact_copies (int): documents that are equal to an earlier one.
+        near_copies (int): documents that :data:`USUAL` removes.
+        differing_copies (int): documents that :data:`DIFFERING` removes.
+        tuned_copies (int): documents that :data:`TUNED` removes.
+        copied_bytes (int): bytes of the documents that :data:`USUAL` removes, and ``copied_bytes_inside``.
+        copied_bytes_inside (int): bytes of stretches that occur earlier, in documents that stay.
+        by_copies (list[NumberOfCopies]): the stretches by their number of copies: 2, 3 and 4, 5 to 8, ...
+        largest_documents (list[Stretch]): the largest groups of copies of documents.
+        largest_stretches (list[Stretch]): the stretches that take the most text.
+        frames (list[Stretch]): stretches that are in more than a tenth of the documents that stay.
+    """
+
+    documents: int
+    words: int
+    tokens: int | None
+    num_bytes: int
+    exact_copies: int
+    near_copies: int
+    differing_copies: int
+    tuned_copies: int
+    copied_bytes: int
+    copied_bytes_inside: int
+    by_copies: list[NumberOfCopies]
+    largest_documents: list[Stretch]
+    largest_stretches: list[Stretch]
+    frames: list[Stretch]
+
+    @property
+    def copied_share(self) -> float:
+        """The share of the text that is a copy of earlier text, in bytes."""
+        return self.copied_bytes / max(1, self.num_bytes)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the attributes and ``copied_share`` as JSON data."""
+        data = asdict(self) | {"copied_share": self.copied_share}
+        for name in ("by_copies", "largest_documents", "largest_stretches", "frames"):
+            data[name] = [row._asdict() for row in getattr(self, name)]
+        return data
+
+
+class _Document(NamedTuple):
+    place: str
+    text: str
+    is_kept: bool
+    size: int  # of the group of copies of which it stays
+
+
+def _documents(files: Sequence[str], clusters: Path, read: ReadTexts, rank: int) -> Iterator[_Document]:
+    """Yield the documents of a file that are not empty."""
+    removed, sizes = clusters_of_file(clusters, rank)
+    for number, (place, text) in enumerate(read(files[rank])):
+        if text.strip():
+            yield _Document(place, text.strip(), number not in removed, sizes.get(number, 1))
+
+
+def _kept_texts(documents: Callable[[int], Iterator[_Document]], rank: int) -> Iterator[str]:
+    return (document.text for document in documents(rank) if document.is_kept)
+
+
+def find_repeated_text(
+    files: Sequence[str],
+    work: Path,
+    *,
+    read: ReadTexts | None = None,
+    tokenizer: TextTokenizer | None = None,
+    bytes_of_token: float | None = None,
+    runner: TaskRunner | None = None,
+) -> RepeatedText:
+    """Find what repeats in files.
+
+    Each file is a task. Memory does not grow with the text; it grows with the number of copies.
+
+    Args:
+        files (Sequence[str]): files, or ``embedded``, see :func:`~tfidf_tune.corpus.sources.load_documents`.
+        work (Path): a folder for what is found on the way; steps that it has are not done again.
+        read (ReadTexts | None): yields the place and the text of each document of a file. Default: None, the column
+            "text" of each row, or each line
+        tokenizer (TextTokenizer | None): counts tokens. Default: None
+        bytes_of_token (float | None): decides how long a stretch of :data:`LEAST_TOKENS` tokens is. Default: None,
+            :data:`BYTES_OF_TOKEN`
+        runner (TaskRunner | None): where tasks run. Default: in this process
+
+    Raises:
+        ValueError: If a file cannot be read.
+    """
+    runner = runner or TaskRunner()
+    read = read or partial(texts_of_rows, column="text", sample_by="line")
+    exact = find_copies(files, work / "exact", Deduplication("exact"), read, runner, "equal documents")
+    near = find_copies(files, work / "near", USUAL, read, runner, "near copies")
+    differing = find_copies(files, work / "differing", DIFFERING, read, runner, "copies that differ")
+    tuned = find_copies(files, work / "tuned", TUNED, read, runner, "distant copies")
+    shortest = LEAST_TOKENS * (bytes_of_token or BYTES_OF_TOKEN)
+    num_bytes = round(shortest * _WINDOW)
+    documents = partial(_documents, files, near, read)
+    index = WindowIndex(
+        tuple(files),
+        partial(_kept_texts, documents),
+        work,
+        num_bytes=num_bytes,
+        longest_word=min(_LONGEST_WORD, max(1, round(shortest - num_bytes) // windows.window_spacing(num_bytes))),
+        near=False,
+        num_shared_bytes=1,
+    )
+    built = windows.build(index, np.zeros(0, np.uint64), runner)
+    groups = built.groups[np.argsort(built.groups["key"], kind="stable")]
+    # Windows in so many documents are counted by document; others cannot be in a tenth of the documents.
+    frequent = np.flatnonzero(groups["count"] > LARGE_SHARE * built.counts["documents"])
+    with atomic_file(work / "groups.npy") as path, path.open("wb") as file:
+        np.save(file, groups)
+    measure = partial(_measure, index, documents, frequent, round(shortest * _FOUND), tokenizer)
+    runner.run([measure], work / "measured", len(files), "Measuring stretches")
+    parts = [json.loads((work / f"measured-{rank:06d}.json").read_text(encoding="utf-8")) for rank in range(len(files))]
+    counts: Counter[str] = Counter()
+    num_with: Counter[int] = Counter()
+    for part in parts:
+        counts.update(part["counts"])
+        num_with.update({int(group): number for group, number in part["documents_with"].items()})
+    num_kept = built.counts["documents"]
+    frames = [
+        stretch
+        for part in parts
+        for stretch in _named([_Found(*found) for found in part["frequent"]], num_with)
+        if stretch.documents and stretch.documents > LARGE_SHARE * num_kept
+    ]
+    largest = nlargest(_NUM_LARGEST, [_Found(*found) for part in parts for found in part["largest"]], key=_copied)
+    groups_of_documents = [Stretch(*found) for part in parts for found in part["documents"]]
+    return RepeatedText(
+        documents=counts["documents"],
+        words=counts["words"],
+        tokens=None if tokenizer is None else counts["tokens"],
+        num_bytes=counts["bytes"],
+        exact_copies=_num_removed(exact, len(files)),
+        near_copies=_num_removed(near, len(files)),
+        differing_copies=_num_removed(differing, len(files)),
+        tuned_copies=_num_removed(tuned, len(files)),
+        copied_bytes=counts["bytes_of_copies"] + counts["copied_bytes"],
+        copied_bytes_inside=counts["copied_bytes"],
+        by_copies=[
+            NumberOfCopies((1 << level - 1) + 1, 1 << level, counts[f"stretches {level}"], counts[f"copied {level}"])
+            for level in range(1, 33)
+            if counts[f"stretches {level}"]
+        ],
+        largest_documents=nlargest(_NUM_LARGEST, groups_of_documents, key=_copied),
+        largest_stretches=_named(largest, num_with),
+        frames=nlargest(_NUM_LARGEST, frames, key=lambda found: (found.documents or 0) * found.num_bytes),
+    )
+
+
+def _num_removed(clusters: Path, num_files: int) -> int:
+    return sum(len(clusters_of_file(clusters, rank)[0]) for rank in range(num_files))
+
+
+class _Found(NamedTuple):
+    """A stretch as a task writes it, with its windows that are frequent."""
+
+    copies: int
+    num_bytes: int
+    place: str
+    excerpt: str
+    windows: list[int]
+
+
+def _copied(found: Stretch | _Found) -> int:
+    """Return the bytes of all occurrences of a stretch but the first."""
+    return (found.copies - 1) * found.num_bytes
+
+
+def _named(found: Sequence[_Found], num_with: Mapping[int, int]) -> list[Stretch]:
+    """Count the documents of stretches: as many as half of the windows of each have."""
+    stretches = []
+    for stretch in found:
+        documents = int(np.median([num_with[window] for window in stretch.windows])) if stretch.windows else None
+        stretches.append(Stretch(stretch.copies, documents, stretch.num_bytes, stretch.place, stretch.excerpt))
+    return stretches
+
+
+def _measure(
+    index: WindowIndex,
+    documents: Callable[[int], Iterator[_Document]],
+    frequent: npt.NDArray[np.int64],
+    least: int,
+    tokenizer: TextTokenizer | None,
+    _: Any,
+    rank: int,
+    world_size: int,
+) -> None:
+    """Count the text of a file, and find its stretches; ``least`` are the bytes of the shortest."""
+    measured = _Measured(index, rank, np.load(index.work / "groups.npy", mmap_mode="r"), frequent, least)
+    counts = measured.counts
+    waiting: list[_Document] = []
+    num_waiting = 0
+    for document in progress(documents(rank), index.files, rank, "Measuring", lambda document: document.text):
+        waiting.append(document)
+        num_waiting += len(document.text)
+        if num_waiting >= _BATCH_BYTES:
+            measured.add(waiting, tokenizer)
+            waiting = []
+            num_waiting = 0
+    if waiting:
+        measured.add(waiting, tokenizer)
+    content = {
+        "counts": counts,
+        "documents_with": measured.documents_with,
+        "frequent": measured.frequent_stretches,
+        "largest": measured.largest,
+        "documents": measured.largest_documents,
+    }
+    with atomic_file(index.work / f"measured-{rank:06d}.json") as path:
+        path.write_text(json.dumps(content), encoding="utf-8", errors="backslashreplace")
+
+
+class _Measured:
+    """What was found in a file so far."""
+
+    def __init__(
+        self, index: WindowIndex, rank: int, groups: Records, frequent: npt.NDArray[np.int64], least: int
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self.documents_with: Counter[int] = Counter()
+        self.frequent_stretches: list[_Found] = []
+        self.largest: list[_Found] = []
+        self.largest_documents: list[Stretch] = []
+        self._index = index
+        self._rank = rank
+        self._groups = groups
+        self._keys = np.ascontiguousarray(groups["key"])
+        self._frequent = frequent
+        self._least = least
+        self._num_kept = 0
+
+    def add(self, documents: Sequence[_Document], tokenizer: TextTokenizer | None) -> None:
+        """Count documents that follow those before."""
+        texts = [document.text.encode("utf-8", "surrogatepass") for document in documents]
+        self.counts["documents"] += len(texts)
+        self.counts["bytes"] += sum(map(len, texts))
+        self.counts["words"] += len(minhash.word_spans(b"\n".join(texts))[0])
+        if tokenizer is not None:
+            self.counts["tokens"] += sum(map(len, encode_texts(tokenizer, [document.text for document in documents])))
+        kept = []
+        kept_texts = []
+        for document, text in zip(documents, texts, strict=True):
+            if not document.is_kept:
+                self.counts["bytes_of_copies"] += len(text)
+                continue
+            kept.append(document)
+            kept_texts.append(text)
+            if document.size > 1:
+                group = Stretch(document.size, document.size, len(text), document.place, _excerpt(text))
+                self.largest_documents = nlargest(_NUM_LARGEST, [*self.largest_documents, group], key=_copied)
+        if kept and len(self._keys):
+            self._add_stretches(kept, kept_texts)
+        self._num_kept += len(kept)
+
+    def _add_stretches(self, documents: Sequence[_Document], texts: Sequence[bytes]) -> None:
+        num_bytes = self._index.num_bytes
+        batch = self._index.batch(texts)
+        chosen, keys = self._index.windows(batch)
+        # Which windows occur again, and where.
+        numbers = np.minimum(np.searchsorted(self._keys, keys[:, 0]), len(self._keys) - 1)
+        is_repeated = self._keys[numbers] == keys[:, 0]
+        chosen, numbers = chosen[is_repeated], numbers[is_repeated]
+        starts = batch.words[chosen]
+        # Windows that overlap or touch are a region; short ones are left out.
+        firsts, lasts = _runs(np.diff(starts) > num_bytes, len(starts))
+        is_long = starts[lasts] + num_bytes - starts[firsts] >= self._least
+        chosen, numbers = (values[np.repeat(is_long, lasts - firsts + 1)] for values in (chosen, numbers))
+        if not len(chosen):
+            return
+        starts = batch.words[chosen]
+        copies = _smoothed(self._groups["count"][numbers], chosen, windows.window_spacing(num_bytes))
+        levels = np.ceil(np.log2(copies)).astype(np.int64)  # 1 of 2 copies, 2 of 3 and 4, 3 of 5 to 8
+        place = self._groups["place"][numbers]
+        is_first = (place["file"] == self._rank) & (place["offset"] == batch.offsets[chosen])
+        is_first &= place["document"] == self._num_kept + batch.of_text[chosen]
+        self.counts["copied_bytes"] += _covered(starts[~is_first], num_bytes)
+        for level in np.unique(levels).tolist():
+            is_copied = ~is_first & (levels == level)
+            self.counts[f"copied {level}"] += _covered(starts[is_copied], num_bytes)
+        pairs = np.unique(np.stack([batch.of_text[chosen], numbers]), axis=1)
+        self.documents_with.update(pairs[1, np.isin(pairs[1], self._frequent)].tolist())
+
+        def found(of: npt.NDArray[np.bool_], kinds: npt.NDArray[np.int64]) -> list[_Found]:
+            """Return the long stretches of some of the windows; a stretch ends where its kind does."""
+            own, starts_of, kinds_of = np.flatnonzero(of), starts[of], kinds[of]
+            firsts, lasts = _runs((np.diff(starts_of) > num_bytes) | (np.diff(kinds_of) != 0), len(own))
+            stretches = []
+            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+                length = int(starts_of[last] - starts_of[first]) + num_bytes
+                if length < self._least:
+                    continue
+                inside = own[first : last + 1]
+                text = int(batch.of_text[chosen[inside[0]]])
+                offset = int(batch.offsets[chosen[inside[0]]])
+                stretches.append(
+                    _Found(
+                        copies=int(np.median(copies[inside])),
+                        num_bytes=length,
+                        place=documents[text].place,
+                        excerpt=_excerpt(texts[text][offset:]),
+                        windows=numbers[inside][is_frequent[inside]].tolist(),
+                    )
+                )
+            return stretches
+
+        # Each stretch is described where it is first.
+        is_frequent = np.isin(numbers, self._frequent)
+        stretches = found(is_first, levels)
+        for stretch in stretches:
+            self.counts[f"stretches {(stretch.copies - 1).bit_length()}"] += 1
+        self.largest = nlargest(_NUM_LARGEST, [*self.largest, *stretches], key=_copied)
+        self.frequent_stretches += found(is_first & is_frequent, np.zeros_like(levels))
+
+
+def _runs(ends: npt.NDArray[np.bool_], number: int) -> tuple[windows.Places, windows.Places]:
+    """Return the first and the last item of each run; ``ends`` says after which item, but the last, a run ends."""
+    if not number:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    borders = np.flatnonzero(ends)
+    return np.append(0, borders + 1), np.append(borders, number - 1)
+
+
+def _smoothed(copies: npt.NDArray[np.uint32], words: windows.Places, spacing: int) -> npt.NDArray[np.uint32]:
+    """Give windows the copies of the most frequent window of which they start fewer than ``spacing`` words away.
+
+    At the ends of a stretch, what is around it decides which windows are chosen, so that some of its windows are
+    chosen in a part of its copies. Of a stretch with 12 copies, the windows may have 4, 12, 12, 12 and 7; all get 12.
+    """
+    smoothed = copies.copy()
+    for step in range(1, spacing):
+        are_near = words[step:] - words[:-step] < spacing
+        smoothed[:-step] = np.maximum(smoothed[:-step], np.where(are_near, copies[step:], 0))
+        smoothed[step:] = np.maximum(smoothed[step:], np.where(are_near, copies[:-step], 0))
+    return smoothed
+
+
+def _covered(starts: windows.Places, num_bytes: int) -> int:
+    """Return how many bytes windows cover, each counted once; their starts ascend."""
+    if not len(starts):
+        return 0
+    return int(np.minimum(np.diff(starts), num_bytes).sum()) + num_bytes
+
+
+def _excerpt(text: bytes) -> str:
+    return text[:_EXCERPT_BYTES].decode("utf-8", "ignore")
