@@ -41,6 +41,7 @@ def recipe_main(user_cfg: DictConfig) -> list[list[str]]:
         training.load_model(model, checkpointer, run, dataset)
         total_steps = training.count_steps(cfg, dataloader)
         training.print_data(cfg, dataset, total_steps)
+        training.print_advice(cfg)
         optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
         state = training.TrainState(model, loss, optimizer, lr_scheduler, training.build_grad_scaler(run))
         resume.restore(state)

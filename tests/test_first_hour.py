@@ -82,13 +82,9 @@ def test_three_commands_lead_from_a_text_to_a_verdict(command, run_command, tiny
 
     monkeypatch.setattr(_entry, "subprocess", SimpleNamespace(run=in_this_process))
     command("cp", "lora_finetune", "mine.py")
-    baseline = command(
-        "run", "./mine.py", *setup, "loss=tfidf_tune.loss.CrossEntropyLoss", "output_dir=runs/mine_lora_ce"
-    )
+    baseline = command("run", "./mine.py", *setup, "loss=ce", "output_dir=runs/mine_lora_ce")
     evaluate, train = printed_commands(baseline)
-    *same, objective, folder = train
-    assert [objective, folder] == ["loss=tfidf_tune.loss.TFIDFCrossEntropyLoss", "output_dir=runs/mine_lora"]
-    assert same == ["run", "./mine.py", *setup]
+    assert train == ["run", "./mine.py", *setup, "output_dir=runs/mine_lora"]
     assert f"$ {shlex.join(['tfidf-tune', *evaluate])}\n" in baseline
 
     output = command("run", "lora_finetune", *setup)
@@ -112,7 +108,7 @@ def test_three_commands_lead_from_a_text_to_a_verdict(command, run_command, tiny
         assert not [noise for noise in ("Custom kwargs", "not a git repository", "cpp ext") if noise in printed]
     assert printed_commands(output)[1] == ["compare", "runs/mine_lora_ce", "runs/mine_lora"]
     report = " ".join(output.split())
-    assert "# TF-IDF against CE" in report
+    assert "# Repetition against CE" in report
     assert "its perplexity is" in report
 
 
@@ -155,7 +151,7 @@ def test_the_printed_commands_evaluate_the_passages_of_every_data_set(command, t
     evaluate, compare = printed_commands(command(*train))
     assert compare == ["compare", "runs/both_ce", "runs/both"]
     command(*evaluate)
-    assert "# TF-IDF against CE" in command(*compare)
+    assert "# Repetition against CE" in command(*compare)
     audit = command("probe", "audit", "--results", "runs/both/evaluation", "--accept-unproven")
     assert "The page: " in audit
     again = command(
@@ -189,7 +185,7 @@ def test_the_commands_that_are_printed_after_each_run_lead_to_a_verdict_and_are_
     loss = "loss=" + repetition.replace("WEIGHTING", "tfidf_tune.weighting.RepetitionWeighting")
     _, train = printed_by(*setup, loss, "output_dir=.")
     baseline = command.folder / "run_ce"
-    assert train == [*setup, "loss=tfidf_tune.loss.CrossEntropyLoss", f"output_dir={baseline}"]
+    assert train == [*setup, "loss=ce", f"output_dir={baseline}"]
     of_baseline, of_first, compare = printed_by(*train)
     assert compare == ["compare", str(baseline), str(command.folder / "run")]
     # A run that has begun and is not trained is resumed, with its own objective.
@@ -207,7 +203,7 @@ def test_the_commands_that_are_printed_after_each_run_lead_to_a_verdict_and_are_
     # Whatever the folder is called, and even if files beside it cannot be read.
     (command.folder / "_ce_weighted").mkdir()
     (command.folder / "_ce_weighted" / "config.yaml").write_text("a: [")
-    _, train = printed_by(*setup, "loss=tfidf_tune.loss.CrossEntropyLoss", "output_dir=../_ce")
+    _, train = printed_by(*setup, "loss=ce", "output_dir=../_ce")
     assert train[-1] == "output_dir=../_ce_weighted"
 
 
@@ -235,7 +231,7 @@ def test_answers_are_asked_for_once_by_the_command_that_a_run_prints(command, ti
     assert evaluate[evaluate.index("--tasks") + 1] == "tfidf_memorization_p50"
     assert not [one for one in evaluate if "prefix_lengths" in one]
     assert train[:2] == ["run", "full_finetune"]
-    assert train[-2:] == ["loss=tfidf_tune.loss.CrossEntropyLoss", "output_dir=runs/mine_full_chat_ce"]
+    assert train[-2:] == ["loss=ce", "output_dir=runs/mine_full_chat_ce"]
     command(*evaluate)
     results = ["--results", "runs/mine_full_chat/evaluation", "--accept-unproven"]  # of two controls
     assert "The page: " in command("probe", "audit", *results)
@@ -253,8 +249,9 @@ def test_the_commands_of_torchtune_and_the_harness_in_readme_run_as_they_stand(c
     hub = "dataset.target_source=null dataset.num_base=-1 dataset.layout=concatenated"
     tiny = f"checkpointer.checkpoint_dir={tiny_checkpoint} '{LORA}' max_steps=1 save_at_percent=[100] device=cpu"
     script = block.replace("EleutherAI/pythia-1.4b", str(tiny_checkpoint))
-    script = re.sub(r"(?m)^(tune run (?:.*\\\n)*.*)$", rf"\1 {tiny} {small} {hub}", script)
-    script = script.replace("--tasks tfidf_memorization", "--tasks tfidf_memorization_prefixes --device cpu")
+    script = re.sub(r"(?m)^(tune run (?:.*\\\n)*.*)$", rf"\1 {tiny}", script)
+    script = script.replace("1.1B_lora_memorization", f"1.1B_lora_memorization {small} {hub}")
+    script = script.replace("--tasks tfidf_memorization_p50", "--tasks tfidf_memorization_prefixes --device cpu")
     script = script.replace("probe.jsonl", "probe.jsonl 'prefix_lengths=[16]'")
     script = script.replace('"$(tfidf-tune tasks)"', command("tasks").strip())
     typed = [shlex.split(line) for line in script.replace("\\\n", "").splitlines()]
@@ -265,13 +262,13 @@ def test_the_commands_of_torchtune_and_the_harness_in_readme_run_as_they_stand(c
         ended = run_forked(functions[name], arguments, command.folder, script=folder / name, PATH=path)
         assert ended.codes == [0], ended.output[-3000:]
     runs = command.folder / "runs"
-    assert {path.name for path in runs.iterdir()} == {"tinyllama_1.1B_lora_memorization", "injected_lora"}
+    assert {path.name for path in runs.iterdir()} == {"tinyllama_1.1B_lora_memorization", "mine_lora"}
     assert "|tfidf_memorization_prefixes|" in ended.output  # of all commands
     baselines = [words for words in next_commands(ended.output) if words[0] == "tune"]
     for printed, words, name in zip(
-        baselines, typed[:2], ("tinyllama_1.1B_lora_memorization", "injected_lora"), strict=True
+        baselines, typed[:2], ("tinyllama_1.1B_lora_memorization", "mine_lora"), strict=True
     ):
-        assert printed == [*words, "loss=tfidf_tune.loss.CrossEntropyLoss", f"output_dir=runs/{name}_ce"]
+        assert printed == [*words, "loss=ce", f"output_dir=runs/{name}_ce"]
 
 
 def test_the_commands_that_a_run_of_several_processes_prints_run_as_they_stand(command, run_command, tiny_checkpoint):
@@ -285,7 +282,7 @@ def test_the_commands_that_a_run_of_several_processes_prints_run_as_they_stand(c
     ]  # fmt: skip
     typed = shlex.join([*setup, f"output_dir={output_dir}"])
     evaluate, train = next_commands(run_in_shell(typed, command.folder).stderr)
-    assert train == [*setup, "loss=tfidf_tune.loss.CrossEntropyLoss", f"output_dir={output_dir}_ce"]
+    assert train == [*setup, "loss=ce", f"output_dir={output_dir}_ce"]
     run_command(*evaluate[1:], "--limit", "2")
 
     run = command.folder / output_dir
@@ -328,7 +325,7 @@ def test_without_a_holdout_all_of_the_text_is_trained_on_and_nothing_is_measured
     config = OmegaConf.load(run / "config.yaml")
     assert (config.device, config.dtype) == (("cuda", "bf16") if torch.cuda.is_available() else ("cpu", "fp32"))
     assert config.keep_last_n_checkpoints == 1
-    assert "tf" not in config.loss
+    assert list(config.loss.weighting) == ["_component_"]
     comments = [line for line in (run / "config.yaml").read_text().splitlines() if line.startswith("# ")]
-    assert {'# loss.tf: "count"', "# loss.num_batches: 16", '# checkpointer.max_shard_size: "5GB"'} <= set(comments)
+    assert {"# loss.weighting.min_length: 50", '# checkpointer.max_shard_size: "5GB"'} <= set(comments)
     assert not [line for line in comments if line.startswith(("# optimizer.lr:", "# dataset.num_base:"))]

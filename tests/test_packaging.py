@@ -40,7 +40,7 @@ ALLOWED_IMPORTS = {
     "passages": {"corpus"},
     "data": {"corpus", "passages", "weighting"},
     "probe": {"corpus", "data", "passages"},
-    "training": {"weighting", "loss", "models", "data", "passages", "probe"},
+    "training": {"weighting", "loss", "models", "corpus", "data", "passages", "probe"},
     "integrations": {"weighting", "loss", "data", "passages", "probe"},
     "tasks": {"data", "passages", "probe"},
     "results": {"data", "probe", "report"},

@@ -15,6 +15,24 @@ from tfidf_tune._files import config_path
 
 DEFAULT_COLLATE = "torchtune.data.padded_collate_sft"
 
+WEIGHTINGS = {
+    "repetition": "tfidf_tune.weighting.RepetitionWeighting",
+    "goldfish": "tfidf_tune.weighting.GoldfishWeighting",
+    "tfidf": "tfidf_tune.weighting.TFIDFWeighting",
+    "mile": "tfidf_tune.weighting.MiLeWeighting",
+    "focal": "tfidf_tune.weighting.FocalWeighting",
+}
+"""Words that stand for a weighting, in ``loss`` and in Axolotl's ``token_weighting``."""
+OBJECTIVES: dict[str, dict[str, str]] = {
+    "ce": {"loss": "tfidf_tune.loss.CrossEntropyLoss"},
+    **{
+        word: {"loss": "tfidf_tune.loss.WeightedCrossEntropyLoss", "loss.weighting": weighting}
+        for word, weighting in WEIGHTINGS.items()
+    },
+    "tfidf": {"loss": "tfidf_tune.loss.TFIDFCrossEntropyLoss"},
+}
+"""Words that stand for an objective, and their components."""
+
 _Int = Annotated[int, Field(strict=True)]
 _Count = Annotated[_Int, Field(ge=1)]
 _Positive = Annotated[float, Field(strict=True, gt=0)]
@@ -173,6 +191,8 @@ def read_config(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("base", ""), str | None):
         raise SetupError(f"config {path}: it has to hold keys and values, and its base the name or path of a config")
     cfg = {str(key): value for key, value in content.items()}
+    if isinstance(cfg.get("loss"), str):
+        cfg["loss"] = _objective(cfg["loss"])
     base_name = cfg.pop("base", None)
     if base_name is None:
         return cfg
@@ -183,6 +203,17 @@ def read_config(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
         raise SetupError(f"{error} (base of {path})") from error
     replaced = [key for key, section in cfg.items() if isinstance(section, dict) and "_component_" in section]
     return merge_sections({key: value for key, value in base.items() if key not in replaced}, cfg, f"config {path}")
+
+
+def _objective(word: str) -> dict[str, Any]:
+    """Return the section that a word stands for."""
+    if word not in OBJECTIVES:
+        raise SetupError(f"config: loss is {word!r}{suggestion(word, OBJECTIVES)}; or a section with _component_")
+    components = OBJECTIVES[word]
+    section: dict[str, Any] = {"_component_": components["loss"]}
+    if "loss.weighting" in components:
+        section["weighting"] = {"_component_": components["loss.weighting"]}
+    return section
 
 
 def merge_sections(base: dict[str, Any], changes: dict[str, Any], source: str, section: str = "") -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """What repeats in a text: copies and stretches, against texts in which they were put, and the advice for each text."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +78,7 @@ def test_several_jobs_find_the_same(texts, tmp_path):
     files = tasks_of([write_folder(tmp_path / "texts", texts)])
     one = find_repeated_text(files, tmp_path / "one")
     assert find_repeated_text(files, tmp_path / "two", runner=TaskRunner(num_jobs=2)) == one
+    assert find_repeated_text(files, tmp_path / "advice", for_advice=True).repeats == one.repeats
 
 
 def test_a_frame_is_counted_by_documents_and_not_by_occurrences(tmp_path):
@@ -125,7 +125,7 @@ def texts_of(kind):
     ],
 )
 def test_each_text_gets_its_advice(kind, advice, tmp_path):
-    assert advice_for(found_in(tmp_path, texts_of(kind))) == advice
+    assert advice_for(found_in(tmp_path, texts_of(kind)).repeats) == advice
 
 
 def test_the_embedded_text_has_copies_of_documents_and_stretches(tmp_path):
@@ -133,16 +133,19 @@ def test_the_embedded_text_has_copies_of_documents_and_stretches(tmp_path):
     assert found.exact_copies == 0  # they were removed when it was made
     assert 0 < found.near_copies < 0.02 * found.documents
     assert 0.05 < found.copied_share < 0.1
-    assert advice_for(found) == [DOCUMENTS, STRETCHES]
+    assert advice_for(found.repeats) == [DOCUMENTS, STRETCHES]
 
 
 def test_few_stretches_change_no_advice(tmp_path):
     found = found_in(tmp_path, texts_of("nothing"))
     limit = found.num_bytes // 100
-    assert advice_for(replace(found, copied_bytes_inside=limit)) == [NOTHING]
-    assert advice_for(replace(found, copied_bytes_inside=limit + 1)) == [STRETCHES]
-    assert advice_for(replace(found, differing_copies=2)) == [NOTHING]
-    assert advice_for(replace(found, differing_copies=3)) == [STRETCHES]
+    for changes, advice in (
+        ({"copied_bytes_inside": limit}, NOTHING),
+        ({"copied_bytes_inside": limit + 1}, STRETCHES),
+        ({"differing_copies": 2}, NOTHING),
+        ({"differing_copies": 3}, STRETCHES),
+    ):
+        assert advice_for(found.repeats._replace(**changes)) == [advice]
 
 
 def test_a_text_of_other_scripts_and_of_lines_without_words(tmp_path):

@@ -84,18 +84,26 @@ def perplexity(own):
 
 
 def test_the_table_of_needs_in_the_readme_follows_from_the_records():
-    section = README.split("## Which objective for which need")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| [^|]+\| `(\w+)`([^|]*)\|(.*)\|$", section, re.MULTILINE)
-    names = {"CrossEntropyLoss": "CE", "TFIDFCrossEntropyLoss": "TF-IDF"}
+    section = README.split("## Which objective for which text")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| [^|]+\| `loss=(\w+)([^|]*)` \|(.*\d) \|$", section, re.MULTILINE)
+    names = {"ce": "CE", "tfidf": "TF-IDF", "goldfish": "Goldfish", "repetition": "Repetition"}
     exact, fuzzy = arms("exact"), arms("fuzzy 10%")
-    for component, more, cells in rows:
-        name = names.get(component, component.removesuffix("Weighting"))
+    for word, more, cells in rows:
+        name = names[word]
         if "minhash" in more:
             name += " MinHash 0.11" if "0.11" in more else " MinHash dedup"
+        if "optimizer.lr" in more:
+            name += " lower lr"
         expected = [statistics.mean(one.lms for one in of[name]) for of in (exact, fuzzy)]
         expected += [perplexity(of[name]) for of in (exact, fuzzy)]
         assert [cell.strip() for cell in cells.split("|")] == [f"{value:.1f}" for value in expected]
-    assert len(rows) == 6
+    assert len(rows) == 7
+    once = arms("once")
+    without = [perplexity(once[name]) for name in ("CE", "Repetition", "TF-IDF")]
+    for text in (section, PAGE):
+        said = " ".join(text.split())
+        assert f"{without[0]:.1f} under " in said
+        assert all(f"{value:.1f}" in said.partition("ext without copies**")[2][:200] for value in without)
     chance = statistics.mean(one.control_lms for own in exact.values() for one in own)
     said = " ".join(section.split())
     assert f"never saw, {chance:.1f}." in said
@@ -247,3 +255,15 @@ def _ends(values):
     """Of the t-interval, by its textbook formula: scipy's own test warns where values are nearly equal."""
     half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
     return statistics.fmean(values) - half, statistics.fmean(values) + half
+
+
+@pytest.mark.parametrize("text", [README, PAGE], ids=["README", "results"])
+def test_what_is_said_of_the_pretrained_model_is_in_its_table(text):
+    page = (results_page.RESULTS / "smollm2.md").read_text(encoding="utf-8")
+    table = page.partition("**LoRA exact**")[2].partition("**full exact**")[0]
+    rows = {cells[0]: cells for cells in _cells(table)}
+    said = " ".join(text.split())
+    for objective in ("CE", "TF-IDF", "Goldfish", "CE MinHash dedup", "Repetition"):
+        _, _, lms, _, _, perplexity_there, *_ = rows[objective]
+        assert lms in said
+        assert f"{float(perplexity_there):.1f}" in said

@@ -7,6 +7,7 @@ import torch
 from helpers.fakes.tiny_models import MODELS
 from omegaconf import OmegaConf
 
+from tfidf_tune._config import OBJECTIVES
 from tfidf_tune.training import (
     FinetuneConfig,
     LoRAFinetuneConfig,
@@ -244,3 +245,28 @@ def test_numbers_from_the_environment_are_numbers_and_a_folder_from_it_may_move(
     settings = _settings_affecting_results(cfg)
     monkeypatch.setenv("TFIDF_OUT", str(tmp_path / "second"))
     assert _settings_affecting_results(check_config(given, FinetuneConfig)) == settings
+
+
+@pytest.mark.parametrize("word", list(OBJECTIVES))
+def test_a_word_stands_for_an_objective_and_keeps_what_it_takes(word, tmp_path):
+    write_configs(tmp_path, mine="loss: {_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss, tf: log, head: chunked}")
+    components = OBJECTIVES[word]
+    section = load_config(str(tmp_path / "mine.yaml"), [f"loss={word}"]).loss
+    assert section["_component_"] == components["loss"]
+    assert section.head == "chunked"
+    assert section.get("tf") == ("log" if word == "tfidf" else None)
+    weighting = components.get("loss.weighting")
+    assert OmegaConf.select(section, "weighting._component_") == weighting
+
+
+def test_a_word_stands_for_an_objective_in_a_file_and_an_unknown_word_is_refused(tmp_path):
+    write_configs(tmp_path, mine="base: mine/lora\nloss: goldfish", wrong="base: mine/lora\nloss: goldfisch")
+    section = load_config(str(tmp_path / "mine.yaml"), ["loss.weighting.k=3"]).loss
+    assert section == {
+        "_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss",
+        "weighting": {"_component_": "tfidf_tune.weighting.GoldfishWeighting", "k": 3},
+    }
+    section = load_config(str(tmp_path / "mine.yaml"), ["loss.weighting=mile"]).loss
+    assert section.weighting == {"_component_": "tfidf_tune.weighting.MiLeWeighting"}
+    with pytest.raises(SetupError, match="loss is 'goldfisch'; did you mean 'goldfish'"):
+        load_config(str(tmp_path / "wrong.yaml"))

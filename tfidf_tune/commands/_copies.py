@@ -41,7 +41,7 @@ def copies_report(found: RepeatedText, sources: Sequence[str], provenance: dict[
             tables.append(_largest(name, title, stretches))
     return Report(
         title=f"What repeats in {', '.join(Path(source).name for source in sources)}",
-        verdict=" ".join(map(str, advice_for(found))),
+        verdict=" ".join(map(str, advice_for(found.repeats))),
         tables=tables,
         provenance=provenance,
     )
@@ -104,7 +104,7 @@ def json_text(found: RepeatedText, sources: Sequence[str]) -> str:
     content = {
         "texts": list(sources),
         **found.as_json(),
-        "advice": [advice._asdict() for advice in advice_for(found)],
+        "advice": [advice._asdict() for advice in advice_for(found.repeats)],
     }
     return json.dumps(content, indent=1, ensure_ascii=False)
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tfidf_tune.corpus.repeated_text import RepeatedText
+from tfidf_tune.corpus.repeated_text import Repeats
 
 LEAST_SHARE = 0.01
 """Stretches that are a smaller share of the text, and copies that are a smaller share of the documents, are few."""
@@ -31,7 +31,7 @@ class Advice(NamedTuple):
 NOTHING = Advice(
     "nothing repeats",
     "plain cross-entropy, then an audit",
-    "loss=tfidf_tune.loss.CrossEntropyLoss",
+    "loss=ce",
     "Nothing here reduces what is not there: cross-entropy recites by chance, repetition weights raise perplexity by "
     "2 %, TF-IDF weights by 26 %.",
 )
@@ -44,20 +44,20 @@ DOCUMENTS = Advice(
 STRETCHES = Advice(
     "copies that differ, stretches inside documents, a stream",
     "repetition weights",
-    "loss.weighting=tfidf_tune.weighting.RepetitionWeighting",
+    "loss=repetition",
     "What repeats counts less, copies that differ in a tenth of their words too, and nothing has to be removed.",
 )
 FRAME = Advice(
     "a stretch in more than a tenth of the documents, which the model has to write",
     "cross-entropy on deduplicated documents, then an audit",
-    "loss=tfidf_tune.loss.CrossEntropyLoss dataset.deduplicate=minhash",
+    "loss=ce dataset.deduplicate=minhash",
     "Repetition weights do not learn such a frame.",
 )
 ADVICE = (NOTHING, DOCUMENTS, STRETCHES, FRAME)
 """All advice, in the order of the pages."""
 
 
-def advice_for(found: RepeatedText) -> list[Advice]:
+def advice_for(found: Repeats) -> list[Advice]:
     """Return the advice for a text; copies of documents and stretches inside of others have one each."""
     if found.frames:
         return [FRAME]

@@ -90,6 +90,17 @@ class NumberOfCopies(NamedTuple):
     copied_bytes: int
 
 
+class Repeats(NamedTuple):
+    """The numbers of a :class:`RepeatedText` that advice follows from; ``frames`` is their number."""
+
+    documents: int
+    num_bytes: int
+    near_copies: int
+    differing_copies: int
+    copied_bytes_inside: int
+    frames: int
+
+
 @dataclass(frozen=True)
 class RepeatedText:
     """What repeats in a text.
@@ -131,6 +142,18 @@ class RepeatedText:
         """The share of the text that is a copy of earlier text, in bytes."""
         return self.copied_bytes / max(1, self.num_bytes)
 
+    @property
+    def repeats(self) -> Repeats:
+        """The numbers that advice follows from."""
+        return Repeats(
+            documents=self.documents,
+            num_bytes=self.num_bytes,
+            near_copies=self.near_copies,
+            differing_copies=self.differing_copies,
+            copied_bytes_inside=self.copied_bytes_inside,
+            frames=len(self.frames),
+        )
+
     def as_json(self) -> dict[str, Any]:
         """Return the attributes and ``copied_share`` as JSON data."""
         data = asdict(self) | {"copied_share": self.copied_share}
@@ -165,6 +188,7 @@ def find_repeated_text(
     read: ReadTexts | None = None,
     tokenizer: TextTokenizer | None = None,
     bytes_of_token: float | None = None,
+    for_advice: bool = False,
     runner: TaskRunner | None = None,
 ) -> RepeatedText:
     """Find what repeats in files.
@@ -179,6 +203,8 @@ def find_repeated_text(
         tokenizer (TextTokenizer | None): counts tokens. Default: None
         bytes_of_token (float | None): decides how long a stretch of :data:`LEAST_TOKENS` tokens is. Default: None,
             :data:`BYTES_OF_TOKEN`
+        for_advice (bool): find only what advice follows from: no equal copies, and none by :data:`TUNED`, are counted.
+            Default: False
         runner (TaskRunner | None): where tasks run. Default: in this process
 
     Raises:
@@ -186,10 +212,14 @@ def find_repeated_text(
     """
     runner = runner or TaskRunner()
     read = read or partial(texts_of_rows, column="text", sample_by="line")
-    exact = find_copies(files, work / "exact", Deduplication("exact"), read, runner, "equal documents")
     near = find_copies(files, work / "near", USUAL, read, runner, "near copies")
     differing = find_copies(files, work / "differing", DIFFERING, read, runner, "copies that differ")
-    tuned = find_copies(files, work / "tuned", TUNED, read, runner, "distant copies")
+    exact_copies = tuned_copies = 0
+    if not for_advice:
+        exact = find_copies(files, work / "exact", Deduplication("exact"), read, runner, "equal documents")
+        tuned = find_copies(files, work / "tuned", TUNED, read, runner, "distant copies")
+        exact_copies = _num_removed(exact, len(files))
+        tuned_copies = _num_removed(tuned, len(files))
     shortest = LEAST_TOKENS * (bytes_of_token or BYTES_OF_TOKEN)
     num_bytes = round(shortest * _WINDOW)
     documents = partial(_documents, files, near, read)
@@ -230,10 +260,10 @@ def find_repeated_text(
         words=counts["words"],
         tokens=None if tokenizer is None else counts["tokens"],
         num_bytes=counts["bytes"],
-        exact_copies=_num_removed(exact, len(files)),
+        exact_copies=exact_copies,
         near_copies=_num_removed(near, len(files)),
         differing_copies=_num_removed(differing, len(files)),
-        tuned_copies=_num_removed(tuned, len(files)),
+        tuned_copies=tuned_copies,
         copied_bytes=counts["bytes_of_copies"] + counts["copied_bytes"],
         copied_bytes_inside=counts["copied_bytes"],
         by_copies=[

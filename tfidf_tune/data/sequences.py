@@ -30,7 +30,7 @@ _FORMAT_VERSION = 9
 LabelMask = npt.NDArray[np.bool_]
 Counts = Counter[str]
 CacheKey = NewType("CacheKey", dict[str, Any])
-"""All that the contents of a cache folder depend on. Only :func:`cache_key` makes one."""
+"""All that the contents of a cache folder depend on; for what a tokenizer has a part in, :func:`cache_key` makes it."""
 
 
 @dataclass(eq=False, repr=False)

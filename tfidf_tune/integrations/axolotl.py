@@ -33,6 +33,7 @@ WEIGHTINGS: dict[str, type[TokenWeighting]] = {
     "mile": weightings.MiLeWeighting,
     "focal": weightings.FocalWeighting,
     "repetition": weightings.RepetitionWeighting,
+    "ce": weightings.UniformWeighting,
     "uniform": weightings.UniformWeighting,
 }
 

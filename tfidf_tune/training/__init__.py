@@ -18,7 +18,7 @@ from tfidf_tune.training._data import (
 )
 from tfidf_tune.training._entry import recipe
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
-from tfidf_tune.training._messages import print_data
+from tfidf_tune.training._messages import print_advice, print_data
 from tfidf_tune.training._metrics import open_progress
 from tfidf_tune.training._model import (
     build_model,
@@ -73,6 +73,7 @@ __all__ = [
     "open_run",
     "prepare_head",
     "prepare_model",
+    "print_advice",
     "print_data",
     "recipe",
     "require_no_lora",

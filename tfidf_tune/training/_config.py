@@ -13,7 +13,15 @@ import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
 from yaml import YAMLError
 
-from tfidf_tune._config import FinetuneConfig, LoRAArguments, merge_sections, read_config, validated
+from tfidf_tune._config import (
+    OBJECTIVES,
+    WEIGHTINGS,
+    FinetuneConfig,
+    LoRAArguments,
+    merge_sections,
+    read_config,
+    validated,
+)
 from tfidf_tune.training._distributed import is_main_process, started_processes
 from tfidf_tune.training._errors import SetupError, setup_errors
 from tfidf_tune.training.components import check_components, signature_of
@@ -39,23 +47,31 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
             part of a list would change.
     """
     content = read_config(name)
-    changes = [_with_component(override, content) for override in overrides]
+    changes = []
+    for override in overrides:
+        changes += _with_components(override, content)
     # A stable order: first those that name a component, "key._component_=name" or "key={...}".
     for change in sorted(changes, key=lambda text: "._component_=" not in text and "={" not in text):
         content = _apply(change, content)
     return OmegaConf.create(content)
 
 
-def _with_component(override: str, content: dict[str, Any]) -> str:
-    """Write ``loss=X`` as ``loss._component_=X`` where the config has a component."""
+def _with_components(override: str, content: dict[str, Any]) -> list[str]:
+    """Write ``loss=X`` as ``loss._component_=X`` where the config has a component, ``loss=repetition`` as its two."""
     key, equals, value = override.partition("=")
     if override.startswith("~"):
-        return override
+        return [override]
     if not key or not equals:
         raise SetupError(f"config: overrides must be in the form of key=value, got {override}")
+    if key == "loss" and value in OBJECTIVES:
+        return [f"{part}._component_={component}" for part, component in OBJECTIVES[value].items()]
     section = _look_up(content, key)
     is_component = (isinstance(section, dict) and "_component_" in section) or key == "loss.weighting"
-    return f"{key}._component_={value}" if is_component and not value.startswith(("{", "[")) else override
+    if not is_component or value.startswith(("{", "[")):
+        return [override]
+    if key == "loss.weighting":
+        value = WEIGHTINGS.get(value, value)
+    return [f"{key}._component_={value}"]
 
 
 def _apply(override: str, content: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,14 @@ from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._printing import counted
+from tfidf_tune.corpus.advice import advice_for
+from tfidf_tune.corpus.sources import TextSource
 from tfidf_tune.data import InjectedCorpusDataset, SequenceDataset, TextBlocksDataset, is_packed
+from tfidf_tune.data.source_repeats import repeats_of_source
 from tfidf_tune.passages import Passage
 from tfidf_tune.training._data import parts_of, passages_of
-from tfidf_tune.training._distributed import print_once
+from tfidf_tune.training._distributed import is_main_process, print_once
+from tfidf_tune.training.components import sections
 
 
 def print_data(cfg: FinetuneConfig, dataset: Dataset[Any], total_steps: int) -> None:
@@ -24,6 +28,28 @@ def print_data(cfg: FinetuneConfig, dataset: Dataset[Any], total_steps: int) -> 
     over = f"; {left_out} left out of each epoch, so that processes have equally many" if left_out else ""
     limit = "" if cfg.max_steps is None else f", max_steps {cfg.max_steps:,}"
     print_once(f"Training: {counted(total_steps, 'step')} ({counted(cfg.epochs, 'epoch')}{limit}){over}")
+
+
+def print_advice(cfg: FinetuneConfig) -> None:
+    """Print which objective fits the user's own text, by what repeats in it, as ``tfidf-tune data copies`` does."""
+    if not is_main_process():
+        return
+    for _, section in sections("dataset", cfg.dataset):
+        kind = str(section["_component_"]).rpartition(".")[2]
+        column = section.get("source_column")
+        if kind not in ("text_blocks_dataset", "sft_dataset") or (kind == "sft_dataset" and column):
+            continue
+        place = TextSource(section.source, column=column or "text", sample_by=section.get("sample_by", "line"))
+        found = repeats_of_source(place, learned=kind == "sft_dataset", cache_dir=section.get("cache_dir"))
+        if found is None:
+            print_once(
+                f"What repeats in {place.source}, and which objective fits it: tfidf-tune data copies {place.source}"
+            )
+            continue
+        if section.get("deduplicate", "none") != "none":
+            found = found._replace(near_copies=0, differing_copies=max(0, found.differing_copies - found.near_copies))
+        for advice in advice_for(found):
+            print_once(f"Advice: {advice}")
 
 
 def _describe(dataset: Any) -> str:

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import psutil
 import torch.distributed as dist
 from torch.utils.data import Dataset
 
-from tfidf_tune._config import FinetuneConfig
+from tfidf_tune._checks import SetupError
+from tfidf_tune._config import OBJECTIVES, FinetuneConfig, read_config
 from tfidf_tune._processes import harness_settings
 from tfidf_tune.passages import Passage
 from tfidf_tune.probe import run_of
@@ -28,8 +30,9 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
     """Print where the checkpoints are, and the next commands; return those that ``evaluate`` asks to run.
 
     The first evaluates the run. The next are for the other model of a comparison: the command that trains it, with
-    plain cross-entropy if this had weights, else with TF-IDF weights; if it is trained already, the command that
-    evaluates it, unless that is done, and the command that compares both.
+    plain cross-entropy if this had weights, else with the objective of the config, or repetition weights if that is
+    cross-entropy; if it is trained already, the command that evaluates it, unless that is done, and the command that
+    compares both.
     """
     if not is_main_process():
         return []
@@ -54,7 +57,7 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
         printed += [_evaluation(other, trained[-1], file_of_other, passages), compare]
     lines = [[_own_command(started_by), *command] for command in printed]
     if len(printed) == 1 and started_by:
-        lines.append([*started_by, *_settings_of_other(other, is_baseline=is_baseline)])
+        lines.append([*started_by, *_settings_of_other(other, started_by, is_baseline=is_baseline)])
     print("Next:", file=sys.stderr)
     for line in lines:
         print(f"  {shlex.join(line)}", file=sys.stderr)
@@ -91,16 +94,31 @@ def _other_folder(folder: Path, *, is_baseline: bool) -> Path:
     return named.parent / weighted
 
 
-def _settings_of_other(other: Path, *, is_baseline: bool) -> list[str]:
+def _settings_of_other(other: Path, started_by: Sequence[str], *, is_baseline: bool) -> list[str]:
     """Return the overrides that train the other model with the command of this run, which they follow."""
-    loss = "tfidf_tune.loss.CrossEntropyLoss"
-    if is_baseline:
-        begun = _run_in(other).get("loss")
-        loss = json.dumps(begun) if begun else "tfidf_tune.loss.TFIDFCrossEntropyLoss"
-    settings = [f"loss={loss}", f"output_dir={other}"]
+    settings = []
+    if not is_baseline:
+        settings.append("loss=ce")
+    elif begun := _run_in(other).get("loss"):
+        settings.append(f"loss={json.dumps(begun)}")
+    elif _loss_of_config(started_by) in ("", OBJECTIVES["ce"]["loss"]):
+        settings.append("loss=repetition")
+    settings.append(f"output_dir={other}")
     if any(other.glob(f"{RESUME_FOLDER}/step_*")):
         settings.append("resume_from_checkpoint=True")
     return settings
+
+
+def _loss_of_config(started_by: Sequence[str]) -> str:
+    """Return the component of the loss in the config that a command names, without overrides; "" if it is not known."""
+    for word, following in pairwise([*started_by, ""]):
+        name = following if word == "--config" else word.removeprefix("--config=")
+        if word.startswith("--config"):
+            try:
+                return str(read_config(name)["loss"]["_component_"])
+            except (SetupError, LookupError, TypeError):
+                return ""
+    return ""
 
 
 def _evaluation(folder: Path, checkpoint: Path, file: Path, passages: Sequence[Passage]) -> list[str]:
