@@ -28,8 +28,10 @@ def ran(monkeypatch, tmp_path):
             for percent in (25, 100):
                 (tmp_path / options["output_dir"] / f"checkpoint_{percent}pct").mkdir(parents=True)
         if name == "eval":
-            (tmp_path / arguments[-1]).mkdir(parents=True)
-            (tmp_path / arguments[-1] / "samples_tfidf_wikitext2_ppl_2026.jsonl").touch()
+            for checkpoint in (tmp_path / arguments[0]).glob("checkpoint_*pct"):
+                folder = tmp_path / arguments[0] / "evaluation" / checkpoint.name / "model"
+                folder.mkdir(parents=True)
+                (folder / "samples_tfidf_wikitext2_ppl_2026.jsonl").touch()
         if stdout is not None:
             stdout.write("the reason")
         return SimpleNamespace(returncode=3 if "ends=3" in arguments else 0)
@@ -60,13 +62,13 @@ def test_the_demo_prints_what_it_runs_and_does_nothing_twice(ran, capsys):
     printed = [line[2:].partition(" >")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("$ ")]
     assert sorted(printed) == sorted(shlex.join(["tfidf-tune", *command]) for command in commands)
     assert code == 0
-    assert [command[0] for command in commands] == ["run"] * 4 + ["eval"] * 6 + ["compare"]
+    assert [command[0] for command in commands] == ["run"] * 4 + ["eval"] * 3 + ["compare"]
     assert commands[-1][1:4] == [
         f"Llama 650K:{name}=runs/demo/seed7/{folder}"
         for name, folder in (("CE", "ce"), ("TF-IDF", "tf-idf"), ("Repetition", "repetition"))
     ]
     assert ran("--seed", "7") == (0, commands[-1:])
-    assert [command[0] for command in ran("--seed", "8")[1]] == ["run"] * 3 + ["eval"] * 6 + ["compare"]
+    assert [command[0] for command in ran("--seed", "8")[1]] == ["run"] * 3 + ["eval"] * 3 + ["compare"]
 
 
 def test_an_interrupted_training_of_the_demo_begins_again(ran, tmp_path):
@@ -77,7 +79,7 @@ def test_an_interrupted_training_of_the_demo_begins_again(ran, tmp_path):
     assert [*start.iterdir()]
 
     (start / "config.yaml").touch()
-    assert len(ran()[1]) == 11
+    assert len(ran()[1]) == 8
     assert not (start / "config.yaml").exists()
 
 
@@ -91,4 +93,4 @@ def test_the_configs_of_the_demo_are_valid(ran, tiny_checkpoint):
 
 def test_a_failing_command_ends_the_demo_with_its_code_and_last_lines(ran, capsys):
     assert ran("ends=3")[0] == 3
-    assert capsys.readouterr().err == "the reason\n"
+    assert capsys.readouterr().err.endswith("\nthe reason\n")  # after the bar

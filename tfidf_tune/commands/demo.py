@@ -6,19 +6,16 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+
+from tqdm import tqdm
 
 from tfidf_tune._files import atomic_folder, remove_folder
 from tfidf_tune._printing import say
 from tfidf_tune._processes import OWN_COMMAND, harness_settings
 
-_REPETITION = "tfidf_tune.weighting.RepetitionWeighting"
-_OBJECTIVES = {
-    "CE": ["loss=tfidf_tune.loss.CrossEntropyLoss"],
-    "TF-IDF": ["loss=tfidf_tune.loss.TFIDFCrossEntropyLoss"],
-    "Repetition": ["loss=tfidf_tune.loss.WeightedCrossEntropyLoss", f"loss.weighting._component_={_REPETITION}"],
-}
+_OBJECTIVES = {"CE": "loss=ce", "TF-IDF": "loss=tfidf", "Repetition": "loss=repetition"}
 _TASKS = "tfidf_memorization,tfidf_membership,tfidf_wikitext2_ppl"
 # Perplexity is measured on text that shares no document with the training text.
 _HELD_OUT = {
@@ -52,10 +49,9 @@ def main(arguments: list[str]) -> None:
     start = start / "checkpoint_100pct"
     folders = {name: runs / name.lower() for name in _OBJECTIVES}
     _run(
-        _training(folders[name], "demo/llama_650K_demo", start, *loss, *overrides) for name, loss in _OBJECTIVES.items()
+        _training(folders[name], "demo/llama_650K_demo", start, loss, *overrides) for name, loss in _OBJECTIVES.items()
     )
-    checkpoints = [checkpoint for folder in folders.values() for checkpoint in sorted(folder.glob("checkpoint_*pct"))]
-    _run(_evaluation(checkpoint, start) for checkpoint in checkpoints)
+    _run(_evaluation(folder, start) for folder in folders.values())
     named = [f"Llama 650K:{name}={folder}" for name, folder in folders.items()]
     arguments = ["compare", *named, "--output-dir", str(runs / "report")]
     say(f"\n$ {shlex.join(['tfidf-tune', *arguments])}")
@@ -91,17 +87,15 @@ def _training(folder: Path, config: str, start: Path, *overrides: str) -> tuple[
     return log, ["run", "full_finetune", "--config", config, *dirs, *overrides]
 
 
-def _evaluation(checkpoint: Path, start: Path) -> tuple[Path, list[str]]:
-    """Return the log and the command of an evaluation; no command if the last of its files is there."""
-    folder, output = checkpoint.parent, checkpoint.parent / "evaluation" / checkpoint.name
-    log = folder / f"{checkpoint.name}.log"
-    if any(output.rglob("samples_tfidf_wikitext2_ppl_*")):
+def _evaluation(folder: Path, start: Path) -> tuple[Path, list[str]]:
+    """Return the log and the command that evaluates a run; no command if each milestone has the last of its files."""
+    log = folder / "evaluation.log"
+    results = [folder / "evaluation" / checkpoint.name for checkpoint in folder.glob("checkpoint_*pct")]
+    if results and all(any(path.rglob("samples_tfidf_wikitext2_ppl_*")) for path in results):
         return log, []
     metadata = harness_settings({"probe_file": str(folder / "probe.jsonl"), "reference_model": str(start), **_HELD_OUT})
-    model_args = harness_settings({"pretrained": str(checkpoint), "dtype": "float32"})
-    model = ["--model_args", *model_args, "--batch_size", "128"]
-    written = ["--log_samples", "--output_path", str(output)]
-    return log, ["eval", *model, "--tasks", _TASKS, "--metadata", *metadata, *written]
+    arguments = ["eval", str(folder), "--tasks", _TASKS, "--metadata", *metadata]
+    return log, [*arguments, "--model_args", "dtype=float32", "--batch_size", "128"]
 
 
 def _run(commands: Iterable[tuple[Path, list[str]]]) -> None:
@@ -114,8 +108,14 @@ def _run(commands: Iterable[tuple[Path, list[str]]]) -> None:
         with log.open("w") as file:
             return subprocess.run([*OWN_COMMAND, *arguments], stdout=file, stderr=file, env=env, check=False).returncode
 
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        ended = [(log, pool.submit(run, log, arguments)) for log, arguments in commands if arguments]
+    left = [(log, arguments) for log, arguments in commands if arguments]
+    with ThreadPoolExecutor(max_workers=2) as pool, tqdm(total=len(left), unit="command", disable=not left) as bar:
+        ended = []
+        for log, arguments in left:
+            future = pool.submit(run, log, arguments)
+            future.add_done_callback(lambda _: bar.update())
+            ended.append((log, future))
+        wait([future for _, future in ended])
     for log, future in ended:
         if future.result():
             say(log.read_text(encoding="utf-8", errors="replace")[-2000:], file=sys.stderr)

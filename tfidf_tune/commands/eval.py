@@ -1,18 +1,21 @@
 """``tfidf-tune eval``."""
 
-import os
+import argparse
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tfidf_tune._checks import require_no_options
-from tfidf_tune.commands import rename_command
+from tfidf_tune.commands import rename_command, whole_number
 
-_HELP = """usage: tfidf-tune eval --model_args pretrained=MODEL --tasks TASK ... [OPTIONS]
+_HELP = """usage: tfidf-tune eval RUN [OPTIONS]
+       tfidf-tune eval --model_args pretrained=MODEL --tasks TASK ... [OPTIONS]
 
-Evaluate a Hugging Face model or a PEFT adapter with lm-evaluation-harness: its command, with our tasks included and
-prompts of token ids. MODEL is a folder, such as RUN/checkpoint_100pct, or a hub id.
+Evaluate all milestones of a run in one process, on the passages and the held-out text that the run wrote; results go
+to RUN/evaluation, and `tfidf-tune eval RUN --help` lists its options. Or evaluate a Hugging Face model or a PEFT
+adapter with lm-evaluation-harness: its command, with our tasks included and prompts of token ids. MODEL is a folder,
+such as RUN/checkpoint_100pct, or a hub id.
 
 tasks:
   tfidf_memorization    what the model recites of the passages of a probe file, after 32, 50 and 100 tokens
@@ -36,10 +39,16 @@ example:
 `tfidf-tune eval run --help` lists all options of the harness, `tfidf-tune eval ls tasks` its tasks."""
 
 
+_OF_HARNESS = ("run", "ls", "validate")  # its commands
+
+
 def main(arguments: list[str]) -> None:
     """Run lm-evaluation-harness with our tasks included and, unless a model is named, our model."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_HELP)
+        return
+    if not arguments[0].startswith("-") and arguments[0] not in _OF_HARNESS:
+        _evaluate_run(arguments)
         return
     from lm_eval._cli.harness import HarnessCLI
 
@@ -72,33 +81,45 @@ def main(arguments: list[str]) -> None:
         loggers.EvaluationTracker = their_tracker
 
 
+def _evaluate_run(arguments: list[str]) -> None:
+    """Evaluate the milestones of a run."""
+    parser = argparse.ArgumentParser(
+        prog="tfidf-tune eval",
+        usage="tfidf-tune eval RUN [OPTIONS]",
+        description="Evaluate all milestones of a run in one process, each into RUN/evaluation. A milestone that has "
+        "results of the same tasks and settings is left as it is.",
+        epilog="example: tfidf-tune eval runs/mine_lora",
+    )
+    from lm_eval._cli.utils import MergeDictAction
+
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder of a run")
+    add("--tasks", help="names with commas between them; default: what the run wrote passages and text for")
+    add("--metadata", nargs="+", action=MergeDictAction, metavar="KEY=VALUE", help="settings of the tasks")
+    add("--model_args", nargs="+", action=MergeDictAction, metavar="KEY=VALUE", help="dtype=float32, base=..., ...")
+    add("--batch_size", type=whole_number(1), default=32, help="default: %(default)s")
+    add("--device", help="default: a GPU if there is one")
+    add("--limit", type=whole_number(1), help="documents of each task; default: all")
+    add("--overwrite", action="store_true", help="evaluate milestones again that have results")
+    options = parser.parse_args(arguments)
+    from tfidf_tune.tasks.run_evaluation import evaluate_run
+
+    evaluate_run(
+        options.run.expanduser(),
+        options.tasks.split(",") if options.tasks else None,
+        options.metadata,
+        model_args=options.model_args,
+        batch_size=options.batch_size,
+        device=options.device,
+        limit=options.limit,
+        overwrite=options.overwrite,
+    )
+
+
 def _with_ours(include_path: str | list[str] | None) -> list[str]:
     from tfidf_tune.tasks import tasks_folder
 
     return [str(tasks_folder()), *([include_path] if isinstance(include_path, str) else include_path or [])]
-
-
-def _with_positive_controls(tasks: Any, metadata: dict[str, Any]) -> list[str]:
-    """Add the positive control of the named tasks, without which their clean results say nothing.
-
-    A probe file that cannot be read, or is not named, is an error of the task itself.
-    """
-    from tfidf_tune.passages import read_probe_file
-    from tfidf_tune.probe.sample_fields import MEMBERSHIP, MEMORIZATION, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
-    from tfidf_tune.tasks.memorization import PROBE_FILE_VARIABLE
-
-    named = tasks.split(",") if isinstance(tasks, str) else [*tasks]
-    added = []
-    if any(name.startswith(MEMORIZATION) for name in named):
-        added.append(POSITIVE_CONTROL)
-    if MEMBERSHIP in named:
-        added.append(POSITIVE_CONTROL_NLL)
-    file = metadata.get("probe_file") or os.environ.get(PROBE_FILE_VARIABLE)
-    if added and file:
-        with suppress(OSError, ValueError):
-            if any(passage.kind == "control" for passage in read_probe_file(file)):
-                return [*named, *(task for task in added if task not in named)]
-    return named
 
 
 def _with_our_settings(theirs: Any) -> type:
@@ -106,7 +127,7 @@ def _with_our_settings(theirs: Any) -> type:
     from tfidf_tune.probe import run_of
     from tfidf_tune.tasks import MODEL_NAME, VLLM_NAME
     from tfidf_tune.tasks.bos import settle_bos
-    from tfidf_tune.tasks.evaluation import load_lm
+    from tfidf_tune.tasks.evaluation import load_lm, with_positive_controls
     from tfidf_tune.tasks.settings import settings_of_tasks
 
     @dataclass
@@ -147,7 +168,7 @@ def _with_our_settings(theirs: Any) -> type:
             # What the user names in --metadata has precedence.
             ours = {"prompts": "token_ids"} if self.model in (MODEL_NAME, VLLM_NAME) else {}
             known = {"run": run_of(self.model_args), "backend": self.model} | ours
-            self.tasks = _with_positive_controls(self.tasks, self.metadata)  # type: ignore[has-type]
+            self.tasks = with_positive_controls(self.tasks, self.metadata)  # type: ignore[has-type]
             metadata = known | self.metadata
             if ours and any(name.startswith("tfidf_") for name in self.tasks):
                 metadata = settle_bos(metadata, self._load)

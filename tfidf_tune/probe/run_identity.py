@@ -13,6 +13,8 @@ from typing_extensions import NotRequired, TypedDict
 from tfidf_tune.probe.sample_fields import UNREADABLE, Count, Flag, Progress, Rate, Seed, Text, cause_of
 
 ALL_PASSAGES = "all_passages.jsonl"
+HELD_OUT = "held_out.jsonl"
+EVALUATION = "evaluation"
 """In the folder of a run, the probe file of all its data sets, where several of them have passages."""
 MILESTONE = re.compile(r"checkpoint_(100|\d\d?)pct")
 # Where the class does not have the usual name; GoldfishWeighting and GoldfishCrossEntropyLoss do.

@@ -1,6 +1,8 @@
 """lm-evaluation-harness with our tasks and our model."""
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,12 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import get_model, model_registry
 
 from tfidf_tune._checks import check_at_least, require_no_options
+from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import run_of
+from tfidf_tune.probe.sample_fields import MEMBERSHIP, MEMORIZATION, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
 from tfidf_tune.tasks._requests import cached_prompts
 from tfidf_tune.tasks.bos import settle_bos
+from tfidf_tune.tasks.memorization import PROBE_FILE_VARIABLE
 
 MODEL_NAME = "tfidf-hf"
 SERVER_NAME = "tfidf-server"
@@ -123,6 +128,25 @@ def evaluate(
     tracker.save_results_aggregated(results=results, samples=samples)
     for task in results["configs"]:
         tracker.save_results_samples(task_name=task, samples=samples[task])
+
+
+def with_positive_controls(tasks: str | Sequence[str], metadata: Mapping[str, Any]) -> list[str]:
+    """Add the positive control of the named tasks, without which their clean results say nothing.
+
+    A probe file that cannot be read, or is not named, is an error of the task itself.
+    """
+    named = tasks.split(",") if isinstance(tasks, str) else [*tasks]
+    added = []
+    if any(name.startswith(MEMORIZATION) for name in named):
+        added.append(POSITIVE_CONTROL)
+    if MEMBERSHIP in named:
+        added.append(POSITIVE_CONTROL_NLL)
+    file = metadata.get("probe_file") or os.environ.get(PROBE_FILE_VARIABLE)
+    if added and file:
+        with suppress(OSError, ValueError):
+            if any(passage.kind == "control" for passage in read_probe_file(file)):
+                return [*named, *(task for task in added if task not in named)]
+    return named
 
 
 def load_lm(model_name: str, model_args: dict[str, Any], batch_size: Any, device: str | None) -> LM:

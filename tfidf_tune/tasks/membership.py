@@ -6,6 +6,7 @@ can still find it likelier than unseen text: then membership inference detects i
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
+from tfidf_tune._files import digest
 from tfidf_tune.probe import TokenLikelihoods, load_model, token_likelihoods
 from tfidf_tune.probe.attacks import PREFIX_LENGTHS
 from tfidf_tune.probe.membership_scores import (
@@ -22,6 +24,7 @@ from tfidf_tune.probe.membership_scores import (
     true_positive_rate,
     zlib_score,
 )
+from tfidf_tune.tasks._kept import kept
 from tfidf_tune.tasks._task import task_documents
 from tfidf_tune.tasks.memorization import probed, whole_numbers
 
@@ -70,13 +73,18 @@ def documents(
         }
         rows.append(row | prompts.scored_text(ids, num_given))
     if reference_model:
-        model = load_model(reference_model, device="cuda" if torch.cuda.is_available() else "cpu")
         given = [prompts.with_bos(row["token_ids"]) for row in rows]
-        for row, ids, tokens in zip(rows, given, token_likelihoods(model, given), strict=True):
+        scores = kept(digest(["reference", reference_model, given]), partial(_token_nlls, reference_model, given))
+        for row, ids, nll in zip(rows, given, scores, strict=True):
             # The first of the ids has no NLL.
             num_unscored = len(ids) - len(row["token_ids"]) + row["num_given"] - 1
-            row["reference_nll"] = float(tokens.nll[num_unscored:].mean())
+            row["reference_nll"] = float(nll[num_unscored:].mean())
     return task_documents(rows, "passages", prompts)
+
+
+def _token_nlls(reference_model: str, given: Sequence[Sequence[int]]) -> list[Any]:
+    model = load_model(reference_model, device="cuda" if torch.cuda.is_available() else "cpu")
+    return [tokens.nll for tokens in token_likelihoods(model, given)]
 
 
 def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:

@@ -12,13 +12,17 @@ Blocks are independent, and have BOS in front only if the model was trained with
 import logging
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
+from tfidf_tune._files import digest
+from tfidf_tune._tokenizer import TextTokenizer, TokenArray, tokenizer_identity
 from tfidf_tune.data import TextSource, load_documents, text_blocks
 from tfidf_tune.data.text import without_shared_text
+from tfidf_tune.tasks._kept import kept
 from tfidf_tune.tasks._task import task_documents
 from tfidf_tune.tasks.settings import prompts_for
 
@@ -50,26 +54,42 @@ def documents(
         raise ValueError(f"shared_tokens is {shared_tokens}, more than block_size {block_size}: lower it")
     prompts = prompts_for(metadata)
     prompts.check_length(block_size + len(prompts.bos_ids), "block_size")
-    texts = load_documents(wikitext2_source, name=wikitext2_name, split=wikitext2_split, column=wikitext2_column)
-    # Which blocks are left out is not known before all have been read.
-    read = num_blocks if train_source is None else None
-    blocks = text_blocks(prompts.tokenizer, texts, block_size=block_size, num_blocks=read)
-    if not len(blocks):
-        raise ValueError(f"{wikitext2_source!r} has fewer than {block_size} tokens: name more or lower block_size")
-    if train_source is not None:
-        place = TextSource(train_source, train_name, train_split, train_column)
-        unseen = without_shared_text(prompts.tokenizer, blocks, shared_tokens, place)
-        logger.info("%d of %d blocks share text with %r", len(blocks) - len(unseen), len(blocks), train_source)
-        if not len(unseen):
-            raise ValueError(
-                f"every block of {wikitext2_source!r} shares {shared_tokens} tokens in a row with {train_source!r}: "
-                "raise shared_tokens"
-            )
-        blocks = unseen[:num_blocks]
+    source = TextSource(wikitext2_source, wikitext2_name, wikitext2_split, wikitext2_column)
+    trained = None if train_source is None else TextSource(train_source, train_name, train_split, train_column)
+    sizes = (block_size, num_blocks, shared_tokens)
+    key = digest(["blocks", tokenizer_identity(prompts.tokenizer), source, trained, sizes])
+    blocks = kept(key, partial(_blocks, prompts.tokenizer, source, trained, *sizes))
     rows = [{"block": index, **prompts.scored_text(ids)} for index, ids in enumerate(blocks.tolist())]
     # As text a block can have more tokens.
     prompts.check_length(max(row["num_predictions"] for row in rows), "block_size")
     return task_documents(rows, "blocks", prompts)
+
+
+def _blocks(
+    tokenizer: TextTokenizer,
+    source: TextSource,
+    trained: TextSource | None,
+    block_size: int,
+    num_blocks: int | None,
+    shared_tokens: int,
+) -> TokenArray:
+    """Return the blocks of a text, int32 ``[num_blocks, block_size]``, without those that share text with another."""
+    texts = load_documents(source.source, name=source.name, split=source.split, column=source.column)
+    # Which blocks are left out is not known before all have been read.
+    read = num_blocks if trained is None else None
+    blocks = text_blocks(tokenizer, texts, block_size=block_size, num_blocks=read)
+    if not len(blocks):
+        raise ValueError(f"{source.source!r} has fewer than {block_size} tokens: name more or lower block_size")
+    if trained is None:
+        return blocks
+    unseen = without_shared_text(tokenizer, blocks, shared_tokens, trained)
+    logger.info("%d of %d blocks share text with %r", len(blocks) - len(unseen), len(blocks), trained.source)
+    if not len(unseen):
+        raise ValueError(
+            f"every block of {source.source!r} shares {shared_tokens} tokens in a row with {trained.source!r}: raise "
+            "shared_tokens"
+        )
+    return unseen[:num_blocks]
 
 
 def other_documents(

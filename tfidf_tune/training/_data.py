@@ -28,10 +28,10 @@ from tfidf_tune.data.sequences import packed_mask, unpacked, unpadded_tokens
 from tfidf_tune.data.trained_passages import Trained, trained_passages
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.passages import Passage, read_probe_file, write_probe_file
-from tfidf_tune.probe.run_identity import ALL_PASSAGES
+from tfidf_tune.probe.run_identity import ALL_PASSAGES, HELD_OUT
 from tfidf_tune.training._distributed import gather_tensors, is_main_process, main_process_first, print_once
 from tfidf_tune.training._errors import SetupError, cause_of, setup_errors
-from tfidf_tune.training._folder import HELD_OUT, named_probe_files
+from tfidf_tune.training._folder import named_probe_files
 from tfidf_tune.training._run import Run
 from tfidf_tune.training.components import find_component, instantiate, sections
 from tfidf_tune.weighting import IGNORE_INDEX, shift_labels, shift_tokens

@@ -12,16 +12,14 @@ from yaml import YAMLError
 from tfidf_tune._config import FinetuneConfig
 from tfidf_tune.data import injected_corpus_dataset, sft_dataset, text_blocks_dataset
 from tfidf_tune.passages import read_probe_file
-from tfidf_tune.probe.run_identity import ALL_PASSAGES, MILESTONE
+from tfidf_tune.probe.run_identity import ALL_PASSAGES, EVALUATION, HELD_OUT, MILESTONE
 from tfidf_tune.training._errors import SetupError, setup_errors
 from tfidf_tune.training.components import DEFAULTS, find_component, sections
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
-HELD_OUT = "held_out.jsonl"
 RESUME_FOLDER = "resume"
 BELOW_THRESHOLD = "below_threshold"
-EVALUATION = "evaluation"
 _DEFAULT = re.compile(r'# [\w.\[\]]+: (["\[{\-\d]|true|false|null|NaN|Infinity).*')  # "# loss.tf: "count""
 _FILES = (CONFIG, "torchtune_config.yaml", METRICS, HELD_OUT, ALL_PASSAGES)  # the second is of torchtune's loggers
 _FOLDERS = (RESUME_FOLDER, BELOW_THRESHOLD, EVALUATION)

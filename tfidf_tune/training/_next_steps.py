@@ -16,45 +16,38 @@ from torch.utils.data import Dataset
 
 from tfidf_tune._checks import SetupError
 from tfidf_tune._config import OBJECTIVES, FinetuneConfig, read_config
-from tfidf_tune._processes import harness_settings
-from tfidf_tune.passages import Passage
 from tfidf_tune.probe import run_of
-from tfidf_tune.probe.attacks import PREFIX_LENGTHS
-from tfidf_tune.training._data import held_out_texts, probe_files
+from tfidf_tune.probe.run_identity import EVALUATION
+from tfidf_tune.training._data import probe_files
 from tfidf_tune.training._distributed import is_main_process
-from tfidf_tune.training._folder import EVALUATION, HELD_OUT, RESUME_FOLDER
+from tfidf_tune.training._folder import RESUME_FOLDER
 from tfidf_tune.training._run import Run, milestone_name
 
 
 def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[list[str]]:
     """Print where the checkpoints are, and the next commands; return those that ``evaluate`` asks to run.
 
-    The first evaluates the run. The next are for the other model of a comparison: the command that trains it, with
-    plain cross-entropy if this had weights, else with the objective of the config, or repetition weights if that is
-    cross-entropy; if it is trained already, the command that evaluates it, unless that is done, and the command that
-    compares both.
+    The first evaluates the milestones of the run. The next are for the other model of a comparison: the command that
+    trains it, with plain cross-entropy if this had weights, else with the objective of the config, or repetition
+    weights if that is cross-entropy; if it is trained already, the command that evaluates it, unless that is done, and
+    the command that compares both.
     """
     if not is_main_process():
         return []
     folder = run.output_dir
     checkpoints = _checkpoints(folder)
     print(f"Checkpoints in {folder}: {', '.join(path.name for path in checkpoints)}", file=sys.stderr)
-    files = probe_files(cfg, dataset)
-    if not (files and checkpoints):
+    if not (checkpoints and probe_files(cfg, dataset)):
         return []
-    file, passages = [*files.items()][-1]  # of all data sets
-    evaluate = _evaluation(folder, checkpoints[-1], file, passages)
+    evaluate = ["eval", str(folder)]
     is_baseline = _run_in(folder).get("objective") == "CE"
     other = _other_folder(folder, is_baseline=is_baseline)
     compare = ["compare", *map(str, [folder, other] if is_baseline else [other, folder])]
     commands = [evaluate, compare] if (other / EVALUATION).is_dir() else [evaluate]
     started_by = _started_by()
     printed = [*commands]
-    if len(commands) == 1 and (trained := _checkpoints(other)):
-        # Of the same text, with the passages that its run wrote, unless both runs write one file.
-        is_inside = file.is_relative_to(folder) and (other / file.relative_to(folder)).is_file()
-        file_of_other = other / file.relative_to(folder) if is_inside else file
-        printed += [_evaluation(other, trained[-1], file_of_other, passages), compare]
+    if len(commands) == 1 and _checkpoints(other):
+        printed += [["eval", str(other)], compare]
     lines = [[_own_command(started_by), *command] for command in printed]
     if len(printed) == 1 and started_by:
         lines.append([*started_by, *_settings_of_other(other, started_by, is_baseline=is_baseline)])
@@ -121,21 +114,6 @@ def _loss_of_config(started_by: Sequence[str]) -> str:
     return ""
 
 
-def _evaluation(folder: Path, checkpoint: Path, file: Path, passages: Sequence[Passage]) -> list[str]:
-    """Return the command that measures what a checkpoint recites, and what that costs on text that was held out."""
-    task, prefix_lengths = _task(passages)
-    settings: dict[str, Any] = {"probe_file": str(file)}
-    if prefix_lengths:
-        settings["prefix_lengths"] = prefix_lengths
-    if held_out_texts(passages):
-        task += ",tfidf_wikitext2_ppl"
-        settings["wikitext2_source"] = str(folder / HELD_OUT)
-        settings["block_size"] = min(len(passage.token_ids) for passage in passages if passage.num_prompt is None)
-    command = ["eval", "--model_args", *harness_settings({"pretrained": str(checkpoint)}), "--tasks", task]
-    command += ["--metadata", *harness_settings(settings), "--batch_size", "32", "--log_samples"]
-    return [*command, "--output_path", str(folder / EVALUATION)]
-
-
 def _started_by() -> list[str]:
     """Return the command that started the run, with torchrun's options and without what the other model has its own of.
 
@@ -169,15 +147,3 @@ def _own_command(started_by: Sequence[str]) -> str:
         return started_by[0]
     script = Path(sys.executable).with_name("tfidf-tune")
     return _as_typed(str(script)) if script.is_file() else "tfidf-tune"
-
-
-def _task(passages: Sequence[Passage]) -> tuple[str, list[int]]:
-    """Choose the task for passages of this length, and its prefix lengths; [] for its own."""
-    without_prompt = [passage for passage in passages if passage.num_prompt is None]
-    if not without_prompt:  # answers are asked for once, from their own prompts
-        return "tfidf_memorization_p50", []
-    shortest = min(len(passage.token_ids) for passage in without_prompt)
-    if shortest > max(PREFIX_LENGTHS):
-        return "tfidf_memorization", []
-    lengths = [length for length in PREFIX_LENGTHS if length <= shortest // 2] or [max(1, shortest // 2)]
-    return "tfidf_memorization_prefixes", lengths

@@ -11,6 +11,7 @@ from torchtune import training, utils
 from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import locked_folder, require_writable
 from tfidf_tune._printing import counted
+from tfidf_tune.probe.run_identity import EVALUATION
 from tfidf_tune.training import _errors as errors
 from tfidf_tune.training._distributed import (
     connect_processes,
@@ -18,7 +19,7 @@ from tfidf_tune.training._distributed import (
     print_once,
     started_processes,
 )
-from tfidf_tune.training._folder import EVALUATION, check_folder
+from tfidf_tune.training._folder import check_folder
 from tfidf_tune.training.components import sections
 
 _DEVICES = ("cpu", "cuda")

@@ -1,0 +1,31 @@
+"""What several evaluations in one process share, such as blocks of text and the scores of a reference model."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+_Value = TypeVar("_Value")
+
+_values: ContextVar[dict[str, Any] | None] = ContextVar("values", default=None)
+
+
+@contextmanager
+def kept_between_evaluations() -> Iterator[None]:
+    """Keep what :func:`kept` computes until the block ends; outside of such a block nothing is kept."""
+    token = _values.set({})
+    try:
+        yield
+    finally:
+        _values.reset(token)
+
+
+def kept(key: str, compute: Callable[[], _Value]) -> _Value:
+    """Return the value of a key, a digest of all that it follows from, computed once in a block."""
+    values = _values.get()
+    if values is None:
+        return compute()
+    if key not in values:
+        values[key] = compute()
+    value: _Value = values[key]
+    return value

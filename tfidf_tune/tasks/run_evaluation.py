@@ -1,0 +1,165 @@
+"""All milestones of a run, evaluated in one process: ``tfidf-tune eval RUN``."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tqdm import tqdm
+
+from tfidf_tune._checks import SetupError
+from tfidf_tune.passages import Passage, read_probe_file
+from tfidf_tune.probe.attacks import PREFIX_LENGTHS
+from tfidf_tune.probe.run_identity import ALL_PASSAGES, EVALUATION, HELD_OUT, MILESTONE
+from tfidf_tune.probe.sample_fields import MEMBERSHIP
+from tfidf_tune.tasks._kept import kept_between_evaluations
+from tfidf_tune.tasks.evaluation import MODEL_NAME, evaluate, with_positive_controls
+
+
+def milestones(folder: Path) -> list[Path]:
+    """Return the milestones of a run, the last one last."""
+    numbers = {}
+    for path in folder.glob("checkpoint_*pct"):
+        match = MILESTONE.fullmatch(path.name)
+        if match and path.is_dir():
+            numbers[int(match[1])] = path
+    return [numbers[percent] for percent in sorted(numbers)]
+
+
+def is_run(path: str) -> bool:
+    """Return whether a path is the folder of a run with milestones."""
+    return bool(milestones(Path(path).expanduser()))
+
+
+def tasks_of_run(folder: Path) -> tuple[list[str], dict[str, Any]]:
+    """Return the tasks for the passages of a run, and their settings.
+
+    They are memorization and membership of the passages that its data sets wrote, and the perplexity on the text that
+    was held out, if it was.
+
+    Raises:
+        SetupError: If the run wrote no passages.
+    """
+    file = _probe_file(folder)
+    passages = read_probe_file(file)
+    settings: dict[str, Any] = {"probe_file": str(file)}
+    memorization, lengths = _memorization_task(passages)
+    if lengths:
+        settings["prefix_lengths"] = lengths
+    tasks = [memorization, MEMBERSHIP]
+    if (folder / HELD_OUT).is_file():
+        tasks.append("tfidf_wikitext2_ppl")
+        settings["wikitext2_source"] = str(folder / HELD_OUT)
+        settings["block_size"] = min(len(passage.token_ids) for passage in passages if passage.num_prompt is None)
+    return tasks, settings
+
+
+def _probe_file(folder: Path) -> Path:
+    """Return the file with the passages of all data sets of a run."""
+    if (folder / ALL_PASSAGES).is_file():
+        return folder / ALL_PASSAGES
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        sections = config["dataset"] if isinstance(config["dataset"], list) else [config["dataset"]]
+        named = [section["probe_file"].replace("${output_dir}", str(folder)) for section in sections]
+    except (OSError, yaml.YAMLError, LookupError, TypeError, AttributeError):
+        named = []
+    for file in named:
+        if Path(file).expanduser().is_file():
+            return Path(file).expanduser()
+    raise SetupError(
+        f"{folder} has no passages that could be evaluated: its config.yaml names no probe_file that exists. Name one "
+        "by --metadata probe_file=FILE"
+    )
+
+
+def _memorization_task(passages: Sequence[Passage]) -> tuple[str, list[int]]:
+    """Choose the task for passages of this length, and its prefix lengths; [] for its own."""
+    without_prompt = [passage for passage in passages if passage.num_prompt is None]
+    if not without_prompt:  # answers are asked for once, from their own prompts
+        return "tfidf_memorization_p50", []
+    shortest = min(len(passage.token_ids) for passage in without_prompt)
+    if shortest > max(PREFIX_LENGTHS):
+        return "tfidf_memorization", []
+    lengths = [length for length in PREFIX_LENGTHS if length <= shortest // 2] or [max(1, shortest // 2)]
+    return "tfidf_memorization_prefixes", lengths
+
+
+def evaluate_run(
+    folder: Path,
+    tasks: Sequence[str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    model_args: Mapping[str, Any] | None = None,
+    batch_size: int = 32,
+    device: str | None = None,
+    limit: int | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Evaluate the milestones of a run, each into ``evaluation/checkpoint_<n>pct`` of its folder.
+
+    Texts are tokenized once, and a reference model is loaded once. A milestone that has results of the same tasks with
+    the same settings, newer than its weights and its passages, is left as it is.
+
+    Args:
+        folder (Path): of the run.
+        tasks (Sequence[str] | None): names of our tasks and groups. Default: None, :func:`tasks_of_run`
+        metadata (Mapping[str, Any] | None): settings of the tasks, beside those of the run. Default: None
+        model_args (Mapping[str, Any] | None): of the harness's ``hf`` model, beside ``pretrained``. Default: None
+        batch_size (int): sequences in a forward pass. Default: 32
+        device (str | None): device of the model. Default: None, a GPU if there is one, else the CPU
+        limit (int | None): documents of each task. Default: None, all
+        overwrite (bool): evaluate milestones again that have results. Default: False
+
+    Raises:
+        SetupError: If the run has no milestone or no passages.
+        ValueError: If a task or a setting is not possible.
+    """
+    checkpoints = milestones(folder)
+    if not checkpoints:
+        raise SetupError(f"{folder} has no checkpoint_<n>pct: name the folder of a run")
+    settings = dict(metadata or {})
+    if tasks is None or "probe_file" not in settings:
+        chosen, of_run = tasks_of_run(folder)
+        settings = of_run | settings if tasks is None else {"probe_file": of_run["probe_file"]} | settings
+        tasks = chosen if tasks is None else tasks
+    tasks = with_positive_controls(tasks, settings)
+    with kept_between_evaluations(), tqdm(checkpoints, desc=f"Evaluating {folder.name}", unit="checkpoint") as bar:
+        for checkpoint in bar:
+            output = folder / EVALUATION / checkpoint.name
+            if not overwrite and limit is None and _has_results(output, checkpoint, tasks, settings):
+                continue
+            evaluate(
+                {"pretrained": str(checkpoint)} | dict(model_args or {}),
+                tasks,
+                output,
+                metadata=settings,
+                batch_size=batch_size,
+                device=device,
+                limit=limit,
+                model_name=MODEL_NAME,
+            )
+
+
+def _has_results(output: Path, checkpoint: Path, tasks: Sequence[str], settings: Mapping[str, Any]) -> bool:
+    """Return whether there are complete results of all tasks with these settings, newer than what they follow from."""
+    inputs = [*checkpoint.iterdir(), Path(str(settings["probe_file"])).expanduser()]
+    newest_input = max(path.stat().st_mtime for path in inputs if path.is_file())
+    for file in sorted(output.rglob("results_*.json"), reverse=True):
+        if file.stat().st_mtime < newest_input:
+            continue
+        configs = json.loads(file.read_text(encoding="utf-8")).get("configs", {})
+        date = file.stem.removeprefix("results_")
+        are_written = all((file.parent / f"samples_{name}_{date}.jsonl").is_file() for name in configs)
+        has_same = all(_has_settings(config, settings) for config in configs.values())
+        has_tasks = all(any(name.startswith(task) for name in configs) for task in tasks)
+        if configs and are_written and has_same and has_tasks:
+            return True
+    return False
+
+
+def _has_settings(config: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Return whether a task was run with settings."""
+    recorded = config.get("metadata") or {}
+    return all(recorded.get(name) == value for name, value in settings.items())
