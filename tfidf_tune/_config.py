@@ -1,5 +1,6 @@
 """The keys of a recipe's config, and how its files are read. Imports neither torch nor another slow library."""
 
+import ast
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from yaml import YAMLError
 
-from tfidf_tune._checks import SetupError, first_problem, suggestion
+from tfidf_tune._checks import SetupError, closest, first_problem, suggestion
 from tfidf_tune._files import config_path
 
 DEFAULT_COLLATE = "torchtune.data.padded_collate_sft"
@@ -158,19 +159,82 @@ class LoRAArguments(BaseModel):
 def check_keys(name: str, overrides: Sequence[str], schema: type[FinetuneConfig]) -> None:
     """Raise a :class:`SetupError` if a config or its overrides, ``key=value`` or ``~key``, have an unknown key.
 
-    Keys inside of sections belong to components, whose import takes seconds: they are checked with them.
+    Keys inside of sections are arguments of components, whose import takes seconds: those of this package are known
+    from its source, all others are checked later.
     """
     content = read_config(name)
+    given: dict[str, list[str]] = {}  # arguments of components
+    for key, section in content.items():
+        if isinstance(section, dict):
+            given[key] = [argument for argument in section if argument != "_component_"]
     for override in overrides:
-        key, equals, _ = override.partition("=")
+        key, equals, value = override.partition("=")
         if override.startswith("~"):
             content.pop(override[1:], None)
         elif equals:
+            section, _, argument = key.partition(".")
             content.setdefault(re.split(r"[.\[]", key)[0], None)
+            if argument == "_component_" or (not argument and key in given):
+                # Arguments that the new component does not take are dropped.
+                component = OBJECTIVES[value]["loss"] if key == "loss" and value in OBJECTIVES else value
+                content[section] = {"_component_": component}
+                given[section] = []
+            elif argument:
+                given.setdefault(section, []).append(argument.partition(".")[0])
         elif not override.startswith("-"):
             raise SetupError(f"config: overrides must be in the form of key=value, got {override}")
     for key in sorted(content.keys() - schema.model_fields.keys()):
         raise SetupError(f"config: {_no_key(key, content, schema)}")
+    for key, arguments in given.items():
+        section = content.get(key)
+        if isinstance(section, dict) and "_component_" in section:
+            _check_arguments(key, str(section["_component_"]), arguments)
+
+
+def _check_arguments(key: str, component: str, arguments: Sequence[str]) -> None:
+    """Refuse a component of this package that does not exist, or arguments that it does not take."""
+    room, _, name = component.rpartition(".")
+    folder = Path(__file__).parent / room.removeprefix("tfidf_tune.")
+    if not room.startswith("tfidf_tune.") or not (folder / "__init__.py").is_file():
+        return
+    exported = ast.literal_eval(_assigned((folder / "__init__.py").read_text(encoding="utf-8"), "__all__"))
+    if name not in exported:
+        raise SetupError(f"config: {key}: {room} has no {name!r}{suggestion(name, exported)}")
+    parameters = _parameters(folder, name)
+    for argument in arguments:
+        if parameters and argument not in parameters:
+            hint = closest(argument, parameters).replace("'", f"'{key}.", 1)
+            raise SetupError(f"config: no key '{key}.{argument}'{hint or ': possible are ' + ', '.join(parameters)}")
+
+
+def _assigned(source: str, name: str) -> ast.expr:
+    """Return what a module assigns to a name; an empty list if it does not."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return node.value
+    return ast.List([])
+
+
+def _parameters(folder: Path, name: str) -> list[str]:
+    """Return the arguments of a function or class of a room, without importing it; [] if any may be given."""
+    for file in folder.glob("*.py"):
+        source = file.read_text(encoding="utf-8")
+        if not re.search(rf"^(def|class) {name}\b", source, re.MULTILINE):
+            continue
+        for node in ast.parse(source).body:
+            if getattr(node, "name", "") != name:
+                continue
+            functions: list[ast.stmt] = node.body if isinstance(node, ast.ClassDef) else [node]
+            for function in functions:
+                if isinstance(function, ast.FunctionDef) and function.name in (name, "__init__"):
+                    arguments = function.args
+                    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+                    return (
+                        []
+                        if arguments.kwarg or arguments.vararg
+                        else [each.arg for each in every if each.arg != "self"]
+                    )
+    return []
 
 
 def _no_key(key: str, content: dict[str, Any], schema: type[BaseModel]) -> str:

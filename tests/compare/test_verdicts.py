@@ -54,7 +54,8 @@ COMPARISONS = {
         *runs_of((10, 9.5), (20, 20))
     ],
     rf"TF-IDF {NO_MORE}; {HIGHER}\.": [*runs_of((20, 2))],
-    rf"TF-IDF, like CE, {NO_MORE}; {HIGHER}\.": [*runs_of((2, 2), controls=9)],
+    rf"TF-IDF, like CE, {NO_MORE}; {HIGHER}\. CE already {NO_MORE}: keep it\.": [*runs_of((2, 2), controls=9)],
+    rf"TF-IDF, like CE, {NO_MORE}; its perplexity is \d+\.\d % lower\.": [*runs_of((2, 2), (25, 20), controls=9)],
     rf"TF-IDF {NO_MORE}, but no positive control shows that it could be seen to recite; {HIGHER}\.": [
         *runs_of((20, 2), fields={"num_read": (3,) * 10})
     ],

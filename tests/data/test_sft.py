@@ -311,7 +311,7 @@ def test_one_of_two_fields_is_written_and_contents_are_not(chat_tokenizer, sft, 
     thoughts = {"reasoning": "Two and two.", "thinking": "Two and two."}
     rows = [{"messages": [QUESTION, FOUR | thoughts, {"role": "tool", "content": "five"}, SURE, YES]}]
     [sample] = sft(chat_tokenizer, rows, chat_template=str(file))
-    assert "does not write content of 2 messages, reasoning of 1 message: by chat_template" in caplog.text
+    assert "does not write content of 2 messages, reasoning of 1 message: by dataset.chat_template" in caplog.text
     assert [answer.rpartition("]")[0] for answer in learned(chat_tokenizer, sample)] == [
         "[assistant]Two and two.[end",
         f"[assistant]{YES['content'].upper()}[end",

@@ -66,7 +66,7 @@ KEYS = [
     value("dtype", "fp16", "dtype is 'fp16': .*fp32.*bf16.*auto"),
 ]
 COMPONENTS = [
-    value("loss", LOSS, "loss has to be a section with `_component_`"),
+    value("loss", LOSS, "loss is .*possible are ce, .*or a section with _component_"),
     value("loss._component_", "no_such_package.Loss", r"loss: no component 'no_such_package\.Loss'"),
     value("loss._component_", "tfidf_tune.loss", r"loss: 'tfidf_tune\.loss' is not a class or function"),
     value("loss._component_", "builtins.dict", r"loss: builtins\.dict: "),

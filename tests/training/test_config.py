@@ -1,5 +1,6 @@
 """Starting a recipe: its config, the components that it names, and how errors end it."""
 
+import re
 import sys
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from helpers.fakes.tiny_models import MODELS
 from omegaconf import OmegaConf
 
-from tfidf_tune._config import OBJECTIVES
+from tfidf_tune._config import OBJECTIVES, check_keys
+from tfidf_tune.commands._shipped import config_files
 from tfidf_tune.training import (
     FinetuneConfig,
     LoRAFinetuneConfig,
@@ -270,3 +272,31 @@ def test_a_word_stands_for_an_objective_in_a_file_and_an_unknown_word_is_refused
     assert section.weighting == {"_component_": "tfidf_tune.weighting.MiLeWeighting"}
     with pytest.raises(SetupError, match="loss is 'goldfisch'; did you mean 'goldfish'"):
         load_config(str(tmp_path / "wrong.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["dataset.dedup=minhash"], "no key 'dataset.dedup'; did you mean 'dataset.deduplicate'"),
+        (["dataset.sorce=a.jsonl"], "no key 'dataset.sorce'; did you mean 'dataset.source'"),
+        (["model.lora_rnk=4"], "no key 'model.lora_rnk'; did you mean 'model.lora_rank'"),
+        (["loss=ce", "loss.tf=log"], "no key 'loss.tf': possible are num_output_chunks, "),
+        (["loss=tfidf_tune.loss.TFDIFCrossEntropyLoss"], "did you mean 'TFIDFCrossEntropyLoss'"),
+        (["dataset=tfidf_tune.data.sft_dataset", "dataset.trainon=all"], "did you mean 'dataset.train_on'"),
+    ],
+)
+def test_wrong_arguments_of_our_components_are_known_from_the_source(overrides, message):
+    with pytest.raises(SetupError, match=re.escape(message)):
+        check_keys("mine/lora", overrides, LoRAFinetuneConfig)
+
+
+def test_arguments_that_a_component_takes_and_those_of_others_are_left_to_the_later_check():
+    for overrides in (
+        ["loss=goldfish", "loss.weighting.k=3", "loss.head=chunked"],
+        ["model=torchtune.models.llama2.llama2", "model.anything=1"],
+        ["dataset={_component_: my.data, anything: 1}", "optimizer.foreach=true"],
+        ["dataset=tfidf_tune.data.text_dataset", "dataset.packed=true"],
+    ):
+        check_keys("mine/lora", overrides, LoRAFinetuneConfig)
+    for name in config_files():
+        check_keys(name, [], LoRAFinetuneConfig)

@@ -105,8 +105,19 @@ def _verdict(
         clauses.append(f"{setting}: {said}" if len(objectives) > 1 else said)
     if hidden := len(clauses) - MOST_CLAUSES:
         clauses[MOST_CLAUSES:] = [f"{hidden} more are in the table"] if hidden > 0 else []
+    for setting in [name for name in objectives if name not in alone]:
+        if baseline == "CE" and (setting, baseline) in at_chance - unshown and not _is_dearer(reductions, setting):
+            where = f"{setting}: " if len(objectives) > 1 else ""
+            clauses.append(f"{where}{baseline} already {AT_CHANCE}: keep it")
     clauses += [f"Not compared: {joined(f'{name} (only {own})' for name, own in alone.items())}"] if alone else []
     return f"{'. '.join(clauses)}."
+
+
+def _is_dearer(reductions: pd.DataFrame, setting: str) -> bool:
+    """Return whether another objective is shown to have a lower perplexity, or another cost, than the baseline."""
+    own = reductions[reductions["setting"] == setting]
+    own = own[own["measure"].isin([utility.label for utility in _UTILITIES])]
+    return bool(((own["significant"] == "yes") & (own["reduction"] > 0)).any())
 
 
 def _recited_clause(recited: Mapping[_Names, str]) -> str:

@@ -125,7 +125,7 @@ def _read_texts(name: str, row: Mapping[str, Any], place: str, formatting: Forma
         messages = formatting.with_system([{"role": role, "content": text} for role, text in turns])
         return Chat(messages, 0 if is_instruction else len(messages) - 1, _tools(row, place), place)
     if history:
-        raise ValueError(f"{place}: column 'history' needs a chat template: name one by chat_template")
+        raise ValueError(f"{place}: column 'history' needs a chat template: name one by dataset.chat_template")
     # Without a template, Alpaca's headings.
     if is_instruction:
         extra = f"### Input:\n{extra}\n\n" if extra else ""
@@ -253,7 +253,7 @@ def encode_chat(
     if not isinstance(tokenizer, HFTokenizer) or template is None:
         raise ValueError(
             f"{chat.place} is a conversation, but the tokenizer has no chat template: name a Jinja file by "
-            "chat_template, or take the chat model's by tfidf_tune.data.hf_tokenizer"
+            "dataset.chat_template, or take the chat model's by tfidf_tune.data.hf_tokenizer"
         )
 
     def render(messages: Sequence[Message], **options: Any) -> Any:
@@ -393,9 +393,7 @@ def _unwritten(counts: sequences.Counts) -> str:
         return ""
     number = counts["num_unwritten_answers"]
     left_out = f"; it writes nothing of {counted(number, 'answer')} (not learned)" if number else ""
-    return (
-        f"the chat template does not write {', '.join(fields)}{left_out}: by chat_template name a file that writes them"
-    )
+    return f"the chat template does not write {', '.join(fields)}{left_out}: by dataset.chat_template name a file that writes them"
 
 
 def _marked(render: Callable[..., Any], messages: Sequence[Message]) -> sequences.LabelMask:
@@ -649,7 +647,7 @@ def sft_dataset(
     if unwritten:
         logger.warning(f"{source}: {unwritten}")
     if counts["num_chats"] and train_on != "all" and not learns_turn_ends(tokenizer, template or ""):
-        remedy = "by chat_template name a file that writes the token at which generation stops"
+        remedy = "by dataset.chat_template name a file that writes the token at which generation stops"
         logger.warning(
             f"{source}: the chat template writes nothing after an answer, so that the model does not learn to stop: "
             f"{remedy}"

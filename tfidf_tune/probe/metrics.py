@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+_NUM_STEMS = 1 << 16  # words
+
 
 def longest_prefix_match(generated: Sequence[int], reference: Sequence[int]) -> int:
     """Return the number of equal token ids up to the first difference; 0 if either sequence is empty."""
@@ -82,7 +84,7 @@ def _rouge_scorer(*types: str) -> Any:
 
     from tfidf_tune.corpus.minhash import word_spans
 
-    stem = PorterStemmer().stem
+    stem = functools.lru_cache(_NUM_STEMS)(PorterStemmer().stem)  # the words of passages come again and again
 
     def tokenize(text: str) -> list[str]:
         data = text.lower().encode("utf-8", "surrogatepass")

@@ -1,9 +1,12 @@
 """What several evaluations in one process share, such as blocks of text and the scores of a reference model."""
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
+
+from torch.utils import collect_env
 
 _Value = TypeVar("_Value")
 
@@ -12,11 +15,17 @@ _values: ContextVar[dict[str, Any] | None] = ContextVar("values", default=None)
 
 @contextmanager
 def kept_between_evaluations() -> Iterator[None]:
-    """Keep what :func:`kept` computes until the block ends; outside of such a block nothing is kept."""
+    """Keep what :func:`kept` computes until the block ends; outside of such a block nothing is kept.
+
+    The harness records the machine with each result, for which it asks pip for all packages; here once.
+    """
     token = _values.set({})
+    of_torch = collect_env.get_pretty_env_info
+    collect_env.get_pretty_env_info = functools.cache(of_torch)
     try:
         yield
     finally:
+        collect_env.get_pretty_env_info = of_torch
         _values.reset(token)
 
 
