@@ -249,7 +249,7 @@ def test_impossible_settings_and_sources_are_refused(tokenizer, spec, tmp_path, 
     for changes, error, message in (
         ({"sources": ("/gone.txt",)}, FileNotFoundError, r"/gone\.txt"),
         ({"column": "body"}, ValueError, "no column 'body'"),
-        ({"sources": (str(tmp_path / "lines.txt"),)}, ValueError, short),
+        ({"sources": (str(tmp_path / "lines.txt"),), "sample_by": "line"}, ValueError, short),
         ({"sources": (str(tmp_path / "lines.txt"),) * 2}, ValueError, "lines.txt is named twice"),
         ({"controls_source": spec.sources[0]}, ValueError, r"num_controls is 6\. \d+ more have 50 tokens in a row"),
     ):

@@ -9,7 +9,7 @@ from tfidf_tune._files import looks_like_path
 from tfidf_tune.audit._spec import AuditSpec
 from tfidf_tune.probe import Attack, planned_attacks, run_of, within_budget
 from tfidf_tune.probe.positive_control import MOST_READ, REQUESTS_PER_PATH
-from tfidf_tune.probe.run_identity import ALL_PASSAGES
+from tfidf_tune.probe.run_identity import ALL_PASSAGES, sample_by_of_run
 
 if TYPE_CHECKING:
     from tfidf_tune.passages import Passage, ProbeSpec
@@ -105,7 +105,7 @@ def resolve(spec: AuditSpec) -> Plan:
     if isinstance(spec.passages, (str, Path)):
         probe_file = Path(spec.passages).expanduser()
     else:
-        chosen = _without_held_out(spec.passages, model_args)
+        chosen = _as_in_training(_without_held_out(spec.passages, model_args), model_args)
         if spec.server is not None:  # it ends its answers at EOS
             chosen = replace(chosen, without_eos=True)
     plan = Plan(
@@ -135,6 +135,13 @@ def _without_held_out(chosen: "ProbeSpec", model_args: dict[str, Any]) -> "Probe
         if held_out.is_file():
             return replace(chosen, held_out=str(held_out))
     return chosen
+
+
+def _as_in_training(chosen: "ProbeSpec", model_args: dict[str, Any]) -> "ProbeSpec":
+    """Read ``.txt`` files as the run of the model did, so that its duplicates are the same."""
+    if chosen.sample_by is not None:
+        return chosen
+    return replace(chosen, sample_by=sample_by_of_run(model_args) or chosen.document_is)
 
 
 def _require_room_for_prompts(plan: Plan, chosen: "ProbeSpec") -> None:

@@ -73,14 +73,14 @@ def _value(text: str) -> Any:
     return float(text) if re.fullmatch(r"-?\d*\.\d+", text) else text
 
 
-def add_text(parser: argparse.ArgumentParser) -> None:
-    """Add the options of how files of text are read."""
+def add_text(parser: argparse.ArgumentParser, sample_by: str | None = "line") -> None:
+    """Add the options of how text is read; ``sample_by`` is what a document is by default, None: as in training."""
     parser.add_argument("--column", default="text", help="column of the text; default: %(default)s")
     parser.add_argument(
         "--sample-by",
         choices=("line", "paragraph", "document"),
-        default="line",
-        help="what a document of a .txt file is; default: %(default)s",
+        default=sample_by or argparse.SUPPRESS,
+        help=f"what a document of a .txt file is; default: {sample_by or 'document, or as in the run of the model'}",
     )
 
 

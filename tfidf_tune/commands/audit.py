@@ -71,7 +71,7 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     """Add the options of the passages: the fields of :class:`~tfidf_tune.passages.ProbeSpec` but its sources."""
     add = _adder(parser)
     add("--controls-source", "--controls", help="text that the model never saw; default: Python's documentation")
-    add_text(parser)
+    add_text(parser, None)
     add("--num-targets", type=whole_number(1), help="default: 100")
     add("--num-controls", type=whole_number(0), help="default: 100")
     add("--block-size", type=whole_number(2), help="tokens in a passage; default: 256")

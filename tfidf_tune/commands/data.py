@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> None:
     add("--output-dir", type=Path, metavar="DIR", help="folder of the page; default: runs/copies/NAME")
     add("--json", action="store_true", help="print copies.json instead of the table")
     add("--verbose", action="store_true", help="print all tables, not only the first")
-    add_text(copies)
+    add_text(copies, "document")
     add_tasks(copies)
     dedup = commands.add_parser("dedup", help="remove copies from text that may be larger than memory")
     dedup.set_defaults(run=_dedup)

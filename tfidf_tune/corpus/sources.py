@@ -459,7 +459,7 @@ def check_length(value: Any, place: str) -> None:
     if isinstance(value, str) and len(value) > MAX_TEXT_BYTES // 4 and (size := count_bytes(value)) > MAX_TEXT_BYTES:
         raise ValueError(
             f"{place}: the text has {size:,} bytes, at most {MAX_TEXT_BYTES:,} can be tokenized: split it, or set "
-            "sample_by to line or paragraph (.txt)"
+            "sample_by (--sample-by) to line or paragraph (.txt)"
         )
 
 

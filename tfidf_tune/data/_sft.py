@@ -393,7 +393,10 @@ def _unwritten(counts: sequences.Counts) -> str:
         return ""
     number = counts["num_unwritten_answers"]
     left_out = f"; it writes nothing of {counted(number, 'answer')} (not learned)" if number else ""
-    return f"the chat template does not write {', '.join(fields)}{left_out}: by dataset.chat_template name a file that writes them"
+    return (
+        f"the chat template does not write {', '.join(fields)}{left_out}: by dataset.chat_template name a file that "
+        "writes them"
+    )
 
 
 def _marked(render: Callable[..., Any], messages: Sequence[Message]) -> sequences.LabelMask:

@@ -108,10 +108,10 @@ def sample_text(tokenizer: TextTokenizer, spec: ProbeSpec, files: tuple[str, ...
     sampled: list[TokenArray] = []
     sizes: list[int] = []
     for file in (files[rank] for rank in chosen):
-        documents = load_documents(file, column=spec.column, sample_by=spec.sample_by)
+        documents = load_documents(file, column=spec.column, sample_by=spec.document_is)
         texts = [text[:_SAMPLE_CHARACTERS] for text in islice(documents, _SAMPLE_DOCUMENTS)]
         documents_of_file = [*encode_texts(tokenizer, texts)]
-        sources.warn_of_short_documents(file, spec.sample_by, [len(ids) for ids in documents_of_file])
+        sources.warn_of_short_documents(file, spec.document_is, [len(ids) for ids in documents_of_file])
         sampled += documents_of_file
         sizes += [len(text.encode("utf-8", "surrogatepass")) for text in texts]
     mean = max(1.0, sum(sizes) / max(1, sum(map(len, sampled))))
@@ -140,7 +140,7 @@ def windows_to_index(spec: ProbeSpec, files: tuple[str, ...], sample: Sample, wo
 
 
 def _documents(files: tuple[str, ...], spec: ProbeSpec, rank: int) -> Iterator[str]:
-    return load_documents(files[rank], column=spec.column, sample_by=spec.sample_by)
+    return load_documents(files[rank], column=spec.column, sample_by=spec.document_is)
 
 
 def share_without_window(search: Search, sample: Sample) -> float:
@@ -230,6 +230,6 @@ def require_enough(spec: ProbeSpec, number: int, setting: str, source: str, rema
     if number < needed and not (spec.allow_fewer and (number or setting == "num_controls")):
         raise ValueError(
             f"found {number} passages of {spec.block_size} tokens without overlap in {source}, but {setting} is "
-            f"{needed}.{remark} Lower {setting} or block_size, or name more text. If each {spec.sample_by} of a "
-            ".txt file is too short for a passage, choose another sample_by"
+            f"{needed}.{remark} Lower {setting} or block_size, or name more text. If each {spec.document_is} of a "
+            ".txt file is too short for a passage, choose another sample_by (--sample-by)"
         )

@@ -56,7 +56,7 @@ def draw_unseen(tokenizer: TextTokenizer, spec: ProbeSpec, rng: np.random.Genera
     if spec.controls_source is None:
         documents = embedded_documents("validation") + embedded_documents("train")
     else:
-        documents = [*load_documents(spec.controls_source, column=spec.column, sample_by=spec.sample_by)]
+        documents = [*load_documents(spec.controls_source, column=spec.column, sample_by=spec.document_is)]
     number = num_candidates(spec.num_controls)
     tokens: list[TokenArray] = []
     num_possible = 0

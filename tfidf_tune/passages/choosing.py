@@ -61,10 +61,16 @@ def search_arguments(tokenizer: TextTokenizer, spec: ProbeSpec) -> dict[str, Any
     of_hub = [source for source in spec.sources if not sources.is_local(source)]
     texts = sources.content_hashes([source for source in spec.sources if source not in of_hub])
     texts |= {source: sources.source_fingerprint(source, column=spec.column) for source in of_hub}
-    arguments = {**asdict(spec), "texts": texts, "tokenizer": tokenizer_identity(tokenizer), "format": _FORMAT}
+    arguments = {
+        **asdict(spec),
+        "sample_by": spec.document_is,
+        "texts": texts,
+        "tokenizer": tokenizer_identity(tokenizer),
+        "format": _FORMAT,
+    }
     if spec.num_controls:
         unseen = spec.controls_source or EMBEDDED
-        arguments["controls"] = sources.source_fingerprint(unseen, column=spec.column, sample_by=spec.sample_by)
+        arguments["controls"] = sources.source_fingerprint(unseen, column=spec.column, sample_by=spec.document_is)
     if spec.held_out:
         number, sha256 = len(_held_out(spec)), file_sha256(Path(spec.held_out).expanduser())
         arguments["held_out"] = {"file": spec.held_out, "sha256": sha256, "passages": number}

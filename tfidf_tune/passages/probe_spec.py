@@ -23,8 +23,9 @@ class ProbeSpec:
             same with copies that differ in some words; "random" for random ones only. Default: "duplicates"
         min_repeats (int): occurrences from which on a passage is a duplicate. Default: 2
         seed (int): decides which passages are drawn. Default: 0
-        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is, also in
-            ``controls_source``, see :func:`load_documents`. Default: "line"
+        sample_by (Literal["line", "paragraph", "document"] | None): what a document of a ``.txt`` file is, also in
+            ``controls_source``, see :func:`load_documents`. Default: None, "document", or in an audit of a model that a
+            run of the recipes wrote, what it was in training
         allow_fewer (bool): take fewer targets and controls, at least one target, if there are no more. Default: False
         held_out (str | None): a probe file, whose controls the model was not trained on: no target overlaps a place of
             theirs in ``sources``. Default: None, for audits that of the run that wrote the model; "" for none
@@ -43,10 +44,15 @@ class ProbeSpec:
     passages: str = "duplicates"
     min_repeats: int = 2
     seed: int = 0
-    sample_by: SampleBy = "line"
+    sample_by: SampleBy | None = None
     allow_fewer: bool = False
     held_out: str | None = None
     without_eos: bool = False
+
+    @property
+    def document_is(self) -> SampleBy:
+        """What a document of a ``.txt`` file is."""
+        return self.sample_by or "document"
 
     def __post_init__(self) -> None:
         if not self.sources:

@@ -4,18 +4,21 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
+from tfidf_tune.corpus.sources import SampleBy
 from tfidf_tune.probe.sample_fields import UNREADABLE, Count, Flag, Progress, Rate, Seed, Text, cause_of
 
 ALL_PASSAGES = "all_passages.jsonl"
-HELD_OUT = "held_out.jsonl"
-EVALUATION = "evaluation"
 """In the folder of a run, the probe file of all its data sets, where several of them have passages."""
+HELD_OUT = "held_out.jsonl"
+"""In the folder of a run, the text of its controls."""
+EVALUATION = "evaluation"
+"""In the folder of a run, the results of its milestones."""
 MILESTONE = re.compile(r"checkpoint_(100|\d\d?)pct")
 # Where the class does not have the usual name; GoldfishWeighting and GoldfishCrossEntropyLoss do.
 _OBJECTIVES = {"": "CE", "Uniform": "CE", "TFIDF": "TF-IDF"}
@@ -98,6 +101,16 @@ def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
         "num_sequences": _num_sequences(folder / "metrics.jsonl"),
     }
     return checked_run(run, folder)
+
+
+def sample_by_of_run(model_args: Mapping[str, Any]) -> SampleBy | None:
+    """Return what a document of a ``.txt`` file was in the run that wrote a milestone; None without a run of ours."""
+    run = run_of(model_args)
+    dataset = _read(Path(run["folder"]) / "config.yaml").get("dataset") if run else None
+    sections = dataset if isinstance(dataset, list) else [dataset]
+    found = {section.get("sample_by", "line") for section in sections if isinstance(section, Mapping)}
+    (one,) = found if len(found) == 1 else (None,)
+    return one if one in get_args(SampleBy) else None
 
 
 def written_bos(dataset: Any) -> bool | None:
