@@ -47,6 +47,7 @@ def recipe_main(user_cfg: DictConfig) -> list[list[str]]:
         optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
         state = training.TrainState(model, loss, optimizer, lr_scheduler, training.build_grad_scaler(run))
         resume.restore(state)
+        training.print_least_time(cfg, model, dataset, run, total_steps - resume.step)
         with training.open_progress(cfg, run, total_steps, resume.step, resume.tokens_seen) as progress:
             training.write_probe_files(cfg, dataset)
             save = partial(checkpointer.save_model if cfg.merge_adapter else checkpointer.save_adapter, model)

@@ -34,6 +34,27 @@ def test_weights_and_optimizer_state_are_printed_before_training(recipe_config, 
     assert printed.index(line) < printed.index("step/s")
 
 
+@pytest.mark.parametrize(("lora", "trained", "frozen"), [(False, 39_072, 0), (True, 1_792, 39_072)])
+def test_the_least_time_is_printed_before_the_first_step(recipe_config, monkeypatch, capsys, lora, trained, frozen):
+    """Of 4 operations a token for each weight, and 2 for each that is trained."""
+    cfg = recipe_config(lora=lora, max_steps=3)
+    tokens = 3 * cfg.batch_size * cfg.dataset.block_size
+    operations = tokens * (4 * (trained + frozen) + 2 * trained)
+    monkeypatch.setattr(_resources, "_operations_per_second", lambda run: operations / 7300)
+    run_recipe(cfg, lora=lora)
+    printed = capsys.readouterr().err
+    assert printed.index("Time: at least 2 hours, by the products of matrices alone\n") < printed.index("step/s")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.01, "1 seconds"), (119, "119 seconds"), (120, "2 minutes"), (1801, "30 minutes"), (9000, "2.5 hours"),
+     (7200 * 12, "24 hours"), (86_400 * 2.25, "2.2 days"), (86_400 * 1234, "1,234 days")],
+)  # fmt: skip
+def test_times_are_written_to_two_digits(seconds, text):
+    assert _resources.format_seconds(seconds) == text
+
+
 def test_merged_adapters_are_counted_as_complete_models_and_no_resume_checkpoints_if_none_are_kept(
     recipe_config, monkeypatch, companions
 ):

@@ -31,7 +31,7 @@ from tfidf_tune.training._model import (
 )
 from tfidf_tune.training._monitor import build_monitor
 from tfidf_tune.training._next_steps import next_steps
-from tfidf_tune.training._resources import check_resources, format_bytes
+from tfidf_tune.training._resources import check_resources, format_bytes, print_least_time
 from tfidf_tune.training._resume import TrainState, open_resume
 from tfidf_tune.training._run import Run, milestone_name, open_run
 from tfidf_tune.training._train import StepResult, build_grad_scaler, count_steps, train, train_step
@@ -75,6 +75,7 @@ __all__ = [
     "prepare_model",
     "print_advice",
     "print_data",
+    "print_least_time",
     "recipe",
     "require_no_lora",
     "set_special_tokens",

@@ -1,7 +1,8 @@
 """What a run needs: the bytes of weights, optimizer state and checkpoints, tried and compared before it begins."""
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.benchmark import Timer
 from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._config import FinetuneConfig
@@ -16,11 +18,13 @@ from tfidf_tune._files import nearest_folder
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.models import LoRASettings, dequantize_4bit, is_adapter
 from tfidf_tune.training._checkpointer import HFCheckpointer
-from tfidf_tune.training._distributed import local_tensor, plain_tensors, print_once
+from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors, print_once
 from tfidf_tune.training._errors import SetupError, setup_errors
 from tfidf_tune.training._run import Run
 from tfidf_tune.training.components import build_optimizer, find_component
 
+_SAMPLE = 64  # sequences whose lengths are averaged
+_MEASURED_SECONDS = 0.1
 _DUMMY_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for matrices; large, because others pad
 
 
@@ -100,3 +104,38 @@ def format_bytes(size: int) -> str:
     """Format bytes as MiB or GiB."""
     gibibytes = size / 2**30
     return f"{gibibytes:,.2f} GiB" if gibibytes >= 1 else f"{size / 2**20:.2f} MiB"
+
+
+def print_least_time(cfg: FinetuneConfig, model: nn.Module, dataset: Any, run: Run, num_steps: int) -> None:
+    """Print how long so many steps take at least, from the products of matrices alone and their rate on this device.
+
+    A token takes two operations for each weight in the forward pass and two in the backward pass, and two more for each
+    weight that is trained.
+    """
+    if not is_main_process():
+        return
+    num_weights = sum(dequantize_4bit(parameter, "meta").numel() for parameter in model.parameters())
+    num_trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    items = [dataset[index] for index in range(0, len(dataset), max(1, len(dataset) // _SAMPLE))]
+    if not all(isinstance(item, Mapping) and "tokens" in item for item in items):  # of a data set of the user
+        return
+    tokens_of_sequence = sum(len(item["tokens"]) for item in items) / len(items)
+    num_tokens = cfg.batch_size * cfg.gradient_accumulation_steps * tokens_of_sequence * num_steps
+    seconds = (4 * num_weights + 2 * num_trained) * num_tokens / _operations_per_second(run)
+    print_once(f"Time: at least {format_seconds(seconds)}, by the products of matrices alone")
+
+
+def _operations_per_second(run: Run) -> float:
+    """Measure the rate at which the device multiplies matrices of the run's dtype."""
+    size = 4096 if run.device.type == "cuda" else 1024
+    matrix = torch.ones(size, size, dtype=run.dtype, device=run.device)
+    timer = Timer("matrix @ matrix", globals={"matrix": matrix}, num_threads=torch.get_num_threads())
+    return 2 * size**3 / timer.blocked_autorange(min_run_time=_MEASURED_SECONDS).median
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a time as seconds, minutes, hours or days, to two digits."""
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"
+    return f"{max(1, round(seconds))} seconds"
