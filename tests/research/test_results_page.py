@@ -84,7 +84,7 @@ def perplexity(own):
 
 
 def test_the_table_of_needs_in_the_readme_follows_from_the_records():
-    section = README.split("## Which objective for which text")[1].split("\n## ")[0]
+    section = README.split("## Choosing an objective")[1].split("\n## ")[0]
     rows = re.findall(r"^\| [^|]+\| `loss=(\w+)([^|]*)` \|(.*\d) \|$", section, re.MULTILINE)
     names = {"ce": "CE", "tfidf": "TF-IDF", "goldfish": "Goldfish", "repetition": "Repetition"}
     exact, fuzzy = arms("exact"), arms("fuzzy 10%")
