@@ -93,6 +93,13 @@ def test_p_values_are_corrected_for_all_tests():
     assert found.all.expected == pytest.approx(8 / 21)
 
 
+def test_targets_that_cannot_go_above_the_threshold_are_in_no_test_and_are_named_if_recited():
+    controls = pd.Series([5] * 20)
+    # Of 5 tokens, as many as the threshold, nothing can be above it; of 6 it can.
+    found = recited_further(table([5, 2, 6, 2, 4], length=[5, 5, 6, 6, 4]), controls)
+    assert (found.threshold, found.all.num_targets, found.all.num_above, found.num_hidden) == (5, 2, 1, 2)
+
+
 def test_without_controls_or_targets_nothing_is_said():
     assert recited_further(table([1, 2]), pd.Series([], dtype=float)) is None
     assert recited_further(table([]), pd.Series([1])) is None

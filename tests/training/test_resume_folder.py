@@ -139,3 +139,11 @@ def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_disk(tmp_path, monkeypa
         (str(partial), [partial.name]),
         (str(tmp_path), ["step_5"]),
     ]
+
+
+def test_the_steps_of_an_epoch_count_its_last_mini_batch_and_an_optimizer_step_of_fewer(tmp_path):
+    settings = {"batch_size x processes": 4, "gradient_accumulation_steps": 2}
+    point = ResumePoint(tmp_path, 3, settings, None)
+
+    # Of 33 sequences one process has 9 mini-batches; each of two has 16 sequences in 8.
+    assert [point._steps_per_epoch(range(33), number) for number in (1, 2)] == [5, 4]

@@ -84,6 +84,15 @@ def test_counts_end_at_2047():
     assert found == [0, 1000, 2000, 2047]
 
 
+def test_repetition_counts_from_min_length_labels_on():
+    weighting = RepetitionWeighting(h=1, k=None, span=1, sample=1, alpha=1.0, num_buckets=2**20, min_length=5)
+    short, long = [1, 2, 3, 4], [11, 12, 13, 14, 15]
+    labels = torch.tensor([[IGNORED, *short, IGNORED, *long, IGNORED], [*long, IGNORED, IGNORED, IGNORED, *short]])
+    weighting(labels[:1])
+    of_short, of_long = [1, 1, 1, 1], [1, 0.5, 0.5, 0.5, 0.5]
+    assert weighting(labels).tolist() == [[0, *of_short, 0, *of_long, 0], [*of_long, 0, 0, 0, *of_short]]
+
+
 # ---- what is refused
 
 
