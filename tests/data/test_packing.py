@@ -11,7 +11,7 @@ from torchtune.datasets import PackedDataset
 from torchtune.modules import attention_utils
 
 from tfidf_tune.data import collate_packed
-from tfidf_tune.data.sequences import packed_mask
+from tfidf_tune.data.sequences import packed_mask, unpadded_tokens
 from tfidf_tune.weighting import shift_labels
 
 ROW = 12
@@ -121,3 +121,16 @@ def test_every_document_is_complete_and_predicts_no_token_of_another(lengths, sp
         assert batch["tokens"][row, place].tolist() == tokens
         assert shifted[row, place].tolist() == [*labels[1:], IGNORED]
         assert batch["input_pos"][row, place].tolist() == list(range(len(tokens)))
+
+
+@given(lengths=st.lists(st.integers(1, ROW), min_size=1, max_size=8))
+def test_only_padding_is_left_out_of_the_tokens_of_a_row(lengths):
+    """Also of a row that its last document fills."""
+    documents = make_documents(lengths)
+    expected = torch.full_like(packed_batch(documents)["tokens"], IGNORED)
+    for (tokens, _), (row, place) in zip(documents, places_in(packed_batch(documents), documents), strict=True):
+        expected[row, place] = torch.tensor(tokens)
+
+    rows = [*PackedDataset(Documents(documents), max_seq_len=ROW)]
+
+    assert torch.equal(torch.stack([unpadded_tokens(row) for row in rows]), expected)

@@ -121,3 +121,13 @@ def test_a_model_that_cannot_keep_documents_apart_is_refused(model_type, setting
 
     with pytest.raises(ValueError, match=f"{type(hf_model).__name__} cannot keep"):
         model.check_packing()
+
+
+def test_a_model_that_counts_positions_over_the_whole_row_is_refused(monkeypatch):
+    """A mask keeps its documents apart, but the second one has other logits than alone."""
+    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(random_config("GPT-2")), ROW).eval()
+    original = model.hf.forward
+    monkeypatch.setattr(model.hf, "forward", lambda position_ids=None, **given: original(**given))
+
+    with pytest.raises(ValueError, match="cannot keep"):
+        model.check_packing()

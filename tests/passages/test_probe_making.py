@@ -1,9 +1,10 @@
 import dataclasses
 import json
+import random
 
 import numpy as np
 import pytest
-from helpers.fakes.data import controls_of, targets_of, write_rows
+from helpers.fakes.data import WORDS, controls_of, targets_of, write_rows
 
 from tfidf_tune.data import embedded_documents
 from tfidf_tune.passages import Passage, ProbeSpec, write_probe_file
@@ -168,6 +169,17 @@ def test_random_passages_count_their_repeats_without_overlap(tokenizer, tmp_path
     offsets = [offset for _, offset in passage.positions]
     assert len(offsets) == passage.num_injections > 2
     assert min(np.diff(offsets)) >= BLOCK
+
+
+def test_repeats_of_random_passages_are_counted_in_documents_that_were_not_drawn_too(tokenizer, tmp_path):
+    rng = random.Random(0)
+    rows = [" ".join(rng.choices(WORDS, k=60)) for _ in range(200)]
+    source = write_rows(tmp_path / "text.jsonl", rows + rows)
+    spec = ProbeSpec((source,), num_targets=8, num_controls=0, block_size=32, passages="random")
+    for target in targets_of(make_probe(tokenizer, spec)):
+        assert target.num_injections == 2
+        (first, start), (second, again) = target.positions
+        assert (second - first, again) == (len(rows), start)
 
 
 def test_held_out_text_is_known_in_another_tokenization_and_of_a_completion_by_its_answer(tokenizer, tmp_path, texts):
