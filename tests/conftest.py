@@ -156,6 +156,23 @@ def only_our_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
 
 
+@pytest.fixture(scope="module")
+def quick_reports() -> Iterator[None]:
+    """Draw no figures and resample a tenth as often, which is a third of an audit's time.
+
+    For tests of what an audit does. tests/commands/test_probe_command.py, tests/audit/test_audit_report.py and
+    tests/report have reports with all of that.
+    """
+
+    def draw_nothing(figure: Any, to: Any, **options: Any) -> None:
+        to.write_bytes(b"") if isinstance(to, Path) else to.write(b"")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tfidf_tune.report._html.draw", draw_nothing)
+        patched.setattr("tfidf_tune.results.intervals.NUM_RESAMPLES", 1000)
+        yield
+
+
 @pytest.fixture
 def recipe_config(tmp_path: Path, tiny_checkpoint: Path, text_file: Path) -> Callable[..., DictConfig]:
     """Make the config of a run on the tiny Llama: ``recipe_config(lora=True, **{"optimizer.lr": 1e-2})``."""

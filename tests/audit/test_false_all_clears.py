@@ -16,6 +16,8 @@ from tfidf_tune.data import embedded_documents, hf_tokenizer
 from tfidf_tune.passages import read_probe_file, write_probe_file
 from tfidf_tune.probe import load_model
 
+pytestmark = pytest.mark.usefixtures("quick_reports")
+
 EOS = "<|endoftext|>"
 SETTINGS = [
     *("--num-targets", "12", "--num-controls", "12", "--passages", "random"),
@@ -128,7 +130,7 @@ def test_text_that_has_eos_inside(tiny_checkpoint, texts, audited, tmp_path):
     """As text that is already in a chat template: the model is not stopped at EOS, a server is not asked for it."""
     turns = [[EOS.join(wrap(text, 20)) for text in chosen] for chosen in texts]
     asked = [*LIMITS, "--accept-unproven"]
-    audited(tiny_checkpoint, *turns, *asked)
+    audited(tiny_checkpoint, *turns, *asked, "--dry-run")
     eos_id = hf_tokenizer(str(tiny_checkpoint)).eos_id
     probe = tmp_path / "out" / "probe.jsonl"
     assert all(eos_id in passage.token_ids[12:36] for passage in read_probe_file(probe))
@@ -150,7 +152,7 @@ def test_text_that_has_eos_inside(tiny_checkpoint, texts, audited, tmp_path):
 def test_recited_passages_among_others(tiny_checkpoint, texts, audited, tmp_path):
     """The mean stays below a limit; the passages that are recited count."""
     asked = ["--num-targets", "30", "--num-controls", "30", "--accept-unproven"]
-    audited(tiny_checkpoint, *texts, *asked)
+    audited(tiny_checkpoint, *texts, *asked, "--dry-run")
     probe = tmp_path / "out" / "probe.jsonl"
     passages = read_probe_file(probe)
     known = [passage for passage in passages if passage.kind == "target"][:8]

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import shutil
+from importlib import import_module
 from itertools import count
 
 import pytest
@@ -18,10 +19,15 @@ from helpers.refusals import RUN, BadInput, assert_refused, each_row
 from tfidf_tune._checks import SetupError
 from tfidf_tune._files import locked_folder, work_folder
 from tfidf_tune.commands import audit, data, probe
+from tfidf_tune.corpus.minhash import word_ngrams
 from tfidf_tune.training import load_config
+
+pytestmark = pytest.mark.usefixtures("quick_reports")
 
 # Events of sys.audit between which a killed process leaves another state.
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+# What the commands import when they use it, and their table of characters: here once, not in each fork.
+LATER = ["datasketch", "datatrove.pipeline.dedup", "lm_eval.evaluator", "matplotlib.figure", "rouge_score.rouge_scorer"]
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +43,9 @@ def texts(tmp_path_factory, text_file):
 
 @pytest.fixture(scope="module")
 def commands(texts, tiny_checkpoint):
+    for name in LATER:
+        import_module(name)
+    word_ngrams("", 1)
     return commands_of(texts, tiny_checkpoint)
 
 

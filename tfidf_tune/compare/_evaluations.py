@@ -113,9 +113,12 @@ def totals_by_unit(scores: pd.DataFrame) -> dict[tuple[int, str, str], tuple[Flo
 
 def shared_progress(evaluations: pd.DataFrame, *measures: Measure) -> list[int]:
     """Return, ascending, the progress values at which every run with these measures has all of them."""
-    having = evaluations.dropna(subset=[measure.label for measure in measures])
-    num_runs = having.groupby("progress")["run"].nunique()
-    return sorted(num_runs.index[num_runs == having["run"].nunique()])
+    is_measured = evaluations[[measure.label for measure in measures]].notna().all(axis=1)
+    runs_at: dict[int, set[object]] = {}
+    for progress, run in zip(evaluations["progress"][is_measured], evaluations["run"][is_measured], strict=True):
+        runs_at.setdefault(progress, set()).add(run)
+    measured = set[object]().union(*runs_at.values())
+    return sorted(progress for progress, runs in runs_at.items() if runs == measured)
 
 
 def at_last(evaluations: pd.DataFrame, *measures: Measure) -> pd.DataFrame:
@@ -201,10 +204,14 @@ def compare_objectives(evaluations: pd.DataFrame, baseline: str) -> pd.DataFrame
     """
     rows = []
     for setting, own in evaluations.groupby("setting", sort=False):
-        for objective in own["objective"].unique()[1:] if (own["objective"] == baseline).any() else ():
-            for measure in COMPARED:
-                last = at_last(own, LMS, measure)
-                last = at_last(own, measure) if last.empty else last
+        if not (own["objective"] == baseline).any():
+            continue
+        last_with = {}
+        for measure in COMPARED:
+            last = at_last(own, LMS, measure)
+            last_with[measure] = at_last(own, measure) if last.empty else last
+        for objective in own["objective"].unique()[1:]:
+            for measure, last in last_with.items():
                 before, after = (unit_totals(last[last["objective"] == of], measure) for of in (baseline, objective))
                 if before is not None and after is not None:
                     reduction = _reduction(measure, before, after)

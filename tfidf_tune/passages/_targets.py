@@ -114,12 +114,16 @@ def _random_places(search: Search, corpus: Corpus, names: Positions, drawn: Reco
     possible = np.flatnonzero(allowed)
     if not len(possible):
         return
-    # Where a window was drawn, the last possible start before it; then every possible start in random order.
-    near = []
-    for place in drawn:
-        number = int(np.searchsorted(possible, corpus.token_at(place), side="right")) - 1
-        near.append(int(possible[max(0, number)]))
-    for start in chooser.random(allowed, chain(near, search.rng.permutation(possible).tolist())):
+
+    def near() -> Iterator[int]:
+        """Where a window was drawn, the last possible start before it; found only as long as passages are missing."""
+        for place in drawn:
+            number = int(np.searchsorted(possible, corpus.token_at(place), side="right")) - 1
+            yield int(possible[max(0, number)])
+
+    # Then every possible start in random order.
+    anywhere = search.rng.permutation(possible).tolist()
+    for start in chooser.random(allowed, chain(near(), anywhere)):
         same = np.flatnonzero(names == names[start]) if names[start] else np.array([start])
         # An occurrence may overlap a passage that was chosen elsewhere; of occurrences that overlap, all are taken.
         is_free = all(map(chooser.is_free, same.tolist()))

@@ -10,11 +10,12 @@ import logging
 import math
 import os
 import re
+import ssl
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from itertools import accumulate
 from pathlib import Path
@@ -315,7 +316,9 @@ class ServerLM(LM):  # type: ignore[misc]
 
         # Its own timeouts start anew with each byte.
         cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # nothing is sent that the options do not name
-        async with httpx2.AsyncClient(headers=self._headers, cookies=cookies, timeout=None, limits=limits) as client:
+        async with httpx2.AsyncClient(
+            headers=self._headers, cookies=cookies, timeout=None, limits=limits, verify=_tls()
+        ) as client:
             with tqdm(total=len(requests), desc=description) as bar:
                 answers = await asyncio.gather(*map(ask, requests))
         if errors:
@@ -416,6 +419,12 @@ class ServerLM(LM):  # type: ignore[misc]
             remedy += f". Run the same command to continue: {len(self.known):,} answers are saved in {self._journal}"
         reason = self._hidden(" ".join(reason[:_SHOWN_BYTES].split()))[:400]
         return kind(f"{self.base_url} did not answer the request for {request.name}: {reason}; {remedy}")
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Read the certificates that httpx2 trusts, once for all clients."""
+    return httpx2.create_ssl_context()
 
 
 async def _exchange(client: httpx2.AsyncClient, url: str, payload: dict[str, Any]) -> tuple[int, httpx2.Headers, bytes]:
