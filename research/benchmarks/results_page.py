@@ -395,6 +395,7 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "draws": _of_script("audit_limits", "simulation_table"),
     "readings": _of_script("audit_limits", "readings_table"),
     "scale": _of_script("corpus_scale"),
+    "differing": _of_script("copies_that_differ"),
 }
 
 

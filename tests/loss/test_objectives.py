@@ -236,7 +236,7 @@ def test_the_config_of_the_page_trains(recipe_config):
 
 @pytest.mark.usefixtures("my_weights")
 def test_the_command_of_the_page_chooses_it_and_its_own_error_names_the_section():
-    words = blocks("bash")[0].replace("\\\n", " ").split()
+    words = blocks("bash")[0].replace("\\\n", " ").splitlines()[-1].split()
     assert words[:3] == ["tfidf-tune", "run", "full_finetune"]
     overrides = [word for word in words[5:] if "=" in word]
     loss = build_loss(check_config(load_config(words[4], overrides), FinetuneConfig))

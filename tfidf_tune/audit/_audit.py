@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from tfidf_tune.results import import_results
 
 if TYPE_CHECKING:
     from tfidf_tune.passages import ProbeSpec
+
+_SHOWN_TEXTS = 3
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,29 @@ def _hashes(plan: Plan) -> dict[str, Any]:
     return hashes
 
 
+def _subject(checkpoint: str, inputs: dict[str, Any]) -> str:
+    """Name the model, the text and the controls, with eight digits of their hashes, and the date."""
+    parts = [f"Model: {_hashed(checkpoint, inputs.get('model'))}"]
+    texts = inputs.get("texts") or {}
+    names = [_hashed(Path(file).name, sha256) for file, sha256 in texts.items()]
+    if names:
+        more = f" and {len(names) - _SHOWN_TEXTS:,} more" if len(names) > _SHOWN_TEXTS else ""
+        parts.append(f"text: {', '.join(names[:_SHOWN_TEXTS])}{more}")
+    if inputs.get("controls"):
+        parts.append(f"controls: {_hashed('unseen text', inputs['controls'])}")
+    if inputs.get("probe_file"):
+        parts.append(f"passages: {_hashed('probe file', inputs['probe_file'])}")
+    return f"{'; '.join(parts)}; {date.today().isoformat()}."
+
+
+def _hashed(name: str, value: Any) -> str:
+    """Write a name with the beginning of its hash, or of that of several hashes; without any, the name."""
+    if not value:
+        return name
+    sha256 = value if isinstance(value, str) else _files.digest(sorted(value.values()))
+    return f"{name} ({sha256[:8]})"
+
+
 def _judge(
     evaluated: Path,
     folder: Path,
@@ -200,6 +226,7 @@ def _judge(
         accept_unproven=accept_unproven,
     )
     summary = {**made.summary, "inputs": inputs}
+    made = replace(made, subject=_subject(results.checkpoints[-1].checkpoint, inputs))
     if held_out := inputs.get("held_out"):
         left_out = f"{held_out['passages']} passages that training held out, by {held_out['file']}"
         made = replace(made, provenance={**made.provenance, "Left out": left_out})

@@ -264,7 +264,8 @@ def extraction(scores: pd.DataFrame, checkpoint: int) -> Table:
     notes = [
         "Targets of which n samples at temperature 1 contain the exact continuation with a probability of at least p, "
         "computed from its likelihood after the best of the prompts: (n, p)-discoverable extraction. At most: "
-        "one-sided 95 % bound of Clopper and Pearson for the share of such passages."
+        "one-sided 95 % bound of Clopper and Pearson for the share of such passages. A greedy recitation is another "
+        "question: each of its tokens only has to be the likeliest one, so that the whole can have a low probability."
     ]
     return tabulate("extraction", "Extraction by sampling", frame, columns, notes)
 

@@ -140,7 +140,7 @@ def audit_report(
     return Report(
         title=f"What {name} recites",
         verdict=verdict,
-        tables=[table for table in tables if len(table.frame)],
+        tables=[table.without_empty_columns() for table in tables if len(table.frame)],
         figures=[distribution],
         examples=_examples(facts, show_passages=show_passages),
         provenance=_provenance(facts),

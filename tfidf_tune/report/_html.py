@@ -207,7 +207,7 @@ def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
         }
         for one in report.examples
     ]
-    names = ("title", "verdict", "footnotes", "provenance")
+    names = ("title", "subject", "verdict", "footnotes", "provenance")
     return {name: getattr(report, name) for name in names} | {
         "tables": tables,
         "figures": [{"name": one.name, "title": one.title, "caption": one.caption} for one in report.figures],

@@ -60,6 +60,7 @@ def _inert(text: str) -> str:
 
 def _laid_out(report: Report, escape: _Escape) -> str:
     parts = [f"# {escape(report.title)}"]
+    parts += [_wrapped(escape(report.subject))] if report.subject else []
     parts += [_wrapped(escape(report.verdict))] if report.verdict else []
     tables = [f"## {escape(table.title)}\n\n{_table(table, escape)}" for table in report.tables]
     parts += tables[:1]

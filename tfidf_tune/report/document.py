@@ -131,6 +131,7 @@ class Report:
         sections (Sequence[Section]): more text, between the examples and the footnotes. Default: none.
         mark (str): what is marked in the examples. Default: nothing.
         summary (Mapping[str, Any]): the numbers for a program; written as a file of its own. Default: none.
+        subject (str): what the report is about, in a line below the title. Default: nothing.
     """
 
     title: str
@@ -143,6 +144,7 @@ class Report:
     sections: Sequence[Section] = ()
     mark: str = ""
     summary: Mapping[str, Any] = field(default_factory=dict)
+    subject: str = ""
 
 
 def tabulate(

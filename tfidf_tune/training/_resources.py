@@ -24,7 +24,8 @@ from tfidf_tune.training._run import Run
 from tfidf_tune.training.components import build_optimizer, find_component
 
 _SAMPLE = 64  # sequences whose lengths are averaged
-_MEASURED_SECONDS = 0.1
+_LEAST_SIZE, _LARGEST_SIZE = 128, 8192  # of the matrices that are multiplied
+_MEASURED_SECONDS = 0.002
 _DUMMY_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for matrices; large, because others pad
 
 
@@ -127,10 +128,15 @@ def print_least_time(cfg: FinetuneConfig, model: nn.Module, dataset: Any, run: R
 
 def _operations_per_second(run: Run) -> float:
     """Measure the rate at which the device multiplies matrices of the run's dtype."""
-    size = 4096 if run.device.type == "cuda" else 1024
-    matrix = torch.ones(size, size, dtype=run.dtype, device=run.device)
-    timer = Timer("matrix @ matrix", globals={"matrix": matrix}, num_threads=torch.get_num_threads())
-    return 2 * size**3 / timer.blocked_autorange(min_run_time=_MEASURED_SECONDS).median
+    # The largest matrices have the highest rate, but some dtypes take seconds for them on a CPU.
+    size = _LEAST_SIZE
+    while True:
+        matrix = torch.ones(size, size, dtype=run.dtype, device=run.device)
+        timer = Timer("matrix @ matrix", globals={"matrix": matrix}, num_threads=torch.get_num_threads())
+        seconds = timer.timeit(1).median
+        if seconds > _MEASURED_SECONDS or size == _LARGEST_SIZE:
+            return 2 * size**3 / seconds
+        size *= 2
 
 
 def format_seconds(seconds: float) -> str:
