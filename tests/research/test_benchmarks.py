@@ -54,16 +54,18 @@ def test_the_interval_of_a_median_covers_it_in_95_cases_of_100():
 
 
 def test_a_simulated_limit_is_seldom_exceeded_by_unseen_text_and_always_where_all_copies_are_recited(monkeypatch):
-    monkeypatch.setattr(audit_limits, "_NUM_DRAWS", 300)
+    num_draws = 200
+    monkeypatch.setattr(audit_limits, "_NUM_DRAWS", num_draws)
     unseen = [{"lms": number % 7, "of": 128, "verbatim": False} for number in range(230)]
     recited = [{"lms": 30, "of": 128, "verbatim": True}] * 24
 
     def exceeded(num_others, num_known):
         made = audit_limits._simulated(unseen, recited, num_others=num_others, num_controls=100, num_known=num_known)
-        return {limit: number / 300 for limit, number in made["exceeded"].items()}
+        return {limit: number / num_draws for limit, number in made["exceeded"].items()}
 
-    assert exceeded(77, 0)["recited=0"] <= 0.05 + 3 * (0.05 * 0.95 / 300) ** 0.5
-    assert exceeded(77, 0)["lms=20"] == 0
+    of_unseen = exceeded(77, 0)
+    assert of_unseen["recited=0"] <= 0.05 + 3 * (0.05 * 0.95 / num_draws) ** 0.5
+    assert of_unseen["lms=20"] == 0
     assert exceeded(0, 24) == dict.fromkeys(audit_limits.SIMULATED, 1)
     diluted = exceeded(77, 24)
     assert (diluted["recited=0"], diluted["lms=20"]) == (1, 0)  # a mean of (24 * 30 + 77 * 3) / 101
