@@ -13,7 +13,7 @@ from helpers.fakes.tasks import Output, run_tasks
 
 from tfidf_tune._checks import SetupError
 from tfidf_tune.passages import read_probe_file, write_probe_file
-from tfidf_tune.tasks import membership, perplexity, run_evaluation
+from tfidf_tune.tasks import membership, memorization, perplexity, run_evaluation
 from tfidf_tune.tasks.run_evaluation import evaluate_run, milestones, tasks_of_run
 
 pytestmark = pytest.mark.usefixtures("only_our_tasks")
@@ -62,6 +62,7 @@ def test_the_samples_are_those_of_evaluations_one_by_one_and_what_they_share_is_
 ):
     loaded = []
     tokenized = []
+    read = []
     load_model, text_blocks = membership.load_model, perplexity.text_blocks
 
     def counted_loading(*arguments, **more):
@@ -72,12 +73,17 @@ def test_the_samples_are_those_of_evaluations_one_by_one_and_what_they_share_is_
         tokenized.append(arguments)
         return text_blocks(*arguments, **more)
 
+    def counted_reading(file):
+        read.append(file)
+        return read_probe_file(file)
+
+    monkeypatch.setattr(memorization, "read_probe_file", counted_reading)
     monkeypatch.setattr(membership, "load_model", counted_loading)
     monkeypatch.setattr(perplexity, "text_blocks", counted_tokenizing)
     tasks, settings = tasks_of_run(run)
     more = {"reference_model": str(llama), "max_new_tokens": 8}
     evaluate_run(run, None, more, model_args={"dtype": "float32"}, device="cpu")
-    assert (len(loaded), len(tokenized)) == (1, 1)
+    assert (len(loaded), len(tokenized), len(read)) == (1, 1, 1)
     tasks = [*tasks, "tfidf_positive_control", "tfidf_positive_control_nll"]
     for checkpoint in milestones(run):
         alone = run_tasks(checkpoint, tasks, tmp_path / checkpoint.name, batch_size=32, **settings, **more)
@@ -87,7 +93,7 @@ def test_the_samples_are_those_of_evaluations_one_by_one_and_what_they_share_is_
         assert written["configs"] == expected["configs"]
         for name in written["configs"]:
             assert together.samples(name) == alone.samples(name)
-    assert (len(loaded), len(tokenized)) == (3, 3)  # nothing is kept outside of the command
+    assert (len(loaded), len(tokenized), len(read)) == (3, 3, 3)  # nothing is kept from one evaluation to the next
 
 
 def test_tasks_and_settings_follow_from_what_the_run_wrote(run):

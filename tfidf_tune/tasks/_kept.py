@@ -1,4 +1,4 @@
-"""What several evaluations in one process share, such as blocks of text and the scores of a reference model."""
+"""What tasks and evaluations in one process share: passages, blocks of text, the scores of a reference model."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -15,10 +15,13 @@ _values: ContextVar[dict[str, Any] | None] = ContextVar("values", default=None)
 
 @contextmanager
 def kept_between_evaluations() -> Iterator[None]:
-    """Keep what :func:`kept` computes until the block ends; outside of such a block nothing is kept.
+    """Keep what :func:`kept` computes until the outermost block ends; outside of such a block nothing is kept.
 
     The harness records the machine with each result, for which it asks pip for all packages; here once.
     """
+    if _values.get() is not None:
+        yield
+        return
     token = _values.set({})
     of_torch = collect_env.get_pretty_env_info
     collect_env.get_pretty_env_info = functools.cache(of_torch)

@@ -7,15 +7,18 @@ on blocks that have none. Asked in the other way, a model recites less than it k
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
+from tfidf_tune._files import digest
 from tfidf_tune.data import load_documents, text_blocks
 from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe.likelihoods import NUM_TEXTS_FOR_BOS, is_mean_positive
+from tfidf_tune.tasks._kept import kept
 from tfidf_tune.tasks._requests import TokenIdPrompts, token_ids_request
 from tfidf_tune.tasks.memorization import PROBE_FILE_VARIABLE
 from tfidf_tune.tasks.settings import prompts_for
@@ -79,7 +82,7 @@ def is_likelier_after_bos(model: LM, bos_id: int, texts: list[list[int]]) -> boo
 def _unseen_texts(metadata: Mapping[str, Any], prompts: TokenIdPrompts) -> list[list[int]]:
     """Return texts that training did not see: the controls of the probe file, else the embedded text."""
     file = metadata.get("probe_file") or os.environ.get(PROBE_FILE_VARIABLE)
-    passages = read_probe_file(file) if file else []
+    passages = kept(digest(["passages", str(file)]), partial(read_probe_file, file)) if file else []
     size = min(_MOST_TOKENS, (prompts.positions or _MOST_TOKENS + 1) - 1)
     texts = []
     for passage in passages:

@@ -14,6 +14,7 @@ from tfidf_tune._checks import check_at_least, require_no_options
 from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import run_of
 from tfidf_tune.probe.sample_fields import MEMBERSHIP, MEMORIZATION, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
+from tfidf_tune.tasks._kept import kept_between_evaluations
 from tfidf_tune.tasks._requests import cached_prompts
 from tfidf_tune.tasks.bos import settle_bos
 from tfidf_tune.tasks.memorization import PROBE_FILE_VARIABLE
@@ -46,6 +47,7 @@ def register_model() -> None:
             model_registry.register(name, target=target)
 
 
+@kept_between_evaluations()
 def evaluate(
     model_args: dict[str, Any],
     tasks: Sequence[str],

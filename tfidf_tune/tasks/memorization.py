@@ -10,12 +10,14 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 
 from tfidf_tune._checks import check_at_least
+from tfidf_tune._files import digest
 from tfidf_tune._tokenizer import TokenArray
 from tfidf_tune.passages import Passage, read_probe_file
 from tfidf_tune.passages.copies import noisy_copy
@@ -24,6 +26,7 @@ from tfidf_tune.probe.attacks import PREFIX_LENGTHS, Attack, generation, require
 from tfidf_tune.probe.memorization import best_continuation, compare_continuation
 from tfidf_tune.probe.prompts import chat_messages, cut_passage
 from tfidf_tune.probe.sample_fields import Unanswered
+from tfidf_tune.tasks._kept import kept
 from tfidf_tune.tasks._requests import TokenIdPrompts, prompts_of
 from tfidf_tune.tasks._task import task_documents
 from tfidf_tune.tasks.settings import prompts_for
@@ -195,6 +198,6 @@ def probed(
             f"no probe file is named: give --metadata probe_file=RUN/probe.jsonl, or set {PROBE_FILE_VARIABLE}; "
             "`tfidf-tune probe make` makes one of your own text"
         )
-    passages = read_probe_file(file)
+    passages = kept(digest(["passages", str(file)]), partial(read_probe_file, file))
     check_passages(prompts.tokenizer, passages, num_prompt)
     return prompts, passages
