@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
-from tqdm import tqdm
-
 from tfidf_tune._files import atomic_folder, remove_folder
 from tfidf_tune._printing import say
 from tfidf_tune._processes import OWN_COMMAND, harness_settings
@@ -107,6 +105,8 @@ def _run(commands: Iterable[tuple[Path, list[str]]]) -> None:
         env = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}  # a process that waits leaves the cores to the other
         with log.open("w") as file:
             return subprocess.run([*OWN_COMMAND, *arguments], stdout=file, stderr=file, env=env, check=False).returncode
+
+    from tqdm import tqdm
 
     left = [(log, arguments) for log, arguments in commands if arguments]
     with ThreadPoolExecutor(max_workers=2) as pool, tqdm(total=len(left), unit="command", disable=not left) as bar:
