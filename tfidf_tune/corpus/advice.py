@@ -25,7 +25,7 @@ class Advice(NamedTuple):
 
     def __str__(self) -> str:
         text = f"{self.text[0].upper()}{self.text[1:]}"
-        return f"{text}: {self.advice} (`{self.setting}`). {self.reason}"
+        return f"{text}: {self.advice} ({self.setting}). {self.reason}"
 
 
 NOTHING = Advice(
