@@ -288,7 +288,7 @@ def test_the_commands_that_a_run_of_several_processes_prints_run_as_they_stand(c
     entry = json.loads((run / "metrics.jsonl").read_text())
     config = OmegaConf.load(run / "config.yaml")
     assert entry["num_sequences"] == 2 * config.batch_size * config.gradient_accumulation_steps
-    (results,) = run.rglob("results_*.json")
+    (results,) = (run / "evaluation" / "checkpoint_100pct").rglob("results_*.json")
     recorded = json.loads(results.read_text())["configs"]["tfidf_memorization_prefixes"]["metadata"]["run"]
     assert (recorded["folder"], recorded["num_sequences"]) == (str(run), entry["num_sequences"])
 

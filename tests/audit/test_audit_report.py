@@ -92,7 +92,10 @@ def test_the_verdict_follows_from_the_interval_and_the_number_of_passages(
     report = report_of(run_of(targets, controls, num_injections={}))
     noticed = "" if verdict.startswith(("Too few", "results/tiny:")) else NOTICED.format(num_targets)
     read = "Shown the text, it reads 27.0 of 48 tokens."
-    assert report.verdict == f"{verdict}{noticed}; 0 of {num_targets} passages verbatim for up to 12 tokens. {read}"
+    assert (
+        report.verdict
+        == f"{verdict}{noticed}; 0 of {num_targets} passages verbatim for up to 12 tokens, about 12 words. {read}"
+    )
     assert [text.startswith(start) for text, start in zip(report.footnotes, caveats, strict=True)] == [True] * len(
         caveats
     )
@@ -101,7 +104,9 @@ def test_the_verdict_follows_from_the_interval_and_the_number_of_passages(
 def test_a_passage_recited_verbatim_is_stated_though_the_average_shows_nothing():
     targets = many(60, "target", lambda i: i % 3) | {"target-0": (12, 12)}
     report = report_of(run_of(targets, many(60, "control", lambda i: i % 3), num_injections={}))
-    assert report.verdict.startswith(f"{NO_MORE}{NOTICED.format(60)}; 1 of 60 passages verbatim for up to 12 tokens. ")
+    assert report.verdict.startswith(
+        f"{NO_MORE}{NOTICED.format(60)}; 1 of 60 passages verbatim for up to 12 tokens, about 12 words. "
+    )
     assert report.tables[0].rows[0][3] == "1 of 60 (at most 7.7 %)"  # Clopper and Pearson, one-sided
     (note,) = table_of(report, "targets_and_controls").notes
     assert "Further than any control (LMS at most 2): 1 of 60 targets." in note

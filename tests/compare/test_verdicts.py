@@ -150,6 +150,30 @@ def test_recitation_and_cost_are_of_the_last_checkpoint_that_all_runs_share():
     assert numbers(made.tables[0].frame["Perplexity against CE (%)"][1])[0] == pytest.approx(20)
 
 
+def test_the_start_has_a_row_and_no_verdict():
+    """It changes no other row and no correction for the number of comparisons."""
+    compared = [*runs_of((20, 16), (20, 20.4))]
+    probed = [*drawn(2, 40, seed=5), *drawn(2, 40, kind="control", seed=99)]
+    start = run("start", [evaluation(0, probed, blocks=noisy_blocks(90), num_read=(48,) * 10)], seed=None)
+    made = comparison_report(results(*compared, start))
+    without = comparison_report(results(*compared))
+    assert made.title == without.title
+    assert made.verdict.removesuffix(", start 0 of 40.") == without.verdict.removesuffix(".")
+    tables, expected = ({table.name: table.frame for table in each.tables} for each in (made, without))
+    for name, frame in tables.items():
+        if "Objective" in frame:
+            rows = frame[frame["Objective"] != "start"]
+            assert rows.to_dict("records") == expected[name].to_dict("records"), name
+    assert tables["perplexity"]["Objective"].tolist() == ["CE", "TF-IDF", "start"]
+    row = tables["overview"].to_dict("records")[2]
+    assert row["Objective"] == "start"
+    assert numbers(row["Recited above chance"])[1] < 0.5
+    with pytest.raises(ValueError, match="nothing to compare: there is only"):
+        comparison_report(results(compared[0], start))
+    against_start = comparison_report(results(compared[0], start), baseline="start").verdict
+    assert re.match(r"CE recites \d+\.\d % more than start by the average LMS", against_start)
+
+
 def test_a_model_without_a_run_to_compare_with_is_named():
     lone = run("IDF", [evaluation(100, targets(*[4] * 12))], model="Other")
     said = comparison_report(results(*runs_of(), lone)).verdict

@@ -13,6 +13,7 @@ from helpers.fakes.tasks import Output, run_tasks
 
 from tfidf_tune._checks import SetupError
 from tfidf_tune.passages import read_probe_file, write_probe_file
+from tfidf_tune.results import import_results
 from tfidf_tune.tasks import membership, memorization, perplexity, run_evaluation
 from tfidf_tune.tasks.run_evaluation import evaluate_run, milestones, tasks_of_run
 
@@ -145,6 +146,38 @@ def test_a_milestone_is_evaluated_once_and_again_when_its_results_are_of_somethi
     os.utime(run / "probe.jsonl", (later, later))
     evaluate_run(run, limit=2)
     assert evaluated() == ["50pct", "100pct"]
+
+
+def test_the_start_is_evaluated_beside_the_milestones_and_is_one_model_for_all_runs_from_it(
+    run, llama, monkeypatch, tmp_path
+):
+    """Under any label of a run; the runs have seeds and learning rates, the start has none."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config |= {"model": {"_component_": "m"}, "loss": {"_component_": "tfidf_tune.loss.TFIDFLoss"}, "seed": 3}
+    config["checkpointer"] = {"checkpoint_dir": str(llama)}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(run_evaluation, "milestones", lambda folder: [folder / "checkpoint_100pct"])
+    other = shutil.copytree(run, tmp_path / "runs" / "other")
+    settings = {"max_new_tokens": 8}
+    for folder in (run, other):
+        evaluate_run(folder, ["tfidf_memorization_p50"], settings, model_args={"dtype": "float32"}, device="cpu")
+    found = import_results([f"first={run}", f"second={other}"])
+    assert [(one.objective, one.progress, one.seed) for one in found.checkpoints] == [
+        ("first", 100, 3), ("start", 0, None), ("second", 100, 3)
+    ]  # fmt: skip
+    assert {one.model for one in found.checkpoints} == {f"{llama.name} (full)"}
+    assert {len(one.samples) for one in found.checkpoints} == {len(found.checkpoints[0].samples)}
+    lms = [max(sample.lms for sample, _ in one.samples) for one in found.checkpoints]
+    assert lms[1] < lms[0] == lms[2]
+    # Later evaluations leave it as it is, and without its weights, or by an option, there is none.
+    written = sorted(run.rglob("results_*.json"))
+    evaluate_run(run, ["tfidf_memorization_p50"], settings)
+    assert sorted(run.rglob("results_*.json")) == written
+    for more, name in (({"with_start": False}, llama), ({}, tmp_path / "gone")):
+        (run / "config.yaml").write_text(yaml.safe_dump(config | {"checkpointer": {"checkpoint_dir": str(name)}}))
+        shutil.rmtree(run / "evaluation")
+        evaluate_run(run, ["tfidf_memorization_p50"], settings, **more, device="cpu", limit=1)
+        assert [path.name for path in (run / "evaluation").iterdir()] == ["checkpoint_100pct"]
 
 
 def test_what_is_no_run_or_has_no_passages_is_refused(run, tmp_path, evaluated, run_command):

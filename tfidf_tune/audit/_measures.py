@@ -43,8 +43,8 @@ class Facts:
     ``controls``. ``num_verbatim`` targets are recited completely from at least one prompt of any attack.
     ``num_unanswered`` answers were withheld by a server, or empty. ``recited`` counts the passages that are recited
     further than unseen text from any prompt of any attack; None without controls that were answered. ``has_bos`` is
-    whether BOS was before each prompt, None if that is not known. ``num_with_eos`` passages have EOS inside. An answer
-    for a target was compared with at most ``longest`` tokens; the longest answer has ``longest_answer`` tokens.
+    whether BOS was before each prompt, None if that is not known. ``num_with_eos`` passages have EOS inside. A token
+    is ``words_a_token`` words on average, NaN if that is not known. An answer for a target was compared with at most ``longest`` tokens; the longest answer has ``longest_answer`` tokens.
     """
 
     def __init__(self, results: Results, at: int) -> None:
@@ -81,6 +81,7 @@ class Facts:
         given = own.loc[own["metric"] == "has_bos", "value"]
         self.has_bos: bool | None = None if given.empty else bool(given.iloc[0])
         self.is_served = is_served(scores, at)
+        self.words_a_token = float(own.loc[own["metric"] == "words_a_token", "value"].mean())
         self.num_with_eos = int((own["metric"] == "has_eos").sum())
         unanswered = self.samples.groupby("kind")["unanswered"].sum()
         self.num_unanswered_targets = int(unanswered.get("target", 0))

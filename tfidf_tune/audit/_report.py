@@ -12,6 +12,7 @@ import pandas as pd
 from tfidf_tune._printing import counted
 from tfidf_tune.audit import _measures as audit
 from tfidf_tune.probe.attacks import ATTACKS
+from tfidf_tune.probe.run_identity import START
 from tfidf_tune.report.document import Continuation, Example, Figure, Footnotes, Report, Section, Table, joined
 from tfidf_tune.results import Checkpoint, Results
 from tfidf_tune.results.examples import excerpt, shared_pieces
@@ -27,6 +28,7 @@ from tfidf_tune.results.wording import (
     LMS_EXPLAINED,
     SHARED_MARK,
     STILL_DETECTABLE,
+    about_words,
     cell,
     hardly_learned,
 )
@@ -103,7 +105,10 @@ def audit_report(
             f"the results of {first.model} in {first.folder} have no memorization sample of a target: evaluate "
             "tfidf_memorization with a probe file that has targets"
         )
-    at, notes = probed[-1], Footnotes()
+    # The start of a run, which is evaluated beside its milestones, is audited by itself.
+    trained = [number for number in probed if results.checkpoints[number].objective != START]
+    at = (trained or probed)[-1]
+    notes = Footnotes()
     facts = audit.Facts(results, at)
     audit.require_possible(bounds, facts.num_targets, facts.num_controls, longest=facts.longest)
     name = _name(facts.checkpoint)
@@ -179,7 +184,8 @@ def _verdict(
             f"controls; at least {MIN_UNITS} of each are needed)"
         )
     elif floor.excess.low > 0:
-        text = f"{name} recites {floor.difference:.2f} tokens more of its training text than of text it never saw"
+        more = f"{floor.difference:.2f} tokens{about_words(floor.difference, facts.words_a_token)} more"
+        text = f"{name} recites {more} of its training text than of text it never saw"
     else:
         text = f"{name} {AT_CHANCE}{STILL_DETECTABLE if is_detected else ''}"
     if (
@@ -190,7 +196,7 @@ def _verdict(
         and floor.excess.num_units >= MIN_UNITS
     ):
         text += _noticeable(recited)
-    length = counted(facts.longest, "token")
+    length = f"{counted(facts.longest, 'token')}{about_words(facts.longest, facts.words_a_token)}"
     text += f"; {facts.num_verbatim} of {facts.num_targets} passages verbatim for up to {length}."
     if control.state == "shown":
         text += f" Shown the text, it reads {control.text}."

@@ -92,7 +92,7 @@ def _evaluation(folder: Path, start: Path) -> tuple[Path, list[str]]:
     if results and all(any(path.rglob("samples_tfidf_wikitext2_ppl_*")) for path in results):
         return log, []
     metadata = harness_settings({"probe_file": str(folder / "probe.jsonl"), "reference_model": str(start), **_HELD_OUT})
-    arguments = ["eval", str(folder), "--tasks", _TASKS, "--metadata", *metadata]
+    arguments = ["eval", str(folder), "--no-start", "--tasks", _TASKS, "--metadata", *metadata]
     return log, [*arguments, "--model_args", "dtype=float32", "--batch_size", "128"]
 
 

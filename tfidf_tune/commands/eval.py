@@ -86,7 +86,8 @@ def _evaluate_run(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="tfidf-tune eval",
         usage="tfidf-tune eval RUN [OPTIONS]",
-        description="Evaluate all milestones of a run in one process, each into RUN/evaluation. A milestone that has "
+        description="Evaluate all milestones of a run and the model that it was started from in one process, each into "
+        "RUN/evaluation. A model that has "
         "results of the same tasks and settings is left as it is.",
         epilog="example: tfidf-tune eval runs/mine_lora",
     )
@@ -100,6 +101,7 @@ def _evaluate_run(arguments: list[str]) -> None:
     add("--batch_size", type=whole_number(1), default=32, help="default: %(default)s")
     add("--device", help="default: a GPU if there is one")
     add("--limit", type=whole_number(1), help="documents of each task; default: all")
+    add("--no-start", action="store_true", help="leave out the model that the run was started from")
     add("--overwrite", action="store_true", help="evaluate milestones again that have results")
     options = parser.parse_args(arguments)
     from tfidf_tune.tasks.run_evaluation import evaluate_run
@@ -113,6 +115,7 @@ def _evaluate_run(arguments: list[str]) -> None:
         device=options.device,
         limit=options.limit,
         overwrite=options.overwrite,
+        with_start=not options.no_start,
     )
 
 

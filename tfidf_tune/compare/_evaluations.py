@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from tfidf_tune.probe.run_identity import START
 from tfidf_tune.results.floor import Floor, floor_of
 from tfidf_tune.results.intervals import ALPHA, Interval, bootstrap_interval, holm
 from tfidf_tune.results.table import (
@@ -85,8 +86,11 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
         ValueError: If there is only one run, no run has the baseline, or runs of a model were not asked the same.
     """
     runs = results.checkpoints
-    if len({one.run for one in runs}) < 2:
-        found = f"only {runs[0].folder} ({runs[0].setting}, {runs[0].objective})" if runs else "no run"
+    trained = {one.run: one for one in runs if one.objective != START}
+    if len(trained) < 2 and baseline != START:
+        found = "no run"
+        for one in trained.values():
+            found = f"only {one.folder} ({one.setting}, {one.objective})"
         raise ValueError(f"nothing to compare: there is {found}; for a single model use `tfidf-tune probe audit`")
     objectives, table = comparable_runs(results, baseline)
     totals = totals_by_unit(results.scores)
@@ -114,6 +118,7 @@ def totals_by_unit(scores: pd.DataFrame) -> dict[tuple[int, str, str], tuple[Flo
 def shared_progress(evaluations: pd.DataFrame, *measures: Measure) -> list[int]:
     """Return, ascending, the progress values at which every run with these measures has all of them."""
     is_measured = evaluations[[measure.label for measure in measures]].notna().all(axis=1)
+    is_measured &= evaluations["objective"] != START
     runs_at: dict[int, set[object]] = {}
     for progress, run in zip(evaluations["progress"][is_measured], evaluations["run"][is_measured], strict=True):
         runs_at.setdefault(progress, set()).add(run)
@@ -122,8 +127,9 @@ def shared_progress(evaluations: pd.DataFrame, *measures: Measure) -> list[int]:
 
 
 def at_last(evaluations: pd.DataFrame, *measures: Measure) -> pd.DataFrame:
-    """Return the evaluations of a setting at the last progress where all runs have the measures, or none."""
-    return evaluations[evaluations["progress"] == max(shared_progress(evaluations, *measures), default=None)]
+    """Return the evaluations of a setting at the last progress where all runs have the measures, and of the start."""
+    last = max(shared_progress(evaluations, *measures), default=None)
+    return evaluations[(evaluations["progress"] == last) | (evaluations["objective"] == START)]
 
 
 def having_at_last(evaluations: pd.DataFrame, measure: Measure) -> Iterator[tuple[str, str, pd.DataFrame]]:
@@ -153,6 +159,7 @@ def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], 
     Runs must differ and be asked the same; a task that was not run is not a difference.
     """
     objectives = list(dict.fromkeys(one.objective for one in results.checkpoints))
+    objectives.sort(key=lambda name: name == START)  # the start comes last
     if baseline is None:
         baseline = "CE" if "CE" in objectives else objectives[0]
     if baseline not in objectives:
@@ -210,18 +217,23 @@ def compare_objectives(evaluations: pd.DataFrame, baseline: str) -> pd.DataFrame
         for measure in COMPARED:
             last = at_last(own, LMS, measure)
             last_with[measure] = at_last(own, measure) if last.empty else last
-        for objective in own["objective"].unique()[1:]:
+        for objective in _compared(own):
             for measure, last in last_with.items():
                 before, after = (unit_totals(last[last["objective"] == of], measure) for of in (baseline, objective))
                 if before is not None and after is not None:
                     reduction = _reduction(measure, before, after)
-                    rows.append((setting, objective, measure.label, *reduction, last["progress"].iloc[0]))
+                    rows.append((setting, objective, measure.label, *reduction, last["progress"].max()))
     names = ["setting", "objective", "measure", "baseline", "other", "reduction", *Interval._fields, "progress"]
     table = pd.DataFrame(rows, columns=names)
     table["p_value"] = table.groupby("setting")["p_value"].transform(holm)
     intervals = table[["low", "high", "num_units"]].itertuples(index=False, name=None)
     said = pd.Series([Interval(*interval).significant for interval in intervals], dtype=object)
     return table.assign(significant=said.mask((said == "yes") & (table["p_value"] >= ALPHA), "no"))
+
+
+def _compared(evaluations: pd.DataFrame) -> list[str]:
+    """Return the objectives of a setting that are compared with the baseline, its first; the start is only shown."""
+    return [str(objective) for objective in evaluations["objective"].unique()[1:] if objective != START]
 
 
 def _reduction(measure: Measure, baseline: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> tuple[float, ...]:
@@ -265,7 +277,7 @@ def compare_at_equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> pd.
         of_baseline, last = own[own["objective"] == baseline], at_last(own, LMS, PERPLEXITY)
         path = [of_baseline[of_baseline["progress"] == at] for at in shared_progress(of_baseline, LMS, PERPLEXITY)]
         points = np.array([[value_of(one, PERPLEXITY), value_of(one, LMS)] for one in path])
-        for objective in own["objective"].unique()[1:] if path and np.isfinite(points).all() else ():
+        for objective in _compared(own) if path and np.isfinite(points).all() else ():
             end = last[last["objective"] == objective]
             perplexity, lms = value_of(end, PERPLEXITY), value_of(end, LMS)
             if not math.isfinite(perplexity) or math.isnan(lms):

@@ -11,6 +11,7 @@ import pandas as pd
 from tfidf_tune.compare._evaluations import compare_objectives, evaluation_table, having_at_last, lms_floors
 from tfidf_tune.compare._figures import comparison_figures
 from tfidf_tune.compare._tables import comparison_tables, recited_by_objective, unshown_objectives
+from tfidf_tune.probe.run_identity import START
 from tfidf_tune.report.document import Example, Footnotes, Report, joined
 from tfidf_tune.results.examples import recitation_examples
 from tfidf_tune.results.floor import Floor
@@ -42,7 +43,7 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
     likelihoods = [row for one in tables if one.name == "membership" for row in one.frame.to_dict("records")]
     detectable = {(row["Model"], row["Objective"]) for row in likelihoods if is_detectable(row)}
     last = {one.run: (at, one.title) for at, one in enumerate(results.checkpoints)}
-    others = [one.objective for one in results.checkpoints if one.objective != baseline]
+    others = [one.objective for one in results.checkpoints if one.objective not in (baseline, START)]
     return Report(
         title=f"{joined(others)} against {baseline}" if others else baseline,
         verdict=_verdict(reductions, floors, detectable, unshown_objectives(results, evaluations), baseline)
@@ -69,7 +70,8 @@ def _verdict(
     at_chance = {names for names, floor in floors.items() if floor is not None and floor.reached}
     objectives: dict[str, list[str]] = {}
     for setting, objective in floors:
-        objectives.setdefault(setting, []).append(objective)
+        if objective != START or baseline == START:
+            objectives.setdefault(setting, []).append(objective)
     alone = {name: joined(own) for name, own in objectives.items() if baseline not in own or own == [baseline]}
     if len(alone) == len(objectives):
         have = "; ".join(f"{name}: {own}" for name, own in alone.items())
@@ -78,7 +80,9 @@ def _verdict(
             "objective of a model trained elsewhere, give OBJECTIVE=FOLDER."
         )
     clauses = []
-    for setting, objective in [names for names in floors if names[0] not in alone and names[1] != baseline]:
+    for setting, objective in floors:
+        if setting in alone or objective in (baseline, START):
+            continue
         own = reductions[(reductions["setting"] == setting) & (reductions["objective"] == objective)]
         rows = {row.measure: row for row in own.itertuples()}
         recited = rows.get(LMS.label)

@@ -16,6 +16,7 @@ from tfidf_tune.compare._evaluations import (
     unit_totals,
     value_of,
 )
+from tfidf_tune.probe.run_identity import START
 from tfidf_tune.report.document import Footnotes, Table, joined, tabulate
 from tfidf_tune.results import wording as words
 from tfidf_tune.results.floor import Floor
@@ -120,7 +121,7 @@ def _overview(
             ends = bootstrap_interval(VERBATIM.value, *totals)[:2] if totals[0].any() else bound
             verbatim = words.cell(100 * VERBATIM.value(*totals), (100 * ends[0], 100 * ends[1]), 1)
         one = costs.get((setting, objective))
-        if one is not None and {one.progress} >= set(shared["progress"]):  # the price at the same checkpoint
+        if one is not None and (shared["progress"].isin((one.progress, 0))).all():  # the price at the same checkpoint
             cost = words.cell(-100 * one.reduction, (-100 * one.high, -100 * one.low), 1, "+")
         auc = aucs.get((setting, objective))
         detected = auc and words.cell(auc["AUC"], (auc.get("AUC from", math.nan), auc.get("AUC to", math.nan)))
@@ -160,8 +161,9 @@ def _overview(
         "(hypergeometric tests, corrected by Holm's method), summed over seeds. Shown the text: what a model reads of "
         "held-out passages that stand in front of the prompt; where it reads nothing, a clean result says nothing.",
         "Recited above chance: LMS of training passages minus LMS of held-out passages, in tokens, on average. "
-        f"{words.LMS_EXPLAINED}. Verbatim: continuations that are exactly the passage. Membership AUC: how often a "
-        "training passage looks more like training text by its loss than a held-out one; 0.5 is chance.",
+        f"{words.LMS_EXPLAINED}{_tokens_in_words(results, floors)}. Verbatim: continuations that are exactly the "
+        "passage. Membership AUC: how often a training passage looks more like training text by its loss than a "
+        "held-out one; 0.5 is chance.",
         f"In brackets: 95 % intervals over passages and blocks, {over}.{footnotes.mark(*caveats)}",
     ]
     frame = pd.DataFrame(rows, columns=["Model", "Objective", *headers], dtype=object)
@@ -169,6 +171,16 @@ def _overview(
     if frame["Shown the text"].isna().all():  # older results
         table = replace(table, frame=frame.drop(columns="Shown the text"))
     return table
+
+
+def _tokens_in_words(results: Results, floors: Mapping[tuple[str, str], Floor | None]) -> str:
+    """Say in words what the largest LMS above chance is: "; 29.7 tokens are about 22 words"; "" if it is not known."""
+    rates = results.scores.loc[results.scores["metric"] == "words_a_token", "value"]
+    largest = max((floor.difference for floor in floors.values() if floor is not None), default=0.0)
+    shown = words.about_words(largest, rates.mean()).removeprefix(", ")
+    if largest < 1 or not shown:
+        return ""
+    return f"; {largest:.1f} tokens are {shown}"
 
 
 def recited_by_objective(scores: pd.DataFrame, evaluations: pd.DataFrame) -> dict[tuple[str, str], str]:
@@ -340,7 +352,7 @@ def _scores(results: Results, evaluations: pd.DataFrame, footnotes: Footnotes, n
 
 def _checkpoint_note(groups: _Groups) -> list[str]:
     """Say where the last checkpoint is not the end of training."""
-    last = {setting: having["progress"].iloc[0] for setting, _, having in groups}
+    last = {setting: having["progress"].iloc[0] for setting, objective, having in groups if objective != START}
     where = ", ".join(f"{name} at {progress} %" for name, progress in last.items() if progress < 100)
     shared = f"Not the end of training, but the last checkpoint that all runs of the model share: {where}."
     return [shared] if where else []

@@ -19,6 +19,8 @@ HELD_OUT = "held_out.jsonl"
 """In the folder of a run, the text of its controls."""
 EVALUATION = "evaluation"
 """In the folder of a run, the results of its milestones."""
+START = "start"
+"""Objective of the model that a run was started from, which no objective has trained."""
 MILESTONE = re.compile(r"checkpoint_(100|\d\d?)pct")
 # Where the class does not have the usual name; GoldfishWeighting and GoldfishCrossEntropyLoss do.
 _OBJECTIVES = {"": "CE", "Uniform": "CE", "TFIDF": "TF-IDF"}
@@ -101,6 +103,24 @@ def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
         "num_sequences": _num_sequences(folder / "metrics.jsonl"),
     }
     return checked_run(run, folder)
+
+
+def start_of_run(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Return the folder of the model that a run was started from, and its description beside the milestones.
+
+    The description is as in :func:`run_of`, with the objective "start" and a progress of 0; it is the same for all
+    runs from this model. None if the run's config names no folder with weights.
+    """
+    run = run_of({"pretrained": str(folder / "checkpoint_100pct")})
+    checkpointer = _read(folder / "config.yaml").get("checkpointer")
+    if not run or not isinstance(checkpointer, dict):
+        return None
+    base = Path(str(checkpointer.get("checkpoint_dir"))).expanduser()
+    if not any(base.glob("*.safetensors")) and not any(base.glob("*.bin")):
+        return None
+    nothing_trained = dict.fromkeys(("learning_rate", "seed", "recipe", "loss", "training_seconds", "num_sequences"))
+    start = run | nothing_trained | {"objective": START, "progress": 0, "folder": str(base.resolve())}
+    return base, checked_run(start, folder)
 
 
 def sample_by_of_run(model_args: Mapping[str, Any]) -> SampleBy | None:

@@ -9,12 +9,11 @@ from typing import TypeAlias
 
 from tfidf_tune.probe import ProbeSample
 from tfidf_tune.report.document import Continuation, Example
-from tfidf_tune.results.table import Checkpoint
+from tfidf_tune.results.table import LONGEST_WORD, Checkpoint
 
 Decode: TypeAlias = Callable[[list[int]], str]
 Pieces: TypeAlias = tuple[tuple[str, bool], ...]
 _EXCERPT = 160
-_LONGEST_WORD = 20  # text with longer words on average is compared by character
 
 
 def recited_pieces(sample: ProbeSample, decode: Decode | None) -> Pieces:
@@ -46,7 +45,7 @@ def shared_pieces(truth: str, said: str) -> tuple[Pieces, Pieces]:
     Runs of at least two words count, of text without spaces runs of at least eight characters.
     """
     both, least = [re.findall(r"\s*\S+", text) for text in (truth, said)], 2
-    if any(len(text) > _LONGEST_WORD * len(words) for text, words in zip((truth, said), both, strict=True)):
+    if any(len(text) > LONGEST_WORD * len(words) for text, words in zip((truth, said), both, strict=True)):
         both, least = [list(truth), list(said)], 8
     ours, theirs = ([word.strip() for word in words] for words in both)
     blocks = SequenceMatcher(None, ours, theirs, autojunk=False)

@@ -13,8 +13,15 @@ from typing import Any, NamedTuple, TypeAlias
 from pydantic import TypeAdapter
 
 from tfidf_tune.probe import sample_fields as logged
-from tfidf_tune.probe.run_identity import MILESTONE, checked_run, run_of
-from tfidf_tune.results.table import UNKNOWN_OBJECTIVE, Checkpoint, Results, merge_provenance, scores_table
+from tfidf_tune.probe.run_identity import MILESTONE, START, checked_run, run_of
+from tfidf_tune.results.table import (
+    LONGEST_WORD,
+    UNKNOWN_OBJECTIVE,
+    Checkpoint,
+    Results,
+    merge_provenance,
+    scores_table,
+)
 
 _Row: TypeAlias = tuple[str, str, str, float, float, float]
 """metric, kind, unit, prefix, value, count."""
@@ -111,6 +118,20 @@ def _rows(kind: str, unit: str, values: Mapping[str, float | None], prefix: floa
     return rows
 
 
+def _words_a_token(samples: Iterable[logged.ProbeSample]) -> float:
+    """Return how many words a token of the passages has on average; NaN for text without spaces between words."""
+    num_characters = 0
+    num_words = 0
+    num_tokens = 0
+    for sample in samples:
+        num_characters += len(sample.reference_text)
+        num_words += len(sample.reference_text.split())
+        num_tokens += len(sample.reference_ids)
+    if num_tokens == 0 or num_characters > LONGEST_WORD * num_words:
+        return math.nan
+    return num_words / num_tokens
+
+
 def _with_scores(checkpoint: Checkpoint, documents: Iterable[_Document]) -> tuple[Checkpoint, list[_Row]]:
     """Complete a checkpoint, and return its scores; a prompt that several tasks have counts once, as in the last."""
     in_order = sorted({(doc.what, doc.unit): doc for doc in documents}.values(), key=lambda doc: doc.what == "prompts")
@@ -125,6 +146,7 @@ def _with_scores(checkpoint: Checkpoint, documents: Iterable[_Document]) -> tupl
     rows += [row for at, number in injections.items() for row in _rows(*at, {"num_injections": number})]
     with_eos = {(sample.kind, sample.passage_id) for sample, fields in of_prompts if fields.get("has_eos")}
     rows += [row for at in sorted(with_eos) for row in _rows(*at, {"has_eos": 1.0})]
+    rows += _rows("model", "", {"words_a_token": _words_a_token(sample for sample, _ in of_prompts)})
     if sizes := [doc.fields["vocab_size"] for doc in in_order if "vocab_size" in doc.fields]:
         rows += _rows("model", "", {"vocab_size": max(sizes)})
     # Squad and CNN/DailyMail have BOS in their prompts whatever the setting is.
@@ -306,7 +328,11 @@ def _identified(
         run |= {"progress": int(milestone[1]) if milestone else 100, "folder": str(file.parent), "provenance": None}
     if label is not None:
         model, _, objective = label.rpartition(":")
-        run |= {"model": model.strip() or run["model"], "objective": objective.strip()}
+        run["model"] = model.strip() or run["model"]
+        if run["objective"] == START:
+            label = None  # the start of runs with different labels is one model
+        else:
+            run["objective"] = objective.strip()
     provenance = run.pop("provenance")
     run.pop("bos", None)  # the documents have what was given
     is_served = "base_url" in model_args or any(backend not in _LOADED_HERE for backend in backends - {"None"})

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tfidf_tune._printing import counted
 from tfidf_tune.results.intervals import ENOUGH_UNITS, MIN_UNITS, Interval
 from tfidf_tune.results.table import BY_LABEL, PASSAGE_NLL, PERPLEXITY
 
@@ -62,6 +63,13 @@ def hardly_learned(scores: pd.DataFrame, names: Mapping[int, str]) -> str:
                 said.append(f"{name} (perplexity {shown}, vocabulary {size:,.0f})")
     more = f" and {len(said) - MOST_CLAUSES} more" if len(said) > MOST_CLAUSES else ""
     return f" Hardly learned: {', '.join(said[:MOST_CLAUSES])}{more}." if said else ""
+
+
+def about_words(num_tokens: float, rate: float) -> str:
+    """Say how many words so many tokens are, ", about 22 words"; "" if the rate is unknown."""
+    if math.isnan(rate):
+        return ""
+    return f", about {counted(round(rate * num_tokens), 'word')}"
 
 
 def few_units(fewest: float) -> list[str]:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from tfidf_tune._checks import SetupError
 from tfidf_tune.passages import Passage, read_probe_file
 from tfidf_tune.probe.attacks import PREFIX_LENGTHS
-from tfidf_tune.probe.run_identity import ALL_PASSAGES, EVALUATION, HELD_OUT, MILESTONE
+from tfidf_tune.probe.run_identity import ALL_PASSAGES, EVALUATION, HELD_OUT, MILESTONE, START, start_of_run
 from tfidf_tune.probe.sample_fields import MEMBERSHIP
 from tfidf_tune.tasks._kept import kept_between_evaluations
 from tfidf_tune.tasks.evaluation import MODEL_NAME, evaluate, with_positive_controls
@@ -96,11 +96,13 @@ def evaluate_run(
     device: str | None = None,
     limit: int | None = None,
     overwrite: bool = False,
+    with_start: bool = True,
 ) -> None:
     """Evaluate the milestones of a run, each into ``evaluation/checkpoint_<n>pct`` of its folder.
 
-    Texts are tokenized once, and a reference model is loaded once. A milestone that has results of the same tasks with
-    the same settings, newer than its weights and its passages, is left as it is.
+    The model that the run was started from is evaluated first, into ``evaluation/start``. Texts are tokenized once, and
+    a reference model is loaded once. A model that has results of the same tasks with the same settings, newer than its
+    weights and its passages, is left as it is.
 
     Args:
         folder (Path): of the run.
@@ -111,6 +113,7 @@ def evaluate_run(
         device (str | None): device of the model. Default: None, a GPU if there is one, else the CPU
         limit (int | None): documents of each task. Default: None, all
         overwrite (bool): evaluate milestones again that have results. Default: False
+        with_start (bool): evaluate the start too, if it is a folder that is still there. Default: True
 
     Raises:
         SetupError: If the run has no milestone or no passages.
@@ -125,16 +128,24 @@ def evaluate_run(
         settings = of_run | settings if tasks is None else {"probe_file": of_run["probe_file"]} | settings
         tasks = chosen if tasks is None else tasks
     tasks = with_positive_controls(tasks, settings)
-    with kept_between_evaluations(), tqdm(checkpoints, desc=f"Evaluating {folder.name}", unit="checkpoint") as bar:
-        for checkpoint in bar:
-            output = folder / EVALUATION / checkpoint.name
-            if not overwrite and limit is None and _has_results(output, checkpoint, tasks, settings):
+    # Where the results of each model go, and what is recorded of it beside the settings.
+    models: dict[Path, tuple[str, dict[str, Any]]] = {}
+    start = start_of_run(folder) if with_start else None
+    if start is not None:
+        base, description = start
+        models[base] = START, {"run": description}
+    for checkpoint in checkpoints:
+        models[checkpoint] = checkpoint.name, {}
+    with kept_between_evaluations(), tqdm(models.items(), desc=f"Evaluating {folder.name}", unit="model") as bar:
+        for model, (name, recorded) in bar:
+            output = folder / EVALUATION / name
+            if not overwrite and limit is None and _has_results(output, model, tasks, settings):
                 continue
             evaluate(
-                {"pretrained": str(checkpoint)} | dict(model_args or {}),
+                {"pretrained": str(model)} | dict(model_args or {}),
                 tasks,
                 output,
-                metadata=settings,
+                metadata=settings | recorded,
                 batch_size=batch_size,
                 device=device,
                 limit=limit,
