@@ -44,7 +44,8 @@ class Facts:
     ``num_unanswered`` answers were withheld by a server, or empty. ``recited`` counts the passages that are recited
     further than unseen text from any prompt of any attack; None without controls that were answered. ``has_bos`` is
     whether BOS was before each prompt, None if that is not known. ``num_with_eos`` passages have EOS inside. A token
-    is ``words_a_token`` words on average, NaN if that is not known. An answer for a target was compared with at most ``longest`` tokens; the longest answer has ``longest_answer`` tokens.
+    is ``words_a_token`` words on average, NaN if that is not known. An answer for a target was compared with at most
+    ``longest`` tokens; the longest answer has ``longest_answer`` tokens.
     """
 
     def __init__(self, results: Results, at: int) -> None:
