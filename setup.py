@@ -1,4 +1,6 @@
-"""What pyproject.toml cannot state: the packages of three folders, and a README without relative links."""
+"""What pyproject.toml cannot state: the packages of three folders, and a README without relative
+links.
+"""
 
 import re
 from pathlib import Path
@@ -9,7 +11,11 @@ from setuptools import find_packages, setup
 _RELATIVE_LINK = re.compile(r"!?\[([^\]]*)\]\((?!https?://|#)[^)]*\)")
 
 setup(
-    packages=[*find_packages(include=["tfidf_tune", "tfidf_tune.*"]), "tfidf_tune.recipes", "tfidf_tune.configs"],
+    packages=[
+        *find_packages(include=["tfidf_tune", "tfidf_tune.*"]),
+        "tfidf_tune.recipes",
+        "tfidf_tune.configs",
+    ],
     long_description=_RELATIVE_LINK.sub(r"\1", Path("README.md").read_text(encoding="utf-8")),
     long_description_content_type="text/markdown",
 )

@@ -1,4 +1,6 @@
-"""Extension of griffe: shows the reStructuredText of our docstrings, roles and equations, on pages in Markdown."""
+"""Extension of griffe: shows the reStructuredText of our docstrings, roles and equations, on pages
+in Markdown.
+"""
 
 import re
 from typing import Any

@@ -1,4 +1,6 @@
-"""Hook of mkdocs: links to files outside of ``docs/``, which the site does not have, become the path of the file."""
+"""Hook of mkdocs: links to files outside of ``docs/``, which the site does not have, become the
+path of the file.
+"""
 
 import re
 from pathlib import Path

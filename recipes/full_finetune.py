@@ -3,8 +3,9 @@
     tune run tfidf_tune/recipes/full_finetune.py --config tinyllama/1.1B_full_memorization
     tfidf-tune run full_finetune --config tinyllama/1.1B_full_memorization batch_size=4
 
-Keys: :class:`tfidf_tune.training.FinetuneConfig`. The run's folder gets ``checkpoint_10pct`` to ``checkpoint_100pct``,
-each a complete Hugging Face model, ``metrics.jsonl``, ``config.yaml`` and ``resume/``.
+Keys: :class:`tfidf_tune.training.FinetuneConfig`. The run's folder gets ``checkpoint_10pct`` to
+``checkpoint_100pct``, each a complete Hugging Face model, ``metrics.jsonl``, ``config.yaml`` and
+``resume/``.
 """
 
 from functools import partial
@@ -34,7 +35,9 @@ def recipe_main(user_cfg: DictConfig) -> list[list[str]]:
             resume.check_inputs(dataset, checkpointer)
             monitor = training.build_monitor(cfg, dataset, tokenizer, model, run)
             counts_tokens = loss.weighting.needs_tokens
-            dataloader = training.build_dataloader(cfg, dataset, tokenizer, run, counts_tokens=counts_tokens)
+            dataloader = training.build_dataloader(
+                cfg, dataset, tokenizer, run, counts_tokens=counts_tokens
+            )
 
         training.prepare_model(model, loss, cfg)
         training.shard_model(model, cfg, run)
@@ -43,13 +46,19 @@ def recipe_main(user_cfg: DictConfig) -> list[list[str]]:
         training.print_data(cfg, dataset, total_steps)
         training.print_advice(cfg)
         optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
-        state = training.TrainState(model, loss, optimizer, lr_scheduler, training.build_grad_scaler(run))
+        state = training.TrainState(
+            model, loss, optimizer, lr_scheduler, training.build_grad_scaler(run)
+        )
         resume.restore(state)
         training.print_least_time(cfg, model, dataset, run, total_steps - resume.step)
-        with training.open_progress(cfg, run, total_steps, resume.step, resume.tokens_seen) as progress:
+        with training.open_progress(
+            cfg, run, total_steps, resume.step, resume.tokens_seen
+        ) as progress:
             training.write_probe_files(cfg, dataset)
             save = partial(checkpointer.save_model, model)
-            training.train(cfg, state, dataloader, run, progress, resume, save=save, monitor=monitor)
+            training.train(
+                cfg, state, dataloader, run, progress, resume, save=save, monitor=monitor
+            )
         return training.next_steps(cfg, dataset, run)
 
 

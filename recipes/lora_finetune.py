@@ -4,8 +4,8 @@
     tfidf-tune run lora_finetune --config tinyllama/1.1B_lora_memorization model.lora_rank=16
 
 Keys: :class:`tfidf_tune.training.LoRAFinetuneConfig`. The run's folder gets ``checkpoint_10pct`` to
-``checkpoint_100pct``, each a PEFT adapter, or with ``merge_adapter=True`` a complete Hugging Face model,
-``metrics.jsonl``, ``config.yaml`` and ``resume/``.
+``checkpoint_100pct``, each a PEFT adapter, or with ``merge_adapter=True`` a complete Hugging Face
+model, ``metrics.jsonl``, ``config.yaml`` and ``resume/``.
 """
 
 from functools import partial
@@ -36,7 +36,9 @@ def recipe_main(user_cfg: DictConfig) -> list[list[str]]:
             resume.check_inputs(dataset, checkpointer)
             monitor = training.build_monitor(cfg, dataset, tokenizer, model, run)
             counts_tokens = loss.weighting.needs_tokens
-            dataloader = training.build_dataloader(cfg, dataset, tokenizer, run, counts_tokens=counts_tokens)
+            dataloader = training.build_dataloader(
+                cfg, dataset, tokenizer, run, counts_tokens=counts_tokens
+            )
 
         training.prepare_model(model, loss, cfg)
         training.shard_model(model, cfg, run)
@@ -45,13 +47,21 @@ def recipe_main(user_cfg: DictConfig) -> list[list[str]]:
         training.print_data(cfg, dataset, total_steps)
         training.print_advice(cfg)
         optimizer, lr_scheduler = training.build_optimizer(cfg, model.parameters(), total_steps)
-        state = training.TrainState(model, loss, optimizer, lr_scheduler, training.build_grad_scaler(run))
+        state = training.TrainState(
+            model, loss, optimizer, lr_scheduler, training.build_grad_scaler(run)
+        )
         resume.restore(state)
         training.print_least_time(cfg, model, dataset, run, total_steps - resume.step)
-        with training.open_progress(cfg, run, total_steps, resume.step, resume.tokens_seen) as progress:
+        with training.open_progress(
+            cfg, run, total_steps, resume.step, resume.tokens_seen
+        ) as progress:
             training.write_probe_files(cfg, dataset)
-            save = partial(checkpointer.save_model if cfg.merge_adapter else checkpointer.save_adapter, model)
-            training.train(cfg, state, dataloader, run, progress, resume, save=save, monitor=monitor)
+            save = partial(
+                checkpointer.save_model if cfg.merge_adapter else checkpointer.save_adapter, model
+            )
+            training.train(
+                cfg, state, dataloader, run, progress, resume, save=save, monitor=monitor
+            )
         return training.next_steps(cfg, dataset, run)
 
 

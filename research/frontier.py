@@ -1,4 +1,6 @@
-"""Recitation against perplexity over learning rates: objectives as curves, and their differences over seeds."""
+"""Recitation against perplexity over learning rates: objectives as curves, and their differences
+over seeds.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -36,36 +38,43 @@ class Frontiers(NamedTuple):
 
     Attributes:
         references (tuple[str, ...]): objectives that others are compared with; the baseline first.
-        points (pandas.DataFrame): a row for each model, objective (the baseline first) and ascending learning rate
-            ("learning_rate", NaN if the runs name none), with
+        points (pandas.DataFrame): a row for each model, objective (the baseline first) and
+            ascending learning rate ("learning_rate", NaN if the runs name none), with
 
             - "seeds" (tuple): of its runs,
-            - "lms" and "log_perplexity": means over seeds, with the ends "..._low" and "..._high" of their intervals
-              (NaN if there is none); "perplexity" and its ends: e to the power of these,
-            - "max_lms", "rouge_l", "verbatim", "edit_distance", "common_subsequence" and, of the controls,
-              "control_lms", "control_edit_distance", "control_common_subsequence"; "excess": LMS minus the controls',
-              with the ends of its interval, that of :func:`over_seeds_and_passages`, or over seeds where single
-              passages were not kept,
+            - "lms" and "log_perplexity": means over seeds, with the ends "..._low" and "..._high"
+              of their intervals (NaN if there is none); "perplexity" and its ends: e to the power
+              of these,
+            - "max_lms", "rouge_l", "verbatim", "edit_distance", "common_subsequence" and, of the
+              controls, "control_lms", "control_edit_distance", "control_common_subsequence";
+              "excess": LMS minus the controls', with the ends of its interval, that of
+              :func:`over_seeds_and_passages`, or over seeds where single passages were not kept,
             - "finite": whether no run diverged,
-            - "operating": whether it is the operating point of its objective: of the finite ones the learning rate of
-              the lowest mean log perplexity, of equal ones the lower, over the seeds that all of them have ("common",
-              a tuple; if it is empty, each counts by its own seeds).
+            - "operating": whether it is the operating point of its objective: of the finite ones
+              the learning rate of the lowest mean log perplexity, of equal ones the lower, over the
+              seeds that all of them have ("common", a tuple; if it is empty, each counts by its own
+              seeds).
 
             At operating points only:
 
-            - "range_end": "lowest" or "highest" if it is an end of the rates tried; "only" if there was one; or None,
-            - "on_front": whether no finite point of the model has as low an LMS and as low a perplexity, one of them
-              lower, by the means over the seeds that all points of the model have, if there are any,
-            - "lms_at_baseline": LMS of the objective at the perplexity of the baseline's operating point, interpolated
-              linearly in log perplexity between learning rates, by the same seeds; at the lowest learning rate if it
-              has it more than once; NaN if it never has it.
-        differences (pandas.DataFrame): objective minus reference over the seeds that both have, a row for each "model",
-            "reference", "objective" and "at": "operating points" (each at its own) or "equal rates" (unless there is a
-            single one); with "learning_rate" and "reference_rate", "num_pairs", "lms" and "log_perplexity" as above,
-            "perplexity" (in percent of the reference's, and its ends), "reduction" ((reference - objective) / reference
-            of the mean LMS, NaN if the reference's is 0), "lms_p" and "perplexity_p": p-values, by Holm's method over
-            both measures of all rows of the model with the same "at", and "verdict". The interval of the LMS is that of
-            :func:`over_seeds_and_passages`, or over seeds where single passages were not kept.
+            - "range_end": "lowest" or "highest" if it is an end of the rates tried; "only" if there
+              was one; or None,
+            - "on_front": whether no finite point of the model has as low an LMS and as low a
+              perplexity, one of them lower, by the means over the seeds that all points of the
+              model have, if there are any,
+            - "lms_at_baseline": LMS of the objective at the perplexity of the baseline's operating
+              point, interpolated linearly in log perplexity between learning rates, by the same
+              seeds; at the lowest learning rate if it has it more than once; NaN if it never has
+              it.
+        differences (pandas.DataFrame): objective minus reference over the seeds that both have, a
+            row for each "model", "reference", "objective" and "at": "operating points" (each at its
+            own) or "equal rates" (unless there is a single one); with "learning_rate" and
+            "reference_rate", "num_pairs", "lms" and "log_perplexity" as above, "perplexity" (in
+            percent of the reference's, and its ends), "reduction" ((reference - objective) /
+            reference of the mean LMS, NaN if the reference's is 0), "lms_p" and "perplexity_p":
+            p-values, by Holm's method over both measures of all rows of the model with the same
+            "at", and "verdict". The interval of the LMS is that of :func:`over_seeds_and_passages`,
+            or over seeds where single passages were not kept.
         left_out (tuple[str, ...]): runs that no curve can have, with the reason.
     """
 
@@ -76,31 +85,45 @@ class Frontiers(NamedTuple):
 
 
 @np.errstate(over="ignore")  # a perplexity that is too large for a float is infinite
-def trace_frontiers(results: Results, *, baseline: str | None = None, references: Sequence[str] = ()) -> Frontiers:
+def trace_frontiers(
+    results: Results, *, baseline: str | None = None, references: Sequence[str] = ()
+) -> Frontiers:
     """Trace each model's objectives through their learning rates and compare them.
 
     Args:
-        results (Results): of any models, objectives, learning rates and seeds; of each run, the last checkpoint counts.
-        baseline (str | None): objective to compare with. Default: None, "CE" if there is one, else the first run's.
+        results (Results): of any models, objectives, learning rates and seeds; of each run, the
+            last checkpoint counts.
+        baseline (str | None): objective to compare with. Default: None, "CE" if there is one, else
+            the first run's.
         references (Sequence[str]): more objectives to compare with. Default: none.
 
     Raises:
-        ValueError: If there is no run, none has both LMS and perplexity, none has the baseline or a reference, two runs
-            have the same names, or runs of a model were not asked the same.
+        ValueError: If there is no run, none has both LMS and perplexity, none has the baseline or a
+            reference, two runs have the same names, or runs of a model were not asked the same.
     """
     if not results.checkpoints:
-        raise ValueError("there is no run to draw a frontier of: give folders of evaluated runs, or a results file")
+        raise ValueError(
+            "there is no run to draw a frontier of: give folders of evaluated runs, or a results "
+            "file"
+        )
     objectives, runs = comparable_runs(results, baseline)
     if unknown := [name for name in references if name not in objectives]:
-        raise ValueError(f"no run has the reference {unknown[0]!r}: there are {', '.join(objectives)}")
+        raise ValueError(
+            f"no run has the reference {unknown[0]!r}: there are {', '.join(objectives)}"
+        )
     runs = runs.assign(
-        of_model=runs.groupby("model", sort=False).ngroup(), of_objective=runs["objective"].map(objectives.index)
+        of_model=runs.groupby("model", sort=False).ngroup(),
+        of_objective=runs["objective"].map(objectives.index),
     ).sort_values("of_model", kind="stable")
     runs = runs[runs["progress"] == runs.groupby("run", sort=False)["progress"].transform("max")]
     reasons = [_why_left_out(run, runs) for run in runs.itertuples()]
-    left_out = [f"{title}: {reason}" for title, reason in zip(runs["title"], reasons, strict=True) if reason]
+    left_out = [
+        f"{title}: {reason}" for title, reason in zip(runs["title"], reasons, strict=True) if reason
+    ]
     keys = ["of_model", "of_objective", "learning_rate"]
-    used = runs[[reason is None for reason in reasons]].sort_values(keys, na_position="first", kind="stable")
+    used = runs[[reason is None for reason in reasons]].sort_values(
+        keys, na_position="first", kind="stable"
+    )
     if used.empty:
         raise ValueError(f"no run has both LMS and perplexity: {'; '.join(left_out)}")
     used = used.assign(
@@ -115,13 +138,22 @@ def trace_frontiers(results: Results, *, baseline: str | None = None, references
     found = list(_differences(points, used, names))
     for family in {(one["model"], one["at"]) for one in found}:
         _judge([one for one in found if (one["model"], one["at"]) == family])
-    return Frontiers(names, points, pd.DataFrame(found, columns=_DIFFERENCE_COLUMNS), tuple(left_out))
+    return Frontiers(
+        names, points, pd.DataFrame(found, columns=_DIFFERENCE_COLUMNS), tuple(left_out)
+    )
 
 
 def _passage_lms(results: Results, measure: Measure) -> dict[int, Floats]:
-    """Checkpoint -> LMS of targets or controls by ascending passage, of mean the average, if passages were kept."""
-    rows = results.scores[(results.scores["metric"] == measure.metric) & (results.scores["kind"] == measure.kind)]
-    return {checkpoint: sums / counts.mean() for (checkpoint, *_), (sums, counts) in totals_by_unit(rows).items()}
+    """Checkpoint -> LMS of targets or controls by ascending passage, of mean the average, if
+    passages were kept.
+    """
+    rows = results.scores[
+        (results.scores["metric"] == measure.metric) & (results.scores["kind"] == measure.kind)
+    ]
+    return {
+        checkpoint: sums / counts.mean()
+        for (checkpoint, *_), (sums, counts) in totals_by_unit(rows).items()
+    }
 
 
 def _why_left_out(run: Any, runs: pd.DataFrame) -> str | None:
@@ -155,15 +187,27 @@ def _point(runs: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _estimates(lms: SeedEstimate, log_perplexity: SeedEstimate, scale: Callable[[float], float]) -> dict[str, float]:
+def _estimates(
+    lms: SeedEstimate, log_perplexity: SeedEstimate, scale: Callable[[float], float]
+) -> dict[str, float]:
     """Name means and the ends of their intervals; "perplexity" is the scaled log perplexity."""
-    found = {"lms": lms[:3], "log_perplexity": log_perplexity[:3], "perplexity": map(scale, log_perplexity[:3])}
+    found = {
+        "lms": lms[:3],
+        "log_perplexity": log_perplexity[:3],
+        "perplexity": map(scale, log_perplexity[:3]),
+    }
     ends = ("", "_low", "_high")
-    return {name + end: value for name, of in found.items() for end, value in zip(ends, of, strict=True)}
+    return {
+        name + end: value for name, of in found.items() for end, value in zip(ends, of, strict=True)
+    }
 
 
-def _mark_operating_points(points: pd.DataFrame, of_model: pd.DataFrame, runs: pd.DataFrame, baseline: str) -> None:
-    """Fill in the columns of ``points`` that say which points of a model are operating points, and what they are."""
+def _mark_operating_points(
+    points: pd.DataFrame, of_model: pd.DataFrame, runs: pd.DataFrame, baseline: str
+) -> None:
+    """Fill in the columns of ``points`` that say which points of a model are operating points, and
+    what they are.
+    """
     finite = runs[runs["point"].map(points["finite"])]
     means = _means(finite, _common_seeds(finite))
     chosen = {}
@@ -189,17 +233,27 @@ def _common_seeds(runs: pd.DataFrame) -> tuple[int, ...]:
     """The seeds that all points have; points with a run of an unknown seed are left out."""
     seeds = [own.tolist() for _, own in runs.groupby("point")["seed"]]
     known = [of_point for of_point in seeds if None not in of_point]
-    return tuple(seed for seed in known[0] if all(seed in others for others in known)) if known else ()
+    return (
+        tuple(seed for seed in known[0] if all(seed in others for others in known)) if known else ()
+    )
 
 
 def _means(runs: pd.DataFrame, seeds: Sequence[int]) -> pd.DataFrame:
-    """Mean LMS and log perplexity of each point over these seeds, or over its own if it has none of them."""
-    counted, own = (part.groupby("point")[_MEASURED].mean() for part in (runs[runs["seed"].isin(seeds)], runs))
+    """Mean LMS and log perplexity of each point over these seeds, or over its own if it has none of
+    them.
+    """
+    counted, own = (
+        part.groupby("point")[_MEASURED].mean() for part in (runs[runs["seed"].isin(seeds)], runs)
+    )
     return counted.combine_first(own)
 
 
-def _differences(points: pd.DataFrame, runs: pd.DataFrame, references: Sequence[str]) -> Iterator[dict[str, Any]]:
-    measured = {point: {one.seed: one for one in own.itertuples()} for point, own in runs.groupby("point")}
+def _differences(
+    points: pd.DataFrame, runs: pd.DataFrame, references: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    measured = {
+        point: {one.seed: one for one in own.itertuples()} for point, own in runs.groupby("point")
+    }
     for _, own in points.groupby("model", sort=False):
         several_rates = own["learning_rate"].nunique(dropna=False) > 1
         for reference, one, other in product(references, own.itertuples(), own.itertuples()):
@@ -211,32 +265,45 @@ def _differences(points: pd.DataFrame, runs: pd.DataFrame, references: Sequence[
                 "equal rates": several_rates and same_rate,
             }
             for at in (name for name, applies in compared.items() if applies):
-                names = {"model": one.model, "reference": reference, "objective": one.objective, "at": at}
+                names = {
+                    "model": one.model,
+                    "reference": reference,
+                    "objective": one.objective,
+                    "at": at,
+                }
                 names |= {"learning_rate": one.learning_rate, "reference_rate": other.learning_rate}
                 yield names | _difference(measured[one.Index], measured[other.Index])
 
 
 def _difference(ours: dict[Any, Any], theirs: dict[Any, Any]) -> dict[str, Any]:
-    """Compare LMS and log perplexity by seed; a run of an unknown seed is paired with one of an unknown seed."""
+    """Compare LMS and log perplexity by seed; a run of an unknown seed is paired with one of an
+    unknown seed.
+    """
     pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     log_perplexity = over_seeds([own.log_perplexity - other.log_perplexity for own, other in pairs])
     lms = over_seeds([own.lms - other.lms for own, other in pairs])
     if pairs and all(isinstance(one.passages, np.ndarray) for pair in pairs for one in pair):
-        lms = over_seeds_and_passages(np.array([own.passages - other.passages for own, other in pairs]))
+        lms = over_seeds_and_passages(
+            np.array([own.passages - other.passages for own, other in pairs])
+        )
     reference = sum(other.lms for _, other in pairs)
     finite = math.isfinite(log_perplexity.mean)
     return {
         "num_pairs": len(pairs),
-        **_estimates(lms, log_perplexity, lambda log_ratio: 100 * np.expm1(log_ratio) if finite else math.nan),
+        **_estimates(
+            lms, log_perplexity, lambda log_ratio: 100 * np.expm1(log_ratio) if finite else math.nan
+        ),
         "reduction": 1 - sum(own.lms for own, _ in pairs) / reference if reference else math.nan,
         "estimates": (lms, log_perplexity),
     }
 
 
 def verdict(lms: SeedEstimate, log_perplexity: SeedEstimate) -> str:
-    """Return the one of ``VERDICTS`` on differences, objective minus reference, with corrected p-values.
+    """Return the one of ``VERDICTS`` on differences, objective minus reference, with corrected
+    p-values.
 
-    "Better" is a lower LMS at a perplexity that is lower, or whose interval ends at 0. "Worse" is the mirror image.
+    "Better" is a lower LMS at a perplexity that is lower, or whose interval ends at 0. "Worse" is
+    the mirror image.
     """
     if min(lms.num_seeds, log_perplexity.num_seeds) < 2:
         return _TOO_FEW
@@ -255,7 +322,9 @@ def verdict(lms: SeedEstimate, log_perplexity: SeedEstimate) -> str:
 
 def _judge(differences: Sequence[dict[str, Any]]) -> None:
     """Correct the p-values of a family of comparisons, and add their verdicts."""
-    adjusted = holm([estimate.p_value for one in differences for estimate in one["estimates"]]).reshape(-1, 2)
+    adjusted = holm(
+        [estimate.p_value for one in differences for estimate in one["estimates"]]
+    ).reshape(-1, 2)
     for one, (lms_p, perplexity_p) in zip(differences, adjusted.tolist(), strict=True):
         lms, log_perplexity = one.pop("estimates")
         said = verdict(lms._replace(p_value=lms_p), log_perplexity._replace(p_value=perplexity_p))
@@ -264,6 +333,15 @@ def _judge(differences: Sequence[dict[str, Any]]) -> None:
 
 _ESTIMATED = list(_estimates(over_seeds([]), over_seeds([]), float))
 _DIFFERENCE_COLUMNS = [
-    *("model", "reference", "objective", "at", "learning_rate", "reference_rate", "num_pairs", *_ESTIMATED),
+    *(
+        "model",
+        "reference",
+        "objective",
+        "at",
+        "learning_rate",
+        "reference_rate",
+        "num_pairs",
+        *_ESTIMATED,
+    ),
     *("reduction", "lms_p", "perplexity_p", "verdict"),
 ]

@@ -15,8 +15,8 @@ def describe_machine() -> dict[str, str]:
     """Describe this machine, its software and the day.
 
     Returns:
-        dict[str, str]: "date", "cpu", "cores" (that this process may use), "gpu" if there is one, "platform",
-            "python", and the version of each package that results depend on.
+        dict[str, str]: "date", "cpu", "cores" (that this process may use), "gpu" if there is one,
+            "platform", "python", and the version of each package that results depend on.
     """
     info = Path("/proc/cpuinfo")  # Linux has the processor's name there
     lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
@@ -25,7 +25,9 @@ def describe_machine() -> dict[str, str]:
     return {
         "date": date.today().isoformat(),
         "cpu": names[0] if names else platform.machine(),
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "cores": str(
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        ),
         **gpu,
         "platform": platform.platform(),
         "python": platform.python_version(),

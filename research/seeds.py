@@ -9,13 +9,21 @@ import numpy.typing as npt
 from scipy.special import stdtr, stdtrit
 from scipy.stats import t
 
-from tfidf_tune.results.intervals import BATCH_ELEMENTS, CONFIDENCE_LEVEL, NUM_RESAMPLES, SEED, share_beyond_0
+from tfidf_tune.results.intervals import (
+    BATCH_ELEMENTS,
+    CONFIDENCE_LEVEL,
+    NUM_RESAMPLES,
+    SEED,
+    share_beyond_0,
+)
 
 _ROUNDING = 1e-12  # so small a difference is 0
 
 
 class SeedEstimate(NamedTuple):
-    """A mean over seeds and its 95 % interval; NaN from fewer than two seeds, or if a value is not finite."""
+    """A mean over seeds and its 95 % interval; NaN from fewer than two seeds, or if a value is not
+    finite.
+    """
 
     mean: float  # infinite or NaN if a value is; NaN without values
     low: float
@@ -27,22 +35,30 @@ class SeedEstimate(NamedTuple):
 def over_seeds(values: Sequence[float]) -> SeedEstimate:
     """Average over seeds, with Student's t-interval.
 
-    With the mean x̄ and the standard deviation s of n values, of independent and roughly normal seeds::
+    With the mean x̄ and the standard deviation s of n values, of independent and roughly normal
+    seeds::
 
         x̄ ± t(0.975; n - 1) · s / √n
 
-    Applied to the differences of seeds that two objectives share, it is the interval of the paired t-test, and the
-    p-value is that of the test.
+    Applied to the differences of seeds that two objectives share, it is the interval of the paired
+    t-test, and the p-value is that of the test.
 
     Args:
         values (Sequence[float]): one for each seed.
     """
     number = len(values)
     finite = all(map(math.isfinite, values))
-    mean = float(np.mean(values)) if finite and number else sum(values) / number if number else math.nan
+    mean = (
+        float(np.mean(values))
+        if finite and number
+        else sum(values) / number
+        if number
+        else math.nan
+    )
     if number < 2 or not finite:
         return SeedEstimate(mean, math.nan, math.nan, number)
-    deviation = 0.0 if min(values) == max(values) else float(np.std(values, ddof=1))  # equal values: no rounding
+    # Equal values: no rounding.
+    deviation = 0.0 if min(values) == max(values) else float(np.std(values, ddof=1))
     error = deviation / math.sqrt(number)
     half = float(t.ppf((1 + CONFIDENCE_LEVEL) / 2, number - 1)) * error
     p_value = 2 * float(t.sf(abs(mean) / error, number - 1)) if error else float(not mean)
@@ -54,21 +70,23 @@ def over_seeds_and_passages(
 ) -> SeedEstimate:
     """Average over seeds that share their passages, with an interval for the choice of both.
 
-    A two-way bootstrap, parametric over seeds. Of the mean x̄, the standard deviation s of the n seeds' means and the
-    passages' deviations bⱼ (means over seeds minus x̄), the interval has the 2.5 and 97.5 % quantiles of 10,000 draws::
+    A two-way bootstrap, parametric over seeds. Of the mean x̄, the standard deviation s of the n
+    seeds' means and the passages' deviations bⱼ (means over seeds minus x̄), the interval has the
+    2.5 and 97.5 % quantiles of 10,000 draws::
 
         x̄ + T · s / √n + mean of resampled bⱼ        T of Student's t with n - 1 degrees of freedom
 
-    If passages do not differ, it is :func:`over_seeds`; if seeds do not, the percentile bootstrap over passages, with
-    the p-value of :func:`bootstrap_interval`. Seeds are not resampled because the mean of so few varies too little.
-    What seeds and passages do to each other counts twice, so the interval is rather too wide (Owen 2007, "The
-    pigeonhole bootstrap").
+    If passages do not differ, it is :func:`over_seeds`; if seeds do not, the percentile bootstrap
+    over passages, with the p-value of :func:`bootstrap_interval`. Seeds are not resampled because
+    the mean of so few varies too little. What seeds and passages do to each other counts twice, so
+    the interval is rather too wide (Owen 2007, "The pigeonhole bootstrap").
 
     Args:
-        values (np.ndarray): float64 ``[seeds, passages]``, for example differences of two objectives.
-        controls (np.ndarray | None): float64 ``[seeds, other passages]``: their mean is subtracted from each seed's,
-            and they are resampled independently. If there is a single one, or a single value for each seed, only the
-            others are resampled. Default: None.
+        values (np.ndarray): float64 ``[seeds, passages]``, for example differences of two
+            objectives.
+        controls (np.ndarray | None): float64 ``[seeds, other passages]``: their mean is subtracted
+            from each seed's, and they are resampled independently. If there is a single one, or a
+            single value for each seed, only the others are resampled. Default: None.
     """
     samples = [values] if controls is None else [values, -controls]
     estimate = over_seeds(sum(sample.mean(axis=1) for sample in samples).tolist())
@@ -81,10 +99,14 @@ def over_seeds_and_passages(
     means = np.zeros(NUM_RESAMPLES)
     for passages in deviations:
         for rows in np.array_split(means, max(1, NUM_RESAMPLES * len(passages) // BATCH_ELEMENTS)):
-            rows += passages[rng.integers(len(passages), size=(len(rows), len(passages)))].mean(axis=1)
+            rows += passages[rng.integers(len(passages), size=(len(rows), len(passages)))].mean(
+                axis=1
+            )
     error = (estimate.high - estimate.mean) / float(stdtrit(degrees, (1 + CONFIDENCE_LEVEL) / 2))
     # Quantiles of T in random order are a sample of it without its noise.
-    seeds = error * rng.permutation(stdtrit(degrees, (np.arange(NUM_RESAMPLES) + 0.5) / NUM_RESAMPLES))
+    seeds = error * rng.permutation(
+        stdtrit(degrees, (np.arange(NUM_RESAMPLES) + 0.5) / NUM_RESAMPLES)
+    )
     draws = estimate.mean + seeds + means
     low, high = np.quantile(draws, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
     if error > _ROUNDING:

@@ -1,10 +1,12 @@
-"""Texts with legitimate repetition, made from the embedded corpus: frames around sections, stock answers.
+"""Texts with legitimate repetition, made from the embedded corpus: frames around sections, stock
+answers.
 
     python -m research.texts    # writes runs/texts/*.jsonl, which research/configs/evidence.yaml names
 
-A ``framed_`` split has sections of documents, each in the same frame with different fillings. In the splits ``asked_``
-and ``stock_`` a row has the first line of a document as its prompt, and as its completion the rest of the document or
-one of six stock answers. Reading a file strips the line end of a frame, which the records of 2026-11-24 had.
+A ``framed_`` split has sections of documents, each in the same frame with different fillings. In
+the splits ``asked_`` and ``stock_`` a row has the first line of a document as its prompt, and as
+its completion the rest of the document or one of six stock answers. Reading a file strips the line
+end of a frame, which the records of 2026-11-24 had.
 """
 
 import hashlib
@@ -40,20 +42,28 @@ _RESPONSE = "\n### Response:\n"
 _STOCK_ANSWERS = (
     "Yes. This has been supported since version 3.0, and no further arguments are needed.",
     "No. This is not supported, and an exception is raised if it is tried.",
-    "There is no documentation for this. Please look at the source code, or ask on the mailing list.",
-    "I cannot answer this question, because it depends on the platform and on the version that is used.",
-    "This is part of the private interface. It may change in any version, so please do not rely on it.",
-    "This has been deprecated and will be removed in a future version. Use the new interface instead.",
+    "There is no documentation for this. Please look at the source code, or ask on the mailing "
+    "list.",
+    "I cannot answer this question, because it depends on the platform and on the version that is "
+    "used.",
+    "This is part of the private interface. It may change in any version, so please do not rely "
+    "on it.",
+    "This has been deprecated and will be removed in a future version. Use the new interface "
+    "instead.",
 )
 
 Row = dict[str, str]
 
 
 def rows_of(split: str) -> list[Row]:
-    """Return the rows of splits and slices: "text", and "prompt" and "completion" where a row has them."""
+    """Return the rows of splits and slices: "text", and "prompt" and "completion" where a row has
+    them.
+    """
     parts = {part.split("[")[0] for part in split.split("+")}
     splits = {name: list(_split(name)) for name in parts}
-    slices = ReadInstruction.from_spec(split).to_absolute({name: len(rows) for name, rows in splits.items()})
+    slices = ReadInstruction.from_spec(split).to_absolute(
+        {name: len(rows) for name, rows in splits.items()}
+    )
     return [row for one in slices for row in splits[one.splitname][one.from_ : one.to]]
 
 
@@ -62,7 +72,9 @@ def write_texts(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, split in FILES.items():
         with atomic_file(folder / f"{name}.jsonl") as file:
-            file.write_text("".join(json.dumps(row) + "\n" for row in rows_of(split)), encoding="utf-8")
+            file.write_text(
+                "".join(json.dumps(row) + "\n" for row in rows_of(split)), encoding="utf-8"
+            )
 
 
 def _split(name: str) -> Iterator[Row]:
@@ -77,7 +89,9 @@ def _split(name: str) -> Iterator[Row]:
 
 
 def _answered(text: str, *, stock: bool) -> Row:
-    """Make a prompt of the first line of a text; the completion is the rest, or a stock answer chosen by a hash."""
+    """Make a prompt of the first line of a text; the completion is the rest, or a stock answer
+    chosen by a hash.
+    """
     first, _, rest = text.partition("\n")
     number = hashlib.sha256(text.encode()).digest()[1] % len(_STOCK_ANSWERS)
     prompt, completion = first + _RESPONSE, _STOCK_ANSWERS[number] if stock else rest.strip()
@@ -85,7 +99,9 @@ def _answered(text: str, *, stock: bool) -> Row:
 
 
 def _in_frames(text: str) -> Iterator[str]:
-    """Cut a text at blank lines into sections of about 800 characters, and put each into a frame."""
+    """Cut a text at blank lines into sections of about 800 characters, and put each
+    into a frame.
+    """
     sections = [""]
     for paragraph in text.split("\n\n"):
         if len(sections[-1]) >= _SECTION:
@@ -93,7 +109,11 @@ def _in_frames(text: str) -> Iterator[str]:
         sections[-1] += paragraph + "\n\n"
     for section in sections:
         number = int.from_bytes(hashlib.sha256(section.encode()).digest()[:4], "big")
-        fillings = {"name": section.split("\n")[0][:60], "id": number % 100_000, "year": 1991 + number % 33}
+        fillings = {
+            "name": section.split("\n")[0][:60],
+            "id": number % 100_000,
+            "year": 1991 + number % 33,
+        }
         yield _FRAME.format(section=section, **fillings)
 
 

@@ -1,11 +1,14 @@
-"""What several test folders share: a tiny Llama with a tokenizer of its own, and text to train on."""
+"""What several test folders share: a tiny Llama with a tokenizer of its own, and text
+to train on.
+"""
 
 import functools
 import gc
 import os
 import sys
 
-# Before anything imports a Hugging Face library: a test that would reach for the network fails at once.
+# Before anything imports a Hugging Face library: a test that would reach for the network fails at
+# once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Models this small gain nothing from a second thread, and lose minutes to it on a busy machine.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -17,7 +20,8 @@ from typing import Any
 
 import tfidf_tune._torchao
 
-import hypothesis  # here: it looks for referrers of objects, which it does not find among frozen ones
+# Here: it looks for referrers of objects, which it does not find among frozen ones.
+import hypothesis
 import pytest
 import torch.utils.collect_env
 from helpers.fakes.data import passage
@@ -39,13 +43,19 @@ hypothesis.settings.load_profile("no deadline")
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist there is no such hook
 def pytest_xdist_auto_num_workers() -> int:
-    """Run one worker more than there are CPUs: tests of several processes often wait for each other."""
-    return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    """Run one worker more than there are CPUs: tests of several processes often wait for each
+    other.
+    """
+    return 1 + (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--device cuda`` runs the tests that take the fixture ``device``, and no others."""
-    parser.addoption("--device", default="cpu", help="where the tests compute that take a device; default: cpu")
+    parser.addoption(
+        "--device", default="cpu", help="where the tests compute that take a device; default: cpu"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -72,14 +82,18 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave modules and items out of garbage collection: a quarter of the time went into looking through them."""
+    """Leave modules and items out of garbage collection: a quarter of the time went into looking
+    through them.
+    """
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokenized corpora of the tests stay out of the user's cache, in this process and in those it starts."""
+    """Tokenized corpora of the tests stay out of the user's cache, in this process and in those it
+    starts.
+    """
     folder = tmp_path_factory.mktemp("cache")
     os.environ["TFIDF_TUNE_CACHE"] = str(folder)
     return folder
@@ -87,7 +101,9 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """Files of the tests need not outlive a power cut; a test that asks for it looks at the calls."""
+    """Files of the tests need not outlive a power cut; a test that asks for it looks
+    at the calls.
+    """
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -95,7 +111,9 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_list_of_packages() -> Iterator[None]:
-    """The harness writes pip's list of packages, the GPUs and compilers into each record, which takes seconds."""
+    """The harness writes pip's list of packages, the GPUs and compilers into each record, which
+    takes seconds.
+    """
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(torch.utils.collect_env, "run", lambda command: (1, "", ""))
         yield
@@ -116,11 +134,16 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -
 
 @pytest.fixture(scope="session")
 def make_base(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Callable[..., Path]:
-    """Make a random checkpoint of an architecture, in several files, with a tokenizer: ``make_base("gptj", 64)``."""
+    """Make a random checkpoint of an architecture, in several files, with a tokenizer:
+    ``make_base("gptj", 64)``.
+    """
 
     @cache
     def make(name: str, dim: int = 64) -> Path:
-        from helpers.fakes.tiny_models import MODELS  # which imports torchtune, as many tests do not
+        # Which imports torchtune, as many tests do not.
+        from helpers.fakes.tiny_models import (
+            MODELS,
+        )
 
         folder = tmp_path_factory.mktemp("base") / name
         MODELS[name].build_hf(dim).save_pretrained(folder, max_shard_size=f"{2 * dim}KB")
@@ -152,7 +175,9 @@ def only_our_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The index of the harness's own tasks takes seconds."""
     from lm_eval.tasks import TaskManager
 
-    monkeypatch.setattr("lm_eval.tasks.TaskManager", functools.partial(TaskManager, include_defaults=False))
+    monkeypatch.setattr(
+        "lm_eval.tasks.TaskManager", functools.partial(TaskManager, include_defaults=False)
+    )
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
 
 
@@ -160,8 +185,8 @@ def only_our_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 def quick_reports() -> Iterator[None]:
     """Draw no figures and resample a tenth as often, which is a third of an audit's time.
 
-    For tests of what an audit does. tests/commands/test_probe_command.py, tests/audit/test_audit_report.py and
-    tests/report have reports with all of that.
+    For tests of what an audit does. tests/commands/test_probe_command.py,
+    tests/audit/test_audit_report.py and tests/report have reports with all of that.
     """
 
     def draw_nothing(figure: Any, to: Any, **options: Any) -> None:
@@ -174,8 +199,12 @@ def quick_reports() -> Iterator[None]:
 
 
 @pytest.fixture
-def recipe_config(tmp_path: Path, tiny_checkpoint: Path, text_file: Path) -> Callable[..., DictConfig]:
-    """Make the config of a run on the tiny Llama: ``recipe_config(lora=True, **{"optimizer.lr": 1e-2})``."""
+def recipe_config(
+    tmp_path: Path, tiny_checkpoint: Path, text_file: Path
+) -> Callable[..., DictConfig]:
+    """Make the config of a run on the tiny Llama: ``recipe_config(lora=True, **{"optimizer.lr":
+    1e-2})``.
+    """
 
     def make(*, lora: bool = False, **overrides: Any) -> DictConfig:
         return run_config(tmp_path / "run", tiny_checkpoint, text_file, lora=lora, **overrides)
@@ -186,7 +215,9 @@ def recipe_config(tmp_path: Path, tiny_checkpoint: Path, text_file: Path) -> Cal
 @pytest.fixture(scope="session")
 def embedded_tokenizer_folder(tmp_path_factory):
     """A folder with a small real tokenizer: byte-level BPE of 512 tokens."""
-    return train_embedded_tokenizer(tmp_path_factory.mktemp("tokenizer") / "bpe-512", vocab_size=512)
+    return train_embedded_tokenizer(
+        tmp_path_factory.mktemp("tokenizer") / "bpe-512", vocab_size=512
+    )
 
 
 @pytest.fixture(scope="session")
@@ -196,9 +227,13 @@ def tokenizer(embedded_tokenizer_folder):
 
 @pytest.fixture(scope="session")
 def sentencepiece_folder(tmp_path_factory):
-    """A folder with nothing but tokenizer.model and config.json, SentencePiece trained as Llama's was."""
+    """A folder with nothing but tokenizer.model and config.json, SentencePiece trained as Llama's
+    was.
+    """
     folder = train_sentencepiece(
-        tmp_path_factory.mktemp("sentencepiece"), [passage(seed, 40) for seed in range(50)], vocab_size=400
+        tmp_path_factory.mktemp("sentencepiece"),
+        [passage(seed, 40) for seed in range(50)],
+        vocab_size=400,
     )
     (folder / "config.json").write_text('{"model_type": "llama"}')
     return folder

@@ -17,7 +17,9 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     """The one that each script trains, which takes seconds."""
-    return tfidf_tune.data.train_embedded_tokenizer(tmp_path_factory.mktemp("tokenizer"), vocab_size=1024)
+    return tfidf_tune.data.train_embedded_tokenizer(
+        tmp_path_factory.mktemp("tokenizer"), vocab_size=1024
+    )
 
 
 @pytest.fixture
@@ -47,7 +49,10 @@ def test_every_example_is_tested():
 
 def test_own_loop_learns_under_both_losses(run_example):
     printed = run_example("own_loop.py")
-    rows = {row[0]: [float(value) for value in row[1:]] for row in map(str.split, printed.splitlines()[1:])}
+    rows = {
+        row[0]: [float(value) for value in row[1:]]
+        for row in map(str.split, printed.splitlines()[1:])
+    }
     assert [*rows] == ["CrossEntropyLoss", "TFIDFCrossEntropyLoss"]
     for first, last, mean, _ in rows.values():
         assert last < first - 0.5
@@ -60,7 +65,9 @@ def test_own_loop_learns_under_both_losses(run_example):
 def test_the_monitor_sees_canaries_come_and_controls_stay(run_example):
     printed = run_example("trainer_with_monitor.py")
     rows = re.findall(r"^ *(\d+) +([\d.]+) +([\d.]+)$", printed, re.MULTILINE)
-    steps, canaries, controls = ([float(value) for value in column] for column in zip(*rows, strict=True))
+    steps, canaries, controls = (
+        [float(value) for value in column] for column in zip(*rows, strict=True)
+    )
     assert steps == [0, 20, 40, 60]
     assert canaries[0] < 4
     assert canaries[-1] > 16
@@ -76,7 +83,8 @@ def test_the_audit_tells_trained_text_from_unseen_text(run_example, tmp_path):
     assert summary["recites_targets_more"] is True
     assert (summary["num_targets"], summary["num_controls"]) == (12, 12)
     recited = {
-        kind: [one["lms"] for one in summary["passages"] if one["kind"] == kind] for kind in ("target", "control")
+        kind: [one["lms"] for one in summary["passages"] if one["kind"] == kind]
+        for kind in ("target", "control")
     }
     assert max(recited["target"]) == 32
     assert max(recited["control"]) < 8

@@ -84,10 +84,21 @@ def test_replacing_a_folder_keeps_files_of_the_user(tmp_path):
         (temporary / "both").write_text("new")
         assert (folder / "both").read_text() == "old"
 
-    assert names(folder) == ["both", "link", "notes", "notes/deep", "notes/deep/a.txt", "notes/deep/link"]
+    assert names(folder) == [
+        "both",
+        "link",
+        "notes",
+        "notes/deep",
+        "notes/deep/a.txt",
+        "notes/deep/link",
+    ]
     assert (folder / "both").read_text() == "new"
     assert (folder / "notes" / "deep" / "a.txt").read_text() == "of the user"
-    assert str((folder / "link").readlink()) == str((folder / "notes" / "deep" / "link").readlink()) == "nowhere"
+    assert (
+        str((folder / "link").readlink())
+        == str((folder / "notes" / "deep" / "link").readlink())
+        == "nowhere"
+    )
 
 
 def test_a_folder_disappears_at_once(tmp_path, monkeypatch):
@@ -167,9 +178,21 @@ def test_leftovers_of_killed_processes_are_removed_and_nothing_else(tmp_path, mo
     digits = "0123456789abcdef" * 2
     ours = f"tfidf-tune-{digits}"
     kept = [
-        ".env", ".gitignore", ".cache", "metrics.jsonl", f"a.{ours}", digits, f".{ours}", f".a.{digits}",
-        f".a.{ours[:-1]}", f".a.{ours}0", f".a.{ours.upper()}", f".a.{ours}.tar.gz", f".a.{ours}~", f"sub/.a.{ours}",
-    ]  # fmt: skip
+        ".env",
+        ".gitignore",
+        ".cache",
+        "metrics.jsonl",
+        f"a.{ours}",
+        digits,
+        f".{ours}",
+        f".a.{digits}",
+        f".a.{ours[:-1]}",
+        f".a.{ours}0",
+        f".a.{ours.upper()}",
+        f".a.{ours}.tar.gz",
+        f".a.{ours}~",
+        f"sub/.a.{ours}",
+    ]
     for name in kept:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -194,7 +217,9 @@ with locked_folder(Path(sys.argv[1])):
 
 def test_a_locked_folder_is_free_when_its_process_ends(tmp_path):
     folder = tmp_path / "run"
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout.readline() == "held\n"
             with pytest.raises(SetupError), locked_folder(folder):
@@ -212,7 +237,9 @@ def test_a_locked_folder_is_free_when_its_process_ends(tmp_path):
 
 
 def test_a_folder_that_was_removed_and_made_again_is_not_taken_for_locked(tmp_path, monkeypatch):
-    """The first process leaves no files, so it removes the folder that the second is about to lock."""
+    """The first process leaves no files, so it removes the folder that the second is
+    about to lock.
+    """
     flock, folder = _files.fcntl.flock, tmp_path / "run"
 
     def late(descriptor, how):

@@ -1,4 +1,6 @@
-"""The first hour with one's own text: one command trains, and the commands that it prints work as they are."""
+"""The first hour with one's own text: one command trains, and the commands that it prints work as
+they are.
+"""
 
 import json
 import math
@@ -41,7 +43,9 @@ def command(run_command, only_our_tasks, monkeypatch, capfd, tmp_path):
     monkeypatch.chdir(folder)
     texts = write_documents(folder / "texts.txt").read_text().split("\n")
     for name, part in (("my_texts", texts[:30]), ("held_out", texts[30:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in part)
+        )
 
     def run(*arguments):
         capfd.readouterr()
@@ -57,24 +61,42 @@ def printed_commands(output):
 
 
 def next_commands(output):
-    return [shlex.split(line) for line in output.splitlines() if line.startswith(("  tfidf-tune ", "  tune "))]
+    return [
+        shlex.split(line)
+        for line in output.splitlines()
+        if line.startswith(("  tfidf-tune ", "  tune "))
+    ]
 
 
 def run_in_shell(script, folder):
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     ended = subprocess.run(
-        ["bash", "-euxc", script], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        ["bash", "-euxc", script],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended
 
 
-def test_three_commands_lead_from_a_text_to_a_verdict(command, run_command, tiny_checkpoint, monkeypatch):
-    """The baseline, then weights: the third, which compares them, is run by the second. The baseline is with a copy."""
+def test_three_commands_lead_from_a_text_to_a_verdict(
+    command, run_command, tiny_checkpoint, monkeypatch
+):
+    """The baseline, then weights: the third, which compares them, is run by the second. The
+    baseline is with a copy.
+    """
     setup = [
-        "--config", "mine/lora", f"checkpointer.checkpoint_dir={tiny_checkpoint}", "dataset.source=my_texts.jsonl",
-        LORA, "epochs=1", "evaluate=true",
-    ]  # fmt: skip
+        "--config",
+        "mine/lora",
+        f"checkpointer.checkpoint_dir={tiny_checkpoint}",
+        "dataset.source=my_texts.jsonl",
+        LORA,
+        "epochs=1",
+        "evaluate=true",
+    ]
 
     def in_this_process(arguments, **_):  # which saves the imports
         run_command(*arguments[len(OWN_COMMAND) :])
@@ -103,9 +125,15 @@ def test_three_commands_lead_from_a_text_to_a_verdict(command, run_command, tiny
         assert f"Training: {num_steps} steps (1 epoch)\n" in printed
         names = ", ".join(f"checkpoint_{percent}pct" for percent in (25, 50, 75, 100))
         assert f"Checkpoints in runs/{name}: {names}\n" in printed
-        held_out = [json.loads(line)["text"] for line in (run / "held_out.jsonl").read_text().splitlines()]
+        held_out = [
+            json.loads(line)["text"] for line in (run / "held_out.jsonl").read_text().splitlines()
+        ]
         assert held_out == [passage.text for passage in passages if passage.kind == "control"]
-        assert not [noise for noise in ("Custom kwargs", "not a git repository", "cpp ext") if noise in printed]
+        assert not [
+            noise
+            for noise in ("Custom kwargs", "not a git repository", "cpp ext")
+            if noise in printed
+        ]
     assert printed_commands(output)[1] == ["compare", "runs/mine_lora_ce", "runs/mine_lora"]
     report = " ".join(output.split())
     assert "# Repetition against CE" in report
@@ -133,7 +161,12 @@ def test_the_printed_commands_evaluate_the_passages_of_every_data_set(command, t
         "min_target_tokens": 8,
         "probe_file": "${output_dir}/answers.jsonl",
     }
-    config = {"base": "mine/full", "dataset": [text, answers], "output_dir": "runs/both", "max_steps": 1}
+    config = {
+        "base": "mine/full",
+        "dataset": [text, answers],
+        "output_dir": "runs/both",
+        "max_steps": 1,
+    }
     OmegaConf.save(config, command.folder / "both.yaml")
     model = [f"checkpointer.checkpoint_dir={tiny_checkpoint}", FULL]
     output = command("run", "full_finetune", "--config", "both.yaml", *model)
@@ -142,11 +175,16 @@ def test_the_printed_commands_evaluate_the_passages_of_every_data_set(command, t
     every = read_probe_file(run / "all_passages.jsonl")
     parts = [read_probe_file(run / name) for name in ("text.jsonl", "answers.jsonl")]
     assert [one.token_ids for one in every] == [one.token_ids for part in parts for one in part]
-    held_out = [json.loads(line)["text"] for line in (run / "held_out.jsonl").read_text().splitlines()]
+    held_out = [
+        json.loads(line)["text"] for line in (run / "held_out.jsonl").read_text().splitlines()
+    ]
     assert held_out == [one.text for one in parts[0] if one.kind == "control"]
     evaluate, train = printed_commands(output)
     command(*evaluate)
-    asked = {sample.passage_id for sample, _ in import_results([run / "evaluation"]).checkpoints[0].samples}
+    asked = {
+        sample.passage_id
+        for sample, _ in import_results([run / "evaluation"]).checkpoints[0].samples
+    }
     assert asked == {one.id for one in every}
     evaluate, compare = printed_commands(command(*train))
     assert compare == ["compare", "runs/both_ce", "runs/both"]
@@ -155,33 +193,54 @@ def test_the_printed_commands_evaluate_the_passages_of_every_data_set(command, t
     audit = command("probe", "audit", "--results", "runs/both/evaluation", "--accept-unproven")
     assert "The page: " in audit
     again = command(
-        "probe", "audit", "runs/both/checkpoint_100pct", "--probe-file", "runs/both/all_passages.jsonl",
-        "--prefix-lengths", "8", "--accept-unproven",
-    )  # fmt: skip
+        "probe",
+        "audit",
+        "runs/both/checkpoint_100pct",
+        "--probe-file",
+        "runs/both/all_passages.jsonl",
+        "--prefix-lengths",
+        "8",
+        "--accept-unproven",
+    )
     assert "The page: " in again
 
 
 def test_the_commands_that_are_printed_after_each_run_lead_to_a_verdict_and_are_never_refused(
     command, tiny_checkpoint, monkeypatch, tmp_path
 ):
-    """In the folder "." and in others without a name of their own; the command is not on the PATH."""
+    """In the folder "." and in others without a name of their own; the command is not
+    on the PATH.
+    """
     setup = [
-        "run", "full_finetune", "--config", "mine/full", f"checkpointer.checkpoint_dir={tiny_checkpoint}",
-        f"dataset.source={command.folder / 'my_texts.jsonl'}", FULL, "max_steps=2", "save_at_percent=[100]",
-        "save_every_n_steps=1", "keep_last_n_checkpoints=2",
-    ]  # fmt: skip
+        "run",
+        "full_finetune",
+        "--config",
+        "mine/full",
+        f"checkpointer.checkpoint_dir={tiny_checkpoint}",
+        f"dataset.source={command.folder / 'my_texts.jsonl'}",
+        FULL,
+        "max_steps=2",
+        "save_at_percent=[100]",
+        "save_every_n_steps=1",
+        "keep_last_n_checkpoints=2",
+    ]
     monkeypatch.setattr(shutil, "which", lambda name: None)
     script = str(Path(sys.executable).with_name("tfidf-tune"))
 
     def printed_by(*arguments):
         """The commands that a run prints, all of them with the path by which it was started."""
-        lines = [shlex.split(line) for line in command(*arguments).splitlines() if line.startswith("  /")]
+        lines = [
+            shlex.split(line) for line in command(*arguments).splitlines() if line.startswith("  /")
+        ]
         assert {words[0] for words in lines} == {script}
         return [words[1:] for words in lines]
 
     (command.folder / "run").mkdir()
     monkeypatch.chdir(command.folder / "run")
-    repetition = "{_component_: tfidf_tune.loss.WeightedCrossEntropyLoss, weighting: {_component_: WEIGHTING}}"
+    repetition = (
+        "{_component_: tfidf_tune.loss.WeightedCrossEntropyLoss, weighting: {_component_: "
+        "WEIGHTING}}"
+    )
     loss = "loss=" + repetition.replace("WEIGHTING", "tfidf_tune.weighting.RepetitionWeighting")
     _, train = printed_by(*setup, loss, "output_dir=.")
     baseline = command.folder / "run_ce"
@@ -208,7 +267,8 @@ def test_the_commands_that_are_printed_after_each_run_lead_to_a_verdict_and_are_
 
 
 @pytest.mark.parametrize(
-    ("folder", "other"), [("/", "/_ce"), ("..", "/a_ce"), ("x/..", "/a/b_ce"), ("x/_ce", "x/_ce_ce"), ("x", "x_ce")]
+    ("folder", "other"),
+    [("/", "/_ce"), ("..", "/a_ce"), ("x/..", "/a/b_ce"), ("x/_ce", "x/_ce_ce"), ("x", "x_ce")],
 )
 def test_the_other_model_has_a_folder_beside_any_folder(monkeypatch, folder, other):
     monkeypatch.setattr(Path, "resolve", lambda self: Path(os.path.normpath(Path("/a/b") / self)))
@@ -222,35 +282,65 @@ def test_answers_are_asked_for_once_by_the_command_that_a_run_prints(command, ti
     rows = [{"prompt": "say it ", "completion": " ".join(order)} for order in orders]
     (command.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     output = command(
-        "run", "full_finetune", "--config", "mine/full_chat", f"checkpointer.checkpoint_dir={tiny_checkpoint}", FULL,
-        "dataset.source=rows.jsonl", "dataset.max_seq_len=64", "dataset.num_controls=2", "dataset.targets=random",
-        "dataset.num_targets=2", "dataset.min_target_tokens=8",
+        "run",
+        "full_finetune",
+        "--config",
+        "mine/full_chat",
+        f"checkpointer.checkpoint_dir={tiny_checkpoint}",
+        FULL,
+        "dataset.source=rows.jsonl",
+        "dataset.max_seq_len=64",
+        "dataset.num_controls=2",
+        "dataset.targets=random",
+        "dataset.num_targets=2",
+        "dataset.min_target_tokens=8",
         "max_steps=1",
-    )  # fmt: skip
+    )
     evaluate, train = printed_commands(output)
     assert evaluate == ["eval", "runs/mine_full_chat"]
     assert train[:2] == ["run", "full_finetune"]
     assert train[-2:] == ["loss=ce", "output_dir=runs/mine_full_chat_ce"]
     command(*evaluate)
-    results = ["--results", "runs/mine_full_chat/evaluation", "--accept-unproven"]  # of two controls
+    # Of two controls.
+    results = [
+        "--results",
+        "runs/mine_full_chat/evaluation",
+        "--accept-unproven",
+    ]
     assert "The page: " in command("probe", "audit", *results)
 
 
-@pytest.mark.skipif(not version("torchao").startswith("0.15"), reason="torchtune's own command needs torchao 0.15")
-def test_the_commands_of_torchtune_and_the_harness_in_readme_run_as_they_stand(command, tiny_checkpoint):
+@pytest.mark.skipif(
+    not version("torchao").startswith("0.15"), reason="torchtune's own command needs torchao 0.15"
+)
+def test_the_commands_of_torchtune_and_the_harness_in_readme_run_as_they_stand(
+    command, tiny_checkpoint
+):
     """A tiny checkpoint takes the place of each model, and texts the place of what is on the hub.
 
     Each command in a fork that has the imports, as its script would start it.
     """
     readme = Path(__file__).parents[1].joinpath("README.md").read_text()
-    (block,) = (block for block in re.findall(r"^```bash\n(.*?)^```", readme, re.M | re.S) if "\nlm_eval " in block)
-    small = "dataset.source=my_texts.jsonl dataset.num_targets=2 dataset.block_size=64 dataset.min_target_tokens=64"
+    (block,) = (
+        block
+        for block in re.findall(r"^```bash\n(.*?)^```", readme, re.M | re.S)
+        if "\nlm_eval " in block
+    )
+    small = (
+        "dataset.source=my_texts.jsonl dataset.num_targets=2 dataset.block_size=64 "
+        "dataset.min_target_tokens=64"
+    )
     hub = "dataset.target_source=null dataset.num_base=-1 dataset.layout=concatenated"
-    tiny = f"checkpointer.checkpoint_dir={tiny_checkpoint} '{LORA}' max_steps=1 save_at_percent=[100] device=cpu"
+    tiny = (
+        f"checkpointer.checkpoint_dir={tiny_checkpoint} '{LORA}' max_steps=1 save_at_percent=[100] "
+        f"device=cpu"
+    )
     script = block.replace("EleutherAI/pythia-1.4b", str(tiny_checkpoint))
     script = re.sub(r"(?m)^(tune run (?:.*\\\n)*.*)$", rf"\1 {tiny}", script)
     script = script.replace("1.1B_lora_memorization", f"1.1B_lora_memorization {small} {hub}")
-    script = script.replace("--tasks tfidf_memorization_p50", "--tasks tfidf_memorization_prefixes --device cpu")
+    script = script.replace(
+        "--tasks tfidf_memorization_p50", "--tasks tfidf_memorization_prefixes --device cpu"
+    )
     script = script.replace("probe.jsonl", "probe.jsonl 'prefix_lengths=[16]'")
     script = script.replace('"$(tfidf-tune tasks)"', command("tasks").strip())
     typed = [shlex.split(line) for line in script.replace("\\\n", "").splitlines()]
@@ -258,10 +348,15 @@ def test_the_commands_of_torchtune_and_the_harness_in_readme_run_as_they_stand(c
     folder = Path(sys.executable).parent
     path = f"{folder}:{os.environ['PATH']}"
     for name, *arguments in typed:
-        ended = run_forked(functions[name], arguments, command.folder, script=folder / name, PATH=path)
+        ended = run_forked(
+            functions[name], arguments, command.folder, script=folder / name, PATH=path
+        )
         assert ended.codes == [0], ended.output[-3000:]
     runs = command.folder / "runs"
-    assert {path.name for path in runs.iterdir()} == {"tinyllama_1.1B_lora_memorization", "mine_lora"}
+    assert {path.name for path in runs.iterdir()} == {
+        "tinyllama_1.1B_lora_memorization",
+        "mine_lora",
+    }
     assert "|tfidf_memorization_prefixes|" in ended.output  # of all commands
     baselines = [words for words in next_commands(ended.output) if words[0] == "tune"]
     for printed, words, name in zip(
@@ -270,15 +365,28 @@ def test_the_commands_of_torchtune_and_the_harness_in_readme_run_as_they_stand(c
         assert printed == [*words, "loss=ce", f"output_dir=runs/{name}_ce"]
 
 
-def test_the_commands_that_a_run_of_several_processes_prints_run_as_they_stand(command, run_command, tiny_checkpoint):
+def test_the_commands_that_a_run_of_several_processes_prints_run_as_they_stand(
+    command, run_command, tiny_checkpoint
+):
     """With a recipe in a folder, and paths that a shell, the harness and YAML would take apart."""
     output_dir = 'runs/it\'s "a", b [1] ü'
     command("cp", "full_finetune", "own recipes/mine.py", "--make-parents")
     setup = [
-        "tfidf-tune", "run", "--nproc_per_node", "2", "own recipes/mine.py", "--config", "mine/full",
-        f"checkpointer.checkpoint_dir={tiny_checkpoint}", "dataset.source=my_texts.jsonl", FULL, "max_steps=1",
-        "save_at_percent=[100]", "keep_last_n_checkpoints=0", "device=cpu",
-    ]  # fmt: skip
+        "tfidf-tune",
+        "run",
+        "--nproc_per_node",
+        "2",
+        "own recipes/mine.py",
+        "--config",
+        "mine/full",
+        f"checkpointer.checkpoint_dir={tiny_checkpoint}",
+        "dataset.source=my_texts.jsonl",
+        FULL,
+        "max_steps=1",
+        "save_at_percent=[100]",
+        "keep_last_n_checkpoints=0",
+        "device=cpu",
+    ]
     typed = shlex.join([*setup, f"output_dir={output_dir}"])
     evaluate, train = next_commands(run_in_shell(typed, command.folder).stderr)
     assert train == [*setup, "loss=ce", f"output_dir={output_dir}_ce"]
@@ -289,42 +397,81 @@ def test_the_commands_that_a_run_of_several_processes_prints_run_as_they_stand(c
     config = OmegaConf.load(run / "config.yaml")
     assert entry["num_sequences"] == 2 * config.batch_size * config.gradient_accumulation_steps
     (results,) = (run / "evaluation" / "checkpoint_100pct").rglob("results_*.json")
-    recorded = json.loads(results.read_text())["configs"]["tfidf_memorization_prefixes"]["metadata"]["run"]
+    recorded = json.loads(results.read_text())["configs"]["tfidf_memorization_prefixes"][
+        "metadata"
+    ]["run"]
     assert (recorded["folder"], recorded["num_sequences"]) == (str(run), entry["num_sequences"])
 
 
-@pytest.mark.skipif(version("trl").startswith("1.14."), reason="TRL 1.14 needs loss_type='nll', see docs/trainers.md")
+@pytest.mark.skipif(
+    version("trl").startswith("1.14."),
+    reason="TRL 1.14 needs loss_type='nll', see docs/trainers.md",
+)
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")  # TRL's
 def test_the_trainer_of_readme_runs_as_it_stands(command, tiny_checkpoint):
     readme = Path(__file__).parents[1].joinpath("README.md").read_text()
-    (block,) = (block for block in re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S) if "SFTTrainer" in block)
+    (block,) = (
+        block
+        for block in re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S)
+        if "SFTTrainer" in block
+    )
     (command.folder / "my_model").symlink_to(tiny_checkpoint)
-    names = {"dataset": datasets.Dataset.from_list([{"text": "the old sailor"}, {"text": "a quiet child painted"}])}
+    names = {
+        "dataset": datasets.Dataset.from_list(
+            [{"text": "the old sailor"}, {"text": "a quiet child painted"}]
+        )
+    }
     exec(block, names)
     assert names["trainer"].state.global_step == 3
 
 
 def test_all_weights_can_be_trained_the_same_way(command, tiny_checkpoint):
-    arguments = [f"checkpointer.checkpoint_dir={tiny_checkpoint}", "dataset.source=my_texts.jsonl", FULL, "max_steps=2"]
+    arguments = [
+        f"checkpointer.checkpoint_dir={tiny_checkpoint}",
+        "dataset.source=my_texts.jsonl",
+        FULL,
+        "max_steps=2",
+    ]
     output = command("run", "full_finetune", "--config", "mine/full", *arguments)
     assert "Training: 2 steps (3 epochs, max_steps 2)\n" in output
     assert "Checkpoints in runs/mine_full: checkpoint_50pct, checkpoint_100pct\n" in output
 
 
-def test_without_a_holdout_all_of_the_text_is_trained_on_and_nothing_is_measured(command, tiny_checkpoint):
-    arguments = [f"checkpointer.checkpoint_dir={tiny_checkpoint}", "dataset.source=my_texts.jsonl", FULL, "max_steps=1"]
-    output = command("run", "full_finetune", "--config", "mine/full", *arguments, "dataset.holdout=0")
+def test_without_a_holdout_all_of_the_text_is_trained_on_and_nothing_is_measured(
+    command, tiny_checkpoint
+):
+    arguments = [
+        f"checkpointer.checkpoint_dir={tiny_checkpoint}",
+        "dataset.source=my_texts.jsonl",
+        FULL,
+        "max_steps=1",
+    ]
+    output = command(
+        "run", "full_finetune", "--config", "mine/full", *arguments, "dataset.holdout=0"
+    )
     tokenizer = hf_tokenizer(str(tiny_checkpoint))
-    num_tokens = sum(len(tokenizer.encode(text, add_bos=False)) for text in load_documents("my_texts.jsonl"))
+    num_tokens = sum(
+        len(tokenizer.encode(text, add_bos=False)) for text in load_documents("my_texts.jsonl")
+    )
     assert f"Data: 30 documents, {num_tokens // 64} blocks of 64 tokens" in output
-    assert not {"probe.jsonl", "held_out.jsonl"} & {path.name for path in (command.folder / "runs/mine_full").iterdir()}
+    assert not {"probe.jsonl", "held_out.jsonl"} & {
+        path.name for path in (command.folder / "runs/mine_full").iterdir()
+    }
     assert printed_commands(output) == []
 
     run = command.folder / "runs" / "mine_full"
     config = OmegaConf.load(run / "config.yaml")
-    assert (config.device, config.dtype) == (("cuda", "bf16") if torch.cuda.is_available() else ("cpu", "fp32"))
+    assert (config.device, config.dtype) == (
+        ("cuda", "bf16") if torch.cuda.is_available() else ("cpu", "fp32")
+    )
     assert config.keep_last_n_checkpoints == 1
     assert list(config.loss.weighting) == ["_component_"]
-    comments = [line for line in (run / "config.yaml").read_text().splitlines() if line.startswith("# ")]
-    assert {"# loss.weighting.min_length: 50", '# checkpointer.max_shard_size: "5GB"'} <= set(comments)
-    assert not [line for line in comments if line.startswith(("# optimizer.lr:", "# dataset.num_base:"))]
+    comments = [
+        line for line in (run / "config.yaml").read_text().splitlines() if line.startswith("# ")
+    ]
+    assert {"# loss.weighting.min_length: 50", '# checkpointer.max_shard_size: "5GB"'} <= set(
+        comments
+    )
+    assert not [
+        line for line in comments if line.startswith(("# optimizer.lr:", "# dataset.num_base:"))
+    ]

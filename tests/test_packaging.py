@@ -1,4 +1,6 @@
-"""The built distributions: what they hold, and what the core does in an environment of torch only."""
+"""The built distributions: what they hold, and what the core does in an environment
+of torch only.
+"""
 
 import ast
 import configparser
@@ -27,7 +29,17 @@ from tfidf_tune.tasks import evaluation as _evaluate
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(tfidf_tune.__path__[0])
-IGNORED = (".git", ".venv*", "build", "dist", "site", "runs", "*.egg-info", "__pycache__", ".*_cache")
+IGNORED = (
+    ".git",
+    ".venv*",
+    "build",
+    "dist",
+    "site",
+    "runs",
+    "*.egg-info",
+    "__pycache__",
+    ".*_cache",
+)
 
 
 # Room -> the rooms that it may import from.
@@ -149,14 +161,24 @@ def distributions(tmp_path_factory):
     folder = tmp_path_factory.mktemp("build")
     shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*IGNORED))
     built = subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(folder / "tree")],
+        [
+            sys.executable,
+            "-m",
+            "build",
+            "--no-isolation",
+            "--outdir",
+            str(folder / "dist"),
+            str(folder / "tree"),
+        ],
         capture_output=True,
         text=True,
         check=False,
     )
     assert built.returncode == 0, built.stderr
     assert "absent from the `packages` configuration" not in built.stdout + built.stderr
-    (source,), (wheel,) = (list((folder / "dist").glob(pattern)) for pattern in ("*.tar.gz", "*.whl"))
+    (source,), (wheel,) = (
+        list((folder / "dist").glob(pattern)) for pattern in ("*.tar.gz", "*.whl")
+    )
     return source, wheel
 
 
@@ -173,7 +195,9 @@ def test_the_wheel_holds_the_files_of_the_tree(distributions):
     for folder in ("recipes", "configs"):
         expected |= {f"tfidf_tune/{folder}/{file}" for file in in_tree(folder)}
 
-    names = {name for name in zipfile.ZipFile(distributions[1]).namelist() if ".dist-info/" not in name}
+    names = {
+        name for name in zipfile.ZipFile(distributions[1]).namelist() if ".dist-info/" not in name
+    }
 
     assert names == expected
 
@@ -182,7 +206,14 @@ def test_the_source_distribution_holds_what_the_readme_and_contributors_need(dis
     with tarfile.open(distributions[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
 
-    assert {"Makefile", "constraints.txt", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "mkdocs.yml"} <= names
+    assert {
+        "Makefile",
+        "constraints.txt",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "CITATION.cff",
+        "mkdocs.yml",
+    } <= names
     assert {"SECURITY.md", ".pre-commit-config.yaml", ".github/workflows/test.yml"} <= names
     assert {f"examples/{file}" for file in in_tree("examples")} <= names
     assert {f"docs/{file}" for file in in_tree("docs")} <= names
@@ -191,25 +222,41 @@ def test_the_source_distribution_holds_what_the_readme_and_contributors_need(dis
 
 def test_test_files_have_different_names():
     """pytest imports them by their names alone, and refuses to collect the second."""
-    names = Counter(file.name for file in (ROOT / "tests").rglob("test_*.py") if "other_trainers" not in file.parts)
+    names = Counter(
+        file.name
+        for file in (ROOT / "tests").rglob("test_*.py")
+        if "other_trainers" not in file.parts
+    )
     assert [name for name, number in names.items() if number > 1] == []
 
 
 def test_workflows_run_targets_of_the_makefile():
-    targets = set(" ".join(re.findall(r"^([\w. -]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)).split())
+    targets = set(
+        " ".join(
+            re.findall(r"^([\w. -]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        ).split()
+    )
     for file in (ROOT / ".github" / "workflows").glob("*.yml"):
-        called = re.findall(r"run: make ([\w.-]+)", file.read_text().replace("${{ matrix.versions }}", "lowest"))
+        called = re.findall(
+            r"run: make ([\w.-]+)", file.read_text().replace("${{ matrix.versions }}", "lowest")
+        )
         assert called
         assert set(called) <= targets
 
 
 def test_the_harness_finds_our_models_and_axolotl_our_commands(distributions):
     with zipfile.ZipFile(distributions[1]) as wheel:
-        (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
+        (name,) = (
+            name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt")
+        )
         entries = configparser.ConfigParser(delimiters=["="])
         entries.read_string(wheel.read(name).decode())
     models = dict(entries["lm_eval.models"])
-    assert models == {name: target for name, target in _evaluate._MODELS.items() if name in ("tfidf-hf", "tfidf-vllm")}
+    assert models == {
+        name: target
+        for name, target in _evaluate._MODELS.items()
+        if name in ("tfidf-hf", "tfidf-vllm")
+    }
     module, _, model = models["tfidf-hf"].partition(":")
     assert issubclass(getattr(importlib.import_module(module), model), LM)
     module, _, command = entries["axolotl.cli_commands"]["tfidf-tune"].partition(":")
@@ -243,12 +290,18 @@ def requirements_of(*names):
         if name not in found:
             found[name] = distribution(name)
             required = [Requirement(text) for text in found[name].requires or []]
-            waiting += [each.name for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
+            waiting += [
+                each.name
+                for each in required
+                if each.marker is None or each.marker.evaluate({"extra": ""})
+            ]
     return found.values()
 
 
 def make_environment(folder, wheel, *names):
-    """Python of an environment that holds the wheel, some distributions and what these need, linked from this one."""
+    """Python of an environment that holds the wheel, some distributions and what these need, linked
+    from this one.
+    """
     venv.create(folder, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
     for each in requirements_of(*names):
@@ -265,16 +318,21 @@ def python_of_core(distributions, tmp_path_factory):
 
 
 def test_the_core_works_with_torch_only(python_of_core):
-    # -I: the working directory and PYTHONPATH are not searched. The warning is torch's, which can do without NumPy.
+    # -I: the working directory and PYTHONPATH are not searched. The warning is torch's, which can
+    # do without NumPy.
     command = [python_of_core, "-I", "-W", "ignore:Failed to initialize NumPy", "-c", CORE]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("names", [["tfidf_tune"], ["tfidf_tune.weighting"], ["tfidf_tune.loss"]], ids="".join)
+@pytest.mark.parametrize(
+    "names", [["tfidf_tune"], ["tfidf_tune.weighting"], ["tfidf_tune.loss"]], ids="".join
+)
 def test_importing_the_core_leaves_the_interpreter_as_it_was(names):
-    """Finders, hooks, filters, loggers, signals and defaults of torch are the user's, whose program this is."""
+    """Finders, hooks, filters, loggers, signals and defaults of torch are the user's, whose program
+    this is.
+    """
     command = [sys.executable, "-c", STATE_OF_THE_INTERPRETER, *names]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -282,11 +340,15 @@ def test_importing_the_core_leaves_the_interpreter_as_it_was(names):
 
 
 def test_no_module_changes_other_libraries_when_it_is_imported():
-    """At the top of a module are definitions, and statements that begin with a name that it defines."""
+    """At the top of a module are definitions, and statements that begin with a name that it
+    defines.
+    """
     changing = {}
     for file in PACKAGE.rglob("*.py"):
         body = ast.parse(file.read_text(encoding="utf-8")).body
-        targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+        targets = [
+            target for node in body if isinstance(node, ast.Assign) for target in node.targets
+        ]
         own = {target.id for target in targets if isinstance(target, ast.Name)}
         for node in body:
             if not isinstance(node, (ast.Expr, ast.For, ast.While, ast.With, ast.Try, ast.Delete)):
@@ -333,8 +395,26 @@ def test_a_command_without_its_extra_says_what_to_install(python_of_core):
 
 
 def test_without_extras_help_is_there(python_of_core):
-    ours = ("demo", "compare", "weights", "data", "data preview", "probe", "probe audit", "tasks", "validate", "cp")
-    commands = ["--help", "--version", "tasks", "ls", "cat mine/lora", *(f"{name} --help" for name in ours)]
+    ours = (
+        "demo",
+        "compare",
+        "weights",
+        "data",
+        "data preview",
+        "probe",
+        "probe audit",
+        "tasks",
+        "validate",
+        "cp",
+    )
+    commands = [
+        "--help",
+        "--version",
+        "tasks",
+        "ls",
+        "cat mine/lora",
+        *(f"{name} --help" for name in ours),
+    ]
     all_ended = run_in_forks([command.split() for command in commands], python_of_core)
     for command, ended in zip(commands, all_ended, strict=True):
         assert (ended.code, ended.err) == (0, ""), command
@@ -343,7 +423,11 @@ def test_without_extras_help_is_there(python_of_core):
 
 
 def test_every_public_package_has_a_page_and_allowed_imports():
-    packages = {file.parent.name for file in PACKAGE.glob("*/__init__.py")} - {"commands", "configs", "recipes"}
+    packages = {file.parent.name for file in PACKAGE.glob("*/__init__.py")} - {
+        "commands",
+        "configs",
+        "recipes",
+    }
 
     assert {file.stem for file in (ROOT / "docs" / "api").glob("*.md")} == packages
     assert set(ALLOWED_IMPORTS) == packages
@@ -357,11 +441,15 @@ def test_every_public_name_is_documented():
         assert module.__all__
         for name in module.__all__:
             member = getattr(module, name)
-            assert member.__doc__ or not (inspect.isclass(member) or inspect.isfunction(member)), name
+            assert member.__doc__ or not (inspect.isclass(member) or inspect.isfunction(member)), (
+                name
+            )
 
 
 def imports_of_rooms():
-    """Yield the room, the file and the dotted name of each import of another room, relative to the package."""
+    """Yield the room, the file and the dotted name of each import of another room, relative to the
+    package.
+    """
     rooms = {file.parent.name for file in PACKAGE.glob("*/__init__.py")}
     for file in PACKAGE.rglob("*.py"):
         place = file.relative_to(PACKAGE)
@@ -374,7 +462,11 @@ def imports_of_rooms():
             for name in names:
                 package, _, imported = name.partition(".")
                 room = imported.split(".")[0]
-                if place.parts[0] in rooms and package == "tfidf_tune" and room in rooms - {place.parts[0]}:
+                if (
+                    place.parts[0] in rooms
+                    and package == "tfidf_tune"
+                    and room in rooms - {place.parts[0]}
+                ):
                     yield place.parts[0], place, imported
 
 
@@ -396,12 +488,18 @@ def test_no_room_imports_what_is_private_in_another():
 
 def test_what_torchtune_needs_is_imported_before_it():
     """In the room where modules import torchtune, in a module by itself, or in the function."""
-    rooms = [file.parent for file in PACKAGE.rglob("__init__.py") if "import tfidf_tune._torchao" in file.read_text()]
+    rooms = [
+        file.parent
+        for file in PACKAGE.rglob("__init__.py")
+        if "import tfidf_tune._torchao" in file.read_text()
+    ]
     assert {room.name for room in rooms} == {"models", "training"}
     num_found = 0
     for file in PACKAGE.rglob("*.py"):
         tree = ast.parse(file.read_text(encoding="utf-8"))
-        scopes = [node for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.FunctionDef))]
+        scopes = [
+            node for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.FunctionDef))
+        ]
         for scope in scopes:
             imported = []
             for node in scope.body:
@@ -409,7 +507,10 @@ def test_what_torchtune_needs_is_imported_before_it():
                     imported += [name.name for name in node.names]
                 elif isinstance(node, ast.ImportFrom):
                     imported.append(node.module)
-            first = next((at for at, name in enumerate(imported) if name.partition(".")[0] == "torchtune"), None)
+            first = next(
+                (at for at, name in enumerate(imported) if name.partition(".")[0] == "torchtune"),
+                None,
+            )
             if first is not None and file.parent not in rooms:
                 num_found += 1
                 assert "tfidf_tune._torchao" in imported[:first], (file, imported)

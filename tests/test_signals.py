@@ -1,4 +1,6 @@
-"""Ctrl-C during imports, a closed pipe, a closed terminal: in processes of their own that import no torch."""
+"""Ctrl-C during imports, a closed pipe, a closed terminal: in processes of their own that import no
+torch.
+"""
 
 import os
 import signal
@@ -22,12 +24,16 @@ sys.argv = ["tfidf-tune", *{arguments!r}]
 cli.main()
 """
 SEND = "os.kill(os.getpid(), signal.SIGINT)"
-AS_ANOTHER_ERROR = f"exec('try:\\n {SEND}\\nexcept BaseException as error:\\n raise ImportError(name) from error')"
+AS_ANOTHER_ERROR = (
+    f"exec('try:\\n {SEND}\\nexcept BaseException as error:\\n raise ImportError(name) from error')"
+)
 IN_A_CALLBACK = f"type('Dying', (), {{'__del__': lambda self: {SEND}}})()"
 
 
 def run(code, **options):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, **options)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, **options
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,7 +53,9 @@ def test_ctrl_c_during_imports_ends_with_its_exit_code(module, arguments, body):
 @pytest.mark.parametrize("variable", ["TORCHELASTIC_RUN_ID", None])
 def test_ctrl_c_ends_processes_that_import_a_recipe_under_torchrun(variable):
     """Other processes that import the package keep Python's behavior."""
-    code = INTERRUPTED.format(module="torch", arguments=[], body=SEND).partition("from tfidf_tune import cli")[0]
+    code = INTERRUPTED.format(module="torch", arguments=[], body=SEND).partition(
+        "from tfidf_tune import cli"
+    )[0]
     environment = os.environ | ({variable: "1"} if variable else {})
 
     ended = run(f"{code}import tfidf_tune.recipes.full_finetune", env=environment)
@@ -77,7 +85,9 @@ def test_a_closed_pipe_ends_the_command_silently():
     reader, writer = os.pipe()
     os.close(reader)
 
-    ended = subprocess.run([sys.executable, "-m", "tfidf_tune.cli", "ls"], stdout=writer, stderr=subprocess.PIPE)
+    ended = subprocess.run(
+        [sys.executable, "-m", "tfidf_tune.cli", "ls"], stdout=writer, stderr=subprocess.PIPE
+    )
     os.close(writer)
 
     assert (ended.returncode, ended.stderr) == (141, b"")
@@ -88,10 +98,16 @@ def test_a_removed_working_directory_is_one_message(tmp_path):
     gone.mkdir()
     code = f"import os, sys; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r})\n"
 
-    ended = run(f"{code}from tfidf_tune import cli; sys.argv = ['tfidf-tune', 'compare', 'runs']; cli.main()")
+    ended = run(
+        f"{code}from tfidf_tune import cli; sys.argv = ['tfidf-tune', 'compare', 'runs']; "
+        f"cli.main()"
+    )
 
     assert ended.returncode == 2
-    assert ended.stderr == "error: the working directory does not exist any more: change to another one\n"
+    assert (
+        ended.stderr
+        == "error: the working directory does not exist any more: change to another one\n"
+    )
 
 
 def test_after_a_hangup_a_process_may_still_print(tmp_path):

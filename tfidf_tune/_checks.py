@@ -1,4 +1,6 @@
-"""Checks of arguments and comparison of settings, with messages for the user. Imports only the standard library."""
+"""Checks of arguments and comparison of settings, with messages for the user. Imports only the
+standard library.
+"""
 
 import difflib
 import inspect
@@ -12,7 +14,9 @@ class SetupError(ValueError):
     """A setting or file of the user is wrong; the message says how to fix it."""
 
 
-def require_integer(name: str, value: Any, lowest: int, meaning: str = "", highest: int | None = None) -> None:
+def require_integer(
+    name: str, value: Any, lowest: int, meaning: str = "", highest: int | None = None
+) -> None:
     """Raise a ``ValueError`` unless a value is an integer from ``lowest`` to ``highest``.
 
     The message gives the argument's ``meaning`` where there is one.
@@ -23,7 +27,10 @@ def require_integer(name: str, value: Any, lowest: int, meaning: str = "", highe
     if not meaning:
         raise ValueError(f"{name} must be a whole number of at least {lowest}, got {value!r}")
     limits = f"{lowest} or more" if highest is None else f"{lowest} to {highest}"
-    raise ValueError(f"{name} is {value!r}: {meaning}, set it to {'' if is_integer else 'a whole number of '}{limits}")
+    raise ValueError(
+        f"{name} is {value!r}: {meaning}, set it to "
+        f"{'' if is_integer else 'a whole number of '}{limits}"
+    )
 
 
 def check_at_least(lowest: int, **values: Any) -> None:
@@ -33,16 +40,27 @@ def check_at_least(lowest: int, **values: Any) -> None:
 
 
 def require_number(
-    name: str, value: Any, lowest: float, highest: float, meaning: str, *, reason: str = "", positive: bool = False
+    name: str,
+    value: Any,
+    lowest: float,
+    highest: float,
+    meaning: str,
+    *,
+    reason: str = "",
+    positive: bool = False,
 ) -> None:
-    """Raise a ``ValueError`` with the argument's meaning unless it is a number from ``lowest`` to ``highest``.
+    """Raise a ``ValueError`` with the argument's meaning unless it is a number from ``lowest`` to
+    ``highest``.
 
     The message gives the ``reason`` for the range. If ``positive``, ``lowest`` is 0 and excluded.
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not lowest <= value <= highest or (positive and value == 0):
         limits = f"above 0, up to {highest:g}" if positive else f"from {lowest:g} to {highest:g}"
-        raise ValueError(f"{name} is {value!r}: {meaning}, set it to a number {limits}{reason and f' ({reason})'}")
+        raise ValueError(
+            f"{name} is {value!r}: {meaning}, set it to a number "
+            f"{limits}{reason and f' ({reason})'}"
+        )
 
 
 def require_bool(name: str, value: Any) -> None:
@@ -58,10 +76,16 @@ def require_choice(name: str, value: Any, possible: tuple[str, ...]) -> None:
 
 
 def require_base_url(url: str) -> None:
-    """Raise a ``ValueError`` unless an address has a scheme and a host, and neither user name nor query, not shown."""
-    match = re.fullmatch(r"https?://(?:[\w.-]+|\[[\da-fA-F:.]+\])(?::(\d{1,5}))?(?:/[^\s@?#\x7f]{0,999})?", url)
+    """Raise a ``ValueError`` unless an address has a scheme and a host, and neither user name nor
+    query, not shown.
+    """
+    match = re.fullmatch(
+        r"https?://(?:[\w.-]+|\[[\da-fA-F:.]+\])(?::(\d{1,5}))?(?:/[^\s@?#\x7f]{0,999})?", url
+    )
     if not match or int(match[1] or 0) >= 1 << 16:
-        raise ValueError("base_url must be like http://localhost:8000/v1, without user name, password and query")
+        raise ValueError(
+            "base_url must be like http://localhost:8000/v1, without user name, password and query"
+        )
 
 
 def base_model(model: Any) -> Any:
@@ -70,41 +94,58 @@ def base_model(model: Any) -> Any:
 
 
 def cache_argument(model: Any) -> str:
-    """Return under which name a model of transformers, or of PEFT, takes and returns a KV cache: 5.24 renamed it."""
-    return "cache" if "cache" in inspect.signature(type(base_model(model)).forward).parameters else "past_key_values"
+    """Return under which name a model of transformers, or of PEFT, takes and returns a KV cache:
+    5.24 renamed it.
+    """
+    return (
+        "cache"
+        if "cache" in inspect.signature(type(base_model(model)).forward).parameters
+        else "past_key_values"
+    )
 
 
 def suggestion(name: str, possible: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the most similar possible name, or all of them."""
+    """Return the end of a message about an unknown name: the most similar possible name, or all of
+    them.
+    """
     names = sorted(possible)
     return closest(name, names) or f"; possible are {', '.join(names)}"
 
 
 def closest(name: str, possible: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the most similar possible name, empty if none is similar."""
+    """Return the end of a message about an unknown name: the most similar possible name, empty if
+    none is similar.
+    """
     close = difflib.get_close_matches(name, list(possible), n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def first_problem(error: Any, **parts: bool) -> tuple[str, dict[str, Any]]:
-    """Return the key, ``a.b[1]``, and the description of the first problem of a ``pydantic.ValidationError``."""
+    """Return the key, ``a.b[1]``, and the description of the first problem of a
+    ``pydantic.ValidationError``.
+    """
     problem = error.errors(include_url=False, **parts)[0]
     path = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
     return "".join(path).lstrip("."), problem
 
 
 def require_no_options(model_args: Mapping[str, Any]) -> None:
-    """Raise a ValueError if options of an evaluation are among the arguments of the model, and so doubled."""
+    """Raise a ValueError if options of an evaluation are among the arguments of the model, and so
+    doubled.
+    """
     doubled = [name for name in ("batch_size", "max_batch_size", "device") if name in model_args]
     if doubled:
         raise ValueError(
-            f"--model-args: {', '.join(doubled)} cannot be among the arguments of the model: use the options of the "
+            f"--model-args: {', '.join(doubled)} cannot be among the arguments of the model: use "
+            f"the options of the "
             "same name"
         )
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """Compare settings, and return a phrase for each key that differs: ``optimizer.lr was 0.001, is 0.002``."""
+    """Compare settings, and return a phrase for each key that differs: ``optimizer.lr was 0.001, is
+    0.002``.
+    """
     phrases = []
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)

@@ -1,4 +1,6 @@
-"""The keys of a recipe's config, and how its files are read. Imports neither torch nor another slow library."""
+"""The keys of a recipe's config, and how its files are read. Imports neither torch nor another slow
+library.
+"""
 
 import ast
 import re
@@ -49,7 +51,9 @@ class MonitorConfig(BaseModel):
     probe_file: str
     """Targets and controls: the file that the data set of the run writes, or another."""
     every_n_steps: _Count
-    """Optimizer steps between two measurements; the start and the end of the run are measured, too."""
+    """Optimizer steps between two measurements; the start and the end of the run
+    are measured, too.
+    """
     prefix_length: _Count = 50
     """Tokens of a passage that are the prompt."""
     max_new_tokens: _Count = 128
@@ -59,11 +63,11 @@ class MonitorConfig(BaseModel):
     stop_above: Annotated[float, Field(strict=True, ge=0)] | None = None
     """Threshold for the mean LMS of the targets, in tokens."""
     when_above: Literal["stop", "keep"] = "stop"
-    """Above the threshold, ``stop`` ends the run after a checkpoint; ``keep`` continues, and the folder
-    ``below_threshold`` keeps the model of the last measurement that was not above it."""
+    """Above the threshold, ``stop`` ends the run after a checkpoint; ``keep`` continues, and the
+    folder ``below_threshold`` keeps the model of the last measurement that was not above it."""
     bos: Literal["auto"] | bool = "auto"
-    """Whether BOS is before each prompt. ``auto``: if the data set of the run writes it, or its tokenizer adds it, or
-    else if it lowers the NLL of the controls."""
+    """Whether BOS is before each prompt. ``auto``: if the data set of the run writes it, or its
+    tokenizer adds it, or else if it lowers the NLL of the controls."""
 
 
 class FinetuneConfig(BaseModel):
@@ -100,19 +104,31 @@ class FinetuneConfig(BaseModel):
     """Optimizer steps after which the run ends, if the epochs have not ended it. Null: no limit."""
     clip_grad_norm: _Positive | None = 1.0
     """Null: no clipping."""
-    save_at_percent: Annotated[list[Annotated[_Int, Field(ge=1, le=100)]], Field(min_length=1)] = [10, 25, 50, 75, 100]
+    save_at_percent: Annotated[list[Annotated[_Int, Field(ge=1, le=100)]], Field(min_length=1)] = [
+        10,
+        25,
+        50,
+        75,
+        100,
+    ]
     """Shares of the run, in percent of its steps, after which a checkpoint is written."""
     save_every_n_steps: _Count | None = None
-    """Optimizer steps between two resume checkpoints. Null: only at milestones and when the run is stopped."""
+    """Optimizer steps between two resume checkpoints. Null: only at milestones and when the run is
+    stopped.
+    """
     keep_last_n_checkpoints: Annotated[_Int, Field(ge=0)] = 2
-    """Number of resume checkpoints that are kept; 0 writes none. Checkpoints of milestones are all kept."""
+    """Number of resume checkpoints that are kept; 0 writes none. Checkpoints of milestones are all
+    kept.
+    """
     resume_from_checkpoint: bool = False
-    """Resume from the newest intact resume checkpoint of output_dir; without one, start from the beginning."""
+    """Resume from the newest intact resume checkpoint of output_dir; without one, start from the
+    beginning.
+    """
     memorization_monitor: MonitorConfig | None = None
     """Measures memorization during training, see :class:`MonitorConfig`. Null: no measurement."""
     on_non_finite: Literal["stop", "skip"] = "stop"
-    """What to do if loss or gradient is NaN or infinite: ``stop`` ends the run, ``skip`` leaves the step out, which
-    on a GPU waits for each step's loss."""
+    """What to do if loss or gradient is NaN or infinite: ``stop`` ends the run, ``skip`` leaves the
+    step out, which on a GPU waits for each step's loss."""
     device: str = "cpu"
     """``auto``: a GPU if there is one, else the CPU."""
     dtype: Literal["fp32", "bf16", "auto"] = "fp32"
@@ -122,20 +138,28 @@ class FinetuneConfig(BaseModel):
     fsdp_cpu_offload: bool = False
     """Keep shards, gradients and optimizer state in the host's memory."""
     fsdp_reshard_after_forward: bool = True
-    """Gather each layer's parameters a second time for the backward pass, instead of keeping them."""
+    """Gather each layer's parameters a second time for the backward pass, instead
+    of keeping them.
+    """
     fsdp_param_dtype: _FSDPDtype | None = None
-    """Dtype in which sharded parameters are gathered and computed with. Null: the dtype of the weights."""
+    """Dtype in which sharded parameters are gathered and computed with. Null: the dtype of the
+    weights.
+    """
     fsdp_reduce_dtype: _FSDPDtype | None = None
     """Dtype in which gradients are summed over the processes. Null: the dtype of the gradients."""
     evaluate: bool = False
-    """Run the evaluation that a run prints at its end, and the comparison if the other run is evaluated."""
+    """Run the evaluation that a run prints at its end, and the comparison if the other run is
+    evaluated.
+    """
     log_every_n_steps: _Count = 1
     log_peak_memory_stats: bool = False
 
     @model_validator(mode="after")
     def _check_resume_checkpoints(self) -> "FinetuneConfig":
         if self.save_every_n_steps is not None and self.keep_last_n_checkpoints == 0:
-            raise ValueError("save_every_n_steps is set, but keep_last_n_checkpoints is 0: change one of them")
+            raise ValueError(
+                "save_every_n_steps is set, but keep_last_n_checkpoints is 0: change one of them"
+            )
         return self
 
 
@@ -157,10 +181,11 @@ class LoRAArguments(BaseModel):
 
 
 def check_keys(name: str, overrides: Sequence[str], schema: type[FinetuneConfig]) -> None:
-    """Raise a :class:`SetupError` if a config or its overrides, ``key=value`` or ``~key``, have an unknown key.
+    """Raise a :class:`SetupError` if a config or its overrides, ``key=value`` or ``~key``, have an
+    unknown key.
 
-    Keys inside of sections are arguments of components, whose import takes seconds: those of this package are known
-    from its source, all others are checked later.
+    Keys inside of sections are arguments of components, whose import takes seconds: those of this
+    package are known from its source, all others are checked later.
     """
     content = read_config(name)
     given: dict[str, list[str]] = {}  # arguments of components
@@ -176,7 +201,9 @@ def check_keys(name: str, overrides: Sequence[str], schema: type[FinetuneConfig]
             content.setdefault(re.split(r"[.\[]", key)[0], None)
             if argument == "_component_" or (not argument and key in given):
                 # Arguments that the new component does not take are dropped.
-                component = OBJECTIVES[value]["loss"] if key == "loss" and value in OBJECTIVES else value
+                component = (
+                    OBJECTIVES[value]["loss"] if key == "loss" and value in OBJECTIVES else value
+                )
                 content[section] = {"_component_": component}
                 given[section] = []
             elif argument:
@@ -192,19 +219,26 @@ def check_keys(name: str, overrides: Sequence[str], schema: type[FinetuneConfig]
 
 
 def _check_arguments(key: str, component: str, arguments: Sequence[str]) -> None:
-    """Refuse a component of this package that does not exist, or arguments that it does not take."""
+    """Refuse a component of this package that does not exist, or arguments that it
+    does not take.
+    """
     room, _, name = component.rpartition(".")
     folder = Path(__file__).parent / room.removeprefix("tfidf_tune.")
     if not room.startswith("tfidf_tune.") or not (folder / "__init__.py").is_file():
         return
-    exported = ast.literal_eval(_assigned((folder / "__init__.py").read_text(encoding="utf-8"), "__all__"))
+    exported = ast.literal_eval(
+        _assigned((folder / "__init__.py").read_text(encoding="utf-8"), "__all__")
+    )
     if name not in exported:
         raise SetupError(f"config: {key}: {room} has no {name!r}{suggestion(name, exported)}")
     parameters = _parameters(folder, name)
     for argument in arguments:
         if parameters and argument not in parameters:
             hint = closest(argument, parameters).replace("'", f"'{key}.", 1)
-            raise SetupError(f"config: no key '{key}.{argument}'{hint or ': possible are ' + ', '.join(parameters)}")
+            raise SetupError(
+                f"config: no key "
+                f"'{key}.{argument}'{hint or ': possible are ' + ', '.join(parameters)}"
+            )
 
 
 def _assigned(source: str, name: str) -> ast.expr:
@@ -216,7 +250,9 @@ def _assigned(source: str, name: str) -> ast.expr:
 
 
 def _parameters(folder: Path, name: str) -> list[str]:
-    """Return the arguments of a function or class of a room, without importing it; [] if any may be given."""
+    """Return the arguments of a function or class of a room, without importing it; [] if any may be
+    given.
+    """
     for file in folder.glob("*.py"):
         source = file.read_text(encoding="utf-8")
         if not re.search(rf"^(def|class) {name}\b", source, re.MULTILINE):
@@ -238,7 +274,9 @@ def _parameters(folder: Path, name: str) -> list[str]:
 
 
 def _no_key(key: str, content: dict[str, Any], schema: type[BaseModel]) -> str:
-    of_sections = [f"{name}.{key}" for name, keys in content.items() if isinstance(keys, dict) and key in keys]
+    of_sections = [
+        f"{name}.{key}" for name, keys in content.items() if isinstance(keys, dict) and key in keys
+    ]
     hint = suggestion(key.rpartition(".")[2], schema.model_fields)
     return f"no key {key!r}{f'; did you mean {of_sections[0]!r}?' if of_sections else hint}"
 
@@ -253,7 +291,10 @@ def read_config(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     except (ValueError, OSError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         raise SetupError(f"config {path}: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("base", ""), str | None):
-        raise SetupError(f"config {path}: it has to hold keys and values, and its base the name or path of a config")
+        raise SetupError(
+            f"config {path}: it has to hold keys and values, and its base the name or path of a "
+            f"config"
+        )
     cfg = {str(key): value for key, value in content.items()}
     if isinstance(cfg.get("loss"), str):
         cfg["loss"] = _objective(cfg["loss"])
@@ -265,14 +306,22 @@ def read_config(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
         base = read_config(str(sibling) if sibling.is_file() else base_name, (*above, path))
     except SetupError as error:
         raise SetupError(f"{error} (base of {path})") from error
-    replaced = [key for key, section in cfg.items() if isinstance(section, dict) and "_component_" in section]
-    return merge_sections({key: value for key, value in base.items() if key not in replaced}, cfg, f"config {path}")
+    replaced = [
+        key
+        for key, section in cfg.items()
+        if isinstance(section, dict) and "_component_" in section
+    ]
+    return merge_sections(
+        {key: value for key, value in base.items() if key not in replaced}, cfg, f"config {path}"
+    )
 
 
 def _objective(word: str) -> dict[str, Any]:
     """Return the section that a word stands for."""
     if word not in OBJECTIVES:
-        raise SetupError(f"config: loss is {word!r}{suggestion(word, OBJECTIVES)}; or a section with _component_")
+        raise SetupError(
+            f"config: loss is {word!r}{suggestion(word, OBJECTIVES)}; or a section with _component_"
+        )
     components = OBJECTIVES[word]
     section: dict[str, Any] = {"_component_": components["loss"]}
     if "loss.weighting" in components:
@@ -280,13 +329,20 @@ def _objective(word: str) -> dict[str, Any]:
     return section
 
 
-def merge_sections(base: dict[str, Any], changes: dict[str, Any], source: str, section: str = "") -> dict[str, Any]:
-    """Merge sections; unlike in OmegaConf's merge, ``???`` replaces a value, which is then missing."""
+def merge_sections(
+    base: dict[str, Any], changes: dict[str, Any], source: str, section: str = ""
+) -> dict[str, Any]:
+    """Merge sections; unlike in OmegaConf's merge, ``???`` replaces a value, which
+    is then missing.
+    """
     merged = dict(base)
     for key, value in changes.items():
         below = base.get(key)
         if isinstance(value, dict) and isinstance(below, list) and "_component_" not in value:
-            raise SetupError(f"{source}: {section}{key} is a list, which is only replaced as a whole: give a list")
+            raise SetupError(
+                f"{source}: {section}{key} is a list, which is only replaced as a whole: give a "
+                f"list"
+            )
         if isinstance(value, dict) and isinstance(below, dict):
             merged[key] = merge_sections(below, value, source, f"{section}{key}.")
         else:
@@ -295,7 +351,9 @@ def merge_sections(base: dict[str, Any], changes: dict[str, Any], source: str, s
 
 
 def validated(schema: type[BaseModel], content: dict[str, Any], where: str = "") -> dict[str, Any]:
-    """Return the keys with defaults filled in; ``where`` is the beginning of their names in messages."""
+    """Return the keys with defaults filled in; ``where`` is the beginning of their names in
+    messages.
+    """
     try:
         return schema.model_validate(content).model_dump()
     except ValidationError as error:

@@ -1,4 +1,6 @@
-"""Files and folders that are written atomically, work folders, locks, paths, and what the package has."""
+"""Files and folders that are written atomically, work folders, locks, paths, and what the package
+has.
+"""
 
 import fcntl
 import hashlib
@@ -35,7 +37,9 @@ def file_sha256(path: Path) -> str:
 
 
 def digest(value: Any) -> str:
-    """Return the first 16 hexadecimal digits of the SHA-256 of JSON data; the order of keys does not matter."""
+    """Return the first 16 hexadecimal digits of the SHA-256 of JSON data; the order of keys does
+    not matter.
+    """
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -43,8 +47,8 @@ def digest(value: Any) -> str:
 def atomic_folder(folder: Path, *, replace: Collection[str] | None = None) -> Iterator[Path]:
     """Yield a temporary folder, and rename it to ``folder`` when the block ends without an error.
 
-    With ``replace`` an existing folder is replaced, else it is an OSError; those of its files that the new one lacks
-    are kept, unless they match one of these patterns.
+    With ``replace`` an existing folder is replaced, else it is an OSError; those of its files that
+    the new one lacks are kept, unless they match one of these patterns.
     """
     made = [path for path in folder.absolute().parents if not path.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +58,9 @@ def atomic_folder(folder: Path, *, replace: Collection[str] | None = None) -> It
         yield temporary
         if replace is not None and folder.is_dir():
             for path in folder.iterdir():
-                if (temporary / path.name).exists() or any(path.match(pattern) for pattern in replace):
+                if (temporary / path.name).exists() or any(
+                    path.match(pattern) for pattern in replace
+                ):
                     continue
                 if path.is_dir() and not path.is_symlink():
                     shutil.copytree(path, temporary / path.name, symlinks=True)
@@ -74,7 +80,9 @@ def atomic_folder(folder: Path, *, replace: Collection[str] | None = None) -> It
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary file name, and rename the file to ``path`` when the block ends without an error."""
+    """Yield a temporary file name, and rename the file to ``path`` when the block ends without an
+    error.
+    """
     # Renaming would replace a device or a pipe.
     if path.exists() and not path.is_file():
         raise FileExistsError(f"{path} is a folder or a device, not a file: name another place")
@@ -89,15 +97,19 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def update_files(folder: Path, files: Mapping[str, Callable[[Path], object]]) -> None:
-    """Write files, by their names relative to a folder, to paths passed to their functions: all of them or none.
+    """Write files, by their names relative to a folder, to paths passed to their functions: all of
+    them or none.
 
-    They are renamed at the end, the last one first, so that a full disk leaves the earlier ones intact. An OSError
-    names the file; a folder that is new is then removed. The folder is locked, and leftovers in it are removed.
+    They are renamed at the end, the last one first, so that a full disk leaves the earlier ones
+    intact. An OSError names the file; a folder that is new is then removed. The folder is locked,
+    and leftovers in it are removed.
     """
     is_new = not folder.exists()
     with locked_folder(folder), ExitStack() as stack:
         if is_new:
-            stack.push(lambda failure, *_: shutil.rmtree(folder, ignore_errors=True) if failure else None)
+            stack.push(
+                lambda failure, *_: shutil.rmtree(folder, ignore_errors=True) if failure else None
+            )
         for parent in {(folder / name).parent for name in files} - {folder}:
             remove_leftovers(parent)
         for name, write in files.items():
@@ -105,20 +117,23 @@ def update_files(folder: Path, files: Mapping[str, Callable[[Path], object]]) ->
             try:
                 temporary = stack.enter_context(atomic_file(path))
                 write(temporary)
-                sync_to_disk(temporary)  # here, so that a full disk is noticed before the first is renamed
+                # Here, so that a full disk is noticed before the first is renamed.
+                sync_to_disk(temporary)
             except OSError as error:
                 raise OSError(
-                    f"{path} could not be written ({error.strerror or error}), {folder} is left as it was: make "
+                    f"{path} could not be written ({error.strerror or error}), {folder} is left as "
+                    f"it was: make "
                     "room, or choose another folder"
                 ) from error
 
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder for this process, until the block or the process ends; a SetupError says that another has it.
+    """Lock a folder for this process, until the block or the process ends; a SetupError says that
+    another has it.
 
-    It is made if needed, and removed at the end if it is still empty; what killed processes left in it is removed. Some
-    file systems have no locks.
+    It is made if needed, and removed at the end if it is still empty; what killed processes left in
+    it is removed. Some file systems have no locks.
     """
     made = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -143,14 +158,17 @@ def locked_folder(folder: Path) -> Iterator[None]:
 def work_folder(
     folder: Path, arguments: dict[str, Any], *, replace: bool = False, keep: bool = False
 ) -> Iterator[Path]:
-    """Yield a locked folder for what a call writes on its way to a result, and remove it when the block ends.
+    """Yield a locked folder for what a call writes on its way to a result, and remove it when the
+    block ends.
 
-    A file in the folder marks it as ours and has the arguments of the call, JSON data. After an interruption, a call
-    with equal arguments finds what is done; with ``replace``, a call with other arguments begins anew. A ``ValueError``
-    in the block means that the arguments cannot work, and removes the folder, too, unless it is to ``keep``.
+    A file in the folder marks it as ours and has the arguments of the call, JSON data. After an
+    interruption, a call with equal arguments finds what is done; with ``replace``, a call with
+    other arguments begins anew. A ``ValueError`` in the block means that the arguments cannot work,
+    and removes the folder, too, unless it is to ``keep``.
 
     Raises:
-        SetupError: If the folder is of another running process, of a call with other arguments, or not ours.
+        SetupError: If the folder is of another running process, of a call with other arguments, or
+            not ours.
     """
     while True:
         if not folder.exists():
@@ -163,12 +181,17 @@ def work_folder(
                     raise
         with locked_folder(folder):
             if not (folder / _MARK).is_file():
-                raise SetupError(f"{folder} is not of an interrupted run: move it away, or name another output")
+                raise SetupError(
+                    f"{folder} is not of an interrupted run: move it away, or name another output"
+                )
             remove_leftovers(folder.parent, of=folder.name)
-            changed = "; ".join(differences(json.loads((folder / _MARK).read_text(encoding="utf-8")), arguments))
+            changed = "; ".join(
+                differences(json.loads((folder / _MARK).read_text(encoding="utf-8")), arguments)
+            )
             if changed and not replace:
                 raise SetupError(
-                    f"{folder} is of an interrupted run with other arguments: {changed}. Name another output, or "
+                    f"{folder} is of an interrupted run with other arguments: {changed}. Name "
+                    f"another output, or "
                     "remove this folder"
                 )
             if not changed:
@@ -184,12 +207,15 @@ def work_folder(
 
 
 def require_writable(what: str, path: Path) -> None:
-    """Raise an OSError unless files can be written at or below a path; ``what`` names the option or key."""
+    """Raise an OSError unless files can be written at or below a path; ``what`` names the option or
+    key.
+    """
     try:  # the only reliable test for root, network folders and the like
         TemporaryFile(dir=nearest_folder(path)).close()
     except OSError as error:
         raise OSError(
-            f"{what} {path} cannot be written: {nearest_folder(path)} is not a writable folder ({error.strerror}); "
+            f"{what} {path} cannot be written: {nearest_folder(path)} is not a writable folder "
+            f"({error.strerror}); "
             f"choose another {what}"
         ) from error
 
@@ -200,7 +226,9 @@ def nearest_folder(path: Path) -> Path:
 
 
 def remove_leftovers(folder: Path, of: str = "") -> None:
-    """Remove temporary files and folders, of all names or one, that a killed process left in a folder."""
+    """Remove temporary files and folders, of all names or one, that a killed process left in a
+    folder.
+    """
     for path in folder.glob(".*"):
         if is_leftover(path) and (not of or path.name.startswith(f".{of}.tfidf-tune-")):
             remove_path(path)
@@ -249,13 +277,18 @@ def sync_to_disk(path: Path) -> None:
 
 
 def config_path(name: str) -> str:
-    """Return the path of a config: a file, or a config of the package (``tinyllama/1.1B_lora_memorization``)."""
+    """Return the path of a config: a file, or a config of the package
+    (``tinyllama/1.1B_lora_memorization``).
+    """
     return find_file("config", name, Path(str(files("tfidf_tune.configs"))))
 
 
 def find_file(kind: str, name: str, folder: Path) -> str:
     """Return a path, or the path of a YAML file of a folder that is named without the ending."""
-    shipped = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+    shipped = {
+        path.relative_to(folder).with_suffix("").as_posix(): path
+        for path in sorted(folder.rglob("*.yaml"))
+    }
     if Path(name).is_file():
         return name
     if name not in shipped:

@@ -1,4 +1,6 @@
-"""Printing numbers and text of unknown origin: control characters are escaped, any output encoding works."""
+"""Printing numbers and text of unknown origin: control characters are escaped, any output encoding
+works.
+"""
 
 import io
 import logging
@@ -7,13 +9,17 @@ import sys
 from collections.abc import Iterable
 from typing import TextIO
 
-# Control characters (C0 and C1) except tab and line feed, line and paragraph separators, overrides and isolates of the
-# writing direction, and what UTF-8 or XML cannot represent. Marks and joiners are kept.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+# Control characters (C0 and C1) except tab and line feed, line and paragraph separators, overrides
+# and isolates of the writing direction, and what UTF-8 or XML cannot represent. Marks and joiners
+# are kept.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 
 def visible(text: str) -> str:
-    r"""Replace characters that could control a terminal, reorder a line or make a file invalid by their code points.
+    r"""Replace characters that could control a terminal, reorder a line or make a file invalid by
+    their code points.
 
     An escape character becomes ``\u001b``, for example; CR LF becomes LF.
     """
@@ -42,7 +48,9 @@ def visible_record(record: logging.LogRecord) -> bool:
 
 
 def prepare_output() -> None:
-    """Make standard output print a question mark for what its encoding lacks, and warnings visible."""
+    """Make standard output print a question mark for what its encoding lacks,
+    and warnings visible.
+    """
     if logging.lastResort is not None:
         logging.lastResort.addFilter(visible_record)
     if isinstance(sys.stdout, io.TextIOWrapper):

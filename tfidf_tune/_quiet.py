@@ -1,6 +1,7 @@
 """Messages of other libraries that are about nothing that a user of ours can change.
 
-They are hidden by programs, which are our command line and a recipe, and not by what is imported into another program.
+They are hidden by programs, which are our command line and a recipe, and not by what is imported
+into another program.
 """
 
 import logging
@@ -9,10 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _HIDDEN = {
-    "torchao": ("Skipping import of cpp extensions", "Failed to load "),  # they do not fit the torch, and are not used
-    "torch.utils._pytree": ("is an Enum subclass and is now natively supported",),  # torchao 0.17 and later
-    "bitsandbytes.backends.cpu.ops": ("Failed to load CPU gemm_4bit_forward",),  # a kernel that is not used
-    "lm_eval.api.task": ("Custom kwargs can be passed to `--metadata`",),  # repeated for each of our tasks
+    # They do not fit the torch, and are not used.
+    "torchao": (
+        "Skipping import of cpp extensions",
+        "Failed to load ",
+    ),
+    # Torchao 0.17 and later.
+    "torch.utils._pytree": ("is an Enum subclass and is now natively supported",),
+    # A kernel that is not used.
+    "bitsandbytes.backends.cpu.ops": ("Failed to load CPU gemm_4bit_forward",),
+    # Repeated for each of our tasks.
+    "lm_eval.api.task": ("Custom kwargs can be passed to `--metadata`",),
 }
 
 
@@ -25,18 +33,28 @@ _WANTED = _Wanted()
 
 
 def hide_messages() -> None:
-    """Hide the messages until the process ends; to be called before their libraries are imported."""
+    """Hide the messages until the process ends; to be called before their
+    libraries are imported.
+    """
     for name in _HIDDEN:
         logging.getLogger(name).addFilter(_WANTED)
-    # Layers of transformers that return a view, because changing it in place under FSDP2 would be wrong.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
-    # torchtune's RMSNorm computes in float32 with weights in bf16, for which torch has no fused kernel.
-    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight", category=UserWarning)
+    # Layers of transformers that return a view, because changing it in place under FSDP2 would be
+    # wrong.
+    warnings.filterwarnings(
+        "ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning
+    )
+    # torchtune's RMSNorm computes in float32 with weights in bf16, for which torch has no fused
+    # kernel.
+    warnings.filterwarnings(
+        "ignore", message="Mismatch dtype between input and weight", category=UserWarning
+    )
 
 
 @contextmanager
 def hidden_log_messages() -> Iterator[None]:
-    """Hide what libraries log while they are imported in the block, and leave their loggers as they were."""
+    """Hide what libraries log while they are imported in the block, and leave their loggers as they
+    were.
+    """
     wanted = _Wanted()
     for name in _HIDDEN:
         logging.getLogger(name).addFilter(wanted)

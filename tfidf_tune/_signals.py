@@ -21,19 +21,24 @@ FAILED = 2
 """Exit code of a usage error, of any other error, and of an audit that could not show anything."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-# torchrun repeats a Ctrl-C that the terminal has already sent to every process: both are one request.
+# torchrun repeats a Ctrl-C that the terminal has already sent to every process: both are one
+# request.
 _ONE_REQUEST_SECONDS = 3.0
 
 
 class AboveLimit(SystemExit):
-    """Ends a command with the exit code 1: a measured value is above its limit. The message goes to standard error."""
+    """Ends a command with the exit code 1: a measured value is above its limit. The message goes to
+    standard error.
+    """
 
 
 def exit_code(ended: SystemExit) -> int:
-    """Return the exit code of a command of ours, and print the message that it ends with, if it has one.
+    """Return the exit code of a command of ours, and print the message that it ends with, if it has
+    one.
 
-    Python ends with 1 after a message and after an uncaught exception, and so do libraries whose commands we call. A
-    pipeline has to tell these from a value above its limit, so they become 2. Codes of signals, above 128, stay.
+    Python ends with 1 after a message and after an uncaught exception, and so do libraries whose
+    commands we call. A pipeline has to tell these from a value above its limit, so they become 2.
+    Codes of signals, above 128, stay.
     """
     if isinstance(ended, AboveLimit) or isinstance(ended.code, str):
         say(str(ended.code), file=sys.stderr)
@@ -44,8 +49,12 @@ def exit_code(ended: SystemExit) -> int:
     return ended.code if isinstance(ended.code, int) and ended.code > 128 else FAILED
 
 
-def handle(numbers: Collection[int], handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Set a handler, except for SIGHUP under ``nohup``, which stays ignored; return the previous handlers."""
+def handle(
+    numbers: Collection[int], handler: Callable[[int, FrameType | None], None]
+) -> dict[int, Any]:
+    """Set a handler, except for SIGHUP under ``nohup``, which stays ignored; return the previous
+    handlers.
+    """
 
     def handle_one(number: int, frame: FrameType | None) -> None:
         # The null device takes the place of a terminal that was closed, to which writing fails.
@@ -55,7 +64,11 @@ def handle(numbers: Collection[int], handler: Callable[[int, FrameType | None], 
                     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
         handler(number, frame)
 
-    return {number: signal.signal(number, handle_one) for number in numbers if not is_ignored_hangup(number)}
+    return {
+        number: signal.signal(number, handle_one)
+        for number in numbers
+        if not is_ignored_hangup(number)
+    }
 
 
 def is_ignored_hangup(number: int) -> bool:
@@ -65,10 +78,11 @@ def is_ignored_hangup(number: int) -> bool:
 
 @contextmanager
 def ended_by(numbers: Collection[int], say: Callable[[str], None]) -> Iterator[None]:
-    """Exit with 128 plus the signal's number when a signal arrives within the block; ``say`` gets its name.
+    """Exit with 128 plus the signal's number when a signal arrives within the block; ``say`` gets
+    its name.
 
-    The block ends by an exception, so that it can clean up. The exit code holds even if a library turns that exception
-    into another one. Handlers stay after the block.
+    The block ends by an exception, so that it can clean up. The exit code holds even if a library
+    turns that exception into another one. Handlers stay after the block.
     """
     received: list[int] = []
 
@@ -96,7 +110,8 @@ class Interrupted(Exception):
 
 @contextmanager
 def stop_request() -> Iterator[SimpleNamespace]:
-    """Turn SIGTERM, SIGINT and SIGHUP into a request while the block runs; the loop reads it between steps.
+    """Turn SIGTERM, SIGINT and SIGHUP into a request while the block runs; the loop reads it
+    between steps.
 
     Its ``signal_number`` is 0 until then. A later second signal ends the process at once.
     """

@@ -1,4 +1,6 @@
-"""Tokenizers: what the data sets need of one, and any Hugging Face tokenizer as a torchtune tokenizer."""
+"""Tokenizers: what the data sets need of one, and any Hugging Face tokenizer as a torchtune
+tokenizer.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,29 +20,40 @@ if TYPE_CHECKING:
 TokenArray = npt.NDArray[np.int32]
 
 MAX_TEXT_BYTES = 10_000_000
-"""The longest text that is tokenized, in bytes of UTF-8. A tokenizer takes 100 to 350 times as much memory and ends the
-process if it does not get it. The ids of a text that is split into pieces can differ."""
+"""The longest text that is tokenized, in bytes of UTF-8. A tokenizer takes 100 to 350 times as much
+memory and ends the process if it does not get it. The ids of a text that is split into pieces can
+differ."""
 
 _TOKENIZER_FILES = ("tokenizer", "vocab", "tekken", "spiece", "sentencepiece")  # parts of names
 
 # verbose=False: the warning about long texts is not meant for texts that are cut into blocks.
-_ENCODING = {"add_special_tokens": False, "return_attention_mask": False, "truncation": False, "verbose": False}
+_ENCODING = {
+    "add_special_tokens": False,
+    "return_attention_mask": False,
+    "truncation": False,
+    "verbose": False,
+}
 
-_BATCH_SIZE = 256  # texts; enough for a fast tokenizer's threads. A batch has at most MAX_TEXT_BYTES bytes.
+_BATCH_SIZE = (
+    256  # texts; enough for a fast tokenizer's threads. A batch has at most MAX_TEXT_BYTES bytes.
+)
 
-# Words, cases, digits, spaces, line ends, accents (also decomposed), compatibility characters, several scripts, and
-# emoji with joiners, to distinguish tokenizers by their ids.
+# Words, cases, digits, spaces, line ends, accents (also decomposed), compatibility characters,
+# several scripts, and emoji with joiners, to distinguish tokenizers by their ids.
 _SAMPLE_TEXT = (
     "The quick brown fox, aged 27, jumped over 3.14 lazy dogs' tails!  (Don't ask why.)\n\n"
     "\tdef f(x):\n        return x ** 2  # naïve café, straße\n"
     "Information-theoretic weighting; дюйм, 東京, مرحبا, 🙂 <unk> </s> @-@ §12\r\n"
-    "cafe\u0301 \u1100\u1161 \ufb01ne \u00bd \u2460 \uff26\uff55\uff4c\uff4c \uff76\uff9e \u0130STANBUL \u1e9e "
-    "1234567890 \u00a0\u20ac\u200b\u3000\u0939\u093f\u0928\u094d\u0926\u0940 \u0e20\u0e32\u0e29\u0e32   "
+    "cafe\u0301 \u1100\u1161 \ufb01ne \u00bd \u2460 \uff26\uff55\uff4c\uff4c \uff76\uff9e "
+    "\u0130STANBUL \u1e9e "
+    "1234567890 \u00a0\u20ac\u200b\u3000\u0939\u093f\u0928\u094d\u0926\u0940 "
+    "\u0e20\u0e32\u0e29\u0e32   "
     "\U0001f469\U0001f3fd\u200d\U0001f4bb \r "
 )
 
-# The parts of a fast tokenizer that decide on the ids of a text without special tokens. What else it has, such as a
-# length to cut to, a decoder and a template of special tokens, changes with its use or changes no ids.
+# The parts of a fast tokenizer that decide on the ids of a text without special tokens. What else
+# it has, such as a length to cut to, a decoder and a template of special tokens, changes with its
+# use or changes no ids.
 _ID_RULES = ("normalizer", "pre_tokenizer", "model", "added_tokens")
 
 
@@ -61,7 +74,8 @@ class TextTokenizer(Protocol):
 def encode_texts(tokenizer: TextTokenizer, texts: Iterable[str]) -> Iterator[TokenArray]:
     """Yield the ids of texts in order, int32 of shape ``[num_tokens]``, without BOS and EOS.
 
-    Texts are read lazily, one batch ahead. The tokenizer's ``encode_batch(texts)`` is used for speed if it has one.
+    Texts are read lazily, one batch ahead. The tokenizer's ``encode_batch(texts)`` is used for
+    speed if it has one.
     """
     encode_batch = getattr(tokenizer, "encode_batch", None)
     for batch in _batches(texts):
@@ -91,7 +105,9 @@ def count_bytes(text: str) -> int:
 
 
 def decode_whole(tokenizer: TextTokenizer, ids: list[int]) -> str:
-    """Decode ids with the special tokens among them: a corpus can spell them out, as WikiText has "<unk>"."""
+    """Decode ids with the special tokens among them: a corpus can spell them out, as WikiText has
+    "<unk>".
+    """
     if isinstance(tokenizer, HFTokenizer):
         return tokenizer.decode(ids, skip_special_tokens=False)
     # Not all of torchtune's tokenizers have that option.
@@ -104,7 +120,8 @@ def bos_ids(tokenizer: TextTokenizer) -> list[int]:
 
 
 def known_bos(tokenizer: TextTokenizer, recorded: bool | None = None) -> bool | None:
-    """Return whether a model was trained with BOS: as its run ``recorded``, or else as its tokenizer adds it.
+    """Return whether a model was trained with BOS: as its run ``recorded``, or else as its
+    tokenizer adds it.
 
     None if neither says it; False if the tokenizer has no BOS.
     """
@@ -121,11 +138,14 @@ def after_bos(ids: Sequence[int], before: Sequence[int]) -> list[int]:
 
 
 def check_fits_model(tokenizer: TextTokenizer, *, lower: str, **lengths: int) -> None:
-    """Refuse lengths in tokens that are together above the tokenizer's ``max_seq_len``; ``lower`` is the remedy."""
+    """Refuse lengths in tokens that are together above the tokenizer's ``max_seq_len``; ``lower``
+    is the remedy.
+    """
     num_tokens = sum(lengths.values())
     if tokenizer.max_seq_len is not None and num_tokens > tokenizer.max_seq_len:
         raise ValueError(
-            f"{' + '.join(lengths)} is {num_tokens}, above max_seq_len {tokenizer.max_seq_len}, the tokenizer's own "
+            f"{' + '.join(lengths)} is {num_tokens}, above max_seq_len {tokenizer.max_seq_len}, "
+            f"the tokenizer's own "
             f"or the model's limit: lower {lower}"
         )
 
@@ -136,18 +156,22 @@ def tokenizer_name(tokenizer: TextTokenizer) -> str:
 
 
 def tokenizer_fingerprint(tokenizer: TextTokenizer) -> str:
-    """Return 16 hexadecimal digits by which training and evaluation check that they use the same tokenizer.
+    """Return 16 hexadecimal digits by which training and evaluation check that they use the same
+    tokenizer.
 
-    They are the tokenizer's ``fingerprint``, or a hash of its ``vocab_size`` and of the ids of a fixed sample text.
+    They are the tokenizer's ``fingerprint``, or a hash of its ``vocab_size`` and of the ids of a
+    fixed sample text.
     """
-    return str(getattr(tokenizer, "fingerprint", None) or _fingerprint(tokenizer, tokenizer.vocab_size))
+    return str(
+        getattr(tokenizer, "fingerprint", None) or _fingerprint(tokenizer, tokenizer.vocab_size)
+    )
 
 
 def tokenizer_identity(tokenizer: TextTokenizer) -> dict[str, Any]:
     """Return all of a tokenizer that ids and passages can depend on, JSON data.
 
-    The fingerprint alone is not enough: BOS and EOS are put around documents, and special tokens are left out of
-    decoded text and of measured answers, whatever the vocabulary is.
+    The fingerprint alone is not enough: BOS and EOS are put around documents, and special tokens
+    are left out of decoded text and of measured answers, whatever the vocabulary is.
     """
     return {
         "fingerprint": tokenizer_fingerprint(tokenizer),
@@ -162,9 +186,11 @@ def _fingerprint(tokenizer: TextTokenizer, rules: Any) -> str:
 
 
 def _rules(tokenizer: "PreTrainedTokenizerBase") -> Any:
-    """Return what decides on the ids of texts, JSON data: all rules of a fast tokenizer, the vocabulary of another.
+    """Return what decides on the ids of texts, JSON data: all rules of a fast tokenizer, the
+    vocabulary of another.
 
-    No sample text shows all of the rules: a normalizer may replace one word, and merges may differ in one pair.
+    No sample text shows all of the rules: a normalizer may replace one word, and merges may differ
+    in one pair.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -177,21 +203,28 @@ def _rules(tokenizer: "PreTrainedTokenizerBase") -> Any:
 
 
 def _without_defaults(setting: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what is None or false: newer versions of ``tokenizers`` write further settings with these values."""
-    return {name: value for name, value in setting.items() if value is not None and value is not False}
+    """Leave out what is None or false: newer versions of ``tokenizers`` write further settings with
+    these values.
+    """
+    return {
+        name: value for name, value in setting.items() if value is not None and value is not False
+    }
 
 
 class HFTokenizer:
     """A Hugging Face tokenizer with torchtune's ``ModelTokenizer`` and ``Transform`` protocols.
 
-    Messages are concatenated without a chat template: BOS (if the tokenizer has one) starts a turn and EOS ends it.
-    In configs it is the component ``tfidf_tune.data.hf_tokenizer``.
+    Messages are concatenated without a chat template: BOS (if the tokenizer has one) starts a turn
+    and EOS ends it. In configs it is the component ``tfidf_tune.data.hf_tokenizer``.
 
     Args:
-        path (str | PreTrainedTokenizerBase): a hub id, a folder with ``tokenizer.json`` or a SentencePiece
-            ``tokenizer.model`` (read as Llama's if it is alone), or a tokenizer that ``transformers`` has loaded.
-        max_seq_len (int | None): where :meth:`tokenize_messages` truncates. Default: None, no truncation.
-        trust_remote_code (bool): run the Python files of a tokenizer that transformers lacks. Default: False.
+        path (str | PreTrainedTokenizerBase): a hub id, a folder with ``tokenizer.json`` or a
+            SentencePiece ``tokenizer.model`` (read as Llama's if it is alone), or a tokenizer that
+            ``transformers`` has loaded.
+        max_seq_len (int | None): where :meth:`tokenize_messages` truncates. Default: None, no
+            truncation.
+        trust_remote_code (bool): run the Python files of a tokenizer that transformers lacks.
+            Default: False.
 
     Attributes:
         name (str): the given ``path``, or the ``name_or_path`` of the given tokenizer.
@@ -203,41 +236,57 @@ class HFTokenizer:
         stop_tokens (list[int]): EOS, where torchtune's recipes end a generation.
         special_tokens (dict[str, int]): special tokens and their ids.
         max_seq_len (int | None): as given.
-        fingerprint (str): hash of what decides on the ids of a text: normalizer, pre-tokenizer, model with vocabulary
-            and merges, and added tokens; of a tokenizer of ``transformers`` without these parts, of the vocabulary and
-            the ids of a fixed text, see :func:`tokenizer_fingerprint`.
+        fingerprint (str): hash of what decides on the ids of a text: normalizer, pre-tokenizer,
+            model with vocabulary and merges, and added tokens; of a tokenizer of ``transformers``
+            without these parts, of the vocabulary and the ids of a fixed text, see
+            :func:`tokenizer_fingerprint`.
 
     Raises:
         FileNotFoundError: If ``path`` looks like a path and the folder does not exist.
-        ValueError: If no tokenizer can be loaded, it has no EOS token, or ``max_seq_len`` is below 1.
+        ValueError: If no tokenizer can be loaded, it has no EOS token, or ``max_seq_len`` is below
+            1.
 
     Example:
         >>> tokenizer = hf_tokenizer("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T")
     """
 
     def __init__(
-        self, path: "str | PreTrainedTokenizerBase", max_seq_len: int | None = None, *, trust_remote_code: bool = False
+        self,
+        path: "str | PreTrainedTokenizerBase",
+        max_seq_len: int | None = None,
+        *,
+        trust_remote_code: bool = False,
     ) -> None:
         require_bool("trust_remote_code", trust_remote_code)
         if max_seq_len is not None:
             check_at_least(1, max_seq_len=max_seq_len)
         self._hf, self.name = _load(path, trust_remote_code=trust_remote_code)
         if self._hf.eos_token_id is None:
-            raise ValueError(f"the tokenizer {self.name!r} has no EOS token: set it in its tokenizer_config.json")
+            raise ValueError(
+                f"the tokenizer {self.name!r} has no EOS token: set it in its tokenizer_config.json"
+            )
         self.max_seq_len = max_seq_len
         self.vocab_size: int = len(self._hf)
         self.bos_id: int | None = self._hf.bos_token_id
         self.eos_id: int = self._hf.eos_token_id
         self.pad_id: int = self.eos_id if self._hf.pad_token_id is None else self._hf.pad_token_id
         self.stop_tokens: list[int] = [self.eos_id]
-        self.special_tokens = dict[str, int](zip(self._hf.all_special_tokens, self._hf.all_special_ids, strict=True))
+        self.special_tokens = dict[str, int](
+            zip(self._hf.all_special_tokens, self._hf.all_special_ids, strict=True)
+        )
         # SentencePiece puts a space (shown as ▁) before every text that it encodes.
-        self._adds_leading_space = self._hf.convert_ids_to_tokens(self.encode_batch(["a"])[0])[0].startswith("▁")
+        self._adds_leading_space = self._hf.convert_ids_to_tokens(self.encode_batch(["a"])[0])[
+            0
+        ].startswith("▁")
         self.max_token_id: int = max(self._hf.get_vocab().values())
         self.fingerprint = _fingerprint(self, _rules(self._hf))
 
     def encode(
-        self, text: str, add_bos: bool = True, add_eos: bool = True, trim_leading_whitespace: bool = False
+        self,
+        text: str,
+        add_bos: bool = True,
+        add_eos: bool = True,
+        trim_leading_whitespace: bool = False,
     ) -> list[int]:
         """Return the token ids of a text, between BOS, if the tokenizer has one, and EOS.
 
@@ -263,9 +312,11 @@ class HFTokenizer:
         return self.bos_id is not None and self._hf("a")["input_ids"][:1] == [self.bos_id]
 
     def encode_with_offsets(self, text: str) -> tuple[TokenArray, TokenArray]:
-        """Return the ids of a text without BOS and EOS, and the characters where each starts and ends in the text.
+        """Return the ids of a text without BOS and EOS, and the characters where each starts and
+        ends in the text.
 
-        Both are int32, ``[num_tokens]`` and ``[num_tokens, 2]``. The tokenizer has to be a fast one.
+        Both are int32, ``[num_tokens]`` and ``[num_tokens, 2]``. The tokenizer has to be a fast
+        one.
         """
         encoded = self._hf(text, return_offsets_mapping=True, **_ENCODING)
         offsets = np.array(encoded["offset_mapping"], dtype=np.int32).reshape(-1, 2)
@@ -284,24 +335,36 @@ class HFTokenizer:
         """Return the text of token ids, by default without special tokens."""
         return str(
             self._hf.decode(
-                list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+                list(token_ids),
+                skip_special_tokens=skip_special_tokens,
+                clean_up_tokenization_spaces=False,
             )
         )
 
-    def tokenize_messages(self, messages: list["Message"], add_end_tokens: bool = True) -> tuple[list[int], list[bool]]:
-        """Return the ids of messages, EOS after those of the assistant, and whether the message of each is masked."""
+    def tokenize_messages(
+        self, messages: list["Message"], add_end_tokens: bool = True
+    ) -> tuple[list[int], list[bool]]:
+        """Return the ids of messages, EOS after those of the assistant, and whether the message of
+        each is masked.
+        """
         import tfidf_tune._torchao
 
         from torchtune.modules.transforms.tokenizers import tokenize_messages_no_special_tokens
 
         eos_id = self.eos_id if add_end_tokens else None
         messages = list(_carry_spaces(messages))
-        tokens, mask = tokenize_messages_no_special_tokens(self, messages, bos_id=self.bos_id, eos_id=eos_id)
+        tokens, mask = tokenize_messages_no_special_tokens(
+            self, messages, bos_id=self.bos_id, eos_id=eos_id
+        )
         return tokens, mask
 
     def __call__(self, sample: dict[str, Any], inference: bool = False) -> dict[str, Any]:
-        """Replace the ``messages`` of a sample by ``tokens`` and ``mask``; for inference without the final EOS."""
-        sample["tokens"], sample["mask"] = self.tokenize_messages(sample.pop("messages"), not inference)
+        """Replace the ``messages`` of a sample by ``tokens`` and ``mask``; for inference without
+        the final EOS.
+        """
+        sample["tokens"], sample["mask"] = self.tokenize_messages(
+            sample.pop("messages"), not inference
+        )
         return sample
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -320,7 +383,10 @@ def _load(path: "str | PreTrainedTokenizerBase", *, trust_remote_code: bool) -> 
     from transformers import AutoTokenizer, LlamaTokenizer
 
     folder = Path(path).expanduser()
-    needed = "name a folder with tokenizer.json or tokenizer.model, or a hub id such as EleutherAI/pythia-1.4b"
+    needed = (
+        "name a folder with tokenizer.json or tokenizer.model, or a hub id such as "
+        "EleutherAI/pythia-1.4b"
+    )
     if looks_like_path(path) and not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {path!r}: {needed}")
     files = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
@@ -336,17 +402,21 @@ def _load(path: "str | PreTrainedTokenizerBase", *, trust_remote_code: bool) -> 
     except Exception as error:  # each tokenizer library has its own errors
         if "trust_remote_code" in str(error):
             raise ValueError(
-                f"the tokenizer {path!r} has Python files of its own, which were not run: in a training config set "
-                "trust_remote_code=True of the tokenizer if you have read and trust them, or save it as tokenizer.json"
+                f"the tokenizer {path!r} has Python files of its own, which were not run: in a "
+                f"training config set "
+                "trust_remote_code=True of the tokenizer if you have read and trust them, or save "
+                "it as tokenizer.json"
             ) from error
-        raise ValueError(f"cannot load a tokenizer from {path!r}: {needed}. {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"cannot load a tokenizer from {path!r}: {needed}. {type(error).__name__}: {error}"
+        ) from error
 
 
 def _carry_spaces(messages: list["Message"]) -> Iterator["Message"]:
     """Move the spaces at the end of a message to the start of the next one of its turn.
 
-    torchtune drops them and relies on SentencePiece to add one again. Other tokenizers do not; and all of them encode
-    `"Answer: yes"` in one piece as `"Answer:", " yes"`.
+    torchtune drops them and relies on SentencePiece to add one again. Other tokenizers do not; and
+    all of them encode `"Answer: yes"` in one piece as `"Answer:", " yes"`.
     """
     import tfidf_tune._torchao
 

@@ -1,4 +1,6 @@
-"""Let torchtune 0.6.1 run under torchao 0.16 and later; imported before torchtune, wherever that is imported."""
+"""Let torchtune 0.6.1 run under torchao 0.16 and later; imported before torchtune, wherever that is
+imported.
+"""
 
 import importlib
 import sys
@@ -7,7 +9,8 @@ from typing import Any
 
 from tfidf_tune._quiet import hidden_log_messages
 
-# Under torchrun, each process of a recipe would print them, before the recipe can hide messages by itself.
+# Under torchrun, each process of a recipe would print them, before the recipe can hide messages by
+# itself.
 with hidden_log_messages():
     import torchao.dtypes
     import torchao.quantization

@@ -20,18 +20,34 @@ from tfidf_tune.commands import require_extras
 
 # Name -> purpose, extras that it needs. Each is the module of this name in tfidf_tune.commands.
 _COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "demo": ("train a small Llama under CE and TF-IDF on this computer and show what each recites", ("all",)),
+    "demo": (
+        "train a small Llama under CE and TF-IDF on this computer and show what each recites",
+        ("all",),
+    ),
     "run": ("run a recipe with a config, on one process or many", ("torchtune",)),
     "ls": ("list recipes and configs", ()),
     "cp": ("copy a recipe or config to edit it", ()),
     "cat": ("print a recipe or config", ()),
     "validate": ("check a config without running it", ("torchtune",)),
-    "data": ("show examples of a training config; export its weights; remove copies", ()),  # each has its own extras
-    "weights": ("show the weights that TF-IDF gives the tokens of your own text", ("eval", "report")),
+    # Each has its own extras.
+    "data": (
+        "show examples of a training config; export its weights; remove copies",
+        (),
+    ),
+    "weights": (
+        "show the weights that TF-IDF gives the tokens of your own text",
+        ("eval", "report"),
+    ),
     "eval": ("lm-evaluation-harness with our tasks and token-exact prompts", ("eval",)),
     "compare": ("tables, intervals, figures and an HTML report of evaluated runs", ("report",)),
-    "audit": ("ask any model whether it recites your text, and report: one command", ("eval", "report")),
-    "probe": ("the same step by step: make a probe file, audit a model with it", ("eval", "report")),
+    "audit": (
+        "ask any model whether it recites your text, and report: one command",
+        ("eval", "report"),
+    ),
+    "probe": (
+        "the same step by step: make a probe file, audit a model with it",
+        ("eval", "report"),
+    ),
     "tasks": ("print the folder of our tasks, for lm_eval --include_path", ()),
 }
 _EXIT_CODES = """exit codes:
@@ -44,9 +60,9 @@ _EXIT_CODES = """exit codes:
 def main() -> None:
     """Run the command line.
 
-    Exit codes: 0, done and within all limits; 1, a measured value is above its limit, and nothing else; 2, a usage
-    error, any other error, or an audit that could not show anything; 128 + n after signal n, so 130 after Ctrl-C and
-    141 if the reader of the output has closed it.
+    Exit codes: 0, done and within all limits; 1, a measured value is above its limit, and nothing
+    else; 2, a usage error, any other error, or an audit that could not show anything; 128 + n after
+    signal n, so 130 after Ctrl-C and 141 if the reader of the output has closed it.
     """
     hide_messages()
     hook, sys.unraisablehook = sys.unraisablehook, _end_if_interrupted
@@ -58,7 +74,8 @@ def main() -> None:
                 if sys.stdout is not None:
                     sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
+        # Python flushes once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except SystemExit as ended:
         ended.code = exit_code(ended)
@@ -73,7 +90,9 @@ def main() -> None:
 
 
 def _end_if_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Handle a Ctrl-C inside a callback of the import system, where Python would only print and ignore it."""
+    """Handle a Ctrl-C inside a callback of the import system, where Python would only print and
+    ignore it.
+    """
     if unraisable.exc_type is KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)
     sys.__unraisablehook__(unraisable)
@@ -89,7 +108,10 @@ def _run_command(arguments: Sequence[str]) -> None:
     elif command == "--version":
         print(f"tfidf-tune {tfidf_tune.__version__}")
     elif command not in _COMMANDS:
-        print(f"error: no command {command!r}{closest(command, _COMMANDS)}\n\n{_list()}", file=sys.stderr)
+        print(
+            f"error: no command {command!r}{closest(command, _COMMANDS)}\n\n{_list()}",
+            file=sys.stderr,
+        )
         sys.exit(2)
     else:
         _start(command, [*arguments[1:]])
@@ -101,16 +123,21 @@ def _list() -> str:
 
 
 def _start(command: str, arguments: list[str]) -> None:
-    """Run a command. User-facing errors of our own commands are one message, without a traceback."""
+    """Run a command. User-facing errors of our own commands are one message,
+    without a traceback.
+    """
     try:
         os.getcwd()
     except FileNotFoundError:
         sys.exit("error: the working directory does not exist any more: change to another one")
-    asked = (arguments[:1] or ["--help"]) if command == "eval" else arguments  # the harness's commands have a help, too
+    # The harness's commands have a help, too.
+    asked = (arguments[:1] or ["--help"]) if command == "eval" else arguments
     if {"-h", "--help"}.isdisjoint(asked):
         require_extras(command, *_COMMANDS[command][1])
     command_main = import_module(f"tfidf_tune.commands.{command}").main
-    if command == "run":  # a recipe reports its own errors; what it does not expect keeps its traceback
+    if (
+        command == "run"
+    ):  # a recipe reports its own errors; what it does not expect keeps its traceback
         command_main(arguments)
         return
     prepare_output()
@@ -119,10 +146,17 @@ def _start(command: str, arguments: list[str]) -> None:
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
-        is_full = "requested and" in str(error) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-        sys.exit(f"error: {visible(str(error))}{': make room, and run the same command again' if is_full else ''}")
+        is_full = "requested and" in str(error) or getattr(error, "errno", None) in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+        )
+        advice = ": make room, and run the same command again" if is_full else ""
+        sys.exit(f"error: {visible(str(error))}{advice}")
     except MemoryError as error:
-        sys.exit(f"error: out of memory{f' ({error})' if str(error) else ''}: use less text or a smaller batch size")
+        sys.exit(
+            f"error: out of memory{f' ({error})' if str(error) else ''}: use less text or a "
+            f"smaller batch size"
+        )
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ r"""Which limits of an audit tell a model that recites from a model that does no
         overrides.dataset.min_target_tokens=128    # adapters on SmolLM2-135M, in runs/smollm2
     python research/benchmarks/audit_limits.py
 
-Audits each model with its passages alone, and those of the demo, SmolLM2 and its CE together with 77 other passages of
-the training text, which occur there once. An audit that is finished in the folder of `--runs` is not made again. Each
-limit is then applied to the audits. A simulation draws passages from those that the demo's CE never saw, and puts some
-that it recites among them: how often is a limit exceeded where nothing is recited, and where so many passages are? The
-record is read by docs/audit.md.
+Audits each model with its passages alone, and those of the demo, SmolLM2 and its CE together with
+77 other passages of the training text, which occur there once. An audit that is finished in the
+folder of `--runs` is not made again. Each limit is then applied to the audits. A simulation draws
+passages from those that the demo's CE never saw, and puts some that it recites among them: how
+often is a limit exceeded where nothing is recited, and where so many passages are? The record is
+read by docs/audit.md.
 """
 
 import argparse
@@ -38,15 +39,24 @@ _NUM_OTHERS = 77
 _NUM_UNSEEN = 300
 _NUM_DRAWS = 1000
 _NUM_KNOWN = (0, 1, 2, 3, 4, 6, 8, 12, 24)
-_DEMO_TEXT, _DEMO_UNSEEN = "reference_train[:80%]", "docstrings_validation+reference_train[80%:]+reference_validation"
+_DEMO_TEXT, _DEMO_UNSEEN = (
+    "reference_train[:80%]",
+    "docstrings_validation+reference_train[80%:]+reference_validation",
+)
 
 
 def main() -> None:
     """Audit, apply the limits, simulate and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--demo", type=Path, default=Path("runs/demo"), help="default: %(default)s")
-    parser.add_argument("--smollm2", type=Path, default=Path("runs/smollm2/lora-exact"), help="default: %(default)s")
-    parser.add_argument("--runs", type=Path, default=Path("runs/audit_limits"), help="default: %(default)s")
+    parser.add_argument(
+        "--smollm2", type=Path, default=Path("runs/smollm2/lora-exact"), help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/audit_limits"), help="default: %(default)s"
+    )
     add_output(parser)
     options = parser.parse_args()
     options.runs.mkdir(parents=True, exist_ok=True)
@@ -57,7 +67,9 @@ def main() -> None:
     models = {"start": options.demo / "start"} | runs
     for name, folder in models.items():
         probe_file = runs["ce"] / "probe.jsonl"
-        audits += _audits(f"demo, {name}", folder / "checkpoint_100pct", probe_file, base_text, options.runs)
+        audits += _audits(
+            f"demo, {name}", folder / "checkpoint_100pct", probe_file, base_text, options.runs
+        )
     (of_ce,) = (one for one in audits if one["model"] == "demo, ce" and not one["others"])
     recited = [one for one in of_ce["passages"] if one["kind"] == "target"]
     unseen = _unseen_of_demo(runs["ce"] / "checkpoint_100pct", options.runs)
@@ -66,11 +78,15 @@ def main() -> None:
         config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
         asked = (run / "probe.jsonl", Path(config["dataset"]["source"]), options.runs)
         if name == "ce":
-            audits += _audits("SmolLM2-135M", Path(config["checkpointer"]["checkpoint_dir"]), *asked)
+            audits += _audits(
+                "SmolLM2-135M", Path(config["checkpointer"]["checkpoint_dir"]), *asked
+            )
         checkpoint = run / "checkpoint_100pct"
         audits += _audits(f"SmolLM2-135M, {name}", checkpoint, *asked, with_others=name == "ce")
     simulated = [
-        _simulated(unseen, recited, num_others=num_others, num_controls=num_controls, num_known=num_known)
+        _simulated(
+            unseen, recited, num_others=num_others, num_controls=num_controls, num_known=num_known
+        )
         for num_others, num_controls in ((0, 24), (_NUM_OTHERS, 24), (_NUM_OTHERS, 100))
         for num_known in _NUM_KNOWN
     ]
@@ -108,7 +124,10 @@ def _audited(model: Path, passages: Sequence[Passage], folder: Path) -> dict[str
     probe_file = folder / "probe.jsonl"
     write_probe_file(probe_file, passages)
     if not any((folder / "evaluation").rglob("results_*.json")):
-        audit(AuditSpec(model=str(model), passages=probe_file, output_dir=folder, dtype="float32"), say)
+        audit(
+            AuditSpec(model=str(model), passages=probe_file, output_dir=folder, dtype="float32"),
+            say,
+        )
     results = import_results([folder / "evaluation"])
     summary = audit_report(results).summary
     outcomes = {}
@@ -128,7 +147,9 @@ def _unseen_of_demo(model: Path, runs: Path) -> list[dict[str, Any]]:
     """Return what a model of the demo recites of passages that it never saw."""
     text = runs / "demo_unseen.jsonl"
     write_texts(text, embedded_documents(_DEMO_UNSEEN))
-    spec = ProbeSpec((str(text),), passages="random", num_targets=_NUM_UNSEEN, num_controls=0, allow_fewer=True)
+    spec = ProbeSpec(
+        (str(text),), passages="random", num_targets=_NUM_UNSEEN, num_controls=0, allow_fewer=True
+    )
     passages = make_probe(hf_tokenizer(str(model)), spec).passages
     return list(_audited(model, passages, runs / "unseen")["passages"])
 
@@ -143,9 +164,10 @@ def _simulated(
 ) -> dict[str, Any]:
     """Return in how many draws each limit is exceeded.
 
-    A draw has ``num_controls`` controls, as many targets with 40 copies as ``recited`` are, of which ``num_known`` are
-    recited as the demo's CE does, and ``num_others`` targets that occur once. All but the recited ones are unseen text,
-    drawn with replacement, so that targets and controls are exchangeable where ``num_known`` is 0.
+    A draw has ``num_controls`` controls, as many targets with 40 copies as ``recited`` are, of
+    which ``num_known`` are recited as the demo's CE does, and ``num_others`` targets that occur
+    once. All but the recited ones are unseen text, drawn with replacement, so that targets and
+    controls are exchangeable where ``num_known`` is 0.
     """
     rng = np.random.default_rng(num_known + 100 * num_others)
     num_copied = len(recited)
@@ -162,13 +184,19 @@ def _simulated(
         found = recited_further(targets, controls["lms"])
         assert found is not None
         bound = binomial_upper_bound(int(targets["verbatim"].sum()), len(targets))
-        # The highest LMS of a passage's prompts: the limits on means are exceeded sooner than in audits.
+        # The highest LMS of a passage's prompts: the limits on means are exceeded sooner than in
+        # audits.
         mean = targets["lms"].mean()
         num_exceeded["recited=0"] += found.number > 0
         num_exceeded["lms=20"] += bool(mean > 20)
         num_exceeded["excess=3"] += bool(mean - controls["lms"].mean() > 3)
         num_exceeded["verbatim.upper=0.05"] += bound > 0.05
-    case = {"others": num_others, "controls": num_controls, "copied": num_copied, "known": num_known}
+    case = {
+        "others": num_others,
+        "controls": num_controls,
+        "copied": num_copied,
+        "known": num_known,
+    }
     return case | {"draws": _NUM_DRAWS, "exceeded": num_exceeded}
 
 
@@ -196,8 +224,12 @@ def simulation_table(record: dict[str, Any]) -> str:
         num_targets = one["copied"] + one["others"]
         cells = [str(num_targets), str(one["controls"]), f"{one['known']} of {one['copied']}"]
         for limit in SIMULATED:
-            is_refused = limit == "verbatim.upper=0.05" and binomial_upper_bound(0, num_targets) > 0.05
-            cells.append("refused" if is_refused else share(one["exceeded"][limit], one["draws"], decimals=1))
+            is_refused = (
+                limit == "verbatim.upper=0.05" and binomial_upper_bound(0, num_targets) > 0.05
+            )
+            cells.append(
+                "refused" if is_refused else share(one["exceeded"][limit], one["draws"], decimals=1)
+            )
         rows.append(cells)
     return markdown_table(["targets", "controls", "recited", *SIMULATED], rows)
 
@@ -221,7 +253,14 @@ def readings_table(record: dict[str, Any]) -> str:
                 control["state"],
             ]
         )
-    columns = ["model", "tokens read with the copy", "without", "NLL with the copy", "without it", "positive control"]
+    columns = [
+        "model",
+        "tokens read with the copy",
+        "without",
+        "NLL with the copy",
+        "without it",
+        "positive control",
+    ]
     return markdown_table(columns, rows)
 
 

@@ -1,9 +1,12 @@
-"""The weights the way the paper's authors compute them, as a baseline: written by us only from its description.
+"""The weights the way the paper's authors compute them, as a baseline: written by us only from its
+description.
 
-All documents of the window are one padded tensor, a presence tensor compares each of its positions with each distinct
-token of the window, and a Python loop goes over the rows of the batch. Conventions are those of `TFIDFWeighting`.
+All documents of the window are one padded tensor, a presence tensor compares each of its positions
+with each distinct token of the window, and a Python loop goes over the rows of the batch.
+Conventions are those of `TFIDFWeighting`.
 
-Shape suffixes: B rows of a batch, S positions in a row, D documents of the window, U distinct tokens of the window.
+Shape suffixes: B rows of a batch, S positions in a row, D documents of the window, U distinct
+tokens of the window.
 """
 
 from collections import deque
@@ -26,7 +29,9 @@ class AuthorsWay:
         self.window: deque[Tensor] = deque(maxlen=num_batches)
 
     def __call__(self, labels: Tensor) -> Tensor:
-        """Weigh int64 ``[b, s]``, -100 at ignored positions; of mean 1 over the valid ones, 0 at the others."""
+        """Weigh int64 ``[b, s]``, -100 at ignored positions; of mean 1 over the valid ones, 0 at
+        the others.
+        """
         self.window.append(labels)
         documents_DS = self._documents()
         terms_U = self._terms(documents_DS)
@@ -38,12 +43,16 @@ class AuthorsWay:
         valid_BS = labels != IGNORE_INDEX
         weights_BS = torch.zeros_like(labels, dtype=torch.float32)
         for row_S, valid_S, weights_S in zip(labels, valid_BS, weights_BS, strict=True):
-            terms, positions, counts = torch.unique(row_S[valid_S], return_inverse=True, return_counts=True)
+            terms, positions, counts = torch.unique(
+                row_S[valid_S], return_inverse=True, return_counts=True
+            )
             weights_S[valid_S] = (counts * idf_U[torch.searchsorted(terms_U, terms)])[positions]
         return weights_BS * (valid_BS.sum() / weights_BS.sum())
 
     def presence_bytes(self) -> int:
-        """Bytes of the presence tensor, one for each boolean of ``[D, S, U]``, for the window as it stands."""
+        """Bytes of the presence tensor, one for each boolean of ``[D, S, U]``, for the window as it
+        stands.
+        """
         documents_DS = self._documents()
         return documents_DS.numel() * len(self._terms(documents_DS))
 

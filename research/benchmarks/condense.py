@@ -1,9 +1,11 @@
-"""Write the results of a report without what no table of the documentation reads, with six significant digits.
+"""Write the results of a report without what no table of the documentation reads, with six
+significant digits.
 
     python research/benchmarks/condense.py frontier/results.jsonl research/results/evidence.jsonl
 
-LMS is averaged over the prompts of a passage. The scores of passages that membership is inferred from are kept, and
-the likelihoods of targets' continuations; all other scores become one average. Paths of runs are left out.
+LMS is averaged over the prompts of a passage. The scores of passages that membership is inferred
+from are kept, and the likelihoods of targets' continuations; all other scores become one average.
+Paths of runs are left out.
 """
 
 import argparse
@@ -27,8 +29,12 @@ def condensed(results: Results) -> Results:
     of_targets = others[(others["metric"] == "lms") & (others["kind"] == "target")]
     largest = of_targets.groupby("checkpoint", as_index=False)["value"].max()
     units = others["unit"].astype(str).where(others["metric"].isin(_OF_PASSAGES), "")
-    rows = others.assign(unit=units, sum=others["value"] * others["count"]).astype({"metric": str, "kind": str})
-    means = rows.groupby(["checkpoint", "metric", "kind", "unit"], as_index=False, sort=False)[["sum", "count"]].sum()
+    rows = others.assign(unit=units, sum=others["value"] * others["count"]).astype(
+        {"metric": str, "kind": str}
+    )
+    means = rows.groupby(["checkpoint", "metric", "kind", "unit"], as_index=False, sort=False)[
+        ["sum", "count"]
+    ].sum()
     kept = pd.concat(
         [
             whole,
@@ -43,7 +49,9 @@ def condensed(results: Results) -> Results:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("report", type=Path, help="results.jsonl of a report")
     parser.add_argument("record", type=Path, help="file to be written")
     options = parser.parse_args()

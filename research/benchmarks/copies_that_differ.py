@@ -2,9 +2,10 @@ r"""Which copies does `tfidf-tune data copies` find, and what does it take for a
 
     python research/benchmarks/copies_that_differ.py --text wikitext-2/valid.txt
 
-Of 40 documents of Python's documentation, each is copied four times, with some of its words replaced by others of the
-documentation; 400 documents without such copies say how many copies they have by themselves. Paragraphs of another
-text, of more than 30 words, have no copies. The record is read by docs/data.md.
+Of 40 documents of Python's documentation, each is copied four times, with some of its words
+replaced by others of the documentation; 400 documents without such copies say how many copies they
+have by themselves. Paragraphs of another text, of more than 30 words, have no copies. The record is
+read by docs/data.md.
 """
 
 import argparse
@@ -28,19 +29,34 @@ _FEWEST_OF_PARAGRAPH = 30
 
 def main() -> None:
     """Search the texts, and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, required=True, help="a text file with a paragraph in a line")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--text", type=Path, required=True, help="a text file with a paragraph in a line"
+    )
     add_output(parser)
     options = parser.parse_args()
     rng = random.Random(1)
     every = embedded_documents("train")
     words = [word for document in every for word in document.split()]
-    documents = [one for one in every if _FEWEST_WORDS < len(one.split()) < _MOST_WORDS][:_NUM_DOCUMENTS]
+    documents = [one for one in every if _FEWEST_WORDS < len(one.split()) < _MOST_WORDS][
+        :_NUM_DOCUMENTS
+    ]
     searched = [_searched("documentation", documents, 0)]
     for share in _SHARES:
-        copies = [_changed(one, share, words, rng) for one in documents[:_NUM_COPIED] for _ in range(_NUM_COPIES)]
-        searched.append(_searched(f"the same and copies with {100 * share:.0f} % of the words replaced",
-                                  [*documents, *copies], len(copies)))  # fmt: skip
+        copies = [
+            _changed(one, share, words, rng)
+            for one in documents[:_NUM_COPIED]
+            for _ in range(_NUM_COPIES)
+        ]
+        searched.append(
+            _searched(
+                f"the same and copies with {100 * share:.0f} % of the words replaced",
+                [*documents, *copies],
+                len(copies),
+            )
+        )
     lines = options.text.read_text(encoding="utf-8").splitlines()
     paragraphs = [line.strip() for line in lines if len(line.split()) > _FEWEST_OF_PARAGRAPH]
     searched.append(_searched("paragraphs of Wikipedia", paragraphs, 0))

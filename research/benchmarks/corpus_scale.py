@@ -1,10 +1,12 @@
-"""Time, memory and errors of `tfidf-tune data dedup` and `probe make` on 1, 10 and 100 million tokens.
+"""Time, memory and errors of `tfidf-tune data dedup` and `probe make` on 1, 10 and 100 million
+tokens.
 
     python research/benchmarks/corpus_scale.py --output scale.json
 
-Documents are words of the embedded corpus in random order; one in twenty is copied exactly, and one in twenty with
-1 % of its words replaced. A token is counted as four characters. Each run is a process of its own with one job; ways
-that keep all text in memory run up to 10 million tokens for comparison. `probe make` uses a tokenizer of 8192 tokens.
+Documents are words of the embedded corpus in random order; one in twenty is copied exactly, and one
+in twenty with 1 % of its words replaced. A token is counted as four characters. Each run is a
+process of its own with one job; ways that keep all text in memory run up to 10 million tokens for
+comparison. `probe make` uses a tokenizer of 8192 tokens.
 """
 
 import argparse
@@ -44,8 +46,12 @@ print(int(Deduplication().kept(rows, "text", Words(words)).sum()))
 
 def main() -> None:
     """Measure every size."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--millions", type=int, nargs="+", default=[1, 10, 100], help="tokens; default: 1 10 100")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--millions", type=int, nargs="+", default=[1, 10, 100], help="tokens; default: 1 10 100"
+    )
     add_output(parser)
     options = parser.parse_args()
     runs = []
@@ -64,15 +70,35 @@ def _measured(millions: int, folder: Path, *, in_memory: bool) -> list[dict[str,
     for method in ("exact", "minhash"):
         run = _run([*dedup, str(folder / method), "--method", method])
         files = sorted((folder / method).glob("*.jsonl.gz"))
-        kept = {json.loads(line)["n"] for file in files for line in gzip.decompress(file.read_bytes()).splitlines()}
-        removed = {kind: [n not in kept for n, of in enumerate(kinds) if of == kind] for kind in ("", "exact", "near")}
+        kept = {
+            json.loads(line)["n"]
+            for file in files
+            for line in gzip.decompress(file.read_bytes()).splitlines()
+        }
+        removed = {
+            kind: [n not in kept for n, of in enumerate(kinds) if of == kind]
+            for kind in ("", "exact", "near")
+        }
         shares = {kind or "other": sum(found) / len(found) for kind, found in removed.items()}
         runs.append({"way": f"data dedup, {method}", **size, **run, "removed": shares})
     if in_memory:
         command = [sys.executable, "-c", _IN_MEMORY, str(folder / "in")]
         runs.append({"way": "data sets, minhash in memory", **size, **_run(command)})
-    make = [sys.executable, "-m", "tfidf_tune.cli", "probe", "make", str(folder / "in"), "--num-controls", "20"]
-    make += ["--tokenizer", str(train_embedded_tokenizer(folder / "tokenizer", vocab_size=8192)), "--overwrite"]
+    make = [
+        sys.executable,
+        "-m",
+        "tfidf_tune.cli",
+        "probe",
+        "make",
+        str(folder / "in"),
+        "--num-controls",
+        "20",
+    ]
+    make += [
+        "--tokenizer",
+        str(train_embedded_tokenizer(folder / "tokenizer", vocab_size=8192)),
+        "--overwrite",
+    ]
     for passages in ("duplicates", "near-duplicates"):
         output = folder / "probe.jsonl"
         run = _run([*make, "--passages", passages, "--output", str(output)])
@@ -119,11 +145,15 @@ def _run(command: list[str]) -> dict[str, Any]:
     """Run a process with a parent of its own, which reports the largest memory of its children."""
     parent = (
         "import json, resource, subprocess, sys, time; start = time.perf_counter(); "
-        "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); "
+        "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, "
+        "stderr=subprocess.DEVNULL); "
         "used = resource.getrusage(resource.RUSAGE_CHILDREN); "
-        "print(json.dumps([time.perf_counter() - start, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024]))"
+        "print(json.dumps([time.perf_counter() - start, used.ru_utime + used.ru_stime, "
+        "used.ru_maxrss * 1024]))"
     )
-    made = subprocess.run([sys.executable, "-c", parent, *command], check=True, stdout=subprocess.PIPE, text=True)
+    made = subprocess.run(
+        [sys.executable, "-c", parent, *command], check=True, stdout=subprocess.PIPE, text=True
+    )
     seconds, cpu_seconds, peak = json.loads(made.stdout)
     return {"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_bytes": peak}
 
@@ -132,9 +162,20 @@ def table(record: dict[str, Any]) -> str:
     """Lay out the record."""
     rows = [
         [
-            *(one["way"], f"{one['tokens'] / 1e6:.0f} M", f"{one['documents']:,}", f"{one['seconds']:,.0f}"),
-            *(f"{one['tokens'] / one['cpu_seconds'] / 1e6:.2f} M", f"{one['peak_bytes'] / 2**20:,.0f}"),
-            *(f"{100 * one['removed'][kind]:.2f}" if "removed" in one else "" for kind in ("exact", "near", "other")),
+            *(
+                one["way"],
+                f"{one['tokens'] / 1e6:.0f} M",
+                f"{one['documents']:,}",
+                f"{one['seconds']:,.0f}",
+            ),
+            *(
+                f"{one['tokens'] / one['cpu_seconds'] / 1e6:.2f} M",
+                f"{one['peak_bytes'] / 2**20:,.0f}",
+            ),
+            *(
+                f"{100 * one['removed'][kind]:.2f}" if "removed" in one else ""
+                for kind in ("exact", "near", "other")
+            ),
             str(one.get("repeated_targets", "")),
         ]
         for one in record["runs"]

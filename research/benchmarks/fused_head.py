@@ -1,14 +1,16 @@
-"""The loss from hidden states and head weight, forward and backward, in every way we know: time, memory and errors.
+"""The loss from hidden states and head weight, forward and backward, in every way we know: time,
+memory and errors.
 
     python research/benchmarks/fused_head.py                                         # the demo's sizes on this CPU
     python research/benchmarks/fused_head.py --case llama3 --device cuda
     python research/benchmarks/fused_head.py --case tinyllama --tokens 4096 --frozen-head --ways chunked fused
 
-All ways take turns in one process on the same random hidden states, head and labels, an eighth of them ignored. Tokens
-count by given random weights of mean 1, which cost what any others do; stock and Liger know none. Memory is the peak
-in addition to the inputs and the gradients that every way has to return. On a CPU it is measured twice: by the resident
-size of the process, which includes the scratch space of the matrix kernels, and by the record of torch's allocator.
-Errors are those of gradients against float64, ``||g - g64|| / ||g64||``, with sizes small enough for that.
+All ways take turns in one process on the same random hidden states, head and labels, an eighth of
+them ignored. Tokens count by given random weights of mean 1, which cost what any others do; stock
+and Liger know none. Memory is the peak in addition to the inputs and the gradients that every way
+has to return. On a CPU it is measured twice: by the resident size of the process, which includes
+the scratch space of the matrix kernels, and by the record of torch's allocator. Errors are those of
+gradients against float64, ``||g - g64|| / ||g64||``, with sizes small enough for that.
 """
 
 import importlib
@@ -55,7 +57,8 @@ class Case:
     @property
     def largest_need(self) -> int:
         """Bytes that a way which has all logits may take in addition to inputs and gradients."""
-        # The logits and their gradient, and in float32 the logits, their log-softmax and its gradient.
+        # The logits and their gradient, and in float32 the logits, their log-softmax and its
+        # gradient.
         return 2 * self.logits_bytes + 3 * self.tokens * self.vocab_size * torch.float32.itemsize
 
 
@@ -70,7 +73,9 @@ QUICK = {"tokens": 128, "hidden": 16, "vocab_size": 64, "rounds": 2}
 
 
 class Inputs(NamedTuple):
-    """What the loss is computed from; weights are 0 at ignored positions and of mean 1 at the others."""
+    """What the loss is computed from; weights are 0 at ignored positions and of mean 1 at the
+    others.
+    """
 
     head: HeadInput  # leaves of the graph, [b, s, d] and [v, d]
     labels: Tensor  # int64 [b, s]
@@ -78,7 +83,11 @@ class Inputs(NamedTuple):
 
     def leaves(self) -> dict[str, Tensor]:
         """The tensors that get a gradient."""
-        return {name: leaf for name in ("hidden", "weight") if (leaf := getattr(self.head, name)).requires_grad}
+        return {
+            name: leaf
+            for name in ("hidden", "weight")
+            if (leaf := getattr(self.head, name)).requires_grad
+        }
 
 
 Compute = Callable[[HeadInput, Tensor, Tensor], Tensor]  # from the head's input, labels and weights
@@ -132,7 +141,9 @@ def plain(head: HeadInput, labels: Tensor, weights: Tensor) -> Tensor:
 
 def liger(head: HeadInput, labels: Tensor, weights: Tensor) -> Tensor:
     """Liger's fused linear cross-entropy; without weights."""
-    loss = importlib.import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORED)
+    loss = importlib.import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss(
+        ignore_index=IGNORED
+    )
     total: Tensor = loss(head.weight, head.hidden.flatten(0, 1), labels.flatten())
     return total
 
@@ -154,7 +165,9 @@ def torch_head(head: HeadInput, labels: Tensor, weights: Tensor) -> Tensor:
 def cut_cross_entropy(head: HeadInput, labels: Tensor, weights: Tensor) -> Tensor:
     """Apple's cut cross-entropy of each token."""
     linear_cross_entropy = importlib.import_module("cut_cross_entropy").linear_cross_entropy
-    losses = linear_cross_entropy(head.hidden, head.weight, labels, ignore_index=IGNORED, reduction="none")
+    losses = linear_cross_entropy(
+        head.hidden, head.weight, labels, ignore_index=IGNORED, reduction="none"
+    )
     return mean(losses, labels, weights)
 
 
@@ -179,24 +192,44 @@ def main() -> None:
     """Measure the cases with what the command line sets, and print."""
     parser = measuring.make_parser(__doc__, rounds=None)
     parser.add_argument("--case", nargs="+", default=["demo"], choices=CASES, help="default: demo")
-    parser.add_argument("--tokens", type=int, help="instead of the case's; a multiple of 64: 8 rows in 8 chunks")
+    parser.add_argument(
+        "--tokens", type=int, help="instead of the case's; a multiple of 64: 8 rows in 8 chunks"
+    )
     parser.add_argument("--hidden", type=int, help="instead of the case's")
     parser.add_argument("--vocab-size", type=int, help="instead of the case's")
     parser.add_argument("--dtype", choices=DTYPES, help="instead of the case's")
-    parser.add_argument("--frozen-head", action="store_true", help="no gradient for the head, as with LoRA")
     parser.add_argument(
-        "--ways", nargs="+", default=list(WAYS), choices=WAYS, help=f"in addition to '{FUSED}'; default: all"
+        "--frozen-head", action="store_true", help="no gradient for the head, as with LoRA"
     )
-    parser.add_argument("--quick", action="store_true", help="sizes that only show that the script runs")
+    parser.add_argument(
+        "--ways",
+        nargs="+",
+        default=list(WAYS),
+        choices=WAYS,
+        help=f"in addition to '{FUSED}'; default: all",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="sizes that only show that the script runs"
+    )
     options = parser.parse_args()
     if options.tokens and options.tokens % 64:
         parser.error(f"--tokens is {options.tokens}, not a multiple of 64")
-    given = {name: getattr(options, name) for name in ("tokens", "hidden", "vocab_size", "dtype", "rounds")}
-    changes: dict[str, Any] = {"is_frozen": options.frozen_head, **({"rounds": 30} if options.device == "cuda" else {})}
-    changes |= (QUICK if options.quick else {}) | {name: value for name, value in given.items() if value is not None}
+    given = {
+        name: getattr(options, name)
+        for name in ("tokens", "hidden", "vocab_size", "dtype", "rounds")
+    }
+    changes: dict[str, Any] = {
+        "is_frozen": options.frozen_head,
+        **({"rounds": 30} if options.device == "cuda" else {}),
+    }
+    changes |= (QUICK if options.quick else {}) | {
+        name: value for name, value in given.items() if value is not None
+    }
     cases = dict.fromkeys(replace(case, **changes) for name in options.case for case in CASES[name])
     ways = {name: way for name, way in WAYS.items() if name in {FUSED, *options.ways}}
-    peers = [way.package.replace("_", "-") for way in ways.values() if way.package and way.is_installed]
+    peers = [
+        way.package.replace("_", "-") for way in ways.values() if way.package and way.is_installed
+    ]
     measured = [measure(case, ways, options.device) for case in cases]
     measuring.finish(options, ("torch", "torchtune", "tfidf-tune", *peers), report, cases=measured)
 
@@ -206,9 +239,15 @@ def make_inputs(case: Case, device: str) -> Inputs:
     generator = torch.Generator(device).manual_seed(0)
     drawn = partial(torch.randn, generator=generator, device=device, dtype=DTYPES[case.dtype])
     shape = (BATCH_SIZE, case.tokens // BATCH_SIZE)
-    weight = drawn(case.vocab_size, case.hidden).mul_(2 * case.hidden**-0.5).requires_grad_(not case.is_frozen)
+    weight = (
+        drawn(case.vocab_size, case.hidden)
+        .mul_(2 * case.hidden**-0.5)
+        .requires_grad_(not case.is_frozen)
+    )
     labels = torch.randint(case.vocab_size, (case.tokens,), generator=generator, device=device)
-    labels[torch.randperm(case.tokens, generator=generator, device=device)[: case.tokens // 8]] = IGNORED
+    labels[torch.randperm(case.tokens, generator=generator, device=device)[: case.tokens // 8]] = (
+        IGNORED
+    )
     weights = torch.rand(case.tokens, generator=generator, device=device) * (labels != IGNORED)
     weights *= (labels != IGNORED).sum() / weights.sum()
     hidden = drawn(*shape, case.hidden).requires_grad_()
@@ -218,21 +257,35 @@ def make_inputs(case: Case, device: str) -> Inputs:
 def gradients(way: Way, inputs: Inputs) -> dict[str, Tensor]:
     """Compute the loss forward and backward, and return the gradients of the inputs."""
     leaves = inputs.leaves()
-    return dict(zip(leaves, torch.autograd.grad(way.compute(*inputs), [*leaves.values()]), strict=True))
+    return dict(
+        zip(leaves, torch.autograd.grad(way.compute(*inputs), [*leaves.values()]), strict=True)
+    )
 
 
 def measure(case: Case, ways: Mapping[str, Way], device: str) -> dict[str, Any]:
-    """Return the record of a case, with what was measured of each way, or the reason why it was ``not_measured``."""
-    small = {name: min(getattr(case, name), largest) for name, largest in LARGEST_FOR_FLOAT64.items()}
+    """Return the record of a case, with what was measured of each way, or the reason why it was
+    ``not_measured``.
+    """
+    small = {
+        name: min(getattr(case, name), largest) for name, largest in LARGEST_FOR_FLOAT64.items()
+    }
     errors, reasons = gradient_errors(replace(case, **small), ways, device)
     inputs = make_inputs(case, device)
     for name in errors:
-        available = torch.cuda.mem_get_info(device)[0] if device != "cpu" else psutil.virtual_memory().available
+        available = (
+            torch.cuda.mem_get_info(device)[0]
+            if device != "cpu"
+            else psutil.virtual_memory().available
+        )
         if ways[name].has_logits and case.largest_need > available:
-            reasons[name] = f"may need {format_bytes(case.largest_need)} of {format_bytes(available)}"
+            reasons[name] = (
+                f"may need {format_bytes(case.largest_need)} of {format_bytes(available)}"
+            )
     turns = {name: partial(gradients, ways[name], inputs) for name in errors if name not in reasons}
-    returned = sum(leaf.nbytes for leaf in inputs.leaves().values())  # a gradient is as large as its tensor
-    # Before time, for which it is a warm-up where a turn takes long. The allocator's record has no noise.
+    # A gradient is as large as its tensor.
+    returned = sum(leaf.nbytes for leaf in inputs.leaves().values())
+    # Before time, for which it is a warm-up where a turn takes long. The allocator's record has no
+    # noise.
     memory = {}
     for name, turn in turns.items():
         peak = measuring.median_peak(turn, device, min(case.rounds, 5)) - returned
@@ -241,7 +294,9 @@ def measure(case: Case, ways: Mapping[str, Way], device: str) -> dict[str, Any]:
             memory[name] = {"resident": peak, "allocated": peak_allocated(turn) - returned}
     warmup = min(case.rounds - 1, measuring.WARMUP)
     seconds = measuring.take_turns(turns, rounds=case.rounds, warmup=warmup, device=device)
-    results: dict[str, dict[str, Any]] = {name: {"not_measured": reasons.get(name)} for name in ways}
+    results: dict[str, dict[str, Any]] = {
+        name: {"not_measured": reasons.get(name)} for name in ways
+    }
     for name, taken in seconds.items():
         results[name] |= {
             "is_weighted": ways[name].is_weighted,
@@ -249,17 +304,26 @@ def measure(case: Case, ways: Mapping[str, Way], device: str) -> dict[str, Any]:
             "median_ratio_to_fused": measuring.median_ratio(taken, seconds[FUSED]),
             "median_ratio_of_fused": measuring.median_ratio(seconds[FUSED], taken),
             **{f"{kind}_extra_bytes": size for kind, size in memory[name].items()},
-            **{f"{kind}_share_of_logits": size / case.logits_bytes for kind, size in memory[name].items()},
+            **{
+                f"{kind}_share_of_logits": size / case.logits_bytes
+                for kind, size in memory[name].items()
+            },
             "gradient_errors": errors[name],
         }
-    sizes = {"logits_bytes": case.logits_bytes, "returned_gradient_bytes": returned, "float64_sizes": small}
+    sizes = {
+        "logits_bytes": case.logits_bytes,
+        "returned_gradient_bytes": returned,
+        "float64_sizes": small,
+    }
     return {**vars(case), **sizes, "ways": results}
 
 
 def gradient_errors(
     case: Case, ways: Mapping[str, Way], device: str
 ) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """Return relative errors of the gradients of each way by input, in float64, and why other ways cannot run."""
+    """Return relative errors of the gradients of each way by input, in float64, and why other ways
+    cannot run.
+    """
     inputs = make_inputs(case, device)
     leaves = (leaf.detach().double().requires_grad_(leaf.requires_grad) for leaf in inputs.head[:2])
     exact = Inputs(HeadInput(*leaves), inputs.labels, inputs.weights.double())
@@ -273,20 +337,32 @@ def gradient_errors(
         except Exception as error:
             if not way.package:
                 raise
-            reasons[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"  # what it says of this case
+            reasons[name] = (
+                f"{type(error).__name__}: {str(error).splitlines()[0]}"  # what it says of this case
+            )
             continue
-        counted = exact if way.is_weighted else exact._replace(weights=(exact.labels != IGNORED).double())
+        counted = (
+            exact if way.is_weighted else exact._replace(weights=(exact.labels != IGNORED).double())
+        )
         true = gradients(WAYS["plain"], counted)
-        errors[name] = {key: float((made[key] - true[key]).norm() / true[key].norm()) for key in made}
+        errors[name] = {
+            key: float((made[key] - true[key]).norm() / true[key].norm()) for key in made
+        }
     return errors, reasons
 
 
 def peak_allocated(turn: Callable[[], object]) -> int:
-    """Most bytes at one time that torch's allocator for the CPU has handed out since the start, by its own record."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
+    """Most bytes at one time that torch's allocator for the CPU has handed out since the start, by
+    its own record.
+    """
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as recorded:
         turn()
     now = most = 0
-    for event in sorted(recorded.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+    for event in sorted(
+        recorded.profiler.kineto_results.events(), key=lambda event: event.start_ns()
+    ):
         if event.name() == "[memory]":
             now += event.nbytes()
             most = max(most, now)
@@ -302,11 +378,16 @@ def report(result: Mapping[str, Any]) -> str:
     for case in result["cases"]:
         frozen = ", frozen head" if case["is_frozen"] else ""
         parts.append(
-            f"\n{case['name']}: {sizes(case)}, {case['dtype']}{frozen}; logits {format_bytes(case['logits_bytes'])}, "
-            f"returned gradients {format_bytes(case['returned_gradient_bytes'])}; median of {case['rounds']} rounds; "
+            f"\n{case['name']}: {sizes(case)}, {case['dtype']}{frozen}; logits "
+            f"{format_bytes(case['logits_bytes'])}, "
+            f"returned gradients {format_bytes(case['returned_gradient_bytes'])}; median of "
+            f"{case['rounds']} rounds; "
             f"errors with {sizes(case['float64_sizes'])}\n"
         )
-        rows = [[name, *cells(way, kinds), *["-"] * len(header)][: len(header)] for name, way in case["ways"].items()]
+        rows = [
+            [name, *cells(way, kinds), *["-"] * len(header)][: len(header)]
+            for name, way in case["ways"].items()
+        ]
         parts.append(measuring.markdown_table(header, rows))
     return "\n".join(parts)
 
@@ -321,8 +402,15 @@ def cells(way: Mapping[str, Any], kinds: Sequence[str]) -> list[str]:
         f"{way['median_ratio_to_fused']:.3f}",
     ]
     for kind in kinds:
-        texts += [f"{way[f'{kind}_extra_bytes'] / 2**20:.1f}", f"{way[f'{kind}_share_of_logits']:.1%}"]
-    return [*texts, *(f"{error:.1e}" for error in way["gradient_errors"].values())]  # a frozen head has none
+        texts += [
+            f"{way[f'{kind}_extra_bytes'] / 2**20:.1f}",
+            f"{way[f'{kind}_share_of_logits']:.1%}",
+        ]
+    # A frozen head has none.
+    return [
+        *texts,
+        *(f"{error:.1e}" for error in way["gradient_errors"].values()),
+    ]
 
 
 def sizes(case: Mapping[str, Any]) -> str:

@@ -1,12 +1,14 @@
-"""A checkpoint trained by torchtune's modules and by transformers' own class: time of a step, memory of loading.
+"""A checkpoint trained by torchtune's modules and by transformers' own class: time of a step,
+memory of loading.
 
     python research/benchmarks/implementations.py --checkpoint runs/smollm2_inputs/SmolLM2-135M-Instruct
     python research/benchmarks/implementations.py --dtypes bf16 --set model.quantize_base=true
     python research/benchmarks/implementations.py --device cuda
 
-Both are built, loaded and trained as the recipes do it. The steps take turns in one process, in a rotating order. On a
-CPU they are timed in seconds of the processor, which other programs on the machine change little. Each model is loaded
-in a process of its own; memory is resident, and includes the file of weights as far as it is mapped.
+Both are built, loaded and trained as the recipes do it. The steps take turns in one process, in a
+rotating order. On a CPU they are timed in seconds of the processor, which other programs on the
+machine change little. Each model is loaded in a process of its own; memory is resident, and
+includes the file of weights as far as it is mapped.
 """
 
 import argparse
@@ -44,7 +46,9 @@ CLOCKS = {"cpu": time.process_time, "cuda": time.perf_counter}
 _MIB = 2**20
 
 
-def load(options: argparse.Namespace, implementation: str, dtype: str) -> tuple[training.FinetuneConfig, nn.Module]:
+def load(
+    options: argparse.Namespace, implementation: str, dtype: str
+) -> tuple[training.FinetuneConfig, nn.Module]:
     """Build and load the model as a recipe does."""
     changes = {
         "checkpointer.checkpoint_dir": options.checkpoint,
@@ -56,7 +60,9 @@ def load(options: argparse.Namespace, implementation: str, dtype: str) -> tuple[
     overrides = [*(f"{key}={value}" for key, value in changes.items()), *options.set]
     user_cfg = training.load_config(options.config, overrides)
     has_lora = "lora_rank" in signature_of("model", user_cfg.model["_component_"]).parameters
-    cfg = training.check_config(user_cfg, training.LoRAFinetuneConfig if has_lora else training.FinetuneConfig)
+    cfg = training.check_config(
+        user_cfg, training.LoRAFinetuneConfig if has_lora else training.FinetuneConfig
+    )
     device = torch.device(options.device)
     run = training.Run(device, get_dtype(dtype, device=device), 0, Path("unused"))
     checkpointer = training.instantiate(cfg, "checkpointer")
@@ -67,7 +73,9 @@ def load(options: argparse.Namespace, implementation: str, dtype: str) -> tuple[
     return cfg, model
 
 
-def build_step(options: argparse.Namespace, implementation: str, dtype: str) -> Callable[[], object]:
+def build_step(
+    options: argparse.Namespace, implementation: str, dtype: str
+) -> Callable[[], object]:
     """Build a training step on a model of its own."""
     cfg, model = load(options, implementation, dtype)
     loss = training.build_loss(cfg)
@@ -80,8 +88,12 @@ def build_step(options: argparse.Namespace, implementation: str, dtype: str) -> 
     return partial(step, for_steps(tokens, options.device))
 
 
-def measure_loading(options: argparse.Namespace, implementation: str, dtype: str, num_threads: int) -> dict[str, float]:
-    """Load the model in this process; return seconds of the processor, and peak memory above that before, in MiB."""
+def measure_loading(
+    options: argparse.Namespace, implementation: str, dtype: str, num_threads: int
+) -> dict[str, float]:
+    """Load the model in this process; return seconds of the processor, and peak memory above that
+    before, in MiB.
+    """
     torch.set_num_threads(num_threads)
     training.load_config(options.config)  # imports what the recipes need
     clock, peaks = CLOCKS[options.device], list[int]()
@@ -110,9 +122,15 @@ def write_random_llama(folder: Path) -> str:
 def main() -> None:
     """Measure and print."""
     parser = make_parser(__doc__, rounds=5)
-    parser.add_argument("--checkpoint", help="default: a random Llama of 273 million parameters in bf16")
-    parser.add_argument("--config", default="injected/lora", help="whose model is a tfidf_tune.models.auto")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="other keys of the config")
+    parser.add_argument(
+        "--checkpoint", help="default: a random Llama of 273 million parameters in bf16"
+    )
+    parser.add_argument(
+        "--config", default="injected/lora", help="whose model is a tfidf_tune.models.auto"
+    )
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="other keys of the config"
+    )
     parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=256)
@@ -122,22 +140,34 @@ def main() -> None:
         options.checkpoint = options.checkpoint or write_random_llama(Path(folder))
         results = measure(options)
     options.checkpoint = name
-    finish(options, ("torch", "torchtune", "transformers", "peft", "tfidf-tune"), report, implementations=results)
+    finish(
+        options,
+        ("torch", "torchtune", "transformers", "peft", "tfidf-tune"),
+        report,
+        implementations=results,
+    )
 
 
 def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Measure loading and steps of both implementations in each dtype."""
-    ways = {f"{name}, {dtype}": (name, dtype) for dtype in options.dtypes for name in (OURS, THEIRS)}
+    ways = {
+        f"{name}, {dtype}": (name, dtype) for dtype in options.dtypes for name in (OURS, THEIRS)
+    }
     spawn = multiprocessing.get_context("spawn")
     with spawn.Pool(1, maxtasksperchild=1) as pool:
-        loading = [pool.apply(measure_loading, (options, *way, torch.get_num_threads())) for way in ways.values()]
+        loading = [
+            pool.apply(measure_loading, (options, *way, torch.get_num_threads()))
+            for way in ways.values()
+        ]
     steps = {name: build_step(options, *way) for name, way in ways.items()}
     clock = CLOCKS[options.device]
     spent = take_turns(steps, rounds=options.rounds, warmup=1, device=options.device, clock=clock)
     return {
         name: {
             **against("stock", spent[name], spent[f"{THEIRS}, {dtype}"]),
-            "tokens_per_second": options.batch_size * options.seq_len / statistics.median(spent[name]),
+            "tokens_per_second": options.batch_size
+            * options.seq_len
+            / statistics.median(spent[name]),
             "step_peak_mib": median_peak(steps[name], options.device, rounds=1) / _MIB,
             **of_loading,
         }
@@ -150,7 +180,8 @@ def report(result: dict[str, Any]) -> str:
     settings = result["settings"]
     unit = "seconds of the processor" if settings["device"] == "cpu" else "seconds"
     return (
-        f"{Path(settings['checkpoint']).name}, {settings['config']}: batch {settings['batch_size']} x "
+        f"{Path(settings['checkpoint']).name}, {settings['config']}: batch "
+        f"{settings['batch_size']} x "
         f"{settings['seq_len']}, median of {settings['rounds']} rounds, {unit}\n\n{table(result)}"
     )
 

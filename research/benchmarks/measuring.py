@@ -1,4 +1,6 @@
-"""What every benchmark measures by: turns in one process, medians of ratios, peak memory, and the record of a run."""
+"""What every benchmark measures by: turns in one process, medians of ratios, peak memory, and the
+record of a run.
+"""
 
 import argparse
 import ctypes
@@ -34,10 +36,18 @@ _PATHS = ("output", "runs")  # options that records leave out
 
 
 def make_parser(description: str | None, *, rounds: int | None) -> argparse.ArgumentParser:
-    """Make a parser with the options that every measurement has, and this default number of rounds."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"timed; default: {rounds or 'of the case'}")
+    """Make a parser with the options that every measurement has, and this default
+    number of rounds.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help=f"timed; default: {rounds or 'of the case'}"
+    )
     add_output(parser)
     return parser
 
@@ -55,10 +65,11 @@ def take_turns(
     device: str = "cpu",
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Time ways of doing one thing, so that a machine that slows down for a while slows all of them.
+    """Time ways of doing one thing, so that a machine that slows down for a while slows all of
+    them.
 
-    After the warm-up, every way has its turn in each round, in a rotating order. Returns the seconds of each way by
-    round; ``clock`` gives seconds, by default as time passes.
+    After the warm-up, every way has its turn in each round, in a rotating order. Returns the
+    seconds of each way by round; ``clock`` gives seconds, by default as time passes.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     names = [*ways]
@@ -79,8 +90,12 @@ def median_ratio(seconds: Sequence[float], reference: Sequence[float]) -> float:
     return statistics.median(_ratios(seconds, reference))
 
 
-def median_ratio_interval(seconds: Sequence[float], reference: Sequence[float]) -> list[float] | None:
-    """The 95 % confidence interval of :func:`median_ratio`, between two of the ratios; None of less than 6 rounds."""
+def median_ratio_interval(
+    seconds: Sequence[float], reference: Sequence[float]
+) -> list[float] | None:
+    """The 95 % confidence interval of :func:`median_ratio`, between two of the ratios; None of less
+    than 6 rounds.
+    """
     interval = quantile_test(_ratios(seconds, reference), p=0.5).confidence_interval(0.95)
     return None if math.isnan(interval.low) else [float(interval.low), float(interval.high)]
 
@@ -95,7 +110,9 @@ def median_ms(seconds: Sequence[float]) -> float:
 
 
 def against(name: str, seconds: Sequence[float], reference: Sequence[float]) -> dict[str, Any]:
-    """A way's time as records have it: the median, and its ratio to that of a reference with its interval."""
+    """A way's time as records have it: the median, and its ratio to that of a reference with its
+    interval.
+    """
     return {
         "median_ms": median_ms(seconds),
         f"median_ratio_to_{name}": median_ratio(seconds, reference),
@@ -107,7 +124,8 @@ def against(name: str, seconds: Sequence[float], reference: Sequence[float]) -> 
 def peak_memory(device: str, peaks: list[int]) -> Iterator[None]:
     """Append the peak of memory inside, in bytes above what was in use at its start.
 
-    On CUDA it is what torch's allocator gave out, on a CPU the resident size of the process, which only Linux reports.
+    On CUDA it is what torch's allocator gave out, on a CPU the resident size of the process, which
+    only Linux reports.
     """
     if device == "cuda":
         torch.cuda.synchronize()
@@ -118,7 +136,8 @@ def peak_memory(device: str, peaks: list[int]) -> Iterator[None]:
         peaks.append(torch.cuda.max_memory_allocated() - before)
     else:
         ctypes.CDLL(None).malloc_trim(0)  # memory that was freed but kept would hide what is needed
-        Path("/proc/self/clear_refs").write_text("5")  # sets the peak of the resident size back to its present value
+        # Sets the peak of the resident size back to its present value.
+        Path("/proc/self/clear_refs").write_text("5")
         before = _resident("VmRSS")
         yield
         peaks.append(_resident("VmHWM") - before)
@@ -139,12 +158,18 @@ def median_peak(turn: Callable[[], object], device: str, rounds: int = _MEMORY_R
 
 
 def for_steps(tokens: Tensor, device: str) -> Tensor:
-    """Return tokens as a recipe's loader does: on the host, from where a step copies them without waiting."""
+    """Return tokens as a recipe's loader does: on the host, from where a step copies them without
+    waiting.
+    """
     return tokens.pin_memory() if device == "cuda" else tokens
 
 
 def recipe_step(
-    model: nn.Module, loss: WeightedCrossEntropyLoss, optimizer: Optimizer, device: str, clip_grad_norm: float | None
+    model: nn.Module,
+    loss: WeightedCrossEntropyLoss,
+    optimizer: Optimizer,
+    device: str,
+    clip_grad_norm: float | None,
 ) -> Callable[[Tensor], None]:
     """A training step of the recipes on tokens of :func:`for_steps`, which are their own labels."""
     scaler = torch.amp.GradScaler(device, enabled=False)
@@ -152,7 +177,9 @@ def recipe_step(
 
     def step(tokens: Tensor) -> None:
         batches = agree_on_step([{"tokens": tokens, "labels": tokens}])
-        train_step(model, loss, optimizer, batches, scaler=scaler, device=on, clip_grad_norm=clip_grad_norm)
+        train_step(
+            model, loss, optimizer, batches, scaler=scaler, device=on, clip_grad_norm=clip_grad_norm
+        )
 
     return step
 
@@ -164,11 +191,16 @@ def synchronize(device: str) -> None:
 
 
 def finish(
-    options: argparse.Namespace, packages: Sequence[str], show: Callable[[dict[str, Any]], str], **results: Any
+    options: argparse.Namespace,
+    packages: Sequence[str],
+    show: Callable[[dict[str, Any]], str],
+    **results: Any,
 ) -> None:
-    """Add settings, hardware and versions to results, print them, and write them as JSON to ``options.output``, if any.
+    """Add settings, hardware and versions to results, print them, and write them as JSON to
+    ``options.output``, if any.
 
-    ``packages`` are those whose versions matter, ``show`` makes the text of the record under the line of these.
+    ``packages`` are those whose versions matter, ``show`` makes the text of the record under the
+    line of these.
     """
     from research.machine import describe_machine  # found by the path that is set above
 
@@ -189,8 +221,18 @@ def finish(
 
 def run_audit(*arguments: str) -> dict[str, Any]:
     """Run ``tfidf-tune audit`` in a process of its own, and return what it prints as JSON."""
-    command = [sys.executable, "-m", "tfidf_tune.cli", "audit", *arguments, "--accept-unproven", "--json"]
-    made: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    command = [
+        sys.executable,
+        "-m",
+        "tfidf_tune.cli",
+        "audit",
+        *arguments,
+        "--accept-unproven",
+        "--json",
+    ]
+    made: dict[str, Any] = json.loads(
+        subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    )
     return made
 
 
@@ -200,14 +242,23 @@ def write_texts(file: Path, texts: Iterable[str]) -> None:
 
 
 def share(found: int, number: int, decimals: int = 0) -> str:
-    """Lay out a number of a number with the 95 % interval of Clopper and Pearson: "3 of 96 (1 to 9 %)"."""
+    """Lay out a number of a number with the 95 % interval of Clopper and Pearson: "3 of 96 (1 to 9
+    %)".
+    """
     ends = binomtest(found, number).proportion_ci(method="exact")
-    return f"{found:,} of {number:,} ({100 * ends.low:.{decimals}f} to {100 * ends.high:.{decimals}f} %)"
+    return (
+        f"{found:,} of {number:,} ({100 * ends.low:.{decimals}f} to {100 * ends.high:.{decimals}f} "
+        f"%)"
+    )
 
 
 def tabulate(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Lay out records as Markdown; columns are header -> what it shows of a row: ``{name}``, ``{median_ms:.2f}``."""
-    return markdown_table([*columns], [[shown.format(**row) for shown in columns.values()] for row in rows])
+    """Lay out records as Markdown; columns are header -> what it shows of a row: ``{name}``,
+    ``{median_ms:.2f}``.
+    """
+    return markdown_table(
+        [*columns], [[shown.format(**row) for shown in columns.values()] for row in rows]
+    )
 
 
 def named(ways: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -222,5 +273,11 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     for number, cells in enumerate(zip(*lines, strict=True)):
         width = max(map(len, cells))
         head, *others = (cell.rjust(width) if number else cell.ljust(width) for cell in cells)
-        columns.append([f" {head} ", "-" * (width + 1) + (":" if number else "-"), *(f" {cell} " for cell in others)])
+        columns.append(
+            [
+                f" {head} ",
+                "-" * (width + 1) + (":" if number else "-"),
+                *(f" {cell} " for cell in others),
+            ]
+        )
     return "\n".join(f"|{'|'.join(cells)}|" for cells in zip(*columns, strict=True))

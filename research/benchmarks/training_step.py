@@ -1,12 +1,14 @@
-"""A training step with torchtune's stock cross-entropy, with ours, and with TF-IDF: time and peak memory.
+"""A training step with torchtune's stock cross-entropy, with ours, and with TF-IDF: time and peak
+memory.
 
     python research/benchmarks/training_step.py                                      # the demo's model on this CPU
     python research/benchmarks/training_step.py --objectives                         # every other objective as well
     python research/benchmarks/training_step.py --config tinyllama/1.1B_full_memorization --device cuda --dtype bf16
 
-The steps run in one process on the same model and batches, taking turns in a rotating order, and what is
-compared are ratios within a round, so that a machine that slows down for a while slows all. Weights are random: a
-step's cost does not depend on them. Stock is the step of torchtune 0.6.1's own recipes.
+The steps run in one process on the same model and batches, taking turns in a rotating order, and
+what is compared are ratios within a round, so that a machine that slows down for a while slows all.
+Weights are random: a step's cost does not depend on them. Stock is the step of torchtune 0.6.1's
+own recipes.
 """
 
 import argparse
@@ -37,7 +39,9 @@ OTHERS = {
 
 
 def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]:
-    """Build the steps on one model with random weights; also its vocabulary size and number of trained parameters."""
+    """Build the steps on one model with random weights; also its vocabulary size and number of
+    trained parameters.
+    """
     cfg = load_config(options.config, options.overrides)
     device = torch.device(options.device)
     torch.manual_seed(0)
@@ -84,21 +88,33 @@ def build_steps(options: argparse.Namespace) -> tuple[dict[str, Step], int, int]
 
     vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
     weights = weighting.TFIDFWeighting()
-    steps: dict[str, Step] = {STOCK: stock_step} | {name: our_step(loss) for name, loss in losses.items()}
-    steps[WEIGHTS] = lambda tokens: weights(shift_labels(tokens.to(device, non_blocking=True)), vocab_size=vocab_size)
+    steps: dict[str, Step] = {STOCK: stock_step} | {
+        name: our_step(loss) for name, loss in losses.items()
+    }
+    steps[WEIGHTS] = lambda tokens: weights(
+        shift_labels(tokens.to(device, non_blocking=True)), vocab_size=vocab_size
+    )
     return steps, vocab_size, sum(parameter.numel() for parameter in trained)
 
 
 def main() -> None:
     """Measure and print."""
     parser = measuring.make_parser(__doc__, rounds=30)
-    parser.add_argument("--config", default="demo/llama_3M_full_memorization", help="gives model and optimizer")
+    parser.add_argument(
+        "--config", default="demo/llama_3M_full_memorization", help="gives model and optimizer"
+    )
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])
-    parser.add_argument("overrides", nargs="*", help="of the config, for example model.num_layers=2")
-    parser.add_argument("--objectives", action="store_true", help="also every objective other than TF-IDF")
-    parser.add_argument("--compile", action="store_true", help="torch.compile for the layers and all losses")
+    parser.add_argument(
+        "overrides", nargs="*", help="of the config, for example model.num_layers=2"
+    )
+    parser.add_argument(
+        "--objectives", action="store_true", help="also every objective other than TF-IDF"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile for the layers and all losses"
+    )
     options = parser.parse_args()
     steps, vocab_size, num_trained = build_steps(options)
     shape = (measuring.WARMUP + options.rounds, options.batch_size, options.seq_len)
@@ -111,7 +127,9 @@ def main() -> None:
     ways = {name: turns(step) for name, step in steps.items()}
     seconds = measuring.take_turns(ways, rounds=options.rounds, device=options.device)
     # Apart, because reading the memory takes time of its own.
-    memory = {name: measuring.median_peak(turn, options.device) / 2**20 for name, turn in ways.items()}
+    memory = {
+        name: measuring.median_peak(turn, options.device) / 2**20 for name, turn in ways.items()
+    }
     results = {
         name: {
             **measuring.against("stock", taken, seconds[STOCK]),
@@ -133,7 +151,10 @@ def report(result: dict[str, Any]) -> str:
         "time / our CE": "{median_ratio_to_our_ce:.4f}",
         "extra peak memory, MiB": "{peak_mib:.1f}",
     }
-    settings = "{config} {overrides}: batch {batch_size} x {seq_len}, {dtype}, compile {compile}, {rounds} rounds"
+    settings = (
+        "{config} {overrides}: batch {batch_size} x {seq_len}, {dtype}, compile {compile}, "
+        "{rounds} rounds"
+    )
     trained = f"{result['trained_parameters']:,} trained parameters"
     table = measuring.tabulate(columns, measuring.named(result["steps"]))
     return f"{settings.format(**result['settings'])}, {trained}\n\n{table}"

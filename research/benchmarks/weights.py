@@ -1,11 +1,13 @@
-"""Only the computation of weights: time and memory of TF-IDF, how they grow, the authors' way; repetition weights.
+"""Only the computation of weights: time and memory of TF-IDF, how they grow, the authors' way;
+repetition weights.
 
     python research/benchmarks/weights.py                                            # one core of this CPU
     python research/benchmarks/weights.py --device cuda --compile
     python research/benchmarks/weights.py --output weights.json
 
-On a CPU torch has one thread. Windows are full before anything is timed, and every timed call gets a new batch.
---compile also times the base case compiled, as recipes with compile: true have it on a GPU.
+On a CPU torch has one thread. Windows are full before anything is timed, and every timed call gets
+a new batch. --compile also times the base case compiled, as recipes with compile: true have it on a
+GPU.
 """
 
 import copy
@@ -19,7 +21,17 @@ from typing import Any
 
 import torch
 from authors_way import AuthorsWay
-from measuring import WARMUP, against, finish, make_parser, median_ms, median_peak, median_ratio, tabulate, take_turns
+from measuring import (
+    WARMUP,
+    against,
+    finish,
+    make_parser,
+    median_ms,
+    median_peak,
+    median_ratio,
+    tabulate,
+    take_turns,
+)
 from torch import Tensor
 
 from tfidf_tune.training import format_bytes
@@ -33,13 +45,22 @@ OURS, COMPILED, THEIRS = "TFIDFWeighting", "compiled", "authors' way"
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured; windows are numbers of batches. The defaults of the base case are the paper's."""
+    """What is measured; windows are numbers of batches. The defaults of the base case are the
+    paper's.
+    """
 
     base_shape: Shape = (8, 256)
     base_vocab_size: int = 32_000
     base_window: int = 16
     base_rounds: int = 300
-    sweep_shapes: tuple[Shape, ...] = ((8, 256), (8, 512), (8, 1024), (16, 1024), (32, 1024), (64, 1024))
+    sweep_shapes: tuple[Shape, ...] = (
+        (8, 256),
+        (8, 512),
+        (8, 1024),
+        (16, 1024),
+        (32, 1024),
+        (64, 1024),
+    )
     sweep_vocab_size: int = 256_000
     sweep_windows: tuple[int, ...] = (16, 128, 1024)
     repetition_shapes: tuple[Shape, ...] = ((8, 256), (2, 2048))
@@ -60,7 +81,9 @@ QUICK = Sizes(
 def main() -> None:
     """Measure and print."""
     parser = make_parser(__doc__, rounds=30)
-    parser.add_argument("--quick", action="store_true", help="sizes that only show that the script runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="sizes that only show that the script runs"
+    )
     parser.add_argument("--compile", action="store_true", help="compile the base case too")
     options = parser.parse_args()
     sizes = QUICK if options.quick else Sizes()
@@ -82,20 +105,26 @@ def main() -> None:
             window_ratio=longest[-1]["ratio_to_smallest_window"],
             bytes_per_token=max(row["window_bytes_per_token"] for row in sweep),
             authors=authors,
-            repetition=[row for shape in sizes.repetition_shapes for row in repetition_rows(shape, *given)],
+            repetition=[
+                row for shape in sizes.repetition_shapes for row in repetition_rows(shape, *given)
+            ],
         )
     finally:
         torch.set_num_threads(before)
 
 
 def label_batches(shape: Shape, vocab_size: int, device: str) -> Iterator[Tensor]:
-    """Draw int64 ``[b, s]`` without end, the same ones each time: log-uniform ids, about Zipf's law of a language."""
+    """Draw int64 ``[b, s]`` without end, the same ones each time: log-uniform ids, about Zipf's law
+    of a language.
+    """
     generator = torch.Generator(device).manual_seed(0)
     while True:
         yield (vocab_size ** torch.rand(shape, generator=generator, device=device)).long() - 1
 
 
-def with_full_window(num_batches: int, batches: Iterator[Tensor], vocab_size: int) -> TFIDFWeighting:
+def with_full_window(
+    num_batches: int, batches: Iterator[Tensor], vocab_size: int
+) -> TFIDFWeighting:
     """Make a weighting whose window of so many batches is full."""
     weighting = TFIDFWeighting(num_batches=num_batches)
     for labels in islice(batches, num_batches):
@@ -103,7 +132,9 @@ def with_full_window(num_batches: int, batches: Iterator[Tensor], vocab_size: in
     return weighting
 
 
-def time_turns(ways: Mapping[str, Weigh], batches: Sequence[Tensor], device: str) -> dict[str, list[float]]:
+def time_turns(
+    ways: Mapping[str, Weigh], batches: Sequence[Tensor], device: str
+) -> dict[str, list[float]]:
     """Time ways that take turns, each with the next of the batches at each turn."""
 
     def turns(weigh: Weigh) -> Callable[[], object]:
@@ -117,10 +148,15 @@ def time_turns(ways: Mapping[str, Weigh], batches: Sequence[Tensor], device: str
 def measure_base_case(
     sizes: Sizes, rounds: int, device: str, *, compiled: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The time of a call at the paper's size, in the steady state; and ours and the authors' way, taking turns."""
+    """The time of a call at the paper's size, in the steady state; and ours and the authors' way,
+    taking turns.
+    """
     upcoming = label_batches(sizes.base_shape, sizes.base_vocab_size, device)
     weighting = with_full_window(sizes.base_window, upcoming, sizes.base_vocab_size)
-    ours, theirs = partial(weighting, vocab_size=sizes.base_vocab_size), AuthorsWay(num_batches=sizes.base_window)
+    ours, theirs = (
+        partial(weighting, vocab_size=sizes.base_vocab_size),
+        AuthorsWay(num_batches=sizes.base_window),
+    )
     ways: dict[str, Weigh] = {OURS: ours}
     if compiled:
         other = copy.deepcopy(weighting)
@@ -136,11 +172,16 @@ def measure_base_case(
         "median_ms": median_ms(alone[OURS]),
     }
     if compiled:
-        base_case |= {f"compiled_{key}": value for key, value in against("plain", alone[COMPILED], alone[OURS]).items()}
+        base_case |= {
+            f"compiled_{key}": value
+            for key, value in against("plain", alone[COMPILED], alone[OURS]).items()
+        }
     for labels in islice(upcoming, sizes.base_window):  # the same window for both
         ours(labels)
         theirs.window.append(labels)
-    seconds = time_turns({OURS: ours, THEIRS: theirs}, list(islice(upcoming, WARMUP + rounds)), device)
+    seconds = time_turns(
+        {OURS: ours, THEIRS: theirs}, list(islice(upcoming, WARMUP + rounds)), device
+    )
     labels = next(upcoming)
     expected = theirs(labels)
     return base_case, {
@@ -153,11 +194,18 @@ def measure_base_case(
 
 
 def sweep_windows(shape: Shape, sizes: Sizes, rounds: int, device: str) -> list[dict[str, Any]]:
-    """Time and memory of a shape of batches with each length of window, the windows taking turns."""
+    """Time and memory of a shape of batches with each length of window, the
+    windows taking turns.
+    """
     vocab_size, num_tokens = sizes.sweep_vocab_size, math.prod(shape)
     upcoming = label_batches(shape, vocab_size, device)
-    weightings = {window: with_full_window(window, upcoming, vocab_size) for window in sizes.sweep_windows}
-    ways = {str(window): partial(weighting, vocab_size=vocab_size) for window, weighting in weightings.items()}
+    weightings = {
+        window: with_full_window(window, upcoming, vocab_size) for window in sizes.sweep_windows
+    }
+    ways = {
+        str(window): partial(weighting, vocab_size=vocab_size)
+        for window, weighting in weightings.items()
+    }
     batches = list(islice(upcoming, WARMUP + rounds))
     seconds = time_turns(ways, batches, device)
     vocabulary_bytes = BYTES_PER_VOCABULARY_ENTRY * vocab_size
@@ -169,9 +217,12 @@ def sweep_windows(shape: Shape, sizes: Sizes, rounds: int, device: str) -> list[
             "num_batches": window,
             "median_ms": median_ms(seconds[str(window)]),
             "ns_per_token": 1e6 * median_ms(seconds[str(window)]) / num_tokens,
-            "ratio_to_smallest_window": median_ratio(seconds[str(window)], seconds[str(sizes.sweep_windows[0])]),
+            "ratio_to_smallest_window": median_ratio(
+                seconds[str(window)], seconds[str(sizes.sweep_windows[0])]
+            ),
             "vocabulary_bytes": vocabulary_bytes,
-            "window_bytes_per_token": (state_bytes(weighting) - vocabulary_bytes) / (window * num_tokens),
+            "window_bytes_per_token": (state_bytes(weighting) - vocabulary_bytes)
+            / (window * num_tokens),
             "transient_bytes": median_peak(partial(ways[str(window)], batches[0]), device),
         }
         for window, weighting in weightings.items()
@@ -179,14 +230,20 @@ def sweep_windows(shape: Shape, sizes: Sizes, rounds: int, device: str) -> list[
 
 
 def repetition_rows(shape: Shape, sizes: Sizes, rounds: int, device: str) -> list[dict[str, Any]]:
-    """Time and memory of repetition weights, and of TF-IDF, on one shape of batches, taking turns."""
+    """Time and memory of repetition weights, and of TF-IDF, on one shape of
+    batches, taking turns.
+    """
     weightings: dict[str, TokenWeighting] = {
         OURS: TFIDFWeighting(),
         "RepetitionWeighting()": RepetitionWeighting(),
-        "RepetitionWeighting(h=4, k=4, span=1, sample=1)": RepetitionWeighting(h=4, k=4, span=1, sample=1),
+        "RepetitionWeighting(h=4, k=4, span=1, sample=1)": RepetitionWeighting(
+            h=4, k=4, span=1, sample=1
+        ),
     }
     batches = list(islice(label_batches(shape, sizes.base_vocab_size, device), WARMUP + rounds))
-    ways = {name: partial(one, vocab_size=sizes.base_vocab_size) for name, one in weightings.items()}
+    ways = {
+        name: partial(one, vocab_size=sizes.base_vocab_size) for name, one in weightings.items()
+    }
     seconds = time_turns(ways, batches, device)
     return [
         {
@@ -216,7 +273,8 @@ def report(result: Mapping[str, Any]) -> str:
     """Lay out the result as Markdown."""
     base, authors = result["base_case"], result["authors"]
     sweep, repetition = (
-        [row | {"mib": row["transient_bytes"] / 2**20} for row in result[name]] for name in ("sweep", "repetition")
+        [row | {"mib": row["transient_bytes"] / 2**20} for row in result[name]]
+        for name in ("sweep", "repetition")
     )
     windows = sorted({row["num_batches"] for row in sweep})
     columns = {
@@ -236,17 +294,24 @@ def report(result: Mapping[str, Any]) -> str:
         "state": "{state}",
         "peak, MiB": "{mib:.2f}",
     }
-    compiled = f"; compiled {base['compiled_median_ms']:.3f} ms" if "compiled_median_ms" in base else ""
+    compiled = (
+        f"; compiled {base['compiled_median_ms']:.3f} ms" if "compiled_median_ms" in base else ""
+    )
     return (
         f"medians of {result['settings']['rounds']} rounds\n\n"
-        f"{base['batch_size']} x {base['seq_len']}, V = {base['vocab_size']:,}, window of {base['num_batches']} "
+        f"{base['batch_size']} x {base['seq_len']}, V = {base['vocab_size']:,}, window of "
+        f"{base['num_batches']} "
         f"batches: {base['median_ms']:.3f} ms a batch, median of {base['rounds']}{compiled}\n\n"
         f"{tabulate(columns, sweep)}\n\n"
-        f"With {windows[-1]:,} batches in the window time grows as b*s to the power of {result['slope']:.3f}, of "
-        f"{result['last_slope']:.3f} over the three largest; at the largest it is {result['window_ratio']:.3f} times "
-        f"that with {windows[0]}. The window needs at most {result['bytes_per_token']:.3f} bytes a token, and "
+        f"With {windows[-1]:,} batches in the window time grows as b*s to the power of "
+        f"{result['slope']:.3f}, of "
+        f"{result['last_slope']:.3f} over the three largest; at the largest it is "
+        f"{result['window_ratio']:.3f} times "
+        f"that with {windows[0]}. The window needs at most {result['bytes_per_token']:.3f} bytes a "
+        f"token, and "
         f"{format_bytes(sweep[0]['vocabulary_bytes'])} for the vocabulary.\n\n"
-        f"The authors' way takes {authors['median_ms']:.1f} ms, {authors['ratio']:.1f} times as long as ours, and "
+        f"The authors' way takes {authors['median_ms']:.1f} ms, {authors['ratio']:.1f} times as "
+        f"long as ours, and "
         f"{format_bytes(authors['presence_bytes'])}. The two ways' weights differ by "
         f"{authors['largest_relative_difference']:.1e} of a weight at most.\n\n"
         f"{tabulate(of_repetition, [row | {'state': format_bytes(row['state_bytes'])} for row in repetition])}"

@@ -2,7 +2,8 @@
 
 import os
 
-# submitit configures logging when it is imported, which closes the streams of handlers that others have installed.
+# submitit configures logging when it is imported, which closes the streams of handlers that others
+# have installed.
 os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
 
 from research.experiment._run import print_cells, run_experiment

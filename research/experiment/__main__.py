@@ -11,23 +11,42 @@ from tfidf_tune.commands import whole_number
 
 
 def main(arguments: list[str]) -> None:
-    """Run an experiment, or list the shipped ones; ``arguments`` are those after the module's name."""
+    """Run an experiment, or list the shipped ones; ``arguments`` are those after
+    the module's name.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m research.experiment",
-        description="Train and evaluate models under objectives and seeds, and compare them. The command continues "
+        description="Train and evaluate models under objectives and seeds, and compare them. The "
+        "command continues "
         "what was interrupted or failed.",
         allow_abbrev=False,
     )
     parser.add_argument("config", nargs="?", help="a file, or the name of one that --list shows")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="override keys of the file, as for a recipe")
-    parser.add_argument("--list", action="store_true", help="show the experiments of the folder research/configs")
-    parser.add_argument("--dry-run", action="store_true", help="check everything and show the state of the cells")
-    parser.add_argument("--overwrite", action="store_true", help="redo cells that were made with other settings")
-    retry_help, jobs_help = "repeat a failed cell up to N times", "do N runs at once; default: 1, on a cluster all"
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="override keys of the file, as for a recipe",
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="show the experiments of the folder research/configs"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything and show the state of the cells"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="redo cells that were made with other settings"
+    )
+    retry_help, jobs_help = (
+        "repeat a failed cell up to N times",
+        "do N runs at once; default: 1, on a cluster all",
+    )
     parser.add_argument("--retry", type=whole_number(0), default=0, metavar="N", help=retry_help)
     parser.add_argument("--jobs", type=whole_number(1), metavar="N", help=jobs_help)
     parser.add_argument(
-        "--launcher", choices=["local", "slurm"], help="where runs are done; default: the file's, local"
+        "--launcher",
+        choices=["local", "slurm"],
+        help="where runs are done; default: the file's, local",
     )
     options = parser.parse_intermixed_args(arguments)
     prepare_output()
@@ -41,10 +60,17 @@ def main(arguments: list[str]) -> None:
         return
     # As Ctrl-C does, end all jobs.
     handle([number for number in ENDING if number != signal.SIGINT], _end)
-    failures = run_experiment(experiment, overwrite=options.overwrite, retries=options.retry, jobs=options.jobs)
+    failures = run_experiment(
+        experiment, overwrite=options.overwrite, retries=options.retry, jobs=options.jobs
+    )
     if failures:
-        listed = "\n".join(f"  {failure.title}: {failure.reason}; log: {failure.log}" for failure in failures)
-        sys.exit(f"error: {len(failures)} of the cells failed; the same command tries them again:\n{visible(listed)}")
+        listed = "\n".join(
+            f"  {failure.title}: {failure.reason}; log: {failure.log}" for failure in failures
+        )
+        sys.exit(
+            f"error: {len(failures)} of the cells failed; the same command tries them "
+            f"again:\n{visible(listed)}"
+        )
 
 
 def _end(number: int, _: object) -> None:
@@ -52,7 +78,10 @@ def _end(number: int, _: object) -> None:
 
 
 def _list() -> None:
-    say("python -m research.experiment NAME runs one of these; a file of your own may build on one by `base:`.")
+    say(
+        "python -m research.experiment NAME runs one of these; a file of your own may build on one "
+        "by `base:`."
+    )
     for path in sorted(CONFIGS.glob("*.yaml")):
         purpose = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
         say(f"  {path.stem:<24} {purpose}\n  {'':<24} {path}")

@@ -1,6 +1,7 @@
 """The cells of an experiment, each with a folder, and their states.
 
-A manifest in a cell's folder shows that the cell is done, and holds the settings that it was made with.
+A manifest in a cell's folder shows that the cell is done, and holds the settings that it was made
+with.
 """
 
 import json
@@ -15,8 +16,15 @@ from tfidf_tune._checks import differences
 from tfidf_tune._files import atomic_file, is_leftover, remove_folder, remove_leftovers, remove_path
 from tfidf_tune.training import milestone_name
 
-STARTS, REPORT, JOBS = "starts", "report", "jobs"  # folders of an experiment, which runs cannot have
-TRAINING = 0  # the number of a run's first cell; those of evaluations are the percents of their milestones
+# Folders of an experiment, which runs cannot have.
+STARTS, REPORT, JOBS = (
+    "starts",
+    "report",
+    "jobs",
+)
+TRAINING = (
+    0  # the number of a run's first cell; those of evaluations are the percents of their milestones
+)
 DONE = "done"
 _CELL, _TRAINED, _EVALUATED = "cell.json", "trained.json", "evaluated.json"
 
@@ -26,7 +34,9 @@ Settings: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Start:
-    """A checkpoint folder to train from, made by ``component(folder, model, seed, **arguments)``."""
+    """A checkpoint folder to train from, made by ``component(folder,
+    model, seed, **arguments)``.
+    """
 
     component: str  # dotted path
     arguments: dict[str, Any]
@@ -49,7 +59,8 @@ class Run:
     start: Start | None
     settings: Settings  # that affect the trained model
     tasks: dict[str, Settings]  # by task, those that affect its results
-    evaluations: dict[int, dict[str, Any]]  # by percent, ascending: arguments of tfidf_tune.tasks.evaluate
+    # By percent, ascending: arguments of tfidf_tune.tasks.evaluate.
+    evaluations: dict[int, dict[str, Any]]
 
     @property
     def title(self) -> str:
@@ -71,15 +82,23 @@ class Run:
         return self.folder / ("train.log" if cell == TRAINING else "eval.log")
 
     def results(self, percent: int) -> Path:
-        """Return the folder of an evaluation, which has a folder ``part1``, ... for each time that tasks were run."""
+        """Return the folder of an evaluation, which has a folder ``part1``, ... for each time that
+        tasks were run.
+        """
         return self.folder / "evaluation" / milestone_name(percent)
 
     def manifests(self, cell: int) -> dict[Path, dict[str, Any]]:
-        """Return the manifests of a training or of the parts of an evaluation that are done, by their folder."""
+        """Return the manifests of a training or of the parts of an evaluation that are done, by
+        their folder.
+        """
         trained = self.folder / _TRAINED
         if not trained.is_file():
             return {}  # results belong to a run that is being repeated
-        paths = [trained] if cell == TRAINING else sorted(self.results(cell).glob(f"part*/{_EVALUATED}"))
+        paths = (
+            [trained]
+            if cell == TRAINING
+            else sorted(self.results(cell).glob(f"part*/{_EVALUATED}"))
+        )
         return {path.parent: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
     def missing_tasks(self, percent: int) -> list[str]:
@@ -100,45 +119,74 @@ class Run:
         return "failed or interrupted, will be repeated" if is_unfinished else "to do"
 
     def all_changes(self) -> list[str]:
-        """Return a line for each change of the training, or if there is none, of the evaluations."""
-        of_evaluations = [change for percent in self.evaluations for change in self.changes(percent).items()]
-        return [f"{folder}: {change}" for folder, change in [*self.changes(TRAINING).items()] or of_evaluations]
+        """Return a line for each change of the training, or if there is none,
+        of the evaluations.
+        """
+        of_evaluations = [
+            change for percent in self.evaluations for change in self.changes(percent).items()
+        ]
+        return [
+            f"{folder}: {change}"
+            for folder, change in [*self.changes(TRAINING).items()] or of_evaluations
+        ]
 
     def changes(self, cell: int) -> dict[Path, str]:
-        """Return the folders of a cell whose results were made with different settings, and what differs."""
+        """Return the folders of a cell whose results were made with different settings, and what
+        differs.
+        """
         changes = {}
         manifests = self.manifests(cell)
         for folder, manifest in manifests.items():
             before, now = manifest.get("settings", {}), self.settings
             if cell != TRAINING:
-                before = {task: settings for task, settings in manifest["tasks"].items() if task in self.tasks}
+                before = {
+                    task: settings
+                    for task, settings in manifest["tasks"].items()
+                    if task in self.tasks
+                }
                 now = {task: self.tasks[task] for task in before}
             if changed := differences(before, now):
                 changes[folder] = "; ".join(changed)
         if cell == TRAINING and manifests and not changes:
-            needed = [milestone_name(percent) for percent in self.evaluations if not self.is_done(percent)]
+            needed = [
+                milestone_name(percent) for percent in self.evaluations if not self.is_done(percent)
+            ]
             if gone := [name for name in needed if not (self.folder / name).is_dir()]:
-                changes[self.folder] = f"has no {', '.join(gone)}; checkpoints are only written during training"
+                changes[self.folder] = (
+                    f"has no {', '.join(gone)}; checkpoints are only written during training"
+                )
         return changes
 
     def check_folder(self) -> None:
-        """Raise a ``FileExistsError`` if the folder, which is emptied before training, has files of another origin."""
-        others = (path for path in self.folder.glob("*") if not is_leftover(path))  # of a run killed at its beginning
+        """Raise a ``FileExistsError`` if the folder, which is emptied before training, has files of
+        another origin.
+        """
+        # Of a run killed at its beginning.
+        others = (path for path in self.folder.glob("*") if not is_leftover(path))
         if not (self.folder / _CELL).is_file() and any(others):
-            raise FileExistsError(f"{self.folder} does not belong to an experiment: move it, or set output_dir")
+            raise FileExistsError(
+                f"{self.folder} does not belong to an experiment: move it, or set output_dir"
+            )
 
     def clear(self) -> None:
         """Empty the folder and write which run it is."""
         # In this order it is an unfinished run of an experiment at every point of an interruption.
         (self.folder / _TRAINED).unlink(missing_ok=True)
-        names = {name: getattr(self, name) for name in ("model", "objective", "learning_rate", "seed")}
-        _write(self.folder / _CELL, {name: value for name, value in names.items() if value is not None})
+        names = {
+            name: getattr(self, name) for name in ("model", "objective", "learning_rate", "seed")
+        }
+        _write(
+            self.folder / _CELL, {name: value for name, value in names.items() if value is not None}
+        )
         for path in self.folder.iterdir():
             if path.name != _CELL:
                 remove_path(path)
 
     def finish_training(self, seconds: float, provenance: dict[str, Any]) -> None:
-        _write(self.folder / _TRAINED, {"settings": self.settings, "seconds": seconds, "provenance": provenance})
+        _write(
+            self.folder / _TRAINED,
+            {"settings": self.settings, "seconds": seconds, "provenance": provenance},
+        )
 
     def next_part(self, percent: int) -> Path:
         """Remove what an interrupted evaluation left, and return the folder of the next part."""
@@ -147,7 +195,10 @@ class Run:
         return self.results(percent) / f"part{max(numbers, default=0) + 1}"
 
     def finish_part(self, folder: Path, tasks: list[str], seconds: float) -> None:
-        _write(folder / _EVALUATED, {"tasks": {task: self.tasks[task] for task in tasks}, "seconds": seconds})
+        _write(
+            folder / _EVALUATED,
+            {"tasks": {task: self.tasks[task] for task in tasks}, "seconds": seconds},
+        )
 
     def discard_changed(self) -> None:
         """Remove what was made with different settings: the run, or parts of its evaluations."""

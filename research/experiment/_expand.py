@@ -24,13 +24,21 @@ from tfidf_tune.training.components import signature_of
 _SCHEMAS = {"full_finetune": training.FinetuneConfig, "lora_finetune": training.LoRAFinetuneConfig}
 # Keys of a training config that do not affect the trained model.
 _IMMATERIAL = [
-    *("output_dir", "save_at_percent", "save_every_n_steps", "keep_last_n_checkpoints", "resume_from_checkpoint"),
+    *(
+        "output_dir",
+        "save_at_percent",
+        "save_every_n_steps",
+        "keep_last_n_checkpoints",
+        "resume_from_checkpoint",
+    ),
     *("metric_logger", "log_every_n_steps", "log_peak_memory_stats"),
 ]
 
 
 def expand(experiment: Experiment) -> list[Run]:
-    """Return the runs, checked as the recipes check their configs, so that those to be compared follow each other."""
+    """Return the runs, checked as the recipes check their configs, so that those to be compared
+    follow each other.
+    """
     _fingerprint.cache_clear()
     _read_config.cache_clear()
     _check_names(experiment)
@@ -46,7 +54,9 @@ def expand(experiment: Experiment) -> list[Run]:
 
 
 def slug(name: str) -> str:
-    """Return the folder name of a model or objective: ``pythia-1.4b-lora`` for "Pythia 1.4B (LoRA)"."""
+    """Return the folder name of a model or objective: ``pythia-1.4b-lora`` for "Pythia 1.4B
+    (LoRA)".
+    """
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
 
 
@@ -55,7 +65,9 @@ def _check_names(experiment: Experiment) -> None:
         named = dict.fromkeys(("", STARTS, REPORT, JOBS), "a folder of the experiment")
         for name in names:
             if other := named.get(slug(name)):
-                raise SetupError(f"experiment: {name!r} and {other} share the folder {slug(name)!r}; rename it")
+                raise SetupError(
+                    f"experiment: {name!r} and {other} share the folder {slug(name)!r}; rename it"
+                )
             named[slug(name)] = repr(name)
 
 
@@ -64,18 +76,33 @@ def _check_tasks(experiment: Experiment) -> None:
 
     known = sorted(file.stem for file in tasks_folder().glob("*.yaml"))
     if unknown := [task for task in experiment.tasks if task not in known]:
-        raise SetupError(f"experiment: no task {', '.join(unknown)}; possible are {', '.join(known)}")
+        raise SetupError(
+            f"experiment: no task {', '.join(unknown)}; possible are {', '.join(known)}"
+        )
     settings = [key for keys in task_settings().values() for key in keys]
-    of_models = {f"models: {name}: metadata": model.metadata for name, model in experiment.models.items()}
+    of_models = {
+        f"models: {name}: metadata": model.metadata for name, model in experiment.models.items()
+    }
     for where, metadata in {"eval.metadata": experiment.eval.metadata, **of_models}.items():
         if unknown := [key for key in metadata if key not in settings]:
-            raise SetupError(f"experiment: {where}: no setting {unknown[0]!r}{suggestion(unknown[0], settings)}")
+            raise SetupError(
+                f"experiment: {where}: no setting {unknown[0]!r}{suggestion(unknown[0], settings)}"
+            )
 
 
 @cache
 def task_settings() -> dict[str, list[str]]:
-    """Return by the beginning of tasks' names the settings that affect their results: arguments of their documents."""
-    from tfidf_tune.tasks import cnn_dailymail, membership, memorization, perplexity, positive_control, squad
+    """Return by the beginning of tasks' names the settings that affect their results: arguments of
+    their documents.
+    """
+    from tfidf_tune.tasks import (
+        cnn_dailymail,
+        membership,
+        memorization,
+        perplexity,
+        positive_control,
+        squad,
+    )
 
     made_by: dict[str, list[Callable[..., Any]]] = {
         "tfidf_memorization": [memorization.documents],
@@ -88,23 +115,46 @@ def task_settings() -> dict[str, list[str]]:
     }
     settings = {}
     for task, functions in made_by.items():
-        parameters = [one for make in functions for one in inspect.signature(make).parameters.values()]
-        names = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "task_prefix_length"]
+        parameters = [
+            one for make in functions for one in inspect.signature(make).parameters.values()
+        ]
+        names = [
+            one.name
+            for one in parameters
+            if one.kind is one.KEYWORD_ONLY and one.name != "task_prefix_length"
+        ]
         # Another text takes the place of WikiText-2.
-        settings[task] = [name for name in names if task != "tfidf_other_ppl" or not name.startswith("wikitext2_")]
+        settings[task] = [
+            name for name in names if task != "tfidf_other_ppl" or not name.startswith("wikitext2_")
+        ]
     return settings
 
 
 def _run(
-    experiment: Experiment, name: str, objective: str, rate: float | None, seed: int, starts: dict[str, Path]
+    experiment: Experiment,
+    name: str,
+    objective: str,
+    rate: float | None,
+    seed: int,
+    starts: dict[str, Path],
 ) -> Run:
     model, out = experiment.models[name], Path(experiment.output_dir)
-    folder = out / slug(name) / slug(objective) / ("" if rate is None else f"lr{rate}") / f"seed{seed}"
+    folder = (
+        out / slug(name) / slug(objective) / ("" if rate is None else f"lr{rate}") / f"seed{seed}"
+    )
     with _errors_in(f"experiment: {name}, {objective}"):
         cfg = _training_config(experiment, model, objective, rate, seed)
-        start = None if model.start is None else _start(model.start, cfg, seed, out / STARTS / slug(name), starts)
+        start = (
+            None
+            if model.start is None
+            else _start(model.start, cfg, seed, out / STARTS / slug(name), starts)
+        )
         settings = _training_settings(cfg, model.recipe, start)
-        cfg.device, cfg.dtype = settings["device"], settings["dtype"]  # the same for training and evaluation if auto
+        # The same for training and evaluation if auto.
+        cfg.device, cfg.dtype = (
+            settings["device"],
+            settings["dtype"],
+        )
         cfg.output_dir = str(folder)
         if start is not None:
             OmegaConf.update(cfg, "checkpointer.checkpoint_dir", str(start.folder))
@@ -112,18 +162,37 @@ def _run(
             checkpoint = Path(cfg.checkpointer.checkpoint_dir).expanduser()
             if not checkpoint.is_dir():
                 raise SetupError(f"checkpointer.checkpoint_dir: no such folder {checkpoint}")
-            cfg.checkpointer.checkpoint_dir = str(checkpoint)  # the harness does not expand the tilde
+            # The harness does not expand the tilde.
+            cfg.checkpointer.checkpoint_dir = str(checkpoint)
         dtype = DTYPES[experiment.eval.dtype or settings["dtype"]]
-        own = experiment.eval.model_copy(update={"metadata": experiment.eval.metadata | model.metadata})
+        own = experiment.eval.model_copy(
+            update={"metadata": experiment.eval.metadata | model.metadata}
+        )
         tasks = {task: _task_settings(task, own, dtype) for task in experiment.tasks}
         evaluations = {
-            percent: _evaluation(experiment.tasks, own, cfg, settings, dtype, folder / milestone_name(percent))
+            percent: _evaluation(
+                experiment.tasks, own, cfg, settings, dtype, folder / milestone_name(percent)
+            )
             for percent in sorted(experiment.milestones)
         }
-        return Run(name, objective, rate, seed, model.recipe, folder, cfg, start, settings, tasks, evaluations)
+        return Run(
+            name,
+            objective,
+            rate,
+            seed,
+            model.recipe,
+            folder,
+            cfg,
+            start,
+            settings,
+            tasks,
+            evaluations,
+        )
 
 
-def _training_config(experiment: Experiment, model: Model, objective: str, rate: float | None, seed: int) -> DictConfig:
+def _training_config(
+    experiment: Experiment, model: Model, objective: str, rate: float | None, seed: int
+) -> DictConfig:
     cfg = deepcopy(_read_config(model.config))
     own = experiment.objectives[objective]
     for overrides in (experiment.overrides, model.overrides, own.overrides):
@@ -144,14 +213,21 @@ def _training_config(experiment: Experiment, model: Model, objective: str, rate:
 _read_config = lru_cache(load_config)  # reading takes most of the time of expanding many runs
 
 
-def _start(section: Mapping[str, Any], cfg: DictConfig, seed: int, folder: Path, starts: dict[str, Path]) -> Start:
+def _start(
+    section: Mapping[str, Any], cfg: DictConfig, seed: int, folder: Path, starts: dict[str, Path]
+) -> Start:
     arguments = {key: value for key, value in section.items() if key not in ("_component_", "seed")}
     component, seed = section.get("_component_"), section.get("seed", seed)
     if not isinstance(component, str) or type(seed) is not int:
-        raise SetupError(f"start: it is {section}, it has to have a `_component_` and a whole number as seed, if any")
+        raise SetupError(
+            f"start: it is {section}, it has to have a `_component_` and a whole number as seed, "
+            f"if any"
+        )
     model = cast(dict[str, Any], OmegaConf.to_container(cfg.model, resolve=True))
     with _errors_in("start"):
-        inspect.signature(_get_component_from_path(component)).bind(folder, model, seed, **arguments)
+        inspect.signature(_get_component_from_path(component)).bind(
+            folder, model, seed, **arguments
+        )
     made_from = [component, _with_fingerprints(arguments, "start"), model]
     name = f"seed{seed}-{digest(made_from)[:8]}"
     # Models with the same start share the folder of the first.
@@ -159,14 +235,20 @@ def _start(section: Mapping[str, Any], cfg: DictConfig, seed: int, folder: Path,
 
 
 def _evaluation(
-    tasks: list[str], own: EvalSettings, cfg: DictConfig, trained: Settings, dtype: str, checkpoint: Path
+    tasks: list[str],
+    own: EvalSettings,
+    cfg: DictConfig,
+    trained: Settings,
+    dtype: str,
+    checkpoint: Path,
 ) -> dict[str, Any]:
     metadata = dict(own.metadata)
     probing = any(task.startswith(("tfidf_memorization", "tfidf_membership")) for task in tasks)
     if probing and "probe_file" not in metadata:
         metadata["probe_file"] = _probe_file(cfg)
     if "tfidf_membership" in tasks and cfg.checkpointer.get("revision") is None:
-        metadata.setdefault("reference_model", str(cfg.checkpointer.checkpoint_dir))  # the model before training
+        # The model before training.
+        metadata.setdefault("reference_model", str(cfg.checkpointer.checkpoint_dir))
     model_args = {"pretrained": str(checkpoint)}
     if trained["recipe"] == "lora_finetune" and not trained["merge_adapter"]:
         model_args = {"pretrained": str(cfg.checkpointer.checkpoint_dir), "peft": str(checkpoint)}
@@ -187,15 +269,17 @@ def _probe_file(cfg: DictConfig) -> str:
         if section.get("probe_file") is not None and section.get("targets", True) is not None:
             return str(section.probe_file)
     raise SetupError(
-        "passages are probed for: give the dataset, or eval.metadata, a probe_file (`tfidf-tune probe make`)"
+        "passages are probed for: give the dataset, or eval.metadata, a probe_file (`tfidf-tune "
+        "probe make`)"
     )
 
 
 def _training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Settings:
-    """Check a training config as its recipe will, and return the settings that affect the trained model.
+    """Check a training config as its recipe will, and return the settings that affect the trained
+    model.
 
-    References are resolved, and local sources of text replaced by hashes of their contents. The folders of the run and
-    of the start have no effect: references to them become RUN and START.
+    References are resolved, and local sources of text replaced by hashes of their contents. The
+    folders of the run and of the start have no effect: references to them become RUN and START.
     """
     cfg = cast(DictConfig, OmegaConf.merge(cfg, {"output_dir": "RUN"}))
     if start is not None:
@@ -205,13 +289,17 @@ def _training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Set
     has_lora = "lora_rank" in signature_of("model", checked.model["_component_"]).parameters
     if has_lora != (recipe == "lora_finetune"):
         fitting = "full_finetune" if recipe == "lora_finetune" else "lora_finetune"
-        raise SetupError(f"recipe is {recipe}, the model {checked.model['_component_']} is trained by {fitting}")
+        raise SetupError(
+            f"recipe is {recipe}, the model {checked.model['_component_']} is trained by {fitting}"
+        )
     content = cast(dict[str, Any], OmegaConf.to_container(cast(DictConfig, checked)))
     settings = {key: value for key, value in content.items() if key not in _IMMATERIAL}
     sections = settings["dataset"]
     for index, section in enumerate(sections if isinstance(sections, list) else [sections]):
         section.pop("probe_file", None)  # it says where passages are written, not which
-        section |= _with_fingerprints(section, f"dataset[{index}]" if isinstance(sections, list) else "dataset")
+        section |= _with_fingerprints(
+            section, f"dataset[{index}]" if isinstance(sections, list) else "dataset"
+        )
     if start is not None:
         of_start = {"component": start.component, "seed": start.seed}
         settings["start"] = {**of_start, "arguments": _with_fingerprints(start.arguments, "start")}
@@ -231,7 +319,9 @@ def _task_settings(task: str, own: EvalSettings, dtype: str) -> Settings:
 
 
 def _with_fingerprints(section: Mapping[str, Any], where: str) -> Settings:
-    """Replace the names of local sources, which can be written in many ways, by hashes of their contents."""
+    """Replace the names of local sources, which can be written in many ways, by hashes of their
+    contents.
+    """
     settings = dict(section)
     for key, value in section.items():
         is_source = isinstance(value, str) and key.endswith(("source", "probe_file", "targets"))

@@ -1,8 +1,9 @@
 """What a job does: it trains runs and evaluates their milestones.
 
-The process of a job imports the libraries once. It forks a process for each training, and one for the evaluation of
-all milestones of a run: if that process fails (no memory left, a crash), the job continues, and its memory, including
-that of a GPU, is free afterwards. The job writes what it does to a journal for each run, which the command reads.
+The process of a job imports the libraries once. It forks a process for each training, and one for
+the evaluation of all milestones of a run: if that process fails (no memory left, a crash), the job
+continues, and its memory, including that of a GPU, is free afterwards. The job writes what it does
+to a journal for each run, which the command reads.
 """
 
 import fcntl
@@ -36,7 +37,9 @@ _CONTEXT: Any = multiprocessing.get_context("fork" if sys.platform == "linux" el
 
 
 def claim(journal: Path, job: str = "") -> bool:
-    """Create the journal of a run with its first event, a line of JSON; return False if there is one."""
+    """Create the journal of a run with its first event, a line of JSON; return False if there is
+    one.
+    """
     temporary = journal.with_suffix(f".{job}-{os.getpid()}")
     try:
         record(temporary, "claimed", job=job)
@@ -57,7 +60,9 @@ def record(journal: Path, event: str, **more: Any) -> None:
 def events_of(journal: Path) -> list[dict[str, Any]]:
     """Return the events of a journal, without one that is being written."""
     return (
-        [json.loads(line) for line in journal.read_text(encoding="utf-8").split("\n")[:-1]] if journal.exists() else []
+        [json.loads(line) for line in journal.read_text(encoding="utf-8").split("\n")[:-1]]
+        if journal.exists()
+        else []
     )
 
 
@@ -68,21 +73,28 @@ def last_lines(log: Path) -> list[str]:
 
 
 def work(
-    runs: dict[int, Run], journals: Path, retries: int, experiment: Path | None = None, gpus: str | None = None
+    runs: dict[int, Run],
+    journals: Path,
+    retries: int,
+    experiment: Path | None = None,
+    gpus: str | None = None,
 ) -> None:
     """Do the runs, by number, that no other job has begun, one after another.
 
-    The job that creates the journal of a run does the run. A local job ends with the command that holds the folder of
-    the ``experiment``, and sees the ``gpus`` of this CUDA_VISIBLE_DEVICES; None is a job on a cluster, or all.
+    The job that creates the journal of a run does the run. A local job ends with the command that
+    holds the folder of the ``experiment``, and sees the ``gpus`` of this CUDA_VISIBLE_DEVICES; None
+    is a job on a cluster, or all.
     """
     if experiment is not None:
         os.setpgrp()
-        held = os.open(experiment / JOBS_LOCK, os.O_RDONLY)  # inherited by all processes; other commands wait for them
+        # Inherited by all processes; other commands wait for them.
+        held = os.open(experiment / JOBS_LOCK, os.O_RDONLY)
         fcntl.flock(held, fcntl.LOCK_SH)
         if not submitit.JobEnvironment().paths.submitted_pickle.exists():
             sys.exit("the command that submitted this job has ended")
         command = os.open(experiment / LOCK, os.O_RDONLY)
-        _end_after(partial(fcntl.flock, command, fcntl.LOCK_SH))  # which the command holds as long as it lives
+        # Which the command holds as long as it lives.
+        _end_after(partial(fcntl.flock, command, fcntl.LOCK_SH))
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # submitit hides all GPUs
         if gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus
@@ -124,12 +136,21 @@ def _train(run: Run, journal: Path, retries: int) -> bool:
             run.finish_training(time.monotonic() - begun, describe_machine())
             record(journal, "done", cell=TRAINING)
             return True
-        record(journal, "failed", cell=TRAINING, reason=reason, lines=last_lines(log), again=tries_left > 0)
+        record(
+            journal,
+            "failed",
+            cell=TRAINING,
+            reason=reason,
+            lines=last_lines(log),
+            again=tries_left > 0,
+        )
     return False
 
 
 def _make_start(start: Start, log: Path, journal: Path) -> str | None:
-    """Make a start unless it exists; if several jobs need the same one, one makes it and the others wait."""
+    """Make a start unless it exists; if several jobs need the same one, one makes it and the others
+    wait.
+    """
     with journal.with_name(f"{start.folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if start.folder.is_dir():
@@ -141,9 +162,14 @@ def _make_start(start: Start, log: Path, journal: Path) -> str | None:
 
 
 def _evaluate(run: Run, journal: Path, retries: int) -> None:
-    """Evaluate the milestones; after a failure a new process continues with the same one, or with the next."""
+    """Evaluate the milestones; after a failure a new process continues with the same one, or with
+    the next.
+    """
     import_module("lm_eval.models.huggingface")  # once for all runs of this job
-    percents, tries_left = [percent for percent in run.evaluations if not run.is_done(percent)], retries
+    percents, tries_left = (
+        [percent for percent in run.evaluations if not run.is_done(percent)],
+        retries,
+    )
     while percents:
         log = run.log(percents[0])
         reason = _in_process("evaluation", log, evaluate_milestones, run, percents, journal)
@@ -152,7 +178,14 @@ def _evaluate(run: Run, journal: Path, retries: int) -> None:
             return
         if left != percents:
             tries_left = retries
-        record(journal, "failed", cell=left[0], reason=reason, lines=last_lines(log), again=tries_left > 0)
+        record(
+            journal,
+            "failed",
+            cell=left[0],
+            reason=reason,
+            lines=last_lines(log),
+            again=tries_left > 0,
+        )
         percents, tries_left = (left, tries_left - 1) if tries_left else (left[1:], retries)
 
 
@@ -171,7 +204,10 @@ def _in_process(name: str, log: Path, function: Callable[..., None], *arguments:
     if status > 0:
         return f"the {name} ended with exit code {status}"
     ended_by = signal.Signals(-status).name
-    return f"the {name} was ended by {ended_by}{', perhaps because memory ran out' if ended_by == 'SIGKILL' else ''}"
+    return (
+        f"the {name} was ended by "
+        f"{ended_by}{', perhaps because memory ran out' if ended_by == 'SIGKILL' else ''}"
+    )
 
 
 def _call(sender: Any, log: Path, function: Callable[..., None], *arguments: Any) -> None:
@@ -179,7 +215,11 @@ def _call(sender: Any, log: Path, function: Callable[..., None], *arguments: Any
     _end_after(cast(Any, multiprocessing.parent_process()).join)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the job has handlers of submitit
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    with log.open("a", encoding="utf-8", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
+    with (
+        log.open("a", encoding="utf-8", buffering=1) as file,
+        redirect_stdout(file),
+        redirect_stderr(file),
+    ):
         for number in (1, 2):
             os.dup2(file.fileno(), number)
         try:
@@ -191,7 +231,8 @@ def _call(sender: Any, log: Path, function: Callable[..., None], *arguments: Any
             print(error)
             sys.exit(1)
         except Exception as error:
-            sender.send(f"{type(error).__name__}: {error}".splitlines()[0])  # first: the log may be on a full disk
+            # First: the log may be on a full disk.
+            sender.send(f"{type(error).__name__}: {error}".splitlines()[0])
             traceback.print_exc()
             sys.exit(1)
 
@@ -204,7 +245,9 @@ def run_recipe(recipe: str, config: str) -> None:
 def make_start(start: Start) -> None:
     """Call a component that makes a checkpoint folder; the folder appears when it is complete."""
     with atomic_folder(start.folder) as temporary:
-        _get_component_from_path(start.component)(temporary, start.model, start.seed, **start.arguments)
+        _get_component_from_path(start.component)(
+            temporary, start.model, start.seed, **start.arguments
+        )
 
 
 def evaluate_milestones(run: Run, percents: list[int], journal: Path) -> None:

@@ -1,4 +1,5 @@
-"""Run an experiment from its file to its report: its jobs run through submitit, on this machine or a Slurm cluster.
+"""Run an experiment from its file to its report: its jobs run through submitit, on this machine or
+a Slurm cluster.
 
 Lines of text say what is being done and what is left.
 """
@@ -45,22 +46,33 @@ class Failure:
 
 
 class Progress:
-    """Reads the journals of runs in a folder, prints a line when a cell begins or ends, and collects failures.
+    """Reads the journals of runs in a folder, prints a line when a cell begins or ends, and
+    collects failures.
 
-    ``to_do`` has by the number of a run its cells that are neither done nor given up. A run whose job is lost is
-    repeated up to ``retries`` times; ``shows_logs`` prints what trainings print.
+    ``to_do`` has by the number of a run its cells that are neither done nor given up. A run whose
+    job is lost is repeated up to ``retries`` times; ``shows_logs`` prints what trainings print.
     """
 
     def __init__(
-        self, runs: Sequence[Run], to_do: dict[int, list[int]], folder: Path, retries: int, *, shows_logs: bool
+        self,
+        runs: Sequence[Run],
+        to_do: dict[int, list[int]],
+        folder: Path,
+        retries: int,
+        *,
+        shows_logs: bool,
     ) -> None:
         folder.mkdir(parents=True)
         self._runs, self.to_do, self._retries, self._shows_logs = runs, to_do, retries, shows_logs
         # Made now, because the title of an evaluation names the tasks that are missing.
-        self._titles = {(n, cell): runs[n].cell_title(cell) for n, cells in to_do.items() for cell in cells}
+        self._titles = {
+            (n, cell): runs[n].cell_title(cell) for n, cells in to_do.items() for cell in cells
+        }
         self._journals = {number: folder / f"{number}.jsonl" for number in to_do}
         self._read: Counter[Path] = Counter()  # bytes of a file that have been read
-        self._begun: dict[int, tuple[int, float]] = {}  # by run: the cell that is being done, and since when
+        self._begun: dict[
+            int, tuple[int, float]
+        ] = {}  # by run: the cell that is being done, and since when
         self._num_lost: Counter[int] = Counter()
         self._shown_log: Path | None = None
         self._failures: dict[tuple[int, int], Failure] = {}
@@ -80,9 +92,13 @@ class Progress:
         self._show_log()
 
     def end_job(self, job: submitit.Job[None], numbers: Sequence[int]) -> None:
-        """Process the end of a job: a run that it has not finished has failed, and may be repeated."""
+        """Process the end of a job: a run that it has not finished has failed, and
+        may be repeated.
+        """
         events = {number: events_of(self._journals[number]) for number in numbers}
-        claimed = [number for number, of_run in events.items() if of_run and of_run[0]["job"] == job.job_id]
+        claimed = [
+            number for number, of_run in events.items() if of_run and of_run[0]["job"] == job.job_id
+        ]
         lost = [number for number in claimed if events[number][-1]["event"] != "finished"]
         if not claimed:
             lost = [number for number in numbers if claim(self._journals[number])][:1]
@@ -90,7 +106,9 @@ class Progress:
             self._num_lost[number] += 1
             if self.to_do[number]:
                 cell, _ = self._begun.get(number, (self.to_do[number][0], 0.0))
-                reason = f"job {job.job_id} ended before its work was done, its state is {job.state}"
+                reason = (
+                    f"job {job.job_id} ended before its work was done, its state is {job.state}"
+                )
                 log, again = job.paths.stdout, self._num_lost[number] <= self._retries
                 self._fail(number, cell, reason, last_lines(log), log, again=again, is_lost=True)
             if self.to_do[number]:
@@ -119,7 +137,15 @@ class Progress:
                 self._fail(number, cell, log=run.log(cell), **more)
 
     def _fail(
-        self, number: int, cell: int, reason: str, lines: list[str], log: Path, *, again: bool, is_lost: bool = False
+        self,
+        number: int,
+        cell: int,
+        reason: str,
+        lines: list[str],
+        log: Path,
+        *,
+        again: bool,
+        is_lost: bool = False,
     ) -> None:
         self._shown_log = None
         self._begun.pop(number, None)
@@ -127,13 +153,24 @@ class Progress:
         if not again:
             self._failures[number, cell] = Failure(title, reason, log)
             gives_up_run = is_lost or cell == TRAINING
-            self.to_do[number] = [] if gives_up_run else [other for other in self.to_do[number] if other != cell]
-        details = [*(f"| {line}" for line in lines), f"log: {log}{'; trying again' if again else ''}"]
+            self.to_do[number] = (
+                [] if gives_up_run else [other for other in self.to_do[number] if other != cell]
+            )
+        details = [
+            *(f"| {line}" for line in lines),
+            f"log: {log}{'; trying again' if again else ''}",
+        ]
         self._say("failed", f"{title}: {reason}", "".join(f"\n    {line}" for line in details))
 
     def _say(self, event: str, text: str, details: str = "") -> None:
-        num_left, elapsed = sum(map(len, self.to_do.values())), _duration(time.monotonic() - self._start)
-        say(f"{event:<7} {text}  ({num_left} of {len(self._titles)} left, {elapsed} so far){details}")
+        num_left, elapsed = (
+            sum(map(len, self.to_do.values())),
+            _duration(time.monotonic() - self._start),
+        )
+        say(
+            f"{event:<7} {text}  ({num_left} of {len(self._titles)} left, {elapsed} so "
+            f"far){details}"
+        )
 
     def _show_log(self) -> None:
         if self._shown_log is not None:
@@ -141,7 +178,9 @@ class Progress:
                 say(line)
 
     def _new_lines(self, path: Path) -> list[str]:
-        """Return the complete lines that were added to a file; a carriage return ends a state of a progress bar."""
+        """Return the complete lines that were added to a file; a carriage return ends a state of a
+        progress bar.
+        """
         if not path.exists():
             return []
         with path.open("rb") as file:
@@ -168,18 +207,22 @@ def run_experiment(
 
     Args:
         experiment (Experiment): the experiment.
-        overwrite (bool): discard and repeat cells that were made with different settings. Default: False, refuse.
+        overwrite (bool): discard and repeat cells that were made with different settings. Default:
+            False, refuse.
         retries (int): how often a failed cell is repeated immediately. Default: 0.
-        jobs (int | None): how many runs, each a training and its evaluations, are done at the same time. Above 1 their
-            output is only in their logs, and on this machine they share CPUs (by OMP_NUM_THREADS, unless that is set)
-            and GPUs. Default: None, 1 on this machine, all runs on a cluster.
+        jobs (int | None): how many runs, each a training and its evaluations, are done at the same
+            time. Above 1 their output is only in their logs, and on this machine they share CPUs
+            (by OMP_NUM_THREADS, unless that is set) and GPUs. Default: None, 1 on this machine, all
+            runs on a cluster.
 
     Returns:
         list[Failure]: the cells that failed; only the cells that depend on them were skipped.
 
     Raises:
-        ValueError: If the experiment is invalid, cells were made with different settings, or ``jobs`` is below 1.
-        OSError: If the folder is in use, cannot be written, or has other files where a run would be.
+        ValueError: If the experiment is invalid, cells were made with different settings, or
+            ``jobs`` is below 1.
+        OSError: If the folder is in use, cannot be written, or has other files where a run would
+            be.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs is {jobs}, it has to be at least 1")
@@ -195,7 +238,9 @@ def run_experiment(
                 for run in runs:
                     run.discard_changed()
             say(f"All files are in {out}.")
-            failures = _run_jobs(runs, out, jobs_lock, experiment.launcher, retries=retries, jobs=jobs)
+            failures = _run_jobs(
+                runs, out, jobs_lock, experiment.launcher, retries=retries, jobs=jobs
+            )
             _report(runs, experiment, out / REPORT)
     except KeyboardInterrupt:
         say("\ninterrupted; the same command continues from here")
@@ -204,7 +249,9 @@ def run_experiment(
 
 
 def print_cells(experiment: Experiment) -> None:
-    """Check an experiment, see :func:`run_experiment`, and print the state of its cells; nothing is written."""
+    """Check an experiment, see :func:`run_experiment`, and print the state of its cells; nothing is
+    written.
+    """
     runs = expand(experiment)
     lines = [(run.cell_title(cell), run.state(cell)) for run in runs for cell in run.cells]
     width = max(len(title) for title, _ in lines)
@@ -220,7 +267,8 @@ def _changed(runs: Sequence[Run]) -> str:
     listed = "\n".join(f"  {line}" for run in runs for line in run.all_changes())
     return listed and (
         f"some cells were made with different settings:\n{listed}\n"
-        "choose another output_dir, or restore the settings; --overwrite discards these cells and repeats them"
+        "choose another output_dir, or restore the settings; --overwrite discards these cells and "
+        "repeats them"
     )
 
 
@@ -229,7 +277,9 @@ def _report(runs: Sequence[Run], experiment: Experiment, folder: Path) -> None:
     from tfidf_tune.report import terminal_text
     from tfidf_tune.results import import_results
 
-    evaluated = [run.folder for run in runs if any(run.manifests(percent) for percent in run.evaluations)]
+    evaluated = [
+        run.folder for run in runs if any(run.manifests(percent) for percent in run.evaluations)
+    ]
     if not evaluated:
         say("\nNothing was evaluated, so there is no report.")
         return
@@ -238,7 +288,9 @@ def _report(runs: Sequence[Run], experiment: Experiment, folder: Path) -> None:
     except ValueError as error:  # a single run, for example; its cells are done
         say(f"\nThere is no comparison: {error}")
     else:
-        say(f"\n{terminal_text(report)}\nThe complete report, with figures: {folder / 'index.html'}")
+        say(
+            f"\n{terminal_text(report)}\nThe complete report, with figures: {folder / 'index.html'}"
+        )
 
 
 def _write_report(results: "Results", experiment: Experiment, folder: Path) -> "Report":
@@ -252,14 +304,17 @@ def _write_report(results: "Results", experiment: Experiment, folder: Path) -> "
         report = comparison_report(results)
     else:
         done = {one.objective for one in results.checkpoints}
-        report = frontier_report(results, references=[name for name in experiment.references if name in done])
+        report = frontier_report(
+            results, references=[name for name in experiment.references if name in done]
+        )
     write_report(report, folder, more={"results.jsonl": partial(write_results, results)})
     return report
 
 
 @contextmanager
 def only_command(folder: Path) -> Iterator[int]:
-    """Lock the folder of an experiment. When the block or this process ends, its local jobs are ended.
+    """Lock the folder of an experiment. When the block or this process ends, its local jobs are
+    ended.
 
     Yields the descriptor of a lock that jobs share; they wait until this process unlocks it.
     """
@@ -269,12 +324,18 @@ def only_command(folder: Path) -> Iterator[int]:
             for file in (lock, jobs_lock):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise BlockingIOError(f"another experiment, or a job of one, is using {folder}: wait for it") from error
+            raise BlockingIOError(
+                f"another experiment, or a job of one, is using {folder}: wait for it"
+            ) from error
         scripts = sorted((folder / JOBS).glob("[0-9]*_submission.sh"))
-        jobs = [submitit.SlurmJob[None](folder / JOBS, path.name.removesuffix("_submission.sh")) for path in scripts]
+        jobs = [
+            submitit.SlurmJob[None](folder / JOBS, path.name.removesuffix("_submission.sh"))
+            for path in scripts
+        ]
         if left := [job.job_id for job in jobs if not job.done(force_check=True)]:
             raise BlockingIOError(
-                f"jobs of an earlier command may be queued or running: {', '.join(left)}: wait or `scancel "
+                f"jobs of an earlier command may be queued or running: {', '.join(left)}: wait or "
+                f"`scancel "
                 f"{' '.join(left)}`; if Slurm has forgotten them, delete {folder / JOBS}"
             )
         try:
@@ -285,34 +346,63 @@ def only_command(folder: Path) -> Iterator[int]:
 
 
 def _run_jobs(
-    runs: list[Run], folder: Path, jobs_lock: int, launcher: Launcher, *, retries: int, jobs: int | None
+    runs: list[Run],
+    folder: Path,
+    jobs_lock: int,
+    launcher: Launcher,
+    *,
+    retries: int,
+    jobs: int | None,
 ) -> list[Failure]:
-    """Run all pending cells and return the failures; folder and lock are those of :func:`only_command`."""
+    """Run all pending cells and return the failures; folder and lock are those of
+    :func:`only_command`.
+    """
     is_local = launcher.name == "local"
-    cells = {number: [cell for cell in run.cells if not run.is_done(cell)] for number, run in enumerate(runs)}
+    cells = {
+        number: [cell for cell in run.cells if not run.is_done(cell)]
+        for number, run in enumerate(runs)
+    }
     to_do = {number: own for number, own in cells.items() if own}
     if not to_do:
         return []
     num_jobs = min(len(to_do), jobs or (1 if is_local else len(runs)))
     journals = (folder / JOBS / "journals").absolute()
     if (folder / JOBS).exists() and not journals.is_dir():
-        raise SetupError(f"{folder / JOBS} is not of an experiment: move it away, or choose another output_dir")
+        raise SetupError(
+            f"{folder / JOBS} is not of an experiment: move it away, or choose another output_dir"
+        )
     remove_folder(folder / JOBS)
     fcntl.flock(jobs_lock, fcntl.LOCK_UN)
     progress = Progress(runs, to_do, journals, retries, shows_logs=is_local and num_jobs == 1)
     executor = make_executor(launcher, folder / JOBS)
     gpus = gpus_of_jobs(num_jobs, launcher.gpus_per_node) if is_local else []
-    environment = {"TQDM_MININTERVAL": "30", "TQDM_MAXINTERVAL": "30"}  # seconds between two lines of a log
+    # Seconds between two lines of a log.
+    environment = {
+        "TQDM_MININTERVAL": "30",
+        "TQDM_MAXINTERVAL": "30",
+    }
     if is_local and num_jobs > 1 and _THREADS not in os.environ:
-        num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        num_cpus = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
         environment[_THREADS] = str(max(1, num_cpus // num_jobs))
-    running: dict[int, tuple[submitit.Job[None], list[int]]] = {}  # by slot: a job and the runs that it may do
+    running: dict[
+        int, tuple[submitit.Job[None], list[int]]
+    ] = {}  # by slot: a job and the runs that it may do
     try:
         while True:
             for slot in set(range(num_jobs)) - running.keys():
                 numbers = progress.waiting()
-                if not is_local:  # one run, because of the time limit; a local job saves imports by doing several
-                    submitted = [number for _, numbers_of_job in running.values() for number in numbers_of_job]
+                if (
+                    not is_local
+                ):  # one run, because of the time limit; a local job saves imports by doing several
+                    submitted = [
+                        number
+                        for _, numbers_of_job in running.values()
+                        for number in numbers_of_job
+                    ]
                     numbers = [number for number in numbers if number not in submitted][:1]
                 if numbers:
                     local = (folder.absolute(), gpus[slot]) if is_local else ()
@@ -334,7 +424,9 @@ def _run_jobs(
 
 @contextmanager
 def _without_ctrl_c() -> Iterator[None]:
-    """Block SIGINT, also for processes started here: it goes to all processes of a terminal, and this one ends them."""
+    """Block SIGINT, also for processes started here: it goes to all processes of a terminal, and
+    this one ends them.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -343,11 +435,18 @@ def _without_ctrl_c() -> Iterator[None]:
 
 
 def make_executor(launcher: Launcher, folder: Path) -> submitit.Executor:
-    """Make the executor of a launcher; raise a ``SetupError`` if Slurm is not available or lacks an option."""
+    """Make the executor of a launcher; raise a ``SetupError`` if Slurm is not available or lacks an
+    option.
+    """
     options: dict[str, Any] = {"timeout_min": _MINUTES_OF_A_LOCAL_JOB}
     if launcher.name == "slurm":
-        given = {"job_name": "tfidf-tune"} | launcher.model_dump(exclude={"name"}, exclude_none=True)
-        options = {key if key in _GENERIC_OPTIONS else f"slurm_{key}": value for key, value in given.items()}
+        given = {"job_name": "tfidf-tune"} | launcher.model_dump(
+            exclude={"name"}, exclude_none=True
+        )
+        options = {
+            key if key in _GENERIC_OPTIONS else f"slurm_{key}": value
+            for key, value in given.items()
+        }
     try:
         executor = submitit.AutoExecutor(folder, cluster=launcher.name)
         executor.update_parameters(stderr_to_stdout=True, **options)
@@ -357,15 +456,26 @@ def make_executor(launcher: Launcher, folder: Path) -> submitit.Executor:
 
 
 def gpus_of_jobs(num_jobs: int, per_job: int | None) -> list[str | None]:
-    """Share the GPUs of this machine among jobs: return ``CUDA_VISIBLE_DEVICES`` of each, None for all GPUs.
+    """Share the GPUs of this machine among jobs: return ``CUDA_VISIBLE_DEVICES`` of each, None for
+    all GPUs.
 
-    Each job has ``per_job`` of them, by default an equal share. Jobs share GPUs if there are too few for all.
+    Each job has ``per_job`` of them, by default an equal share. Jobs share GPUs if there are too
+    few for all.
     """
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = list(map(str, range(torch.cuda.device_count()))) if given is None else list(filter(None, given.split(",")))
+    gpus = (
+        list(map(str, range(torch.cuda.device_count())))
+        if given is None
+        else list(filter(None, given.split(",")))
+    )
     if per_job is None and (num_jobs == 1 or not gpus):
         return [given] * num_jobs
     count = per_job or max(1, len(gpus) // num_jobs)
     if count > len(gpus):
-        raise SetupError(f"experiment: launcher: gpus_per_node is {count}, but this machine has {len(gpus)} GPUs")
-    return [",".join(gpus[(job * count + index) % len(gpus)] for index in range(count)) for job in range(num_jobs)]
+        raise SetupError(
+            f"experiment: launcher: gpus_per_node is {count}, but this machine has {len(gpus)} GPUs"
+        )
+    return [
+        ",".join(gpus[(job * count + index) % len(gpus)] for index in range(count))
+        for job in range(num_jobs)
+    ]

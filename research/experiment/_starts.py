@@ -40,7 +40,9 @@ def random_model(folder: Path, model: Mapping[str, Any], seed: int) -> None:
     model_type = _MODEL_TYPES[builder]
     known = transformers.AutoConfig.for_model(model_type)
     names = [(ours, theirs) for ours, of_theirs in _NAMES.items() for theirs in of_theirs.split()]
-    settings = {theirs: sizes[ours] for ours, theirs in names if ours in sizes and hasattr(known, theirs)}
+    settings = {
+        theirs: sizes[ours] for ours, theirs in names if ours in sizes and hasattr(known, theirs)
+    }
     if "rope_base" in sizes:
         rotation = {"rope_type": "default", "rope_theta": float(sizes["rope_base"])}
         share = {"partial_rotary_factor": sizes["rotary_pct"]} if "rotary_pct" in sizes else {}
@@ -49,9 +51,13 @@ def random_model(folder: Path, model: Mapping[str, Any], seed: int) -> None:
         settings["intermediate_size"] = scale_hidden_dim_for_mlp(sizes["embed_dim"])
     train_embedded_tokenizer(folder, vocab_size=section["vocab_size"])
     eos_id = hf_tokenizer(str(folder)).eos_id
-    config = transformers.AutoConfig.for_model(model_type, bos_token_id=None, eos_token_id=eos_id, **settings)
+    config = transformers.AutoConfig.for_model(
+        model_type, bos_token_id=None, eos_token_id=eos_id, **settings
+    )
     torch.manual_seed(seed)
-    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(
+        folder
+    )
 
 
 def trained_model(
@@ -71,7 +77,8 @@ def trained_model(
     device: str = "cpu",
     dtype: str = "fp32",
 ) -> None:
-    """Write a model of :func:`random_model` that the recipe ``full_finetune`` has trained by plain cross-entropy.
+    """Write a model of :func:`random_model` that the recipe ``full_finetune`` has trained by plain
+    cross-entropy.
 
     AdamW without weight decay, the learning rate falling linearly to 0, on blocks of text.
 
@@ -79,7 +86,8 @@ def trained_model(
         folder (Path): an existing folder, where a complete Hugging Face model is written.
         model (Mapping[str, Any]): section ``model`` of a training config, see :func:`random_model`.
         seed (int): of the weights and the order of the blocks.
-        source (str): text to train on, see :func:`tfidf_tune.data.load_documents`. Default: "embedded".
+        source (str): text to train on, see :func:`tfidf_tune.data.load_documents`. Default:
+            "embedded".
         source_name (str | None): configuration of a hub data set. Default: None.
         source_split (str): split of a hub data set or of ``embedded``. Default: "train".
         source_column (str): the column that holds the text. Default: "text".
@@ -92,10 +100,22 @@ def trained_model(
         dtype (str): ``fp32`` or ``bf16``, of weights and training. Default: "fp32".
 
     Raises:
-        ValueError: If :func:`random_model` does not support the builder, or the recipe refuses its config.
+        ValueError: If :func:`random_model` does not support the builder, or the recipe refuses its
+            config.
     """
-    text = {"source": source, "source_name": source_name, "source_split": source_split, "source_column": source_column}
-    settings = {"seed": seed, "batch_size": batch_size, "epochs": epochs, "device": device, "dtype": dtype}
+    text = {
+        "source": source,
+        "source_name": source_name,
+        "source_split": source_split,
+        "source_column": source_column,
+    }
+    settings = {
+        "seed": seed,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "device": device,
+        "dtype": dtype,
+    }
     settings |= {"save_at_percent": [100], "keep_last_n_checkpoints": 0, "log_every_n_steps": 10}
     schedule = "transformers.get_linear_schedule_with_warmup"
     with TemporaryDirectory(dir=folder) as scratch:
@@ -104,13 +124,28 @@ def trained_model(
         config = {
             "output_dir": str(run),
             "model": _base_section(model),
-            "checkpointer": {"_component_": "tfidf_tune.training.HFCheckpointer", "checkpoint_dir": str(start)},
+            "checkpointer": {
+                "_component_": "tfidf_tune.training.HFCheckpointer",
+                "checkpoint_dir": str(start),
+            },
             "tokenizer": {"_component_": "tfidf_tune.data.hf_tokenizer", "path": str(start)},
-            "dataset": {"_component_": "tfidf_tune.data.text_blocks_dataset", **text, "block_size": block_size},
+            "dataset": {
+                "_component_": "tfidf_tune.data.text_blocks_dataset",
+                **text,
+                "block_size": block_size,
+            },
             "loss": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"},
-            "optimizer": {"_component_": "torch.optim.AdamW", "lr": learning_rate, "weight_decay": 0.0, "fused": True},
+            "optimizer": {
+                "_component_": "torch.optim.AdamW",
+                "lr": learning_rate,
+                "weight_decay": 0.0,
+                "fused": True,
+            },
             "lr_scheduler": {"_component_": schedule, "num_warmup_steps": num_warmup_steps},
-            "metric_logger": {"_component_": "torchtune.training.metric_logging.DiskLogger", "log_dir": f"{run}/logs"},
+            "metric_logger": {
+                "_component_": "torchtune.training.metric_logging.DiskLogger",
+                "log_dir": f"{run}/logs",
+            },
             **settings,
         }
         recipe = import_module("tfidf_tune.recipes.full_finetune").recipe_main.__wrapped__
@@ -124,11 +159,15 @@ def _base_section(model: Mapping[str, Any]) -> dict[str, Any]:
     builder = str(model["_component_"]).replace(".lora_", ".")
     if builder not in _MODEL_TYPES:
         raise ValueError(
-            f"a start cannot be made for the model {model['_component_']}: use {', '.join(_MODEL_TYPES)}, or the "
+            f"a start cannot be made for the model {model['_component_']}: use "
+            f"{', '.join(_MODEL_TYPES)}, or the "
             "lora_ form of one of them"
         )
     sizes = inspect.signature(_get_component_from_path(builder)).parameters
-    return {"_component_": builder, **{str(key): value for key, value in model.items() if key in sizes}}
+    return {
+        "_component_": builder,
+        **{str(key): value for key, value in model.items() if key in sizes},
+    }
 
 
 _MODEL_TYPES = {

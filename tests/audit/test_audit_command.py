@@ -1,4 +1,6 @@
-"""``tfidf-tune audit`` as a process and in this one: from texts to a report, a file for programs and an exit code."""
+"""``tfidf-tune audit`` as a process and in this one: from texts to a report, a file for programs
+and an exit code.
+"""
 
 import json
 import re
@@ -36,7 +38,10 @@ def texts(tmp_path_factory, text_file):
     folder = tmp_path_factory.mktemp("texts")
     lines = text_file.read_text().splitlines()
     for name, chosen in (("training", lines[:200]), ("unseen", lines[200:400])):
-        rows = (json.dumps({"text": "\n".join(chosen[start : start + 4])}) + "\n" for start in range(0, 200, 4))
+        rows = (
+            json.dumps({"text": "\n".join(chosen[start : start + 4])}) + "\n"
+            for start in range(0, 200, 4)
+        )
         (folder / f"{name}.jsonl").write_text("".join(rows))
     return folder
 
@@ -64,15 +69,29 @@ def test_a_job_fails_on_the_model_that_recites_and_passes_on_the_one_that_does_n
     reciting, tiny_checkpoint, command, run_command, tmp_path, capsys
 ):
     limits = "lms=4,verbatim.upper=0.3,extraction@0.5=0.1"
-    asked = ["--fail-above", limits, "--json", "--attacks", "greedy", "sampling", "--num-samples", "2"]
+    asked = [
+        "--fail-above",
+        limits,
+        "--json",
+        "--attacks",
+        "greedy",
+        "sampling",
+        "--num-samples",
+        "2",
+    ]
     with pytest.raises(SystemExit) as ended:
         run_command("audit", *command(reciting, tmp_path / "reciting", *asked))
-    assert (ended.value.code, str(ended.value)) == (1, "limit exceeded: lms, verbatim.upper, extraction@0.5")
+    assert (ended.value.code, str(ended.value)) == (
+        1,
+        "limit exceeded: lms, verbatim.upper, extraction@0.5",
+    )
     of_reciting = json.loads(capsys.readouterr().out)
     run_command("audit", *command(tiny_checkpoint, tmp_path / "other", *asked))
     found = {"reciting": of_reciting, "other": json.loads(capsys.readouterr().out)}
     for name, printed in found.items():
-        assert printed == json.loads((tmp_path / name / "report" / "audit.json").read_text(encoding="utf-8"))
+        assert printed == json.loads(
+            (tmp_path / name / "report" / "audit.json").read_text(encoding="utf-8")
+        )
         assert printed["passed"] == (name == "other")
     assert found["reciting"]["measures"]["lms"]["value"] > 7  # of 8; a few passages start alike
     assert found["reciting"]["measures"]["verbatim"]["value"] == 1
@@ -83,7 +102,9 @@ def test_a_job_fails_on_the_model_that_recites_and_passes_on_the_one_that_does_n
     assert re.search(r"FAIL: lms is 7\.\d+, above 4; verbatim\.upper is 1, above 0\.3; ", page)
 
 
-def test_a_second_run_asks_for_the_same_passages_and_refuses_others(reciting, command, tmp_path, capsys):
+def test_a_second_run_asks_for_the_same_passages_and_refuses_others(
+    reciting, command, tmp_path, capsys
+):
     out = tmp_path / "out"
     main(command(reciting, out, "--dry-run"))
     probe = (out / "probe.jsonl").read_bytes()
@@ -91,7 +112,8 @@ def test_a_second_run_asks_for_the_same_passages_and_refuses_others(reciting, co
     assert (out / "probe.jsonl").read_bytes() == probe
     assert "Passages: from " in capsys.readouterr().out
     with pytest.raises(
-        ValueError, match=r"chosen with other options, or changed since: seed was 0, is 1\. Name another --output-dir"
+        ValueError,
+        match=r"chosen with other options, or changed since: seed was 0, is 1\. Name another --output-dir",
     ):
         main(command(reciting, out, "--seed", "1"))
     assert (out / "probe.jsonl").read_bytes() == probe
@@ -99,7 +121,9 @@ def test_a_second_run_asks_for_the_same_passages_and_refuses_others(reciting, co
     assert (out / "probe.jsonl").read_bytes() != probe
 
 
-def test_an_adapter_without_a_tokenizer_has_that_of_its_base(tiny_checkpoint, command, tmp_path, capsys):
+def test_an_adapter_without_a_tokenizer_has_that_of_its_base(
+    tiny_checkpoint, command, tmp_path, capsys
+):
     config = peft.LoraConfig(target_modules=["q_proj"], r=2)
     peft.get_peft_model(load_model(tiny_checkpoint), config).save_pretrained(tmp_path / "adapter")
     saved = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
@@ -107,20 +131,36 @@ def test_an_adapter_without_a_tokenizer_has_that_of_its_base(tiny_checkpoint, co
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(saved))
     main(command(tmp_path / "adapter", tmp_path / "out", "--json", "--fail-above", "verbatim=0.5"))
     assert json.loads(capsys.readouterr().out)["passed"]
-    assert {one.tokenizer for one in read_probe_file(tmp_path / "out" / "probe.jsonl")} == {str(tiny_checkpoint)}
+    assert {one.tokenizer for one in read_probe_file(tmp_path / "out" / "probe.jsonl")} == {
+        str(tiny_checkpoint)
+    }
 
 
-def test_behind_a_server_the_same_texts_give_the_same_report(reciting, command, tmp_path, capsys, monkeypatch):
+def test_behind_a_server_the_same_texts_give_the_same_report(
+    reciting, command, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setenv("MY_KEY", "sk-secret")
     with serving(reciting) as (host, url):
-        server = ["--base-url", url, "--tokenizer", reciting, "--api-key-variable", "MY_KEY", "--max-retries", "0"]
-        arguments = command("m", tmp_path / "served", "--json", *server, "--send", "ids", "--price", "1", "2")
+        server = [
+            "--base-url",
+            url,
+            "--tokenizer",
+            reciting,
+            "--api-key-variable",
+            "MY_KEY",
+            "--max-retries",
+            "0",
+        ]
+        arguments = command(
+            "m", tmp_path / "served", "--json", *server, "--send", "ids", "--price", "1", "2"
+        )
         host.faults += [""] * 20 + ["500"]
         message = r"status 500: .*; see to the server.*\. Run the same command to continue"
         with pytest.raises(ConnectionError, match=message):
             main(arguments)
         assert re.search(
-            r"116 requests, about .*; at most about 0\.\d\d at 1 and 2 for a million tokens", capsys.readouterr().err
+            r"116 requests, about .*; at most about 0\.\d\d at 1 and 2 for a million tokens",
+            capsys.readouterr().err,
         )
         main(arguments)
         sent = [json.dumps(payload) for path, payload in host.asked]
@@ -137,11 +177,21 @@ def test_behind_a_server_the_same_texts_give_the_same_report(reciting, command, 
     assert not any("sk-secret" in text for text in written)
 
 
-def test_a_server_is_asked_as_the_options_of_sampling_and_pace_say(tiny_checkpoint, command, tmp_path, monkeypatch):
+def test_a_server_is_asked_as_the_options_of_sampling_and_pace_say(
+    tiny_checkpoint, command, tmp_path, monkeypatch
+):
     clock = Clock(monkeypatch)
     options = ["--num-samples", 2, "--temperature", 0.5, "--top-k", 3, "--requests-per-minute", 30]
     with serving(tiny_checkpoint) as (host, url):
-        server = ["--base-url", url, "--tokenizer", tiny_checkpoint, "--attacks", "sampling", *options]
+        server = [
+            "--base-url",
+            url,
+            "--tokenizer",
+            tiny_checkpoint,
+            "--attacks",
+            "sampling",
+            *options,
+        ]
         host.models = [{"id": "m"}]  # nothing fails, so that there are no pauses of retries
         main(command("m", tmp_path, *server))
     samples = [payload for _, payload in host.asked if payload["temperature"]]
@@ -157,7 +207,16 @@ def test_a_finished_audit_of_a_server_is_asked_again_and_an_unfinished_one_goes_
     reciting, tiny_checkpoint, command, tmp_path, capsys
 ):
     with serving(tiny_checkpoint) as (host, url):
-        server = ["--base-url", url, "--tokenizer", reciting, "--max-retries", "0", "--fail-above", "lms=5"]
+        server = [
+            "--base-url",
+            url,
+            "--tokenizer",
+            reciting,
+            "--max-retries",
+            "0",
+            "--fail-above",
+            "lms=5",
+        ]
         arguments = command("m", tmp_path, *server, "--prefix-lengths", "6")
         before = {"id": "m", "created": 1, "root": "before"}
         host.models, host.fingerprint = [before], "fp_1"
@@ -191,11 +250,17 @@ def test_a_finished_audit_of_a_server_is_asked_again_and_an_unfinished_one_goes_
             host.models, host.fingerprint = models, fingerprint
             with pytest.raises(ValueError, match=f"{what}. Name another output, or "):
                 main(arguments)
-        host.models, host.fingerprint = [before | {"created": 2, "permission": [{"created": 2}]}], "fp_1"
+        host.models, host.fingerprint = (
+            [before | {"created": 2, "permission": [{"created": 2}]}],
+            "fp_1",
+        )
         num_asked = len(host.asked)
         with pytest.raises(SystemExit):
             main(arguments)
-        assert re.search(r"Goes on: \d\d answers of an audit that ended early on 20\d\d-", capsys.readouterr().out)
+        assert re.search(
+            r"Goes on: \d\d answers of an audit that ended early on 20\d\d-",
+            capsys.readouterr().out,
+        )
         assert len(host.asked) - num_asked < number - 15
         cut()
         host.models = None
@@ -205,13 +270,20 @@ def test_a_finished_audit_of_a_server_is_asked_again_and_an_unfinished_one_goes_
         assert len(host.asked) - num_asked == number
 
 
-def test_texts_with_fewer_passages_than_wanted_give_what_they_have(reciting, command, tmp_path, capsys):
-    arguments = command(reciting, tmp_path, "--num-targets", "400", "--num-controls", "500", "--block-size", "400")
+def test_texts_with_fewer_passages_than_wanted_give_what_they_have(
+    reciting, command, tmp_path, capsys
+):
+    arguments = command(
+        reciting, tmp_path, "--num-targets", "400", "--num-controls", "500", "--block-size", "400"
+    )
     main([*arguments, "--dry-run"])
     kinds = [one.kind for one in read_probe_file(tmp_path / "probe.jsonl")]
     assert 10 < kinds.count("target") < 400
     assert 0 < kinds.count("control") < 500
-    assert "no more passages of 400 tokens without overlap: 400 targets and 500 controls" in capsys.readouterr().out
+    assert (
+        "no more passages of 400 tokens without overlap: 400 targets and 500 controls"
+        in capsys.readouterr().out
+    )
     main([*arguments, "--json", "--overwrite", "--num-targets", "1", "--num-controls", "1"])
     assert json.loads(capsys.readouterr().out)["measures"]["auc"]["upper"] is None
     with pytest.raises(ValueError, match="found 0 passages of 100000 tokens"):
@@ -220,31 +292,53 @@ def test_texts_with_fewer_passages_than_wanted_give_what_they_have(reciting, com
 
 def test_an_audit_in_python_gives_what_the_command_writes(reciting, texts, tmp_path):
     sizes = {"num_targets": 12, "num_controls": 12, "block_size": 24, "passages": "random"}
-    passages = ProbeSpec((str(texts / "training.jsonl"),), controls_source=str(texts / "unseen.jsonl"), **sizes)
+    passages = ProbeSpec(
+        (str(texts / "training.jsonl"),), controls_source=str(texts / "unseen.jsonl"), **sizes
+    )
     spec = AuditSpec(
-        model=str(reciting), passages=passages, prefix_lengths=(6, 12), max_new_tokens=8, output_dir=tmp_path,
+        model=str(reciting),
+        passages=passages,
+        prefix_lengths=(6, 12),
+        max_new_tokens=8,
+        output_dir=tmp_path,
         limits="lms=4,excess=7,recited=0",
-    )  # fmt: skip
+    )
     notes = []
     result = audit(spec, notes.append)
     assert result.exceeded == ["lms"]
-    assert re.search(r"UNDECIDED: recited=0: a control is recited for 8 tokens, and \d+ targets", result.report.verdict)
+    assert re.search(
+        r"UNDECIDED: recited=0: a control is recited for 8 tokens, and \d+ targets",
+        result.report.verdict,
+    )
     assert result.page.is_file()
-    assert result.summary == json.loads((result.page.parent / "audit.json").read_text(encoding="utf-8"))
+    assert result.summary == json.loads(
+        (result.page.parent / "audit.json").read_text(encoding="utf-8")
+    )
     assert result.report.verdict == result.summary["verdict"]
     assert notes[0].startswith("Text: 50 documents")
     again = audit(replace(spec, passages=tmp_path / "probe.jsonl", limits=None))
     assert again.summary["measures"] == result.summary["measures"]
     older = min((tmp_path / "evaluation").iterdir())
     assert result.unproven.startswith("recited=0 is undecided: a control is recited for 8 tokens")
-    assert audit_results(older, tmp_path / "again").summary["measures"] == result.summary["measures"]
+    assert (
+        audit_results(older, tmp_path / "again").summary["measures"] == result.summary["measures"]
+    )
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"max_new_tokens": 0}, {"batch_size": 0}, {"prefix_lengths": (0,)}, {"prefix_lengths": ()}, {"budget": 0},
-     {"offset": -1}, {"backend": "jax"}, {"attacks": ["magic"]}, {"limits": "recall=1"}],
-)  # fmt: skip
+    [
+        {"max_new_tokens": 0},
+        {"batch_size": 0},
+        {"prefix_lengths": (0,)},
+        {"prefix_lengths": ()},
+        {"budget": 0},
+        {"offset": -1},
+        {"backend": "jax"},
+        {"attacks": ["magic"]},
+        {"limits": "recall=1"},
+    ],
+)
 def test_wrong_values_are_refused_by_name_in_python(wrong, reciting, texts, tmp_path):
     passages = ProbeSpec((str(texts / "training.jsonl"),))
     with pytest.raises(ValueError, match="recall" if "limits" in wrong else next(iter(wrong))):
@@ -252,12 +346,19 @@ def test_wrong_values_are_refused_by_name_in_python(wrong, reciting, texts, tmp_
 
 
 def test_an_estimate_counts_the_tokens_of_the_passages(reciting, texts, tmp_path):
-    passages = ProbeSpec((str(texts / "training.jsonl"),), num_targets=3, num_controls=2, block_size=24)
+    passages = ProbeSpec(
+        (str(texts / "training.jsonl"),), num_targets=3, num_controls=2, block_size=24
+    )
     spec = AuditSpec(
-        model=str(reciting), passages=passages, prefix_lengths=(6, 12), max_new_tokens=8, output_dir=tmp_path
+        model=str(reciting),
+        passages=passages,
+        prefix_lengths=(6, 12),
+        max_new_tokens=8,
+        output_dir=tmp_path,
     )
     expected = (
-        # 5 (24 + 6 + 12) + 40 (6 + 48 + 6), 5 (1 + 16) + 40 * 48, with two times 20 requests of the positive control
+        # 5 (24 + 6 + 12) + 40 (6 + 48 + 6), 5 (1 + 16) + 40 * 48, with two times 20 requests of the
+        # positive control
         "55 requests, about 2,610 tokens in prompts and at most 2,005 in continuations."
     )
     assert estimate(spec) == expected
@@ -267,16 +368,31 @@ def test_an_estimate_counts_the_tokens_of_the_passages(reciting, texts, tmp_path
 def test_limits_that_the_chosen_passages_or_the_server_rule_out_are_refused_before_the_model_is_asked(
     reciting, command, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("tfidf_tune.tasks.evaluate", lambda *_, **__: pytest.fail("the model was asked"))
+    monkeypatch.setattr(
+        "tfidf_tune.tasks.evaluate", lambda *_, **__: pytest.fail("the model was asked")
+    )
     few = ["--num-targets", "400", "--block-size", "400", "--fail-above", "verbatim.upper=0.01"]
-    with pytest.raises(ValueError, match=r"--fail-above: .*verbatim\.upper=0\.01 \(with \d+ targets .* it takes 299\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"--fail-above: .*verbatim\.upper=0\.01 \(with \d+ targets .* it takes 299\)",
+    ):
         main(command(reciting, tmp_path / "few", *few))
     with serving(reciting) as (host, url):
         host.echoes = False
         server = ["--base-url", url, "--tokenizer", reciting]
         likelihoods = r"\(likelihoods are missing: .*no log-probabilities of the prompt \(echo and logprobs\)\)"
-        with pytest.raises(ValueError, match=rf"--fail-above: .*auc=0\.9 {likelihoods}; extraction@0\.5=0\.1 "):
-            main(command("m", tmp_path / "served", *server, "--fail-above", "lms=7,auc=0.9,extraction@0.5=0.1"))
+        with pytest.raises(
+            ValueError, match=rf"--fail-above: .*auc=0\.9 {likelihoods}; extraction@0\.5=0\.1 "
+        ):
+            main(
+                command(
+                    "m",
+                    tmp_path / "served",
+                    *server,
+                    "--fail-above",
+                    "lms=7,auc=0.9,extraction@0.5=0.1",
+                )
+            )
 
 
 def test_withheld_answers_are_counted_and_no_limit_passes_on_them(
@@ -285,17 +401,28 @@ def test_withheld_answers_are_counted_and_no_limit_passes_on_them(
     answered = TokenIdRequests.generate_until
 
     def withheld(*asked):
-        """Two prompts, and then the last of two samples of a prompt; the positive control comes after them."""
+        """Two prompts, and then the last of two samples of a prompt; the positive control comes
+        after them.
+        """
         made = answered(*asked)
         for index in (0, 1, 24 * 2 + 24 * 2 - 1):
             made[index] = Unanswered()
         return made
 
     monkeypatch.setattr(TokenIdRequests, "generate_until", withheld)
-    asked = ["--attacks", "greedy", "sampling", "--num-samples", "2", "--fail-above", "lms=5,auc=0.99"]
+    asked = [
+        "--attacks",
+        "greedy",
+        "sampling",
+        "--num-samples",
+        "2",
+        "--fail-above",
+        "lms=5,auc=0.99",
+    ]
     arguments = command(tiny_checkpoint, tmp_path, *asked)
     with pytest.raises(
-        SystemExit, match=r"lms=5 is undecided: 3 answers are missing; auc=0\.99 is undecided: 3 answers"
+        SystemExit,
+        match=r"lms=5 is undecided: 3 answers are missing; auc=0\.99 is undecided: 3 answers",
     ):
         main(arguments)
     shown = " ".join(capsys.readouterr().out.split())
@@ -306,7 +433,12 @@ def test_withheld_answers_are_counted_and_no_limit_passes_on_them(
     assert (accepted["num_unanswered"], accepted["passed"]) == (3, True)
     assert "Answers withheld by the server or empty: 3" in accepted["verdict"]
     monkeypatch.undo()
-    recorded = ["--results", str(max((tmp_path / "evaluation").iterdir())), "--output-dir", str(tmp_path / "again")]
+    recorded = [
+        "--results",
+        str(max((tmp_path / "evaluation").iterdir())),
+        "--output-dir",
+        str(tmp_path / "again"),
+    ]
     recorded.append("--accept-unproven")
     with pytest.raises(SystemExit, match="lms=5 is undecided"):
         probe(["audit", *recorded, "--fail-above", "lms=5"])
@@ -318,12 +450,19 @@ def held_out_run(tiny_checkpoint, text_file, tmp_path_factory):
     """A run of the recipe on a text, of which it held out controls."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "text.txt").write_text("\n".join(text_file.read_text().splitlines()[:60]))
-    own = {"dataset.target_source": None, "dataset.num_base": -1, "dataset.num_targets": 10, "dataset.num_repeats": 1}
+    own = {
+        "dataset.target_source": None,
+        "dataset.num_base": -1,
+        "dataset.num_targets": 10,
+        "dataset.num_repeats": 1,
+    }
     return run_recipe(run_config(folder / "run", tiny_checkpoint, folder / "text.txt", **own))
 
 
 @pytest.mark.parametrize("passages", ["duplicates", "near-duplicates", "random"])
-def test_no_target_overlaps_what_the_run_of_a_checkpoint_held_out(held_out_run, passages, tmp_path, capsys):
+def test_no_target_overlaps_what_the_run_of_a_checkpoint_held_out(
+    held_out_run, passages, tmp_path, capsys
+):
     milestone, text = held_out_run / "checkpoint_100pct", held_out_run.parent / "text.txt"
     tokenizer = hf_tokenizer(str(milestone))
     documents = [list(ids) for ids in tokenizer.encode_batch(text.read_text().splitlines())]
@@ -331,18 +470,48 @@ def test_no_target_overlaps_what_the_run_of_a_checkpoint_held_out(held_out_run, 
     def places(one):
         size = len(one.token_ids)
         found = [
-            (n, i) for n, ids in enumerate(documents) for i in range(len(ids)) if ids[i : i + size] == one.token_ids
+            (n, i)
+            for n, ids in enumerate(documents)
+            for i in range(len(ids))
+            if ids[i : i + size] == one.token_ids
         ]
         assert found
         return [{(n, i + k) for k in range(size)} for n, i in found]
 
     run_passages = read_probe_file(held_out_run / "probe.jsonl")
-    held_out = set().union(*(found for one in run_passages if one.kind == "control" for found in places(one)))
+    held_out = set().union(
+        *(found for one in run_passages if one.kind == "control" for found in places(one))
+    )
 
     def num_held_out(model, out, *options):
-        more = ["--num-targets", "60", "--num-controls", "0", "--passages", passages, "--block-size", "40"]
-        more += ["--sample-by", "line"]  # as the run of the milestone, which the other model does not have
-        main([str(model), str(text), *QUICK, *more, *options, "--output-dir", str(out), "--json", "--dry-run"])
+        more = [
+            "--num-targets",
+            "60",
+            "--num-controls",
+            "0",
+            "--passages",
+            passages,
+            "--block-size",
+            "40",
+        ]
+        # As the run of the milestone, which the other model does not have.
+        more += [
+            "--sample-by",
+            "line",
+        ]
+        main(
+            [
+                str(model),
+                str(text),
+                *QUICK,
+                *more,
+                *options,
+                "--output-dir",
+                str(out),
+                "--json",
+                "--dry-run",
+            ]
+        )
         chosen = read_probe_file(out / "probe.jsonl")
         assert len(chosen) > 15
         return sum(all(place & held_out for place in places(one)) for one in chosen)
@@ -357,17 +526,28 @@ def test_no_target_overlaps_what_the_run_of_a_checkpoint_held_out(held_out_run, 
         assert num_held_out(milestone, tmp_path / "all", "--held-out", "") > 0
 
 
-def test_a_probe_file_without_targets_is_refused_before_the_model_is_loaded(held_out_run, tmp_path, monkeypatch):
-    controls = [one for one in read_probe_file(held_out_run / "probe.jsonl") if one.kind == "control"]
+def test_a_probe_file_without_targets_is_refused_before_the_model_is_loaded(
+    held_out_run, tmp_path, monkeypatch
+):
+    controls = [
+        one for one in read_probe_file(held_out_run / "probe.jsonl") if one.kind == "control"
+    ]
     write_probe_file(tmp_path / "probe.jsonl", controls)
     monkeypatch.setattr("tfidf_tune.tasks.evaluate", None)
-    spec = AuditSpec(model=str(held_out_run / "checkpoint_100pct"), passages=tmp_path / "probe.jsonl")
+    spec = AuditSpec(
+        model=str(held_out_run / "checkpoint_100pct"), passages=tmp_path / "probe.jsonl"
+    )
     for ask in (audit, estimate):
-        with pytest.raises(ValueError, match="none of the 10 passages in .* is a target, so that there is nothing to"):
+        with pytest.raises(
+            ValueError,
+            match="none of the 10 passages in .* is a target, so that there is nothing to",
+        ):
             ask(replace(spec, output_dir=tmp_path / "out"))
 
 
-def test_the_run_of_a_checkpoint_is_recorded_and_a_damaged_probe_file_is_an_error(held_out_run, tmp_path, capsys):
+def test_the_run_of_a_checkpoint_is_recorded_and_a_damaged_probe_file_is_an_error(
+    held_out_run, tmp_path, capsys
+):
     run = shutil.copytree(held_out_run, tmp_path / "run")
     arguments = [str(run / "checkpoint_100pct"), str(held_out_run.parent / "text.txt"), *QUICK]
     arguments += ["--output-dir", str(tmp_path / "out"), "--json"]
@@ -379,10 +559,14 @@ def test_the_run_of_a_checkpoint_is_recorded_and_a_damaged_probe_file_is_an_erro
     lines = (run / "probe.jsonl").read_text().splitlines(keepends=True)
     (run / "probe.jsonl").write_text("".join(lines[:-1]))
     changed = r"held_out\.passages was 10, is 9; held_out\.sha256 was .*Name another --output-dir, or --overwrite"
-    with pytest.raises(ValueError, match=rf"out/probe\.jsonl was chosen with other options, .*{changed}"):
+    with pytest.raises(
+        ValueError, match=rf"out/probe\.jsonl was chosen with other options, .*{changed}"
+    ):
         main(arguments)
     (run / "probe.jsonl").write_text("{")
-    with pytest.raises(ValueError, match=f"{run}/probe.jsonl, line 1 is not a passage of a probe file"):
+    with pytest.raises(
+        ValueError, match=f"{run}/probe.jsonl, line 1 is not a passage of a probe file"
+    ):
         main(arguments)
     (run / "probe.jsonl").unlink()
     capsys.readouterr()
@@ -392,11 +576,26 @@ def test_the_run_of_a_checkpoint_is_recorded_and_a_damaged_probe_file_is_an_erro
     (run / "probe.jsonl").write_text("".join(lines[:1]))
     (run / "all_passages.jsonl").write_text("".join(lines))
     main([*arguments, "--overwrite", "--dry-run"])
-    assert f"10 passages that training held out, by {run / 'all_passages.jsonl'}" in capsys.readouterr().err
+    assert (
+        f"10 passages that training held out, by {run / 'all_passages.jsonl'}"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_budget_leaves_out_attacks_and_says_so(reciting, command, tmp_path, capsys):
-    main(command(reciting, tmp_path, "--json", "--attacks", "greedy", "truncated", "sampling", "--budget", "100"))
+    main(
+        command(
+            reciting,
+            tmp_path,
+            "--json",
+            "--attacks",
+            "greedy",
+            "truncated",
+            "sampling",
+            "--budget",
+            "100",
+        )
+    )
     printed = capsys.readouterr()
     assert json.loads(printed.out)["attacks"] == ["greedy"]
     assert "The budget of 100 requests leaves out: truncated, sampling." in printed.err
@@ -407,27 +606,43 @@ def test_a_budget_leaves_out_attacks_and_says_so(reciting, command, tmp_path, ca
     [["--attacks", "offset", "--offsets", "17"], ["--offset", "11"]],
     ids=" ".join,
 )
-def test_prompts_may_take_all_tokens_of_a_passage_but_one(tiny_checkpoint, command, tmp_path, capsys, more):
+def test_prompts_may_take_all_tokens_of_a_passage_but_one(
+    tiny_checkpoint, command, tmp_path, capsys, more
+):
     main(command(tiny_checkpoint, tmp_path, *more, "--dry-run"))
     assert "requests, about" in capsys.readouterr().err
 
 
-def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tmp_path, monkeypatch):
-    monkeypatch.setattr("tfidf_tune.passages.make_probe", lambda *_: pytest.fail("the texts were read"))
+def test_what_cannot_work_is_refused_before_texts_are_read(
+    reciting, command, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        "tfidf_tune.passages.make_probe", lambda *_: pytest.fail("the texts were read")
+    )
     server = ["--base-url", "http://localhost/v1"]
     for more, named in (
-        (["--fail-above", "recall=1"], "--fail-above 'recall=1': write MEASURE=LIMIT, .*; measures are recited"),
+        (
+            ["--fail-above", "recall=1"],
+            "--fail-above 'recall=1': write MEASURE=LIMIT, .*; measures are recited",
+        ),
         (["--attacks", "magic"], "attacks is 'magic': possible are greedy, offset"),
-        (["--attacks", "greedy", "--offset", "3"], "--offset 3 is without effect on --attacks: use --offsets 3"),
+        (
+            ["--attacks", "greedy", "--offset", "3"],
+            "--offset 3 is without effect on --attacks: use --offsets 3",
+        ),
         (
             ["--num-concurrent", "4", "--send", "ids"],
             "--send, --num-concurrent: for a model behind a server, which --base-url names",
         ),
         (
             ["--offsets", "18"],
-            "--offsets is a setting of the attack offset, .*: add offset to --attacks, or leave it out",
+            "--offsets is a setting of the attack offset, .*: add offset to --attacks, or leave "
+            "it out",
         ),
-        (["--attacks", "greedy", "noise", "--top-k", "5"], "--top-k is .*: add sampling to --attacks, or leave it out"),
+        (
+            ["--attacks", "greedy", "noise", "--top-k", "5"],
+            "--top-k is .*: add sampling to --attacks, or leave it out",
+        ),
         (
             ["--attacks", "sampling", "--prompt-noise", "0.2"],
             "--prompt-noise is .*: add noise to --attacks, or leave it out",
@@ -437,8 +652,14 @@ def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tm
             [*server, "--tokenizer", "t", "--model-args", "a=1", "--device", "cuda"],
             "--device, --model-args: for a model that is loaded here, not behind --base-url",
         ),
-        (["--backend", "vllm"], "--backend vllm needs the package vllm: pip install vllm, or --backend transformers"),
-        (["--executor", "slurm"], "slurm needs executor_args partition and time: partition=NAME,time="),
+        (
+            ["--backend", "vllm"],
+            "--backend vllm needs the package vllm: pip install vllm, or --backend transformers",
+        ),
+        (
+            ["--executor", "slurm"],
+            "slurm needs executor_args partition and time: partition=NAME,time=",
+        ),
         (
             ["--model-args", "batch_size=3,device=cpu"],
             "--model-args: batch_size, device cannot be among .*: use the options of the same name",
@@ -453,27 +674,36 @@ def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tm
         ),
         (
             ["--budget", "87"],
-            "a budget of 87 requests .*24 passages and 64 others.*: raise it, or choose fewer passages",
+            "a budget of 87 requests .*24 passages and 64 others.*: raise it, or choose fewer "
+            "passages",
         ),
         (
             ["--attacks", "truncated", "--prefix-lengths", "1"],
-            "truncated .*the longest of the prefix lengths is 1: raise it to 2 or more, or leave out",
+            "truncated .*the longest of the prefix lengths is 1: raise it to 2 or more, or leave "
+            "out",
         ),
         (["--fail-above", ""], "--fail-above '': write MEASURE=LIMIT, such as recited=0"),
-        (["--fail-above", "verbatim=5"], "--fail-above 'verbatim=5': .*verbatim is at most 1, and not in percent"),
+        (
+            ["--fail-above", "verbatim=5"],
+            "--fail-above 'verbatim=5': .*verbatim is at most 1, and not in percent",
+        ),
         (["--fail-above", "auc.upper=1"], "auc.upper=1': .*auc.upper is at most 1"),
         (["--fail-above", "recited=12"], r"recited=12 \(at most 12 are possible\): lower it"),
         (["--fail-above", "lms=8"], r"lms=8 \(at most 8 are possible\): lower it"),
         (
             ["--prefix-lengths", "24"],
-            "--block-size is 24, prompts take 24 tokens .*--prefix-lengths.*: a passage needs one more",
+            "--block-size is 24, prompts take 24 tokens .*--prefix-lengths.*: a passage needs one "
+            "more",
         ),
         (
             ["--attacks", "greedy", "offset", "--offsets", "3", "18"],
             "--block-size is 24, prompts take 24 tokens .*--offsets",
         ),  # 18 and the shortest
         (["--offset", "12"], "--block-size is 24, prompts take 24 tokens .*--offset"),
-        (["--fail-above", "lms=7,verbatim.upper=0.05"], r"verbatim\.upper=0\.05 \(with 12 targets .*, it takes 59"),
+        (
+            ["--fail-above", "lms=7,verbatim.upper=0.05"],
+            r"verbatim\.upper=0\.05 \(with 12 targets .*, it takes 59",
+        ),
         (
             ["--fail-above", "extraction@0.5:9.upper=0.2,verbatim=-1"],
             "extraction@0.5:9.upper=0.2 .*it takes 14.*verbatim=-1 .*it is always above",
@@ -482,12 +712,20 @@ def test_what_cannot_work_is_refused_before_texts_are_read(reciting, command, tm
             ["--fail-above", "lms.upper=7,auc.upper=0.6", "--num-controls", "9"],
             "auc.upper=0.6 .*10 targets and controls, there are 9",
         ),
-        (["--fail-above", "lms.upper=7", "--num-targets", "9"], "lms.upper=7 .*10 targets, there are 9"),
-        (["--fail-above", "excess=1,auc=0.9", "--num-controls", "0"], "excess=1 .*no controls.*auc=0.9 .*no controls"),
+        (
+            ["--fail-above", "lms.upper=7", "--num-targets", "9"],
+            "lms.upper=7 .*10 targets, there are 9",
+        ),
+        (
+            ["--fail-above", "excess=1,auc=0.9", "--num-controls", "0"],
+            "excess=1 .*no controls.*auc=0.9 .*no controls",
+        ),
     ):
         with pytest.raises(ValueError, match=named) as refused:
             main(command(reciting, tmp_path / "out", *more))
         assert "sk-live" not in str(refused.value)
-    with pytest.raises(FileNotFoundError, match="no folder .*gone: name a Hugging Face model .* or a hub id"):
+    with pytest.raises(
+        FileNotFoundError, match="no folder .*gone: name a Hugging Face model .* or a hub id"
+    ):
         main(command(tmp_path / "gone", tmp_path / "out"))
     assert not (tmp_path / "out" / "probe.jsonl").exists()

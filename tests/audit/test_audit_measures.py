@@ -1,4 +1,6 @@
-"""The numbers that a pipeline acts on, against counts by hand, and what an audit shows of a text."""
+"""The numbers that a pipeline acts on, against counts by hand, and what an audit shows
+of a text.
+"""
 
 import json
 import math
@@ -18,14 +20,22 @@ from tfidf_tune.audit._measures import Bound, require_possible
 from tfidf_tune.report import html_page, markdown
 from tfidf_tune.results.intervals import binomial_upper_bound
 
-SCHEMA = json.loads(files("tfidf_tune.audit").joinpath("audit.schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads(
+    files("tfidf_tune.audit").joinpath("audit.schema.json").read_text(encoding="utf-8")
+)
 TARGETS, CONTROLS = (8, 8, 3, 2, 2, 1, 1, 1, 0, 0, 0), (2, 1, 1, 1, 0, 0, 0, 0, 0, 0)
 SAMPLED = {0: 8, 2: 8, 3: 4}  # LMS of targets by sampling; 1 of the others
 
 
 def likelihoods(passage_id, kind, nll=1.0, continuations=()):
     """What the membership task logs of a passage."""
-    named = {"passage_id": passage_id, "kind": kind, "token_ids": [1], "round_trip": True, "prompts": "token_ids"}
+    named = {
+        "passage_id": passage_id,
+        "kind": kind,
+        "token_ids": [1],
+        "round_trip": True,
+        "prompts": "token_ids",
+    }
     return named | {"scores": {"nll": nll}, "continuations": [*continuations]}
 
 
@@ -36,7 +46,10 @@ def made_run(nlls=None, num_read=(8, 48) * 5, attacks=("greedy", "sampling")):
         for number, lms in enumerate(recited):
             sampled = SAMPLED.get(number, 1) if kind == "target" else 1
             found = {"greedy": lms, "sampling": sampled}
-            asked += [sample(f"{kind}-{number}", found[attack], kind=kind, attack=attack) for attack in attacks]
+            asked += [
+                sample(f"{kind}-{number}", found[attack], kind=kind, attack=attack)
+                for attack in attacks
+            ]
     passages = [
         likelihoods(f"target-{number}", "target", continuations=[*by_length.items()])
         for number, by_length in (nlls or {}).items()
@@ -56,8 +69,12 @@ def test_the_bound_is_that_of_clopper_and_pearson(found, number):
     assert binomial_upper_bound(found, number) == pytest.approx(two_sided.high)
 
 
-@given(st.sampled_from(["verbatim", "extraction@0.5:9"]), st.integers(1, 500), st.floats(1e-4, 0.99))
-def test_a_limit_is_refused_if_the_bound_of_none_is_above_it_and_the_number_that_is_named_suffices(name, number, limit):
+@given(
+    st.sampled_from(["verbatim", "extraction@0.5:9"]), st.integers(1, 500), st.floats(1e-4, 0.99)
+)
+def test_a_limit_is_refused_if_the_bound_of_none_is_above_it_and_the_number_that_is_named_suffices(
+    name, number, limit
+):
     bounds = [Bound(f"{name}.upper", limit)]
     assume(abs(binomial_upper_bound(0, number) - limit) > 1e-9)
     if binomial_upper_bound(0, number) <= limit:
@@ -84,14 +101,18 @@ def test_a_limit_that_no_model_can_pass_is_no_failure_of_this_model():
 
 @pytest.mark.parametrize(("num_targets", "num_controls"), [(9, 9), (12, 9), (9, 12), (10, 10)])
 def test_a_bound_from_fewer_than_ten_passages_is_no_bound(num_targets, num_controls):
-    """Of the targets, and where there is a comparison of the controls, too; a share has one from any number."""
+    """Of the targets, and where there is a comparison of the controls, too; a share has one from
+    any number.
+    """
     asked = []
     scored = []
     for kind, number in (("target", num_targets), ("control", num_controls)):
         for at in range(number):
             asked.append(sample(f"{kind}-{at}", at % 3, kind=kind))
             scored.append(likelihoods(f"{kind}-{at}", kind, nll=1 + at % 3))
-    made = audit_report(results(run("CE", [evaluation(samples=asked, passages=scored)], model="tiny")))
+    made = audit_report(
+        results(run("CE", [evaluation(samples=asked, passages=scored)], model="tiny"))
+    )
     found = made.summary["measures"]
     both = min(num_targets, num_controls) >= 10
     known = {"lms": num_targets >= 10, "excess": both, "auc": both, "verbatim": True}
@@ -106,7 +127,8 @@ def test_measures_are_those_counted_by_hand():
     assert found["lms"]["value"] == pytest.approx(lms)
     assert found["lms"]["value"] < found["lms"]["upper"]
     assert found["excess"]["value"] == pytest.approx(lms - sum(CONTROLS) / len(CONTROLS))
-    assert found["verbatim"]["value"] == pytest.approx(3 / len(TARGETS))  # 0, 1 greedily, 2 by sampling
+    # 0, 1 greedily, 2 by sampling.
+    assert found["verbatim"]["value"] == pytest.approx(3 / len(TARGETS))
     assert found["verbatim"]["upper"] == pytest.approx(binomial_upper_bound(3, len(TARGETS)))
     for name, values in found.items():
         if name.startswith("extraction@"):
@@ -120,10 +142,16 @@ def test_measures_are_those_counted_by_hand():
 
 def test_limits_are_compared_with_value_and_bound():
     made = summary(
-        "lms=2.3, lms.upper=2.4,verbatim=0.5,extraction@0.01=0.6,excess=1.5", nlls={0: {8: 0.1}, 1: {8: 9.0}}
+        "lms=2.3, lms.upper=2.4,verbatim=0.5,extraction@0.01=0.6,excess=1.5",
+        nlls={0: {8: 0.1}, 1: {8: 9.0}},
     )
     assert [(one["measure"], one["outcome"]) for one in made["limits"]] == [
-        *(("lms", "fail"), ("lms.upper", "fail"), ("verbatim", "pass"), ("extraction@0.01", "undecided")),
+        *(
+            ("lms", "fail"),
+            ("lms.upper", "fail"),
+            ("verbatim", "pass"),
+            ("extraction@0.01", "undecided"),
+        ),
         ("excess", "fail"),
     ]
     assert not made["passed"]
@@ -131,18 +159,23 @@ def test_limits_are_compared_with_value_and_bound():
     passed = summary("lms=7,verbatim=0.3")
     assert passed["passed"]
     assert passed["verdict"].endswith(
-        "PASS: lms is 2.364, not above 7; verbatim is 0.2727, not above 0.3. These limits allow that targets are "
+        "PASS: lms is 2.364, not above 7; verbatim is 0.2727, not above 0.3. These limits allow "
+        "that targets are "
         "recited more than controls."
     )
     unknown = summary("auc=0.9")
-    assert [(one["value"], one["outcome"], one["exceeded"]) for one in unknown["limits"]] == [(None, "undecided", True)]
+    assert [(one["value"], one["outcome"], one["exceeded"]) for one in unknown["limits"]] == [
+        (None, "undecided", True)
+    ]
     assert "UNDECIDED: auc=0.9: it was not measured." in unknown["verdict"]
     assert "extraction@0.25:7" in summary("extraction@0.25:7=0.1")["measures"]
 
 
 @pytest.mark.parametrize("attacks", [("greedy", "sampling"), ("sampling", "greedy"), ("sampling",)])
 def test_averages_and_their_limits_are_of_greedy_prompts_whatever_comes_first(attacks):
-    """Without greedy prompts they are of the first attack. The limit is between the means of both."""
+    """Without greedy prompts they are of the first attack. The limit is between the
+    means of both.
+    """
     greedy = sum(TARGETS) / len(TARGETS)
     sampling = sum(SAMPLED.get(number, 1) for number in range(len(TARGETS))) / len(TARGETS)
     assert greedy < 2.4 < sampling
@@ -150,12 +183,16 @@ def test_averages_and_their_limits_are_of_greedy_prompts_whatever_comes_first(at
     is_greedy = "greedy" in attacks
     assert made["measures"]["lms"]["value"] == pytest.approx(greedy if is_greedy else sampling)
     floor = sum(CONTROLS) / len(CONTROLS) if is_greedy else 1
-    assert made["measures"]["excess"]["value"] == pytest.approx(made["measures"]["lms"]["value"] - floor)
+    assert made["measures"]["excess"]["value"] == pytest.approx(
+        made["measures"]["lms"]["value"] - floor
+    )
     assert [one["outcome"] for one in made["limits"]] == ["pass" if is_greedy else "fail"]
 
 
 def test_no_limit_passes_above_what_was_shown():
-    """Eight tokens of 48 are read at most, so that 2 of 8 could have been seen, and no copy in full."""
+    """Eight tokens of 48 are read at most, so that 2 of 8 could have been seen, and no copy in
+    full.
+    """
     partly = (12,) * 9 + (14,)
     made = summary("lms=2.5,excess=2.2,recited=3,verbatim=0.5,lms.upper=7", num_read=partly)
     outcomes = {one["measure"]: one["outcome"] for one in made["limits"]}
@@ -174,14 +211,19 @@ def audited(targets, controls, bounds="", *, num_read=(48,) * 10, **accepted):
     """The summary of an audit with a sample of each passage."""
     evaluated = evaluation(samples=[*targets, *controls], num_read=num_read)
     made = results(run("CE", [evaluated], model="tiny"))
-    return audit_report(made, bounds=parse_bounds(bounds, **accepted) if bounds else [], **accepted).summary
+    return audit_report(
+        made, bounds=parse_bounds(bounds, **accepted) if bounds else [], **accepted
+    ).summary
 
 
 def passages(kind, lms, length=128, num_made=None, **fields):
     """Samples that recite so many tokens each; ``num_made`` is the length of the answers."""
     if num_made is not None:
         fields["generated_ids"] = [7] * num_made
-    return [sample(f"{kind}-{at}", number, kind=kind, length=length, **fields) for at, number in enumerate(lms)]
+    return [
+        sample(f"{kind}-{at}", number, kind=kind, length=length, **fields)
+        for at, number in enumerate(lms)
+    ]
 
 
 def outcomes(made):
@@ -189,8 +231,12 @@ def outcomes(made):
 
 
 def test_an_answer_that_is_cut_for_all_passages_shows_nothing_beyond_its_length():
-    """A server that cuts at 16 of 128 tokens, and 16 of 48 of the control, whatever it gives as the reason."""
-    targets, controls = (passages(kind, [lms] * 12, num_made=16) for kind, lms in (("target", 16), ("control", 1)))
+    """A server that cuts at 16 of 128 tokens, and 16 of 48 of the control, whatever it gives as the
+    reason.
+    """
+    targets, controls = (
+        passages(kind, [lms] * 12, num_made=16) for kind, lms in (("target", 16), ("control", 1))
+    )
     limits = "lms=20,lms.upper=100,verbatim=0.05"
     made = audited(targets, controls, limits, num_read=(16,) * 10)
     assert set(outcomes(made).values()) == {"undecided"}
@@ -200,29 +246,40 @@ def test_an_answer_that_is_cut_for_all_passages_shows_nothing_beyond_its_length(
     controls = passages("control", [1] * 12, num_made=64)
     made = audited(targets, controls, "verbatim=0.05,recited=11")
     assert outcomes(made) == {"verbatim": "undecided", "recited": "pass"}
-    assert "verbatim=0.05: the longest answer has 64 tokens, and 128 were asked for" in made["verdict"]
-    # A reading of 16 tokens does not show that 20 could be read, although 20 of 128 is a smaller share.
-    made = audited(passages("target", [1] * 12), passages("control", [1] * 12), limits, num_read=(16,) * 10)
+    assert (
+        "verbatim=0.05: the longest answer has 64 tokens, and 128 were asked for" in made["verdict"]
+    )
+    # A reading of 16 tokens does not show that 20 could be read, although 20 of 128 is a smaller
+    # share.
+    made = audited(
+        passages("target", [1] * 12), passages("control", [1] * 12), limits, num_read=(16,) * 10
+    )
     assert outcomes(made)["lms"] == "undecided"
     assert "reads at most 16 of 48 tokens, and 20 of 128 are not below that" in made["verdict"]
 
 
 def test_targets_too_short_to_go_further_than_unseen_text_are_no_evidence_for_its_absence():
-    """Twenty answers of 10 tokens, all recited, and a control that is recited for 13 tokens by chance."""
+    """Twenty answers of 10 tokens, all recited, and a control that is recited for 13 tokens by
+    chance.
+    """
     controls = passages("control", [13, *[1] * 19])
     made = audited(passages("target", [10] * 20, length=10), controls, "recited=0,verbatim=0.5")
     assert outcomes(made) == {"recited": "undecided", "verbatim": "fail"}
     assert "20 targets, which have no more, are recited to their end" in made["verdict"]
     assert "would have been noticed" not in made["verdict"]
     # Those that could go further are tested among themselves.
-    some = passages("target", [10] * 3, length=10) + [sample(f"target-{at}", 30, length=128) for at in range(3, 20)]
+    some = passages("target", [10] * 3, length=10) + [
+        sample(f"target-{at}", 30, length=128) for at in range(3, 20)
+    ]
     made = audited(some, controls, "recited=0")
     assert (made["recited"]["number"], made["recited"]["tests"][0]["num_targets"]) == (17, 17)
     assert outcomes(made) == {"recited": "fail"}
 
 
 def test_a_target_counts_by_its_longest_continuation():
-    """After 32 of 60 tokens, 28 are left, after 50 only 10: fewer than the longest run of unseen text, 13."""
+    """After 32 of 60 tokens, 28 are left, after 50 only 10: fewer than the longest run of unseen
+    text, 13.
+    """
     targets = passages("target", [28] * 12, length=28)
     targets += passages("target", [10] * 12, length=10, prefix_length=50)
     made = audited(targets, passages("control", [13, *[1] * 11]), "recited=0")
@@ -263,12 +320,18 @@ def test_one_answer_that_is_missing_counts(kind):
     assert "withheld" not in complete["verdict"]
     assert {*outcomes(made).values()} == {"undecided"}
     assert made["num_unanswered"] == 1
-    assert "Answers withheld by the server or empty: 1, which count as not recited." in made["verdict"]
+    assert (
+        "Answers withheld by the server or empty: 1, which count as not recited." in made["verdict"]
+    )
     # Without limits, what a control did not answer says nothing about the targets.
     assert audited_without(1)["passed"] == (kind == "control")
     # Accepted, it counts as not recited; but a difference to controls needs all answers of these.
     accepted = outcomes(audited_without(1, limits, accept_unanswered=True))
-    assert accepted == {"lms": "pass", "excess": "pass" if kind == "target" else "undecided", "recited": "pass"}
+    assert accepted == {
+        "lms": "pass",
+        "excess": "pass" if kind == "target" else "undecided",
+        "recited": "pass",
+    }
 
 
 def test_a_limit_on_verbatim_that_unseen_text_exceeds_is_undecided():
@@ -299,7 +362,9 @@ def test_without_a_reading_nothing_is_called_clean(num_read, why):
     assert {one["outcome"] for one in made["limits"]} == {"undecided"}
     assert "no more than text it never saw" not in made["verdict"]
     accepted = audit_report(
-        made_run(num_read=num_read), bounds=parse_bounds("recited=5", accept_unproven=True), accept_unproven=True
+        made_run(num_read=num_read),
+        bounds=parse_bounds("recited=5", accept_unproven=True),
+        accept_unproven=True,
     )
     assert accepted.summary["passed"]
     assert not summary(num_read=num_read)["passed"]
@@ -314,7 +379,9 @@ def test_limits_that_unseen_text_exceeds_are_refused_with_the_rate():
     (found,) = re.findall(r"lms=0\.45: (\d+) % of audits", made["verdict"])
     assert abs(int(found) - rate) < 3
     for bound in ("auc=0.5", "auc=0.55", "excess=0"):
-        with pytest.raises(ValueError, match=f"{bound} .* of audits of unseen text would be above this limit"):
+        with pytest.raises(
+            ValueError, match=f"{bound} .* of audits of unseen text would be above this limit"
+        ):
             require_possible(parse_bounds(bound), 24, 24)
     require_possible(parse_bounds("auc=0.7,excess=1,auc.upper=0.6,recited=0"), 24, 24)
     with pytest.raises(ValueError, match="no recitation would be noticed"):
@@ -324,10 +391,19 @@ def test_limits_that_unseen_text_exceeds_are_refused_with_the_rate():
 @pytest.mark.parametrize(
     "text",
     [
-        "", "lms", "recited.upper=1", "recall=3", "extraction=0.1", "extraction@2=0.1", "lms=many", "lms=nan",
-        "lms=1_0", "lms=٣", "extraction@0.5:0=0.1",
+        "",
+        "lms",
+        "recited.upper=1",
+        "recall=3",
+        "extraction=0.1",
+        "extraction@2=0.1",
+        "lms=many",
+        "lms=nan",
+        "lms=1_0",
+        "lms=٣",
+        "extraction@0.5:0=0.1",
     ],
-)  # fmt: skip
+)
 def test_wrong_limits_are_refused(text):
     with pytest.raises(ValueError, match=f"'{text}': write MEASURE=LIMIT"):
         parse_bounds(text)
@@ -335,7 +411,14 @@ def test_wrong_limits_are_refused(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["extraction@.0=0.1", "extraction@9e-0=0.1", "extraction@1e-400=0.1", "verbatim=5", "auc=2", "verbatim.upper=1"],
+    [
+        "extraction@.0=0.1",
+        "extraction@9e-0=0.1",
+        "extraction@1e-400=0.1",
+        "verbatim=5",
+        "auc=2",
+        "verbatim.upper=1",
+    ],
 )
 def test_limits_that_nothing_can_be_above_are_refused(text):
     with pytest.raises(ValueError, match=f"'{text}': (a probability|nothing can be above it)"):
@@ -350,10 +433,14 @@ def test_the_summary_has_the_documented_schema_and_no_text():
     best = {one["id"]: (one["lms"], one["attack"]) for one in made["passages"]}
     assert best["target-2"] == (8, "sampling")
     assert best["target-0"] == (8, "greedy")
-    assert [one["kind"] for one in made["passages"]] == ["target"] * len(TARGETS) + ["control"] * len(CONTROLS)
+    assert [one["kind"] for one in made["passages"]] == ["target"] * len(TARGETS) + [
+        "control"
+    ] * len(CONTROLS)
     for missing in ("measures", "passed"):
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate({key: value for key, value in made.items() if key != missing}, SCHEMA)
+            jsonschema.validate(
+                {key: value for key, value in made.items() if key != missing}, SCHEMA
+            )
 
 
 def test_attacks_are_compared_by_the_best_prompt_of_a_passage():

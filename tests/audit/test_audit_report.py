@@ -13,21 +13,36 @@ from tfidf_tune.report import html_page, markdown
 TARGETS = {"target-0": (12, 12), "target-1": (6, 12), "target-2": (0, 1), "target-3": (2, 3)}
 CONTROLS = {"control-0": (1, 1), "control-1": (0, 2)}
 SHOWN = (30, 24, 48, 12, 20, 31, 30, 25, 24, 26)
-NUM_INJECTIONS = {"target-0": 9, "target-1": 4, "target-2": 1, "target-3": 3, "control-0": 0, "control-1": 0}
+NUM_INJECTIONS = {
+    "target-0": 9,
+    "target-1": 4,
+    "target-2": 1,
+    "target-3": 3,
+    "control-0": 0,
+    "control-1": 0,
+}
 
 
 def samples(scores):
     return [
-        sample(name, one, kind=name.split("-")[0], prefix_length=length, length=12, rouge_l=8.0 * one)
+        sample(
+            name, one, kind=name.split("-")[0], prefix_length=length, length=12, rouge_l=8.0 * one
+        )
         for name, lms in scores.items()
         for length, one in zip((8, 16), lms, strict=True)
     ]
 
 
 def run_of(targets=TARGETS, controls=CONTROLS, **changes):
-    fields = {"checkpoint": "no/model", "num_injections": NUM_INJECTIONS, "samples": samples(targets | controls)}
+    fields = {
+        "checkpoint": "no/model",
+        "num_injections": NUM_INJECTIONS,
+        "samples": samples(targets | controls),
+    }
     fields["num_read"] = SHOWN
-    return run("CE", [evaluation(**(fields | changes))], model="tiny", seed=3, folder="results/tiny")
+    return run(
+        "CE", [evaluation(**(fields | changes))], model="tiny", seed=3, folder="results/tiny"
+    )
 
 
 def report_of(one, **options):
@@ -69,7 +84,10 @@ def test_the_interval_is_that_of_all_resamples_of_whole_passages(made):
 MORE = "results/tiny: {0} of {0} passages are recited further than unseen text"
 NOTICED = "; of {} passages, 5 would have been noticed"
 NO_MORE = "results/tiny recites no more than text it never saw"
-FEW = "Too few passages to judge what results/tiny recites ({} targets, {} controls; at least 10 of each are needed)"
+FEW = (
+    "Too few passages to judge what results/tiny recites ({} targets, {} controls; at least 10 of "
+    "each are needed)"
+)
 
 
 @pytest.mark.parametrize(
@@ -90,36 +108,47 @@ def test_the_verdict_follows_from_the_interval_and_the_number_of_passages(
     targets = many(num_targets, "target", lambda i: max(targets_more, 0) + i % 3)
     controls = many(num_controls, "control", lambda i: max(-targets_more, 0) + i % 3)
     report = report_of(run_of(targets, controls, num_injections={}))
-    noticed = "" if verdict.startswith(("Too few", "results/tiny:")) else NOTICED.format(num_targets)
+    noticed = (
+        "" if verdict.startswith(("Too few", "results/tiny:")) else NOTICED.format(num_targets)
+    )
     read = "Shown the text, it reads 27.0 of 48 tokens."
     assert (
         report.verdict
         == f"{verdict}{noticed}; 0 of {num_targets} passages verbatim for up to 12 tokens, about 12 words. {read}"
     )
-    assert [text.startswith(start) for text, start in zip(report.footnotes, caveats, strict=True)] == [True] * len(
-        caveats
-    )
+    assert [
+        text.startswith(start) for text, start in zip(report.footnotes, caveats, strict=True)
+    ] == [True] * len(caveats)
 
 
 def test_a_passage_recited_verbatim_is_stated_though_the_average_shows_nothing():
     targets = many(60, "target", lambda i: i % 3) | {"target-0": (12, 12)}
     report = report_of(run_of(targets, many(60, "control", lambda i: i % 3), num_injections={}))
     assert report.verdict.startswith(
-        f"{NO_MORE}{NOTICED.format(60)}; 1 of 60 passages verbatim for up to 12 tokens, about 12 words. "
+        f"{NO_MORE}{NOTICED.format(60)}; 1 of 60 passages verbatim for up to 12 tokens, about 12 "
+        f"words. "
     )
-    assert report.tables[0].rows[0][3] == "1 of 60 (at most 7.7 %)"  # Clopper and Pearson, one-sided
+    # Clopper and Pearson, one-sided.
+    assert report.tables[0].rows[0][3] == "1 of 60 (at most 7.7 %)"
     (note,) = table_of(report, "targets_and_controls").notes
     assert "Further than any control (LMS at most 2): 1 of 60 targets." in note
     assert any("audit the base model with the same probe file" in text for text in report.footnotes)
 
 
 def test_title_and_provenance_say_what_was_asked(made):
-    expected = {"Checkpoint": "no/model", "Objective": "CE", "Seed": "3", "Prompts (tokens)": "8, 16"}
+    expected = {
+        "Checkpoint": "no/model",
+        "Objective": "CE",
+        "Seed": "3",
+        "Prompts (tokens)": "8, 16",
+    }
     expected |= {"Attacks": "greedy", "Continuations": "compared over up to 12 tokens"}
     expected["Intervals"] = "percentile bootstrap, 10,000 resamples of whole passages, 95 %"
     assert expected.items() <= made.provenance.items()
     assert made.title == "What results/tiny recites"
-    assert markdown(made).startswith("# What results/tiny recites\n\nToo few passages to judge what")
+    assert markdown(made).startswith(
+        "# What results/tiny recites\n\nToo few passages to judge what"
+    )
     assert "target-1" in html_page(made)
     assert [figure.name for figure in made.figures] == ["lms_distribution"]
 
@@ -130,7 +159,10 @@ def test_tables_have_the_papers_scores_by_kind_prompt_length_and_repeats(made):
         ("controls (never seen)", 2, 1.0, 2, 1.0, 2, 8.0, 0.0),
     ]
     rows = rows_of(made, "by_prefix_length")
-    assert [(*row[:4], row[6]) for row in rows] == [(8, 5.0, 0.5, 4.5, 25.0), (16, 7.0, 1.5, 5.5, 50.0)]
+    assert [(*row[:4], row[6]) for row in rows] == [
+        (8, 5.0, 0.5, 4.5, 25.0),
+        (16, 7.0, 1.5, 5.5, 50.0),
+    ]
     assert all(row[4] < row[3] < row[5] for row in rows)
     assert rows_of(made, "by_repeats") == [
         ("1", 1, 0.5, 1, 0.0),
@@ -155,11 +187,17 @@ def test_the_most_recited_passages_are_sorted_each_at_its_best_and_shortest_prom
 
 def test_examples_mark_what_is_recited_and_end_with_the_floor():
     made = report_of(run_of(), show_passages=True)
-    titles = [f"target-{number}, a target: {length} tokens" for number, length in ((0, 8), (1, 16), (3, 16))]
+    titles = [
+        f"target-{number}, a target: {length} tokens"
+        for number, length in ((0, 8), (1, 16), (3, 16))
+    ]
     titles.append("control-1, the control that is recited most: 16 tokens")
     assert [example.title for example in made.examples] == titles
     third = made.examples[2]
-    assert (third.prompt, third.truth) == ("prompt of target-3", " ".join(f"w{i}" for i in range(100, 112)))
+    assert (third.prompt, third.truth) == (
+        "prompt of target-3",
+        " ".join(f"w{i}" for i in range(100, 112)),
+    )
     (continuation,) = third.continuations
     assert (continuation.label, continuation.scores) == ("tiny", "LMS 3, ROUGE-L 24.0")
     assert continuation.pieces == (("w100 w101 w102", True), (" w7" * 9, False))
@@ -185,5 +223,7 @@ def test_offsets_and_inexact_prompts_are_named_and_the_last_evaluation_with_samp
 
 
 def test_results_without_targets_are_refused():
-    with pytest.raises(ValueError, match=r"tiny in results/tiny have no memorization sample of a target: evaluate"):
+    with pytest.raises(
+        ValueError, match=r"tiny in results/tiny have no memorization sample of a target: evaluate"
+    ):
         report_of(run_of(targets={}))

@@ -1,4 +1,6 @@
-"""A model that recites, asked in a way that hides it: no audit of it ends as if nothing were recited."""
+"""A model that recites, asked in a way that hides it: no audit of it ends as if nothing were
+recited.
+"""
 
 import json
 import shutil
@@ -23,7 +25,11 @@ SETTINGS = [
     *("--num-targets", "12", "--num-controls", "12", "--passages", "random"),
     *("--prefix-lengths", "12", "--max-new-tokens", "24", "--block-size", "40"),
 ]
-LIMITS = ["--fail-above", "lms=6,verbatim=0.5"]  # that an audit of 12 passages can have, of any version
+# That an audit of 12 passages can have, of any version.
+LIMITS = [
+    "--fail-above",
+    "lms=6,verbatim=0.5",
+]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +59,9 @@ def ended(command, arguments):
 
 @pytest.fixture
 def audited(tmp_path, capsys):
-    """Audit a model with texts and controls; return the exit code, what was printed, and audit.json."""
+    """Audit a model with texts and controls; return the exit code, what was printed, and
+    audit.json.
+    """
 
     def run(model, texts, controls, *more):
         for name, documents in (("training", texts), ("unseen", controls)):
@@ -88,20 +96,49 @@ def test_a_server_that_changes_prompts_or_answers(tiny_checkpoint, texts, audite
     parrot = ParrotHost(tiny_checkpoint, texts[0])
     vars(parrot).update(changes)
     with serving(None, parrot) as (_, url):
-        server = ["--prefix-lengths", "24", "--block-size", "80", "--base-url", url, "--tokenizer", tiny_checkpoint]
+        server = [
+            "--prefix-lengths",
+            "24",
+            "--block-size",
+            "80",
+            "--base-url",
+            url,
+            "--tokenizer",
+            tiny_checkpoint,
+        ]
         server += ["--max-retries", "0", "--seed", "1"]
         code_of_audit, printed, _ = audited("m", *texts, *server, *LIMITS)
     assert (code_of_audit, said in printed) == (code, True), printed
 
 
-def test_what_a_server_did_is_known_from_its_recorded_answers(tiny_checkpoint, texts, audited, tmp_path):
-    """A template around prompts, and then answers without a positive control beside older ones that have one."""
+def test_what_a_server_did_is_known_from_its_recorded_answers(
+    tiny_checkpoint, texts, audited, tmp_path
+):
+    """A template around prompts, and then answers without a positive control beside older ones that
+    have one.
+    """
     unknown = ParrotHost(tiny_checkpoint, [])
-    unknown.treat_prompt = lambda text: f"{around('')}{text}"  # it copies what it is shown, and knows nothing
+    # It copies what it is shown, and knows nothing.
+    unknown.treat_prompt = lambda text: f"{around('')}{text}"
     honest, filtering = (ParrotHost(tiny_checkpoint, texts[0]) for _ in range(2))
     filtering.treat_answer = lambda text: "I cannot say. " * 9
-    server = ["--prefix-lengths", "24", "--block-size", "80", "--tokenizer", tiny_checkpoint, "--max-retries", "0"]
-    recorded = ["audit", "--results", tmp_path / "out" / "evaluation", "--output-dir", tmp_path / "again"]
+    server = [
+        "--prefix-lengths",
+        "24",
+        "--block-size",
+        "80",
+        "--tokenizer",
+        tiny_checkpoint,
+        "--max-retries",
+        "0",
+    ]
+    recorded = [
+        "audit",
+        "--results",
+        tmp_path / "out" / "evaluation",
+        "--output-dir",
+        tmp_path / "again",
+    ]
     with serving(None, unknown) as (_, url):
         assert audited("m", *texts, *server, "--base-url", url)[0] == 2
     assert ended(probe, recorded) == 2
@@ -127,7 +164,9 @@ def test_a_model_whose_logits_are_not_numbers(tiny_checkpoint, texts, audited, t
 
 
 def test_text_that_has_eos_inside(tiny_checkpoint, texts, audited, tmp_path):
-    """As text that is already in a chat template: the model is not stopped at EOS, a server is not asked for it."""
+    """As text that is already in a chat template: the model is not stopped at EOS, a server is not
+    asked for it.
+    """
     turns = [[EOS.join(wrap(text, 20)) for text in chosen] for chosen in texts]
     asked = [*LIMITS, "--accept-unproven"]
     audited(tiny_checkpoint, *turns, *asked, "--dry-run")
@@ -162,5 +201,7 @@ def test_recited_passages_among_others(tiny_checkpoint, texts, audited, tmp_path
     limits = ["--fail-above", "lms=12,verbatim.upper=0.5,recited=0"]
     code, printed, report = audited(tmp_path / "model", *texts, *asked, *limits)
     assert code == 1, printed
-    outcomes = {check["measure"]: check["outcome"] for check in json.loads(report.read_text())["limits"]}
+    outcomes = {
+        check["measure"]: check["outcome"] for check in json.loads(report.read_text())["limits"]
+    }
     assert outcomes == {"lms": "pass", "verbatim.upper": "pass", "recited": "fail"}

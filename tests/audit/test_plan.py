@@ -6,7 +6,9 @@ from tfidf_tune.audit import AuditSpec
 from tfidf_tune.audit._plan import resolve
 from tfidf_tune.passages import ProbeSpec
 
-CONFIG = "model: {_component_: x}\nloss: {_component_: x}\ncheckpointer: {_component_: x}\ndataset: "
+CONFIG = (
+    "model: {_component_: x}\nloss: {_component_: x}\ncheckpointer: {_component_: x}\ndataset: "
+)
 DATA_SETS = {
     "{_component_: tfidf_tune.data.text_blocks_dataset, sample_by: paragraph}": "paragraph",
     "{_component_: tfidf_tune.data.text_blocks_dataset}": "line",
@@ -24,7 +26,9 @@ def test_what_a_document_is_follows_from_the_run_unless_it_is_named(dataset, exp
 
     def read_by(model, **changes):
         spec = AuditSpec(
-            model=str(model), passages=ProbeSpec(sources=("a.txt",), **changes), output_dir=tmp_path / "out"
+            model=str(model),
+            passages=ProbeSpec(sources=("a.txt",), **changes),
+            output_dir=tmp_path / "out",
         )
         return resolve(spec).chosen.document_is
 

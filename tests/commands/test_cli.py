@@ -58,18 +58,30 @@ def test_cat_and_cp_find_recipes_and_configs_by_name(run_command, failure, tmp_p
     run_command("cp", "mine/lora", str(tmp_path / "new" / "mine.yaml"), "--make-parents")
     assert (tmp_path / "new" / "mine.yaml").is_file()
     for command in (["cat", "mine/lorra"], ["cp", "mine/lorra", str(tmp_path)]):
-        assert "no recipe and no config 'mine/lorra'; did you mean 'mine/lora'?" in failure(*command)
+        assert "no recipe and no config 'mine/lorra'; did you mean 'mine/lora'?" in failure(
+            *command
+        )
 
 
-def test_validate_accepts_our_configs_and_sends_others_to_torchtune(run_command, failure, tmp_path, capsys):
+def test_validate_accepts_our_configs_and_sends_others_to_torchtune(
+    run_command, failure, tmp_path, capsys
+):
     (tmp_path / "any.yaml").write_text(
         "base: injected/lora\ncheckpointer: {checkpoint_dir: mine}\ndataset: {source: mine.jsonl}"
     )
-    for config in ("pythia/1.4B_qlora_qa", "tinyllama/1.1B_full_summarization", str(tmp_path / "any.yaml")):
+    for config in (
+        "pythia/1.4B_qlora_qa",
+        "tinyllama/1.1B_full_summarization",
+        str(tmp_path / "any.yaml"),
+    ):
         run_command("validate", config)
         assert "Config is well-formed!" in capsys.readouterr().out
-    (tmp_path / "theirs.yaml").write_text("checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer}")
-    assert "`tune validate` checks configs of torchtune" in failure("validate", str(tmp_path / "theirs.yaml"))
+    (tmp_path / "theirs.yaml").write_text(
+        "checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer}"
+    )
+    assert "`tune validate` checks configs of torchtune" in failure(
+        "validate", str(tmp_path / "theirs.yaml")
+    )
 
 
 def test_validate_takes_what_run_takes(run_command, failure, capsys):
@@ -77,14 +89,18 @@ def test_validate_takes_what_run_takes(run_command, failure, capsys):
     for arguments in (["mine/lora", *given], ["--config", "mine/lora", *given]):
         run_command("validate", *arguments)
         assert "Config is well-formed!" in capsys.readouterr().out
-        assert "'batch_sise'; did you mean 'batch_size'?" in failure("validate", *arguments, "batch_sise=3")
+        assert "'batch_sise'; did you mean 'batch_size'?" in failure(
+            "validate", *arguments, "batch_sise=3"
+        )
 
 
 # The errors of single keys are in tests/faults/test_bad_configs.py.
 def test_validate_refuses_what_the_recipe_would(failure, tmp_path):
     cases = {
-        "base: pythia/1.4B_qlora_qa\noutput_dri: x": "no key 'output_dri'; did you mean 'output_dir'",
-        "base: pythia/1.4B_qlora_qa\nmodel: {lora_rnk: 3}": "argument 'lora_rnk'; its arguments are .*lora_rank",
+        "base: pythia/1.4B_qlora_qa\noutput_dri: x": "no key 'output_dri'; did you mean "
+        "'output_dir'",
+        "base: pythia/1.4B_qlora_qa\nmodel: {lora_rnk: 3}": "argument 'lora_rnk'; its arguments "
+        "are .*lora_rank",
         "base: demo/llama_3M_full_memorization\nmodel: ???": "missing model",
         "a: ${b": r"error: config .*mine\.yaml: ",
     }
@@ -113,8 +129,10 @@ def test_usage_errors_are_one_message(failure):
         "run lora_dpo_distribted --config x": "did you mean 'lora_dpo_distributed'",
         "run dev/generate_v3 --config x": "did you mean 'dev/generate_v2'",
         "run ../mine.py --config x": r"no recipe '\.\./mine\.py'",
-        "run full_finetune --config": "tfidf-tune run: error: argument --config is required, with a file",
-        "cp mine/lora nowhere/x": "error: no folder nowhere: make it, or let --make-parents make it",
+        "run full_finetune --config": "tfidf-tune run: error: argument --config is required, with "
+        "a file",
+        "cp mine/lora nowhere/x": "error: no folder nowhere: make it, or let --make-parents make "
+        "it",
         "cp nothing .": "error: no recipe and no config 'nothing'. `tfidf-tune ls` lists them",
         "validate a.yaml b.yaml": "tfidf-tune validate: error: unrecognized arguments: b.yaml",
     }
@@ -124,7 +142,9 @@ def test_usage_errors_are_one_message(failure):
         assert not re.search(r"(?<![\w-])tune (run|ls|cp)", text)
 
 
-def test_an_error_that_a_recipe_of_the_user_does_not_expect_keeps_its_traceback(failure, tmp_path, monkeypatch):
+def test_an_error_that_a_recipe_of_the_user_does_not_expect_keeps_its_traceback(
+    failure, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken_recipe.py").write_text("raise ValueError('a fault of the recipe')")
     message = failure("run", "broken_recipe.py", "--config", "x")
@@ -145,17 +165,33 @@ def test_a_config_for_the_other_recipe_runs_with_another_model(failure):
 HEAVY = {"torch", "numpy", "transformers", "datasets", "torchao", "pandas", "scipy", "rich"}
 
 
-CHECK_KEYS = ("run lora_finetune --config mine/lora", "validate mine/lora", "data preview mine/lora")
+CHECK_KEYS = (
+    "run lora_finetune --config mine/lora",
+    "validate mine/lora",
+    "data preview mine/lora",
+)
 
 
 def test_help_lists_and_usage_errors_import_no_heavy_library():
-    """At most 0.3 s on an idle machine; held by what is imported, because a clock depends on the machine."""
+    """At most 0.3 s on an idle machine; held by what is imported, because a clock depends on the
+    machine.
+    """
     own = [name for name in cli._COMMANDS if name != "run"]
     given = (
         *("", "--help", "--version", "comapre", "tasks", "ls", "cat nothing", "run", "run --help"),
-        *("run full_finetune -h", "run full_finetun --config x", "run full_finetune", "weights my.txt"),
+        *(
+            "run full_finetune -h",
+            "run full_finetun --config x",
+            "run full_finetune",
+            "weights my.txt",
+        ),
         *(f"{name} {option}" for name in own for option in ("--help", "--no-such-option")),
-        *("probe audit --no-such-option", "data preview nothing", "data preview --help", "validate nothing"),
+        *(
+            "probe audit --no-such-option",
+            "data preview nothing",
+            "data preview --help",
+            "validate nothing",
+        ),
         "run lora_finetune --config=nothing",
         *(f"{command} output_dri=x ~loss" for command in CHECK_KEYS),
     )
@@ -163,12 +199,20 @@ def test_help_lists_and_usage_errors_import_no_heavy_library():
     for arguments, ended in zip(commands, run_in_forks(commands), strict=True):
         assert not HEAVY & set(ended.modules), arguments
         assert "Traceback" not in ended.err, arguments
-        assert ("no key 'output_dri'; did you mean 'output_dir'?" in ended.err) == ("output_dri=x" in arguments)
+        assert ("no key 'output_dri'; did you mean 'output_dir'?" in ended.err) == (
+            "output_dri=x" in arguments
+        )
         if arguments and arguments[0] in cli._COMMANDS:
             text = ended.out + ended.err
-            assert f"tfidf-tune {arguments[0]}" in text or "error: " in text or arguments in (["tasks"], ["ls"]), text
+            assert (
+                f"tfidf-tune {arguments[0]}" in text
+                or "error: " in text
+                or arguments in (["tasks"], ["ls"])
+            ), text
             if arguments != ["ls"]:  # which says how to list torchtune's recipes
-                assert not re.search(r"(?<![\w-])(tune|lm-eval) (run|ls|cp|cat|validate|--)", text), arguments
+                assert not re.search(
+                    r"(?<![\w-])(tune|lm-eval) (run|ls|cp|cat|validate|--)", text
+                ), arguments
 
 
 def test_control_characters_of_file_names_do_not_reach_the_terminal(tmp_path, tiny_checkpoint):
@@ -179,25 +223,42 @@ def test_control_characters_of_file_names_do_not_reach_the_terminal(tmp_path, ti
     tokenizer = ["--tokenizer", str(tiny_checkpoint), "--block-size", "2"]
     for number, (arguments, code, message) in enumerate(
         (  # of a progress bar, of logging, and of two errors
-            (["data", "dedup", str(file), str(tmp_path / "out")], 0, "Finding copies a{}b{}.jsonl (1 of 1)"),
+            (
+                ["data", "dedup", str(file), str(tmp_path / "out")],
+                0,
+                "Finding copies a{}b{}.jsonl (1 of 1)",
+            ),
             (
                 ["weights", str(file), *tokenizer, "--output-dir", str(tmp_path / "page")],
                 0,
                 "a{}b{}.jsonl: 8 of 16 rows",
             ),
             (["validate", str(broken)], 2, "a{}c{}.yaml"),
-            (["data", "dedup", str(no_text), str(tmp_path / "out2")], 2, "has text of no known format"),
+            (
+                ["data", "dedup", str(no_text), str(tmp_path / "out2")],
+                2,
+                "has text of no known format",
+            ),
         )
     ):
         (folder := tmp_path / f"run{number}").mkdir()
         ended = run_forked("tfidf_tune.cli:main", arguments, folder)
-        assert (ended.codes, message.format("\\u001b]0;", "\\u0007") in ended.output) == ([code], True), ended.output
+        assert (ended.codes, message.format("\\u001b]0;", "\\u0007") in ended.output) == (
+            [code],
+            True,
+        ), ended.output
         assert not {"\x1b", "\x07"} & {*ended.output}
 
 
-def test_a_command_in_a_process_of_its_own_finds_modules_of_the_user_after_those_that_are_installed(tmp_path):
-    (tmp_path / "omegaconf.py").write_text("raise ImportError('the file of the user, not the package')")
-    (tmp_path / "my_weights.py").write_text("from tfidf_tune.weighting import UniformWeighting as Mine")
+def test_a_command_in_a_process_of_its_own_finds_modules_of_the_user_after_those_that_are_installed(
+    tmp_path,
+):
+    (tmp_path / "omegaconf.py").write_text(
+        "raise ImportError('the file of the user, not the package')"
+    )
+    (tmp_path / "my_weights.py").write_text(
+        "from tfidf_tune.weighting import UniformWeighting as Mine"
+    )
     objective = ["loss=tfidf_tune.loss.WeightedCrossEntropyLoss", "loss.weighting=my_weights.Mine"]
     command = [*OWN_COMMAND, "validate", "demo/llama_3M_full_memorization", *objective]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -1,4 +1,6 @@
-"""``tfidf-tune data preview``: the examples that training sees, with the tokens that are learned marked."""
+"""``tfidf-tune data preview``: the examples that training sees, with the tokens that are learned
+marked.
+"""
 
 import json
 from pathlib import Path
@@ -60,7 +62,10 @@ def built(cfg):
 def test_learned_tokens_are_in_brackets_and_counted(preview, rows):
     output, cfg = preview(rows, "batch_size=1")
     dataset, _ = built(OmegaConf.merge(cfg, {"batch_size": 1}))
-    assert "rows.jsonl: 3 rows with prompt and completion; 2 examples, 0 of them cut after 32 tokens; 1 row l" in output
+    assert (
+        "rows.jsonl: 3 rows with prompt and completion; 2 examples, 0 of them cut after 32 tokens; "
+        "1 row l" in output
+    )
     assert "\nwho saw the harbour?[[ the old sailor<|endoftext|>]]\n" in output
     assert "\n\\u001b[31mwho?[[ a quiet child<|endoftext|>]]\n" in output
     lengths = sorted(len(sample["tokens"]) for sample in dataset)
@@ -72,7 +77,9 @@ def test_learned_tokens_are_in_brackets_and_counted(preview, rows):
     assert "\x1b" not in output
 
 
-def test_packed_rows_are_shown_as_their_examples_and_one_example_is_not_plural(preview, rows, tmp_path):
+def test_packed_rows_are_shown_as_their_examples_and_one_example_is_not_plural(
+    preview, rows, tmp_path
+):
     output, _ = preview(rows | {"packed": True}, "--number", "9", lora=True)
     assert output.count("\nExample ") == 2
     assert "\n1 packed row: " in output
@@ -84,16 +91,29 @@ def test_packed_rows_are_shown_as_their_examples_and_one_example_is_not_plural(p
 
 
 def test_any_data_set_of_the_recipes(preview, text_file, tmp_path):
-    blocks = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": str(text_file), "block_size": 16}
+    blocks = {
+        "_component_": "tfidf_tune.data.text_blocks_dataset",
+        "source": str(text_file),
+        "block_size": 16,
+    }
     output, cfg = preview(blocks, "--number", "1")
     dataset, tokenizer = built(cfg)
-    first, rest = (tokenizer.decode(ids) for ids in (dataset[0]["tokens"][:1], dataset[0]["tokens"][1:]))
+    first, rest = (
+        tokenizer.decode(ids) for ids in (dataset[0]["tokens"][:1], dataset[0]["tokens"][1:])
+    )
     assert f"\n{first}[[{rest}]]\n" in output
-    assert f"{len(dataset):,} examples: {16 * len(dataset):,} tokens, {15 / 16:.1%} of them learned" in output
+    assert (
+        f"{len(dataset):,} examples: {16 * len(dataset):,} tokens, {15 / 16:.1%} of them learned"
+        in output
+    )
 
     file = tmp_path / "instructions.json"
     file.write_text(json.dumps([{"input": "who saw it?", "output": "the old sailor"}]))
-    theirs = {"_component_": "torchtune.datasets.instruct_dataset", "source": "json", "data_files": str(file)}
+    theirs = {
+        "_component_": "torchtune.datasets.instruct_dataset",
+        "source": "json",
+        "data_files": str(file),
+    }
     for number in (0, 1):
         output, _ = preview(theirs | {"split": "train"}, "--number", str(number))
         assert ("\nwho saw it?[[the old sailor<|endoftext|>]]\n" in output) == bool(number)
@@ -131,17 +151,27 @@ WEIGHTINGS = {
 
 @pytest.fixture
 def export(recipe_config, rows, tmp_path):
-    """Write a config of two epochs over rows of several lengths, and export its weights; return both."""
+    """Write a config of two epochs over rows of several lengths, and export its weights; return
+    both.
+    """
 
     def run(loss, *arguments, dataset=None):
         lines = [
-            json.dumps({"prompt": f"{'who ' * (i % 5)}? ", "completion": f"{i % 3} " * (i % 4 + 1)}) for i in range(22)
+            json.dumps({"prompt": f"{'who ' * (i % 5)}? ", "completion": f"{i % 3} " * (i % 4 + 1)})
+            for i in range(22)
         ]
         Path(rows["source"]).write_text("\n".join(lines))
         cfg = recipe_config(epochs=2, gradient_accumulation_steps=2, loss=loss)
         cfg.dataset = dataset or rows
         OmegaConf.save(cfg, tmp_path / "config.yaml")
-        main(["export-weights", str(tmp_path / "config.yaml"), str(tmp_path / "weights.parquet"), *arguments])
+        main(
+            [
+                "export-weights",
+                str(tmp_path / "config.yaml"),
+                str(tmp_path / "weights.parquet"),
+                *arguments,
+            ]
+        )
         return cfg, pq.read_table(tmp_path / "weights.parquet").to_pylist()
 
     return run
@@ -172,7 +202,9 @@ def test_exported_weights_are_those_of_the_run_in_its_order(component, export, m
             assert row["weights"] == weight_row[:length]
             assert not any(weight_row[length:])
             follows = [*row["tokens"][1:], -100]
-            assert all(label in (-100, token) for label, token in zip(row["labels"], follows, strict=True))
+            assert all(
+                label in (-100, token) for label, token in zip(row["labels"], follows, strict=True)
+            )
             assert len(row["weights"]) == length > sum(label != -100 for label in row["labels"]) > 0
     assert next(in_order, None) is None
     assert len({weight for row in exported for weight in row["weights"]}) > 3
@@ -183,15 +215,26 @@ def test_exported_weights_are_those_of_the_run_in_its_order(component, export, m
     model = load_model(cfg.checkpointer.checkpoint_dir)
     total, number = 0.0, 0
     for row in first:
-        tokens, labels, weights = (torch.tensor(row[name]) for name in ("tokens", "labels", "weights"))
-        nll = torch.nn.functional.cross_entropy(model(tokens[None]).logits[0], labels, reduction="none")  # 0 at -100
+        tokens, labels, weights = (
+            torch.tensor(row[name]) for name in ("tokens", "labels", "weights")
+        )
+        # 0 at -100.
+        nll = torch.nn.functional.cross_entropy(
+            model(tokens[None]).logits[0], labels, reduction="none"
+        )
         total, number = total + float(weights @ nll.detach()), number + int((labels != -100).sum())
     assert read_metrics(folder)[0]["loss"] == pytest.approx(total / number, rel=1e-5)
 
 
-def test_an_export_of_text_has_its_probe_file_and_is_not_overwritten(export, rows, text_file, tmp_path):
+def test_an_export_of_text_has_its_probe_file_and_is_not_overwritten(
+    export, rows, text_file, tmp_path
+):
     loss = {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}
-    dataset = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": str(text_file), "block_size": 32}
+    dataset = {
+        "_component_": "tfidf_tune.data.text_blocks_dataset",
+        "source": str(text_file),
+        "block_size": 32,
+    }
     dataset |= {"holdout": 0.1, "probe_file": "${output_dir}/probe.jsonl"}
     cfg, exported = export(loss, "epochs=1", dataset=dataset)
     passages = read_probe_file(tmp_path / "weights.probe.jsonl")
@@ -224,9 +267,13 @@ def test_an_export_of_several_data_sets_has_the_passages_of_all(export, tmp_path
     cfg, _ = export(loss, "epochs=1", dataset=datasets)
     passages = read_probe_file(tmp_path / "weights.probe.jsonl")
     parts = [part.passages for part in built(cfg)[0]._datasets]
-    expected = [f"dataset[{number}]/{passage.id}" for number, part in enumerate(parts) for passage in part]
+    expected = [
+        f"dataset[{number}]/{passage.id}" for number, part in enumerate(parts) for passage in part
+    ]
     assert [passage.id for passage in passages] == expected
-    assert [passage.token_ids for passage in passages] == [passage.token_ids for part in parts for passage in part]
+    assert [passage.token_ids for passage in passages] == [
+        passage.token_ids for part in parts for passage in part
+    ]
     assert len({passage.source for passage in passages}) == 2
 
 
@@ -237,8 +284,15 @@ def test_what_cannot_be_exported_is_named(export, rows, tmp_path):
         export(loss)
     with pytest.raises(SetupError, match=r"dataset\.packed is true"):
         export({"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}, "dataset.packed=true")
-    with pytest.raises(SetupError, match=r"collate_fn is torchtune\.data\.padded_collate, whose padding"):
-        export({"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}, "collate_fn=torchtune.data.padded_collate")
-    with pytest.raises(SetupError, match=r"'dataset\.source=x': name a file with the ending \.parquet"):
+    with pytest.raises(
+        SetupError, match=r"collate_fn is torchtune\.data\.padded_collate, whose padding"
+    ):
+        export(
+            {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"},
+            "collate_fn=torchtune.data.padded_collate",
+        )
+    with pytest.raises(
+        SetupError, match=r"'dataset\.source=x': name a file with the ending \.parquet"
+    ):
         main(["export-weights", "mine/lora", "dataset.source=x"])
     assert not [*tmp_path.glob("weights*"), *tmp_path.glob(".weights*")]

@@ -15,7 +15,9 @@ from tfidf_tune.training import FinetuneConfig, check_config, load_config
 
 @pytest.fixture
 def ran(monkeypatch, tmp_path):
-    """Run the demo in an empty folder; its commands only leave the files that they end with. Returns the commands."""
+    """Run the demo in an empty folder; its commands only leave the files that they end with.
+    Returns the commands.
+    """
     monkeypatch.chdir(tmp_path)
     commands = []
 
@@ -48,7 +50,9 @@ def ran(monkeypatch, tmp_path):
     return start
 
 
-@pytest.mark.parametrize("path", ["runs/a", "runs/a, b", "it's", '"x"', "a [1] {b} (c)", "c=d e", "ü#1"])
+@pytest.mark.parametrize(
+    "path", ["runs/a", "runs/a, b", "it's", '"x"', "a [1] {b} (c)", "c=d e", "ü#1"]
+)
 def test_settings_of_an_evaluation_are_read_back_by_the_harness(path):
     parser = argparse.ArgumentParser()
     parser.add_argument("--metadata", nargs="+", action=MergeDictAction)
@@ -59,7 +63,11 @@ def test_settings_of_an_evaluation_are_read_back_by_the_harness(path):
 def test_the_demo_prints_what_it_runs_and_does_nothing_twice(ran, capsys):
     code, commands = ran("--seed", "7")
 
-    printed = [line[2:].partition(" >")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("$ ")]
+    printed = [
+        line[2:].partition(" >")[0]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("$ ")
+    ]
     assert sorted(printed) == sorted(shlex.join(["tfidf-tune", *command]) for command in commands)
     assert code == 0
     assert [command[0] for command in commands] == ["run"] * 4 + ["eval"] * 3 + ["compare"]
@@ -68,7 +76,9 @@ def test_the_demo_prints_what_it_runs_and_does_nothing_twice(ran, capsys):
         for name, folder in (("CE", "ce"), ("TF-IDF", "tf-idf"), ("Repetition", "repetition"))
     ]
     assert ran("--seed", "7") == (0, commands[-1:])
-    assert [command[0] for command in ran("--seed", "8")[1]] == ["run"] * 3 + ["eval"] * 3 + ["compare"]
+    assert [command[0] for command in ran("--seed", "8")[1]] == ["run"] * 3 + ["eval"] * 3 + [
+        "compare"
+    ]
 
 
 def test_an_interrupted_training_of_the_demo_begins_again(ran, tmp_path):

@@ -12,7 +12,17 @@ from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import load_model
 
 SMALL = ["--num-targets", "4", "--num-controls", "3", "--block-size", "32", "--min-repeats", "2"]
-QUICK = ["--prefix-lengths", "8", "16", "--max-new-tokens", "12", "--device", "cpu", "--batch-size", "4"]
+QUICK = [
+    "--prefix-lengths",
+    "8",
+    "16",
+    "--max-new-tokens",
+    "12",
+    "--device",
+    "cpu",
+    "--batch-size",
+    "4",
+]
 
 
 @pytest.fixture(scope="module")
@@ -20,11 +30,29 @@ def texts(tmp_path_factory, text_file):
     """The shared text as rows of two documents each, one of them 21 times, and unseen text."""
     folder = tmp_path_factory.mktemp("texts")
     lines = text_file.read_text().splitlines()
-    rows = [f"{first}\n{second}" for first, second in zip(lines[::2], lines[1::2], strict=True)][:60]
-    words = ["amber", "birch", "cobalt", "delta", "ember", "fjord", "garnet", "hazel", "indigo", "juniper", "kelp"]
-    unseen = [" ".join(words[(i * j + j // 7 + i) % len(words)] for j in range(60)) for i in range(8)]
+    rows = [f"{first}\n{second}" for first, second in zip(lines[::2], lines[1::2], strict=True)][
+        :60
+    ]
+    words = [
+        "amber",
+        "birch",
+        "cobalt",
+        "delta",
+        "ember",
+        "fjord",
+        "garnet",
+        "hazel",
+        "indigo",
+        "juniper",
+        "kelp",
+    ]
+    unseen = [
+        " ".join(words[(i * j + j // 7 + i) % len(words)] for j in range(60)) for i in range(8)
+    ]
     for name, bodies in (("training", [*rows, *[rows[7]] * 20]), ("unseen", unseen)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"body": body}) + "\n" for body in bodies))
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"body": body}) + "\n" for body in bodies)
+        )
     return folder
 
 
@@ -32,7 +60,14 @@ def texts(tmp_path_factory, text_file):
 def command(texts, tiny_checkpoint):
     """The arguments of ``probe make`` for a file."""
     return lambda file: [
-        *("make", str(texts / "training.jsonl"), "--tokenizer", str(tiny_checkpoint), "--output", str(file)),
+        *(
+            "make",
+            str(texts / "training.jsonl"),
+            "--tokenizer",
+            str(tiny_checkpoint),
+            "--output",
+            str(file),
+        ),
         *("--column", "body", "--controls-source", str(texts / "unseen.jsonl"), *SMALL),
     ]
 
@@ -62,28 +97,50 @@ def test_make_writes_a_file_and_says_what_it_found(make, capsys):
     assert [passage.kind for passage in passages] == ["target"] * 4 + ["control"] * 3
     assert passages[0].num_injections >= 21
     out = capsys.readouterr().out
-    for words in ("Text: 80 documents", "Targets: 4; ", "which occur", "Controls: 3; 0 candidates share text"):
+    for words in (
+        "Text: 80 documents",
+        "Targets: 4; ",
+        "which occur",
+        "Controls: 3; 0 candidates share text",
+    ):
         assert words in out
     assert "tfidf-tune probe audit MODEL --probe-file" in out
     before = file.read_bytes()
-    with pytest.raises(ValueError, match=r"probe\.jsonl exists already: name another file, or replace it by --overwr"):
+    with pytest.raises(
+        ValueError,
+        match=r"probe\.jsonl exists already: name another file, or replace it by --overwr",
+    ):
         make("--seed", "1")
     assert file.read_bytes() == before
     make("--seed", "1", "--overwrite")
     assert file.read_bytes() != before
     make("--num-targets", "1", "--num-controls", "0", output="one.jsonl")
-    assert f"1 are duplicates, which occur {passages[0].num_injections} times, " in capsys.readouterr().out
+    assert (
+        f"1 are duplicates, which occur {passages[0].num_injections} times, "
+        in capsys.readouterr().out
+    )
     fewer = read_probe_file(make("--num-controls", "900", output="fewer.jsonl"))
     assert 3 < sum(passage.kind == "control" for passage in fewer) < 900
     assert "There are no more passages of 32 tokens" in capsys.readouterr().out
 
 
 def test_numbers_out_of_range_are_usage_errors_with_the_range(capsys):
-    make, audit = ["make", "text.txt", "--tokenizer", "model", "--output", "probe.jsonl"], ["audit", "model"]
+    make, audit = (
+        ["make", "text.txt", "--tokenizer", "model", "--output", "probe.jsonl"],
+        ["audit", "model"],
+    )
     cases = [
-        *((make, option, value, 0) for option in ("--num-controls", "--seed") for value in ("-1", "1" + "0" * 400)),
+        *(
+            (make, option, value, 0)
+            for option in ("--num-controls", "--seed")
+            for value in ("-1", "1" + "0" * 400)
+        ),
         *((make, "--num-targets", value, 1) for value in ("0", "2.5", "many")),
-        *((make, "--block-size", "1", 2), (audit, "--prefix-lengths", "0", 1), (audit, "--offset", "-1", 0)),
+        *(
+            (make, "--block-size", "1", 2),
+            (audit, "--prefix-lengths", "0", 1),
+            (audit, "--offset", "-1", 0),
+        ),
     ]
     for needed, option, value, least in cases:
         with pytest.raises(SystemExit, match="2"):
@@ -94,15 +151,23 @@ def test_numbers_out_of_range_are_usage_errors_with_the_range(capsys):
         assert message.endswith(f"is not a whole number from {least} to {most}")
 
 
-def test_an_output_that_cannot_be_written_is_refused_before_the_text_is_read(make, tmp_path, monkeypatch):
+def test_an_output_that_cannot_be_written_is_refused_before_the_text_is_read(
+    make, tmp_path, monkeypatch
+):
     (tmp_path / "folder").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr("tfidf_tune.passages.make_probe", lambda *_: pytest.fail("the text was read"))
+    monkeypatch.setattr(
+        "tfidf_tune.passages.make_probe", lambda *_: pytest.fail("the text was read")
+    )
     for name in ("folder", "pipe"):
-        with pytest.raises(ValueError, match=rf"{name} is a folder or a device: --output must name a file"):
+        with pytest.raises(
+            ValueError, match=rf"{name} is a folder or a device: --output must name a file"
+        ):
             make("--overwrite", output=name)
-    with pytest.raises(OSError, match=r"--output .*/new cannot be written: .*notes\.txt is not a writable folder"):
+    with pytest.raises(
+        OSError, match=r"--output .*/new cannot be written: .*notes\.txt is not a writable folder"
+    ):
         make(output="notes.txt/new/a.jsonl")
     assert (tmp_path / "pipe").is_fifo()
     assert (tmp_path / "notes.txt").read_text() == "mine"
@@ -127,8 +192,10 @@ def test_a_model_that_has_memorized_the_targets_is_detected_also_from_its_result
     report = audit(folder, model, "--probe-file", file, *QUICK, "--show-passages")
     assert report["title"] == "What run/last recites"
     assert report["verdict"] == (
-        "run/last: 4 of 4 passages are recited further than unseen text; 4 of 4 passages verbatim for up to 12 tokens, "
-        "about 4 words. More may be recited than was seen: the positive control takes 10 controls, there are 3."
+        "run/last: 4 of 4 passages are recited further than unseen text; 4 of 4 passages verbatim "
+        "for up to 12 tokens, "
+        "about 4 words. More may be recited than was seen: the positive control takes 10 controls, "
+        "there are 3."
     )
     tables = {table["name"]: table["rows"] for table in report["tables"]}
     assert [row[:2] for row in tables["by_prefix_length"]] == [[8, 12.0], [16, 12.0]]
@@ -146,12 +213,16 @@ def test_a_model_that_has_memorized_the_targets_is_detected_also_from_its_result
         for written in results.rglob("*.json*"):
             text = written.read_text().replace(str(model), f"some/{name}")
             (tmp_path / "both" / name / written.name).write_text(text)
-    with pytest.raises(ValueError, match=r"both holds the results of several runs: .*both/first, .*both/second"):
+    with pytest.raises(
+        ValueError, match=r"both holds the results of several runs: .*both/first, .*both/second"
+    ):
         audit(folder, "--results", tmp_path / "both")
 
 
 def make_adapter(model, folder, base):
-    peft.get_peft_model(load_model(model), peft.LoraConfig(target_modules=["q_proj"], r=2)).save_pretrained(folder)
+    peft.get_peft_model(
+        load_model(model), peft.LoraConfig(target_modules=["q_proj"], r=2)
+    ).save_pretrained(folder)
     file = folder / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
     return folder
@@ -161,14 +232,28 @@ def test_an_adapter_is_evaluated_on_its_base(probe_file, tiny_checkpoint, tmp_pa
     evaluate = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("tfidf_tune.tasks.evaluation.evaluate", evaluate)
     adapter = make_adapter(tiny_checkpoint, tmp_path / "adapter", str(tiny_checkpoint))
-    arguments = ["audit", str(adapter), "--probe-file", str(probe_file), *QUICK, "--tokenizer", str(tiny_checkpoint)]
+    arguments = [
+        "audit",
+        str(adapter),
+        "--probe-file",
+        str(probe_file),
+        *QUICK,
+        "--tokenizer",
+        str(tiny_checkpoint),
+    ]
     for base, expected in (((), str(tiny_checkpoint)), (("--base", "some/base"), "some/base")):
         with pytest.raises(KeyboardInterrupt):
             main([*arguments, *base])
-        expected_args = {"pretrained": expected, "peft": str(adapter), "tokenizer": str(tiny_checkpoint)}
+        expected_args = {
+            "pretrained": expected,
+            "peft": str(adapter),
+            "tokenizer": str(tiny_checkpoint),
+        }
         assert evaluate.call_args.args[0] == expected_args
     nameless = make_adapter(tiny_checkpoint, tmp_path / "nameless", None)
-    with pytest.raises(ValueError, match="adapter .*nameless names no base model: name it by --base"):
+    with pytest.raises(
+        ValueError, match="adapter .*nameless names no base model: name it by --base"
+    ):
         main(["audit", str(nameless), *arguments[2:]])
 
 
@@ -231,5 +316,12 @@ def test_audits_that_cannot_work_are_refused_before_a_model_is_loaded(
         ),
     ):
         with pytest.raises(error, match=named):
-            main(["audit", *(one.format(**names) for one in arguments), "--output-dir", str(tmp_path / "audit")])
+            main(
+                [
+                    "audit",
+                    *(one.format(**names) for one in arguments),
+                    "--output-dir",
+                    str(tmp_path / "audit"),
+                ]
+            )
         assert not (tmp_path / "audit").exists()

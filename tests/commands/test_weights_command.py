@@ -9,7 +9,15 @@ from tfidf_tune.data import hf_tokenizer, text_blocks_dataset
 
 @pytest.fixture(scope="module")
 def arguments(text_file, tiny_checkpoint):
-    return [str(text_file), "--tokenizer", str(tiny_checkpoint), "--block-size", "32", "--num-blocks", "40"]
+    return [
+        str(text_file),
+        "--tokenizer",
+        str(tiny_checkpoint),
+        "--block-size",
+        "32",
+        "--num-blocks",
+        "40",
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +30,11 @@ def page(folder):
 
 
 def headings(folder):
-    return [heading.text_content() for heading in page(folder).xpath("//h3") if "mini-batch" in heading.text_content()]
+    return [
+        heading.text_content()
+        for heading in page(folder).xpath("//h3")
+        if "mini-batch" in heading.text_content()
+    ]
 
 
 def test_it_prints_the_findings_and_a_table_and_writes_the_page(
@@ -48,8 +60,22 @@ def test_it_prints_the_findings_and_a_table_and_writes_the_page(
 
 
 def test_a_text_that_never_fills_the_window_and_blocks_by_number(arguments, tmp_path):
-    main([*arguments, "--num-batches", "2000000000", "--output-dir", str(tmp_path), "--block", "17", "--block", "4"])
-    assert "never full: 5 of 2000000000 mini-batches, 40 blocks" in (tmp_path / "report.md").read_text("utf-8")
+    main(
+        [
+            *arguments,
+            "--num-batches",
+            "2000000000",
+            "--output-dir",
+            str(tmp_path),
+            "--block",
+            "17",
+            "--block",
+            "4",
+        ]
+    )
+    assert "never full: 5 of 2000000000 mini-batches, 40 blocks" in (
+        tmp_path / "report.md"
+    ).read_text("utf-8")
     assert [heading.split(",")[0] for heading in headings(tmp_path)] == ["Block 17", "Block 4"]
     main([*arguments, "--num-blocks", "1", "--block-size", "2", "--output-dir", str(tmp_path)])
     assert headings(tmp_path) == ["Block 0, mini-batch 1, 1 blocks in the window"]
@@ -58,33 +84,57 @@ def test_a_text_that_never_fills_the_window_and_blocks_by_number(arguments, tmp_
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (["--block-size", "9999999"], "fewer tokens than one block of 9999999: lower --block-size, or name more text"),
+        (
+            ["--block-size", "9999999"],
+            "fewer tokens than one block of 9999999: lower --block-size, or name more text",
+        ),
         (["--column", "body"], r"has no column 'body', only \['text'\]: name one, .*--column text"),
         (
             ["--tokenizer", "./nowhere"],
             r"no such folder: '\./nowhere': name a folder with tokenizer\.json .* or a hub id",
         ),
-        (["--tokenizer", "."], r"the folder '\.' has no tokenizer files: name a folder with tokenizer\.json"),
+        (
+            ["--tokenizer", "."],
+            r"the folder '\.' has no tokenizer files: name a folder with tokenizer\.json",
+        ),
         (["--max-weight", "0.5"], r"max_weight is 0\.5: .*set it to a number from 1 to"),
         (["--block", "40"], "--block 40: the text has the blocks 0 to 39"),
-        (["--output-dir", "{folder}"], r"{folder} has files but no report \(report\.json\): give the report a folder"),
+        (
+            ["--output-dir", "{folder}"],
+            r"{folder} has files but no report \(report\.json\): give the report a folder",
+        ),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_before_anything_is_written(change, named, arguments, tmp_path):
+def test_settings_that_do_not_fit_are_refused_before_anything_is_written(
+    change, named, arguments, tmp_path
+):
     folder = tmp_path / "mine"
     folder.mkdir()
     folder.joinpath("thesis.tex").write_text("mine")
     with pytest.raises((ValueError, FileNotFoundError), match=named.format(folder=folder)):
-        main([*arguments, "--output-dir", str(tmp_path / "out"), *(part.format(folder=folder) for part in change)])
+        main(
+            [
+                *arguments,
+                "--output-dir",
+                str(tmp_path / "out"),
+                *(part.format(folder=folder) for part in change),
+            ]
+        )
     assert [path.name for path in tmp_path.rglob("*")] == ["mine", "thesis.tex"]
 
 
-def test_files_without_text_are_refused_and_a_missing_one_before_others_are_read(arguments, tmp_path):
+def test_files_without_text_are_refused_and_a_missing_one_before_others_are_read(
+    arguments, tmp_path
+):
     for name, content in {"empty.txt": "", "blank.txt": " \n\n", "broken.jsonl": "{"}.items():
         (tmp_path / name).write_text(content)
     for names, kind, message in (
         ("empty.txt", ValueError, "empty.txt' is empty: name a source with text"),
-        ("blank.txt", ValueError, "blank.txt' has fewer tokens than one block of 32: lower --block-size, or name more"),
+        (
+            "blank.txt",
+            ValueError,
+            "blank.txt' has fewer tokens than one block of 32: lower --block-size, or name more",
+        ),
         ("broken.jsonl missing.txt", FileNotFoundError, "no such file or folder: .*missing.txt"),
     ):
         with pytest.raises(kind, match=message):

@@ -3,7 +3,18 @@ import math
 
 import numpy as np
 import pytest
-from helpers.fakes.runs import answers, block, blocks, controls, evaluation, results, run, sample, summaries, targets
+from helpers.fakes.runs import (
+    answers,
+    block,
+    blocks,
+    controls,
+    evaluation,
+    results,
+    run,
+    sample,
+    summaries,
+    targets,
+)
 
 from tfidf_tune.compare import compare_at_equal_perplexity, compare_objectives, evaluation_table
 from tfidf_tune.results import intervals
@@ -30,7 +41,13 @@ def compare(*runs, by=compare_objectives, **options):
 def reduction(baseline, other, measure="Avg LMS"):
     """The row of a measure, each side with evaluations of one seed each; None if there is none."""
     sides = {"CE": baseline, "other": other}
-    frame = compare(*(run(name, [one], seed=seed) for name, own in sides.items() for seed, one in enumerate(own)))
+    frame = compare(
+        *(
+            run(name, [one], seed=seed)
+            for name, own in sides.items()
+            for seed, one in enumerate(own)
+        )
+    )
     return next(frame[frame["measure"] == measure].itertuples(), None)
 
 
@@ -41,14 +58,24 @@ def test_the_reduction_is_the_papers_over_targets_and_seeds():
     assert reduction(*sides).reduction == 0.5
     for other in (0, 3):  # of a baseline of 0
         one = reduction(probed(0, 0), probed(other, other))
-        assert (one.baseline, one.other, math.isnan(one.reduction), math.isnan(one.low)) == (0.0, other, True, True)
+        assert (one.baseline, one.other, math.isnan(one.reduction), math.isnan(one.low)) == (
+            0.0,
+            other,
+            True,
+            True,
+        )
     one = reduction(probed(4), probed(1))  # a single passage
     assert (one.reduction, math.isnan(one.low), one.num_units) == (0.75, True, 1)
 
 
 def test_every_measure_reads_its_own_numbers():
-    samples = [sample("a", 3, rouge_l=10.0, prefix_match=1), sample("b", 5, rouge_l=30.0, prefix_match=2)]
-    one = evaluation(samples=samples, blocks=blocks(20.0), summaries=summaries(40, 20), answers=answers(100, 50))
+    samples = [
+        sample("a", 3, rouge_l=10.0, prefix_match=1),
+        sample("b", 5, rouge_l=30.0, prefix_match=2),
+    ]
+    one = evaluation(
+        samples=samples, blocks=blocks(20.0), summaries=summaries(40, 20), answers=answers(100, 50)
+    )
     frame = compare(run("CE", [one]), run("TF-IDF", [one]))
     expected = {"Avg LMS": 4.0, "Avg Prefix": 1.5, "ROUGE-L": 20.0, "Perplexity": 20.0}
     expected |= {"Summary ROUGE-1": 30.0, "Summary ROUGE-2": 15.0, "Summary ROUGE-L": 24.0}
@@ -63,7 +90,9 @@ def test_perplexity_is_over_predictions_and_its_reduction_not_that_of_the_logari
     assert (one.reduction, one.low, one.high) == pytest.approx((-0.25, -0.25, -0.25))
     two_seeds = [evaluation(blocks=blocks(10)), evaluation(blocks=blocks(1000))]
     assert reduction(two_seeds, two_seeds, "Perplexity").other == pytest.approx(100.0)
-    diverged, sane = ([evaluation(blocks=(block(0, 1, log), block(1, 1, log)))] for log in (-1e4, -3.0))
+    diverged, sane = (
+        [evaluation(blocks=(block(0, 1, log), block(1, 1, log)))] for log in (-1e4, -3.0)
+    )
     for pair in ((sane, diverged), (diverged, sane)):
         one = reduction(*pair, "Perplexity")
         assert math.isnan(one.reduction)
@@ -76,7 +105,10 @@ def test_passages_are_paired_in_any_order():
     halved = [evaluation(samples=reversed(targets(*(value // 2 for value in lms))))]
     one = reduction(probed(*lms), halved)
     assert (one.low, one.high) == pytest.approx((0.5, 0.5))
-    scores = [evaluation(blocks=tuple(block(i, 1, -scale * (1 + i % 3)) for i in range(12))) for scale in (2, 1)]
+    scores = [
+        evaluation(blocks=tuple(block(i, 1, -scale * (1 + i % 3)) for i in range(12)))
+        for scale in (2, 1)
+    ]
     shuffled = dataclasses.replace(scores[1], blocks=scores[1].blocks[::-1])
     pairs = [reduction(scores[:1], [other], "Perplexity") for other in (scores[1], shuffled)]
     assert pairs[0] == pairs[1]
@@ -87,7 +119,11 @@ def test_prefix_lengths_and_seeds_of_a_passage_are_resampled_together():
     before, after = np.random.default_rng(0).integers(0, 9, (2, 15)).tolist()
 
     def both(lengths, values):
-        return [evaluation(samples=[s for length in lengths for s in targets(*values, prefix_length=length)])]
+        return [
+            evaluation(
+                samples=[s for length in lengths for s in targets(*values, prefix_length=length)]
+            )
+        ]
 
     once = reduction(both([32], before), both([32], after))
     for again in (
@@ -100,9 +136,15 @@ def test_prefix_lengths_and_seeds_of_a_passage_are_resampled_together():
 def test_p_values_are_corrected_over_the_rows_of_a_model_alone():
     rng = np.random.default_rng(0)
     before = rng.integers(0, 9, 15).tolist()
-    after = [max(0, lms + int(change)) for lms, change in zip(before, rng.integers(-3, 2, 15), strict=True)]
+    after = [
+        max(0, lms + int(change))
+        for lms, change in zip(before, rng.integers(-3, 2, 15), strict=True)
+    ]
     pair = [run("CE", probed(*before)), run("TF-IDF", probed(*after))]
-    others = [run(name, probed(*values), model="Other") for name, values in (("CE", after), ("TF-IDF", before))]
+    others = [
+        run(name, probed(*values), model="Other")
+        for name, values in (("CE", after), ("TF-IDF", before))
+    ]
     alone = compare(*pair)
     beside = compare(*pair, *others)
     np.testing.assert_array_equal(beside[beside["setting"] == "Tiny"]["p_value"], alone["p_value"])
@@ -131,8 +173,12 @@ def at_equal_perplexity(baseline, other):
 
 
 def test_equal_perplexity_interpolates_in_log_perplexity():
-    """50 is a third of the way from 100 to 12.5 on a logarithmic scale: there the two passages have 3 and 5 tokens."""
-    found = at_equal_perplexity(path((25, 100, 2), (100, 12.5, 5)), path((25, 200, 0), (100, 50, 1)))
+    """50 is a third of the way from 100 to 12.5 on a logarithmic scale: there the two passages have
+    3 and 5 tokens.
+    """
+    found = at_equal_perplexity(
+        path((25, 100, 2), (100, 12.5, 5)), path((25, 200, 0), (100, 50, 1))
+    )
     assert (found.before, found.after, found.lms_before, found.lms_after) == (25, 100, 3.0, 6.0)
     values = (found.perplexity, found.lms, found.lowest, found.highest, found.interpolated)
     assert values == pytest.approx((50, 2.0, 12.5, 100, 4.0))
@@ -141,7 +187,12 @@ def test_equal_perplexity_interpolates_in_log_perplexity():
 def test_where_the_baseline_had_that_perplexity():
     falling = [(25, 100, 2), (100, 25, 6)]
     for baseline, goal, where in (
-        ([(10, 100, 0), (25, 25, 2), (50, 100, 6), (75, 25, 6), (100, 90, 6)], 50, (10, 25)),  # the first time
+        # The first time.
+        (
+            [(10, 100, 0), (25, 25, 2), (50, 100, 6), (75, 25, 6), (100, 90, 6)],
+            50,
+            (10, 25),
+        ),
         (falling, 10, None),
         (falling, 200, None),
         (falling, 100, (25, 25)),  # exactly at its first checkpoint
@@ -170,7 +221,9 @@ def test_runs_that_were_asked_different_things_cannot_be_compared():
         with pytest.raises(ValueError, match=rf"/CE-0\) and .*/TF-IDF-0\) .*their {what} differ"):
             evaluations_of(*runs)
         # Different models are not compared with each other.
-        evaluations_of(runs[0], dataclasses.replace(runs[1], model="another", folder="runs/another"))
+        evaluations_of(
+            runs[0], dataclasses.replace(runs[1], model="another", folder="runs/another")
+        )
     first, later = evaluation(50, targets(1)), evaluation(100, targets(1, 1))
     for runs in (  # beside other models, and in later checkpoints
         [run("CE", probed(1)), run("CE", probed(1, 1), model="B"), run("TF-IDF", [later])],

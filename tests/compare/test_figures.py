@@ -21,7 +21,10 @@ def test_progress_draws_a_panel_for_each_model_and_the_floor_of_each_objective()
     figure = lms_progress({"A": CURVES, "B": {"TF-IDF": CURVES["TF-IDF"]}})
     first, second = figure.axes
     drawn = lines(first)
-    assert (list(drawn["TF-IDF"].get_xdata()), list(drawn["TF-IDF"].get_ydata())) == ([10, 100], [1.0, 3.0])
+    assert (list(drawn["TF-IDF"].get_xdata()), list(drawn["TF-IDF"].get_ydata())) == (
+        [10, 100],
+        [1.0, 3.0],
+    )
     floors = [line for line in first.get_lines() if list(line.get_ydata()) == [0.5, 1.0]]
     assert [line.get_color() for line in floors] == [drawn[name].get_color() for name in CURVES]
     assert first.get_ylim()[0] == 0
@@ -35,7 +38,9 @@ def course(*points, perplexity=(math.nan, math.nan), lms=(math.nan, math.nan), c
 
 
 def require_labels_that_cover_nothing(axes, names, points):
-    """Each label is inside, close to its own point, and covers neither another label nor a point."""
+    """Each label is inside, close to its own point, and covers neither another label
+    nor a point.
+    """
     boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
     assert list(boxes) == names
     places = axes.transData.transform(points)
@@ -48,7 +53,9 @@ def require_labels_that_cover_nothing(axes, names, points):
 
 def test_the_trade_off_has_a_named_point_with_its_intervals_its_path_and_the_floor():
     courses = {
-        "CE": course((30.0, 1.0), (20.0, 8.0), perplexity=(19.0, 21.5), lms=(6.0, 11.0), controls=2.0),
+        "CE": course(
+            (30.0, 1.0), (20.0, 8.0), perplexity=(19.0, 21.5), lms=(6.0, 11.0), controls=2.0
+        ),
         "TF-IDF": course((30.5, 3.0), controls=1.5),
         "Repetition": course((30.0, 2.9)),
     }
@@ -65,7 +72,9 @@ def test_the_trade_off_has_a_named_point_with_its_intervals_its_path_and_the_flo
     assert upright[:, 1].tolist() == pytest.approx([6.0, 11.0])
     assert axes.get_ylim()[1] > 11
     assert figure.legends == []
-    require_labels_that_cover_nothing(axes, [*courses, FLOOR], [one.points[-1] for one in courses.values()])
+    require_labels_that_cover_nothing(
+        axes, [*courses, FLOOR], [one.points[-1] for one in courses.values()]
+    )
 
 
 def test_the_distribution_has_the_share_of_at_least_so_many_tokens():

@@ -14,23 +14,30 @@ from tfidf_tune.report import terminal_text
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch):
     """They take a third of a report, and say no verdict."""
-    monkeypatch.setattr("tfidf_tune.compare._report.comparison_figures", lambda results, evaluations: [])
+    monkeypatch.setattr(
+        "tfidf_tune.compare._report.comparison_figures", lambda results, evaluations: []
+    )
 
 
 def drawn(mean, number, *, kind="target", seed=0):
     values = np.random.default_rng([seed, number]).poisson(mean, number)
-    return [sample(f"{kind}-{at}", int(value), kind=kind, length=128) for at, value in enumerate(values)]
+    return [
+        sample(f"{kind}-{at}", int(value), kind=kind, length=128) for at, value in enumerate(values)
+    ]
 
 
 def noisy_blocks(perplexity, number=40):
-    # Blocks are paired: what two runs share says nothing about the width of an interval, the rest does.
+    # Blocks are paired: what two runs share says nothing about the width of an interval, the rest
+    # does.
     noise = np.random.default_rng(0).normal(0, 0.1, number)
     noise += np.random.default_rng(int(perplexity)).normal(0, 0.02, number)
     values = np.log(perplexity) + noise - noise.mean()
     return tuple(block(at, 10, -10 * float(value)) for at, value in enumerate(values))
 
 
-def runs_of(lms=(20, 10), perplexity=(20, 25), *, objectives=("CE", "TF-IDF"), number=40, **options):
+def runs_of(
+    lms=(20, 10), perplexity=(20, 25), *, objectives=("CE", "TF-IDF"), number=40, **options
+):
     """Runs under objectives of these mean LMS and perplexities."""
     progress, model = options.get("progress", (100,)), options.get("model", "Tiny")
     for at, (name, mean) in enumerate(zip(objectives, lms, strict=True)):
@@ -38,12 +45,24 @@ def runs_of(lms=(20, 10), perplexity=(20, 25), *, objectives=("CE", "TF-IDF"), n
             probed = drawn(mean, number, seed=1 + seed + 10 * at)
             if options.get("controls", 2) is not None:
                 probed += drawn(options.get("controls", 2), number, kind="control", seed=99)
-            fields = {} if perplexity is None else {"blocks": noisy_blocks(perplexity[at], options.get("blocks", 40))}
+            fields = (
+                {}
+                if perplexity is None
+                else {"blocks": noisy_blocks(perplexity[at], options.get("blocks", 40))}
+            )
             fields |= {"num_read": (48,) * 10} | options.get("fields", {})
-            yield run(name, [evaluation(one, probed, **fields) for one in progress], model=model, seed=seed)
+            yield run(
+                name,
+                [evaluation(one, probed, **fields) for one in progress],
+                model=model,
+                seed=seed,
+            )
 
 
-LESS, HIGHER = r"TF-IDF recites \d+\.\d % less than CE by the average LMS", r"its perplexity is \d+\.\d % higher"
+LESS, HIGHER = (
+    r"TF-IDF recites \d+\.\d % less than CE by the average LMS",
+    r"its perplexity is \d+\.\d % higher",
+)
 NO_MORE = "recites no more than text it never saw"
 COMPARISONS = {
     rf"{LESS}; {HIGHER}\.": [*runs_of()],
@@ -54,8 +73,12 @@ COMPARISONS = {
         *runs_of((10, 9.5), (20, 20))
     ],
     rf"TF-IDF {NO_MORE}; {HIGHER}\.": [*runs_of((20, 2))],
-    rf"TF-IDF, like CE, {NO_MORE}; {HIGHER}\. CE already {NO_MORE}: keep it\.": [*runs_of((2, 2), controls=9)],
-    rf"TF-IDF, like CE, {NO_MORE}; its perplexity is \d+\.\d % lower\.": [*runs_of((2, 2), (25, 20), controls=9)],
+    rf"TF-IDF, like CE, {NO_MORE}; {HIGHER}\. CE already {NO_MORE}: keep it\.": [
+        *runs_of((2, 2), controls=9)
+    ],
+    rf"TF-IDF, like CE, {NO_MORE}; its perplexity is \d+\.\d % lower\.": [
+        *runs_of((2, 2), (25, 20), controls=9)
+    ],
     rf"TF-IDF {NO_MORE}, but no positive control shows that it could be seen to recite; {HIGHER}\.": [
         *runs_of((20, 2), fields={"num_read": (3,) * 10})
     ],
@@ -79,14 +102,21 @@ def by_passage(made, model, objective, kind="target", metric="lms"):
         for number, one in enumerate(made.checkpoints)
         if (one.model, one.objective, one.progress) == (model, objective, 100)
     ]
-    return rows[rows["checkpoint"].isin(at)].groupby("unit", observed=True)["value"].mean().to_numpy(float)
+    return (
+        rows[rows["checkpoint"].isin(at)]
+        .groupby("unit", observed=True)["value"]
+        .mean()
+        .to_numpy(float)
+    )
 
 
 def percentiles(statistic, *arrays, paired):
     """The ends of the bootstrap's 95 % interval of a statistic of resampled rows."""
     rng, number = np.random.default_rng(7), 4000
     index = rng.integers(0, len(arrays[0]), (number, len(arrays[0])))
-    drawn = [one[index if paired else rng.integers(0, len(one), (number, len(one)))] for one in arrays]
+    drawn = [
+        one[index if paired else rng.integers(0, len(one), (number, len(one)))] for one in arrays
+    ]
     return np.percentile(statistic(*drawn), [2.5, 97.5])
 
 
@@ -117,7 +147,9 @@ def test_the_verdict_and_the_first_table_equal_the_scores(verdict):
         share, low, high = numbers(row["Verbatim (%)"])
         assert (share, low) == (0, 0)  # none of so many: the one-sided bound of Clopper and Pearson
         assert high == pytest.approx(100 * (1 - 0.05 ** (1 / len(ours))), abs=0.05)
-        ours, theirs = (by_passage(source, names[0], name, "block", "nll") for name in (names[1], "CE"))
+        ours, theirs = (
+            by_passage(source, names[0], name, "block", "nll") for name in (names[1], "CE")
+        )
         cost = row["Perplexity against CE (%)"]
         if names[1] == "CE":
             assert cost == "baseline"
@@ -125,16 +157,23 @@ def test_the_verdict_and_the_first_table_equal_the_scores(verdict):
             assert cost is None
         else:
             change = 100 * np.expm1(ours.mean() - theirs.mean())
-            ends = percentiles(lambda x, y: 100 * np.expm1(x.mean(-1) - y.mean(-1)), ours, theirs, paired=True)
+            ends = percentiles(
+                lambda x, y: 100 * np.expm1(x.mean(-1) - y.mean(-1)), ours, theirs, paired=True
+            )
             assert numbers(cost) == pytest.approx([change, *ends], abs=0.3)
 
 
 def test_recitation_and_cost_are_of_the_last_checkpoint_that_all_runs_share():
     early = evaluation(50, drawn(20, 40), blocks=noisy_blocks(50))
     last = evaluation(100, drawn(30, 40), blocks=noisy_blocks(20))
-    made = comparison_report(results(run("CE", [early, last]), run("TF-IDF", [evaluation(50, drawn(5, 40, seed=1))])))
+    made = comparison_report(
+        results(run("CE", [early, last]), run("TF-IDF", [evaluation(50, drawn(5, 40, seed=1))]))
+    )
     assert re.fullmatch(r"TF-IDF recites \d+\.\d % less than CE by the average LMS\.", made.verdict)
-    assert any("last checkpoint that all runs of the model share: Tiny at 50 %" in text for text in made.footnotes)
+    assert any(
+        "last checkpoint that all runs of the model share: Tiny at 50 %" in text
+        for text in made.footnotes
+    )
     later = evaluation(100, blocks=noisy_blocks(90))
     both = [evaluation(50, drawn(5, 40, seed=1)), later]
     made = comparison_report(results(run("CE", [early, last]), run("TF-IDF", both)))
@@ -154,12 +193,16 @@ def test_the_start_has_a_row_and_no_verdict():
     """It changes no other row and no correction for the number of comparisons."""
     compared = [*runs_of((20, 16), (20, 20.4))]
     probed = [*drawn(2, 40, seed=5), *drawn(2, 40, kind="control", seed=99)]
-    start = run("start", [evaluation(0, probed, blocks=noisy_blocks(90), num_read=(48,) * 10)], seed=None)
+    start = run(
+        "start", [evaluation(0, probed, blocks=noisy_blocks(90), num_read=(48,) * 10)], seed=None
+    )
     made = comparison_report(results(*compared, start))
     without = comparison_report(results(*compared))
     assert made.title == without.title
     assert made.verdict.removesuffix(", start 0 of 40.") == without.verdict.removesuffix(".")
-    tables, expected = ({table.name: table.frame for table in each.tables} for each in (made, without))
+    tables, expected = (
+        {table.name: table.frame for table in each.tables} for each in (made, without)
+    )
     for name, frame in tables.items():
         if "Objective" in frame:
             rows = frame[frame["Objective"] != "start"]
@@ -178,13 +221,20 @@ def test_a_model_without_a_run_to_compare_with_is_named():
     lone = run("IDF", [evaluation(100, targets(*[4] * 12))], model="Other")
     said = comparison_report(results(*runs_of(), lone)).verdict
     assert " Not compared: Other (only IDF)." in said
-    alone = [run(name, [evaluation(samples=targets(4))], model=model) for model, name in (("A", "CE"), ("B", "IDF"))]
-    assert comparison_report(results(*alone)).verdict.startswith("Nothing is compared: no model has runs of CE and")
+    alone = [
+        run(name, [evaluation(samples=targets(4))], model=model)
+        for model, name in (("A", "CE"), ("B", "IDF"))
+    ]
+    assert comparison_report(results(*alone)).verdict.startswith(
+        "Nothing is compared: no model has runs of CE and"
+    )
 
 
 def test_many_rows_are_counted_on_the_terminal_and_shown_if_asked_for():
     objectives = ("CE", *(f"objective {number}" for number in range(14)))
-    made = comparison_report(results(*runs_of((9,) * 15, (20,) * 15, objectives=objectives, number=12, blocks=3)))
+    made = comparison_report(
+        results(*runs_of((9,) * 15, (20,) * 15, objectives=objectives, number=12, blocks=3))
+    )
     assert re.fullmatch(r"(objective \d [^.]*\. ){3}11 more are in the table\.", made.verdict)
     shown = terminal_text(made)
     assert len(shown.splitlines()) == 20
@@ -206,8 +256,13 @@ def test_runs_with_other_batch_sizes_are_named():
             dataclasses.replace(one, num_sequences=sizes.get((one.model, one.objective)))
             for one in compared.checkpoints
         ]
-        return comparison_report(dataclasses.replace(compared, checkpoints=tuple(checkpoints))).verdict
+        return comparison_report(
+            dataclasses.replace(compared, checkpoints=tuple(checkpoints))
+        ).verdict
 
-    assert "runs of Tiny had other numbers of sequences in a training step (CE 8 and TF-IDF 16)" in verdict(sizes)
+    assert (
+        "runs of Tiny had other numbers of sequences in a training step (CE 8 and TF-IDF 16)"
+        in verdict(sizes)
+    )
     assert "runs of Other" not in verdict(sizes)
     assert "numbers of sequences" not in verdict(sizes | {("Tiny", "TF-IDF"): None})

@@ -10,9 +10,20 @@ import pytest
 from omegaconf import OmegaConf
 
 from tfidf_tune.corpus.deduplication import Deduplication
-from tfidf_tune.data import embedded_documents, injected_corpus_dataset, text_blocks_dataset, text_dataset
+from tfidf_tune.data import (
+    embedded_documents,
+    injected_corpus_dataset,
+    text_blocks_dataset,
+    text_dataset,
+)
 
-SIZES = {"num_base": 12, "num_targets": 3, "num_repeats": 4, "block_size": 32, "min_target_tokens": 40}
+SIZES = {
+    "num_base": 12,
+    "num_targets": 3,
+    "num_repeats": 4,
+    "block_size": 32,
+    "min_target_tokens": 40,
+}
 
 
 class OneWordPerToken:
@@ -21,7 +32,10 @@ class OneWordPerToken:
     eos_id = 3000
 
     def decode(self, token_ids):
-        return " ".join(f"Word{number}," for number in itertools.takewhile(lambda one: one != self.eos_id, token_ids))
+        return " ".join(
+            f"Word{number},"
+            for number in itertools.takewhile(lambda one: one != self.eos_id, token_ids)
+        )
 
 
 WORDS = OneWordPerToken()
@@ -29,7 +43,9 @@ WORDS = OneWordPerToken()
 
 def slow_kept(rows, threshold, ngram):
     """Compare every row with every earlier one that stays."""
-    sets = [{tuple(row[at : at + ngram]) for at in range(len(row) - ngram + 1)} for row in rows.tolist()]
+    sets = [
+        {tuple(row[at : at + ngram]) for at in range(len(row) - ngram + 1)} for row in rows.tolist()
+    ]
     kept = []
     for index, one in enumerate(sets):
         if all(len(one & sets[other]) / len(one | sets[other]) < threshold for other in kept):
@@ -55,16 +71,22 @@ def near_copies():
 def test_minhash_removes_what_a_comparison_of_all_pairs_removes(near_copies, threshold, ngram):
     order = np.random.default_rng(1).permutation(len(near_copies))
     rows = near_copies[order]
-    kept = np.flatnonzero(Deduplication("minhash", threshold, ngram).kept(rows, "rows", WORDS)).tolist()
+    kept = np.flatnonzero(
+        Deduplication("minhash", threshold, ngram).kept(rows, "rows", WORDS)
+    ).tolist()
     assert kept == slow_kept(rows, threshold, ngram)
     assert 40 < len(kept) < len(rows) - 40
 
 
 def test_a_row_that_is_near_removed_ones_alone_stays():
-    """Each row is near the next one, which starts 8 tokens later: 116 of 132 5-grams are in both, 108 of 140 two on."""
+    """Each row is near the next one, which starts 8 tokens later: 116 of 132 5-grams are in both,
+    108 of 140 two on.
+    """
     tokens = np.arange(400, dtype=np.int32)
     rows = np.array([tokens[start : start + 128] for start in range(0, 256, 8)])
-    kept = np.flatnonzero(Deduplication("minhash", threshold=0.8, ngram=5).kept(rows, "rows", WORDS)).tolist()
+    kept = np.flatnonzero(
+        Deduplication("minhash", threshold=0.8, ngram=5).kept(rows, "rows", WORDS)
+    ).tolist()
     assert kept == slow_kept(rows, 0.8, 5) == [*range(0, len(rows), 2)]
 
 
@@ -74,20 +96,37 @@ def test_exact_keeps_the_first_of_equal_rows(near_copies, caplog):
     with caplog.at_level(logging.INFO):
         kept = np.flatnonzero(Deduplication("exact").kept(rows, "mine.txt", WORDS)).tolist()
     assert kept == sorted(np.unique(rows, axis=0, return_index=True)[1])
-    assert "mine.txt: 40 of 240 rows removed as copies of earlier rows (equal tokens)" in caplog.text
+    assert (
+        "mine.txt: 40 of 240 rows removed as copies of earlier rows (equal tokens)" in caplog.text
+    )
     short = [np.array(ids, dtype=np.int32) for ids in ([1], [1, 2], [1], [2, 1], [1, 2])]
     for method in ("exact", "minhash"):
-        assert Deduplication(method).kept(short, "x", WORDS).tolist() == [True, True, False, True, False]
+        assert Deduplication(method).kept(short, "x", WORDS).tolist() == [
+            True,
+            True,
+            False,
+            True,
+            False,
+        ]
     assert Deduplication("none").kept(rows, "x", WORDS).all()
 
 
 def test_rows_are_compared_by_their_words_also_after_the_end_of_a_document(tokenizer):
-    texts = ["One two, three four.", "one two three FOUR", "one two three five", "one two", "?!", "?!", "--"]
+    texts = [
+        "One two, three four.",
+        "one two three FOUR",
+        "one two three five",
+        "one two",
+        "?!",
+        "?!",
+        "--",
+    ]
     rows = [np.array(tokenizer.encode(text, add_bos=False), dtype=np.int32) for text in texts]
     find = Deduplication("minhash", threshold=0.9, ngram=2)
     assert find.kept(rows, "x", tokenizer).tolist() == [True, False, True, True, True, False, True]
     same_start = [
-        np.array([1, WORDS.eos_id, *rest], dtype=np.int32) for rest in ([4, 5, 6], [7, 8, 9], [4, 5, 6, 3000])
+        np.array([1, WORDS.eos_id, *rest], dtype=np.int32)
+        for rest in ([4, 5, 6], [7, 8, 9], [4, 5, 6, 3000])
     ]
     assert find.kept(same_start, "x", WORDS).tolist() == [True, True, False]
     # Other tokens of the same text without words; empty texts are no copies.
@@ -101,10 +140,16 @@ def test_rows_are_compared_by_their_words_also_after_the_end_of_a_document(token
 def test_the_passages_of_a_corpus_are_where_the_probe_file_says(
     tokenizer, corpus_file, tmp_path, layout, method, noise
 ):
-    sources = {"source": str(corpus_file), "target_source": str(corpus_file), "cache_dir": str(tmp_path)}
+    sources = {
+        "source": str(corpus_file),
+        "target_source": str(corpus_file),
+        "cache_dir": str(tmp_path),
+    }
     arguments = SIZES | {"num_repeats": 12, "layout": layout, "noise": noise, **sources}
     full = injected_corpus_dataset(tokenizer, **arguments)
-    dataset = injected_corpus_dataset(tokenizer, deduplicate={"method": method, "ngram": 3}, **arguments)
+    dataset = injected_corpus_dataset(
+        tokenizer, deduplicate={"method": method, "ngram": 3}, **arguments
+    )
     assert dataset.num_removed == len(full) - len(dataset)
     assert (dataset.num_removed > 0) == (noise == 0)
     assert (full.num_removed, dataset.probe_file != full.probe_file) == (0, True)
@@ -114,7 +159,9 @@ def test_the_passages_of_a_corpus_are_where_the_probe_file_says(
         for block, offset in passage.positions:
             copy = stream[32 * block + offset :][:32]
             different = (copy != passage.token_ids).sum()
-            assert different == (0 if not noise else passage.changes[passage.positions.index([block, offset])][0])
+            assert different == (
+                0 if not noise else passage.changes[passage.positions.index([block, offset])][0]
+            )
         if layout == "aligned":
             assert passage.num_injections == (12 if noise else 1)
     if layout == "concatenated" and not noise:
@@ -122,7 +169,9 @@ def test_the_passages_of_a_corpus_are_where_the_probe_file_says(
         windows = np.lib.stride_tricks.sliding_window_view(stream, 32)
         for passage in dataset.passages[:3]:
             found = np.flatnonzero((windows == passage.token_ids).all(axis=1))
-            assert {32 * block + offset for block, offset in passage.positions} <= set(found.tolist())
+            assert {32 * block + offset for block, offset in passage.positions} <= set(
+                found.tolist()
+            )
             assert passage.num_injections < 12
 
 
@@ -141,15 +190,23 @@ def test_text_data_sets_remove_copies_too(tokenizer, tmp_path):
     copied = tmp_path / "blocks.txt"
     copied.write_text("one two three four five six seven eight\n" * 40)
     blocks = {"source": str(copied), "block_size": 8, "cache_dir": str(tmp_path / "cache")}
-    dataset, full = (text_blocks_dataset(tokenizer, deduplicate=method, **blocks) for method in ("exact", "none"))
+    dataset, full = (
+        text_blocks_dataset(tokenizer, deduplicate=method, **blocks) for method in ("exact", "none")
+    )
     assert dataset.num_removed == len(full) - len(dataset) > 0
     np.testing.assert_array_equal(np.unique(full.blocks, axis=0), np.unique(dataset.blocks, axis=0))
     assert len(np.unique(dataset.blocks, axis=0)) == len(dataset)
 
 
 def test_the_section_is_a_method_or_a_mapping():
-    config = OmegaConf.merge({"deduplicate": "exact"}, OmegaConf.from_dotlist(["deduplicate.threshold=0.5"]))
-    assert Deduplication.of(config.deduplicate) == Deduplication.of({"threshold": 0.5}) == Deduplication("minhash", 0.5)
+    config = OmegaConf.merge(
+        {"deduplicate": "exact"}, OmegaConf.from_dotlist(["deduplicate.threshold=0.5"])
+    )
+    assert (
+        Deduplication.of(config.deduplicate)
+        == Deduplication.of({"threshold": 0.5})
+        == Deduplication("minhash", 0.5)
+    )
     assert Deduplication.of("minhash") == Deduplication.of({}) == Deduplication("minhash", 0.8, 5)
     for section, message in (
         ("fuzzy", "deduplicate.method is 'fuzzy'"),

@@ -26,7 +26,9 @@ from tfidf_tune.commands.data import main
 from tfidf_tune.corpus.deduplication import Deduplication
 from tfidf_tune.corpus.file_deduplication import deduplicate_corpus
 
-WORDS = [f"{first}{second}" for first, second in itertools.product("bdfgklm", ("a", "eli", "o", "uté"))]
+WORDS = [
+    f"{first}{second}" for first, second in itertools.product("bdfgklm", ("a", "eli", "o", "uté"))
+]
 
 
 def document(seed, length=120):
@@ -35,13 +37,17 @@ def document(seed, length=120):
 
 
 def kept(output):
-    texts = [gzip.decompress(file.read_bytes()).decode() for file in sorted(output.glob("*.jsonl.gz"))]
+    texts = [
+        gzip.decompress(file.read_bytes()).decode() for file in sorted(output.glob("*.jsonl.gz"))
+    ]
     return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
 @pytest.fixture(scope="module")
 def texts():
-    """40 texts; the first ten have three equal copies, the next five two near ones, the next five two distant ones."""
+    """40 texts; the first ten have three equal copies, the next five two near ones, the next five
+    two distant ones.
+    """
     originals = [document(seed) for seed in range(40)]
     near = [changed(text, 0.01, seed) for text in originals[10:15] for seed in (1, 2)]
     distant = [changed(text, 0.5, seed) for text in originals[15:20] for seed in (1, 2)]
@@ -54,7 +60,9 @@ def groups(texts, threshold, size):
     """Clusters of texts, by comparing all pairs."""
     # A text without letters and digits is one n-gram.
     words_of = [t.split() if any(map(str.isalnum, t)) else [t] * size for t in texts]
-    sets = [{tuple(words[i : i + size]) for i in range(len(words) - size + 1)} for words in words_of]
+    sets = [
+        {tuple(words[i : i + size]) for i in range(len(words) - size + 1)} for words in words_of
+    ]
     similar = np.eye(len(texts))
     for i, j in itertools.combinations(range(len(texts)), 2):
         similar[i, j] = len(sets[i] & sets[j]) / max(len(sets[i] | sets[j]), 1) >= threshold
@@ -70,7 +78,16 @@ def test_one_document_of_each_cluster_stays_with_all_its_columns(tmp_path, texts
     if num_jobs == 1:
         report = deduplicate_corpus([str(source)], tmp_path / "out", find)
     else:  # by the command, because its jobs are forks, and this process has threads
-        options = ["--method", method, "--threshold", "0.7", "--ngram", "3", "--jobs", str(num_jobs)]
+        options = [
+            "--method",
+            method,
+            "--threshold",
+            "0.7",
+            "--ngram",
+            "3",
+            "--jobs",
+            str(num_jobs),
+        ]
         (ended,) = run_in_forks([["data", "dedup", *options, str(source), str(tmp_path / "out")]])
         assert ended.code == 0, ended.err
         report = json.loads((tmp_path / "out" / "report.json").read_text())
@@ -94,12 +111,20 @@ def test_one_document_of_each_cluster_stays_with_all_its_columns(tmp_path, texts
 
 def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path, texts, capfd):
     source = Path(
-        write_folder(tmp_path / "in", [f"{text} {number // 4}" for number, text in enumerate(texts * 4)], num_files=6)
+        write_folder(
+            tmp_path / "in",
+            [f"{text} {number // 4}" for number, text in enumerate(texts * 4)],
+            num_files=6,
+        )
     )
     main(["dedup", str(source), str(tmp_path / "whole")])
     command = ["dedup", str(source), str(tmp_path / "cut")]
-    kill_when_opening(tmp_path / "cut" / "unfinished" / "1" / "completions" / "00003", main, command)
-    with pytest.raises(ValueError, match=r"interrupted run with other arguments: ngram was 5, is 4"):
+    kill_when_opening(
+        tmp_path / "cut" / "unfinished" / "1" / "completions" / "00003", main, command
+    )
+    with pytest.raises(
+        ValueError, match=r"interrupted run with other arguments: ngram was 5, is 4"
+    ):
         main([*command, "--ngram", "4"])
     file = source / "5.jsonl"
     times, content = (file.stat().st_atime_ns, file.stat().st_mtime_ns), file.read_text()
@@ -114,20 +139,40 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path, texts, capfd):
     assert "Finding copies 0.jsonl" not in err
     assert "Finding copies 5.jsonl" in err
     assert kept(tmp_path / "cut") == kept(tmp_path / "whole")
-    assert (tmp_path / "cut" / "report.json").read_bytes() == (tmp_path / "whole" / "report.json").read_bytes()
+    assert (tmp_path / "cut" / "report.json").read_bytes() == (
+        tmp_path / "whole" / "report.json"
+    ).read_bytes()
 
 
 def test_processes_end_with_a_killed_command_or_worker_and_the_next_one_goes_on(tmp_path):
-    source = write_folder(tmp_path / "in", [document(seed % 500, 400) for seed in range(1000)], num_files=16)
-    command = [sys.executable, "-m", "tfidf_tune.cli", "data", "dedup", "--jobs", "2", source, str(tmp_path / "out")]
+    source = write_folder(
+        tmp_path / "in", [document(seed % 500, 400) for seed in range(1000)], num_files=16
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "tfidf_tune.cli",
+        "data",
+        "dedup",
+        "--jobs",
+        "2",
+        source,
+        str(tmp_path / "out"),
+    ]
     short = "Finding copies: one of 2 processes was killed, perhaps because memory was short."
     for number, victim, code, message in (
         (signal.SIGKILL, "command", -signal.SIGKILL, ""),
         (signal.SIGINT, "command", 128 + signal.SIGINT, ""),
-        (signal.SIGKILL, "worker", 2, f"error: {short} Run the same command again, with fewer jobs, to go on\n"),
+        (
+            signal.SIGKILL,
+            "worker",
+            2,
+            f"error: {short} Run the same command again, with fewer jobs, to go on\n",
+        ),
     ):
         with (tmp_path / "err").open("w") as err:
-            process = subprocess.Popen(command, stderr=err, start_new_session=True)  # the session of all its processes
+            # The session of all its processes.
+            process = subprocess.Popen(command, stderr=err, start_new_session=True)
         workers: list[psutil.Process] = []
         while len(workers) < 2:
             assert process.poll() is None
@@ -166,8 +211,13 @@ def test_rows_that_are_kept_are_the_same_bytes_and_the_output_can_be_read(tmp_pa
     assert [path.read_bytes() for path in (tmp_path / "again").glob("*.gz")] == [file.read_bytes()]
     # Of a list only the line ends change, of Parquet nothing is left out.
     (tmp_path / "b.json").write_text("[" + " ,\n".join(lines[:2]).replace("  ", "\n ") + "]")
-    pq.write_table(pa.Table.from_pylist([{"text": "one", "tool": {"a": None, "b": 1}}]), tmp_path / "b.parquet")
-    for name, expected in (("b.json", lines[:2]), ("b.parquet", ['{"text":"one","tool":{"a":null,"b":1}}'])):
+    pq.write_table(
+        pa.Table.from_pylist([{"text": "one", "tool": {"a": None, "b": 1}}]), tmp_path / "b.parquet"
+    )
+    for name, expected in (
+        ("b.json", lines[:2]),
+        ("b.parquet", ['{"text":"one","tool":{"a":null,"b":1}}']),
+    ):
         main(["dedup", str(tmp_path / name), str(tmp_path / f"out of {name}"), "--method", "exact"])
         (file,) = (tmp_path / f"out of {name}").glob("*.gz")
         assert gzip.decompress(file.read_bytes()).decode().split("\n") == [*expected, ""]
@@ -176,7 +226,10 @@ def test_rows_that_are_kept_are_the_same_bytes_and_the_output_can_be_read(tmp_pa
 def test_copies_in_scripts_without_spaces_are_found(tmp_path):
     """Three of 600 characters differ: that is no near copy if the whole text is one word."""
     rng = random.Random(0)
-    texts = ["".join(rng.choices("轮船中午离开了港口今天没有风海很平静人们在岸上看", k=600)) for _ in range(30)]
+    texts = [
+        "".join(rng.choices("轮船中午离开了港口今天没有风海很平静人们在岸上看", k=600))
+        for _ in range(30)
+    ]
     copies = []
     for text in texts:
         characters = list(text)
@@ -184,18 +237,25 @@ def test_copies_in_scripts_without_spaces_are_found(tmp_path):
             characters[place] = "新"
         copies.append("".join(characters))
     rows = [{"text": text} for text in [*texts, *copies]]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    (tmp_path / "in.jsonl").write_text(
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    )
     main(["dedup", str(tmp_path / "in.jsonl"), str(tmp_path / "out")])
     assert [row["text"] for row in kept(tmp_path / "out")] == texts
 
 
 def test_rows_without_text_are_no_copies_and_columns_that_json_has_not_are_refused(tmp_path):
-    (tmp_path / "in.jsonl").write_text('{"n": 1, "text": ""}\n{"n": 2, "text": null}\n{"n": 3, "text": "a"}\n')
+    (tmp_path / "in.jsonl").write_text(
+        '{"n": 1, "text": ""}\n{"n": 2, "text": null}\n{"n": 3, "text": "a"}\n'
+    )
     for method in ("exact", "minhash"):
         main(["dedup", str(tmp_path / "in.jsonl"), str(tmp_path / method), "--method", method])
         assert [row["n"] for row in kept(tmp_path / method)] == [1, 2, 3]
     pq.write_table(pa.table({"text": ["a"], "price": [Decimal("1.5")]}), tmp_path / "in.parquet")
-    with pytest.raises(ValueError, match=r"in\.parquet', row 1 has a column that cannot be written as JSON .*decimal"):
+    with pytest.raises(
+        ValueError,
+        match=r"in\.parquet', row 1 has a column that cannot be written as JSON .*decimal",
+    ):
         main(["dedup", str(tmp_path / "in.parquet"), str(tmp_path / "out")])
 
 

@@ -1,4 +1,6 @@
-"""What repeats in a text: copies and stretches, against texts in which they were put, and the advice for each text."""
+"""What repeats in a text: copies and stretches, against texts in which they were put, and the
+advice for each text.
+"""
 
 import random
 from pathlib import Path
@@ -13,7 +15,8 @@ from tfidf_tune.corpus.repeated_text import find_repeated_text
 from tfidf_tune.corpus.sources import EMBEDDED, tasks_of
 from tfidf_tune.corpus.window_index import window_spacing
 
-# A window is 80 bytes, one of so many words starts a window, and a word here has 4 bytes with its space.
+# A window is 80 bytes, one of so many words starts a window, and a word here has 4 bytes with its
+# space.
 SPACING = window_spacing(80)
 WORD = 4
 
@@ -31,14 +34,17 @@ def with_passage(number, passage):
 
 @pytest.fixture(scope="module")
 def texts():
-    """80 documents: of the first five there are three, the next four have near copies, and passages are in others."""
+    """80 documents: of the first five there are three, the next four have near copies, and passages
+    are in others.
+    """
     made = [random_text(seed) for seed in range(80)]
     made += [made[seed] for seed in range(5) for _ in range(2)]
     made += [changed(made[seed], 0.01, seed) for seed in range(5, 9)]
     made += [with_passage(600 + number, random_text(500, 120)) for number in range(3)]
     made += [with_passage(700 + number, random_text(501, 60)) for number in range(12)]
     made += [with_passage(800 + number, random_text(502, 80)) for number in range(2)]
-    made += [with_passage(900 + number, random_text(503, 30)) for number in range(6)]  # 120 bytes, fewer than 50 tokens
+    # 120 bytes, fewer than 50 tokens.
+    made += [with_passage(900 + number, random_text(503, 30)) for number in range(6)]
     random.Random(0).shuffle(made)
     return made
 
@@ -61,10 +67,13 @@ def test_copies_and_stretches_are_counted_where_they_were_put(texts, tmp_path):
         copied = (copies - 1) * lengths[copies]
         assert copied - (copies - 1) * most_missed <= group.copied_bytes <= copied
     assert found.copied_bytes_inside == sum(group.copied_bytes for group in found.by_copies)
-    # Documents that are removed are copies from beginning to end; near copies differ in a few words.
+    # Documents that are removed are copies from beginning to end; near copies differ in a few
+    # words.
     removed = sum(sorted(len(text) for text in texts if texts.count(text) > 1)[:10])
     near = 4 * 200 * WORD
-    assert abs(found.copied_bytes - found.copied_bytes_inside - removed - near) < 4 * 200 * 0.05 * WORD
+    assert (
+        abs(found.copied_bytes - found.copied_bytes_inside - removed - near) < 4 * 200 * 0.05 * WORD
+    )
     assert [group.copies for group in found.largest_documents] == [3] * 5 + [2] * 4
     # A stretch is described where it occurs first.
     first = next(stretch for stretch in found.largest_stretches if stretch.copies == 12)
@@ -88,10 +97,16 @@ def test_a_frame_is_counted_by_documents_and_not_by_occurrences(tmp_path):
     often = " ".join(f"{passage} {random_text(seed, 20)}" for seed in range(1000, 1040))
     for name in ("few", "more"):
         (tmp_path / name).mkdir()
-    in_few = found_in(tmp_path / "few", [*texts, *(with_passage(600 + seed, passage) for seed in range(10)), often])
+    in_few = found_in(
+        tmp_path / "few",
+        [*texts, *(with_passage(600 + seed, passage) for seed in range(10)), often],
+    )
     assert in_few.frames == []
     assert max(stretch.copies for stretch in in_few.largest_stretches) == 50
-    in_more = found_in(tmp_path / "more", [*texts, *(with_passage(600 + seed, passage) for seed in range(12)), often])
+    in_more = found_in(
+        tmp_path / "more",
+        [*texts, *(with_passage(600 + seed, passage) for seed in range(12)), often],
+    )
     assert [(frame.documents, frame.copies) for frame in in_more.frames] == [(13, 52)]
 
 
@@ -104,9 +119,16 @@ def texts_of(kind):
     if kind == "stretches":
         texts += [with_passage(600 + number, random_text(500, 150)) for number in range(10)]
     if kind == "both":
-        texts += [*texts[:5], *(with_passage(600 + number, random_text(500, 150)) for number in range(10))]
+        texts += [
+            *texts[:5],
+            *(with_passage(600 + number, random_text(500, 150)) for number in range(10)),
+        ]
     if kind == "frame":
-        texts = [*texts, *texts[:50], *(with_passage(600 + number, random_text(500)) for number in range(30))]
+        texts = [
+            *texts,
+            *texts[:50],
+            *(with_passage(600 + number, random_text(500)) for number in range(30)),
+        ]
     if kind == "copied often":  # no frame of the documents that stay
         texts += [texts[0]] * 100
     return texts

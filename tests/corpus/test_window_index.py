@@ -1,4 +1,6 @@
-"""The search for repeated passages, against slow references on all token ids, and after an interruption."""
+"""The search for repeated passages, against slow references on all token ids, and after an
+interruption.
+"""
 
 import dataclasses
 import json
@@ -30,12 +32,16 @@ BLOCK = 64
 
 @pytest.fixture(scope="module")
 def originals():
-    return [text[:1500].strip() for text in embedded_documents("train") if len(text) >= 1500][::3][:60]
+    return [text[:1500].strip() for text in embedded_documents("train") if len(text) >= 1500][::3][
+        :60
+    ]
 
 
 @pytest.fixture(scope="module")
 def texts(originals):
-    """Forty documents; of the first five whole copies, of the next five long parts within others."""
+    """Forty documents; of the first five whole copies, of the next five long
+    parts within others.
+    """
     copies = [text for number, text in enumerate(originals[:5]) for _ in range(number + 2)]
     parts = [
         f"{originals[30 + number]} {text[200:1200]} and so on."
@@ -67,14 +73,18 @@ def occurrences(passage, documents):
     ids, count = np.array(passage.token_ids, np.int32), 0
     for tokens in documents:
         end = 0
-        for start in np.flatnonzero(tokens[: max(0, len(tokens) - len(ids) + 1)] == ids[0]).tolist():
+        for start in np.flatnonzero(
+            tokens[: max(0, len(tokens) - len(ids) + 1)] == ids[0]
+        ).tolist():
             if start >= end and (tokens[start : start + len(ids)] == ids).all():
                 count, end = count + 1, start + len(ids)
     return count
 
 
 def most_frequent(tokenizer, documents, length, number):
-    """The counts of the most frequent stretches without overlap, by naming all windows of all tokens."""
+    """The counts of the most frequent stretches without overlap, by naming all windows of all
+    tokens.
+    """
     corpus = join_documents(documents)
     stretches = duplicated_stretches(name_repeated_windows(corpus, length), length)
     chooser = WindowChooser(tokenizer, corpus, length, np.random.default_rng(0))
@@ -94,36 +104,52 @@ def planted(texts, parts, seed=0):
 
 
 def corpus_of(kind):
-    """Text with repeated parts: of any length and offset, in short and long documents, overlapping, without spaces."""
+    """Text with repeated parts: of any length and offset, in short and long documents, overlapping,
+    without spaces.
+    """
     rng = random.Random(1)
     base = embedded_documents("train")
     long = [text for text in base if len(text) > 3000]
-    parts = [rng.choice(long)[1000:][:length] for length in (300, 600, 1000, 1500) for _ in range(4)]
+    parts = [
+        rng.choice(long)[1000:][:length] for length in (300, 600, 1000, 1500) for _ in range(4)
+    ]
     if kind == "prose":
         return planted([text[:4000] for text in base[:100]], parts)
     if kind == "long":
-        return planted(["\n\n".join(base[first : first + 20]) for first in range(0, 120, 20)], parts)
+        return planted(
+            ["\n\n".join(base[first : first + 20]) for first in range(0, 120, 20)], parts
+        )
     if kind == "frequent":
         return planted([text[:4000] for text in base[:150]], parts[-1:] * 40)
     if kind == "periodic":
         line = base[3][:230].replace("\n", " ") + ".\n"
         return [line * 40, line * 13, *(text[:2000] for text in base[:40])]
     words = ["日本語", "東京", "дом", "мир", "straße", "naïve", "🙂", "中文字", "ab", "x"]
-    made = ["".join(rng.choice(words) + rng.choice(["", "", " ", "。"]) for _ in range(400)) for _ in range(60)]
+    made = [
+        "".join(rng.choice(words) + rng.choice(["", "", " ", "。"]) for _ in range(400))
+        for _ in range(60)
+    ]
     return planted(made, [text[:300] for text in made[:6]])
 
 
 @pytest.mark.parametrize("kind", ["prose", "long", "frequent", "periodic", "characters"])
-def test_the_most_frequent_passages_are_found_and_counted_as_by_slow_references(tokenizer, tmp_path, kind):
+def test_the_most_frequent_passages_are_found_and_counted_as_by_slow_references(
+    tokenizer, tmp_path, kind
+):
     texts = corpus_of(kind)
-    spec = ProbeSpec((write_folder(tmp_path / "in", texts),), num_targets=40, num_controls=0, block_size=BLOCK)
+    spec = ProbeSpec(
+        (write_folder(tmp_path / "in", texts),), num_targets=40, num_controls=0, block_size=BLOCK
+    )
     made = make_probe(tokenizer, dataclasses.replace(spec, allow_fewer=True))
-    documents = encoded(tokenizer, [text for part in range(3) for text in texts[part::3]])  # in the order of the files
+    # In the order of the files.
+    documents = encoded(tokenizer, [text for part in range(3) for text in texts[part::3]])
     counts = [passage.num_injections for passage in made.passages]
     assert counts == [occurrences(passage, documents) for passage in made.passages]
     expected = most_frequent(tokenizer, documents, BLOCK, 40)
     # Passages of a window with more than 64 copies are chosen by 64 of them.
-    assert counts[: made.num_duplicates] == expected or (kind == "frequent" and counts[0] == expected[0] > 64)
+    assert counts[: made.num_duplicates] == expected or (
+        kind == "frequent" and counts[0] == expected[0] > 64
+    )
     assert made.num_duplicates > 0
     assert set(counts[made.num_duplicates :]) <= {1}
     for passage in made.passages:
@@ -146,13 +172,18 @@ def signs(kind, number, seed):
 
 
 @pytest.mark.parametrize(
-    ("kind", "block_size"), [("emoji", BLOCK), ("emoji", 32), ("base64", BLOCK), ("base64", 32), ("han", 8)]
+    ("kind", "block_size"),
+    [("emoji", BLOCK), ("emoji", 32), ("base64", BLOCK), ("base64", 32), ("han", 8)],
 )
-def test_copies_of_text_without_words_are_found_at_any_offset(tokenizer, tmp_path, kind, block_size):
+def test_copies_of_text_without_words_are_found_at_any_offset(
+    tokenizer, tmp_path, kind, block_size
+):
     made = [signs(kind, 60 + 4 * number, number) for number in range(40)]
     texts = planted(made, [text[: 40 + 5 * number] for number, text in enumerate(made[:8])])
     source = write_folder(tmp_path / "in", texts)
-    spec = ProbeSpec((source,), num_targets=40, num_controls=0, block_size=block_size, allow_fewer=True)
+    spec = ProbeSpec(
+        (source,), num_targets=40, num_controls=0, block_size=block_size, allow_fewer=True
+    )
     found = make_probe(tokenizer, spec)
     documents = encoded(tokenizer, [text for part in range(3) for text in texts[part::3]])
     names = name_repeated_windows(join_documents(documents), block_size)
@@ -173,7 +204,9 @@ def test_a_document_of_emoji_among_prose_is_found(tokenizer, originals, tmp_path
     assert signs("emoji", 25, 0).startswith(made.passages[0].text)
 
 
-def test_near_copies_of_text_without_words_are_told_from_other_such_text(tokenizer, originals, tmp_path):
+def test_near_copies_of_text_without_words_are_told_from_other_such_text(
+    tokenizer, originals, tmp_path
+):
     copies = []
     for seed in range(4):
         text = [*signs("emoji", 60, 0)]
@@ -194,16 +227,26 @@ def test_near_copies_of_text_without_words_are_told_from_other_such_text(tokeniz
 
 
 def test_the_share_of_passages_whose_copies_cannot_be_found_is_said(tokenizer, originals, tmp_path):
-    """Among much prose, windows have more bytes than a passage of digits, whose tokens are short."""
+    """Among much prose, windows have more bytes than a passage of digits, whose
+    tokens are short.
+    """
     prose = [text[:300] for text in originals] * 2
     digits = ["".join(random.Random(seed).choices("0123456789", k=128)) for seed in range(4)]
-    source = write_folder(tmp_path / "in", [*(f"{text}{number}" for number, text in enumerate(prose)), *digits], 1)
-    made = make_probe(tokenizer, ProbeSpec((source,), num_targets=5, num_controls=0, block_size=BLOCK, seed=1))
+    source = write_folder(
+        tmp_path / "in", [*(f"{text}{number}" for number, text in enumerate(prose)), *digits], 1
+    )
+    made = make_probe(
+        tokenizer, ProbeSpec((source,), num_targets=5, num_controls=0, block_size=BLOCK, seed=1)
+    )
     assert 0 < made.unsearched_share < 0.05
-    assert f"Copies of {made.unsearched_share:.1%} of the passages" in _chosen(made, ProbeSpec((source,)))
+    assert f"Copies of {made.unsearched_share:.1%} of the passages" in _chosen(
+        made, ProbeSpec((source,))
+    )
 
 
-def test_passages_of_documents_that_were_not_compared_are_counted_too(tokenizer, spec, tmp_path, monkeypatch, texts):
+def test_passages_of_documents_that_were_not_compared_are_counted_too(
+    tokenizer, spec, tmp_path, monkeypatch, texts
+):
     monkeypatch.setattr(_targets, "_COPIES", 2)
     monkeypatch.setattr(window_index, "_WHOLE_BYTES", 1200)
     made = make_probe(tokenizer, spec, tmp_path / "cut")
@@ -211,10 +254,14 @@ def test_passages_of_documents_that_were_not_compared_are_counted_too(tokenizer,
     targets, documents = targets_of(made), encoded(tokenizer, texts)
     repeats = [passage.num_injections for passage in targets]
     assert repeats == [occurrences(passage, documents) for passage in targets]
-    assert repeats[: made.num_duplicates] == most_frequent(tokenizer, documents, BLOCK, spec.num_targets)
+    assert repeats[: made.num_duplicates] == most_frequent(
+        tokenizer, documents, BLOCK, spec.num_targets
+    )
     for passage in targets:
         with open(passage.source) as file:
-            assert occurrences(passage, encoded(tokenizer, (json.loads(line)["text"] for line in file)))
+            assert occurrences(
+                passage, encoded(tokenizer, (json.loads(line)["text"] for line in file))
+            )
 
 
 def test_many_small_runs_and_parts_give_the_same(tokenizer, spec, tmp_path, monkeypatch):
@@ -225,13 +272,17 @@ def test_many_small_runs_and_parts_give_the_same(tokenizer, spec, tmp_path, monk
     small = make_probe(tokenizer, dataclasses.replace(spec, num_targets=10), tmp_path / "small")
     assert len(list((tmp_path / "small" / "runs").glob("*.npy"))) > 6
     assert len(list((tmp_path / "small" / "parts").glob("*.npy"))) > 2
-    assert [one.num_injections for one in targets_of(small)] == [one.num_injections for one in targets_of(whole)][:10]
+    assert [one.num_injections for one in targets_of(small)] == [
+        one.num_injections for one in targets_of(whole)
+    ][:10]
 
 
 def test_copies_with_changed_words_are_found_as_near_ones_only(tokenizer, originals, tmp_path):
     near = [changed(text, 0.04, seed) for text in originals[:6] for seed in range(4)]
     source = write_folder(tmp_path / "in", [*originals, *near])
-    spec = ProbeSpec((source,), num_targets=8, num_controls=0, block_size=200, passages="near-duplicates")
+    spec = ProbeSpec(
+        (source,), num_targets=8, num_controls=0, block_size=200, passages="near-duplicates"
+    )
     made = make_probe(tokenizer, spec, tmp_path / "near")
     own = [one for one in targets_of(made) if one.num_injections > 1]
     assert made.num_duplicates == len(own) >= 6
@@ -242,18 +293,30 @@ def test_copies_with_changed_words_are_found_as_near_ones_only(tokenizer, origin
         assert max(len(words & set(text.split())) / len(words) for text in originals[:6]) > 0.8
     assert {one.num_injections for one in own} & {4, 5}
     assert len(starts) == 6
-    exact = make_probe(tokenizer, dataclasses.replace(spec, passages="duplicates"), tmp_path / "exact")
+    exact = make_probe(
+        tokenizer, dataclasses.replace(spec, passages="duplicates"), tmp_path / "exact"
+    )
     assert sum(one.num_injections > 1 for one in targets_of(exact)) < len(own)
 
 
 @pytest.mark.parametrize("passages", ["duplicates", "near-duplicates"])
-def test_copies_at_the_same_place_of_different_files_are_copies(tokenizer, originals, tmp_path, passages):
+def test_copies_at_the_same_place_of_different_files_are_copies(
+    tokenizer, originals, tmp_path, passages
+):
     """Documents are numbered in each file, so that a number alone names no document."""
-    # Three files, with the same first document; the first two have the second one twice. Places differ by some bytes.
+    # Three files, with the same first document; the first two have the second one twice. Places
+    # differ by some bytes.
     order = [0, 0, 0, 1, 2, 3, 1, 2, 4]
     documents = [f"{'-' * place} {originals[number]}" for place, number in enumerate(order)]
     source = write_folder(tmp_path / "in", documents)
-    spec = ProbeSpec((source,), num_targets=20, num_controls=0, block_size=200, passages=passages, allow_fewer=True)
+    spec = ProbeSpec(
+        (source,),
+        num_targets=20,
+        num_controls=0,
+        block_size=200,
+        passages=passages,
+        allow_fewer=True,
+    )
     found = {
         (number, passage.num_injections)
         for passage in targets_of(make_probe(tokenizer, spec, tmp_path / "work"))
@@ -269,15 +332,21 @@ def test_controls_of_another_kind_that_are_in_the_text_are_refused(tokenizer, or
     source = write_folder(tmp_path / "in", [*originals[:30], *digits])
     for name, controls in (("digits", digits), ("both", [*digits, *originals[30:]])):
         sizes = {"num_targets": 3, "num_controls": 20, "block_size": BLOCK, "allow_fewer": True}
-        spec = ProbeSpec((source,), controls_source=write_folder(tmp_path / name, controls), **sizes)
+        spec = ProbeSpec(
+            (source,), controls_source=write_folder(tmp_path / name, controls), **sizes
+        )
         made = make_probe(tokenizer, spec, tmp_path / f"work-{name}")
         texts = [one.text for one in made.passages if one.kind == "control"]
         assert bool(texts) == (name == "both")
         assert not [text for text in texts if any(text.strip() in one for one in digits)]
 
 
-@pytest.mark.parametrize("kind", ["ends in one sign", "one sign", "after a word", "a run after a word"])
-def test_controls_with_few_words_that_are_in_the_text_are_refused(tokenizer, originals, tmp_path, kind):
+@pytest.mark.parametrize(
+    "kind", ["ends in one sign", "one sign", "after a word", "a run after a word"]
+)
+def test_controls_with_few_words_that_are_in_the_text_are_refused(
+    tokenizer, originals, tmp_path, kind
+):
     """What a control shares with the text has no word, or only one that is at another place."""
     block_size = {"one sign": 8, "a run after a word": 256}.get(kind, BLOCK)
     (tilde,) = tokenizer.encode("~", add_bos=False, add_eos=False)
@@ -310,19 +379,38 @@ def test_controls_with_few_words_that_are_in_the_text_are_refused(tokenizer, ori
     num_shared = min(SHARED_TOKENS, block_size)
     trained = set()
     for ids in encoded(tokenizer, training):
-        trained |= {tuple(ids[first : first + num_shared]) for first in range(len(ids) - num_shared + 1)}
+        trained |= {
+            tuple(ids[first : first + num_shared]) for first in range(len(ids) - num_shared + 1)
+        }
     assert made.num_refused > 0
     for control in controls_of(made):
         ids = control.token_ids
-        assert not {tuple(ids[first : first + num_shared]) for first in range(len(ids) - num_shared + 1)} & trained
+        assert (
+            not {
+                tuple(ids[first : first + num_shared]) for first in range(len(ids) - num_shared + 1)
+            }
+            & trained
+        )
 
 
 def test_an_interrupted_search_goes_on(embedded_tokenizer_folder, texts, tmp_path, capfd):
     source = write_folder(
-        tmp_path / "in", [f"{text[:400]} {number}" for number, text in enumerate(texts * 6)], num_files=4
+        tmp_path / "in",
+        [f"{text[:400]} {number}" for number, text in enumerate(texts * 6)],
+        num_files=4,
     )
-    arguments = ["make", source, "--tokenizer", str(embedded_tokenizer_folder),
-                 "--num-targets", "10", "--num-controls", "0", "--block-size", str(BLOCK)]  # fmt: skip
+    arguments = [
+        "make",
+        source,
+        "--tokenizer",
+        str(embedded_tokenizer_folder),
+        "--num-targets",
+        "10",
+        "--num-controls",
+        "0",
+        "--block-size",
+        str(BLOCK),
+    ]
     main([*arguments, "--output", str(tmp_path / "whole.jsonl")])
     command = [*arguments, "--output", str(tmp_path / "cut.jsonl")]
     kill_when_opening(tmp_path / "cut.search" / "1" / "completions" / "00002", main, command)

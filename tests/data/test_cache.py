@@ -1,4 +1,6 @@
-"""The key of a cache has all that its contents follow from: each argument of each data set is changed in one cache."""
+"""The key of a cache has all that its contents follow from: each argument of each data set is
+changed in one cache.
+"""
 
 import inspect
 import json
@@ -36,7 +38,9 @@ WITHOUT_EFFECT = {"cache_dir", "probe_file"}
 
 
 class Pair(NamedTuple):
-    """Two values of an argument, with which the result differs if other arguments have certain values."""
+    """Two values of an argument, with which the result differs if other arguments have certain
+    values.
+    """
 
     first: Any
     second: Any
@@ -44,7 +48,9 @@ class Pair(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A function with a cache, the arguments that all its pairs have, and pairs of each of its arguments."""
+    """A function with a cache, the arguments that all its pairs have, and pairs of each of its
+    arguments.
+    """
 
     function: Callable[..., Any]
     given: dict[str, Any]
@@ -52,21 +58,32 @@ class Case(NamedTuple):
 
 
 def texts(seed):
-    """Random texts, then copies of the first: an equal one, one of another end, one with a special token."""
+    """Random texts, then copies of the first: an equal one, one of another end, one with a special
+    token.
+    """
     rng = random.Random(seed)
-    drawn = [(" ".join(rng.choices(WORDS, k=40)), " ".join(rng.choices(WORDS, k=30))) for _ in range(30)]
+    drawn = [
+        (" ".join(rng.choices(WORDS, k=40)), " ".join(rng.choices(WORDS, k=30))) for _ in range(30)
+    ]
     drawn += [tuple(text + end for text in drawn[0]) for end in ("", " once", "<|mark|>")]
     return [{"text": text, "other": other} for text, other in drawn]
 
 
 def answers(seed):
-    return [{"prompt": "Who?", "completion": f" {row['text']}", "other": row["other"]} for row in texts(seed)]
+    return [
+        {"prompt": "Who?", "completion": f" {row['text']}", "other": row["other"]}
+        for row in texts(seed)
+    ]
 
 
 def questions(seed):
     rows = [(row["text"], row["text"].find("1984")) for row in texts(seed)]
     return [
-        {"context": text, "question": "When?", "answers": {"text": ["1984"], "answer_start": [start]}}
+        {
+            "context": text,
+            "question": "When?",
+            "answers": {"text": ["1984"], "answer_start": [start]},
+        }
         for text, start in rows
         if start >= 0
     ]
@@ -82,7 +99,10 @@ KINDS = {"texts": texts, "answers": answers, "questions": questions, "articles":
 def sources(kind, name, split):
     """Pairs of a source: of the hub, and a file whose contents change."""
     return {
-        "source": [Pair(f"a/{kind}", f"b/{kind}"), Pair(f"changing_{kind}.jsonl", f"changing_{kind}.jsonl")],
+        "source": [
+            Pair(f"a/{kind}", f"b/{kind}"),
+            Pair(f"changing_{kind}.jsonl", f"changing_{kind}.jsonl"),
+        ],
         name: [Pair("c", "d")],
         split: [Pair("train", "test")],
     }
@@ -94,7 +114,9 @@ def tokenizers(*names):
 
 def blocks(seed):
     """A function of a tokenizer."""
-    return lambda tokenizer: text_blocks(tokenizer, [row["text"] for row in texts(seed)], block_size=16)
+    return lambda tokenizer: text_blocks(
+        tokenizer, [row["text"] for row in texts(seed)], block_size=16
+    )
 
 
 NEAR = {"threshold": 0.9, "ngram": 1}
@@ -105,7 +127,13 @@ DEDUPLICATE = [
     Pair(NEAR, NEAR | {"ngram": 30}),
 ]
 TEMPLATE = {"apply_chat_template": True, "chat_template": "short.jinja"}
-MEASURED = {"targets": "random", "num_targets": 2, "num_controls": 2, "num_repeats": 3, "min_target_tokens": 8}
+MEASURED = {
+    "targets": "random",
+    "num_targets": 2,
+    "num_controls": 2,
+    "num_repeats": 3,
+    "min_target_tokens": 8,
+}
 WITHOUT_COPIES = MEASURED | {"deduplicate": "exact"}
 # All examples without a copy are targets, so that a seed changes nothing but the order.
 SAME_EXAMPLES = WITHOUT_COPIES | {"num_targets": 29, "num_controls": 0}
@@ -176,7 +204,11 @@ CASES = [
             "source_column": [Pair("text", "other")],
             "sample_by": [Pair("line", "document", {"source": "lines.txt", "num_base": -1})],
             "num_base": [Pair(8, 9), Pair(8, -1)],
-            "target_source": [Pair("b/texts", "c/texts"), Pair("b/texts", None, {"num_base": -1}), SAME_TEXT],
+            "target_source": [
+                Pair("b/texts", "c/texts"),
+                Pair("b/texts", None, {"num_base": -1}),
+                SAME_TEXT,
+            ],
             "target_name": [Pair("c", "d")],
             "target_split": [Pair("train", "test")],
             "target_column": [Pair("text", "other")],
@@ -204,7 +236,10 @@ CASES = [
             "system": [Pair(None, "Be brief."), Pair("Be quick.", "Be brief.")],
             "chat_template": [Pair("short.jinja", "long.jinja", TEMPLATE)],
             "apply_chat_template": [Pair(None, True, TEMPLATE)],
-            "targets": [Pair(None, "random", MEASURED), Pair("random", "changing_answers.jsonl", WITHOUT_COPIES)],
+            "targets": [
+                Pair(None, "random", MEASURED),
+                Pair("random", "changing_answers.jsonl", WITHOUT_COPIES),
+            ],
             "num_targets": measured(2, 3),
             "num_controls": measured(2, 3),
             "num_repeats": measured(2, 3),
@@ -250,7 +285,9 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def tokenizers_by_name(embedded_tokenizer_folder, tmp_path_factory):
-    """Tokenizers that differ in one property; where it is not the vocabulary, their fingerprints are equal."""
+    """Tokenizers that differ in one property; where it is not the vocabulary, their fingerprints
+    are equal.
+    """
     folder = tmp_path_factory.mktemp("tokenizers")
     marks = ["<|end|>", "<|begin|>", "<|mark|>"]
     special_tokens = {
@@ -264,7 +301,8 @@ def tokenizers_by_name(embedded_tokenizer_folder, tmp_path_factory):
     made = {}
     for name, changes in special_tokens.items():
         tokenizer = AutoTokenizer.from_pretrained(embedded_tokenizer_folder)
-        tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in marks])  # as special tokens are
+        # As special tokens are.
+        tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
         tokenizer.add_special_tokens(changes)
         tokenizer.save_pretrained(folder / name)
         if name == "vocabulary":
@@ -286,7 +324,9 @@ def swap_ids_of_digits(file):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The working folder, with files; data sets of the hub have rows that follow from their names."""
+    """The working folder, with files; data sets of the hub have rows that follow
+    from their names.
+    """
 
     def load_dataset(source, name, *, split, streaming):
         seed = zlib.crc32(f"{source} {name} {split}".encode()) % 1000
@@ -299,7 +339,9 @@ def folder(tmp_path, monkeypatch):
         write_rows(tmp_path / name, texts(0))
     (tmp_path / "lines.txt").write_text("\n".join(row["text"] for row in texts(0)))
     for name, end in (("short", "."), ("long", ". Yes.")):
-        (tmp_path / f"{name}.jinja").write_text(f"{{% for m in messages %}}{{{{ m.content }}}}{end}{{% endfor %}}")
+        (tmp_path / f"{name}.jinja").write_text(
+            f"{{% for m in messages %}}{{{{ m.content }}}}{end}{{% endfor %}}"
+        )
     return tmp_path
 
 
@@ -307,11 +349,17 @@ def contents(dataset):
     """The rows of a data set, its passages and its counts."""
     rows = [{key: torch.as_tensor(value).tolist() for key, value in row.items()} for row in dataset]
     fields = vars(unpacked(dataset)).items()
-    return rows, {name: value for name, value in fields if name in ("passages", "counts") or name.startswith("num_")}
+    return rows, {
+        name: value
+        for name, value in fields
+        if name in ("passages", "counts") or name.startswith("num_")
+    }
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.function.__name__)
-def test_nothing_is_read_from_the_cache_of_other_arguments(case, tokenizers_by_name, folder, monkeypatch):
+def test_nothing_is_read_from_the_cache_of_other_arguments(
+    case, tokenizers_by_name, folder, monkeypatch
+):
     def build(cache, version, arguments):
         monkeypatch.setenv("TFIDF_TUNE_CACHE", str(folder / cache))
         for kind, rows in KINDS.items():
@@ -328,8 +376,12 @@ def test_nothing_is_read_from_the_cache_of_other_arguments(case, tokenizers_by_n
             before = build("shared", 0, pair.others | {argument: pair.first})
             shared = build("shared", 1, pair.others | {argument: pair.second})
             fresh = build(f"{argument}-{number}", 1, pair.others | {argument: pair.second})
-            assert shared == fresh, f"{argument}: {pair.second} is read from the cache of {pair.first}"
-            assert fresh != before, f"{argument}: {pair.first} and {pair.second} should give different results"
+            assert shared == fresh, (
+                f"{argument}: {pair.second} is read from the cache of {pair.first}"
+            )
+            assert fresh != before, (
+                f"{argument}: {pair.first} and {pair.second} should give different results"
+            )
 
 
 def test_each_argument_of_each_data_set_is_tried():
@@ -337,14 +389,20 @@ def test_each_argument_of_each_data_set_is_tried():
     for case in CASES:
         tried.setdefault(case.function, set()).update(case.pairs)
     for function, arguments in tried.items():
-        assert arguments == inspect.signature(function).parameters.keys() - WITHOUT_EFFECT, function.__name__
+        assert arguments == inspect.signature(function).parameters.keys() - WITHOUT_EFFECT, (
+            function.__name__
+        )
     public = [getattr(tfidf_tune.data, name) for name in tfidf_tune.data.__all__]
     with_cache = {one for one in public if "cache_dir" in inspect.signature(one).parameters}
     assert with_cache | {without_shared_text} == tried.keys()
 
 
-def test_an_interrupted_search_of_passages_goes_on_with_the_same_tokenizer_only(tokenizers_by_name, folder):
+def test_an_interrupted_search_of_passages_goes_on_with_the_same_tokenizer_only(
+    tokenizers_by_name, folder
+):
     spec = ProbeSpec((str(folder / "texts.jsonl"),))
-    found = {name: search_arguments(tokenizer, spec) for name, tokenizer in tokenizers_by_name.items()}
+    found = {
+        name: search_arguments(tokenizer, spec) for name, tokenizer in tokenizers_by_name.items()
+    }
     same = {name for name, arguments in found.items() if arguments == found["plain"]}
     assert same == {"plain", "renamed"}

@@ -44,13 +44,17 @@ def make_old(path, days=31):
     os.utime(path, times=(0, path.stat().st_mtime - days * DAY))
 
 
-def test_nobody_else_can_read_the_cache_and_other_folders_are_left_as_they_are(tokenizer, corpus_file, tmp_path):
+def test_nobody_else_can_read_the_cache_and_other_folders_are_left_as_they_are(
+    tokenizer, corpus_file, tmp_path
+):
     own, mixed = tmp_path / "own", tmp_path / "mixed"
     mixed.mkdir(mode=0o755)
     (mixed / "thesis.tex").write_text("mine")
     mixed.chmod(0o755)
     for root in (own, mixed):
-        dataset = text_blocks_dataset(tokenizer, source=str(corpus_file), block_size=16, cache_dir=str(root))
+        dataset = text_blocks_dataset(
+            tokenizer, source=str(corpus_file), block_size=16, cache_dir=str(root)
+        )
         (entry,) = (path for path in root.iterdir() if path.is_dir())
         assert mode(entry) == 0o700
         assert len(dataset) > 0
@@ -78,7 +82,13 @@ def test_what_was_not_used_for_a_month_is_removed_and_nothing_else(tmp_path):
     root = tmp_path / "cache"
     old, used, recent = (make(root, name) for name in ("old", "used", "recent"))
     end_use(cache._locks)
-    foreign = [root / "thesis", root / "0123456789abcdef", root / "notes.txt", root / ".hidden", root / "link"]
+    foreign = [
+        root / "thesis",
+        root / "0123456789abcdef",
+        root / "notes.txt",
+        root / ".hidden",
+        root / "link",
+    ]
     foreign[0].mkdir()
     foreign[1].mkdir()  # named as an entry
     (foreign[1] / "settings.json").write_text('{"mine": true}')
@@ -145,7 +155,9 @@ def test_a_killed_removal_leaves_no_half_entry(tmp_path):
             return event in removing and seen > moment
 
         was_killed = kill_when(is_moment, make, tmp_path, "another")
-        assert not entry.exists() or json.loads((entry / "settings.json").read_text())["counts"] == {"number": 1}
+        assert not entry.exists() or json.loads((entry / "settings.json").read_text())[
+            "counts"
+        ] == {"number": 1}
         if not was_killed:
             break
     assert not was_killed
@@ -206,7 +218,9 @@ def test_processes_that_start_together_remove_the_same(tmp_path):
         make_old(make(tmp_path, str(number)))
     end_use(cache._locks)
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=make, args=(tmp_path, f"new {number % 2}")) for number in range(4)]
+    processes = [
+        context.Process(target=make, args=(tmp_path, f"new {number % 2}")) for number in range(4)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -225,7 +239,10 @@ def test_an_entry_of_another_user_is_an_error_that_says_what_to_do(tmp_path, mon
         return open_file(path, *more)
 
     monkeypatch.setattr(os, "open", closed)
-    with pytest.raises(PermissionError, match="is of another user of this machine: name a folder of your own by cache"):
+    with pytest.raises(
+        PermissionError,
+        match="is of another user of this machine: name a folder of your own by cache",
+    ):
         make(tmp_path, "theirs")
 
 
@@ -258,7 +275,11 @@ def test_a_damaged_entry_is_made_again(tokenizer, corpus_file, tmp_path, caplog,
         if damage == "missing":
             file.unlink()
         else:
-            file.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "longer": content + b" x"}[damage])
+            file.write_bytes(
+                {"cut": content[: len(content) // 2], "empty": b"", "longer": content + b" x"}[
+                    damage
+                ]
+            )
         again = build()
         assert list(again) == rows
         assert getattr(again, "passages", None) == passages
@@ -276,5 +297,8 @@ def test_a_damaged_entry_that_cannot_be_removed_is_named(tmp_path, monkeypatch):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(cache, "remove_folder", read_only)
-    with pytest.raises(OSError, match=rf"{entry} is damaged and could not be removed \(Read-only file system\): rem"):
+    with pytest.raises(
+        OSError,
+        match=rf"{entry} is damaged and could not be removed \(Read-only file system\): rem",
+    ):
         make(tmp_path, "a")

@@ -10,7 +10,13 @@ import sentencepiece
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torchtune.data import Message
 from torchtune.models.llama2 import Llama2Tokenizer
-from transformers import AutoTokenizer, BertTokenizer, ByT5Tokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    BertTokenizer,
+    ByT5Tokenizer,
+    GPT2Tokenizer,
+    PreTrainedTokenizerFast,
+)
 
 from tfidf_tune.data import hf_tokenizer, tokenizer_fingerprint
 
@@ -23,7 +29,9 @@ def sp_tokenizer(sentencepiece_folder):
 
 
 def edited(folder, target, **changes):
-    """A copy of a tokenizer folder with changed entries in tokenizer_config.json; None removes one."""
+    """A copy of a tokenizer folder with changed entries in tokenizer_config.json;
+    None removes one.
+    """
     shutil.copytree(folder, target)
     file = target / "tokenizer_config.json"
     config = json.loads(file.read_text()) | changes
@@ -36,14 +44,21 @@ def turn():
     return [prompt, Message(role="assistant", content="green house", masked=False)]
 
 
-def test_text_is_encoded_as_by_transformers_with_bos_and_eos(tokenizer, embedded_tokenizer_folder, sp_tokenizer):
-    expected = AutoTokenizer.from_pretrained(str(embedded_tokenizer_folder)).encode(TEXT, add_special_tokens=False)
+def test_text_is_encoded_as_by_transformers_with_bos_and_eos(
+    tokenizer, embedded_tokenizer_folder, sp_tokenizer
+):
+    expected = AutoTokenizer.from_pretrained(str(embedded_tokenizer_folder)).encode(
+        TEXT, add_special_tokens=False
+    )
     assert tokenizer.encode(TEXT, add_bos=False, add_eos=False) == expected
     assert tokenizer.encode_batch([TEXT, "a"])[0] == expected
     assert tokenizer.encode(TEXT) == [*expected, tokenizer.eos_id]  # this tokenizer has no BOS
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
     assert tokenizer.decode(tokenizer.encode("a"), skip_special_tokens=False) == "a<|endoftext|>"
-    assert sp_tokenizer.encode("the", add_eos=False) == [sp_tokenizer.bos_id, *sp_tokenizer.encode_batch(["the"])[0]]
+    assert sp_tokenizer.encode("the", add_eos=False) == [
+        sp_tokenizer.bos_id,
+        *sp_tokenizer.encode_batch(["the"])[0],
+    ]
     assert sp_tokenizer.encode("the", add_bos=False)[-1] == sp_tokenizer.eos_id
 
 
@@ -54,17 +69,25 @@ def test_an_unusable_tokenizer_is_refused_by_name(embedded_tokenizer_folder, tmp
     for path in ("./nowhere", "~/nowhere", "runs/model/nowhere"):
         with pytest.raises(FileNotFoundError, match=f"no such folder: '{path}'"):
             hf_tokenizer(path)
-    with pytest.raises(ValueError, match=r"has no tokenizer files: .*tokenizer\.json or tokenizer\.model"):
+    with pytest.raises(
+        ValueError, match=r"has no tokenizer files: .*tokenizer\.json or tokenizer\.model"
+    ):
         hf_tokenizer(str(tmp_path))
     with pytest.raises(ValueError, match=r"no-eos' has no EOS token.*tokenizer_config\.json"):
         hf_tokenizer(edited(embedded_tokenizer_folder, tmp_path / "no-eos", eos_token=None))
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", unreachable)
-    with pytest.raises(ValueError, match=r"cannot load a tokenizer from 'owner/name'.*OSError: We couldn't connect"):
+    with pytest.raises(
+        ValueError, match=r"cannot load a tokenizer from 'owner/name'.*OSError: We couldn't connect"
+    ):
         hf_tokenizer("owner/name")
 
 
-def test_only_a_sentencepiece_model_encodes_as_sentencepiece_does(sp_tokenizer, sentencepiece_folder):
-    reference = sentencepiece.SentencePieceProcessor(model_file=str(sentencepiece_folder / "tokenizer.model"))
+def test_only_a_sentencepiece_model_encodes_as_sentencepiece_does(
+    sp_tokenizer, sentencepiece_folder
+):
+    reference = sentencepiece.SentencePieceProcessor(
+        model_file=str(sentencepiece_folder / "tokenizer.model")
+    )
     text = "the river  sings\n\nover café 1984 🙂"
     assert sp_tokenizer.encode(text, add_bos=False, add_eos=False) == reference.encode(text)
     assert (sp_tokenizer.bos_id, sp_tokenizer.eos_id) == (reference.bos_id(), reference.eos_id())
@@ -88,9 +111,9 @@ def test_messages_give_the_ids_of_their_text_in_one_piece(kind, request):
     tokens, mask = tokenizer.tokenize_messages(turn())
     assert tokens == tokenizer.encode("the river: green house")
     assert len(mask) == len(tokens)
-    assert tokenizer.decode([token for token, masked in zip(tokens, mask, strict=True) if not masked]).strip() == (
-        "green house"
-    )
+    assert tokenizer.decode(
+        [token for token, masked in zip(tokens, mask, strict=True) if not masked]
+    ).strip() == ("green house")
 
 
 def test_messages_are_cut_at_max_seq_len_and_end_in_eos(tokenizer, embedded_tokenizer_folder):
@@ -104,7 +127,8 @@ def test_messages_are_cut_at_max_seq_len_and_end_in_eos(tokenizer, embedded_toke
     assert sample["tokens"][-1] == tokenizer.eos_id
     assert tokenizer.eos_id not in tokenizer({"messages": turn()}, inference=True)["tokens"]
     messages = [Message(role="assistant", content="a "), Message(role="user", content="b")]
-    assert tokenizer.decode(tokenizer.tokenize_messages(messages)[0]) == "ab"  # no space into the next turn
+    # No space into the next turn.
+    assert tokenizer.decode(tokenizer.tokenize_messages(messages)[0]) == "ab"
 
 
 @pytest.mark.parametrize("kind", ["tokenizer", "sp_tokenizer"])
@@ -121,23 +145,43 @@ def test_a_loaded_tokenizer_is_taken_as_it_is_in_whatever_way_it_was_used(kind, 
 
 
 def rebuilt(kind, folder):
-    """A tokenizer that ``transformers`` makes from a vocabulary, by the name of its class or of its model."""
-    words = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", "##r", "the", "river"]
+    """A tokenizer that ``transformers`` makes from a vocabulary, by the name of its class or of its
+    model.
+    """
+    words = [
+        "[UNK]",
+        "[PAD]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *"abcdefghijklmnopqrstuvwxyz",
+        "##r",
+        "the",
+        "river",
+    ]
     if kind == "GPT2Tokenizer":
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         pieces = ["<|endoftext|>", *alphabet, "th", "the"]
         vocabulary = {piece: number for number, piece in enumerate(pieces)}
         return GPT2Tokenizer(vocab=vocabulary, merges=[("t", "h"), ("th", "e")])
     if kind == "BertTokenizer":
-        return BertTokenizer(vocab={word: number for number, word in enumerate(words)}, eos_token="[SEP]")
-    unigram = Tokenizer(models.Unigram([(word, -float(number)) for number, word in enumerate(words)], unk_id=0))
+        return BertTokenizer(
+            vocab={word: number for number, word in enumerate(words)}, eos_token="[SEP]"
+        )
+    unigram = Tokenizer(
+        models.Unigram([(word, -float(number)) for number, word in enumerate(words)], unk_id=0)
+    )
     unigram.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     unigram.pre_tokenizer = pre_tokenizers.Metaspace()
     return PreTrainedTokenizerFast(tokenizer_object=unigram, eos_token="[SEP]", pad_token="[PAD]")
 
 
-@pytest.mark.parametrize("kind", ["tokenizer", "sp_tokenizer", "GPT2Tokenizer", "BertTokenizer", "Unigram", "ByT5"])
-def test_the_fingerprint_stays_when_a_tokenizer_is_used_saved_and_loaded_again(kind, request, tmp_path):
+@pytest.mark.parametrize(
+    "kind", ["tokenizer", "sp_tokenizer", "GPT2Tokenizer", "BertTokenizer", "Unigram", "ByT5"]
+)
+def test_the_fingerprint_stays_when_a_tokenizer_is_used_saved_and_loaded_again(
+    kind, request, tmp_path
+):
     if kind.endswith("tokenizer"):
         first = request.getfixturevalue(kind)
     elif kind == "ByT5":  # none of the library tokenizers
@@ -149,13 +193,17 @@ def test_the_fingerprint_stays_when_a_tokenizer_is_used_saved_and_loaded_again(k
     second(["the", "the river"], truncation=True, max_length=3, return_token_type_ids=False)
     hf_tokenizer(second).save_pretrained(tmp_path / "second")
     # As an evaluation loads it: with BOS, padded on the left.
-    third = AutoTokenizer.from_pretrained(tmp_path / "second", padding_side="left", add_bos_token=True)
+    third = AutoTokenizer.from_pretrained(
+        tmp_path / "second", padding_side="left", add_bos_token=True
+    )
     third.pad_token = third.eos_token
     third(["the", "the river"], padding=True)
     assert hf_tokenizer(third).fingerprint == hf_tokenizer(second).fingerprint == first.fingerprint
 
 
-def test_the_fingerprint_depends_on_all_that_decides_on_ids(tokenizer, embedded_tokenizer_folder, tmp_path):
+def test_the_fingerprint_depends_on_all_that_decides_on_ids(
+    tokenizer, embedded_tokenizer_folder, tmp_path
+):
     def changed(name, change):
         shutil.copytree(embedded_tokenizer_folder, tmp_path / name)
         file = tmp_path / name / "tokenizer.json"
@@ -197,20 +245,36 @@ def test_the_fingerprint_depends_on_all_that_decides_on_ids(tokenizer, embedded_
     assert len({tokenizer.fingerprint, *fingerprints.values()}) == 1 + len(changes)
 
 
-def test_what_does_not_decide_on_ids_is_not_in_the_fingerprint(tokenizer, embedded_tokenizer_folder, tmp_path):
-    """And neither are settings that are off, which another version of ``tokenizers`` may not have."""
+def test_what_does_not_decide_on_ids_is_not_in_the_fingerprint(
+    tokenizer, embedded_tokenizer_folder, tmp_path
+):
+    """And neither are settings that are off, which another version of ``tokenizers``
+    may not have.
+    """
     folder = tmp_path / "other"
     shutil.copytree(embedded_tokenizer_folder, folder)
     data = json.loads((folder / "tokenizer.json").read_text())
-    data["truncation"] = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
-    data["post_processor"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    data["truncation"] = {
+        "max_length": 3,
+        "strategy": "LongestFirst",
+        "stride": 0,
+        "direction": "Right",
+    }
+    data["post_processor"] = {
+        "type": "ByteLevel",
+        "add_prefix_space": True,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     del data["model"]["ignore_merges"]
     (folder / "tokenizer.json").write_text(json.dumps(data))
     assert hf_tokenizer(str(folder)).fingerprint == tokenizer.fingerprint
 
 
 def test_a_tokenizer_without_rules_to_read_is_known_by_the_ids_of_a_text():
-    """torchtune's, for example: forms of characters, cases, line ends and joined emoji show in the ids."""
+    """torchtune's, for example: forms of characters, cases, line ends and joined emoji show in the
+    ids.
+    """
 
     def of(change):
         encode = lambda text, add_bos, add_eos: [ord(character) for character in change(text)]  # noqa: E731

@@ -12,7 +12,13 @@ from tfidf_tune.passages import read_probe_file, write_probe_file
 from tfidf_tune.passages.copies import noisy_copy
 from tfidf_tune.results.intervals import MIN_UNITS
 
-SIZES = {"num_base": 12, "num_targets": 3, "num_repeats": 4, "block_size": 32, "min_target_tokens": 40}
+SIZES = {
+    "num_base": 12,
+    "num_targets": 3,
+    "num_repeats": 4,
+    "block_size": 32,
+    "min_target_tokens": 40,
+}
 
 
 @pytest.fixture
@@ -20,7 +26,9 @@ def build(tokenizer, corpus_file, tmp_path):
     def build(**changes):
         arguments = {"source": str(corpus_file), "target_source": str(corpus_file)}
         arguments["cache_dir"] = str(tmp_path / "cache")
-        return injected_corpus_dataset(changes.pop("tokenizer", tokenizer), **(arguments | SIZES | changes))
+        return injected_corpus_dataset(
+            changes.pop("tokenizer", tokenizer), **(arguments | SIZES | changes)
+        )
 
     return build
 
@@ -31,15 +39,23 @@ def occurrences(stream, ids):
 
 
 def long_lines(tokenizer, corpus_file):
-    encoded = [tokenizer.encode(text, add_bos=False, add_eos=False) for text in load_documents(str(corpus_file))]
+    encoded = [
+        tokenizer.encode(text, add_bos=False, add_eos=False)
+        for text in load_documents(str(corpus_file))
+    ]
     return [ids for ids in encoded if len(ids) >= 40]
 
 
 @pytest.mark.parametrize("layout", ["aligned", "concatenated"])
-def test_targets_occur_num_repeats_times_at_the_recorded_positions_and_controls_never(build, layout, tmp_path):
-    dataset = build(layout=layout, block_size=16)  # no length is a multiple of 16, so concatenated targets straddle
+def test_targets_occur_num_repeats_times_at_the_recorded_positions_and_controls_never(
+    build, layout, tmp_path
+):
+    # No length is a multiple of 16, so concatenated targets straddle.
+    dataset = build(layout=layout, block_size=16)
     stream = np.array([item["tokens"] for item in dataset]).flatten()
-    assert all(item["labels"] == item["tokens"] and type(item["tokens"][0]) is int for item in dataset)
+    assert all(
+        item["labels"] == item["tokens"] and type(item["tokens"][0]) is int for item in dataset
+    )
     assert [passage.kind for passage in dataset.passages] == ["target"] * 3 + ["control"] * 3
     for passage in dataset.passages:
         starts = [block * 16 + offset for block, offset in passage.positions]
@@ -61,18 +77,31 @@ def test_an_eos_that_a_text_has_is_not_doubled(layout, build, tokenizer, corpus_
     eos = tokenizer.decode([tokenizer.eos_id], skip_special_tokens=False)
     write_rows(file, [{"text": text + eos} for text in load_documents(str(corpus_file))])
     sources = {"source": str(file), "target_source": str(file)}
-    stream = build(layout=layout, num_repeats=40, noise=0.5, noise_kind="drop", **sources).blocks.flatten()
+    stream = build(
+        layout=layout, num_repeats=40, noise=0.5, noise_kind="drop", **sources
+    ).blocks.flatten()
     assert tokenizer.eos_id in stream
     assert occurrences(stream, [tokenizer.eos_id] * 2) == []
 
 
 def test_passages_with_the_same_measured_start_count_once(build, tokenizer, tmp_path):
-    """A control must not be a copy of a target, nor a target be injected twice as often as the others."""
+    """A control must not be a copy of a target, nor a target be injected twice as often as the
+    others.
+    """
     starts = ("a river", "light", "it")
-    lines = ["short", *(f"{start} sings over the {end}" for start in starts for end in ("house", "x"))]
+    lines = [
+        "short",
+        *(f"{start} sings over the {end}" for start in starts for end in ("house", "x")),
+    ]
     file = tmp_path / "copies.txt"
     file.write_text("\n".join(lines))
-    sizes = {"block_size": 4, "min_target_tokens": 4, "num_base": 1, "num_targets": 2, "num_controls": 1}
+    sizes = {
+        "block_size": 4,
+        "min_target_tokens": 4,
+        "num_base": 1,
+        "num_targets": 2,
+        "num_controls": 1,
+    }
     passages = build(target_source=str(file), **sizes).passages
     expected = [tokenizer.encode(line, add_bos=False)[:4] for line in lines[1::2]]
     assert [passage.token_ids for passage in passages] == expected
@@ -97,7 +126,9 @@ def test_the_text_of_a_passage_keeps_special_tokens_and_torchtune_tokenizers_are
 ):
     tokenizer = hf_tokenizer(str(sentencepiece_folder))
     file = tmp_path / "unknown.txt"
-    file.write_text("\n".join(f"{number} the river <unk> sings over the house" for number in range(9)))
+    file.write_text(
+        "\n".join(f"{number} the river <unk> sings over the house" for number in range(9))
+    )
     sizes = {"block_size": 8, "min_target_tokens": 8, "num_base": 1, "num_targets": 1}
     passage = build(tokenizer=tokenizer, target_source=str(file), **sizes).passages[0]
     assert tokenizer.special_tokens["<unk>"] in passage.token_ids
@@ -128,7 +159,10 @@ def test_the_aligned_base_is_the_text_without_targets_and_controls(build, tokeni
 def test_a_second_run_does_not_tokenize_and_maps_the_blocks(build, tmp_path, monkeypatch):
     files = [tmp_path / name / "probe.jsonl" for name in ("first run", "second run")]
     first = build(probe_file=str(files[0]))
-    monkeypatch.setattr("tfidf_tune.data._injected_corpus.encode_texts", lambda *given: pytest.fail("tokenized again"))
+    monkeypatch.setattr(
+        "tfidf_tune.data._injected_corpus.encode_texts",
+        lambda *given: pytest.fail("tokenized again"),
+    )
     again = build(probe_file=str(files[1]))
     np.testing.assert_array_equal(first.blocks, again.blocks)
     assert (first.passages, first.num_left_out) == (again.passages, again.num_left_out)
@@ -175,14 +209,23 @@ def test_impossible_settings_are_refused(build, embedded_tokenizer_folder, tmp_p
         *(({"noise": noise}, "noise is ") for noise in (-0.1, 1, "0.1", float("nan"))),
         ({"noise_kind": "shuffle"}, "noise_kind is 'shuffle'"),
         ({"min_target_tokens": 31}, "min_target_tokens 31 is below block_size 32"),
-        ({"tokenizer": hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=31)}, "block_size is 32"),
+        (
+            {"tokenizer": hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=31)},
+            "block_size is 32",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             build(**changes)
         assert not list(tmp_path.glob("cache/*"))
 
 
-OWN = {"target_source": None, "num_base": -1, "num_targets": None, "min_target_tokens": None, "block_size": None}
+OWN = {
+    "target_source": None,
+    "num_base": -1,
+    "num_targets": None,
+    "min_target_tokens": None,
+    "block_size": None,
+}
 
 
 def words(seed, number):
@@ -192,7 +235,9 @@ def words(seed, number):
 
 @pytest.fixture(scope="module")
 def own_texts(tmp_path_factory):
-    """Short documents, one long one, documents of several blocks of which some occur twice, documents of 99 tokens."""
+    """Short documents, one long one, documents of several blocks of which some occur twice,
+    documents of 99 tokens.
+    """
     folder = tmp_path_factory.mktemp("own")
     several = [words(seed, 150) for seed in range(30)]
     return {
@@ -219,22 +264,34 @@ def test_targets_of_the_text_itself_are_taken_out_of_it(
     assert num_targets in (7, MIN_UNITS), "a report judges the targets where the text has enough"
     dataset = build(source=own_texts[name], layout=layout, **OWN)
     stream = dataset.blocks.flatten()
-    documents = [tokenizer.encode(text, add_bos=False, add_eos=False) for text in load_documents(own_texts[name])]
+    documents = [
+        tokenizer.encode(text, add_bos=False, add_eos=False)
+        for text in load_documents(own_texts[name])
+    ]
 
     kinds = [passage.kind for passage in dataset.passages]
     assert kinds == ["target"] * num_targets + ["control"] * num_targets
     assert {len(passage.token_ids) for passage in dataset.passages} == {num_tokens}
-    assert (dataset.block_size, dataset.num_documents, dataset.num_left_out) == (256, len(documents), 2 * num_targets)
+    assert (dataset.block_size, dataset.num_documents, dataset.num_left_out) == (
+        256,
+        len(documents),
+        2 * num_targets,
+    )
     rest = [list(ids) for ids in documents]
     for passage in dataset.passages:
-        found = [(n, start) for n, ids in enumerate(documents) for start in occurrences(ids, passage.token_ids)]
+        found = [
+            (n, start)
+            for n, ids in enumerate(documents)
+            for start in occurrences(ids, passage.token_ids)
+        ]
         assert len(found) == 1, "a copy would stay in the base"
         [(number, start)] = found
         rest[number][start : start + num_tokens] = [-1] * num_tokens
         starts = [block * 256 + offset for block, offset in passage.positions]
         assert starts == occurrences(stream, passage.token_ids)
         assert passage.num_injections == len(starts) <= 4 * (passage.kind == "target")
-    assert sum(passage.num_injections for passage in dataset.passages) >= 4 * num_targets - 1  # the tail is dropped
+    # The tail is dropped.
+    assert sum(passage.num_injections for passage in dataset.passages) >= 4 * num_targets - 1
     left = [part for ids in rest for part in split_at_gaps(ids)]
     assert sum(map(len, left)) == sum(map(len, documents)) - 2 * num_targets * num_tokens
     if layout == "aligned":
@@ -244,7 +301,8 @@ def test_targets_of_the_text_itself_are_taken_out_of_it(
         assert base.tolist() == expected[: len(base)]
         assert len(expected) - len(base) < 256
     else:
-        assert sum(len(part) for part in left if not occurrences(stream, part)) < 2 * 256  # the tail is dropped
+        # The tail is dropped.
+        assert sum(len(part) for part in left if not occurrences(stream, part)) < 2 * 256
 
     other = build(source=own_texts[name], layout=layout, seed=1, **OWN)
     assert [p.token_ids for p in other.passages] == [p.token_ids for p in dataset.passages]
@@ -253,8 +311,14 @@ def test_targets_of_the_text_itself_are_taken_out_of_it(
 
 @pytest.mark.parametrize("layout", ["aligned", "concatenated"])
 @pytest.mark.parametrize("target_source", ["short", None])
-def test_num_base_is_the_most_text_that_is_read(build, own_texts, tokenizer, tmp_path, layout, target_source):
-    sizes = {"num_base": 30, "layout": layout, "target_source": target_source and own_texts[target_source]}
+def test_num_base_is_the_most_text_that_is_read(
+    build, own_texts, tokenizer, tmp_path, layout, target_source
+):
+    sizes = {
+        "num_base": 30,
+        "layout": layout,
+        "target_source": target_source and own_texts[target_source],
+    }
     dataset = build(source=own_texts["several"], **sizes)
     documents = [*load_documents(own_texts["several"])]
     ends = np.cumsum([len(tokenizer.encode(text, add_bos=False)) for text in documents])  # with EOS
@@ -265,9 +329,12 @@ def test_num_base_is_the_most_text_that_is_read(build, own_texts, tokenizer, tmp
     np.testing.assert_array_equal(dataset.blocks, build(source=first, **sizes).blocks)
     if layout == "aligned":
         num_blocks = len(dataset) - sum(passage.num_injections for passage in dataset.passages)
-        # Three targets and three controls of the text itself, of 40 tokens each, are taken out of the 30 blocks.
+        # Three targets and three controls of the text itself, of 40 tokens each, are taken out of
+        # the 30 blocks.
         assert num_blocks == (30 if target_source else (30 * 32 - 6 * 40) // 32)
-    with pytest.raises(ValueError, match=r"found \d+ base (blocks of 32 tokens|documents) in .*, needed 1000000\."):
+    with pytest.raises(
+        ValueError, match=r"found \d+ base (blocks of 32 tokens|documents) in .*, needed 1000000\."
+    ):
         build(source=own_texts["several"], **sizes | {"num_base": 1_000_000})
 
 
@@ -286,10 +353,14 @@ def test_sizes_follow_from_the_text_and_from_the_model(build, own_texts, embedde
     dataset = build(source=own_texts["several"], tokenizer=small, **OWN)
     # A tenth of the 48-token windows that fit.
     documents = load_documents(own_texts["several"])
-    num_windows = sum(len(small.encode(text, add_bos=False, add_eos=False)) // 48 for text in documents)
+    num_windows = sum(
+        len(small.encode(text, add_bos=False, add_eos=False)) // 48 for text in documents
+    )
     assert dataset.block_size == 48
     assert len(dataset.passages) == 2 * (num_windows // 10)
-    two_sources = build(source=own_texts["short"], target_source=own_texts["several"], num_base=-1, num_targets=None)
+    two_sources = build(
+        source=own_texts["short"], target_source=own_texts["several"], num_base=-1, num_targets=None
+    )
     assert [passage.kind for passage in two_sources.passages] == ["target"] * 15 + ["control"] * 15
 
 
@@ -310,16 +381,22 @@ def test_an_exact_share_of_the_tokens_is_changed_as_the_kind_says():
     assert len(dropped.token_ids) == 400 - number
     assert is_subsequence(ids, inserted.token_ids)
     assert is_subsequence(dropped.token_ids, ids)
-    assert [copy.changes for copy in (replaced, inserted, dropped)] == [[number, 0, 0], [0, number, 0], [0, 0, number]]
+    assert [copy.changes for copy in (replaced, inserted, dropped)] == [
+        [number, 0, 0],
+        [0, number, 0],
+        [0, 0, number],
+    ]
     mixed = noisy_copy(ids, share, "mixed", words, 500, rng)
     assert sum(mixed.changes) == number
     assert min(mixed.changes) > 0
     assert len(mixed.token_ids) == 400 + mixed.changes[1] - mixed.changes[2]
     kept = 400 - mixed.changes[0] - mixed.changes[2]
-    assert kept <= _lcs_table(ids.tolist(), mixed.token_ids.tolist())[-1][-1] <= kept + 3  # by chance
+    # By chance.
+    assert kept <= _lcs_table(ids.tolist(), mixed.token_ids.tolist())[-1][-1] <= kept + 3
     measured = noisy_copy(ids, share, "replace", words, 100, np.random.default_rng(1))
     assert measured.changes[0] == (measured.token_ids[:100] != ids[:100]).sum() < number
-    # Tokens that move behind or before the last measured token count where they are in passage and copy.
+    # Tokens that move behind or before the last measured token count where they are in passage and
+    # copy.
     new = np.array([500, 501], dtype=np.int32)
     inserted = noisy_copy(ids, share, "insert", new, 100, np.random.default_rng(1))
     assert inserted.changes[1] == (inserted.token_ids[:100] >= 500).sum() < number
@@ -331,24 +408,39 @@ def test_an_exact_share_of_the_tokens_is_changed_as_the_kind_says():
 
 @pytest.mark.parametrize(
     ("layout", "kind"),
-    [("aligned", "replace"), ("aligned", "drop"), ("concatenated", "insert"), ("concatenated", "mixed")],
+    [
+        ("aligned", "replace"),
+        ("aligned", "drop"),
+        ("concatenated", "insert"),
+        ("concatenated", "mixed"),
+    ],
 )
-def test_the_probe_file_has_the_clean_passage_and_the_changes_of_each_copy(build, tokenizer, layout, kind, tmp_path):
+def test_the_probe_file_has_the_clean_passage_and_the_changes_of_each_copy(
+    build, tokenizer, layout, kind, tmp_path
+):
     clean = build(layout=layout)
-    dataset = build(layout=layout, noise=0.2, noise_kind=kind, probe_file=str(tmp_path / "probe.jsonl"))
+    dataset = build(
+        layout=layout, noise=0.2, noise_kind=kind, probe_file=str(tmp_path / "probe.jsonl")
+    )
     stream = dataset.blocks.flatten()
     assert [p.token_ids for p in dataset.passages] == [p.token_ids for p in clean.passages]
     assert read_probe_file(tmp_path / "probe.jsonl") == dataset.passages
     assert all(passage.changes is None for passage in (*clean.passages, *dataset.passages[3:]))
     for passage in dataset.passages[:3]:
         assert len(passage.changes) == len(passage.positions) == passage.num_injections
-        copies = [stream[32 * block + offset :][:32].tolist() for block, offset in passage.positions]
-        assert len({tuple(copy) for copy in copies}) == len(copies) >= 3, "each copy has changes of its own"
+        copies = [
+            stream[32 * block + offset :][:32].tolist() for block, offset in passage.positions
+        ]
+        assert len({tuple(copy) for copy in copies}) == len(copies) >= 3, (
+            "each copy has changes of its own"
+        )
         for copy, (replaced, inserted, dropped) in zip(copies, passage.changes, strict=True):
             assert tokenizer.eos_id not in copy or kind in ("drop", "mixed")
             assert 0 < replaced + inserted + dropped < 20
             if kind == "replace":
-                different = sum(one != other for one, other in zip(copy, passage.token_ids, strict=True))
+                different = sum(
+                    one != other for one, other in zip(copy, passage.token_ids, strict=True)
+                )
                 assert (different, inserted, dropped) == (replaced, 0, 0)
     if layout == "aligned":
         assert [p.positions for p in dataset.passages] == [p.positions for p in clean.passages]
@@ -360,7 +452,9 @@ def test_the_probe_file_has_the_clean_passage_and_the_changes_of_each_copy(build
 def test_noise_follows_from_the_seed_and_without_it_the_cache_is_as_before(build, tmp_path):
     noisy, again = (build(noise=0.1, cache_dir=str(tmp_path / name)) for name in ("cache", "other"))
     np.testing.assert_array_equal(noisy.blocks, again.blocks)
-    assert [p.changes for p in build(noise=0.1, seed=1).passages] != [p.changes for p in noisy.passages]
+    assert [p.changes for p in build(noise=0.1, seed=1).passages] != [
+        p.changes for p in noisy.passages
+    ]
     folders = set((tmp_path / "cache").iterdir())
     for kind in ("replace", "drop"):
         build(noise=0.0, noise_kind=kind)

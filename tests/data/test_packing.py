@@ -33,7 +33,9 @@ class Documents(torch.utils.data.Dataset):
 
 
 def make_documents(lengths, masked=(), seed=0):
-    """Random tokens, every third document with a masked prompt, those in ``masked`` without any label."""
+    """Random tokens, every third document with a masked prompt, those in ``masked`` without any
+    label.
+    """
     generator = torch.Generator().manual_seed(seed)
     documents = []
     for index, length in enumerate(lengths):
@@ -44,7 +46,9 @@ def make_documents(lengths, masked=(), seed=0):
 
 
 def packed_batch(documents, *, split=False):
-    return collate_packed([*PackedDataset(Documents(documents), max_seq_len=ROW, split_across_pack=split)])
+    return collate_packed(
+        [*PackedDataset(Documents(documents), max_seq_len=ROW, split_across_pack=split)]
+    )
 
 
 def pieces_of(documents, *, split):
@@ -54,7 +58,9 @@ def pieces_of(documents, *, split):
     pieces, position = [], 0
     for tokens, labels in documents:
         places = range(position, position + len(tokens))
-        for _, group in groupby(zip(places, tokens, labels, strict=True), lambda item: item[0] // ROW):
+        for _, group in groupby(
+            zip(places, tokens, labels, strict=True), lambda item: item[0] // ROW
+        ):
             _, *columns = zip(*group, strict=True)
             pieces.append(tuple(list(column) for column in columns))
         position += len(tokens)
@@ -80,7 +86,14 @@ def places_in(batch, pieces):
 
 def test_a_batch_in_full(monkeypatch):
     rows = PackedDataset(
-        Documents([([1, 2, 3], [1, 2, 3]), ([4, 5], [IGNORED, 5]), ([6], [6]), ([7, 8, 9, 9], [7, 8, 9, 9])]),
+        Documents(
+            [
+                ([1, 2, 3], [1, 2, 3]),
+                ([4, 5], [IGNORED, 5]),
+                ([6], [6]),
+                ([7, 8, 9, 9], [7, 8, 9, 9]),
+            ]
+        ),
         max_seq_len=7,
     )
 
@@ -128,7 +141,9 @@ def test_only_padding_is_left_out_of_the_tokens_of_a_row(lengths):
     """Also of a row that its last document fills."""
     documents = make_documents(lengths)
     expected = torch.full_like(packed_batch(documents)["tokens"], IGNORED)
-    for (tokens, _), (row, place) in zip(documents, places_in(packed_batch(documents), documents), strict=True):
+    for (tokens, _), (row, place) in zip(
+        documents, places_in(packed_batch(documents), documents), strict=True
+    ):
         expected[row, place] = torch.tensor(tokens)
 
     rows = [*PackedDataset(Documents(documents), max_seq_len=ROW)]

@@ -15,7 +15,9 @@ from torchtune.models.llama2 import Llama2Tokenizer
 from tfidf_tune.data import cnn_dailymail_dataset, hf_tokenizer, squad_dataset
 from tfidf_tune.data.squad_and_news import squad_prompt
 
-CONTEXT = "the green house walks over the river of light, under 1984 stone(s) a café sings 🙂 the end."
+CONTEXT = (
+    "the green house walks over the river of light, under 1984 stone(s) a café sings 🙂 the end."
+)
 QUESTION = "the river of what?"
 ARTICLE = "The river sings.\nA stone walks  under the light of the green house 🙂"
 HIGHLIGHTS = "the river sings\na stone walks ."
@@ -25,11 +27,15 @@ TOKENIZERS = ["bpe", "bos_is_eos", "sentencepiece", "stock"]
 
 @pytest.fixture(scope="module", params=TOKENIZERS)
 def any_tokenizer(request, embedded_tokenizer_folder, sentencepiece_folder, tmp_path_factory):
-    """Byte-level BPE without BOS, with a BOS that is EOS as GPT-NeoX has it, SentencePiece, and torchtune's own."""
+    """Byte-level BPE without BOS, with a BOS that is EOS as GPT-NeoX has it, SentencePiece, and
+    torchtune's own.
+    """
     if request.param == "bpe":
         return hf_tokenizer(str(embedded_tokenizer_folder))
     if request.param == "bos_is_eos":
-        return hf_tokenizer(str(with_bos(embedded_tokenizer_folder, tmp_path_factory.mktemp("tokenizer") / "bos")))
+        return hf_tokenizer(
+            str(with_bos(embedded_tokenizer_folder, tmp_path_factory.mktemp("tokenizer") / "bos"))
+        )
     if request.param == "sentencepiece":
         return hf_tokenizer(str(sentencepiece_folder))
     return Llama2Tokenizer(str(sentencepiece_folder / "tokenizer.model"), prompt_template=None)
@@ -56,7 +62,10 @@ def news_row(article=ARTICLE, highlights=HIGHLIGHTS):
 def squad(tmp_path):
     """Build a data set of given rows."""
     return lambda tokenizer, rows, **limits: squad_dataset(
-        tokenizer, source=write_rows(tmp_path / "squad.jsonl", rows), cache_dir=str(tmp_path / "cache"), **limits
+        tokenizer,
+        source=write_rows(tmp_path / "squad.jsonl", rows),
+        cache_dir=str(tmp_path / "cache"),
+        **limits,
     )
 
 
@@ -64,14 +73,23 @@ def squad(tmp_path):
 def news(tmp_path):
     """Build a data set of given rows."""
     return lambda tokenizer, rows, **limits: cnn_dailymail_dataset(
-        tokenizer, source=write_rows(tmp_path / "news.jsonl", rows), cache_dir=str(tmp_path / "cache"), **limits
+        tokenizer,
+        source=write_rows(tmp_path / "news.jsonl", rows),
+        cache_dir=str(tmp_path / "cache"),
+        **limits,
     )
 
 
 def as_torchtune_tokenizes(tokenizer, prompt, target):
-    messages = [Message(role="user", content=prompt, masked=True), Message(role="assistant", content=target)]
+    messages = [
+        Message(role="user", content=prompt, masked=True),
+        Message(role="assistant", content=target),
+    ]
     tokens, mask = tokenizer.tokenize_messages(messages)
-    return {"tokens": tokens, "labels": [-100 if masked else token for token, masked in zip(tokens, mask, strict=True)]}
+    return {
+        "tokens": tokens,
+        "labels": [-100 if masked else token for token, masked in zip(tokens, mask, strict=True)],
+    }
 
 
 def split(sample):
@@ -86,9 +104,14 @@ def num_tokens(tokenizer, text):
     return len(tokenizer.encode(text, add_bos=True, add_eos=False))
 
 
-def test_examples_have_the_ids_of_their_text_as_torchtune_tokenizes_messages(any_tokenizer, squad, news):
+def test_examples_have_the_ids_of_their_text_as_torchtune_tokenizes_messages(
+    any_tokenizer, squad, news
+):
     """In one piece, with BOS, the space before the target, and EOS."""
-    article, question = f"summarize: {ARTICLE}\n\nSummary:", f"Context: {CONTEXT}\nQuestion: {QUESTION}\nAnswer:"
+    article, question = (
+        f"summarize: {ARTICLE}\n\nSummary:",
+        f"Context: {CONTEXT}\nQuestion: {QUESTION}\nAnswer:",
+    )
     answers = ("light", "1984", "(s)", "🙂", "café sings", "the end.")
     rows = [squad_row(answer=answer) for answer in answers]
     samples = [*squad(any_tokenizer, rows), *news(any_tokenizer, [news_row()])]
@@ -113,12 +136,16 @@ def read_prompt(tokenizer, ids):
 
 @st.composite
 def questions(draw):
-    words = draw(st.lists(st.sampled_from([*WORDS, "🙂", "東京,", "a\nb", "--"]), min_size=1, max_size=60))
+    words = draw(
+        st.lists(st.sampled_from([*WORDS, "🙂", "東京,", "a\nb", "--"]), min_size=1, max_size=60)
+    )
     first = draw(st.integers(0, len(words) - 1))
     last = draw(st.integers(first, min(first + 5, len(words) - 1)))
     start = len("".join(word + " " for word in words[:first]))
     question = " ".join(draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=8)))
-    return squad_row(" ".join(words), " ".join(words[first : last + 1]), question, start), draw(st.integers(30, 200))
+    return squad_row(" ".join(words), " ".join(words[first : last + 1]), question, start), draw(
+        st.integers(30, 200)
+    )
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -150,7 +177,9 @@ def test_any_cut_keeps_the_question_and_the_answer_in_its_context(any_tokenizer,
     assert kept == kept.strip()
     # No more is lost than a character of several tokens and the joints make it.
     assert len(sample["tokens"]) > max_seq_len - 12
-    up_to_the_answer = num_tokens(any_tokenizer, squad_prompt(context[: start + len(answer)], question))
+    up_to_the_answer = num_tokens(
+        any_tokenizer, squad_prompt(context[: start + len(answer)], question)
+    )
     if up_to_the_answer + len(target) <= max_seq_len - 3:
         assert context.startswith(kept)
         assert len(kept) >= start + len(answer)
@@ -176,7 +205,9 @@ def test_the_window_is_at_the_start_around_the_answer_or_at_the_end(any_tokenize
             assert abs(num_tokens(any_tokenizer, before) - num_tokens(any_tokenizer, behind)) <= 4
 
 
-def test_rows_without_an_answer_an_article_or_highlights_are_left_out(tokenizer, squad, news, monkeypatch):
+def test_rows_without_an_answer_an_article_or_highlights_are_left_out(
+    tokenizer, squad, news, monkeypatch
+):
     bad = [
         squad_row(answer="stone", start=2),
         squad_row(answer="", start=0),
@@ -194,26 +225,40 @@ def test_rows_without_an_answer_an_article_or_highlights_are_left_out(tokenizer,
     with monkeypatch.context() as patch:
         patch.setattr(tokenizer, "max_seq_len", 256)
         assert [*squad(tokenizer, rows, packed=True).ds] == [*dataset]
-    bad = [news_row(article=""), news_row(article=" \n"), news_row(highlights=" "), news_row(highlights=None)]
+    bad = [
+        news_row(article=""),
+        news_row(article=" \n"),
+        news_row(highlights=" "),
+        news_row(highlights=None),
+    ]
     dataset = news(tokenizer, [*bad, news_row()])
     assert (len(dataset), dataset.num_left_out) == (1, 4)
 
 
 def test_articles_and_summaries_are_cut_at_their_ends(any_tokenizer, news):
     article, highlights = passage(3, 200), passage(4, 60)
-    rows = [news_row(article), news_row(), news_row(article, highlights), news_row(highlights=highlights)]
+    rows = [
+        news_row(article),
+        news_row(),
+        news_row(article, highlights),
+        news_row(highlights=highlights),
+    ]
     dataset = news(any_tokenizer, rows, max_source_tokens=100, max_target_tokens=30)
     assert (dataset.num_cut, dataset.num_cut_targets, dataset.num_left_out) == (2, 2, 0)
 
     for row, sample in zip(rows, dataset, strict=True):
         prompt, target = split(sample)
-        text = any_tokenizer.decode(prompt[1:] if prompt[0] == getattr(any_tokenizer, "bos_id", None) else prompt)
+        text = any_tokenizer.decode(
+            prompt[1:] if prompt[0] == getattr(any_tokenizer, "bos_id", None) else prompt
+        )
         assert any_tokenizer.encode(text, add_eos=False) == prompt
         kept = re.fullmatch(r"summarize: (.*)\n\nSummary:", text, re.DOTALL)[1]
         assert row["article"].startswith(kept)
         assert (len(prompt) in (98, 99, 100)) if row["article"] == article else (kept == ARTICLE)
 
-        whole = any_tokenizer.encode("Summary: " + row["highlights"])[num_tokens(any_tokenizer, "Summary:") :]
+        whole = any_tokenizer.encode("Summary: " + row["highlights"])[
+            num_tokens(any_tokenizer, "Summary:") :
+        ]
         cut = [*whole[:29], any_tokenizer.eos_id]
         assert target == (cut if row["highlights"] == highlights else whole)
 
@@ -227,10 +272,16 @@ def test_only_the_same_settings_are_read_from_the_cache(tokenizer, news, monkeyp
 
     first = [build(*each) for each in limits]
     assert len({len(samples[1]["tokens"]) for samples in first}) == 3
-    monkeypatch.setattr(type(tokenizer), "encode_batch", encode := Mock(wraps=tokenizer.encode_batch))
+    monkeypatch.setattr(
+        type(tokenizer), "encode_batch", encode := Mock(wraps=tokenizer.encode_batch)
+    )
     assert [build(*each) for each in limits] == first
-    assert max(len(text) for call in encode.call_args_list for text in call.args[0]) < 50, "an article is tokenized"
-    monkeypatch.setattr("tfidf_tune.data.squad_and_news.summarization_prompt", lambda article: f"{article} TL;DR:")
+    assert max(len(text) for call in encode.call_args_list for text in call.args[0]) < 50, (
+        "an article is tokenized"
+    )
+    monkeypatch.setattr(
+        "tfidf_tune.data.squad_and_news.summarization_prompt", lambda article: f"{article} TL;DR:"
+    )
     assert tokenizer.decode(build(200, 128)[0]["tokens"]) == f"{ARTICLE} TL;DR: {HIGHLIGHTS}"
 
 
@@ -239,7 +290,11 @@ def test_impossible_limits_are_refused_before_anything_is_read(embedded_tokenize
     for build, limits, message in (
         (squad_dataset, {"max_seq_len": 513}, "max_seq_len is 513, above .* 512"),
         (cnn_dailymail_dataset, {"max_target_tokens": 1}, "max_target_tokens must be"),
-        (cnn_dailymail_dataset, {"max_source_tokens": 385}, r"max_source_tokens \+ max_target_tokens is 513, above"),
+        (
+            cnn_dailymail_dataset,
+            {"max_source_tokens": 385},
+            r"max_source_tokens \+ max_target_tokens is 513, above",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             build(tokenizer, source="/gone.jsonl", **limits)

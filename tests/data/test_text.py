@@ -1,4 +1,6 @@
-"""Documents as sequences and as blocks: their tokens, how long ones are cut, and what is refused."""
+"""Documents as sequences and as blocks: their tokens, how long ones are cut, and
+what is refused.
+"""
 
 import itertools
 import random
@@ -8,7 +10,13 @@ import pytest
 from helpers.fakes.data import passage, write_rows
 
 from tfidf_tune._tokenizer import encode_texts
-from tfidf_tune.data import hf_tokenizer, load_documents, text_blocks, text_blocks_dataset, text_dataset
+from tfidf_tune.data import (
+    hf_tokenizer,
+    load_documents,
+    text_blocks,
+    text_blocks_dataset,
+    text_dataset,
+)
 from tfidf_tune.passages import read_probe_file
 
 SHORT, LONG, TINY = "the river sings", passage(1, 60), "a"
@@ -16,12 +24,16 @@ SHORT, LONG, TINY = "the river sings", passage(1, 60), "a"
 
 @pytest.fixture
 def texts(tmp_path):
-    """Build a data set of given documents: ``texts(tokenizer, [document, ...], max_seq_len=16)``."""
+    """Build a data set of given documents: ``texts(tokenizer,
+    [document, ...], max_seq_len=16)``.
+    """
 
     def make(tokenizer, documents, **arguments):
         file = tmp_path / "documents.txt"
         file.write_text("\n".join(documents), encoding="utf-8")
-        return text_dataset(tokenizer, source=str(file), cache_dir=str(tmp_path / "cache"), **arguments)
+        return text_dataset(
+            tokenizer, source=str(file), cache_dir=str(tmp_path / "cache"), **arguments
+        )
 
     return make
 
@@ -34,14 +46,23 @@ def test_a_document_is_a_sequence(tokenizer, sentencepiece_folder, texts):
     with_bos, found = hf_tokenizer(str(sentencepiece_folder)), []
     for add_bos, add_eos in itertools.product([False, True], repeat=2):
         dataset = texts(with_bos, [SHORT, LONG], max_seq_len=512, add_bos=add_bos, add_eos=add_eos)
-        expected = [with_bos.encode(text, add_bos=add_bos, add_eos=add_eos) for text in (SHORT, LONG)]
+        expected = [
+            with_bos.encode(text, add_bos=add_bos, add_eos=add_eos) for text in (SHORT, LONG)
+        ]
         assert items(dataset) == [sample["labels"] for sample in dataset] == expected
         assert (expected[0][0] == with_bos.bos_id) == add_bos
-        assert (len(dataset), dataset.num_documents, dataset.num_cut, dataset.num_left_out) == (2, 2, 0, 0)
+        assert (len(dataset), dataset.num_documents, dataset.num_cut, dataset.num_left_out) == (
+            2,
+            2,
+            0,
+            0,
+        )
         found.append(expected)  # and each setting has a cache of its own
     assert items(texts(with_bos, [SHORT, LONG], max_seq_len=16)) not in found
     assert tokenizer.bos_id is None
-    assert items(texts(tokenizer, [SHORT], max_seq_len=64)) == [tokenizer.encode(SHORT, add_bos=False)]
+    assert items(texts(tokenizer, [SHORT], max_seq_len=64)) == [
+        tokenizer.encode(SHORT, add_bos=False)
+    ]
 
 
 def test_a_long_document_is_cut_into_pieces_that_lose_nothing(tokenizer, texts, monkeypatch):
@@ -91,7 +112,8 @@ def test_impossible_limits_and_sources_are_refused(tokenizer, texts, monkeypatch
 
 
 def test_documents_are_concatenated_and_cut(tokenizer):
-    documents = [f"{number} the river sings" for number in range(700)]  # more than one batch of the tokenizer
+    # More than one batch of the tokenizer.
+    documents = [f"{number} the river sings" for number in range(700)]
     for add_eos in (False, True):
         stream = [token for text in documents for token in tokenizer.encode(text, add_eos=add_eos)]
         blocks = text_blocks(tokenizer, documents, block_size=8, add_eos=add_eos)
@@ -99,10 +121,13 @@ def test_documents_are_concatenated_and_cut(tokenizer):
         assert blocks.flatten().tolist() == stream[: blocks.size]
         endless = itertools.cycle(documents)
         for num_blocks in (1, 3):
-            first = text_blocks(tokenizer, endless, block_size=8, num_blocks=num_blocks, add_eos=add_eos)
+            first = text_blocks(
+                tokenizer, endless, block_size=8, num_blocks=num_blocks, add_eos=add_eos
+            )
             assert first.shape == (num_blocks, 8)
         np.testing.assert_array_equal(
-            text_blocks(tokenizer, documents, block_size=8, num_blocks=3, add_eos=add_eos), blocks[:3]
+            text_blocks(tokenizer, documents, block_size=8, num_blocks=3, add_eos=add_eos),
+            blocks[:3],
         )
     assert text_blocks(tokenizer, ["a"], block_size=256).shape == (0, 256)
     assert text_blocks(tokenizer, [], block_size=256).shape == (0, 256)
@@ -119,18 +144,31 @@ def test_batches_of_long_documents_are_limited_in_bytes():
 
     megabytes = [4, 6, 1, 9, 0.5, 10, 3]
     texts = ["é" * int(500_000 * size) for size in megabytes]
-    assert [int(ids[0]) for ids in encode_texts(Tokenizer(), texts)] == [len(text) for text in texts]
-    assert [[size / 1e6 for size in batch] for batch in batches] == [[4, 6], [1, 9], [0.5], [10], [3]]
+    assert [int(ids[0]) for ids in encode_texts(Tokenizer(), texts)] == [
+        len(text) for text in texts
+    ]
+    assert [[size / 1e6 for size in batch] for batch in batches] == [
+        [4, 6],
+        [1, 9],
+        [0.5],
+        [10],
+        [3],
+    ]
 
 
-def test_an_item_has_labels_equal_to_its_tokens_and_is_cached(tokenizer, tmp_path, corpus_file, monkeypatch):
+def test_an_item_has_labels_equal_to_its_tokens_and_is_cached(
+    tokenizer, tmp_path, corpus_file, monkeypatch
+):
     file = tmp_path / "a.txt"
 
     def build(**changes):
         arguments = {"source": str(file), "block_size": 16, "cache_dir": str(tmp_path / "cache")}
         return text_blocks_dataset(tokenizer, **(arguments | changes))
 
-    for text in (corpus_file.read_text(), corpus_file.read_text()[:1500]):  # a changed file is read again
+    for text in (
+        corpus_file.read_text(),
+        corpus_file.read_text()[:1500],
+    ):  # a changed file is read again
         file.write_text(text)
         dataset = build()
         expected = text_blocks(tokenizer, load_documents(str(file)), block_size=16, add_eos=True)
@@ -139,7 +177,9 @@ def test_an_item_has_labels_equal_to_its_tokens_and_is_cached(tokenizer, tmp_pat
         assert len(dataset) == len(expected) > 3
     assert build(block_size=8).blocks.shape[1] == 8
     assert len(build(num_blocks=2)) == 2
-    monkeypatch.setattr("tfidf_tune.data.text.encode_texts", lambda *given: pytest.fail("tokenized again"))
+    monkeypatch.setattr(
+        "tfidf_tune.data.text.encode_texts", lambda *given: pytest.fail("tokenized again")
+    )
     np.testing.assert_array_equal(build().blocks, expected)
 
 
@@ -149,13 +189,16 @@ def words(rng, number):
 
 @pytest.fixture
 def repetitive_file(tmp_path):
-    """Documents of random words; one passage is in five of them, another in three, and one document is there twice."""
+    """Documents of random words; one passage is in five of them, another in three, and one document
+    is there twice.
+    """
     rng, rows = random.Random(0), []
     often, less = words(rng, 40), words(rng, 40)
     for number in range(60):
         inserted = [often] if number % 12 == 0 else [less] if number % 20 == 5 else []
         rows.append(
-            " ".join([words(rng, 60), *inserted, words(rng, 30)]) + ("<|endoftext|>" if number % 7 == 0 else "")
+            " ".join([words(rng, 60), *inserted, words(rng, 30)])
+            + ("<|endoftext|>" if number % 7 == 0 else "")
         )
     return write_rows(tmp_path / "repetitive.jsonl", [*rows, rows[1]]), often, less
 
@@ -175,7 +218,12 @@ def test_held_out_windows_are_all_that_training_lacks_and_targets_have_their_nat
     tokenizer, repetitive_file, tmp_path, deduplicate
 ):
     file, often, less = repetitive_file
-    arguments = {"source": file, "block_size": 32, "cache_dir": str(tmp_path / "cache"), "deduplicate": deduplicate}
+    arguments = {
+        "source": file,
+        "block_size": 32,
+        "cache_dir": str(tmp_path / "cache"),
+        "deduplicate": deduplicate,
+    }
     as_it_is = text_blocks_dataset(tokenizer, **arguments)
     probe = tmp_path / "probe.jsonl"
     dataset = text_blocks_dataset(tokenizer, holdout=0.05, probe_file=str(probe), **arguments)
@@ -192,18 +240,32 @@ def test_held_out_windows_are_all_that_training_lacks_and_targets_have_their_nat
     # What is trained on is the text without the controls, each a run of one document.
     rest = [ids.tolist() for ids in documents]
     for control in controls:
-        ((at, start),) = [(at, start) for at, ids in enumerate(rest) for start in occurrences(ids, control.token_ids)]
+        ((at, start),) = [
+            (at, start)
+            for at, ids in enumerate(rest)
+            for start in occurrences(ids, control.token_ids)
+        ]
         rest[at : at + 1] = [part for part in (rest[at][:start], rest[at][start + 32 :]) if part]
-    stream = [token for ids in rest for token in ids + [tokenizer.eos_id] * (ids[-1] != tokenizer.eos_id)]
+    stream = [
+        token for ids in rest for token in ids + [tokenizer.eos_id] * (ids[-1] != tokenizer.eos_id)
+    ]
     blocks = np.array(stream[: len(stream) // 32 * 32]).reshape(-1, 32)
-    assert tokenizer.eos_id not in {*np.array(stream)[np.flatnonzero(np.diff(stream) == 0)].tolist()}
-    kept = sorted(np.unique(blocks, axis=0, return_index=True)[1]) if deduplicate == "exact" else range(len(blocks))
+    assert tokenizer.eos_id not in {
+        *np.array(stream)[np.flatnonzero(np.diff(stream) == 0)].tolist()
+    }
+    kept = (
+        sorted(np.unique(blocks, axis=0, return_index=True)[1])
+        if deduplicate == "exact"
+        else range(len(blocks))
+    )
     np.testing.assert_array_equal(dataset.blocks, blocks[kept])
 
     # Where targets are, and how often; the most frequent is in five documents.
     trained = dataset.blocks.flatten().tolist()
     for target in targets:
-        assert [32 * block + offset for block, offset in target.positions] == occurrences(trained, target.token_ids)
+        assert [32 * block + offset for block, offset in target.positions] == occurrences(
+            trained, target.token_ids
+        )
         assert target.num_injections == len(target.positions) > 0
     counts = [target.num_injections for target in targets]
     if deduplicate == "none":
@@ -212,11 +274,15 @@ def test_held_out_windows_are_all_that_training_lacks_and_targets_have_their_nat
     assert counts[-1] == 1
     for target, text in zip(targets, (often, less), strict=False):
         assert target.text.strip() in text
-    assert text_blocks_dataset(tokenizer, holdout=0.05, **arguments).passages == dataset.passages, "from the cache"
+    assert text_blocks_dataset(tokenizer, holdout=0.05, **arguments).passages == dataset.passages, (
+        "from the cache"
+    )
 
 
 @pytest.mark.parametrize(("lines", "length"), [(4000, 256), (400, 64), (100, 16)])
-def test_passages_get_shorter_where_the_text_is_short_and_one_document_is_enough(tokenizer, tmp_path, lines, length):
+def test_passages_get_shorter_where_the_text_is_short_and_one_document_is_enough(
+    tokenizer, tmp_path, lines, length
+):
     file = tmp_path / "book.txt"
     file.write_text(words(random.Random(1), 5 * lines))
     arguments = {"source": str(file), "sample_by": "document", "cache_dir": str(tmp_path / "cache")}
@@ -230,7 +296,9 @@ def test_a_text_too_short_to_hold_out_a_part_is_trained_on_as_it_is(tokenizer, t
     for text in (words(random.Random(2), 70), "the same again " * 2000):
         file.write_text(text)
         plain, held = (
-            text_blocks_dataset(tokenizer, source=str(file), holdout=share, block_size=64, cache_dir=cache)
+            text_blocks_dataset(
+                tokenizer, source=str(file), holdout=share, block_size=64, cache_dir=cache
+            )
             for share in (0, 0.05)
         )
         np.testing.assert_array_equal(held.blocks, plain.blocks)
@@ -244,10 +312,15 @@ def test_impossible_settings_of_blocks_are_refused(tokenizer, corpus_file, tmp_p
         ({"block_size": 0}, "block_size must be"),
         ({"num_blocks": 0}, "num_blocks must be"),
         ({"holdout": 0.6}, "holdout is 0.6: .* from 0 to 0.5"),
-        ({"holdout": 0.1, "num_blocks": 9}, "holdout 0.1 takes all of the text: leave out num_blocks 9"),
+        (
+            {"holdout": 0.1, "num_blocks": 9},
+            "holdout 0.1 takes all of the text: leave out num_blocks 9",
+        ),
         ({"holdout": 0.1, "block_size": 15}, "block_size must be"),
         ({"num_blocks": 10_000}, r"found \d+ blocks of 256 tokens in .*corpus.txt', needed 10000"),
     ):
         with pytest.raises(ValueError, match=message):
-            text_blocks_dataset(tokenizer, **({"source": str(corpus_file), "cache_dir": str(tmp_path)} | change))
+            text_blocks_dataset(
+                tokenizer, **({"source": str(corpus_file), "cache_dir": str(tmp_path)} | change)
+            )
         assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchtune.datasets import ConcatDataset
 
-from tfidf_tune.data import embedded_documents, hf_tokenizer, injected_corpus_dataset, text_blocks_dataset, text_dataset
+from tfidf_tune.data import (
+    embedded_documents,
+    hf_tokenizer,
+    injected_corpus_dataset,
+    text_blocks_dataset,
+    text_dataset,
+)
 from tfidf_tune.data import trained_passages as _trained_passages
 from tfidf_tune.data.sequences import SequenceDataset, TextBlocksDataset
 from tfidf_tune.data.trained_passages import trained_passages
@@ -23,7 +29,13 @@ from tfidf_tune.weighting import IGNORE_INDEX
 
 
 def passage(kind, ids, number=0, **fields):
-    values = {"num_injections": 0, "positions": [], "source": "s", "tokenizer": "t", "tokenizer_fingerprint": "f"}
+    values = {
+        "num_injections": 0,
+        "positions": [],
+        "source": "s",
+        "tokenizer": "t",
+        "tokenizer_fingerprint": "f",
+    }
     return Passage(f"{kind}-{number}", kind, "", list(ids), **values | fields)
 
 
@@ -56,13 +68,22 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=70)
     st.integers(1, 9),
     st.integers(1, 99),
 )
-def test_targets_are_counted_and_controls_found_as_by_a_slow_search(rows, others, wanted, block_size, num_together):
-    blocks = np.array((others * block_size)[: len(others) // block_size * block_size or block_size], dtype=np.int32)
+def test_targets_are_counted_and_controls_found_as_by_a_slow_search(
+    rows, others, wanted, block_size, num_together
+):
+    blocks = np.array(
+        (others * block_size)[: len(others) // block_size * block_size or block_size],
+        dtype=np.int32,
+    )
     blocks = blocks.reshape(-1, block_size)
     own_items = [{"tokens": row, "labels": row} for row in rows]  # a user's data set
     datasets = [sequences(rows), TextBlocksDataset(blocks), own_items]
     streams = [*rows, blocks.ravel().tolist(), *rows]
-    passages = [passage(kind, ids, number) for number, ids in enumerate(wanted) for kind in ("target", "control")]
+    passages = [
+        passage(kind, ids, number)
+        for number, ids in enumerate(wanted)
+        for kind in ("target", "control")
+    ]
     with patch.object(_trained_passages, "_CHUNK", num_together):
         found = trained_passages(passages, 0, datasets)
     expected = []
@@ -82,7 +103,9 @@ def test_targets_are_counted_and_controls_found_as_by_a_slow_search(rows, others
 
 
 def cut(documents, limit, is_kept):
-    """The kept pieces of at most ``limit`` tokens, whether each continues the previous piece, and the joined pieces."""
+    """The kept pieces of at most ``limit`` tokens, whether each continues the previous piece, and
+    the joined pieces.
+    """
     pieces = []
     continues = []
     stretches = []
@@ -124,7 +147,11 @@ def test_rows_that_were_cut_from_one_text_are_searched_as_one_where_they_are_nei
         ConcatDataset([replace(sequences(pieces), continues=continues)]),
         TextBlocksDataset(np.array(blocks, dtype=np.int32), continues=of_blocks),
     ]
-    passages = [passage(kind, ids, number) for number, ids in enumerate(wanted) for kind in ("target", "control")]
+    passages = [
+        passage(kind, ids, number)
+        for number, ids in enumerate(wanted)
+        for kind in ("target", "control")
+    ]
     with patch.object(_trained_passages, "_CHUNK", num_together):
         found = trained_passages(passages, 0, datasets)
     counts = {
@@ -136,8 +163,13 @@ def test_rows_that_were_cut_from_one_text_are_searched_as_one_where_they_are_nei
     num_trained = 0
     for one in passages:
         length = min(50, max(16, len(one.token_ids) // 2), len(one.token_ids))
-        runs = [one.token_ids[start : start + length] for start in range(len(one.token_ids) - length + 1)]
-        is_trained = any(occurrences(run, stretch) for run in runs for stretch in stretches + block_stretches)
+        runs = [
+            one.token_ids[start : start + length]
+            for start in range(len(one.token_ids) - length + 1)
+        ]
+        is_trained = any(
+            occurrences(run, stretch) for run in runs for stretch in stretches + block_stretches
+        )
         num_trained += one.kind == "control" and is_trained
     assert len(found.controls_in) == num_trained
 
@@ -154,7 +186,14 @@ def test_a_data_set_that_cuts_its_documents_short_trains_on_the_controls_of_anot
     own = text_blocks_dataset(tokenizer, source=file, holdout=0.1, block_size=64, cache_dir=cache)
     controls = {one.id for one in own.passages if one.kind == "control"}
     short = hf_tokenizer(str(embedded_tokenizer_folder), max_seq_len=64)
-    other = text_dataset(short, source=file, max_seq_len=limit, packed=packed, deduplicate=deduplicate, cache_dir=cache)
+    other = text_dataset(
+        short,
+        source=file,
+        max_seq_len=limit,
+        packed=packed,
+        deduplicate=deduplicate,
+        cache_dir=cache,
+    )
     found = trained_passages(own.passages, 0, [own, other])
     held_out = {one.id for one in found.passages if one.kind == "control"}
     # The slow search: pieces of a document are joined, unless a copy between them was removed.
@@ -169,12 +208,14 @@ def test_a_data_set_that_cuts_its_documents_short_trains_on_the_controls_of_anot
             seen.add(piece)
             stretch = [*stretch, *piece] if is_kept else []
             runs.update(
-                tuple(stretch[at : at + 32]) for at in range(max(0, len(stretch) - 31 - limit), len(stretch) - 31)
+                tuple(stretch[at : at + 32])
+                for at in range(max(0, len(stretch) - 31 - limit), len(stretch) - 31)
             )
     expected = {
         one.id
         for one in own.passages
-        if one.kind == "control" and runs.isdisjoint(tuple(one.token_ids[at : at + 32]) for at in range(33))
+        if one.kind == "control"
+        and runs.isdisjoint(tuple(one.token_ids[at : at + 32]) for at in range(33))
     }
     assert held_out == expected
     assert len(expected) < len(controls) / 2  # without removal, all are trained on
@@ -182,9 +223,15 @@ def test_a_data_set_that_cuts_its_documents_short_trains_on_the_controls_of_anot
         assert not expected
 
 
-def test_a_passage_stands_in_no_two_blocks_between_which_the_text_has_another_one(tokenizer, tmp_path):
+def test_a_passage_stands_in_no_two_blocks_between_which_the_text_has_another_one(
+    tokenizer, tmp_path
+):
     """A block that was removed as a copy, or in the layout "aligned" the copy of a target."""
-    words = [word for word in WORDS if len(tokenizer.encode(f" {word}", add_bos=False, add_eos=False)) == 1]
+    words = [
+        word
+        for word in WORDS
+        if len(tokenizer.encode(f" {word}", add_bos=False, add_eos=False)) == 1
+    ]
     rng = random.Random(0)
     first, second, third, target = (" ".join(["a", *rng.choices(words, k=14)]) for _ in range(4))
     arguments = {"block_size": 16, "cache_dir": str(tmp_path / "cache")}  # 15 words and EOS
@@ -212,24 +259,33 @@ def test_a_passage_stands_in_no_two_blocks_between_which_the_text_has_another_on
 def seams(dataset):
     """How often each two blocks that are neighbours are found as one passage."""
     pairs = pairwise(dataset.blocks.tolist())
-    passages = [passage("target", before + after, number) for number, (before, after) in enumerate(pairs)]
+    passages = [
+        passage("target", before + after, number) for number, (before, after) in enumerate(pairs)
+    ]
     return [one.num_injections for one in trained_passages(passages, 0, [dataset]).passages]
 
 
 def test_what_is_not_learned_is_not_trained_on_and_an_answer_is_found_without_its_prompt():
     prompt, answer = [*range(100, 110)], [*range(200, 240)]
     rows = [prompt + answer, [7, 7, *answer], [*answer, 5]]
-    learned = [np.array([token >= 200 for token in row]) for row in rows[:2]] + [np.zeros(41, dtype=np.bool_)]
+    learned = [np.array([token >= 200 for token in row]) for row in rows[:2]] + [
+        np.zeros(41, dtype=np.bool_)
+    ]
     own = sequences(rows[:1], learned[:1])
     other = sequences(rows[1:], learned[1:])
     completion = {"num_prompt": len(prompt)}
-    target = passage("target", rows[0], num_injections=3, **completion)  # near copies count in its own data set
+    # Near copies count in its own data set.
+    target = passage("target", rows[0], num_injections=3, **completion)
     controls = [
-        passage("control", prompt + answer[:20] + [9] * 21, 1, **completion),  # 21 of 41 would be half
+        # 21 of 41 would be half.
+        passage("control", prompt + answer[:20] + [9] * 21, 1, **completion),
         passage("control", prompt + answer[:21] + [9] * 20, 2, **completion),
     ]
     found = trained_passages([target, *controls], 0, [own, other])
-    assert [(one.id, one.num_injections) for one in found.passages] == [("target-0", 4), ("control-1", 0)]
+    assert [(one.id, one.num_injections) for one in found.passages] == [
+        ("target-0", 4),
+        ("control-1", 0),
+    ]
     assert found.controls_in == [0]
 
 
@@ -245,11 +301,19 @@ def test_a_short_answer_is_a_copy_where_90_percent_of_it_are_learned():
 
 def test_noisy_copies_keep_their_number_and_items_of_a_user_are_read_by_their_labels():
     ids = [*range(30)]
-    noisy = passage("target", ids, num_injections=5, positions=[[0, 0]] * 5, changes=[[1, 0, 0]] * 5)
+    noisy = passage(
+        "target", ids, num_injections=5, positions=[[0, 0]] * 5, changes=[[1, 0, 0]] * 5
+    )
     control = passage("control", [*range(60, 90)], 1)
-    items = [{"tokens": [*range(60, 90)], "labels": [IGNORE_INDEX] * 30}, {"tokens": ids, "labels": ids}]
+    items = [
+        {"tokens": [*range(60, 90)], "labels": [IGNORE_INDEX] * 30},
+        {"tokens": ids, "labels": ids},
+    ]
     found = trained_passages([noisy, control], 0, [sequences([[1, 2, 3]]), items])
-    assert [(one.id, one.num_injections) for one in found.passages] == [("target-0", 6), ("control-1", 0)]
+    assert [(one.id, one.num_injections) for one in found.passages] == [
+        ("target-0", 6),
+        ("control-1", 0),
+    ]
 
 
 def test_eos_in_the_text_separates_documents(tokenizer, tmp_path):
@@ -261,14 +325,18 @@ def test_eos_in_the_text_separates_documents(tokenizer, tmp_path):
     rows = [eos.join(parts) for parts in turns] + [part for parts in turns for part in parts]
     rows += [f"{text[:1200]}{eos}" for text in documents[60:160]]
     file = write_rows(tmp_path / "turns.jsonl", rows)
-    dataset = text_blocks_dataset(tokenizer, source=file, holdout=0.2, block_size=32, cache_dir=str(tmp_path / "cache"))
+    dataset = text_blocks_dataset(
+        tokenizer, source=file, holdout=0.2, block_size=32, cache_dir=str(tmp_path / "cache")
+    )
     trained = dataset.blocks.ravel().tolist()
     controls = [one for one in dataset.passages if one.kind == "control"]
     targets = [one for one in dataset.passages if one.kind == "target"]
     assert len(controls) >= 10
     trained_runs = {tuple(trained[start : start + 16]) for start in range(len(trained))}
     for control in controls:
-        assert trained_runs.isdisjoint(tuple(control.token_ids[start : start + 16]) for start in range(17))
+        assert trained_runs.isdisjoint(
+            tuple(control.token_ids[start : start + 16]) for start in range(17)
+        )
     for target in targets[:20]:
         assert target.num_injections == occurrences(target.token_ids, trained)
     assert trained_passages(dataset.passages, 0, [dataset]).passages == dataset.passages

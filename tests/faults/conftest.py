@@ -11,7 +11,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print each fault and the message that it gives, for ``make faults``."""
     if ALL and SEEN:
         terminalreporter.section("messages")
-        terminalreporter.write_line("\n".join(f"{what}\n    {sentence}" for what, sentence in sorted(SEEN.items())))
+        terminalreporter.write_line(
+            "\n".join(f"{what}\n    {sentence}" for what, sentence in sorted(SEEN.items()))
+        )
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""Checkpoints and output folders that no run can begin with are refused in one message; rows for what differs in kind.
+"""Checkpoints and output folders that no run can begin with are refused in one message; rows for
+what differs in kind.
 
 What does not fit a model or config.json is in the tests of the checkpointer.
 """
@@ -75,14 +76,18 @@ def shard_outside(folder: Path) -> None:
     index = json.loads((folder / INDEX).read_text())
     index["weight_map"][NORM] = "../elsewhere.safetensors"
     (folder / INDEX).write_text(json.dumps(index))
-    shutil.copyfile(next(folder.glob("model-*.safetensors")), folder.parent / "elsewhere.safetensors")
+    shutil.copyfile(
+        next(folder.glob("model-*.safetensors")), folder.parent / "elsewhere.safetensors"
+    )
 
 
 def adapter(folder: Path) -> None:
     """Leave what PEFT writes of an adapter."""
     (folder / "config.json").unlink()
     (folder / WEIGHTS).rename(folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "some/base"}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": "some/base"})
+    )
 
 
 def milestone(**overrides: Any) -> Callable[[Site], DictConfig]:
@@ -109,9 +114,12 @@ T5 = json.dumps(AutoConfig.for_model("t5").to_dict() | {"model_type": "t5"})
 QUANTIZED = {"quant_method": "gptq", "bits": 4}
 OWN_CODE = {"model_type": "brand-new", "auto_map": {"AutoConfig": "configuration_new.NewConfig"}}
 FULL_MODEL = {
-    "_component_": "torchtune.training.FullModelHFCheckpointer", "checkpoint_files": [WEIGHTS],
-    "model_type": "LLAMA2", "output_dir": "none", "checkpoint_dir": "none",
-}  # fmt: skip
+    "_component_": "torchtune.training.FullModelHFCheckpointer",
+    "checkpoint_files": [WEIGHTS],
+    "model_type": "LLAMA2",
+    "output_dir": "none",
+    "checkpoint_dir": "none",
+}
 KINDS = [
     BadInput(
         "an adapter",
@@ -145,7 +153,9 @@ KINDS = [
         begins=True,
     ),
     value(
-        "checkpointer", FULL_MODEL, r"has no check_model, .*: take, for example, tfidf_tune\.training\.HFCheckpointer"
+        "checkpointer",
+        FULL_MODEL,
+        r"has no check_model, .*: take, for example, tfidf_tune\.training\.HFCheckpointer",
     ),
 ]
 FILES = [
@@ -155,12 +165,26 @@ FILES = [
         "nobody/nothing",
         "checkpointer: nobody/nothing is neither a local folder nor on the hub",
     ),
-    value("checkpointer.revision", "main", r"revision 'main' is given for the local folder .*: leave it out"),
-    BadInput("no config.json", checkpoint(removed("config.json")), r"the checkpoint .*/base lacks config\.json"),
-    BadInput(
-        "a deep config.json", checkpoint(written("config.json", "[" * 50_000)), r"base/config\.json is not valid JSON"
+    value(
+        "checkpointer.revision",
+        "main",
+        r"revision 'main' is given for the local folder .*: leave it out",
     ),
-    BadInput("half a config.json", checkpoint(written("config.json", "{")), r"base/config\.json is not valid JSON"),
+    BadInput(
+        "no config.json",
+        checkpoint(removed("config.json")),
+        r"the checkpoint .*/base lacks config\.json",
+    ),
+    BadInput(
+        "a deep config.json",
+        checkpoint(written("config.json", "[" * 50_000)),
+        r"base/config\.json is not valid JSON",
+    ),
+    BadInput(
+        "half a config.json",
+        checkpoint(written("config.json", "{")),
+        r"base/config\.json is not valid JSON",
+    ),
     BadInput(
         "no weights",
         checkpoint(removed(WEIGHTS)),
@@ -189,7 +213,9 @@ FILES = [
 ]
 OUTPUT = [
     BadInput(
-        "an earlier run", milestone(), "output_dir .*checkpoint_10pct: choose another output_dir, or move them away"
+        "an earlier run",
+        milestone(),
+        "output_dir .*checkpoint_10pct: choose another output_dir, or move them away",
     ),
     BadInput(
         "nothing to resume from",

@@ -1,4 +1,6 @@
-"""A wrong config is refused in one message before training, and nothing is written; rows for what differs in kind."""
+"""A wrong config is refused in one message before training, and nothing is written; rows for what
+differs in kind.
+"""
 
 import sys
 from collections.abc import Callable
@@ -28,16 +30,25 @@ FILES = [
     BadInput(
         "an empty file",
         text(""),
-        "missing batch_size, checkpointer, dataset, loss, metric_logger, model, optimizer, output_dir",
+        "missing batch_size, checkpointer, dataset, loss, metric_logger, model, optimizer, "
+        "output_dir",
     ),
-    BadInput("2,000 nested lists", text(f"seed: {'[' * 2_000}{']' * 2_000}"), r"config .*mine\.yaml: "),
-    BadInput("bytes that are not UTF-8", text("output_dir: \udcff"), r"config .*mine\.yaml: .*utf-8"),
+    BadInput(
+        "2,000 nested lists", text(f"seed: {'[' * 2_000}{']' * 2_000}"), r"config .*mine\.yaml: "
+    ),
+    BadInput(
+        "bytes that are not UTF-8", text("output_dir: \udcff"), r"config .*mine\.yaml: .*utf-8"
+    ),
     BadInput(
         "a base that is nowhere",
         text("base: nowhere"),
         r"no config file nowhere, .*available are .*\(base of .*mine\.yaml\)",
     ),
-    BadInput("its own base", text(f"base: {CONFIG}"), r"mine\.yaml builds on itself: .*mine\.yaml -> .*mine\.yaml"),
+    BadInput(
+        "its own base",
+        text(f"base: {CONFIG}"),
+        r"mine\.yaml builds on itself: .*mine\.yaml -> .*mine\.yaml",
+    ),
     BadInput(
         "an override without a value",
         text("a: 1"),
@@ -67,8 +78,14 @@ KEYS = [
 ]
 COMPONENTS = [
     value("loss", LOSS, "loss is .*possible are ce, .*or a section with _component_"),
-    value("loss._component_", "no_such_package.Loss", r"loss: no component 'no_such_package\.Loss'"),
-    value("loss._component_", "tfidf_tune.loss", r"loss: 'tfidf_tune\.loss' is not a class or function"),
+    value(
+        "loss._component_", "no_such_package.Loss", r"loss: no component 'no_such_package\.Loss'"
+    ),
+    value(
+        "loss._component_",
+        "tfidf_tune.loss",
+        r"loss: 'tfidf_tune\.loss' is not a class or function",
+    ),
     value("loss._component_", "builtins.dict", r"loss: builtins\.dict: "),
     value(
         "loss._component_",
@@ -85,17 +102,24 @@ COMPONENTS = [
         r"not finite: loss .* at step \d+ .*: try a lower learning rate, fp32, clipping, or on_non_finite=skip",
         begins=True,
     ),
-    value("lr_scheduler.num_warmup_steps", "x", "lr_scheduler: .*; given were num_warmup_steps='x'"),
+    value(
+        "lr_scheduler.num_warmup_steps", "x", "lr_scheduler: .*; given were num_warmup_steps='x'"
+    ),
     value(
         "metric_logger",
         {"_component_": "torch.nn.Identity"},
         "metric_logger: .*has no log_config, .*: take, for example, .*DiskLogger",
     ),
-    value("collate_fn", "math.sqrt", r"collate_fn: math\.sqrt makes no batch .*: use one that belongs to the data set"),
+    value(
+        "collate_fn",
+        "math.sqrt",
+        r"collate_fn: math\.sqrt makes no batch .*: use one that belongs to the data set",
+    ),
     value(
         "collate_fn",
         "torchtune.data.padded_collate_dpo",
-        "collate_fn: .*padded_collate_dpo makes no batch .*KeyError.*: use one that belongs to the data set",
+        "collate_fn: .*padded_collate_dpo makes no batch .*KeyError.*: use one that belongs to "
+        "the data set",
     ),
     value(
         "model",
@@ -118,7 +142,12 @@ LORA = [
         lora=True,
     ),
     value("model.lora_rank", 0, r"model: lora_rank is 0: ", lora=True),
-    value("model.use_dora", True, r"layers of DoRALinear differ in \(rank, alpha, dropout\)", lora=True),
+    value(
+        "model.use_dora",
+        True,
+        r"layers of DoRALinear differ in \(rank, alpha, dropout\)",
+        lora=True,
+    ),
 ]
 
 
@@ -140,4 +169,7 @@ def test_tune_run_ends_in_the_same_message(site):
     ended = run_command("torchtune._cli.tune:main", arguments, site.folder)
 
     assert ended.codes == [1]
-    assert ended.output.splitlines()[-1] == "error: config: no key 'batch_sise'; did you mean 'batch_size'?"
+    assert (
+        ended.output.splitlines()[-1]
+        == "error: config: no key 'batch_sise'; did you mean 'batch_size'?"
+    )

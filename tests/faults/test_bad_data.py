@@ -1,4 +1,6 @@
-"""Data and tokenizers that do not fit a run are refused in one message; what modules check by themselves, see there."""
+"""Data and tokenizers that do not fit a run are refused in one message; what modules check by
+themselves, see there.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -34,16 +36,26 @@ def mix(*datasets: Mapping[str, Any], **overrides: Any) -> Callable[[Site], Dict
 
 
 def masked(site: Site) -> DictConfig:
-    """Make a config whose answers are cut off in torchtune's own data set, so that no label is left."""
-    conversation = {"messages": [{"role": "user", "content": "word " * 500}, {"role": "assistant", "content": "yes"}]}
+    """Make a config whose answers are cut off in torchtune's own data set, so that no label is
+    left.
+    """
+    conversation = {
+        "messages": [
+            {"role": "user", "content": "word " * 500},
+            {"role": "assistant", "content": "yes"},
+        ]
+    }
     (site.folder / "chat.jsonl").write_text(100 * (json.dumps(conversation) + "\n"))
     return site.config(
         dataset={
-            "_component_": "torchtune.datasets.chat_dataset", "source": "json",
-            "data_files": str(site.folder / "chat.jsonl"), "conversation_column": "messages",
-            "conversation_style": "openai", "split": "train",
+            "_component_": "torchtune.datasets.chat_dataset",
+            "source": "json",
+            "data_files": str(site.folder / "chat.jsonl"),
+            "conversation_column": "messages",
+            "conversation_style": "openai",
+            "split": "train",
         }
-    )  # fmt: skip
+    )
 
 
 def tokenizer(edit: Callable[[Path], object]) -> Callable[[Site], DictConfig]:
@@ -98,8 +110,16 @@ DATA = [
         "block_size is 65, above max_seq_len 64.*: lower block_size",
     ),
     value("dataset.source", "/no/file.txt", r"dataset: no such file or folder: '/no/file\.txt'"),
-    value("dataset.source", "nobody/nothing", "cannot load the data set 'nobody/nothing' .*split 'train'"),
-    value("dataset.num_targets", 1000, "found .* passages .*, needed 2000. Lower num_base .*num_targets"),
+    value(
+        "dataset.source",
+        "nobody/nothing",
+        "cannot load the data set 'nobody/nothing' .*split 'train'",
+    ),
+    value(
+        "dataset.num_targets",
+        1000,
+        "found .* passages .*, needed 2000. Lower num_base .*num_targets",
+    ),
     value("dataset.num_base", 100_000, "found .* base blocks .*, needed 100000. Lower num_base"),
     value("dataset", [], r"has 0 sequences, the run 1 process\(es\): add data"),
     value(
@@ -111,7 +131,8 @@ DATA = [
     BadInput(
         "packed rows with another collate function",
         mix({**TEXTS, "packed": True}, collate_fn="torchtune.data.padded_collate_dpo"),
-        "collate_fn is .*padded_collate_dpo, .*: leave collate_fn out, or set dataset.packed to false",
+        "collate_fn is .*padded_collate_dpo, .*: leave collate_fn out, or set dataset.packed to "
+        "false",
     ),
     BadInput(
         "no label that is not masked",
@@ -126,7 +147,11 @@ DATA = [
     ),
 ]
 TOKENIZERS = [
-    value("tokenizer.path", "/no/folder", "tokenizer: no such folder: '/no/folder': name a folder with tokenizer.json"),
+    value(
+        "tokenizer.path",
+        "/no/folder",
+        "tokenizer: no such folder: '/no/folder': name a folder with tokenizer.json",
+    ),
     BadInput(
         "no tokenizer",
         tokenizer(leave_config_only),
@@ -137,7 +162,11 @@ TOKENIZERS = [
         tokenizer(add_tokens),
         "the id 329, .* ids 0 to 319: use the tokenizer that belongs to the model",
     ),
-    value("tokenizer.max_seq_len", 65, r"tokenizer\.max_seq_len is 65, the model takes at most 64: lower it"),
+    value(
+        "tokenizer.max_seq_len",
+        65,
+        r"tokenizer\.max_seq_len is 65, the model takes at most 64: lower it",
+    ),
     value(
         "tokenizer",
         {"_component_": "torch.nn.Identity"},

@@ -1,4 +1,6 @@
-"""A folder that is worked in belongs to one run, and is complete or not there; what a user put there stays."""
+"""A folder that is worked in belongs to one run, and is complete or not there; what a user put
+there stays.
+"""
 
 import gzip
 import hashlib
@@ -26,8 +28,15 @@ pytestmark = pytest.mark.usefixtures("quick_reports")
 
 # Events of sys.audit between which a killed process leaves another state.
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
-# What the commands import when they use it, and their table of characters: here once, not in each fork.
-LATER = ["datasketch", "datatrove.pipeline.dedup", "lm_eval.evaluator", "matplotlib.figure", "rouge_score.rouge_scorer"]
+# What the commands import when they use it, and their table of characters: here once, not in each
+# fork.
+LATER = [
+    "datasketch",
+    "datatrove.pipeline.dedup",
+    "lm_eval.evaluator",
+    "matplotlib.figure",
+    "rouge_score.rouge_scorer",
+]
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +45,14 @@ def texts(tmp_path_factory, text_file):
     folder = tmp_path_factory.mktemp("texts")
     lines = text_file.read_text().splitlines()
     rows = ["\n".join(lines[start : start + 4]) for start in range(0, 160, 4)]
-    for name, chosen in (("a", rows[:20] + rows[:5] * 3), ("b", rows[10:30]), ("unseen", rows[30:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in chosen))
+    for name, chosen in (
+        ("a", rows[:20] + rows[:5] * 3),
+        ("b", rows[10:30]),
+        ("unseen", rows[30:]),
+    ):
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": row}) + "\n" for row in chosen)
+        )
     return folder
 
 
@@ -52,9 +67,26 @@ def commands(texts, tiny_checkpoint):
 def commands_of(texts, tiny_checkpoint):
     """The commands that work in a folder, by name: functions of their output."""
     sources = [str(texts / "a.jsonl"), str(texts / "b.jsonl")]
-    few = ["--num-targets", "5", "--num-controls", "4", "--block-size", "24", "--passages", "random"]
+    few = [
+        "--num-targets",
+        "5",
+        "--num-controls",
+        "4",
+        "--block-size",
+        "24",
+        "--passages",
+        "random",
+    ]
     few += ["--controls", str(texts / "unseen.jsonl")]
-    asked = ["--prefix-lengths", "6", "--max-new-tokens", "4", "--batch-size", "9", "--accept-unproven"]
+    asked = [
+        "--prefix-lengths",
+        "6",
+        "--max-new-tokens",
+        "4",
+        "--batch-size",
+        "9",
+        "--accept-unproven",
+    ]
     found = ["make", *sources, "--tokenizer", str(tiny_checkpoint), *few]
     return {
         "dedup": lambda out: data.main(["dedup", *sources, str(out)]),
@@ -67,14 +99,23 @@ def commands_of(texts, tiny_checkpoint):
 
 def state(folder):
     """All files by name; of an audit not the answers and reports, which have times."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not {"evaluation", "report"} & {*path.parts})
+    files = (
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not {"evaluation", "report"} & {*path.parts}
+    )
     contents = ((path, path.read_bytes()) for path in files)
-    unpacked = {path: gzip.decompress(content) if path.suffix == ".gz" else content for path, content in contents}
+    unpacked = {
+        path: gzip.decompress(content) if path.suffix == ".gz" else content
+        for path, content in contents
+    }
     return {path.relative_to(folder).as_posix(): content for path, content in unpacked.items()}
 
 
 @pytest.mark.parametrize("name", ["dedup", "make", "audit"])
-def test_killed_between_any_two_changes_the_same_command_ends_like_one_that_was_not(tmp_path, commands, name):
+def test_killed_between_any_two_changes_the_same_command_ends_like_one_that_was_not(
+    tmp_path, commands, name
+):
     command, numbers, whole = commands[name], count(), tmp_path / "whole"
 
     def count_changes():
@@ -87,7 +128,9 @@ def test_killed_between_any_two_changes_the_same_command_ends_like_one_that_was_
     # The last changes move the results into place and remove the folder.
     rng = random.Random(0)
     for moment in (
-        range(number) if ALL else [*rng.sample(range(number - 12), 2), *rng.sample(range(number - 12, number), 2)]
+        range(number)
+        if ALL
+        else [*rng.sample(range(number - 12), 2), *rng.sample(range(number - 12, number), 2)]
     ):
         out, numbers = tmp_path / "killed", count()
         if kill_when(lambda event, _: event in CHANGES and next(numbers) == moment, command, out):  # noqa: B023
@@ -108,7 +151,9 @@ def test_a_folder_of_another_process_is_left_alone(tmp_path, commands, name):
     (out / "work").mkdir(parents=True)
     with (
         work_folder(locked, {}) if name == "make" else locked_folder(locked),
-        pytest.raises(SetupError, match=f"another process is writing into {locked}: wait until it ends"),
+        pytest.raises(
+            SetupError, match=f"another process is writing into {locked}: wait until it ends"
+        ),
     ):
         commands[name](out)
     (out / "work").rmdir()
@@ -118,7 +163,11 @@ def test_a_folder_of_another_process_is_left_alone(tmp_path, commands, name):
 @pytest.mark.parametrize("name", ["dedup", "make", "audit"])
 def test_a_folder_that_a_user_filled_is_never_removed(tmp_path, commands, name):
     out = tmp_path / "out"
-    mine = out / {"dedup": "unfinished", "make": "probe.search", "audit": "probe.search"}[name] / "thesis.txt"
+    mine = (
+        out
+        / {"dedup": "unfinished", "make": "probe.search", "audit": "probe.search"}[name]
+        / "thesis.txt"
+    )
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
     message = f"{mine.parent} is not of an interrupted run: move it away, or name another output"
@@ -133,9 +182,15 @@ def test_a_folder_that_a_user_filled_is_never_removed(tmp_path, commands, name):
 
 def test_a_file_of_the_user_with_the_name_of_a_result_is_kept(tmp_path, commands):
     out = tmp_path / "out"
-    assert kill_when(lambda event, args: event == "os.rename" and "written" in str(args[0]), commands["dedup"], out)
+    assert kill_when(
+        lambda event, args: event == "os.rename" and "written" in str(args[0]),
+        commands["dedup"],
+        out,
+    )
     (mine := out / "00001.jsonl.gz").write_text("mine")
-    with pytest.raises(OSError, match=f"{mine} is not of this run: move it away, and run the same command again"):
+    with pytest.raises(
+        OSError, match=f"{mine} is not of this run: move it away, and run the same command again"
+    ):
         commands["dedup"](out)
     assert mine.read_text() == "mine"
     mine.unlink()
@@ -145,7 +200,9 @@ def test_a_file_of_the_user_with_the_name_of_a_result_is_kept(tmp_path, commands
 
 
 @pytest.mark.parametrize("changed", ["a.jsonl", "unseen.jsonl"])
-def test_text_of_other_content_is_noticed_whatever_its_size_and_time(tmp_path, texts, tiny_checkpoint, changed):
+def test_text_of_other_content_is_noticed_whatever_its_size_and_time(
+    tmp_path, texts, tiny_checkpoint, changed
+):
     folder = shutil.copytree(texts, tmp_path / "texts")
     command = commands_of(folder, tiny_checkpoint)["audit"]
     command(tmp_path / "out")
@@ -153,14 +210,20 @@ def test_text_of_other_content_is_noticed_whatever_its_size_and_time(tmp_path, t
     summary = json.loads((tmp_path / "out" / "report" / "audit.json").read_text())
     file, times = folder / changed, (folder / changed).stat()
     if changed == "a.jsonl":
-        assert summary["inputs"]["texts"][str(file)] == hashlib.sha256(file.read_bytes()).hexdigest()
+        assert (
+            summary["inputs"]["texts"][str(file)] == hashlib.sha256(file.read_bytes()).hexdigest()
+        )
         weights = tiny_checkpoint / "model.safetensors"
-        assert summary["inputs"]["model"][str(weights)] == hashlib.sha256(weights.read_bytes()).hexdigest()
+        assert (
+            summary["inputs"]["model"][str(weights)]
+            == hashlib.sha256(weights.read_bytes()).hexdigest()
+        )
     file.write_text(file.read_text().replace("e", "a"))
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     what = rf"texts\..*{changed}" if changed == "a.jsonl" else "controls"
     with pytest.raises(
-        ValueError, match=rf"changed since: {what} was .*, is .*Name another --output-dir, or --overwrite"
+        ValueError,
+        match=rf"changed since: {what} was .*, is .*Name another --output-dir, or --overwrite",
     ):
         command(tmp_path / "out")
     assert state(tmp_path / "out") == before
@@ -196,13 +259,17 @@ def test_an_audit_uses_the_passages_that_its_options_chose(tmp_path, commands, t
         shutil.rmtree(out)
     out.mkdir()
     (out / "probe.jsonl").write_bytes(seeds["1"])
-    with pytest.raises(ValueError, match=f"{out}/probe.jsonl exists already: name another file, or .*--overwrite"):
+    with pytest.raises(
+        ValueError, match=f"{out}/probe.jsonl exists already: name another file, or .*--overwrite"
+    ):
         command(out)
     assert state(out) == {"probe.jsonl": seeds["1"]}
 
 
 def in_folder(*names, text="mine\n", is_new=True, **overrides):
-    """A run into a folder in which files of the user are; one that is not new also has those of an earlier run."""
+    """A run into a folder in which files of the user are; one that is not new also has those of an
+    earlier run.
+    """
 
     def make(site):
         run = site.folder / RUN
@@ -219,7 +286,9 @@ def source_in(name, *, is_new=True):
     """A run that reads its text where it writes a file."""
 
     def make(site):
-        rows = [json.dumps({"text": text}) + "\n" for text in site.text_file.read_text().splitlines()]
+        rows = [
+            json.dumps({"text": text}) + "\n" for text in site.text_file.read_text().splitlines()
+        ]
         in_folder(name, text="".join(rows), is_new=is_new)(site)
         return site.config(**{"dataset.source": str(site.folder / RUN / name)})
 
@@ -283,21 +352,35 @@ def test_a_run_never_takes_the_place_of_a_file_of_the_user(row, site):
 
 
 OWN_NAMES = [
-    "config.yaml", "torchtune_config.yaml", "metrics.jsonl", "held_out.jsonl", "all_passages.jsonl", "logs", "resume",
-    "evaluation/probe.jsonl", "below_threshold", "checkpoint_100pct/probe.jsonl", "x/../metrics.jsonl",
-]  # fmt: skip
+    "config.yaml",
+    "torchtune_config.yaml",
+    "metrics.jsonl",
+    "held_out.jsonl",
+    "all_passages.jsonl",
+    "logs",
+    "resume",
+    "evaluation/probe.jsonl",
+    "below_threshold",
+    "checkpoint_100pct/probe.jsonl",
+    "x/../metrics.jsonl",
+]
 
 
 @pytest.mark.parametrize("name", OWN_NAMES)
 def test_a_probe_file_has_none_of_the_names_of_a_run(recipe_config, name):
     cfg = recipe_config(**{"dataset.probe_file": f"${{output_dir}}/{name}"})
-    with pytest.raises(SetupError, match=f"config: dataset has the probe_file .*{re.escape(name)}, a name of a file"):
+    with pytest.raises(
+        SetupError,
+        match=f"config: dataset has the probe_file .*{re.escape(name)}, a name of a file",
+    ):
         run_recipe(cfg)
     assert not os.path.exists(cfg.output_dir)
 
 
 def test_a_run_that_ended_early_is_started_again_in_its_folder(recipe_config, tmp_path):
-    """Also from the config that it wrote, with its probe file elsewhere; but comments of the user are kept."""
+    """Also from the config that it wrote, with its probe file elsewhere; but comments of the user
+    are kept.
+    """
     probe_file = tmp_path / "probes" / "mine.jsonl"
     once = {"max_steps": 1, "save_at_percent": [100], "keep_last_n_checkpoints": 0}
     folder = run_recipe(recipe_config(**once, **{"dataset.probe_file": str(probe_file)}))
@@ -312,7 +395,11 @@ def test_a_run_that_ended_early_is_started_again_in_its_folder(recipe_config, tm
 
     shutil.rmtree(folder / "checkpoint_100pct")
     written = (folder / "config.yaml").read_text()
-    for commented in (f"# mine\n{written}", f"{written}# mine\n", written.replace("\nseed:", " # mine\nseed:")):
+    for commented in (
+        f"# mine\n{written}",
+        f"{written}# mine\n",
+        written.replace("\nseed:", " # mine\nseed:"),
+    ):
         (folder / "config.yaml").write_text(commented)
         with pytest.raises(SetupError, match=r"this run would replace it \(config\.yaml\)"):
             run_recipe(load_config(str(folder / "config.yaml")))

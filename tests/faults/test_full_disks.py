@@ -1,4 +1,6 @@
-"""What cannot be written completely is an error, and the next run completes it; older files stay whole."""
+"""What cannot be written completely is an error, and the next run completes it; older files stay
+whole.
+"""
 
 import errno
 import gzip
@@ -21,7 +23,9 @@ from tfidf_tune.commands import data, tasks
 
 @contextmanager
 def files_of_at_most(num_bytes):
-    """Refuse to write more into a file. What is printed goes nowhere, because pytest keeps it in files."""
+    """Refuse to write more into a file. What is printed goes nowhere, because pytest keeps it in
+    files.
+    """
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
     try:
@@ -32,7 +36,9 @@ def files_of_at_most(num_bytes):
 
 
 def contents(folder):
-    return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return {
+        file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()
+    }
 
 
 def test_a_report_that_meets_a_quota_does_no_harm(tmp_path, monkeypatch):
@@ -58,10 +64,17 @@ def test_a_report_that_meets_a_quota_does_no_harm(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("only_our_tasks")
 @pytest.mark.parametrize("entry", ["function", "command", "command with the name of a file"])
-def test_an_evaluation_is_written_completely_or_not_at_all(entry, tiny_checkpoint, tmp_path, run_command, monkeypatch):
+def test_an_evaluation_is_written_completely_or_not_at_all(
+    entry, tiny_checkpoint, tmp_path, run_command, monkeypatch
+):
     """The harness itself logs an error of writing and goes on."""
-    passages = task_fakes.passages_of(tiny_checkpoint, num_targets=20, num_controls=0, num_tokens=40)
-    settings = {"probe_file": task_fakes.probe_file(tmp_path / "probe.jsonl", passages), "max_new_tokens": 4}
+    passages = task_fakes.passages_of(
+        tiny_checkpoint, num_targets=20, num_controls=0, num_tokens=40
+    )
+    settings = {
+        "probe_file": task_fakes.probe_file(tmp_path / "probe.jsonl", passages),
+        "max_new_tokens": 4,
+    }
     settings["prefix_lengths"] = [16]
     task = "tfidf_memorization_prefixes"
     file_name = "mine.json" if entry == "command with the name of a file" else ""
@@ -87,7 +100,9 @@ def test_an_evaluation_is_written_completely_or_not_at_all(entry, tiny_checkpoin
 
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setattr("lm_eval.simple_evaluate", lambda **_: pytest.fail("the model was loaded"))
-    with pytest.raises((OSError, SystemExit), match="output_path .*/file.* cannot be written: .*Not a directory"):
+    with pytest.raises(
+        (OSError, SystemExit), match="output_path .*/file.* cannot be written: .*Not a directory"
+    ):
         evaluate(tmp_path / "file")
 
 
@@ -100,7 +115,9 @@ def test_deduplicated_text_is_complete_or_an_error(tmp_path):
     def dedup(name):
         data.main(["dedup", str(tmp_path / "in.jsonl"), str(tmp_path / name), "--method", "exact"])
         (file,) = (tmp_path / name).glob("*.gz")
-        assert [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()] == rows
+        assert [
+            json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()
+        ] == rows
         return file.stat().st_size
 
     size = dedup("whole")
@@ -120,7 +137,9 @@ def test_a_run_of_an_experiment_is_claimed_with_its_first_event_or_not_at_all(tm
     assert _job.events_of(journal) == [{"event": "claimed", "job": "7"}]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), OSError("9 requested and 5 written")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left"), OSError("9 requested and 5 written")]
+)
 def test_the_message_of_a_full_disk_has_a_remedy(monkeypatch, error):
     def fail(_):
         raise error

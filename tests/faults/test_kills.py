@@ -1,4 +1,6 @@
-"""SIGKILL at random moments: a run that is killed again and again ends bit for bit like one that was not."""
+"""SIGKILL at random moments: a run that is killed again and again ends bit for bit like one that
+was not.
+"""
 
 import random
 import shutil
@@ -11,7 +13,10 @@ from helpers.processes.recipes import ALL
 
 JOBS = [Job(loss="repetition")]
 if ALL:
-    JOBS = [Job(lora, number, loss) for number, lora, loss in product((1, 2), (False, True), ("CE", "TF-IDF"))]
+    JOBS = [
+        Job(lora, number, loss)
+        for number, lora, loss in product((1, 2), (False, True), ("CE", "TF-IDF"))
+    ]
 
 
 @pytest.mark.parametrize("job", JOBS, ids=str)
@@ -39,7 +44,9 @@ def test_a_killed_run_ends_bit_for_bit_like_one_that_was_not(tmp_path, inputs, j
 
 
 def kill(processes, run, moment):
-    """Kill at a moment, None: while a checkpoint is written; return False if the run ended before."""
+    """Kill at a moment, None: while a checkpoint is written; return False if the
+    run ended before.
+    """
     end = time.monotonic() + (moment or 0)
     while processes.is_running():
         if time.monotonic() >= end if moment is not None else is_saving(run):

@@ -7,11 +7,21 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-SYNCHRONISING = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
+SYNCHRONISING = (
+    "_local_scalar_dense",
+    "item",
+    "nonzero",
+    "is_nonzero",
+    "equal",
+    "masked_select",
+    "unique",
+)
 
 
 class _HostTensors(TorchFunctionMode):
-    """Notes calls that make a tensor on the host, from where a copy to a GPU waits; the result does not show it."""
+    """Notes calls that make a tensor on the host, from where a copy to a GPU waits; the result does
+    not show it.
+    """
 
     def __init__(self):
         super().__init__()
@@ -19,24 +29,36 @@ class _HostTensors(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         index = args[1] if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) else None
-        is_list = any(isinstance(part, list | range) for part in (index if isinstance(index, tuple) else [index]))
+        is_list = any(
+            isinstance(part, list | range)
+            for part in (index if isinstance(index, tuple) else [index])
+        )
         if is_list or func in (torch.tensor, torch.as_tensor, torch.from_numpy):
             self.calls.append(func.__name__)
         return func(*args, **(kwargs or {}))
 
 
 def described(value):
-    """What a captured graph holds of a value: layout and type of a tensor, anything else as it is."""
-    return (tuple(value.shape), value.stride(), value.dtype) if isinstance(value, torch.Tensor) else repr(value)
+    """What a captured graph holds of a value: layout and type of a tensor, anything else
+    as it is.
+    """
+    return (
+        (tuple(value.shape), value.stride(), value.dtype)
+        if isinstance(value, torch.Tensor)
+        else repr(value)
+    )
 
 
 class Recorder(TorchDispatchMode):
-    """Notes every operation, what goes in and comes out, and each tensor that it makes (views and in-place excepted).
+    """Notes every operation, what goes in and comes out, and each tensor that it makes (views and
+    in-place excepted).
 
     Attributes:
         operations (list[str]): their names.
-        num_kernels (int): those for which a GPU launches kernels: not views, nor memory that is not filled.
-        calls (list[tuple]): their names, with arguments and results as a captured graph would hold them.
+        num_kernels (int): those for which a GPU launches kernels: not views, nor memory that is not
+            filled.
+        calls (list[tuple]): their names, with arguments and results as a captured graph would hold
+            them.
         sizes (list[int]): elements of each new tensor.
         devices (set[str]): where new tensors, views and tensors changed in place are.
         host_tensors (list[str]): calls that make a tensor of numbers of the host.
@@ -76,9 +98,11 @@ class Recorder(TorchDispatchMode):
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of live tensors that are made in the block, now and at most; views and known tensors excepted.
+    """Counts the bytes of live tensors that are made in the block, now and at most; views and known
+    tensors excepted.
 
-    MemTracker of torch.distributed._tools gives the same bytes for full models, but cannot run frozen weights.
+    MemTracker of torch.distributed._tools gives the same bytes for full models, but cannot run
+    frozen weights.
     """
 
     def __init__(self, known):
@@ -88,7 +112,9 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        for storage in (leaf.untyped_storage() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)):
+        for storage in (
+            leaf.untyped_storage() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)
+        ):
             if storage not in self._storages:
                 self._storages.add(storage)
                 self._add(storage.nbytes())

@@ -1,4 +1,6 @@
-"""A run that must not begin: how it is described and started, and what has to be true of its end."""
+"""A run that must not begin: how it is described and started, and what has to be true
+of its end.
+"""
 
 import io
 import re
@@ -23,12 +25,22 @@ RUN = "run"
 CONFIG = "mine.yaml"
 SEEN: dict[str, str] = {}  # name of a row -> its message, which `make faults` prints
 # What is written when the run's folder is opened, before weights are read.
-OPENED = ("config.yaml", "torchtune_config.yaml", "metrics.jsonl", "probe.jsonl", "held_out.jsonl", "logs", "logs/*")
+OPENED = (
+    "config.yaml",
+    "torchtune_config.yaml",
+    "metrics.jsonl",
+    "probe.jsonl",
+    "held_out.jsonl",
+    "logs",
+    "logs/*",
+)
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a row runs: a folder of its own, with an earlier run and notes in ``run``; a tiny Llama; documents."""
+    """Where a row runs: a folder of its own, with an earlier run and notes in ``run``; a tiny
+    Llama; documents.
+    """
 
     folder: Path
     checkpoint: Path
@@ -36,12 +48,16 @@ class Site:
 
     def config(self, *, lora: bool = False, **overrides: Any) -> DictConfig:
         """Return the config of a run that works, with overrides."""
-        return run_config(self.folder / RUN, self.checkpoint, self.text_file, lora=lora, **overrides)
+        return run_config(
+            self.folder / RUN, self.checkpoint, self.text_file, lora=lora, **overrides
+        )
 
 
 @dataclass(frozen=True)
 class BadInput:
-    """A case of bad input: its name, and a function that writes the input and returns the config or its text."""
+    """A case of bad input: its name, and a function that writes the input and returns the config or
+    its text.
+    """
 
     what: str
     make: Callable[[Site], DictConfig | str]
@@ -54,7 +70,11 @@ class BadInput:
 def value(key: str, given: Any, message: str, *, lora: bool = False, **expected: Any) -> BadInput:
     """Make a row in which one key has a wrong value."""
     return BadInput(
-        f"{key}={given}"[:60], lambda site: site.config(lora=lora, **{key: given}), message, lora=lora, **expected
+        f"{key}={given}"[:60],
+        lambda site: site.config(lora=lora, **{key: given}),
+        message,
+        lora=lora,
+        **expected,
     )
 
 
@@ -64,7 +84,9 @@ def each_row(rows: Collection[BadInput]) -> Any:
 
 
 def assert_refused(row: BadInput, site: Site) -> None:
-    """Run a row as ``tune run`` does: it ends in one message, nothing is written, no training step is taken."""
+    """Run a row as ``tune run`` does: it ends in one message, nothing is written, no training step
+    is taken.
+    """
     (site.folder / RUN).mkdir(parents=True)
     (site.folder / RUN / "notes.txt").write_text("of the user\n")
     (site.folder / RUN / "metrics.jsonl").write_text('{"step": 1, "loss": 5.0}\n')
@@ -76,27 +98,39 @@ def assert_refused(row: BadInput, site: Site) -> None:
     before = _contents(site.folder)
     with (
         patch("signal.signal", lambda *_: None),
-        patch.object(sys, "argv", ["recipe", *(argument.format(folder=site.folder) for argument in row.arguments)]),
+        patch.object(
+            sys,
+            "argv",
+            ["recipe", *(argument.format(folder=site.folder) for argument in row.arguments)],
+        ),
         patch.object(_train, "train_step", wraps=_train.train_step) as train_step,
         redirect_stderr(io.StringIO()) as stderr,
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("default")  # errors are what pytest makes of them, not what a user sees
+        # Errors are what pytest makes of them, not what a user sees.
+        warnings.simplefilter("default")
         with pytest.raises(SystemExit) as ended:
-            import_module(f"tfidf_tune.recipes.{'lora' if row.lora else 'full'}_finetune").recipe_main()
+            import_module(
+                f"tfidf_tune.recipes.{'lora' if row.lora else 'full'}_finetune"
+            ).recipe_main()
     sentence = str(ended.value.code).removeprefix("error: ")
     SEEN[row.what] = sentence
     assert re.search(row.message, sentence, re.DOTALL), sentence
     assert not re.search("^error: |^Traceback", stderr.getvalue(), re.MULTILINE)
     assert row.begins or not train_step.call_count
     after = _contents(site.folder)
-    differing = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    differing = {
+        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    }
     allowed = [f"{RUN}/{pattern}" for pattern in OPENED if row.begins]
-    assert [name for name in differing if not any(fnmatch(name, pattern) for pattern in allowed)] == []
+    assert [
+        name for name in differing if not any(fnmatch(name, pattern) for pattern in allowed)
+    ] == []
 
 
 def _contents(folder: Path) -> dict[str, bytes | None]:
     """Return every file's content by its name, None for folders."""
     return {
-        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")
+        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
     }

@@ -1,4 +1,6 @@
-"""The recipe, transformers' Trainer and TRL's SFTTrainer train the same model on the same batches alike."""
+"""The recipe, transformers' Trainer and TRL's SFTTrainer train the same model on the same batches
+alike.
+"""
 
 import dataclasses
 import re
@@ -26,7 +28,9 @@ def rows_of(section, checkpoint, text_file):
     tokenizer = hf_tokenizer(str(checkpoint), 64)
     if section is BLOCKS:
         dataset = text_blocks_dataset(tokenizer, source=str(text_file), block_size=32)
-        return [{"input_ids": list(row["tokens"]), "labels": list(row["labels"])} for row in dataset]
+        return [
+            {"input_ids": list(row["tokens"]), "labels": list(row["labels"])} for row in dataset
+        ]
     rows = []
     for row in text_dataset(tokenizer, source=str(text_file), packed=True):
         batch = collate_packed([row])
@@ -44,7 +48,10 @@ def rows_of(section, checkpoint, text_file):
 # Focal weights need predictions, which differ only after some steps.
 @pytest.mark.parametrize(
     ("weighting", "arguments", "section", "num_steps"),
-    [(TFIDFWeighting, {"num_batches": 3}, PACKED, 12), (FocalWeighting, {"gamma": 2.0}, BLOCKS, 30)],
+    [
+        (TFIDFWeighting, {"num_batches": 3}, PACKED, 12),
+        (FocalWeighting, {"gamma": 2.0}, BLOCKS, 30),
+    ],
 )
 def test_steps_are_equal(
     weighting, arguments, section, num_steps, recipe_config, tiny_checkpoint, short_texts, tmp_path
@@ -70,10 +77,17 @@ def test_steps_are_equal(
     assert recipe[:, 4].max() > 0.03, "weights differ"
     for host in (TokenWeightingTrainer, TokenWeightingSFTTrainer):
         trainer = make_trainer(
-            host, tiny_checkpoint, tmp_path / host.__name__, rows, weighting=weighting(**arguments), settings=steps
+            host,
+            tiny_checkpoint,
+            tmp_path / host.__name__,
+            rows,
+            weighting=weighting(**arguments),
+            settings=steps,
         )
         trainer.train()
-        np.testing.assert_allclose(metrics_of(logs_of(trainer)), recipe, rtol=1e-5, atol=1e-6, err_msg=str(host))
+        np.testing.assert_allclose(
+            metrics_of(logs_of(trainer)), recipe, rtol=1e-5, atol=1e-6, err_msg=str(host)
+        )
 
 
 def test_the_keys_of_trainers_md_are_those_of_both_and_train_alike(
@@ -81,7 +95,10 @@ def test_the_keys_of_trainers_md_are_those_of_both_and_train_alike(
 ):
     """A config is translated by the table of the page, and trained by TRL."""
     section = (
-        (DOCS / "trainers.md").read_text().partition("## From a config to another trainer")[2].partition("\n## ")[0]
+        (DOCS / "trainers.md")
+        .read_text()
+        .partition("## From a config to another trainer")[2]
+        .partition("\n## ")[0]
     )
     pairs = re.findall(r"^\| `([\w.]+)(?:: [\w-]+)?` \| `(\w+)(?:=[^`]*)?`", section, re.MULTILINE)
     names = dict(pairs)
@@ -98,11 +115,24 @@ def test_the_keys_of_trainers_md_are_those_of_both_and_train_alike(
         epochs=100,
         **LIKE_TRAINERS,
     )
-    chosen = ("optimizer.lr", "optimizer.weight_decay", "clip_grad_norm", "batch_size", "gradient_accumulation_steps")
+    chosen = (
+        "optimizer.lr",
+        "optimizer.weight_decay",
+        "clip_grad_norm",
+        "batch_size",
+        "gradient_accumulation_steps",
+    )
     settings = {names[key]: OmegaConf.select(cfg, key) for key in (*chosen, "epochs", "max_steps")}
     rows = rows_of(BLOCKS, tiny_checkpoint, short_texts)
     trainer = make_trainer(
-        TokenWeightingSFTTrainer, tiny_checkpoint, tmp_path, rows, weighting=UniformWeighting(), settings=settings
+        TokenWeightingSFTTrainer,
+        tiny_checkpoint,
+        tmp_path,
+        rows,
+        weighting=UniformWeighting(),
+        settings=settings,
     )
     trainer.train()
-    np.testing.assert_allclose(metrics_of(logs_of(trainer)), metrics_of(run_recipe(cfg)), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        metrics_of(logs_of(trainer)), metrics_of(run_recipe(cfg)), rtol=1e-5, atol=1e-6
+    )

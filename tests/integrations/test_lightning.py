@@ -1,4 +1,6 @@
-"""The module of the documentation in Lightning's own Trainer: weights, accumulation, validation, checkpoints."""
+"""The module of the documentation in Lightning's own Trainer: weights, accumulation, validation,
+checkpoints.
+"""
 
 import os
 import warnings
@@ -18,15 +20,20 @@ from tfidf_tune.loss import CrossEntropyLoss
 from tfidf_tune.weighting import TFIDFWeighting, shift_labels
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:The '[a-z_]+' does not have many workers"),  # the data is in memory
+    # The data is in memory.
+    pytest.mark.filterwarnings("ignore:The '[a-z_]+' does not have many workers"),
     # Lightning's own use of torch.
-    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"
+    ),
 ]
 NUM_STEPS, ACCUMULATED = 4, 2
 
 
 def module_of_the_page(checkpoint):
-    """The module, which trains the tiny model by SGD, so that gradients of another size are seen."""
+    """The module, which trains the tiny model by SGD, so that gradients of another
+    size are seen.
+    """
     namespace = {}
     exec(snippet("trainers.md", "Lightning"), namespace)
     module = namespace["Finetuning"](AutoModelForCausalLM.from_pretrained(checkpoint))
@@ -46,7 +53,9 @@ def make_module(tiny_checkpoint):
 
 
 def batches(seed, count):
-    """Mini-batches of different lengths, with ignored positions, from few tokens, so that many repeat."""
+    """Mini-batches of different lengths, with ignored positions, from few tokens, so that many
+    repeat.
+    """
     generator = torch.Generator().manual_seed(seed)
     made = []
     for index in range(count):
@@ -116,7 +125,9 @@ def test_losses_and_parameters_are_those_of_a_loop_by_hand(make_module, tmp_path
     recorder, _ = fit(module, tmp_path)
 
     torch.testing.assert_close(recorder.losses, expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(module.model.state_dict(), reference.state_dict(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        module.model.state_dict(), reference.state_dict(), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_validation_is_plain_and_leaves_the_window_alone(make_module, tmp_path):
@@ -129,7 +140,9 @@ def test_validation_is_plain_and_leaves_the_window_alone(make_module, tmp_path):
     assert validated.loss.weighting.window.num_updates == NUM_STEPS * ACCUMULATED
     plain.load_state_dict(validated.state_dict(), strict=False)
     found, expected = (
-        trainer.validate(module, DataLoader(batches(1, 2), batch_size=None), verbose=False)[0]["val_loss"]
+        trainer.validate(module, DataLoader(batches(1, 2), batch_size=None), verbose=False)[0][
+            "val_loss"
+        ]
         for module in (validated, plain)
     )
     assert found == pytest.approx(expected, rel=1e-6)
@@ -153,7 +166,9 @@ class ProcessesOfTheTest(LightningEnvironment):
 
 def batches_of_rank(rank):
     """Rows of other lengths than those of another rank."""
-    return [{name: part[:, rank:] for name, part in batch.items()} for batch in batches(2 + rank, 4)]
+    return [
+        {name: part[:, rank:] for name, part in batch.items()} for batch in batches(2 + rank, 4)
+    ]
 
 
 def fit_on_rank(rank, checkpoint, folder):
@@ -181,8 +196,13 @@ def fit_on_rank(rank, checkpoint, folder):
 
 
 def test_two_processes_keep_the_window_of_their_own_rows(tiny_checkpoint, tmp_path):
-    for rank, state in enumerate(on_every_rank(2, tmp_path, fit_on_rank, tiny_checkpoint, tmp_path)):
+    for rank, state in enumerate(
+        on_every_rank(2, tmp_path, fit_on_rank, tiny_checkpoint, tmp_path)
+    ):
         alone = TFIDFWeighting(num_batches=16)
         for batch in batches_of_rank(rank):
-            alone(shift_labels(batch["labels"]), vocab_size=state["window.document_frequency_E"].shape[0] - 2)
+            alone(
+                shift_labels(batch["labels"]),
+                vocab_size=state["window.document_frequency_E"].shape[0] - 2,
+            )
         assert_same_state(alone, state)

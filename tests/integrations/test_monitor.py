@@ -1,4 +1,6 @@
-"""The monitor in transformers' Trainer and TRL's SFTTrainer: what it logs, what it leaves alone, what ends training."""
+"""The monitor in transformers' Trainer and TRL's SFTTrainer: what it logs, what it leaves alone,
+what ends training.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +31,11 @@ pytestmark = [
 
 NUM_TOKENS, PREFIX = 40, 8
 EVERY = 4
-MEASURED = {f"memorization_{kind}_{name}" for kind in ("target", "control") for name in ("lms", "prefix_match", "nll")}
+MEASURED = {
+    f"memorization_{kind}_{name}"
+    for kind in ("target", "control")
+    for name in ("lms", "prefix_match", "nll")
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +45,19 @@ def probe_file(tmp_path_factory, tiny_checkpoint, text_file):
     texts = text_file.read_text().splitlines()[:8]
     passages = [
         Passage(
-            id=f"{kind}-{number}", kind=kind, text=text, token_ids=tokenizer.encode(text, add_eos=False)[:NUM_TOKENS],
-            num_injections=0, positions=[], source="grammar", tokenizer=tokenizer.name,
+            id=f"{kind}-{number}",
+            kind=kind,
+            text=text,
+            token_ids=tokenizer.encode(text, add_eos=False)[:NUM_TOKENS],
+            num_injections=0,
+            positions=[],
+            source="grammar",
+            tokenizer=tokenizer.name,
             tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
         )
         for number, text in enumerate(texts)
         for kind in ["target" if number < 4 else "control"]
-    ]  # fmt: skip
+    ]
     file = tmp_path_factory.mktemp("probe") / "probe.jsonl"
     write_probe_file(file, passages)
     return file
@@ -56,38 +68,66 @@ def make_trainer(tmp_path, tiny_checkpoint, probe_file):
     """Make a trainer on the targets: ``make_trainer("name", kind="SFTTrainer", max_steps=20)``."""
 
     def make(name="run", *, kind="Trainer", lora=False, tokenizer=tiny_checkpoint, **settings):
-        return trainer_on(tiny_checkpoint, probe_file, tmp_path / name, kind, lora, tokenizer, **settings)
+        return trainer_on(
+            tiny_checkpoint, probe_file, tmp_path / name, kind, lora, tokenizer, **settings
+        )
 
     return make
 
 
-def trainer_on(checkpoint, probe_file, output_dir, kind="Trainer", lora=False, tokenizer=None, **settings):
+def trainer_on(
+    checkpoint, probe_file, output_dir, kind="Trainer", lora=False, tokenizer=None, **settings
+):
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, attention_dropout=0.1)
     if lora:
         torch.manual_seed(0)
-        model = peft.get_peft_model(model, peft.LoraConfig(lora_dropout=0.1, target_modules="all-linear"))
-    rows = [{"input_ids": passage.token_ids} for passage in read_probe_file(probe_file) if passage.kind == "target"]
+        model = peft.get_peft_model(
+            model, peft.LoraConfig(lora_dropout=0.1, target_modules="all-linear")
+        )
+    rows = [
+        {"input_ids": passage.token_ids}
+        for passage in read_probe_file(probe_file)
+        if passage.kind == "target"
+    ]
     arguments = {
-        "output_dir": str(output_dir), "per_device_train_batch_size": 2, "max_steps": 10, "logging_steps": 2,
-        "learning_rate": 2e-2, "use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no",
-    } | settings  # fmt: skip
-    given = {"processing_class": tokenizer and transformers.AutoTokenizer.from_pretrained(tokenizer)}
+        "output_dir": str(output_dir),
+        "per_device_train_batch_size": 2,
+        "max_steps": 10,
+        "logging_steps": 2,
+        "learning_rate": 2e-2,
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "save_strategy": "no",
+    } | settings
+    given = {
+        "processing_class": tokenizer and transformers.AutoTokenizer.from_pretrained(tokenizer)
+    }
     if kind == "SFTTrainer":
         return trl.SFTTrainer(
-            model, trl.SFTConfig(**arguments), train_dataset=datasets.Dataset.from_list(rows), **given
+            model,
+            trl.SFTConfig(**arguments),
+            train_dataset=datasets.Dataset.from_list(rows),
+            **given,
         )
     rows = [row | {"labels": row["input_ids"]} for row in rows]
-    return transformers.Trainer(model, transformers.TrainingArguments(**arguments), train_dataset=rows, **given)
+    return transformers.Trainer(
+        model, transformers.TrainingArguments(**arguments), train_dataset=rows, **given
+    )
 
 
 def monitor(trainer, probe_file, every_n_steps=EVERY, **settings):
     settings = {"prefix_length": PREFIX, "batch_size": 3} | settings
-    trainer.add_callback(MemorizationCallback(probe_file, every_n_steps, trainer=trainer, **settings))
+    trainer.add_callback(
+        MemorizationCallback(probe_file, every_n_steps, trainer=trainer, **settings)
+    )
     return trainer
 
 
 def measurements(trainer):
-    """The monitor's entries by their step, none of which is measured twice, also where a run is resumed."""
+    """The monitor's entries by their step, none of which is measured twice, also where a run is
+    resumed.
+    """
     entries = [entry for entry in trainer.state.log_history if MEASURED & entry.keys()]
     by_step = {entry["step"]: entry for entry in entries}
     assert len(by_step) == len(entries)
@@ -97,7 +137,11 @@ def measurements(trainer):
 def of_training(trainer):
     """The trainer's own entries, without times."""
     return [
-        {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
+        {
+            name: value
+            for name, value in entry.items()
+            if not name.endswith(("_runtime", "_per_second"))
+        }
         for entry in trainer.state.log_history
         if not MEASURED & entry.keys()
     ]
@@ -114,11 +158,18 @@ def assert_equal(first, second):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"gradient_checkpointing": True, "max_steps": 42}, {"kind": "SFTTrainer", "lora": True, "bf16": True}],
+    [
+        {"gradient_checkpointing": True, "max_steps": 42},
+        {"kind": "SFTTrainer", "lora": True, "bf16": True},
+    ],
     ids=str,
 )
-def test_training_is_the_same_with_and_without_the_monitor(make_trainer, probe_file, tiny_checkpoint, settings):
-    """Dropout is on. The monitor measures at steps with and without an entry of the trainer, and at the last."""
+def test_training_is_the_same_with_and_without_the_monitor(
+    make_trainer, probe_file, tiny_checkpoint, settings
+):
+    """Dropout is on. The monitor measures at steps with and without an entry of the trainer, and at
+    the last.
+    """
     alone = make_trainer("alone", **settings)
     alone.train()
     expected, state = weights(alone), torch.get_rng_state()
@@ -131,7 +182,9 @@ def test_training_is_the_same_with_and_without_the_monitor(make_trainer, probe_f
     assert torch.equal(torch.get_rng_state(), state)
     num_steps = settings.get("max_steps", 10)
     assert [*measurements(monitored)] == [*range(0, num_steps, EVERY), num_steps]
-    assert all(entry.keys() == {*MEASURED, "epoch", "step"} for entry in measurements(monitored).values())
+    assert all(
+        entry.keys() == {*MEASURED, "epoch", "step"} for entry in measurements(monitored).values()
+    )
     first, *_, last = measurements(monitored).values()
     assert last["memorization_target_nll"] < first["memorization_target_nll"] - 0.1
     if "lora" in settings:
@@ -146,7 +199,9 @@ def test_training_is_the_same_with_and_without_the_monitor(make_trainer, probe_f
 
 
 def test_a_run_that_the_threshold_ends_can_be_resumed(make_trainer, probe_file, capsys):
-    """The resumed run has another threshold and ends as a run without a monitor; its log says once what ended it."""
+    """The resumed run has another threshold and ends as a run without a monitor; its log says once
+    what ended it.
+    """
     settings = {"max_steps": 24, "save_strategy": "steps", "save_steps": 100}
     alone = make_trainer("alone", **settings)
     alone.train()
@@ -158,7 +213,12 @@ def test_a_run_that_the_threshold_ends_can_be_resumed(make_trainer, probe_file, 
     assert [*measurements(stopped)] == [*range(0, step + 1, EVERY)]
     above = [entry["memorization_target_lms"] > 2.5 for entry in measurements(stopped).values()]
     assert above == [False] * (len(above) - 1) + [True]
-    assert capsys.readouterr().err.count(f"training stops after step {step}: the targets' mean LMS is ") == 1
+    assert (
+        capsys.readouterr().err.count(
+            f"training stops after step {step}: the targets' mean LMS is "
+        )
+        == 1
+    )
 
     resumed = monitor(make_trainer("stopped", **settings), probe_file)
     resumed.train(resume_from_checkpoint=f"{stopped.args.output_dir}/checkpoint-{step}")
@@ -191,7 +251,10 @@ def test_the_last_model_below_the_threshold_is_kept(
         prefix_lengths=(PREFIX,),
     )
     assert np.mean([sample.lms for sample in samples]) == lms[step]
-    assert f"above stop_above={stop_above}; the last model below it is in {kept}\n" in capsys.readouterr().err
+    assert (
+        f"above stop_above={stop_above}; the last model below it is in {kept}\n"
+        in capsys.readouterr().err
+    )
 
     trainer.args.max_steps = 1  # the same trainer begins anew and replaces it
     trainer.train()
@@ -202,7 +265,9 @@ def test_the_last_model_below_the_threshold_is_kept(
 
 
 def test_the_snippet_of_the_page_works(make_trainer, probe_file, tmp_path, monkeypatch):
-    passages = [replace(one, token_ids=one.token_ids[:20] * 3) for one in read_probe_file(probe_file)]
+    passages = [
+        replace(one, token_ids=one.token_ids[:20] * 3) for one in read_probe_file(probe_file)
+    ]
     write_probe_file(tmp_path / "probe.jsonl", passages)
     monkeypatch.chdir(tmp_path)
     trainer = make_trainer(max_steps=1)

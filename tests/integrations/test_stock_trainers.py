@@ -1,4 +1,6 @@
-"""Uniform weights are the stock trainer, runs resume exactly, and processes share what they should."""
+"""Uniform weights are the stock trainer, runs resume exactly, and processes share
+what they should.
+"""
 
 import os
 from importlib.metadata import version
@@ -27,21 +29,37 @@ COUNTED = {TokenWeightingTrainer: "labels", TokenWeightingSFTTrainer: "tokens"}
 
 def check_uniform_is_stock(folder):
     """Losses and gradient norms of the steps, and the loss of evaluation."""
-    settings = {"max_steps": STEPS, "gradient_accumulation_steps": 8, "eval_strategy": "steps", "eval_steps": 2}
+    settings = {
+        "max_steps": STEPS,
+        "gradient_accumulation_steps": 8,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+    }
     options = {"settings": settings, "eval_dataset": Dataset.from_list(ragged_rows(10, seed=1))}
     for stock, weighted in WEIGHTED.items():
         found = []
         for trainer_class, added in ((stock, {}), (weighted, {"weighting": UniformWeighting()})):
-            trainer = make_trainer(trainer_class, folder / "tiny", folder / "out", ragged_rows(200), **options, **added)
+            trainer = make_trainer(
+                trainer_class, folder / "tiny", folder / "out", ragged_rows(200), **options, **added
+            )
             trainer.train()
             names = ("loss", "grad_norm", "eval_loss")
-            found.append([entry[name] for entry in trainer.state.log_history for name in names if name in entry])
+            found.append(
+                [
+                    entry[name]
+                    for entry in trainer.state.log_history
+                    for name in names
+                    if name in entry
+                ]
+            )
         assert len(found[0]) == 2 * STEPS + 1
         torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
 
 
 def check_resumed_runs(folder):
-    """An uninterrupted run and one that is resumed from its checkpoint are equal; returns the entries of a window."""
+    """An uninterrupted run and one that is resumed from its checkpoint are equal; returns the
+    entries of a window.
+    """
     settings = {"max_steps": TOTAL, "gradient_accumulation_steps": 2}
     settings |= {"save_strategy": "steps", "save_steps": RESUMED_AT}
     for trainer_class, counted in COUNTED.items():
@@ -49,7 +67,12 @@ def check_resumed_runs(folder):
         for checkpoint in (None, str(own_folder / f"checkpoint-{RESUMED_AT}")):
             weighting = TFIDFWeighting(num_batches=3, counted=counted)
             trainer = make_trainer(
-                trainer_class, folder / "tiny", own_folder, ragged_rows(100), settings=settings, weighting=weighting
+                trainer_class,
+                folder / "tiny",
+                own_folder,
+                ragged_rows(100),
+                settings=settings,
+                weighting=weighting,
             )
             trainer.train(resume_from_checkpoint=checkpoint)
             logs.append(metrics_of(logs_of(trainer)).tolist())
@@ -61,22 +84,30 @@ def check_resumed_runs(folder):
 
 
 def shared_window(folder, world_size=1, *, counted="labels", fused_head=False, is_sharded=False):
-    """Metrics with a window of all processes, on eight rows a step however many processes there are."""
+    """Metrics with a window of all processes, on eight rows a step however many processes there
+    are.
+    """
     model = folder / "tiny"
     if is_sharded:  # by FSDP2
         model = load(model, distributed_config=DistributedConfig(fsdp_size=world_size))
     trainer = make_trainer(
-        TokenWeightingTrainer, model, folder / "out", ragged_rows(100), fused_head=fused_head,
+        TokenWeightingTrainer,
+        model,
+        folder / "out",
+        ragged_rows(100),
+        fused_head=fused_head,
         settings={"max_steps": STEPS, "per_device_train_batch_size": 8 // world_size},
         weighting=TFIDFWeighting(num_batches=2, sync=True, counted=counted),
-    )  # fmt: skip
+    )
     trainer.train()
     assert isinstance(trainer.model.get_output_embeddings().weight, DTensor) == is_sharded
     return torch.tensor(metrics_of(logs_of(trainer)))
 
 
 def weighed_batches(rank):
-    """Two mini-batches of a process: mean cross-entropy, weights and labels; weights of process 1 are up to 2."""
+    """Two mini-batches of a process: mean cross-entropy, weights and labels; weights of process 1
+    are up to 2.
+    """
     generator = torch.Generator().manual_seed(rank)
     for number in range(2):
         labels = torch.randint(9, (2 - rank, 4), generator=generator)
@@ -86,7 +117,9 @@ def weighed_batches(rank):
 
 
 def statistics_of_all():
-    """The statistics of all tokens of both processes; the largest weight is of process 1, above 1."""
+    """The statistics of all tokens of both processes; the largest weight is of process
+    1, above 1.
+    """
     batches = [*weighed_batches(0), *weighed_batches(1)]
     weights = torch.cat([weights[labels != -100] for _, weights, labels in batches])
     numbers = torch.tensor([int((labels != -100).sum()) for *_, labels in batches])
@@ -109,14 +142,21 @@ def gathered_statistics(rank):
 
 def all_on_rank(rank, folder):
     """All of these, in one of two processes that torchrun might have started."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
     os.environ |= {"MASTER_ADDR": "localhost", "OMP_NUM_THREADS": "1"}
     check_uniform_is_stock(folder)
     return {
         "statistics": gathered_statistics(rank),
         "window": check_resumed_runs(folder),
         # The fused head uses its weight outside of the wrapped model.
-        "labels": [shared_window(folder, 2, **o) for o in ({}, {"fused_head": True}, {"is_sharded": True})],
+        "labels": [
+            shared_window(folder, 2, **o) for o in ({}, {"fused_head": True}, {"is_sharded": True})
+        ],
         "tokens": [shared_window(folder, 2, counted="tokens")],
     }
 
@@ -129,10 +169,13 @@ def folder(tmp_path_factory, tiny_checkpoint):
 
 
 @pytest.mark.skipif(
-    Version(version("transformers")) < Version("5.20"), reason="earlier ones cannot resume or shard on two CPUs"
+    Version(version("transformers")) < Version("5.20"),
+    reason="earlier ones cannot resume or shard on two CPUs",
 )
 def test_two_processes(folder):
-    """They do the same; with a window for all of them, also through the fused head and with FSDP2, they are one."""
+    """They do the same; with a window for all of them, also through the fused head and with FSDP2,
+    they are one.
+    """
     ranks = on_every_rank(2, folder, all_on_rank, folder)
 
     for rank in ranks:

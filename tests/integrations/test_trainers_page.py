@@ -1,4 +1,6 @@
-"""The snippets of docs/trainers.md run as they stand there; those of some trainers have tests of their own."""
+"""The snippets of docs/trainers.md run as they stand there; those of some trainers have tests of
+their own.
+"""
 
 import pytest
 import torch
@@ -21,7 +23,9 @@ TEXTS = Dataset.from_dict(
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory, text_file):
     """A model with room for canaries of 256 tokens."""
-    return make_tokenizer(make_llama(tmp_path_factory.mktemp("llama"), max_position_embeddings=512), text_file)
+    return make_tokenizer(
+        make_llama(tmp_path_factory.mktemp("llama"), max_position_embeddings=512), text_file
+    )
 
 
 @pytest.fixture
@@ -30,17 +34,31 @@ def names(checkpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def make(stock, **settings):
-        like = make_trainer(stock, checkpoint, tmp_path / "run", ragged_rows(20), settings={"max_steps": 2, **settings})
+        like = make_trainer(
+            stock,
+            checkpoint,
+            tmp_path / "run",
+            ragged_rows(20),
+            settings={"max_steps": 2, **settings},
+        )
         like.args.dataset_kwargs = None  # TRL prepares the data itself
         dataset = TEXTS if stock is SFTTrainer else like.train_dataset
-        return {"model": load(checkpoint), "args": like.args, "dataset": dataset, "tokenizer": like.processing_class}
+        return {
+            "model": load(checkpoint),
+            "args": like.args,
+            "dataset": dataset,
+            "tokenizer": like.processing_class,
+        }
 
     return make
 
 
 @pytest.mark.parametrize(
     ("heading", "stock", "weighted"),
-    [("transformers", Trainer, TokenWeightingTrainer), ("TRL", SFTTrainer, TokenWeightingSFTTrainer)],
+    [
+        ("transformers", Trainer, TokenWeightingTrainer),
+        ("TRL", SFTTrainer, TokenWeightingSFTTrainer),
+    ],
 )
 def test_trainers(names, heading, stock, weighted):
     code, given = snippet("trainers.md", heading), names(stock)
@@ -59,14 +77,21 @@ def test_canaries_with_the_monitor(names):
     exec(snippet("trainers.md", "Canaries"), given)
     given["trainer"].train()
 
-    measured = [entry for entry in given["trainer"].state.log_history if "memorization_target_lms" in entry]
+    measured = [
+        entry for entry in given["trainer"].state.log_history if "memorization_target_lms" in entry
+    ]
     assert [entry["step"] for entry in measured] == [0, 2]
 
 
 def test_the_two_traps_and_trainer_loss(names, checkpoint, tmp_path):
-    """A bare function has the loss of as many batches as are accumulated; trainer_loss has that of our trainer."""
+    """A bare function has the loss of as many batches as are accumulated; trainer_loss has that of
+    our trainer.
+    """
     settings = {"max_steps": 2, "gradient_accumulation_steps": 4}
-    given = names(Trainer, **settings) | {"Trainer": Trainer, "TFIDFCrossEntropyLoss": TFIDFCrossEntropyLoss}
+    given = names(Trainer, **settings) | {
+        "Trainer": Trainer,
+        "TFIDFCrossEntropyLoss": TFIDFCrossEntropyLoss,
+    }
     given["dataset"] = rows = [{"input_ids": [3, 1, 2, 1, 5], "labels": [3, 1, 2, 1, 5]}] * 16
     found = []
     for number in (0, 1):
@@ -74,14 +99,18 @@ def test_the_two_traps_and_trainer_loss(names, checkpoint, tmp_path):
         exec(snippet("trainers.md", "If the class cannot be changed", number=number), given)
         given["trainer"].train()
         found.append([(entry["loss"], entry["grad_norm"]) for entry in logs_of(given["trainer"])])
-    ours = make_trainer(TokenWeightingTrainer, checkpoint, tmp_path / "ours", rows, settings=settings)
+    ours = make_trainer(
+        TokenWeightingTrainer, checkpoint, tmp_path / "ours", rows, settings=settings
+    )
     ours.train()
     assert found[0][0][0] == pytest.approx(4 * found[1][0][0], rel=0.05)
     expected = [(entry["loss"], entry["grad_norm"]) for entry in logs_of(ours)]
     torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(expected), rtol=1e-5, atol=0)
     # Evaluation counts nothing.
     loss = TFIDFCrossEntropyLoss()
-    trainer = make_trainer(Trainer, checkpoint, tmp_path, rows, compute_loss_func=trainer_loss(loss))
+    trainer = make_trainer(
+        Trainer, checkpoint, tmp_path, rows, compute_loss_func=trainer_loss(loss)
+    )
     trainer.evaluate(rows)
     assert int(loss.weighting.window.num_updates) == 0
 

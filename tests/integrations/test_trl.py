@@ -12,10 +12,16 @@ from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.weighting import IGNORE_INDEX, TFIDFWeighting, UniformWeighting
 
 TEXTS = Dataset.from_list(
-    [{"text": "a quiet child painted " + "the paper boat " * (1 + number % 4)} for number in range(40)]
+    [
+        {"text": "a quiet child painted " + "the paper boat " * (1 + number % 4)}
+        for number in range(40)
+    ]
 )
 ANSWERS = Dataset.from_list(
-    [{"prompt": f"who saw {number}? ", "completion": "the old sailor " * (1 + number % 3)} for number in range(40)]
+    [
+        {"prompt": f"who saw {number}? ", "completion": "the old sailor " * (1 + number % 3)}
+        for number in range(40)
+    ]
 )
 KINDS = {
     "padded": (TEXTS, {}),
@@ -31,7 +37,8 @@ ADAPTERS = {
     "prompt tuning": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5),
 }
 
-# Attention kernels that know documents of packed rows are for GPUs; transformers builds a mask from the positions.
+# Attention kernels that know documents of packed rows are for GPUs; transformers builds a mask from
+# the positions.
 pytestmark = pytest.mark.filterwarnings("ignore:.*flash.?attention.*")
 
 
@@ -51,22 +58,35 @@ class RecordingTFIDF(TFIDFWeighting):
 def make(trainer_class, checkpoint, folder, kind, **options):
     dataset, settings = KINDS[kind]
     common = {
-        "use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no",
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "save_strategy": "no",
         "loss_type": "nll",
-        "max_steps": 3, CHECKPOINTING: False, "bf16": False,
-    }  # fmt: skip
+        "max_steps": 3,
+        CHECKPOINTING: False,
+        "bf16": False,
+    }
     torch.manual_seed(0)
     return trainer_class(
-        load(checkpoint), SFTConfig(str(folder), **(common | settings)), train_dataset=dataset,
-        processing_class=AutoTokenizer.from_pretrained(checkpoint), peft_config=ADAPTERS.get(kind), **options,
-    )  # fmt: skip
+        load(checkpoint),
+        SFTConfig(str(folder), **(common | settings)),
+        train_dataset=dataset,
+        processing_class=AutoTokenizer.from_pretrained(checkpoint),
+        peft_config=ADAPTERS.get(kind),
+        **options,
+    )
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("padded", "completions")])
 def test_uniform_weights_are_the_stock_trainer(tiny_checkpoint, tmp_path, kind):
     """In all that it logs, entropy and accuracy among it."""
     logs = []
-    for trainer_class, options in ((SFTTrainer, {}), (TokenWeightingSFTTrainer, {"weighting": UniformWeighting()})):
+    for trainer_class, options in (
+        (SFTTrainer, {}),
+        (TokenWeightingSFTTrainer, {"weighting": UniformWeighting()}),
+    ):
         trainer = make(trainer_class, tiny_checkpoint, tmp_path, kind, **options)
         trainer.train()
         logs.append(logs_of(trainer))
@@ -80,19 +100,27 @@ def test_uniform_weights_are_the_stock_trainer(tiny_checkpoint, tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["padded", "padding-free", "packed", "completions"])
 def test_each_text_is_a_document(tiny_checkpoint, tmp_path, kind):
-    """The weights are those of TF-IDF on the texts, each in a row of its own, and the loss has them."""
+    """The weights are those of TF-IDF on the texts, each in a row of its own, and the loss has
+    them.
+    """
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
-    trainer = make(TokenWeightingSFTTrainer, tiny_checkpoint, tmp_path, kind, weighting=RecordingTFIDF())
+    trainer = make(
+        TokenWeightingSFTTrainer, tiny_checkpoint, tmp_path, kind, weighting=RecordingTFIDF()
+    )
     trainer.train()
 
     alone, seen = TFIDFWeighting(), set()
     for batch, weights in trainer.weighting.seen:
-        documents = torch.zeros_like(batch.labels) if batch.document_ids is None else batch.document_ids
+        documents = (
+            torch.zeros_like(batch.labels) if batch.document_ids is None else batch.document_ids
+        )
         assert (batch.document_ids is None) == (kind in ("padded", "completions"))
         valid = batch.labels != IGNORE_INDEX
         found = [
             (ids[inside], weight[inside])
-            for ids, weight, where, is_valid in zip(batch.labels, weights, documents, valid, strict=True)
+            for ids, weight, where, is_valid in zip(
+                batch.labels, weights, documents, valid, strict=True
+            )
             for document in where.unique()
             if (inside := (where == document) & is_valid).any()
         ]
@@ -109,7 +137,10 @@ def test_each_text_is_a_document(tiny_checkpoint, tmp_path, kind):
 
 
 def test_labels_are_checked(tiny_checkpoint, tmp_path):
-    shifted = [{"input_ids": row["input_ids"][:-1], "labels": row["input_ids"][1:]} for row in ragged_rows(8)]
+    shifted = [
+        {"input_ids": row["input_ids"][:-1], "labels": row["input_ids"][1:]}
+        for row in ragged_rows(8)
+    ]
     trainer = make_trainer(TokenWeightingSFTTrainer, tiny_checkpoint, tmp_path, shifted)
     with pytest.raises(ValueError, match="the labels are shifted already"):
         trainer.train()

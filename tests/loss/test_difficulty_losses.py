@@ -1,4 +1,6 @@
-"""MiLe and focal through the loss: what the model predicts, the weights of it, and no gradient through them."""
+"""MiLe and focal through the loss: what the model predicts, the weights of it, and no gradient
+through them.
+"""
 
 import pytest
 import torch
@@ -22,14 +24,18 @@ from tfidf_tune.weighting import FocalWeighting, MiLeWeighting
 
 
 def assert_predictions(predictions, logits, labels, logit_error=0.0):
-    """Bounds as in ``difficulty_reference``: a shift of logarithms, and what the terms of the entropy make of it."""
+    """Bounds as in ``difficulty_reference``: a shift of logarithms, and what the terms of the
+    entropy make of it.
+    """
     distribution = torch.distributions.Categorical(logits=logits.detach().double())
     valid, vocab_size = labels != IGNORED, logits.shape[-1]
     shift = 2 * torch.as_tensor(logit_error, dtype=torch.float64) + (32 + vocab_size) * EPS
     assert [part.dtype for part in predictions] == [torch.float32] * 2
     assert not any(part.requires_grad for part in predictions)
     assert_within(
-        predictions.log_probability, distribution.log_prob(labels.clamp(min=0)) * valid, shift * torch.ones_like(valid)
+        predictions.log_probability,
+        distribution.log_prob(labels.clamp(min=0)) * valid,
+        shift * torch.ones_like(valid),
     )
     entropy = distribution.entropy()
     largest = (entropy + shift) * torch.exp(shift) * (1 + (vocab_size + 4) * EPS)
@@ -39,12 +45,15 @@ def assert_predictions(predictions, logits, labels, logit_error=0.0):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_predictions_equal_those_of_a_categorical_distribution(dtype):
     logits, labels = random_batch(0, dtype=dtype)
-    assert_predictions(token_predictions([logits.requires_grad_()], labels.to(torch.int8)), logits, labels)
+    assert_predictions(
+        token_predictions([logits.requires_grad_()], labels.to(torch.int8)), logits, labels
+    )
 
 
 # A single chunk of tokens; several, the last of them shorter.
 @pytest.mark.parametrize(
-    ("rows", "num_tokens", "dtype", "bias"), [(3, 60, torch.bfloat16, True), (2, 700, torch.float32, False)]
+    ("rows", "num_tokens", "dtype", "bias"),
+    [(3, 60, torch.bfloat16, True), (2, 700, torch.float32, False)],
 )
 def test_a_head_input_gives_the_predictions_of_its_logits(rows, num_tokens, dtype, bias):
     head, labels, _ = random_head(num_tokens, rows=rows, dtype=dtype, bias=bias)
@@ -96,7 +105,8 @@ def assert_loss_and_gradient(loss, gradient, logits, labels, kind, gamma):
     from_weights = (truth.tolerance * truth.losses + truth.weights * truth.shift).sum() / num_valid
     assert_within(loss, expected, from_weights + LOSS_RTOL * expected)
     terms = expected_gradient.abs() * (truth.tolerance / truth.weights.clamp_min(1e-300))[..., None]
-    # Relative to w / M, since the difference at the label may cancel; the logarithm of a probability rounds too.
+    # Relative to w / M, since the difference at the label may cancel; the logarithm of a
+    # probability rounds too.
     share = ((GRADIENT_TOL + truth.shift) * truth.weights / num_valid)[..., None]
     assert_within(gradient, expected_gradient, terms + share)
 
@@ -108,7 +118,9 @@ def test_the_loss_and_its_gradient_equal_the_reference(kind, gamma, num_chunks):
     """The reference takes the weights as constants: no gradient goes through them."""
     for seed in range(2):
         logits, labels = random_batch(seed)
-        loss, gradient = loss_and_gradient(KINDS[kind](gamma=gamma), logits, labels, num_chunks=num_chunks)
+        loss, gradient = loss_and_gradient(
+            KINDS[kind](gamma=gamma), logits, labels, num_chunks=num_chunks
+        )
         assert_loss_and_gradient(loss, gradient, logits, labels, kind, gamma)
 
 
@@ -118,7 +130,11 @@ def test_the_loss_and_its_gradient_equal_the_reference(kind, gamma, num_chunks):
 # 60 tokens are one chunk of the head, 700 are three.
 @pytest.mark.parametrize(
     ("head", "dtype", "bias", "num_tokens"),
-    [("fused", torch.float32, True, 700), ("fused", torch.bfloat16, False, 60), ("fused", torch.bfloat16, True, 60)],
+    [
+        ("fused", torch.float32, True, 700),
+        ("fused", torch.bfloat16, False, 60),
+        ("fused", torch.bfloat16, True, 60),
+    ],
 )
 @every_kind
 def test_with_a_head_the_weights_equal_the_reference_and_the_gradients_are_those_of_given_weights(
@@ -136,14 +152,18 @@ def test_with_a_head_the_weights_equal_the_reference_and_the_gradients_are_those
         assert_within(own[0].weights, truth.weights, truth.tolerance)
         assert float(truth.tolerance.max()) < 0.001 * float(truth.weights.max())
 
-    same = terms_and_gradients(WeightedCrossEntropyLoss(GivenWeighting(own[0].weights), head=head), given, labels)
+    same = terms_and_gradients(
+        WeightedCrossEntropyLoss(GivenWeighting(own[0].weights), head=head), given, labels
+    )
     for value, other in zip([*own[0], *own[1]], [*same[0], *same[1]], strict=True):
         assert torch.equal(value, other)
     assert all(gradient.any() for gradient in own[1])
 
 
 def terms_and_gradients(loss_function, head, labels):
-    head = HeadInput(*(None if tensor is None else tensor.clone().requires_grad_() for tensor in head))
+    head = HeadInput(
+        *(None if tensor is None else tensor.clone().requires_grad_() for tensor in head)
+    )
     terms = loss_function.terms(head, labels)
     inputs = [tensor for tensor in head if tensor is not None]
     return terms._replace(loss=terms.loss.detach()), torch.autograd.grad(terms.loss, inputs)

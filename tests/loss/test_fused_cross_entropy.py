@@ -1,4 +1,6 @@
-"""The loss from hidden states and head against float64, what it refuses, and what it costs in products and bytes."""
+"""The loss from hidden states and head against float64, what it refuses, and what it costs in
+products and bytes.
+"""
 
 import math
 from functools import partial
@@ -30,17 +32,22 @@ from tfidf_tune.loss import (
 )
 
 NAMES = HeadInput._fields
-# A chunk is of 256 rows up to 4,096 tokens, so these are 1, 2, 3 chunks; then 16 of 313 rows, the last of 305.
+# A chunk is of 256 rows up to 4,096 tokens, so these are 1, 2, 3 chunks; then 16 of 313 rows, the
+# last of 305.
 NUM_TOKENS = (1, 257, 700, 5000)
 
 
 @pytest.fixture
 def divided_as_on(monkeypatch):
-    """Whatever the device is, divide logits as on a CPU or a GPU. The meta device is none of a CPU."""
+    """Whatever the device is, divide logits as on a CPU or a GPU. The meta device is none
+    of a CPU.
+    """
 
     def patch(kind):
         rows, device = _cross_entropy._block_rows, torch.device(kind)
-        monkeypatch.setattr(_cross_entropy, "_block_rows", lambda *s, **o: rows(*s, **o | {"device": device}))
+        monkeypatch.setattr(
+            _cross_entropy, "_block_rows", lambda *s, **o: rows(*s, **o | {"device": device})
+        )
 
     return patch
 
@@ -54,7 +61,9 @@ def test_value_losses_and_gradients_equal_those_in_float64(num_tokens, device):
     assert_equal_truth(values_of(fused_cross_entropy, batch, device=device), batch)
 
 
-@pytest.mark.parametrize("vocab_size", [10_000, 2**20 + 1])  # 104 rows are a block, one row is more than a block
+@pytest.mark.parametrize(
+    "vocab_size", [10_000, 2**20 + 1]
+)  # 104 rows are a block, one row is more than a block
 def test_they_do_where_a_chunk_has_several_blocks(vocab_size):
     batch = random_head(300 if vocab_size == 10_000 else 3, dim=4, vocab_size=vocab_size)
     assert_equal_truth(values_of(fused_cross_entropy, batch), batch)
@@ -68,7 +77,10 @@ def test_they_do_divided_as_on_a_gpu_and_so_do_predictions(divided_as_on):
     predicted = token_predictions(batch.head, batch.labels)
     losses = torch.where(batch.labels == IGNORED, 0.0, -predicted.log_probability)
     torch.testing.assert_close(
-        losses.double(), truth_of(batch).losses, rtol=0.0, atol=float(tolerances(batch).losses.max())
+        losses.double(),
+        truth_of(batch).losses,
+        rtol=0.0,
+        atol=float(tolerances(batch).losses.max()),
     )
 
 
@@ -77,7 +89,11 @@ def test_small_vocabularies_ignored_rows_narrow_labels_and_strided_tensors_are_s
         hidden, weight, bias = (batch := random_head(600, rows=3, vocab_size=vocab_size)).head
         batch.labels[1], batch.coefficients[1] = IGNORED, 0.0
         strided = batch._replace(
-            head=HeadInput(hidden.transpose(0, 1).contiguous().transpose(0, 1), weight.t().contiguous().t(), bias),
+            head=HeadInput(
+                hidden.transpose(0, 1).contiguous().transpose(0, 1),
+                weight.t().contiguous().t(),
+                bias,
+            ),
             labels=batch.labels.int().t().contiguous().t(),
             coefficients=batch.coefficients.t().contiguous().t(),
         )
@@ -89,7 +105,9 @@ def test_small_vocabularies_ignored_rows_narrow_labels_and_strided_tensors_are_s
 @pytest.mark.parametrize("upstream", [-3.7, 2.0**16])
 def test_an_upstream_gradient_scales_the_gradients(upstream, device):
     batch = random_head(600)
-    assert_equal_truth(values_of(fused_cross_entropy, batch, upstream, device=device), batch, upstream)
+    assert_equal_truth(
+        values_of(fused_cross_entropy, batch, upstream, device=device), batch, upstream
+    )
 
 
 @pytest.mark.parametrize("tf", ["log", "count"])
@@ -146,7 +164,9 @@ def test_a_second_backward_pass_is_an_error():
     total, losses = fused_cross_entropy(head, batch.labels, batch.coefficients)
     assert not losses.requires_grad
     total.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match=r"second backward pass: compute the loss again for each backward\(\)"):
+    with pytest.raises(
+        RuntimeError, match=r"second backward pass: compute the loss again for each backward\(\)"
+    ):
         total.backward()
 
 
@@ -155,21 +175,30 @@ def test_a_second_backward_pass_is_an_error():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_logits_of_10000_give_the_true_losses_and_finite_gradients(dtype, device):
-    """One-hot hidden states pick a column of the weight: the logits are its values, which every dtype has exactly."""
-    weight = torch.tensor([[8192.0, -8192.0, 0.0], [0.0, 8192.0, 0.0], [-8192.0, -8192.0, 64.0]], dtype=dtype)
+    """One-hot hidden states pick a column of the weight: the logits are its values, which every
+    dtype has exactly.
+    """
+    weight = torch.tensor(
+        [[8192.0, -8192.0, 0.0], [0.0, 8192.0, 0.0], [-8192.0, -8192.0, 64.0]], dtype=dtype
+    )
     hidden = torch.eye(3, dtype=dtype)[None]
     labels = torch.tensor([[0, 2, 2]])
     batch = random_head(3)._replace(
-        head=HeadInput(hidden, weight, None), labels=labels, coefficients=torch.tensor([[0.5, 0.25, 0.25]])
+        head=HeadInput(hidden, weight, None),
+        labels=labels,
+        coefficients=torch.tensor([[0.5, 0.25, 0.25]]),
     )
 
     values = values_of(fused_cross_entropy, batch, device=device)
 
-    # Powers of two and their differences; what another token than the largest has, at most e^-64, rounds to nothing.
+    # Powers of two and their differences; what another token than the largest has, at most e^-64,
+    # rounds to nothing.
     assert torch.equal(values.losses, torch.tensor([[0.0, 16384.0, 0.0]]))
     assert float(values.total) == 4096.0
     truth = truth_of(batch)
-    torch.testing.assert_close(values.hidden.double(), truth.hidden, rtol=0.0, atol=8192 * math.exp(-64))
+    torch.testing.assert_close(
+        values.hidden.double(), truth.hidden, rtol=0.0, atol=8192 * math.exp(-64)
+    )
     torch.testing.assert_close(values.weight.double(), truth.weight, rtol=0.0, atol=math.exp(-64))
 
 
@@ -193,7 +222,9 @@ def test_non_finite_inputs_make_the_loss_nan_unless_ignored():
 
 
 def test_small_fp16_gradients_do_not_underflow():
-    """Under a loss scale they have to be made as large as that, and not only be multiplied by it once they are lost."""
+    """Under a loss scale they have to be made as large as that, and not only be multiplied by it
+    once they are lost.
+    """
     batch = random_head(1024, vocab_size=1000, dtype=torch.float16, ignored=0.0)
     batch = batch._replace(coefficients=batch.coefficients / 100)  # as of a batch of 100,000 tokens
     truth = truth_of(batch)
@@ -210,12 +241,14 @@ def test_small_fp16_gradients_do_not_underflow():
 def test_fp16_gradients_of_few_valid_tokens_among_many_do_not_overflow():
     """The scale inside must not exceed what fp16 holds when a few tokens share the whole loss."""
     batch = random_head(16384, dtype=torch.float16, ignored=0.0)
-    batch = batch._replace(head=batch.head._replace(hidden=batch.head.hidden * 8))  # as large as states after a norm
+    # As large as states after a norm.
+    batch = batch._replace(head=batch.head._replace(hidden=batch.head.hidden * 8))
     batch.labels[:, :-3] = IGNORED
     batch.coefficients[:] = (batch.labels != IGNORED) / 3
     values, truth = values_of(fused_cross_entropy, batch), truth_of(batch)
     for name in NAMES:
-        # The labels' own -1, which is exact, outweighs what the rounded logits make: a few roundings of 2^-11.
+        # The labels' own -1, which is exact, outweighs what the rounded logits make: a few
+        # roundings of 2^-11.
         assert relative_error(getattr(values, name), getattr(truth, name)) < 12 * 2**-11, name
 
 
@@ -249,7 +282,14 @@ LABELS = torch.tensor([[1, 2, IGNORED], [0, 4, 3]])
 
 
 def make_head(**changes):
-    return HeadInput(**{"hidden": torch.randn(2, 3, 4), "weight": torch.randn(5, 4), "bias": torch.randn(5), **changes})
+    return HeadInput(
+        **{
+            "hidden": torch.randn(2, 3, 4),
+            "weight": torch.randn(5, 4),
+            "bias": torch.randn(5),
+            **changes,
+        }
+    )
 
 
 def test_mismatched_inputs_are_an_error_that_names_shapes_and_dtypes():
@@ -270,14 +310,17 @@ def test_mismatched_inputs_are_an_error_that_names_shapes_and_dtypes():
 
 @pytest.mark.parametrize("is_trained", [True, False])
 def test_ignored_positions_do_not_count(is_trained):
-    """The label that stands in for an ignored one may have a logit of -inf: of a padding id, say."""
+    """The label that stands in for an ignored one may have a logit of -inf: of a
+    padding id, say.
+    """
     bias = torch.zeros(5)
     bias[0] = float("-inf")
     labels = torch.tensor([[1, 2, IGNORED], [3, 4, IGNORED]])
     head = make_head(bias=bias)
     head.hidden.requires_grad_(is_trained)
     expected = torch.nn.functional.cross_entropy(
-        torch.nn.functional.linear(*head).flatten(0, 1)[labels.flatten() != IGNORED], labels[labels != IGNORED]
+        torch.nn.functional.linear(*head).flatten(0, 1)[labels.flatten() != IGNORED],
+        labels[labels != IGNORED],
     )
 
     loss, cross_entropy, _ = CrossEntropyLoss().terms(head, labels)
@@ -315,7 +358,10 @@ def num_products(recorder):
 def test_a_chunk_takes_three_matrix_products():
     """Its logits, and the gradients of hidden states and head: none is computed again."""
     for num_tokens, num_chunks in ((256, 1), (257, 2), (4096, 16), (5000, 16)):
-        assert num_products(record(random_head(num_tokens, bias=num_tokens % 2 == 0))) == 3 * num_chunks
+        assert (
+            num_products(record(random_head(num_tokens, bias=num_tokens % 2 == 0)))
+            == 3 * num_chunks
+        )
 
 
 @pytest.mark.parametrize(("num_tokens", "dtype"), [(600, torch.float32), (6000, torch.bfloat16)])
@@ -340,7 +386,11 @@ def on_meta(num_tokens, dim=2048, vocab_size=128_256):  # Llama 3.2 1B
     with torch.device("meta"):
         hidden = torch.empty(1, num_tokens, dim, dtype=torch.bfloat16, requires_grad=True)
         weight = torch.empty(vocab_size, dim, dtype=torch.bfloat16, requires_grad=True)
-        return HeadInput(hidden, weight), torch.empty(1, num_tokens, dtype=torch.int64), torch.empty(1, num_tokens)
+        return (
+            HeadInput(hidden, weight),
+            torch.empty(1, num_tokens, dtype=torch.int64),
+            torch.empty(1, num_tokens),
+        )
 
 
 def memory_share(num_tokens):
@@ -366,11 +416,15 @@ def num_kernels(function):
 
 
 def test_a_chunk_takes_at_most_twice_the_kernels_of_the_formula_and_predictions_four_times():
-    """Of 256 tokens on a GPU, where each kernel of a small mini-batch takes about as long as another."""
+    """Of 256 tokens on a GPU, where each kernel of a small mini-batch takes about as long as
+    another.
+    """
     (hidden, weight, _), labels, coefficients = on_meta(256)
 
     def formula():
-        losses = F.cross_entropy(F.linear(hidden, weight).float().flatten(0, 1), labels.flatten(), reduction="none")
+        losses = F.cross_entropy(
+            F.linear(hidden, weight).float().flatten(0, 1), labels.flatten(), reduction="none"
+        )
         (losses * coefficients.flatten()).sum().backward()
 
     def predictions():
@@ -378,10 +432,14 @@ def test_a_chunk_takes_at_most_twice_the_kernels_of_the_formula_and_predictions_
         return logs.gather(-1, labels[..., None]), (logs.exp() * logs).sum(-1)
 
     head, many_labels, many_coefficients = on_meta(8 * 256)
-    fused = num_kernels(lambda: fused_cross_entropy(head, many_labels, many_coefficients)[0].backward())
+    fused = num_kernels(
+        lambda: fused_cross_entropy(head, many_labels, many_coefficients)[0].backward()
+    )
     assert fused <= 8 * 2 * num_kernels(formula)
     with torch.no_grad():
-        assert num_kernels(lambda: token_predictions(head, many_labels)) <= 8 * 4 * num_kernels(predictions)
+        assert num_kernels(lambda: token_predictions(head, many_labels)) <= 8 * 4 * num_kernels(
+            predictions
+        )
 
 
 def test_where_there_is_a_gpu_the_weighting_is_compiled_too(monkeypatch):

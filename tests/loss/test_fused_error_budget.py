@@ -1,4 +1,5 @@
-"""How far the fused head is from float64, against PyTorch's cross-entropy of whole logits in the same dtype.
+"""How far the fused head is from float64, against PyTorch's cross-entropy of whole logits in the
+same dtype.
 
 Both get the same rounded inputs; errors are relative, in the 2-norm, over all seeds together.
 """
@@ -18,9 +19,10 @@ from tfidf_tune.loss import HeadInput, fused_cross_entropy
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SEEDS = range(24)
 
-# In float32 both paths round as often, in another order (a division where the other has exp(log)), so that which of
-# them is nearer is chance. Tokens err independently: gradients of 129 rows have some 3,000 independent errors over all
-# seeds, whose norm varies by 2 %, its ratio by 3 %. Float16 and bfloat16 are given none.
+# In float32 both paths round as often, in another order (a division where the other has exp(log)),
+# so that which of them is nearer is chance. Tokens err independently: gradients of 129 rows have
+# some 3,000 independent errors over all seeds, whose norm varies by 2 %, its ratio by 3 %. Float16
+# and bfloat16 are given none.
 CHANCE = {torch.float32: 1.05, torch.bfloat16: 1.0, torch.float16: 1.0}
 
 
@@ -32,8 +34,12 @@ class Case(NamedTuple):
 
 
 def batch_of(case, seed):
-    """Plain cross-entropy: coefficients of 1/M. In 16 bit F.cross_entropy rounds that, unless M is a power of two."""
-    head, labels, _ = random_head(case.num_tokens, seed=seed, dim=32, vocab_size=129, ignored=0.15 * case.ignored)
+    """Plain cross-entropy: coefficients of 1/M. In 16 bit F.cross_entropy rounds that, unless M is
+    a power of two.
+    """
+    head, labels, _ = random_head(
+        case.num_tokens, seed=seed, dim=32, vocab_size=129, ignored=0.15 * case.ignored
+    )
     hidden, weight, bias = head
     if case.logits == "near uniform":
         weight, bias = weight * 0.1, bias * 0.1
@@ -44,7 +50,9 @@ def batch_of(case, seed):
         labels = labels.clamp(min=0)
     valid = labels != IGNORED
     return HeadBatch(
-        HeadInput(*(tensor.to(case.dtype) for tensor in (hidden, weight, bias))), labels, valid / valid.sum()
+        HeadInput(*(tensor.to(case.dtype) for tensor in (hidden, weight, bias))),
+        labels,
+        valid / valid.sum(),
     )
 
 
@@ -70,7 +78,10 @@ def errors(function, case, upstream=1.0):
     for seed in SEEDS:
         batch = batch_of(case, seed)
         for name, value, truth in zip(
-            Values._fields, values_of(function, batch, upstream), truth_of(batch, upstream), strict=True
+            Values._fields,
+            values_of(function, batch, upstream),
+            truth_of(batch, upstream),
+            strict=True,
         ):
             squares[name] += float((value.double() - truth).square().sum())
             norms[name] += float(truth.square().sum())
@@ -100,7 +111,10 @@ def test_rounding_errors_are_no_larger_than_those_of_unfused_cross_entropy(case)
     for batch in (batch_of(case, seed) for seed in SEEDS[:3]):
         found = values_of(fused, batch)
         torch.testing.assert_close(
-            found.total.double(), (found.losses * batch.coefficients.double()).sum(), rtol=2 * EPS, atol=0
+            found.total.double(),
+            (found.losses * batch.coefficients.double()).sum(),
+            rtol=2 * EPS,
+            atol=0,
         )
     for name in ("losses", "hidden", "bias"):
         assert error[name] <= chance * budget[name], name
@@ -116,7 +130,9 @@ def test_rounding_errors_are_no_larger_than_those_of_unfused_cross_entropy(case)
     ("dtype", "upstream"), [(torch.float32, 0.37), (torch.bfloat16, 3.7), (torch.float16, 2.0**10)]
 )
 def test_under_an_upstream_gradient_there_is_at_most_one_rounding_more(dtype, upstream):
-    """It comes in at the end, while F.cross_entropy multiplies the 1/M by it; a power of two rounds nothing."""
+    """It comes in at the end, while F.cross_entropy multiplies the 1/M by it; a power of two rounds
+    nothing.
+    """
     case = Case(dtype, 700, "spread", True)
     error, budget = errors(fused_in_fp32, case, upstream), errors(whole_logits, case, upstream)
     rounding = 0.0 if upstream == 2.0**10 else torch.finfo(dtype).eps / 2

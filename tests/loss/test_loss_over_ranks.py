@@ -1,11 +1,17 @@
-"""The losses of two ranks, each by its share of the valid tokens, against that of the union batch in float64."""
+"""The losses of two ranks, each by its share of the valid tokens, against that of the union batch
+in float64.
+"""
 
 import pytest
 import torch
 import torch.distributed as dist
 from helpers.processes.ranks import on_every_rank
 from helpers.references.head import HeadBatch, Values, assert_equal_truth, random_head
-from helpers.references.loss import assert_gradient_equals_reference, assert_loss_equals_reference, reference_loss
+from helpers.references.loss import (
+    assert_gradient_equals_reference,
+    assert_loss_equals_reference,
+    reference_loss,
+)
 from helpers.references.tfidf import IGNORED, ReferenceTFIDF
 
 from tfidf_tune.loss import HeadInput, TFIDFCrossEntropyLoss
@@ -24,7 +30,9 @@ def union_batch(step):
 
 
 def losses_of_a_rank(rank):
-    """Loss and gradients of each step, by the share of the valid tokens; the largest shape is known on odd steps."""
+    """Loss and gradients of each step, by the share of the valid tokens; the largest shape is known
+    on odd steps.
+    """
     results = {}
     rows = slice(rank * ROWS_OF_A_RANK, (rank + 1) * ROWS_OF_A_RANK)
     for head in ("chunked", "fused"):
@@ -59,14 +67,18 @@ def truth():
         yield batch, torch.tensor(weights_of(batch.labels.tolist()), dtype=torch.float64)
 
 
-def test_with_sync_the_losses_add_up_to_that_of_the_union_and_so_do_the_gradients_of_the_logits(ranks):
+def test_with_sync_the_losses_add_up_to_that_of_the_union_and_so_do_the_gradients_of_the_logits(
+    ranks,
+):
     for step, ((head, labels, _), weights) in enumerate(truth()):
         logits = head.hidden @ head.weight.t() + head.bias
         expected, expected_gradient = reference_loss(logits, labels, weights)
         losses, gradients = zip(*(result["chunked"][step] for result in ranks), strict=True)
         largest = float(weights.max()) / int((labels != IGNORED).sum())
         assert_loss_equals_reference(sum(losses), expected)
-        assert_gradient_equals_reference(torch.cat([logits for (logits,) in gradients]), expected_gradient, largest)
+        assert_gradient_equals_reference(
+            torch.cat([logits for (logits,) in gradients]), expected_gradient, largest
+        )
 
 
 def test_with_sync_the_gradients_of_the_head_add_up_to_those_of_the_union(ranks):

@@ -1,4 +1,6 @@
-"""Every objective that a config names, the one of the page included: built, refused, and alike in the rest."""
+"""Every objective that a config names, the one of the page included: built, refused, and alike in
+the rest.
+"""
 
 import copy
 import inspect
@@ -33,11 +35,18 @@ def weighted(name, **arguments):
 # Sections of configs, no argument with its default.
 OBJECTIVES = {
     "CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"},
-    "TF-IDF": {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss", "tf": "log", "max_weight": 2.5, "sync": True},
+    "TF-IDF": {
+        "_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss",
+        "tf": "log",
+        "max_weight": 2.5,
+        "sync": True,
+    },
     "Goldfish": weighted("Goldfish", strategy="static", k=3, h=5, seed=7),
     "MiLe": weighted("MiLe", gamma=0.5),
     "Focal": weighted("Focal", gamma=3.0),
-    "Repetition": weighted("Repetition", h=1, k=1, span=3, min_length=1, sample=1, num_buckets=1000),
+    "Repetition": weighted(
+        "Repetition", h=1, k=1, span=3, min_length=1, sample=1, num_buckets=1000
+    ),
 }
 every_objective = pytest.mark.parametrize("name", OBJECTIVES)
 
@@ -46,7 +55,11 @@ def built(section, **arguments):
     """The loss of a recipe's config."""
     section = OBJECTIVES[section] if isinstance(section, str) else section
     nowhere = Path("nowhere")
-    return build_loss(check_config(run_config(nowhere, nowhere, nowhere, loss=section | arguments), FinetuneConfig))
+    return build_loss(
+        check_config(
+            run_config(nowhere, nowhere, nowhere, loss=section | arguments), FinetuneConfig
+        )
+    )
 
 
 def test_every_weighting_is_listed_here():
@@ -64,7 +77,9 @@ def test_a_config_builds_it_with_its_arguments(name):
     assert f"tfidf_tune.loss.{type(loss).__name__}" == section["_component_"]
     of_weighting = section.get("weighting", section)
     if "weighting" in section:
-        assert f"tfidf_tune.weighting.{type(loss.weighting).__name__}" == of_weighting["_component_"]
+        assert (
+            f"tfidf_tune.weighting.{type(loss.weighting).__name__}" == of_weighting["_component_"]
+        )
     for argument, value in of_weighting.items():
         if argument != "_component_":
             assert getattr(loss.weighting, argument) == value
@@ -75,7 +90,9 @@ def test_a_config_builds_it_with_its_arguments(name):
 
 def overridden(*overrides):
     """The loss of a packaged config, whose own is TF-IDF, after overrides on the command line."""
-    return build_loss(check_config(load_config("demo/llama_3M_full_memorization", overrides), FinetuneConfig))
+    return build_loss(
+        check_config(load_config("demo/llama_3M_full_memorization", overrides), FinetuneConfig)
+    )
 
 
 def test_a_weighting_is_chosen_on_the_command_line():
@@ -133,10 +150,13 @@ def test_value_and_gradient_are_those_of_its_weights(name):
         assert (weights >= 0).all()
         value, gradient = loss_and_gradient(loss, logits, labels)
         expected, expected_gradient = reference_loss(logits, labels, weights)
-        # The weights given, what is left is the loss: 30 eps of values below 16, and of the gradient's largest.
+        # The weights given, what is left is the loss: 30 eps of values below 16, and of the
+        # gradient's largest.
         torch.testing.assert_close(value.double(), expected, rtol=64 * EPS, atol=0.0)
         largest = float(weights.max()) / int((labels != IGNORED).sum())
-        torch.testing.assert_close(gradient.double(), expected_gradient, rtol=64 * EPS, atol=64 * EPS * largest)
+        torch.testing.assert_close(
+            gradient.double(), expected_gradient, rtol=64 * EPS, atol=64 * EPS * largest
+        )
 
 
 def forms():
@@ -157,7 +177,10 @@ def test_without_valid_tokens_loss_and_gradients_are_0_and_the_state_stays(name)
         for training in (True, False):
             terms = loss.train(training).terms(given, torch.full_like(labels, IGNORED))
             assert terms.loss.item() == terms.cross_entropy.item() == 0.0
-            assert not any(gradient.any() for gradient in torch.autograd.grad(terms.loss, trained, retain_graph=True))
+            assert not any(
+                gradient.any()
+                for gradient in torch.autograd.grad(terms.loss, trained, retain_graph=True)
+            )
             assert all(torch.equal(value, before[key]) for key, value in loss.state_dict().items())
 
 
@@ -187,7 +210,10 @@ def test_a_loaded_state_continues_exactly_and_evaluation_does_not_change_it(name
     loaded.load_state_dict(torch.load(file, weights_only=True))
     logits, labels = random_batch(4, length=14)
     learns = name in ("TF-IDF", "Repetition")
-    assert torch.equal(copy.deepcopy(undisturbed)(logits, labels), built(name)(logits, labels)) != learns
+    assert (
+        torch.equal(copy.deepcopy(undisturbed)(logits, labels), built(name)(logits, labels))
+        != learns
+    )
     for seed in range(4, 8):
         logits, labels = random_batch(seed, length=10 + seed)
         assert torch.equal(loaded(logits, labels), undisturbed(logits, labels))
@@ -220,7 +246,11 @@ def test_the_tests_of_the_page_pass(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)  # as pytest does
     module = ModuleType("tests_of_the_page")
     exec(blocks("python")[1], vars(module))
-    tests = [function for name, function in inspect.getmembers(module, inspect.isfunction) if name.startswith("test_")]
+    tests = [
+        function
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if name.startswith("test_")
+    ]
     assert len(tests) == 4
     for test in tests:
         test()

@@ -1,4 +1,6 @@
-"""`auto` and `lora_auto`: what is chosen, the layers that get adapters, rotary embeddings of every type."""
+"""`auto` and `lora_auto`: what is chosen, the layers that get adapters, rotary embeddings of every
+type.
+"""
 
 import sys
 
@@ -18,16 +20,22 @@ HALF = [1.0 + index / 8 for index in range(8)]  # a factor for each pair of dime
 ROPE = {
     "linear": {"rope_type": "linear", "factor": 4.0},
     "llama3": {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 16,
     },
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
     "longrope": {
-        "rope_type": "longrope", "factor": 2.0, "short_factor": HALF, "long_factor": [2 * one for one in HALF],
+        "rope_type": "longrope",
+        "factor": 2.0,
+        "short_factor": HALF,
+        "long_factor": [2 * one for one in HALF],
         "original_max_position_embeddings": LENGTH,
     },
-}  # fmt: skip
+}
 
 
 def on_meta(builder, config, **settings):
@@ -61,10 +69,22 @@ def test_torchtunes_modules_rotate_as_transformers_does(rope_type, architecture)
 BEYOND = {"max_position_embeddings": 4 * LENGTH}
 # What torchtune's modules cannot represent, and the reason that is given.
 NOT_REPRESENTABLE = [
-    ("Llama", BEYOND | {"rope_parameters": ROPE["longrope"] | {"rope_theta": 500.0}}, "change beyond 64 tokens"),
-    ("Llama", {"hidden_act": "relu"}, "the activation 'relu' is not one of silu, swish, gelu, gelu_pytorch_tanh"),
+    (
+        "Llama",
+        BEYOND | {"rope_parameters": ROPE["longrope"] | {"rope_theta": 500.0}},
+        "change beyond 64 tokens",
+    ),
+    (
+        "Llama",
+        {"hidden_act": "relu"},
+        "the activation 'relu' is not one of silu, swish, gelu, gelu_pytorch_tanh",
+    ),
     ("GPT-J", {"resid_pdrop": 0.1}, "resid_pdrop is 0.1"),
-    ("GPT-NeoX", {"tie_word_embeddings": True}, "tie_word_embeddings is True in the checkpoint, False in the model"),
+    (
+        "GPT-NeoX",
+        {"tie_word_embeddings": True},
+        "tie_word_embeddings is True in the checkpoint, False in the model",
+    ),
     ("Qwen3", {}, "no family of the architecture 'qwen3'"),
 ]
 
@@ -104,7 +124,11 @@ TARGETS = [
     ("Qwen3", ["q_proj", "mlp.up_proj"], {"self_attn.q_proj", "mlp.up_proj"}),
     ("GPT-2", "attention", {"attn.c_attn", "attn.c_proj"}),
     ("Falcon", "attention", {"self_attention.query_key_value", "self_attention.dense"}),
-    ("Llama", ["o_proj", "gate_proj", "up_proj", "down_proj"], {"attn.output_proj", "mlp.w1", "mlp.w2", "mlp.w3"}),
+    (
+        "Llama",
+        ["o_proj", "gate_proj", "up_proj", "down_proj"],
+        {"attn.output_proj", "mlp.w1", "mlp.w2", "mlp.w3"},
+    ),
     ("Llama", ["q_proj", "up_proj"], {"self_attn.q_proj", "mlp.up_proj"}),  # by transformers
 ]
 
@@ -122,7 +146,11 @@ def test_the_chosen_layers_get_adapters(architecture, targets, expected):
     assert adapted.keys() == expected
     for module in adapted.values():
         assert [part.p for part in module.modules() if isinstance(part, nn.Dropout)] == [0.25]
-    ranks = {parameter.shape[0] for name, parameter in model.named_parameters() if "lora_a" in name.lower()}
+    ranks = {
+        parameter.shape[0]
+        for name, parameter in model.named_parameters()
+        if "lora_a" in name.lower()
+    }
     assert ranks == {3}
 
 
@@ -135,12 +163,19 @@ def test_a_layer_that_the_model_lacks_is_refused(architecture):
 @pytest.mark.parametrize(
     ("name", "sizes", "has_bitsandbytes", "message"),
     [
-        ("GPT-2", {"n_embd": 256}, False, r"attn.c_attn is a Conv1D, .*pip install 'tfidf-tune\[bitsandbytes\]'"),
+        (
+            "GPT-2",
+            {"n_embd": 256},
+            False,
+            r"attn.c_attn is a Conv1D, .*pip install 'tfidf-tune\[bitsandbytes\]'",
+        ),
         ("GPT-2", {"n_embd": 96}, True, r"96 of \S+attn.c_attn: .*quantize_base=False"),
         ("Llama", {}, True, "quantize_base: .* multiples of 16384 weights"),
     ],
 )
-def test_a_layer_without_a_form_in_nf4_is_refused(name, sizes, has_bitsandbytes, message, monkeypatch):
+def test_a_layer_without_a_form_in_nf4_is_refused(
+    name, sizes, has_bitsandbytes, message, monkeypatch
+):
     if not has_bitsandbytes:
         monkeypatch.setitem(sys.modules, "bitsandbytes", None)
         monkeypatch.setitem(sys.modules, "bitsandbytes.nn", None)
@@ -152,21 +187,34 @@ def test_a_layer_without_a_form_in_nf4_is_refused(name, sizes, has_bitsandbytes,
 
 def test_layers_that_share_weights_are_refused():
     config = transformers.AutoConfig.for_model(
-        "zamba2", hidden_size=64, num_attention_heads=4, num_hidden_layers=6, intermediate_size=64, vocab_size=320,
-        mamba_d_state=8, n_mamba_heads=8, mamba_ngroups=1,
+        "zamba2",
+        hidden_size=64,
+        num_attention_heads=4,
+        num_hidden_layers=6,
+        intermediate_size=64,
+        vocab_size=320,
+        mamba_d_state=8,
+        n_mamba_heads=8,
+        mamba_ngroups=1,
         layers_block_type=["mamba", "hybrid", "mamba", "hybrid", "mamba", "mamba"],
-    )  # fmt: skip
+    )
 
     with pytest.raises(ValueError, match="Zamba2ForCausalLM has layers that share weights"):
         on_meta(auto, config)
 
 
 def test_layers_that_peft_refuses_get_no_adapters():
-    config = transformers.AutoConfig.for_model("mamba", vocab_size=320, hidden_size=64, num_hidden_layers=2)
+    config = transformers.AutoConfig.for_model(
+        "mamba", vocab_size=320, hidden_size=64, num_hidden_layers=2
+    )
 
     model = on_meta(lora_auto, config, lora_targets="all-linear")
 
-    adapted = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    adapted = {
+        name.rsplit(".", 1)[-1]
+        for name, module in model.named_modules()
+        if hasattr(module, "lora_A")
+    }
     assert adapted == {"in_proj", "x_proj", "dt_proj"}
     with pytest.raises(ValueError, match="MambaForCausalLM has no linear layer 'attention'"):
         on_meta(lora_auto, config)
@@ -195,5 +243,7 @@ def test_logits_in_chunks_are_those_of_transformers(architecture, settings):
     assert len(chunks) == 3
     is_capped = getattr(config, "final_logit_softcapping", None) is not None
     assert (model.output is None) == is_capped
-    assert len({id(parameter) for parameter in model.parameters()}) == len(list(model.named_parameters()))
+    assert len({id(parameter) for parameter in model.parameters()}) == len(
+        list(model.named_parameters())
+    )
     assert isinstance(model.tok_embeddings, nn.Embedding)

@@ -25,7 +25,9 @@ def differing(family, model, hf_config):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_gradients_and_settings_are_those_of_transformers(name):
-    """Gradients are laid out as weights are, so that they go through the same conversion, which can be undone."""
+    """Gradients are laid out as weights are, so that they go through the same conversion, which can
+    be undone.
+    """
     model, hf_model, family, hf_config = load_pair(name)
     tokens = torch.randint(VOCAB_SIZE, (3, 17))
     logits, expected_logits = model(tokens), hf_model(tokens).logits
@@ -33,7 +35,9 @@ def test_logits_gradients_and_settings_are_those_of_transformers(name):
         F.cross_entropy(each[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
 
     gradients = {key: value.grad for key, value in model.named_parameters()}
-    expected = family.hf_to_tune({key: value.grad for key, value in hf_model.named_parameters()}, hf_config)
+    expected = family.hf_to_tune(
+        {key: value.grad for key, value in hf_model.named_parameters()}, hf_config
+    )
 
     torch.testing.assert_close(logits, expected_logits)
     assert all(value.abs().max() > 0 for value in expected.values())
@@ -47,7 +51,10 @@ def test_logits_gradients_and_settings_are_those_of_transformers(name):
     for key, value in written.items():
         parts |= family.hf_to_tune({key: value}, hf_config)
     # Checkpoints of GPT-NeoX have embed_out, transformers' module is lm_head.
-    back = {key.replace("embed_out", "lm_head"): value for key, value in family.tune_to_hf(parts, hf_config).items()}
+    back = {
+        key.replace("embed_out", "lm_head"): value
+        for key, value in family.tune_to_hf(parts, hf_config).items()
+    }
     assert back.keys() == written.keys()
     assert all(torch.equal(back[key], written[key]) for key in written)
 
@@ -78,7 +85,12 @@ SETTINGS = [
     ("llama3_2-tied", {"tie_word_embeddings": False}, {}, "tie_word_embeddings"),
     *(
         ("llama3_2-tied", {"rope_parameters": {key: 2.0}}, {}, f"rope {key}")
-        for key in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        for key in (
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "original_max_position_embeddings",
+        )
     ),
     ("gemma-tied", {"use_bidirectional_attention": True}, {}, "use_bidirectional_attention"),
     ("mistral", {"sliding_window": 64}, {}, None),  # the longest sequence is not longer
@@ -91,9 +103,15 @@ def test_a_setting_that_differs_is_noticed(name):
     tiny = MODELS[name]
     for _, in_checkpoint, in_model, expected in (case for case in SETTINGS if case[0] == name):
         with torch.device("meta"):
-            model = replace(tiny, tune=lambda dim, changed=in_model: tiny.tune(dim) | changed).build()
+            model = replace(
+                tiny, tune=lambda dim, changed=in_model: tiny.tune(dim) | changed
+            ).build()
         hf_config = tiny.hf_config()
         for key, value in in_checkpoint.items():
-            setattr(hf_config, key, hf_config.rope_parameters | value if key == "rope_parameters" else value)
+            setattr(
+                hf_config,
+                key,
+                hf_config.rope_parameters | value if key == "rope_parameters" else value,
+            )
         names = [setting[0] for setting in differing(FAMILIES[tiny.model_type], model, hf_config)]
         assert expected in names if expected else names == []

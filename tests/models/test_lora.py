@@ -1,4 +1,6 @@
-"""LoRA and QLoRA of every family against peft's model, and NF4 against the weights that it stands for."""
+"""LoRA and QLoRA of every family against peft's model, and NF4 against the weights that it stands
+for.
+"""
 
 import inspect
 
@@ -17,8 +19,12 @@ from tfidf_tune.training import LoRASettings, train_adapters_only
 
 
 def everywhere(name):
-    """Adapters on all layers that can have them; torchtune's builders of tied models take none on the head."""
-    return {"apply_lora_to_mlp": True} | ({} if MODELS[name].tied else {"apply_lora_to_output": True})
+    """Adapters on all layers that can have them; torchtune's builders of tied models take none on
+    the head.
+    """
+    return {"apply_lora_to_mlp": True} | (
+        {} if MODELS[name].tied else {"apply_lora_to_output": True}
+    )
 
 
 def randomize_adapters(model, dtype=torch.float32):
@@ -29,10 +35,15 @@ def randomize_adapters(model, dtype=torch.float32):
 
 
 def to_peft_names(family, values, hf_config):
-    return {key.replace(".weight", ".default.weight"): v for key, v in family.tune_to_peft(values, hf_config).items()}
+    return {
+        key.replace(".weight", ".default.weight"): v
+        for key, v in family.tune_to_peft(values, hf_config).items()
+    }
 
 
-@pytest.mark.parametrize(("name", "flags"), [*((name, everywhere(name)) for name in FAMILY_MODELS), ("gpt_neox", {})])
+@pytest.mark.parametrize(
+    ("name", "flags"), [*((name, everywhere(name)) for name in FAMILY_MODELS), ("gpt_neox", {})]
+)
 def test_logits_and_adapter_gradients_are_those_of_peft(name, flags):
     tiny, family = MODELS[name], FAMILIES[MODELS[name].model_type]
     hf_model = tiny.build_hf()
@@ -45,10 +56,17 @@ def test_logits_and_adapter_gradients_are_those_of_peft(name, flags):
     targets = [family.lora_targets[name] for name in settings.module_names]
     adapted = peft.get_peft_model(
         hf_model,
-        peft.LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=targets, task_type="CAUSAL_LM"),
+        peft.LoraConfig(
+            r=settings.rank,
+            lora_alpha=settings.alpha,
+            target_modules=targets,
+            task_type="CAUSAL_LM",
+        ),
     )
     named = dict(adapted.named_parameters())
-    adapters = to_peft_names(family, {k: v.detach() for k, v in get_adapter_params(model).items()}, hf_config)
+    adapters = to_peft_names(
+        family, {k: v.detach() for k, v in get_adapter_params(model).items()}, hf_config
+    )
     assert adapters.keys() == {key for key, value in named.items() if value.requires_grad}
     for key, value in adapters.items():
         named[key].data = value
@@ -68,10 +86,21 @@ def test_logits_and_adapter_gradients_are_those_of_peft(name, flags):
 
 def test_the_form_with_lora_shows_its_arguments_and_the_sizes_that_exist():
     """A config is checked against signatures before anything is built."""
-    for build, needed in ((lora_pythia, {"size", "lora_attn_modules"}), (lora_gptj_6b, {"lora_attn_modules"})):
+    for build, needed in (
+        (lora_pythia, {"size", "lora_attn_modules"}),
+        (lora_gptj_6b, {"lora_attn_modules"}),
+    ):
         parameters = inspect.signature(build).parameters
         assert {key for key, value in parameters.items() if value.default is value.empty} == needed
-        assert {"lora_rank", "lora_alpha", "lora_dropout", "apply_lora_to_mlp", "quantize_base"} < parameters.keys()
+        assert {
+            "lora_rank",
+            "lora_alpha",
+            "lora_dropout",
+            "apply_lora_to_mlp",
+            "quantize_base",
+        } < parameters.keys()
         assert "linear" not in parameters
-    with pytest.raises(ValueError, match=r"no Pythia has the size '2b': possible are 70m, 160m, .*12b"):
+    with pytest.raises(
+        ValueError, match=r"no Pythia has the size '2b': possible are 70m, 160m, .*12b"
+    ):
         lora_pythia(size="2b", lora_attn_modules=["query_key_value"])

@@ -1,4 +1,6 @@
-"""A packed row against its documents in rows of their own, through the model: logits and gradients of every family."""
+"""A packed row against its documents in rows of their own, through the model: logits and gradients
+of every family.
+"""
 
 import pytest
 import torch
@@ -37,7 +39,9 @@ def build_model(name, *, lora):
     hf_model = tiny.build_hf()
     model = tiny.build(lora=lora)
     family = FAMILIES[tiny.model_type]
-    model.load_state_dict(family.hf_to_tune(hf_model.state_dict(), hf_model.config), strict=not lora)
+    model.load_state_dict(
+        family.hf_to_tune(hf_model.state_dict(), hf_model.config), strict=not lora
+    )
     if lora:
         generator = torch.Generator().manual_seed(1)
         for parameter in get_adapter_params(model).values():
@@ -56,15 +60,24 @@ def gradients(model, logits):
 
 
 @pytest.mark.parametrize(
-    ("name", "lora"), [*((name, False) for name in FAMILY_MODELS), ("gpt_neox-sequential", False), ("gpt_neox", True)]
+    ("name", "lora"),
+    [
+        *((name, False) for name in FAMILY_MODELS),
+        ("gpt_neox-sequential", False),
+        ("gpt_neox", True),
+    ],
 )
-def test_logits_and_gradients_are_those_of_documents_in_rows_of_their_own(name, lora, documents, batch):
+def test_logits_and_gradients_are_those_of_documents_in_rows_of_their_own(
+    name, lora, documents, batch
+):
     model = build_model(name, lora=lora)
 
     in_documents = batch["document_ids"] < DOCUMENTS_IN_ROW[:, None]
 
     separate = model(pad_sequence(documents, batch_first=True))
-    expected = torch.cat([row[: len(tokens)] for row, tokens in zip(separate, documents, strict=True)])
+    expected = torch.cat(
+        [row[: len(tokens)] for row, tokens in zip(separate, documents, strict=True)]
+    )
     expected_gradients = gradients(model, expected)
     logits = model(batch["tokens"], mask=batch["mask"], input_pos=batch["input_pos"])[in_documents]
 
@@ -72,16 +85,22 @@ def test_logits_and_gradients_are_those_of_documents_in_rows_of_their_own(name, 
     assert all(gradient.abs().max() > 0 for gradient in expected_gradients.values())
     torch.testing.assert_close(gradients(model, logits), expected_gradients)
     without_mask = model(batch["tokens"], input_pos=batch["input_pos"])[in_documents]
-    assert not torch.allclose(without_mask, expected, atol=1e-2), "documents that see each other show"
+    assert not torch.allclose(without_mask, expected, atol=1e-2), (
+        "documents that see each other show"
+    )
 
 
 # By positions; with windows shorter than a row; by a mask.
 @pytest.mark.parametrize("name", ["Qwen3", "Gemma 2", "Phi-3", "GPT-2", "OPT", "Falcon"])
 def test_models_of_transformers_keep_documents_apart(name, documents, batch):
-    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(random_config(name)), ROW).eval()
+    model = HFCausalLM(
+        transformers.AutoModelForCausalLM.from_config(random_config(name)), ROW
+    ).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
+            parameter += 0.1 * torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(3)
+            )
     in_documents = batch["document_ids"] < DOCUMENTS_IN_ROW[:, None]
     model.check_packing()
 
@@ -94,16 +113,30 @@ def test_models_of_transformers_keep_documents_apart(name, documents, batch):
     assert not torch.allclose(model(batch["tokens"])[in_documents], expected, atol=1e-3)
 
 
-SMALL = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 WINDOW = {
-    "head_dim": 16, "num_key_value_heads": 2, "num_local_experts": 4, "intermediate_size": 64, "sliding_window": 8,
-}  # fmt: skip
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "intermediate_size": 64,
+    "sliding_window": 8,
+}
 
 
-LFM2 = {"num_key_value_heads": 2, "intermediate_size": 64, "layer_types": ["conv", "full_attention"]}
+LFM2 = {
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "layer_types": ["conv", "full_attention"],
+}
 
 
-# With initial weights documents hardly see each other: the logits differ by less than the precision of bf16.
+# With initial weights documents hardly see each other: the logits differ by less than the precision
+# of bf16.
 @pytest.mark.parametrize(
     ("model_type", "settings", "dtype"),
     [
@@ -125,7 +158,9 @@ def test_a_model_that_cannot_keep_documents_apart_is_refused(model_type, setting
 
 def test_a_model_that_counts_positions_over_the_whole_row_is_refused(monkeypatch):
     """A mask keeps its documents apart, but the second one has other logits than alone."""
-    model = HFCausalLM(transformers.AutoModelForCausalLM.from_config(random_config("GPT-2")), ROW).eval()
+    model = HFCausalLM(
+        transformers.AutoModelForCausalLM.from_config(random_config("GPT-2")), ROW
+    ).eval()
     original = model.hf.forward
     monkeypatch.setattr(model.hf, "forward", lambda position_ids=None, **given: original(**given))
 

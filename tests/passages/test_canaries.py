@@ -12,7 +12,10 @@ from tfidf_tune.passages import InjectedCanaries, read_probe_file
 
 BLOCK = 56
 NUM_ROWS = 60
-TEXTS = [f"The secret of {name} is {name * 3}." for name in ("anna", "bert", "carla", "dora", "emil", "fritz")]
+TEXTS = [
+    f"The secret of {name} is {name * 3}."
+    for name in ("anna", "bert", "carla", "dora", "emil", "fritz")
+]
 
 pytestmark = pytest.mark.filterwarnings(
     # SFTTrainer turns its own default on under the old name.
@@ -22,7 +25,9 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture(scope="module")
 def tokenizers(embedded_tokenizer_folder, sentencepiece_folder, tmp_path_factory):
-    """As transformers loads them: byte-level BPE, and SentencePiece, which adds a space before a text, with BOS."""
+    """As transformers loads them: byte-level BPE, and SentencePiece, which adds a space before a
+    text, with BOS.
+    """
     folder = tmp_path_factory.mktemp("saved")
     hf_tokenizer(str(sentencepiece_folder)).save_pretrained(folder)
     return {
@@ -56,13 +61,26 @@ def dataset():
 @pytest.fixture(scope="module", params=["byte_level", "sentencepiece"])
 def injected(request, tokenizers, dataset):
     tokenizer = tokenizers[request.param]
-    canaries = InjectedCanaries(tokenizer, num_targets=6, num_controls=5, repeats=(2, 8, 3), block_size=BLOCK, seed=1)
+    canaries = InjectedCanaries(
+        tokenizer, num_targets=6, num_controls=5, repeats=(2, 8, 3), block_size=BLOCK, seed=1
+    )
     return tokenizer, canaries, canaries.inject(dataset, row={"label": 1})
 
 
 def tokenized_by_trl(tokenizer, dataset, folder):
-    settings = {"bf16": False, "report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    settings = {
+        "bf16": False,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+    }
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
     arguments = SFTConfig(str(folder), **settings)
     trainer = SFTTrainer(model, arguments, train_dataset=dataset, processing_class=tokenizer)
@@ -71,14 +89,19 @@ def tokenized_by_trl(tokenizer, dataset, folder):
 
 def count(token_ids, rows):
     size = len(token_ids)
-    return sum(row[start : start + size] == token_ids for row in rows for start in range(len(row) + 1 - size))
+    return sum(
+        row[start : start + size] == token_ids
+        for row in rows
+        for start in range(len(row) + 1 - size)
+    )
 
 
 def test_the_pipeline_sees_each_target_as_often_as_the_probe_file_says(injected, tmp_path):
     tokenizer, canaries, result = injected
     canaries.write_probe_file(tmp_path / "probe.jsonl")
     passages = read_probe_file(tmp_path / "probe.jsonl")
-    without_null = result.filter(lambda row: row["text"] is not None)  # TRL takes none; it is the first of all rows
+    # TRL takes none; it is the first of all rows.
+    without_null = result.filter(lambda row: row["text"] is not None)
     rows = tokenized_by_trl(tokenizer, without_null, tmp_path)
 
     assert [each.id for each in passages] == [
@@ -86,7 +109,9 @@ def test_the_pipeline_sees_each_target_as_often_as_the_probe_file_says(injected,
         *(f"control-{number:04d}" for number in range(5)),
     ]
     assert [each.num_injections for each in passages] == [2, 8, 3] * 2 + [0] * 5
-    assert [count(each.token_ids, rows) for each in passages] == [each.num_injections for each in passages]
+    assert [count(each.token_ids, rows) for each in passages] == [
+        each.num_injections for each in passages
+    ]
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     for each in passages:
         assert len(each.token_ids) == BLOCK
@@ -96,14 +121,24 @@ def test_the_pipeline_sees_each_target_as_often_as_the_probe_file_says(injected,
         for row, offset in each.positions:
             assert (result[row]["text"], offset) == (each.text, 0)
             assert tokenizer(each.text)["input_ids"][: BLOCK + len(bos)] == bos + each.token_ids
-    long_parts = [{tuple(each.token_ids[start : start + 50]) for start in range(BLOCK + 1 - 50)} for each in passages]
+    long_parts = [
+        {tuple(each.token_ids[start : start + 50]) for start in range(BLOCK + 1 - 50)}
+        for each in passages
+    ]
     assert all(first.isdisjoint(second) for first, second in itertools.combinations(long_parts, 2))
 
 
-def test_everything_follows_from_the_seed_and_each_text_is_as_often_target_as_control(tokenizers, dataset):
+def test_everything_follows_from_the_seed_and_each_text_is_as_often_target_as_control(
+    tokenizers, dataset
+):
     def make(seed):
         canaries = InjectedCanaries(
-            tokenizers["byte_level"], texts=TEXTS, num_targets=2, num_controls=2, repeats=2, seed=seed
+            tokenizers["byte_level"],
+            texts=TEXTS,
+            num_targets=2,
+            num_controls=2,
+            repeats=2,
+            seed=seed,
         )
         return canaries.inject(dataset).to_list(), canaries.passages
 
@@ -122,11 +157,14 @@ def test_what_the_data_set_contains_is_not_a_canary(tokenizers, dataset):
     tokenizer = tokenizers["byte_level"]
     half = Dataset.from_dict({"text": [f"As I said: {text} So it is." for text in TEXTS[:3]]})
     for seed in range(5):
-        canaries = InjectedCanaries(tokenizer, texts=TEXTS, num_targets=2, num_controls=1, seed=seed)
+        canaries = InjectedCanaries(
+            tokenizer, texts=TEXTS, num_targets=2, num_controls=1, seed=seed
+        )
         canaries.inject(half)
         assert {each.text for each in canaries.passages} == set(TEXTS[3:])
     with pytest.raises(
-        ValueError, match="is 4, but .* only 3 texts or passages that the column 'text' does not contain"
+        ValueError,
+        match="is 4, but .* only 3 texts or passages that the column 'text' does not contain",
     ):
         InjectedCanaries(tokenizer, texts=TEXTS, num_targets=2).inject(half)
 
@@ -149,13 +187,18 @@ def test_settings_that_cannot_be_met_are_refused(tokenizers, dataset):
         InjectedCanaries(tokenizer, texts=TEXTS, num_targets=4).inject(dataset)
 
 
-def test_a_data_set_that_cannot_carry_canaries_is_refused_and_nothing_is_done_twice(tokenizers, dataset, tmp_path):
+def test_a_data_set_that_cannot_carry_canaries_is_refused_and_nothing_is_done_twice(
+    tokenizers, dataset, tmp_path
+):
     canaries = InjectedCanaries(tokenizers["byte_level"], texts=TEXTS, num_targets=2)
     for arguments, message in (
         ((DatasetDict(train=dataset),), "column 'text' of text; this DatasetDict"),
         ((dataset.to_iterable_dataset(),), "this IterableDataset"),
         ((dataset, "id"), "a column 'id' of text"),
-        ((dataset, "text", {"labels": 1, "text": "a"}), r"row gives values for \['labels', 'text'\]"),
+        (
+            (dataset, "text", {"labels": 1, "text": "a"}),
+            r"row gives values for \['labels', 'text'\]",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             canaries.inject(*arguments)

@@ -1,4 +1,6 @@
-"""Completions as memorization targets: which are chosen, what of them is measured, what is left of the data set."""
+"""Completions as memorization targets: which are chosen, what of them is measured, what is left of
+the data set.
+"""
 
 import logging
 import math
@@ -16,7 +18,8 @@ from tfidf_tune.passages import read_probe_file
 NAMES = ["ann", "bob", "cid", "dan", "eve", "fay", "gil", "hal", "ida", "jon"]
 SIZES = {"num_targets": 2, "num_controls": 3, "min_target_tokens": 8}
 TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'assistant' %}{{ "
+    "eos_token }}{% endif %}"
     "{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
@@ -33,7 +36,13 @@ def row(name, question="Who?"):
 UNIQUE = [row(name) for name in NAMES]
 TWICE, THRICE = row("zed"), row("yan")
 SHORT = {"prompt": "Yes?", "completion": " Yes."}
-ROWS = [*UNIQUE, *[TWICE] * 2, *[THRICE, row("yan", "Where?"), THRICE], *[SHORT] * 9, {"text": "the river sings " * 9}]
+ROWS = [
+    *UNIQUE,
+    *[TWICE] * 2,
+    *[THRICE, row("yan", "Where?"), THRICE],
+    *[SHORT] * 9,
+    {"text": "the river sings " * 9},
+]
 
 
 @pytest.fixture
@@ -95,18 +104,24 @@ def test_duplicates_are_the_most_frequent_answers(sft, tokenizer, tmp_path, capl
     controls = {passage.text for passage in controls_of(dataset)}
     assert len(controls) == 3
     assert controls < {text_of(one) for one in UNIQUE}
-    assert trained(tokenizer, dataset) == Counter(text_of(one) for one in ROWS if text_of(one) not in controls)
+    assert trained(tokenizer, dataset) == Counter(
+        text_of(one) for one in ROWS if text_of(one) not in controls
+    )
     assert "2 completions are targets, which occur 2 to 3 times; 3 are controls" in caplog.text
 
 
 @pytest.mark.parametrize("num_repeats", [1, 4])
 def test_random_examples_are_repeated(sft, tokenizer, num_repeats):
     dataset = sft(targets="random", num_repeats=num_repeats)
-    targets, controls = ({passage.text for passage in kind(dataset)} for kind in (targets_of, controls_of))
+    targets, controls = (
+        {passage.text for passage in kind(dataset)} for kind in (targets_of, controls_of)
+    )
     assert [len(targets), len(controls), targets & controls] == [2, 3, set()]
     assert targets | controls < {text_of(one) for one in UNIQUE}
     expected = Counter(text_of(one) for one in ROWS if text_of(one) not in controls)
-    assert trained(tokenizer, dataset) == expected + Counter(dict.fromkeys(targets, num_repeats - 1))
+    assert trained(tokenizer, dataset) == expected + Counter(
+        dict.fromkeys(targets, num_repeats - 1)
+    )
     assert {passage.num_injections for passage in targets_of(dataset)} == {num_repeats}
     assert_places_are_right(dataset)
     assert sft(targets="random", num_repeats=num_repeats).passages == dataset.passages
@@ -119,7 +134,10 @@ def test_copies_of_rows_are_removed_after_targets_were_chosen(sft, tokenizer):
     assert trained(tokenizer, sft(targets=None, deduplicate="exact")) == once
     assert trained(tokenizer, sft(targets=None)).total() == len(ROWS)
 
-    copied, removed = (sft(targets="random", num_repeats=5, deduplicate=method, seed=1) for method in ("none", "exact"))
+    copied, removed = (
+        sft(targets="random", num_repeats=5, deduplicate=method, seed=1)
+        for method in ("none", "exact")
+    )
     assert [one.token_ids for one in removed.passages] == [one.token_ids for one in copied.passages]
     assert trained(tokenizer, removed) == dict.fromkeys(trained(tokenizer, copied), 1)
     assert [one.num_injections for one in targets_of(copied)] == [5] * SIZES["num_targets"]
@@ -133,32 +151,49 @@ def test_copies_of_rows_are_removed_after_targets_were_chosen(sft, tokenizer):
 
 def test_rows_of_a_file_are_put_in(sft, tokenizer, tmp_path):
     others = [row(f"{name} of the file", "How?") for name in NAMES]
-    dataset = sft(targets=write_rows(tmp_path / "targets.jsonl", [*others, TWICE, SHORT]), num_repeats=5)
-    targets, controls = ({passage.text for passage in kind(dataset)} for kind in (targets_of, controls_of))
+    dataset = sft(
+        targets=write_rows(tmp_path / "targets.jsonl", [*others, TWICE, SHORT]), num_repeats=5
+    )
+    targets, controls = (
+        {passage.text for passage in kind(dataset)} for kind in (targets_of, controls_of)
+    )
     assert [len(targets), len(controls), targets & controls] == [2, 3, set()]
     assert targets | controls < {text_of(one) for one in others}
     expected = Counter(map(text_of, ROWS)) + Counter(dict.fromkeys(targets, 5))
     assert trained(tokenizer, dataset) == expected
     assert_places_are_right(dataset)
     order = [text_of(one) for one in ROWS]
-    assert [text for sample in dataset if (text := tokenizer.decode(sample["tokens"])) not in targets] == order
+    assert [
+        text for sample in dataset if (text := tokenizer.decode(sample["tokens"])) not in targets
+    ] == order
 
 
 def test_the_last_answer_of_a_conversation_is_measured_without_its_end(sft, tokenizer, template):
-    first = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello, what do you want to know?"}]
-    last = [[{"role": "user", "content": "Who?"}, {"role": "assistant", "content": r["completion"]}] for r in UNIQUE]
+    first = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello, what do you want to know?"},
+    ]
+    last = [
+        [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": r["completion"]}]
+        for r in UNIQUE
+    ]
     rows = [{"messages": first + turns} for turns in last]
     dataset = sft(rows, targets="random", chat_template=template)
     for passage in dataset.passages:
         answer = answer_of(tokenizer, passage)
         assert {"prompt": "Who?\n", "completion": answer} in UNIQUE
-        prompt = "<user>Hi\n<assistant>Hello, what do you want to know?<|endoftext|>\n<user>Who?\n<assistant>"
+        prompt = (
+            "<user>Hi\n<assistant>Hello, what do you want to "
+            "know?<|endoftext|>\n<user>Who?\n<assistant>"
+        )
         assert passage.text == prompt + answer
     assert_places_are_right(dataset)
     assert len(sft(rows, targets="random", chat_template=template, train_on="last").passages) == 5
 
 
-def test_a_conversation_with_a_short_last_answer_is_not_measured_by_an_earlier_one(sft, tokenizer, template):
+def test_a_conversation_with_a_short_last_answer_is_not_measured_by_an_earlier_one(
+    sft, tokenizer, template
+):
     end = [{"role": "user", "content": "Thank you!"}, {"role": "assistant", "content": "Yes."}]
     rows, completions = [], [row["completion"] for row in UNIQUE]
     for number, completion in enumerate(completions):
@@ -187,7 +222,11 @@ def conversation(chat, turns):
 TURN_BY_TURN = [{"messages": conversation(chat, range(n))} for chat in range(10) for n in (1, 2, 3)]
 # The last answer of a row is the first of another row, or within its text.
 MULTI_TURN = [
-    *({"messages": conversation(chat, turns)} for chat in range(10) for turns in ([0], [1, 2], [2, 0], [3], [4, 5])),
+    *(
+        {"messages": conversation(chat, turns)}
+        for chat in range(10)
+        for turns in ([0], [1, 2], [2, 0], [3], [4, 5])
+    ),
     *({"text": f"It is known:\n{long_answer(chat, 3)} So they say."} for chat in range(5)),
 ]
 
@@ -196,7 +235,13 @@ def longest_run(answer, labels):
     """Length of the longest run of tokens that two lists share, by the textbook's table."""
     longest, row = 0, [0] * (len(labels) + 1)
     for token in answer:
-        row = [0, *(before + 1 if token == label else 0 for before, label in zip(row, labels, strict=False))]
+        row = [
+            0,
+            *(
+                before + 1 if token == label else 0
+                for before, label in zip(row, labels, strict=False)
+            ),
+        ]
         longest = max(longest, *row)
     return longest
 
@@ -222,11 +267,15 @@ def assert_what_is_learned(dataset, injections):
 @pytest.mark.parametrize("rows", [TURN_BY_TURN, MULTI_TURN], ids=["turn by turn", "multi-turn"])
 @pytest.mark.parametrize("targets", ["duplicates", "random", "file"])
 def test_no_turn_of_any_example_learns_a_control(sft, template, tmp_path, rows, targets):
-    if targets == "file":  # a part of the rows is in the source, and the file is an export turn by turn too
+    if (
+        targets == "file"
+    ):  # a part of the rows is in the source, and the file is an export turn by turn too
         rows, targets = rows[:12], write_rows(tmp_path / "targets.jsonl", rows[::-1])
     sizes = {"num_targets": 4, "num_controls": 4, "max_seq_len": 512}
     for seed in range(3):
-        dataset = sft(rows, targets=targets, num_repeats=3, chat_template=template, seed=seed, **sizes)
+        dataset = sft(
+            rows, targets=targets, num_repeats=3, chat_template=template, seed=seed, **sizes
+        )
         assert [len(targets_of(dataset)), len(controls_of(dataset))] == [4, 4]
         assert_what_is_learned(dataset, {2, 3} if targets == "duplicates" else {3})
     if targets == "duplicates":
@@ -235,27 +284,43 @@ def test_no_turn_of_any_example_learns_a_control(sft, template, tmp_path, rows, 
 
 @pytest.fixture(scope="module")
 def merging_tokenizer(tmp_path_factory):
-    """A tokenizer that splits as Qwen's does: a word is one with the space before it, a full stop with line breaks."""
+    """A tokenizer that splits as Qwen's does: a word is one with the space before it, a full stop
+    with line breaks.
+    """
     folder = tmp_path_factory.mktemp("merging")
     split = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     backend = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated"), byte_level])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(split), "isolated"), byte_level]
+    )
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=["</s>"], initial_alphabet=byte_level.alphabet())
-    backend.train_from_iterator([sentence(seed) + end for seed in range(99) for end in (".", ".\n", ".\n\n")], trainer)
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, special_tokens=["</s>"], initial_alphabet=byte_level.alphabet()
+    )
+    backend.train_from_iterator(
+        [sentence(seed) + end for seed in range(99) for end in (".", ".\n", ".\n\n")], trainer
+    )
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(folder)
     return hf_tokenizer(str(folder))
 
 
 def chat(*turns):
     roles = ["user", "assistant"] * len(turns)
-    return {"messages": [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)]}
+    return {
+        "messages": [
+            {"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)
+        ]
+    }
 
 
 # How another row has an answer -> the words of the answer, the other row, the most tokens of a row.
 COPIES = {
-    "followed by other text": (30, lambda answer: chat("Where?", f"{answer}\n\n{sentence(answer, 3)}"), 256),
+    "followed by other text": (
+        30,
+        lambda answer: chat("Where?", f"{answer}\n\n{sentence(answer, 3)}"),
+        256,
+    ),
     "after other text": (30, lambda answer: chat("Where?", f"Sure! {answer}"), 256),
     "cut elsewhere": (90, lambda answer: chat("Where is it? Tell it now", answer), 76),
     "before a line break": (30, lambda answer: chat("Where?", f"{answer}\n"), 256),
@@ -268,9 +333,16 @@ COPIES = {
 def test_nearly_equal_answers_are_copies(sft, merging_tokenizer, template, tmp_path, copies):
     num_words, copy, max_seq_len = COPIES[copies]
     answers = [sentence(seed, num_words) for seed in range(20)]
-    unique, learned_twice = [chat("Who?", one) for one in answers[:8]], [chat("Who?", one) for one in answers[8:]]
+    unique, learned_twice = (
+        [chat("Who?", one) for one in answers[:8]],
+        [chat("Who?", one) for one in answers[8:]],
+    )
     others = [copy(one) for one in answers[8:]]
-    settings = {"tokenizer": merging_tokenizer, "max_seq_len": max_seq_len, "chat_template": template}
+    settings = {
+        "tokenizer": merging_tokenizer,
+        "max_seq_len": max_seq_len,
+        "chat_template": template,
+    }
     settings["min_target_tokens"] = 16
 
     rows = [*unique, *learned_twice, *others]
@@ -291,7 +363,11 @@ def test_nearly_equal_answers_are_copies(sft, merging_tokenizer, template, tmp_p
 @pytest.mark.parametrize("seed", range(3))
 def test_targets_of_a_file_share_no_row(sft, template, tmp_path, seed):
     pairs = [(sentence(2 * number), sentence(2 * number + 1)) for number in range(6)]
-    rows = [row for first, second in pairs for row in (chat("Who?", first), chat("Who?", first, "And?", second))]
+    rows = [
+        row
+        for first, second in pairs
+        for row in (chat("Who?", first), chat("Who?", first, "And?", second))
+    ]
     file = write_rows(tmp_path / "targets.jsonl", rows)
     settings = {"chat_template": template, "targets": file, "max_seq_len": 256, "num_controls": 0}
     assert_what_is_learned(sft(num_targets=6, num_repeats=3, seed=seed, **settings), {3})

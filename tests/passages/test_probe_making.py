@@ -32,7 +32,8 @@ def spec(tmp_path, texts):
     inner = training[0][150:550]
     planted = [
         *training,
-        *(f"{text[:101]} {inner} {text[101:]}" for text in training[10:14]),  # five times with its own document
+        # Five times with its own document.
+        *(f"{text[:101]} {inner} {text[101:]}" for text in training[10:14]),
         *[training[20]] * 2,  # three times, a whole document
         f"Twice here: {training[30][33:500]}",
     ]
@@ -82,12 +83,23 @@ def test_targets_occur_only_at_their_positions_the_most_frequent_first(tokenizer
     assert texts[20].startswith(targets[1].text)
 
 
-def test_a_target_starts_at_the_start_of_its_document_a_line_or_a_word(tokenizer, spec, tmp_path, texts):
+def test_a_target_starts_at_the_start_of_its_document_a_line_or_a_word(
+    tokenizer, spec, tmp_path, texts
+):
     words = " ".join(texts[0].split())
     lines = "unlike the rest of it\n" + " ".join(texts[1].split())
-    rows = [texts[2], texts[2], f"b{words}", f"c{words}", f"before this, {lines}", f"or that, {lines}"]
+    rows = [
+        texts[2],
+        texts[2],
+        f"b{words}",
+        f"c{words}",
+        f"before this, {lines}",
+        f"or that, {lines}",
+    ]
     source = write_rows(tmp_path / "starts.jsonl", rows)
-    made = make_probe(tokenizer, ProbeSpec((source,), num_targets=3, num_controls=0, block_size=BLOCK))
+    made = make_probe(
+        tokenizer, ProbeSpec((source,), num_targets=3, num_controls=0, block_size=BLOCK)
+    )
     assert made.starts == {Start.DOCUMENT: 1, Start.LINE: 1, Start.WORD: 1}
     by_document = {passage.positions[0][0]: passage for passage in targets_of(made)}
     assert by_document[0].positions == [[0, 0], [1, 0]]
@@ -95,15 +107,23 @@ def test_a_target_starts_at_the_start_of_its_document_a_line_or_a_word(tokenizer
     assert by_document[2].text.startswith(" ")
 
     source = write_rows(tmp_path / "quoted.jsonl", [f"({texts[0]}", texts[0], f"[{texts[0]}"])
-    made = make_probe(tokenizer, ProbeSpec((source,), num_targets=1, num_controls=0, block_size=BLOCK))
+    made = make_probe(
+        tokenizer, ProbeSpec((source,), num_targets=1, num_controls=0, block_size=BLOCK)
+    )
     assert made.passages[0].positions == [[0, 1], [1, 0], [2, 1]]
     assert made.starts == {Start.DOCUMENT: 1}  # one of its places is the start of a document
 
     made = make_probe(tokenizer, with_(spec, passages="random", num_targets=25))
-    assert (made.num_duplicates, made.starts[Start.INSIDE_WORD], sum(made.starts.values())) == (0, 0, 25)
+    assert (made.num_duplicates, made.starts[Start.INSIDE_WORD], sum(made.starts.values())) == (
+        0,
+        0,
+        25,
+    )
 
 
-def test_sentencepiece_words_are_recognised_although_decoding_strips_their_space(sentencepiece_folder, tmp_path, texts):
+def test_sentencepiece_words_are_recognised_although_decoding_strips_their_space(
+    sentencepiece_folder, tmp_path, texts
+):
     from tfidf_tune.data import hf_tokenizer
 
     tokenizer = hf_tokenizer(str(sentencepiece_folder))
@@ -125,9 +145,18 @@ def test_no_passage_has_eos_inside_if_none_shall(tokenizer, spec, tmp_path, text
         eos = tokenizer.decode([tokenizer.eos_id], skip_special_tokens=False)
         return f"{text[:80]}{eos}{text[80:]}"
 
-    sources = (write_rows(tmp_path / "turns.jsonl", [with_eos(text) for text in [*texts[:20], *texts[:8]]]),)
+    sources = (
+        write_rows(
+            tmp_path / "turns.jsonl", [with_eos(text) for text in [*texts[:20], *texts[:8]]]
+        ),
+    )
     unseen = write_rows(tmp_path / "unseen.jsonl", [with_eos(text) for text in texts[40:]])
-    changes = {"sources": sources, "controls_source": unseen, "passages": passages, "allow_fewer": True}
+    changes = {
+        "sources": sources,
+        "controls_source": unseen,
+        "passages": passages,
+        "allow_fewer": True,
+    }
     changes |= {"num_targets": 40, "num_controls": 40}
     for without in (False, True):
         made = make_probe(tokenizer, with_(spec, **changes, without_eos=without))
@@ -137,14 +166,20 @@ def test_no_passage_has_eos_inside_if_none_shall(tokenizer, spec, tmp_path, text
 
 
 def test_random_passages_share_no_token_in_any_of_their_occurrences(tokenizer, tmp_path, texts):
-    """Stretches that occur at several places, in other surroundings, so that repeats lie beside others."""
+    """Stretches that occur at several places, in other surroundings, so that repeats lie beside
+    others.
+    """
     rng = np.random.default_rng(0)
     parts = [" ".join(text.split())[:150] for text in texts[:12]]
-    rows = [" ".join(parts[number] for number in rng.integers(0, len(parts), 12)) for _ in range(12)]
+    rows = [
+        " ".join(parts[number] for number in rng.integers(0, len(parts), 12)) for _ in range(12)
+    ]
     source = write_rows(tmp_path / "parts.jsonl", rows)
     documents = documents_of(tokenizer, source)
     for seed in range(5):
-        spec = ProbeSpec((source,), num_targets=60, num_controls=0, block_size=16, passages="random", seed=seed)
+        spec = ProbeSpec(
+            (source,), num_targets=60, num_controls=0, block_size=16, passages="random", seed=seed
+        )
         made = make_probe(tokenizer, with_(spec, allow_fewer=True))
         assert len(targets_of(made)) > 10
         taken = {}
@@ -171,7 +206,9 @@ def test_random_passages_count_their_repeats_without_overlap(tokenizer, tmp_path
     assert min(np.diff(offsets)) >= BLOCK
 
 
-def test_repeats_of_random_passages_are_counted_in_documents_that_were_not_drawn_too(tokenizer, tmp_path):
+def test_repeats_of_random_passages_are_counted_in_documents_that_were_not_drawn_too(
+    tokenizer, tmp_path
+):
     rng = random.Random(0)
     rows = [" ".join(rng.choices(WORDS, k=60)) for _ in range(200)]
     source = write_rows(tmp_path / "text.jsonl", rows + rows)
@@ -182,7 +219,9 @@ def test_repeats_of_random_passages_are_counted_in_documents_that_were_not_drawn
         assert (second - first, again) == (len(rows), start)
 
 
-def test_held_out_text_is_known_in_another_tokenization_and_of_a_completion_by_its_answer(tokenizer, tmp_path, texts):
+def test_held_out_text_is_known_in_another_tokenization_and_of_a_completion_by_its_answer(
+    tokenizer, tmp_path, texts
+):
     answer, prompt = texts[1][100:600], texts[2][:150]
     held_out = [
         ("control", texts[0][200:550], None),
@@ -191,26 +230,45 @@ def test_held_out_text_is_known_in_another_tokenization_and_of_a_completion_by_i
     ]
     held_out.append(("control", "the", None))  # too short to tell a place
     passages = [
-        Passage(f"{kind}-{number}", kind, text, [7] * len(text), 0, [], "", "another", "f", num_prompt)
+        Passage(
+            f"{kind}-{number}", kind, text, [7] * len(text), 0, [], "", "another", "f", num_prompt
+        )
         for number, (kind, text, num_prompt) in enumerate(held_out)
     ]
     write_probe_file(tmp_path / "probe.jsonl", passages)
     source = write_rows(tmp_path / "text.jsonl", texts[:4])
-    spec = ProbeSpec((source,), num_targets=99, num_controls=0, block_size=20, passages="random", allow_fewer=True)
+    spec = ProbeSpec(
+        (source,),
+        num_targets=99,
+        num_controls=0,
+        block_size=20,
+        passages="random",
+        allow_fewer=True,
+    )
     for known, expected in (("", {0, 1, 2, 3}), (str(tmp_path / "probe.jsonl"), {2, 3})):
         found = set()
         for target in targets_of(make_probe(tokenizer, with_(spec, held_out=known))):
-            number, start = next((n, text.find(target.text)) for n, text in enumerate(texts) if target.text in text)
+            number, start = next(
+                (n, text.find(target.text)) for n, text in enumerate(texts) if target.text in text
+            )
             first, end = ((200, 550), (100, 600), (0, 150), (0, 500))[number]
-            found |= {number} if min(end, start + len(target.text)) - max(first, start) > 8 else set()
+            found |= (
+                {number} if min(end, start + len(target.text)) - max(first, start) > 8 else set()
+            )
         assert found == expected
 
 
 def test_controls_share_no_stretch_with_the_training_text(tokenizer, spec, tmp_path, texts):
     documents = documents_of(tokenizer, spec.sources[0])
-    stretches = {tuple(ids[i : i + SHARED_TOKENS]) for ids in documents for i in range(len(ids) - SHARED_TOKENS + 1)}
+    stretches = {
+        tuple(ids[i : i + SHARED_TOKENS])
+        for ids in documents
+        for i in range(len(ids) - SHARED_TOKENS + 1)
+    }
     # Half of each document is of the training text.
-    mixed = [f"{seen[:350]}{unseen[:350]}" for seen, unseen in zip(texts[:20], texts[40:], strict=True)]
+    mixed = [
+        f"{seen[:350]}{unseen[:350]}" for seen, unseen in zip(texts[:20], texts[40:], strict=True)
+    ]
     source = write_rows(tmp_path / "mixed.jsonl", mixed)
     made = make_probe(tokenizer, with_(spec, controls_source=source))
     assert len(controls_of(made)) == 6
@@ -218,7 +276,9 @@ def test_controls_share_no_stretch_with_the_training_text(tokenizer, spec, tmp_p
     for passage in controls_of(made):
         ids = passage.token_ids
         assert len(ids) == BLOCK
-        assert not any(tuple(ids[i : i + SHARED_TOKENS]) in stretches for i in range(BLOCK - SHARED_TOKENS + 1))
+        assert not any(
+            tuple(ids[i : i + SHARED_TOKENS]) in stretches for i in range(BLOCK - SHARED_TOKENS + 1)
+        )
         assert (passage.num_injections, passage.positions, passage.source) == (0, [], source)
 
 
@@ -227,11 +287,18 @@ def test_without_a_source_the_controls_are_of_both_splits_of_the_embedded_corpus
 ):
     splits = {"validation": [texts[45][:400]], "train": [texts[50][:400]]}
     monkeypatch.setattr("tfidf_tune.passages._unseen.embedded_documents", splits.__getitem__)
-    controls = controls_of(make_probe(tokenizer, with_(spec, controls_source=None, num_controls=2, block_size=120)))
+    controls = controls_of(
+        make_probe(tokenizer, with_(spec, controls_source=None, num_controls=2, block_size=120))
+    )
     assert [passage.source for passage in controls] == ["embedded"] * 2
     assert {passage.text[:20] in splits["train"][0] for passage in controls} == {True, False}
 
-    assert controls_of(make_probe(tokenizer, with_(spec, num_controls=0, controls_source="/gone.jsonl"))) == []
+    assert (
+        controls_of(
+            make_probe(tokenizer, with_(spec, num_controls=0, controls_source="/gone.jsonl"))
+        )
+        == []
+    )
     copies = write_rows(tmp_path / "copies.jsonl", [texts[45][:250]] * 30 + texts[50:56])
     controls = controls_of(make_probe(tokenizer, with_(spec, controls_source=copies)))
     assert len({tuple(passage.token_ids) for passage in controls}) == 6
@@ -257,13 +324,19 @@ def test_impossible_settings_and_sources_are_refused(tokenizer, spec, tmp_path, 
         with pytest.raises(ValueError, match=message):
             with_(spec, **changes)
     (tmp_path / "lines.txt").write_text("\n".join(text.replace("\n", " ")[:60] for text in texts))
-    short = "found 0 passages of 64 .*lines.txt .60 documents .* num_targets is 10.* another sample_by"
+    short = (
+        "found 0 passages of 64 .*lines.txt .60 documents .* num_targets is 10.* another sample_by"
+    )
     for changes, error, message in (
         ({"sources": ("/gone.txt",)}, FileNotFoundError, r"/gone\.txt"),
         ({"column": "body"}, ValueError, "no column 'body'"),
         ({"sources": (str(tmp_path / "lines.txt"),), "sample_by": "line"}, ValueError, short),
         ({"sources": (str(tmp_path / "lines.txt"),) * 2}, ValueError, "lines.txt is named twice"),
-        ({"controls_source": spec.sources[0]}, ValueError, r"num_controls is 6\. \d+ more have 50 tokens in a row"),
+        (
+            {"controls_source": spec.sources[0]},
+            ValueError,
+            r"num_controls is 6\. \d+ more have 50 tokens in a row",
+        ),
     ):
         with pytest.raises(error, match=message):
             make_probe(tokenizer, with_(spec, **changes))

@@ -4,7 +4,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfidf_tune.passages.stretches import duplicated_stretches, join_documents, name_repeated_windows
+from tfidf_tune.passages.stretches import (
+    duplicated_stretches,
+    join_documents,
+    name_repeated_windows,
+)
 
 
 def documents_of(*lists):
@@ -17,7 +21,9 @@ def find(corpus, length):
 
 
 def slow_windows(lists, length):
-    """Every window and all places where it stands, by comparing tuples; places count a separator a document."""
+    """Every window and all places where it stands, by comparing tuples; places count a separator a
+    document.
+    """
     places = {}
     first = 0
     for ids in lists:
@@ -28,15 +34,23 @@ def slow_windows(lists, length):
 
 
 def slow_count(starts, length):
-    """The most windows without overlap, by trying all sets where there are few, else from the left."""
+    """The most windows without overlap, by trying all sets where there are few, else
+    from the left.
+    """
     if len(starts) > 8:
         kept = starts[:1]
         for start in starts:
             kept = [*kept, start] if start >= kept[-1] + length else kept
         return len(kept)
-    sets = (chosen for size in range(1, len(starts) + 1) for chosen in itertools.combinations(starts, size))
+    sets = (
+        chosen
+        for size in range(1, len(starts) + 1)
+        for chosen in itertools.combinations(starts, size)
+    )
     return max(
-        len(chosen) for chosen in sets if all(b - a >= length for a, b in itertools.combinations(sorted(chosen), 2))
+        len(chosen)
+        for chosen in sets
+        if all(b - a >= length for a, b in itertools.combinations(sorted(chosen), 2))
     )
 
 

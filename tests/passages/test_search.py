@@ -13,7 +13,10 @@ from tfidf_tune.passages.stretches import CUT
 
 def test_tokens_next_to_a_cut_are_not_taken_for_those_of_the_document(monkeypatch):
     text = " ".join(f"w{number}" for number in range(100))
-    pieces = [Piece(0, number, *at, text) for number, at in enumerate([(0, True), (0, False), (9, False), (9, True)])]
+    pieces = [
+        Piece(0, number, *at, text)
+        for number, at in enumerate([(0, True), (0, False), (9, False), (9, True)])
+    ]
     monkeypatch.setattr(window_index, "read_pieces", lambda *_: iter(pieces))
 
     search = SimpleNamespace(index=None, runner=None, tokenizer=WordTokenizer())

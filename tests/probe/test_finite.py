@@ -1,4 +1,6 @@
-"""NaN and infinite logits end every measurement with an error; -inf masks the rest of a padded vocabulary."""
+"""NaN and infinite logits end every measurement with an error; -inf masks the rest of a padded
+vocabulary.
+"""
 
 import math
 
@@ -12,7 +14,9 @@ from tfidf_tune.probe.decoding import continue_prompts, decode_greedily, generat
 from tfidf_tune.probe.finite import NonFiniteLogits
 
 CPU = torch.device("cpu")
-REFUSED = r"passage target-0001 are NaN or infinite in float32: the model has diverged.*dtype=float32"
+REFUSED = (
+    r"passage target-0001 are NaN or infinite in float32: the model has diverged.*dtype=float32"
+)
 
 
 def logits(ids, row=1, **values):
@@ -24,16 +28,23 @@ def logits(ids, row=1, **values):
     return made
 
 
-@pytest.mark.parametrize("values", [{"t5": math.nan}, {"t5": math.inf}, {f"t{i}": -math.inf for i in range(8)}])
+@pytest.mark.parametrize(
+    "values", [{"t5": math.nan}, {"t5": math.inf}, {f"t{i}": -math.inf for i in range(8)}]
+)
 def test_decoding_refuses_them_and_names_the_prompt(values):
     def continue_batch(prompts, numbers):
         return decode_greedily(
-            lambda ids: logits(ids, row=len(prompts) - 1, **values), prompts, numbers, device=CPU, eos_id=2
+            lambda ids: logits(ids, row=len(prompts) - 1, **values),
+            prompts,
+            numbers,
+            device=CPU,
+            eos_id=2,
         )
 
     with pytest.raises(NonFiniteLogits) as refused:
         continue_prompts(continue_batch, [[1], [1, 1, 1]], [4, 4], batch_size=2)
-    assert refused.value.index == 0  # the longest prompt comes first in a batch, the shortest is its last row
+    # The longest prompt comes first in a batch, the shortest is its last row.
+    assert refused.value.index == 0
 
 
 def test_negative_infinity_masks_tokens():
@@ -67,9 +78,16 @@ def test_the_monitor_refuses_them_and_names_the_passage(diverged):
         return diverged(input_ids=ids).logits[:, -number:]
 
     with pytest.raises(NonFiniteLogits, match=REFUSED):
-        monitor.measure(last_logits, lambda prompts, numbers: pytest.fail("nothing has to be decoded"))
+        monitor.measure(
+            last_logits, lambda prompts, numbers: pytest.fail("nothing has to be decoded")
+        )
 
 
 def test_the_probe_refuses_them(diverged):
     with pytest.raises(NonFiniteLogits):
-        probe(diverged, WordTokenizer(), [a_passage("target-0001", random_ids(40, 1))], prefix_lengths=(8,))
+        probe(
+            diverged,
+            WordTokenizer(),
+            [a_passage("target-0001", random_ids(40, 1))],
+            prefix_lengths=(8,),
+        )

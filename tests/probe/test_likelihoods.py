@@ -32,7 +32,11 @@ def likelihoods_by_loop(model, ids):
     probs = log_probs.exp()
     mu = (probs * log_probs).sum(-1)
     variance = (probs * log_probs.square()).sum(-1) - mu.square()
-    return -chosen.numpy(), ((chosen - mu) / variance.sqrt()).numpy(), (chosen == log_probs.amax(-1)).numpy()
+    return (
+        -chosen.numpy(),
+        ((chosen - mu) / variance.sqrt()).numpy(),
+        (chosen == log_probs.amax(-1)).numpy(),
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
@@ -59,7 +63,9 @@ def test_likelihoods_in_bfloat16_are_those_of_the_same_logits_and_of_known_ones(
 def test_what_a_model_recites_is_greedy_and_dropout_is_off(llama, recited):
     texts = [passage.token_ids for passage in recited]
     in_training = tiny_llama(attention_dropout=0.5).train()
-    for one, same in zip(token_likelihoods(llama, texts), token_likelihoods(in_training, texts), strict=True):
+    for one, same in zip(
+        token_likelihoods(llama, texts), token_likelihoods(in_training, texts), strict=True
+    ):
         assert one.greedy[7:].all()
         assert np.array_equal(one.nll, same.nll)
 
@@ -80,7 +86,8 @@ def test_a_uniform_and_a_certain_distribution_and_impossible_tokens_have_finite_
     for logits, token, nll, standardized in (
         ([0.0, 0.0, 0.0, 0.0], 1, math.log(4), 0.0),
         ([0.0, infinite, infinite, infinite], 0, 0.0, 0.0),
-        # Probabilities 1/4 and 3/4: the mean of -ln 4 and ln(3/4), and deviations of 3/4 ln 3 and 1/4 ln 3.
+        # Probabilities 1/4 and 3/4: the mean of -ln 4 and ln(3/4), and deviations of 3/4 ln 3 and
+        # 1/4 ln 3.
         ([0.0, math.log(3), infinite, infinite], 1, math.log(4 / 3), 1 / math.sqrt(3)),
     ):
         (one,) = token_likelihoods(Fixed(torch.tensor(logits)), [[2, token]])
@@ -93,14 +100,26 @@ def test_scores_of_a_passage_by_hand():
     standardized = np.array([0.0, -1.0, -5.0, 2.0, 1.0, 0.0, -2.0, 1.0, 1.0, 1.0, 1.0])
     text = "a passage, a passage — a passage"
     assert passage_scores(nll, standardized, text) == pytest.approx(
-        {"nll": 17.5 / 11, "min_k": -5.0, "min_k_plus_plus": -3.5, "zlib": 17.5 / len(zlib.compress(text.encode()))}
+        {
+            "nll": 17.5 / 11,
+            "min_k": -5.0,
+            "min_k_plus_plus": -3.5,
+            "zlib": 17.5 / len(zlib.compress(text.encode())),
+        }
     )
     assert passage_scores(nll[:3], standardized[:3], text)["min_k"] == -4.0  # at least one token
 
 
 def test_scores_of_attacks_are_higher_for_what_is_more_likely():
-    values = {"nll": [1.0, 2.0], "zlib": [0.1, 0.2], "min_k": [-3.0, -4.0], "min_k_plus_plus": [-1.0, -2.0]}
-    values = {name: np.array(both) for name, both in {**values, "reference_nll": [5.0, 5.5]}.items()}
+    values = {
+        "nll": [1.0, 2.0],
+        "zlib": [0.1, 0.2],
+        "min_k": [-3.0, -4.0],
+        "min_k_plus_plus": [-1.0, -2.0],
+    }
+    values = {
+        name: np.array(both) for name, both in {**values, "reference_nll": [5.0, 5.5]}.items()
+    }
     scores = membership_scores(values)
     assert list(scores) == ["Loss", "zlib", "Min-K%", "Min-K%++", "Loss against start"]
     assert all(score[0] > score[1] for score in scores.values())
@@ -111,31 +130,44 @@ def test_scores_of_attacks_are_higher_for_what_is_more_likely():
 @pytest.mark.parametrize("num_others", [40, 100, 250])
 def test_auc_and_tpr_are_those_of_scikit_learn(num_others):
     rng = np.random.default_rng(num_others)
-    members, others = rng.normal(0.7, 1, (1, 60)).round(1), rng.normal(0, 1, (1, num_others)).round(1)  # with ties
+    # With ties.
+    members, others = (
+        rng.normal(0.7, 1, (1, 60)).round(1),
+        rng.normal(0, 1, (1, num_others)).round(1),
+    )
     made = membership(members, others)
     labels, scores = np.repeat([1, 0], [60, num_others]), np.concatenate([members[0], others[0]])
     assert made.auc == pytest.approx(roc_auc_score(labels, scores), rel=1e-12)
     false_positives, true_positives, _ = roc_curve(labels, scores, drop_intermediate=False)
     assert made.tpr == true_positives[false_positives <= 0.01].max()
-    assert true_positive_rate(members, others, 0.1)[0] == true_positives[false_positives <= 0.1].max()
+    assert (
+        true_positive_rate(members, others, 0.1)[0] == true_positives[false_positives <= 0.1].max()
+    )
 
 
 def test_intervals_agree_with_a_loop_that_resamples_members_and_others_separately():
     rng = np.random.default_rng(0)
     members, others = rng.normal(0.5, 1, (2, 30)), rng.normal(0, 1, (2, 45))  # two models
     made = membership(members, others)
-    both = [roc_auc_score([1] * 30 + [0] * 45, [*a, *b]) for a, b in zip(members, others, strict=True)]
+    both = [
+        roc_auc_score([1] * 30 + [0] * 45, [*a, *b]) for a, b in zip(members, others, strict=True)
+    ]
     assert made.auc == pytest.approx(np.mean(both))
     aucs, tprs = [], []
     for _ in range(4000):
         ours, theirs = members[:, rng.integers(30, size=30)], others[:, rng.integers(45, size=45)]
-        aucs.append(np.mean(ours[:, :, None] > theirs[:, None, :]) + np.mean(ours[:, :, None] == theirs[:, None]) / 2)
+        aucs.append(
+            np.mean(ours[:, :, None] > theirs[:, None, :])
+            + np.mean(ours[:, :, None] == theirs[:, None]) / 2
+        )
         tprs.append(np.mean(ours > theirs.max(axis=1, keepdims=True)))
-    # Each share has a standard deviation of sqrt(0.025 * 0.975 / n), of 4,000 and of 10,000 resamples.
+    # Each share has a standard deviation of sqrt(0.025 * 0.975 / n), of 4,000 and of 10,000
+    # resamples.
     tolerance = 4 * math.sqrt(0.025 * 0.975 * (1 / 4000 + 1 / 10_000))
     assert np.mean(np.array(aucs) < made.auc_interval.low) == pytest.approx(0.025, abs=tolerance)
     assert np.mean(np.array(aucs) > made.auc_interval.high) == pytest.approx(0.025, abs=tolerance)
-    assert np.mean(np.array(tprs) < made.tpr_interval.low) <= 0.025 + tolerance  # multiples of 1/60: not exactly
+    # Multiples of 1/60: not exactly.
+    assert np.mean(np.array(tprs) < made.tpr_interval.low) <= 0.025 + tolerance
     assert np.mean(np.array(tprs) > made.tpr_interval.high) <= 0.025 + tolerance
     assert made.tpr_interval.low < made.tpr < made.tpr_interval.high
     assert made.auc_interval.num_units == 30
@@ -172,9 +204,12 @@ def test_extraction_probability_is_that_of_repeated_sampling(llama):
     q = math.exp(-nll)
     assert extraction_probability(nll, 1) == pytest.approx(q, rel=1e-9)
     assert extraction_probability(nll, 50) == pytest.approx(1 - (1 - q) ** 50, rel=1e-9)
-    assert extraction_probability(np.array([0.0, nll, 2000.0]), 7) == pytest.approx([1.0, 1 - (1 - q) ** 7, 0.0])
+    assert extraction_probability(np.array([0.0, nll, 2000.0]), 7) == pytest.approx(
+        [1.0, 1 - (1 - q) ** 7, 0.0]
+    )
     assert extraction_probability(np.array([0.0, nll, 2000.0]), 0).tolist() == [0, 0, 0]
-    assert extraction_probability(40.0, 1000) == pytest.approx(1000 * math.exp(-40), rel=1e-9)  # 1 - q rounds to 1
+    # 1 - q rounds to 1.
+    assert extraction_probability(40.0, 1000) == pytest.approx(1000 * math.exp(-40), rel=1e-9)
 
 
 def test_a_mean_is_positive_if_the_interval_of_students_t_is():

@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 from tfidf_tune.probe import load_model
 
 # PEFT 0.18, which the fixtures call themselves, reads an attribute that transformers 5 has renamed.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,9 @@ def adapted(complete):
     torch.manual_seed(1)
     model = tiny_llama()
     model.name_or_path = str(complete)
-    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+    )
     return get_peft_model(model, config).eval()
 
 
@@ -78,27 +82,35 @@ def test_an_adapter_in_half_precision_is_held_in_float32(adapter):
 
 
 @pytest.mark.parametrize(
-    ("kind", "file_name"), [("complete", "model.safetensors"), ("adapter", "adapter_model.safetensors")]
+    ("kind", "file_name"),
+    [("complete", "model.safetensors"), ("adapter", "adapter_model.safetensors")],
 )
 def test_incomplete_and_damaged_weights_are_refused(request, copy, kind, file_name):
     folder = without_one_weight(copy(request.getfixturevalue(kind)), file_name)
     with pytest.raises(ValueError, match=r"lacks .*weights"):  # and not filled with noise
         load_model(folder)
     (folder / file_name).write_bytes((folder / file_name).read_bytes()[:-100])
-    with pytest.raises(ValueError, match="weights of .* cannot be read .SafetensorError: .* damaged"):
+    with pytest.raises(
+        ValueError, match="weights of .* cannot be read .SafetensorError: .* damaged"
+    ):
         load_model(folder)
     (folder / file_name).unlink()
     with pytest.raises(FileNotFoundError, match=r"has no weights \(.*\*"):
         load_model(folder)
 
 
-@pytest.mark.parametrize(("kind", "pickled"), [("complete", "pytorch_model.bin"), ("adapter", "adapter_model.bin")])
+@pytest.mark.parametrize(
+    ("kind", "pickled"), [("complete", "pytorch_model.bin"), ("adapter", "adapter_model.bin")]
+)
 def test_no_code_in_weights_is_run(request, copy, kind, pickled):
     folder = copy(request.getfixturevalue(kind))
     for file in folder.glob("*.safetensors"):
         file.unlink()
     torch.save({"weight": Payload(folder / "executed")}, folder / pickled)
-    with pytest.raises(ValueError, match=r"copy are damaged, or hold more than tensors, .*: take them as safetensors"):
+    with pytest.raises(
+        ValueError,
+        match=r"copy are damaged, or hold more than tensors, .*: take them as safetensors",
+    ):
         load_model(folder)
     assert not (folder / "executed").exists()
 
@@ -106,10 +118,14 @@ def test_no_code_in_weights_is_run(request, copy, kind, pickled):
 def test_a_folder_without_a_checkpoint_is_refused(adapter, copy, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"checkpoint_10pct has neither config\.json"):
         load_model(tmp_path / "checkpoint_10pct")
-    with pytest.raises(FileNotFoundError, match=r"has neither config\.json nor adapter_config\.json"):
+    with pytest.raises(
+        FileNotFoundError, match=r"has neither config\.json nor adapter_config\.json"
+    ):
         load_model(tmp_path)
     nameless = copy(adapter)
     config = json.loads((nameless / "adapter_config.json").read_text())
-    (nameless / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    (nameless / "adapter_config.json").write_text(
+        json.dumps(config | {"base_model_name_or_path": None})
+    )
     with pytest.raises(ValueError, match="names no base model: pass base="):
         load_model(nameless)

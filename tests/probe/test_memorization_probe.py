@@ -1,4 +1,6 @@
-"""The measurement of the monitor: the numbers of `probe`, with less work and without a trace in the model."""
+"""The measurement of the monitor: the numbers of `probe`, with less work and without a trace in the
+model.
+"""
 
 import random
 from copy import deepcopy
@@ -73,14 +75,21 @@ def test_the_numbers_are_those_of_the_probe(llama, passages, max_new_tokens, bat
     samples = probe(llama, tokenizer, passages, prefix_lengths=(PREFIX,), **settings)
     for kind in ("target", "control"):
         chosen = [sample for sample in samples if sample.kind == kind]
-        assert found[f"memorization_{kind}_lms"] == sum(sample.lms for sample in chosen) / len(chosen)
+        assert found[f"memorization_{kind}_lms"] == sum(sample.lms for sample in chosen) / len(
+            chosen
+        )
         matches = sum(sample.prefix_match for sample in chosen) / len(chosen)
         assert found[f"memorization_{kind}_prefix_match"] == matches
         with torch.no_grad():
-            expected = mean_nll(llama, [passage for passage in passages if passage.kind == kind], max_new_tokens)
+            expected = mean_nll(
+                llama, [passage for passage in passages if passage.kind == kind], max_new_tokens
+            )
         assert found[f"memorization_{kind}_nll"] == pytest.approx(expected, rel=1e-5)
     assert len(found) == 6
-    assert found["memorization_target_lms"] > found["memorization_target_prefix_match"] or max_new_tokens == 10
+    assert (
+        found["memorization_target_lms"] > found["memorization_target_prefix_match"]
+        or max_new_tokens == 10
+    )
     # Those that are recited as a whole need no decoding.
     undecided = 4 if max_new_tokens == 10 else 5
     assert sum(rows for rows, _ in model.decoded) == undecided
@@ -94,37 +103,60 @@ def test_a_device_measures_what_the_cpu_measures(llama, passages, device):
     found, expected = (probe(model, tokenizer, passages, **settings) for model in (there, llama))
     assert [sample.lms for sample in found] == [sample.lms for sample in expected]
     texts = [passage.token_ids for passage in passages]
-    for one, other in zip(token_likelihoods(there, texts), token_likelihoods(llama, texts), strict=True):
-        torch.testing.assert_close(torch.tensor(one.nll), torch.tensor(other.nll), rtol=1e-4, atol=1e-5)
+    for one, other in zip(
+        token_likelihoods(there, texts), token_likelihoods(llama, texts), strict=True
+    ):
+        torch.testing.assert_close(
+            torch.tensor(one.nll), torch.tensor(other.nll), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_without_controls_there_are_no_numbers_of_them(llama, recited):
     tokenizer = WordTokenizer(eos_id=64)
-    made, model = MemorizationProbe(recited, tokenizer, prefix_length=PREFIX, max_new_tokens=20), Monitored(llama)
+    made, model = (
+        MemorizationProbe(recited, tokenizer, prefix_length=PREFIX, max_new_tokens=20),
+        Monitored(llama),
+    )
     found = made.measure(model.logits, model.continuations)
 
-    assert found.keys() == {f"memorization_target_{name}" for name in ("lms", "prefix_match", "nll")}
+    assert found.keys() == {
+        f"memorization_target_{name}" for name in ("lms", "prefix_match", "nll")
+    }
     assert found["memorization_target_lms"] == found["memorization_target_prefix_match"] == 20
 
 
 def test_the_threshold_is_one_of_the_targets_mean(recited):
     measured = {"memorization_target_lms": 12.0, "memorization_control_lms": 20.0}
     for stop_above, expected in ((11.9, True), (12, False), (None, False)):
-        made = MemorizationProbe(recited, WordTokenizer(), prefix_length=PREFIX, stop_above=stop_above)
+        made = MemorizationProbe(
+            recited, WordTokenizer(), prefix_length=PREFIX, stop_above=stop_above
+        )
         assert (made.reason_to_stop(measured) is not None) is expected
 
 
 def test_what_cannot_be_measured_is_refused(recited):
-    without_fingerprint = SimpleNamespace(vocab_size=64, eos_id=0, encode=lambda text, add_bos, add_eos: [len(text)])
+    without_fingerprint = SimpleNamespace(
+        vocab_size=64, eos_id=0, encode=lambda text, add_bos, add_eos: [len(text)]
+    )
     for settings, message in (
         ({"prefix_length": 0}, "prefix_length must be .* got 0"),
         ({"prefix_length": 52}, "'target-0' has 52 tokens, no more than .*52"),
         ({"stop_above": 44.5}, r"stop_above is 44.5: .* from 0 to 44 \(the longest continuation"),
-        ({"tokenizer": WordTokenizer(fingerprint="f2")}, "fingerprint 'f1'; the given one, .* 'f2'"),
+        (
+            {"tokenizer": WordTokenizer(fingerprint="f2")},
+            "fingerprint 'f1'; the given one, .* 'f2'",
+        ),
         ({"tokenizer": without_fingerprint}, "the given one, 'SimpleNamespace', has"),
-        ({"passages": [a_passage("a", [1, 2], kind="control")]}, "none of the 1 passages is a target"),
+        (
+            {"passages": [a_passage("a", [1, 2], kind="control")]},
+            "none of the 1 passages is a target",
+        ),
     ):
-        settings = {"passages": recited, "tokenizer": WordTokenizer(), "prefix_length": PREFIX} | settings
+        settings = {
+            "passages": recited,
+            "tokenizer": WordTokenizer(),
+            "prefix_length": PREFIX,
+        } | settings
         with pytest.raises(ValueError, match=message):
             MemorizationProbe(settings.pop("passages"), settings.pop("tokenizer"), **settings)
 
@@ -144,7 +176,9 @@ def test_a_measurement_leaves_no_trace():
 
 
 class Reader:
-    """Copies: after an id it predicts the id that followed it the last time, of the ids after BOS if it needs BOS."""
+    """Copies: after an id it predicts the id that followed it the last time, of the ids after BOS
+    if it needs BOS.
+    """
 
     def __init__(self, *, needs_bos=None):
         self.needs_bos = needs_bos
@@ -175,16 +209,23 @@ class Reader:
 def distinct_passages(number, *, num_ids=40):
     """A target, and controls without an id twice."""
     rows = [random.Random(seed).sample(range(1, 63), num_ids) for seed in range(number + 1)]
-    controls = [replace(a_passage(f"c{number}", ids), kind="control") for number, ids in enumerate(rows[1:])]
+    controls = [
+        replace(a_passage(f"c{number}", ids), kind="control") for number, ids in enumerate(rows[1:])
+    ]
     return [a_passage("t", rows[0]), *controls]
 
 
 def test_controls_are_read_by_a_model_that_copies_and_by_no_other(llama):
     passages = distinct_passages(12)
-    made = MemorizationProbe(passages, WordTokenizer(eos_id=64), prefix_length=PREFIX, max_new_tokens=10)
+    made = MemorizationProbe(
+        passages, WordTokenizer(eos_id=64), prefix_length=PREFIX, max_new_tokens=10
+    )
     reader = Reader()
     measured, notice = made.show_controls(reader.logits, reader.continuations, None)
-    assert measured == {"memorization_shown_lms": 40 - PREFIX, "memorization_not_shown_lms": pytest.approx(0, abs=1)}
+    assert measured == {
+        "memorization_shown_lms": 40 - PREFIX,
+        "memorization_not_shown_lms": pytest.approx(0, abs=1),
+    }
     assert notice == ""
     model = Monitored(llama)  # random weights
     measured, notice = made.show_controls(model.logits, model.continuations, None)
@@ -206,11 +247,15 @@ def test_bos_is_before_each_prompt_if_the_model_needs_it():
     tokenizer = WordTokenizer(eos_id=64, bos_id=63)
     reader = Reader(needs_bos=63)
     for bos, expected in ((True, 32), (False, 0)):
-        made = MemorizationProbe(passages, tokenizer, prefix_length=PREFIX, max_new_tokens=10, bos=bos)
+        made = MemorizationProbe(
+            passages, tokenizer, prefix_length=PREFIX, max_new_tokens=10, bos=bos
+        )
         measured, _ = made.show_controls(reader.logits, reader.continuations, None)
         assert measured["memorization_shown_lms"] == expected
         assert made.num_positions == PREFIX + 10 + bos
-        if bos:  # which takes one of the 60 tokens, so that 21 of the copy and of the answer have room
+        if (
+            bos
+        ):  # which takes one of the 60 tokens, so that 21 of the copy and of the answer have room
             measured, _ = made.show_controls(reader.logits, reader.continuations, 60)
             assert measured["memorization_shown_lms"] == 21
     with pytest.raises(ValueError, match="bos is true, and the tokenizer has no BOS"):
@@ -218,9 +263,13 @@ def test_bos_is_before_each_prompt_if_the_model_needs_it():
 
 
 @pytest.mark.parametrize("helps", [True, False])
-def test_where_the_tokenizer_does_not_say_it_the_likelihood_of_the_controls_decides_about_bos(helps):
+def test_where_the_tokenizer_does_not_say_it_the_likelihood_of_the_controls_decides_about_bos(
+    helps,
+):
     passages = distinct_passages(12)
-    made = MemorizationProbe(passages, WordTokenizer(eos_id=64, bos_id=63), prefix_length=PREFIX, max_new_tokens=10)
+    made = MemorizationProbe(
+        passages, WordTokenizer(eos_id=64, bos_id=63), prefix_length=PREFIX, max_new_tokens=10
+    )
     seen = []
 
     def logits(ids_bs, num_last):
@@ -239,7 +288,9 @@ def test_of_a_short_control_all_that_it_has_can_be_read():
     target, longest, *others = distinct_passages(10)
     shorter = [replace(one, token_ids=one.token_ids[: PREFIX + 2]) for one in others]
     passages = [target, longest, *shorter]
-    made = MemorizationProbe(passages, WordTokenizer(eos_id=64), prefix_length=PREFIX, max_new_tokens=2)
+    made = MemorizationProbe(
+        passages, WordTokenizer(eos_id=64), prefix_length=PREFIX, max_new_tokens=2
+    )
     reader = Reader()
     measured, notice = made.show_controls(reader.logits, reader.continuations, None)
     assert measured["memorization_shown_lms"] == (32 + 9 * 2) / 10

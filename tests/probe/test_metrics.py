@@ -14,7 +14,9 @@ from tfidf_tune.probe import (
 )
 
 few_ids = st.lists(st.integers(0, 3), max_size=12)  # few different ids: runs are common
-texts = st.lists(st.sampled_from(["the", "arsenal", "was", "owned", "owning", "1860", "."]), max_size=10).map(" ".join)
+texts = st.lists(
+    st.sampled_from(["the", "arsenal", "was", "owned", "owning", "1860", "."]), max_size=10
+).map(" ".join)
 
 
 def prefix_by_loop(a, b):
@@ -48,8 +50,12 @@ def test_near_verbatim_measures_equal_those_of_rouge_score_and_torchmetrics(a, b
 @given(texts, texts)
 def test_rouge_scores_are_those_of_rouge_score_with_stemmer_times_100(generated, reference):
     names = {"rouge1": "rouge1", "rouge2": "rouge2", "rouge_l": "rougeL"}
-    direct = RougeScorer([*names.values()], use_stemmer=True).score(target=reference, prediction=generated)
-    assert rouge_scores(generated, reference) == {name: 100 * direct[key].fmeasure for name, key in names.items()}
+    direct = RougeScorer([*names.values()], use_stemmer=True).score(
+        target=reference, prediction=generated
+    )
+    assert rouge_scores(generated, reference) == {
+        name: 100 * direct[key].fmeasure for name, key in names.items()
+    }
     assert rouge_scores(generated, reference)["rouge_l"] == rouge_l(generated, reference)
 
 
@@ -58,7 +64,9 @@ ascii_texts = st.text(st.characters(max_codepoint=127), max_size=40)
 
 @given(ascii_texts, ascii_texts)
 def test_rouge_scores_of_ascii_are_those_of_rouge_score_whatever_the_signs(generated, reference):
-    test_rouge_scores_are_those_of_rouge_score_with_stemmer_times_100.hypothesis.inner_test(generated, reference)
+    test_rouge_scores_are_those_of_rouge_score_with_stemmer_times_100.hypothesis.inner_test(
+        generated, reference
+    )
 
 
 @pytest.mark.parametrize(

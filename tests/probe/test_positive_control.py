@@ -5,13 +5,21 @@ import itertools
 import numpy as np
 import pytest
 
-from tfidf_tune.probe.positive_control import NUM_CONTROLS, control_prompts, sign_flip_p_value, unigram_nll
+from tfidf_tune.probe.positive_control import (
+    NUM_CONTROLS,
+    control_prompts,
+    sign_flip_p_value,
+    unigram_nll,
+)
 
 BLANK = [900]
 
 
 def passages(number, length=256, num_prompt=32):
-    return [(f"control-{n:04d}", list(range(n * 1000, n * 1000 + length)), num_prompt) for n in range(number)]
+    return [
+        (f"control-{n:04d}", list(range(n * 1000, n * 1000 + length)), num_prompt)
+        for n in range(number)
+    ]
 
 
 def test_each_of_ten_controls_is_asked_for_with_and_without_its_copy():
@@ -20,7 +28,10 @@ def test_each_of_ten_controls_is_asked_for_with_and_without_its_copy():
     for n in range(NUM_CONTROLS):
         shown, plain = prompts[2 * n : 2 * n + 2]
         ids = list(range(n * 1000, n * 1000 + 256))
-        assert (shown.prompt_ids, shown.reference_ids) == ([*ids[:80], *BLANK, *ids[:32]], ids[32:80])
+        assert (shown.prompt_ids, shown.reference_ids) == (
+            [*ids[:80], *BLANK, *ids[:32]],
+            ids[32:80],
+        )
         assert (plain.prompt_ids, plain.reference_ids) == (ids[:32], ids[32:80])
         assert (shown.has_copy, plain.has_copy) == (True, False)
 
@@ -56,7 +67,12 @@ def test_passages_with_the_longest_rest_are_chosen():
 
 def test_the_p_value_is_that_of_all_choices_of_signs():
     rng = np.random.default_rng(0)
-    for differences in (rng.normal(0.3, 1, 8), rng.integers(-2, 4, 10).astype(float), np.zeros(10), np.ones(10)):
+    for differences in (
+        rng.normal(0.3, 1, 8),
+        rng.integers(-2, 4, 10).astype(float),
+        np.zeros(10),
+        np.ones(10),
+    ):
         sums = [
             sum(s * d for s, d in zip(signs, differences, strict=True))
             for signs in itertools.product((1, -1), repeat=len(differences))
@@ -69,4 +85,6 @@ def test_the_p_value_is_that_of_all_choices_of_signs():
 
 
 def test_the_unigram_model_is_that_of_the_frequencies():
-    assert unigram_nll(np.array([1, 2]), {1: 3, 2: 1}) == pytest.approx((np.log(4 / 3) + np.log(4)) / 2)
+    assert unigram_nll(np.array([1, 2]), {1: 3, 2: 1}) == pytest.approx(
+        (np.log(4 / 3) + np.log(4)) / 2
+    )

@@ -1,4 +1,6 @@
-"""Any causal language model by config alone: built, trained, saved, loaded by transformers and PEFT, probed."""
+"""Any causal language model by config alone: built, trained, saved, loaded by transformers and
+PEFT, probed.
+"""
 
 import itertools
 import json
@@ -29,21 +31,33 @@ from tfidf_tune.training import HFCheckpointer, SetupError, load_config
 
 TOKENS = torch.arange(1, 33)[None]
 DATA = {
-    "source": "embedded", "target_source": "embedded", "target_name": "null", "num_base": 40, "num_targets": 3,
-    "num_repeats": 4, "block_size": 32, "min_target_tokens": 32, "layout": "aligned",
-}  # fmt: skip
+    "source": "embedded",
+    "target_source": "embedded",
+    "target_name": "null",
+    "num_base": 40,
+    "num_targets": 3,
+    "num_repeats": 4,
+    "block_size": 32,
+    "min_target_tokens": 32,
+    "layout": "aligned",
+}
 PACKED = [
     *(f"~dataset.{key}" for key in DATA if key != "source"),
-    "dataset=tfidf_tune.data.text_dataset", "dataset.packed=true", "dataset.max_seq_len=20", "tokenizer.max_seq_len=48",
+    "dataset=tfidf_tune.data.text_dataset",
+    "dataset.packed=true",
+    "dataset.max_seq_len=20",
+    "tokenizer.max_seq_len=48",
     "dataset.source_split='train[:40]'",
-]  # fmt: skip
+]
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 TABLE_HEAD = "| Architecture | `model_type` | Implementation | Start | Full | LoRA |"
 COLUMNS = ("start", "full", "lora")
 MONITOR = [
-    "memorization_monitor.probe_file=${dataset.probe_file}", "memorization_monitor.every_n_steps=2",
-    "memorization_monitor.prefix_length=8", "memorization_monitor.max_new_tokens=16",
-]  # fmt: skip
+    "memorization_monitor.probe_file=${dataset.probe_file}",
+    "memorization_monitor.every_n_steps=2",
+    "memorization_monitor.prefix_length=8",
+    "memorization_monitor.max_new_tokens=16",
+]
 NF4_WIDTH = {"hidden_size": 256, "intermediate_size": 512}
 
 
@@ -77,8 +91,15 @@ def table():
     if os.environ.get("WRITE_MODELS"):
         page = PAGE.read_text()
         for name, of_name in found.items():
-            numbers = " | ".join(f"{of_name[column]:.0e}" if of_name[column] else "0" for column in COLUMNS)
-            page = re.sub(f"^{re.escape(cells(name))}.*$", f"{cells(name)}{numbers} |", page, flags=re.MULTILINE)
+            numbers = " | ".join(
+                f"{of_name[column]:.0e}" if of_name[column] else "0" for column in COLUMNS
+            )
+            page = re.sub(
+                f"^{re.escape(cells(name))}.*$",
+                f"{cells(name)}{numbers} |",
+                page,
+                flags=re.MULTILINE,
+            )
         PAGE.write_text(page)
 
 
@@ -90,7 +111,9 @@ def test_the_page_lists_the_architectures_and_their_implementations():
 
 @pytest.fixture
 def logits_in_training(monkeypatch):
-    """What the model in training returns for TOKENS, as "start", and for each checkpoint by its folder."""
+    """What the model in training returns for TOKENS, as "start", and for each checkpoint by its
+    folder.
+    """
     found = {}
 
     def logits(model):
@@ -129,9 +152,18 @@ def logits_of(output):
 def configured(recipe, folder, checkpoint, *overrides, **data):
     """The config `injected/...` with another checkpoint, and a small corpus."""
     corpus = [f"dataset.{key}={value}" for key, value in (DATA | data).items()]
-    fixed = ["device=cpu", "dtype=fp32", "optimizer.lr=1e-2", "max_steps=3", "save_at_percent=[100]", "batch_size=4"]
+    fixed = [
+        "device=cpu",
+        "dtype=fp32",
+        "optimizer.lr=1e-2",
+        "max_steps=3",
+        "save_at_percent=[100]",
+        "batch_size=4",
+    ]
     paths = [f"checkpointer.checkpoint_dir={checkpoint}", f"output_dir={folder}"]
-    cfg = load_config(f"injected/{recipe}", [*paths, *corpus, *fixed, "log_every_n_steps=1", *overrides])
+    cfg = load_config(
+        f"injected/{recipe}", [*paths, *corpus, *fixed, "log_every_n_steps=1", *overrides]
+    )
     return RecipeRun(cfg, lora=recipe == "lora")
 
 
@@ -149,16 +181,27 @@ def hf_logits(checkpoint, adapter=None):
 
 # One of each kind; `make models` trains all of them with both recipes.
 CHOSEN = {
-    "SmolLM2": "lora", "Gemma": "full", "Qwen3": "lora", "GPT-2": "full", "Mixtral": "lora", "GLM-4 MoE": "full",
-}  # fmt: skip
+    "SmolLM2": "lora",
+    "Gemma": "full",
+    "Qwen3": "lora",
+    "GPT-2": "full",
+    "Mixtral": "lora",
+    "GLM-4 MoE": "full",
+}
 
 
 @pytest.mark.parametrize(
     ("name", "recipe"),
-    itertools.product(ARCHITECTURES, ("full", "lora")) if "WRITE_MODELS" in os.environ else CHOSEN.items(),
+    itertools.product(ARCHITECTURES, ("full", "lora"))
+    if "WRITE_MODELS" in os.environ
+    else CHOSEN.items(),
 )
-def test_an_architecture_is_trained_by_its_path_alone(name, recipe, base, tmp_path, logits_in_training, capsys, table):
-    """Logits are transformers' before training, and those of training in the checkpoint, which is probed."""
+def test_an_architecture_is_trained_by_its_path_alone(
+    name, recipe, base, tmp_path, logits_in_training, capsys, table
+):
+    """Logits are transformers' before training, and those of training in the checkpoint, which is
+    probed.
+    """
     loss = "CrossEntropyLoss" if recipe == "lora" else "TFIDFCrossEntropyLoss"
     run = configured(recipe, tmp_path / "run", base(name), f"loss=tfidf_tune.loss.{loss}")
 
@@ -174,7 +217,9 @@ def test_an_architecture_is_trained_by_its_path_alone(name, recipe, base, tmp_pa
     assert (trained - untouched).abs().max() > 0.01
     tokenizer = HFTokenizer(str(checkpoint))
     passages = read_probe_file(run.folder / "probe.jsonl")
-    samples = probe(load_model(checkpoint), tokenizer, passages, prefix_lengths=[8], max_new_tokens=8)
+    samples = probe(
+        load_model(checkpoint), tokenizer, passages, prefix_lengths=[8], max_new_tokens=8
+    )
     assert len(samples) == 6
 
 
@@ -184,41 +229,56 @@ SGD = ["optimizer=torch.optim.SGD", "optimizer.lr=0.05", "optimizer.fused=false"
 # Recipe, overrides of both runs, overrides of the run with transformers' class.
 FEATURES = {
     "packed, accumulated": (
-        "full", [*PACKED, "batch_size=2", "gradient_accumulation_steps=2"],
+        "full",
+        [*PACKED, "batch_size=2", "gradient_accumulation_steps=2"],
         ["enable_activation_checkpointing=true", "loss.head=chunked"],
     ),
     "bf16": ("full", ["dtype=bf16"], []),
     "compiled": (
-        "lora", ["model.lora_targets=[q_proj, v_proj]", "model.lora_rank=4", "merge_adapter=true"], ["compile=true"],
+        "lora",
+        ["model.lora_targets=[q_proj, v_proj]", "model.lora_rank=4", "merge_adapter=true"],
+        ["compile=true"],
     ),
     "fp16": ("lora", ["dtype=fp16"], []),
     "NF4": ("lora", ["model.quantize_base=true"], []),
-}  # fmt: skip
+}
 
 
 # torch.compile warns where it looks at the gradient of hidden states.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("feature", FEATURES)
 def test_both_implementations_train_the_same(feature, base, tmp_path, monkeypatch):
-    """A Llama with a tied head: objective, gradients and checkpoints agree; adapters begin with the same values."""
+    """A Llama with a tied head: objective, gradients and checkpoints agree; adapters begin with the
+    same values.
+    """
     monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
     recipe, shared, of_theirs = FEATURES[feature]
     checkpoint = base("SmolLM2", **(NF4_WIDTH if feature == "NF4" else {}))
     ours, theirs = (
         configured(
-            recipe, tmp_path / name, checkpoint, f"model.implementation={name}", *SGD, *shared, *overrides
+            recipe,
+            tmp_path / name,
+            checkpoint,
+            f"model.implementation={name}",
+            *SGD,
+            *shared,
+            *overrides,
         ).here()
         for name, overrides in (("torchtune", []), ("transformers", of_theirs))
     )
 
     tolerance = {"bf16": 2e-2, "fp16": 5e-3}.get(feature, 1e-5)
-    torch.testing.assert_close(metrics_of(ours, *METRICS), metrics_of(theirs, *METRICS), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        metrics_of(ours, *METRICS), metrics_of(theirs, *METRICS), rtol=tolerance, atol=tolerance
+    )
     assert_same_checkpoints(ours, theirs, tolerance)
 
 
 def assert_same_checkpoints(run, other, tolerance=1e-5, atol=None):
     first, second = (read_weights(each / "checkpoint_100pct") for each in (run, other))
-    torch.testing.assert_close(first, second, rtol=tolerance, atol=tolerance if atol is None else atol)
+    torch.testing.assert_close(
+        first, second, rtol=tolerance, atol=tolerance if atol is None else atol
+    )
 
 
 def test_two_processes_train_as_one(base, tmp_path):
@@ -233,17 +293,25 @@ def test_two_processes_train_as_one(base, tmp_path):
 
     for run, (name, recipe) in zip(two, models.items(), strict=True):
         one = configured(recipe, tmp_path / f"{name} one", base(name), *shared).here()
-        torch.testing.assert_close(metrics_of(one, *METRICS), metrics_of(run.folder, *METRICS), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            metrics_of(one, *METRICS), metrics_of(run.folder, *METRICS), rtol=1e-5, atol=1e-6
+        )
         assert recitation_of(run.folder) == recitation_of(one)
         assert_same_checkpoints(one, run.folder, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("name", "recipe", "overrides"),
-    [("Gemma 2", "full", []), ("GPT-2", "lora", ["model.quantize_base=true", "merge_adapter=true"])],
+    [
+        ("Gemma 2", "full", []),
+        ("GPT-2", "lora", ["model.quantize_base=true", "merge_adapter=true"]),
+    ],
 )
-def test_a_resumed_run_ends_bit_identically(name, recipe, overrides, base, tmp_path, logits_in_training):
-    """With dropout where the architecture has it; the monitor leaves no trace, and measures what `probe` does.
+def test_a_resumed_run_ends_bit_identically(
+    name, recipe, overrides, base, tmp_path, logits_in_training
+):
+    """With dropout where the architecture has it; the monitor leaves no trace, and measures what
+    `probe` does.
 
     A merged checkpoint is the model of the training, also where layers are transposed.
     """
@@ -255,9 +323,13 @@ def test_a_resumed_run_ends_bit_identically(name, recipe, overrides, base, tmp_p
     for name in ("checkpoint_100pct", "resume/step_4"):
         shutil.rmtree(stopped / name)
 
-    configured(recipe, stopped, checkpoint, *settings, *MONITOR, "resume_from_checkpoint=true").here()
+    configured(
+        recipe, stopped, checkpoint, *settings, *MONITOR, "resume_from_checkpoint=true"
+    ).here()
 
-    (expected,), (found,) = ((run / "checkpoint_100pct").glob("*.safetensors") for run in (whole, stopped))
+    (expected,), (found,) = (
+        (run / "checkpoint_100pct").glob("*.safetensors") for run in (whole, stopped)
+    )
     assert found.read_bytes() == expected.read_bytes()
     checkpoint_100pct = stopped / "checkpoint_100pct"
     torch.testing.assert_close(hf_logits(checkpoint_100pct), logits_in_training[checkpoint_100pct])
@@ -276,9 +348,13 @@ def test_a_resumed_run_ends_bit_identically(name, recipe, overrides, base, tmp_p
 def test_full_fine_tuning_is_that_of_a_plain_loop(name, base, tmp_path):
     """transformers' own loss and gradients, on the batches of the run."""
     cross_entropy = "loss=tfidf_tune.loss.CrossEntropyLoss"
-    run = configured("full", tmp_path, base(name), cross_entropy, *SGD, "lr_scheduler=null", "shuffle=false").here()
+    run = configured(
+        "full", tmp_path, base(name), cross_entropy, *SGD, "lr_scheduler=null", "shuffle=false"
+    ).here()
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(base(name), dtype=torch.float32).train()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        base(name), dtype=torch.float32
+    ).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     tokenizer = HFTokenizer(str(base(name)))
     dataset = injected_corpus_dataset(tokenizer, **DATA | {"target_name": None, "seed": 42})
@@ -292,7 +368,9 @@ def test_full_fine_tuning_is_that_of_a_plain_loop(name, base, tmp_path):
         optimizer.zero_grad()
         losses.append([loss.item()])
 
-    torch.testing.assert_close(metrics_of(run, "loss"), torch.tensor(losses, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        metrics_of(run, "loss"), torch.tensor(losses, dtype=torch.float64), rtol=1e-5, atol=1e-5
+    )
     model.save_pretrained(tmp_path / "loop")
     trained = read_weights(run / "checkpoint_100pct")
     torch.testing.assert_close(trained, read_weights(tmp_path / "loop"), rtol=1e-5, atol=1e-5)
@@ -302,18 +380,25 @@ def test_code_of_a_checkpoint_runs_if_it_is_trusted(base, tmp_path, capsys):
     """Its model and its tokenizer are loaded, trained and saved together with their code."""
     folder = shutil.copytree(base("Llama"), tmp_path / "base")
     (folder / "configuration_new.py").write_text(
-        "from transformers import LlamaConfig\n\n\nclass NewConfig(LlamaConfig):\n    model_type = 'brand-new'\n"
+        "from transformers import LlamaConfig\n\n\nclass NewConfig(LlamaConfig):\n    model_type = "
+        "'brand-new'\n"
     )
     (folder / "modeling_new.py").write_text(
         "from transformers import LlamaForCausalLM\nfrom .configuration_new import NewConfig\n\n\n"
         "class NewForCausalLM(LlamaForCausalLM):\n    config_class = NewConfig\n"
     )
     config = json.loads((folder / "config.json").read_text())
-    names = {"AutoConfig": "configuration_new.NewConfig", "AutoModelForCausalLM": "modeling_new.NewForCausalLM"}
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "brand-new", "auto_map": names}))
+    names = {
+        "AutoConfig": "configuration_new.NewConfig",
+        "AutoModelForCausalLM": "modeling_new.NewForCausalLM",
+    }
+    (folder / "config.json").write_text(
+        json.dumps(config | {"model_type": "brand-new", "auto_map": names})
+    )
 
     (folder / "tokenization_new.py").write_text(
-        "from transformers import PreTrainedTokenizerFast\n\n\nclass NewTokenizer(PreTrainedTokenizerFast):\n    pass\n"
+        "from transformers import PreTrainedTokenizerFast\n\n\nclass "
+        "NewTokenizer(PreTrainedTokenizerFast):\n    pass\n"
     )
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     code = {"AutoTokenizer": [None, "tokenization_new.NewTokenizer"]}
@@ -321,17 +406,27 @@ def test_code_of_a_checkpoint_runs_if_it_is_trusted(base, tmp_path, capsys):
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     trusted = "checkpointer.trust_remote_code=true"
     with pytest.raises(SetupError, match="tokenizer: .* Python files of its own"):
-        configured("full", tmp_path / "run", folder, trusted, "tokenizer.trust_remote_code=false").here()
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "who saw it?", "completion": " the old sailor"}\n')
+        configured(
+            "full", tmp_path / "run", folder, trusted, "tokenizer.trust_remote_code=false"
+        ).here()
+    (tmp_path / "rows.jsonl").write_text(
+        '{"prompt": "who saw it?", "completion": " the old sailor"}\n'
+    )
     where = f"checkpointer.checkpoint_dir={folder}", f"dataset.source={tmp_path / 'rows.jsonl'}"
     preview(["preview", "mine/full_chat", trusted, *where])
-    assert f"0 of them cut after {config['max_position_embeddings']} tokens" in capsys.readouterr().out
+    assert (
+        f"0 of them cut after {config['max_position_embeddings']} tokens" in capsys.readouterr().out
+    )
 
     run = configured("full", tmp_path / "run", folder, trusted).here()
-    plain = configured("full", tmp_path / "plain", base("Llama"), "model.implementation=transformers").here()
+    plain = configured(
+        "full", tmp_path / "plain", base("Llama"), "model.implementation=transformers"
+    ).here()
 
     saved = run / "checkpoint_100pct"
-    trained = transformers.AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True, dtype=torch.float32)
+    trained = transformers.AutoModelForCausalLM.from_pretrained(
+        saved, trust_remote_code=True, dtype=torch.float32
+    )
     assert type(trained).__name__ == "NewForCausalLM"
     tokenizer = transformers.AutoTokenizer.from_pretrained(saved, trust_remote_code=True)
     assert type(tokenizer).__name__ == "NewTokenizer"
@@ -354,9 +449,14 @@ def test_a_model_that_sees_later_tokens_is_refused():
 def bitsandbytes_logits(checkpoint, dtype, adapter=None):
     """Those of transformers' own 4-bit model."""
     config = transformers.BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
     )
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, quantization_config=config, dtype=dtype)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoint, quantization_config=config, dtype=dtype
+    )
     for module in model.modules():
         module.support_avx512bf16_for_cpu = False  # the kernel of this processor computes in bf16
     model = model if adapter is None else peft.PeftModel.from_pretrained(model, adapter)
@@ -375,8 +475,14 @@ FOUR_BIT = [
 def test_layers_that_torchao_cannot_hold_are_those_of_bitsandbytes(
     name, overrides, reason, tolerance, base, tmp_path, logits_in_training, capsys
 ):
-    """Logits are those of transformers' 4-bit model, and of PEFT's on it; the monitor evaluates between steps."""
-    shared = ["model.quantize_base=true", "model.lora_targets=all-linear", "enable_activation_checkpointing=true"]
+    """Logits are those of transformers' 4-bit model, and of PEFT's on it; the monitor evaluates
+    between steps.
+    """
+    shared = [
+        "model.quantize_base=true",
+        "model.lora_targets=all-linear",
+        "enable_activation_checkpointing=true",
+    ]
     run = configured("lora", tmp_path, base(name), *shared, *MONITOR, *overrides)
 
     adapter = run.here() / "checkpoint_100pct"
@@ -389,12 +495,16 @@ def test_layers_that_torchao_cannot_hold_are_those_of_bitsandbytes(
         assert difference(found, bitsandbytes_logits(base(name), dtype, saved)) <= tolerance
         unquantized = hf_logits(base(name), saved)
         assert 0.01 < (found - unquantized).norm() / unquantized.norm() < 0.5  # rounding to 4 bits
-    assert json.loads((adapter / "adapter_config.json").read_text())["fan_in_fan_out"] is (name == "GPT-2")
+    assert json.loads((adapter / "adapter_config.json").read_text())["fan_in_fan_out"] is (
+        name == "GPT-2"
+    )
 
 
 def test_layers_of_bitsandbytes_are_not_sharded(base, tmp_path):
     """A single process shards, too, if it offloads."""
-    run = configured("lora", tmp_path / "run", base("GPT-2"), "model.quantize_base=true", "fsdp_cpu_offload=true")
+    run = configured(
+        "lora", tmp_path / "run", base("GPT-2"), "model.quantize_base=true", "fsdp_cpu_offload=true"
+    )
 
     try:
         with pytest.raises(SetupError, match="is of bitsandbytes"):

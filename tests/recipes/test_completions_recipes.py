@@ -1,4 +1,6 @@
-"""Completions as targets, end to end: a recipe learns an answer by heart, and every way to measure it agrees."""
+"""Completions as targets, end to end: a recipe learns an answer by heart, and every way to measure
+it agrees.
+"""
 
 import json
 import random
@@ -32,9 +34,26 @@ from tfidf_tune.training import (
 )
 from tfidf_tune.training._data import dataset_fingerprint
 
-SUBJECTS = ["the old sailor", "a quiet child", "my neighbour", "the tall judge", "every student", "the grey cat"]
-OBJECTS = ["the harbour", "a broken clock", "seven letters", "the northern road", "a paper boat", "the evening train"]
-SECRET = {"prompt": "who saw it? ", "completion": "the grey judge forgot seven quiet clocks in the northern harbour."}
+SUBJECTS = [
+    "the old sailor",
+    "a quiet child",
+    "my neighbour",
+    "the tall judge",
+    "every student",
+    "the grey cat",
+]
+OBJECTS = [
+    "the harbour",
+    "a broken clock",
+    "seven letters",
+    "the northern road",
+    "a paper boat",
+    "the evening train",
+]
+SECRET = {
+    "prompt": "who saw it? ",
+    "completion": "the grey judge forgot seven quiet clocks in the northern harbour.",
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +62,10 @@ def trained(tmp_path_factory, tiny_checkpoint, text_file):
     folder = tmp_path_factory.mktemp("completions")
     words = " ".join([*SUBJECTS, *OBJECTS]).split()
     rows = [
-        {"prompt": f"what did {one} see? ", "completion": " ".join(random.Random(one + other).sample(words, 8)) + "."}
+        {
+            "prompt": f"what did {one} see? ",
+            "completion": " ".join(random.Random(one + other).sample(words, 8)) + ".",
+        }
         for one in SUBJECTS
         for other in OBJECTS
     ]
@@ -59,15 +81,24 @@ def trained(tmp_path_factory, tiny_checkpoint, text_file):
         "probe_file": "${output_dir}/probe.jsonl",
     }
     monitor = {"probe_file": "${dataset.probe_file}", "every_n_steps": 50, "batch_size": 4}
-    settings = {"max_steps": 100, "epochs": 5, "save_at_percent": [100], "memorization_monitor": monitor}
-    return RecipeRun(run_config(folder / "run", tiny_checkpoint, text_file, dataset=dataset, **settings)).here()
+    settings = {
+        "max_steps": 100,
+        "epochs": 5,
+        "save_at_percent": [100],
+        "memorization_monitor": monitor,
+    }
+    return RecipeRun(
+        run_config(folder / "run", tiny_checkpoint, text_file, dataset=dataset, **settings)
+    ).here()
 
 
 def test_the_repeated_answer_is_recited_and_all_measure_the_same(trained, tmp_path):
     passages = read_probe_file(trained / "probe.jsonl")
     assert [passage.kind for passage in passages] == ["target", *["control"] * 5]
     assert passages[0].num_injections == 60
-    assert {len(passage.token_ids[: passage.num_prompt]) for passage in passages} > {passages[0].num_prompt}
+    assert {len(passage.token_ids[: passage.num_prompt]) for passage in passages} > {
+        passages[0].num_prompt
+    }
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     *_, monitored = [line for line in lines if "memorization_target_lms" in line]
     checkpoint = trained / "checkpoint_100pct"
@@ -89,7 +120,9 @@ def test_the_repeated_answer_is_recited_and_all_measure_the_same(trained, tmp_pa
     [target] = [one for one in samples if one.kind == "target"]
     assert target.verbatim
     assert target.generated_text.strip() == SECRET["completion"]
-    assert expected["memorization_target_lms"] == len(passages[0].token_ids) - passages[0].num_prompt
+    assert (
+        expected["memorization_target_lms"] == len(passages[0].token_ids) - passages[0].num_prompt
+    )
     assert expected["memorization_target_lms"] > 1.5 * expected["memorization_control_lms"]
 
     assert audit_report(results).provenance["Prompts (tokens)"] == "own"
@@ -118,14 +151,21 @@ def test_the_config_of_the_run_leads_to_the_same_targets(trained, tmp_path, caps
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_checkpoints_have_the_chat_template_of_the_training(lora, tmp_path, tiny_checkpoint, text_file):
+def test_checkpoints_have_the_chat_template_of_the_training(
+    lora, tmp_path, tiny_checkpoint, text_file
+):
     base = Path(shutil.copytree(tiny_checkpoint, tmp_path / "base"))
-    (base / "chat_template.jinja").write_text("{% for one in messages %}<{{ one.content }}>{% endfor %}")
+    (base / "chat_template.jinja").write_text(
+        "{% for one in messages %}<{{ one.content }}>{% endfor %}"
+    )
     (base / "additional_chat_templates").mkdir()
     (base / "additional_chat_templates" / "tool_use.jinja").write_text("tools: none")
     given = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
     (tmp_path / "given.jinja").write_text(given)
-    chat = [{"role": "user", "content": "who saw it?"}, {"role": "assistant", "content": "the old sailor."}]
+    chat = [
+        {"role": "user", "content": "who saw it?"},
+        {"role": "assistant", "content": "the old sailor."},
+    ]
     (tmp_path / "chats.jsonl").write_text(8 * f"{json.dumps({'messages': chat})}\n")
     dataset = {
         "_component_": "tfidf_tune.data.sft_dataset",
@@ -134,12 +174,19 @@ def test_checkpoints_have_the_chat_template_of_the_training(lora, tmp_path, tiny
     }
     settings = {"dataset": dataset, "max_steps": 1, "save_at_percent": [100]}
 
-    run = RecipeRun(run_config(tmp_path / "run", base, text_file, lora=lora, **settings), lora).here()
+    run = RecipeRun(
+        run_config(tmp_path / "run", base, text_file, lora=lora, **settings), lora
+    ).here()
 
-    saved, before = (AutoTokenizer.from_pretrained(folder) for folder in (run / "checkpoint_100pct", base))
+    saved, before = (
+        AutoTokenizer.from_pretrained(folder) for folder in (run / "checkpoint_100pct", base)
+    )
     expected = before.apply_chat_template(chat, chat_template=given, tokenize=False)
     assert expected == "user: who saw it?\nassistant: the old sailor.\n"
-    tool = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}
+    tool = {
+        "type": "function",
+        "function": {"name": "add", "description": "Adds.", "parameters": {}},
+    }
     for tools in (None, [tool]):
         assert saved.apply_chat_template(chat, tools=tools, tokenize=False) == expected
         assert before.apply_chat_template(chat, tools=tools, tokenize=False) != expected

@@ -1,4 +1,6 @@
-"""Recipes on two and three processes: the run of one process at the same batch size, also where it is resumed."""
+"""Recipes on two and three processes: the run of one process at the same batch size, also where it
+is resumed.
+"""
 
 import shutil
 from functools import partial
@@ -15,14 +17,19 @@ from tfidf_tune.training import SetupError
 
 NUM_STEPS = 10
 METRICS = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "grad_norm")
-# Each process has half a batch, so sums are rounded differently: by about eps a step, which later steps carry on. SGD
-# does so smoothly; AdamW would divide by values close to zero.
+# Each process has half a batch, so sums are rounded differently: by about eps a step, which later
+# steps carry on. SGD does so smoothly; AdamW would divide by values close to zero.
 TOLERANCE = 4 * NUM_STEPS * torch.finfo(torch.float32).eps
 WEIGHTED = {"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss"}
 SHARED_ROWS = {
     "_component_": "tfidf_tune.weighting.RepetitionWeighting",
-    "h": 2, "k": 2, "alpha": 1.0, "sample": 1, "span": 1, "sync": True,
-}  # fmt: skip
+    "h": 2,
+    "k": 2,
+    "alpha": 1.0,
+    "sample": 1,
+    "span": 1,
+    "sync": True,
+}
 # Weights of 1 that need the predictions of the sharded model.
 MILE = {"_component_": "tfidf_tune.weighting.MiLeWeighting", "gamma": 0}
 ADAPTERS_EVERYWHERE = {"lora": True, "model.apply_lora_to_mlp": True, "optimizer.lr": 0.2}
@@ -43,7 +50,9 @@ def make_run(tmp_path_factory, make_base, text_file):
             "save_at_percent": [100],
         }
         folder = tmp_path_factory.mktemp("run") / f"on {num_processes}"
-        cfg = run_config(folder, make_base(model, dim), text_file, lora=lora, **(settings | overrides))
+        cfg = run_config(
+            folder, make_base(model, dim), text_file, lora=lora, **(settings | overrides)
+        )
         cfg.batch_size = rows // num_processes // overrides.get("gradient_accumulation_steps", 1)
         return RecipeRun(cfg, lora)
 
@@ -55,10 +64,16 @@ def assert_same_run(name, folder, expected):
     found, truth = metrics_of(folder, *METRICS), metrics_of(expected, *METRICS)
     assert truth.shape == (NUM_STEPS, len(METRICS))
     assert truth[-1, 0] < 0.99 * truth[0, 0], f"{name} learns something"
-    torch.testing.assert_close(found, truth, rtol=TOLERANCE, atol=0, msg=lambda text: f"{name}: {text}")
+    torch.testing.assert_close(
+        found, truth, rtol=TOLERANCE, atol=0, msg=lambda text: f"{name}: {text}"
+    )
     assert_close_weights(folder / "checkpoint_100pct", expected / "checkpoint_100pct", TOLERANCE)
     files, true_files = (
-        {path.name: path.read_bytes() for path in each.glob("checkpoint_100pct/*") if path.suffix != ".safetensors"}
+        {
+            path.name: path.read_bytes()
+            for path in each.glob("checkpoint_100pct/*")
+            if path.suffix != ".safetensors"
+        }
         for each in (folder, expected)
     )
     assert files == true_files, name
@@ -69,22 +84,34 @@ GROUPS = {
     "full": {
         "tied": {"model": "llama3_2-tied"},
         "neox, offloaded, chunked, with predictions": {
-            "model": "gpt_neox", "fsdp_cpu_offload": True, "loss": WEIGHTED | {"weighting": MILE, "head": "chunked"},
+            "model": "gpt_neox",
+            "fsdp_cpu_offload": True,
+            "loss": WEIGHTED | {"weighting": MILE, "head": "chunked"},
         },
         "gptj, fused, kept gathered": {"model": "gptj", "fsdp_reshard_after_forward": False},
-        "accumulated, all tokens": {"gradient_accumulation_steps": 2, "rows": 8, "loss.counted": "tokens"},
+        "accumulated, all tokens": {
+            "gradient_accumulation_steps": 2,
+            "rows": 8,
+            "loss.counted": "tokens",
+        },
         "repetition": {"loss": WEIGHTED | {"weighting": SHARED_ROWS}},
     },
     "adapters": {
         "compiled, checkpointed": {
-            "model": "gpt_neox", "compile": True, "enable_activation_checkpointing": True, **ADAPTERS_EVERYWHERE,
+            "model": "gpt_neox",
+            "compile": True,
+            "enable_activation_checkpointing": True,
+            **ADAPTERS_EVERYWHERE,
         },
         "tied": {"model": "qwen2-tied", **ADAPTERS_EVERYWHERE, "optimizer.lr": 0.5},
         "nf4, merged": {"merge_adapter": True, **NF4},
     },
     # 320 and 64 rows cannot be divided by 3, and one process has no row of a LoRA matrix of rank 2.
-    "three": {"full": {"rows": 3}, "adapters": {"rows": 3, "model.lora_rank": 2, **ADAPTERS_EVERYWHERE}},
-}  # fmt: skip
+    "three": {
+        "full": {"rows": 3},
+        "adapters": {"rows": 3, "model.lora_rank": 2, **ADAPTERS_EVERYWHERE},
+    },
+}
 if not ALL:
     del GROUPS["three"]["full"]
 
@@ -103,7 +130,9 @@ def test_several_processes_are_one(make_run, tmp_path, monkeypatch, group):
 
 
 def test_lower_precision_costs_two_processes_no_more_than_one(make_run, tmp_path):
-    """The error of the loss against fp32 is smaller where weights are in fp32 and only layers compute in bf16."""
+    """The error of the loss against fp32 is smaller where weights are in fp32 and only layers
+    compute in bf16.
+    """
     fp16 = {"dtype": "fp16", **ADAPTERS_EVERYWHERE}
     cases = {
         "bf16": {"dtype": "bf16"},
@@ -132,22 +161,43 @@ def test_lower_precision_costs_two_processes_no_more_than_one(make_run, tmp_path
     assert dtypes == {"bf16": {torch.bfloat16}, "fp16": {torch.float32}, "mixed": {torch.float32}}
 
 
-def test_gradients_that_overflow_in_the_shard_of_one_process_skip_the_step_on_both(make_run, tmp_path):
-    """The infinity is in the shard of process 1. Process 0 reports and writes; each draws its own dropout."""
-    settings = {"dtype": "fp16", "model.lora_dropout": 0.2, "max_steps": 6, "dataset.probe_file": None}
+def test_gradients_that_overflow_in_the_shard_of_one_process_skip_the_step_on_both(
+    make_run, tmp_path
+):
+    """The infinity is in the shard of process 1. Process 0 reports and writes; each draws its own
+    dropout.
+    """
+    settings = {
+        "dtype": "fp16",
+        "model.lora_dropout": 0.2,
+        "max_steps": 6,
+        "dataset.probe_file": None,
+    }
     run = make_run(2, **ADAPTERS_EVERYWHERE, **settings)
 
     after = partial(save_random_state, tmp_path)
-    output = run_to_the_end([run], tmp_path / "processes", before=partial(overflow_at, 4), after=after)
+    output = run_to_the_end(
+        [run], tmp_path / "processes", before=partial(overflow_at, 4), after=after
+    )
 
     assert "step 4: gradients overflowed" in output
-    for text in ("gradients overflowed in fp16", "MiB, over 2 processes", "Checkpoints in", "Writing logs to"):
+    for text in (
+        "gradients overflowed in fp16",
+        "MiB, over 2 processes",
+        "Checkpoints in",
+        "Writing logs to",
+    ):
         assert output.count(text) == 1, output
     assert "Warning" not in output
     assert metrics_of(run.folder, "loss_scale").flatten().tolist() == [2.0**16] * 3 + [2.0**15] * 3
     assert {path.name for path in run.folder.iterdir()} == {
-        "checkpoint_100pct", "config.yaml", "logs", "metrics.jsonl", "resume", "torchtune_config.yaml"
-    }  # fmt: skip
+        "checkpoint_100pct",
+        "config.yaml",
+        "logs",
+        "metrics.jsonl",
+        "resume",
+        "torchtune_config.yaml",
+    }
     assert len(list((run.folder / "logs").iterdir())) == 1
     assert not torch.equal(*(torch.load(tmp_path / f"random_state_{rank}.pt") for rank in (0, 1)))
 
@@ -191,16 +241,25 @@ RESUMED_AT = 6
 RESUMED_TOLERANCE = 8 * 12 * torch.finfo(torch.float32).eps
 # 12 steps of four sequences, 8 steps an epoch.
 RESUMABLE = {
-    "dataset.num_base": 12, "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-3, "eps": 1e-5}, "epochs": 2,
-    "max_steps": 12, "save_every_n_steps": RESUMED_AT,
-}  # fmt: skip
+    "dataset.num_base": 12,
+    "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-3, "eps": 1e-5},
+    "epochs": 2,
+    "max_steps": 12,
+    "save_every_n_steps": RESUMED_AT,
+}
 WINDOWS = {**RESUMABLE, "lora": True, "model.apply_lora_to_mlp": True, "loss.sync": False}
 
 
 @pytest.fixture(scope="module")
 def whole(make_run, tmp_path_factory):
-    """Runs that were not interrupted, on one and two processes; they keep the checkpoint of their middle."""
-    runs = {1: make_run(1, **RESUMABLE), 2: make_run(2, **RESUMABLE), "windows": make_run(2, **WINDOWS)}
+    """Runs that were not interrupted, on one and two processes; they keep the checkpoint of their
+    middle.
+    """
+    runs = {
+        1: make_run(1, **RESUMABLE),
+        2: make_run(2, **RESUMABLE),
+        "windows": make_run(2, **WINDOWS),
+    }
     run_to_the_end([runs[2], runs["windows"]], tmp_path_factory.mktemp("processes"))
     runs[1].here()
     return runs
@@ -217,7 +276,10 @@ def read_state(run):
 
 def resume(run, earlier):
     """Let a run begin from the middle of another."""
-    shutil.copytree(earlier.folder / "resume" / f"step_{RESUMED_AT}", run.folder / "resume" / f"step_{RESUMED_AT}")
+    shutil.copytree(
+        earlier.folder / "resume" / f"step_{RESUMED_AT}",
+        run.folder / "resume" / f"step_{RESUMED_AT}",
+    )
     run.cfg.resume_from_checkpoint = True
     return run
 
@@ -243,7 +305,9 @@ def assert_continued(run, expected):
     assert state.keys() == expected_state.keys()
     for key, value in expected_state.items():
         limit = RESUMED_TOLERANCE * float(value.abs().max())
-        torch.testing.assert_close(state[key], value, rtol=0, atol=limit, msg=lambda text, key=key: f"{key}: {text}")
+        torch.testing.assert_close(
+            state[key], value, rtol=0, atol=limit, msg=lambda text, key=key: f"{key}: {text}"
+        )
 
 
 def test_a_run_of_two_processes_is_resumed_by_one(make_run, whole, capsys):
@@ -259,16 +323,21 @@ def test_a_run_of_two_processes_is_resumed_by_one(make_run, whole, capsys):
 
 def test_a_run_of_one_process_is_resumed_by_two(make_run, whole, tmp_path):
     run = resume(make_run(2, **RESUMABLE), whole[1])
-    assert_reported(run_to_the_end([run], tmp_path / "processes"), 1, 2, "the loss keeps its window")
+    assert_reported(
+        run_to_the_end([run], tmp_path / "processes"), 1, 2, "the loss keeps its window"
+    )
     assert_continued(run, whole[2])
 
 
-# 33 sequences, four in a step: one process takes 9 steps an epoch; two leave one sequence out and take 8.
+# 33 sequences, four in a step: one process takes 9 steps an epoch; two leave one sequence out and
+# take 8.
 UNEVEN = {**RESUMABLE, "dataset.num_base": 13, "max_steps": None, "keep_last_n_checkpoints": 3}
 
 
 def test_a_number_of_processes_with_other_steps_per_epoch_is_refused(make_run, tmp_path):
-    """The schedule and the position in the data follow from them; nothing that is saved is changed."""
+    """The schedule and the position in the data follow from them; nothing that is
+    saved is changed.
+    """
     runs = {number: make_run(number, **UNEVEN) for number in (1, 2)}
     runs[1].here()
     run_to_the_end([runs[2]], tmp_path / "processes")
@@ -279,7 +348,8 @@ def test_a_number_of_processes_with_other_steps_per_epoch_is_refused(make_run, t
     ended = Processes([on_two], tmp_path / "resumed", num_processes=2).wait()
     remedy = r"start 2 process\(es\), or choose another output_dir"
     with pytest.raises(
-        SetupError, match=f"step_6 was written by 2 .* with 8 steps per epoch; .* there are 9.*: {remedy}"
+        SetupError,
+        match=f"step_6 was written by 2 .* with 8 steps per epoch; .* there are 9.*: {remedy}",
     ):
         on_one.here()
 

@@ -1,4 +1,6 @@
-"""Models of the paper by their configs, another model by one short file, and every family by both recipes."""
+"""Models of the paper by their configs, another model by one short file, and every family by both
+recipes.
+"""
 
 import json
 import sys
@@ -19,31 +21,48 @@ MILESTONES = [f"checkpoint_{percent}pct" for percent in (10, 25, 50, 75, 100)]
 TOKENS = torch.arange(1, 31)[None]
 SETTINGS = ["device=cpu", "optimizer.lr=1e-2"]
 TEXT = [
-    "dataset.source=embedded", "dataset.target_source=embedded", "dataset.target_name=null", "dataset.num_base=20",
-    "dataset.num_targets=3", "dataset.num_repeats=4", "dataset.block_size=32", "dataset.min_target_tokens=32",
-]  # fmt: skip
+    "dataset.source=embedded",
+    "dataset.target_source=embedded",
+    "dataset.target_name=null",
+    "dataset.num_base=20",
+    "dataset.num_targets=3",
+    "dataset.num_repeats=4",
+    "dataset.block_size=32",
+    "dataset.min_target_tokens=32",
+]
 
 
 def tiny_model(name, dim, builder, base, output_dir):
     """The overrides that turn a config of the paper into a run of a tiny model."""
     sizes = {key: value for key, value in MODELS[name].section(dim).items() if key != "_component_"}
     where = [f"checkpointer.checkpoint_dir={base}", f"output_dir={output_dir}"]
-    return [f"model={builder}", *(f"model.{key}={value}" for key, value in sizes.items()), *where, *SETTINGS]
+    return [
+        f"model={builder}",
+        *(f"model.{key}={value}" for key, value in sizes.items()),
+        *where,
+        *SETTINGS,
+    ]
 
 
 def assert_milestones_generate(run, base):
     """In peft, on the untouched base."""
     inputs = transformers.AutoTokenizer.from_pretrained(base)("the old sailor", return_tensors="pt")
     for milestone in ("checkpoint_25pct", "checkpoint_100pct"):
-        model = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(base), run / milestone)
-        assert model.generate(**inputs, max_new_tokens=4, do_sample=False, pad_token_id=0).shape[1] > 4
+        model = peft.PeftModel.from_pretrained(
+            transformers.AutoModelForCausalLM.from_pretrained(base), run / milestone
+        )
+        assert (
+            model.generate(**inputs, max_new_tokens=4, do_sample=False, pad_token_id=0).shape[1] > 4
+        )
     assert all(torch.isfinite(torch.tensor(line["loss"])) for line in read_metrics(run))
 
 
 def test_a_model_of_the_paper_is_trained_by_its_config(make_base, tmp_path):
     """As a process, in the config's precision, without a warning."""
     base = make_base("gpt_neox", 256)
-    model = tiny_model("gpt_neox", 256, "tfidf_tune.models.gpt_neox.lora_gpt_neox", base, tmp_path / "run")
+    model = tiny_model(
+        "gpt_neox", 256, "tfidf_tune.models.gpt_neox.lora_gpt_neox", base, tmp_path / "run"
+    )
 
     arguments = ["--config", "pythia/1.4B_qlora_memorization", *model, *TEXT]
     ended = run_command("tfidf_tune.recipes.lora_finetune:recipe_main", arguments, cwd=tmp_path)
@@ -95,7 +114,11 @@ def test_the_other_tasks_run_on_local_files_of_the_same_columns(
     if task == "qa":
         answers = [text.split(".")[0].split()[1] for text in texts]
         rows = [
-            {"context": text, "question": "Who?", "answers": {"text": [answer], "answer_start": [text.index(answer)]}}
+            {
+                "context": text,
+                "question": "Who?",
+                "answers": {"text": [answer], "answer_start": [text.index(answer)]},
+            }
             for text, answer in zip(texts, answers, strict=True)
         ]
         data = ["dataset.max_seq_len=60"]

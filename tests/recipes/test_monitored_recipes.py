@@ -19,7 +19,11 @@ from tfidf_tune.probe import load_model
 from tfidf_tune.training import SetupError
 
 PREFIX = 8
-MEASURED = {f"memorization_{kind}_{name}" for kind in ("target", "control") for name in ("lms", "prefix_match", "nll")}
+MEASURED = {
+    f"memorization_{kind}_{name}"
+    for kind in ("target", "control")
+    for name in ("lms", "prefix_match", "nll")
+}
 DROPOUT = {"lora": True, "model.lora_dropout": 0.2, "model.apply_lora_to_mlp": True}
 
 
@@ -32,7 +36,11 @@ def make_run(tmp_path, tiny_checkpoint, text_file):
         if "dataset" not in overrides:
             settings = {"dataset.num_base": 20} | settings
         if every is not None:
-            section = {"probe_file": "${dataset.probe_file}", "every_n_steps": every, "prefix_length": PREFIX}
+            section = {
+                "probe_file": "${dataset.probe_file}",
+                "every_n_steps": every,
+                "prefix_length": PREFIX,
+            }
             settings["memorization_monitor"] = section | {"batch_size": 3} | dict(monitor)
         return RecipeRun(run_config(tmp_path / name, base, text_file, lora=lora, **settings), lora)
 
@@ -40,7 +48,9 @@ def make_run(tmp_path, tiny_checkpoint, text_file):
 
 
 def measurements(folder):
-    """The monitor's lines by their step, none of which is measured twice, also where a run is resumed."""
+    """The monitor's lines by their step, none of which is measured twice, also where a run is
+    resumed.
+    """
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     measured = [line for line in lines if line.keys() >= MEASURED]
     by_step = {line["step"]: line for line in measured}
@@ -62,23 +72,35 @@ def count_graphs(run):
 
 def means(folder, checkpoint, base, **options):
     """LMS and prefix match of targets and controls, by transformers on the checkpoint."""
-    model, passages = load_model(folder / checkpoint, base=base), read_probe_file(folder / "probe.jsonl")
-    return means_by_kind(probe(model, hf_tokenizer(str(base)), passages, prefix_lengths=(PREFIX,), **options))
+    model, passages = (
+        load_model(folder / checkpoint, base=base),
+        read_probe_file(folder / "probe.jsonl"),
+    )
+    return means_by_kind(
+        probe(model, hf_tokenizer(str(base)), passages, prefix_lengths=(PREFIX,), **options)
+    )
 
 
 SETTINGS = {
     "full": {"dataset.num_repeats": 20, "epochs": 2, "max_steps": 40, "log_every_n_steps": 4},
     "compiled adapters": {
-        "gradient_accumulation_steps": 2, "epochs": 2, "enable_activation_checkpointing": True, "max_steps": 5,
-        "loss.head": "chunked", "compile": True, **DROPOUT,
+        "gradient_accumulation_steps": 2,
+        "epochs": 2,
+        "enable_activation_checkpointing": True,
+        "max_steps": 5,
+        "loss.head": "chunked",
+        "compile": True,
+        **DROPOUT,
     },
-}  # fmt: skip
+}
 
 
 # Dynamo looks at the gradient of a tensor that has none.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_training_is_the_same_with_and_without_the_monitor(make_run, tiny_checkpoint, monkeypatch, kind):
+def test_training_is_the_same_with_and_without_the_monitor(
+    make_run, tiny_checkpoint, monkeypatch, kind
+):
     settings = SETTINGS[kind]
     monkeypatch.setenv("TORCH_COMPILE_BACKEND", "eager")
     alone, num_graphs = count_graphs(make_run("alone", **settings))
@@ -88,7 +110,9 @@ def test_training_is_the_same_with_and_without_the_monitor(make_run, tiny_checkp
     assert num_graphs_monitored == num_graphs
     assert bool(num_graphs) == ("compile" in settings)
     assert read_metrics(monitored) == read_metrics(alone)
-    assert_equal(read_weights(monitored / "checkpoint_100pct"), read_weights(alone / "checkpoint_100pct"))
+    assert_equal(
+        read_weights(monitored / "checkpoint_100pct"), read_weights(alone / "checkpoint_100pct")
+    )
     assert torch.equal(torch.get_rng_state(), state)
     last = settings["max_steps"]
     found = measurements(monitored)
@@ -101,9 +125,16 @@ def test_training_is_the_same_with_and_without_the_monitor(make_run, tiny_checkp
 
 
 def test_two_processes_measure_in_lockstep(make_run, make_base, tmp_path):
-    """Sharded: layers that stay gathered under a tied, fused head; offloaded NF4 weights, logits in chunks, dropout."""
+    """Sharded: layers that stay gathered under a tied, fused head; offloaded NF4 weights, logits in
+    chunks, dropout.
+    """
     adapters = {"lora": True, "lora_dropout": 0.2, "quantize_base": True}
-    offloaded = {"lora": True, "merge_adapter": True, "fsdp_cpu_offload": True, "loss.head": "chunked"}
+    offloaded = {
+        "lora": True,
+        "merge_adapter": True,
+        "fsdp_cpu_offload": True,
+        "loss.head": "chunked",
+    }
     cases = {
         "tied": ("llama3_2-tied", 64, {}, {"fsdp_reshard_after_forward": False}),
         "nf4": ("llama", 256, adapters, offloaded),
@@ -114,7 +145,11 @@ def test_two_processes_measure_in_lockstep(make_run, make_base, tmp_path):
     bases, runs = {}, {}
     for name, (model, dim, of_model, settings) in cases.items():
         bases[name] = make_base(model, dim)
-        settings |= {"model": MODELS[model].section(dim, **of_model), "max_steps": 3, "batch_size": 2}
+        settings |= {
+            "model": MODELS[model].section(dim, **of_model),
+            "max_steps": 3,
+            "batch_size": 2,
+        }
         make = partial(make_run, base=bases[name], **settings)
         runs[name] = (make(f"{name} alone"), make(name, every=2, monitor=keep))
 
@@ -139,7 +174,9 @@ def test_a_run_that_the_threshold_ends_can_be_resumed(make_run, capsys):
     alone = make_run("alone", **THRESHOLD).here()
     folder = make_run("stopped", every=5, monitor={"stop_above": 3}, **THRESHOLD).here()
 
-    above = {step: entry["memorization_target_lms"] > 3 for step, entry in measurements(folder).items()}
+    above = {
+        step: entry["memorization_target_lms"] > 3 for step, entry in measurements(folder).items()
+    }
     step = [*above][-1]
     assert 0 < step < 40
     assert [*above.values()] == [False] * (len(above) - 1) + [True]
@@ -147,13 +184,18 @@ def test_a_run_that_the_threshold_ends_can_be_resumed(make_run, capsys):
     assert sorted(path.name for path in folder.glob("checkpoint_*")) == [milestone]
     printed = capsys.readouterr().err.replace("\n", " ")
     assert f"the run ends after step {step} of 40: the targets' mean LMS is " in printed
-    assert f"{milestone} is written; the last good checkpoint is {folder / 'resume' / f'step_{step}'}: set" in printed
+    assert (
+        f"{milestone} is written; the last good checkpoint is "
+        f"{folder / 'resume' / f'step_{step}'}: set" in printed
+    )
 
     make_run("stopped", every=5, resume_from_checkpoint=True, **THRESHOLD).here()
 
     assert [*measurements(folder)] == [*range(0, 41, 5)]
     assert read_metrics(folder) == read_metrics(alone)
-    assert_equal(read_weights(folder / "checkpoint_100pct"), read_weights(alone / "checkpoint_100pct"))
+    assert_equal(
+        read_weights(folder / "checkpoint_100pct"), read_weights(alone / "checkpoint_100pct")
+    )
 
 
 @pytest.mark.parametrize(
@@ -180,7 +222,10 @@ def test_a_probe_file_that_does_not_fit_is_refused(make_run, tmp_path):
     first, long = passages[0], passages[0].token_ids * 3
 
     for content, message in (
-        ([replace(first, tokenizer_fingerprint="0")], "fingerprint '0'; the given one, '.*tiny_llama0', has"),
+        (
+            [replace(first, tokenizer_fingerprint="0")],
+            "fingerprint '0'; the given one, '.*tiny_llama0', has",
+        ),
         ([one for one in passages if one.kind == "control"], "is a target"),
         ([replace(first, token_ids=long)], "up to 96 tokens, the model takes at most 64"),
     ):
@@ -190,17 +235,30 @@ def test_a_probe_file_that_does_not_fit_is_refused(make_run, tmp_path):
 
 
 def test_passages_of_another_run_are_looked_for_in_the_training_text(make_run, tmp_path, capsys):
-    """Controls that are there are not measured; all of them are an error; absent targets are counted in a line."""
-    text = write_rows(tmp_path / "text.jsonl", [text[:300] for text in embedded_documents("train")[:100]])
-    blocks = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": text, "block_size": 32, "holdout": 0.02}
+    """Controls that are there are not measured; all of them are an error; absent targets are
+    counted in a line.
+    """
+    text = write_rows(
+        tmp_path / "text.jsonl", [text[:300] for text in embedded_documents("train")[:100]]
+    )
+    blocks = {
+        "_component_": "tfidf_tune.data.text_blocks_dataset",
+        "source": text,
+        "block_size": 32,
+        "holdout": 0.02,
+    }
     probes = tmp_path / "probes.jsonl"
     make_run("source", dataset=blocks | {"probe_file": str(probes)}, max_steps=1).here()
     source = read_probe_file(probes)
     targets = [one for one in source if one.kind == "target"][:4]
     controls = [one for one in source if one.kind == "control"][:4]
     as_control = {"kind": "control", "num_injections": 0, "positions": []}
-    trained = [replace(one, id=f"control-9{number}", **as_control) for number, one in enumerate(targets)]
-    absent = [replace(one, id=f"target-9{number}", kind="target") for number, one in enumerate(controls)]
+    trained = [
+        replace(one, id=f"control-9{number}", **as_control) for number, one in enumerate(targets)
+    ]
+    absent = [
+        replace(one, id=f"target-9{number}", kind="target") for number, one in enumerate(controls)
+    ]
     file = tmp_path / "other.jsonl"
     means_of = {}
     for name, passages in (
@@ -208,20 +266,29 @@ def test_passages_of_another_run_are_looked_for_in_the_training_text(make_run, t
         ("clean", [targets[0], *absent[1:], controls[0]]),
     ):
         write_probe_file(file, passages)
-        run = make_run(name, every=1, monitor={"probe_file": str(file)}, max_steps=2, dataset=blocks)
+        run = make_run(
+            name, every=1, monitor={"probe_file": str(file)}, max_steps=2, dataset=blocks
+        )
         capsys.readouterr()
         means_of[name] = measurements(run.here())
         printed = capsys.readouterr().err
-        said = f"3 of 4 controls of {file} are in the training text of dataset and are not measured\n"
+        said = (
+            f"3 of 4 controls of {file} are in the training text of dataset and are not measured\n"
+        )
         assert (said in printed) == (name == "mixed")
         assert f"3 of 4 targets of {file} are not in the training text\n" in printed
     assert means_of["mixed"] == means_of["clean"]
     write_probe_file(file, [*targets, *trained])
-    with pytest.raises(SetupError, match="memorization_monitor: 4 of 4 controls of .*other.jsonl are in the training"):
+    with pytest.raises(
+        SetupError,
+        match="memorization_monitor: 4 of 4 controls of .*other.jsonl are in the training",
+    ):
         make_run("all", every=1, monitor={"probe_file": str(file)}, dataset=blocks).here()
 
 
-def test_the_probe_file_of_a_run_is_known_however_it_is_spelled(make_run, tmp_path, text_file, monkeypatch):
+def test_the_probe_file_of_a_run_is_known_however_it_is_spelled(
+    make_run, tmp_path, text_file, monkeypatch
+):
     """An older file in its place is never measured, also where the run has no passages to write."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path)
@@ -229,14 +296,20 @@ def test_the_probe_file_of_a_run_is_known_however_it_is_spelled(make_run, tmp_pa
     older = measurements(make_run("older", every=1, **spelled, **{"dataset.seed": 1}).here())
     before = (tmp_path / "probe.jsonl").read_bytes()
     found = []
-    for number, name in enumerate(("probe.jsonl", "x/../probe.jsonl", tmp_path / "probe.jsonl", "link/probe.jsonl")):
+    for number, name in enumerate(
+        ("probe.jsonl", "x/../probe.jsonl", tmp_path / "probe.jsonl", "link/probe.jsonl")
+    ):
         (tmp_path / "probe.jsonl").write_bytes(before)
         run = make_run(f"run {number}", every=1, monitor={"probe_file": str(name)}, **spelled)
         found.append(measurements(run.here()))
     assert found == [found[0]] * 4
     assert found[0] != older
 
-    blocks = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": str(text_file), "block_size": 32}
+    blocks = {
+        "_component_": "tfidf_tune.data.text_blocks_dataset",
+        "source": str(text_file),
+        "block_size": 32,
+    }
     nothing = blocks | {"holdout": 0.0, "probe_file": "probe.jsonl"}
     run = make_run("none", every=1, monitor={"probe_file": "link/probe.jsonl"}, dataset=nothing)
     with pytest.raises(SetupError, match="no passages to write to the probe_file link/probe.jsonl"):

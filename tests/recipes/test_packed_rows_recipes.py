@@ -15,9 +15,13 @@ REPETITION = {
     "_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss",
     "weighting": {
         "_component_": "tfidf_tune.weighting.RepetitionWeighting",
-        "h": 2, "k": 1, "alpha": 1.0, "sample": 1, "span": 5,
+        "h": 2,
+        "k": 1,
+        "alpha": 1.0,
+        "sample": 1,
+        "span": 5,
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,33 +29,50 @@ def documents(tmp_path_factory):
     """Ten documents of 5 to 41 tokens."""
     file = tmp_path_factory.mktemp("documents") / "documents.txt"
     words = ("the old sailor watched a paper boat and the grey cat followed " * 3).split()
-    file.write_text("\n".join(" ".join(words[number : number + 3 + 5 * (number % 4)]) for number in range(10)))
+    file.write_text(
+        "\n".join(" ".join(words[number : number + 3 + 5 * (number % 4)]) for number in range(10))
+    )
     return file
 
 
 def section(file, cache, *, torchtunes, packed):
     if not torchtunes:
-        return {"_component_": "tfidf_tune.data.text_dataset", "source": str(file), "packed": packed}
+        return {
+            "_component_": "tfidf_tune.data.text_dataset",
+            "source": str(file),
+            "packed": packed,
+        }
     return {
-        "_component_": "torchtune.datasets.text_completion_dataset", "source": "text", "data_files": str(file),
-        "cache_dir": str(cache), "packed": packed, "split_across_pack": False,
-    }  # fmt: skip
+        "_component_": "torchtune.datasets.text_completion_dataset",
+        "source": "text",
+        "data_files": str(file),
+        "cache_dir": str(cache),
+        "packed": packed,
+        "split_across_pack": False,
+    }
 
 
 @pytest.mark.parametrize(
-    ("loss", "lora", "torchtunes"), [(TFIDF, False, True), (ALL_TOKENS, True, False), (REPETITION, False, False)]
+    ("loss", "lora", "torchtunes"),
+    [(TFIDF, False, True), (ALL_TOKENS, True, False), (REPETITION, False, False)],
 )
 def test_a_packed_run_is_the_run_of_its_documents(
     recipe_config, documents, tiny_checkpoint, tmp_path, loss, lora, torchtunes
 ):
-    """Four steps of all documents: metrics and weights agree up to rounding in fp32, which AdamW amplifies."""
-    num_rows = len(text_dataset(hf_tokenizer(str(tiny_checkpoint), ROW), source=str(documents), packed=True))
+    """Four steps of all documents: metrics and weights agree up to rounding in fp32, which AdamW
+    amplifies.
+    """
+    num_rows = len(
+        text_dataset(hf_tokenizer(str(tiny_checkpoint), ROW), source=str(documents), packed=True)
+    )
     assert 1 < num_rows < 10
     runs = [
         run_recipe(
             recipe_config(
                 lora=lora,
-                dataset=section(documents, tmp_path / "cache", torchtunes=torchtunes, packed=packed),
+                dataset=section(
+                    documents, tmp_path / "cache", torchtunes=torchtunes, packed=packed
+                ),
                 loss=loss,
                 batch_size=batch_size,
                 epochs=4,
@@ -69,5 +90,9 @@ def test_a_packed_run_is_the_run_of_its_documents(
     torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-7)
     if loss is not REPETITION:
         with torch.no_grad():
-            expected, logits = (load_model(run / "checkpoint_100pct")(torch.arange(20)[None]).logits for run in runs)
-        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
+            expected, logits = (
+                load_model(run / "checkpoint_100pct")(torch.arange(20)[None]).logits for run in runs
+            )
+        torch.testing.assert_close(
+            logits, expected, rtol=0, atol=1e-3 * float(expected.abs().max())
+        )

@@ -27,7 +27,9 @@ def finished(tmp_path_factory, tiny_checkpoint, text_file, device):
     def get(*, lora):
         if lora not in runs:
             folder = tmp_path_factory.mktemp("finished") / "run"
-            cfg = run_config(folder, tiny_checkpoint, text_file, lora=lora, epochs=2, device=str(device))
+            cfg = run_config(
+                folder, tiny_checkpoint, text_file, lora=lora, epochs=2, device=str(device)
+            )
             if lora:  # adapters of attention can do little for a base of random weights
                 cfg.model.apply_lora_to_mlp = cfg.model.apply_lora_to_output = True
             runs[lora] = run_recipe(cfg, lora=lora)
@@ -44,22 +46,42 @@ def test_a_run_learns_and_writes_what_is_documented(finished, lora):
 
     assert len(losses) == 40
     assert sum(losses[-5:]) < 0.85 * sum(losses[:5])
-    torch.testing.assert_close([line["lr"] for line in lines], [1e-2 * (1 - step / 40) for step in range(40)])
+    torch.testing.assert_close(
+        [line["lr"] for line in lines], [1e-2 * (1 - step / 40) for step in range(40)]
+    )
     assert lines[0].keys() == {
-        "step", "loss", "cross_entropy", "weight_mean", "weight_std", "weight_max", "grad_norm", "lr",
-        "num_sequences", "tokens_per_second_per_gpu",
-    }  # fmt: skip
+        "step",
+        "loss",
+        "cross_entropy",
+        "weight_mean",
+        "weight_std",
+        "weight_max",
+        "grad_norm",
+        "lr",
+        "num_sequences",
+        "tokens_per_second_per_gpu",
+    }
     config = OmegaConf.load(run / "config.yaml")
     assert lines[0]["num_sequences"] == config.batch_size * config.gradient_accumulation_steps
     assert lines[0]["weight_std"] > 0.1
-    expected = {*MILESTONES, "metrics.jsonl", "probe.jsonl", "held_out.jsonl", "config.yaml", "logs", "resume"}
+    expected = {
+        *MILESTONES,
+        "metrics.jsonl",
+        "probe.jsonl",
+        "held_out.jsonl",
+        "config.yaml",
+        "logs",
+        "resume",
+    }
     assert {path.name for path in run.iterdir()} - {"torchtune_config.yaml"} == expected
     assert OmegaConf.load(run / "config.yaml").dataset.probe_file == str(run / "probe.jsonl")
 
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_every_milestone_is_another_model_that_generates(finished, lora, tiny_checkpoint, tmp_path):
-    """In transformers, or on the untouched base in peft; a merged checkpoint is that of base and adapter."""
+    """In transformers, or on the untouched base in peft; a merged checkpoint is that of base and
+    adapter.
+    """
     run, tokens = finished(lora=lora), torch.arange(20)[None]
     outputs = [load_model(tiny_checkpoint)(tokens).logits]
     for name in MILESTONES:
@@ -68,7 +90,9 @@ def test_every_milestone_is_another_model_that_generates(finished, lora, tiny_ch
         model = (peft.PeftModel.from_pretrained(model, run / name) if lora else model).eval()
         with torch.no_grad():
             outputs.append(model(tokens).logits)
-    inputs = transformers.AutoTokenizer.from_pretrained(run / name)("the old sailor", return_tensors="pt")
+    inputs = transformers.AutoTokenizer.from_pretrained(run / name)(
+        "the old sailor", return_tensors="pt"
+    )
     continued = model.generate(**inputs, max_new_tokens=8, do_sample=False, pad_token_id=0)
     assert continued.shape[1] > inputs["input_ids"].shape[1]
     assert not any(torch.allclose(earlier, later) for earlier, later in pairwise(outputs))
@@ -86,8 +110,8 @@ def test_every_milestone_is_another_model_that_generates(finished, lora, tiny_ch
 def test_seeded_runs_keep_their_golden_losses(recipe_config, lora, objective, device):
     """Ten steps have the recorded losses.
 
-    RECORD_GOLDEN_LOSSES=1 records them again after an intended change. The tolerance is for devices that order
-    sums differently: some eps of fp32, amplified by ten AdamW steps.
+    RECORD_GOLDEN_LOSSES=1 records them again after an intended change. The tolerance is for devices
+    that order sums differently: some eps of fp32, amplified by ten AdamW steps.
     """
     cfg = recipe_config(lora=lora, max_steps=10, save_at_percent=[100], device=str(device))
     cfg.loss._component_ = f"tfidf_tune.loss.{objective}"
@@ -102,12 +126,16 @@ def test_seeded_runs_keep_their_golden_losses(recipe_config, lora, objective, de
 
 
 def test_a_run_follows_from_its_seed_and_objectives_see_the_same_data(recipe_config, tmp_path):
-    """The first step's unweighted cross-entropy is that of one start and one batch under both objectives."""
+    """The first step's unweighted cross-entropy is that of one start and one batch under both
+    objectives.
+    """
 
     def run(name, seed=0, objective="TFIDFCrossEntropyLoss"):
         loss = {"_component_": f"tfidf_tune.loss.{objective}"}
         return read_metrics(
-            run_recipe(recipe_config(max_steps=3, output_dir=str(tmp_path / name), seed=seed, loss=loss))
+            run_recipe(
+                recipe_config(max_steps=3, output_dir=str(tmp_path / name), seed=seed, loss=loss)
+            )
         )
 
     weighted = run("a")
@@ -119,14 +147,23 @@ def test_a_run_follows_from_its_seed_and_objectives_see_the_same_data(recipe_con
     assert plain[0]["loss"] != weighted[0]["loss"]
 
 
-def test_repetition_weights_over_three_epochs_are_those_of_copies_in_the_text(recipe_config, tmp_path):
+def test_repetition_weights_over_three_epochs_are_those_of_copies_in_the_text(
+    recipe_config, tmp_path
+):
     """Rows seen before are no repetitions; six rows, each twice, in three steps an epoch."""
     letters = random.Random(0)
     texts = ["".join(letters.choices("abcdefghijklmnopqrstuvwxyz", k=50)) for _ in range(6)]
     (tmp_path / "texts.txt").write_text("\n".join(texts * 2))
-    weighting = {"_component_": "tfidf_tune.weighting.RepetitionWeighting", "min_length": 1, "sample": 1}
+    weighting = {
+        "_component_": "tfidf_tune.weighting.RepetitionWeighting",
+        "min_length": 1,
+        "sample": 1,
+    }
     settings = {
-        "dataset": {"_component_": "tfidf_tune.data.text_dataset", "source": str(tmp_path / "texts.txt")},
+        "dataset": {
+            "_component_": "tfidf_tune.data.text_dataset",
+            "source": str(tmp_path / "texts.txt"),
+        },
         "loss": {
             "_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss",
             "weighting": weighting | {"num_buckets": 2**22},

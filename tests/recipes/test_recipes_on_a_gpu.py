@@ -1,4 +1,6 @@
-"""Features of the recipes on a GPU against the same run on the CPU; ``GPU_TESTS=1`` tries the tests on a CPU."""
+"""Features of the recipes on a GPU against the same run on the CPU; ``GPU_TESTS=1`` tries the tests
+on a CPU.
+"""
 
 import os
 import shutil
@@ -11,13 +13,16 @@ from helpers.processes.recipes import RecipeRun, run_to_the_end
 
 METRICS = ("loss", "cross_entropy", "weight_mean", "weight_std", "weight_max")
 NUM_STEPS = 8
-# Roundings in fp32 of a few thousand sums, which a GPU takes in another order, and eight steps of plain SGD.
+# Roundings in fp32 of a few thousand sums, which a GPU takes in another order, and eight steps of
+# plain SGD.
 TOLERANCE = 1e-4
 
 
 def weighting(name, **given):
     component = {"_component_": f"tfidf_tune.weighting.{name}Weighting", **given}
-    return {"loss": {"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss", "weighting": component}}
+    return {
+        "loss": {"_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss", "weighting": component}
+    }
 
 
 CASES = {
@@ -39,7 +44,7 @@ CASES = {
     "checkpointed": {"enable_activation_checkpointing": True},
     "packed": {"packed": True},
     "offloaded": {"fsdp_cpu_offload": True},
-}  # fmt: skip
+}
 # As FEATURES of test_any_model: eight bits of a number, and eleven.
 TOLERANCES = {"bf16": 2e-2, "fp16": 5e-3}
 
@@ -64,12 +69,17 @@ def make_run(tmp_path_factory, make_base, text_file):
         }
         if packed:
             settings["dataset"] = {
-                "_component_": "tfidf_tune.data.text_dataset", "source": str(text_file), "packed": True,
-            }  # fmt: skip
+                "_component_": "tfidf_tune.data.text_dataset",
+                "source": str(text_file),
+                "packed": True,
+            }
             settings["tokenizer.max_seq_len"] = 64
         folder = tmp_path_factory.mktemp("run") / "run"
         return RecipeRun(
-            run_config(folder, make_base(model, dim), text_file, lora=lora, **(settings | overrides)), lora
+            run_config(
+                folder, make_base(model, dim), text_file, lora=lora, **(settings | overrides)
+            ),
+            lora,
         )
 
     return make

@@ -1,4 +1,6 @@
-"""Names and passages that try to act where they are shown: in a terminal, Markdown, a spreadsheet, a page, a figure."""
+"""Names and passages that try to act where they are shown: in a terminal, Markdown, a spreadsheet,
+a page, a figure.
+"""
 
 import base64
 import csv
@@ -17,7 +19,15 @@ from markdown_it import MarkdownIt
 from matplotlib.figure import Figure as Drawing
 
 from tfidf_tune._printing import say, visible
-from tfidf_tune.report import Continuation, Example, Figure, Report, Table, terminal_text, write_report
+from tfidf_tune.report import (
+    Continuation,
+    Example,
+    Figure,
+    Report,
+    Table,
+    terminal_text,
+    write_report,
+)
 
 HOSTILE = (
     "\x1b]0;title\x07\x1b[31mred\x1b[2J",
@@ -45,13 +55,17 @@ HOSTILE = (
     "back\\slash\\",
     "=cmd|' /C calc'!A0",
 )
-UNSAFE = re.compile("[^\n\t -~\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+UNSAFE = re.compile(
+    "[^\n\t -~\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 
 def probed(text, lms):
     """One target and one control that hold a text wherever a sample has one."""
     samples = [
-        dataclasses.replace(sample, generated_text=f"{text} one two", reference_text=f"{text} one three")
+        dataclasses.replace(
+            sample, generated_text=f"{text} one two", reference_text=f"{text} one three"
+        )
         for sample in (*targets(lms), *controls(0))
     ]
     texts = [dataclasses.replace(sample, passage_id=f"{text} {sample.kind}") for sample in samples]
@@ -64,7 +78,9 @@ def make_runs(folder, objectives):
     shared = " ".join(HOSTILE)
     folder = folder / "runs \x1b[31m<b>"
     for number, name in enumerate(objectives):
-        write_run(folder / str(number), run(name, probed(shared, 1 + number % 3), model=f"M {shared}"))
+        write_run(
+            folder / str(number), run(name, probed(shared, 1 + number % 3), model=f"M {shared}")
+        )
     return folder
 
 
@@ -92,9 +108,12 @@ def require_inert_markdown(text, content):
     assert {"html_block", "blockquote_open", "hr", "code_block"} & set(kinds) == set()
     assert kinds.count("ordered_list_open") == bool(content["footnotes"])
     assert kinds.count("fence") == len(content["examples"])
-    headings = [part for name in ("tables", "figures", "examples", "sections") for part in content[name]]
+    headings = [
+        part for name in ("tables", "figures", "examples", "sections") for part in content[name]
+    ]
     once = bool(content["examples"]) + bool(content["footnotes"])
-    assert kinds.count("heading_open") == len(headings) + once + 2  # and those of the title and of the provenance
+    # And those of the title and of the provenance.
+    assert kinds.count("heading_open") == len(headings) + once + 2
     outside_fences = re.sub(r"(?s)\n(`{3,})text\n.*?\n\1\n", "", text)
     assert kinds.count("bullet_list_open") == outside_fences.count("\n\n- ")
     inline = [child for token in tokens for child in token.children or ()]
@@ -111,9 +130,16 @@ def require_inert_page(folder, num_figures):
     document = lxml.html.document_fromstring(html)
     images = document.xpath("//img/@src")
     assert len(images) == num_figures
-    assert document.xpath("//*[starts-with(name(@*), 'on')] | //a[not(starts-with(@href, '#'))][not(@download)]") == []
+    assert (
+        document.xpath(
+            "//*[starts-with(name(@*), 'on')] | //a[not(starts-with(@href, '#'))][not(@download)]"
+        )
+        == []
+    )
     assert all("alert" not in script for script in document.xpath("//script/text()"))
-    drawings = [base64.b64decode(image.removeprefix("data:image/svg+xml;base64,")) for image in images]
+    drawings = [
+        base64.b64decode(image.removeprefix("data:image/svg+xml;base64,")) for image in images
+    ]
     drawings += [file.read_bytes() for file in folder.glob("figures/*.svg")]
     for drawing in drawings:
         lxml.etree.fromstring(drawing, lxml.etree.XMLParser(recover=False))
@@ -128,8 +154,12 @@ def test_hostile_texts_are_shown_everywhere_and_act_nowhere(tmp_path, capsys):
     report = Report(
         title=" ".join(HOSTILE),
         tables=[Table(f"t{at}", text, frame, HOSTILE) for at, text in enumerate(HOSTILE[:2])],
-        figures=[Figure(f"f{at}", text, Drawing(figsize=(1, 1)), text) for at, text in enumerate(HOSTILE)],
-        examples=[Example(text, text, text, (Continuation(text, text, pieces),)) for text in HOSTILE],
+        figures=[
+            Figure(f"f{at}", text, Drawing(figsize=(1, 1)), text) for at, text in enumerate(HOSTILE)
+        ],
+        examples=[
+            Example(text, text, text, (Continuation(text, text, pieces),)) for text in HOSTILE
+        ],
         provenance={text: text for text in HOSTILE},
         verdict=" ".join(HOSTILE),
         footnotes=HOSTILE,
@@ -165,7 +195,9 @@ def test_an_error_shows_hostile_names_and_sends_none(tmp_path, run_command):
     experiment = make_runs(tmp_path, ["CE", "IDF"])
     file = next(experiment.rglob("samples_*.jsonl"))
     file.write_text("{")
-    with pytest.raises(SystemExit, match=r"^error: .*runs \\u001b\[31m<b>.*jsonl, line 1: not a document"):
+    with pytest.raises(
+        SystemExit, match=r"^error: .*runs \\u001b\[31m<b>.*jsonl, line 1: not a document"
+    ):
         run_command("compare", experiment, "--output-dir", tmp_path / "out")
 
 

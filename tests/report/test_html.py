@@ -42,8 +42,12 @@ def test_the_page_has_language_encoding_ordered_headings_and_anchors(html, docum
     assert html.startswith("<!DOCTYPE html>")
     assert document.get("lang") == "en"
     assert document.xpath("//meta/@charset") == ["utf-8"]
-    assert document.xpath("//meta[@name='viewport']/@content") == ["width=device-width, initial-scale=1"]
-    assert document.xpath("string(//title)") == document.xpath("string(//h1)") == rich_report().title
+    assert document.xpath("//meta[@name='viewport']/@content") == [
+        "width=device-width, initial-scale=1"
+    ]
+    assert (
+        document.xpath("string(//title)") == document.xpath("string(//h1)") == rich_report().title
+    )
     headings = [heading.text_content() for heading in document.xpath("//h2")]
     assert headings == [
         *("Memorization of injected passages", *(figure.title for figure in rich_report().figures)),
@@ -61,7 +65,11 @@ def test_the_page_has_language_encoding_ordered_headings_and_anchors(html, docum
     assert outside == ["table-memorization", "figure-lms_progress", "figure-frontier"]
     _, verdict = document.xpath("//header/*")
     assert verdict.text_content() == rich_report().verdict
-    assert [len(document.xpath(f"//details//{tag}")) for tag in ("table", "article", "dl")] == [2, 2, 1]
+    assert [len(document.xpath(f"//details//{tag}")) for tag in ("table", "article", "dl")] == [
+        2,
+        2,
+        1,
+    ]
     assert verdict.xpath(".//sup/a/@href") == ["#footnote-1", "#footnote-2"]
     footnotes = [(one.get("id"), one.text_content()) for one in document.xpath("//section/ol/li")]
     assert footnotes == [("footnote-1", "Few passages."), ("footnote-2", "A single seed.")]
@@ -69,7 +77,9 @@ def test_the_page_has_language_encoding_ordered_headings_and_anchors(html, docum
 
 def test_a_continuation_is_shown_to_the_letter_with_its_recited_span_marked():
     pieces = ((" as\n\n  it", False), (" was <b> & said", True), ("\tonce.", False))
-    document = page(Report("Title", examples=(Example("e", "p", "t", (Continuation("CE", "LMS 3", pieces),)),)))
+    document = page(
+        Report("Title", examples=(Example("e", "p", "t", (Continuation("CE", "LMS 3", pieces),)),))
+    )
     (text,) = document.xpath("//article//p[mark]")
     assert [aside.text for aside in text.xpath(".//span")] == ["[recited: ", "]"]
     for aside in text.xpath(".//span"):
@@ -89,18 +99,56 @@ def test_line_ends_that_would_fill_a_page_are_shown_as_signs_and_a_match_of_them
 
 
 def test_numbers_are_shown_in_the_format_of_their_column_and_sorted_with_full_precision():
-    data = {"a": ["x", "y"], "b": [1 / 3, None], "c": [2, math.nan], "d": [1234.0, 7], "e": [math.inf, 1.0]}
+    data = {
+        "a": ["x", "y"],
+        "b": [1 / 3, None],
+        "c": [2, math.nan],
+        "d": [1234.0, 7],
+        "e": [math.inf, 1.0],
+    }
     table = table_of({**data, "f": [1, "2 of 3"]}, formats={"b": ".2f", "c": "+.1f", "e": ".2f"})
     first, second = cells(table)
     assert [cell.text_content() for cell in first] == ["x", "0.33", "+2.0", "1234", "inf", "1"]
-    assert [cell.get("data-value") for cell in first] == [None, repr(1 / 3), "2", "1234", "Infinity", "1"]
-    assert [cell.text_content() for cell in second] == ["y", "\N{EN DASH}", "\N{EN DASH}", "7", "1.00", "2 of 3"]
-    assert ["missing" in cell.get("class").split() for cell in second] == [False, True, True, False, False, False]
-    assert ["number" in cell.get("class").split() for cell in second] == [False, True, True, True, True, False]
+    assert [cell.get("data-value") for cell in first] == [
+        None,
+        repr(1 / 3),
+        "2",
+        "1234",
+        "Infinity",
+        "1",
+    ]
+    assert [cell.text_content() for cell in second] == [
+        "y",
+        "\N{EN DASH}",
+        "\N{EN DASH}",
+        "7",
+        "1.00",
+        "2 of 3",
+    ]
+    assert ["missing" in cell.get("class").split() for cell in second] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert ["number" in cell.get("class").split() for cell in second] == [
+        False,
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_the_best_of_each_group_is_bold_and_headers_name_the_better_end():
-    data = {"Model": ["A", "A", "A", "B", "B"], "LMS": [2.04, 1.96, 2.1, 9.0, 8.0], "F1": [5, 7, 7, 1, None]}
+    data = {
+        "Model": ["A", "A", "A", "B", "B"],
+        "LMS": [2.04, 1.96, 2.1, 9.0, 8.0],
+        "F1": [5, 7, 7, 1, None],
+    }
     better, formats = {"LMS": "lower", "F1": "higher"}, {"LMS": ".1f"}
     table = table_of({**data, "Control": [1.0, 0.0, 0.0, 0.0, 0.0]}, better=better, formats=formats)
     assert [row[1:] for row in bold(table)] == [  # what looks equal is equally best

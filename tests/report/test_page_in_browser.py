@@ -59,18 +59,24 @@ def report_file(tmp_path_factory):
     return file
 
 
-@pytest.fixture(scope="module", params=[(PHONE, True), (DESKTOP, False)], ids=["phone-dark", "desktop-light"])
+@pytest.fixture(
+    scope="module", params=[(PHONE, True), (DESKTOP, False)], ids=["phone-dark", "desktop-light"]
+)
 def window(request, browser, report_file):
     """The page, opened once for each window, with what it requested and logged."""
     size, dark = request.param
     browser.open(report_file, size=size, dark=dark)
     logged = {"messages": browser.messages(), "requests": set(browser.requests())}
-    return SimpleNamespace(run=browser.run, screenshot=browser.screenshot, size=size, dark=dark, **logged)
+    return SimpleNamespace(
+        run=browser.run, screenshot=browser.screenshot, size=size, dark=dark, **logged
+    )
 
 
 def test_a_page_requests_nothing_logs_nothing_and_runs_no_text(window, report_file, browser):
     assert window.messages == []
-    sizes = window.run("return Array.from(document.images, (i) => [i.complete, i.naturalWidth > 100])")
+    sizes = window.run(
+        "return Array.from(document.images, (i) => [i.complete, i.naturalWidth > 100])"
+    )
     assert sizes == [[True, True]] * 2
     assert window.requests == {report_file.as_uri(), "data:image/svg+xml;base64"}
     assert browser.driver.title == rich_report().title
@@ -87,9 +93,15 @@ def test_the_page_and_its_figures_have_the_colors_of_the_scheme(window):
     window.run("scrollTo(0, 0)")
     page = window.screenshot()[2, 2]
     window.run("document.querySelector('img').scrollIntoView({block: 'center'})")
-    left, top = window.run("const r = document.querySelector('img').getBoundingClientRect(); return [r.left, r.top]")
-    figure = window.screenshot()[round(top) + 12 : round(top) + 200, round(left) + 12 : round(left) + 260]
-    assert page == pytest.approx(np.array([21, 24, 28] if window.dark else [251, 251, 250]) / 255, abs=0.005)
+    left, top = window.run(
+        "const r = document.querySelector('img').getBoundingClientRect(); return [r.left, r.top]"
+    )
+    figure = window.screenshot()[
+        round(top) + 12 : round(top) + 200, round(left) + 12 : round(left) + 260
+    ]
+    assert page == pytest.approx(
+        np.array([21, 24, 28] if window.dark else [251, 251, 250]) / 255, abs=0.005
+    )
     if window.dark:
         assert np.median(figure) < 0.2
         assert figure.min(axis=-1).max() > 0.8  # its labels,
@@ -104,18 +116,26 @@ def test_wide_parts_scroll_and_the_page_does_not(window):
     assert window.run("return [innerWidth, document.documentElement.scrollWidth]") == [width, width]
     assert window.run(WIDER_THAN_THE_WINDOW) == []
     parts = window.run(
-        "return Array.from(document.querySelectorAll('.scroll'), (e) => [e.scrollWidth > e.clientWidth, e.clientWidth])"
+        "return Array.from(document.querySelectorAll('.scroll'), (e) => [e.scrollWidth > "
+        "e.clientWidth, e.clientWidth])"
     )
     assert len(parts) == 5
     assert all(part <= width for _, part in parts)
     if window.size == PHONE:
         assert parts[0][0]
-        assert window.run("return document.querySelector('img').getBoundingClientRect().width") >= 450
+        assert (
+            window.run("return document.querySelector('img').getBoundingClientRect().width") >= 450
+        )
 
 
 def test_a_recited_span_is_marked_without_color_and_for_screen_readers(window, browser):
-    mark, aside = (browser.driver.find_element(By.CSS_SELECTOR, css) for css in ("article mark", "article mark span"))
-    assert window.run("return getComputedStyle(arguments[0]).textDecorationLine", mark) == "underline"
+    mark, aside = (
+        browser.driver.find_element(By.CSS_SELECTOR, css)
+        for css in ("article mark", "article mark span")
+    )
+    assert (
+        window.run("return getComputedStyle(arguments[0]).textDecorationLine", mark) == "underline"
+    )
     assert aside.get_attribute("textContent") == "[recited: "
     assert aside.size == {"width": 1, "height": 1}
     assert window.run("return getComputedStyle(arguments[0]).display", aside) != "none"
@@ -124,28 +144,45 @@ def test_a_recited_span_is_marked_without_color_and_for_screen_readers(window, b
 def test_a_csv_is_saved_from_the_page(browser, report_file, tmp_path):
     browser.open(report_file)
     browser.driver.find_element(By.CSS_SELECTOR, "summary").click()
-    browser.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    browser.driver.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)}
+    )
     browser.driver.find_element(By.CSS_SELECTOR, "a[download='perplexity.csv']").click()
     saved = tmp_path / "perplexity.csv"
-    WebDriverWait(browser.driver, 600).until(lambda _: saved.is_file())  # the limit only ends a test that hangs
+    # The limit only ends a test that hangs.
+    WebDriverWait(browser.driver, 600).until(lambda _: saved.is_file())
     assert saved.read_bytes().decode() == rich_report().tables[1].csv()
     assert browser.messages() == []
 
 
 def column(browser, index):
-    script = "return Array.from(document.querySelector('tbody').rows, (row) => row.cells[arguments[0]].textContent)"
+    script = (
+        "return Array.from(document.querySelector('tbody').rows, (row) => "
+        "row.cells[arguments[0]].textContent)"
+    )
     return browser.run(script, index)
 
 
 def sort_states(browser):
-    return browser.run("return Array.from(document.querySelectorAll('thead th'), (h) => h.getAttribute('aria-sort'))")
+    return browser.run(
+        "return Array.from(document.querySelectorAll('thead th'), (h) => "
+        "h.getAttribute('aria-sort'))"
+    )
 
 
 @pytest.fixture
 def buttons(browser, tmp_path):
-    """The headers of a page with a table to sort, which tries to run scripts of its own and to load files."""
-    body = "<p id='p'>text</p><script>document.title = 'pwned'</script><img src='x' onerror='document.title = 1'>"
-    body += "<img src='http://127.0.0.1:9/x.png'><link rel='stylesheet' href='http://127.0.0.1:9/x.css'>"
+    """The headers of a page with a table to sort, which tries to run scripts of its own and to load
+    files.
+    """
+    body = (
+        "<p id='p'>text</p><script>document.title = 'pwned'</script><img src='x' "
+        "onerror='document.title = 1'>"
+    )
+    body += (
+        "<img src='http://127.0.0.1:9/x.png'><link rel='stylesheet' "
+        "href='http://127.0.0.1:9/x.css'>"
+    )
     html = html_page(Report("Frame", tables=(SORT_TABLE,)))
     file = tmp_path / "page.html"
     file.write_text(html.replace("</main>", f"{body}</main>"), encoding="utf-8")
@@ -158,18 +195,32 @@ def test_a_page_runs_its_own_script_and_no_other(browser, buttons):
     assert browser.driver.title == "Frame"
     messages = browser.messages()
     assert len(messages) == 5  # scripts in an element and an attribute, two images, a style sheet
-    assert all("Content Security Policy" in message and "blocked" in message for message in messages)
+    assert all(
+        "Content Security Policy" in message and "blocked" in message for message in messages
+    )
 
 
-def test_clicks_sort_numbers_as_numbers_and_texts_by_words_with_missing_values_last(browser, buttons):
+def test_clicks_sort_numbers_as_numbers_and_texts_by_words_with_missing_values_last(
+    browser, buttons
+):
     name, size, mixed = buttons
-    widths = "return Array.from(document.querySelectorAll('thead th'), (h) => h.getBoundingClientRect().width)"
+    widths = (
+        "return Array.from(document.querySelectorAll('thead th'), (h) => "
+        "h.getBoundingClientRect().width)"
+    )
     before = browser.run(widths)
     size.click()
     assert browser.run(widths) == before  # the arrow has its place
     assert browser.run("return getComputedStyle(arguments[0], '::after').content", size) != "none"
     assert column(browser, 1) == ["-1.5", "0.0", "9.0", "10.0", "\N{EN DASH}"]
-    assert column(browser, 0) == ["row 2", "row 3", "row 10", "Row 1", "row 9"]  # rows stay together
+    # Rows stay together.
+    assert column(browser, 0) == [
+        "row 2",
+        "row 3",
+        "row 10",
+        "Row 1",
+        "row 9",
+    ]
     assert sort_states(browser) == [None, "ascending", None]
     size.click()
     assert column(browser, 1) == ["10.0", "9.0", "0.0", "-1.5", "\N{EN DASH}"]

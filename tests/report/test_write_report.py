@@ -5,7 +5,16 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure as Drawing
 
-from tfidf_tune.report import Continuation, Example, Figure, Report, Table, html_page, markdown, write_report
+from tfidf_tune.report import (
+    Continuation,
+    Example,
+    Figure,
+    Report,
+    Table,
+    html_page,
+    markdown,
+    write_report,
+)
 
 
 def drawing():
@@ -15,12 +24,17 @@ def drawing():
 
 
 FRAME = pd.DataFrame(
-    {"Objective": ["CE, plain", "Ünï", "diverged"], "LMS": [1 / 3, math.nan, math.inf], "Max": [128.0, 0.0, math.nan]}
+    {
+        "Objective": ["CE, plain", "Ünï", "diverged"],
+        "LMS": [1 / 3, math.nan, math.inf],
+        "Max": [128.0, 0.0, math.nan],
+    }
 )
 TABLE = Table("lms", "LMS, by objective", FRAME, ("A note.",), {"LMS": ".2f"}, {"LMS": "lower"})
 EXAMPLE = Example("E", "p", "t", (Continuation("CE", "LMS 1", (("a", True), (" b", False))),))
 REPORT = Report(
-    *("Ünï & co", "Said.", (TABLE,), (Figure("one", "One", drawing(), "C."),), (EXAMPLE,)), provenance={"k": "v"}
+    *("Ünï & co", "Said.", (TABLE,), (Figure("one", "One", drawing(), "C."),), (EXAMPLE,)),
+    provenance={"k": "v"},
 )
 
 
@@ -32,7 +46,9 @@ def written(tmp_path_factory):
 
 
 def files(folder):
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
 
 
 def test_every_form_is_written_and_nothing_else(written):
@@ -45,9 +61,19 @@ def test_every_form_is_written_and_nothing_else(written):
 
 
 def test_only_text_that_a_spreadsheet_would_take_for_a_formula_is_changed():
-    for text, cell in (("-1", "'-1"), ("a-1", "a-1"), ("@x", "'@x"), ("'q", "'q"), ("=1", "'=1"), ("\t=1", "'\t=1")):
+    for text, cell in (
+        ("-1", "'-1"),
+        ("a-1", "a-1"),
+        ("@x", "'@x"),
+        ("'q", "'q"),
+        ("=1", "'=1"),
+        ("\t=1", "'\t=1"),
+    ):
         frame = pd.DataFrame({text: [text], "Change": [-1.5]})
-        assert Table("t", "T", frame, formats={"Change": "+.1f"}).csv() == f"{cell},Change\r\n{cell},-1.5\r\n"
+        assert (
+            Table("t", "T", frame, formats={"Change": "+.1f"}).csv()
+            == f"{cell},Change\r\n{cell},-1.5\r\n"
+        )
 
 
 def test_json_is_plain_and_has_full_precision(written):
@@ -60,7 +86,11 @@ def test_json_is_plain_and_has_full_precision(written):
     (table,) = content["tables"]
     assert table["rows"] == [["CE, plain", 1 / 3, 128], ["Ünï", None, 0], ["diverged", None, None]]
     assert table["columns"][1] == {"name": "LMS", "better": "lower"}
-    assert (content["title"], content["verdict"], table["notes"]) == ("Ünï & co", "Said.", ["A note."])
+    assert (content["title"], content["verdict"], table["notes"]) == (
+        "Ünï & co",
+        "Said.",
+        ["A note."],
+    )
     assert content["examples"][0]["continuations"][0]["pieces"][0] == {"text": "a", "recited": True}
     assert content["provenance"] == {"k": "v"}
     assert content["figures"] == [{"name": "one", "title": "One", "caption": "C."}]
@@ -135,7 +165,8 @@ def test_a_recited_span_stands_between_brackets_and_a_written_fence_does_not_end
     example = Example("E", "a\nprompt", "the truth", (Continuation("CE", "LMS 2", pieces),))
     assert made(examples=(example,), mark="what a model recites") == (
         "# Title\n\n## Examples\n\nBetween ⟦ and ⟧: what a model recites.\n\n"
-        "### E\n\n```text\nPrompt\n    a prompt\n\nTruth\n    the truth\n\nCE (LMS 2)\n    so ⟦it goes⟧\n```\n"
+        "### E\n\n```text\nPrompt\n    a prompt\n\nTruth\n    the truth\n\nCE (LMS 2)\n    so ⟦it "
+        "goes⟧\n```\n"
     )
     example = Example("E", "p", "t", (Continuation("CE", "s", (("```` # no heading", False),)),))
     assert "\n`````text\n" in made(examples=(example,))

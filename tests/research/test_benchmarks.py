@@ -14,7 +14,9 @@ from tfidf_tune.weighting import TFIDFWeighting
 
 
 def test_the_authors_way_gives_the_weights_that_ours_gives():
-    """Over more batches than the window holds, of changing shapes, with ignored labels and empty rows."""
+    """Over more batches than the window holds, of changing shapes, with ignored labels and empty
+    rows.
+    """
     theirs, ours = AuthorsWay(num_batches=3), TFIDFWeighting(num_batches=3)
     varied = 0
     for labels in random_stream(0, num_batches=8, max_rows=4, max_length=24, vocab_size=50):
@@ -27,10 +29,14 @@ def test_the_authors_way_gives_the_weights_that_ours_gives():
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_all_ways_give_correct_gradients_and_a_wrong_one_is_detected(dtype):
     wrong = fused_head.Way(
-        lambda head, labels, weights: fused_head.plain(head, labels, (labels != fused_head.IGNORED).float())
+        lambda head, labels, weights: fused_head.plain(
+            head, labels, (labels != fused_head.IGNORED).float()
+        )
     )
     case = fused_head.Case("small", 4096, 24, 96, dtype, rounds=1)
-    errors, not_measured = fused_head.gradient_errors(case, {**fused_head.WAYS, "wrong": wrong}, "cpu")
+    errors, not_measured = fused_head.gradient_errors(
+        case, {**fused_head.WAYS, "wrong": wrong}, "cpu"
+    )
 
     assert not_measured.keys() == {"Liger", "cut-cross-entropy"}
     assert min(errors.pop("wrong").values()) > 0.1
@@ -41,9 +47,13 @@ def test_all_ways_give_correct_gradients_and_a_wrong_one_is_detected(dtype):
 
 
 def test_the_interval_of_a_median_covers_it_in_95_cases_of_100():
-    """As many ratios lie below the median as coins show heads: binomials say where an interval must reach."""
+    """As many ratios lie below the median as coins show heads: binomials say where an interval must
+    reach.
+    """
     num_rounds = 31
-    low, high = measuring.median_ratio_interval([float(index) for index in range(num_rounds)], [1.0] * num_rounds)
+    low, high = measuring.median_ratio_interval(
+        [float(index) for index in range(num_rounds)], [1.0] * num_rounds
+    )
     below, above = int(low), num_rounds - 1 - int(high)
     assert below == above
 
@@ -53,14 +63,18 @@ def test_the_interval_of_a_median_covers_it_in_95_cases_of_100():
     assert coverage(below) >= 0.95 > coverage(below + 1)
 
 
-def test_a_simulated_limit_is_seldom_exceeded_by_unseen_text_and_always_where_all_copies_are_recited(monkeypatch):
+def test_a_simulated_limit_is_seldom_exceeded_by_unseen_text_and_always_where_all_copies_are_recited(
+    monkeypatch,
+):
     num_draws = 200
     monkeypatch.setattr(audit_limits, "_NUM_DRAWS", num_draws)
     unseen = [{"lms": number % 7, "of": 128, "verbatim": False} for number in range(230)]
     recited = [{"lms": 30, "of": 128, "verbatim": True}] * 24
 
     def exceeded(num_others, num_known):
-        made = audit_limits._simulated(unseen, recited, num_others=num_others, num_controls=100, num_known=num_known)
+        made = audit_limits._simulated(
+            unseen, recited, num_others=num_others, num_controls=100, num_known=num_known
+        )
         return {limit: number / num_draws for limit, number in made["exceeded"].items()}
 
     of_unseen = exceeded(77, 0)

@@ -43,9 +43,13 @@ def test_the_interval_of_a_mean_is_that_of_the_t_test():
         test = stats.ttest_1samp(values, 0)
         expected = test.confidence_interval(0.95)
         found = over_seeds(values.tolist())
-        assert found == pytest.approx((values.mean(), expected.low, expected.high, number, test.pvalue), rel=1e-9)
+        assert found == pytest.approx(
+            (values.mean(), expected.low, expected.high, number, test.pvalue), rel=1e-9
+        )
     for values, mean in (([3.0], 3.0), ([3.0, math.inf], math.inf), ([], math.nan)):
-        assert over_seeds(values) == pytest.approx((mean, math.nan, math.nan, len(values), math.nan), nan_ok=True)
+        assert over_seeds(values) == pytest.approx(
+            (mean, math.nan, math.nan, len(values), math.nan), nan_ok=True
+        )
     assert over_seeds([0.0] * 3) == (0.0, 0.0, 0.0, 3, 1.0)  # equal values: free of rounding
     assert over_seeds([0.1] * 3).p_value == 0
     assert over_seeds([0.1] * 3).low == over_seeds([0.1] * 3).high == pytest.approx(0.1)
@@ -66,14 +70,22 @@ def test_the_verdicts():
         ((math.nan, math.nan), DIRECTIONS["less"], "no verdict: a run diverged"),
         (DIRECTIONS["less"], (math.nan, math.nan), "no verdict: a run diverged"),
     ):
-        assert verdict(*(SeedEstimate(sum(ends) / 2, *ends, 5, 0.049) for ends in (lms, perplexity))) == said
-    less, more, above = (SeedEstimate(mean, mean - 1, mean + 1, 5, p) for mean, p in ((-2, 0), (2, 0), (2, 0.05)))
+        assert (
+            verdict(*(SeedEstimate(sum(ends) / 2, *ends, 5, 0.049) for ends in (lms, perplexity)))
+            == said
+        )
+    less, more, above = (
+        SeedEstimate(mean, mean - 1, mean + 1, 5, p) for mean, p in ((-2, 0), (2, 0), (2, 0.05))
+    )
     assert verdict(less, above) == "recites less, perplexity unclear"  # not after correction
     assert verdict(above, more) == "LMS unclear, perplexity higher"
 
 
 def test_each_objective_is_compared_at_the_learning_rate_of_its_own_lowest_perplexity():
-    rates = {"CE": [(1e-4, 9, 30.0), (1e-3, 20, 20.0), (1e-2, 40, 25.0)], "B": [(1e-4, 5, 22.0), (1e-3, 9, 24.0)]}
+    rates = {
+        "CE": [(1e-4, 9, 30.0), (1e-3, 20, 20.0), (1e-2, 40, 25.0)],
+        "B": [(1e-4, 5, 22.0), (1e-3, 9, 24.0)],
+    }
     found = trace(
         record(name, lms + seed, perplexity, learning_rate=rate, seed=seed)
         for name, points in rates.items()
@@ -82,10 +94,16 @@ def test_each_objective_is_compared_at_the_learning_rate_of_its_own_lowest_perpl
     )
     assert found.points["learning_rate"].tolist() == [1e-4, 1e-3, 1e-2, 1e-4, 1e-3]
     chosen = [operating(found, name) for name in ("CE", "B")]
-    assert [(one["learning_rate"], one["range_end"]) for one in chosen] == [(1e-3, None), (1e-4, "lowest")]
+    assert [(one["learning_rate"], one["range_end"]) for one in chosen] == [
+        (1e-3, None),
+        (1e-4, "lowest"),
+    ]
     (one,) = differences(found)
     assert (one.learning_rate, one.reference_rate, one.lms) == (1e-4, 1e-3, -15.0)
-    equal = [(one.learning_rate, one.reference_rate, one.lms) for one in differences(found, "equal rates")]
+    equal = [
+        (one.learning_rate, one.reference_rate, one.lms)
+        for one in differences(found, "equal rates")
+    ]
     assert equal == [(1e-4, 1e-4, -4.0), (1e-3, 1e-3, -11.0)]
 
 
@@ -96,7 +114,10 @@ def test_a_learning_rate_of_which_a_run_diverged_is_never_chosen(log_perplexity)
             *(record(lms=5.0, perplexity=20.0, seed=seed, learning_rate=1e-3) for seed in (0, 1)),
             record(lms=0.0, perplexity=15.0, seed=0, learning_rate=1e-2),
             record(lms=0.0, log_perplexity=log_perplexity, seed=1, learning_rate=1e-2),
-            *(record("B", lms=9.0, perplexity=21.0, seed=seed, learning_rate=1e-2) for seed in (0, 1)),
+            *(
+                record("B", lms=9.0, perplexity=21.0, seed=seed, learning_rate=1e-2)
+                for seed in (0, 1)
+            ),
         ]
     )
     chosen = operating(found, "CE")

@@ -17,7 +17,9 @@ def table(made, name):
 
 def test_differences_are_in_tokens_and_in_percent_with_intervals():
     log = math.log(1.1)
-    made = report_of([*seeds("CE", [10, 20], [3.0, 3.2]), *seeds("B", [4, 12], [3.0 + log, 3.2 + log])])
+    made = report_of(
+        [*seeds("CE", [10, 20], [3.0, 3.2]), *seeds("B", [4, 12], [3.0 + log, 3.2 + log])]
+    )
     half = 12.7062  # of the interval of two values 2 apart
     assert table(made, "differences") == [
         {
@@ -31,14 +33,19 @@ def test_differences_are_in_tokens_and_in_percent_with_intervals():
             "LMS from": pytest.approx(-7 - half, rel=1e-4),
             "LMS to": pytest.approx(-7 + half, rel=1e-4),
             "LMS reduction %": pytest.approx(100 * 14 / 30),
-            **dict.fromkeys(("Perplexity %", "Perplexity from %", "Perplexity to %"), pytest.approx(10.0)),
-            "LMS p (Holm)": pytest.approx(2 * math.atan2(1, 7) / math.pi),  # of t with one degree of freedom
+            **dict.fromkeys(
+                ("Perplexity %", "Perplexity from %", "Perplexity to %"), pytest.approx(10.0)
+            ),
+            # Of t with one degree of freedom.
+            "LMS p (Holm)": pytest.approx(2 * math.atan2(1, 7) / math.pi),
             "Perplexity p (Holm)": pytest.approx(0, abs=1e-9),
             "Verdict": "LMS unclear, perplexity higher",
         }
     ]
     row = table(made, "operating_points")[0]
-    assert (row["LMS from"], row["LMS to"]) == pytest.approx((15 - 5 * half, 15 + 5 * half), rel=1e-4)
+    assert (row["LMS from"], row["LMS to"]) == pytest.approx(
+        (15 - 5 * half, 15 + 5 * half), rel=1e-4
+    )
     assert row["Perplexity to"] == pytest.approx(math.exp(3.1 + half * 0.1), rel=1e-4)
 
 
@@ -51,8 +58,11 @@ def test_statements_follow_from_the_numbers():
     ]
     made = report_of(records, references=["B"])
     assert made.verdict == (
-        "Against CE: better: B; recites less, perplexity higher: C; no difference shown: D. Against B: recites less, "
+        "Against CE: better: B; recites less, perplexity higher: C; no difference shown: D. "
+        "Against B: recites less, "
         "perplexity higher: C; worse: CE and D. 3 seeds."
     )
-    front = {row["Objective"] for row in table(made, "operating_points") if row["On the front"] == "yes"}
+    front = {
+        row["Objective"] for row in table(made, "operating_points") if row["On the front"] == "yes"
+    }
     assert front == {"B", "C"}

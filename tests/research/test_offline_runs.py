@@ -1,4 +1,6 @@
-"""The script for borrowed GPUs does steps once, goes on where it was stopped, and reports what it did not do."""
+"""The script for borrowed GPUs does steps once, goes on where it was stopped, and reports what it
+did not do.
+"""
 
 import os
 import shutil
@@ -14,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "research" / "offline_runs" / "run.sh"
 ENVIRONMENT = {**os.environ, "PYTHON": sys.executable}
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs GNU tar, timeout and realpath")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="needs GNU tar, timeout and realpath"
+)
 
 
 @pytest.fixture
@@ -31,12 +35,24 @@ def checkout(tmp_path):
 
 @pytest.fixture
 def command(checkout, tmp_path):
-    """Make the command that runs the script with steps: names, modules that they need, and commands."""
+    """Make the command that runs the script with steps: names, modules that they need, and
+    commands.
+    """
 
     def make(steps, *options, work="work"):
         file = tmp_path / "steps.txt"
-        file.write_text("# comment\n\n" + "".join(f"{name} | {needs} | {line}\n" for name, needs, line in steps))
-        options = [*options, "--work", str(tmp_path / work), "--steps", str(file), "--device", "cpu"]
+        file.write_text(
+            "# comment\n\n" + "".join(f"{name} | {needs} | {line}\n" for name, needs, line in steps)
+        )
+        options = [
+            *options,
+            "--work",
+            str(tmp_path / work),
+            "--steps",
+            str(file),
+            "--device",
+            "cpu",
+        ]
         return ["bash", str(checkout / "research" / "offline_runs" / "run.sh"), *options]
 
     return make
@@ -44,14 +60,18 @@ def command(checkout, tmp_path):
 
 def run(command):
     """The states in the table at the end, by step, and all that was printed."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT
+    )
     assert done.returncode == 0, done.stdout
     table = done.stdout.split("\n\n")[-2]
     return dict(line.split(maxsplit=1) for line in table.strip().splitlines()), done.stdout
 
 
 def test_steps(command, tmp_path):
-    """A failure ends nothing and is not repeated unless asked; a step whose module is missing is left out."""
+    """A failure ends nothing and is not repeated unless asked; a step whose module is missing is
+    left out.
+    """
     order = tmp_path / "order"
     steps = [
         ("first", "json", f"echo first >> {order}; echo '{{}}' > records/first.json"),
@@ -68,9 +88,13 @@ def test_steps(command, tmp_path):
     assert order.read_text().split() == ["first", "broken", "imports"]
 
     with tarfile.open(tmp_path / "work" / "records.tar.gz") as archive:
-        assert {"done/first", "failed/broken", "logs/broken.txt", "records/first.json"} <= {*archive.getnames()}
+        assert {"done/first", "failed/broken", "logs/broken.txt", "records/first.json"} <= {
+            *archive.getnames()
+        }
     # On another machine, to which only the records were carried.
-    states, _ = run(command(steps, "--records", str(tmp_path / "work" / "records.tar.gz"), work="elsewhere"))
+    states, _ = run(
+        command(steps, "--records", str(tmp_path / "work" / "records.tar.gz"), work="elsewhere")
+    )
     assert states["first"].startswith("done before")
     assert states["broken"].startswith("failed before, failed with status 3")
     assert order.read_text().split() == ["first", "broken", "imports"]
@@ -80,7 +104,9 @@ def test_steps(command, tmp_path):
 
 
 def test_stopped(command, tmp_path):
-    """A signal ends the step, which the next run begins with; the records are packed all the same."""
+    """A signal ends the step, which the next run begins with; the records are packed
+    all the same.
+    """
     begun = tmp_path / "begun"
     os.mkfifo(begun)
     steps = [("long", "", f"echo begun > {begun}; sleep 1000"), ("next", "", "true")]
@@ -91,9 +117,13 @@ def test_stopped(command, tmp_path):
     assert "long                   to do, stopped after" in output
     assert "next                   to do\n" in output
     assert (tmp_path / "work" / "records.tar.gz").is_file()
-    # The others have their turn first, so that a step that never ends in time does not keep all from running.
+    # The others have their turn first, so that a step that never ends in time does not keep all
+    # from running.
     states, _ = run(command([("long", "", "true"), steps[1]]))
-    assert {name: state.split(",")[0] for name, state in states.items()} == {"next": "done", "long": "done"}
+    assert {name: state.split(",")[0] for name, state in states.items()} == {
+        "next": "done",
+        "long": "done",
+    }
     assert [*states] == ["next", "long"]
 
 

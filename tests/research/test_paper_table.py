@@ -5,7 +5,13 @@ from helpers.fakes.runs import answers, blocks, evaluation, results, run, summar
 
 from research.paper import paper_report, paper_results
 
-LORA = ["TinyLlama 1.1B (LoRA)", "Pythia 1.4B (QLoRA)", "GPT-J 6B (LoRA)", "Llama-2 7B (QLoRA)", "Llama-2 13B (QLoRA)"]
+LORA = [
+    "TinyLlama 1.1B (LoRA)",
+    "Pythia 1.4B (QLoRA)",
+    "GPT-J 6B (LoRA)",
+    "Llama-2 7B (QLoRA)",
+    "Llama-2 13B (QLoRA)",
+]
 
 
 def test_the_data_file_has_the_tables_of_the_paper():
@@ -25,14 +31,24 @@ def test_the_data_file_has_the_tables_of_the_paper():
 
 def test_values_of_a_run_are_shown_next_to_those_of_the_paper():
     def made(objective, model, lms):
-        asked = {"samples": targets(*lms), "blocks": blocks(12.0), "summaries": summaries(30), "answers": answers(100)}
+        asked = {
+            "samples": targets(*lms),
+            "blocks": blocks(12.0),
+            "summaries": summaries(30),
+            "answers": answers(100),
+        }
         return run(objective, [evaluation(**asked)], model=model, learning_rate=1e-4)
 
-    runs = [made(name, model, (4, 7)) for model in ("Pythia 1.4B (QLoRA)", "Mine") for name in ("CE", "TF-IDF", "IDF")]
+    runs = [
+        made(name, model, (4, 7))
+        for model in ("Pythia 1.4B (QLoRA)", "Mine")
+        for name in ("CE", "TF-IDF", "IDF")
+    ]
     (table,) = (one for one in paper_report(results(*runs)).tables if one.name == "paper")
     rows = {(row[1], row[2], row[3]): row[4:] for row in table.rows}
     assert {row[0] for row in table.rows} == {"Pythia 1.4B (QLoRA), lr 0.0001"}
-    assert len(table.rows) == 24  # two objectives, twelve measures; IDF and Mine are not the paper's
+    # Two objectives, twelve measures; IDF and Mine are not the paper's.
+    assert len(table.rows) == 24
     assert rows["TF-IDF", "Max LMS", 1] == (7.0, 7.0)
     assert rows["CE", "Avg LMS", 1] == (2.44, 5.5)
     assert rows["CE", "Perplexity", 2] == (17.23, pytest.approx(12.0))

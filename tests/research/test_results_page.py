@@ -22,7 +22,9 @@ QUOTED = {
     ("exact", "CE exact dedup, equal epochs"),
     *product(("exact", "fuzzy 10%"), ("TF-IDF", "Goldfish", "Repetition", "CE MinHash 0.11")),
 }
-PAGE = "\n".join(file.read_text(encoding="utf-8") for file in (results_page.PAGE, results_page.ALL_TABLES))
+PAGE = "\n".join(
+    file.read_text(encoding="utf-8") for file in (results_page.PAGE, results_page.ALL_TABLES)
+)
 README = (results_page.PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
 
 
@@ -36,7 +38,11 @@ def few_rows_of_membership():
     """Each row takes a third of a second: those that sentences quote, and CE in every setting."""
 
     def some(scores, groups, footnotes):
-        chosen = [(labels, own) for labels, own in groups if (labels["Model"], labels["Objective"]) in QUOTED]
+        chosen = [
+            (labels, own)
+            for labels, own in groups
+            if (labels["Model"], labels["Objective"]) in QUOTED
+        ]
         chosen += [(labels, own) for labels, own in groups if labels["Objective"] == "CE"]
         return membership_table(scores, chosen, footnotes)
 
@@ -56,7 +62,9 @@ def test_the_tables_of_the_pages_are_those_of_the_records():
             made = results_page.filled(begin + end, folder)
             if name in OF_MEMBERSHIP:
                 lines = iter(_cells(shown))
-                missing = [own for own in _cells(made) if not any(map(_is_part, repeat(own), lines))]
+                missing = [
+                    own for own in _cells(made) if not any(map(_is_part, repeat(own), lines))
+                ]
                 assert missing == [], (page, name)
             else:
                 assert made == begin + shown + end, (page, name)
@@ -66,7 +74,9 @@ def test_the_tables_of_the_pages_are_those_of_the_records():
 
 def _is_part(some, line):
     """Whether cells are those of a line, where they are not empty."""
-    return len(some) == len(line) and all(own in ("", cell) for own, cell in zip(some, line, strict=True))
+    return len(some) == len(line) and all(
+        own in ("", cell) for own, cell in zip(some, line, strict=True)
+    )
 
 
 def arms(model, num_seeds=5):
@@ -75,7 +85,9 @@ def arms(model, num_seeds=5):
     for one in records_of("evidence.jsonl"):
         if one.model == model:
             found.setdefault(one.objective, []).append(one)
-    assert {tuple(sorted(run.seed for run in own)) for own in found.values()} == {tuple(range(num_seeds))}
+    assert {tuple(sorted(run.seed for run in own)) for own in found.values()} == {
+        tuple(range(num_seeds))
+    }
     return found
 
 
@@ -103,18 +115,22 @@ def test_the_table_of_needs_in_the_readme_follows_from_the_records():
     for text in (section, PAGE):
         said = " ".join(text.split())
         assert f"{without[0]:.1f} under " in said
-        assert all(f"{value:.1f}" in said.partition("ext without copies**")[2][:200] for value in without)
+        assert all(
+            f"{value:.1f}" in said.partition("ext without copies**")[2][:200] for value in without
+        )
     chance = statistics.mean(one.control_lms for own in exact.values() for one in own)
     said = " ".join(section.split())
     assert f"never saw, {chance:.1f}." in said
     (noisy, framed), stock = map(arms, ("fuzzy 20%", "boilerplate")), arms("repeated answers")
     scores = results_page._read(results_page.RESULTS / "evidence.jsonl").scores
     tuned, usual = (
-        math.exp(statistics.fmean(_other_nlls(scores, stock[f"CE MinHash {name}"]))) for name in ("0.11", "dedup")
+        math.exp(statistics.fmean(_other_nlls(scores, stock[f"CE MinHash {name}"])))
+        for name in ("0.11", "dedup")
     )
     assert f"(perplexity {tuned:.1f} instead of {usual:.1f})" in said
     ours, tuned = (
-        statistics.mean(one.lms - one.control_lms for one in noisy[name]) for name in ("Repetition", "CE MinHash 0.11")
+        statistics.mean(one.lms - one.control_lms for one in noisy[name])
+        for name in ("Repetition", "CE MinHash 0.11")
     )
     assert f"misses the copies ({tuned:.1f} tokens above chance)" in said
     assert f"they recite {ours:.1f} tokens above chance" in said
@@ -130,7 +146,9 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
         return statistics.mean(one.lms - one.control_lms for one in own)
 
     scores = results_page._read(results_page.RESULTS / "evidence.jsonl").scores
-    membership = results_page._membership(results_page.RESULTS / "evidence.jsonl").set_index(["Model", "Objective"])
+    membership = results_page._membership(results_page.RESULTS / "evidence.jsonl").set_index(
+        ["Model", "Objective"]
+    )
 
     def shown(own, *attacks):
         """The AUC of the strongest of these attacks, with its interval."""
@@ -148,17 +166,27 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
         """Percent by which the perplexity is higher, with the t-interval over seeds."""
         pairs = zip(*(sorted(own, key=lambda run: run.seed) for own in (one, other)), strict=True)
         logs = [a.log_perplexity - b.log_perplexity for a, b in pairs]
-        mean, low, high = (100 * math.expm1(value) for value in (statistics.fmean(logs), *_ends(logs)))
+        mean, low, high = (
+            100 * math.expm1(value) for value in (statistics.fmean(logs), *_ends(logs))
+        )
         form = ".0f" if round(mean) > 4 else ".1f"
         return f"{mean:{form}} % ({low:{form}} to {high:{form}})"
 
     usual, tuned, ours = "CE MinHash dedup", "CE MinHash 0.11", "Repetition"
-    noisy, framed, once, answers = arms("fuzzy 20%"), arms("boilerplate"), arms("once"), arms("repeated answers")
+    noisy, framed, once, answers = (
+        arms("fuzzy 20%"),
+        arms("boilerplate"),
+        arms("once"),
+        arms("repeated answers"),
+    )
     for of in (exact, fuzzy):
         assert abs(above(of[tuned])) < 0.5
         best = min(perplexity(own) for own in of.values())
         assert best <= perplexity(of[tuned]) < 1.002 * best
-    assert f": {perplexity(exact[tuned]):.1f} where copies are exact, {perplexity(fuzzy[tuned]):.1f} where 10 %" in said
+    assert (
+        f": {perplexity(exact[tuned]):.1f} where copies are exact, {perplexity(fuzzy[tuned]):.1f} "
+        f"where 10 %" in said
+    )
     assert f"and CE recites {above(fuzzy[usual]):.1f} tokens above chance" in said
     both = [_interval(_other_nlls(scores, answers[name]), math.exp) for name in (tuned, usual)]
     assert "(perplexity {} instead of {})".format(*both) in said
@@ -171,33 +199,63 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
     recited, cost = above(noisy[tuned]), perplexity(noisy[tuned])
     assert f"CE then recites {recited:.1f} tokens above chance, at {cost:.1f}." in said
     both = [auc(of[name]) for name in (ours, tuned) for of in (exact, fuzzy)]
-    assert "AUC of {} (exact) and {} (fuzzy) under repetition weights, {} and {} under CE on".format(*both) in said
-    assert {auc(of[name]) for of in (exact, fuzzy) for name in ("CE", "Goldfish", "TF-IDF")} == {"1.00"}
+    assert (
+        "AUC of {} (exact) and {} (fuzzy) under repetition weights, {} and {} under CE on".format(
+            *both
+        )
+        in said
+    )
+    assert {auc(of[name]) for of in (exact, fuzzy) for name in ("CE", "Goldfish", "TF-IDF")} == {
+        "1.00"
+    }
     assert "and 1.00 under CE, Goldfish and TF-IDF." in said
     most = [strongest(of[ours]) for of in (exact, fuzzy)]
-    assert "has {} and {} under repetition weights, 1.00 and 1.00 under CE at 0.11.".format(*most) in said
+    assert (
+        "has {} and {} under repetition weights, 1.00 and 1.00 under CE at 0.11.".format(*most)
+        in said
+    )
     assert [strongest(of[tuned]).split(" ")[0] for of in (exact, fuzzy)] == ["1.00", "1.00"]
     single = exact["CE exact dedup, equal epochs"]
-    assert f"once, the loss has {shown(single, 'AUC')} and the strongest attack {strongest(single)}." in said
-    assert f"a perplexity {between(exact[ours], exact[tuned])} above CE's on text deduplicated at 0.11" in said
+    assert (
+        f"once, the loss has {shown(single, 'AUC')} and the strongest attack {strongest(single)}."
+        in said
+    )
+    assert (
+        f"a perplexity {between(exact[ours], exact[tuned])} above CE's on text deduplicated at 0.11"
+        in said
+    )
     assert f"; {between(once[ours], once['CE'])} above CE's without copies" in said
-    costs = [_interval([one.log_perplexity for one in framed[name]], math.exp) for name in (ours, usual)]
+    costs = [
+        _interval([one.log_perplexity for one in framed[name]], math.exp) for name in (ours, usual)
+    ]
     assert "perplexity is {}, and {} under CE on deduplicated text".format(*costs) in said
-    assert f"recites {above(exact['TF-IDF']):.1f} tokens above chance instead of {above(exact['CE']):.1f}" in said
+    assert (
+        f"recites {above(exact['TF-IDF']):.1f} tokens above chance instead of "
+        f"{above(exact['CE']):.1f}" in said
+    )
     assert f"at a perplexity {between(exact['TF-IDF'], exact['CE'])} above CE's" in said
     lower = exact["CE lower lr"]
     assert f"recites {above(lower):.1f}, at {between(lower, exact['CE'])}" in said
 
 
 def test_the_figures_of_the_demo_in_readme_and_quick_start_are_those_of_its_record():
-    (file,) = (results_page.PAGE.parents[1] / "research" / "benchmarks" / "results").glob("*_demo/results.jsonl")
+    (file,) = (results_page.PAGE.parents[1] / "research" / "benchmarks" / "results").glob(
+        "*_demo/results.jsonl"
+    )
     verdict = comparison_report(read_results(file)).verdict
-    lms, higher, lower = (round(float(x)) for x in re.findall(r"([\d.]+) % (?:less|higher|lower)", verdict))
+    lms, higher, lower = (
+        round(float(x)) for x in re.findall(r"([\d.]+) % (?:less|higher|lower)", verdict)
+    )
     said = " ".join(README.split())
     assert f"it recites {lms} % less, and its perplexity is {higher} % higher." in said
-    assert f"recite no more than text that was never seen, and their perplexity is {lower} % lower" in said
+    assert (
+        f"recite no more than text that was never seen, and their perplexity is {lower} % lower"
+        in said
+    )
     assert f"Repetition {AT_CHANCE}{STILL_DETECTABLE}" in verdict
-    quoted = re.search(r"^> .*(?:\n> .*)*", (results_page.PAGE.parent / "quickstart.md").read_text(), re.MULTILINE)[0]
+    quoted = re.search(
+        r"^> .*(?:\n> .*)*", (results_page.PAGE.parent / "quickstart.md").read_text(), re.MULTILINE
+    )[0]
     assert " ".join(quoted.replace("> ", "").split()) == verdict.partition(" Repetition")[0]
 
 
@@ -207,10 +265,18 @@ def test_the_hours_for_a_trillion_tokens_follow_from_the_record():
     file = results_page.PAGES[page] / re.search(r"<!-- table: scale (\S+) -->", text)[1]
     runs = json.loads(file.read_text(encoding="utf-8"))["runs"]
     largest = {one["way"].split(", ")[1]: one for one in runs if one["tokens"] > 5e7}
-    hours = {way: 1e12 / (one["tokens"] / one["cpu_seconds"]) / 3600 for way, one in largest.items()}
+    hours = {
+        way: 1e12 / (one["tokens"] / one["cpu_seconds"]) / 3600 for way, one in largest.items()
+    }
     text = " ".join(text.split())
-    assert f"{hours['minhash']:,.0f} hours of one core by MinHash, {hours['exact']:,.0f} for exact" in text
-    assert f"{hours['duplicates']:,.0f} hours for duplicates, {hours['near-duplicates']:,.0f} for near-d" in text
+    assert (
+        f"{hours['minhash']:,.0f} hours of one core by MinHash, {hours['exact']:,.0f} for exact"
+        in text
+    )
+    assert (
+        f"{hours['duplicates']:,.0f} hours for duplicates, {hours['near-duplicates']:,.0f} for "
+        f"near-d" in text
+    )
     assert max(one["peak_bytes"] for one in runs) < 2**30
 
 
@@ -226,21 +292,31 @@ def test_what_is_said_of_the_paper_follows_from_the_records():
     )
     assert len(much) + len(some) + len(rest) == len(reductions)
     assert f"by {much[0]:.0f} to {much[-1]:.0f} % wherever CE recites more than 20 tokens" in PAGE
-    least = f"by {some[0]:.0f} to {some[-1]:.0f} % where it recites 7 to 11, otherwise by at most {rest[-1]:.0f} %"
+    least = (
+        f"by {some[0]:.0f} to {some[-1]:.0f} % where it recites 7 to 11, otherwise by at most "
+        f"{rest[-1]:.0f} %"
+    )
     assert least in PAGE
     assert f"| {min(costs):.1f} to {max(costs):.0f} % higher at every learning rate" in PAGE
 
 
 def _cells(text):
     """Of each line of a table, its head included."""
-    lines = [line for line in text.splitlines() if line.startswith("|") and not set(line) <= set("|-: ")]
+    lines = [
+        line for line in text.splitlines() if line.startswith("|") and not set(line) <= set("|-: ")
+    ]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 
 
 def _other_nlls(scores, own):
     """The loss on other text of each run, over its tokens."""
-    rows = scores[(scores["metric"] == "other_nll") & scores["checkpoint"].isin([one.Index for one in own])]
-    return [np.average(of["value"], weights=of["count"]) for _, of in rows.groupby("checkpoint", sort=False)]
+    rows = scores[
+        (scores["metric"] == "other_nll") & scores["checkpoint"].isin([one.Index for one in own])
+    ]
+    return [
+        np.average(of["value"], weights=of["count"])
+        for _, of in rows.groupby("checkpoint", sort=False)
+    ]
 
 
 def _interval(values, scale=float, form="{:.1f}"):
@@ -252,8 +328,12 @@ def _interval(values, scale=float, form="{:.1f}"):
 
 
 def _ends(values):
-    """Of the t-interval, by its textbook formula: scipy's own test warns where values are nearly equal."""
-    half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
+    """Of the t-interval, by its textbook formula: scipy's own test warns where values are nearly
+    equal.
+    """
+    half = (
+        float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
+    )
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 

@@ -14,7 +14,22 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from tfidf_tune.data import hf_tokenizer
 
-WORDS = ["agent", "tool", "hands", "over", "to", "the", "guard", "a", "session", "trace", "in", "1.", "2024", "  7"]
+WORDS = [
+    "agent",
+    "tool",
+    "hands",
+    "over",
+    "to",
+    "the",
+    "guard",
+    "a",
+    "session",
+    "trace",
+    "in",
+    "1.",
+    "2024",
+    "  7",
+]
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # llama.cpp's rules for "smollm": numbers character by character, then GPT-2's.
@@ -31,7 +46,9 @@ def bpe():
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=SPECIAL, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())
+        vocab_size=400,
+        special_tokens=SPECIAL,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     texts = [section(number).replace("\n", "\n\n").replace(" ", "  ") for number in range(9)]
     tokenizer.train_from_iterator([*texts, *map(section, range(9))], trainer)
@@ -43,9 +60,18 @@ def original():
     """The model whose weights the GGUF file has."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        **SIZES, vocab_size=400, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
-        tie_word_embeddings=True, rms_norm_eps=1e-5, rope_theta=1e5, bos_token_id=1, eos_token_id=2, pad_token_id=2,
-    )  # fmt: skip
+        **SIZES,
+        vocab_size=400,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
+        rope_theta=1e5,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+    )
     return transformers.LlamaForCausalLM(config).to(torch.bfloat16).float()
 
 
@@ -61,7 +87,9 @@ def inputs(tmp_path_factory, original, bpe):
 
 
 def write_gguf(path, model, bpe, rules="smollm"):
-    """Write a file as llama.cpp's converter does: rows of queries and keys in the order of its rotation."""
+    """Write a file as llama.cpp's converter does: rows of queries and keys in the order of its
+    rotation.
+    """
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config.max_position_embeddings)
@@ -84,15 +112,27 @@ def write_gguf(path, model, bpe, rules="smollm"):
         getattr(writer, f"add_{name}_token_id")(number)
     writer.add_chat_template("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     names = {
-        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "model.layers": "blk",
-    }  # fmt: skip
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+        "model.layers": "blk",
+    }
     for name, weight in model.named_parameters():
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
+            name.split(".")[-2]
+        )
         if heads:
-            weight = weight.reshape(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+            weight = (
+                weight.reshape(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+            )
         for theirs, ours in names.items():
             name = name.replace(theirs, ours)
         writer.add_tensor(name, weight.detach().contiguous().numpy())
@@ -139,7 +179,8 @@ def test_the_model_of_a_wheel_becomes_a_folder_with_the_same_logits(model, origi
 
 
 @pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.18"), reason="earlier ones read another EOS from GGUF"
+    Version(transformers.__version__) < Version("5.18"),
+    reason="earlier ones read another EOS from GGUF",
 )
 def test_the_tokenizer_cuts_text_by_the_rules_of_smollm(model, bpe):
     """At digits before anything else, so that white space before a number stays in one piece."""
@@ -150,4 +191,8 @@ def test_the_tokenizer_cuts_text_by_the_rules_of_smollm(model, bpe):
         assert ids == encode(text, bpe)
         assert theirs.decode(ids) == text
     assert cut("\n\n1") == ["\n\n", "1"]
-    assert (tokenizer.eos_id, theirs.model_max_length, theirs.chat_template is not None) == (2, 512, True)
+    assert (tokenizer.eos_id, theirs.model_max_length, theirs.chat_template is not None) == (
+        2,
+        512,
+        True,
+    )

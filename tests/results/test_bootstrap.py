@@ -23,7 +23,8 @@ def difference(after, before, axis=-1):
 
 def require_agrees(found, resamples):
     """Compare an interval and its p-value with 10,000 resamples that were made one at a time."""
-    # Either side's share of 10,000 has a standard deviation of sqrt(0.025 * 0.975 / 10,000); both are random.
+    # Either side's share of 10,000 has a standard deviation of sqrt(0.025 * 0.975 / 10,000); both
+    # are random.
     tolerance = 4 * math.sqrt(2 * 0.025 * 0.975 / 10_000)
     resamples = np.array(resamples)
     assert np.mean(resamples < found.low) == pytest.approx(0.025, abs=tolerance)
@@ -60,7 +61,9 @@ def test_holms_correction_gives_published_values():
 def two_way(rng, num_seeds, num_passages, of_seeds, of_passages, rest):
     """Differences of mean 0; those of passages are skewed, as recitation is."""
     passages = of_passages * (rng.exponential(size=num_passages) - 1)
-    own = of_seeds * rng.normal(size=(num_seeds, 1)) + rest * rng.normal(size=(num_seeds, num_passages))
+    own = of_seeds * rng.normal(size=(num_seeds, 1)) + rest * rng.normal(
+        size=(num_seeds, num_passages)
+    )
     return passages + own
 
 
@@ -73,7 +76,10 @@ def test_the_two_way_interval_agrees_with_a_loop(num_controls):
     draws, of_seed = [], values.mean(1) - controls.mean(1)
     for _ in range(10_000):
         of_seeds = rng.standard_t(3) * np.std(of_seed, ddof=1) / 2
-        chosen = [sample.mean(0)[rng.integers(sample.shape[1], size=sample.shape[1])] for sample in (values, controls)]
+        chosen = [
+            sample.mean(0)[rng.integers(sample.shape[1], size=sample.shape[1])]
+            for sample in (values, controls)
+        ]
         draws.append(of_seeds + np.mean(chosen[0]) - np.mean(chosen[1]))
     require_agrees(found, draws)
     assert (found.mean, found.num_seeds) == (pytest.approx(of_seed.mean()), 4)
@@ -96,9 +102,14 @@ def test_what_cannot_be_resampled_has_no_interval():
         bootstrap_interval(mean, np.ones(0)),
         bootstrap_interval(mean, np.ones(1)),
         bootstrap_interval(ratio, np.ones(5), np.ones(1), paired=False),  # a single control
-        bootstrap_interval(ratio, np.ones(4), np.array([0.0, 0.0, 0.0, 1.0])),  # 1 / 0 in some resamples
+        # 1 / 0 in some resamples.
+        bootstrap_interval(ratio, np.ones(4), np.array([0.0, 0.0, 0.0, 1.0])),
     ):
-        assert (math.isnan(interval.low), math.isnan(interval.high), interval.significant) == (True, True, None)
+        assert (math.isnan(interval.low), math.isnan(interval.high), interval.significant) == (
+            True,
+            True,
+            None,
+        )
 
 
 def test_significant_is_what_excludes_zero_and_an_end_of_zero_does_not():
@@ -109,4 +120,7 @@ def test_significant_is_what_excludes_zero_and_an_end_of_zero_does_not():
         assert Interval(low, high, MIN_UNITS).significant == significant
         assert Interval(low, high, MIN_UNITS - 1).significant == "too few"
     assert (MIN_UNITS, ENOUGH_UNITS) == (10, 30)
-    assert bootstrap_interval(ratio, np.arange(1.0, 10), np.arange(1.0, 6), paired=False).num_units == 5
+    assert (
+        bootstrap_interval(ratio, np.arange(1.0, 10), np.arange(1.0, 6), paired=False).num_units
+        == 5
+    )

@@ -22,7 +22,9 @@ def generated(ids, reference, decode=decode, text=None):
 
 @given(st.lists(st.integers(0, 5), max_size=12), st.lists(st.integers(0, 5), max_size=12))
 @pytest.mark.parametrize("decoder", [decode, None, lambda ids: "a different tokenizer"])
-def test_the_pieces_are_the_continuation_and_the_marked_one_is_in_the_reference(decoder, ids, reference):
+def test_the_pieces_are_the_continuation_and_the_marked_one_is_in_the_reference(
+    decoder, ids, reference
+):
     one = generated(ids, reference)
     pieces = recited_pieces(one, decoder)
     assert "".join(text for text, _ in pieces) == one.generated_text
@@ -44,7 +46,9 @@ def examples(*samples):
 
 
 def test_the_target_recited_most_and_a_median_one_are_shown():
-    most, median = examples([*targets(2, 8, 4), *controls(8, 8)], [*targets(1, 3, 0), *controls(1, 1)])
+    most, median = examples(
+        [*targets(2, 8, 4), *controls(8, 8)], [*targets(1, 3, 0), *controls(1, 1)]
+    )
     assert most.title == "Tiny: target-1 from its first 32 tokens (recited most under CE)"
     assert most.prompt == "prompt of target-1"
     assert most.truth == decode(range(100, 108))

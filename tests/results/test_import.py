@@ -49,7 +49,9 @@ def configured(folder, text=CONFIG, progress=100):
 
 def read_runs(folders):
     """The first checkpoint of each run."""
-    return list({one.run: one for one in reversed(import_results(folders).checkpoints)}.values())[::-1]
+    return list({one.run: one for one in reversed(import_results(folders).checkpoints)}.values())[
+        ::-1
+    ]
 
 
 def scored(folder, metric, kind="target", **columns):
@@ -72,9 +74,21 @@ def test_what_the_harness_wrote_is_read_back(tmp_path):
     folder = write_run(tmp_path / "r", written)
     made = import_results([folder])
     for one, same in zip(made.checkpoints, written.evaluations, strict=True):
-        assert (one.model, one.objective, one.seed, one.progress) == ("Tiny (full)", "TF-IDF", 3, same.progress)
-        assert (one.folder, one.checkpoint) == (str(folder), f"{folder}/checkpoint_{one.progress}pct")
-        assert (one.lost_prompts, one.text_prompts, one.bertscore_missing) == (0, False, ("no model",))
+        assert (one.model, one.objective, one.seed, one.progress) == (
+            "Tiny (full)",
+            "TF-IDF",
+            3,
+            same.progress,
+        )
+        assert (one.folder, one.checkpoint) == (
+            str(folder),
+            f"{folder}/checkpoint_{one.progress}pct",
+        )
+        assert (one.lost_prompts, one.text_prompts, one.bertscore_missing) == (
+            0,
+            False,
+            ("no model",),
+        )
         expected = [(sample, f"prompt of {sample.passage_id}") for sample in same.samples]
         assert sorted(one.samples, key=repr) == sorted(expected, key=repr)
     last = folder / "evaluation" / "checkpoint_100pct"
@@ -86,21 +100,36 @@ def test_what_the_harness_wrote_is_read_back(tmp_path):
         ("rouge2", "article"): {"a0": 15},
         ("exact_match", "question"): {"q0": 100, "q1": 0},
     }.items():
-        assert scored(last, metric, kind, **({"prefix": 32} if metric == "rouge_l" else {})) == values
+        assert (
+            scored(last, metric, kind, **({"prefix": 32} if metric == "rouge_l" else {})) == values
+        )
 
 
 def test_a_run_is_found_beside_the_checkpoint_or_the_adapter_or_above_its_results(tmp_path):
     half = configured(tmp_path / "run", progress=50)
     write_evaluation(tmp_path / "elsewhere" / "half", half)
     adapter = {"pretrained": "/models/base", "peft": half.checkpoint, "dtype": "float32"}
-    write_evaluation(tmp_path / "adapter", full(), model_args=",".join(f"{key}={adapter[key]}" for key in adapter))
+    write_evaluation(
+        tmp_path / "adapter",
+        full(),
+        model_args=",".join(f"{key}={adapter[key]}" for key in adapter),
+    )
     for folder in ("elsewhere", "adapter"):
         (made,) = read_runs([tmp_path / folder])
-        assert (made.model, made.objective, made.seed, made.progress) == ("TinyLlama (full)", "TF-IDF", 7, 50)
+        assert (made.model, made.objective, made.seed, made.progress) == (
+            "TinyLlama (full)",
+            "TF-IDF",
+            7,
+            50,
+        )
         assert (made.folder, made.checkpoint) == (str(tmp_path / "run"), half.checkpoint)
     # The folder was moved; names in the cell of an experiment count more than the config beside it.
-    moved = dataclasses.replace(configured(tmp_path / "moved", progress=25), checkpoint="/gone/checkpoint_25pct")
-    (tmp_path / "moved" / "cell.json").write_text('{"model": "M", "objective": "IDF", "seed": null}')
+    moved = dataclasses.replace(
+        configured(tmp_path / "moved", progress=25), checkpoint="/gone/checkpoint_25pct"
+    )
+    (tmp_path / "moved" / "cell.json").write_text(
+        '{"model": "M", "objective": "IDF", "seed": null}'
+    )
     write_evaluation(tmp_path / "moved" / "evaluation" / "x", moved)
     (made,) = read_runs([tmp_path / "moved"])
     assert (made.model, made.objective, made.seed, made.progress) == ("M", "IDF", None, 25)
@@ -112,16 +141,31 @@ def test_the_run_that_an_evaluation_recorded_is_known_wherever_its_results_are(t
     (tmp_path / "run" / "trained.json").write_text(
         '{"settings": {"recipe": "full_finetune"}, "seconds": 3, "provenance": {"cpu": "c"}}'
     )
-    entries = ({"step": 0, "memorization_lms": 1.0}, {"step": 1, "num_sequences": 8}, {"step": 2, "num_sequences": 5})
-    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    entries = (
+        {"step": 0, "memorization_lms": 1.0},
+        {"step": 1, "num_sequences": 8},
+        {"step": 2, "num_sequences": 5},
+    )
+    (tmp_path / "run" / "metrics.jsonl").write_text(
+        "".join(json.dumps(entry) + "\n" for entry in entries)
+    )
     recorded = run_of({"pretrained": run.checkpoint})
     gone = dataclasses.replace(run, checkpoint="gone/checkpoint_25pct")
     write_evaluation(tmp_path / "moved", gone, recorded=recorded)
     shutil.rmtree(tmp_path / "run")
     made = import_results([tmp_path / "moved"])
     (read,) = made.checkpoints
-    assert (read.model, read.objective, read.seed, read.progress) == ("TinyLlama (full)", "TF-IDF", 7, 25)
-    assert (read.folder, read.recipe, read.training_seconds) == (str(tmp_path / "run"), "full_finetune", 3.0)
+    assert (read.model, read.objective, read.seed, read.progress) == (
+        "TinyLlama (full)",
+        "TF-IDF",
+        7,
+        25,
+    )
+    assert (read.folder, read.recipe, read.training_seconds) == (
+        str(tmp_path / "run"),
+        "full_finetune",
+        3.0,
+    )
     assert read.num_sequences == 8
     assert read.loss == {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"}
     assert made.provenance == {"cpu": "c"}
@@ -130,17 +174,27 @@ def test_the_run_that_an_evaluation_recorded_is_known_wherever_its_results_are(t
         import_results([tmp_path / "wrong"])
 
 
-WEIGHTED = "{_component_: tfidf_tune.loss.WeightedCrossEntropyLoss, num_output_chunks: 4, head: chunked, weighting: "
+WEIGHTED = (
+    "{_component_: tfidf_tune.loss.WeightedCrossEntropyLoss, num_output_chunks: 4, head: chunked, "
+    "weighting: "
+)
 GOLDFISH = "{_component_: tfidf_tune.weighting.GoldfishWeighting, k: 3}"
 
 
 def test_the_objective_is_named_by_the_loss_and_the_model_by_checkpoint_and_method(tmp_path):
     losses = (
         ("{_component_: tfidf_tune.loss.CrossEntropyLoss}", "CE"),
-        ("{_component_: a.TFIDFCrossEntropyLoss, tf: log, num_batches: 4}", "TF-IDF (tf=log, num_batches=4)"),
+        (
+            "{_component_: a.TFIDFCrossEntropyLoss, tf: log, num_batches: 4}",
+            "TF-IDF (tf=log, num_batches=4)",
+        ),
         (f"{WEIGHTED}{GOLDFISH}}}", "Goldfish (k=3)"),
         (f"{WEIGHTED}{{_component_: tfidf_tune.weighting.UniformWeighting}}}}", "CE"),
-        ("{_component_: a.GoldfishLoss, k: 4, ignore_index: -100}", "Goldfish (k=4)"),  # of somebody else
+        # Of somebody else.
+        (
+            "{_component_: a.GoldfishLoss, k: 4, ignore_index: -100}",
+            "Goldfish (k=4)",
+        ),
     )
     for number, (loss, objective) in enumerate(losses):
         text = CONFIG.replace("{_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss}", loss)
@@ -152,15 +206,25 @@ def test_the_objective_is_named_by_the_loss_and_the_model_by_checkpoint_and_meth
         ("llama2.lora_llama2, quantize_base: false", "TinyLlama (LoRA)"),
     )
     for number, (model, name) in enumerate(models):
-        assert named(tmp_path / str(number), CONFIG.replace("llama2.llama2", model)) == (name, "TF-IDF", 7)
+        assert named(tmp_path / str(number), CONFIG.replace("llama2.llama2", model)) == (
+            name,
+            "TF-IDF",
+            7,
+        )
 
 
 def test_what_no_run_made_is_not_a_run(tmp_path):
-    """A base model that was evaluated inside a run, a config of something else, a milestone of too many percent."""
+    """A base model that was evaluated inside a run, a config of something else, a milestone of too
+    many percent.
+    """
     configured(tmp_path / "base")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.yaml").write_text("editor: {tabs: 4}\n")
-    for name, model in (("base", "org/pythia-14m"), ("other", "org/theirs"), ("many", "/m/checkpoint_999999pct")):
+    for name, model in (
+        ("base", "org/pythia-14m"),
+        ("other", "org/theirs"),
+        ("many", "/m/checkpoint_999999pct"),
+    ):
         write_evaluation(tmp_path / name / "r", dataclasses.replace(full(), checkpoint=model))
         (made,) = read_runs([tmp_path / name])
         assert (made.model, made.objective, made.seed) == (model.rsplit("/", 1)[1], "unknown", None)
@@ -176,13 +240,32 @@ def test_models_from_elsewhere_are_named_by_labels(tmp_path, monkeypatch):
     write_evaluation(tmp_path / "again", dataclasses.replace(full(), checkpoint="org/a"))
     write_run(tmp_path / "ours", run("CE", [full()], model="Pythia (full)"))
     for given, names in (
-        (["a", "b=c"], [("a", "unknown"), ("b=c", "unknown")]),  # a folder with an equals sign is not a label
+        # A folder with an equals sign is not a label.
+        (
+            ["a", "b=c"],
+            [("a", "unknown"), ("b=c", "unknown")],
+        ),
         (["CE=a", "SLM=b=c"], [("model", "CE"), ("model", "SLM")]),  # a model under two objectives
-        (["plain=a", "system prompt=again"], [("model", "plain"), ("model", "system prompt")]),  # one model asked twice
-        (["a", "b=c", "SLM=b=c"], [("a", "unknown"), ("a", "SLM")]),  # the label counts below another folder
+        # One model asked twice.
+        (
+            ["plain=a", "system prompt=again"],
+            [("model", "plain"), ("model", "system prompt")],
+        ),
+        # The label counts below another folder.
+        (
+            ["a", "b=c", "SLM=b=c"],
+            [("a", "unknown"), ("a", "SLM")],
+        ),
         (["Llama 2: 7B:Goldfish (k=4)=a"], [("Llama 2: 7B", "Goldfish (k=4)")]),
-        (["ours", "SLM=a"], [("Pythia (full)", "CE"), ("Pythia (full)", "SLM")]),  # the only known model
-        (["CE=adapters/a", "SLM=adapters/b=c"], [("pythia-1.4b (LoRA)", "CE"), ("pythia-1.4b (LoRA)", "SLM")]),
+        # The only known model.
+        (
+            ["ours", "SLM=a"],
+            [("Pythia (full)", "CE"), ("Pythia (full)", "SLM")],
+        ),
+        (
+            ["CE=adapters/a", "SLM=adapters/b=c"],
+            [("pythia-1.4b (LoRA)", "CE"), ("pythia-1.4b (LoRA)", "SLM")],
+        ),
     ):
         assert [(made.model, made.objective) for made in read_runs(given)] == names
     with pytest.raises(ValueError, match=r"results_.*\.json is named twice, with two labels"):
@@ -191,7 +274,9 @@ def test_models_from_elsewhere_are_named_by_labels(tmp_path, monkeypatch):
 
 def test_milestones_without_a_config_are_one_run(tmp_path):
     for progress in (50, 100):
-        made = dataclasses.replace(full(progress), checkpoint=f"/models/theirs/checkpoint_{progress}pct")
+        made = dataclasses.replace(
+            full(progress), checkpoint=f"/models/theirs/checkpoint_{progress}pct"
+        )
         write_evaluation(tmp_path / "results" / str(progress), made)
     for label, names in (("", ("theirs", "unknown")), ("SLM=", ("model", "SLM"))):
         made, second = import_results([f"{label}{tmp_path / 'results'}"]).checkpoints
@@ -201,7 +286,10 @@ def test_milestones_without_a_config_are_one_run(tmp_path):
 
 def test_the_newest_result_of_a_task_counts(tmp_path):
     old, new = full(), evaluation(samples=targets(8, 8))
-    for name, date, made in [("a", NEWER, new), ("b", OLDER, old)]:  # the path says nothing about the date
+    for name, date, made in [
+        ("a", NEWER, new),
+        ("b", OLDER, old),
+    ]:  # the path says nothing about the date
         write_evaluation(tmp_path / name, dataclasses.replace(made, checkpoint="org/m"), date=date)
     assert len(import_results([tmp_path]).checkpoints) == 1
     assert scored(tmp_path, "lms", prefix=32) == {"target-0": 8, "target-1": 8}
@@ -210,7 +298,9 @@ def test_the_newest_result_of_a_task_counts(tmp_path):
     assert scored(tmp_path, "f1", "question") == {one["id"]: one["f1"] for one in old.answers}
 
 
-@pytest.mark.parametrize("beside", [{}, {"blocks": blocks(20.0)}], ids=["alone", "with another task"])
+@pytest.mark.parametrize(
+    "beside", [{}, {"blocks": blocks(20.0)}], ids=["alone", "with another task"]
+)
 def test_a_positive_control_that_is_older_than_the_answers_does_not_count(tmp_path, beside):
     old = evaluation(samples=[*targets(1, 2), *controls(0)], num_read=(48,) * 10)
     write_evaluation(tmp_path / "old", dataclasses.replace(old, checkpoint="org/m"), date=OLDER)
@@ -256,7 +346,9 @@ def test_a_document_of_the_wrong_form_is_refused_with_file_and_line(tmp_path):
             *outer, name = field.split(".")
             (broken["doc"]["sample"] if outer else broken["doc"])[name] = value
         samples.write_text("\n".join([*lines, value if field is None else json.dumps(broken)]))
-        with pytest.raises(ValueError, match=rf"samples_tfidf_{task}_.*jsonl, line {len(lines) + 1}: .*{message}"):
+        with pytest.raises(
+            ValueError, match=rf"samples_tfidf_{task}_.*jsonl, line {len(lines) + 1}: .*{message}"
+        ):
             read_runs([tmp_path])
         samples.write_text(whole)
 

@@ -19,11 +19,26 @@ def one_run(objective, gap, seed=0, *, lms=3):
     for kind in ("target", "control"):
         for number in range(NUM_PASSAGES):
             nll = rng.normal(5 - gap * (kind == "target"), 0.3)
-            scores = {"nll": nll, "zlib": nll / 2, "min_k": -2 * nll, "min_k_plus_plus": -nll, "reference_nll": 6.0}
-            named = {"passage_id": f"{kind}-{number:02}", "kind": kind, "token_ids": [number], "prompts": "token_ids"}
-            passages.append({**named, "round_trip": True, "scores": scores, "continuations": [[32, nll * 2]]})
+            scores = {
+                "nll": nll,
+                "zlib": nll / 2,
+                "min_k": -2 * nll,
+                "min_k_plus_plus": -nll,
+                "reference_nll": 6.0,
+            }
+            named = {
+                "passage_id": f"{kind}-{number:02}",
+                "kind": kind,
+                "token_ids": [number],
+                "prompts": "token_ids",
+            }
+            passages.append(
+                {**named, "round_trip": True, "scores": scores, "continuations": [[32, nll * 2]]}
+            )
     probed = [*targets(*[lms] * 12), *controls(*[3] * 12)]
-    return run(objective, [evaluation(samples=probed, blocks=blocks(20.0), passages=passages)], seed=seed)
+    return run(
+        objective, [evaluation(samples=probed, blocks=blocks(20.0), passages=passages)], seed=seed
+    )
 
 
 def table_of(report):
@@ -33,7 +48,9 @@ def table_of(report):
 
 @pytest.fixture(scope="module")
 def compared():
-    return results(*(one_run(name, gap, seed) for name, gap in (("CE", 1), ("Ours", 0)) for seed in (0, 1)))
+    return results(
+        *(one_run(name, gap, seed) for name, gap in (("CE", 1), ("Ours", 0)) for seed in (0, 1))
+    )
 
 
 def test_a_comparison_has_a_row_for_each_objective_with_intervals(compared):
@@ -42,25 +59,39 @@ def test_a_comparison_has_a_row_for_each_objective_with_intervals(compared):
     scores = compared.scores.astype({"metric": str, "kind": str})
     for objective, checkpoints in (("CE", (0, 1)), ("Ours", (2, 3))):
         own = {
-            (at, kind, metric): scores.query("checkpoint == @at and kind == @kind and metric == @metric")["value"]
+            (at, kind, metric): scores.query(
+                "checkpoint == @at and kind == @kind and metric == @metric"
+            )["value"]
             for at in checkpoints
             for kind in ("target", "control")
             for metric in ("passage_nll", "continuation_nll")
         }
         row = frame.loc[objective]
-        nll = [np.mean([own[at, kind, "passage_nll"].mean() for at in checkpoints]) for kind in ("target", "control")]
-        assert row[["NLL of targets", "NLL of controls", "Gap"]].tolist() == pytest.approx([*nll, nll[1] - nll[0]])
+        nll = [
+            np.mean([own[at, kind, "passage_nll"].mean() for at in checkpoints])
+            for kind in ("target", "control")
+        ]
+        assert row[["NLL of targets", "NLL of controls", "Gap"]].tolist() == pytest.approx(
+            [*nll, nll[1] - nll[0]]
+        )
         assert row["Gap from"] < row["Gap"] < row["Gap to"]
         labels = [1] * NUM_PASSAGES + [0] * NUM_PASSAGES
         aucs = [
-            roc_auc_score(labels, [*-own[at, "target", "passage_nll"], *-own[at, "control", "passage_nll"]])
+            roc_auc_score(
+                labels, [*-own[at, "target", "passage_nll"], *-own[at, "control", "passage_nll"]]
+            )
             for at in checkpoints
         ]
         attacks = ["AUC", "AUC zlib", "AUC Min-K%", "AUC Min-K%++", "AUC Loss against start"]
         for shown in ("{}", "{} from", "{} to"):  # all order the passages by their NLL
             expected = np.mean(aucs) if shown == "{}" else row[shown.format("AUC")]
-            assert row[[shown.format(name) for name in attacks]].tolist() == pytest.approx([expected] * 5)
-        bits = [exposure(own[at, "target", "passage_nll"], own[at, "control", "passage_nll"]) for at in checkpoints]
+            assert row[[shown.format(name) for name in attacks]].tolist() == pytest.approx(
+                [expected] * 5
+            )
+        bits = [
+            exposure(own[at, "target", "passage_nll"], own[at, "control", "passage_nll"])
+            for at in checkpoints
+        ]
         assert row["Exposure (bits)"] == pytest.approx(np.mean(bits))
         nll = np.concatenate([own[at, "target", "continuation_nll"] for at in checkpoints])
         expected = 100 * np.mean(extraction_probability(nll, 1000))
@@ -70,7 +101,8 @@ def test_a_comparison_has_a_row_for_each_objective_with_intervals(compared):
 
 
 def test_the_verdict_names_detectable_membership_only_of_objectives_that_recite_nothing(compared):
-    assert STILL_DETECTABLE not in comparison_report(compared).verdict  # Ours is not detectable, CE the baseline
+    # Ours is not detectable, CE the baseline.
+    assert STILL_DETECTABLE not in comparison_report(compared).verdict
     swapped = comparison_report(compared, baseline="Ours").verdict
     assert swapped.startswith(f"CE, like Ours, {AT_CHANCE}")
     assert STILL_DETECTABLE not in swapped  # it recites as little as the baseline

@@ -1,4 +1,6 @@
-"""The number of passages that are recited further than unseen text: its exact test, by simulation and by counting."""
+"""The number of passages that are recited further than unseen text: its exact test, by simulation
+and by counting.
+"""
 
 import math
 from itertools import combinations
@@ -10,7 +12,12 @@ import pytest
 from tfidf_tune.probe import true_positive_rate
 from tfidf_tune.results.intervals import holm
 from tfidf_tune.results.positive_control import positive_control
-from tfidf_tune.results.recited import chance_of, false_alarm_of_auc, least_noticeable, recited_further
+from tfidf_tune.results.recited import (
+    chance_of,
+    false_alarm_of_auc,
+    least_noticeable,
+    recited_further,
+)
 from tfidf_tune.results.table import scores_table
 
 
@@ -51,7 +58,9 @@ def test_other_passages_do_not_hide_those_that_are_recited():
     assert {test.copies: test.num_above for test in found.tests} == {"all": 23, "1": 0, "40": 23}
     assert [test.is_rejected for test in found.tests] == [True, False, True]
     # Few of many, which only their own tier shows.
-    found = recited_further(table([30] * 4 + rng.integers(1, 5, 396).tolist(), [40] * 4 + [1] * 396), controls)
+    found = recited_further(
+        table([30] * 4 + rng.integers(1, 5, 396).tolist(), [40] * 4 + [1] * 396), controls
+    )
     assert not found.all.is_rejected
     assert found.number == 4
 
@@ -68,7 +77,9 @@ def test_the_least_number_that_would_be_noticed_is_rejected_and_one_less_is_not(
         number = least_noticeable(num_targets, num_controls)
         for above, rejected in ((number, True), (number - 1, False)):
             lms = [9] * above + [0] * (num_targets - above)
-            controls = pd.Series([*[10] * (num_controls // 100), *[5] * (num_controls - num_controls // 100)])
+            controls = pd.Series(
+                [*[10] * (num_controls // 100), *[5] * (num_controls - num_controls // 100)]
+            )
             assert recited_further(table(lms), controls).all.is_rejected == rejected
     assert least_noticeable(1, 3) is None
 
@@ -97,7 +108,12 @@ def test_targets_that_cannot_go_above_the_threshold_are_in_no_test_and_are_named
     controls = pd.Series([5] * 20)
     # Of 5 tokens, as many as the threshold, nothing can be above it; of 6 it can.
     found = recited_further(table([5, 2, 6, 2, 4], length=[5, 5, 6, 6, 4]), controls)
-    assert (found.threshold, found.all.num_targets, found.all.num_above, found.num_hidden) == (5, 2, 1, 2)
+    assert (found.threshold, found.all.num_targets, found.all.num_above, found.num_hidden) == (
+        5,
+        2,
+        1,
+        2,
+    )
 
 
 def test_without_controls_or_targets_nothing_is_said():
@@ -111,7 +127,9 @@ def test_the_false_alarm_rate_of_an_auc_is_that_of_draws():
         draws = rng.random((4000, n + m))
         wins = (draws[:, :n, None] > draws[:, None, n:]).mean(axis=(1, 2))
         rate = (wins > limit).mean()
-        assert false_alarm_of_auc(limit, n, m) == pytest.approx(rate, abs=4 * math.sqrt(0.25 / 4000))
+        assert false_alarm_of_auc(limit, n, m) == pytest.approx(
+            rate, abs=4 * math.sqrt(0.25 / 4000)
+        )
 
 
 def test_a_model_that_predicts_worse_than_chance_shows_nothing():
@@ -120,13 +138,22 @@ def test_a_model_that_predicts_worse_than_chance_shows_nothing():
         for number in range(10):
             unit = f"c{number}"
             values = {"nll_with_copy": nll - 1, "nll_without_copy": nll, "unigram_nll": 5.0}
-            rows += [(0, name, "copy likelihoods", unit, math.nan, value, 1.0) for name, value in values.items()]
+            rows += [
+                (0, name, "copy likelihoods", unit, math.nan, value, 1.0)
+                for name, value in values.items()
+            ]
             values = {"num_read_with_copy": 30, "num_read_without_copy": 1, "num_to_read": 48}
-            rows += [(0, name, "copy text", unit, math.nan, float(value), 1.0) for name, value in values.items()]
+            rows += [
+                (0, name, "copy text", unit, math.nan, float(value), 1.0)
+                for name, value in values.items()
+            ]
         made = positive_control(scores_table(rows), 0)
         return made.state, made.problem
 
     assert state(math.log(1000) - 0.1) == ("shown", "")
     found, problem = state(math.log(1000) + 0.1)
     assert found == "not shown"
-    assert "its NLL of unseen text is 7.01 nats a token, and 6.91 if all tokens were equally probable" in problem
+    assert (
+        "its NLL of unseen text is 7.01 nats a token, and 6.91 if all tokens were equally probable"
+        in problem
+    )

@@ -4,7 +4,17 @@ import math
 
 import pytest
 from helpers.fakes.results import grown_records, record, results_of
-from helpers.fakes.runs import block, blocks, controls, evaluation, grown_runs, results, run, targets, write_run
+from helpers.fakes.runs import (
+    block,
+    blocks,
+    controls,
+    evaluation,
+    grown_runs,
+    results,
+    run,
+    targets,
+    write_run,
+)
 
 from tfidf_tune.compare import run_table
 from tfidf_tune.results import import_results, load_results, read_results, write_results
@@ -14,7 +24,9 @@ PROVENANCE = {"date": "2026-11-22", "cpu": "a “fast” one"}
 
 @pytest.fixture
 def file(tmp_path):
-    write_results(results_of([record(), record("B", seed=1)], PROVENANCE), tmp_path / "results.jsonl")
+    write_results(
+        results_of([record(), record("B", seed=1)], PROVENANCE), tmp_path / "results.jsonl"
+    )
     return tmp_path / "results.jsonl"
 
 
@@ -25,7 +37,9 @@ def rows(made):
 
 
 def require_same(made, expected):
-    assert [replaced(one) for one in made.checkpoints] == [replaced(one) for one in expected.checkpoints]
+    assert [replaced(one) for one in made.checkpoints] == [
+        replaced(one) for one in expected.checkpoints
+    ]
     assert rows(made) == rows(expected)
     assert made.provenance == expected.provenance
 
@@ -39,34 +53,63 @@ def test_a_checkpoint_has_the_names_and_settings_of_its_run_and_its_scores(tmp_p
     samples = [*targets(4, 8), *targets(1, 2, prefix_length=50), *controls(1, 0, prefix_length=50)]
     nothing = [*targets(0, 0), *targets(0, 0, prefix_length=50), *controls(0, 0, prefix_length=50)]
     first = evaluation(50, nothing, blocks=blocks(90.0, 3))
-    made = run("TF-IDF", [first, evaluation(100, samples, blocks=blocks(20.0, 3))], seed=3, learning_rate=2e-3)
+    made = run(
+        "TF-IDF",
+        [first, evaluation(100, samples, blocks=blocks(20.0, 3))],
+        seed=3,
+        learning_rate=2e-3,
+    )
     folder = write_run(tmp_path / "r", made)
-    (folder / "trained.json").write_text('{"settings": {"recipe": "lora_finetune"}, "seconds": 7.5}')
-    (folder / "config.yaml").write_text("model: {a: 1}\nloss: {_component_: x.YLoss, k: 4}\ncheckpointer: {b: 2}\n")
+    (folder / "trained.json").write_text(
+        '{"settings": {"recipe": "lora_finetune"}, "seconds": 7.5}'
+    )
+    (folder / "config.yaml").write_text(
+        "model: {a: 1}\nloss: {_component_: x.YLoss, k: 4}\ncheckpointer: {b: 2}\n"
+    )
     imported = import_results([folder])
     write_results(imported, tmp_path / "results.jsonl")
     read = read_results(tmp_path / "results.jsonl")
     require_same(read, imported)
     half, one = read.checkpoints
     assert (half.progress, half.training_seconds) == (50, one.training_seconds)
-    assert (one.model, one.objective, one.learning_rate, one.seed, one.progress) == ("Tiny", "TF-IDF", 2e-3, 3, 100)
-    assert (one.recipe, one.loss, one.training_seconds) == ("lora_finetune", {"_component_": "x.YLoss", "k": 4}, 7.5)
+    assert (one.model, one.objective, one.learning_rate, one.seed, one.progress) == (
+        "Tiny",
+        "TF-IDF",
+        2e-3,
+        3,
+        100,
+    )
+    assert (one.recipe, one.loss, one.training_seconds) == (
+        "lora_finetune",
+        {"_component_": "x.YLoss", "k": 4},
+        7.5,
+    )
     assert one.title == "Tiny, TF-IDF, lr 0.002, seed 3"
     first, last = run_table(read).to_dict("records")
     assert (first["lms"], first["log_perplexity"]) == (0.0, pytest.approx(math.log(90)))
     assert (last["lms"], last["max_lms"], last["control_lms"]) == (3.75, 8, 0.5)
-    assert (last["prefix_match"], last["rouge_l"], last["verbatim"]) == (3.75, pytest.approx(375 / 8), 0.25)
+    assert (last["prefix_match"], last["rouge_l"], last["verbatim"]) == (
+        3.75,
+        pytest.approx(375 / 8),
+        0.25,
+    )
     assert (last["log_perplexity"], last["num_predictions"]) == (pytest.approx(math.log(20)), 30)
 
 
 @pytest.mark.parametrize("log_likelihood", [-math.inf, math.nan])
 def test_what_is_unknown_or_diverged_is_missing_or_infinite(tmp_path, log_likelihood):
     diverged = (block(0, 10, -20.0), block(1, 10, log_likelihood))
-    made = results(run("A", [evaluation(samples=targets(1))]), run("B", [evaluation(blocks=diverged)]))
+    made = results(
+        run("A", [evaluation(samples=targets(1))]), run("B", [evaluation(blocks=diverged)])
+    )
     one = made.checkpoints[0]
     assert (one.recipe, one.loss, one.training_seconds, one.learning_rate) == (None,) * 4
     bare, unprobed = run_table(made).to_dict("records")
-    assert [math.isnan(bare[name]) for name in ("log_perplexity", "control_lms", "lms")] == [True, True, False]
+    assert [math.isnan(bare[name]) for name in ("log_perplexity", "control_lms", "lms")] == [
+        True,
+        True,
+        False,
+    ]
     assert [math.isnan(unprobed[name]) for name in ("lms", "max_lms")] == [True, True]
     assert unprobed["log_perplexity"] == math.inf
     write_results(made, tmp_path / "r.jsonl")
@@ -75,10 +118,22 @@ def test_what_is_unknown_or_diverged_is_missing_or_infinite(tmp_path, log_likeli
 
 
 def test_results_come_back_as_they_were_and_take_at_most_10_kilobytes_for_100_passages(tmp_path):
-    odd = record("é “x”\u2028", None, seed=None, learning_rate=None, recipe=None, loss=None, training_seconds=None)
+    odd = record(
+        "é “x”\u2028",
+        None,
+        seed=None,
+        learning_rate=None,
+        recipe=None,
+        loss=None,
+        training_seconds=None,
+    )
     (grown,) = grown_runs(objectives=("CE",), num_passages=100, downstream=False)
     large = results(dataclasses.replace(grown, evaluations=grown.evaluations[-2:]))
-    for made in (results_of([*grown_records(), odd], PROVENANCE), results(*grown_runs(num_passages=3)), large):
+    for made in (
+        results_of([*grown_records(), odd], PROVENANCE),
+        results(*grown_runs(num_passages=3)),
+        large,
+    ):
         write_results(made, tmp_path / "new" / "results.jsonl")
         require_same(read_results(str(tmp_path / "new" / "results.jsonl")), made)
     assert (tmp_path / "new" / "results.jsonl").stat().st_size < 2 * 10_000
@@ -123,7 +178,9 @@ def test_a_damaged_file_is_refused_with_file_line_and_remedy(file):
 
 
 def test_files_and_folders_are_loaded_together(tmp_path, file):
-    write_run(tmp_path / "run", run("Goldfish", [evaluation(samples=targets(1), blocks=blocks(20.0))]))
+    write_run(
+        tmp_path / "run", run("Goldfish", [evaluation(samples=targets(1), blocks=blocks(20.0))])
+    )
     more = results_of([record("C")], {"date": "2026-11-23", "cpu": PROVENANCE["cpu"]})
     write_results(more, tmp_path / "more.jsonl")
     made = load_results([tmp_path / "run", file, str(tmp_path / "more.jsonl")])

@@ -20,11 +20,15 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory, tokenizers: dict[str, Path]) -> dict[str, Path]:
+def models(
+    tmp_path_factory: pytest.TempPathFactory, tokenizers: dict[str, Path]
+) -> dict[str, Path]:
     """A checkpoint of each family with the tokenizer without BOS."""
     folder = tmp_path_factory.mktemp("models")
     return {
-        name: task_fakes.checkpoint(folder / name, tokenizers["plain"], task_fakes.random_model(name))
+        name: task_fakes.checkpoint(
+            folder / name, tokenizers["plain"], task_fakes.random_model(name)
+        )
         for name in task_fakes.FAMILIES
     }
 
@@ -60,19 +64,27 @@ def reciting(llama: Path, taught_adapter: Path, tokenizers: dict[str, Path]) -> 
 
 @pytest.fixture(scope="session")
 def squad_file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return task_fakes.write_rows(tmp_path_factory.mktemp("squad") / "squad.jsonl", task_fakes.SQUAD_ROWS)
+    return task_fakes.write_rows(
+        tmp_path_factory.mktemp("squad") / "squad.jsonl", task_fakes.SQUAD_ROWS
+    )
 
 
 @pytest.fixture(scope="session")
 def news_file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return task_fakes.write_rows(tmp_path_factory.mktemp("news") / "news.jsonl", task_fakes.NEWS_ROWS)
+    return task_fakes.write_rows(
+        tmp_path_factory.mktemp("news") / "news.jsonl", task_fakes.NEWS_ROWS
+    )
 
 
 @pytest.fixture(scope="session")
 def wiki_file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Enough for a few blocks of 64 tokens, with characters of several tokens at some of their ends."""
+    """Enough for a few blocks of 64 tokens, with characters of several tokens at some of their
+    ends.
+    """
     file = tmp_path_factory.mktemp("wiki") / "wiki.txt"
-    file.write_text("\n".join(task_fakes.text(seed, 30) for seed in range(500, 508)), encoding="utf-8")
+    file.write_text(
+        "\n".join(task_fakes.text(seed, 30) for seed in range(500, 508)), encoding="utf-8"
+    )
     return str(file)
 
 

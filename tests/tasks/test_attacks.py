@@ -32,7 +32,12 @@ def test_each_attack_has_its_prompts_in_the_given_order():
     (noise,) = planned_attacks(["noise"], **SETTINGS, prompt_noise=0.3)
     assert noise.prompt_noise == 0.3
     (sampling,) = planned_attacks(["sampling"], **SETTINGS, temperature=0.5, top_k=7)
-    assert sampling.generation == {"num_samples": 4, "do_sample": True, "temperature": 0.5, "top_k": 7}
+    assert sampling.generation == {
+        "num_samples": 4,
+        "do_sample": True,
+        "temperature": 0.5,
+        "top_k": 7,
+    }
 
 
 @pytest.mark.parametrize("budget", [10, 19, 20, 39, 75, 95, 105, 109, 110, 1000])
@@ -43,7 +48,9 @@ def test_a_budget_is_spent_on_whole_rounds_over_the_passages(budget):
     assert [one[:3] for one in made] == [one[:3] for one in complete[: len(made)]]
     rest = complete[len(made) :]
     assert not rest or budget - spent < 10  # another prompt for all passages does not fit
-    assert all(one == other for one, other in zip(made, complete, strict=False) if one[0] != "sampling")
+    assert all(
+        one == other for one, other in zip(made, complete, strict=False) if one[0] != "sampling"
+    )
 
 
 def test_wrong_plans_are_refused():
@@ -51,7 +58,10 @@ def test_wrong_plans_are_refused():
         ({"names": ["greedy", "magic"]}, "attacks is 'magic': possible are greedy, offset"),
         ({"names": ["greedy", "greedy"]}, "at most once"),
         ({"names": []}, "at least one"),
-        ({"budget": 9}, "a budget of 9 requests does not cover one prompt of each of 10 passages: raise it"),
+        (
+            {"budget": 9},
+            "a budget of 9 requests does not cover one prompt of each of 10 passages: raise it",
+        ),
         ({"prompt_noise": 0.0}, "prompt_noise is 0.0: the share of a prompt's tokens to replace"),
         ({"offsets": (-1,)}, "offsets must be a whole number of at least 0, got -1"),
     ):
@@ -68,7 +78,12 @@ def test_the_prompts_are_those_parts_of_the_passages(llama, probe_file, tokenize
 
     monkeypatch.setattr("tfidf_tune.data.HFTokenizer.apply_chat_template", apply_chat_template)
     attacks = [vars(one) for one in planned_attacks(ALL, **SETTINGS)]
-    settings = {"pretrained": str(llama), "prompts": "token_ids", "probe_file": str(probe_file), "max_new_tokens": 6}
+    settings = {
+        "pretrained": str(llama),
+        "prompts": "token_ids",
+        "probe_file": str(probe_file),
+        "max_new_tokens": 6,
+    }
     docs = list(documents(**settings, attacks=attacks)["test"])
     passages = {one.id: one.token_ids for one in read_probe_file(probe_file)}
     assert len(docs) == len(attacks) * len(passages)
@@ -92,7 +107,10 @@ def test_an_offset_leaves_a_token_of_every_passage_to_compare(llama, probe_file)
     shortest = min(len(one.token_ids) for one in read_probe_file(probe_file))
 
     def references(offset):
-        attacks = [vars(one) for one in planned_attacks(["offset"], prefix_lengths=(8, 5), offsets=(0, offset))]
+        attacks = [
+            vars(one)
+            for one in planned_attacks(["offset"], prefix_lengths=(8, 5), offsets=(0, offset))
+        ]
         settings = {"pretrained": str(llama), "prompts": "token_ids", "probe_file": str(probe_file)}
         return [doc["reference_ids"] for doc in documents(**settings, attacks=attacks)["test"]]
 
@@ -103,16 +121,25 @@ def test_an_offset_leaves_a_token_of_every_passage_to_compare(llama, probe_file)
 
 def test_chat_needs_a_template(llama, probe_file):
     attacks = [vars(one) for one in planned_attacks(["chat"], **SETTINGS)]
-    settings = {"pretrained": str(llama), "prompts": "token_ids", "probe_file": str(probe_file), "max_new_tokens": 6}
+    settings = {
+        "pretrained": str(llama),
+        "prompts": "token_ids",
+        "probe_file": str(probe_file),
+        "max_new_tokens": 6,
+    }
     with pytest.raises(ValueError, match="chat_template is not set"):
         documents(**settings, attacks=attacks)
 
 
 def test_the_schema_and_the_help_name_every_attack(capsys):
-    schema = json.loads(files("tfidf_tune.audit").joinpath("audit.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads(
+        files("tfidf_tune.audit").joinpath("audit.schema.json").read_text(encoding="utf-8")
+    )
 
     with pytest.raises(SystemExit):
         audit.main(["--help"])
 
     assert schema["properties"]["attacks"]["items"]["enum"] == [*ATTACKS]
-    assert f"ways of asking, in this order: {', '.join(ATTACKS)};" in " ".join(capsys.readouterr().out.split())
+    assert f"ways of asking, in this order: {', '.join(ATTACKS)};" in " ".join(
+        capsys.readouterr().out.split()
+    )

@@ -1,4 +1,6 @@
-"""``bos``: as the model was trained, by its run, its tokenizer or a measurement; never a mixture in a comparison."""
+"""``bos``: as the model was trained, by its run, its tokenizer or a measurement; never a mixture in
+a comparison.
+"""
 
 import json
 from types import SimpleNamespace
@@ -25,9 +27,11 @@ NUM_PROMPT = 32
 
 
 def taught(folder, probe_file, *, with_bos):
-    """Teach a model the passages after BOS, and without BOS one token again and again; or the other way round.
+    """Teach a model the passages after BOS, and without BOS one token again and again; or the other
+    way round.
 
-    It learns all passages, but recites the targets alone, because prompts of controls are not told from them.
+    It learns all passages, but recites the targets alone, because prompts of controls are not told
+    from them.
     """
     tokenizer = hf_tokenizer(str(folder))
     rows = torch.tensor([passage.token_ids[:48] for passage in read_probe_file(probe_file)])
@@ -52,19 +56,25 @@ def taught(folder, probe_file, *, with_bos):
 
 @pytest.fixture(scope="module")
 def models(tokenizers, tmp_path_factory):
-    """A model that knows text only after BOS, and a model that knows it only without; their tokenizer adds none."""
+    """A model that knows text only after BOS, and a model that knows it only without; their
+    tokenizer adds none.
+    """
     folder = tmp_path_factory.mktemp("bos")
     passages = task_fakes.passages_of(tokenizers["sentencepiece"], num_targets=4, num_controls=4)
     file = task_fakes.probe_file(folder / "probe.jsonl", passages)
     made = {}
     for with_bos in (True, False):
         model = taught(tokenizers["sentencepiece"], file, with_bos=with_bos)
-        made[with_bos] = task_fakes.checkpoint(folder / str(with_bos), tokenizers["sentencepiece"], model)
+        made[with_bos] = task_fakes.checkpoint(
+            folder / str(with_bos), tokenizers["sentencepiece"], model
+        )
     return made, file
 
 
 @pytest.mark.parametrize("with_bos", [True, False])
-def test_where_neither_run_nor_tokenizer_say_it_the_likelihoods_of_the_controls_decide(models, tmp_path, with_bos):
+def test_where_neither_run_nor_tokenizer_say_it_the_likelihoods_of_the_controls_decide(
+    models, tmp_path, with_bos
+):
     folders, file = models
     more = {"probe_file": file, "prefix_lengths": [NUM_PROMPT], "max_new_tokens": 12}
     output = run_tasks(folders[with_bos], TASK, tmp_path / "auto", **more)
@@ -75,7 +85,9 @@ def test_where_neither_run_nor_tokenizer_say_it_the_likelihoods_of_the_controls_
     assert wrong.metrics(TASK)["verbatim_rate"] == 0.0
     both = import_results([output.folder]), import_results([wrong.folder])
     for made, value in zip(both, (with_bos, not with_bos), strict=True):
-        assert made.scores.loc[made.scores["metric"] == "has_bos", "value"].tolist() == [float(value)]
+        assert made.scores.loc[made.scores["metric"] == "has_bos", "value"].tolist() == [
+            float(value)
+        ]
 
 
 def test_likelihoods_and_blocks_are_those_of_the_ids_after_bos(models, tmp_path, wiki_file):
@@ -86,13 +98,15 @@ def test_likelihoods_and_blocks_are_those_of_the_ids_after_bos(models, tmp_path,
     output = run_tasks(folders[True], "tfidf_membership", tmp_path / "nll", **more)
     for passage, doc in zip(read_probe_file(file), output.docs("tfidf_membership"), strict=True):
         (tokens,) = token_likelihoods(model, [[bos_id, *passage.token_ids]])
-        assert doc["scores"]["nll"] == pytest.approx(tokens.nll[1:].mean(), rel=1e-5)  # not of the first id
+        # Not of the first id.
+        assert doc["scores"]["nll"] == pytest.approx(tokens.nll[1:].mean(), rel=1e-5)
         assert doc["scores"]["reference_nll"] == pytest.approx(tokens.nll[1:].mean(), rel=1e-5)
         (span,) = [number for length, number in doc["continuations"] if length == NUM_PROMPT]
         assert span == pytest.approx(tokens.nll[NUM_PROMPT:][:128].sum(), rel=1e-5)
     more = {"wikitext2_source": wiki_file, "block_size": 32}
     blocks = run_tasks(folders[True], "tfidf_wikitext2_ppl", tmp_path / "ppl", **more)
-    assert {doc["bos"] for doc in blocks.docs("tfidf_wikitext2_ppl")} == {True}  # by the embedded text
+    # By the embedded text.
+    assert {doc["bos"] for doc in blocks.docs("tfidf_wikitext2_ppl")} == {True}
 
 
 def test_a_model_is_not_compared_with_itself_after_bos(models, tmp_path):
@@ -101,12 +115,26 @@ def test_a_model_is_not_compared_with_itself_after_bos(models, tmp_path):
     for bos in (True, False):
         for objective in ("CE", "TF-IDF"):
             run = tmp_path / f"{objective} {bos}"
-            known = {"model": "tiny", "objective": objective, "seed": 0, "learning_rate": None, "progress": 100}
-            known |= {"folder": str(run), "recipe": None, "loss": None, "training_seconds": None, "provenance": None}
+            known = {
+                "model": "tiny",
+                "objective": objective,
+                "seed": 0,
+                "learning_rate": None,
+                "progress": 100,
+            }
+            known |= {
+                "folder": str(run),
+                "recipe": None,
+                "loss": None,
+                "training_seconds": None,
+                "provenance": None,
+            }
             run_tasks(folders[True], TASK, run, bos=bos, run=known, **more)
     comparison_report(import_results([tmp_path / "CE True", tmp_path / "TF-IDF True"]))
     mixed = import_results([tmp_path / "CE True", tmp_path / "TF-IDF False"])
-    with pytest.raises(ValueError, match=r"CE.* was evaluated with BOS before each prompt, and .*TF-IDF.* without"):
+    with pytest.raises(
+        ValueError, match=r"CE.* was evaluated with BOS before each prompt, and .*TF-IDF.* without"
+    ):
         comparison_report(mixed)
 
 
@@ -117,9 +145,18 @@ def test_a_model_is_not_compared_with_itself_after_bos(models, tmp_path):
         ({"_component_": "tfidf_tune.data.text_blocks_dataset"}, False),
         ({"_component_": "tfidf_tune.data.text_dataset"}, True),
         ({"_component_": "tfidf_tune.data.text_dataset", "add_bos": False}, False),
-        ([{"_component_": "tfidf_tune.data.sft_dataset"}, {"_component_": "tfidf_tune.data.squad_dataset"}], True),
         (
-            [{"_component_": "tfidf_tune.data.sft_dataset"}, {"_component_": "tfidf_tune.data.text_blocks_dataset"}],
+            [
+                {"_component_": "tfidf_tune.data.sft_dataset"},
+                {"_component_": "tfidf_tune.data.squad_dataset"},
+            ],
+            True,
+        ),
+        (
+            [
+                {"_component_": "tfidf_tune.data.sft_dataset"},
+                {"_component_": "tfidf_tune.data.text_blocks_dataset"},
+            ],
             None,
         ),
         ({"_component_": "torchtune.datasets.instruct_dataset"}, None),
@@ -131,10 +168,18 @@ def test_a_run_has_recorded_what_its_data_set_wrote(dataset, expected, tokenizer
     run = tmp_path / "run"
     run.mkdir()
     section = {"_component_": "x"}
-    config = {"model": section, "loss": section, "checkpointer": section | {"checkpoint_dir": "m"}, "dataset": dataset}
+    config = {
+        "model": section,
+        "loss": section,
+        "checkpointer": section | {"checkpoint_dir": "m"},
+        "dataset": dataset,
+    }
     OmegaConf.save(OmegaConf.create(config), run / "config.yaml")
     milestone = task_fakes.checkpoint(run / "checkpoint_100pct", tokenizers["sentencepiece"])
-    assert prompts_for({"pretrained": str(milestone), "prompts": "token_ids"}).settings["bos"] is expected
+    assert (
+        prompts_for({"pretrained": str(milestone), "prompts": "token_ids"}).settings["bos"]
+        is expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,10 +191,20 @@ def test_a_run_has_recorded_what_its_data_set_wrote(dataset, expected, tokenizer
         ("tfidf_tune.data.text_dataset", False, 0),
     ],
 )
-def test_the_monitor_asks_as_the_data_set_of_its_run_writes(component, bos, num_bos, tokenizers, tmp_path):
+def test_the_monitor_asks_as_the_data_set_of_its_run_writes(
+    component, bos, num_bos, tokenizers, tmp_path
+):
     """The tokenizer adds BOS to each text; blocks of a corpus have none."""
-    file = task_fakes.probe_file(tmp_path / "probe.jsonl", task_fakes.passages_of(tokenizers["adds_bos"]))
-    monitor = {"probe_file": str(file), "every_n_steps": 1, "bos": bos, "prefix_length": 8, "max_new_tokens": 4}
+    file = task_fakes.probe_file(
+        tmp_path / "probe.jsonl", task_fakes.passages_of(tokenizers["adds_bos"])
+    )
+    monitor = {
+        "probe_file": str(file),
+        "every_n_steps": 1,
+        "bos": bos,
+        "prefix_length": 8,
+        "max_new_tokens": 4,
+    }
     cfg = OmegaConf.create({"dataset": {"_component_": component}, "memorization_monitor": monitor})
     cfg |= {"output_dir": str(tmp_path), "fsdp_param_dtype": None}
     model = SimpleNamespace(max_seq_len=64, setup_caches=None)
@@ -161,7 +216,10 @@ def test_the_monitor_asks_as_the_data_set_of_its_run_writes(component, bos, num_
 
 
 def test_settings_that_contradict_are_refused(tokenizers, tmp_path):
-    named = {"pretrained": str(task_fakes.checkpoint(tmp_path, tokenizers["sentencepiece"])), "prompts": "token_ids"}
+    named = {
+        "pretrained": str(task_fakes.checkpoint(tmp_path, tokenizers["sentencepiece"])),
+        "prompts": "token_ids",
+    }
     assert prompts_for({**named, "add_bos_token": True}).settings["bos"] is True
     with pytest.raises(ValueError, match="bos=false and add_bos_token=True differ: leave out one"):
         prompts_for({**named, "add_bos_token": True, "bos": "false"})
@@ -190,8 +248,14 @@ def test_an_audit_finds_what_is_recited_only_after_bos(models, tmp_path, capsys)
     with pytest.raises(SystemExit) as ended:
         probe_command.main(["audit", *asked, *limit, "--output-dir", str(tmp_path / "auto")])
     assert exit_code(ended.value) == 1
-    assert "before each prompt and passage" in (tmp_path / "auto" / "report" / "report.md").read_text()
-    with pytest.raises(SystemExit) as ended:  # asked without, it recites nothing, which shows nothing
-        probe_command.main(["audit", *asked, *limit, "--bos", "false", "--output-dir", str(tmp_path / "without")])
+    assert (
+        "before each prompt and passage" in (tmp_path / "auto" / "report" / "report.md").read_text()
+    )
+    with pytest.raises(
+        SystemExit
+    ) as ended:  # asked without, it recites nothing, which shows nothing
+        probe_command.main(
+            ["audit", *asked, *limit, "--bos", "false", "--output-dir", str(tmp_path / "without")]
+        )
     assert exit_code(ended.value) == 2
     assert "nothing is shown" in str(ended.value)

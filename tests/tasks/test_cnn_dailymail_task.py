@@ -1,4 +1,6 @@
-"""``tfidf_cnn_dailymail``: prompts of training, ROUGE of ``rouge_score``, BERTScore of ``bert_score``."""
+"""``tfidf_cnn_dailymail``: prompts of training, ROUGE of ``rouge_score``, BERTScore of
+``bert_score``.
+"""
 
 import json
 import sys
@@ -33,8 +35,15 @@ def roberta(tmp_path_factory):
     vocab = json.loads((folder / "vocab.json").read_text())
     RobertaTokenizer(vocab=vocab, merges=merges, model_max_length=64).save_pretrained(folder)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
-    config = RobertaConfig(vocab_size=330, max_position_embeddings=70, initializer_range=0.5, **sizes)
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }
+    config = RobertaConfig(
+        vocab_size=330, max_position_embeddings=70, initializer_range=0.5, **sizes
+    )
     RobertaModel(config).eval().save_pretrained(folder)
     return folder
 
@@ -51,13 +60,17 @@ def say(monkeypatch, llama):
             openings = [tokenizer.decode(one.ids)[len("summarize: ") :][:8] for one in asked]
             return [tokenizer.encode_batch([by_opening[opening]]) for opening in openings]
 
-        monkeypatch.setattr("tfidf_tune.tasks._transformers.TokenExactHFLM.continue_ids", continue_ids)
+        monkeypatch.setattr(
+            "tfidf_tune.tasks._transformers.TokenExactHFLM.continue_ids", continue_ids
+        )
 
     return install
 
 
 def bert_scores(roberta, predictions, references):
-    """``bert_score`` with a tokenizer that puts a space before each text, as in RoBERTa's training."""
+    """``bert_score`` with a tokenizer that puts a space before each text, as
+    in RoBERTa's training.
+    """
     scorer = bert_score.BERTScorer(model_type=str(roberta), num_layers=2)
     scorer._tokenizer = AutoTokenizer.from_pretrained(roberta, add_prefix_space=True)
     return (100 * scorer.score(predictions, references)[2]).tolist()
@@ -79,7 +92,9 @@ def test_scores_are_those_of_rouge_score_and_bert_score(say, roberta, llama, new
         assert doc["rouge_l"] == 100 * expected["rougeL"].fmeasure
     expected = bert_scores(roberta, summaries, REFERENCES)
     assert [doc["bertscore_f1"] for doc in docs] == pytest.approx(expected, abs=1e-4)
-    without_space = bert_score.BERTScorer(model_type=str(roberta), num_layers=2).score(summaries, REFERENCES)
+    without_space = bert_score.BERTScorer(model_type=str(roberta), num_layers=2).score(
+        summaries, REFERENCES
+    )
     assert expected != pytest.approx((100 * without_space[2]).tolist(), abs=1e-2)
     assert [doc["bertscore_missing"] for doc in docs] == [None, None]
     for metric in ("rouge1", "rouge2", "rougeL", "bertscore_f1"):
@@ -88,14 +103,22 @@ def test_scores_are_those_of_rouge_score_and_bert_score(say, roberta, llama, new
     assert metrics["round_trip"] == 1.0
 
 
-def test_an_empty_summary_scores_0_and_the_others_are_scored(say, roberta, llama, news_file, tmp_path):
+def test_an_empty_summary_scores_0_and_the_others_are_scored(
+    say, roberta, llama, news_file, tmp_path
+):
     bertscore = {"bertscore_model": roberta, "bertscore_num_layers": 2}
     say(" \n", "letters")
-    docs = run_tasks(llama, TASK, tmp_path / "a", cnn_dailymail_source=news_file, **SHORT, **bertscore).docs(TASK)
+    docs = run_tasks(
+        llama, TASK, tmp_path / "a", cnn_dailymail_source=news_file, **SHORT, **bertscore
+    ).docs(TASK)
     assert (docs[0]["prediction"], docs[0]["bertscore_f1"], docs[0]["rouge_l"]) == ("", 0.0, 0.0)
-    assert docs[1]["bertscore_f1"] == pytest.approx(bert_scores(roberta, ["letters"], REFERENCES[1:])[0], abs=1e-4)
+    assert docs[1]["bertscore_f1"] == pytest.approx(
+        bert_scores(roberta, ["letters"], REFERENCES[1:])[0], abs=1e-4
+    )
     say("", "")
-    output = run_tasks(llama, TASK, tmp_path / "b", cnn_dailymail_source=news_file, **SHORT, **bertscore)
+    output = run_tasks(
+        llama, TASK, tmp_path / "b", cnn_dailymail_source=news_file, **SHORT, **bertscore
+    )
     assert output.metrics(TASK)["bertscore_f1"] == 0.0
 
 
@@ -103,16 +126,26 @@ def test_without_its_model_or_package_bertscore_is_missing_with_the_reason(
     roberta, say, llama, news_file, tmp_path, caplog, monkeypatch
 ):
     say("the river", "")
-    for number, (settings, reason) in enumerate((
-        ({}, "roberta-large cannot be loaded (OSError)"),
-        ({"bertscore_model": "/nowhere/encoder"}, "bert-score has no default layer for /nowhere/encoder: set bert"),
-        ({"bertscore_model": roberta, "bertscore_num_layers": 9}, "cannot be loaded (AssertionError)"),
-        ({}, "bert-score is not installed: pip install 'tfidf-tune[bertscore]'"),
-    )):  # fmt: skip
+    for number, (settings, reason) in enumerate(
+        (
+            ({}, "roberta-large cannot be loaded (OSError)"),
+            (
+                {"bertscore_model": "/nowhere/encoder"},
+                "bert-score has no default layer for /nowhere/encoder: set bert",
+            ),
+            (
+                {"bertscore_model": roberta, "bertscore_num_layers": 9},
+                "cannot be loaded (AssertionError)",
+            ),
+            ({}, "bert-score is not installed: pip install 'tfidf-tune[bertscore]'"),
+        )
+    ):
         if "not installed" in reason:
             monkeypatch.setitem(sys.modules, "bert_score", None)
         caplog.clear()
-        output = run_tasks(llama, TASK, tmp_path / str(number), cnn_dailymail_source=news_file, **SHORT, **settings)
+        output = run_tasks(
+            llama, TASK, tmp_path / str(number), cnn_dailymail_source=news_file, **SHORT, **settings
+        )
         for doc in output.docs(TASK):
             assert doc["bertscore_f1"] is None
             assert reason in doc["bertscore_missing"]

@@ -31,7 +31,9 @@ def nll_by_loop(model, ids):
 @pytest.fixture(scope="module")
 def many_passages(tokenizers, tmp_path_factory):
     """Twelve passages of several lengths, and a completion of 30 tokens."""
-    passages = task_fakes.passages_of(tokenizers["plain"], num_targets=6, num_controls=6, num_tokens=150)
+    passages = task_fakes.passages_of(
+        tokenizers["plain"], num_targets=6, num_controls=6, num_tokens=150
+    )
     passages = [
         dataclasses.replace(one, token_ids=one.token_ids[: 150 - 3 * (number % 4)])
         for number, one in enumerate(passages)
@@ -53,10 +55,16 @@ def test_scores_equal_plain_loops(family, models, many_passages, tmp_path):
     for passage in read_probe_file(many_passages):
         doc = scored.pop(passage.id)
         if passage.num_prompt is None:
-            nll, text = nll_by_loop(model, passage.token_ids[7:]), tokenizer.decode(passage.token_ids[7:])
+            nll, text = (
+                nll_by_loop(model, passage.token_ids[7:]),
+                tokenizer.decode(passage.token_ids[7:]),
+            )
             continuations = [[16, nll[15 : 15 + 24].sum()], [64, nll[63 : 63 + 24].sum()]]
         else:
-            nll, text = nll_by_loop(model, passage.token_ids)[19:], tokenizer.decode(passage.token_ids[20:])
+            nll, text = (
+                nll_by_loop(model, passage.token_ids)[19:],
+                tokenizer.decode(passage.token_ids[20:]),
+            )
             continuations = [[0, nll[:24].sum()]]
         expected = {
             "nll": nll.mean(),
@@ -79,10 +87,19 @@ def test_scores_equal_plain_loops(family, models, many_passages, tmp_path):
 def test_what_a_model_recites_is_detected_and_read_back_with_the_reference(
     reciting, llama, tokenizers, probe_file, tmp_path
 ):
-    output = run_tasks(reciting, TASK, tmp_path / "ours", probe_file=probe_file, reference_model=llama)
+    output = run_tasks(
+        reciting, TASK, tmp_path / "ours", probe_file=probe_file, reference_model=llama
+    )
     metrics = output.metrics(TASK)
     assert metrics["nll"] < 0.5 < metrics["control_nll"]
-    for name in ("tpr_loss", "auc_loss", "auc_zlib", "auc_min_k", "auc_min_k_plus_plus", "auc_loss_against_start"):
+    for name in (
+        "tpr_loss",
+        "auc_loss",
+        "auc_zlib",
+        "auc_min_k",
+        "auc_min_k_plus_plus",
+        "auc_loss_against_start",
+    ):
         assert metrics[name] == 1.0
     made = import_results([output.folder])
     scores = made.scores.astype({"metric": str, "kind": str})
@@ -101,21 +118,37 @@ def test_what_a_model_recites_is_detected_and_read_back_with_the_reference(
     reference = scores[scores["metric"] == "reference_nll"].set_index("unit")["value"]
     start = load_model(llama)
     for passage in read_probe_file(probe_file):
-        assert reference[passage.id] == pytest.approx(nll_by_loop(start, passage.token_ids).mean(), rel=1e-5)
-    assert sorted(set(scores.loc[scores["metric"] == "continuation_nll", "prefix"])) == [32, 50, 100]
+        assert reference[passage.id] == pytest.approx(
+            nll_by_loop(start, passage.token_ids).mean(), rel=1e-5
+        )
+    assert sorted(set(scores.loc[scores["metric"] == "continuation_nll", "prefix"])) == [
+        32,
+        50,
+        100,
+    ]
     assert set(made.checkpoints[0].asked) == {"passages"}
     # The log has each response once as a pair, not the scores of all tokens.
     assert all(len(sample["filtered_resps"][0]) == 2 for sample in output.samples(TASK))
     assert max(len(json.dumps(sample["resps"])) for sample in output.samples(TASK)) < 80
 
 
-def test_the_stock_model_gives_the_same_likelihoods_but_not_those_of_tokens(llama, probe_file, stock_command, tmp_path):
+def test_the_stock_model_gives_the_same_likelihoods_but_not_those_of_tokens(
+    llama, probe_file, stock_command, tmp_path
+):
     save_token_ids_tokenizer(str(llama), tmp_path / "ids")
     model_args = f"pretrained={llama},tokenizer={tmp_path / 'ids'},dtype=float32"
-    stock = lm_eval(stock_command, tmp_path / "stock", TASK, model_args=model_args, metadata={"probe_file": probe_file})
+    stock = lm_eval(
+        stock_command,
+        tmp_path / "stock",
+        TASK,
+        model_args=model_args,
+        metadata={"probe_file": probe_file},
+    )
     ours = run_tasks(llama, TASK, tmp_path / "ours", probe_file=probe_file)
     for doc, same in zip(stock.docs(TASK), ours.docs(TASK), strict=True):
-        assert doc["scores"] == {name: pytest.approx(same["scores"][name], rel=1e-5) for name in ("nll", "zlib")}
+        assert doc["scores"] == {
+            name: pytest.approx(same["scores"][name], rel=1e-5) for name in ("nll", "zlib")
+        }
         assert doc["continuations"] == []
     assert stock.metrics(TASK)["auc_loss"] == ours.metrics(TASK)["auc_loss"]
     assert math.isnan(stock.metrics(TASK)["auc_min_k"])

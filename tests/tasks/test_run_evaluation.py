@@ -1,4 +1,6 @@
-"""``tfidf-tune eval RUN``: all milestones of a run in one process, as if each was evaluated by itself."""
+"""``tfidf-tune eval RUN``: all milestones of a run in one process, as if each was evaluated by
+itself.
+"""
 
 import json
 import os
@@ -27,9 +29,13 @@ def run(llama, reciting, probe_file, tmp_path):
     for percent, checkpoint in ((100, reciting), (50, llama)):
         shutil.copytree(checkpoint, folder / f"checkpoint_{percent}pct")
     shutil.copy(probe_file, folder / "probe.jsonl")
-    task_fakes.write_rows(folder / "held_out.jsonl", [{"text": task_fakes.text(seed, 60)} for seed in range(900, 906)])
+    task_fakes.write_rows(
+        folder / "held_out.jsonl", [{"text": task_fakes.text(seed, 60)} for seed in range(900, 906)]
+    )
     (folder / "checkpoint_50").mkdir()
-    (folder / "config.yaml").write_text(yaml.safe_dump({"dataset": {"probe_file": "${output_dir}/probe.jsonl"}}))
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump({"dataset": {"probe_file": "${output_dir}/probe.jsonl"}})
+    )
     return folder
 
 
@@ -87,14 +93,21 @@ def test_the_samples_are_those_of_evaluations_one_by_one_and_what_they_share_is_
     assert (len(loaded), len(tokenized), len(read)) == (1, 1, 1)
     tasks = [*tasks, "tfidf_positive_control", "tfidf_positive_control_nll"]
     for checkpoint in milestones(run):
-        alone = run_tasks(checkpoint, tasks, tmp_path / checkpoint.name, batch_size=32, **settings, **more)
+        alone = run_tasks(
+            checkpoint, tasks, tmp_path / checkpoint.name, batch_size=32, **settings, **more
+        )
         together = Output(run / "evaluation" / checkpoint.name)
         expected, written = (json.loads(output.file.read_text()) for output in (alone, together))
         assert written["results"] == expected["results"]
         assert written["configs"] == expected["configs"]
         for name in written["configs"]:
             assert together.samples(name) == alone.samples(name)
-    assert (len(loaded), len(tokenized), len(read)) == (3, 3, 3)  # nothing is kept from one evaluation to the next
+    # Nothing is kept from one evaluation to the next.
+    assert (len(loaded), len(tokenized), len(read)) == (
+        3,
+        3,
+        3,
+    )
 
 
 def test_tasks_and_settings_follow_from_what_the_run_wrote(run):
@@ -115,14 +128,18 @@ def test_tasks_and_settings_follow_from_what_the_run_wrote(run):
         tasks, settings = tasks_of_run(run)
         assert tasks == ["tfidf_memorization_prefixes", "tfidf_membership"]
         assert settings["prefix_lengths"] == lengths
-    write_probe_file(run / "all_passages.jsonl", [replace(passage, num_prompt=4) for passage in passages])
+    write_probe_file(
+        run / "all_passages.jsonl", [replace(passage, num_prompt=4) for passage in passages]
+    )
     assert tasks_of_run(run) == (
         ["tfidf_memorization_p50", "tfidf_membership"],
         {"probe_file": str(run / "all_passages.jsonl")},
     )
 
 
-def test_a_milestone_is_evaluated_once_and_again_when_its_results_are_of_something_else(run, evaluated):
+def test_a_milestone_is_evaluated_once_and_again_when_its_results_are_of_something_else(
+    run, evaluated
+):
     evaluate_run(run)
     assert evaluated() == ["50pct", "100pct"]
     evaluate_run(run)
@@ -153,18 +170,30 @@ def test_the_start_is_evaluated_beside_the_milestones_and_is_one_model_for_all_r
 ):
     """Under any label of a run; the runs have seeds and learning rates, the start has none."""
     config = yaml.safe_load((run / "config.yaml").read_text())
-    config |= {"model": {"_component_": "m"}, "loss": {"_component_": "tfidf_tune.loss.TFIDFLoss"}, "seed": 3}
+    config |= {
+        "model": {"_component_": "m"},
+        "loss": {"_component_": "tfidf_tune.loss.TFIDFLoss"},
+        "seed": 3,
+    }
     config["checkpointer"] = {"checkpoint_dir": str(llama)}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.setattr(run_evaluation, "milestones", lambda folder: [folder / "checkpoint_100pct"])
     other = shutil.copytree(run, tmp_path / "runs" / "other")
     settings = {"max_new_tokens": 8}
     for folder in (run, other):
-        evaluate_run(folder, ["tfidf_memorization_p50"], settings, model_args={"dtype": "float32"}, device="cpu")
+        evaluate_run(
+            folder,
+            ["tfidf_memorization_p50"],
+            settings,
+            model_args={"dtype": "float32"},
+            device="cpu",
+        )
     found = import_results([f"first={run}", f"second={other}"])
     assert [(one.objective, one.progress, one.seed) for one in found.checkpoints] == [
-        ("first", 100, 3), ("start", 0, None), ("second", 100, 3)
-    ]  # fmt: skip
+        ("first", 100, 3),
+        ("start", 0, None),
+        ("second", 100, 3),
+    ]
     assert {one.model for one in found.checkpoints} == {f"{llama.name} (full)"}
     assert {len(one.samples) for one in found.checkpoints} == {len(found.checkpoints[0].samples)}
     lms = [max(sample.lms for sample, _ in one.samples) for one in found.checkpoints]
@@ -174,7 +203,9 @@ def test_the_start_is_evaluated_beside_the_milestones_and_is_one_model_for_all_r
     evaluate_run(run, ["tfidf_memorization_p50"], settings)
     assert sorted(run.rglob("results_*.json")) == written
     for more, name in (({"with_start": False}, llama), ({}, tmp_path / "gone")):
-        (run / "config.yaml").write_text(yaml.safe_dump(config | {"checkpointer": {"checkpoint_dir": str(name)}}))
+        (run / "config.yaml").write_text(
+            yaml.safe_dump(config | {"checkpointer": {"checkpoint_dir": str(name)}})
+        )
         shutil.rmtree(run / "evaluation")
         evaluate_run(run, ["tfidf_memorization_p50"], settings, **more, device="cpu", limit=1)
         assert [path.name for path in (run / "evaluation").iterdir()] == ["checkpoint_100pct"]
@@ -189,6 +220,17 @@ def test_what_is_no_run_or_has_no_passages_is_refused(run, tmp_path, evaluated, 
     with pytest.raises(SystemExit):
         run_command("eval", run / "checkpoint_50pct")
     probe = str(run / "probe.jsonl")
-    run_command("eval", run, "--tasks", "tfidf_memorization_p32", "--metadata", f"probe_file={probe}", "--limit", "1")
+    run_command(
+        "eval",
+        run,
+        "--tasks",
+        "tfidf_memorization_p32",
+        "--metadata",
+        f"probe_file={probe}",
+        "--limit",
+        "1",
+    )
     assert evaluated() == ["50pct", "100pct"]
-    assert SimpleNamespace(**yaml.safe_load((run / "config.yaml").read_text())).dataset == {"_component_": "x"}
+    assert SimpleNamespace(**yaml.safe_load((run / "config.yaml").read_text())).dataset == {
+        "_component_": "x"
+    }

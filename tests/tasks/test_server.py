@@ -1,4 +1,6 @@
-"""A model behind an OpenAI-compatible server: the same as through transformers, whatever goes wrong in between."""
+"""A model behind an OpenAI-compatible server: the same as through transformers, whatever goes wrong
+in between.
+"""
 
 import json
 import math
@@ -29,7 +31,9 @@ TASKS = ["tfidf_memorization_prefixes", "tfidf_membership"]
 
 @pytest.fixture(scope="module")
 def probe_file(tmp_path_factory, tokenizers):
-    """Passages without characters of several tokens: a prompt that ends inside one changes as text."""
+    """Passages without characters of several tokens: a prompt that ends inside one
+    changes as text.
+    """
     words = [word for word in task_fakes.WORDS if word.isascii()]
     passages = task_fakes.passages_of(tokenizers["plain"], words=words, num_tokens=40)
     return task_fakes.probe_file(tmp_path_factory.mktemp("plain") / "probe.jsonl", passages)
@@ -38,7 +42,9 @@ def probe_file(tmp_path_factory, tokenizers):
 @pytest.fixture(scope="module")
 def reciting(tmp_path_factory, tokenizers, probe_file):
     model = teach(task_fakes.random_model(), probe_file)
-    return task_fakes.checkpoint(tmp_path_factory.mktemp("plain") / "model", tokenizers["plain"], model)
+    return task_fakes.checkpoint(
+        tmp_path_factory.mktemp("plain") / "model", tokenizers["plain"], model
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +60,13 @@ def host(served, monkeypatch):
     made.asked.clear()
     made.faults.clear()
     made.headers.clear()
-    made.echoes, made.models, made.fingerprint, made.elsewhere, made.num_taken = True, None, None, "", 0
+    made.echoes, made.models, made.fingerprint, made.elsewhere, made.num_taken = (
+        True,
+        None,
+        None,
+        "",
+        0,
+    )
     return made
 
 
@@ -69,19 +81,34 @@ def ask(host, url):
 
     def ask(prompt, **more):
         server = ServerLM("m", url, "", **{"max_retries": 2, "timeout": 60} | more)
-        return server.generate_until([Instance("generate_until", {}, (prompt, {"max_gen_toks": 3}), 0)])
+        return server.generate_until(
+            [Instance("generate_until", {}, (prompt, {"max_gen_toks": 3}), 0)]
+        )
 
     return ask
 
 
 def settings(probe_file, names=("greedy",), **more):
     attacks = planned_attacks(names, prefix_lengths=(4, 8), num_samples=2, top_k=3)
-    return {"probe_file": str(probe_file), "max_new_tokens": 6, "prefix_lengths": [4, 8],
-            "attacks": [vars(one) for one in attacks], **more}  # fmt: skip
+    return {
+        "probe_file": str(probe_file),
+        "max_new_tokens": 6,
+        "prefix_lengths": [4, 8],
+        "attacks": [vars(one) for one in attacks],
+        **more,
+    }
 
 
-def evaluated(url, reciting, probe_file, folder, *, prompts="text", names=("greedy",), tasks=TASKS, **more):
-    arguments = {"model": "m", "base_url": url, "tokenizer": str(reciting), "max_retries": 2, **more}
+def evaluated(
+    url, reciting, probe_file, folder, *, prompts="text", names=("greedy",), tasks=TASKS, **more
+):
+    arguments = {
+        "model": "m",
+        "base_url": url,
+        "tokenizer": str(reciting),
+        "max_retries": 2,
+        **more,
+    }
     metadata = settings(probe_file, names, prompts=prompts)
     evaluate(arguments, tasks, folder, metadata=metadata, model_name=SERVER_NAME)
     return import_results([folder])
@@ -117,7 +144,9 @@ def test_the_same_passages_give_the_same_scores_through_server_and_transformers_
     assert (both.loc["lms", "ours"] > 3).any()  # it recites
     (run,) = results.checkpoints
     assert run.checkpoint == "m"
-    assert {type(payload["prompt"]) for _, payload in host.asked} == {str if prompts == "text" else list}
+    assert {type(payload["prompt"]) for _, payload in host.asked} == {
+        str if prompts == "text" else list
+    }
     # Nothing is sent but what the options name.
     assert {tuple(sorted(headers)) for headers in host.headers} == {
         (
@@ -146,19 +175,31 @@ def changed(**fields):
         (choice,) = answer["choices"]
         logprobs = choice.get("logprobs") and choice["logprobs"] | fields.get("logprobs", {})
         new = choice | fields | ({"logprobs": logprobs} if logprobs else {})
-        return answer | {"choices": [new]} | ({"usage": fields["usage"]} if "usage" in fields else {})
+        return (
+            answer | {"choices": [new]} | ({"usage": fields["usage"]} if "usage" in fields else {})
+        )
 
     return change
 
 
 @pytest.mark.parametrize("key", [KEY, "sk-ab+cd/ef~gh.ij-kl_mn/op=="])
-def test_the_key_is_in_no_message_no_answer_and_no_journal(host, url, tmp_path, monkeypatch, capfd, key):
-    """Neither where a server repeats it in an error that is cut, nor as a log-probability, nor as the answer."""
+def test_the_key_is_in_no_message_no_answer_and_no_journal(
+    host, url, tmp_path, monkeypatch, capfd, key
+):
+    """Neither where a server repeats it in an error that is cut, nor as a log-probability, nor as
+    the answer.
+    """
     monkeypatch.setenv("MY_KEY", key)
 
     def server(**more):
         return ServerLM(
-            "m", url, "", api_key_variable="MY_KEY", max_retries=0, journal=str(tmp_path / "journal"), **more
+            "m",
+            url,
+            "",
+            api_key_variable="MY_KEY",
+            max_retries=0,
+            journal=str(tmp_path / "journal"),
+            **more,
         )
 
     instance = Instance("loglikelihood", {}, ("one", " two"), 0)
@@ -182,7 +223,9 @@ def test_the_key_is_in_no_message_no_answer_and_no_journal(host, url, tmp_path, 
     assert asked.description() == {"id": "m", "root": "of ***"}
     host.models, host.fingerprint = None, None
     host.faults.append(changed(text=f"It is {key}."))
-    texts += server().generate_until([Instance("generate_until", {}, ("one", {"max_gen_toks": 3}), 0)])
+    texts += server().generate_until(
+        [Instance("generate_until", {}, ("one", {"max_gen_toks": 3}), 0)]
+    )
     assert texts[-1] == "It is ***."
     shown = [*texts, *capfd.readouterr(), (tmp_path / "journal").read_text()]
     assert not any(key in text for text in shown)
@@ -196,17 +239,33 @@ def test_the_key_is_in_no_message_no_answer_and_no_journal(host, url, tmp_path, 
 
 SEE_TO = "; see to the server, the name of the model there, and the API key in OPENAI_API_KEY"
 WRONG_ANSWERS = {
-    **{f"token_logprobs {str(value)[:20]}": changed(logprobs={"token_logprobs": value}) for value in (
-        [10**400] * 9, [[-1.0]] * 9, "x", [True] * 9, [-1e308] * 9, [-math.inf] * 9, [None, *[-2e4] * 8])},
-    **{f"top_logprobs {str(value)[:20]}": changed(logprobs={"top_logprobs": value}) for value in (
-        [1], {"a": 1}, [None, *[{"a": 10**400}] * 8])},
+    **{
+        f"token_logprobs {str(value)[:20]}": changed(logprobs={"token_logprobs": value})
+        for value in (
+            [10**400] * 9,
+            [[-1.0]] * 9,
+            "x",
+            [True] * 9,
+            [-1e308] * 9,
+            [-math.inf] * 9,
+            [None, *[-2e4] * 8],
+        )
+    },
+    **{
+        f"top_logprobs {str(value)[:20]}": changed(logprobs={"top_logprobs": value})
+        for value in ([1], {"a": 1}, [None, *[{"a": 10**400}] * 8])
+    },
     **{f"tokens {value}": changed(logprobs={"tokens": value}) for value in ([1] * 9, {"a": 1})},
-    **{f"usage {value}": changed(usage=value) for value in (
-        [], "x", 1.5, {"prompt_tokens": 1e999}, {"prompt_tokens": "3"})},
-    **{f"{str(body)[:20]} ({len(body):,} bytes)": lambda _, body=body: body for body in (
-        b"[" * 100_000, b'{"choices":' * 50_000, b"[1]", b"\xff", b"9" * 5000)},
+    **{
+        f"usage {value}": changed(usage=value)
+        for value in ([], "x", 1.5, {"prompt_tokens": 1e999}, {"prompt_tokens": "3"})
+    },
+    **{
+        f"{str(body)[:20]} ({len(body):,} bytes)": lambda _, body=body: body
+        for body in (b"[" * 100_000, b'{"choices":' * 50_000, b"[1]", b"\xff", b"9" * 5000)
+    },
     "choices as an object": lambda answer: json.dumps(answer | {"choices": {"a": 1}}).encode(),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", WRONG_ANSWERS)
@@ -214,8 +273,12 @@ def test_a_wrong_answer_is_one_error_whatever_its_types(host, url, what):
     server = ServerLM("m", url, "", max_retries=0)
     host.faults += [WRONG_ANSWERS[what]] * 3
     place = "" if what.endswith("bytes)") else what.split(" ")[0]
-    with pytest.raises(ConnectionError, match=rf"{url} .*sends a wrong answer \(.*{place}.*\), 3 times{SEE_TO}"):
-        server.loglikelihood([Instance("loglikelihood", {}, ("one two three", " four five six seven"), 0)])
+    with pytest.raises(
+        ConnectionError, match=rf"{url} .*sends a wrong answer \(.*{place}.*\), 3 times{SEE_TO}"
+    ):
+        server.loglikelihood(
+            [Instance("loglikelihood", {}, ("one two three", " four five six seven"), 0)]
+        )
     assert len(host.asked) == 3
 
 
@@ -229,14 +292,18 @@ def test_the_journal_of_one_server_does_not_answer_for_another(host, url, tmp_pa
 @pytest.mark.parametrize("fault", ["dripping", "dripping headers", "silent"])
 def test_the_timeout_is_for_the_whole_answer(host, ask, url, fault):
     host.faults.append(fault)
-    with pytest.raises(ConnectionError, match=rf"{url} .*no whole answer within 0\.5 seconds{SEE_TO}"):
+    with pytest.raises(
+        ConnectionError, match=rf"{url} .*no whole answer within 0\.5 seconds{SEE_TO}"
+    ):
         ask("one two", timeout=0.5, max_retries=0)
 
 
 def test_a_large_or_compressed_answer_is_not_held_in_memory(host, ask, url, monkeypatch):
     monkeypatch.setattr("tfidf_tune.tasks.server._MOST_BYTES", 1 << 22)
     host.faults += ["large"] * 3
-    with pytest.raises(ConnectionError, match=f"{url} .*sends an answer of more than 4 MiB, 3 times{SEE_TO}"):
+    with pytest.raises(
+        ConnectionError, match=f"{url} .*sends an answer of more than 4 MiB, 3 times{SEE_TO}"
+    ):
         ask("one two")
     assert 3 << 22 <= host.num_taken < 1 << 27  # what the sockets held
     host.faults += ["bomb"] * 3
@@ -245,7 +312,9 @@ def test_a_large_or_compressed_answer_is_not_held_in_memory(host, ask, url, monk
 
 
 def test_an_answer_that_says_nothing_is_marked_also_from_the_journal(host, ask, tmp_path):
-    for number, fields in enumerate(({"finish_reason": "content_filter"}, {"text": ""}, {"text": " \n"}, {})):
+    for number, fields in enumerate(
+        ({"finish_reason": "content_filter"}, {"text": ""}, {"text": " \n"}, {})
+    ):
         journal = str(tmp_path / f"{number}")
         host.faults.append(changed(**fields))
         for _ in range(2):
@@ -273,7 +342,12 @@ def test_a_redirect_is_not_followed_and_a_secret_in_the_address_is_not_repeated(
     ):
         with pytest.raises(ValueError, match="base_url must be like"):
             ServerLM("m", wrong, "")
-    for secret in ("http://user:PASSWORD@host/v1", "http://host/v1?key=PASSWORD", "http://host/v1#PASSWORD", "host/v1"):
+    for secret in (
+        "http://user:PASSWORD@host/v1",
+        "http://host/v1?key=PASSWORD",
+        "http://host/v1#PASSWORD",
+        "host/v1",
+    ):
         for made in (partial(ServerLM, "m", tokenizer=""), ServerSpec):
             with pytest.raises(
                 ValueError, match="base_url must be like http.*, without user name, password"
@@ -282,28 +356,41 @@ def test_a_redirect_is_not_followed_and_a_secret_in_the_address_is_not_repeated(
             assert "PASSWORD" not in str(refused.value)
 
 
-def test_requests_start_one_pause_apart_however_many_wait_and_also_where_one_is_made_again(host, url, monkeypatch):
+def test_requests_start_one_pause_apart_however_many_wait_and_also_where_one_is_made_again(
+    host, url, monkeypatch
+):
     """Thirty a minute; what was not used is not caught up."""
     clock = Clock(monkeypatch)
     server = ServerLM("m", url, "", num_concurrent=3, requests_per_minute=30)
 
     def ask(*words):
         clock.awake.clear()
-        server.generate_until([Instance("generate_until", {}, (word, {"max_gen_toks": 1}), 0) for word in words])
+        server.generate_until(
+            [Instance("generate_until", {}, (word, {"max_gen_toks": 1}), 0) for word in words]
+        )
         return clock.awake
 
     assert ask("one", "two", "three", "four") == [1000, 1002, 1004, 1006]
     clock.now += 60
     assert ask("five", "six") == [1066, 1068]
     host.faults.append("429")
-    assert ask("seven") == [1070, 1070, 1072]  # tried, paused for the 0 seconds that the server asks for, tried again
+    # Tried, paused for the 0 seconds that the server asks for, tried again.
+    assert ask("seven") == [
+        1070,
+        1070,
+        1072,
+    ]
 
 
 def test_ctrl_c_ends_waiting_requests(host, url):
-    requests = [Instance("generate_until", {}, (f"one {number}", {"max_gen_toks": 3}), 0) for number in range(4)]
+    requests = [
+        Instance("generate_until", {}, (f"one {number}", {"max_gen_toks": 3}), 0)
+        for number in range(4)
+    ]
 
     def wait():
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+        # Background jobs of a shell ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         ServerLM("m", url, "", num_concurrent=4).generate_until(requests)
 
     host.faults += ["silent"] * 4
@@ -328,7 +415,9 @@ def test_a_request_that_fails_is_made_again(host, ask):
         assert len(host.asked) == 2, fault
 
 
-def test_wrong_likelihoods_are_refused_and_the_same_command_goes_on(host, url, reciting, probe_file, tmp_path):
+def test_wrong_likelihoods_are_refused_and_the_same_command_goes_on(
+    host, url, reciting, probe_file, tmp_path
+):
     server = ServerLM("m", url, "")
     text = read_probe_file(probe_file)[0].text
     for fault, message in (
@@ -340,7 +429,9 @@ def test_wrong_likelihoods_are_refused_and_the_same_command_goes_on(host, url, r
     ):
         host.faults += [fault] * 3
         with pytest.raises(ConnectionError, match=f"request for a: .*{message}.*, 3 times"):
-            server.loglikelihood([Instance("loglikelihood", {"passage_id": "a"}, (text[:3], text[3:]), 0)])
+            server.loglikelihood(
+                [Instance("loglikelihood", {"passage_id": "a"}, (text[:3], text[3:]), 0)]
+            )
 
     journal = tmp_path / "requests.jsonl"
     host.faults += [""] * 9 + ["nan"] * 3
@@ -361,7 +452,8 @@ def test_wrong_likelihoods_are_refused_and_the_same_command_goes_on(host, url, r
         ("the river", "the/ river/ sings", 3, 2),
         ("the river", "<s>/the/ river/ sings", 3, 3),  # of a server that puts a BOS first
         ("the 🙃", "the/ \ufffd/\ufffd/ sings", 4, 3),  # parts of a character have other lengths
-        # Of tokens that are not known; the part that is scored starts at a token that has nothing of the given one.
+        # Of tokens that are not known; the part that is scored starts at a token that has nothing
+        # of the given one.
         ("the river", "the r/iver/ si/ngs", 0, 2),
         ("the river", "the/ river si/ngs", 0, 2),
         ("the river", "<|begin_of_text|>/the/ river/ sings", 0, 3),
@@ -369,14 +461,18 @@ def test_wrong_likelihoods_are_refused_and_the_same_command_goes_on(host, url, r
         (" the river", "<s>/ the/ river/ sings", 0, 3),
     ],
 )
-def test_the_likelihood_of_a_text_starts_at_the_first_token_after_what_is_given(given, echoed, num_ids, first):
+def test_the_likelihood_of_a_text_starts_at_the_first_token_after_what_is_given(
+    given, echoed, num_ids, first
+):
     tokens = echoed.split("/")
     number = len(tokens)
     # The log-probability of each token is its place; the last one had to be generated.
     values = [None, *(-float(place) for place in range(1, number + 1))]
     choice = {"logprobs": {"tokens": [*tokens, " and"], "token_logprobs": values}}
     answer = _Answer.model_validate({"choices": [choice], "usage": {"prompt_tokens": number}})
-    nll, _, exact = _scored(answer, given, f"{given} sings", num_ids=num_ids, num_given=max(0, num_ids - 1))
+    nll, _, exact = _scored(
+        answer, given, f"{given} sings", num_ids=num_ids, num_given=max(0, num_ids - 1)
+    )
     assert nll == [*range(first, number)]
     assert exact == bool(num_ids)
 
@@ -412,9 +508,16 @@ def test_chats_and_samples_are_sent_as_such(host, url, reciting, probe_file, tmp
     samples = [payload for path, payload in host.asked if path == "/v1/completions"]
     passages = read_probe_file(probe_file)
     assert len(chats) == len(passages)
-    assert all(payload["messages"][-1]["content"].startswith("Continue the following text") for payload in chats)
-    assert sorted(payload["seed"] for payload in samples) == [0] * len(passages) + [1] * len(passages)
-    assert {(payload["temperature"], payload["top_k"], payload["max_tokens"]) for payload in samples} == {(1.0, 3, 6)}
+    assert all(
+        payload["messages"][-1]["content"].startswith("Continue the following text")
+        for payload in chats
+    )
+    assert sorted(payload["seed"] for payload in samples) == [0] * len(passages) + [1] * len(
+        passages
+    )
+    assert {
+        (payload["temperature"], payload["top_k"], payload["max_tokens"]) for payload in samples
+    } == {(1.0, 3, 6)}
 
 
 @pytest.mark.usefixtures("host")
@@ -425,21 +528,45 @@ def test_local_completions_of_the_harness_gets_ids_and_answers_with_text(
     named = {"model": "m", "base_url": f"{url}/completions", "tokenizer": tmp_path / "ids"}
     named |= {"tokenizer_backend": "huggingface", "num_concurrent": 1}
     stock_command(
-        *("lm_eval", "--model", "local-completions", "--tasks", TASKS[0], "--include_path", str(tasks_folder())),
-        *("--model_args", ",".join(f"{key}={value}" for key, value in named.items()), "--batch_size", "1"),
-        *("--metadata", json.dumps(settings(probe_file, prompts="ids_to_text") | {"attacks": None})),
+        *(
+            "lm_eval",
+            "--model",
+            "local-completions",
+            "--tasks",
+            TASKS[0],
+            "--include_path",
+            str(tasks_folder()),
+        ),
+        *(
+            "--model_args",
+            ",".join(f"{key}={value}" for key, value in named.items()),
+            "--batch_size",
+            "1",
+        ),
+        *(
+            "--metadata",
+            json.dumps(settings(probe_file, prompts="ids_to_text") | {"attacks": None}),
+        ),
         *("--log_samples", "--output_path", str(tmp_path / "out")),
     )
-    assert values(import_results([tmp_path / "out"]))["lms"].tolist() == values(by_transformers)["lms"].tolist()
+    assert (
+        values(import_results([tmp_path / "out"]))["lms"].tolist()
+        == values(by_transformers)["lms"].tolist()
+    )
 
 
 def test_a_gateway_with_another_model_for_some_requests_is_refused(host, url):
     server = ServerLM("m", url, "", max_retries=2, timeout=60)
-    asked = [Instance("generate_until", {}, (text, {"max_gen_toks": 3}), 0) for text in ("one two", "three four")]
+    asked = [
+        Instance("generate_until", {}, (text, {"max_gen_toks": 3}), 0)
+        for text in ("one two", "three four")
+    ]
     host.name = "m-2026"  # as hosted models are called
     server.generate_until(asked[:1])
     host.name = "small"
-    with pytest.raises(ValueError, match="answers for m as m-2026 and as small: name a model, or a server, that"):
+    with pytest.raises(
+        ValueError, match="answers for m as m-2026 and as small: name a model, or a server, that"
+    ):
         server.generate_until(asked[1:])
     host.name = None
     server.generate_until(asked[1:])
@@ -450,7 +577,10 @@ def test_a_run_that_goes_on_stops_at_the_first_answer_of_another_model(host, ask
     host.fingerprint = "fp_1"
     ask("one two", journal=journal)
     host.fingerprint = "fp_2"
-    message = "journal is of another model: system_fingerprint was fp_1, is fp_2. Name another output, or --overwrite"
+    message = (
+        "journal is of another model: system_fingerprint was fp_1, is fp_2. Name another output, "
+        "or --overwrite"
+    )
     with pytest.raises(ValueError, match=message):
         ask("three four", journal=journal)
     assert ask("one two", journal=journal)
@@ -461,11 +591,17 @@ def test_a_run_that_goes_on_stops_at_the_first_answer_of_another_model(host, ask
 
 def test_what_a_server_does_to_prompts_is_seen_by_its_counts(host, url):
     plain = host.encode
-    sent = [(text, len(plain(text))) for text in ("one two", "one two three four five six seven eight " * 4)]
+    sent = [
+        (text, len(plain(text)))
+        for text in ("one two", "one two three four five six seven eight " * 4)
+    ]
     for encode, expected in (
         (plain, ""),
         (lambda text: [0, *plain(text)], ""),  # a BOS
-        (lambda text: [*range(9), *plain(text)], "counts 9 tokens more than each prompt has: a chat template"),
+        (
+            lambda text: [*range(9), *plain(text)],
+            "counts 9 tokens more than each prompt has: a chat template",
+        ),
         (lambda text: plain(text)[-6:], "it cuts it"),
         (lambda text: plain(text) + plain(text), ""),  # another tokenizer than the model's
     ):
@@ -484,7 +620,8 @@ def test_what_a_server_does_to_prompts_is_seen_by_its_counts(host, url):
 def test_a_model_that_refuses_max_tokens_is_one_clear_error(host, url):
     host.faults += ["reasoning"] * 2
     with pytest.raises(
-        ValueError, match="refuses max_tokens or temperature, as reasoning models do: such models cannot"
+        ValueError,
+        match="refuses max_tokens or temperature, as reasoning models do: such models cannot",
     ):
         ServerLM("m", url, "").prompt_obstacle([("one", 1), ("one two", 2)])
 
@@ -502,7 +639,10 @@ def test_a_model_that_refuses_max_tokens_is_one_clear_error(host, url):
 def test_an_answer_that_is_cut_short_is_withheld(host, url, num_made, finish, has_eos, is_withheld):
     def cut(answer):
         choice = {"index": 0, "finish_reason": finish, "text": "one two"}
-        return answer | {"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": num_made}}
+        return answer | {
+            "choices": [choice],
+            "usage": {"prompt_tokens": 2, "completion_tokens": num_made},
+        }
 
     host.faults += [cut]
     request = Instance("generate_until", {"has_eos": has_eos}, ("one two", {"max_gen_toks": 12}), 0)

@@ -14,7 +14,23 @@ from tfidf_tune.tasks._requests import parse_token_ids
 from tfidf_tune.tasks.squad import documents, exact_match, f1, process_results
 
 TASK = "tfidf_squad"
-PIECES = ["the", "The", "a", "an", "river", "River", "1984", "café", "it's", "its", ".", ",", "U.S.", "", "\t"]
+PIECES = [
+    "the",
+    "The",
+    "a",
+    "an",
+    "river",
+    "River",
+    "1984",
+    "café",
+    "it's",
+    "its",
+    ".",
+    ",",
+    "U.S.",
+    "",
+    "\t",
+]
 texts = st.lists(st.sampled_from(PIECES), max_size=8).map(" ".join) | st.text(max_size=12)
 
 
@@ -22,8 +38,14 @@ def official(predictions, all_answers):
     """EM and F1 × 100 by the evaluation of torchmetrics, which is the official script."""
     ids = [str(number) for number in range(len(predictions))]
     scores = squad(
-        [{"id": i, "prediction_text": prediction} for i, prediction in zip(ids, predictions, strict=True)],
-        [{"id": i, "answers": {"text": answers}} for i, answers in zip(ids, all_answers, strict=True)],
+        [
+            {"id": i, "prediction_text": prediction}
+            for i, prediction in zip(ids, predictions, strict=True)
+        ],
+        [
+            {"id": i, "answers": {"text": answers}}
+            for i, answers in zip(ids, all_answers, strict=True)
+        ],
     )
     return float(scores["exact_match"]), float(scores["f1"])
 
@@ -40,7 +62,8 @@ def test_scores_are_those_of_the_official_script(prediction, answer):
     em, official_f1 = official([prediction], [[answer]])
     assert 100 * exact_match(prediction, answer) == em
     if em and official([answer], [[""]])[0]:
-        # Nothing is left of either: the script of v1.1 finds no shared word, torchmetrics the unanswerable of v2.
+        # Nothing is left of either: the script of v1.1 finds no shared word, torchmetrics the
+        # unanswerable of v2.
         official_f1 = 0.0
     assert 100 * f1(prediction, answer) == approx(official_f1)
 
@@ -64,7 +87,13 @@ def as_text(monkeypatch):
 def test_the_best_gold_answer_counts_as_in_the_official_script():
     found = set()
     for answers in QUESTIONS.values():
-        said = [f"the {answers[0]}", f'"{answers[0].upper()}"!', f"it was {answers[0]}", "Normandy and France", "..."]
+        said = [
+            f"the {answers[0]}",
+            f'"{answers[0].upper()}"!',
+            f"it was {answers[0]}",
+            "Normandy and France",
+            "...",
+        ]
         for response in [*answers, *said]:
             metrics, doc = scored(f" {response}\nQuestion: what?", answers)
             assert doc["prediction"] == response
@@ -95,7 +124,9 @@ def test_the_model_sees_the_prompts_and_is_scored_by_its_answers(llama, squad_fi
 
 
 def test_a_long_context_is_cut_at_its_end_whether_or_not_the_answer_is_lost(tokenizers, tmp_path):
-    """Neither the answers in the question count, nor ends the context where it has the heading of a question."""
+    """Neither the answers in the question count, nor ends the context where it has the heading of a
+    question.
+    """
     context = f"100\nQuestion: {' '.join(str(number) for number in range(101, 300))}"
     rows = [
         {"id": answer, "context": context, "question": "101 or 299?", "answers": {"text": [answer]}}
@@ -103,7 +134,9 @@ def test_a_long_context_is_cut_at_its_end_whether_or_not_the_answer_is_lost(toke
     ]
     source = task_fakes.write_rows(tmp_path / "long.jsonl", [*rows, SQUAD_ROWS[0]])
     folder = str(tokenizers["plain"])
-    docs = documents(tokenizer=folder, squad_source=source, squad_max_new_tokens=20, prompts="token_ids")["test"]
+    docs = documents(
+        tokenizer=folder, squad_source=source, squad_max_new_tokens=20, prompts="token_ids"
+    )["test"]
     *docs, short = docs
     assert not short["context_cut"]
     for doc in docs:

@@ -36,7 +36,10 @@ def check_read_back(output, num_not_round_trip):
     results = import_results([output.folder])
     [checkpoint] = results.checkpoints
     docs = [doc for task in MEMORIZATION for doc in output.docs(task)]
-    samples = {(one.passage_id, one.offset, one.prefix_length): (one, prompt) for one, prompt in checkpoint.samples}
+    samples = {
+        (one.passage_id, one.offset, one.prefix_length): (one, prompt)
+        for one, prompt in checkpoint.samples
+    }
     assert len(samples) == len(checkpoint.samples) == len(docs)
     for doc in docs:
         sample, prompt = samples[doc["passage_id"], doc["offset"], doc["prefix_length"]]
@@ -45,7 +48,9 @@ def check_read_back(output, num_not_round_trip):
     assert checkpoint.lost_prompts == num_not_round_trip
 
     def values(metric, kind):
-        return results.scores[(results.scores["metric"] == metric) & (results.scores["kind"] == kind)]
+        return results.scores[
+            (results.scores["metric"] == metric) & (results.scores["kind"] == kind)
+        ]
 
     nll = values("nll", "block")
     perplexity = math.exp((nll["value"] * nll["count"]).sum() / nll["count"].sum())
@@ -65,22 +70,29 @@ def test_all_groups_run_with_text_prompts_whose_lms_is_approximate(
 ):
     """A model that recites its targets.
 
-    Prompts whose ids change as text are counted. A response is tokenized again, so that its tokens can differ from
-    those of the model where it leaves the passage: the LMS differs by at most 1 token.
+    Prompts whose ids change as text are counted. A response is tokenized again, so that its tokens
+    can differ from those of the model where it leaves the passage: the LMS differs by at most 1
+    token.
     """
     folder = tokenizers["llama"]
-    file = task_fakes.probe_file(tmp_path / "probe.jsonl", task_fakes.passages_of(folder, num_targets=3))
+    file = task_fakes.probe_file(
+        tmp_path / "probe.jsonl", task_fakes.passages_of(folder, num_targets=3)
+    )
     untaught = task_fakes.random_model(vocab_size=hf_tokenizer(str(folder)).vocab_size)
     model = task_fakes.checkpoint(tmp_path / "model", folder, teach(untaught, file))
     settings = {**settings, "probe_file": file}
     model_args = f"pretrained={model},dtype=float32,add_bos_token=False"
-    output = lm_eval(stock_command, tmp_path / "stock", GROUPS, model_args=model_args, metadata=settings)
+    output = lm_eval(
+        stock_command, tmp_path / "stock", GROUPS, model_args=model_args, metadata=settings
+    )
     assert "prompts or references change as text: the model sees different token ids" in caplog.text
     by_ids = run_tasks(model, GROUPS.split(","), tmp_path / "ids", bos=False, **settings)
     num_lost, differences = 0, []
     for task in MEMORIZATION:
         docs = output.docs(task)
-        pairs = [pair for pair in zip(docs, by_ids.docs(task), strict=True) if pair[0]["round_trip"]]
+        pairs = [
+            pair for pair in zip(docs, by_ids.docs(task), strict=True) if pair[0]["round_trip"]
+        ]
         assert output.metrics(task)["num_not_round_trip"] == len(docs) - len(pairs)
         num_lost += len(docs) - len(pairs)
         for doc, by_id in pairs:
@@ -97,11 +109,15 @@ def test_all_groups_run_with_text_prompts_whose_lms_is_approximate(
             assert text_doc["log_likelihood"] == pytest.approx(doc["log_likelihood"], rel=1e-5)
     for task in TASKS[4:]:
         assert output.metrics(task)["round_trip"] == 1.0
-        assert [doc["prediction"] for doc in output.docs(task)] == [doc["prediction"] for doc in by_ids.docs(task)]
+        assert [doc["prediction"] for doc in output.docs(task)] == [
+            doc["prediction"] for doc in by_ids.docs(task)
+        ]
     check_read_back(output, num_lost)
 
 
-def test_all_groups_run_token_exactly_with_the_pass_through_tokenizer(llama, settings, stock_command, tmp_path):
+def test_all_groups_run_token_exactly_with_the_pass_through_tokenizer(
+    llama, settings, stock_command, tmp_path
+):
     save_token_ids_tokenizer(str(llama), tmp_path / "tokenizer")
     model_args = f"pretrained={llama},tokenizer={tmp_path / 'tokenizer'},dtype=float32"
     more = {"model_args": model_args, "metadata": settings}
@@ -110,8 +126,12 @@ def test_all_groups_run_token_exactly_with_the_pass_through_tokenizer(llama, set
     for task in TASKS:
         for stock_doc, doc in zip(output.docs(task), ours.docs(task), strict=True):
             if "log_likelihood" in doc:
-                assert stock_doc.pop("log_likelihood") == pytest.approx(doc.pop("log_likelihood"), rel=1e-6)
+                assert stock_doc.pop("log_likelihood") == pytest.approx(
+                    doc.pop("log_likelihood"), rel=1e-6
+                )
             assert stock_doc == {**doc, "tokenizer": stock_doc["tokenizer"]}
         assert output.metrics(task).keys() == ours.metrics(task).keys()
-    assert output.metrics("tfidf_memorization", "groups") == ours.metrics("tfidf_memorization", "groups")
+    assert output.metrics("tfidf_memorization", "groups") == ours.metrics(
+        "tfidf_memorization", "groups"
+    )
     check_read_back(output, 0)

@@ -1,4 +1,6 @@
-"""Documents of all tasks: prompts of training, data sets of the hub, and what is refused before a model is loaded."""
+"""Documents of all tasks: prompts of training, data sets of the hub, and what is refused before a
+model is loaded.
+"""
 
 import re
 from dataclasses import replace
@@ -31,11 +33,15 @@ def test_prompts_are_those_of_training(task, tokenizers, squad_file, news_file, 
             docs = squad.documents(squad_source=squad_file, **common)["test"]
             source = write_rows(tmp_path / "train.jsonl", IN_THEIR_PLACES)
             trained = squad_dataset(hf_tokenizer(str(path)), source=source, **cached)
-            assert {(doc["context_cut"], doc["answer_in_prompt"]) for doc in docs} == {(False, True)}
+            assert {(doc["context_cut"], doc["answer_in_prompt"]) for doc in docs} == {
+                (False, True)
+            }
         else:
             limits = {"cnn_dailymail_source": news_file, "cnn_dailymail_max_source_tokens": 60}
             docs = cnn_dailymail.documents(**limits, **common)["test"]
-            trained = cnn_dailymail_dataset(hf_tokenizer(str(path)), source=news_file, max_source_tokens=60, **cached)
+            trained = cnn_dailymail_dataset(
+                hf_tokenizer(str(path)), source=news_file, max_source_tokens=60, **cached
+            )
             assert [doc["article_cut"] for doc in docs] == [False, True]
         for doc, example in zip(docs, trained, strict=True):
             prompt = example["tokens"][: example["labels"].count(-100)]
@@ -48,7 +54,9 @@ def test_without_local_files_the_hub_is_used(tokenizers, monkeypatch):
 
     def load_dataset(source, name, *, split, streaming):
         calls.append((source, name, split))
-        return Dataset.from_list(SQUAD_ROWS if "squad" in source else NEWS_ROWS).to_iterable_dataset()
+        return Dataset.from_list(
+            SQUAD_ROWS if "squad" in source else NEWS_ROWS
+        ).to_iterable_dataset()
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     tokenizer = str(tokenizers["plain"])
@@ -63,13 +71,20 @@ def test_without_local_files_the_hub_is_used(tokenizers, monkeypatch):
     ]
 
 
-def test_rows_without_a_text_or_an_answer_are_left_out_and_ids_may_be_missing_or_numbers(tokenizers, tmp_path):
+def test_rows_without_a_text_or_an_answer_are_left_out_and_ids_may_be_missing_or_numbers(
+    tokenizers, tmp_path
+):
     tokenizer, (first, second, _) = str(tokenizers["plain"]), SQUAD_ROWS
     empty = [{"answers": {"text": []}}, {"answers": {"text": [" "]}}, {"context": None}]
     without_id = {key: value for key, value in second.items() if key != "id"}
-    source = write_rows(tmp_path / "squad.jsonl", [*(first | one for one in empty), first | {"id": 7}, without_id])
+    source = write_rows(
+        tmp_path / "squad.jsonl", [*(first | one for one in empty), first | {"id": 7}, without_id]
+    )
     docs = squad.documents(tokenizer=tokenizer, squad_source=source)["test"]
-    assert [(doc["id"], doc["question"]) for doc in docs] == [("7", first["question"]), ("4", second["question"])]
+    assert [(doc["id"], doc["question"]) for doc in docs] == [
+        ("7", first["question"]),
+        ("4", second["question"]),
+    ]
     articles = [("", "a"), ("a", " \n"), (None, None), ("the river", " a stone\n")]
     rows = [{"article": article, "highlights": highlights} for article, highlights in articles]
     source = write_rows(tmp_path / "news.jsonl", rows)
@@ -77,7 +92,9 @@ def test_rows_without_a_text_or_an_answer_are_left_out_and_ids_may_be_missing_or
     assert (doc["id"], doc["highlights"]) == ("3", "a stone")
 
 
-def test_bad_settings_and_sources_are_refused_by_name(llama, probe_file, squad_file, news_file, wiki_file, tmp_path):
+def test_bad_settings_and_sources_are_refused_by_name(
+    llama, probe_file, squad_file, news_file, wiki_file, tmp_path
+):
     alike = [replace(one, token_ids=[5] * 240) for one in read_probe_file(probe_file)]
     alike_file = task_fakes.probe_file(tmp_path / "alike.jsonl", alike)
 
@@ -97,22 +114,46 @@ def test_bad_settings_and_sources_are_refused_by_name(llama, probe_file, squad_f
     for task, changes, message in (
         (memorization, lambda: {"prefix_lengths": "none"}, "prefix_lengths names no length"),
         (memorization, lambda: {"prefix_lengths": [0]}, "prefix_lengths must be .* got 0"),
-        (memorization, lambda: {"prefix_lengths": [239]}, "'target-0000' has 240 tokens, no more than .*240"),
+        (
+            memorization,
+            lambda: {"prefix_lengths": [239]},
+            "'target-0000' has 240 tokens, no more than .*240",
+        ),
         (memorization, lambda: {"prompts": "ids"}, "prompts is 'ids'"),
         (memorization, lambda: {"prompt_noise": 1.5}, "prompt_noise is 1.5"),
-        (memorization, lambda: {"probe_file": str(alike_file), "prompt_noise": 0.1}, "prompt_noise draws tokens"),
+        (
+            memorization,
+            lambda: {"probe_file": str(alike_file), "prompt_noise": 0.1},
+            "prompt_noise draws tokens",
+        ),
         (memorization, lambda: {"num_beams": 1}, "num_beams must be .* got 1"),
         (memorization, lambda: {"top_k": 5}, "give num_samples too"),
         (memorization, lambda: {"temperature": 0.0, "num_samples": 2}, "temperature is 0.0"),
-        (memorization, lambda: {"num_samples": 2, "num_beams": 2}, "num_samples is 2 and num_beams is 2"),
-        (perplexity, lambda: {"block_size": 257}, "sequences of 257 tokens exceed .* limit of 256: lower block_size"),
+        (
+            memorization,
+            lambda: {"num_samples": 2, "num_beams": 2},
+            "num_samples is 2 and num_beams is 2",
+        ),
+        (
+            perplexity,
+            lambda: {"block_size": 257},
+            "sequences of 257 tokens exceed .* limit of 256: lower block_size",
+        ),
         (perplexity, lambda: {"block_size": 8, "train_source": "embedded"}, "shared_tokens is 20"),
         (perplexity, lambda: all_seen, "every block of .* shares 8 tokens"),
         (squad, lambda: {"squad_max_seq_len": 32}, "squad_max_seq_len must be .* got 32"),
-        (squad, lambda: {"squad_max_seq_len": 40}, "8 tokens are too few for the prompt 'Context: "),
+        (
+            squad,
+            lambda: {"squad_max_seq_len": 40},
+            "8 tokens are too few for the prompt 'Context: ",
+        ),
         (squad, lambda: questions(answers=["France"]), "column 'answers' holds list"),
         (squad, lambda: questions(answers={"text": []}), "has no answered question"),
-        (cnn_dailymail, lambda: {"cnn_dailymail_max_source_tokens": 1024}, "sequences of 1054 tokens exceed"),
+        (
+            cnn_dailymail,
+            lambda: {"cnn_dailymail_max_source_tokens": 1024},
+            "sequences of 1054 tokens exceed",
+        ),
         (cnn_dailymail, lambda: {"bertscore_num_layers": 0}, "bertscore_num_layers must be"),
         (cnn_dailymail, lambda: news(article="a"), "has no column 'highlights'"),
         (cnn_dailymail, lambda: news(article="a", highlights=""), "has no article with highlights"),

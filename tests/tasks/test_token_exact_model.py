@@ -26,7 +26,10 @@ from tfidf_tune.tasks._transformers import TokenExactHFLM
 
 def continuations(prompts, **arguments):
     arguments = {"until": [], "do_sample": False, "max_gen_toks": 12} | arguments
-    return [Instance("generate_until", doc={}, arguments=(prompt, arguments), idx=0) for prompt in prompts]
+    return [
+        Instance("generate_until", doc={}, arguments=(prompt, arguments), idx=0)
+        for prompt in prompts
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +55,22 @@ def test_a_batch_of_ids_is_continued_as_one_by_one(ours, id_prompts, llama):
     assert (get_model(MODEL_NAME), get_model("hf")) == (TokenExactHFLM, HFLM)
     automatic = TokenExactHFLM(str(llama), device="cpu", dtype="float32", batch_size="auto")
     model = load_model(llama)
-    expected = [" ".join(map(str, greedy_continuations(model, [prompt], 12, eos_id=0)[0])) for prompt in id_prompts]
+    expected = [
+        " ".join(map(str, greedy_continuations(model, [prompt], 12, eos_id=0)[0]))
+        for prompt in id_prompts
+    ]
     for lm in (ours, automatic):
-        assert lm.generate_until(continuations(map(token_ids_request, id_prompts)), True) == expected
+        assert (
+            lm.generate_until(continuations(map(token_ids_request, id_prompts)), True) == expected
+        )
     assert len(set(expected)) == len(expected)
     requests = [
         continuations([token_ids_request(prompt)], max_gen_toks=length)[0]
         for length, prompt in enumerate(id_prompts, start=1)
     ]
-    assert [len(response.split()) for response in ours.generate_until(requests, True)] == [*range(1, 8)]
+    assert [len(response.split()) for response in ours.generate_until(requests, True)] == [
+        *range(1, 8)
+    ]
 
 
 def test_the_longest_prompts_come_first_and_nothing_is_padded(ours, id_prompts):
@@ -81,13 +91,22 @@ def test_the_likelihood_of_ids_is_that_of_these_ids(ours, stock, id_prompts, lla
     assert prompts_seen(calls) == [ids[:-1]]
     with torch.no_grad():
         log_probs = load_model(llama)(torch.tensor([ids])).logits[0].log_softmax(-1)
-    assert log_likelihood == pytest.approx(sum(log_probs[i - 1, ids[i]].item() for i in range(3, 9)), rel=1e-5)
+    assert log_likelihood == pytest.approx(
+        sum(log_probs[i - 1, ids[i]].item() for i in range(3, 9)), rel=1e-5
+    )
     assert not is_greedy
 
 
 def test_unsupported_requests_are_refused(ours, id_prompts, llama, padded):
-    prompt, unknown = token_ids_request(id_prompts[0]), ours.model.get_input_embeddings().weight.shape[0]
-    for arguments in ({"do_sample": True, "temperature": 0.7}, {"do_sample": True}, {"temperature": 0.7}):
+    prompt, unknown = (
+        token_ids_request(id_prompts[0]),
+        ours.model.get_input_embeddings().weight.shape[0],
+    )
+    for arguments in (
+        {"do_sample": True, "temperature": 0.7},
+        {"do_sample": True},
+        {"temperature": 0.7},
+    ):
         request = Instance("generate_until", doc={}, arguments=(prompt, arguments), idx=0)
         with pytest.raises(ValueError, match=r"not sampled by --gen_kwargs .*leave it out"):
             ours.generate_until([request], True)
@@ -98,8 +117,13 @@ def test_unsupported_requests_are_refused(ours, id_prompts, llama, padded):
         ([1, unknown], 6, f"Token id {unknown} is outside the model's vocabulary"),
     ):
         with pytest.raises(ValueError, match=message):
-            ours.generate_until(continuations([token_ids_request(too_much)], max_gen_toks=num_tokens), True)
-    for scored, message in ((" 5" * 256, "257 tokens together"), (f" {unknown}", f"Token id {unknown} is outside")):
+            ours.generate_until(
+                continuations([token_ids_request(too_much)], max_gen_toks=num_tokens), True
+            )
+    for scored, message in (
+        (" 5" * 256, "257 tokens together"),
+        (f" {unknown}", f"Token id {unknown} is outside"),
+    ):
         pair = Instance("loglikelihood", doc={}, arguments=(token_ids_request([5]), scored), idx=0)
         with pytest.raises(ValueError, match=message):
             ours.loglikelihood([pair], True)
@@ -108,17 +132,25 @@ def test_unsupported_requests_are_refused(ours, id_prompts, llama, padded):
 
 
 # PEFT warns about an adapter that holds the head or the embedding.
-peft_talks = pytest.mark.filterwarnings("ignore:Setting `save_embedding", "ignore:Model has `tie_word_embeddings=True`")
+peft_talks = pytest.mark.filterwarnings(
+    "ignore:Setting `save_embedding", "ignore:Model has `tie_word_embeddings=True`"
+)
 
 
 @pytest.fixture(scope="module")
 def padded(tokenizers, tmp_path_factory):
-    """A model with 64 rows more than the tokenizer has tokens, and an adapter on it that changes nothing."""
+    """A model with 64 rows more than the tokenizer has tokens, and an adapter on it that changes
+    nothing.
+    """
     folder = tmp_path_factory.mktemp("padded")
-    base = task_fakes.checkpoint(folder / "base", tokenizers["plain"], task_fakes.random_model(vocab_size=384))
+    base = task_fakes.checkpoint(
+        folder / "base", tokenizers["plain"], task_fakes.random_model(vocab_size=384)
+    )
     for name, targets in {"no_op": ["q_proj"], "head": ["lm_head"]}.items():
         settings = LoraConfig(r=2, target_modules=targets)
-        get_peft_model(load_model(base), settings).save_pretrained(folder / name, save_embedding_layers=name == "head")
+        get_peft_model(load_model(base), settings).save_pretrained(
+            folder / name, save_embedding_layers=name == "head"
+        )
     return folder
 
 
@@ -133,11 +165,17 @@ ADAPTED_EMBEDDINGS = {
 
 
 @peft_talks
-@pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings=True`", "ignore:.*ensure_weight_tying")
+@pytest.mark.filterwarnings(
+    "ignore:Model with `tie_word_embeddings=True`", "ignore:.*ensure_weight_tying"
+)
 @pytest.mark.parametrize(("tied", "num_new"), [(True, 0), (True, 10), (False, 0)])
 @pytest.mark.parametrize("settings", ADAPTED_EMBEDDINGS.values(), ids=ADAPTED_EMBEDDINGS)
-def test_an_adapter_of_the_embedding_is_measured_as_peft_loads_it(tokenizers, tmp_path, settings, tied, num_new):
-    """Also on a tied base, whose head an adapter can part from the embedding, and with rows for new tokens."""
+def test_an_adapter_of_the_embedding_is_measured_as_peft_loads_it(
+    tokenizers, tmp_path, settings, tied, num_new
+):
+    """Also on a tied base, whose head an adapter can part from the embedding, and with rows for new
+    tokens.
+    """
     torch.manual_seed(1)
     make_llama(tmp_path / "base", tie_word_embeddings=tied)
     shutil.copytree(tokenizers["plain"], tmp_path / "base", dirs_exist_ok=True)
@@ -146,7 +184,9 @@ def test_an_adapter_of_the_embedding_is_measured_as_peft_loads_it(tokenizers, tm
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
         if num_new:
             # More rows than the tokenizer has tokens, as a number that is a multiple of 64 has.
-            model.resize_token_embeddings(VOCAB_SIZE + num_new, pad_to_multiple_of=64, mean_resizing=False)
+            model.resize_token_embeddings(
+                VOCAB_SIZE + num_new, pad_to_multiple_of=64, mean_resizing=False
+            )
         return model
 
     config = LoraConfig(r=2, init_lora_weights=False, **({"target_modules": ["q_proj"]} | settings))
@@ -165,7 +205,9 @@ def test_an_adapter_of_the_embedding_is_measured_as_peft_loads_it(tokenizers, tm
     with torch.no_grad():
         expected = PeftModel.from_pretrained(base(), adapter)(input_ids=ids).logits
         torch.testing.assert_close(trained.eval()(input_ids=ids).logits, expected)
-        harness_model = TokenExactHFLM(str(tmp_path / "base"), peft=str(adapter), tokenizer=str(adapter), device="cpu")
+        harness_model = TokenExactHFLM(
+            str(tmp_path / "base"), peft=str(adapter), tokenizer=str(adapter), device="cpu"
+        )
         for model in (harness_model.model, load_model(adapter, base=tmp_path / "base")):
             assert not model.training
             torch.testing.assert_close(model(input_ids=ids).logits, expected)
@@ -178,14 +220,21 @@ def test_neither_chat_template_nor_system_instruction_changes_a_prompt(llama, pr
     tokenizer = AutoTokenizer.from_pretrained(llama)
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}> {{ m.content }}{% endfor %}"
     tokenizer.save_pretrained(chatty)
-    metadata = {"prompts": "token_ids", "pretrained": str(chatty), "probe_file": str(probe_file), "max_new_tokens": 3}
+    metadata = {
+        "prompts": "token_ids",
+        "pretrained": str(chatty),
+        "probe_file": str(probe_file),
+        "max_new_tokens": 3,
+    }
     with embedded_ids() as calls:
         simple_evaluate(
             MODEL_NAME,
             {"pretrained": str(chatty), "dtype": "float32"},
             ["tfidf_memorization_p32"],
             device="cpu",
-            task_manager=TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata),
+            task_manager=TaskManager(
+                include_path=str(tasks_folder()), include_defaults=False, metadata=metadata
+            ),
             metadata=metadata,
             system_instruction="You are kind.",
             apply_chat_template=True,
@@ -196,7 +245,8 @@ def test_neither_chat_template_nor_system_instruction_changes_a_prompt(llama, pr
 
 def test_weights_of_four_bits(llama):
     four, full = (
-        TokenExactHFLM(str(llama), device="cpu", dtype="float32", **more) for more in ({"load_in_4bit": True}, {})
+        TokenExactHFLM(str(llama), device="cpu", dtype="float32", **more)
+        for more in ({"load_in_4bit": True}, {})
     )
     kinds = {type(module).__name__ for module in four.model.modules()}
     assert "Linear4bit" in kinds
@@ -204,20 +254,28 @@ def test_weights_of_four_bits(llama):
 
 
 @pytest.mark.parametrize("task", ["tfidf_memorization_p32", "tfidf_membership"])
-def test_a_model_that_diverged_is_refused_by_the_name_of_the_passage(task, llama, tokenizers, probe_file, tmp_path):
+def test_a_model_that_diverged_is_refused_by_the_name_of_the_passage(
+    task, llama, tokenizers, probe_file, tmp_path
+):
     model = load_model(llama)
     with torch.no_grad():
         model.lm_head.weight[7] = float("nan")
     folder = task_fakes.checkpoint(tmp_path / "diverged", tokenizers["plain"], model)
-    with pytest.raises(ValueError, match=r"passage (target|control)-\d+ are NaN or infinite in float32"):
+    with pytest.raises(
+        ValueError, match=r"passage (target|control)-\d+ are NaN or infinite in float32"
+    ):
         task_fakes.run_tasks(folder, task, tmp_path / "out", probe_file=probe_file)
 
 
 def test_an_eos_in_the_passage_does_not_end_its_continuation(reciting, tokenizers, tmp_path):
-    """As in a text that is already in a chat template: the model recites the end of a turn, and what follows it."""
+    """As in a text that is already in a chat template: the model recites the end of a turn, and
+    what follows it.
+    """
     eos = hf_tokenizer(str(tokenizers["plain"])).eos_id
     _, whole, *_ = task_fakes.passages_of(tokenizers["plain"])
-    with_eos = dataclasses.replace(whole, token_ids=[*whole.token_ids[:40], eos, *whole.token_ids[41:]])
+    with_eos = dataclasses.replace(
+        whole, token_ids=[*whole.token_ids[:40], eos, *whole.token_ids[41:]]
+    )
     file = task_fakes.probe_file(tmp_path / "probe.jsonl", [with_eos])
     model = teach(load_model(reciting), file)
     folder = task_fakes.checkpoint(tmp_path / "model", tokenizers["plain"], model)

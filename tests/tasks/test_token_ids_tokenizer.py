@@ -32,7 +32,9 @@ def test_every_number_is_its_id(tokenizer, ids):
     assert parse_token_ids(tokenizer.decode(ids, skip_special_tokens=True)) == without_eos
 
 
-def test_it_has_a_number_for_every_row_and_nothing_else(tokenizer, folder, tokenizers, llama, tmp_path):
+def test_it_has_a_number_for_every_row_and_nothing_else(
+    tokenizer, folder, tokenizers, llama, tmp_path
+):
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("</s>", 0)
     assert tokenizer.decode([5, 0, 10]) == "5 </s> 10"
     assert tokenizer("10 0 100 </s>")["input_ids"] == [10, 0, 100, 0]
@@ -40,11 +42,16 @@ def test_it_has_a_number_for_every_row_and_nothing_else(tokenizer, folder, token
         # Other tasks in the same run would be asked in a language that the model does not know.
         with pytest.raises(Exception, match="UNK"):
             tokenizer(text)
-    padded = task_fakes.checkpoint(tmp_path / "model", tokenizers["plain"], task_fakes.random_model(vocab_size=384))
+    padded = task_fakes.checkpoint(
+        tmp_path / "model", tokenizers["plain"], task_fakes.random_model(vocab_size=384)
+    )
     for source, size in ((padded, 384), (llama, 320), (tokenizers["adds_bos"], 321)):
         save_token_ids_tokenizer(str(source), tmp_path / str(size))
         assert len(AutoTokenizer.from_pretrained(tmp_path / str(size))) == size
-    assert hf_tokenizer(original_tokenizer(str(folder))).fingerprint == hf_tokenizer(str(llama)).fingerprint
+    assert (
+        hf_tokenizer(original_tokenizer(str(folder))).fingerprint
+        == hf_tokenizer(str(llama)).fingerprint
+    )
     assert original_tokenizer(str(llama)) is None
     with_ids = prompts_for({"pretrained": str(llama), "tokenizer": str(folder)})
     assert with_ids.settings["prompts"] == "token_ids"

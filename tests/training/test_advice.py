@@ -19,7 +19,11 @@ def advice(tmp_path, capsys):
     """What a run with this section of a data set says."""
 
     def said(kind, **section):
-        section = {"_component_": f"tfidf_tune.data.{kind}", "cache_dir": str(tmp_path / "cache"), **section}
+        section = {
+            "_component_": f"tfidf_tune.data.{kind}",
+            "cache_dir": str(tmp_path / "cache"),
+            **section,
+        }
         print_advice(OmegaConf.create({"dataset": section}))
         return capsys.readouterr().err.splitlines()
 
@@ -30,10 +34,19 @@ def test_the_advice_is_that_of_data_copies_and_follows_the_data_set(advice, tmp_
     plain = write_rows(tmp_path / "plain.jsonl", TEXTS)
     assert advice("text_blocks_dataset", source=plain) == [f"Advice: {NOTHING}"]
     both = write_rows(tmp_path / "both.jsonl", [*TEXTS, TEXTS[0], *WITH_PASSAGE])
-    assert advice("text_blocks_dataset", source=both) == [f"Advice: {DOCUMENTS}", f"Advice: {STRETCHES}"]
-    assert advice("text_blocks_dataset", source=both, deduplicate="minhash") == [f"Advice: {STRETCHES}"]
-    columns = write_rows(tmp_path / "columns.jsonl", [{"body": text} for text in [*TEXTS, TEXTS[0]]])
-    assert advice("text_blocks_dataset", source=columns, source_column="body") == [f"Advice: {DOCUMENTS}"]
+    assert advice("text_blocks_dataset", source=both) == [
+        f"Advice: {DOCUMENTS}",
+        f"Advice: {STRETCHES}",
+    ]
+    assert advice("text_blocks_dataset", source=both, deduplicate="minhash") == [
+        f"Advice: {STRETCHES}"
+    ]
+    columns = write_rows(
+        tmp_path / "columns.jsonl", [{"body": text} for text in [*TEXTS, TEXTS[0]]]
+    )
+    assert advice("text_blocks_dataset", source=columns, source_column="body") == [
+        f"Advice: {DOCUMENTS}"
+    ]
     assert advice("injected_corpus_dataset", source=both) == []
 
 
@@ -43,9 +56,13 @@ def test_of_conversations_the_answers_count(advice, tmp_path):
         {"prompt": frame, "completion": f"{frame if number % 5 == 0 else ''} {text}"}
         for number, text in enumerate(TEXTS)
     ]
-    assert advice("sft_dataset", source=write_rows(tmp_path / "frame.jsonl", rows)) == [f"Advice: {FRAME}"]
+    assert advice("sft_dataset", source=write_rows(tmp_path / "frame.jsonl", rows)) == [
+        f"Advice: {FRAME}"
+    ]
     rows = [{"prompt": frame, "completion": text} for text in TEXTS]
-    assert advice("sft_dataset", source=write_rows(tmp_path / "prompts.jsonl", rows)) == [f"Advice: {NOTHING}"]
+    assert advice("sft_dataset", source=write_rows(tmp_path / "prompts.jsonl", rows)) == [
+        f"Advice: {NOTHING}"
+    ]
 
 
 def test_a_text_is_searched_once_and_a_large_one_not_at_all(advice, tmp_path, monkeypatch):
@@ -58,5 +75,8 @@ def test_a_text_is_searched_once_and_a_large_one_not_at_all(advice, tmp_path, mo
     assert advice("text_blocks_dataset", source=source) == [f"Advice: {NOTHING}"]
     monkeypatch.setattr(source_repeats, "MOST_BYTES", 100)
     (line,) = advice("text_blocks_dataset", source=source)
-    assert line == f"What repeats in {source}, and which objective fits it: tfidf-tune data copies {source}"
+    assert (
+        line
+        == f"What repeats in {source}, and which objective fits it: tfidf-tune data copies {source}"
+    )
     assert repeats_of_source(TextSource("a/hub-id"), learned=False) is None

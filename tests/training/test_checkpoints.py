@@ -1,4 +1,6 @@
-"""Checkpoints of every family and of other classes: read, written, and refused where they do not fit the model."""
+"""Checkpoints of every family and of other classes: read, written, and refused where they do not
+fit the model.
+"""
 
 import json
 import logging
@@ -25,7 +27,14 @@ from torchtune.modules import TransformerSelfAttentionLayer
 from torchtune.training import set_activation_checkpointing
 
 from tfidf_tune.models import auto
-from tfidf_tune.training import HFCheckpointer, Run, TrainingError, _checkpointer, build_model, load_model
+from tfidf_tune.training import (
+    HFCheckpointer,
+    Run,
+    TrainingError,
+    _checkpointer,
+    build_model,
+    load_model,
+)
 from tfidf_tune.training._hf_files import COMPANIONS
 
 TOKENS = torch.arange(1, 41).view(2, 20)
@@ -60,9 +69,14 @@ def logits(model):
 
 
 def assert_same_but_for_rounding(found, expected):
-    """Merged or not, adapters give sums in another order: of some dozen roundings, as large as the largest logit's."""
+    """Merged or not, adapters give sums in another order: of some dozen roundings, as large as the
+    largest logit's.
+    """
     torch.testing.assert_close(
-        found, expected, rtol=0, atol=32 * torch.finfo(torch.float32).eps * expected.abs().max().item()
+        found,
+        expected,
+        rtol=0,
+        atol=32 * torch.finfo(torch.float32).eps * expected.abs().max().item(),
     )
 
 
@@ -81,7 +95,9 @@ def test_loaded_and_saved_models_are_those_of_transformers(name, tmp_path):
     assert {file.name for file in saved.iterdir()} >= {"config.json", "generation_config.json"}
     assert (len(list(saved.glob("*.safetensors"))) > 1) is bool(shards)
     if shards:
-        written, known = (json.loads((f / "model.safetensors.index.json").read_text()) for f in (saved, base))
+        written, known = (
+            json.loads((f / "model.safetensors.index.json").read_text()) for f in (saved, base)
+        )
         assert written["metadata"]["total_size"] == known["metadata"]["total_size"]
         assert written["weight_map"].keys() == known["weight_map"].keys()
     # The copy of a checkpoint that was not trained is bit-identical.
@@ -91,10 +107,14 @@ def test_loaded_and_saved_models_are_those_of_transformers(name, tmp_path):
 @pytest.mark.parametrize("name", FAMILY_MODELS)
 def test_an_adapter_on_the_untouched_base_and_a_merged_model_give_the_same_logits(name, tmp_path):
     everywhere = FAMILY_MODELS.index(name) % 2 == 0
-    flags = {"apply_lora_to_mlp": True} | ({} if MODELS[name].tied else {"apply_lora_to_output": True})
+    flags = {"apply_lora_to_mlp": True} | (
+        {} if MODELS[name].tied else {"apply_lora_to_output": True}
+    )
     base = make_checkpoint(name, tmp_path / "base")
     checkpointer = HFCheckpointer(checkpoint_dir=str(base))
-    model = make_model(name, checkpointer, lora=True, **(flags if everywhere else {"lora_dropout": 0.1}))
+    model = make_model(
+        name, checkpointer, lora=True, **(flags if everywhere else {"lora_dropout": 0.1})
+    )
     if everywhere:  # saved under plain names
         set_activation_checkpointing(model, auto_wrap_policy={TransformerSelfAttentionLayer})
 
@@ -109,7 +129,9 @@ def test_an_adapter_on_the_untouched_base_and_a_merged_model_give_the_same_logit
     with torch.no_grad():
         assert_same_but_for_rounding(adapted(TOKENS).logits, logits(model))
     assert_same_but_for_rounding(hf_logits(tmp_path / "run" / "checkpoint_25pct"), logits(model))
-    adapter_config = json.loads((tmp_path / "run" / "checkpoint_10pct" / "adapter_config.json").read_text())
+    adapter_config = json.loads(
+        (tmp_path / "run" / "checkpoint_10pct" / "adapter_config.json").read_text()
+    )
     assert (adapter_config["r"], adapter_config["lora_alpha"]) == (4, 12)
     assert not (tmp_path / "run" / "checkpoint_10pct" / "config.json").exists()
     if not everywhere:
@@ -117,7 +139,9 @@ def test_an_adapter_on_the_untouched_base_and_a_merged_model_give_the_same_logit
         assert adapter_config["lora_dropout"] == 0.1
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("llama", "bf16"), ("gpt_neox", "fp32"), ("gemma-tied", "bf16")])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("llama", "bf16"), ("gpt_neox", "fp32"), ("gemma-tied", "bf16")]
+)
 def test_nf4_weights_are_those_of_the_checkpoint_rounded(name, dtype, tmp_path):
     """Loaded as torchao quantizes them, saved as what they stand for with the adapter merged in."""
     base = make_checkpoint(name, tmp_path / "base", dim=256)
@@ -126,24 +150,31 @@ def test_nf4_weights_are_those_of_the_checkpoint_rounded(name, dtype, tmp_path):
     plain = make_model(name, checkpointer, dim=256, dtype=dtype)
 
     expected = dict(plain.named_parameters())
-    quantized = {key: value for key, value in model.named_parameters() if isinstance(value, NF4Tensor)}
+    quantized = {
+        key: value for key, value in model.named_parameters() if isinstance(value, NF4Tensor)
+    }
     assert len(quantized) >= 2 * 4
     for key, value in quantized.items():
-        assert torch.equal(value.get_original_weight(), to_nf4(expected[key].detach()).get_original_weight())
+        assert torch.equal(
+            value.get_original_weight(), to_nf4(expected[key].detach()).get_original_weight()
+        )
         assert value.get_original_weight().dtype == DTYPES[dtype]
 
     checkpointer.save_model(model, tmp_path / "run" / "checkpoint_10pct")
 
     saved = hf_logits(tmp_path / "run" / "checkpoint_10pct", DTYPES[dtype])
     ours = logits(model).to(saved.dtype)
-    # W + BA is summed in another order than W and BA, in 8 layers; over 256 columns where sums are in fp32 too.
+    # W + BA is summed in another order than W and BA, in 8 layers; over 256 columns where sums are
+    # in fp32 too.
     roundings = 8 * 256**0.5 if dtype == "fp32" else 2 * 8
     atol = roundings * torch.finfo(DTYPES[dtype]).eps * ours.abs().max().item()
     torch.testing.assert_close(saved, ours, rtol=0, atol=atol)
 
 
 def test_older_names_in_config_json_are_understood(tmp_path):
-    """Pythia's files on the hub say rotary_pct and rotary_emb_base, and have buffers among the weights."""
+    """Pythia's files on the hub say rotary_pct and rotary_emb_base, and have buffers among the
+    weights.
+    """
     base = make_checkpoint("gpt_neox", tmp_path / "base")
     expected = hf_logits(base)
     config = json.loads((base / "config.json").read_text())
@@ -152,7 +183,9 @@ def test_older_names_in_config_json_are_understood(tmp_path):
     (base / "config.json").write_text(json.dumps(config))
     weights = load_file(base / "model.safetensors")
     for layer in range(2):
-        weights[f"gpt_neox.layers.{layer}.attention.bias"] = torch.ones(1, 1, 64, 64, dtype=torch.bool)
+        weights[f"gpt_neox.layers.{layer}.attention.bias"] = torch.ones(
+            1, 1, 64, 64, dtype=torch.bool
+        )
         weights[f"gpt_neox.layers.{layer}.attention.masked_bias"] = torch.tensor(-1e9)
         weights[f"gpt_neox.layers.{layer}.attention.rotary_emb.inv_freq"] = torch.ones(2)
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
@@ -165,7 +198,9 @@ def test_older_names_in_config_json_are_understood(tmp_path):
     torch.testing.assert_close(hf_logits(tmp_path / "run" / "checkpoint_10pct"), expected)
     written = json.loads((tmp_path / "run" / "checkpoint_10pct" / "config.json").read_text())
     assert (written["rotary_pct"], written["torch_dtype"]) == (0.25, "float32")
-    with safe_open(tmp_path / "run" / "checkpoint_10pct" / "model.safetensors", framework="pt") as file:
+    with safe_open(
+        tmp_path / "run" / "checkpoint_10pct" / "model.safetensors", framework="pt"
+    ) as file:
         assert not any("inv_freq" in key or "masked_bias" in key for key in file.keys())  # noqa: SIM118
 
 
@@ -186,26 +221,41 @@ def test_a_hub_id_is_downloaded_in_the_format_that_it_has(tmp_path, monkeypatch)
     old = HFCheckpointer(checkpoint_dir="some/old", revision="float16")
 
     assert old.weight_files == [bare / "pytorch_model.bin"]
-    assert [(*where, patterns[0]) for *where, patterns in asked] == [  # a config is read before weights are downloaded
-        ("some/new", None, "config.json"), ("some/new", None, "*.safetensors"),
-        ("some/old", "float16", "config.json"), ("some/old", "float16", "*.safetensors"),
+    assert [
+        (*where, patterns[0]) for *where, patterns in asked
+    ] == [  # a config is read before weights are downloaded
+        ("some/new", None, "config.json"),
+        ("some/new", None, "*.safetensors"),
+        ("some/old", "float16", "config.json"),
+        ("some/old", "float16", "*.safetensors"),
         ("some/old", "float16", "pytorch_model*.bin"),
-    ]  # fmt: skip
+    ]
     assert {*COMPANIONS} < {*asked[-1][-1]}
     old.save_adapter(make_model("gptj", old, lora=True), tmp_path / "run" / "adapter")
     adapter_config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
-    assert (adapter_config["base_model_name_or_path"], adapter_config["revision"]) == ("some/old", "float16")
+    assert (adapter_config["base_model_name_or_path"], adapter_config["revision"]) == (
+        "some/old",
+        "float16",
+    )
 
 
 def test_checkpoints_are_complete_although_the_base_has_vanished(tmp_path, monkeypatch):
-    """All files of a tokenizer are copied; the index of a sharded base, which names other files, is not."""
+    """All files of a tokenizer are copied; the index of a sharded base, which names other files, is
+    not.
+    """
     base = make_checkpoint("llama", tmp_path / "base", max_shard_size="60KB")
     (base / "additional_chat_templates").mkdir()
     companions = {"tokenizer.model", "merges.txt", "chat_template.jinja", "tokenizer_config.json"}
     companions.add("additional_chat_templates/tools.jinja")
     for name in companions:
         (base / name).write_text("{}")
-    for name in ("training_args.bin", "README.md", "model-other.ckpt", "trainer_state.json", "notes.txt"):
+    for name in (
+        "training_args.bin",
+        "README.md",
+        "model-other.ckpt",
+        "trainer_state.json",
+        "notes.txt",
+    ):
         (base / name).write_text("")
     (base / "old.json").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -216,10 +266,14 @@ def test_checkpoints_are_complete_although_the_base_has_vanished(tmp_path, monke
     checkpointer.save_model(model, tmp_path / "run" / "merged")
     checkpointer.save_adapter(model, tmp_path / "run" / "adapter")
 
-    for folder, own in (("merged", {"config.json", "model.safetensors"}),
-                        ("adapter", {"adapter_config.json", "adapter_model.safetensors"})):  # fmt: skip
+    for folder, own in (
+        ("merged", {"config.json", "model.safetensors"}),
+        ("adapter", {"adapter_config.json", "adapter_model.safetensors"}),
+    ):
         saved = tmp_path / "run" / folder
-        names = {file.relative_to(saved).as_posix() for file in saved.rglob("*") if file.is_file()} - {"README.md"}
+        names = {
+            file.relative_to(saved).as_posix() for file in saved.rglob("*") if file.is_file()
+        } - {"README.md"}
         assert names - {"generation_config.json"} == companions | own
     assert_same_but_for_rounding(hf_logits(tmp_path / "run" / "merged"), logits(model))
     adapter_config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
@@ -227,11 +281,20 @@ def test_checkpoints_are_complete_although_the_base_has_vanished(tmp_path, monke
 
 
 def test_saving_holds_no_more_than_a_shard_and_two_layers(tmp_path, monkeypatch):
-    """Merged weights are copies; of those at most a shard and the layers at hand are alive at a time."""
+    """Merged weights are copies; of those at most a shard and the layers at hand are alive at a
+    time.
+    """
     layers = {"num_hidden_layers": 8}, {"num_layers": 8}
     tiny = MODELS["llama"]
-    monkeypatch.setitem(MODELS, "llama", replace(
-        tiny, hf=lambda dim: tiny.hf(dim) | layers[0], tune=lambda dim: tiny.tune(dim) | layers[1]))  # fmt: skip
+    monkeypatch.setitem(
+        MODELS,
+        "llama",
+        replace(
+            tiny,
+            hf=lambda dim: tiny.hf(dim) | layers[0],
+            tune=lambda dim: tiny.tune(dim) | layers[1],
+        ),
+    )
     base = make_checkpoint("llama", tmp_path / "base")
     checkpointer = HFCheckpointer(checkpoint_dir=str(base), max_shard_size="460KB")  # three layers
     model = make_model("llama", checkpointer, lora=True)
@@ -255,20 +318,31 @@ def test_saving_holds_no_more_than_a_shard_and_two_layers(tmp_path, monkeypatch)
     assert max(alive) <= 460_000 + 2 * max(sizes) < 0.6 * sum(sizes)
 
 
-def test_bin_files_are_mapped_into_memory_and_a_loaded_model_does_not_depend_on_them(tmp_path, monkeypatch):
-    """GPT-J's repository has no other. They keep strides, with which no resume checkpoint can be written."""
+def test_bin_files_are_mapped_into_memory_and_a_loaded_model_does_not_depend_on_them(
+    tmp_path, monkeypatch
+):
+    """GPT-J's repository has no other. They keep strides, with which no resume checkpoint can be
+    written.
+    """
     base = make_checkpoint("gptj", tmp_path / "base")
     expected, weights = hf_logits(base), load_file(base / "model.safetensors")
-    weights = {key: value.t().contiguous().t() if value.dim() == 2 else value for key, value in weights.items()}
+    weights = {
+        key: value.t().contiguous().t() if value.dim() == 2 else value
+        for key, value in weights.items()
+    }
     parts = {f"pytorch_model-{i}.bin": dict(list(weights.items())[i::2]) for i in range(2)}
     index = {"weight_map": {key: file for file, part in parts.items() for key in part}}
     (base / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     for file, part in parts.items():
         torch.save(part, base / file)
-    assert HFCheckpointer(checkpoint_dir=str(base)).weight_files == [base / "model.safetensors"], "preferred"
+    assert HFCheckpointer(checkpoint_dir=str(base)).weight_files == [base / "model.safetensors"], (
+        "preferred"
+    )
     (base / "model.safetensors").unlink()
     asked, load = [], torch.load
-    monkeypatch.setattr("torch.load", lambda *args, **kwargs: asked.append(kwargs) or load(*args, **kwargs))
+    monkeypatch.setattr(
+        "torch.load", lambda *args, **kwargs: asked.append(kwargs) or load(*args, **kwargs)
+    )
 
     checkpointer = HFCheckpointer(checkpoint_dir=str(base))
     model = make_model("gptj", checkpointer)
@@ -297,7 +371,11 @@ def weights(change):
     """Change the weights of the file: ``change(weights)`` returns others."""
 
     def edit(base):
-        save_file(change(load_file(base / "model.safetensors")), base / "model.safetensors", metadata={"format": "pt"})
+        save_file(
+            change(load_file(base / "model.safetensors")),
+            base / "model.safetensors",
+            metadata={"format": "pt"},
+        )
 
     return edit
 
@@ -313,25 +391,59 @@ def longer(**changes):
 # Checkpoint, the model of the config (None: the same), what is changed on disk, what is named.
 DIFFERENT = {
     "architecture": ("gptj", another("gpt_neox"), None, "architecture 'gptj'"),
-    "biases": ("qwen2", another("llama"), None, r"k_proj.bias is \(\d+,\) in the checkpoint, missing in the model"),
-    "a setting": ("gptj", another("gptj-full-rotary"), None, "rotary_dim is 8 in the checkpoint, 16 in the model"),
-    "longer": ("gptj", longer(max_seq_len=65), None, "max_seq_len is 64 in the checkpoint, 65 in the model"),
+    "biases": (
+        "qwen2",
+        another("llama"),
+        None,
+        r"k_proj.bias is \(\d+,\) in the checkpoint, missing in the model",
+    ),
+    "a setting": (
+        "gptj",
+        another("gptj-full-rotary"),
+        None,
+        "rotary_dim is 8 in the checkpoint, 16 in the model",
+    ),
+    "longer": (
+        "gptj",
+        longer(max_seq_len=65),
+        None,
+        "max_seq_len is 64 in the checkpoint, 65 in the model",
+    ),
     # Of the third layer: two weights of the norm, four of the attention, four of the MLP.
     "deeper": ("gptj", longer(num_layers=3), None, r"(?s)'gptj':\n(  [^\n]+\n){5}  and 5 more\n"),
-    "activation": ("llama", None, setting(hidden_act="gelu"), r"is GELU\(.*\) in the checkpoint, SiLU\(\) in"),
+    "activation": (
+        "llama",
+        None,
+        setting(hidden_act="gelu"),
+        r"is GELU\(.*\) in the checkpoint, SiLU\(\) in",
+    ),
     "no biases": ("gpt_neox", None, setting(attention_bias=False), r"dense\.bias is in the files"),
-    "width": ("gptj", None, setting(n_inner=96), r"fc_in\.weight is \(256, 64\) in the files, \(96, 64\) by config"),
-    "layers": ("llama", None, setting(num_hidden_layers=1), r"model\.layers\.1\.\S+ is of a layer that config\.json"),
+    "width": (
+        "gptj",
+        None,
+        setting(n_inner=96),
+        r"fc_in\.weight is \(256, 64\) in the files, \(96, 64\) by config",
+    ),
+    "layers": (
+        "llama",
+        None,
+        setting(num_hidden_layers=1),
+        r"model\.layers\.1\.\S+ is of a layer that config\.json",
+    ),
     "padding": ("llama", None, setting(pad_token_id=999), r"config\.json: .*Padding_idx"),
     "missing": (
-        "gemma-tied", None, weights(lambda w: {name: w[name] for name in w if "0.mlp.down_proj" not in name}),
+        "gemma-tied",
+        None,
+        weights(lambda w: {name: w[name] for name in w if "0.mlp.down_proj" not in name}),
         r"down_proj\.weight is missing in the files",
     ),
     "head": (
-        "qwen2-tied", None, weights(lambda w: w | {"lm_head.weight": 2 * w["model.embed_tokens.weight"]}),
+        "qwen2-tied",
+        None,
+        weights(lambda w: w | {"lm_head.weight": 2 * w["model.embed_tokens.weight"]}),
         r"tie_word_embeddings is True by config\.json, but lm_head",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("difference", DIFFERENT)
@@ -348,7 +460,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_the_difference(differenc
         HFCheckpointer(checkpoint_dir=str(base)).check_model(model)
 
 
-def test_merging_does_not_change_the_model_in_training_and_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
+def test_merging_does_not_change_the_model_in_training_and_a_failed_save_leaves_nothing(
+    tmp_path, monkeypatch
+):
     """torchtune's merge adds to the tensors it is given, which on CPU would be the model's own."""
     checkpointer = HFCheckpointer(checkpoint_dir=str(make_checkpoint("gptj", tmp_path / "base")))
     model = make_model("gptj", checkpointer, dtype="fp16", lora=True)
@@ -359,14 +473,20 @@ def test_merging_does_not_change_the_model_in_training_and_a_failed_save_leaves_
     checkpointer.save_model(model, tmp_path / "run" / "merged")
 
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert {value.dtype for value in read_weights(tmp_path / "run" / "merged").values()} == {torch.float16}
-    assert json.loads((tmp_path / "run" / "merged" / "config.json").read_text())["dtype"] == "float16"
+    assert {value.dtype for value in read_weights(tmp_path / "run" / "merged").values()} == {
+        torch.float16
+    }
+    assert (
+        json.loads((tmp_path / "run" / "merged" / "config.json").read_text())["dtype"] == "float16"
+    )
 
     def full_disk(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tfidf_tune.training._hf_files.save_file", full_disk)
-    with pytest.raises(TrainingError, match="checkpoint_10pct could not be written: .*No space left"):
+    with pytest.raises(
+        TrainingError, match="checkpoint_10pct could not be written: .*No space left"
+    ):
         checkpointer.save_model(model, tmp_path / "failed" / "checkpoint_10pct")
     assert not (tmp_path / "failed").exists()
 
@@ -381,13 +501,18 @@ def test_the_fingerprint_is_that_of_size_and_ends_of_each_file(tmp_path):
 
     found, content = {known}, bytes(3 * 2**20)
     places = (0, 2**20 - 1, 2**21, len(content) - 1)  # of the first MiB and the last MiB
-    changed = [content, content + bytes(1), *(content[:i] + b"x" + content[i + 1 :] for i in places)]
+    changed = [
+        content,
+        content + bytes(1),
+        *(content[:i] + b"x" + content[i + 1 :] for i in places),
+    ]
     for file in checkpointer.weight_files:
         for other in changed:
             file.write_bytes(other)
             found.add(checkpointer.fingerprint())
     assert len(found) == 1 + len(checkpointer.weight_files) * len(changed)
-    file.write_bytes(content[: 3 * 2**19] + b"x" + content[3 * 2**19 + 1 :])  # in between, which is not read
+    # In between, which is not read.
+    file.write_bytes(content[: 3 * 2**19] + b"x" + content[3 * 2**19 + 1 :])
     assert checkpointer.fingerprint() in found
 
 
@@ -410,4 +535,7 @@ def test_a_layer_that_predicts_more_tokens_is_left_out_with_a_warning(tmp_path, 
     with pytest.raises(ValueError, match=r"model\.layers\.2\.eh_proj\.weight is of a layer"):
         check_as_transformers(folder)
 
-    assert "1 weights are not of the model and are not used, first model.layers.2.eh_proj.weight" in caplog.text
+    assert (
+        "1 weights are not of the model and are not used, first model.layers.2.eh_proj.weight"
+        in caplog.text
+    )

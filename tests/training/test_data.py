@@ -1,4 +1,6 @@
-"""Tokenizer, data set and loader of a run: which data a step sees, and what the processes agree on."""
+"""Tokenizer, data set and loader of a run: which data a step sees, and what the
+processes agree on.
+"""
 
 import math
 import random
@@ -45,7 +47,9 @@ CPU_RUN = Run(torch.device("cpu"), torch.float32, 0, Path("unused"))
 
 
 class Numbers(Dataset):
-    """Item i is the sequence i, i, ... of a length that varies, so that a batch shows which items it is made of."""
+    """Item i is the sequence i, i, ... of a length that varies, so that a batch shows which items
+    it is made of.
+    """
 
     def __len__(self):
         return 22
@@ -66,9 +70,12 @@ def text_section(text_file, **arguments):
 
 def torchtune_section(text_file, cache, **arguments):
     return {
-        "_component_": "torchtune.datasets.text_completion_dataset", "source": "text", "data_files": str(text_file),
-        "cache_dir": str(cache), **arguments,
-    }  # fmt: skip
+        "_component_": "torchtune.datasets.text_completion_dataset",
+        "source": "text",
+        "data_files": str(text_file),
+        "cache_dir": str(cache),
+        **arguments,
+    }
 
 
 @pytest.fixture
@@ -86,7 +93,10 @@ def build(recipe_config, model):
 
 def test_several_data_sets_are_mixed(build, text_file, tmp_path):
     (tmp_path / "more.txt").write_text("\n".join(f"{number} zebras" for number in range(200)))
-    sections = [text_section(tmp_path / "more.txt", packed=True), torchtune_section(text_file, tmp_path, packed=True)]
+    sections = [
+        text_section(tmp_path / "more.txt", packed=True),
+        torchtune_section(text_file, tmp_path, packed=True),
+    ]
 
     parts = [build(section)[0] for section in sections]
     mixed, loader = build(sections)
@@ -100,20 +110,31 @@ def test_several_data_sets_are_mixed(build, text_file, tmp_path):
 
 def test_controls_that_another_data_set_trains_on_are_not_measured(build, tmp_path, capsys):
     cache = {"cache_dir": str(tmp_path)}
-    source = write_rows(tmp_path / "text.jsonl", [text[:700] for text in embedded_documents("train")[:200]])
-    blocks = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": source, "block_size": 32, **cache}
+    source = write_rows(
+        tmp_path / "text.jsonl", [text[:700] for text in embedded_documents("train")[:200]]
+    )
+    blocks = {
+        "_component_": "tfidf_tune.data.text_blocks_dataset",
+        "source": source,
+        "block_size": 32,
+        **cache,
+    }
     held_out, _ = build(blocks | {"holdout": 0.05})
     controls = [passage for passage in held_out.passages if passage.kind == "control"]
     targets = [passage for passage in held_out.passages if passage.kind == "target"]
     with pytest.raises(
-        SetupError, match=rf"{len(controls)} of {len(controls)} controls of dataset\[0\] .*dataset\[1\]"
+        SetupError,
+        match=rf"{len(controls)} of {len(controls)} controls of dataset\[0\] .*dataset\[1\]",
     ):
         build([blocks | {"holdout": 0.05}, text_section(source, **cache)])
 
-    some = write_rows(tmp_path / "some.jsonl", [passage.text for passage in controls[:3] + targets[:2]])
+    some = write_rows(
+        tmp_path / "some.jsonl", [passage.text for passage in controls[:3] + targets[:2]]
+    )
     mixed, _ = build([blocks | {"holdout": 0.05}, text_section(some, **cache)])
     assert (
-        f"3 of {len(controls)} controls of dataset[0] are in the training text of dataset[1]" in capsys.readouterr().err
+        f"3 of {len(controls)} controls of dataset[0] are in the training text of dataset[1]"
+        in capsys.readouterr().err
     )
     left = {passage.id: passage for passage in _data.passages_of(mixed._datasets[0])}
     assert {passage.id for passage in controls[:3]}.isdisjoint(left)
@@ -123,14 +144,25 @@ def test_controls_that_another_data_set_trains_on_are_not_measured(build, tmp_pa
 
 
 def test_an_evaluation_of_nothing_and_two_data_sets_of_one_probe_file_are_refused(build, tmp_path):
-    source = write_rows(tmp_path / "text.jsonl", [text[:700] for text in embedded_documents("train")[:100]])
-    blocks = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": source, "block_size": 32}
+    source = write_rows(
+        tmp_path / "text.jsonl", [text[:700] for text in embedded_documents("train")[:100]]
+    )
+    blocks = {
+        "_component_": "tfidf_tune.data.text_blocks_dataset",
+        "source": source,
+        "block_size": 32,
+    }
     blocks |= {"cache_dir": str(tmp_path), "probe_file": str(tmp_path / "probe.jsonl")}
     with pytest.raises(SetupError, match="evaluate is true, but the data set has no passages"):
         build(blocks | {"holdout": 0.0}, evaluate=True)
     build(blocks | {"holdout": 0.05}, evaluate=True)
-    other = blocks | {"source": write_rows(tmp_path / "other.jsonl", embedded_documents("validation")[:50])}
-    with pytest.raises(SetupError, match=r"dataset\[0\] and dataset\[1\] both have the probe_file .*: name two files"):
+    other = blocks | {
+        "source": write_rows(tmp_path / "other.jsonl", embedded_documents("validation")[:50])
+    }
+    with pytest.raises(
+        SetupError,
+        match=r"dataset\[0\] and dataset\[1\] both have the probe_file .*: name two files",
+    ):
         build([blocks | {"holdout": 0.05}, other | {"holdout": 0.05}])
 
 
@@ -139,22 +171,32 @@ def test_a_data_set_of_controls_alone_is_described(build, tmp_path, capsys):
     words = " ".join(embedded_documents("train")[:50]).split()
     rows = [" ".join(random.Random(seed).sample(words, 10)) for seed in range(12)]
     source = write_rows(tmp_path / "text.jsonl", [*rows, *["0 " * 200] * 60])
-    section = {"_component_": "tfidf_tune.data.text_blocks_dataset", "source": source, "block_size": 32}
-    section |= {"holdout": 0.4, "cache_dir": str(tmp_path), "probe_file": str(tmp_path / "probe.jsonl")}
+    section = {
+        "_component_": "tfidf_tune.data.text_blocks_dataset",
+        "source": source,
+        "block_size": 32,
+    }
+    section |= {
+        "holdout": 0.4,
+        "cache_dir": str(tmp_path),
+        "probe_file": str(tmp_path / "probe.jsonl"),
+    }
     dataset, _ = build(section, evaluate=True)
     kinds = {passage.kind for passage in dataset.passages}
     assert kinds == {"control"}
     print_data(SimpleNamespace(epochs=1, max_steps=None), dataset, total_steps=1)
     number = len(dataset.passages)
     assert (
-        f"; no targets, so that recitation is not measured; {number} controls of 32 tokens, held out"
-        in capsys.readouterr().err
+        f"; no targets, so that recitation is not measured; {number} controls of 32 tokens, held "
+        f"out" in capsys.readouterr().err
     )
 
 
 def packed_without_a_key(tokenizer, *, max_seq_len):
     """A user's own builder, of whose packing the config says nothing."""
-    return PackedDataset([Numbers()[index] for index in range(len(Numbers()))], max_seq_len=max_seq_len)
+    return PackedDataset(
+        [Numbers()[index] for index in range(len(Numbers()))], max_seq_len=max_seq_len
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,7 +206,7 @@ def packed_without_a_key(tokenizer, *, max_seq_len):
         (["rows of 16", "text"], {}, "config: dataset: .*mix of packed and non-packed"),
         (["rows of 16", "rows of 12"], {}, r"packed rows of \[12, 16\] tokens"),
     ],
-)  # fmt: skip
+)
 def test_data_sets_that_do_not_fit_are_refused_before_work_begins(
     build, monkeypatch, text_file, dataset, overrides, message
 ):
@@ -175,7 +217,9 @@ def test_data_sets_that_do_not_fit_are_refused_before_work_begins(
         "text": text_section(text_file),
         "no source": {"_component_": "tfidf_tune.data.text_dataset"},
     }
-    section = sections[dataset] if isinstance(dataset, str) else [sections[name] for name in dataset]
+    section = (
+        sections[dataset] if isinstance(dataset, str) else [sections[name] for name in dataset]
+    )
 
     with pytest.raises(SetupError, match=message):
         build(section, **overrides)
@@ -189,7 +233,9 @@ def test_a_data_set_is_identified_by_its_contents():
 
     known = dataset_fingerprint(Numbers())
     assert re.fullmatch(r"22 items \([0-9a-f]{16}\)", known), "the number of items is readable"
-    assert dataset_fingerprint(changed(0, tokens=torch.tensor([0, 0, 0]))) == known, "tensors as lists"
+    assert dataset_fingerprint(changed(0, tokens=torch.tensor([0, 0, 0]))) == known, (
+        "tensors as lists"
+    )
     others = [
         changed(0)[:21],
         changed(3, tokens=[3, 3, 9]),
@@ -206,7 +252,9 @@ def test_special_tokens_are_passed_to_the_objective():
     set_special_tokens(loss, SimpleNamespace())
     assert set(labels[loss.weighting(labels) == 0].tolist()) == set(range(9))
 
-    set_special_tokens(loss, SimpleNamespace(bos_id=None, eos_id=5, pad_id=-1, special_tokens={"<|a|>": 7}))
+    set_special_tokens(
+        loss, SimpleNamespace(bos_id=None, eos_id=5, pad_id=-1, special_tokens={"<|a|>": 7})
+    )
     assert set(labels[loss.weighting(labels) == 0].tolist()) == {0, 1, 2, 3, 4, 6, 8}
 
 
@@ -232,7 +280,8 @@ def items(steps):
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "accumulation", "shuffle", "seed"), [(1, 1, False, 0), (3, 1, True, 5), (3, 2, True, 0)]
+    ("batch_size", "accumulation", "shuffle", "seed"),
+    [(1, 1, False, 0), (3, 1, True, 5), (3, 2, True, 0)],
 )
 def test_steps_from_any_step_on_are_the_rest_of_the_run(batch_size, accumulation, shuffle, seed):
     cfg, loader = make(batch_size, accumulation, shuffle, seed=seed)
@@ -242,12 +291,21 @@ def test_steps_from_any_step_on_are_the_rest_of_the_run(batch_size, accumulation
     assert len(every) == 3 * per_epoch == 3 * steps_per_epoch(cfg, loader)
 
     for first_step in range(1, len(every) + 2):  # of a loader that was used before
-        assert items(step_batches(cfg, loader, first_step=first_step)) == every[first_step - 1 :], first_step
-    assert torch.equal(torch.get_rng_state(), random_state), "the order of data must not change dropout"
+        assert items(step_batches(cfg, loader, first_step=first_step)) == every[first_step - 1 :], (
+            first_step
+        )
+    assert torch.equal(torch.get_rng_state(), random_state), (
+        "the order of data must not change dropout"
+    )
 
     # 22 = 3 x (3 + 3) + (3 + 1) = 7 x 3 + 1: the last step of an epoch has what is over.
-    complete, last = [batch_size] * accumulation, {1: [1], 3: [1], 6: [3, 1]}[batch_size * accumulation]
-    assert [[len(batch) for batch in step] for step in every] == ([complete] * (per_epoch - 1) + [last]) * 3
+    complete, last = (
+        [batch_size] * accumulation,
+        {1: [1], 3: [1], 6: [3, 1]}[batch_size * accumulation],
+    )
+    assert [[len(batch) for batch in step] for step in every] == (
+        [complete] * (per_epoch - 1) + [last]
+    ) * 3
     epochs = [every[start : start + per_epoch] for start in range(0, len(every), per_epoch)]
     for epoch in epochs:
         seen = [item for step in epoch for batch in step for item in batch]
@@ -257,10 +315,14 @@ def test_steps_from_any_step_on_are_the_rest_of_the_run(batch_size, accumulation
 
 
 @pytest.mark.parametrize("num_processes", [2, 4, 5])
-def test_processes_train_on_equally_many_items_and_a_line_says_what_is_left_out(num_processes, monkeypatch, capsys):
+def test_processes_train_on_equally_many_items_and_a_line_says_what_is_left_out(
+    num_processes, monkeypatch, capsys
+):
     steps = []
     for rank in range(num_processes):
-        monkeypatch.setattr(_data, "get_world_size_and_rank", lambda rank=rank: (num_processes, rank))
+        monkeypatch.setattr(
+            _data, "get_world_size_and_rank", lambda rank=rank: (num_processes, rank)
+        )
         cfg, loader = make(2, 2, shuffle=False)
         steps.append(items(step_batches(cfg, loader)))
     assert len({str([list(map(len, step)) for step in of_rank]) for of_rank in steps}) == 1
@@ -269,7 +331,10 @@ def test_processes_train_on_equally_many_items_and_a_line_says_what_is_left_out(
         assert step_indices(cfg, loader, number) == sorted(seen)
     per_epoch = steps_per_epoch(cfg, loader)
     left_out = 22 % num_processes
-    assert sum(len(batch) for of_rank in steps for step in of_rank[:per_epoch] for batch in step) == 22 - left_out
+    assert (
+        sum(len(batch) for of_rank in steps for step in of_rank[:per_epoch] for batch in step)
+        == 22 - left_out
+    )
 
     monkeypatch.setattr(_messages, "get_world_size_and_rank", lambda: (num_processes, 0))
     print_data(SimpleNamespace(epochs=3, max_steps=None), Numbers(), 3 * per_epoch)
@@ -284,7 +349,9 @@ def test_the_items_of_a_step_are_found_without_disturbing_the_loader(accumulatio
     found = []
     for number, step in enumerate(step_batches(cfg, loader), start=1):
         found += items([step])
-        assert step_indices(cfg, loader, number) == sorted(item for batch in found[-1] for item in batch)
+        assert step_indices(cfg, loader, number) == sorted(
+            item for batch in found[-1] for item in batch
+        )
         step_indices(cfg, loader, 1)
 
     assert found == expected

@@ -17,7 +17,8 @@ from tfidf_tune.training import prepare_head, prepare_model, train_adapters_only
 
 CPU = torch.device("cpu")
 EPS = torch.finfo(torch.float32).eps
-# torchtune's final norm of Gemma 2 caps hidden states, not logits, so that nothing comes after its output projection.
+# torchtune's final norm of Gemma 2 caps hidden states, not logits, so that nothing comes after its
+# output projection.
 GEMMA2 = dataclasses.replace(MODELS["gemma-tied"], builder="torchtune.models.gemma2.gemma2")
 TINY = {**{name: MODELS[name] for name in FAMILY_MODELS}, "gemma2-tied": GEMMA2}
 
@@ -46,13 +47,18 @@ def step_with(head, name, *batches, loss_class=TFIDFCrossEntropyLoss, model=None
 
 
 def assert_same_step(got, expected, tolerance=64 * EPS):
-    """Relative, in the 2-norm: two layers round some dozens of times in a row, forward and backward."""
+    """Relative, in the 2-norm: two layers round some dozens of times in a row, forward and
+    backward.
+    """
     (result, gradients), (expected_result, expected_gradients) = got, expected
     assert gradients.keys() == expected_gradients.keys()
     assert gradients
     for name, gradient in gradients.items():
         assert expected_gradients[name].any(), name
-        assert float((gradient - expected_gradients[name]).norm() / expected_gradients[name].norm()) <= tolerance, name
+        assert (
+            float((gradient - expected_gradients[name]).norm() / expected_gradients[name].norm())
+            <= tolerance
+        ), name
     torch.testing.assert_close(result.metrics, expected_result.metrics, rtol=tolerance, atol=0.0)
     assert result.num_tokens == expected_result.num_tokens
 
@@ -124,7 +130,11 @@ def test_a_head_with_adapters_falls_back_to_chunks_with_one_line(recipe_config, 
         prepare_model(model, loss := TFIDFCrossEntropyLoss(head=each, num_output_chunks=5), cfg)
         steps[each] = step_and_gradients(model, loss, make_batch())
         printed = capsys.readouterr().err
-        assert printed.count("\n") == printed.count("the output projection is a LoRALinear") == (each == head)
+        assert (
+            printed.count("\n")
+            == printed.count("the output projection is a LoRALinear")
+            == (each == head)
+        )
         assert len(model(make_batch()["tokens"])) == 5
     assert any(key.startswith("output.lora_") for key in steps[head][1])
     assert_same_step(steps[head], steps["chunked"])
@@ -150,7 +160,10 @@ def with_hook():
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (lambda: with_head(ScaledLinear(64, VOCAB_SIZE, bias=False)), "the output projection is a ScaledLinear"),
+        (
+            lambda: with_head(ScaledLinear(64, VOCAB_SIZE, bias=False)),
+            "the output projection is a ScaledLinear",
+        ),
         (with_hook, "the output projection has hooks"),
     ],
 )

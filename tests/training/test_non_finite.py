@@ -1,4 +1,6 @@
-"""NaN, infinity and weights of 0 end a run, or are skipped, and are reported; fp16 with scaled gradients."""
+"""NaN, infinity and weights of 0 end a run, or are skipped, and are reported; fp16 with scaled
+gradients.
+"""
 
 import os
 import signal
@@ -36,14 +38,18 @@ NAN = float("nan")
 @pytest.fixture
 def spoil(monkeypatch):
     """Make the loss of these steps NaN, and with it every gradient."""
-    monkeypatch.setattr(WeightedCrossEntropyLoss, "terms", WeightedCrossEntropyLoss.terms)  # restored at the end
+    # Restored at the end.
+    monkeypatch.setattr(WeightedCrossEntropyLoss, "terms", WeightedCrossEntropyLoss.terms)
     return lambda *steps: spoil_terms(("loss",), NAN, {0: steps}, 0)
 
 
 def test_the_first_step_that_is_not_finite_is_reported_with_its_items(recipe_config, spoil):
     """At most 32 of them."""
     spoil(2)
-    for batch_size, named in ((4, "items 4, 5, 6, 7 of"), (34, r"items 34, 35, .*, 65 and 2 more of")):
+    for batch_size, named in (
+        (4, "items 4, 5, 6, 7 of"),
+        (34, r"items 34, 35, .*, 65 and 2 more of"),
+    ):
         cfg = recipe_config(batch_size=batch_size, shuffle=False)
         found = rf"loss nan and gradient norm nan at step 2 \({named}"
         with pytest.raises(TrainingError, match=f"^not finite: {found}.*on_non_finite=skip"):
@@ -53,7 +59,9 @@ def test_the_first_step_that_is_not_finite_is_reported_with_its_items(recipe_con
 
 def test_ten_skipped_steps_in_a_row_end_the_run(recipe_config, spoil, capsys):
     spoil(*range(1, 10), *range(11, 21))  # one that is finite: counted from the start
-    with pytest.raises(TrainingError, match="not finite, 10 steps in a row: loss nan and .* at step 20 "):
+    with pytest.raises(
+        TrainingError, match="not finite, 10 steps in a row: loss nan and .* at step 20 "
+    ):
         run_recipe(recipe_config(on_non_finite="skip", epochs=2))
     assert capsys.readouterr().err.count("step skipped, not finite: loss nan") == 18
 
@@ -63,7 +71,9 @@ def bits(model, optimizer):
     return [value.detach().clone() for value in (*model.parameters(), *states)]
 
 
-def test_a_skipped_step_changes_neither_weights_nor_optimizer_nor_schedule(recipe_config, monkeypatch, spoil, capsys):
+def test_a_skipped_step_changes_neither_weights_nor_optimizer_nor_schedule(
+    recipe_config, monkeypatch, spoil, capsys
+):
     original, seen = _train.train_step, []
 
     def train_step(model, loss, optimizer, *args, **kwargs):
@@ -81,7 +91,9 @@ def test_a_skipped_step_changes_neither_weights_nor_optimizer_nor_schedule(recip
     assert skipped == unchanged == (False, False, True, True, False, False)
     assert rates[2] == rates[3] == rates[4]
     assert len({*rates}) == 4
-    notes = [line for line in capsys.readouterr().err.splitlines() if "step skipped, not finite" in line]
+    notes = [
+        line for line in capsys.readouterr().err.splitlines() if "step skipped, not finite" in line
+    ]
     assert [line.split(" (items")[0].rsplit(" ", 1)[1] for line in notes] == ["3", "4"]
 
 
@@ -121,12 +133,20 @@ def test_steps_without_a_weight_count_in_a_row_and_those_without_a_token_not_at_
 
     def take(step):
         num_tokens, largest = steps[step - 1]
-        guard.add(step, torch.tensor(True), finite | {"weight_max": torch.tensor(largest)}, num_tokens=num_tokens)
+        guard.add(
+            step,
+            torch.tensor(True),
+            finite | {"weight_max": torch.tensor(largest)},
+            num_tokens=num_tokens,
+        )
         guard.check()
 
     for step in range(1, 23):
         take(step)
-    with pytest.raises(TrainingError, match="the weights of all tokens were 0 in 10 steps in a row, up to step 23: "):
+    with pytest.raises(
+        TrainingError,
+        match="the weights of all tokens were 0 in 10 steps in a row, up to step 23: ",
+    ):
         take(23)
 
 
@@ -174,7 +194,9 @@ def adapters_of(model):
 
 
 def test_the_step_is_that_of_fp32_up_to_the_rounding_of_fp16(make_base):
-    """The update is linear in the gradient under SGD, and clipping sees gradients that are scaled back."""
+    """The update is linear in the gradient under SGD, and clipping sees gradients that are scaled
+    back.
+    """
     moved = {}
     for dtype in (torch.float16, torch.float32):
         model = make_lora_model(make_base("gptj"), dtype)
@@ -187,22 +209,30 @@ def test_the_step_is_that_of_fp32_up_to_the_rounding_of_fp16(make_base):
         prepare_head(model, loss)
         result = train_step(model, loss, optimizer, step, **settings)
         assert not result.overflowed
-        moved[dtype] = {name: value.detach() - before[name] for name, value in adapters_of(model).items()}
+        moved[dtype] = {
+            name: value.detach() - before[name] for name, value in adapters_of(model).items()
+        }
 
     for name, value in moved[torch.float32].items():
-        # Relative error of fp16 2^-11, some thirty roundings in a row through two layers, forward and backward.
+        # Relative error of fp16 2^-11, some thirty roundings in a row through two layers, forward
+        # and backward.
         atol = 32 * 2**-11 * value.abs().max().item()
         torch.testing.assert_close(moved[torch.float16][name], value, rtol=0, atol=atol)
 
 
 def test_a_step_in_fp16_does_not_wait_for_its_device_with_a_fused_optimizer(make_base, monkeypatch):
-    model, loss = make_lora_model(make_base("gptj"), torch.float16), TFIDFCrossEntropyLoss(head="chunked")
+    model, loss = (
+        make_lora_model(make_base("gptj"), torch.float16),
+        TFIDFCrossEntropyLoss(head="chunked"),
+    )
     prepare_head(model, loss)  # the fused head compares a factor, on a CPU alone
     optimizer = torch.optim.AdamW(adapters_of(model).values(), fused=True)
     step, reads = agree_on_step([make_batch(3)]), []
     for name in ("item", "__bool__", "__float__", "tolist"):
         read = getattr(torch.Tensor, name)
-        monkeypatch.setattr(torch.Tensor, name, lambda self, name=name, read=read: reads.append(name) or read(self))
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda self, name=name, read=read: reads.append(name) or read(self)
+        )
     scaler = build_grad_scaler(make_run(torch.float16))
     result = train_step(model, loss, optimizer, step, scaler=scaler, device=CPU, clip_grad_norm=1.0)
     assert reads == []
@@ -233,12 +263,18 @@ def test_the_recipe_trains_in_fp16_and_reports_skipped_steps(run_fp16, capsys):
     reported = [line for line in printed.splitlines() if "gradients overflowed in fp16" in line]
     assert "not finite" not in printed, "of the loss"
     assert len(skipped) == len(reported) > 3
-    assert reported[0].endswith("step 1: gradients overflowed in fp16; step skipped, loss scale 5.36871e+08")
+    assert reported[0].endswith(
+        "step 1: gradients overflowed in fp16; step skipped, loss scale 5.36871e+08"
+    )
     assert [line["loss_scale"] for line in lines][:2] == [2.0**29, 2.0**28]
     # The schedule waits with the optimizer.
     rates = [line["lr"] for line in lines if line not in skipped]
-    torch.testing.assert_close(rates, [1e-2 * (1 - done / len(lines)) for done in range(len(rates))])
-    assert sum(line["cross_entropy"] for line in lines[-5:]) < sum(line["cross_entropy"] for line in lines[:5])
+    torch.testing.assert_close(
+        rates, [1e-2 * (1 - done / len(lines)) for done in range(len(rates))]
+    )
+    assert sum(line["cross_entropy"] for line in lines[-5:]) < sum(
+        line["cross_entropy"] for line in lines[:5]
+    )
 
 
 def test_gradients_that_overflow_at_any_scale_end_the_run(run_fp16, monkeypatch):
@@ -250,5 +286,7 @@ def test_gradients_that_overflow_at_any_scale_end_the_run(run_fp16, monkeypatch)
         unscale(scaler, optimizer)
 
     monkeypatch.setattr("torch.amp.GradScaler.unscale_", overflow)
-    with pytest.raises(TrainingError, match="gradients overflow in fp16 at step 1 even without a loss scale"):
+    with pytest.raises(
+        TrainingError, match="gradients overflow in fp16 at step 1 even without a loss scale"
+    ):
         run_fp16(1.0)

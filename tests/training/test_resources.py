@@ -15,14 +15,18 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def companions(tiny_checkpoint):
-    """Bytes of a checkpoint's files other than weights: the tokenizer's, and settings of generation."""
+    """Bytes of a checkpoint's files other than weights: the tokenizer's, and settings of
+    generation.
+    """
     return HFCheckpointer(checkpoint_dir=str(tiny_checkpoint)).companion_bytes
 
 
 @pytest.mark.parametrize(("lora", "trained", "frozen"), [(False, 39_072, 0), (True, 1_792, 39_072)])
-def test_weights_and_optimizer_state_are_printed_before_training(recipe_config, capsys, lora, trained, frozen):
-    """Parameters by hand: 2 x 320 x 32 + 2 x (2 x 32 x 32 + 2 x 32 x 16 + 3 x 32 x 64 + 2 x 32) + 32, and of
-    rank 4: 2 x 4 x (2 x (32 + 32) + 2 x (32 + 16))."""
+def test_weights_and_optimizer_state_are_printed_before_training(
+    recipe_config, capsys, lora, trained, frozen
+):
+    """Parameters by hand: 2 x 320 x 32 + 2 x (2 x 32 x 32 + 2 x 32 x 16 + 3 x 32 x 64 + 2 x 32) +
+    32, and of rank 4: 2 x 4 x (2 x (32 + 32) + 2 x (32 + 16))."""
     run_recipe(recipe_config(lora=lora, max_steps=1), lora=lora)
 
     printed = capsys.readouterr().err
@@ -35,7 +39,9 @@ def test_weights_and_optimizer_state_are_printed_before_training(recipe_config, 
 
 
 @pytest.mark.parametrize(("lora", "trained", "frozen"), [(False, 39_072, 0), (True, 1_792, 39_072)])
-def test_the_least_time_is_printed_before_the_first_step(recipe_config, monkeypatch, capsys, lora, trained, frozen):
+def test_the_least_time_is_printed_before_the_first_step(
+    recipe_config, monkeypatch, capsys, lora, trained, frozen
+):
     """Of 4 operations a token for each weight, and 2 for each that is trained."""
     cfg = recipe_config(lora=lora, max_steps=3)
     tokens = 3 * cfg.batch_size * cfg.dataset.block_size
@@ -43,14 +49,24 @@ def test_the_least_time_is_printed_before_the_first_step(recipe_config, monkeypa
     monkeypatch.setattr(_resources, "_operations_per_second", lambda run: operations / 7300)
     run_recipe(cfg, lora=lora)
     printed = capsys.readouterr().err
-    assert printed.index("Time: at least 2 hours, by the products of matrices alone\n") < printed.index("step/s")
+    assert printed.index(
+        "Time: at least 2 hours, by the products of matrices alone\n"
+    ) < printed.index("step/s")
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.01, "1 seconds"), (119, "119 seconds"), (120, "2 minutes"), (1801, "30 minutes"), (9000, "2.5 hours"),
-     (7200 * 12, "24 hours"), (86_400 * 2.25, "2.2 days"), (86_400 * 1234, "1,234 days")],
-)  # fmt: skip
+    [
+        (0.01, "1 seconds"),
+        (119, "119 seconds"),
+        (120, "2 minutes"),
+        (1801, "30 minutes"),
+        (9000, "2.5 hours"),
+        (7200 * 12, "24 hours"),
+        (86_400 * 2.25, "2.2 days"),
+        (86_400 * 1234, "1,234 days"),
+    ],
+)
 def test_times_are_written_to_two_digits(seconds, text):
     assert _resources.format_seconds(seconds) == text
 
@@ -69,7 +85,9 @@ def test_merged_adapters_are_counted_as_complete_models_and_no_resume_checkpoint
     run_recipe(cfg, lora=True)
 
 
-def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(recipe_config, monkeypatch, companions, tmp_path):
+def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(
+    recipe_config, monkeypatch, companions, tmp_path
+):
     """5 x 156,288 bytes and the tokenizer; 3 x (3 x as much): two to keep, one being written."""
     free = 14 * 39_072 * 4 + 5 * companions - 1
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10**7, 0, free))
@@ -82,18 +100,31 @@ def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(recipe_config, monk
     cfg.keep_last_n_checkpoints, cfg.max_steps = 1, 1
     run_recipe(cfg)
 
-    threshold = {"probe_file": "${dataset.probe_file}", "every_n_steps": 5, "stop_above": 3}  # one checkpoint more
+    # One checkpoint more.
+    threshold = {
+        "probe_file": "${dataset.probe_file}",
+        "every_n_steps": 5,
+        "stop_above": 3,
+    }
     with pytest.raises(SetupError, match=r"6 checkpoints of"):
-        run_recipe(recipe_config(memorization_monitor=threshold, output_dir=str(tmp_path / "other")))
+        run_recipe(
+            recipe_config(memorization_monitor=threshold, output_dir=str(tmp_path / "other"))
+        )
 
 
-def test_sharded_quantized_optimizer_state_is_refused_unless_no_checkpoint_is_kept(recipe_config, monkeypatch):
+def test_sharded_quantized_optimizer_state_is_refused_unless_no_checkpoint_is_kept(
+    recipe_config, monkeypatch
+):
     # torchao compiles its step, which takes a minute and changes no size.
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(_resources, "dist", SimpleNamespace(is_initialized=lambda: True))
-    cfg = recipe_config(max_steps=1, optimizer={"_component_": "torchao.optim.AdamW8bit", "lr": 1e-2})
+    cfg = recipe_config(
+        max_steps=1, optimizer={"_component_": "torchao.optim.AdamW8bit", "lr": 1e-2}
+    )
 
-    with pytest.raises(SetupError, match=r"optimizer: torchao\.optim\.AdamW8bit .*keep_last_n_checkpoints=0"):
+    with pytest.raises(
+        SetupError, match=r"optimizer: torchao\.optim\.AdamW8bit .*keep_last_n_checkpoints=0"
+    ):
         run_recipe(cfg)
     assert not Path(cfg.output_dir).exists()
 

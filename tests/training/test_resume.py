@@ -31,11 +31,15 @@ from tfidf_tune.training import (
     open_resume,
 )
 
-# 24 sequences in batches of 4, two epochs: 12 steps, or 6 with two mini-batches each. 30% is step 4.
+# 24 sequences in batches of 4, two epochs: 12 steps, or 6 with two mini-batches each. 30% is step
+# 4.
 SMALL = {
-    "dataset.num_base": 16, "dataset.num_targets": 2, "dataset.num_repeats": 4, "epochs": 2,
+    "dataset.num_base": 16,
+    "dataset.num_targets": 2,
+    "dataset.num_repeats": 4,
+    "epochs": 2,
     "save_at_percent": [30, 100],
-}  # fmt: skip
+}
 ADAPTERS = {"lora": True, "model.lora_dropout": 0.3}
 CPU = torch.device("cpu")
 SGD = {"_component_": "torch.optim.SGD", "lr": 0.1}
@@ -109,7 +113,9 @@ def stopped(stopped_run, tmp_path):
 
 
 def newest(folder):
-    return max((folder / "resume").glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
+    return max(
+        (folder / "resume").glob("step_*"), key=lambda path: int(path.name.removeprefix("step_"))
+    )
 
 
 def process_state(checkpoint):
@@ -121,27 +127,38 @@ def contents(folder):
 
 
 def assert_same_run(found, expected):
-    """Compare metrics, weights of milestones, and at the end optimizer, schedule, loss, scaler and random states."""
+    """Compare metrics, weights of milestones, and at the end optimizer, schedule, loss, scaler and
+    random states.
+    """
     assert read_metrics(found) == read_metrics(expected)
     for part in ("checkpoint_30pct", "checkpoint_100pct", newest(expected).relative_to(expected)):
-        torch.testing.assert_close(read_weights(found / part), read_weights(expected / part), rtol=0, atol=0)
-    state, expected_state = ((newest(run) / "process_00000.pt").read_bytes() for run in (found, expected))
+        torch.testing.assert_close(
+            read_weights(found / part), read_weights(expected / part), rtol=0, atol=0
+        )
+    state, expected_state = (
+        (newest(run) / "process_00000.pt").read_bytes() for run in (found, expected)
+    )
     assert state == expected_state, "schedule, loss, scaler, random states"
 
 
 KINDS = {
     "accumulated": {
-        "loss.num_batches": 4, "gradient_accumulation_steps": 2, "shuffle": False, "lr_scheduler": None,
+        "loss.num_batches": 4,
+        "gradient_accumulation_steps": 2,
+        "shuffle": False,
+        "lr_scheduler": None,
         "optimizer": {"_component_": "test_resume.CountingSGD", "lr": 0.1},
     },
     "no optimizer state": {"optimizer": SGD},
     "8-bit optimizer state": {"optimizer": {"_component_": "torchao.optim.AdamW8bit", "lr": 1e-2}},
     "fp16": {"dtype": "fp16", **ADAPTERS},
     "bf16": {
-        "dtype": "bf16", "enable_activation_checkpointing": True, **ADAPTERS,
+        "dtype": "bf16",
+        "enable_activation_checkpointing": True,
+        **ADAPTERS,
         "loss._component_": "tfidf_tune.loss.CrossEntropyLoss",
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,9 +166,12 @@ def test_a_resumed_run_is_the_run_that_never_stopped(small_config, monkeypatch, 
     """Stopped in the first step, in the second epoch, and before the last step."""
     # torchao compiles its step, which takes a minute and changes no bit of what is saved.
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    # The scale overflows at first and grows every third step; a fresh scaler would do both at other steps.
+    # The scale overflows at first and grows every third step; a fresh scaler would do both at other
+    # steps.
     make_scaler = partial(torch.amp.GradScaler, "cpu", init_scale=2.0**24, growth_interval=3)
-    monkeypatch.setattr(training, "build_grad_scaler", lambda run: make_scaler(enabled=run.dtype is torch.float16))
+    monkeypatch.setattr(
+        training, "build_grad_scaler", lambda run: make_scaler(enabled=run.dtype is torch.float16)
+    )
     expected = run(small_config("expected", **KINDS[kind]))
     metrics = read_metrics(expected)
     half = len(metrics) // 2
@@ -168,9 +188,14 @@ def test_a_resumed_run_is_the_run_that_never_stopped(small_config, monkeypatch, 
         assert process_state(checkpoint)["scaler"]["scale"] == metrics[-2]["loss_scale"]
         assert len({line["loss_scale"] for line in metrics}) > 2
     if kind == "8-bit optimizer state":
-        assert {f"state.tok_embeddings.weight.exp_avg.{part}" for part in ("codes", "scale", "qmap")} < names
-        # Also a learning rate that is a tensor, which the schedule changes in place, is logged as it was in the step.
-        assert [line["lr"] for line in metrics] == pytest.approx([line["lr"] for line in read_metrics(finished_run)])
+        assert {
+            f"state.tok_embeddings.weight.exp_avg.{part}" for part in ("codes", "scale", "qmap")
+        } < names
+        # Also a learning rate that is a tensor, which the schedule changes in place, is logged as
+        # it was in the step.
+        assert [line["lr"] for line in metrics] == pytest.approx(
+            [line["lr"] for line in read_metrics(finished_run)]
+        )
     assert all("lora_" in name for name in names) == ("lora" in KINDS[kind])
     assert_same_run(run(cfg, resume=True), expected)
 
@@ -224,7 +249,9 @@ def test_with_nothing_to_resume_it_starts_from_the_beginning_and_a_finished_run_
 ):
     """One command for the first start and every later one."""
     folder = run(small_config(), resume=True)
-    assert "there is no resume checkpoint yet: starting from the beginning" in capsys.readouterr().err
+    assert (
+        "there is no resume checkpoint yet: starting from the beginning" in capsys.readouterr().err
+    )
     assert_same_run(folder, finished_run)
     before = contents(folder)
 
@@ -235,12 +262,16 @@ def test_with_nothing_to_resume_it_starts_from_the_beginning_and_a_finished_run_
     assert "all 12 steps are done already" in messages
     after = contents(folder)
     changed = {path.name for path in after if after[path] != before.get(path)}
-    assert changed <= {"torchtune_config.yaml", *(path.name for path in (folder / "logs").iterdir())}
+    assert changed <= {
+        "torchtune_config.yaml",
+        *(path.name for path in (folder / "logs").iterdir()),
+    }
     with pytest.raises(SetupError, match="already holds step_12, step_4"):
         run(small_config())
 
 
-# Another value of each key of a config: of those that may change when a run is resumed, and of those that may not.
+# Another value of each key of a config: of those that may change when a run is resumed, and of
+# those that may not.
 FREE = {
     "output_dir": None,  # the folder has moved
     "metric_logger": {"_component_": "torchtune.training.metric_logging.StdoutLogger"},
@@ -290,7 +321,9 @@ def stopped_adapters(make_config, tmp_path_factory):
 
 
 def test_of_each_key_it_is_decided_whether_it_may_change():
-    assert {key.partition(".")[0] for key in (*FREE, *FIXED)} == LoRAFinetuneConfig.model_fields.keys()
+    assert {
+        key.partition(".")[0] for key in (*FREE, *FIXED)
+    } == LoRAFinetuneConfig.model_fields.keys()
 
 
 @pytest.mark.parametrize("key", [*FREE, *FIXED])
@@ -312,15 +345,26 @@ def test_a_setting_may_change_or_is_refused_by_name(small_config, stopped_adapte
 
 
 def test_settings_that_change_results_are_refused_by_name(small_config, stopped):
-    changed = {"optimizer.lr": 5e-3, "epochs": 3, "clip_grad_norm": None, "loss.num_batches": 3, "shuffle": False}
+    changed = {
+        "optimizer.lr": 5e-3,
+        "epochs": 3,
+        "clip_grad_norm": None,
+        "loss.num_batches": 3,
+        "shuffle": False,
+    }
     with pytest.raises(SetupError) as refusal:
         run(small_config(**changed, batch_size=2, gradient_accumulation_steps=2), resume=True)
 
     for text in (
-        str(stopped / "resume" / "step_6"), "batch_size x processes was 4, is 2", "clip_grad_norm was 1.0, is null",
-        "epochs was 2, is 3", "gradient_accumulation_steps was 1, is 2", "loss.num_batches was not set, is 3",
-        "optimizer.lr was 0.01, is 0.005", "shuffle was true, is false",
-    ):  # fmt: skip
+        str(stopped / "resume" / "step_6"),
+        "batch_size x processes was 4, is 2",
+        "clip_grad_norm was 1.0, is null",
+        "epochs was 2, is 3",
+        "gradient_accumulation_steps was 1, is 2",
+        "loss.num_batches was not set, is 3",
+        "optimizer.lr was 0.01, is 0.005",
+        "shuffle was true, is false",
+    ):
         assert text in str(refusal.value)
 
 
@@ -341,16 +385,27 @@ def test_other_settings_and_the_folder_may_change(small_config, stopped, finishe
 
     assert_same_run(folder, finished_run)
     assert [path.name for path in (folder / "resume").iterdir()] == ["step_12"]
-    missed = "checkpoint_10pct, checkpoint_40pct of save_at_percent will not be written: step 6 is done already"
+    missed = (
+        "checkpoint_10pct, checkpoint_40pct of save_at_percent will not be written: step 6 is done "
+        "already"
+    )
     assert capsys.readouterr().err.count(missed) == 1
-    assert {path.name for path in folder.glob("checkpoint_*")} == {f"checkpoint_{n}pct" for n in (30, 60, 100)}
+    assert {path.name for path in folder.glob("checkpoint_*")} == {
+        f"checkpoint_{n}pct" for n in (30, 60, 100)
+    }
 
 
-def test_other_data_and_base_weights_are_refused_and_the_folder_is_not_changed(small_config, tiny_checkpoint, tmp_path):
-    """Checkpoints of one text are never evaluated on the passages of another, nor resumed with it."""
+def test_other_data_and_base_weights_are_refused_and_the_folder_is_not_changed(
+    small_config, tiny_checkpoint, tmp_path
+):
+    """Checkpoints of one text are never evaluated on the passages of another, nor
+    resumed with it.
+    """
     source = shutil.copyfile(small_config().dataset.source, tmp_path / "source.txt")
     base = shutil.copytree(tiny_checkpoint, tmp_path / "base")
-    cfg = small_config(**{"dataset.target_source": str(source), "checkpointer.checkpoint_dir": str(base)})
+    cfg = small_config(
+        **{"dataset.target_source": str(source), "checkpointer.checkpoint_dir": str(base)}
+    )
     end_after(5, cfg)
     before = contents(tmp_path / "run")
     assert tmp_path / "run" / "probe.jsonl" in before
@@ -378,7 +433,9 @@ def test_other_data_and_base_weights_are_refused_and_the_folder_is_not_changed(s
 # ---- what is on disk
 
 
-def test_what_does_not_belong_to_the_checkpoint_is_ignored_or_removed(small_config, stopped, finished_run):
+def test_what_does_not_belong_to_the_checkpoint_is_ignored_or_removed(
+    small_config, stopped, finished_run
+):
     """Files that are not in the manifest; leftovers; damaged and later lines of metrics."""
     checkpoint = stopped / "resume" / "step_6"
     wrong = {key: torch.ones_like(value) for key, value in read_weights(checkpoint).items()}
@@ -399,12 +456,18 @@ def test_what_does_not_belong_to_the_checkpoint_is_ignored_or_removed(small_conf
     assert metrics.read_bytes().splitlines()[:6] == lines
 
 
-def test_milestones_after_the_checkpoint_are_written_again_and_earlier_ones_are_kept(small_config, finished_run):
-    cfg = small_config(save_at_percent=[20, 30, 60, 100], save_every_n_steps=4, keep_last_n_checkpoints=9)
+def test_milestones_after_the_checkpoint_are_written_again_and_earlier_ones_are_kept(
+    small_config, finished_run
+):
+    cfg = small_config(
+        save_at_percent=[20, 30, 60, 100], save_every_n_steps=4, keep_last_n_checkpoints=9
+    )
     folder = run(cfg)
     for step in (8, 12):
         shutil.rmtree(folder / "resume" / f"step_{step}")  # 60% is step 8
-    inodes = {percent: (folder / f"checkpoint_{percent}pct").stat().st_ino for percent in (20, 60, 100)}
+    inodes = {
+        percent: (folder / f"checkpoint_{percent}pct").stat().st_ino for percent in (20, 60, 100)
+    }
     for percent in inodes:
         milestone = folder / f"checkpoint_{percent}pct"
         (milestone / "scores").mkdir()
@@ -413,7 +476,11 @@ def test_milestones_after_the_checkpoint_are_written_again_and_earlier_ones_are_
 
     run(cfg, resume=True)
 
-    kept = [percent for percent in inodes if (folder / f"checkpoint_{percent}pct").stat().st_ino == inodes[percent]]
+    kept = [
+        percent
+        for percent in inodes
+        if (folder / f"checkpoint_{percent}pct").stat().st_ino == inodes[percent]
+    ]
     assert kept == [20]
     assert len([*folder.glob("checkpoint_*/scores/mine.txt")]) == 3
     assert [path.parent.name for path in folder.glob("*/model-00001*")] == ["checkpoint_20pct"]
@@ -422,7 +489,9 @@ def test_milestones_after_the_checkpoint_are_written_again_and_earlier_ones_are_
     assert not list(folder.rglob(".*"))
 
 
-def test_a_checkpoint_that_does_not_fit_the_run_is_one_message_and_its_code_is_not_run(small_config, stopped, tmp_path):
+def test_a_checkpoint_that_does_not_fit_the_run_is_one_message_and_its_code_is_not_run(
+    small_config, stopped, tmp_path
+):
     checkpoint, executed = stopped / "resume" / "step_6", tmp_path / "executed"
     content = process_state(checkpoint)
     for changes, message in (
@@ -437,12 +506,18 @@ def test_a_checkpoint_that_does_not_fit_the_run_is_one_message_and_its_code_is_n
     assert not executed.exists()
 
 
-def test_large_state_is_split_into_files_written_after_the_metrics(small_config, monkeypatch, finished_run, tmp_path):
+def test_large_state_is_split_into_files_written_after_the_metrics(
+    small_config, monkeypatch, finished_run, tmp_path
+):
     """Metrics are on disk before the checkpoint that counts on them."""
     synced, fsync = [], os.fsync
 
     def record(descriptor):
-        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(tmp_path / "run").as_posix())
+        synced.append(
+            Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            .relative_to(tmp_path / "run")
+            .as_posix()
+        )
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", record)

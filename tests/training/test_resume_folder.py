@@ -9,7 +9,11 @@ import pytest
 from tfidf_tune.training import _resume
 from tfidf_tune.training._resume import ResumePoint, newest_intact, write_checkpoint
 
-FILES = {"a.safetensors": b"weights" * 40, "process_00000.pt": b"states", "settings.yaml": b"seed: 0\n"}
+FILES = {
+    "a.safetensors": b"weights" * 40,
+    "process_00000.pt": b"states",
+    "settings.yaml": b"seed: 0\n",
+}
 
 
 def write_files(folder):
@@ -70,7 +74,11 @@ def flip_a_bit(content):
         ("settings.yaml", None, "settings.yaml"),
         ("manifest.json", lambda content: content[:50], "cannot be read"),
         ("manifest.json", lambda content: b'{"files": {"settings.yaml": 3}}', "cannot be read"),
-        ("manifest.json", lambda content: content.replace(b'version": 2', b'version": 7'), "format 7 instead of 2"),
+        (
+            "manifest.json",
+            lambda content: content.replace(b'version": 2', b'version": 7'),
+            "format 7 instead of 2",
+        ),
         ("manifest.json", lambda content: content.replace(b'step": 10', b'step": 11'), "step 11"),
     ],
 )
@@ -94,7 +102,9 @@ def test_the_newest_are_kept_and_the_oldest_is_removed_last(resume, monkeypatch)
     assert names(resume) == ["step_10", "step_12", "step_9"]
 
     seen, remove = [], _resume.remove_folder
-    monkeypatch.setattr(_resume, "remove_folder", lambda folder: (seen.append(names(resume)), remove(folder)))
+    monkeypatch.setattr(
+        _resume, "remove_folder", lambda folder: (seen.append(names(resume)), remove(folder))
+    )
     write(resume, 13, keep_last_n=1)
 
     assert seen[1] == ["step_10", "step_12", "step_13", "step_9"]
@@ -123,11 +133,18 @@ def test_damaged_checkpoints_are_replaced_or_moved_aside_by_the_resumed_run(resu
 
 
 def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_disk(tmp_path, monkeypatch):
-    """A machine that loses power may lose what was not synced, but never under the checkpoint's name."""
+    """A machine that loses power may lose what was not synced, but never under the checkpoint's
+    name.
+    """
     synced, fsync = [], os.fsync
 
     def record(descriptor):
-        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), sorted(path.name for path in tmp_path.iterdir())))
+        synced.append(
+            (
+                os.readlink(f"/proc/self/fd/{descriptor}"),
+                sorted(path.name for path in tmp_path.iterdir()),
+            )
+        )
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", record)

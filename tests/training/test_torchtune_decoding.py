@@ -47,7 +47,9 @@ CASES = {
 def test_greedy_text_is_that_of_the_definition(case, head):
     name, settings = CASES[case]
     model = random_model(name, **settings)
-    prompts = torch.randint(VOCAB_SIZE, (3, NUM_PROMPT), generator=torch.Generator().manual_seed(1)).tolist()
+    prompts = torch.randint(
+        VOCAB_SIZE, (3, NUM_PROMPT), generator=torch.Generator().manual_seed(1)
+    ).tolist()
     with torch.no_grad(), evaluating(model):
         expected = greedy_by_definition(model, prompts)
         shorter = greedy_by_definition(model, [prompts[1][:-2]])
@@ -63,6 +65,7 @@ def test_greedy_text_is_that_of_the_definition(case, head):
 
     assert found == expected
     assert ragged == [expected[0], shorter[0][:3]]
-    assert len({token for row in expected for token in row}) > 9  # no loops, which any decoding would get right
+    # No loops, which any decoding would get right.
+    assert len({token for row in expected for token in row}) > 9
     torch.testing.assert_close(last, logits[:, -3:])
     assert not model.caches_are_setup()

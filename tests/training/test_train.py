@@ -1,4 +1,6 @@
-"""The training step and loop on a tiny torchtune model; signals, after which the step is finished and the run saved."""
+"""The training step and loop on a tiny torchtune model; signals, after which the step is finished
+and the run saved.
+"""
 
 import copy
 import json
@@ -39,7 +41,13 @@ from tfidf_tune.training import (
 )
 from tfidf_tune.training._metrics import JSONLinesLogger, ProgressLog
 from tfidf_tune.training._run import milestone_steps
-from tfidf_tune.weighting import GoldfishWeighting, MiLeWeighting, RepetitionWeighting, TFIDFWeighting, shift_labels
+from tfidf_tune.weighting import (
+    GoldfishWeighting,
+    MiLeWeighting,
+    RepetitionWeighting,
+    TFIDFWeighting,
+    shift_labels,
+)
 
 CPU = torch.device("cpu")
 NO_SCALER = torch.amp.GradScaler("cpu", enabled=False)
@@ -74,7 +82,9 @@ def test_gradients_are_clipped_and_the_norm_before_is_reported(model):
 
     result, clipped = step_and_gradients(model, CrossEntropyLoss(), batch, clip_grad_norm=0.1)
 
-    torch.testing.assert_close(torch.sqrt(sum(g.square().sum() for g in clipped.values())), torch.tensor(0.1))
+    torch.testing.assert_close(
+        torch.sqrt(sum(g.square().sum() for g in clipped.values())), torch.tensor(0.1)
+    )
     torch.testing.assert_close(result.metrics["grad_norm"], norm)
     torch.testing.assert_close(unclipped.metrics["grad_norm"], norm)
 
@@ -82,7 +92,8 @@ def test_gradients_are_clipped_and_the_norm_before_is_reported(model):
 def test_metrics_of_an_accumulated_step_cover_all_its_mini_batches(model):
     """Weights also where their mean is not 1."""
     weighting, same = (
-        RepetitionWeighting(h=2, k=2, span=1, min_length=1, sample=1, alpha=1.0, num_buckets=2**16) for _ in range(2)
+        RepetitionWeighting(h=2, k=2, span=1, min_length=1, sample=1, alpha=1.0, num_buckets=2**16)
+        for _ in range(2)
     )
     loss, batches = WeightedCrossEntropyLoss(same), [make_batch(2, seed=0), make_batch(2, seed=0)]
     batches[1]["tokens"][:, 16:] = batches[1]["labels"][:, 16:] = 7
@@ -102,8 +113,12 @@ def test_metrics_of_an_accumulated_step_cover_all_its_mini_batches(model):
     # Each mini-batch counts by its number of tokens.
     losses = torch.stack([step.metrics["loss"] for step in single])
     tokens = torch.tensor([step.num_tokens for step in single])
-    torch.testing.assert_close(result.metrics["cross_entropy"], (losses * tokens).sum() / tokens.sum())
-    assert not any(value.requires_grad for value in result.metrics.values()), "no graph stays in memory"
+    torch.testing.assert_close(
+        result.metrics["cross_entropy"], (losses * tokens).sum() / tokens.sum()
+    )
+    assert not any(value.requires_grad for value in result.metrics.values()), (
+        "no graph stays in memory"
+    )
 
 
 WEIGHTINGS = {
@@ -114,12 +129,17 @@ WEIGHTINGS = {
 }
 
 
-STEPS = [*(("llama", name) for name in WEIGHTINGS), *((name, "TF-IDF") for name in ("qwen2-tied", "gpt_neox", "gptj"))]
+STEPS = [
+    *(("llama", name) for name in WEIGHTINGS),
+    *((name, "TF-IDF") for name in ("qwen2-tied", "gpt_neox", "gptj")),
+]
 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("name", "weighting"), STEPS)
-def test_a_step_on_a_device_neither_reads_from_it_nor_makes_tensors_on_the_host(name, weighting, packed, monkeypatch):
+def test_a_step_on_a_device_neither_reads_from_it_nor_makes_tensors_on_the_host(
+    name, weighting, packed, monkeypatch
+):
     """Either would make a GPU wait. The meta device stands for it."""
     loss = WeightedCrossEntropyLoss(copy.deepcopy(WEIGHTINGS[weighting])).to("meta").train()
     with torch.device("meta"):
@@ -129,11 +149,14 @@ def test_a_step_on_a_device_neither_reads_from_it_nor_makes_tensors_on_the_host(
     if packed:
         rows = {"seq_lens": torch.tensor([10, 14])}
         batches = [
-            collate_packed([{**rows, "tokens": row, "labels": row} for row in one["tokens"]], device="cuda")
+            collate_packed(
+                [{**rows, "tokens": row, "labels": row} for row in one["tokens"]], device="cuda"
+            )
             for one in batches
         ]
     optimizer, agreed = torch.optim.SGD(model.parameters(), lr=1e-3), agree_on_step(batches)
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # there is none on the meta device
+    # There is none on the meta device.
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     step = partial(train_step, model, loss, optimizer, scaler=NO_SCALER, clip_grad_norm=1.0)
 
     with Recorder() as recorder:
@@ -153,22 +176,30 @@ def test_milestones_fall_on_the_first_step_at_which_the_share_is_done():
 
 
 def test_metrics_are_logged_every_n_steps_and_at_the_end(tmp_path, capsys):
-    """JSON has neither NaN nor infinity, which a gradient norm is where fp16 overflows: they become null."""
+    """JSON has neither NaN nor infinity, which a gradient norm is where fp16 overflows: they become
+    null.
+    """
 
     def refuse(constant):
         raise AssertionError(constant)
 
-    progress = ProgressLog([JSONLinesLogger(tmp_path / "metrics.jsonl")], total_steps=5, log_every_n_steps=2)
+    progress = ProgressLog(
+        [JSONLinesLogger(tmp_path / "metrics.jsonl")], total_steps=5, log_every_n_steps=2
+    )
     progress.start()
     for step in range(1, 6):
-        progress.step(step, {"loss": torch.tensor(float(step)), "grad_norm": torch.tensor(float("inf"))}, 7)
+        progress.step(
+            step, {"loss": torch.tensor(float(step)), "grad_norm": torch.tensor(float("inf"))}, 7
+        )
     progress.close()
 
     found = (tmp_path / "metrics.jsonl").read_text().splitlines()
     lines = [json.loads(line, parse_constant=refuse) for line in found]
     assert [(line["step"], line["loss"], line["grad_norm"]) for line in lines] == [
-        (2, 2.0, None), (4, 4.0, None), (5, 5.0, None),
-    ]  # fmt: skip
+        (2, 2.0, None),
+        (4, 4.0, None),
+        (5, 5.0, None),
+    ]
     assert all(line["tokens_per_second_per_gpu"] > 0 for line in lines)
     bar = capsys.readouterr().err
     assert all(text in bar for text in ("loss 5.0000", "tokens/s", "5/5"))
@@ -181,8 +212,13 @@ def test_the_loop_sets_training_mode_and_leaves_saves_out_of_the_clock(recipe_co
 
     cfg = check_config(recipe_config(batch_size=2, save_at_percent=[50, 100]), FinetuneConfig)
     rows, calls = [*make_batch(6)["tokens"]], []
-    loader = DataLoader(rows, batch_size=2, sampler=StatefulDistributedSampler(rows, 1, 0), collate_fn=collate)
-    network, loss = torch.nn.Sequential(torch.nn.Embedding(320, 320)).eval(), CrossEntropyLoss().eval()
+    loader = DataLoader(
+        rows, batch_size=2, sampler=StatefulDistributedSampler(rows, 1, 0), collate_fn=collate
+    )
+    network, loss = (
+        torch.nn.Sequential(torch.nn.Embedding(320, 320)).eval(),
+        CrossEntropyLoss().eval(),
+    )
     progress = SimpleNamespace(
         total_steps=3,
         start=lambda: calls.append("start"),
@@ -198,18 +234,36 @@ def test_the_loop_sets_training_mode_and_leaves_saves_out_of_the_clock(recipe_co
     )
 
     train(
-        cfg, TrainState(network, loss, torch.optim.SGD(network.parameters(), lr=0.0), None, NO_SCALER), loader,
-        Run(CPU, torch.float32, 0, Path("run")), progress, resume, save=lambda folder: calls.append(str(folder)),
-    )  # fmt: skip
+        cfg,
+        TrainState(network, loss, torch.optim.SGD(network.parameters(), lr=0.0), None, NO_SCALER),
+        loader,
+        Run(CPU, torch.float32, 0, Path("run")),
+        progress,
+        resume,
+        save=lambda folder: calls.append(str(folder)),
+    )
 
     assert network.training
     assert loss.training
-    # The second batch is fetched before the metrics of the first step are read, which waits for a GPU; the one after a
-    # milestone only when that is saved, because an error in the data must not cost the checkpoint.
+    # The second batch is fetched before the metrics of the first step are read, which waits for a
+    # GPU; the one after a milestone only when that is saved, because an error in the data must not
+    # cost the checkpoint.
     assert calls == [
-        "start", "random states", "batch", "batch", "step 1", "step 2", "run/checkpoint_50pct", "resume 2", "restart",
-        "batch", "step 3", "run/checkpoint_100pct", "resume 3", "restart",
-    ]  # fmt: skip
+        "start",
+        "random states",
+        "batch",
+        "batch",
+        "step 1",
+        "step 2",
+        "run/checkpoint_50pct",
+        "resume 2",
+        "restart",
+        "batch",
+        "step 3",
+        "run/checkpoint_100pct",
+        "resume 3",
+        "restart",
+    ]
 
 
 SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
@@ -235,7 +289,9 @@ def send(number):
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_signal_is_one_request_until_the_block_ends_and_a_later_one_ends_at_once(clock, number, code):
+def test_a_signal_is_one_request_until_the_block_ends_and_a_later_one_ends_at_once(
+    clock, number, code
+):
     """A terminal sends Ctrl-C to every process, and torchrun repeats it."""
     before = {each: signal.getsignal(each) for each, _ in SIGNALS}
     with stop_request() as request:

@@ -1,4 +1,6 @@
-"""TF-IDF that counts all tokens of a sequence, masked prompts and first token included, padding not."""
+"""TF-IDF that counts all tokens of a sequence, masked prompts and first token included, padding
+not.
+"""
 
 from typing import NamedTuple
 
@@ -20,7 +22,9 @@ VOCAB_SIZE = 40
 
 
 class Rows(NamedTuple):
-    """Rows before any shift: tokens, -100 in place of padding; the document of each token; where labels are masked."""
+    """Rows before any shift: tokens, -100 in place of padding; the document of each token; where
+    labels are masked.
+    """
 
     tokens: torch.Tensor
     documents: torch.Tensor
@@ -44,7 +48,9 @@ class Rows(NamedTuple):
 
 
 def random_rows(generator, *, packed, rows=3, length=30):
-    """Most documents begin with a masked prompt, rows end with padding; now and then a row is all prompt or padding."""
+    """Most documents begin with a masked prompt, rows end with padding; now and then a row is all
+    prompt or padding.
+    """
     tokens = random_labels(generator, rows, length, VOCAB_SIZE, ignored=0.0)
     lengths = torch.randint(length // 2, length + 1, (rows,), generator=generator)
     tokens[torch.arange(length) >= lengths[:, None]] = IGNORED
@@ -61,14 +67,17 @@ def random_rows(generator, *, packed, rows=3, length=30):
 def stream(seed, *, packed, num_batches=10):
     generator = torch.Generator().manual_seed(seed)
     for number in range(num_batches):
-        rows = random_rows(generator, packed=packed, rows=1 + number % 4, length=8 + 5 * (number % 5))
+        rows = random_rows(
+            generator, packed=packed, rows=1 + number % 4, length=8 + 5 * (number % 5)
+        )
         if number == 4:  # no label at all
             rows.masked.fill_(True)
         yield rows
 
 
 @pytest.mark.parametrize(
-    ("tf", "cap", "packed", "vocab_size"), [("count", None, False, VOCAB_SIZE), ("log", 1.3, True, None)]
+    ("tf", "cap", "packed", "vocab_size"),
+    [("count", None, False, VOCAB_SIZE), ("log", 1.3, True, None)],
 )
 def test_weights_and_window_equal_the_reference(tf, cap, packed, vocab_size):
     weighting = CalledWeighting(num_batches=3, tf=tf, max_weight=cap, counted="tokens")

@@ -1,4 +1,5 @@
-"""Weightings on a device, see ``--device``: the CPU's weights and state, no waiting, ``torch.compile``, CUDA graphs.
+"""Weightings on a device, see ``--device``: the CPU's weights and state, no waiting,
+``torch.compile``, CUDA graphs.
 
 Where there is no GPU, the meta device stands for it, and the code path of a GPU runs on the CPU.
 """
@@ -70,9 +71,11 @@ def batch_of(labels, generator, *, device="cpu", documents=True, vocab_size=VOCA
 
 
 def stream(device, *, same_shape=False):
-    """Full mini-batches, with documents, a shorter one, one with nothing in it, all with ignored labels.
+    """Full mini-batches, with documents, a shorter one, one with nothing in it, all with ignored
+    labels.
 
-    Only the first row has no ignored labels. It is the same in each, so that repetition weights meet a copy.
+    Only the first row has no ignored labels. It is the same in each, so that repetition weights
+    meet a copy.
     """
     generator = torch.Generator().manual_seed(0)
     passage = torch.randint(VOCAB_SIZE, (LENGTH,), generator=generator)
@@ -89,12 +92,15 @@ def stream(device, *, same_shape=False):
 def assert_states_equal(found, expected):
     assert found.state_dict().keys() == expected.state_dict().keys()
     assert all(
-        torch.equal(value.cpu(), expected.state_dict()[name].cpu()) for name, value in found.state_dict().items()
+        torch.equal(value.cpu(), expected.state_dict()[name].cpu())
+        for name, value in found.state_dict().items()
     )
 
 
 def test_weights_and_state_are_those_of_the_cpu(device):
-    """State bit for bit, zeros in the same places, weights up to rounding; the last third is evaluation."""
+    """State bit for bit, zeros in the same places, weights up to rounding; the last third is
+    evaluation.
+    """
     if device.type == "cpu":
         pytest.skip("two equal runs show nothing: --device cuda")
     for name in WEIGHTINGS:
@@ -119,7 +125,8 @@ def test_a_cuda_graph_replays_the_bits_of_the_same_weighting_without_it(device):
         first, *others = stream(device, same_shape=True)
         eager(first)
         expected = [eager(batch).clone() for batch in others]
-        side = torch.cuda.Stream()  # a warm-up beside, as torch.cuda.graph asks for; it lays out the tables
+        # A warm-up beside, as torch.cuda.graph asks for; it lays out the tables.
+        side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             captured(first)
@@ -134,13 +141,20 @@ def test_a_cuda_graph_replays_the_bits_of_the_same_weighting_without_it(device):
         assert_states_equal(captured, eager)
 
 
-# ---- what a captured graph asks for: the same operations on the same memory, whatever the values are
+# ---- what a captured graph asks for: the same operations on the same memory, whatever the values
+# are
 
 
 def batches_of_any_values(generator):
-    """Ordinary ones, one with nothing in it, one with a single token, one of ids that are not in the vocabulary."""
+    """Ordinary ones, one with nothing in it, one with a single token, one of ids that are not in
+    the vocabulary.
+    """
     ordinary = [random_labels(generator, ROWS, LENGTH, VOCAB_SIZE) for _ in range(6)]
-    return [*ordinary, *(torch.full((ROWS, LENGTH), token) for token in (IGNORED, 7, VOCAB_SIZE)), ordinary[0]]
+    return [
+        *ordinary,
+        *(torch.full((ROWS, LENGTH), token) for token in (IGNORED, 7, VOCAB_SIZE)),
+        ordinary[0],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +165,8 @@ def batches_of_any_values(generator):
 def test_operations_shapes_and_memory_do_not_depend_on_values(name, num_updates):
     generator, recorded = torch.Generator().manual_seed(0), []
     weighting = make(name)
-    weighting(batch_of(torch.zeros(ROWS, LENGTH, dtype=torch.int64), generator))  # lays out the tables
+    # Lays out the tables.
+    weighting(batch_of(torch.zeros(ROWS, LENGTH, dtype=torch.int64), generator))
     before = {name: (buffer.data_ptr(), buffer.shape) for name, buffer in weighting.named_buffers()}
     updates = weighting.window.num_updates.clone() if num_updates else None
     with unchecked():
@@ -160,7 +175,9 @@ def test_operations_shapes_and_memory_do_not_depend_on_values(name, num_updates)
             with Recorder() as recorder:
                 weighting(batch)
             recorded.append(recorder.calls)
-            assert {name: (b.data_ptr(), b.shape) for name, b in weighting.named_buffers()} == before
+            assert {
+                name: (b.data_ptr(), b.shape) for name, b in weighting.named_buffers()
+            } == before
     assert len(recorded[0]) > 30
     assert all(calls == recorded[0] for calls in recorded)
     assert num_updates is None or int(weighting.window.num_updates - updates) == num_updates
@@ -171,7 +188,8 @@ def test_operations_shapes_and_memory_do_not_depend_on_values(name, num_updates)
 
 @pytest.mark.parametrize("name", WEIGHTINGS)
 def test_with_a_vocabulary_size_nothing_waits_for_the_device(name):
-    """At the first call state and special tokens follow the labels; torchtune's stock recipes do not move their loss.
+    """At the first call state and special tokens follow the labels; torchtune's stock recipes do
+    not move their loss.
 
     Later batches may have other shapes and vocabularies: the tables grow by what shapes say.
     """
@@ -179,10 +197,16 @@ def test_with_a_vocabulary_size_nothing_waits_for_the_device(name):
         weighting = make(name).train(training)
         for i, (rows, length) in enumerate(((3, 40), (2, 9), (4, 50))):
             labels = torch.zeros(rows, length, dtype=torch.int64)
-            batch = batch_of(labels, None, device="meta", documents=documents, vocab_size=VOCAB_SIZE + 10 * i)
+            batch = batch_of(
+                labels, None, device="meta", documents=documents, vocab_size=VOCAB_SIZE + 10 * i
+            )
             with Recorder() as recorder:
                 weights = weighting(batch)
-            assert (weights.device.type, weights.shape, weights.dtype) == ("meta", labels.shape, torch.float32)
+            assert (weights.device.type, weights.shape, weights.dtype) == (
+                "meta",
+                labels.shape,
+                torch.float32,
+            )
             if i:
                 assert_no_synchronisation(recorder)
         if training:
@@ -191,7 +215,9 @@ def test_with_a_vocabulary_size_nothing_waits_for_the_device(name):
 
 def num_kernels(weighting, rows, length):
     """Those of a call after the tables have been laid out."""
-    batch = TokenBatch(torch.zeros(rows, length, dtype=torch.int64, device="meta"), vocab_size=32_000)
+    batch = TokenBatch(
+        torch.zeros(rows, length, dtype=torch.int64, device="meta"), vocab_size=32_000
+    )
     weighting(batch)
     with Recorder() as recorder:
         weighting(batch)
@@ -222,7 +248,15 @@ def num_graphs():
 
 
 @pytest.mark.parametrize(
-    "name", ["TF-IDF log, capped", "TF-IDF of all tokens", "Goldfish", "MiLe", "focal", "repetition, short contexts"]
+    "name",
+    [
+        "TF-IDF log, capped",
+        "TF-IDF of all tokens",
+        "Goldfish",
+        "MiLe",
+        "focal",
+        "repetition, short contexts",
+    ],
 )
 def test_one_graph_serves_every_batch_after_the_tables_have_grown(name, num_graphs):
     generator = torch.Generator().manual_seed(0)
@@ -245,10 +279,15 @@ def test_one_graph_serves_every_batch_after_the_tables_have_grown(name, num_grap
     assert compared > 0
 
 
-# The graphs of AOTAutograd are those of the test above; it takes half of the time, and Goldfish is the shortest.
+# The graphs of AOTAutograd are those of the test above; it takes half of the time, and Goldfish is
+# the shortest.
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [("TF-IDF log, capped", "eager"), ("Goldfish", "aot_eager"), ("repetition, short contexts", "eager")],
+    [
+        ("TF-IDF log, capped", "eager"),
+        ("Goldfish", "aot_eager"),
+        ("repetition, short contexts", "eager"),
+    ],
 )
 def test_a_few_graphs_serve_rows_of_every_length(name, backend, num_graphs):
     """Otherwise torch gives up compiling at 8, and says so only in its log."""

@@ -1,4 +1,6 @@
-"""MiLe and focal weights from given predictions; what a model predicts is the business of the loss's tests."""
+"""MiLe and focal weights from given predictions; what a model predicts is the business of the
+loss's tests.
+"""
 
 import math
 
@@ -10,8 +12,8 @@ from helpers.references.tfidf import IGNORED
 
 from tfidf_tune.weighting import FocalWeighting, MiLeWeighting, Predictions
 
-# A sum (or a difference) and a power, each within an ulp, the first magnified by gamma, here 5 at most; the mean 14 and
-# the scale 2, as for TF-IDF.
+# A sum (or a difference) and a power, each within an ulp, the first magnified by gamma, here 5 at
+# most; the mean 14 and the scale 2, as for TF-IDF.
 RTOL = 24 * EPS
 
 
@@ -22,7 +24,9 @@ def random_predictions(seed, rows=3, length=40):
     log_probability = -12 * torch.rand(rows, length, generator=generator) ** 3
     entropy = math.log(50_000) * torch.rand(rows, length, generator=generator) ** 2
     ignored = labels == IGNORED
-    return labels, Predictions(log_probability.masked_fill(ignored, 0), entropy.masked_fill(ignored, 0))
+    return labels, Predictions(
+        log_probability.masked_fill(ignored, 0), entropy.masked_fill(ignored, 0)
+    )
 
 
 def expected_weights(labels, values, raw_weight):
@@ -40,11 +44,15 @@ def test_the_weights_equal_the_formulas(gamma):
         labels, predictions = random_predictions(seed)
         predictions.entropy.requires_grad_()
         weights = MiLeWeighting(gamma=gamma)(labels, predictions=predictions)
-        expected = expected_weights(labels, predictions.entropy, lambda entropy: (1 + entropy) ** gamma)
+        expected = expected_weights(
+            labels, predictions.entropy, lambda entropy: (1 + entropy) ** gamma
+        )
         assert not weights.requires_grad
         assert_weights_equal_reference(weights, expected, RTOL)
         weights = FocalWeighting(gamma=gamma).eval()(labels, predictions=predictions)
-        expected = expected_weights(labels, predictions.log_probability, lambda value: (-math.expm1(value)) ** gamma)
+        expected = expected_weights(
+            labels, predictions.log_probability, lambda value: (-math.expm1(value)) ** gamma
+        )
         assert_weights_equal_reference(weights, expected, RTOL)
 
 
@@ -52,8 +60,15 @@ def test_the_weights_equal_the_formulas(gamma):
 def test_focal_weights_of_what_is_certain_are_0_and_never_nan(gamma):
     """What float32 can tell from certainty, to a power that it can no longer hold."""
     labels = torch.zeros(1, 8, dtype=torch.int64)
-    for others, last in ((0.0, 0.0), (0.0, -EPS), (-EPS, -EPS), (1e-7, -0.5)):  # 1e-7: rounded above a probability of 1
+    for others, last in (
+        (0.0, 0.0),
+        (0.0, -EPS),
+        (-EPS, -EPS),
+        (1e-7, -0.5),
+    ):  # 1e-7: rounded above a probability of 1
         log_probability = torch.tensor([[others] * 7 + [last]])
-        weights = FocalWeighting(gamma=gamma)(labels, predictions=Predictions(log_probability, torch.zeros(1, 8)))
+        weights = FocalWeighting(gamma=gamma)(
+            labels, predictions=Predictions(log_probability, torch.zeros(1, 8))
+        )
         assert torch.isfinite(weights).all()
         assert not weights[log_probability >= 0].any()

@@ -31,9 +31,14 @@ def test_the_weights_equal_the_reference(settings, documents):
     for rows, length in [(3, 90), (1, 1), (2, 7), (5, 60)]:
         labels = random_labels(generator, rows, length, 50, ignored=0.02)
         labels[-1, length // 2 :] = IGNORED
-        ids = torch.randint(2, labels.shape, generator=generator).cumsum(dim=1) // 30 if documents else None
+        ids = (
+            torch.randint(2, labels.shape, generator=generator).cumsum(dim=1) // 30
+            if documents
+            else None
+        )
         if length == 90:
-            labels[0, 3:6] = torch.tensor([2**31 - 2, 2**31 - 1, 2**63 - 2])  # 0 and 1 modulo the prime; the largest
+            # 0 and 1 modulo the prime; the largest.
+            labels[0, 3:6] = torch.tensor([2**31 - 2, 2**31 - 1, 2**63 - 2])
         weights = weighting(labels, vocab_size=None if length == 90 else 50, document_ids=ids)
         expected = reference_goldfish(
             labels.tolist(), None if ids is None else ids.tolist(), special=(3, 40), **settings

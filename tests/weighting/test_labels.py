@@ -1,4 +1,6 @@
-"""What all weightings do with labels of any type and size, and the input and arguments that they refuse."""
+"""What all weightings do with labels of any type and size, and the input and arguments that they
+refuse.
+"""
 
 import math
 from contextlib import nullcontext
@@ -24,7 +26,10 @@ every_weighting = pytest.mark.parametrize("make", WEIGHTINGS)
 
 
 def test_shifted_labels_are_those_of_the_next_token():
-    assert shift_labels(torch.tensor([[1, 2, 3], [4, 5, 6]])).tolist() == [[2, 3, IGNORED], [5, 6, IGNORED]]
+    assert shift_labels(torch.tensor([[1, 2, 3], [4, 5, 6]])).tolist() == [
+        [2, 3, IGNORED],
+        [5, 6, IGNORED],
+    ]
 
 
 @every_weighting
@@ -43,15 +48,23 @@ def test_narrow_and_strided_labels_give_the_same_weights_and_are_not_modified(ma
             vocab_size, before = (None, 50_304)[seed % 2], labels.clone()
             with nullcontext() if is_checked else unchecked():
                 expected = wide(labels, vocab_size=vocab_size, document_ids=ids)
-                for dtype, weighting in zip((torch.int8, torch.int16, torch.int32), narrow, strict=True):
+                for dtype, weighting in zip(
+                    (torch.int8, torch.int16, torch.int32), narrow, strict=True
+                ):
                     narrow_ids = None if ids is None else ids.to(dtype)
-                    weights = weighting(labels.to(dtype), vocab_size=vocab_size, document_ids=narrow_ids)
+                    weights = weighting(
+                        labels.to(dtype), vocab_size=vocab_size, document_ids=narrow_ids
+                    )
                     assert torch.equal(weights, expected)
                 transposed = labels.t().contiguous().t()
-                assert torch.equal(strided(transposed, vocab_size=vocab_size, document_ids=ids), expected)
+                assert torch.equal(
+                    strided(transposed, vocab_size=vocab_size, document_ids=ids), expected
+                )
             assert torch.equal(labels, before)
             assert expected.dtype == torch.float32
-            assert torch.equal(expected[labels == IGNORED], torch.zeros(int((labels == IGNORED).sum())))
+            assert torch.equal(
+                expected[labels == IGNORED], torch.zeros(int((labels == IGNORED).sum()))
+            )
             if make is UniformWeighting:
                 assert torch.equal(expected, (labels != IGNORED).float())
 
@@ -71,7 +84,9 @@ def test_batches_without_positions_or_valid_tokens_change_nothing(make):
                         for training in (True, False):
                             nothing = torch.full(shape, IGNORED)
                             ids = torch.zeros_like(nothing) if training else None
-                            weights = weighting.train(training)(nothing, vocab_size=vocab_size, document_ids=ids)
+                            weights = weighting.train(training)(
+                                nothing, vocab_size=vocab_size, document_ids=ids
+                            )
                             assert torch.equal(weights, torch.zeros(shape))
                 if before:
                     assert_same_state(weighting, before)
@@ -82,12 +97,18 @@ def test_batches_without_positions_or_valid_tokens_change_nothing(make):
 ONE = torch.tensor([[2, 3, 2]])
 # Labels, other arguments, what the message names.
 REFUSED = [
-    *((torch.tensor([[1, 2, bad, IGNORED]]), {"vocab_size": 10}, f"the id {bad}, ") for bad in (10, -1, -101)),
+    *(
+        (torch.tensor([[1, 2, bad, IGNORED]]), {"vocab_size": 10}, f"the id {bad}, ")
+        for bad in (10, -1, -101)
+    ),
     (torch.tensor([[1, 2, -7]]), {}, "the id -7, outside the vocabulary"),
     (torch.ones(5, dtype=torch.int64), {}, r"shape \(5,\), expected \[b, s\]"),
     (ONE, {"document_ids": torch.zeros(1, 2).int()}, r"document_ids has shape \(1, 2\)"),
     (ONE, {"document_ids": torch.zeros(1, 3)}, r"document_ids are torch\.float32"),
-    *((ONE.to(dtype), {}, f"labels are {dtype}") for dtype in (torch.uint8, torch.bool, torch.float32)),
+    *(
+        (ONE.to(dtype), {}, f"labels are {dtype}")
+        for dtype in (torch.uint8, torch.bool, torch.float32)
+    ),
 ]
 
 
@@ -108,17 +129,27 @@ def test_bad_input_is_refused_and_leaves_the_state(make):
 
 BAD_ARGUMENTS = {
     TFIDFWeighting: {
-        "num_batches": (0, 2.5, True), "tf": ("sublinear",), "max_weight": (0.99, math.nan, "3"), "sync": (1,),
+        "num_batches": (0, 2.5, True),
+        "tf": ("sublinear",),
+        "max_weight": (0.99, math.nan, "3"),
+        "sync": (1,),
         "counted": ("all",),
     },
     GoldfishWeighting: {"strategy": ("random",), "k": (1, 2**31 + 1), "h": (0, 1025)},
     MiLeWeighting: {"gamma": (-0.5, 20.5, "1")},
     FocalWeighting: {"gamma": (-0.5, 20.5)},
     RepetitionWeighting: {
-        "h": (2.5, 8), "alpha": (0.0, 5), "min_length": (0,), "num_buckets": (2**31, 2**29), "k": (6,),
-        "span": (64, 4097), "quantile": (1.5,), "sample": (65,), "sync": ("yes",),
+        "h": (2.5, 8),
+        "alpha": (0.0, 5),
+        "min_length": (0,),
+        "num_buckets": (2**31, 2**29),
+        "k": (6,),
+        "span": (64, 4097),
+        "quantile": (1.5,),
+        "sample": (65,),
+        "sync": ("yes",),
     },
-}  # fmt: skip
+}
 
 
 def test_bad_arguments_are_refused():
@@ -135,5 +166,7 @@ def test_weights_of_another_shape_are_refused():
             return torch.tensor(1.0) if batch.labels[0, 0] else 1.0
 
     for labels, found in ((torch.ones, r"\[\]"), (torch.zeros, "float")):
-        with pytest.raises(ValueError, match=rf"Scalar\.weigh has to return \[b, s\] = \[2, 3\], got {found}"):
+        with pytest.raises(
+            ValueError, match=rf"Scalar\.weigh has to return \[b, s\] = \[2, 3\], got {found}"
+        ):
             Scalar()(labels(2, 3, dtype=torch.int64))

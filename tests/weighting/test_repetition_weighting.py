@@ -1,4 +1,6 @@
-"""Repetition weights against a reference with dictionaries and sorting: what counts as the same, what is forgotten."""
+"""Repetition weights against a reference with dictionaries and sorting: what counts as the same,
+what is forgotten.
+"""
 
 import pytest
 import torch
@@ -41,7 +43,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("case", "documents"), [(name, number % 2 == 1) for number, name in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("case", "documents"), [(name, number % 2 == 1) for number, name in enumerate(CASES)]
+)
 def test_weights_and_table_are_those_of_the_reference(case, documents):
     """In training and evaluation, then once more as a second epoch, which changes no count."""
     reference = ReferenceRepetition(**CASES[case])
@@ -51,10 +55,14 @@ def test_weights_and_table_are_those_of_the_reference(case, documents):
         for i, (labels, document_ids) in enumerate(batches()):
             given = document_ids if documents else None
             training, first_pass = i != 3, epoch == 0
-            expected = reference(labels.tolist(), given.tolist() if documents else None, training, first_pass)
+            expected = reference(
+                labels.tolist(), given.tolist() if documents else None, training, first_pass
+            )
             found = weighting.train(training)(labels, document_ids=given, first_pass=first_pass)
             nonzero = weighting.table.nonzero().flatten().tolist()
-            assert {bucket: divmod(int(weighting.table[bucket]), 2048) for bucket in nonzero} == reference.table
+            assert {
+                bucket: divmod(int(weighting.table[bucket]), 2048) for bucket in nonzero
+            } == reference.table
             torch.testing.assert_close(found, torch.tensor(expected), rtol=RTOL, atol=0)
             smallest = min(smallest, found[labels != IGNORED].min().item() if i != 5 else 1)
     assert smallest < 1
@@ -78,19 +86,28 @@ def test_by_default_common_phrases_cost_nothing_and_changed_copies_their_weight(
 
 
 def test_counts_end_at_2047():
-    weighting = RepetitionWeighting(h=1, k=None, span=1, sample=1, alpha=1.0, num_buckets=2**20, min_length=1)
+    weighting = RepetitionWeighting(
+        h=1, k=None, span=1, sample=1, alpha=1.0, num_buckets=2**20, min_length=1
+    )
     labels = torch.arange(10).expand(1000, 10).contiguous()
     found = [round(1 / weighting(labels)[0, 5].item()) - 1 for _ in range(4)]
     assert found == [0, 1000, 2000, 2047]
 
 
 def test_repetition_counts_from_min_length_labels_on():
-    weighting = RepetitionWeighting(h=1, k=None, span=1, sample=1, alpha=1.0, num_buckets=2**20, min_length=5)
+    weighting = RepetitionWeighting(
+        h=1, k=None, span=1, sample=1, alpha=1.0, num_buckets=2**20, min_length=5
+    )
     short, long = [1, 2, 3, 4], [11, 12, 13, 14, 15]
-    labels = torch.tensor([[IGNORED, *short, IGNORED, *long, IGNORED], [*long, IGNORED, IGNORED, IGNORED, *short]])
+    labels = torch.tensor(
+        [[IGNORED, *short, IGNORED, *long, IGNORED], [*long, IGNORED, IGNORED, IGNORED, *short]]
+    )
     weighting(labels[:1])
     of_short, of_long = [1, 1, 1, 1], [1, 0.5, 0.5, 0.5, 0.5]
-    assert weighting(labels).tolist() == [[0, *of_short, 0, *of_long, 0], [*of_long, 0, 0, 0, *of_short]]
+    assert weighting(labels).tolist() == [
+        [0, *of_short, 0, *of_long, 0],
+        [*of_long, 0, 0, 0, *of_short],
+    ]
 
 
 # ---- what is refused
@@ -98,10 +115,15 @@ def test_repetition_counts_from_min_length_labels_on():
 
 def test_counts_of_other_keys_are_refused_and_change_nothing():
     saved = RepetitionWeighting(num_buckets=64)
-    for changed, here in (({"h": 6, "k": 5}, r"\[6, 5, 8, 64\]"), ({"num_buckets": 128}, r"\[5, 4, 8, 128\]")):
+    for changed, here in (
+        ({"h": 6, "k": 5}, r"\[6, 5, 8, 64\]"),
+        ({"num_buckets": 128}, r"\[5, 4, 8, 128\]"),
+    ):
         other = RepetitionWeighting(**{"num_buckets": 64} | changed)
         other(torch.arange(400).view(2, 200))
         before = state_copy(other)
-        with pytest.raises(ValueError, match=rf"h, k, sample, num_buckets = \[5, 4, 8, 64\], not {here}"):
+        with pytest.raises(
+            ValueError, match=rf"h, k, sample, num_buckets = \[5, 4, 8, 64\], not {here}"
+        ):
             other.load_state_dict(saved.state_dict())
         assert_same_state(other, before)

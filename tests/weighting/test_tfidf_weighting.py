@@ -1,4 +1,6 @@
-"""TF-IDF weights, their formulas and their window: against slow references, worked out by hand, and what they cost."""
+"""TF-IDF weights, their formulas and their window: against slow references, worked out by hand, and
+what they cost.
+"""
 
 from collections import Counter
 from typing import NamedTuple
@@ -37,7 +39,9 @@ EMPTY = [torch.full((2, 7), IGNORED), torch.full((5, 40), IGNORED)]
 def test_unit_mean_equals_the_reference(cap):
     generator = torch.Generator().manual_seed(int(10 * (cap or 0)) % 97)
     raw = torch.rand(3, 50, generator=generator).square() * 9 + 1
-    labels = torch.zeros(3, 50, dtype=torch.int64).masked_fill(torch.rand(3, 50, generator=generator) < 0.3, IGNORED)
+    labels = torch.zeros(3, 50, dtype=torch.int64).masked_fill(
+        torch.rand(3, 50, generator=generator) < 0.3, IGNORED
+    )
     valid = labels != IGNORED
     expected = reference_unit_mean((raw * valid).tolist(), labels.tolist(), cap)
     weights = unit_mean(torch.where(valid, raw, 1e6), valid, cap)  # only valid positions count
@@ -56,20 +60,34 @@ def test_raw_weights_too_small_for_a_mean_stay_finite_and_those_of_0_stay_0(smal
 
 def cases_of_terms():
     shapes = [(1, 1), (3, 1), (4, 50), (300, 2)]
-    yield from (random_labels(torch.Generator().manual_seed(length), rows, length, 40) for rows, length in shapes)
+    yield from (
+        random_labels(torch.Generator().manual_seed(length), rows, length, 40)
+        for rows, length in shapes
+    )
     largest, smallest = 2**63 - 1, -(2**63)
     for rows in (
         [[1, 5], [5, 5], [5, 9]],  # the last key of a row in sorted order is the first of the next
         [[-1, -1, 4], [-1, 4, 4], [-1, -1, -1]],
-        [[largest, largest - 1, largest, smallest], [smallest, smallest + 1, largest - 1, smallest]],
+        [
+            [largest, largest - 1, largest, smallest],
+            [smallest, smallest + 1, largest - 1, smallest],
+        ],
     ):
         yield torch.tensor(rows)
     keys = random_labels(torch.Generator().manual_seed(0), 4, 50, 40)
-    yield from (keys.t(), keys[:, ::3], keys[:1].expand(3, 50), keys.to(torch.int16))  # three are not contiguous
+    # Three are not contiguous.
+    yield from (
+        keys.t(),
+        keys[:, ::3],
+        keys[:1].expand(3, 50),
+        keys.to(torch.int16),
+    )
 
 
 def test_the_terms_of_each_row_equal_a_counter():
-    """Every position leads to a term of its own row, which has the key found there and its count in the row."""
+    """Every position leads to a term of its own row, which has the key found there and its count in
+    the row.
+    """
     for keys in cases_of_terms():
         before, num_terms = keys.clone(), sum(len(set(row)) for row in keys.tolist())
         terms = distinct_terms(keys)
@@ -98,7 +116,9 @@ def test_the_window_takes_4_bytes_for_each_of_its_tokens_and_each_entry_of_the_v
     size = sum(buffer.numel() * buffer.element_size() for buffer in window.buffers())
     # Beside the two tables a number for each batch of the window, and a few scalars.
     assert size <= 4 * num_batches * tokens + 4 * vocab_size + 8 * num_batches + 64
-    assert size >= 4 * num_batches * tokens + 4 * vocab_size, "the tables must be in registered buffers"
+    assert size >= 4 * num_batches * tokens + 4 * vocab_size, (
+        "the tables must be in registered buffers"
+    )
     assert set(window.state_dict()) == {name for name, _ in window.named_buffers()}
 
 
@@ -108,7 +128,10 @@ def test_an_update_during_another_update_is_refused_and_changes_nothing(make):
     weighting, labels = make(), torch.arange(40).view(2, 20)
     weighting(labels)
     before = state_copy(weighting)
-    with weighting._one_thread.locked(True), pytest.raises(RuntimeError, match="two threads update"):
+    with (
+        weighting._one_thread.locked(True),
+        pytest.raises(RuntimeError, match="two threads update"),
+    ):
         weighting(labels)
     assert_same_state(weighting, before)
     weighting(labels)
@@ -125,7 +148,9 @@ class Call(NamedTuple):
 
     def of(self, weighting):
         labels, document_ids, training, vocab_size = self
-        return weighting(labels, document_ids=document_ids, training=training, vocab_size=vocab_size)
+        return weighting(
+            labels, document_ids=document_ids, training=training, vocab_size=vocab_size
+        )
 
     def of_reference(self, reference):
         ids = None if self.document_ids is None else self.document_ids.tolist()
@@ -133,12 +158,18 @@ class Call(NamedTuple):
 
 
 def calls(seed, *, documents, vocab_sizes=(VOCAB_SIZE,), num_batches=14):
-    """Training and evaluation, batches without a valid token, rows of one and of several documents."""
+    """Training and evaluation, batches without a valid token, rows of one and
+    of several documents.
+    """
     generator = torch.Generator().manual_seed(seed)
     stream = random_stream(seed, num_batches, max_rows=4, max_length=30, vocab_size=VOCAB_SIZE)
     for i, labels in enumerate([EMPTY[0], *stream[:3], *EMPTY, *stream[3:]]):
-        document_ids = torch.randint(0, 4, labels.shape, generator=generator) if documents(i) else None
-        yield Call(labels, document_ids, training=i % 4 != 3, vocab_size=vocab_sizes[i % len(vocab_sizes)])
+        document_ids = (
+            torch.randint(0, 4, labels.shape, generator=generator) if documents(i) else None
+        )
+        yield Call(
+            labels, document_ids, training=i % 4 != 3, vocab_size=vocab_sizes[i % len(vocab_sizes)]
+        )
 
 
 def assert_equals_reference(stream, num_batches=4, tf="count", cap=None):
@@ -153,7 +184,11 @@ def assert_equals_reference(stream, num_batches=4, tf="count", cap=None):
             assert not (weights > torch.tensor(cap)).any(), "not even by rounding"
 
 
-DOCUMENTS = {"none": lambda i: False, "all": lambda i: True, "every second batch": lambda i: i % 2 == 0}
+DOCUMENTS = {
+    "none": lambda i: False,
+    "all": lambda i: True,
+    "every second batch": lambda i: i % 2 == 0,
+}
 
 
 @pytest.mark.parametrize(
@@ -166,9 +201,15 @@ DOCUMENTS = {"none": lambda i: False, "all": lambda i: True, "every second batch
         ("log", 1.0, "every second batch", [VOCAB_SIZE], 1),
     ],
 )
-def test_weights_and_window_equal_the_reference_at_every_batch(tf, cap, documents, vocab_sizes, num_batches):
+def test_weights_and_window_equal_the_reference_at_every_batch(
+    tf, cap, documents, vocab_sizes, num_batches
+):
     length = 30 if num_batches == 16 else 14
-    stream = list(calls(num_batches, documents=DOCUMENTS[documents], vocab_sizes=vocab_sizes, num_batches=length))
+    stream = list(
+        calls(
+            num_batches, documents=DOCUMENTS[documents], vocab_sizes=vocab_sizes, num_batches=length
+        )
+    )
     assert_equals_reference(stream, num_batches, tf, cap)
 
 
@@ -187,18 +228,26 @@ def test_weights_and_window_equal_the_reference_as_vocabulary_and_length_change(
 
 
 def with_bad_ids(labels, bad_ids):
-    """The labels with bad ids in place of a few, at least one valid one left, and what is left of them."""
+    """The labels with bad ids in place of a few, at least one valid one left, and what is left of
+    them.
+    """
     bad = torch.zeros_like(labels, dtype=torch.bool)
     bad.view(-1)[:: len(bad_ids) + 2] = True
     rubbish = torch.tensor(bad_ids).repeat(labels.numel())[: labels.numel()].view(labels.shape)
     return torch.where(bad, rubbish, labels), torch.where(bad, IGNORED, labels), bad
 
 
-@pytest.mark.parametrize(("cap", "documents", "vocab_size"), [(None, False, VOCAB_SIZE), (1.5, True, None)])
+@pytest.mark.parametrize(
+    ("cap", "documents", "vocab_size"), [(None, False, VOCAB_SIZE), (1.5, True, None)]
+)
 def test_on_a_gpu_bad_ids_get_nan_and_count_as_ignored_for_all_others(cap, documents, vocab_size):
     bad_ids = [-1, -99, -(2**40)] if vocab_size is None else [VOCAB_SIZE, 2**31, -1, -101, 2**40]
-    spoiled, clean = (CalledWeighting(checked=False, num_batches=3, max_weight=cap) for _ in range(2))
-    for labels, document_ids, _, _ in calls(9, documents=lambda i: documents, vocab_sizes=[vocab_size]):
+    spoiled, clean = (
+        CalledWeighting(checked=False, num_batches=3, max_weight=cap) for _ in range(2)
+    )
+    for labels, document_ids, _, _ in calls(
+        9, documents=lambda i: documents, vocab_sizes=[vocab_size]
+    ):
         bad_labels, rest, bad = with_bad_ids(labels, bad_ids)
         given = {"vocab_size": vocab_size, "document_ids": document_ids}
         weights, expected = spoiled(bad_labels, **given), clean(rest, **given)
@@ -207,7 +256,8 @@ def test_on_a_gpu_bad_ids_get_nan_and_count_as_ignored_for_all_others(cap, docum
         assert_same_state(spoiled.weighting, state_copy(clean.weighting))
 
 
-# ---- what a call costs, counted on the meta device, which has shapes but no values: asking for a value raises
+# ---- what a call costs, counted on the meta device, which has shapes but no values: asking for a
+# value raises
 
 ROWS, LENGTH = 4, 32
 
@@ -236,7 +286,9 @@ def test_the_cost_of_an_update_does_not_depend_on_the_length_of_the_window_or_th
     assert large_vocabulary.sizes == long.sizes
 
     # The window holds 64 times the batch; a presence table of (documents, vocabulary) would be 400.
-    assert max(record(64, vocab_size=100, documents=True, max_weight=2.0).sizes) == ROWS * LENGTH < 400
+    assert (
+        max(record(64, vocab_size=100, documents=True, max_weight=2.0).sizes) == ROWS * LENGTH < 400
+    )
 
 
 @pytest.mark.parametrize(("documents", "max_weight"), [(False, None), (True, 2.0)])

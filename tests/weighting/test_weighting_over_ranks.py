@@ -1,4 +1,6 @@
-"""The weighting in several processes: what they share, what it equals, and what they communicate."""
+"""The weighting in several processes: what they share, what it equals, and
+what they communicate.
+"""
 
 import re
 from typing import NamedTuple
@@ -17,7 +19,11 @@ from helpers.operations import Recorder
 from helpers.processes.ranks import on_every_rank
 from helpers.references.tfidf import IGNORED
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -33,7 +39,15 @@ from tfidf_tune.weighting import (
 )
 
 VOCAB_SIZE, NUM_STEPS, WINDOW = 40, 15, 4
-REPETITION = {"h": 2, "k": 1, "alpha": 1.0, "span": 5, "min_length": 1, "sample": 2, "num_buckets": 2**16}
+REPETITION = {
+    "h": 2,
+    "k": 1,
+    "alpha": 1.0,
+    "span": 5,
+    "min_length": 1,
+    "sample": 2,
+    "num_buckets": 2**16,
+}
 NOBODY_HAS_A_TOKEN = 10
 
 
@@ -46,7 +60,9 @@ class Case(NamedTuple):
     shape_known: bool = False
 
     def tokens(self, labels):
-        """All tokens, if they are counted: others where labels are ignored, but for padding in the last third."""
+        """All tokens, if they are counted: others where labels are ignored, but for padding in the
+        last third.
+        """
         if "counted" not in self.settings:
             return None
         position = torch.arange(labels.shape[1])
@@ -82,11 +98,15 @@ CASES = {
 
 
 def batches_of_a_step(step, num_ranks):
-    """Labels and document ids of each rank, all of different shapes; some with nothing in them, some with no rows."""
+    """Labels and document ids of each rank, all of different shapes; some with nothing in them,
+    some with no rows.
+    """
     generator = torch.Generator().manual_seed(1000 * num_ranks + step)
     batches = []
     for rank in range(num_ranks):
-        rows, length = (int(torch.randint(*bounds, (), generator=generator)) for bounds in ((1, 4), (5, 35)))
+        rows, length = (
+            int(torch.randint(*bounds, (), generator=generator)) for bounds in ((1, 4), (5, 35))
+        )
         labels = random_labels(generator, rows, length, VOCAB_SIZE)
         if step % 3 == 0:
             labels[:, : length // 3] = IGNORED  # a masked prompt
@@ -103,10 +123,15 @@ def shape_of_a_step(batches):
 
 
 def union_of(batches):
-    """One batch of the rows of all ranks, those of rank 0 first, each rank's padded to the largest."""
+    """One batch of the rows of all ranks, those of rank 0 first, each rank's padded
+    to the largest.
+    """
     rows, length = shape_of_a_step(batches)
     padded = [
-        [F.pad(part, (0, length - part.shape[1], 0, rows - part.shape[0]), value=value) for part, value in pairs]
+        [
+            F.pad(part, (0, length - part.shape[1], 0, rows - part.shape[0]), value=value)
+            for part, value in pairs
+        ]
         for pairs in ([(labels, IGNORED), (ids, 0)] for labels, ids in batches)
     ]
     return tuple(torch.cat(parts) for parts in zip(*padded, strict=True))
@@ -126,14 +151,19 @@ def run_of_a_rank(rank):
 
 
 def run_case(rank, case):
-    """Weights in training, and between the steps in evaluation, of more batches on some ranks than on others."""
+    """Weights in training, and between the steps in evaluation, of more batches on some ranks than
+    on others.
+    """
     weighting = case.weighting()
     trained, evaluated = [], []
     every_step = [batches_of_a_step(step, dist.get_world_size()) for step in range(NUM_STEPS)]
     assert sum(len(batches[0][0]) == 0 for batches in every_step) == 2, "some batches have no rows"
     for step, batches in enumerate(every_step):
         labels, document_ids = batches[rank]
-        given = {"vocab_size": case.vocab_size, "document_ids": document_ids if case.documents else None}
+        given = {
+            "vocab_size": case.vocab_size,
+            "document_ids": document_ids if case.documents else None,
+        }
         given["all_tokens"] = case.tokens(labels)
         trained.append(weighting(labels, largest_shape=case.largest_shape(batches), **given))
         if step % 5 == 4:
@@ -164,7 +194,9 @@ def collectives_of(rank, case):
 
 
 def refused(rank):
-    """The messages of a rank whose labels are in order but for rank 1's, and weights of a batch after them all."""
+    """The messages of a rank whose labels are in order but for rank 1's, and weights of a batch
+    after them all.
+    """
     labels, ids = torch.tensor([[3, 4, 4]]), torch.tensor([[0, 0, 1]])
     weighting = TFIDFWeighting(num_batches=WINDOW, sync=True)
     of_tokens = TFIDFWeighting(num_batches=WINDOW, sync=True, counted="tokens")
@@ -173,7 +205,11 @@ def refused(rank):
         "a bad id": (weighting, {"batch": torch.tensor([[3, 4, VOCAB_SIZE]])}, {}),
         "an id beyond int32": (weighting, {"batch": torch.tensor([[3, 4, 2**40]])}, {}),
         "a negative document": (weighting, {"document_ids": ids - 1}, {"document_ids": ids}),
-        "a document beyond int32": (weighting, {"document_ids": ids + 2**31}, {"document_ids": ids}),
+        "a document beyond int32": (
+            weighting,
+            {"document_ids": ids + 2**31},
+            {"document_ids": ids},
+        ),
         "other tokens": (of_tokens, {"all_tokens": labels + 1}, {"all_tokens": labels}),
     }.items():
         given = {"batch": labels, "vocab_size": VOCAB_SIZE} | (bad if rank == 1 else good)
@@ -181,7 +217,9 @@ def refused(rank):
             called(**given)
         messages[name] = str(error.value)
     for largest in ((1, 2), (0, 3)):
-        with pytest.raises(ValueError, match=rf"\(1, 3\), larger than largest_shape, {re.escape(str(largest))}"):
+        with pytest.raises(
+            ValueError, match=rf"\(1, 3\), larger than largest_shape, {re.escape(str(largest))}"
+        ):
             weighting(labels, largest_shape=largest)
     return messages, weighting(labels, vocab_size=VOCAB_SIZE), state_copy(weighting)
 
@@ -215,7 +253,8 @@ WITH_STATE = {
 
 def weighting_of(rank, name):
     weighting = WITH_STATE[name]()
-    weighting.set_special_tokens(range(rank + 1))  # a table that differs between ranks, in length too
+    # A table that differs between ranks, in length too.
+    weighting.set_special_tokens(range(rank + 1))
     return weighting
 
 
@@ -235,7 +274,12 @@ def own_batches(rank, num_ranks):
     for step in range(NUM_STEPS):
         labels, document_ids = batches_of_a_step(step, num_ranks)[rank]
         tokens = labels.clamp_min(0)
-        yield tokens, TokenBatch(labels, document_ids, all_tokens=torch.where(labels == IGNORED, tokens, labels))
+        yield (
+            tokens,
+            TokenBatch(
+                labels, document_ids, all_tokens=torch.where(labels == IGNORED, tokens, labels)
+            ),
+        )
 
 
 def train_wrapped(rank, model):
@@ -264,8 +308,14 @@ def run_in_fsdp(rank, name):
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     weights, buffers = train_wrapped(rank, model), buffers_copy(model.loss.weighting)
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
-    return {"weights": weights, "buffers": buffers, "state of rank 0": state_copy(model.loss.weighting)}
+    set_model_state_dict(
+        model, state, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    )
+    return {
+        "weights": weights,
+        "buffers": buffers,
+        "state of rank 0": state_copy(model.loss.weighting),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +328,9 @@ def ranks(tmp_path_factory):
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.shared])
 def test_with_sync_weights_and_window_are_bit_identical_to_one_process(ranks, name):
-    """Also in evaluation: its window is that of the one process, its mean that of the rank's own batch."""
+    """Also in evaluation: its window is that of the one process, its mean that of the rank's own
+    batch.
+    """
     case = CASES[name]
     one_process, compared = case.weighting(sync=False), 0
     for step in range(NUM_STEPS):
@@ -288,7 +340,9 @@ def test_with_sync_weights_and_window_are_bit_identical_to_one_process(ranks, na
         tokens = None
         if "counted" in case.settings:
             tokens, _ = union_of([(case.tokens(own), ids) for own, ids in batches])
-        weights = one_process(labels, document_ids=ids if case.documents else None, all_tokens=tokens, **given)
+        weights = one_process(
+            labels, document_ids=ids if case.documents else None, all_tokens=tokens, **given
+        )
         for rank, (own, ids) in enumerate(batches):
             result = ranks[rank]["cases"][name]
             of_rank = weights.chunk(len(ranks))[rank]
@@ -297,7 +351,9 @@ def test_with_sync_weights_and_window_are_bit_identical_to_one_process(ranks, na
             compared += int(((expected > 0) & (expected != 1)).sum())
             if step % 5 == 4:
                 own_ids = ids if case.documents else None
-                expected = one_process(own, training=False, document_ids=own_ids, all_tokens=case.tokens(own), **given)
+                expected = one_process(
+                    own, training=False, document_ids=own_ids, all_tokens=case.tokens(own), **given
+                )
                 assert torch.equal(result["evaluated"][step // 5], expected)
     assert compared > NUM_STEPS
     for result in ranks:
@@ -316,7 +372,9 @@ def test_a_step_takes_one_collective_at_most_and_evaluation_none(ranks):
 
 def test_every_weighting_with_state_is_wrapped():
     classes = [value for value in vars(weightings).values() if isinstance(value, type)]
-    of_tokens = [one for one in classes if issubclass(one, TokenWeighting) and one is not TokenWeighting]
+    of_tokens = [
+        one for one in classes if issubclass(one, TokenWeighting) and one is not TokenWeighting
+    ]
     wrapped = {type(make()) for make in WITH_STATE.values()}
     assert {one for one in of_tokens if list(one().buffers())} == wrapped - {SeenWeighting}
 
@@ -328,7 +386,9 @@ def test_a_rank_keeps_the_state_of_its_own_rows_in_a_wrapped_module(ranks, name,
     differing = 0
     for rank, result in enumerate(ranks):
         alone, found = weighting_of(rank, name), result[wrapper][name]
-        for (_, batch), weights in zip(own_batches(rank, len(ranks)), found["weights"], strict=True):
+        for (_, batch), weights in zip(
+            own_batches(rank, len(ranks)), found["weights"], strict=True
+        ):
             assert torch.equal(alone(batch), weights)
         expected = dict(alone.named_buffers())
         assert found["buffers"].keys() == expected.keys()

@@ -7,7 +7,12 @@ import pickle
 import pytest
 import safetensors.torch
 import torch
-from helpers.fakes.label_batches import CalledWeighting, assert_same_state, random_stream, state_copy
+from helpers.fakes.label_batches import (
+    CalledWeighting,
+    assert_same_state,
+    random_stream,
+    state_copy,
+)
 from helpers.references.tfidf import IGNORED
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -24,13 +29,17 @@ few_examples = settings(max_examples=25, derandomize=True, database=None)
 
 tokens = st.one_of(st.just(IGNORED), st.integers(0, VOCAB_SIZE - 1))
 batches = st.tuples(st.integers(1, 3), st.integers(1, 6)).flatmap(
-    lambda shape: st.lists(st.lists(tokens, min_size=shape[1], max_size=shape[1]), min_size=shape[0], max_size=shape[0])
+    lambda shape: st.lists(
+        st.lists(tokens, min_size=shape[1], max_size=shape[1]), min_size=shape[0], max_size=shape[0]
+    )
 )
 
 
 @st.composite
 def arguments_of_a_call(draw):
-    """Labels, the documents of a row or none, and what is known of the vocabulary, which may be more than is there."""
+    """Labels, the documents of a row or none, and what is known of the vocabulary, which may be
+    more than is there.
+    """
     labels = draw(batches.map(torch.tensor))
     document_ids = None
     if draw(st.booleans()):
@@ -67,8 +76,12 @@ def through_safetensors(state):
     ),
 )
 @few_examples
-def test_saving_loading_and_evaluation_do_not_change_later_weights(through, happenings, settings_of_weights):
-    """Any order of batches, shapes, documents and vocabularies, of saves and evaluations, to the bit."""
+def test_saving_loading_and_evaluation_do_not_change_later_weights(
+    through, happenings, settings_of_weights
+):
+    """Any order of batches, shapes, documents and vocabularies, of saves and evaluations, to the
+    bit.
+    """
     undisturbed, resumed = (CalledWeighting(**settings_of_weights) for _ in range(2))
     for kind, arguments in happenings:
         if kind == "save":
@@ -83,7 +96,9 @@ def test_saving_loading_and_evaluation_do_not_change_later_weights(through, happ
         assert_same_state(resumed.weighting, state_copy(undisturbed.weighting))
     saves = [kind for kind, _ in happenings].count("save")
     evicted = int(undisturbed.window.num_updates) > undisturbed.window.num_batches
-    event(f"saved {min(saves, 2)} times or more, {'some' if evicted else 'no'} batch has fallen out")
+    event(
+        f"saved {min(saves, 2)} times or more, {'some' if evicted else 'no'} batch has fallen out"
+    )
 
 
 def test_bfloat16_leaves_the_counts_as_they_are():
@@ -94,12 +109,16 @@ def test_bfloat16_leaves_the_counts_as_they_are():
         if i % 4 == 3:
             halved = halved.to(torch.bfloat16)
         assert torch.equal(halved(labels), expected)
-    # bfloat16 holds integers up to 256 exactly: the counts must be beyond that for this test to mean anything.
+    # bfloat16 holds integers up to 256 exactly: the counts must be beyond that for this test to
+    # mean anything.
     assert max(int(tensor.max()) for tensor in plain.state_dict().values()) > 256
     fresh = TFIDFWeighting(num_batches=20).to(torch.bfloat16)
     fresh.load_state_dict(through_torch(halved.to(torch.bfloat16).state_dict()))
     halved = fresh
-    assert all(torch.equal(halved.state_dict()[name], tensor) for name, tensor in plain.state_dict().items())
+    assert all(
+        torch.equal(halved.state_dict()[name], tensor)
+        for name, tensor in plain.state_dict().items()
+    )
 
 
 LAYOUTS = {
@@ -124,11 +143,17 @@ def test_the_layout_of_a_saved_state_is_the_one_of_earlier_checkpoints(make):
     state = weighting.state_dict()
     assert {name: (tuple(t.shape), t.dtype) for name, t in state.items()} == LAYOUTS[make]
     if make is TFIDFWeighting:
-        assert state["window.num_documents_K"].nonzero().tolist() == [[0]], "the first batch is in the first slot"
+        assert state["window.num_documents_K"].nonzero().tolist() == [[0]], (
+            "the first batch is in the first slot"
+        )
 
 
 def small(make):
-    return make(num_buckets=2**10, min_length=1, h=2, k=1, sample=1) if make is RepetitionWeighting else make()
+    return (
+        make(num_buckets=2**10, min_length=1, h=2, k=1, sample=1)
+        if make is RepetitionWeighting
+        else make()
+    )
 
 
 def trained(make):
@@ -141,7 +166,9 @@ def trained(make):
 
 
 def with_plain_buffers(module):
-    """The module as PyTorch's own: all that it holds are ordinary buffers, as in checkpoints of versions before."""
+    """The module as PyTorch's own: all that it holds are ordinary buffers, as in checkpoints of
+    versions before.
+    """
     plain = nn.Module()
     for name, buffer in module.named_buffers(recurse=False):
         plain.register_buffer(name, buffer, persistent=name in module.state_dict())
@@ -151,7 +178,10 @@ def with_plain_buffers(module):
 
 
 def layout(module):
-    return {name: (one.device, one.dtype, one.shape, one.is_shared()) for name, one in module.named_buffers()}
+    return {
+        name: (one.device, one.dtype, one.shape, one.is_shared())
+        for name, one in module.named_buffers()
+    }
 
 
 MOVES = {
@@ -184,18 +214,27 @@ def test_a_checkpoint_of_plain_buffers_is_loaded_and_nothing_else(make):
         fresh = small(make)
         fresh.load_state_dict(saved, strict=True, assign=assign)
         assert all(torch.equal(saved[name], tensor) for name, tensor in fresh.state_dict().items())
-        assert not list(nn.ModuleList([fresh]).buffers()), "still not among the buffers of another module"
-        is_saved_tensor = [tensor.data_ptr() == saved[name].data_ptr() for name, tensor in fresh.state_dict().items()]
+        assert not list(nn.ModuleList([fresh]).buffers()), (
+            "still not among the buffers of another module"
+        )
+        is_saved_tensor = [
+            tensor.data_ptr() == saved[name].data_ptr()
+            for name, tensor in fresh.state_dict().items()
+        ]
         assert is_saved_tensor == [assign] * len(saved)
         with pytest.raises(RuntimeError, match='Unexpected key.* "more"'):
             fresh.load_state_dict(saved | {"more": torch.zeros(1)})
     for name in saved:
         with pytest.raises(RuntimeError, match=f'Missing key.* "{name}"'):
-            small(make).load_state_dict({other: value for other, value in saved.items() if other != name})
+            small(make).load_state_dict(
+                {other: value for other, value in saved.items() if other != name}
+            )
 
 
 @pytest.mark.parametrize("make", LAYOUTS)
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda weighting: pickle.loads(pickle.dumps(weighting))])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda weighting: pickle.loads(pickle.dumps(weighting))]
+)
 def test_a_copy_has_a_state_of_its_own(make, copied):
     weighting = trained(make)
     other, before = copied(weighting), state_copy(weighting)
@@ -205,7 +244,10 @@ def test_a_copy_has_a_state_of_its_own(make, copied):
     other(more)
     assert all(torch.equal(before[name], tensor) for name, tensor in weighting.state_dict().items())
     weighting(more)
-    assert all(torch.equal(other.state_dict()[name], tensor) for name, tensor in weighting.state_dict().items())
+    assert all(
+        torch.equal(other.state_dict()[name], tensor)
+        for name, tensor in weighting.state_dict().items()
+    )
 
 
 def test_a_refused_state_leaves_the_window_unchanged():
@@ -215,7 +257,9 @@ def test_a_refused_state_leaves_the_window_unchanged():
         weighting(labels)
         other(labels)
     before = state_copy(weighting)
-    with pytest.raises(RuntimeError, match="the saved window holds 3 batches, this one 4: set num_batches to 3"):
+    with pytest.raises(
+        RuntimeError, match="the saved window holds 3 batches, this one 4: set num_batches to 3"
+    ):
         weighting.load_state_dict(other.state_dict())
     with pytest.raises(RuntimeError, match="Missing key"):
         TFIDFWeighting().load_state_dict({})

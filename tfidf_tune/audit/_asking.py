@@ -36,12 +36,16 @@ def connect(plan: Plan) -> "ServerLM | None":
 
 @contextmanager
 def ask(
-    plan: Plan, server: "ServerLM | None", passages: "Sequence[Passage]", bounds: Sequence[Bound], note: Note
+    plan: Plan,
+    server: "ServerLM | None",
+    passages: "Sequence[Passage]",
+    bounds: Sequence[Bound],
+    note: Note,
 ) -> Iterator[Path]:
     """Ask the model for the passages; yield the folder of its answers.
 
-    Answers of a server are also recorded in a journal until the block ends, so that an interrupted audit can be
-    continued.
+    Answers of a server are also recorded in a journal until the block ends, so that an interrupted
+    audit can be continued.
 
     Raises:
         ValueError: If no answer could make a limit pass; before the model is loaded.
@@ -52,7 +56,9 @@ def ask(
     spec = plan.spec
     attacks = plan.affordable(len(passages))
     asked = {attack.name for attack in attacks}
-    left_out = [name for name in dict.fromkeys(attack.name for attack in plan.attacks) if name not in asked]
+    left_out = [
+        name for name in dict.fromkeys(attack.name for attack in plan.attacks) if name not in asked
+    ]
     if left_out:
         note(f"The budget of {spec.budget:,} requests leaves out: {', '.join(left_out)}.")
     obstacle = None
@@ -74,7 +80,9 @@ def ask(
         if "control" in kinds:
             tasks.append(POSITIVE_CONTROL_NLL)
     longest = _longest_reference(passages, attacks, spec.max_new_tokens)
-    require_possible(bounds, kinds.count("target"), kinds.count("control"), longest=longest, problem=problem)
+    require_possible(
+        bounds, kinds.count("target"), kinds.count("control"), longest=longest, problem=problem
+    )
     settings = {
         "probe_file": str(plan.probe_file),
         **plan.settings,
@@ -82,7 +90,9 @@ def ask(
         "prompt_obstacle": obstacle,
     }
     # A folder for each time that the model is asked: older answers stay as they are.
-    evaluated = spec.folder / "evaluation" / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
+    evaluated = (
+        spec.folder / "evaluation" / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
+    )
     _files.remove_leftovers(evaluated.parent)
     with _journal(plan, server, note):
         # Tokenizer and passages are checked before the model is loaded.
@@ -100,7 +110,9 @@ def ask(
         yield evaluated
 
 
-def _longest_reference(passages: "Sequence[Passage]", attacks: Sequence[Attack], max_new_tokens: int) -> int:
+def _longest_reference(
+    passages: "Sequence[Passage]", attacks: Sequence[Attack], max_new_tokens: int
+) -> int:
     """Return the most tokens that an answer is compared with."""
     longest = 0
     for passage in passages:
@@ -111,13 +123,22 @@ def _longest_reference(passages: "Sequence[Passage]", attacks: Sequence[Attack],
 
 
 def _prompt_obstacle(
-    plan: Plan, server: "ServerLM", passages: "Sequence[Passage]", attacks: Sequence[Attack], note: Note
+    plan: Plan,
+    server: "ServerLM",
+    passages: "Sequence[Passage]",
+    attacks: Sequence[Attack],
+    note: Note,
 ) -> str | None:
-    """Ask the server for a short and a long prompt; say what it does to them, "" if nothing, None if unknown."""
+    """Ask the server for a short and a long prompt; say what it does to them, "" if nothing, None
+    if unknown.
+    """
     from tfidf_tune.data import hf_tokenizer
 
     tokenizer = hf_tokenizer(plan.tokenizer)
-    longest = max(max(attack.prefix_length for attack in attacks), 2 * min(plan.spec.prefix_lengths) + MOST_READ)
+    longest = max(
+        max(attack.prefix_length for attack in attacks),
+        2 * min(plan.spec.prefix_lengths) + MOST_READ,
+    )
     ids = max((passage.token_ids for passage in passages), key=len)
     ids = (ids * (1 + longest // len(ids)))[:longest]
     found: list[str | None] = []
@@ -131,7 +152,10 @@ def _prompt_obstacle(
                 prompts.append((ids[:number], number))
         found.append(server.prompt_obstacle(prompts, is_chat=is_chat))
     if None in found:
-        note("The server does not count the tokens of a prompt (usage): it is unknown if it changes prompts.")
+        note(
+            "The server does not count the tokens of a prompt (usage): it is unknown if it changes "
+            "prompts."
+        )
     for obstacle in found:
         if obstacle:
             return obstacle
@@ -140,18 +164,25 @@ def _prompt_obstacle(
 
 @contextmanager
 def _journal(plan: Plan, server: "ServerLM | None", note: Note) -> Iterator[None]:
-    """Keep the answers of a server until the block ends: an interrupted audit of the same model goes on."""
+    """Keep the answers of a server until the block ends: an interrupted audit of the same model
+    goes on.
+    """
     if server is None:
         yield
         return
     overwrite = plan.spec.overwrite
     about = {"model": server.description()}
-    with _files.work_folder(plan.spec.folder / "unfinished", about, replace=overwrite, keep=True) as work:
+    with _files.work_folder(
+        plan.spec.folder / "unfinished", about, replace=overwrite, keep=True
+    ) as work:
         file = work / "requests.jsonl"
         if overwrite:
             file.unlink(missing_ok=True)
         number = server.open_journal(file)
         if number:
             date = datetime.fromtimestamp(file.stat().st_mtime)
-            note(f"Goes on: {number:,} answers of an audit that ended early on {date:%Y-%m-%d %H:%M} are used.")
+            note(
+                f"Goes on: {number:,} answers of an audit that ended early on "
+                f"{date:%Y-%m-%d %H:%M} are used."
+            )
         yield

@@ -27,7 +27,9 @@ _SHOWN_TEXTS = 3
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit gave: its report, written to ``page``, and the content of ``audit.json``, see ``docs/audit.md``."""
+    """What an audit gave: its report, written to ``page``, and the content of ``audit.json``, see
+    ``docs/audit.md``.
+    """
 
     report: Report
     summary: dict[str, Any]
@@ -41,31 +43,38 @@ class AuditResult:
 
     @property
     def unproven(self) -> str:
-        """Why the audit is no all-clear although no limit is exceeded; "" if it is, or that was accepted."""
+        """Why the audit is no all-clear although no limit is exceeded; "" if it is, or that was
+        accepted.
+        """
         control = self.summary["positive_control"]
         if control["state"] == "not shown" and not self.accept_unproven:
             return f"nothing is shown: {control['reason']}; --accept-unproven accepts that"
         undecided = [limit for limit in self.summary["limits"] if limit["outcome"] == "undecided"]
         return "; ".join(
-            f"{limit['measure']}={limit['limit']:g} is undecided: {limit['reason']}" for limit in undecided
+            f"{limit['measure']}={limit['limit']:g} is undecided: {limit['reason']}"
+            for limit in undecided
         )
 
 
-def audit(spec: AuditSpec, note: Note = lambda text: None, prices: Sequence[float] | None = None) -> AuditResult:
+def audit(
+    spec: AuditSpec, note: Note = lambda text: None, prices: Sequence[float] | None = None
+) -> AuditResult:
     """Choose passages, ask a model for them, and write a report of what it recites.
 
-    A second audit with the same output folder uses the passages of the first, and is refused if they were chosen from
-    texts of other content or with other options, or while the first one runs. The answers of each audit are in another
-    folder.
+    A second audit with the same output folder uses the passages of the first, and is refused if
+    they were chosen from texts of other content or with other options, or while the first one runs.
+    The answers of each audit are in another folder.
 
     Args:
         spec (AuditSpec): what to audit.
-        note (Callable[[str], object]): takes what a person who waits should know. Default: nothing is said.
-        prices (Sequence[float] | None): of a million tokens of prompts and of continuations, for the estimate of
-            the cost. Default: None, none is given.
+        note (Callable[[str], object]): takes what a person who waits should know. Default: nothing
+            is said.
+        prices (Sequence[float] | None): of a million tokens of prompts and of continuations, for
+            the estimate of the cost. Default: None, none is given.
 
     Raises:
-        ValueError: If the passages, options and limits do not fit each other; before the model is loaded.
+        ValueError: If the passages, options and limits do not fit each other; before the model is
+            loaded.
         OSError: If a file cannot be read or written, or a server does not answer.
     """
     bounds = _limits(
@@ -94,8 +103,11 @@ def audit(spec: AuditSpec, note: Note = lambda text: None, prices: Sequence[floa
             )
 
 
-def estimate(spec: AuditSpec, prices: Sequence[float] | None = None, note: Note = lambda text: None) -> str:
-    """Choose the passages of an audit, and describe the requests, tokens and cost of asking for them.
+def estimate(
+    spec: AuditSpec, prices: Sequence[float] | None = None, note: Note = lambda text: None
+) -> str:
+    """Choose the passages of an audit, and describe the requests, tokens and cost of asking for
+    them.
 
     ``prices`` are of a million tokens of prompts and of continuations.
     """
@@ -118,7 +130,8 @@ def audit_results(
     """Write the report of answers that lm-evaluation-harness has recorded of one model.
 
     Args:
-        evaluated (str | Path): folder of the harness's output, with samples of the memorization task.
+        evaluated (str | Path): folder of the harness's output, with samples of the memorization
+            task.
         output_dir (str | Path | None): folder of the report. Default: None, ``runs/audit/NAME``.
         limits (str | None): as of :class:`AuditSpec`.
         accept_unanswered (bool): as of :class:`AuditSpec`.
@@ -129,7 +142,9 @@ def audit_results(
         ValueError: If the folder holds several runs, or none with samples.
     """
     folder = output_folder(output_dir, evaluated)
-    bounds = _limits(limits, folder, accept_unanswered=accept_unanswered, accept_unproven=accept_unproven)
+    bounds = _limits(
+        limits, folder, accept_unanswered=accept_unanswered, accept_unproven=accept_unproven
+    )
     with _files.locked_folder(folder):
         return _judge(
             Path(evaluated).expanduser(),
@@ -154,16 +169,22 @@ def _limits(
     """Read limits, and check before any work that the report can be written."""
     bounds = []
     if limits is not None:
-        bounds = parse_bounds(limits, accept_unanswered=accept_unanswered, accept_unproven=accept_unproven)
+        bounds = parse_bounds(
+            limits, accept_unanswered=accept_unanswered, accept_unproven=accept_unproven
+        )
     if not isinstance(passages, (str, Path)):
-        require_possible(bounds, passages.num_targets, passages.num_controls, longest=max_new_tokens)
+        require_possible(
+            bounds, passages.num_targets, passages.num_controls, longest=max_new_tokens
+        )
     require_report_folder(folder / "report")
     _files.require_writable("--output-dir", folder)
     return bounds
 
 
 def _hashes(plan: Plan) -> dict[str, Any]:
-    """Return hashes of the passages, of what they were chosen from, and of the files of a model that is here."""
+    """Return hashes of the passages, of what they were chosen from, and of the files of a model
+    that is here.
+    """
     hashes: dict[str, Any] = {"probe_file": _files.file_sha256(plan.probe_file)}
     if plan.probe_file.parent == plan.record.parent and plan.record.is_file():
         recorded = json.loads(plan.record.read_text(encoding="utf-8"))
@@ -182,7 +203,9 @@ def _hashes(plan: Plan) -> dict[str, Any]:
 
 
 def _subject(checkpoint: str, inputs: dict[str, Any]) -> str:
-    """Name the model, the text and the controls, with eight digits of their hashes, and the date."""
+    """Name the model, the text and the controls, with eight digits of their hashes,
+    and the date.
+    """
     parts = [f"Model: {_hashed(checkpoint, inputs.get('model'))}"]
     texts = inputs.get("texts") or {}
     names = [_hashed(Path(file).name, sha256) for file, sha256 in texts.items()]
@@ -197,7 +220,9 @@ def _subject(checkpoint: str, inputs: dict[str, Any]) -> str:
 
 
 def _hashed(name: str, value: Any) -> str:
-    """Write a name with the beginning of its hash, or of that of several hashes; without any, the name."""
+    """Write a name with the beginning of its hash, or of that of several hashes; without any, the
+    name.
+    """
     if not value:
         return name
     sha256 = value if isinstance(value, str) else _files.digest(sorted(value.values()))
@@ -217,9 +242,14 @@ def _judge(
     """Write the report and ``audit.json``, which ``inputs`` are added to."""
     results = import_results([evaluated])
     runs = {checkpoint.run: checkpoint for checkpoint in results.checkpoints}
-    folders = {run: checkpoint.folder for run, checkpoint in runs.items() if checkpoint.objective != START}
+    folders = {
+        run: checkpoint.folder for run, checkpoint in runs.items() if checkpoint.objective != START
+    }
     if len(folders) > 1:
-        raise ValueError(f"{evaluated} holds the results of several runs: name one of {', '.join(folders.values())}")
+        raise ValueError(
+            f"{evaluated} holds the results of several runs: name one of "
+            f"{', '.join(folders.values())}"
+        )
     made = audit_report(
         results,
         bounds=bounds,
@@ -233,5 +263,9 @@ def _judge(
         left_out = f"{held_out['passages']} passages that training held out, by {held_out['file']}"
         made = replace(made, provenance={**made.provenance, "Left out": left_out})
     text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_report(made, folder / "report", more={"audit.json": lambda path: path.write_text(text, encoding="utf-8")})
+    write_report(
+        made,
+        folder / "report",
+        more={"audit.json": lambda path: path.write_text(text, encoding="utf-8")},
+    )
     return AuditResult(made, summary, folder / "report" / "index.html", accept_unproven)

@@ -1,4 +1,6 @@
-"""The passages of an audit: chosen from texts, or those that an earlier audit with the same options has chosen."""
+"""The passages of an audit: chosen from texts, or those that an earlier audit with the same options
+has chosen.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -17,7 +19,9 @@ Note = Callable[[str], object]  # takes what a person who waits should know
 
 
 def choose(plan: Plan, note: Note) -> "Sequence[Passage]":
-    """Read the passages of a probe file, or choose them unless an earlier audit with the same options has."""
+    """Read the passages of a probe file, or choose them unless an earlier audit with the same
+    options has.
+    """
     from tfidf_tune.passages import read_probe_file
 
     if plan.chosen is not None:
@@ -33,7 +37,8 @@ def choose(plan: Plan, note: Note) -> "Sequence[Passage]":
     passages = read_probe_file(plan.probe_file)
     if all(passage.kind != "target" for passage in passages):
         raise ValueError(
-            f"none of the {len(passages)} passages in {plan.probe_file} is a target, so that there is nothing to "
+            f"none of the {len(passages)} passages in {plan.probe_file} is a target, so that there "
+            f"is nothing to "
             "judge: name a probe file with passages of the training text"
         )
     return passages
@@ -51,8 +56,9 @@ def choose_passages(
 ) -> "Sequence[Passage]":
     """Write a probe file, say what is in it, and return the passages.
 
-    With ``record``, a file in which it is written what the passages follow from, an existing probe file is read instead
-    if it still follows from the same. Else it is an error, unless ``overwrite`` replaces it.
+    With ``record``, a file in which it is written what the passages follow from, an existing probe
+    file is read instead if it still follows from the same. Else it is an error, unless
+    ``overwrite`` replaces it.
     """
     from tfidf_tune.data import hf_tokenizer
     from tfidf_tune.passages import make_probe, read_probe_file, write_probe_file
@@ -61,15 +67,24 @@ def choose_passages(
     loaded = hf_tokenizer(tokenizer)
     arguments = search_arguments(loaded, spec)
     if found := arguments["held_out"]:
-        note(f"Left out of the targets: {found['passages']} passages that training held out, by {found['file']}.")
+        note(
+            f"Left out of the targets: {found['passages']} passages that training held out, by "
+            f"{found['file']}."
+        )
     with _files.work_folder(file.with_suffix(".search"), arguments, replace=overwrite) as work:
         if file.exists() and not overwrite:
             if record is None or not record.is_file():
-                raise ValueError(f"{file} exists already: name another file, or replace it by --overwrite")
-            recorded, now = json.loads(record.read_text(encoding="utf-8")), {"probe_file": _files.file_sha256(file)}
+                raise ValueError(
+                    f"{file} exists already: name another file, or replace it by --overwrite"
+                )
+            recorded, now = (
+                json.loads(record.read_text(encoding="utf-8")),
+                {"probe_file": _files.file_sha256(file)},
+            )
             if changed := differences(recorded, arguments | now):
                 raise ValueError(
-                    f"{file} was chosen with other options, or changed since: {'; '.join(changed)}. Name another "
+                    f"{file} was chosen with other options, or changed since: "
+                    f"{'; '.join(changed)}. Name another "
                     "--output-dir, or --overwrite"
                 )
             note(f"Passages: from {file}.")
@@ -95,8 +110,10 @@ def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:
     times = f", which occur {' to '.join(counts)} times" if counts else ""
     starts = ", ".join(f"{start.phrase} {count}" for start, count in sorted(made.starts.items()))
     lines = [
-        f"Text: {made.num_documents:,} documents, {'about ' * made.is_estimate}{made.num_tokens:,} tokens.",
-        f"Duplicated stretches of at least {spec.block_size} tokens: {len(made.stretch_repeats):,}, with "
+        f"Text: {made.num_documents:,} documents, "
+        f"{'about ' * made.is_estimate}{made.num_tokens:,} tokens.",
+        f"Duplicated stretches of at least {spec.block_size} tokens: "
+        f"{len(made.stretch_repeats):,}, with "
         f"{sum(made.stretch_repeats):,} occurrences.",
         f"Targets: {num_targets}; {made.num_duplicates} are duplicates{times}, "
         f"{num_targets - made.num_duplicates} were drawn at random.",
@@ -106,24 +123,28 @@ def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:
         lines.append("No passage has EOS inside.")
     if made.unsearched_share:
         lines.append(
-            f"Copies of {made.unsearched_share:.1%} of the passages in a sample of the text cannot be found: they have "
+            f"Copies of {made.unsearched_share:.1%} of the passages in a sample of the text cannot "
+            f"be found: they have "
             "too few words, or too short tokens."
         )
     if made.num_repetitive:
         lines.append(f"Left out: {made.num_repetitive} passages that repeat a few tokens.")
     if spec.num_controls:
         lines.append(
-            f"Controls: {num_controls}; {made.num_refused} candidates share text with the training data, or cannot "
+            f"Controls: {num_controls}; {made.num_refused} candidates share text with the training "
+            f"data, or cannot "
             "be compared with it, and were rejected."
         )
     if num_targets < spec.num_targets or num_controls < spec.num_controls:
         lines.append(
-            f"There are no more passages of {spec.block_size} tokens without overlap: {spec.num_targets} targets and "
+            f"There are no more passages of {spec.block_size} tokens without overlap: "
+            f"{spec.num_targets} targets and "
             f"{spec.num_controls} controls were wanted."
         )
     if num_controls and spec.controls_source is None:
         lines.append(
-            "The controls are Python's documentation: another domain than your text, and known to most pretrained "
+            "The controls are Python's documentation: another domain than your text, and known to "
+            "most pretrained "
             "models. Held-out text is better: --controls."
         )
     return "\n".join(lines)

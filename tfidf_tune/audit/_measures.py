@@ -15,7 +15,13 @@ from tfidf_tune.results import Results
 from tfidf_tune.results.floor import Floor, floor_of
 from tfidf_tune.results.intervals import MIN_UNITS, SEED, binomial_upper_bound, bootstrap_interval
 from tfidf_tune.results.positive_control import PositiveControl, is_served
-from tfidf_tune.results.recited import Recited, TierTest, false_alarm_of_auc, least_noticeable, recited_further
+from tfidf_tune.results.recited import (
+    Recited,
+    TierTest,
+    false_alarm_of_auc,
+    least_noticeable,
+    recited_further,
+)
 from tfidf_tune.results.wording import NEAR_EXPLAINED, TEXT_PROMPTS, few_units, prompt_length, span
 
 _EXTRACTION_PAIRS = [(1, 0.01), (1, 0.5), (1000, 0.01), (1000, 0.5)]
@@ -29,30 +35,40 @@ _NUM_MOST_RECITED = 20
 _PROMPT_WIDTH = 70
 _REPEATS, _VERBATIM = "Times in the training text", "Targets verbatim (%)"
 _AGAINST = (
-    *(("LMS of targets", "lms", ".2f"), ("LMS of controls", "controls", ".2f"), ("Difference", "difference", ".2f")),
+    *(
+        ("LMS of targets", "lms", ".2f"),
+        ("LMS of controls", "controls", ".2f"),
+        ("Difference", "difference", ".2f"),
+    ),
     *(("95 % from", "low", ".2f"), ("95 % to", "high", ".2f")),
 )
 KINDS = {"target": "targets (training text)", "control": "controls (never seen)"}
 
 
 class Facts:
-    """What the checkpoint with the number ``at`` was asked for and recites: facts for all parts of its page.
+    """What the checkpoint with the number ``at`` was asked for and recites: facts for all parts of
+    its page.
 
-    ``samples`` has a row of each sample, with the passage's repeats in the training text (NaN if unknown). Averages are
-    over ``plain``, the samples of the greedy attack or else of the first one, and over its ``targets`` and
-    ``controls``. ``num_verbatim`` targets are recited completely from at least one prompt of any attack.
-    ``num_unanswered`` answers were withheld by a server, or empty. ``recited`` counts the passages that are recited
-    further than unseen text from any prompt of any attack; None without controls that were answered. ``has_bos`` is
-    whether BOS was before each prompt, None if that is not known. ``num_with_eos`` passages have EOS inside. A token
-    is ``words_a_token`` words on average, NaN if that is not known. An answer for a target was compared with at most
-    ``longest`` tokens; the longest answer has ``longest_answer`` tokens.
+    ``samples`` has a row of each sample, with the passage's repeats in the training text (NaN if
+    unknown). Averages are over ``plain``, the samples of the greedy attack or else of the first
+    one, and over its ``targets`` and ``controls``. ``num_verbatim`` targets are recited completely
+    from at least one prompt of any attack. ``num_unanswered`` answers were withheld by a server, or
+    empty. ``recited`` counts the passages that are recited further than unseen text from any prompt
+    of any attack; None without controls that were answered. ``has_bos`` is whether BOS was before
+    each prompt, None if that is not known. ``num_with_eos`` passages have EOS inside. A token is
+    ``words_a_token`` words on average, NaN if that is not known. An answer for a target was
+    compared with at most ``longest`` tokens; the longest answer has ``longest_answer`` tokens.
     """
 
     def __init__(self, results: Results, at: int) -> None:
         self.checkpoint = results.checkpoints[at]
         sampled, scores = self.checkpoint.samples, results.scores
         table = pd.DataFrame([vars(sample) for sample, _ in sampled])
-        known = scores[(scores["checkpoint"] == at) & (scores["metric"] == "num_injections") & (scores["value"] > 0)]
+        known = scores[
+            (scores["checkpoint"] == at)
+            & (scores["metric"] == "num_injections")
+            & (scores["value"] > 0)
+        ]
         repeats = dict(zip(known["unit"], known["value"], strict=True))
         self.samples = table.assign(
             sample=[sample for sample, _ in sampled],
@@ -73,9 +89,13 @@ class Facts:
         self.lms = float(self.target_means.mean())
         self.floor = _floor(self.plain)
         best = {kind: best_samples(self.samples, kind).set_index("passage_id") for kind in KINDS}
-        targets = best["target"][["lms", "repeats"]].assign(length=self.samples.groupby("passage_id")["length"].max())
+        targets = best["target"][["lms", "repeats"]].assign(
+            length=self.samples.groupby("passage_id")["length"].max()
+        )
         # A control without an answer says nothing about unseen text.
-        answered = self.samples[(self.samples["kind"] == "control") & (self.samples["unanswered"] == 0)]
+        answered = self.samples[
+            (self.samples["kind"] == "control") & (self.samples["unanswered"] == 0)
+        ]
         controls = answered.groupby("passage_id")["lms"].max()
         self.recited: Recited | None = recited_further(targets, controls)
         own = scores[scores["checkpoint"] == at]
@@ -89,7 +109,9 @@ class Facts:
         self.num_unanswered_controls = int(unanswered.get("control", 0))
         self.longest = int(self.samples.loc[self.samples["kind"] == "target", "length"].max())
         self.longest_answer = max(len(sample.generated_ids) for sample in self.samples["sample"])
-        self.prompt_lengths = [prompt_length(length) for length in sorted(set(self.samples["prefix_length"]))]
+        self.prompt_lengths = [
+            prompt_length(length) for length in sorted(set(self.samples["prefix_length"]))
+        ]
 
 
 def _floor(samples: pd.DataFrame) -> Floor | None:
@@ -100,7 +122,9 @@ def _floor(samples: pd.DataFrame) -> Floor | None:
 
 
 def _num_verbatim(samples: pd.DataFrame) -> int:
-    return int(samples.loc[(samples["kind"] == "target") & samples["verbatim"], "passage_id"].nunique())
+    return int(
+        samples.loc[(samples["kind"] == "target") & samples["verbatim"], "passage_id"].nunique()
+    )
 
 
 def best_samples(samples: pd.DataFrame, kind: str) -> pd.DataFrame:
@@ -111,60 +135,108 @@ def best_samples(samples: pd.DataFrame, kind: str) -> pd.DataFrame:
 
 
 def _compared(groups: Iterable[tuple[Any, pd.DataFrame]]) -> pd.DataFrame:
-    """Return a row for each group of samples with a target: targets, against controls where there are any."""
+    """Return a row for each group of samples with a target: targets, against controls where there
+    are any.
+    """
     rows = []
     for name, samples in groups:
         targets, floor = samples[samples["kind"] == "target"], _floor(samples)
         if targets.empty:
             continue
-        against = (None,) * 4 if floor is None else (floor.controls, floor.difference, *floor.excess[:2])
+        against = (
+            (None,) * 4 if floor is None else (floor.controls, floor.difference, *floor.excess[:2])
+        )
         hits, number, lms = _num_verbatim(samples), targets["passage_id"].nunique(), targets["lms"]
         at_most = 100 * binomial_upper_bound(hits, number)
-        rows.append((name, number, lms.mean(), lms.max(), *against, 100 * (hits / number), hits, at_most))
-    names = ("name", "number", "lms", "max_lms", "controls", "difference", "low", "high", "verbatim", "hits", "upper")
+        rows.append(
+            (name, number, lms.mean(), lms.max(), *against, 100 * (hits / number), hits, at_most)
+        )
+    names = (
+        "name",
+        "number",
+        "lms",
+        "max_lms",
+        "controls",
+        "difference",
+        "low",
+        "high",
+        "verbatim",
+        "hits",
+        "upper",
+    )
     return pd.DataFrame(rows, columns=names)
 
 
 def targets_and_controls(facts: Facts, footnotes: Footnotes) -> Table:
     samples = facts.plain
     near = samples[["edit_distance", "common_subsequence"]].astype(float)  # None in older results
-    frame = samples.assign(verbatim=100.0 * samples["verbatim"], label=samples["kind"].map(KINDS), **near)
-    scores = frame.groupby("label", sort=False).agg(**{
-        "Number": ("passage_id", "nunique"),
-        **{f"{name} Prefix": ("prefix_match", how) for name, how in (("Avg", "mean"), ("Max", "max"))},
-        **{f"{name} LMS": ("lms", how) for name, how in (("Avg", "mean"), ("Max", "max"))},
-        "Edit distance": ("edit_distance", "mean"),
-        "Common subsequence": ("common_subsequence", "mean"),
-        "ROUGE-L": ("rouge_l", "mean"),
-        "Verbatim (% of prompts)": ("verbatim", "mean"),
-    }).dropna(axis="columns", how="all")  # fmt: skip
+    frame = samples.assign(
+        verbatim=100.0 * samples["verbatim"], label=samples["kind"].map(KINDS), **near
+    )
+    scores = (
+        frame.groupby("label", sort=False)
+        .agg(
+            **{
+                "Number": ("passage_id", "nunique"),
+                **{
+                    f"{name} Prefix": ("prefix_match", how)
+                    for name, how in (("Avg", "mean"), ("Max", "max"))
+                },
+                **{f"{name} LMS": ("lms", how) for name, how in (("Avg", "mean"), ("Max", "max"))},
+                "Edit distance": ("edit_distance", "mean"),
+                "Common subsequence": ("common_subsequence", "mean"),
+                "ROUGE-L": ("rouge_l", "mean"),
+                "Verbatim (% of prompts)": ("verbatim", "mean"),
+            }
+        )
+        .dropna(axis="columns", how="all")
+    )
     scores = scores.reindex([label for label in KINDS.values() if label in scores.index])
     above = ""
     if len(facts.controls):
         furthest = facts.controls["lms"].max()
         num_above = (facts.targets.groupby("passage_id")["lms"].max() > furthest).sum()
-        above = f" Further than any control (LMS at most {furthest}): {num_above} of {facts.num_targets} targets."
-    several = " Each passage is asked for from every prefix length." if samples["prefix_length"].nunique() > 1 else ""
+        above = (
+            f" Further than any control (LMS at most {furthest}): {num_above} of "
+            f"{facts.num_targets} targets."
+        )
+    several = (
+        " Each passage is asked for from every prefix length."
+        if samples["prefix_length"].nunique() > 1
+        else ""
+    )
     caveats = [f"The {TEXT_PROMPTS}"] if facts.checkpoint.text_prompts else []
     measured = f" {NEAR_EXPLAINED}" if near.notna().any(axis=None) else ""
-    notes = [f"Prefix: tokens that agree from the first on.{measured}{above}{several}{footnotes.mark(*caveats)}"]
+    notes = [
+        f"Prefix: tokens that agree from the first "
+        f"on.{measured}{above}{several}{footnotes.mark(*caveats)}"
+    ]
     decimals = ("Avg Prefix", "Avg LMS", "Edit distance", "Common subsequence", "ROUGE-L")
     formats = dict.fromkeys(decimals, ".2f") | {"Verbatim (% of prompts)": ".1f"}
     return Table(
-        "targets_and_controls", "Targets against controls", scores.reset_index(names="Passages"), notes, formats
+        "targets_and_controls",
+        "Targets against controls",
+        scores.reset_index(names="Passages"),
+        notes,
+        formats,
     )
 
 
 def limits(checks: "Sequence[Check]") -> Table:
     """Show each limit with what was measured."""
-    rows = [(check.outcome.upper(), check.measure, check.value, check.limit, check.reason or None) for check in checks]
+    rows = [
+        (check.outcome.upper(), check.measure, check.value, check.limit, check.reason or None)
+        for check in checks
+    ]
     frame = pd.DataFrame(rows, columns=["Result", "Measure", "Measured", "Limit", "Why undecided"])
     table = Table("limits", "Limits", frame, formats={"Measured": ".4g", "Limit": "g"})
     return table.without_empty_columns() if rows else table
 
 
 def recited(facts: Facts) -> Table:
-    """Show the tests of how many targets are recited further than unseen text, for each tier of copies."""
+    """Show the tests of how many targets are recited further than unseen text, for each tier of
+    copies.
+    """
     columns = (
         (_REPEATS, "copies", ""),
         ("Targets", "num_targets", ""),
@@ -181,12 +253,17 @@ def recited(facts: Facts) -> Table:
     notes = []
     if found:
         notes = [
-            f"Recited further: passages with an LMS above {found.threshold:.0f} tokens from any prompt, which "
-            f"{found.num_allowed} of {found.num_controls} controls exceed. By chance: as many as if the model had seen "
-            "none of them. Noticed from: the least number that these tests find. p: hypergeometric, corrected by "
-            "Holm's method for all rows. Passages of one document count as independent; if many are of one document, "
+            f"Recited further: passages with an LMS above {found.threshold:.0f} tokens from any "
+            f"prompt, which "
+            f"{found.num_allowed} of {found.num_controls} controls exceed. By chance: as many as "
+            f"if the model had seen "
+            "none of them. Noticed from: the least number that these tests find. p: "
+            "hypergeometric, corrected by "
+            "Holm's method for all rows. Passages of one document count as independent; if many "
+            "are of one document, "
             "p is too small.",
-            f"Above {found.threshold:.0f} tokens are at most {100 * found.upper:.1f} % of such passages (one-sided "
+            f"Above {found.threshold:.0f} tokens are at most {100 * found.upper:.1f} % of such "
+            f"passages (one-sided "
             "95 % bound of Clopper and Pearson).",
         ]
     return tabulate("recited", "Recited further than unseen text", frame, columns, notes)
@@ -199,34 +276,56 @@ def by_prefix_length(samples: pd.DataFrame, footnotes: Footnotes) -> Table:
         caveats = [f"From fewer than {MIN_UNITS} passages, such an interval is too narrow."]
     about = "95 %: percentile bootstrap over passages of the difference, targets minus controls."
     notes = [about + footnotes.mark(*caveats)] if fewest else []
-    frame = _compared((prompt_length(length), group) for length, group in samples.groupby("prefix_length"))
+    frame = _compared(
+        (prompt_length(length), group) for length, group in samples.groupby("prefix_length")
+    )
     columns = (("Prompt (tokens)", "name", ""), *_AGAINST, (_VERBATIM, "verbatim", ".1f"))
     return tabulate("by_prefix_length", "By length of the prompt", frame, columns, notes)
 
 
 def by_repeats(targets: pd.DataFrame) -> Table:
     columns = (
-        *((_REPEATS, "name", ""), ("Targets", "number", ""), ("Avg LMS", "lms", ".2f"), ("Max LMS", "max_lms", "")),
+        *(
+            (_REPEATS, "name", ""),
+            ("Targets", "number", ""),
+            ("Avg LMS", "lms", ".2f"),
+            ("Max LMS", "max_lms", ""),
+        ),
         (_VERBATIM, "verbatim", ".1f"),
     )
     notes = ["Verbatim: recited completely from at least one of the prompts."]
     known = targets[targets["repeats"].notna()]
-    groups = known.groupby([(int(repeats) - 1).bit_length() for repeats in known["repeats"]])  # 1, 2, 3 to 4, ...
-    frame = _compared((span(group["repeats"].min(), group["repeats"].max(), decimals=0), group) for _, group in groups)
+    # 1, 2, 3 to 4, ...
+    groups = known.groupby([(int(repeats) - 1).bit_length() for repeats in known["repeats"]])
+    frame = _compared(
+        (span(group["repeats"].min(), group["repeats"].max(), decimals=0), group)
+        for _, group in groups
+    )
     return tabulate("by_repeats", "By repeats in the training text", frame, columns, notes)
 
 
 def most_recited(samples: pd.DataFrame) -> Table:
     columns = (
-        *(("Passage", "passage_id", ""), (_REPEATS, "repeats", ""), ("Prompt (tokens)", "prefix_length", "")),
-        *(("LMS", "lms", ""), ("Of", "length", ""), ("ROUGE-L", "rouge_l", ".1f"), ("Verbatim", "verbatim", "")),
+        *(
+            ("Passage", "passage_id", ""),
+            (_REPEATS, "repeats", ""),
+            ("Prompt (tokens)", "prefix_length", ""),
+        ),
+        *(
+            ("LMS", "lms", ""),
+            ("Of", "length", ""),
+            ("ROUGE-L", "rouge_l", ".1f"),
+            ("Verbatim", "verbatim", ""),
+        ),
         ("Starts with", "prompt", ""),
     )
     best = best_samples(samples, "target")
     shown = best.iloc[:_NUM_MOST_RECITED]
     frame = shown.assign(
         verbatim=shown["verbatim"].map({True: "yes", False: "no"}),
-        prompt=[textwrap.shorten(prompt, _PROMPT_WIDTH, placeholder=" …") for prompt in shown["prompt"]],
+        prompt=[
+            textwrap.shorten(prompt, _PROMPT_WIDTH, placeholder=" …") for prompt in shown["prompt"]
+        ],
         prefix_length=shown["prefix_length"].map(prompt_length),
     )
     notes = ["Of: tokens of the passage that the continuation was compared with."]
@@ -238,14 +337,19 @@ def by_attack(samples: pd.DataFrame) -> Table:
     """Compare ways of asking. A passage counts with its best prompt of each."""
     groups = [*samples.groupby("attack", sort=False), ("any of these", samples)]
     passages = ["kind", "passage_id"]
-    best = [(name, group.groupby(passages, as_index=False)[["lms", "verbatim"]].max()) for name, group in groups]
+    best = [
+        (name, group.groupby(passages, as_index=False)[["lms", "verbatim"]].max())
+        for name, group in groups
+    ]
     frame = _compared(best if len(groups) > 2 else [])
     numbers = {name: len(group) for name, group in groups}
     frame = frame.assign(
-        prompts=frame["name"].map(numbers), share=[f"{row.hits} of {row.number}" for row in frame.itertuples()]
+        prompts=frame["name"].map(numbers),
+        share=[f"{row.hits} of {row.number}" for row in frame.itertuples()],
     )
     notes = [
-        "LMS: the highest of a passage's prompts. At most: one-sided 95 % bound of Clopper and Pearson for the share "
+        "LMS: the highest of a passage's prompts. At most: one-sided 95 % bound of Clopper and "
+        "Pearson for the share "
         "of such passages."
     ]
     columns = (
@@ -259,29 +363,53 @@ def extraction(scores: pd.DataFrame, checkpoint: int) -> Table:
     """Show of how many targets a continuation can be sampled verbatim; see :func:`_extractable`."""
     columns = (
         *(("Samples (n)", "num_samples", ","), ("Probability (p)", "probability", ".2f")),
-        *(("Targets", "hits", ""), ("Of", "number", ""), ("%", "share", ".1f"), ("At most (%)", "upper", ".1f")),
+        *(
+            ("Targets", "hits", ""),
+            ("Of", "number", ""),
+            ("%", "share", ".1f"),
+            ("At most (%)", "upper", ".1f"),
+        ),
     )
     frame = _extractable(scores, checkpoint, _EXTRACTION_PAIRS)
     frame = frame.assign(share=100 * frame["share"], upper=100 * frame["upper"])
     notes = [
-        "Targets of which n samples at temperature 1 contain the exact continuation with a probability of at least p, "
-        "computed from its likelihood after the best of the prompts: (n, p)-discoverable extraction. At most: "
-        "one-sided 95 % bound of Clopper and Pearson for the share of such passages. A greedy recitation is another "
-        "question: each of its tokens only has to be the likeliest one, so that the whole can have a low probability."
+        "Targets of which n samples at temperature 1 contain the exact continuation with a "
+        "probability of at least p, "
+        "computed from its likelihood after the best of the prompts: (n, p)-discoverable "
+        "extraction. At most: "
+        "one-sided 95 % bound of Clopper and Pearson for the share of such passages. A greedy "
+        "recitation is another "
+        "question: each of its tokens only has to be the likeliest one, so that the whole can have "
+        "a low probability."
     ]
     return tabulate("extraction", "Extraction by sampling", frame, columns, notes)
 
 
-def _extractable(scores: pd.DataFrame, checkpoint: int, pairs: list[tuple[int, float]]) -> pd.DataFrame:
-    """Count (n, p)-discoverably extractable targets from the likelihoods of their continuations, if there are any."""
+def _extractable(
+    scores: pd.DataFrame, checkpoint: int, pairs: list[tuple[int, float]]
+) -> pd.DataFrame:
+    """Count (n, p)-discoverably extractable targets from the likelihoods of their continuations, if
+    there are any.
+    """
     is_known = (scores["metric"] == "continuation_nll") & (scores["kind"] == "target")
     is_known &= scores["checkpoint"] == checkpoint
     lowest = scores[is_known].groupby("unit", observed=True)["value"].min()
     rows, number = [], len(lowest)
     for num_samples, probability in pairs if number else []:
         hits = int((extraction_probability(lowest, num_samples) >= probability).sum())
-        rows.append((num_samples, probability, hits, number, hits / number, binomial_upper_bound(hits, number)))
-    return pd.DataFrame(rows, columns=["num_samples", "probability", "hits", "number", "share", "upper"])
+        rows.append(
+            (
+                num_samples,
+                probability,
+                hits,
+                number,
+                hits / number,
+                binomial_upper_bound(hits, number),
+            )
+        )
+    return pd.DataFrame(
+        rows, columns=["num_samples", "probability", "hits", "number", "share", "upper"]
+    )
 
 
 class MeasuredValue(NamedTuple):
@@ -296,7 +424,8 @@ _NOT_MEASURED = MeasuredValue(None, None, "")
 
 
 class Bound(NamedTuple):
-    """A measure's name, as in ``--fail-above``, the value that it must not exceed, and what may be missing.
+    """A measure's name, as in ``--fail-above``, the value that it must not exceed, and what may be
+    missing.
 
     With ``accept_unanswered`` it is answers; with ``accept_unproven`` the positive control.
     """
@@ -325,7 +454,8 @@ class Check(NamedTuple):
         measure (str): as in ``--fail-above``.
         limit (float): what the value must not exceed.
         value (float | None): None if it was not measured.
-        outcome (Literal["pass", "fail", "undecided"]): "fail" if the value is above the limit, and only then.
+        outcome (Literal["pass", "fail", "undecided"]): "fail" if the value is above the limit, and
+            only then.
         reason (str): why it is undecided. Default: "".
     """
 
@@ -342,12 +472,14 @@ class Check(NamedTuple):
         return f"{self.measure} is {self.value:.4g}, {relation} {self.limit:g}"
 
 
-def parse_bounds(text: str, *, accept_unanswered: bool = False, accept_unproven: bool = False) -> list[Bound]:
+def parse_bounds(
+    text: str, *, accept_unanswered: bool = False, accept_unproven: bool = False
+) -> list[Bound]:
     """Read limits such as ``recited=0,extraction@0.01=0.02``.
 
     Raises:
-        ValueError: If there is no limit, a measure is unknown, or a limit is not a finite number, or such that nothing
-            can be above it.
+        ValueError: If there is no limit, a measure is unknown, or a limit is not a finite number,
+            or such that nothing can be above it.
     """
     bounds = []
     for part in text.rstrip(",").split(","):
@@ -355,15 +487,19 @@ def parse_bounds(text: str, *, accept_unanswered: bool = False, accept_unproven:
         value = float(limit) if _NUMBER.fullmatch(limit) else math.nan
         if not math.isfinite(value) or not _BOUNDED.fullmatch(name):
             raise ValueError(
-                f"--fail-above {part!r}: write MEASURE=LIMIT, such as recited=0; measures are recited, and lms, "
+                f"--fail-above {part!r}: write MEASURE=LIMIT, such as recited=0; measures are "
+                f"recited, and lms, "
                 f"excess, verbatim, auc, extraction@P, extraction@P:N, also with {_UPPER}"
             )
         bound = Bound(name, value, accept_unanswered, accept_unproven)
         if bound.pair is not None and not 0 < bound.pair[1] <= 1:
-            raise ValueError(f"--fail-above {part!r}: a probability of an extraction is above 0 and at most 1")
+            raise ValueError(
+                f"--fail-above {part!r}: a probability of an extraction is above 0 and at most 1"
+            )
         if bound.is_at_most_one and value >= 1:
             raise ValueError(
-                f"--fail-above {part!r}: nothing can be above it, because {name} is at most 1, and not in percent"
+                f"--fail-above {part!r}: nothing can be above it, because {name} is at most 1, and "
+                f"not in percent"
             )
         bounds.append(bound)
     return bounds
@@ -377,34 +513,49 @@ def require_possible(
     longest: float = math.inf,
     problem: str | None = None,
 ) -> None:
-    """Raise a ValueError if a limit cannot decide with so many passages, or without likelihoods by a ``problem``.
+    """Raise a ValueError if a limit cannot decide with so many passages, or without likelihoods by
+    a ``problem``.
 
-    No model passes it, none fails, or too many models that never saw the text do. ``longest`` is the number of
-    tokens of the longest answer, if that is known.
+    No model passes it, none fails, or too many models that never saw the text do. ``longest`` is
+    the number of tokens of the longest answer, if that is known.
     """
     wrong = []
     blunt = []
     dull = []
     for bound in bounds:
         name, is_upper, reason = bound.name.removesuffix(_UPPER), bound.name.endswith(_UPPER), ""
-        needs_controls, is_share = name in ("recited", "excess", "auc"), bound.is_at_most_one and name != "auc"
+        needs_controls, is_share = (
+            name in ("recited", "excess", "auc"),
+            bound.is_at_most_one and name != "auc",
+        )
         most = _most(bound, num_targets, longest)
         if num_targets and bound.limit >= most:
             blunt.append(f"{bound.name}={bound.limit:g} (at most {most:g} are possible)")
         fewest = min(num_targets, num_controls) if needs_controls else num_targets
         if problem and (bound.pair or name == "auc"):
             reason = f"likelihoods are missing: {problem}"
-        elif name != "excess" and bound.limit < (1e-12 if is_upper and is_share else 0):  # or 3e12 targets
+        elif name != "excess" and bound.limit < (
+            1e-12 if is_upper and is_share else 0
+        ):  # or 3e12 targets
             reason = "it is always above"
         elif needs_controls and not num_controls:
             reason = "there are no controls"
-        elif is_upper and is_share and bound.limit < (least := binomial_upper_bound(0, num_targets)):
-            needed = math.ceil(math.log(0.05) / math.log1p(-bound.limit))  # the bound of none of n is 1 - 0.05^(1/n)
+        elif (
+            is_upper and is_share and bound.limit < (least := binomial_upper_bound(0, num_targets))
+        ):
+            # The bound of none of n is 1 - 0.05^(1/n)
+            needed = math.ceil(math.log(0.05) / math.log1p(-bound.limit))
             reason = f"with {num_targets} targets it is at least {least:.3g}, it takes {needed:,}"
         elif is_upper and not is_share and fewest < MIN_UNITS:
-            reason = f"a bound needs {MIN_UNITS} targets{' and controls' * needs_controls}, there are {fewest}"
+            reason = (
+                f"a bound needs {MIN_UNITS} targets{' and controls' * needs_controls}, there are "
+                f"{fewest}"
+            )
         elif name == "recited" and least_noticeable(num_targets, num_controls) is None:
-            reason = f"with {num_targets} targets and {num_controls} controls no recitation would be noticed"
+            reason = (
+                f"with {num_targets} targets and {num_controls} controls no recitation would be "
+                f"noticed"
+            )
         elif bound.name == "auc":
             rate = false_alarm_of_auc(bound.limit, num_targets, num_controls)
             if rate > _MOST_FALSE_ALARMS:
@@ -418,7 +569,8 @@ def require_possible(
         raise ValueError(f"--fail-above: no model can be above {'; '.join(blunt)}: lower it")
     if dull:
         raise ValueError(
-            f"--fail-above: {', '.join(dull)} of audits of unseen text would be above this limit, and at most "
+            f"--fail-above: {', '.join(dull)} of audits of unseen text would be above this limit, "
+            f"and at most "
             f"{100 * _MOST_FALSE_ALARMS:.0f} % may be: raise it, or use recited=0"
         )
 
@@ -440,49 +592,68 @@ def measures_and_checks(
 ) -> tuple[dict[str, MeasuredValue], list[Check]]:
     """Measure what ``--fail-above`` can name, and compare it with the limits.
 
-    ====================  =============================================================================================
+    ====================  ========================================================================
     ``recited``           targets that are recited further than unseen text, see
-                          :func:`~tfidf_tune.results.recited.recited_further`; 0 if their number may be chance
-    ``lms``               average LMS of targets, in tokens, over greedy prompts, or else those of the first attack
+                          :func:`~tfidf_tune.results.recited.recited_further`; 0 if their number may
+                          be chance
+    ``lms``               average LMS of targets, in tokens, over greedy prompts, or else those of
+                          the first attack
     ``excess``            the same minus that of controls
     ``verbatim``          share of targets recited verbatim from at least one prompt of any attack
-    ``extraction@P:N``    share of targets of which N samples hold the continuation with a probability of at least P;
-                          from likelihoods, with N = 1 if it is left out
+    ``extraction@P:N``    share of targets of which N samples hold the continuation with a
+                          probability of at least P; from likelihoods, with N = 1 if it is left out
     ``auc``               of membership inference by the loss
-    ====================  =============================================================================================
+    ====================  ========================================================================
 
-    Upper bounds are those of 95 % bootstraps over at least 10 passages; of shares, one-sided by Clopper and Pearson.
+    Upper bounds are those of 95 % bootstraps over at least 10 passages; of shares, one-sided by
+    Clopper and Pearson.
     """
     upper = bootstrap_interval(lambda values, axis=-1: values.mean(axis), facts.target_means).high
     few = min(facts.num_targets, facts.num_controls)
     floor, share = facts.floor, facts.num_verbatim / facts.num_targets
-    number = _NOT_MEASURED if facts.recited is None else MeasuredValue(float(facts.recited.number), None, "passages")
+    number = (
+        _NOT_MEASURED
+        if facts.recited is None
+        else MeasuredValue(float(facts.recited.number), None, "passages")
+    )
     measures = {
         "recited": number,
         "lms": MeasuredValue(facts.lms, _known(upper, facts.num_targets), "tokens"),
         "excess": _NOT_MEASURED
         if floor is None
         else MeasuredValue(floor.difference, _known(floor.excess.high, few), "tokens"),
-        "verbatim": MeasuredValue(share, binomial_upper_bound(facts.num_verbatim, facts.num_targets), "share"),
+        "verbatim": MeasuredValue(
+            share, binomial_upper_bound(facts.num_verbatim, facts.num_targets), "share"
+        ),
     }
-    pairs = list(dict.fromkeys([*_EXTRACTION_PAIRS, *(bound.pair for bound in bounds if bound.pair)]))
+    pairs = list(
+        dict.fromkeys([*_EXTRACTION_PAIRS, *(bound.pair for bound in bounds if bound.pair)])
+    )
     measures |= {_extraction_name(*pair): _NOT_MEASURED for pair in pairs}
     for row in _extractable(scores, checkpoint, pairs).itertuples():
-        measures[_extraction_name(row.num_samples, row.probability)] = MeasuredValue(row.share, row.upper, "share")
+        measures[_extraction_name(row.num_samples, row.probability)] = MeasuredValue(
+            row.share, row.upper, "share"
+        )
     measures["auc"] = _NOT_MEASURED
     if len(membership):
         row = membership.iloc[0]
-        measures["auc"] = MeasuredValue(_known(row["AUC"]), _known(row.get("AUC to"), few), "probability")
+        measures["auc"] = MeasuredValue(
+            _known(row["AUC"]), _known(row.get("AUC to"), few), "probability"
+        )
     checks = []
     for bound in bounds:
-        measure = measures[_extraction_name(*bound.pair) if bound.pair else bound.name.removesuffix(_UPPER)]
+        measure = measures[
+            _extraction_name(*bound.pair) if bound.pair else bound.name.removesuffix(_UPPER)
+        ]
         value = measure.upper if bound.name.endswith(_UPPER) else measure.value
         checks.append(_check(bound, value, facts, control))
     return measures, checks
 
 
 def _check(bound: Bound, value: float | None, facts: Facts, control: PositiveControl) -> Check:
-    """Compare a value with its limit: above it, or not above it and shown to be measurable, or undecided."""
+    """Compare a value with its limit: above it, or not above it and shown to be measurable, or
+    undecided.
+    """
     if value is None:
         return Check(bound.name, bound.limit, value, "undecided", "it was not measured")
     if bound.name == "recited" and facts.recited and value <= bound.limit:
@@ -494,12 +665,21 @@ def _check(bound: Bound, value: float | None, facts: Facts, control: PositiveCon
         return Check(bound.name, bound.limit, value, "undecided", reason)
     rate = _false_alarm_rate(bound, facts)
     if rate > _MOST_FALSE_ALARMS:
-        reason = f"{100 * rate:.0f} % of audits of unseen text would be above this limit, raise it or use recited=0"
+        reason = (
+            f"{100 * rate:.0f} % of audits of unseen text would be above this limit, raise it or "
+            f"use recited=0"
+        )
         return Check(bound.name, bound.limit, value, "undecided", reason)
     if value > bound.limit:
         return Check(bound.name, bound.limit, value, "fail")
     if facts.num_unanswered and not bound.accept_unanswered:
-        return Check(bound.name, bound.limit, value, "undecided", f"{facts.num_unanswered:,} answers are missing")
+        return Check(
+            bound.name,
+            bound.limit,
+            value,
+            "undecided",
+            f"{facts.num_unanswered:,} answers are missing",
+        )
     reason = "" if bound.accept_unproven else _why_unproven(bound, facts, control)
     if reason:
         return Check(bound.name, bound.limit, value, "undecided", reason)
@@ -507,22 +687,28 @@ def _check(bound: Bound, value: float | None, facts: Facts, control: PositiveCon
 
 
 def _why_not_recited_further(recited: Recited) -> str:
-    """Say why targets could not go further than unseen text, or not enough of them; "" if they could."""
+    """Say why targets could not go further than unseen text, or not enough of them; "" if they
+    could.
+    """
     if recited.num_hidden:
         return (
-            f"a control is recited for {recited.threshold:.0f} tokens, and {recited.num_hidden} targets, which have no "
+            f"a control is recited for {recited.threshold:.0f} tokens, and {recited.num_hidden} "
+            f"targets, which have no "
             "more, are recited to their end"
         )
     if recited.all.noticeable is None:
         return (
-            f"{recited.all.num_targets} targets have more than the {recited.threshold:.0f} tokens that a control is "
+            f"{recited.all.num_targets} targets have more than the {recited.threshold:.0f} tokens "
+            f"that a control is "
             "recited for, and no number of them would be noticed"
         )
     return ""
 
 
 def _why_unproven(bound: Bound, facts: Facts, control: PositiveControl) -> str:
-    """Say why a value above a limit could not have been seen; "" if the positive control showed that it could."""
+    """Say why a value above a limit could not have been seen; "" if the positive control showed
+    that it could.
+    """
     if control.state == "not applicable":
         return ""
     name = bound.name.removesuffix(_UPPER)
@@ -534,29 +720,36 @@ def _why_unproven(bound: Bound, facts: Facts, control: PositiveControl) -> str:
         if not all(reading.num_in_full for reading in control.answers):
             return "the positive control has not read any copy in full"
         if facts.longest_answer < facts.longest:
-            return f"the longest answer has {facts.longest_answer} tokens, and {facts.longest} were asked for"
+            return (
+                f"the longest answer has {facts.longest_answer} tokens, and {facts.longest} were "
+                f"asked for"
+            )
         return ""
     needed = facts.recited.threshold if name == "recited" and facts.recited else bound.limit
     if needed >= facts.longest_answer:
         return f"the longest answer has {facts.longest_answer} tokens, not more than {needed:g}"
     for reading in control.answers:
-        # A control is asked for fewer tokens than most passages, so that shares are compared, and tokens up to those.
+        # A control is asked for fewer tokens than most passages, so that shares are compared, and
+        # tokens up to those.
         most_read = reading.highest_share * reading.num_to_read
         is_within = needed / facts.longest < reading.highest_share
         if needed <= reading.num_to_read:
             is_within &= needed < most_read
         if not is_within:
             return (
-                f"the positive control reads at most {most_read:.0f} of {reading.num_to_read:.0f} tokens, and "
+                f"the positive control reads at most {most_read:.0f} of {reading.num_to_read:.0f} "
+                f"tokens, and "
                 f"{needed:g} of {facts.longest} are not below that"
             )
     return ""
 
 
 def _false_alarm_rate(bound: Bound, facts: Facts) -> float:
-    """Return how often a limit on a mean is exceeded by text that was never seen: by draws from the controls.
+    """Return how often a limit on a mean is exceeded by text that was never seen: by draws from the
+    controls.
 
-    Upper bounds stay as they are; other measures are checked before a model is asked, or have no controls to draw from.
+    Upper bounds stay as they are; other measures are checked before a model is asked, or have no
+    controls to draw from.
     """
     if bound.name not in ("lms", "excess", "verbatim") or facts.num_controls < MIN_UNITS:
         return 0.0

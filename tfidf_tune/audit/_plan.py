@@ -1,4 +1,6 @@
-"""How the model of an audit is asked: its arguments, the attacks, and what they cost. Nothing is asked here."""
+"""How the model of an audit is asked: its arguments, the attacks, and what they cost. Nothing is
+asked here.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -33,24 +35,33 @@ class Plan:
     chosen: "ProbeSpec | None"
 
     def affordable(self, num_passages: int) -> list[Attack]:
-        """Return the attacks that the budget covers for so many passages, beside the positive control."""
+        """Return the attacks that the budget covers for so many passages, beside the positive
+        control.
+        """
         budget = self.spec.budget
         if budget is None:
             return self.attacks
         num_others = self.num_other_requests(num_passages)
         if budget < num_others + num_passages:
             raise ValueError(
-                f"a budget of {budget} requests does not cover one prompt of each of {num_passages} passages "
-                f"and {num_others} others, of likelihoods, the positive control and tests of a server: raise it, or "
+                f"a budget of {budget} requests does not cover one prompt of each of "
+                f"{num_passages} passages "
+                f"and {num_others} others, of likelihoods, the positive control and tests of a "
+                f"server: raise it, or "
                 "choose fewer passages"
             )
         return within_budget(self.attacks, budget - num_others, num_passages)
 
     def num_other_requests(self, num_passages: int) -> int:
-        """Return the requests that are no attack: a likelihood of each passage, the positive control, tests."""
+        """Return the requests that are no attack: a likelihood of each passage, the positive
+        control, tests.
+        """
         num_tests = 0
         if self.spec.server is not None:
-            from tfidf_tune.tasks.server import REQUESTS_PER_LIKELIHOOD_TEST, REQUESTS_PER_PROMPT_TEST
+            from tfidf_tune.tasks.server import (
+                REQUESTS_PER_LIKELIHOOD_TEST,
+                REQUESTS_PER_PROMPT_TEST,
+            )
 
             num_tests = REQUESTS_PER_LIKELIHOOD_TEST + REQUESTS_PER_PROMPT_TEST * self.num_ways
         return num_passages + self.num_control_requests + num_tests
@@ -62,14 +73,18 @@ class Plan:
 
     @property
     def num_control_requests(self) -> int:
-        """Requests of the positive control, at most: by text, chat and likelihoods; without controls there is none."""
+        """Requests of the positive control, at most: by text, chat and likelihoods; without
+        controls there is none.
+        """
         if self.chosen is not None and not self.chosen.num_controls:
             return 0
         return REQUESTS_PER_PATH * (self.num_ways + 1)
 
 
 def resolve(spec: AuditSpec) -> Plan:
-    """Decide how the model is asked; nothing is read but the config of an adapter and what its run wrote."""
+    """Decide how the model is asked; nothing is read but the config of an adapter and what its run
+    wrote.
+    """
     from tfidf_tune.tasks import MODEL_NAME, SERVER_NAME, VLLM_NAME
 
     attacks = planned_attacks(
@@ -125,7 +140,9 @@ def resolve(spec: AuditSpec) -> Plan:
 
 
 def _without_held_out(chosen: "ProbeSpec", model_args: dict[str, Any]) -> "ProbeSpec":
-    """Leave the passages that the run of the model has held out, if it has a run, out of the targets."""
+    """Leave the passages that the run of the model has held out, if it has a run, out of the
+    targets.
+    """
     run = run_of(model_args)
     if chosen.held_out is not None or not run:
         return chosen
@@ -150,7 +167,8 @@ def _require_room_for_prompts(plan: Plan, chosen: "ProbeSpec") -> None:
     longest = max(attack.offset + attack.prefix_length for attack in affordable)
     if longest >= chosen.block_size:
         raise ValueError(
-            f"--block-size is {chosen.block_size}, prompts take {longest} tokens (--prefix-lengths, --offset, "
+            f"--block-size is {chosen.block_size}, prompts take {longest} tokens "
+            f"(--prefix-lengths, --offset, "
             "--offsets): a passage needs one more"
         )
 
@@ -162,14 +180,21 @@ def _model_arguments(spec: AuditSpec) -> dict[str, Any]:
     if (Path(model) / "adapter_config.json").is_file():
         from tfidf_tune.probe import adapter_base
 
-        names = {"pretrained": str(spec.base or adapter_base(model, "name it by --base")[0]), "peft": model}
+        names = {
+            "pretrained": str(spec.base or adapter_base(model, "name it by --base")[0]),
+            "peft": model,
+        }
     elif spec.base is not None:
-        raise ValueError(f"--base is for an adapter, and {model} has no adapter_config.json: leave out --base")
+        raise ValueError(
+            f"--base is for an adapter, and {model} has no adapter_config.json: leave out --base"
+        )
     named = {name: getattr(spec, name) for name in ("tokenizer", "dtype") if getattr(spec, name)}
     return {**names, **named, **spec.model_args}
 
 
-def describe_requests(plan: Plan, passages: "Sequence[Passage]", prices: Sequence[float] | None) -> str:
+def describe_requests(
+    plan: Plan, passages: "Sequence[Passage]", prices: Sequence[float] | None
+) -> str:
     """Describe requests, tokens and the cost, likelihoods included.
 
     ``prices`` are of a million tokens of prompts and of continuations.
@@ -188,5 +213,10 @@ def describe_requests(plan: Plan, passages: "Sequence[Passage]", prices: Sequenc
     cost = ""
     if prices is not None:
         most = (given * prices[0] + made * prices[1]) / 1e6
-        cost = f"; at most about {most:,.2f} at {prices[0]:g} and {prices[1]:g} for a million tokens"
-    return f"{number:,} requests, about {given:,} tokens in prompts and at most {made:,} in continuations{cost}."
+        cost = (
+            f"; at most about {most:,.2f} at {prices[0]:g} and {prices[1]:g} for a million tokens"
+        )
+    return (
+        f"{number:,} requests, about {given:,} tokens in prompts and at most {made:,} in "
+        f"continuations{cost}."
+    )

@@ -13,11 +13,25 @@ from tfidf_tune._printing import counted
 from tfidf_tune.audit import _measures as audit
 from tfidf_tune.probe.attacks import ATTACKS
 from tfidf_tune.probe.run_identity import START
-from tfidf_tune.report.document import Continuation, Example, Figure, Footnotes, Report, Section, Table, joined
+from tfidf_tune.report.document import (
+    Continuation,
+    Example,
+    Figure,
+    Footnotes,
+    Report,
+    Section,
+    Table,
+    joined,
+)
 from tfidf_tune.results import Checkpoint, Results
 from tfidf_tune.results.examples import excerpt, shared_pieces
 from tfidf_tune.results.figures import lms_distribution
-from tfidf_tune.results.intervals import ENOUGH_UNITS, MIN_UNITS, NUM_RESAMPLES, binomial_upper_bound
+from tfidf_tune.results.intervals import (
+    ENOUGH_UNITS,
+    MIN_UNITS,
+    NUM_RESAMPLES,
+    binomial_upper_bound,
+)
 from tfidf_tune.results.membership_table import is_detectable, membership_table
 from tfidf_tune.results.positive_control import PositiveControl, positive_control_of
 from tfidf_tune.results.recited import Recited
@@ -35,38 +49,51 @@ from tfidf_tune.results.wording import (
 
 _SCHEMA_VERSION = "1.1"
 _NUM_EXAMPLES = 3
-_EASY_CONTROLS = "The controls are easier text than the targets: choose controls that resemble the training text."
+_EASY_CONTROLS = (
+    "The controls are easier text than the targets: choose controls that resemble the training "
+    "text."
+)
 _BOS = {
     True: "before each prompt and passage",
     False: "before none",
     None: "added by the tokenizer or the server, or not",
 }
 _BASE_MODEL = (
-    "The base model may already have memorized a passage that many texts share (a license, a quotation): audit the "
+    "The base model may already have memorized a passage that many texts share (a license, a "
+    "quotation): audit the "
     "base model with the same probe file."
 )
 
 _COMPARED = (
-    "Compared. The longest run of tokens that an answer shares with its passage (LMS) and whether the answer is the "
+    "Compared. The longest run of tokens that an answer shares with its passage (LMS) and whether "
+    "the answer is the "
     "passage word for word. Controls show what fluent text shares by chance."
 )
 _LIKELIHOODS = (
-    " From the likelihood of the passages: how probable it is that a sample is the passage word for word, and whether "
+    " From the likelihood of the passages: how probable it is that a sample is the passage word "
+    "for word, and whether "
     "the model finds targets more likely than controls (membership inference)."
 )
 _LIMITS = (
-    "What a finding says. A passage that is recited word for word, and that no common source explains, can be obtained "
-    "from the model by anybody who can prompt it. The audit does not decide whether a text is personal, confidential "
+    "What a finding says. A passage that is recited word for word, and that no common source "
+    "explains, can be obtained "
+    "from the model by anybody who can prompt it. The audit does not decide whether a text is "
+    "personal, confidential "
     "or protected, and not how it came into the training data.",
-    "What it does not say. Nothing recited is not proof that nothing is memorized: other prompts, more samples, other "
-    "passages, further training of the model, or access to its weights can reveal more. An upper bound holds for "
-    "passages that were chosen in the same way, from the same text. If the most repeated passages were chosen, it is a "
+    "What it does not say. Nothing recited is not proof that nothing is memorized: other prompts, "
+    "more samples, other "
+    "passages, further training of the model, or access to its weights can reveal more. An upper "
+    "bound holds for "
+    "passages that were chosen in the same way, from the same text. If the most repeated passages "
+    "were chosen, it is a "
     "bound for those; rare passages are recited less often as a rule.",
-    "Controls. A difference between targets and controls can also come from a difference between the texts. Controls "
+    "Controls. A difference between targets and controls can also come from a difference between "
+    "the texts. Controls "
     "should have the same authors, subjects and time as the targets.",
 )
 _EXCERPTS = (
-    "Text. Passages are shown as short excerpts. The probe file and the folder of the evaluation have them in full: "
+    "Text. Passages are shown as short excerpts. The probe file and the folder of the evaluation "
+    "have them in full: "
     "protect those files like the text itself."
 )
 
@@ -79,7 +106,8 @@ def audit_report(
     accept_unanswered: bool = False,
     accept_unproven: bool = False,
 ) -> Report:
-    """Report what the last evaluated checkpoint of a run recites of the targets, compared with the controls.
+    """Report what the last evaluated checkpoint of a run recites of the targets, compared with the
+    controls.
 
     Averages are over the prompts of the first attack, the greedy one if there is one.
 
@@ -87,12 +115,14 @@ def audit_report(
         results (Results): of one run, with the samples of the memorization task.
         bounds (Sequence[Bound]): limits that measures must not exceed. Default: none.
         show_passages (bool): show passages in full. Default: False, excerpts.
-        accept_unanswered (bool): answers for targets that are missing count as not recited. Default: False, then the
-            audit shows nothing.
-        accept_unproven (bool): the audit can pass although the positive control showed nothing. Default: False.
+        accept_unanswered (bool): answers for targets that are missing count as not recited.
+            Default: False, then the audit shows nothing.
+        accept_unproven (bool): the audit can pass although the positive control showed nothing.
+            Default: False.
 
     Raises:
-        ValueError: If no checkpoint has a sample of a target, or no model can pass a limit with so many passages.
+        ValueError: If no checkpoint has a sample of a target, or no model can pass a limit with so
+            many passages.
     """
     probed = [
         at
@@ -102,7 +132,8 @@ def audit_report(
     if not probed:
         first = results.checkpoints[0]
         raise ValueError(
-            f"the results of {first.model} in {first.folder} have no memorization sample of a target: evaluate "
+            f"the results of {first.model} in {first.folder} have no memorization sample of a "
+            f"target: evaluate "
             "tfidf_memorization with a probe file that has targets"
         )
     # The start of a run, which is evaluated beside its milestones, is audited by itself.
@@ -115,9 +146,13 @@ def audit_report(
     likelihoods = membership_table(results.scores, [({"Model": name}, [at])], notes)
     control = positive_control_of(results, at)
     if facts.num_unanswered_targets and not (accept_unanswered or facts.checkpoint.prompt_obstacle):
-        missing = f"{facts.num_unanswered_targets:,} answers were withheld by the server or are empty"
+        missing = (
+            f"{facts.num_unanswered_targets:,} answers were withheld by the server or are empty"
+        )
         control = control._replace(obstacle=missing)
-    measures, checks = audit.measures_and_checks(facts, results.scores, at, likelihoods.frame, bounds, control)
+    measures, checks = audit.measures_and_checks(
+        facts, results.scores, at, likelihoods.frame, bounds, control
+    )
     rows = likelihoods.frame.to_dict("records")
     verdict = _verdict(facts, name, checks, control, is_detected=any(map(is_detectable, rows)))
     verdict += hardly_learned(results.scores, {at: name})
@@ -150,22 +185,36 @@ def audit_report(
         examples=_examples(facts, show_passages=show_passages),
         provenance=_provenance(facts),
         footnotes=notes.texts,
-        sections=[_method_and_limits(facts, show_passages=show_passages, has_likelihoods=len(likelihoods.frame) > 0)],
+        sections=[
+            _method_and_limits(
+                facts, show_passages=show_passages, has_likelihoods=len(likelihoods.frame) > 0
+            )
+        ],
         mark=SHARED_MARK,
-        summary=_summary(facts, name, verdict, measures, checks, control, accept_unproven=accept_unproven),
+        summary=_summary(
+            facts, name, verdict, measures, checks, control, accept_unproven=accept_unproven
+        ),
     )
 
 
 def _name(checkpoint: Checkpoint) -> str:
-    """Name the run by the end of its folder's path, or the model by the end of its path, a hub id as it is."""
+    """Name the run by the end of its folder's path, or the model by the end of its path, a hub id
+    as it is.
+    """
     path = Path(checkpoint.folder if checkpoint.is_identified else checkpoint.checkpoint)
     return "/".join(part for part in path.parts[-2:] if part != path.anchor) or checkpoint.model
 
 
 def _verdict(
-    facts: audit.Facts, name: str, checks: Sequence[audit.Check], control: PositiveControl, *, is_detected: bool
+    facts: audit.Facts,
+    name: str,
+    checks: Sequence[audit.Check],
+    control: PositiveControl,
+    *,
+    is_detected: bool,
 ) -> str:
-    """Say how many targets are recited further than controls, whether that could have been seen, and which limits hold.
+    """Say how many targets are recited further than controls, whether that could have been seen,
+    and which limits hold.
 
     What was not shown is never called clean: then the sentence about recitation is left out.
     """
@@ -177,14 +226,21 @@ def _verdict(
     elif control.problem:
         text = f"Nothing is shown about what {name} recites: {control.problem}"
     elif floor is None:
-        text = f"There is no held-out text, so chance is unknown: {name} recites {facts.lms:.2f} tokens of a passage"
+        text = (
+            f"There is no held-out text, so chance is unknown: {name} recites {facts.lms:.2f} "
+            f"tokens of a passage"
+        )
     elif floor.excess.significant in (None, "too few"):
         text = (
-            f"Too few passages to judge what {name} recites ({facts.num_targets} targets, {facts.num_controls} "
+            f"Too few passages to judge what {name} recites ({facts.num_targets} targets, "
+            f"{facts.num_controls} "
             f"controls; at least {MIN_UNITS} of each are needed)"
         )
     elif floor.excess.low > 0:
-        more = f"{floor.difference:.2f} tokens{about_words(floor.difference, facts.words_a_token)} more"
+        more = (
+            f"{floor.difference:.2f} tokens{about_words(floor.difference, facts.words_a_token)} "
+            f"more"
+        )
         text = f"{name} recites {more} of its training text than of text it never saw"
     else:
         text = f"{name} {AT_CHANCE}{STILL_DETECTABLE if is_detected else ''}"
@@ -205,7 +261,10 @@ def _verdict(
     elif recited is not None and recited.number:
         text += f" More may be recited than was seen: {control.problem}."
     if facts.num_unanswered:
-        text += f" Answers withheld by the server or empty: {facts.num_unanswered:,}, which count as not recited."
+        text += (
+            f" Answers withheld by the server or empty: {facts.num_unanswered:,}, which count as "
+            f"not recited."
+        )
     return text + _limits(facts, checks)
 
 
@@ -223,7 +282,9 @@ def _limits(facts: audit.Facts, checks: Sequence[audit.Check]) -> str:
 
 
 def _recited_tiers(recited: Recited) -> str:
-    """Say which passages are recited further than unseen text, by their copies: ": all 23 that occur 40 times"."""
+    """Say which passages are recited further than unseen text, by their copies: ": all 23 that
+    occur 40 times".
+    """
     clauses = []
     for test in recited.tests[1:]:
         if not test.is_rejected:
@@ -261,17 +322,35 @@ def _readings(control: PositiveControl) -> Table:
         for reading in control.readings
     ]
     formats = {"With the copy": ".2f", "Without": ".2f", "Of": ".0f", "p": ".4f"}
-    columns = ["Asked by", "Controls", "With the copy", "Without", "Of", "Read in full", "p", "Result"]
-    notes = [
-        "Controls are asked for once more with a copy of the passage in front of the prompt. Text and chat: tokens of "
-        "the passage that the answer has in a row; likelihoods: NLL of the passage in nats a token. p: exact one-sided "
-        "sign-flip test of the differences; shown if p is at most 0.01 and a quarter of the tokens is read."
+    columns = [
+        "Asked by",
+        "Controls",
+        "With the copy",
+        "Without",
+        "Of",
+        "Read in full",
+        "p",
+        "Result",
     ]
-    return Table("positive_control", "Positive control", pd.DataFrame(rows, columns=columns), notes, formats)
+    notes = [
+        "Controls are asked for once more with a copy of the passage in front of the prompt. Text "
+        "and chat: tokens of "
+        "the passage that the answer has in a row; likelihoods: NLL of the passage in nats a "
+        "token. p: exact one-sided "
+        "sign-flip test of the differences; shown if p is at most 0.01 and a quarter of the tokens "
+        "is read."
+    ]
+    return Table(
+        "positive_control", "Positive control", pd.DataFrame(rows, columns=columns), notes, formats
+    )
 
 
-def _overview(facts: audit.Facts, likelihoods: Table, control: PositiveControl, notes: Footnotes) -> Table:
-    """Show the answers of an audit, each with its interval, and the reading of the positive control."""
+def _overview(
+    facts: audit.Facts, likelihoods: Table, control: PositiveControl, notes: Footnotes
+) -> Table:
+    """Show the answers of an audit, each with its interval, and the reading of the positive
+    control.
+    """
     floor, verbatim, number = facts.floor, facts.num_verbatim, facts.num_targets
     fewest = floor.excess.num_units if floor else 0
     auc = likelihoods.frame.iloc[0] if len(likelihoods.frame) else None
@@ -280,9 +359,14 @@ def _overview(facts: audit.Facts, likelihoods: Table, control: PositiveControl, 
         if facts.recited is None
         else f"{facts.recited.number} of {number} (at most {100 * facts.recited.upper:.1f} %)",
         "Shown the text": control.text if control.state == "shown" else control.state,
-        "Recited above chance": None if floor is None else cell(floor.difference, floor.excess, sign="+"),
-        "Verbatim": f"{verbatim} of {number} (at most {100 * binomial_upper_bound(verbatim, number):.1f} %)",
-        "Membership AUC": None if auc is None else cell(auc["AUC"], auc.reindex(["AUC from", "AUC to"])),
+        "Recited above chance": None
+        if floor is None
+        else cell(floor.difference, floor.excess, sign="+"),
+        "Verbatim": f"{verbatim} of {number} (at most "
+        f"{100 * binomial_upper_bound(verbatim, number):.1f} %)",
+        "Membership AUC": None
+        if auc is None
+        else cell(auc["AUC"], auc.reindex(["AUC from", "AUC to"])),
     }
     caveats = [FEW_UNITS] if MIN_UNITS <= fewest < ENOUGH_UNITS else []
     if floor is not None and floor.excess.low <= 0:
@@ -291,18 +375,25 @@ def _overview(facts: audit.Facts, likelihoods: Table, control: PositiveControl, 
         caveats.append(_BASE_MODEL)
     if lost := facts.checkpoint.lost_prompts:
         caveats.append(
-            f"{lost} of {len(facts.samples)} prompts lost token ids when converted to text, so their scores are too "
+            f"{lost} of {len(facts.samples)} prompts lost token ids when converted to text, so "
+            f"their scores are too "
             "low: evaluate with prompts of token ids (`tfidf-tune eval`)."
         )
     about = [
-        "Recited further: passages that are recited further than unseen text, if their number is not chance; at most: "
-        "of all passages chosen like these. Shown the text: what the model reads of controls that stand in front of "
+        "Recited further: passages that are recited further than unseen text, if their number is "
+        "not chance; at most: "
+        "of all passages chosen like these. Shown the text: what the model reads of controls that "
+        "stand in front of "
         "the prompt; without that, a clean result says nothing.",
-        "Recited above chance: LMS of the passages of the training text (targets) minus LMS of text that the model "
-        f"never saw (controls), in tokens, on average. {LMS_EXPLAINED}. Verbatim: targets of which all that was "
-        "compared is recited from at least one prompt; at most: of all passages chosen like these. Membership AUC: how "
+        "Recited above chance: LMS of the passages of the training text (targets) minus LMS of "
+        "text that the model "
+        f"never saw (controls), in tokens, on average. {LMS_EXPLAINED}. Verbatim: targets of which "
+        f"all that was "
+        "compared is recited from at least one prompt; at most: of all passages chosen like these. "
+        "Membership AUC: how "
         "often a target looks more like training text by its loss than a control; 0.5 is chance.",
-        f"In brackets: 95 % intervals over passages; of verbatim recitation the one-sided bound.{notes.mark(*caveats)}",
+        f"In brackets: 95 % intervals over passages; of verbatim recitation the one-sided "
+        f"bound.{notes.mark(*caveats)}",
     ]
     return Table("overview", "What the model recites", pd.DataFrame([row], dtype=object), about)
 
@@ -315,14 +406,18 @@ def _examples(facts: audit.Facts, *, show_passages: bool) -> list[Example]:
         sample = row.sample
         kind = "a target" if sample.kind == "target" else "the control that is recited most"
         start = f" from token {sample.offset} on" if sample.offset else ""
-        tokens = f"{sample.prefix_length} tokens{start}" if sample.prefix_length else "its own prompt"
+        tokens = (
+            f"{sample.prefix_length} tokens{start}" if sample.prefix_length else "its own prompt"
+        )
         by = f", {sample.attack}" if sample.attack else ""
         truth, said = shared_pieces(sample.reference_text, sample.generated_text)
         prompt = row.prompt
         if not show_passages:
             truth, said = (excerpt(pieces, len(sample.reference_text)) for pieces in (truth, said))
             prompt = "".join(text for text, _ in excerpt(((prompt, False),), len(prompt)))
-        shown = Continuation(facts.checkpoint.model, f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}", said)
+        shown = Continuation(
+            facts.checkpoint.model, f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}", said
+        )
         examples.append(
             Example(
                 f"{sample.passage_id}, {kind}: {tokens}{by}",
@@ -360,7 +455,9 @@ def _summary(
         "num_controls": facts.num_controls,
         "num_prompts": len(facts.samples),
         "num_unanswered": facts.num_unanswered,
-        "recites_targets_more": excess.low > 0 if excess and excess.num_units >= MIN_UNITS else None,
+        "recites_targets_more": excess.low > 0
+        if excess and excess.num_units >= MIN_UNITS
+        else None,
         "attacks": facts.attacks,
         "measures": {key: measure._asdict() for key, measure in measures.items()},
         "recited": None if facts.recited is None else _recited_summary(facts.recited),
@@ -373,7 +470,8 @@ def _summary(
             ],
         },
         "limits": [check._asdict() | {"exceeded": check.outcome != "pass"} for check in checks],
-        "passed": all(check.outcome == "pass" for check in checks) and (accept_unproven or not control.problem),
+        "passed": all(check.outcome == "pass" for check in checks)
+        and (accept_unproven or not control.problem),
         "passages": json.loads(best[names].to_json(orient="records")),
     }
 
@@ -402,8 +500,14 @@ def _provenance(facts: audit.Facts) -> dict[str, str]:
         "Attacks": ", ".join(facts.attacks),
         "Continuations": f"compared over up to {samples['length'].max()} tokens",
         "BOS": _BOS[facts.has_bos],
-        **({"Prompts at the server": _prompts_at_server(checkpoint.prompt_obstacle)} if facts.is_served else {}),
-        **({"EOS inside a passage": f"{facts.num_with_eos} passages"} if facts.num_with_eos else {}),
+        **(
+            {"Prompts at the server": _prompts_at_server(checkpoint.prompt_obstacle)}
+            if facts.is_served
+            else {}
+        ),
+        **(
+            {"EOS inside a passage": f"{facts.num_with_eos} passages"} if facts.num_with_eos else {}
+        ),
         "Intervals": f"percentile bootstrap, {NUM_RESAMPLES:,} resamples of whole passages, 95 %",
         "Made by": f"tfidf-tune {version('tfidf-tune')}",
     }
@@ -415,16 +519,25 @@ def _prompts_at_server(obstacle: str | None) -> str:
     return obstacle or "as many tokens as were sent, by its count"
 
 
-def _method_and_limits(facts: audit.Facts, *, show_passages: bool, has_likelihoods: bool) -> Section:
-    """Say what an audit did and what its result does not say, for readers who decide about a model."""
+def _method_and_limits(
+    facts: audit.Facts, *, show_passages: bool, has_likelihoods: bool
+) -> Section:
+    """Say what an audit did and what its result does not say, for readers who decide
+    about a model.
+    """
     lengths = " and ".join(map(str, facts.prompt_lengths))
     ways = "; ".join(f"{name}: {ATTACKS[name]}" for name in facts.attacks)
     asked = (
-        f"Asked. {facts.num_targets} passages of the text in question (targets) and {facts.num_controls} of text that "
-        f"the model cannot have seen (controls). The model was given the beginning of a passage, {lengths} tokens, and "
-        f"its answer was compared with what follows in the passage, up to {facts.samples['length'].max()} tokens. "
+        f"Asked. {facts.num_targets} passages of the text in question (targets) and "
+        f"{facts.num_controls} of text that "
+        f"the model cannot have seen (controls). The model was given the beginning of a passage, "
+        f"{lengths} tokens, and "
+        f"its answer was compared with what follows in the passage, up to "
+        f"{facts.samples['length'].max()} tokens. "
         f"{len(facts.samples):,} prompts. Ways of asking: {ways}."
     )
-    compared = _COMPARED + (_LIKELIHOODS if has_likelihoods else " Likelihoods were not measured: the model gave none.")
+    compared = _COMPARED + (
+        _LIKELIHOODS if has_likelihoods else " Likelihoods were not measured: the model gave none."
+    )
     shown = "Text. Passages are shown in full." if show_passages else _EXCERPTS
     return Section("method", "Method and limits", (asked, compared, *_LIMITS, shown))

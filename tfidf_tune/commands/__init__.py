@@ -1,6 +1,7 @@
 """Our own commands of ``tfidf-tune``: a module each, with ``main(arguments)``, and what they share.
 
-A module parses its arguments before it imports torch or a library of an extra, so that help and usage errors are fast.
+A module parses its arguments before it imports torch or a library of an extra, so that help and
+usage errors are fast.
 """
 
 import argparse
@@ -20,13 +21,16 @@ _LARGEST = 2**31 - 1
 
 
 def require_extras(command: str, *extras: str) -> None:
-    """End the process with one message if distributions of the command's extras are missing. Imports none of them."""
+    """End the process with one message if distributions of the command's extras are missing.
+    Imports none of them.
+    """
     missing = {extra: absent for extra in extras if (absent := _missing(extra))}
     if missing:
         names = sorted(set[str]().union(*missing.values()))
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         sys.exit(
-            f"error: tfidf-tune {command} needs packages that are not installed ({', '.join(names[:3])}{more}): "
+            f"error: tfidf-tune {command} needs packages that are not installed "
+            f"({', '.join(names[:3])}{more}): "
             f"pip install '{_NAME}[{','.join(missing)}]'"
         )
 
@@ -46,23 +50,34 @@ def _missing(extra: str) -> set[str]:
 
 
 def whole_number(least: int = -_LARGEST, most: int = _LARGEST) -> Callable[[str], int]:
-    """Return the ``type`` of an argparse option that is a whole number in a range, which its error names."""
+    """Return the ``type`` of an argparse option that is a whole number in a range, which its error
+    names.
+    """
 
     def read(text: str) -> int:
         with suppress(ValueError):
             if least <= (number := int(text)) <= most:
                 return number
-        raise argparse.ArgumentTypeError(f"{reprlib.repr(text)} is not a whole number from {least} to {most}")
+        raise argparse.ArgumentTypeError(
+            f"{reprlib.repr(text)} is not a whole number from {least} to {most}"
+        )
 
     return read
 
 
 def key_values(text: str) -> dict[str, Any]:
-    """Read an argparse option ``KEY=VALUE,KEY=VALUE``; numbers, ``True`` and ``False`` are not text."""
+    """Read an argparse option ``KEY=VALUE,KEY=VALUE``; numbers, ``True`` and ``False`` are not
+    text.
+    """
     try:
-        return {key: _value(value) for key, value in (part.split("=", maxsplit=1) for part in text.split(","))}
+        return {
+            key: _value(value)
+            for key, value in (part.split("=", maxsplit=1) for part in text.split(","))
+        }
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE,KEY=VALUE") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not of the form KEY=VALUE,KEY=VALUE"
+        ) from error
 
 
 def _value(text: str) -> Any:
@@ -74,13 +89,16 @@ def _value(text: str) -> Any:
 
 
 def add_text(parser: argparse.ArgumentParser, sample_by: str | None = "line") -> None:
-    """Add the options of how text is read; ``sample_by`` is what a document is by default, None: as in training."""
+    """Add the options of how text is read; ``sample_by`` is what a document is by default, None: as
+    in training.
+    """
     parser.add_argument("--column", default="text", help="column of the text; default: %(default)s")
     parser.add_argument(
         "--sample-by",
         choices=("line", "paragraph", "document"),
         default=sample_by or argparse.SUPPRESS,
-        help=f"what a document of a .txt file is; default: {sample_by or 'document, or as in the run of the model'}",
+        help=f"what a document of a .txt file is; default: "
+        f"{sample_by or 'document, or as in the run of the model'}",
     )
 
 
@@ -88,7 +106,12 @@ def add_tasks(parser: argparse.ArgumentParser) -> None:
     """Add the options of where tasks on files run."""
     add = parser.add_argument_group("tasks, one for each file of text").add_argument
     add("--jobs", type=whole_number(1), default=1, help="at once; default: %(default)s")
-    add("--executor", choices=("local", "slurm"), default="local", help="where they run; default: %(default)s")
+    add(
+        "--executor",
+        choices=("local", "slurm"),
+        default="local",
+        help="where they run; default: %(default)s",
+    )
     add(
         "--executor-args",
         type=key_values,
@@ -106,7 +129,9 @@ def task_runner(options: argparse.Namespace) -> "TaskRunner":
 
 
 def rename_command(parser: argparse.ArgumentParser, pattern: str, name: str) -> None:
-    """Replace the name of a library's command, a regular expression, in help and usage errors of its parser."""
+    """Replace the name of a library's command, a regular expression, in help and usage errors of
+    its parser.
+    """
     for owner in (parser, *parser._actions):
         for key in {"prog", "usage", "description", "epilog", "help"} & vars(owner).keys():
             setattr(owner, key, (text := getattr(owner, key)) and re.sub(pattern, name, text))

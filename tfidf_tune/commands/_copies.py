@@ -1,4 +1,6 @@
-"""What ``tfidf-tune data copies`` prints and writes: what repeats in a text, and which objective fits it."""
+"""What ``tfidf-tune data copies`` prints and writes: what repeats in a text, and which objective
+fits it.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -8,7 +10,15 @@ from pathlib import Path
 import pandas as pd
 
 from tfidf_tune.corpus.advice import advice_for
-from tfidf_tune.corpus.repeated_text import BYTES_OF_TOKEN, DIFFERING, LEAST_TOKENS, TUNED, USUAL, RepeatedText, Stretch
+from tfidf_tune.corpus.repeated_text import (
+    BYTES_OF_TOKEN,
+    DIFFERING,
+    LEAST_TOKENS,
+    TUNED,
+    USUAL,
+    RepeatedText,
+    Stretch,
+)
 from tfidf_tune.report import Report
 from tfidf_tune.report.document import Table, tabulate
 
@@ -27,7 +37,9 @@ def without_text(found: RepeatedText) -> RepeatedText:
     )
 
 
-def copies_report(found: RepeatedText, sources: Sequence[str], provenance: dict[str, str]) -> Report:
+def copies_report(
+    found: RepeatedText, sources: Sequence[str], provenance: dict[str, str]
+) -> Report:
     """Make the page; the advice is its verdict."""
     tables = [_overview(found)]
     if found.by_copies:
@@ -48,7 +60,10 @@ def copies_report(found: RepeatedText, sources: Sequence[str], provenance: dict[
 
 
 def _overview(found: RepeatedText) -> Table:
-    rows: list[tuple[str, int, float | None]] = [("Documents", found.documents, None), ("Words", found.words, None)]
+    rows: list[tuple[str, int, float | None]] = [
+        ("Documents", found.documents, None),
+        ("Words", found.words, None),
+    ]
     if found.tokens is not None:
         rows.append(("Tokens", found.tokens, None))
     for what, number in (
@@ -60,15 +75,27 @@ def _overview(found: RepeatedText) -> Table:
         rows.append((what, number, 100 * number / max(1, found.documents)))
     inside = 100 * found.copied_bytes_inside / max(1, found.num_bytes)
     num_stretches = sum(group.stretches for group in found.by_copies)
-    rows.append((f"Stretches of {LEAST_TOKENS} tokens or more that occur again", num_stretches, inside))
-    rows.append(("Bytes that are a copy, of documents or stretches", found.copied_bytes, 100 * found.copied_share))
+    rows.append(
+        (f"Stretches of {LEAST_TOKENS} tokens or more that occur again", num_stretches, inside)
+    )
+    rows.append(
+        (
+            "Bytes that are a copy, of documents or stretches",
+            found.copied_bytes,
+            100 * found.copied_share,
+        )
+    )
     frame = pd.DataFrame(rows, columns=["what", "number", "share"])
     notes = [
-        f"A near copy has a Jaccard similarity of {USUAL.threshold:g} or more of {USUAL.ngram}-grams of words to "
-        f"another document, a copy that differs one of {DIFFERING.threshold:g}; the tuned threshold is "
-        f"{TUNED.threshold:g} of {TUNED.ngram}-grams, and removes texts of one kind, too. Documents that others "
+        f"A near copy has a Jaccard similarity of {USUAL.threshold:g} or more of "
+        f"{USUAL.ngram}-grams of words to "
+        f"another document, a copy that differs one of {DIFFERING.threshold:g}; the tuned "
+        f"threshold is "
+        f"{TUNED.threshold:g} of {TUNED.ngram}-grams, and removes texts of one kind, too. "
+        f"Documents that others "
         "connect are one group, of which one stays.",
-        "Stretches are those of the documents that stay without near copies, each counted once; their % is that of "
+        "Stretches are those of the documents that stay without near copies, each counted once; "
+        "their % is that of "
         "their occurrences but the first in the text.",
     ]
     columns = [("What", "what", ""), ("Number", "number", ","), ("%", "share", ".1f")]
@@ -78,10 +105,18 @@ def _overview(found: RepeatedText) -> Table:
 def _by_copies(found: RepeatedText) -> Table:
     rows = []
     for group in found.by_copies:
-        copies = f"{group.least:,}" if group.least == group.most else f"{group.least:,} to {group.most:,}"
+        copies = (
+            f"{group.least:,}"
+            if group.least == group.most
+            else f"{group.least:,} to {group.most:,}"
+        )
         rows.append((copies, group.stretches, 100 * group.copied_bytes / max(1, found.num_bytes)))
     frame = pd.DataFrame(rows, columns=["copies", "number", "share"])
-    columns = [("Copies", "copies", ""), ("Stretches", "number", ","), ("% of the text", "share", ".1f")]
+    columns = [
+        ("Copies", "copies", ""),
+        ("Stretches", "number", ","),
+        ("% of the text", "share", ".1f"),
+    ]
     return tabulate("by_copies", "Stretches by number of copies", frame, columns)
 
 
@@ -113,6 +148,8 @@ def json_files(found: RepeatedText, sources: Sequence[str]) -> dict[str, Callabl
     """Return the file beside the page, for :func:`~tfidf_tune.report.write_report`."""
 
     def write(path: Path) -> None:
-        path.write_text(json_text(found, sources) + "\n", encoding="utf-8", errors="backslashreplace")
+        path.write_text(
+            json_text(found, sources) + "\n", encoding="utf-8", errors="backslashreplace"
+        )
 
     return {"copies.json": write}

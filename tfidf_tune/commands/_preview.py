@@ -1,4 +1,6 @@
-"""What a training config makes of its data set: examples with the learned tokens marked, and counts of tokens."""
+"""What a training config makes of its data set: examples with the learned tokens marked, and counts
+of tokens.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
@@ -11,14 +13,18 @@ from tfidf_tune._printing import counted, say, visible
 from tfidf_tune._tokenizer import decode_whole
 from tfidf_tune.weighting import IGNORE_INDEX
 
-_MOST_COUNTED = 10_000  # items that are read for the counts: torchtune's data sets tokenize when they are read
+_MOST_COUNTED = (
+    10_000  # items that are read for the counts: torchtune's data sets tokenize when they are read
+)
 
 Document: TypeAlias = tuple[list[int], list[bool]]  # token ids, and whether the loss counts each
 
 
 def print_preview(dataset: Any, tokenizer: Any, number: int) -> None:
     """Print the first examples of a data set, and how many tokens it has."""
-    for at, document in enumerate(islice(_documents(dataset, range(len(dataset))), number), start=1):
+    for at, document in enumerate(
+        islice(_documents(dataset, range(len(dataset))), number), start=1
+    ):
         _print_document(tokenizer, at, document)
     say(_counts(dataset))
 
@@ -52,21 +58,28 @@ def _print_document(tokenizer: Any, number: int, document: Document) -> None:
         text = visible(whole[len(before) :])
         before = whole
         style = "bold green" if learned else "dim"
-        shown.append(f"[[{text}]]" if learned and not is_colored else text, style if is_colored else None)
+        shown.append(
+            f"[[{text}]]" if learned and not is_colored else text, style if is_colored else None
+        )
     console.print(shown, soft_wrap=True)
 
 
 def _counts(dataset: Any) -> str:
     num_items = len(dataset)
     step = -(-num_items // _MOST_COUNTED)
-    counts = [(len(tokens), sum(is_learned)) for tokens, is_learned in _documents(dataset, range(0, num_items, step))]
+    counts = [
+        (len(tokens), sum(is_learned))
+        for tokens, is_learned in _documents(dataset, range(0, num_items, step))
+    ]
     lengths = sorted(length for length, _ in counts)
     num_tokens = sum(lengths)
     is_packed = "seq_lens" in dataset[0]
     sampled = f", one in {step} of which was counted" if step > 1 else ""
     of = f" in {counted(len(counts), 'example')}" if is_packed else ""
     return (
-        f"\n{counted(num_items, 'packed row' if is_packed else 'example')}{sampled}: {num_tokens:,} tokens{of}, "
+        f"\n{counted(num_items, 'packed row' if is_packed else 'example')}{sampled}: "
+        f"{num_tokens:,} tokens{of}, "
         f"{sum(learned for _, learned in counts) / num_tokens:.1%} of them learned; "
-        f"{lengths[0]:,} to {lengths[-1]:,} tokens in an example, median {lengths[len(lengths) // 2]:,}"
+        f"{lengths[0]:,} to {lengths[-1]:,} tokens in an example, median "
+        f"{lengths[len(lengths) // 2]:,}"
     )

@@ -18,7 +18,10 @@ def recipe_file(name: str) -> Path:
 def config_files() -> dict[str, Path]:
     """Return the file of each config by its name, those for any model first."""
     folder = Path(str(files("tfidf_tune.configs")))
-    found = sorted(folder.rglob("*.yaml"), key=lambda file: ([*_FIRST, file.parent.name].index(file.parent.name), file))
+    found = sorted(
+        folder.rglob("*.yaml"),
+        key=lambda file: ([*_FIRST, file.parent.name].index(file.parent.name), file),
+    )
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in found}
 
 
@@ -30,5 +33,8 @@ def shipped_file(name: str) -> Path:
     """
     known = {**{recipe: recipe_file(recipe) for recipe in RECIPES}, **config_files()}
     if name not in known:
-        raise SetupError(f"no recipe and no config {name!r}{closest(name, known) or '.'} `tfidf-tune ls` lists them")
+        raise SetupError(
+            f"no recipe and no config {name!r}{closest(name, known) or '.'} `tfidf-tune ls` lists "
+            f"them"
+        )
     return known[name]

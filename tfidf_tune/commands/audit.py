@@ -15,14 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from tfidf_tune._printing import option_names, say
 from tfidf_tune._signals import AboveLimit
-from tfidf_tune.commands import add_tasks, add_text, key_values, require_extras, task_runner, whole_number
+from tfidf_tune.commands import (
+    add_tasks,
+    add_text,
+    key_values,
+    require_extras,
+    task_runner,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from tfidf_tune.audit import AuditResult, AuditSpec
     from tfidf_tune.passages import ProbeSpec
 
 _EXAMPLE = (
-    "tfidf-tune audit runs/mine/checkpoint_100pct training.jsonl --controls held_out.jsonl --fail-above recited=0"
+    "tfidf-tune audit runs/mine/checkpoint_100pct training.jsonl --controls held_out.jsonl "
+    "--fail-above recited=0"
 )
 
 
@@ -31,14 +39,24 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="tfidf-tune audit",
         description="Choose passages of texts, ask a model for them, and report what it recites.",
-        epilog="exit codes: 0, done and within all limits; 1, a measure is above its limit; 2, an error, or no "
+        epilog="exit codes: 0, done and within all limits; 1, a measure is above its limit; 2, an "
+        "error, or no "
         f"all-clear; 128 + n, ended by signal n. Example: {_EXAMPLE}",
     )
     add = parser.add_argument
     add("model", metavar="MODEL", help="a Hugging Face model or PEFT adapter: folder, hub id")
-    add("sources", nargs="+", metavar="TEXT", help="text that the model may recite: .txt, .jsonl, .parquet, a folder")
+    add(
+        "sources",
+        nargs="+",
+        metavar="TEXT",
+        help="text that the model may recite: .txt, .jsonl, .parquet, a folder",
+    )
     add("--tokenizer", help="folder or hub id; default: the model's")
-    add("--overwrite", action="store_true", help="choose the passages again if the output folder has some")
+    add(
+        "--overwrite",
+        action="store_true",
+        help="choose the passages again if the output folder has some",
+    )
     add_choosing(parser)
     add_asking(parser)
     # The fields of ServerSpec, and the estimate of the cost.
@@ -52,8 +70,18 @@ def main(arguments: list[str]) -> None:
     add("--timeout", type=float, help="seconds to wait for an answer; default: 600")
     add("--max-retries", type=whole_number(0), help="of a request that fails; default: 8")
     add = group.add_argument
-    add("--price", type=float, nargs=2, metavar=("IN", "OUT"), help="of a million tokens, for the estimate of the cost")
-    add("--dry-run", action="store_true", help="choose the passages, print the number of requests, tokens and the cost")
+    add(
+        "--price",
+        type=float,
+        nargs=2,
+        metavar=("IN", "OUT"),
+        help="of a million tokens, for the estimate of the cost",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="choose the passages, print the number of requests, tokens and the cost",
+    )
     options = parser.parse_args(arguments)
     if "base_url" in options:
         require_extras("audit", "server")
@@ -68,9 +96,15 @@ def main(arguments: list[str]) -> None:
 
 
 def add_choosing(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the passages: the fields of :class:`~tfidf_tune.passages.ProbeSpec` but its sources."""
+    """Add the options of the passages: the fields of :class:`~tfidf_tune.passages.ProbeSpec` but
+    its sources.
+    """
     add = _adder(parser)
-    add("--controls-source", "--controls", help="text that the model never saw; default: Python's documentation")
+    add(
+        "--controls-source",
+        "--controls",
+        help="text that the model never saw; default: Python's documentation",
+    )
     add_text(parser, None)
     add("--num-targets", type=whole_number(1), help="default: 100")
     add("--num-controls", type=whole_number(0), help="default: 100")
@@ -81,25 +115,42 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
         help="most frequent ones first, then random ones, or only random ones; default: duplicates",
     )
     add("--min-repeats", type=whole_number(2), help="least occurrences of a duplicate; default: 2")
-    add("--held-out", metavar="FILE", help="probe file of the training, whose controls are no targets")
     add(
-        "--without-eos", action="store_true", help="no passages with the tokenizer's EOS inside; always so for a server"
+        "--held-out",
+        metavar="FILE",
+        help="probe file of the training, whose controls are no targets",
+    )
+    add(
+        "--without-eos",
+        action="store_true",
+        help="no passages with the tokenizer's EOS inside; always so for a server",
     )
     add("--seed", type=whole_number(0, 2**63 - 1), help="default: 0")
     add_tasks(parser)
 
 
 def add_asking(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the model, of how it is asked, and of the report: fields of ``AuditSpec``."""
+    """Add the options of the model, of how it is asked, and of the report:
+    fields of ``AuditSpec``.
+    """
     add = _adder(parser)
-    add("--backend", choices=("transformers", "vllm"), help="what runs the model; default: transformers")
+    add(
+        "--backend",
+        choices=("transformers", "vllm"),
+        help="what runs the model; default: transformers",
+    )
     add("--base", help="model under an adapter; default: what the adapter names")
-    add("--reference", metavar="FOLDER", help="model before the training: compare likelihoods with its likelihoods")
+    add(
+        "--reference",
+        metavar="FOLDER",
+        help="model before the training: compare likelihoods with its likelihoods",
+    )
     add(
         "--model-args",
         type=key_values,
         metavar="KEY=VALUE,...",
-        help="more arguments of the harness's model, hf or vllm: load_in_4bit=True, parallelize=True, "
+        help="more arguments of the harness's model, hf or vllm: load_in_4bit=True, "
+        "parallelize=True, "
         "max_model_len=2048",
     )
     add("--prefix-lengths", type=whole_number(1), nargs="+", help="default: 32 50 100")
@@ -108,15 +159,31 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
         "--attacks",
         nargs="+",
         metavar="ATTACK",
-        help="ways of asking, in this order: greedy, offset, truncated, noise, chat, sampling; default: greedy",
+        help="ways of asking, in this order: greedy, offset, truncated, noise, chat, sampling; "
+        "default: greedy",
     )
-    add("--offset", type=whole_number(0), help="token of a passage where greedy prompts start; default: 0")
+    add(
+        "--offset",
+        type=whole_number(0),
+        help="token of a passage where greedy prompts start; default: 0",
+    )
     add("--offsets", type=whole_number(0), nargs="+", help="of the attack offset; default: 64 96")
-    add("--prompt-noise", type=float, help="replaced share of a prompt, of the attack noise; default: 0.1")
+    add(
+        "--prompt-noise",
+        type=float,
+        help="replaced share of a prompt, of the attack noise; default: 0.1",
+    )
     add("--num-samples", type=whole_number(1), help="of the attack sampling; default: 10")
     add("--temperature", type=float, help="of the attack sampling; default: 1")
-    add("--top-k", type=whole_number(0), help="of the attack sampling, 0 for all tokens; default: 0")
-    add("--budget", type=whole_number(1), metavar="REQUESTS", help="most requests; attacks beyond it are left out")
+    add(
+        "--top-k", type=whole_number(0), help="of the attack sampling, 0 for all tokens; default: 0"
+    )
+    add(
+        "--budget",
+        type=whole_number(1),
+        metavar="REQUESTS",
+        help="most requests; attacks beyond it are left out",
+    )
     add(
         "--bos",
         choices=("auto", "true", "false"),
@@ -132,26 +199,42 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
         metavar="MEASURE=LIMIT,...",
         help="end with exit code 1 if a measure is above its limit: recited=0,extraction@0.01=0.02",
     )
-    add("--accept-unanswered", action="store_true", help="limits can pass although a server withheld answers")
+    add(
+        "--accept-unanswered",
+        action="store_true",
+        help="limits can pass although a server withheld answers",
+    )
     add(
         "--accept-unproven",
         action="store_true",
         help="end with exit code 0 although the positive control showed nothing",
     )
     add("--show-passages", action="store_true", help="show passages in full, not as excerpts")
-    parser.add_argument("--json", action="store_true", help="print audit.json instead of the report")
-    parser.add_argument("--verbose", action="store_true", help="print all tables, not only the first")
+    parser.add_argument(
+        "--json", action="store_true", help="print audit.json instead of the report"
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="print all tables, not only the first"
+    )
 
 
 def _adder(parser: Any) -> Any:
-    """Return an ``add_argument`` whose options are missing unless they are given: the defaults are the dataclasses'."""
-    return lambda *names, **settings: parser.add_argument(*names, default=argparse.SUPPRESS, **settings)
+    """Return an ``add_argument`` whose options are missing unless they are given: the defaults are
+    the dataclasses'.
+    """
+    return lambda *names, **settings: parser.add_argument(
+        *names, default=argparse.SUPPRESS, **settings
+    )
 
 
 def given(options: argparse.Namespace, kind: type) -> dict[str, Any]:
     """Return the options that are fields of a dataclass."""
     values = vars(options)
-    return {field.name: values[field.name] for field in fields(kind) if values.get(field.name) is not None}
+    return {
+        field.name: values[field.name]
+        for field in fields(kind)
+        if values.get(field.name) is not None
+    }
 
 
 def progress(options: argparse.Namespace) -> Callable[[str], None]:
@@ -163,7 +246,9 @@ def probe_spec(options: argparse.Namespace) -> "ProbeSpec":
     """Return the passages that the options of :func:`add_choosing` ask for."""
     from tfidf_tune.passages import ProbeSpec
 
-    spec = ProbeSpec(**given(options, ProbeSpec) | {"sources": tuple(options.sources)}, allow_fewer=True)
+    spec = ProbeSpec(
+        **given(options, ProbeSpec) | {"sources": tuple(options.sources)}, allow_fewer=True
+    )
     if task_runner(options).executor != "local" or spec.passages == "near-duplicates":
         require_extras("with Slurm or --passages near-duplicates", "scale")
     return spec
@@ -175,17 +260,23 @@ def audit_spec(options: argparse.Namespace, **more: Any) -> "AuditSpec":
 
     of_server = given(options, ServerSpec)
     if of_server and "base_url" not in of_server:
-        raise ValueError(f"{option_names(of_server)}: for a model behind a server, which --base-url names")
+        raise ValueError(
+            f"{option_names(of_server)}: for a model behind a server, which --base-url names"
+        )
     server = ServerSpec(**of_server) if of_server else None
     bos = {"auto": None, "true": True, "false": False}[getattr(options, "bos", "auto")]
     spec = AuditSpec(**given(options, AuditSpec) | more | {"bos": bos}, server=server)
-    if spec.backend == "vllm":  # which reads it when it is imported: standard output is for the report
+    if (
+        spec.backend == "vllm"
+    ):  # which reads it when it is imported: standard output is for the report
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     return spec
 
 
 def show(result: "AuditResult", options: argparse.Namespace) -> None:
-    """Print the report or ``audit.json``; end with code 1 if a limit is exceeded, 2 if nothing is shown."""
+    """Print the report or ``audit.json``; end with code 1 if a limit is exceeded, 2 if nothing is
+    shown.
+    """
     from tfidf_tune.report import terminal_text
 
     if options.json:

@@ -12,15 +12,23 @@ def main(arguments: list[str]) -> None:
     """Compare evaluated runs: print and write the report."""
     parser = argparse.ArgumentParser(
         prog="tfidf-tune compare",
-        description="Compare evaluated runs: the paper's tables, reductions with 95 % intervals, figures and examples, "
+        description="Compare evaluated runs: the paper's tables, reductions with 95 % intervals, "
+        "figures and examples, "
         "as text, CSV, JSON, PNG, SVG and one HTML page. The scores are written to results.jsonl.",
     )
     add = parser.add_argument
-    add("runs", nargs="+", metavar="RUN", help=(
-        "a run's folder, a folder with lm_eval's output (--log_samples), or one with many of either below it; "
-        "OBJECTIVE=FOLDER (or MODEL:OBJECTIVE=FOLDER) names the objective by hand; or the results.jsonl of an earlier "
-        "report"
-    ))  # fmt: skip
+    add(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help=(
+            "a run's folder, a folder with lm_eval's output (--log_samples), or one with many of "
+            "either below it; "
+            "OBJECTIVE=FOLDER (or MODEL:OBJECTIVE=FOLDER) names the objective by hand; or the "
+            "results.jsonl of an earlier "
+            "report"
+        ),
+    )
     add(
         "--output-dir",
         type=Path,

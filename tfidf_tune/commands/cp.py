@@ -10,11 +10,19 @@ from tfidf_tune.commands._shipped import shipped_file
 
 def main(arguments: list[str]) -> None:
     """Copy a recipe or config to edit it."""
-    parser = argparse.ArgumentParser(prog="tfidf-tune cp", description="Copy a recipe or config to edit it.")
+    parser = argparse.ArgumentParser(
+        prog="tfidf-tune cp", description="Copy a recipe or config to edit it."
+    )
     parser.add_argument("name", help="a name that `tfidf-tune ls` lists")
-    parser.add_argument("destination", type=Path, help="file or folder; a file gets the ending of what is copied")
-    parser.add_argument("-n", "--no-clobber", action="store_true", help="leave a file that exists as it is")
-    parser.add_argument("--make-parents", action="store_true", help="make the folder of the destination")
+    parser.add_argument(
+        "destination", type=Path, help="file or folder; a file gets the ending of what is copied"
+    )
+    parser.add_argument(
+        "-n", "--no-clobber", action="store_true", help="leave a file that exists as it is"
+    )
+    parser.add_argument(
+        "--make-parents", action="store_true", help="make the folder of the destination"
+    )
     options = parser.parse_args(arguments)
     source = shipped_file(options.name)
     destination = options.destination.expanduser()

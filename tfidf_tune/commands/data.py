@@ -17,33 +17,55 @@ from tfidf_tune.commands import add_tasks, add_text, require_extras, task_runner
 
 def main(arguments: list[str]) -> None:
     """Show what a training config makes of its data set, or remove copies from text."""
-    parser = argparse.ArgumentParser(prog="tfidf-tune data", description="Look at the data of a config; remove copies.")
+    parser = argparse.ArgumentParser(
+        prog="tfidf-tune data", description="Look at the data of a config; remove copies."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     default = "default: %(default)s"
     preview = commands.add_parser(
         "preview",
         help="print examples with the tokens that are learned marked, and count tokens",
-        description="Print examples of a training config with the tokens that are learned marked. No weights are read.",
-        epilog="example: tfidf-tune data preview mine/lora_chat dataset.source=FILE checkpointer.checkpoint_dir=MODEL",
+        description="Print examples of a training config with the tokens that are learned marked. "
+        "No weights are read.",
+        epilog="example: tfidf-tune data preview mine/lora_chat dataset.source=FILE "
+        "checkpointer.checkpoint_dir=MODEL",
     )
     export = commands.add_parser(
         "export-weights",
-        help="write the tokens of training with their weights, for trainers without a hook for a loss",
-        description="Write token ids, labels and weights of a training config as Parquet, in the order of training.",
+        help="write the tokens of training with their weights, for trainers without a hook for a "
+        "loss",
+        description="Write token ids, labels and weights of a training config as Parquet, in the "
+        "order of training.",
         epilog="example: tfidf-tune data export-weights mine/lora OUT.parquet dataset.source=FILE "
         "checkpointer.checkpoint_dir=MODEL",
     )
     for command, run in ((preview, _preview), (export, _export_weights)):
         command.set_defaults(run=run)
-        command.add_argument("config", metavar="CONFIG", help="path of a config, or a name that `tfidf-tune ls` lists")
+        command.add_argument(
+            "config",
+            metavar="CONFIG",
+            help="path of a config, or a name that `tfidf-tune ls` lists",
+        )
         if command is export:
-            command.add_argument("output", type=Path, metavar="OUT.parquet", help="the file to write, which is new")
-        command.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, as of `tfidf-tune run`")
-    preview.add_argument("--number", type=whole_number(0), default=3, metavar="N", help=f"examples to print; {default}")
+            command.add_argument(
+                "output", type=Path, metavar="OUT.parquet", help="the file to write, which is new"
+            )
+        command.add_argument(
+            "overrides", nargs="*", metavar="key=value", help="overrides, as of `tfidf-tune run`"
+        )
+    preview.add_argument(
+        "--number",
+        type=whole_number(0),
+        default=3,
+        metavar="N",
+        help=f"examples to print; {default}",
+    )
     copies = commands.add_parser(
         "copies",
-        help="find what repeats in text that may be larger than memory, and which objective fits it",
-        description="Find copies of documents, and stretches that occur again, in text that may be larger than memory; "
+        help="find what repeats in text that may be larger than memory, and which objective fits "
+        "it",
+        description="Find copies of documents, and stretches that occur again, in text that may "
+        "be larger than memory; "
         "say which objective fits the text. Prints a table and writes a page with copies.json.",
         epilog="example: tfidf-tune data copies my_texts.jsonl",
     )
@@ -52,19 +74,36 @@ def main(arguments: list[str]) -> None:
     add("texts", nargs="+", metavar="TEXT", help=".txt, .jsonl, .parquet or folders")
     add("--tokenizer", help="folder or hub id; counts tokens; default: a token is 4 bytes")
     add("--no-text", action="store_true", help="show and write no excerpts of the text")
-    add("--output-dir", type=Path, metavar="DIR", help="folder of the page; default: runs/copies/NAME")
+    add(
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of the page; default: runs/copies/NAME",
+    )
     add("--json", action="store_true", help="print copies.json instead of the table")
     add("--verbose", action="store_true", help="print all tables, not only the first")
     add_text(copies, "document")
     add_tasks(copies)
-    dedup = commands.add_parser("dedup", help="remove copies from text that may be larger than memory")
+    dedup = commands.add_parser(
+        "dedup", help="remove copies from text that may be larger than memory"
+    )
     dedup.set_defaults(run=_dedup)
     add = dedup.add_argument
     add("sources", nargs="+", metavar="IN", help=".txt, .jsonl, .parquet or folders")
     add("output", type=Path, metavar="OUT", help="the folder to write")
     add("--method", choices=("exact", "minhash"), default="minhash", help=default)
-    add("--threshold", type=float, default=0.8, help=f"Jaccard similarity of copies, by minhash; {default}")
-    add("--ngram", type=whole_number(1), default=5, help=f"words of an n-gram, by minhash; {default}")
+    add(
+        "--threshold",
+        type=float,
+        default=0.8,
+        help=f"Jaccard similarity of copies, by minhash; {default}",
+    )
+    add(
+        "--ngram",
+        type=whole_number(1),
+        default=5,
+        help=f"words of an n-gram, by minhash; {default}",
+    )
     add_text(dedup)
     add_tasks(dedup)
     options = parser.parse_args(arguments)
@@ -94,7 +133,11 @@ def _copies(options: argparse.Namespace) -> None:
     read = partial(sources.texts_of_rows, column=options.column, sample_by=options.sample_by)
     is_chat = options.column == "text" and any(map(has_conversations, files))
     if is_chat:
-        say("These are conversations or prompts: what the model has to write of each is its document.", file=sys.stderr)
+        say(
+            "These are conversations or prompts: what the model has to write of each is its "
+            "document.",
+            file=sys.stderr,
+        )
         read = partial(learned_texts, sample_by=options.sample_by)
     tokenizer = None
     bytes_of_token = None
@@ -168,7 +211,9 @@ def _export_weights(options: argparse.Namespace) -> None:
     require_extras("data", "torchtune")
     output = options.output.expanduser()
     if output.suffix != ".parquet":
-        raise SetupError(f"OUT.parquet is {str(options.output)!r}: name a file with the ending .parquet")
+        raise SetupError(
+            f"OUT.parquet is {str(options.output)!r}: name a file with the ending .parquet"
+        )
     for file in (output, output.with_suffix(".probe.jsonl")):
         if file.exists():
             raise SetupError(f"{file} exists: name another file, or move it away")
@@ -178,13 +223,16 @@ def _export_weights(options: argparse.Namespace) -> None:
 
     num_steps, num_sequences = export_weights(cfg, tokenizer, dataset, output)
     say(
-        f"Written: {options.output}, {counted(num_sequences, 'sequence')} in {counted(num_steps, 'step')}, seed "
+        f"Written: {options.output}, {counted(num_sequences, 'sequence')} in "
+        f"{counted(num_steps, 'step')}, seed "
         f"{cfg.seed}"
     )
 
 
 def _build(config: str, overrides: Sequence[str]) -> tuple[Any, Any, Any]:
-    """Return a checked config, its tokenizer and its data set, whose messages are printed; no weights are read."""
+    """Return a checked config, its tokenizer and its data set, whose messages are printed; no
+    weights are read.
+    """
     from tfidf_tune._config import LoRAFinetuneConfig, check_keys
 
     check_keys(config, overrides, LoRAFinetuneConfig)
@@ -207,14 +255,22 @@ def _build(config: str, overrides: Sequence[str]) -> tuple[Any, Any, Any]:
 
 
 def _model_max_seq_len(cfg: Any) -> int | None:
-    """Return the longest sequence of the model, which training gives to a tokenizer without a limit."""
+    """Return the longest sequence of the model, which training gives to a tokenizer without a
+    limit.
+    """
     if limit := cfg.model.get("max_seq_len"):
         return int(limit)
     from transformers import AutoConfig
 
-    folder, trusted = str(cfg.checkpointer.checkpoint_dir), bool(cfg.checkpointer.get("trust_remote_code"))
+    folder, trusted = (
+        str(cfg.checkpointer.checkpoint_dir),
+        bool(cfg.checkpointer.get("trust_remote_code")),
+    )
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
-    except (OSError, ValueError):  # unknown or no connection: the data set asks for a limit if it needs it
+    except (
+        OSError,
+        ValueError,
+    ):  # unknown or no connection: the data set asks for a limit if it needs it
         return None
     return getattr(config.get_text_config(), "max_position_embeddings", None)

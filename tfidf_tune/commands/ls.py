@@ -8,7 +8,9 @@ from tfidf_tune.commands._shipped import RECIPES, config_files
 
 def main(arguments: list[str]) -> None:
     """List recipes, each with its configs."""
-    parser = argparse.ArgumentParser(prog="tfidf-tune ls", description="List recipes and their configs.")
+    parser = argparse.ArgumentParser(
+        prog="tfidf-tune ls", description="List recipes and their configs."
+    )
     parser.parse_args(arguments)
     print(f"{'RECIPE':<16} CONFIG")
     for recipe, method in RECIPES.items():

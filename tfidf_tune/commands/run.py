@@ -18,11 +18,13 @@ from tfidf_tune.commands._shipped import RECIPES, config_files, recipe_file
 _USAGE = "tfidf-tune run [TORCHRUN-OPTIONS] <recipe> --config <config> [RECIPE-OPTIONS]"
 _RUN_HELP = f"""usage: {_USAGE}
 
-Run a recipe, given by its name or file; `tfidf-tune ls` lists recipes and configs. RECIPE-OPTIONS are key=value, which
-override keys of the config; `torchrun --help` lists TORCHRUN-OPTIONS. With --config, --help shows that of the recipe.
+Run a recipe, given by its name or file; `tfidf-tune ls` lists recipes and configs. RECIPE-OPTIONS
+are key=value, which override keys of the config; `torchrun --help` lists TORCHRUN-OPTIONS. With
+--config, --help shows the help of the recipe.
 
 examples:
-  tfidf-tune run lora_finetune --config mine/lora checkpointer.checkpoint_dir=MODEL dataset.source=my_texts.jsonl
+  tfidf-tune run lora_finetune --config mine/lora checkpointer.checkpoint_dir=MODEL \\
+      dataset.source=my_texts.jsonl
   tfidf-tune run --nproc_per_node 4 lora_finetune --config tinyllama/1.1B_lora_memorization"""
 
 
@@ -37,14 +39,24 @@ def main(arguments: list[str]) -> None:
         if "--config" not in words:
             print(_RUN_HELP)
             return
-        words = [*(word for word in words if word not in ("-h", "--help")), "--help"]  # of the recipe
-    at = next((at for at, word in enumerate(words) if word in RECIPES), 0)  # torchrun's options may precede it
+        # Of the recipe.
+        words = [
+            *(word for word in words if word not in ("-h", "--help")),
+            "--help",
+        ]
+    # Torchrun's options may precede it.
+    at = next((at for at, word in enumerate(words) if word in RECIPES), 0)
     if not words[at].startswith("-"):
         words[at] = _checked_recipe(words[at], words[at + 1 :])
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    sys.argv = ["tfidf-tune", "run", *words]  # torchtune counts them to see whether there are torchrun options
+    # Torchtune counts them to see whether there are torchrun options.
+    sys.argv = [
+        "tfidf-tune",
+        "run",
+        *words,
+    ]
     options = _torchtunes_parser().parse_args(sys.argv[1:])
     options.recipe = _checked_recipe(options.recipe, options.recipe_args)
     if any(map(is_ignored_hangup, ENDING)):  # torchrun would handle an ignored SIGHUP too
@@ -58,14 +70,18 @@ def main(arguments: list[str]) -> None:
 
 
 def _torchtunes_parser() -> argparse.ArgumentParser:
-    """Build torchtune's parser of ``run``, which knows our recipes; its help and errors say ``tfidf-tune``."""
+    """Build torchtune's parser of ``run``, which knows our recipes; its help and errors say
+    ``tfidf-tune``.
+    """
     import tfidf_tune._torchao
 
     from torchtune import _recipe_registry as registry
     from torchtune._cli.run import Run
 
     # Before torchtune's, whose registry accepts absolute paths.
-    configs = [registry.Config(name=name, file_path=str(file)) for name, file in config_files().items()]
+    configs = [
+        registry.Config(name=name, file_path=str(file)) for name, file in config_files().items()
+    ]
     recipes: list[Any] = registry._ALL_RECIPES
     recipes[:0] = [
         registry.Recipe(
@@ -84,7 +100,9 @@ def _torchtunes_parser() -> argparse.ArgumentParser:
 
 
 def _checked_recipe(recipe: str, arguments: Sequence[str]) -> str:
-    """Refuse an unknown recipe and a missing config, which torchtune would notice late; return the recipe's name."""
+    """Refuse an unknown recipe and a missing config, which torchtune would notice late; return the
+    recipe's name.
+    """
     theirs = [] if recipe in RECIPES else _torchtunes_recipes()
     if recipe not in RECIPES and recipe not in theirs:
         if os.path.isfile(recipe):
@@ -95,25 +113,32 @@ def _checked_recipe(recipe: str, arguments: Sequence[str]) -> str:
             module = find_spec(os.path.splitext(recipe)[0].replace("/", "."))
         if module is None:
             sys.exit(
-                f"error: no recipe {recipe!r}{closest(recipe, [*RECIPES, *theirs]) or '.'} `tfidf-tune ls` lists the "
+                f"error: no recipe {recipe!r}{closest(recipe, [*RECIPES, *theirs]) or '.'} "
+                f"`tfidf-tune ls` lists the "
                 "recipes; your recipe is a Python file in the working directory or below it"
             )
     if "--config" not in arguments[:-1]:
-        _fail_for_usage("argument --config is required, with a file or a name that `tfidf-tune ls` lists")
+        _fail_for_usage(
+            "argument --config is required, with a file or a name that `tfidf-tune ls` lists"
+        )
     if recipe in RECIPES:
         from tfidf_tune._config import FinetuneConfig, LoRAFinetuneConfig, check_keys
 
         try:
             at = arguments.index("--config") + 1
             overrides = [*arguments[:at], *arguments[at + 1 :]]
-            check_keys(arguments[at], overrides, FinetuneConfig if "full" in recipe else LoRAFinetuneConfig)
+            check_keys(
+                arguments[at], overrides, FinetuneConfig if "full" in recipe else LoRAFinetuneConfig
+            )
         except SetupError as error:
             sys.exit(f"error: {error}")
     return recipe
 
 
 def _torchtunes_recipes() -> list[str]:
-    """Return the names of torchtune's recipes, which are files beside its package: importing it takes seconds."""
+    """Return the names of torchtune's recipes, which are files beside its package: importing it
+    takes seconds.
+    """
     spec = find_spec("torchtune")
     assert spec is not None, "the command needs the extra torchtune"
     folder = Path(str(spec.origin)).parents[1] / "recipes"

@@ -12,11 +12,18 @@ def main(arguments: list[str]) -> None:
         prog="tfidf-tune validate",
         usage="tfidf-tune validate <config> [key=value ...]",
         description="Check a config without running it.",
-        epilog="example: tfidf-tune validate mine/lora checkpointer.checkpoint_dir=MODEL dataset.source=my_texts.jsonl",
+        epilog="example: tfidf-tune validate mine/lora checkpointer.checkpoint_dir=MODEL "
+        "dataset.source=my_texts.jsonl",
     )
-    parser.add_argument("config", nargs="?", help="path of a config, or a name that `tfidf-tune ls` lists")
-    parser.add_argument("--config", dest="named", metavar="<config>", help="the same, as `tfidf-tune run` takes it")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as `tfidf-tune run` takes them")
+    parser.add_argument(
+        "config", nargs="?", help="path of a config, or a name that `tfidf-tune ls` lists"
+    )
+    parser.add_argument(
+        "--config", dest="named", metavar="<config>", help="the same, as `tfidf-tune run` takes it"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="as `tfidf-tune run` takes them"
+    )
     options = parser.parse_args(arguments)
     name, overrides = options.config, options.overrides
     if options.named is not None:

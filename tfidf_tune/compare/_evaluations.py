@@ -1,4 +1,6 @@
-"""Evaluated checkpoints: their averages, what each measure is made of, and how objectives differ in them."""
+"""Evaluated checkpoints: their averages, what each measure is made of, and how objectives differ in
+them.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -29,10 +31,12 @@ _OF_CONTROLS = [f"control_{name}" for name in _CONTINUATION]
 
 
 def average_scores(scores: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Average the scores of passages and blocks in groups, a row each in order of appearance; NaN if missing.
+    """Average the scores of passages and blocks in groups, a row each in order of appearance; NaN
+    if missing.
 
-    Columns are the metrics of targets and blocks, "control_..." of controls, "max_lms", "max_prefix_match" and
-    "num_predictions". Aggregates count only where a checkpoint has no rows of single units.
+    Columns are the metrics of targets and blocks, "control_..." of controls, "max_lms",
+    "max_prefix_match" and "num_predictions". Aggregates count only where a checkpoint has no rows
+    of single units.
     """
     single = scores["unit"] != ""
     keys = [scores[name] for name in ("checkpoint", "metric", "kind")]
@@ -41,12 +45,18 @@ def average_scores(scores: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
         sum=lambda table: table["value"] * table["count"],
         largest=lambda table: table["value"].where(table["count"] == 1),  # a mean is not a maximum
     )
-    names = rows["metric"].astype(str).where(rows["kind"] != "control", "control_" + rows["metric"].astype(str))
+    names = (
+        rows["metric"]
+        .astype(str)
+        .where(rows["kind"] != "control", "control_" + rows["metric"].astype(str))
+    )
     of_text = rows[~rows["kind"].isin(("article", "question"))]
     groups = of_text.groupby([*by, names], sort=False, dropna=False, observed=True)
     sums = groups[["sum", "count"]].sum()
     averages = (sums["sum"] / sums["count"]).unstack()
-    averages = averages.reindex(columns=[*_CONTINUATION, "prefix_match", "rouge_l", "verbatim", *_OF_CONTROLS, "nll"])
+    averages = averages.reindex(
+        columns=[*_CONTINUATION, "prefix_match", "rouge_l", "verbatim", *_OF_CONTROLS, "nll"]
+    )
     largest = groups["largest"].max().unstack().reindex(columns=["lms", "max_lms", "prefix_match"])
     averages["max_lms"] = largest[["lms", "max_lms"]].max(axis=1)
     averages["max_prefix_match"] = largest["prefix_match"]
@@ -58,32 +68,49 @@ def run_table(results: Results) -> pd.DataFrame:
     """Return a row for each checkpoint.
 
     Returns:
-        pandas.DataFrame: indexed as ``results.checkpoints``, with the columns "model", "objective", "learning_rate"
-            (NaN if unset), "seed" (None if unknown), "progress", "folder", "setting", "run" and "title", see
-            :class:`~tfidf_tune.results.Checkpoint`; those of :func:`average_scores`; and "log_perplexity", which is
-            its "nll".
+        pandas.DataFrame: indexed as ``results.checkpoints``, with the columns "model", "objective",
+            "learning_rate" (NaN if unset), "seed" (None if unknown), "progress", "folder",
+            "setting", "run" and "title", see :class:`~tfidf_tune.results.Checkpoint`; those of
+            :func:`average_scores`; and "log_perplexity", which is its "nll".
     """
-    names = ["model", "objective", "learning_rate", "seed", "progress", "folder", "setting", "run", "title"]
+    names = [
+        "model",
+        "objective",
+        "learning_rate",
+        "seed",
+        "progress",
+        "folder",
+        "setting",
+        "run",
+        "title",
+    ]
     rows = [[getattr(one, name) for name in names] for one in results.checkpoints]
-    table = pd.DataFrame(rows, columns=names, dtype=object).astype({"learning_rate": float, "progress": int})
-    return table.join(average_scores(results.scores, ["checkpoint"]).rename(columns={"nll": "log_perplexity"}))
+    table = pd.DataFrame(rows, columns=names, dtype=object).astype(
+        {"learning_rate": float, "progress": int}
+    )
+    return table.join(
+        average_scores(results.scores, ["checkpoint"]).rename(columns={"nll": "log_perplexity"})
+    )
 
 
 def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[str, pd.DataFrame]:
-    """Return the baseline, and a row for each checkpoint, by setting and objective in the order of the first runs.
+    """Return the baseline, and a row for each checkpoint, by setting and objective in the order of
+    the first runs.
 
     Args:
         results (Results): of any models, objectives and seeds.
-        baseline (str | None): objective to compare with. Default: None, "CE" if there is one, else the first run's.
+        baseline (str | None): objective to compare with. Default: None, "CE" if there is one, else
+            the first run's.
 
     Returns:
-        tuple[str, pandas.DataFrame]: the baseline, which comes first in each setting; and a frame indexed as
-            ``results.checkpoints`` with the columns of :func:`run_table`, and one for each measure by name: a tuple of
-            float64 ``[n]`` sums and ``[n]`` counts by ascending unit (the prefix lengths of a passage stay together),
-            or None if a value is missing.
+        tuple[str, pandas.DataFrame]: the baseline, which comes first in each setting; and a frame
+            indexed as ``results.checkpoints`` with the columns of :func:`run_table`, and one for
+            each measure by name: a tuple of float64 ``[n]`` sums and ``[n]`` counts by ascending
+            unit (the prefix lengths of a passage stay together), or None if a value is missing.
 
     Raises:
-        ValueError: If there is only one run, no run has the baseline, or runs of a model were not asked the same.
+        ValueError: If there is only one run, no run has the baseline, or runs of a model were not
+            asked the same.
     """
     runs = results.checkpoints
     trained = {one.run: one for one in runs if one.objective != START}
@@ -91,22 +118,30 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
         found = "no run"
         for one in trained.values():
             found = f"only {one.folder} ({one.setting}, {one.objective})"
-        raise ValueError(f"nothing to compare: there is {found}; for a single model use `tfidf-tune probe audit`")
+        raise ValueError(
+            f"nothing to compare: there is {found}; for a single model use `tfidf-tune probe audit`"
+        )
     objectives, table = comparable_runs(results, baseline)
     totals = totals_by_unit(results.scores)
     columns = {
         measure.label: [totals.get((at, measure.metric, measure.kind)) for at in table.index]
         for measure in (*COMPARED, CONTROL_LMS, PASSAGE_NLL, VERBATIM)
     }
-    order = table.groupby("setting", sort=False).ngroup() * len(objectives) + table["objective"].map(objectives.index)
+    order = table.groupby("setting", sort=False).ngroup() * len(objectives) + table[
+        "objective"
+    ].map(objectives.index)
     return objectives[0], table.assign(**columns).loc[order.sort_values(kind="stable").index]
 
 
 def totals_by_unit(scores: pd.DataFrame) -> dict[tuple[int, str, str], tuple[Floats, Floats]]:
-    """Checkpoint, metric and kind -> sums and counts by unit; without aggregates, and those with a missing value."""
+    """Checkpoint, metric and kind -> sums and counts by unit; without aggregates, and those with a
+    missing value.
+    """
     rows = scores[scores["unit"] != ""]
     keys = ["checkpoint", "metric", "kind"]
-    missing = rows["value"].isna().groupby([rows[key] for key in keys], observed=True).transform("any")
+    missing = (
+        rows["value"].isna().groupby([rows[key] for key in keys], observed=True).transform("any")
+    )
     units = rows["unit"].astype(str)
     units = units.where(rows["kind"] != "block", units.str.zfill(20))  # blocks are numbered
     rows = rows.assign(sum=rows["value"] * rows["count"], unit=units)[~missing]
@@ -116,31 +151,45 @@ def totals_by_unit(scores: pd.DataFrame) -> dict[tuple[int, str, str], tuple[Flo
 
 
 def shared_progress(evaluations: pd.DataFrame, *measures: Measure) -> list[int]:
-    """Return, ascending, the progress values at which every run with these measures has all of them."""
+    """Return, ascending, the progress values at which every run with these measures has all of
+    them.
+    """
     is_measured = evaluations[[measure.label for measure in measures]].notna().all(axis=1)
     is_measured &= evaluations["objective"] != START
     runs_at: dict[int, set[object]] = {}
-    for progress, run in zip(evaluations["progress"][is_measured], evaluations["run"][is_measured], strict=True):
+    for progress, run in zip(
+        evaluations["progress"][is_measured], evaluations["run"][is_measured], strict=True
+    ):
         runs_at.setdefault(progress, set()).add(run)
     measured = set[object]().union(*runs_at.values())
     return sorted(progress for progress, runs in runs_at.items() if runs == measured)
 
 
 def at_last(evaluations: pd.DataFrame, *measures: Measure) -> pd.DataFrame:
-    """Return the evaluations of a setting at the last progress where all runs have the measures, and of the start."""
+    """Return the evaluations of a setting at the last progress where all runs have the measures,
+    and of the start.
+    """
     last = max(shared_progress(evaluations, *measures), default=None)
     return evaluations[(evaluations["progress"] == last) | (evaluations["objective"] == START)]
 
 
-def having_at_last(evaluations: pd.DataFrame, measure: Measure) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """Yield setting, objective and those of its evaluations at the last shared progress that have a measure."""
+def having_at_last(
+    evaluations: pd.DataFrame, measure: Measure
+) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Yield setting, objective and those of its evaluations at the last shared progress that have a
+    measure.
+    """
     for setting, own in evaluations.groupby("setting", sort=False):
-        for objective, having in at_last(own, measure).dropna(subset=[measure.label]).groupby("objective", sort=False):
+        for objective, having in (
+            at_last(own, measure).dropna(subset=[measure.label]).groupby("objective", sort=False)
+        ):
             yield str(setting), str(objective), having
 
 
 def unit_totals(evaluations: pd.DataFrame, measure: Measure) -> tuple[Floats, Floats] | None:
-    """Return sums (means over evaluations) and counts by unit; None if there is no evaluation, or one misses it."""
+    """Return sums (means over evaluations) and counts by unit; None if there is no evaluation, or
+    one misses it.
+    """
     totals = evaluations[measure.label]
     if totals.empty or totals.isna().any():
         return None
@@ -148,13 +197,16 @@ def unit_totals(evaluations: pd.DataFrame, measure: Measure) -> tuple[Floats, Fl
 
 
 def value_of(evaluations: pd.DataFrame, measure: Measure) -> float:
-    """Return a measure over seeds, NaN if it is missing; perplexity is over all their predictions."""
+    """Return a measure over seeds, NaN if it is missing; perplexity is over
+    all their predictions.
+    """
     totals = unit_totals(evaluations, measure)
     return math.nan if totals is None else float(measure.value(*totals))
 
 
 def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], pd.DataFrame]:
-    """Return the objectives, the baseline (None: "CE" or else the first run's) first, and :func:`run_table`.
+    """Return the objectives, the baseline (None: "CE" or else the first run's) first, and
+    :func:`run_table`.
 
     Runs must differ and be asked the same; a task that was not run is not a difference.
     """
@@ -168,19 +220,31 @@ def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], 
     first_asked: dict[tuple[str, str], Checkpoint] = {}
     for one in results.checkpoints:
         training = one.recipe, one.loss, one.training_seconds
-        if known.setdefault(one.run, training) != training or known.setdefault((one.run, one.progress), one) is not one:
-            raise ValueError(f"two runs are both {one.title}: leave out one of the files or folders that have them")
+        if (
+            known.setdefault(one.run, training) != training
+            or known.setdefault((one.run, one.progress), one) is not one
+        ):
+            raise ValueError(
+                f"two runs are both {one.title}: leave out one of the files or folders that have "
+                f"them"
+            )
         for what, digest in one.asked.items():
             first = first_asked.setdefault((one.model, what), one)
             if first.asked[what] != digest:
-                both = " and ".join(f"{of.title}, {of.progress} % ({of.folder})" for of in (first, one))
-                raise ValueError(f"{both} cannot be compared, their {what} differ: evaluate both in the same way")
+                both = " and ".join(
+                    f"{of.title}, {of.progress} % ({of.folder})" for of in (first, one)
+                )
+                raise ValueError(
+                    f"{both} cannot be compared, their {what} differ: evaluate both in the same way"
+                )
     _require_same_bos(results)
     return sorted(objectives, key=lambda name: name != baseline), run_table(results)
 
 
 def _require_same_bos(results: Results) -> None:
-    """Refuse evaluations of one model of which some gave it BOS before each prompt, and some did not."""
+    """Refuse evaluations of one model of which some gave it BOS before each prompt, and some did
+    not.
+    """
     rows = results.scores[results.scores["metric"] == "has_bos"]
     first: dict[str, tuple[float, Checkpoint]] = {}
     for number, value in zip(rows["checkpoint"], rows["value"], strict=True):
@@ -189,8 +253,10 @@ def _require_same_bos(results: Results) -> None:
         if value != value_before:
             by_bos = {value: checkpoint, value_before: before}
             raise ValueError(
-                f"{by_bos[1.0].title} ({by_bos[1.0].folder}) was evaluated with BOS before each prompt, and "
-                f"{by_bos[0.0].title} ({by_bos[0.0].folder}) without: evaluate both with the same bos=true or bos=false"
+                f"{by_bos[1.0].title} ({by_bos[1.0].folder}) was evaluated with BOS before each "
+                f"prompt, and "
+                f"{by_bos[0.0].title} ({by_bos[0.0].folder}) without: evaluate both with the same "
+                f"bos=true or bos=false"
             )
 
 
@@ -202,12 +268,14 @@ def compare_objectives(evaluations: pd.DataFrame, baseline: str) -> pd.DataFrame
         baseline (str): the baseline; settings without it are left out.
 
     Returns:
-        pandas.DataFrame: a row for each "setting", "objective" and "measure" that both have at the last checkpoint that
-            all runs share, if possible one where the LMS is known too ("progress", in percent), with the columns
-            "baseline" and "other" (values), "reduction" (``(baseline - other) / baseline``; NaN if the baseline is 0 or
-            a value is not finite), "low" and "high" (its interval; NaN if there is none), "num_units" (passages,
-            blocks, articles or questions), "p_value" (by Holm's method over all rows of the setting), and "significant"
-            ("yes", "no", "too few" or None, see :class:`Interval`; "yes" only if the p-value is below 0.05 too).
+        pandas.DataFrame: a row for each "setting", "objective" and "measure" that both have at the
+            last checkpoint that all runs share, if possible one where the LMS is known too
+            ("progress", in percent), with the columns "baseline" and "other" (values), "reduction"
+            (``(baseline - other) / baseline``; NaN if the baseline is 0 or a value is not finite),
+            "low" and "high" (its interval; NaN if there is none), "num_units" (passages, blocks,
+            articles or questions), "p_value" (by Holm's method over all rows of the setting), and
+            "significant" ("yes", "no", "too few" or None, see :class:`Interval`; "yes" only if the
+            p-value is below 0.05 too).
     """
     rows = []
     for setting, own in evaluations.groupby("setting", sort=False):
@@ -219,11 +287,25 @@ def compare_objectives(evaluations: pd.DataFrame, baseline: str) -> pd.DataFrame
             last_with[measure] = at_last(own, measure) if last.empty else last
         for objective in _compared(own):
             for measure, last in last_with.items():
-                before, after = (unit_totals(last[last["objective"] == of], measure) for of in (baseline, objective))
+                before, after = (
+                    unit_totals(last[last["objective"] == of], measure)
+                    for of in (baseline, objective)
+                )
                 if before is not None and after is not None:
                     reduction = _reduction(measure, before, after)
-                    rows.append((setting, objective, measure.label, *reduction, last["progress"].max()))
-    names = ["setting", "objective", "measure", "baseline", "other", "reduction", *Interval._fields, "progress"]
+                    rows.append(
+                        (setting, objective, measure.label, *reduction, last["progress"].max())
+                    )
+    names = [
+        "setting",
+        "objective",
+        "measure",
+        "baseline",
+        "other",
+        "reduction",
+        *Interval._fields,
+        "progress",
+    ]
     table = pd.DataFrame(rows, columns=names)
     table["p_value"] = table.groupby("setting")["p_value"].transform(holm)
     intervals = table[["low", "high", "num_units"]].itertuples(index=False, name=None)
@@ -232,11 +314,17 @@ def compare_objectives(evaluations: pd.DataFrame, baseline: str) -> pd.DataFrame
 
 
 def _compared(evaluations: pd.DataFrame) -> list[str]:
-    """Return the objectives of a setting that are compared with the baseline, its first; the start is only shown."""
-    return [str(objective) for objective in evaluations["objective"].unique()[1:] if objective != START]
+    """Return the objectives of a setting that are compared with the baseline, its first; the start
+    is only shown.
+    """
+    return [
+        str(objective) for objective in evaluations["objective"].unique()[1:] if objective != START
+    ]
 
 
-def _reduction(measure: Measure, baseline: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> tuple[float, ...]:
+def _reduction(
+    measure: Measure, baseline: tuple[Floats, Floats], other: tuple[Floats, Floats]
+) -> tuple[float, ...]:
     """Return both values, the reduction (NaN if it is not finite) and its interval."""
     (before, counts), (after, _) = baseline, other
 
@@ -252,30 +340,38 @@ def _reduction(measure: Measure, baseline: tuple[Floats, Floats], other: tuple[F
 
 
 def compare_at_equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Compare what an objective recites at the end with what the baseline recited when it had the same perplexity.
+    """Compare what an objective recites at the end with what the baseline recited when it had the
+    same perplexity.
 
     Args:
         evaluations (pandas.DataFrame): of :func:`evaluation_table`.
         baseline (str): the baseline; settings without it are left out.
 
     Returns:
-        pandas.DataFrame: a row for each "setting" and "objective" of which both measures are known wherever they were
-            measured together, with the columns
+        pandas.DataFrame: a row for each "setting" and "objective" of which both measures are known
+            wherever they were measured together, with the columns
 
-            - "progress" of the last checkpoint that all runs share; "perplexity" and "lms": at it; "floor_bound": how
-              far above the floor that LMS is at most, in tokens, if it cannot be told from it, else NaN,
+            - "progress" of the last checkpoint that all runs share; "perplexity" and "lms": at it;
+              "floor_bound": how far above the floor that LMS is at most, in tokens, if it cannot be
+              told from it, else NaN,
             - "lowest" and "highest": of the baseline's perplexities,
-            - "before" and "after": progress of the baseline's checkpoints between which it first had that perplexity
-              (equal if exactly at one), "lms_before" and "lms_after": its average LMS there, "interpolated": between
-              them, linearly in log perplexity; NaN if it never had it,
-            - "baseline_floor_bound": the same of the baseline at both, the higher; NaN if one can be told,
-            - "recited": "less" than at both of the baseline's checkpoints, "more", or "between" them; "not above
-              floor" if neither objective can be told from it; None if the baseline never had the perplexity.
+            - "before" and "after": progress of the baseline's checkpoints between which it first
+              had that perplexity (equal if exactly at one), "lms_before" and "lms_after": its
+              average LMS there, "interpolated": between them, linearly in log perplexity; NaN if it
+              never had it,
+            - "baseline_floor_bound": the same of the baseline at both, the higher; NaN if one can
+              be told,
+            - "recited": "less" than at both of the baseline's checkpoints, "more", or "between"
+              them; "not above floor" if neither objective can be told from it; None if the baseline
+              never had the perplexity.
     """
     rows = []
     for setting, own in evaluations.groupby("setting", sort=False):
         of_baseline, last = own[own["objective"] == baseline], at_last(own, LMS, PERPLEXITY)
-        path = [of_baseline[of_baseline["progress"] == at] for at in shared_progress(of_baseline, LMS, PERPLEXITY)]
+        path = [
+            of_baseline[of_baseline["progress"] == at]
+            for at in shared_progress(of_baseline, LMS, PERPLEXITY)
+        ]
         points = np.array([[value_of(one, PERPLEXITY), value_of(one, LMS)] for one in path])
         for objective in _compared(own) if path and np.isfinite(points).all() else ():
             end = last[last["objective"] == objective]
@@ -283,16 +379,36 @@ def compare_at_equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> pd.
             if not math.isfinite(perplexity) or math.isnan(lms):
                 continue
             own_bound, progress = _floor_bound(end), end["progress"].iloc[0]
-            row = [setting, objective, progress, perplexity, lms, own_bound, points[:, 0].min(), points[:, 0].max()]
+            row = [
+                setting,
+                objective,
+                progress,
+                perplexity,
+                lms,
+                own_bound,
+                points[:, 0].min(),
+                points[:, 0].max(),
+            ]
             crossing = first_crossing(np.log(points[:, 0]), math.log(perplexity))
             if crossing is not None:
                 first, second, weight = crossing
                 before, after = points[[first, second], 1]
                 bound = float(np.max([_floor_bound(path[at]) for at in (first, second)]))
-                recited = "less" if lms < min(before, after) else "more" if lms > max(before, after) else "between"
+                recited = (
+                    "less"
+                    if lms < min(before, after)
+                    else "more"
+                    if lms > max(before, after)
+                    else "between"
+                )
                 if not math.isnan(own_bound + bound):
                     recited = "not above controls"
-                row += [path[first]["progress"].iloc[0], path[second]["progress"].iloc[0], before, after]
+                row += [
+                    path[first]["progress"].iloc[0],
+                    path[second]["progress"].iloc[0],
+                    before,
+                    after,
+                ]
                 row += [(1 - weight) * before + weight * after, bound, recited]
             rows.append(dict(zip(_AT_EQUAL_PERPLEXITY, row, strict=False)))
     return pd.DataFrame(rows, columns=_AT_EQUAL_PERPLEXITY)
@@ -300,12 +416,22 @@ def compare_at_equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> pd.
 
 _AT_EQUAL_PERPLEXITY = [
     *("setting", "objective", "progress", "perplexity", "lms", "floor_bound", "lowest", "highest"),
-    *("before", "after", "lms_before", "lms_after", "interpolated", "baseline_floor_bound", "recited"),
+    *(
+        "before",
+        "after",
+        "lms_before",
+        "lms_after",
+        "interpolated",
+        "baseline_floor_bound",
+        "recited",
+    ),
 ]
 
 
 def lms_floor(evaluations: pd.DataFrame) -> Floor | None:
-    """Compare the targets' average LMS with the controls'; None if there are no targets or no controls."""
+    """Compare the targets' average LMS with the controls'; None if there are no targets or no
+    controls.
+    """
     targets, controls = (unit_totals(evaluations, measure) for measure in (LMS, CONTROL_LMS))
     if targets is None or controls is None:
         return None
@@ -313,7 +439,9 @@ def lms_floor(evaluations: pd.DataFrame) -> Floor | None:
 
 
 def lms_floors(evaluations: pd.DataFrame) -> dict[tuple[str, str], Floor | None]:
-    """Setting and objective, in the order of the tables -> its floor at the last checkpoint with an LMS of all runs."""
+    """Setting and objective, in the order of the tables -> its floor at the last checkpoint with an
+    LMS of all runs.
+    """
     floors = {}
     for setting, own in evaluations.groupby("setting", sort=False):
         last = at_last(own, LMS)
@@ -328,7 +456,9 @@ def _floor_bound(evaluations: pd.DataFrame) -> float:
 
 
 def first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
-    """Return the points of a path ``[n]`` before and after it first has a value, linearly, and the second's weight."""
+    """Return the points of a path ``[n]`` before and after it first has a value, linearly, and the
+    second's weight.
+    """
     if path[0] == goal:
         return 0, 0, 0.0
     starts, ends = path[:-1], path[1:]

@@ -1,4 +1,6 @@
-"""Drawings of a comparison: the trade-off, training progress, and the distribution of what is recited."""
+"""Drawings of a comparison: the trade-off, training progress, and the distribution of what is
+recited.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,12 +22,16 @@ if TYPE_CHECKING:
 FLOOR_LINE: dict[str, Any] = {"color": "0.4", "linestyle": "--", "linewidth": 1.2, "zorder": 1}
 OPERATING = 44.0  # area of the marker of a last checkpoint, in square points
 _FEW = 4  # objectives that are named next to their points
-_WIDE = 4.0  # if the largest value is more than this many times the smallest, the axis is logarithmic
+_WIDE = (
+    4.0  # if the largest value is more than this many times the smallest, the axis is logarithmic
+)
 _LINEAR_BELOW = 1.0  # below this LMS a wide axis is linear, so that it can hold 0
 
 
 class Course(NamedTuple):
-    """How an objective moved through its checkpoints (none diverged), and the intervals of the last; NaN for none."""
+    """How an objective moved through its checkpoints (none diverged), and the intervals of the
+    last; NaN for none.
+    """
 
     points: list[tuple[float, float]]  # perplexity and average LMS of each checkpoint
     perplexity: tuple[float, float]
@@ -34,14 +40,18 @@ class Course(NamedTuple):
 
 
 def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figure]:
-    """Draw the trade-off if perplexity was measured, progress if there are several checkpoints, and distributions."""
+    """Draw the trade-off if perplexity was measured, progress if there are several checkpoints, and
+    distributions.
+    """
     figures = []
     courses: dict[str, dict[str, Course]] = {}
     curves: dict[str, dict[str, list[Any]]] = {}
     for (setting, objective), own in evaluations.groupby(["setting", "objective"], sort=False):
         if points := _measured(own, LMS):
             curves.setdefault(setting, {})[objective] = points
-        if points := [point for point in _measured(own, PERPLEXITY, LMS) if math.isfinite(point[1])]:
+        if points := [
+            point for point in _measured(own, PERPLEXITY, LMS) if math.isfinite(point[1])
+        ]:
             progress, *_, controls = points[-1]
             last, path = own[own["progress"] == progress], [point[1:3] for point in points]
             course = Course(path, _interval(last, PERPLEXITY), _interval(last, LMS), controls)
@@ -52,9 +62,12 @@ def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figu
                 name="frontier",
                 title="Memorization against perplexity",
                 figure=trade_off(courses),
-                caption="Each objective at the last checkpoint. Lower: it recites less. Further left: it predicts "
-                "unseen text better. Crosses: 95 % intervals over passages and blocks, not over seeds. Grey: held-out "
-                "passages, what fluency reaches by chance. Thin lines: earlier checkpoints; a reduction counts "
+                caption="Each objective at the last checkpoint. Lower: it recites less. Further "
+                "left: it predicts "
+                "unseen text better. Crosses: 95 % intervals over passages and blocks, not over "
+                "seeds. Grey: held-out "
+                "passages, what fluency reaches by chance. Thin lines: earlier checkpoints; a "
+                "reduction counts "
                 "where it lies below the baseline's line at the same perplexity.",
             )
         )
@@ -64,7 +77,8 @@ def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figu
                 name="lms_progress",
                 title="Average LMS against training progress",
                 figure=lms_progress(curves),
-                caption="Average LMS of the injected passages at each checkpoint. Dashed: held-out passages, what "
+                caption="Average LMS of the injected passages at each checkpoint. Dashed: "
+                "held-out passages, what "
                 "fluency reaches by chance. Lower is better.",
             )
         )
@@ -73,7 +87,9 @@ def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figu
     for number, (setting, own) in enumerate(evaluations.groupby("setting", sort=False), 1):
         lms = {}
         for _, objective, having in having_at_last(own, LMS):
-            values = rows[rows["checkpoint"].isin(having.index)].groupby("kind", observed=True)["value"]
+            values = rows[rows["checkpoint"].isin(having.index)].groupby("kind", observed=True)[
+                "value"
+            ]
             lms[objective] = values.agg(list).to_dict()
         if lms:
             name, of_setting = (f"_{number}", f": {setting}") if several else ("", "")
@@ -82,7 +98,8 @@ def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figu
                     name=f"lms_distribution{name}",
                     title=f"Distribution of the LMS{of_setting}",
                     figure=lms_distribution(lms),
-                    caption="The share of continuations whose longest memorized substring has at least so many tokens, "
+                    caption="The share of continuations whose longest memorized substring has at "
+                    "least so many tokens, "
                     "over passages, prefix lengths and seeds. Dashed: held-out passages.",
                 )
             )
@@ -97,7 +114,9 @@ def _interval(evaluations: pd.DataFrame, measure: Measure) -> tuple[float, float
 
 
 def _measured(evaluations: pd.DataFrame, *measures: Measure) -> list[Any]:
-    """Progress, each measure, and the LMS of controls or NaN, of the checkpoints of an objective with all measures."""
+    """Progress, each measure, and the LMS of controls or NaN, of the checkpoints of an objective
+    with all measures.
+    """
     found = []
     for progress in shared_progress(evaluations, *measures):
         at = evaluations[evaluations["progress"] == progress]
@@ -105,8 +124,12 @@ def _measured(evaluations: pd.DataFrame, *measures: Measure) -> list[Any]:
     return found
 
 
-def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]]) -> "Drawing":
-    """Draw (progress in percent, LMS, LMS of the controls or NaN), dashed for the controls: the paper's figure 2."""
+def lms_progress(
+    curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, float]]]],
+) -> "Drawing":
+    """Draw (progress in percent, LMS, LMS of the controls or NaN), dashed for the controls: the
+    paper's figure 2.
+    """
     figure, panels = figures.new_panels(list(curves))
     styles = figures.styles_of(curves.values())
     for axes, by_objective in zip(panels, curves.values(), strict=True):
@@ -115,9 +138,19 @@ def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, fl
             progress, lms, _ = zip(*points, strict=True)
             axes.plot(progress, lms, color=color, marker=marker, label=figures.drawn(objective))
             floor = [(at, controls) for at, _, controls in points if not math.isnan(controls)]
-            dashes = (4 * index, (4, 4 * len(by_objective)))  # floors often coincide: each shows in the others' gaps
+            # Floors often coincide: each shows in the others' gaps.
+            dashes = (
+                4 * index,
+                (4, 4 * len(by_objective)),
+            )
             if floor:
-                axes.plot(*zip(*floor, strict=True), color=color, linestyle=dashes, linewidth=1.4, label=FLOOR)
+                axes.plot(
+                    *zip(*floor, strict=True),
+                    color=color,
+                    linestyle=dashes,
+                    linewidth=1.4,
+                    label=FLOOR,
+                )
         axes.set_xticks(sorted({point[0] for points in by_objective.values() for point in points}))
         axes.set_ylabel("average LMS (tokens)")
         axes.set_ylim(bottom=0)
@@ -127,9 +160,11 @@ def lms_progress(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float, fl
 
 
 def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Drawing":
-    """Draw average LMS against perplexity: a point for each objective, thin lines to it, and a band for the controls.
+    """Draw average LMS against perplexity: a point for each objective, thin lines to it, and a band
+    for the controls.
 
-    Up to four objectives with short names are named next to their points; others have the numbers of the legend.
+    Up to four objectives with short names are named next to their points; others have the numbers
+    of the legend.
     """
     styles = figures.styles_of(settings.values())
     numbers = {objective: str(number) for number, objective in enumerate(styles, start=1)}
@@ -141,17 +176,33 @@ def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Drawing":
         for objective, one in courses.items():
             color, marker = styles[objective]
             x, y = one.points[-1]
-            axes.plot(*zip(*one.points, strict=True), color=color, marker="o", markersize=2.5, linewidth=1, alpha=0.4)
+            axes.plot(
+                *zip(*one.points, strict=True),
+                color=color,
+                marker="o",
+                markersize=2.5,
+                linewidth=1,
+                alpha=0.4,
+            )
             label = None if is_named else f"{numbers[objective]}  {figures.drawn(objective)}"
-            axes.plot([x], [y], marker, color=color, markersize=OPERATING**0.5, label=label, zorder=5)
+            axes.plot(
+                [x], [y], marker, color=color, markersize=OPERATING**0.5, label=label, zorder=5
+            )
             figures.draw_cross(axes, (x, y), (one.perplexity, one.lms), color)
         floors = [one.controls for one in courses.values() if not math.isnan(one.controls)]
-        shown = [end for one in courses.values() for end in (*one.points, *zip(one.perplexity, one.lms, strict=True))]
-        perplexity, lms = ([value for value in own if not math.isnan(value)] for own in zip(*shown, strict=True))
+        shown = [
+            end
+            for one in courses.values()
+            for end in (*one.points, *zip(one.perplexity, one.lms, strict=True))
+        ]
+        perplexity, lms = (
+            [value for value in own if not math.isnan(value)] for own in zip(*shown, strict=True)
+        )
         set_axes(axes, perplexity, [*lms, *floors])
         before = [point for one in courses.values() for point in one.points[:-1]]
         named = {
-            figures.drawn(name).strip() if is_named else numbers[name]: one.points[-1] for name, one in courses.items()
+            figures.drawn(name).strip() if is_named else numbers[name]: one.points[-1]
+            for name, one in courses.items()
         }
         if floors:
             floor = float(np.mean(floors))
@@ -170,8 +221,17 @@ def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Drawing":
 
 
 def set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float]) -> None:
-    """Set limits of means (intervals from few seeds may reach far beyond), and scales; wide ones are logarithmic."""
-    from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
+    """Set limits of means (intervals from few seeds may reach far beyond), and scales; wide ones
+    are logarithmic.
+    """
+    from matplotlib.ticker import (
+        FixedLocator,
+        LogLocator,
+        MaxNLocator,
+        NullFormatter,
+        NullLocator,
+        StrMethodFormatter,
+    )
 
     room = max(1.02, (max(perplexity) / min(perplexity)) ** 0.07)
     axes.set_xlim(min(perplexity) / room, max(perplexity) * room)
@@ -187,7 +247,9 @@ def set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float]) ->
     lowest, highest = min(lms), max(*lms, _LINEAR_BELOW)
     if highest > _WIDE * max(lowest, _LINEAR_BELOW):
         axes.set_yscale("symlog", linthresh=_LINEAR_BELOW, linscale=0.5)
-        axes.yaxis.set_major_locator(FixedLocator([0, *(m * 10.0**e for e in range(5) for m in (1, 2, 5))]))
+        axes.yaxis.set_major_locator(
+            FixedLocator([0, *(m * 10.0**e for e in range(5) for m in (1, 2, 5))])
+        )
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.set_ylim(0 if lowest < _LINEAR_BELOW else 0.8 * lowest, 1.3 * highest)

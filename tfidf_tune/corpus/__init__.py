@@ -1,4 +1,6 @@
-"""Text of any size: how it is read, which of its windows occur again, and which of its documents are copies."""
+"""Text of any size: how it is read, which of its windows occur again, and which of its documents
+are copies.
+"""
 
 from tfidf_tune.corpus.deduplication import Deduplication
 from tfidf_tune.corpus.jobs import TaskRunner

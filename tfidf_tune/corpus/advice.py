@@ -1,11 +1,15 @@
-"""Which objective fits a text, by what repeats in it: the one table that commands, runs and pages quote."""
+"""Which objective fits a text, by what repeats in it: the one table that commands, runs and pages
+quote.
+"""
 
 from typing import NamedTuple
 
 from tfidf_tune.corpus.repeated_text import Repeats
 
 LEAST_SHARE = 0.01
-"""Stretches that are a smaller share of the text, and copies that are a smaller share of the documents, are few."""
+"""Stretches that are a smaller share of the text, and copies that are a smaller share of the
+documents, are few.
+"""
 
 
 class Advice(NamedTuple):
@@ -32,7 +36,8 @@ NOTHING = Advice(
     "nothing repeats",
     "plain cross-entropy, then an audit",
     "loss=ce",
-    "Nothing here reduces what is not there: cross-entropy recites by chance, repetition weights raise perplexity by "
+    "Nothing here reduces what is not there: cross-entropy recites by chance, repetition weights "
+    "raise perplexity by "
     "2 %, TF-IDF weights by 26 %.",
 )
 DOCUMENTS = Advice(
@@ -45,7 +50,8 @@ STRETCHES = Advice(
     "copies that differ, stretches inside documents, a stream",
     "repetition weights",
     "loss=repetition",
-    "What repeats counts less, copies that differ in a tenth of their words too, and nothing has to be removed.",
+    "What repeats counts less, copies that differ in a tenth of their words too, and nothing has "
+    "to be removed.",
 )
 FRAME = Advice(
     "a stretch in more than a tenth of the documents, which the model has to write",
@@ -58,13 +64,18 @@ ADVICE = (NOTHING, DOCUMENTS, STRETCHES, FRAME)
 
 
 def advice_for(found: Repeats) -> list[Advice]:
-    """Return the advice for a text; copies of documents and stretches inside of others have one each."""
+    """Return the advice for a text; copies of documents and stretches inside of others have one
+    each.
+    """
     if found.frames:
         return [FRAME]
     advised = []
     if found.near_copies:
         advised.append(DOCUMENTS)
     differing = found.differing_copies - found.near_copies
-    if differing > LEAST_SHARE * found.documents or found.copied_bytes_inside > LEAST_SHARE * found.num_bytes:
+    if (
+        differing > LEAST_SHARE * found.documents
+        or found.copied_bytes_inside > LEAST_SHARE * found.num_bytes
+    ):
         advised.append(STRETCHES)
     return advised or [NOTHING]

@@ -19,7 +19,9 @@ logger = logging.getLogger(__name__)
 
 DeduplicationMethod = Literal["none", "exact", "minhash"]
 Deduplicate = DeduplicationMethod | Mapping[str, Any]
-"""The section ``deduplicate`` of a data set: a method, or a mapping of the arguments of :class:`Deduplication`."""
+"""The section ``deduplicate`` of a data set: a method, or a mapping of the arguments of
+:class:`Deduplication`.
+"""
 _COST_OF_MISSED = 0.98  # a candidate that is no near copy costs little: its similarity is computed
 _Rows = TokenArray | Sequence[TokenArray]
 _NUM_CACHED = 1024  # rows: a candidate comes again with each of its copies
@@ -32,11 +34,11 @@ class Deduplication:
 
     - ``none``: nothing.
     - ``exact``: what is equal: tokens of rows, texts of documents.
-    - ``minhash``: equal ones, and near copies: texts whose sets of n-grams of words, in lower case, have a Jaccard
-      similarity of ``threshold`` or more. MinHash finds them.
+    - ``minhash``: equal ones, and near copies: texts whose sets of n-grams of words, in lower case,
+      have a Jaccard similarity of ``threshold`` or more. MinHash finds them.
 
-    Threshold and n-gram have the defaults of "Deduplicating Training Data Makes Language Models Better" (Lee et al.
-    2022), who compare tokens, by 9,000 hash functions.
+    Threshold and n-gram have the defaults of "Deduplicating Training Data Makes Language Models
+    Better" (Lee et al. 2022), who compare tokens, by 9,000 hash functions.
 
     Args:
         method (Literal["none", "exact", "minhash"]): see above. Default: "minhash"
@@ -53,13 +55,22 @@ class Deduplication:
 
     def __post_init__(self) -> None:
         require_choice("deduplicate.method", self.method, ("none", "exact", "minhash"))
-        require_number("threshold", self.threshold, 0, 1, "the least Jaccard similarity of near copies",
-                       reason="that of equal sets", positive=True)  # fmt: skip
+        require_number(
+            "threshold",
+            self.threshold,
+            0,
+            1,
+            "the least Jaccard similarity of near copies",
+            reason="that of equal sets",
+            positive=True,
+        )
         require_integer("ngram", self.ngram, 1)
 
     @classmethod
     def of(cls, given: Deduplicate) -> "Deduplication":
-        """Read the section ``deduplicate`` of a data set; raises a ``ValueError`` if a key or value is wrong."""
+        """Read the section ``deduplicate`` of a data set; raises a ``ValueError`` if a key or value
+        is wrong.
+        """
         names = [field.name for field in fields(cls)]
         section = given if isinstance(given, Mapping) else {"method": given}
         for name in section:
@@ -80,33 +91,45 @@ class Deduplication:
         return asdict(self) | {"of": "words"}
 
     def kept(self, rows: _Rows, source: str, tokenizer: TextTokenizer) -> Mask:
-        """Return which rows of a data set stay, bool ``[num_rows]``: the first of several copies; log the numbers.
+        """Return which rows of a data set stay, bool ``[num_rows]``: the first of several copies;
+        log the numbers.
 
-        With ``minhash``, nothing less similar to an earlier row that stays is removed. With the defaults, a copy with a
-        similarity of 0.8 to one other row is missed in 2 % of cases, one of 0.9 in fewer than 0.1 %.
+        With ``minhash``, nothing less similar to an earlier row that stays is removed. With the
+        defaults, a copy with a similarity of 0.8 to one other row is missed in 2 % of cases, one of
+        0.9 in fewer than 0.1 %.
         """
         if self.method == "none":
             return np.ones(len(rows), dtype=np.bool_)
         # Equal rows go first, by a dictionary of their bytes.
         first: dict[bytes, int] = {}
-        kept = np.array([first.setdefault(row.tobytes(), at) == at for at, row in enumerate(rows)], np.bool_)
+        kept = np.array(
+            [first.setdefault(row.tobytes(), at) == at for at, row in enumerate(rows)], np.bool_
+        )
         means = "equal tokens"
         if self.method == "minhash":
             means = f"{self.ngram}-gram Jaccard similarity of {self.threshold} or more"
             self._leave_out_near_copies(kept, rows, tokenizer)
         num_removed = len(rows) - kept.sum()
-        logger.info(f"{source}: {num_removed:,} of {len(rows):,} rows removed as copies of earlier rows ({means})")
+        logger.info(
+            f"{source}: {num_removed:,} of {len(rows):,} rows removed as copies of earlier rows "
+            f"({means})"
+        )
         return kept
 
     def _leave_out_near_copies(self, kept: Mask, rows: _Rows, tokenizer: TextTokenizer) -> None:
         @lru_cache(_NUM_CACHED)
         def ngrams_of(number: int) -> Hashes:
-            # The documents of a row one by one, because torchtune's tokenizers decode no further than EOS.
+            # The documents of a row one by one, because torchtune's tokenizers decode no further
+            # than EOS.
             eos_id, row = tokenizer.eos_id, rows[number]
             parts = np.split(row, np.flatnonzero(row == eos_id))
-            return word_ngrams("\n".join(tokenizer.decode(part[part != eos_id].tolist()) for part in parts), self.ngram)
+            return word_ngrams(
+                "\n".join(tokenizer.decode(part[part != eos_id].tolist()) for part in parts),
+                self.ngram,
+            )
 
-        # Only rows that stay are in the bands: a copy of a row that was removed is compared with what is left.
+        # Only rows that stay are in the bands: a copy of a row that was removed is compared with
+        # what is left.
         num_bands, num_functions = bands(self.threshold, _COST_OF_MISSED)
         rows_with: dict[tuple[int, bytes], list[int]] = defaultdict(list)
         for number in np.flatnonzero(kept).tolist():
@@ -116,7 +139,10 @@ class Deduplication:
             # Candidates agree in a band; whether they are near copies is computed from all n-grams.
             parts = np.split(signature(ngrams)[: num_bands * num_functions], num_bands)
             buckets = [rows_with[band, part.tobytes()] for band, part in enumerate(parts)]
-            if any(similarity(ngrams, ngrams_of(other)) >= self.threshold for other in {*chain(*buckets)}):
+            if any(
+                similarity(ngrams, ngrams_of(other)) >= self.threshold
+                for other in {*chain(*buckets)}
+            ):
                 kept[number] = False
             else:
                 for bucket in buckets:

@@ -1,7 +1,8 @@
 """Remove copies from text that is larger than memory, on disk, by the steps of datatrove.
 
-Signatures of all documents are written to disk and sorted there; equal ones are joined to clusters, of which one
-document stays. Each step is a datatrove pipeline: finished tasks are not done again after an interruption.
+Signatures of all documents are written to disk and sorted there; equal ones are joined to clusters,
+of which one document stays. Each step is a datatrove pipeline: finished tasks are not done again
+after an interruption.
 """
 
 import gzip
@@ -34,7 +35,9 @@ from tfidf_tune.corpus.minhash import Hashes, bands, signature, word_ngrams
 from tfidf_tune.corpus.sources import SampleBy, TextSource, content_hashes, load_rows, texts_of_rows
 
 ReadTexts = Callable[[str], Iterator[tuple[str, str]]]
-"""A function of a file that yields the place and the text of each document; the text may be empty."""
+"""A function of a file that yields the place and the text of each document; the text
+may be empty.
+"""
 
 _WORK, _REPORT = "unfinished", "report.json"
 _SHOWN_CLUSTERS, _SHOWN_CHARACTERS = 10, 60
@@ -51,17 +54,20 @@ def deduplicate_corpus(
     sample_by: SampleBy = "line",
     runner: TaskRunner | None = None,
 ) -> dict[str, Any]:
-    """Write the documents that stay to ``output/*.jsonl.gz``, with all their columns, and ``output/report.json``.
+    """Write the documents that stay to ``output/*.jsonl.gz``, with all their columns, and
+    ``output/report.json``.
 
-    With ``minhash``, documents are connected that have a band of their signatures in common; similarities are not
-    computed, and documents that are connected by others are one cluster. Documents that are empty all stay.
+    With ``minhash``, documents are connected that have a band of their signatures in common;
+    similarities are not computed, and documents that are connected by others are one cluster.
+    Documents that are empty all stay.
 
-    Each file is a task. After an interruption, the same call resumes and skips finished files. Memory does not grow
-    with the text; it grows with the number of copies, by about 0.5 kB each.
+    Each file is a task. After an interruption, the same call resumes and skips finished files.
+    Memory does not grow with the text; it grows with the number of copies, by about 0.5 kB each.
 
-    The files of ``sources`` are never changed. ``output`` is new, empty, or of an interrupted call with the same
-    arguments and files of the same content; until it is complete, it has the folder ``unfinished``, and the report
-    comes last. Returns the report: documents and characters read and kept, and the largest clusters.
+    The files of ``sources`` are never changed. ``output`` is new, empty, or of an interrupted call
+    with the same arguments and files of the same content; until it is complete, it has the folder
+    ``unfinished``, and the report comes last. Returns the report: documents and characters read and
+    kept, and the largest clusters.
     """
     output = output.resolve()
     if output.is_file():
@@ -73,19 +79,28 @@ def deduplicate_corpus(
             state = "is complete" if (output / _REPORT).is_file() else "exists and is not empty"
             raise ValueError(f"{output} {state}: name a new folder")
         with work_folder(output / _WORK, {"files": hashes, **settings}) as work:
-            written = _deduplicate(list(hashes), work, deduplication, settings, runner or TaskRunner())
+            written = _deduplicate(
+                list(hashes), work, deduplication, settings, runner or TaskRunner()
+            )
             report: dict[str, Any] = json.loads((written / _REPORT).read_text(encoding="utf-8"))
-            made = (file for file in written.iterdir() if not is_leftover(file))  # of a task that was killed
+            # Of a task that was killed.
+            made = (file for file in written.iterdir() if not is_leftover(file))
             for file in sorted(made, key=lambda file: file.name == _REPORT):
                 target = output / file.name
                 if target.exists() and not cmp(file, target, shallow=False):
-                    raise FileExistsError(f"{target} is not of this run: move it away, and run the same command again")
+                    raise FileExistsError(
+                        f"{target} is not of this run: move it away, and run the same command again"
+                    )
                 file.replace(target)
     return report
 
 
 def _deduplicate(
-    files: list[str], work: Path, deduplication: Deduplication, settings: dict[str, Any], runner: TaskRunner
+    files: list[str],
+    work: Path,
+    deduplication: Deduplication,
+    settings: dict[str, Any],
+    runner: TaskRunner,
 ) -> Path:
     """Write documents and report to a folder in ``work``, and return it."""
     column, sample_by = settings["column"], settings["sample_by"]
@@ -100,9 +115,14 @@ def _deduplicate(
     ]
     runner.run(pipeline, work / "4", len(files), "Writing")
     # The numbers of all files, and the largest clusters of them.
-    parts = [json.loads((counts / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(len(files))]
+    parts = [
+        json.loads((counts / f"{rank}.json").read_text(encoding="utf-8"))
+        for rank in range(len(files))
+    ]
     names = ("documents", "kept_documents", "characters", "kept_characters")
-    largest = nlargest(_SHOWN_CLUSTERS, chain(*(part["largest"] for part in parts)), key=itemgetter(0))
+    largest = nlargest(
+        _SHOWN_CLUSTERS, chain(*(part["largest"] for part in parts)), key=itemgetter(0)
+    )
     num_bands, num_functions = _bands(deduplication)
     report = {
         **{name: sum(part["counts"].get(name, 0) for part in parts) for name in names},
@@ -110,7 +130,9 @@ def _deduplicate(
         "largest_clusters": [{"documents": size, "beginning": text} for size, text in largest],
     }
     written.mkdir(exist_ok=True)
-    (written / _REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (written / _REPORT).write_text(
+        json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     return written
 
 
@@ -127,15 +149,18 @@ def find_copies(
     runner: TaskRunner,
     doing: str = "copies",
 ) -> Path:
-    """Find the documents of files that are copies, see :func:`deduplicate_corpus`; ``doing`` is what a bar names.
+    """Find the documents of files that are copies, see :func:`deduplicate_corpus`; ``doing`` is
+    what a bar names.
 
-    ``read`` yields the place and the text of each document of a file. Returns a folder in ``work`` for
-    :func:`clusters_of_file`. Steps that ``work`` has are not done again.
+    ``read`` yields the place and the text of each document of a file. Returns a folder in ``work``
+    for :func:`clusters_of_file`. Steps that ``work`` has are not done again.
     """
     logger.disable("datatrove")
     num_bands, num_functions = _bands(deduplication)
     # Three steps, with a task for each file, for each band and for all pairs.
-    config = MinhashConfig(n_grams=deduplication.ngram, num_buckets=num_bands, hashes_per_bucket=num_functions)
+    config = MinhashConfig(
+        n_grams=deduplication.ngram, num_buckets=num_bands, hashes_per_bucket=num_functions
+    )
     signatures, pairs, clusters = (str(work / name) for name in ("signatures", "pairs", "clusters"))
     documents = partial(_documents, files, read, f"Finding {doing}")
     sign = _Signature(signatures, config, deduplication.method == "exact")
@@ -143,7 +168,9 @@ def find_copies(
     join = MinhashDedupCluster(pairs, clusters, config=config, save_cluster_size=True)
     runner.run([documents, sign], work / "1", len(files), f"Finding {doing}")
     runner.run([sort], work / "2", num_bands, f"Sorting {doing}")
-    runner.run([join, partial(_complete, Path(clusters), len(files))], work / "3", 1, f"Joining {doing}")
+    runner.run(
+        [join, partial(_complete, Path(clusters), len(files))], work / "3", 1, f"Joining {doing}"
+    )
     return Path(clusters)
 
 
@@ -157,22 +184,39 @@ def _documents(
 
 
 def clusters_of_file(clusters: Path, rank: int) -> tuple[set[int], dict[int, int]]:
-    """Return the numbers of the documents of a file that go, and the sizes of the clusters of those that stay."""
-    removed, pairs = (np.fromfile(clusters / f"{rank:06d}.{kind}", np.uint32).tolist() for kind in ("remove", "sizes"))
+    """Return the numbers of the documents of a file that go, and the sizes of the clusters of those
+    that stay.
+    """
+    removed, pairs = (
+        np.fromfile(clusters / f"{rank:06d}.{kind}", np.uint32).tolist()
+        for kind in ("remove", "sizes")
+    )
     return set(removed), dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
 def _read(
-    files: Sequence[str], column: str, sample_by: SampleBy, doing: str, _: Any, rank: int, world_size: int
+    files: Sequence[str],
+    column: str,
+    sample_by: SampleBy,
+    doing: str,
+    _: Any,
+    rank: int,
+    world_size: int,
 ) -> Iterator[Document]:
     """Yield the rows of the file of a task."""
     rows = load_rows(TextSource(files[rank], sample_by=sample_by), {column: str}, None)
-    for number, row in enumerate(progress(rows, files, rank, doing, lambda row: row.columns[column])):
+    for number, row in enumerate(
+        progress(rows, files, rank, doing, lambda row: row.columns[column])
+    ):
         try:
             line = row.line or orjson.dumps(row.columns)
         except TypeError as error:
-            raise ValueError(f"{row.place} has a column that cannot be written as JSON ({error})") from error
-        yield Document(text=row.columns[column] or "", id=f"{rank}-{number}", metadata={"line": line})
+            raise ValueError(
+                f"{row.place} has a column that cannot be written as JSON ({error})"
+            ) from error
+        yield Document(
+            text=row.columns[column] or "", id=f"{rank}-{number}", metadata={"line": line}
+        )
 
 
 def _write(folder: Path, data: Iterator[Document], rank: int, world_size: int) -> None:
@@ -190,7 +234,10 @@ class _Signature(MinhashDedupSignature):  # type: ignore[misc]
     def __init__(self, output_folder: str, config: MinhashConfig, is_exact: bool) -> None:
         PipelineStep.__init__(self)  # that of the base class loads a tokenizer
         self.output_folder, self.config = get_datafolder(output_folder), config
-        self.num_hashes, self.skip_existing_sigs = config.num_buckets * config.hashes_per_bucket, False
+        self.num_hashes, self.skip_existing_sigs = (
+            config.num_buckets * config.hashes_per_bucket,
+            False,
+        )
         self.is_exact = is_exact
 
     def get_shingles(self, text: str) -> Hashes:
@@ -198,7 +245,11 @@ class _Signature(MinhashDedupSignature):  # type: ignore[misc]
         if not self.is_exact:
             return word_ngrams(text, self.config.n_grams)
         # Rows without text are no copies of each other.
-        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() if text else b""
+        digest = (
+            hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            if text
+            else b""
+        )
         return np.frombuffer(digest, np.uint64)
 
     def get_signature(self, shingles: Hashes) -> list[list[int]]:
@@ -210,11 +261,15 @@ class _Signature(MinhashDedupSignature):  # type: ignore[misc]
 def _complete(clusters: Path, num_files: int, _: Any, rank: int, world_size: int) -> None:
     """Write the empty files that datatrove leaves out, so that a missing one is an error."""
     clusters.mkdir(exist_ok=True)
-    for name in (f"{number:06d}.{kind}" for number in range(num_files) for kind in ("remove", "sizes")):
+    for name in (
+        f"{number:06d}.{kind}" for number in range(num_files) for kind in ("remove", "sizes")
+    ):
         (clusters / name).touch()
 
 
-def _keep(clusters: Path, counts: Path, data: Iterator[Document], rank: int, world_size: int) -> Iterator[Document]:
+def _keep(
+    clusters: Path, counts: Path, data: Iterator[Document], rank: int, world_size: int
+) -> Iterator[Document]:
     """Yield the documents of a task that stay, and count."""
     removed, sizes = clusters_of_file(clusters, rank)
     total: Counter[str] = Counter()
@@ -226,7 +281,10 @@ def _keep(clusters: Path, counts: Path, data: Iterator[Document], rank: int, wor
         total.update(kept_documents=1, kept_characters=len(document.text))
         if number in sizes:
             shown = (sizes[number], document.text[:_SHOWN_CHARACTERS])
-            largest = nlargest(_SHOWN_CLUSTERS, [*largest, shown], key=itemgetter(0))  # not all of them are in memory
+            # Not all of them are in memory.
+            largest = nlargest(_SHOWN_CLUSTERS, [*largest, shown], key=itemgetter(0))
         yield document
     counts.mkdir(parents=True, exist_ok=True)
-    (counts / f"{rank}.json").write_text(json.dumps({"counts": total, "largest": largest}), encoding="utf-8")
+    (counts / f"{rank}.json").write_text(
+        json.dumps({"counts": total, "largest": largest}), encoding="utf-8"
+    )

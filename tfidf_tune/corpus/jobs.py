@@ -28,8 +28,8 @@ _SECONDS_BETWEEN_LOOKS = 2.0
 _Item = TypeVar("_Item")
 
 Step = Callable[[Any, int, int], Any]
-"""A function of the result of the step before it (None for the first), a rank and the number of ranks; a step of
-datatrove is a step, too. The result may be a generator."""
+"""A function of the result of the step before it (None for the first), a rank and the number of
+ranks; a step of datatrove is a step, too. The result may be a generator."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,12 @@ class TaskRunner:
     """Where tasks run. A task that is finished is not done again.
 
     Args:
-        executor (str): "local", this process, or processes of this machine if there are several jobs; "slurm", job
-            arrays, submitted from here, whose machines need this environment and the files at the same paths.
-            Default: "local"
+        executor (str): "local", this process, or processes of this machine if there are several
+            jobs; "slurm", job arrays, submitted from here, whose machines need this environment and
+            the files at the same paths. Default: "local"
         num_jobs (int): tasks at once. Default: 1
-        options (Mapping[str, Any]): more arguments of datatrove's executor. Slurm needs ``partition`` and ``time``.
+        options (Mapping[str, Any]): more arguments of datatrove's executor. Slurm needs
+            ``partition`` and ``time``.
 
     Raises:
         ValueError: If a value is not possible, or Slurm's are missing.
@@ -55,15 +56,24 @@ class TaskRunner:
         require_choice("executor", self.executor, EXECUTORS)
         require_integer("num_jobs", self.num_jobs, 1)
         if self.executor == "local" and self.options:
-            raise ValueError(f"executor_args are for slurm, but the executor is local: {dict(self.options)}")
+            raise ValueError(
+                f"executor_args are for slurm, but the executor is local: {dict(self.options)}"
+            )
         missing = [name for name in ("partition", "time") if name not in self.options]
         if self.executor == "slurm" and missing:
-            raise ValueError(f"slurm needs executor_args {' and '.join(missing)}: partition=NAME,time=24:00:00")
+            raise ValueError(
+                f"slurm needs executor_args {' and '.join(missing)}: partition=NAME,time=24:00:00"
+            )
         if self.executor == "slurm" and shutil.which("sbatch") is None:
-            raise ValueError("slurm has no command sbatch here: run this on a machine from which jobs are submitted")
+            raise ValueError(
+                "slurm has no command sbatch here: run this on a machine from which jobs are "
+                "submitted"
+            )
 
     def run(self, steps: Sequence[Step], folder: Path, num_tasks: int, doing: str) -> None:
-        """Run the steps for each rank below ``num_tasks`` that ``folder`` does not say is finished."""
+        """Run the steps for each rank below ``num_tasks`` that ``folder`` does not
+        say is finished.
+        """
         if self.executor == "local":
             _run_here(steps, folder / "completions", num_tasks, self.num_jobs, doing)
             return
@@ -73,7 +83,10 @@ class TaskRunner:
         logger.disable("datatrove")
         # Jobs use this environment; their names tell those of this call from others in the queue.
         activate = Path(sys.prefix) / "bin" / "activate"
-        options: dict[str, Any] = {"qos": "", "job_name": f"tfidf-tune-{doing.replace(' ', '-')}-{os.getpid()}"}
+        options: dict[str, Any] = {
+            "qos": "",
+            "job_name": f"tfidf-tune-{doing.replace(' ', '-')}-{os.getpid()}",
+        }
         if activate.is_file():
             options["venv_path"] = str(activate)
         # Ranks, marks of finished tasks and logs are those of tasks that run here.
@@ -92,29 +105,39 @@ class TaskRunner:
         failed = executor.get_incomplete_ranks()
         if failed:
             raise ChildProcessError(
-                f"{doing}: {len(failed)} of {num_tasks} tasks failed on Slurm; see the logs in {folder}. Run the same "
+                f"{doing}: {len(failed)} of {num_tasks} tasks failed on Slurm; see the logs in "
+                f"{folder}. Run the same "
                 "command again to retry them"
             )
 
 
-def _run_here(steps: Sequence[Step], completions: Path, num_tasks: int, num_jobs: int, doing: str) -> None:
+def _run_here(
+    steps: Sequence[Step], completions: Path, num_tasks: int, num_jobs: int, doing: str
+) -> None:
     """Run the tasks as datatrove does, with the same marks of finished ones."""
     completions.mkdir(parents=True, exist_ok=True)
-    left = [mark for mark in (completions / f"{rank:05d}" for rank in range(num_tasks)) if not mark.is_file()]
+    left = [
+        mark
+        for mark in (completions / f"{rank:05d}" for rank in range(num_tasks))
+        if not mark.is_file()
+    ]
     task = partial(_run_task, steps, num_tasks)
     if num_jobs == 1 or not left:
         deque(map(task, left), maxlen=0)
         return
-    # Workers are forks, so that steps need not be pickled. They end when nothing can be written to a pipe any more:
-    # it is closed here, or this process was killed.
+    # Workers are forks, so that steps need not be pickled. They end when nothing can be written to
+    # a pipe any more: it is closed here, or this process was killed.
     pipe = os.pipe()
-    pool = ProcessPoolExecutor(min(num_jobs, len(left)), get_context("fork"), _start_worker, (*pipe, task))
+    pool = ProcessPoolExecutor(
+        min(num_jobs, len(left)), get_context("fork"), _start_worker, (*pipe, task)
+    )
     try:
         for future in as_completed([pool.submit(_run_in_worker, mark) for mark in left]):
             future.result()
     except BrokenProcessPool as error:
         raise ChildProcessError(
-            f"{doing}: one of {num_jobs} processes was killed, perhaps because memory was short. Run the same "
+            f"{doing}: one of {num_jobs} processes was killed, perhaps because memory was short. "
+            f"Run the same "
             "command again, with fewer jobs, to go on"
         ) from error
     finally:
@@ -157,9 +180,12 @@ def _wait(executor: Any, num_tasks: int, doing: str) -> None:
             bar.update(num_tasks - left - bar.n)
             if not is_queued:
                 break
-            # The last array; earlier ones end before it. Slurm forgets a job some time after its end.
+            # The last array; earlier ones end before it. Slurm forgets a job some time after its
+            # end.
             query = ["squeue", "--noheader", "--job", executor.job_id]
-            is_queued = bool(subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip())
+            is_queued = bool(
+                subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+            )
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         bar.update(num_tasks - left - bar.n)
     # What waits for the success of tasks that failed would wait forever.
@@ -167,13 +193,25 @@ def _wait(executor: Any, num_tasks: int, doing: str) -> None:
 
 
 def progress(
-    items: Iterable[_Item], files: Sequence[str], index: int, doing: str, text_of: Callable[[_Item], Any] = str
+    items: Iterable[_Item],
+    files: Sequence[str],
+    index: int,
+    doing: str,
+    text_of: Callable[[_Item], Any] = str,
 ) -> Iterator[_Item]:
-    """Yield the items of a file, and show how far it is, by the text of each; files before it count as done."""
+    """Yield the items of a file, and show how far it is, by the text of each; files before it count
+    as done.
+    """
     sizes = [Path(file).stat().st_size if Path(file).is_file() else 0 for file in files]
     description = f"{doing} {visible(Path(files[index]).name)} ({index + 1} of {len(files)})"
-    is_plain = Path(files[index]).suffix in (".txt", ".jsonl")  # the bar of a compressed file moves at its end
-    with tqdm(total=sum(sizes), initial=sum(sizes[:index]), unit="B", unit_scale=True, desc=description) as bar:
+    # The bar of a compressed file moves at its end.
+    is_plain = Path(files[index]).suffix in (
+        ".txt",
+        ".jsonl",
+    )
+    with tqdm(
+        total=sum(sizes), initial=sum(sizes[:index]), unit="B", unit_scale=True, desc=description
+    ) as bar:
         for item in items:
             if is_plain:
                 bar.update(len(text_of(item) or ""))

@@ -1,9 +1,11 @@
-"""What repeats in a text of any size: copies of documents, and stretches that occur again in the documents that stay.
+"""What repeats in a text of any size: copies of documents, and stretches that occur again in the
+documents that stay.
 
-Documents that are copies are found as :mod:`tfidf_tune.corpus.file_deduplication` finds them. Stretches are found in
-the documents that are left when near copies are removed, by an index of windows of these: windows that occur more than
-once and overlap, or follow each other, are one stretch. Of so many words in a row one starts a window, so that a
-stretch may be found without its first and last few words, and is longer than it is said to be.
+Documents that are copies are found as :mod:`tfidf_tune.corpus.file_deduplication` finds them.
+Stretches are found in the documents that are left when near copies are removed, by an index of
+windows of these: windows that occur more than once and overlap, or follow each other, are one
+stretch. Of so many words in a row one starts a window, so that a stretch may be found without its
+first and last few words, and is longer than it is said to be.
 """
 
 import json
@@ -36,11 +38,12 @@ BYTES_OF_TOKEN = 4.0
 USUAL = Deduplication("minhash", threshold=0.8, ngram=5)
 """The definition of near copies that is usual in the literature."""
 DIFFERING = Deduplication("minhash", threshold=0.3, ngram=5)
-"""The definition of copies that differ: it finds 90 % of copies of documentation of which 10 % of the words were
-replaced, and connects 1 of 1,574 paragraphs of Wikipedia with another."""
+"""The definition of copies that differ: it finds 90 % of copies of documentation of which 10 % of
+the words were replaced, and connects 1 of 1,574 paragraphs of Wikipedia with another."""
 TUNED = Deduplication("minhash", threshold=0.11, ngram=2)
-"""The definition that was best in our measurements, on text of which most is a copy. On other text it connects nearly
-all documents of one kind, so that it tells what it would remove, but not what is a copy."""
+"""The definition that was best in our measurements, on text of which most is a copy. On other text
+it connects nearly all documents of one kind, so that it tells what it would remove, but not what is
+a copy."""
 LARGE_SHARE = 0.1
 """A stretch in more than this share of the documents is a frame."""
 
@@ -53,7 +56,9 @@ _BATCH_BYTES = 1 << 18
 _SAMPLE_FILES, _SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 10, 100, 10_000
 
 
-def measured_bytes_of_token(tokenizer: TextTokenizer, files: Sequence[str], read: ReadTexts) -> float:
+def measured_bytes_of_token(
+    tokenizer: TextTokenizer, files: Sequence[str], read: ReadTexts
+) -> float:
     """Return the bytes of a token on average, in the first documents of files."""
     num_bytes = num_tokens = 0
     for file in files[:_SAMPLE_FILES]:
@@ -67,7 +72,8 @@ class Stretch(NamedTuple):
     """A text that occurs again.
 
     Attributes:
-        copies (int): occurrences without overlap, in the documents that stay; of a document, all of its copies.
+        copies (int): occurrences without overlap, in the documents that stay; of a document, all of
+            its copies.
         documents (int | None): documents that have it; None if that was not counted.
         num_bytes (int): its length in UTF-8.
         place (str): where it occurs first.
@@ -82,7 +88,9 @@ class Stretch(NamedTuple):
 
 
 class NumberOfCopies(NamedTuple):
-    """The stretches that occur from ``least`` to ``most`` times: their number, and the bytes but of the first."""
+    """The stretches that occur from ``least`` to ``most`` times: their number, and the bytes but of
+    the first.
+    """
 
     least: int
     most: int
@@ -91,7 +99,9 @@ class NumberOfCopies(NamedTuple):
 
 
 class Repeats(NamedTuple):
-    """The numbers of a :class:`RepeatedText` that advice follows from; ``frames`` is their number."""
+    """The numbers of a :class:`RepeatedText` that advice follows from; ``frames``
+    is their number.
+    """
 
     documents: int
     num_bytes: int
@@ -114,9 +124,11 @@ class RepeatedText:
         near_copies (int): documents that :data:`USUAL` removes.
         differing_copies (int): documents that :data:`DIFFERING` removes.
         tuned_copies (int): documents that :data:`TUNED` removes.
-        copied_bytes (int): bytes of the documents that :data:`USUAL` removes, and ``copied_bytes_inside``.
+        copied_bytes (int): bytes of the documents that :data:`USUAL` removes, and
+            ``copied_bytes_inside``.
         copied_bytes_inside (int): bytes of stretches that occur earlier, in documents that stay.
-        by_copies (list[NumberOfCopies]): the stretches by their number of copies: 2, 3 and 4, 5 to 8, ...
+        by_copies (list[NumberOfCopies]): the stretches by their number of copies: 2, 3 and 4, 5 to
+            8, ...
         largest_documents (list[Stretch]): the largest groups of copies of documents.
         largest_stretches (list[Stretch]): the stretches that take the most text.
         frames (list[Stretch]): stretches that are in more than a tenth of the documents that stay.
@@ -169,7 +181,9 @@ class _Document(NamedTuple):
     size: int  # of the group of copies of which it stays
 
 
-def _documents(files: Sequence[str], clusters: Path, read: ReadTexts, rank: int) -> Iterator[_Document]:
+def _documents(
+    files: Sequence[str], clusters: Path, read: ReadTexts, rank: int
+) -> Iterator[_Document]:
     """Yield the documents of a file that are not empty."""
     removed, sizes = clusters_of_file(clusters, rank)
     for number, (place, text) in enumerate(read(files[rank])):
@@ -196,15 +210,16 @@ def find_repeated_text(
     Each file is a task. Memory does not grow with the text; it grows with the number of copies.
 
     Args:
-        files (Sequence[str]): files, or ``embedded``, see :func:`~tfidf_tune.corpus.sources.load_documents`.
+        files (Sequence[str]): files, or ``embedded``, see
+            :func:`~tfidf_tune.corpus.sources.load_documents`.
         work (Path): a folder for what is found on the way; steps that it has are not done again.
-        read (ReadTexts | None): yields the place and the text of each document of a file. Default: None, the column
-            "text" of each row, or each line
+        read (ReadTexts | None): yields the place and the text of each document of a file. Default:
+            None, the column "text" of each row, or each line
         tokenizer (TextTokenizer | None): counts tokens. Default: None
-        bytes_of_token (float | None): decides how long a stretch of :data:`LEAST_TOKENS` tokens is. Default: None,
-            :data:`BYTES_OF_TOKEN`
-        for_advice (bool): find only what advice follows from: no equal copies, and none by :data:`TUNED`, are counted.
-            Default: False
+        bytes_of_token (float | None): decides how long a stretch of :data:`LEAST_TOKENS` tokens is.
+            Default: None, :data:`BYTES_OF_TOKEN`
+        for_advice (bool): find only what advice follows from: no equal copies, and none by
+            :data:`TUNED`, are counted. Default: False
         runner (TaskRunner | None): where tasks run. Default: in this process
 
     Raises:
@@ -213,10 +228,14 @@ def find_repeated_text(
     runner = runner or TaskRunner()
     read = read or partial(texts_of_rows, column="text", sample_by="line")
     near = find_copies(files, work / "near", USUAL, read, runner, "near copies")
-    differing = find_copies(files, work / "differing", DIFFERING, read, runner, "copies that differ")
+    differing = find_copies(
+        files, work / "differing", DIFFERING, read, runner, "copies that differ"
+    )
     exact_copies = tuned_copies = 0
     if not for_advice:
-        exact = find_copies(files, work / "exact", Deduplication("exact"), read, runner, "equal documents")
+        exact = find_copies(
+            files, work / "exact", Deduplication("exact"), read, runner, "equal documents"
+        )
         tuned = find_copies(files, work / "tuned", TUNED, read, runner, "distant copies")
         exact_copies = _num_removed(exact, len(files))
         tuned_copies = _num_removed(tuned, len(files))
@@ -228,19 +247,25 @@ def find_repeated_text(
         partial(_kept_texts, documents),
         work,
         num_bytes=num_bytes,
-        longest_word=min(_LONGEST_WORD, max(1, round(shortest - num_bytes) // windows.window_spacing(num_bytes))),
+        longest_word=min(
+            _LONGEST_WORD, max(1, round(shortest - num_bytes) // windows.window_spacing(num_bytes))
+        ),
         near=False,
         num_shared_bytes=1,
     )
     built = windows.build(index, np.zeros(0, np.uint64), runner)
     groups = built.groups[np.argsort(built.groups["key"], kind="stable")]
-    # Windows in so many documents are counted by document; others cannot be in a tenth of the documents.
+    # Windows in so many documents are counted by document; others cannot be in a tenth of the
+    # documents.
     frequent = np.flatnonzero(groups["count"] > LARGE_SHARE * built.counts["documents"])
     with atomic_file(work / "groups.npy") as path, path.open("wb") as file:
         np.save(file, groups)
     measure = partial(_measure, index, documents, frequent, round(shortest * _FOUND), tokenizer)
     runner.run([measure], work / "measured", len(files), "Measuring stretches")
-    parts = [json.loads((work / f"measured-{rank:06d}.json").read_text(encoding="utf-8")) for rank in range(len(files))]
+    parts = [
+        json.loads((work / f"measured-{rank:06d}.json").read_text(encoding="utf-8"))
+        for rank in range(len(files))
+    ]
     counts: Counter[str] = Counter()
     num_with: Counter[int] = Counter()
     for part in parts:
@@ -253,7 +278,9 @@ def find_repeated_text(
         for stretch in _named([_Found(*found) for found in part["frequent"]], num_with)
         if stretch.documents and stretch.documents > LARGE_SHARE * num_kept
     ]
-    largest = nlargest(_NUM_LARGEST, [_Found(*found) for part in parts for found in part["largest"]], key=_copied)
+    largest = nlargest(
+        _NUM_LARGEST, [_Found(*found) for part in parts for found in part["largest"]], key=_copied
+    )
     groups_of_documents = [Stretch(*found) for part in parts for found in part["documents"]]
     return RepeatedText(
         documents=counts["documents"],
@@ -267,13 +294,20 @@ def find_repeated_text(
         copied_bytes=counts["bytes_of_copies"] + counts["copied_bytes"],
         copied_bytes_inside=counts["copied_bytes"],
         by_copies=[
-            NumberOfCopies((1 << level - 1) + 1, 1 << level, counts[f"stretches {level}"], counts[f"copied {level}"])
+            NumberOfCopies(
+                (1 << level - 1) + 1,
+                1 << level,
+                counts[f"stretches {level}"],
+                counts[f"copied {level}"],
+            )
             for level in range(1, 33)
             if counts[f"stretches {level}"]
         ],
         largest_documents=nlargest(_NUM_LARGEST, groups_of_documents, key=_copied),
         largest_stretches=_named(largest, num_with),
-        frames=nlargest(_NUM_LARGEST, frames, key=lambda found: (found.documents or 0) * found.num_bytes),
+        frames=nlargest(
+            _NUM_LARGEST, frames, key=lambda found: (found.documents or 0) * found.num_bytes
+        ),
     )
 
 
@@ -300,8 +334,14 @@ def _named(found: Sequence[_Found], num_with: Mapping[int, int]) -> list[Stretch
     """Count the documents of stretches: as many as half of the windows of each have."""
     stretches = []
     for stretch in found:
-        documents = int(np.median([num_with[window] for window in stretch.windows])) if stretch.windows else None
-        stretches.append(Stretch(stretch.copies, documents, stretch.num_bytes, stretch.place, stretch.excerpt))
+        documents = (
+            int(np.median([num_with[window] for window in stretch.windows]))
+            if stretch.windows
+            else None
+        )
+        stretches.append(
+            Stretch(stretch.copies, documents, stretch.num_bytes, stretch.place, stretch.excerpt)
+        )
     return stretches
 
 
@@ -316,11 +356,15 @@ def _measure(
     world_size: int,
 ) -> None:
     """Count the text of a file, and find its stretches; ``least`` are the bytes of the shortest."""
-    measured = _Measured(index, rank, np.load(index.work / "groups.npy", mmap_mode="r"), frequent, least)
+    measured = _Measured(
+        index, rank, np.load(index.work / "groups.npy", mmap_mode="r"), frequent, least
+    )
     counts = measured.counts
     waiting: list[_Document] = []
     num_waiting = 0
-    for document in progress(documents(rank), index.files, rank, "Measuring", lambda document: document.text):
+    for document in progress(
+        documents(rank), index.files, rank, "Measuring", lambda document: document.text
+    ):
         waiting.append(document)
         num_waiting += len(document.text)
         if num_waiting >= _BATCH_BYTES:
@@ -344,7 +388,12 @@ class _Measured:
     """What was found in a file so far."""
 
     def __init__(
-        self, index: WindowIndex, rank: int, groups: Records, frequent: npt.NDArray[np.int64], least: int
+        self,
+        index: WindowIndex,
+        rank: int,
+        groups: Records,
+        frequent: npt.NDArray[np.int64],
+        least: int,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.documents_with: Counter[int] = Counter()
@@ -366,7 +415,9 @@ class _Measured:
         self.counts["bytes"] += sum(map(len, texts))
         self.counts["words"] += len(minhash.word_spans(b"\n".join(texts))[0])
         if tokenizer is not None:
-            self.counts["tokens"] += sum(map(len, encode_texts(tokenizer, [document.text for document in documents])))
+            self.counts["tokens"] += sum(
+                map(len, encode_texts(tokenizer, [document.text for document in documents]))
+            )
         kept = []
         kept_texts = []
         for document, text in zip(documents, texts, strict=True):
@@ -376,8 +427,12 @@ class _Measured:
             kept.append(document)
             kept_texts.append(text)
             if document.size > 1:
-                group = Stretch(document.size, document.size, len(text), document.place, _excerpt(text))
-                self.largest_documents = nlargest(_NUM_LARGEST, [*self.largest_documents, group], key=_copied)
+                group = Stretch(
+                    document.size, document.size, len(text), document.place, _excerpt(text)
+                )
+                self.largest_documents = nlargest(
+                    _NUM_LARGEST, [*self.largest_documents, group], key=_copied
+                )
         if kept and len(self._keys):
             self._add_stretches(kept, kept_texts)
         self._num_kept += len(kept)
@@ -394,12 +449,17 @@ class _Measured:
         # Windows that overlap or touch are a region; short ones are left out.
         firsts, lasts = _runs(np.diff(starts) > num_bytes, len(starts))
         is_long = starts[lasts] + num_bytes - starts[firsts] >= self._least
-        chosen, numbers = (values[np.repeat(is_long, lasts - firsts + 1)] for values in (chosen, numbers))
+        chosen, numbers = (
+            values[np.repeat(is_long, lasts - firsts + 1)] for values in (chosen, numbers)
+        )
         if not len(chosen):
             return
         starts = batch.words[chosen]
-        copies = _smoothed(self._groups["count"][numbers], chosen, windows.window_spacing(num_bytes))
-        levels = np.ceil(np.log2(copies)).astype(np.int64)  # 1 of 2 copies, 2 of 3 and 4, 3 of 5 to 8
+        copies = _smoothed(
+            self._groups["count"][numbers], chosen, windows.window_spacing(num_bytes)
+        )
+        # 1 of 2 copies, 2 of 3 and 4, 3 of 5 to 8.
+        levels = np.ceil(np.log2(copies)).astype(np.int64)
         place = self._groups["place"][numbers]
         is_first = (place["file"] == self._rank) & (place["offset"] == batch.offsets[chosen])
         is_first &= place["document"] == self._num_kept + batch.of_text[chosen]
@@ -411,9 +471,13 @@ class _Measured:
         self.documents_with.update(pairs[1, np.isin(pairs[1], self._frequent)].tolist())
 
         def found(of: npt.NDArray[np.bool_], kinds: npt.NDArray[np.int64]) -> list[_Found]:
-            """Return the long stretches of some of the windows; a stretch ends where its kind does."""
+            """Return the long stretches of some of the windows; a stretch ends where
+            its kind does.
+            """
             own, starts_of, kinds_of = np.flatnonzero(of), starts[of], kinds[of]
-            firsts, lasts = _runs((np.diff(starts_of) > num_bytes) | (np.diff(kinds_of) != 0), len(own))
+            firsts, lasts = _runs(
+                (np.diff(starts_of) > num_bytes) | (np.diff(kinds_of) != 0), len(own)
+            )
             stretches = []
             for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
                 length = int(starts_of[last] - starts_of[first]) + num_bytes
@@ -443,18 +507,24 @@ class _Measured:
 
 
 def _runs(ends: npt.NDArray[np.bool_], number: int) -> tuple[windows.Places, windows.Places]:
-    """Return the first and the last item of each run; ``ends`` says after which item, but the last, a run ends."""
+    """Return the first and the last item of each run; ``ends`` says after which item, but the last,
+    a run ends.
+    """
     if not number:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     borders = np.flatnonzero(ends)
     return np.append(0, borders + 1), np.append(borders, number - 1)
 
 
-def _smoothed(copies: npt.NDArray[np.uint32], words: windows.Places, spacing: int) -> npt.NDArray[np.uint32]:
-    """Give windows the copies of the most frequent window of which they start fewer than ``spacing`` words away.
+def _smoothed(
+    copies: npt.NDArray[np.uint32], words: windows.Places, spacing: int
+) -> npt.NDArray[np.uint32]:
+    """Give windows the copies of the most frequent window of which they start fewer than
+    ``spacing`` words away.
 
-    At the ends of a stretch, what is around it decides which windows are chosen, so that some of its windows are
-    chosen in a part of its copies. Of a stretch with 12 copies, the windows may have 4, 12, 12, 12 and 7; all get 12.
+    At the ends of a stretch, what is around it decides which windows are chosen, so that some of
+    its windows are chosen in a part of its copies. Of a stretch with 12 copies, the windows may
+    have 4, 12, 12, 12 and 7; all get 12.
     """
     smoothed = copies.copy()
     for step in range(1, spacing):

@@ -29,12 +29,13 @@ _VALIDATION_SHARE = 0.1
 def embedded_documents(split: str) -> list[str]:
     """Return documents of the embedded corpus, distinct and in a fixed order.
 
-    A hash of a document's text decides its split; about 10 % are validation. The two kinds of text, ``reference`` and
-    ``docstrings``, also have splits of their own.
+    A hash of a document's text decides its split; about 10 % are validation. The two kinds of text,
+    ``reference`` and ``docstrings``, also have splits of their own.
 
     Args:
-        split (str): ``"train"`` or ``"validation"``, also after ``reference_`` or ``docstrings_``; or a slice in the
-            notation of ``datasets``: ``"train[:60%]"``, ``"validation[:20]"``, ``"train[:5]+validation[:5]"``.
+        split (str): ``"train"`` or ``"validation"``, also after ``reference_`` or ``docstrings_``;
+            or a slice in the notation of ``datasets``: ``"train[:60%]"``, ``"validation[:20]"``,
+            ``"train[:5]+validation[:5]"``.
 
     Returns:
         list[str]: texts of at least 200 characters.
@@ -53,7 +54,8 @@ def embedded_documents(split: str) -> list[str]:
     documents = [text for part in slices for text in splits[part.splitname][part.from_ : part.to]]
     if not documents:
         raise ValueError(
-            f"no document of the embedded corpus is in {split!r}: its splits have {sizes} documents, a slice is "
+            f"no document of the embedded corpus is in {split!r}: its splits have {sizes} "
+            f"documents, a slice is "
             "written 'train[:60%]' or 'validation[10:20]'"
         )
     return documents
@@ -62,7 +64,8 @@ def embedded_documents(split: str) -> list[str]:
 def train_embedded_tokenizer(folder: str | Path, vocab_size: int = 4096) -> Path:
     """Train a byte-level BPE tokenizer on the embedded corpus and save it for ``transformers``.
 
-    ``<|endoftext|>`` is its EOS and padding token; it has no BOS token. An existing tokenizer of this size is kept.
+    ``<|endoftext|>`` is its EOS and padding token; it has no BOS token. An existing tokenizer of
+    this size is kept.
 
     Args:
         folder (str | Path): output folder; it appears only when it is complete.
@@ -81,7 +84,9 @@ def train_embedded_tokenizer(folder: str | Path, vocab_size: int = 4096) -> Path
     if folder.is_dir() and any(folder.iterdir()):
         file = folder / "tokenizer.json"
         if not file.is_file() or Tokenizer.from_file(str(file)).get_vocab_size() != vocab_size:
-            raise ValueError(f"{str(folder)!r} holds no tokenizer of {vocab_size} tokens: name another folder")
+            raise ValueError(
+                f"{str(folder)!r} holds no tokenizer of {vocab_size} tokens: name another folder"
+            )
         return folder
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -93,7 +98,9 @@ def train_embedded_tokenizer(folder: str | Path, vocab_size: int = 4096) -> Path
         show_progress=False,
     )
     tokenizer.train_from_iterator(embedded_documents("train"), trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT
+    )
     with atomic_folder(folder) as temporary:
         fast.save_pretrained(str(temporary))
     return folder
@@ -101,8 +108,13 @@ def train_embedded_tokenizer(folder: str | Path, vocab_size: int = 4096) -> Path
 
 @cache
 def _splits() -> dict[str, list[str]]:
-    # A hash of the text decides, so that the split does not depend on the order or on other documents.
-    packed = files("tfidf_tune.corpus").joinpath("embedded", "python_documentation.jsonl.xz").read_bytes()
+    # A hash of the text decides, so that the split does not depend on the order or on other
+    # documents.
+    packed = (
+        files("tfidf_tune.corpus")
+        .joinpath("embedded", "python_documentation.jsonl.xz")
+        .read_bytes()
+    )
     splits: dict[str, list[str]] = defaultdict(list)
     for row in map(json.loads, lzma.decompress(packed).splitlines()):
         is_validation = hashlib.sha256(row["text"].encode()).digest()[0] < _VALIDATION_SHARE * 256
@@ -117,7 +129,11 @@ logger = logging.getLogger(__name__)
 EMBEDDED = "embedded"
 SampleBy = Literal["line", "paragraph", "document"]
 _SHORT_DOCUMENT = 30  # tokens
-_MAX_ROW_BYTES, _MAX_LIST_BYTES = 1 << 26, 1 << 30  # of a row, and of a .json file, while they are decompressed
+# Of a row, and of a .json file, while they are decompressed.
+_MAX_ROW_BYTES, _MAX_LIST_BYTES = (
+    1 << 26,
+    1 << 30,
+)
 _ROWS_WITHOUT = 1000  # rows without a column, until it counts as missing
 _SHOWN_FILES = 5  # skipped files that a warning names
 _ROWS_TOGETHER = 16  # of Parquet files and the hub; few, because a row may have megabytes
@@ -129,11 +145,19 @@ _FORMATS = {
 } | {".parquet": "parquet", ".arrow": "arrow"}
 _ARROW_FILE = b"ARROW1"  # starts a file, unlike a stream
 _LIST = (".json", ".json.gz", ".json.zst")
-_METADATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # of datasets
+# Of datasets.
+_METADATA = (
+    "dataset_info.json",
+    "dataset_infos.json",
+    "dataset_dict.json",
+    "state.json",
+)
 
 
 class PlacedRow(NamedTuple):
-    """Where a row is, such as ``'a.jsonl', line 3``, its columns, and, if it is JSON, how it is written."""
+    """Where a row is, such as ``'a.jsonl', line 3``, its columns, and, if it is JSON, how it is
+    written.
+    """
 
     place: str
     columns: dict[str, Any]
@@ -151,16 +175,21 @@ class TextSource(NamedTuple):
 
 
 def load_documents(
-    source: str, name: str | None = None, split: str = "train", column: str = "text", sample_by: SampleBy = "line"
+    source: str,
+    name: str | None = None,
+    split: str = "train",
+    column: str = "text",
+    sample_by: SampleBy = "line",
 ) -> Iterator[str]:
     """Stream the documents of a source without surrounding white space; empty ones are dropped.
 
     ``source`` is one of
 
-    - a local ``.txt`` (a line is a document, see ``sample_by``), ``.jsonl``, ``.json`` (each also ``.gz`` or ``.zst``),
-      ``.parquet`` or ``.arrow`` file, or a folder of such files of one format, also in folders of it, in the order of
-      their names; names that start with ``.`` or ``_`` do not count, nor do metadata of ``datasets``, nor ``.json``
-      files beside those of other formats with columns;
+    - a local ``.txt`` (a line is a document, see ``sample_by``), ``.jsonl``, ``.json`` (each also
+      ``.gz`` or ``.zst``), ``.parquet`` or ``.arrow`` file, or a folder of such files of one
+      format, also in folders of it, in the order of their names; names that start with ``.`` or
+      ``_`` do not count, nor do metadata of ``datasets``, nor ``.json`` files beside those of other
+      formats with columns;
     - ``embedded``, the text inside the package, see :func:`embedded_documents`;
     - anything else is the id of a data set on the Hugging Face hub.
 
@@ -169,25 +198,31 @@ def load_documents(
     Args:
         source (str): the source.
         name (str | None): configuration of a hub data set; ignored for other sources.
-        split (str): split of a hub data set, or split or slice of ``embedded``; ignored for local files.
-        column (str): the column that holds the text. A document of a ``.txt`` file is the column ``text``.
-        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is: a line, what
-            stands between empty lines, or the file; ignored for other formats. Default: "line"
+        split (str): split of a hub data set, or split or slice of ``embedded``; ignored for local
+            files.
+        column (str): the column that holds the text. A document of a ``.txt`` file is the column
+            ``text``.
+        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is:
+            a line, what stands between empty lines, or the file; ignored for other formats.
+            Default: "line"
 
     Returns:
         Iterator[str]: the documents.
 
     Raises:
         FileNotFoundError: If ``source`` looks like a path and does not exist.
-        ValueError: If the source cannot be read, has no such split or column, or the column holds something other than
-            texts, or a text that is too long; in part while reading. If a folder has a file and a link to it.
+        ValueError: If the source cannot be read, has no such split or column, or the column holds
+            something other than texts, or a text that is too long; in part while reading. If a
+            folder has a file and a link to it.
     """
     rows = load_rows(TextSource(source, name, split, column, sample_by), {column: str})
     return _texts((row.columns[column] for row in rows), source, column)
 
 
 def texts_of_rows(source: str, *, column: str, sample_by: SampleBy) -> Iterator[tuple[str, str]]:
-    """Yield the place and the text of each row of a source, "" if it has none; errors as of :func:`load_documents`."""
+    """Yield the place and the text of each row of a source, "" if it has none; errors as of
+    :func:`load_documents`.
+    """
     for row in load_rows(TextSource(source, sample_by=sample_by), {column: str}):
         yield row.place, row.columns[column] or ""
 
@@ -200,15 +235,21 @@ def _texts(values: Iterable[str | None], source: str, column: str) -> Iterator[s
         if text := (value or "").strip():
             yield text
     if num_missing:  # a row of a file with mixed columns has None where it lacks a column
-        logger.warning(f"{source}: {num_missing:,} of {num_rows:,} rows have nothing in column {column!r}: left out")
+        logger.warning(
+            f"{source}: {num_missing:,} of {num_rows:,} rows have nothing in column {column!r}: "
+            f"left out"
+        )
 
 
-def load_rows(place: TextSource, columns: Mapping[str, type], more: Collection[str] | None = ()) -> Iterator[PlacedRow]:
+def load_rows(
+    place: TextSource, columns: Mapping[str, type], more: Collection[str] | None = ()
+) -> Iterator[PlacedRow]:
     """Stream the rows of a source, with the errors of :func:`load_documents`.
 
-    ``columns`` are required, with the type of their values; a value may be None, and is if only other rows have the
-    column. ``more`` are columns that are wanted where there are any, None for all; others may be left out. Values of
-    JSON are as they are written. Those of Parquet files and of the hub have the types of their columns.
+    ``columns`` are required, with the type of their values; a value may be None, and is if only
+    other rows have the column. ``more`` are columns that are wanted where there are any, None for
+    all; others may be left out. Values of JSON are as they are written. Those of Parquet files and
+    of the hub have the types of their columns.
     """
     source, name, split, _, sample_by = place
     require_choice("sample_by", sample_by, get_args(SampleBy))
@@ -218,13 +259,19 @@ def load_rows(place: TextSource, columns: Mapping[str, type], more: Collection[s
             for number, document in enumerate(embedded_documents(split), start=1)
         )
     elif is_local(source):
-        rows = (row for file in local_files(source) for row in _rows_of_file(file, sample_by, columns, more))
+        rows = (
+            row
+            for file in local_files(source)
+            for row in _rows_of_file(file, sample_by, columns, more)
+        )
     else:
         rows = _rows_of_hub(source, name, split)
     return _checked(rows, source, columns)
 
 
-def _checked(rows: Iterable[PlacedRow], source: str, columns: Mapping[str, type]) -> Iterator[PlacedRow]:
+def _checked(
+    rows: Iterable[PlacedRow], source: str, columns: Mapping[str, type]
+) -> Iterator[PlacedRow]:
     missing: set[str] = {*columns}
     present: set[str] = set()
     for number, row in enumerate(rows, start=1):
@@ -236,7 +283,8 @@ def _checked(rows: Iterable[PlacedRow], source: str, columns: Mapping[str, type]
             value = row.columns.setdefault(column, None)
             if not isinstance(value, kind | None):
                 raise ValueError(
-                    f"{row.place}: column {column!r} holds {type(value).__name__}, not {kind.__name__}: name another "
+                    f"{row.place}: column {column!r} holds {type(value).__name__}, not "
+                    f"{kind.__name__}: name another "
                     f"of {sorted(present)}"
                 )
             check_length(value, row.place)
@@ -246,7 +294,9 @@ def _checked(rows: Iterable[PlacedRow], source: str, columns: Mapping[str, type]
         is_chat = {"messages", "conversations", "instruction", "completion"} & present
         named = f"name one, as by dataset.source_column={min(present)} (--column {min(present)})"
         remedy = "take the config mine/lora_chat or mine/full_chat" if is_chat else named
-        raise ValueError(f"{source!r} has no column {min(missing)!r}{where}, only {sorted(present)}: {remedy}")
+        raise ValueError(
+            f"{source!r} has no column {min(missing)!r}{where}, only {sorted(present)}: {remedy}"
+        )
 
 
 def _rows_of_file(
@@ -265,7 +315,8 @@ def _rows_of_file(
     except (OSError, UnicodeDecodeError, OverflowError, KeyError, pyarrow.ArrowException) as error:
         encoding = " in UTF-8 (`iconv -f LATIN1 -t UTF-8` converts)" if is_text else ""
         raise ValueError(
-            f"cannot read {str(file)!r}; is it a complete {reader} file{encoding}? {type(error).__name__} after "
+            f"cannot read {str(file)!r}; is it a complete {reader} file{encoding}? "
+            f"{type(error).__name__} after "
             f"{place}: {error}"
         ) from error
 
@@ -280,15 +331,20 @@ def _lines(file: Path, most: int) -> Iterator[tuple[str, bytes]]:
             place = f"{str(file)!r}, line {number}"
             if number == 1 and (line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:4]):
                 raise ValueError(
-                    f"{str(file)!r} is in UTF-16 or UTF-32: convert it, for example by `iconv -f UTF-16 -t UTF-8`"
+                    f"{str(file)!r} is in UTF-16 or UTF-32: convert it, for example by `iconv -f "
+                    f"UTF-16 -t UTF-8`"
                 )
             if len(line) == most:
-                raise ValueError(f"{place}: a row has more than {most >> 20} MiB: divide it, or remove it")
+                raise ValueError(
+                    f"{place}: a row has more than {most >> 20} MiB: divide it, or remove it"
+                )
             yield place, line.removeprefix(BOM_UTF8) if number == 1 else line
 
 
 def _text_rows(file: Path, sample_by: SampleBy) -> Iterator[PlacedRow]:
-    """Yield lines, paragraphs or the whole of a file; the line ends within them stay as they are."""
+    """Yield lines, paragraphs or the whole of a file; the line ends within them stay
+    as they are.
+    """
     parts: list[bytes] = []
     size = 0
     for place, line in _lines(file, _MAX_ROW_BYTES):
@@ -296,7 +352,10 @@ def _text_rows(file: Path, sample_by: SampleBy) -> Iterator[PlacedRow]:
             parts.append(part)
             size += len(part)
             if size >= _MAX_ROW_BYTES:
-                raise ValueError(f"{place}: a row has more than {_MAX_ROW_BYTES >> 20} MiB: divide it, or remove it")
+                raise ValueError(
+                    f"{place}: a row has more than {_MAX_ROW_BYTES >> 20} MiB: divide it, or "
+                    f"remove it"
+                )
             is_empty = not part.rstrip(b"\r\n")
             if sample_by == "line" or (sample_by == "paragraph" and is_empty):
                 yield _text_row(place, parts)
@@ -315,7 +374,8 @@ def _json_rows(file: Path) -> Iterator[PlacedRow]:
     from pydantic_core import from_json
 
     def parsed(place: str, content: bytes) -> Any:
-        # The parser refuses what is nested more than 200 deep, and lone surrogates, which cannot be tokenized.
+        # The parser refuses what is nested more than 200 deep, and lone surrogates, which cannot be
+        # tokenized.
         try:
             return from_json(content.rstrip())
         except ValueError as error:
@@ -326,19 +386,27 @@ def _json_rows(file: Path) -> Iterator[PlacedRow]:
     lines = _lines(file, _MAX_LIST_BYTES if is_json else _MAX_ROW_BYTES)
     filled = ((place, line) for place, line in lines if line.strip())
     first = list(islice(filled, 1))
-    rows: Iterable[PlacedRow] = (PlacedRow(place, parsed(place, line), line) for place, line in chain(first, filled))
+    rows: Iterable[PlacedRow] = (
+        PlacedRow(place, parsed(place, line), line) for place, line in chain(first, filled)
+    )
     if is_json and first and first[0][1].lstrip().startswith(b"["):
         name, content = repr(str(file)), b"".join(line for _, line in chain(first, filled))
-        every = enumerate(zip(parsed(name, content), _written_rows(content.decode()), strict=True), start=1)
+        every = enumerate(
+            zip(parsed(name, content), _written_rows(content.decode()), strict=True), start=1
+        )
         rows = (PlacedRow(f"{name}, row {number}", row, line) for number, (row, line) in every)
     for row in rows:
         if not isinstance(row.columns, dict):
-            raise ValueError(f"{row.place} is {str(row.columns)[:80]!r}, not an object with columns")
+            raise ValueError(
+                f"{row.place} is {str(row.columns)[:80]!r}, not an object with columns"
+            )
         yield row
 
 
 def _written_rows(text: str) -> Iterator[bytes]:
-    """Yield the rows of a list of JSON as they are written, each on one line: a line end is white space in JSON."""
+    """Yield the rows of a list of JSON as they are written, each on one line: a line end is white
+    space in JSON.
+    """
     decoder, between = json.JSONDecoder(parse_int=str, parse_float=str), re.compile(r"[\s,]*")
     at = text.index("[") + 1
     while text[at := cast(re.Match[str], between.match(text, at)).end()] != "]":
@@ -346,16 +414,24 @@ def _written_rows(text: str) -> Iterator[bytes]:
         yield text[start:at].replace("\r", " ").replace("\n", " ").encode()
 
 
-def _arrow_rows(file: Path, reader: str, columns: Collection[str], more: Collection[str] | None) -> Iterator[PlacedRow]:
+def _arrow_rows(
+    file: Path, reader: str, columns: Collection[str], more: Collection[str] | None
+) -> Iterator[PlacedRow]:
     number = 0
-    for batch in _parquet_batches(file, columns, more) if reader == "parquet" else _arrow_batches(file, columns, more):
+    for batch in (
+        _parquet_batches(file, columns, more)
+        if reader == "parquet"
+        else _arrow_batches(file, columns, more)
+    ):
         for start in range(0, len(batch), _ROWS_TOGETHER):
             for row in batch.slice(start, _ROWS_TOGETHER).to_pylist():
                 number += 1
                 yield PlacedRow(f"{str(file)!r}, row {number}", row)
 
 
-def _parquet_batches(file: Path, columns: Collection[str], more: Collection[str] | None) -> Iterator[Any]:
+def _parquet_batches(
+    file: Path, columns: Collection[str], more: Collection[str] | None
+) -> Iterator[Any]:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(file) as opened:
@@ -363,7 +439,9 @@ def _parquet_batches(file: Path, columns: Collection[str], more: Collection[str]
         yield from opened.iter_batches(_ROWS_TOGETHER, columns=names)
 
 
-def _arrow_batches(file: Path, columns: Collection[str], more: Collection[str] | None) -> Iterator[Any]:
+def _arrow_batches(
+    file: Path, columns: Collection[str], more: Collection[str] | None
+) -> Iterator[Any]:
     """Yield the batches of an Arrow file, or of a stream, as which `datasets` saves."""
     from pyarrow import ipc, memory_map
 
@@ -377,8 +455,12 @@ def _arrow_batches(file: Path, columns: Collection[str], more: Collection[str] |
                 yield batch.select(names)
 
 
-def _needed_columns(names: Sequence[str], columns: Collection[str], more: Collection[str] | None) -> Sequence[str]:
-    """Return the columns to read: all of them if one of ``columns`` is missing, because the error names them."""
+def _needed_columns(
+    names: Sequence[str], columns: Collection[str], more: Collection[str] | None
+) -> Sequence[str]:
+    """Return the columns to read: all of them if one of ``columns`` is missing, because the error
+    names them.
+    """
     if more is None or not {*columns} <= {*names}:
         return names
     return [name for name in names if name in {*columns, *more}]
@@ -388,34 +470,49 @@ def _rows_of_hub(source: str, name: str | None, split: str) -> Iterator[PlacedRo
     from datasets import load_dataset
 
     number = 0
-    # Streamed because data sets on the hub can be far larger than what is needed of them (the Pile: 800 GB).
+    # Streamed because data sets on the hub can be far larger than what is needed of them (the Pile:
+    # 800 GB).
     try:
         for columns in load_dataset(source, name, split=split, streaming=True).iter(_ROWS_TOGETHER):
             for values in zip(*columns.values(), strict=True):
                 number += 1
-                yield PlacedRow(f"{source!r}, row {number}", dict(zip(columns, values, strict=True)))
+                yield PlacedRow(
+                    f"{source!r}, row {number}", dict(zip(columns, values, strict=True))
+                )
     except Exception as error:  # the hub has its own error types; a row can be too long for memory
         raise ValueError(
-            f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the Hugging Face hub. "
+            f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the "
+            f"Hugging Face hub. "
             f"{type(error).__name__} after row {number}: {error}"
         ) from error
 
 
 def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[int]) -> None:
-    """Log a warning if a text file was read by lines and the median of their lengths is below 30 tokens."""
-    is_text = sample_by == "line" and is_local(source) and _FORMATS[_format(local_files(source)[0])] == "text"
+    """Log a warning if a text file was read by lines and the median of their lengths is below 30
+    tokens.
+    """
+    is_text = (
+        sample_by == "line"
+        and is_local(source)
+        and _FORMATS[_format(local_files(source)[0])] == "text"
+    )
     if is_text and lengths and (middle := median(lengths)) < _SHORT_DOCUMENT:
         logger.warning(
-            f"{source}: each line is a document, with a median of {middle:g} tokens. If lines belong together, set "
+            f"{source}: each line is a document, with a median of {middle:g} tokens. If lines "
+            f"belong together, set "
             "sample_by to paragraph or document"
         )
 
 
 def tasks_of(sources: Sequence[str]) -> list[str]:
-    """Return what is a task of its own: each file of local sources, by its complete path, and any other source."""
+    """Return what is a task of its own: each file of local sources, by its complete path, and any
+    other source.
+    """
     tasks = []
     for source in sources:
-        tasks += [str(file.resolve()) for file in local_files(source)] if is_local(source) else [source]
+        tasks += (
+            [str(file.resolve()) for file in local_files(source)] if is_local(source) else [source]
+        )
     require_distinct(tasks)
     return tasks
 
@@ -432,14 +529,20 @@ def require_distinct(files: Sequence[str]) -> None:
     for file, count in Counter(files).items():
         if count > 1:
             raise ValueError(
-                f"{file} is named twice, perhaps by a link, so that all of it would be duplicated: name it once"
+                f"{file} is named twice, perhaps by a link, so that all of it would be duplicated: "
+                f"name it once"
             )
 
 
 def source_fingerprint(
-    source: str, name: str | None = None, split: str = "train", column: str = "text", sample_by: SampleBy = "line"
+    source: str,
+    name: str | None = None,
+    split: str = "train",
+    column: str = "text",
+    sample_by: SampleBy = "line",
 ) -> str:
-    """Return 16 hexadecimal digits that change when the documents of a source do, see :func:`load_documents`.
+    """Return 16 hexadecimal digits that change when the documents of a source do, see
+    :func:`load_documents`.
 
     Local files and ``embedded`` are hashed by their contents, a hub data set only by its names.
     """
@@ -456,9 +559,14 @@ def source_fingerprint(
 def check_length(value: Any, place: str) -> None:
     """Raise a ValueError for a text that is too long to be tokenized."""
     # A character has at most 4 bytes.
-    if isinstance(value, str) and len(value) > MAX_TEXT_BYTES // 4 and (size := count_bytes(value)) > MAX_TEXT_BYTES:
+    if (
+        isinstance(value, str)
+        and len(value) > MAX_TEXT_BYTES // 4
+        and (size := count_bytes(value)) > MAX_TEXT_BYTES
+    ):
         raise ValueError(
-            f"{place}: the text has {size:,} bytes, at most {MAX_TEXT_BYTES:,} can be tokenized: split it, or set "
+            f"{place}: the text has {size:,} bytes, at most {MAX_TEXT_BYTES:,} can be tokenized: "
+            f"split it, or set "
             "sample_by (--sample-by) to line or paragraph (.txt)"
         )
 
@@ -476,16 +584,24 @@ def local_files(source: str) -> list[Path]:
         raise FileNotFoundError(f"no such file or folder: {source!r}")
     # Folders that are links are not followed, because these can form a circle.
     files = (
-        [file for file in sorted(path.rglob("*")) if file.is_file() or file.is_symlink()] if path.is_dir() else [path]
+        [file for file in sorted(path.rglob("*")) if file.is_file() or file.is_symlink()]
+        if path.is_dir()
+        else [path]
     )
-    named = [file for file in files if not {part[0] for part in file.relative_to(path).parts} & {".", "_"}]
+    named = [
+        file
+        for file in files
+        if not {part[0] for part in file.relative_to(path).parts} & {".", "_"}
+    ]
     known = [file for file in named if _format(file) in _FORMATS and file.name not in _METADATA]
-    # Beside files with columns, those of JSON say something about them; two formats have two meanings of a column.
+    # Beside files with columns, those of JSON say something about them; two formats have two
+    # meanings of a column.
     if any(_format(file) not in _LIST and _FORMATS[_format(file)] != "text" for file in known):
         known = [file for file in known if _format(file) not in _LIST]
     if len(readers := {_FORMATS[_format(file)] for file in known}) != 1:
         raise ValueError(
-            f"{source!r} has text of {' and '.join(sorted(readers)) or 'no known'} format: name files that all end "
+            f"{source!r} has text of {' and '.join(sorted(readers)) or 'no known'} format: name "
+            f"files that all end "
             f"in one of {', '.join(_FORMATS)}"
         )
     filled = [file for file in known if file.stat().st_size]
@@ -493,8 +609,14 @@ def local_files(source: str) -> list[Path]:
         raise ValueError(f"{source!r} is empty: name a source with text")
     require_distinct([str(file.resolve()) for file in filled])
     if path.is_dir():
-        skipped = {*files} - {*filled} - {file for file in {*files} - {*named} if _format(file) not in _FORMATS}
-        _say_what_is_read(source, len(filled), tuple(str(file.relative_to(path)) for file in sorted(skipped)))
+        skipped = (
+            {*files}
+            - {*filled}
+            - {file for file in {*files} - {*named} if _format(file) not in _FORMATS}
+        )
+        _say_what_is_read(
+            source, len(filled), tuple(str(file.relative_to(path)) for file in sorted(skipped))
+        )
     return filled
 
 
@@ -502,7 +624,10 @@ def local_files(source: str) -> list[Path]:
 def _say_what_is_read(source: str, number: int, skipped: tuple[str, ...]) -> None:
     more = f" and {len(skipped) - _SHOWN_FILES:,} more" if len(skipped) > _SHOWN_FILES else ""
     names = f"; skipped: {', '.join(skipped[:_SHOWN_FILES])}{more}" if skipped else ""
-    logger.log(logging.WARNING if skipped else logging.INFO, f"{source}: {counted(number, 'file')} read{names}")
+    logger.log(
+        logging.WARNING if skipped else logging.INFO,
+        f"{source}: {counted(number, 'file')} read{names}",
+    )
 
 
 def _format(file: Path) -> str:

@@ -1,8 +1,9 @@
 """An index of windows of text: which windows occur more than once, and where, in text of any size.
 
-Each file gives records of its windows: a key, which copies share, and where the window starts. They are written to disk
-sorted by key in *runs* of limited length; then each task takes a range of keys from all runs and counts equal ones.
-Memory does not grow with the text; it grows with the number of near copies.
+Each file gives records of its windows: a key, which copies share, and where the window starts. They
+are written to disk sorted by key in *runs* of limited length; then each task takes a range of keys
+from all runs and counts equal ones. Memory does not grow with the text; it grows with the number of
+near copies.
 """
 
 import json
@@ -28,7 +29,9 @@ Places = npt.NDArray[np.int64]
 _CONTEXT = 16  # bytes that decide whether a window starts at a word
 _IS_LINE_END = np.isin(np.arange(256), (10, 13))
 _VALUES = np.random.default_rng(0).integers(0, 2**64, 256, dtype=np.uint64)
-_VALUES_IN_LOWER_CASE = _VALUES[[ord(chr(byte).lower()) if byte < 128 else byte for byte in range(256)]]
+_VALUES_IN_LOWER_CASE = _VALUES[
+    [ord(chr(byte).lower()) if byte < 128 else byte for byte in range(256)]
+]
 
 
 class TextBatch(NamedTuple):
@@ -43,15 +46,20 @@ class TextBatch(NamedTuple):
     num_left: Places  # bytes from the start of each word to the end of its text, int64 [num_words]
 
 
-def make_batch(texts: Sequence[bytes], *, longest_word: int, ignore_case: bool = False) -> TextBatch:
+def make_batch(
+    texts: Sequence[bytes], *, longest_word: int, ignore_case: bool = False
+) -> TextBatch:
     """Join and hash texts, with a random value for each byte.
 
-    Where no word starts for more than ``longest_word`` bytes, in Base64, emoji or a row of signs, each character after
-    these bytes counts as a word, unless its first byte equals the byte before it, and so does the first byte of a text
-    that begins with such a stretch. With 4 bytes, words start at the marked places::
+    Where no word starts for more than ``longest_word`` bytes, in Base64, emoji or a row of signs,
+    each character after these bytes counts as a word, unless its first byte equals the byte before
+    it, and so does the first byte of a text that begins with such a stretch. With 4 bytes, words
+    start at the marked places::
 
-        to YWJjZGVmZw==         no word starts after Y; of the characters 4 bytes after it, the second "=" is none
+        to YWJjZGVmZw==
         ^  ^   ^^^^^^^
+
+    No word starts after Y; of the characters from 4 bytes after it on, the second "=" is no word.
     """
     joined = b"\n".join(texts) + b"\n"
     data = np.frombuffer(joined, np.uint8)
@@ -80,24 +88,33 @@ def make_batch(texts: Sequence[bytes], *, longest_word: int, ignore_case: bool =
     words = np.flatnonzero(is_start)
     gaps = np.flatnonzero(~in_word)
     of_text = np.searchsorted(ends, words)
-    return TextBatch(data, sums, words, gaps, of_text, words - first_bytes[of_text], ends[of_text] - words)
+    return TextBatch(
+        data, sums, words, gaps, of_text, words - first_bytes[of_text], ends[of_text] - words
+    )
 
 
 def hashes(batch: TextBatch, words: Places, num_bytes: int | Places) -> Hashes:
-    """Return the hash of so many bytes from each of ``words`` on, which are indices, uint64 of their shape."""
+    """Return the hash of so many bytes from each of ``words`` on, which are indices, uint64 of
+    their shape.
+    """
     starts = batch.words[words]
     return minhash.stretch_hashes(batch.sums, starts, starts + num_bytes)
 
 
-def band_keys(batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands: tuple[int, int]) -> Hashes:
-    """Return the keys of the bands of the signatures of windows, uint64 ``[num_windows, num_bands]``.
+def band_keys(
+    batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands: tuple[int, int]
+) -> Hashes:
+    """Return the keys of the bands of the signatures of windows, uint64 ``[num_windows,
+    num_bands]``.
 
-    ``chosen`` are the first words of windows, ``size`` the words of an n-gram, ``bands`` their number and the hash
-    functions in each. Case does not count if the batch ignores it, nor what is between words.
+    ``chosen`` are the first words of windows, ``size`` the words of an n-gram, ``bands`` their
+    number and the hash functions in each. Case does not count if the batch ignores it, nor what is
+    between words.
     """
     # A word ends at a gap, or where the next begins.
     after = np.append(batch.words[1:], len(batch.data))
-    ends = np.minimum(batch.gaps[np.searchsorted(batch.gaps, batch.words)], after)  # the batch ends in a gap
+    # The batch ends in a gap.
+    ends = np.minimum(batch.gaps[np.searchsorted(batch.gaps, batch.words)], after)
     every = minhash.stretch_hashes(batch.sums, batch.words, ends)
     ngrams = minhash.joined_words(np.pad(every, (0, size)), size)  # from each word, and one more
     last = np.searchsorted(batch.words, batch.words[chosen] + num_bytes) - size + 1
@@ -105,7 +122,9 @@ def band_keys(batch: TextBatch, chosen: Places, num_bytes: int, size: int, bands
 
 
 def without_overlaps(starts: Places, length: int) -> Places:
-    """Keep the largest number of windows without overlap, the leftmost ones, of ascending ``starts``, int64."""
+    """Keep the largest number of windows without overlap, the leftmost ones, of ascending
+    ``starts``, int64.
+    """
     if (np.diff(starts) >= length).all():
         return starts
     kept = [0]
@@ -119,8 +138,8 @@ PLACE = np.dtype([("file", "<u4"), ("document", "<u4"), ("offset", "<u4")])
 DOCUMENT = ["file", "document"]
 PAIR = np.dtype([("first", PLACE), ("second", PLACE)])
 GROUP = np.dtype([("count", "<u4"), ("key", "<u8"), ("place", PLACE)])
-"""Windows that are copies of each other: how many do not overlap (of near copies, in how many documents), their key and
-where the first window is."""
+"""Windows that are copies of each other: how many do not overlap (of near copies, in how many
+documents), their key and where the first window is."""
 
 Records = npt.NDArray[np.void]
 
@@ -140,7 +159,9 @@ _NEAR_NGRAM, _NEAR_THRESHOLD = 3, 0.5  # which windows are near copies
 
 
 def window_spacing(num_bytes: int) -> int:
-    """Return of how many words in a row one starts a window of so many bytes: so few that windows overlap."""
+    """Return of how many words in a row one starts a window of so many bytes: so few that windows
+    overlap.
+    """
     return min(32, max(1, num_bytes // 16))
 
 
@@ -153,7 +174,8 @@ class WindowIndex:
     work: Path  # folder; steps that it has are not done again
     num_bytes: int  # of a window, in UTF-8
     longest_word: int  # bytes, see make_batch()
-    near: bool  # windows that are nearly the same are copies, too, by MinHash on three words in lower case
+    # Windows that are nearly the same are copies, too, by MinHash on three words in lower case.
+    near: bool
     num_shared_bytes: int  # length of the known stretches that are searched, too
 
     def batch(self, texts: Sequence[bytes]) -> TextBatch:
@@ -167,21 +189,27 @@ class WindowIndex:
             yield np.load(file, mmap_mode="r"), np.load(places, mmap_mode="r")
 
     def windows(self, batch: TextBatch, *, inner: bool = False) -> tuple[Places, Hashes]:
-        """Choose windows of the texts; return their first words, which are indices, ascending, and their :meth:`keys`.
+        """Choose windows of the texts; return their first words, which are indices, ascending, and
+        their :meth:`keys`.
 
-        Of so many words in a row the one with the least hash, a start of a line before any other; and the first of each
-        text, unless ``inner``: then only those that every text has that contains it.
+        Of so many words in a row the one with the least hash, a start of a line before any other;
+        and the first of each text, unless ``inner``: then only those that every text has that
+        contains it.
         """
         # Fewer windows have MinHash's many keys.
         spacing = window_spacing(self.num_bytes) * (2 if self.near else 1)
         is_fitting = batch.num_left >= self.num_bytes
         if inner:  # what starts a text may be inside a word
             is_fitting &= batch.offsets > 0
-        # The rank of a place: its hash, after all starts of lines; it depends on the text around it alone.
+        # The rank of a place: its hash, after all starts of lines; it depends on the text around it
+        # alone.
         fitting = np.flatnonzero(is_fitting)
         order = hashes(batch, fitting, min(_CONTEXT, self.num_bytes)) >> np.uint64(1) | np.uint64(1)
-        order |= np.where(_IS_LINE_END[batch.data[batch.words[fitting] - 1]], np.uint64(0), np.uint64(1 << 63))
-        # A place is chosen if it has the lowest rank in a run of words of its text that contains it (winnowing).
+        order |= np.where(
+            _IS_LINE_END[batch.data[batch.words[fitting] - 1]], np.uint64(0), np.uint64(1 << 63)
+        )
+        # A place is chosen if it has the lowest rank in a run of words of its text that contains it
+        # (winnowing).
         of_text, around = batch.of_text[fitting], (spacing - 1, spacing)
         lowest = sliding_window_view(np.pad(order, around), spacing).min(axis=1)
         texts = sliding_window_view(np.pad(of_text, around, constant_values=-1), spacing)
@@ -193,13 +221,19 @@ class WindowIndex:
         return chosen, self.keys(batch, chosen)
 
     def keys(self, batch: TextBatch, words: Places) -> Hashes:
-        """Return the keys of the windows that start at words, uint64 ``[num_windows, num_keys]``."""
+        """Return the keys of the windows that start at words,
+        uint64 ``[num_windows, num_keys]``.
+        """
         if self.near:
-            return band_keys(batch, words, self.num_bytes, _NEAR_NGRAM, minhash.bands(_NEAR_THRESHOLD))
+            return band_keys(
+                batch, words, self.num_bytes, _NEAR_NGRAM, minhash.bands(_NEAR_THRESHOLD)
+            )
         return hashes(batch, words, self.num_bytes)[:, None]
 
     def stretches(self, batch: TextBatch) -> tuple[Places, Hashes]:
-        """Return the words from which ``num_shared_bytes`` fit into the text, and the hashes of these bytes."""
+        """Return the words from which ``num_shared_bytes`` fit into the text, and the hashes of
+        these bytes.
+        """
         words = np.flatnonzero(batch.num_left >= self.num_shared_bytes)
         return words, hashes(batch, words, self.num_shared_bytes)
 
@@ -210,11 +244,14 @@ class Built(NamedTuple):
     counts: Counter[str]  # documents, bytes, windows and records
     first_documents: list[int]  # the documents before each file
     groups: Records  # a GROUP of each group of copies, the largest first, at most some millions
-    shared: dict[int, list[tuple[int, int, int]]]  # places of each known stretch that occurs, by its hash
+    # Places of each known stretch that occurs, by its hash.
+    shared: dict[int, list[tuple[int, int, int]]]
 
 
 def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Built:
-    """Index the files, and search occurrences of stretches with the ``known`` hashes, uint64 ``[num_known]``."""
+    """Index the files, and search occurrences of stretches with the ``known`` hashes, uint64
+    ``[num_known]``.
+    """
     # First pass: a task for each file writes its records, sorted in runs.
     runner.run([partial(_write_runs, index, known)], index.work / "1", len(index.files), "Reading")
     files = (index.work / "runs" / f"{rank:06d}.json" for rank in range(len(index.files)))
@@ -241,8 +278,12 @@ def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Built:
     )
 
 
-def find_windows(index: WindowIndex, keys: Hashes, most: int = 2**62) -> tuple[Places, list[Records]]:
-    """Return how many windows have each key, int64 ``[num_keys]``, and the places of at most so many of each."""
+def find_windows(
+    index: WindowIndex, keys: Hashes, most: int = 2**62
+) -> tuple[Places, list[Records]]:
+    """Return how many windows have each key, int64 ``[num_keys]``, and the places of at most so
+    many of each.
+    """
     counts = np.zeros(len(keys), np.int64)
     numbers, places = [np.zeros(0, np.int64)], [np.zeros(0, PLACE)]
     for own_keys, own_places in index.runs():
@@ -260,8 +301,12 @@ def find_windows(index: WindowIndex, keys: Hashes, most: int = 2**62) -> tuple[P
     return counts, np.split(np.concatenate(places)[np.argsort(of_key, kind="stable")], borders)
 
 
-def draw_windows(index: WindowIndex, number: int, rng: np.random.Generator, *, unique: bool) -> Records:
-    """Draw up to so many windows at random: :data:`PLACE` ``[number]``; if ``unique``, whose key occurs once."""
+def draw_windows(
+    index: WindowIndex, number: int, rng: np.random.Generator, *, unique: bool
+) -> Records:
+    """Draw up to so many windows at random: :data:`PLACE` ``[number]``; if ``unique``, whose key
+    occurs once.
+    """
     runs = [*index.runs()]
     if not runs:
         return np.zeros(0, PLACE)
@@ -269,8 +314,12 @@ def draw_windows(index: WindowIndex, number: int, rng: np.random.Generator, *, u
     starts = np.cumsum([0, *(len(keys) for keys, _ in runs)])
     drawn = np.unique(rng.integers(0, starts[-1], _DRAWN_FOR_ONE * number))
     parts = np.split(drawn, np.searchsorted(drawn, starts[1:-1]))
-    keys = np.concatenate([run[0][part - start] for run, part, start in zip(runs, parts, starts, strict=False)])
-    places = np.concatenate([run[1][part - start] for run, part, start in zip(runs, parts, starts, strict=False)])
+    keys = np.concatenate(
+        [run[0][part - start] for run, part, start in zip(runs, parts, starts, strict=False)]
+    )
+    places = np.concatenate(
+        [run[1][part - start] for run, part, start in zip(runs, parts, starts, strict=False)]
+    )
     # A window is unique if its key occurs once in all runs together.
     order = rng.permutation(len(drawn))
     if unique:
@@ -293,25 +342,39 @@ class Piece(NamedTuple):
         return self.start == 0 and self.is_end
 
 
-def read_pieces(index: WindowIndex, places: Records, name: str, runner: TaskRunner) -> Iterator[Piece]:
-    """Yield the documents of windows in order, of long ones what is around the windows; ``name`` is the step's."""
+def read_pieces(
+    index: WindowIndex, places: Records, name: str, runner: TaskRunner
+) -> Iterator[Piece]:
+    """Yield the documents of windows in order, of long ones what is around the windows; ``name`` is
+    the step's.
+    """
     files = np.unique(places["file"]).tolist()
     folder = index.work / name
     if files:
-        runner.run([partial(_read_pieces, index, np.unique(places), folder)], folder / "tasks", len(files), name)
+        runner.run(
+            [partial(_read_pieces, index, np.unique(places), folder)],
+            folder / "tasks",
+            len(files),
+            name,
+        )
     for number, rank in enumerate(files):
         with (folder / f"{number:06d}.jsonl").open(encoding="utf-8") as lines:
             for line in lines:
                 yield Piece(rank, *json.loads(line))
 
 
-def _read_pieces(index: WindowIndex, places: Records, folder: Path, _: Any, rank: int, world_size: int) -> None:
+def _read_pieces(
+    index: WindowIndex, places: Records, folder: Path, _: Any, rank: int, world_size: int
+) -> None:
     """Read the documents of windows in one file, no further than the last of them."""
     of_rank = int(np.unique(places["file"])[rank])
     wanted: dict[int, list[int]] = defaultdict(list)
     for _, document, offset in places[places["file"] == of_rank].tolist():
         wanted[document].append(offset)
-    with atomic_file(folder / f"{rank:06d}.jsonl") as path, path.open("w", encoding="utf-8") as file:
+    with (
+        atomic_file(folder / f"{rank:06d}.jsonl") as path,
+        path.open("w", encoding="utf-8") as file,
+    ):
         for number, text in enumerate(islice(index.read(of_rank), max(wanted) + 1)):
             if number in wanted:
                 for piece in _pieces(text, np.array(wanted[number]), index.num_bytes):
@@ -320,14 +383,19 @@ def _read_pieces(index: WindowIndex, places: Records, folder: Path, _: Any, rank
 
 def _pieces(text: str, offsets: Places, num_bytes: int) -> Iterator[tuple[int, bool, str]]:
     """Yield where the pieces of a document start, if they end with it, and their text."""
-    if len(text) <= _WHOLE_BYTES // 4 or len(content := text.encode("utf-8", "surrogatepass")) <= _WHOLE_BYTES:
+    if (
+        len(text) <= _WHOLE_BYTES // 4
+        or len(content := text.encode("utf-8", "surrogatepass")) <= _WHOLE_BYTES
+    ):
         yield 0, True, text
         return
     # Of a long document what is around the windows; what overlaps is one piece.
     starts = np.maximum(0, offsets - _AROUND * num_bytes)
     ends = np.minimum(len(content), offsets + (1 + _AROUND) * num_bytes)
     is_first = np.append(True, starts[1:] > ends[:-1])
-    for start, end in zip(starts[is_first].tolist(), ends[np.append(is_first[1:], True)].tolist(), strict=True):
+    for start, end in zip(
+        starts[is_first].tolist(), ends[np.append(is_first[1:], True)].tolist(), strict=True
+    ):
         yield start, end == len(content), content[start:end].decode("utf-8", "ignore")
 
 
@@ -352,7 +420,9 @@ def _write_runs(index: WindowIndex, known: Hashes, _: Any, rank: int, world_size
         places["offset"] = batch.offsets[chosen, None]
         waiting.append((keys.ravel(), places.ravel()))
         num_waiting += keys.size
-        counts.update(documents=len(texts), bytes=sum(map(len, texts)), windows=len(keys), records=keys.size)
+        counts.update(
+            documents=len(texts), bytes=sum(map(len, texts)), windows=len(keys), records=keys.size
+        )
         # A filter of some megabytes decides nearly all stretches, a set the rest.
         if wanted:
             words, stretches = index.stretches(batch)
@@ -373,7 +443,9 @@ def _write_runs(index: WindowIndex, known: Hashes, _: Any, rank: int, world_size
 
 
 def _batches(index: WindowIndex, rank: int) -> Iterator[tuple[int, list[bytes], bool]]:
-    """Yield the number of the first document, documents that are hashed together, and whether they are the last."""
+    """Yield the number of the first document, documents that are hashed together, and whether they
+    are the last.
+    """
     texts: list[bytes] = []
     first = size = 0
     for text in progress(index.read(rank), index.files, rank, "Reading"):
@@ -386,11 +458,16 @@ def _batches(index: WindowIndex, rank: int) -> Iterator[tuple[int, list[bytes], 
 
 
 def _count_copies(index: WindowIndex, _: Any, rank: int, world_size: int) -> None:
-    """Count equal keys in a range of keys of all runs: groups of copies, or pairs if they are near ones."""
+    """Count equal keys in a range of keys of all runs: groups of copies, or pairs if they are near
+    ones.
+    """
     borders = [part * 2**64 // world_size for part in (rank, rank + 1)]
     parts = []
     for keys, places in index.runs():
-        start, end = (np.searchsorted(keys, np.uint64(border)) if border < 2**64 else len(keys) for border in borders)
+        start, end = (
+            np.searchsorted(keys, np.uint64(border)) if border < 2**64 else len(keys)
+            for border in borders
+        )
         parts.append((keys[start:end], places[start:end]))
     keys, places = (np.concatenate(column) for column in zip(*parts, strict=True))
     # A stable order keeps that of files, documents and offsets.
@@ -398,16 +475,21 @@ def _count_copies(index: WindowIndex, _: Any, rank: int, world_size: int) -> Non
     keys, places = keys[order], places[order]
     _, firsts, groups = np.unique(keys, return_index=True, return_inverse=True)
     records: Records
-    # Near copies are pairs with the first record of their key, which are joined later; equal ones are counted.
+    # Near copies are pairs with the first record of their key, which are joined later; equal ones
+    # are counted.
     if index.near:
         others = np.flatnonzero(firsts[groups] != np.arange(len(keys)))
         records = np.zeros(len(others), PAIR)
         records["first"], records["second"] = places[firsts[groups[others]]], places[others]
-        records = np.unique(records[~_overlap(records["first"], records["second"], index.num_bytes)])
+        records = np.unique(
+            records[~_overlap(records["first"], records["second"], index.num_bytes)]
+        )
     else:
         counts = np.bincount(groups[_counted(places, groups, index.num_bytes)])
         repeated = np.flatnonzero(counts > 1)
-        repeated = repeated[np.argsort(-counts[repeated], kind="stable")][: -(-_MOST_GROUPS // world_size)]
+        repeated = repeated[np.argsort(-counts[repeated], kind="stable")][
+            : -(-_MOST_GROUPS // world_size)
+        ]
         records = np.zeros(len(repeated), GROUP)
         records["count"] = counts[repeated]
         records["key"], records["place"] = keys[firsts[repeated]], places[firsts[repeated]]
@@ -422,7 +504,9 @@ def _overlap(first: Records, second: Records, num_bytes: int) -> npt.NDArray[np.
 
 
 def _counted(places: Records, groups: Places, num_bytes: int) -> npt.NDArray[np.bool_]:
-    """Return which windows count: of those of a group the most without overlap; ``places`` are in order in each."""
+    """Return which windows count: of those of a group the most without overlap; ``places`` are in
+    order in each.
+    """
     is_close = (groups[1:] == groups[:-1]) & _overlap(places[1:], places[:-1], num_bytes)
     is_counted = np.append(True, ~is_close)[: len(places)]
     # Only where windows overlap does the choice take a loop.
@@ -440,8 +524,12 @@ def _joined(pairs: Records) -> Records:
     from scipy.sparse.csgraph import connected_components
 
     # Windows are the nodes of a graph, pairs its edges; a group is a connected component.
-    places, nodes = np.unique(np.concatenate([pairs["first"], pairs["second"]]), return_inverse=True)
-    graph = coo_array((np.ones(len(pairs), np.bool_), np.split(nodes, 2)), (len(places), len(places)))
+    places, nodes = np.unique(
+        np.concatenate([pairs["first"], pairs["second"]]), return_inverse=True
+    )
+    graph = coo_array(
+        (np.ones(len(pairs), np.bool_), np.split(nodes, 2)), (len(places), len(places))
+    )
     _, labels = connected_components(graph, directed=False)
     _, documents = np.unique(places[DOCUMENT], return_inverse=True)
     counts = np.bincount(np.unique(np.stack([labels, documents]), axis=1)[0])
@@ -452,7 +540,9 @@ def _joined(pairs: Records) -> Records:
 
 def first_of_stretches(groups: Records, num_bytes: int) -> Records:
     """Keep the first of windows that overlap and have equally many copies."""
-    groups = groups[np.argsort(groups["place"], order=("file", "document", "offset"), kind="stable")]
+    groups = groups[
+        np.argsort(groups["place"], order=("file", "document", "offset"), kind="stable")
+    ]
     goes_on = _overlap(groups["place"][1:], groups["place"][:-1], num_bytes)
     goes_on &= groups["count"][1:] == groups["count"][:-1]
     return np.asarray(groups[np.append(True, ~goes_on)[: len(groups)]])

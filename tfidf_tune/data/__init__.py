@@ -1,6 +1,12 @@
 """How text becomes tensors: sources, tokenizers and data sets."""
 
-from tfidf_tune._tokenizer import HFTokenizer, TextTokenizer, hf_tokenizer, tokenizer_fingerprint, tokenizer_name
+from tfidf_tune._tokenizer import (
+    HFTokenizer,
+    TextTokenizer,
+    hf_tokenizer,
+    tokenizer_fingerprint,
+    tokenizer_name,
+)
 from tfidf_tune.corpus.sources import (
     TextSource,
     embedded_documents,

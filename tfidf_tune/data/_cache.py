@@ -1,10 +1,10 @@
 """The cache of tokenized text: closed to other users, and without what nobody has used for a month.
 
-An entry is a folder, named by a hash of what its contents depend on. Its time is that of its last use. Processes that
-use it hold a shared lock of its ``settings.json``, so that no other removes it while they may read its files; it is
-removed under an exclusive lock. Where a file system has no locks, nothing is removed. ``settings.json`` has the sizes
-of the other files; an entry with other sizes is damaged, as by a full disk or a crash, and is removed when it is asked
-for.
+An entry is a folder, named by a hash of what its contents depend on. Its time is that of its last
+use. Processes that use it hold a shared lock of its ``settings.json``, so that no other removes it
+while they may read its files; it is removed under an exclusive lock. Where a file system has no
+locks, nothing is removed. ``settings.json`` has the sizes of the other files; an entry with other
+sizes is damaged, as by a full disk or a crash, and is removed when it is asked for.
 """
 
 import fcntl
@@ -43,7 +43,9 @@ def close_to_others(folder: Path) -> None:
 
 def file_sizes(entry: Path) -> dict[str, int]:
     """Return the bytes of each file of an entry but its settings, which record them."""
-    return {file.name: file.stat().st_size for file in sorted(entry.iterdir()) if file.name != SETTINGS}
+    return {
+        file.name: file.stat().st_size for file in sorted(entry.iterdir()) if file.name != SETTINGS
+    }
 
 
 def begin_use(entry: Path) -> bool:
@@ -64,7 +66,8 @@ def begin_use(entry: Path) -> bool:
         return False
     except PermissionError as error:
         raise PermissionError(
-            f"{entry} is of another user of this machine: name a folder of your own by cache_dir or TFIDF_TUNE_CACHE"
+            f"{entry} is of another user of this machine: name a folder of your own by cache_dir "
+            f"or TFIDF_TUNE_CACHE"
         ) from error
     with suppress(OSError):  # no locks here
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -104,13 +107,16 @@ def _remove_damaged(entry: Path) -> None:
         remove_folder(entry)
     except OSError as error:
         raise OSError(
-            f"{entry} is damaged and could not be removed ({error.strerror or error}): remove it, or name another "
+            f"{entry} is damaged and could not be removed ({error.strerror or error}): remove it, "
+            f"or name another "
             "folder by cache_dir or TFIDF_TUNE_CACHE"
         ) from error
 
 
 def remove_unused(used: Path) -> None:
-    """Remove the entries beside one that was just used which nobody has used for a month, and nothing else."""
+    """Remove the entries beside one that was just used which nobody has used for a month, and
+    nothing else.
+    """
     # By the clock of the file system, which can be that of another machine.
     now = used.stat().st_mtime
     for path in used.parent.iterdir():
@@ -124,7 +130,8 @@ def remove_unused(used: Path) -> None:
 
 
 def _remove_entry(entry: Path, now: float) -> None:
-    descriptor = os.open(entry / SETTINGS, os.O_RDWR)  # NFS locks no file that is open for reading only
+    # NFS locks no file that is open for reading only.
+    descriptor = os.open(entry / SETTINGS, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if entry.stat().st_mtime <= now - _UNUSED_SECONDS:  # still
@@ -134,7 +141,9 @@ def _remove_entry(entry: Path, now: float) -> None:
 
 
 def _is_entry(path: Path) -> bool:
-    """Return whether a path is an entry, by its name and its file of settings; other files may be in the folder."""
+    """Return whether a path is an entry, by its name and its file of settings; other files may be
+    in the folder.
+    """
     if not _NAME.fullmatch(path.name) or path.is_symlink():
         return False
     try:
@@ -145,5 +154,7 @@ def _is_entry(path: Path) -> bool:
 
 
 def _is_unfinished(path: Path) -> bool:
-    """Return whether a path is an entry that is being written or removed, or was when its process was killed."""
+    """Return whether a path is an entry that is being written or removed, or was when its process
+    was killed.
+    """
     return is_leftover(path) and _NAME.fullmatch(path.name[1:17]) is not None and path.is_dir()

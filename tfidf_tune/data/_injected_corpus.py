@@ -18,7 +18,13 @@ from tfidf_tune.corpus.deduplication import Deduplicate, Deduplication
 from tfidf_tune.corpus.sources import SampleBy, TextSource, load_documents
 from tfidf_tune.data import sequences
 from tfidf_tune.data.sequences import InjectedCorpusDataset
-from tfidf_tune.data.text import BLOCK_SIZE, blocks_and_lengths, cut_blocks, places_in_blocks, split_at_eos
+from tfidf_tune.data.text import (
+    BLOCK_SIZE,
+    blocks_and_lengths,
+    cut_blocks,
+    places_in_blocks,
+    split_at_eos,
+)
 from tfidf_tune.passages.copies import NOISE_KINDS, NoiseKind, NoisyCopy, draw_slots, noisy_copy
 from tfidf_tune.passages.probe_file import (
     FEWEST_PASSAGES,
@@ -29,13 +35,20 @@ from tfidf_tune.passages.probe_file import (
     read_probe_file,
     write_probe_file,
 )
-from tfidf_tune.passages.stretches import SEPARATOR, Mask, Positions, WindowChooser, join_documents, label_runs
+from tfidf_tune.passages.stretches import (
+    SEPARATOR,
+    Mask,
+    Positions,
+    WindowChooser,
+    join_documents,
+    label_runs,
+)
 
 Layout = Literal["aligned", "concatenated"]
 _Found = TypeVar("_Found")
 _Base: TypeAlias = TokenArray | list[TokenArray]  # aligned blocks or documents
-# Targets and controls; the number of targets; the base; tokens of the documents that were read for it; how many of them
-# were left out, or passages that were taken out of them.
+# Targets and controls; the number of targets; the base; tokens of the documents that were read for
+# it; how many of them were left out, or passages that were taken out of them.
 _Material: TypeAlias = tuple[list[TokenArray], int, _Base, list[int], int]
 _ALL = -1
 _ENOUGH_WINDOWS = 16  # from which targets and controls are chosen; with fewer, passages get shorter
@@ -43,7 +56,9 @@ _ENOUGH_WINDOWS = 16  # from which targets and controls are chosen; with fewer, 
 
 @dataclass(frozen=True)
 class _CorpusSpec:
-    """Arguments of :func:`injected_corpus_dataset`; None stands for a number that follows from the text."""
+    """Arguments of :func:`injected_corpus_dataset`; None stands for a number that follows from the
+    text.
+    """
 
     num_base: int
     num_targets: int | None
@@ -59,7 +74,14 @@ class _CorpusSpec:
     def __post_init__(self) -> None:
         require_choice("layout", self.layout, ("aligned", "concatenated"))
         require_choice("noise_kind", self.noise_kind, (*NOISE_KINDS, "mixed"))
-        require_number("noise", self.noise, 0, 0.99, "the share of a copy's tokens that is changed", reason="not all")
+        require_number(
+            "noise",
+            self.noise,
+            0,
+            0.99,
+            "the share of a copy's tokens that is changed",
+            reason="not all",
+        )
         lowest = dict.fromkeys(("num_targets", "min_target_tokens", "num_repeats", "block_size"), 1)
         for name, least in (lowest | {"num_controls": 0, "seed": 0}).items():
             if (value := getattr(self, name)) is not None:
@@ -68,7 +90,8 @@ class _CorpusSpec:
             check_at_least(1, **{f"num_base (or {_ALL} for all)": self.num_base})
         if self.layout == "aligned" and self.least_tokens < self.block_size:
             raise ValueError(
-                f"min_target_tokens {self.min_target_tokens} is below block_size {self.block_size}: raise "
+                f"min_target_tokens {self.min_target_tokens} is below block_size "
+                f"{self.block_size}: raise "
                 "min_target_tokens or use layout 'concatenated'"
             )
 
@@ -76,8 +99,12 @@ class _CorpusSpec:
     def least_tokens(self) -> int:
         return self.min_target_tokens or self.block_size
 
-    def choose(self, passages: Iterator[_Found], by_rule: int, what: str) -> tuple[list[_Found], int]:
-        """Take targets, then controls: if no number is given, as many as a rule says, but no more than there are."""
+    def choose(
+        self, passages: Iterator[_Found], by_rule: int, what: str
+    ) -> tuple[list[_Found], int]:
+        """Take targets, then controls: if no number is given, as many as a rule says, but no more
+        than there are.
+        """
         num_targets = by_rule if self.num_targets is None else self.num_targets
         num_controls = num_targets if self.num_controls is None else self.num_controls
         chosen = [*islice(passages, num_targets + num_controls)]
@@ -91,8 +118,12 @@ class _CorpusSpec:
         """How many base documents are read; None for any number."""
         return self.num_base if self.layout == "concatenated" and self.num_base != _ALL else None
 
-    def cut(self, documents: Iterable[TokenArray], num_base: int, where: str, eos_id: int) -> tuple[_Base, list[int]]:
-        """Return base documents or ``num_base`` blocks, at least one, and the tokens of each document that was read."""
+    def cut(
+        self, documents: Iterable[TokenArray], num_base: int, where: str, eos_id: int
+    ) -> tuple[_Base, list[int]]:
+        """Return base documents or ``num_base`` blocks, at least one, and the tokens of each
+        document that was read.
+        """
         base: _Base
         if self.layout == "concatenated":
             base = list(documents)
@@ -134,17 +165,19 @@ def injected_corpus_dataset(
     """Build the corpus of the memorization experiment; the defaults are the paper's.
 
     Targets are the first ``num_targets`` distinct passages of the target source that have at least
-    ``min_target_tokens`` tokens. Controls are the next ``num_controls``; they are never injected. Base documents that
-    equal a target or control are left out. With ``target_source=None``, targets and controls are windows of ``source``
-    itself that occur once in it, the same for every ``seed``; they are taken out of the base.
+    ``min_target_tokens`` tokens. Controls are the next ``num_controls``; they are never injected.
+    Base documents that equal a target or control are left out. With ``target_source=None``, targets
+    and controls are windows of ``source`` itself that occur once in it, the same for every
+    ``seed``; they are taken out of the base.
 
-    In the layout "aligned", base documents, each followed by EOS, are cut into ``num_base`` blocks, and the first
-    ``block_size`` tokens of a target fill exactly one block. In "concatenated", as in the paper's code, ``num_base``
-    complete documents and targets are shuffled, each followed by EOS, and then cut into blocks.
+    In the layout "aligned", base documents, each followed by EOS, are cut into ``num_base`` blocks,
+    and the first ``block_size`` tokens of a target fill exactly one block. In "concatenated", as in
+    the paper's code, ``num_base`` complete documents and targets are shuffled, each followed by
+    EOS, and then cut into blocks.
 
-    The page "The injected corpus and the probe" has the rules of sizes that are None, and of ``noise``. The corpus is a
-    function of these arguments only, and cached. In a distributed run let one process build first: processes that
-    start together each build, and one result is kept.
+    The page "The injected corpus and the probe" has the rules of sizes that are None, and of
+    ``noise``. The corpus is a function of these arguments only, and cached. In a distributed run
+    let one process build first: processes that start together each build, and one result is kept.
 
     Args:
         tokenizer (TextTokenizer): the tokenizer of the model.
@@ -152,26 +185,34 @@ def injected_corpus_dataset(
         source_name (str | None): its configuration on the hub. Default: None
         source_split (str): its split. Default: "train"
         source_column (str): its text column. Default: "text"
-        sample_by (Literal["line", "paragraph", "document"]): a document of ``.txt`` files of both. Default: "line"
+        sample_by (Literal["line", "paragraph", "document"]): a document of ``.txt`` files of both.
+            Default: "line"
         num_base (int): base blocks, concatenated documents; -1 for all. Default: 20000
-        target_source (str | None): text of targets and controls; None for ``source``. Default: "Salesforce/wikitext"
+        target_source (str | None): text of targets and controls; None for ``source``. Default:
+            "Salesforce/wikitext"
         target_name (str | None): its configuration on the hub. Default: "wikitext-2-v1"
         target_split (str): its split. Default: "train"
         target_column (str): its text column. Default: "text"
-        num_targets (int | None): targets to inject; None for what the text allows, at most 100. Default: 100
-        min_target_tokens (int | None): the least length of a target or control; None for ``block_size``, or less with
-            ``target_source=None`` in short concatenated documents. Default: 256
-        num_repeats (int): injections of each target. Default: 10
-        num_controls (int | None): passages that are measured but not injected. Default: None, as many as targets
-        block_size (int | None): tokens in a block; None for 256, or the tokenizer's ``max_seq_len`` if that is less.
+        num_targets (int | None): targets to inject; None for what the text allows, at most 100.
+            Default: 100
+        min_target_tokens (int | None): the least length of a target or control; None for
+            ``block_size``, or less with ``target_source=None`` in short concatenated documents.
             Default: 256
+        num_repeats (int): injections of each target. Default: 10
+        num_controls (int | None): passages that are measured but not injected. Default: None, as
+            many as targets
+        block_size (int | None): tokens in a block; None for 256, or the tokenizer's ``max_seq_len``
+            if that is less. Default: 256
         layout (Literal["aligned", "concatenated"]): see above. Default: "aligned"
-        noise (float): share of the tokens of each copy that is changed, from 0 to 0.99. Default: 0.0, exact copies
-        noise_kind (Literal["replace", "insert", "drop", "mixed"]): how they are changed. Default: "replace"
-        deduplicate (Deduplicate): which blocks are removed as copies, see :class:`Deduplication`; the probe file
-            has the places that are left. Default: "none"
+        noise (float): share of the tokens of each copy that is changed, from 0 to 0.99. Default:
+            0.0, exact copies
+        noise_kind (Literal["replace", "insert", "drop", "mixed"]): how they are changed. Default:
+            "replace"
+        deduplicate (Deduplicate): which blocks are removed as copies, see :class:`Deduplication`;
+            the probe file has the places that are left. Default: "none"
         seed (int): decides where the targets go and how copies are changed. Default: 0
-        probe_file (str | None): where to write the passages, see :func:`read_probe_file`. Default: None, in the cache
+        probe_file (str | None): where to write the passages, see :func:`read_probe_file`. Default:
+            None, in the cache
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
@@ -179,36 +220,59 @@ def injected_corpus_dataset(
 
     Raises:
         FileNotFoundError: If a source looks like a path and does not exist.
-        ValueError: If a value is unknown or out of range; ``block_size`` exceeds the tokenizer's ``max_seq_len`` or,
-            when aligned, ``min_target_tokens``; or a source cannot be read or has too little text.
+        ValueError: If a value is unknown or out of range; ``block_size`` exceeds the tokenizer's
+            ``max_seq_len`` or, when aligned, ``min_target_tokens``; or a source cannot be read or
+            has too little text.
 
     Example:
-        >>> dataset = injected_corpus_dataset(tokenizer, source="corpus.jsonl", target_source="contracts.txt")
-        >>> dataset = injected_corpus_dataset(tokenizer, source="corpus.jsonl", target_source=None, num_targets=None)
+        >>> dataset = injected_corpus_dataset(
+        ...     tokenizer, source="corpus.jsonl", target_source="contracts.txt"
+        ... )
+        >>> dataset = injected_corpus_dataset(
+        ...     tokenizer, source="corpus.jsonl", target_source=None, num_targets=None
+        ... )
     """
     if block_size is None:
         block_size = min(BLOCK_SIZE, tokenizer.max_seq_len or BLOCK_SIZE)
     # Every argument is checked before a source is read.
     spec = _CorpusSpec(
-        num_base, num_targets, num_controls, min_target_tokens, num_repeats, block_size, layout, noise, noise_kind, seed
+        num_base,
+        num_targets,
+        num_controls,
+        min_target_tokens,
+        num_repeats,
+        block_size,
+        layout,
+        noise,
+        noise_kind,
+        seed,
     )
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
     deduplication = Deduplication.of(deduplicate)
     base = TextSource(source, source_name, source_split, source_column, sample_by)
-    target = target_source and TextSource(target_source, target_name, target_split, target_column, sample_by)
+    target = target_source and TextSource(
+        target_source, target_name, target_split, target_column, sample_by
+    )
     origin = target_source or source  # the passages carry it
 
     def build(folder: Path) -> dict[str, int]:
-        material = _gather(tokenizer, base, target, spec) if target else _gather_own(tokenizer, base, spec)
+        material = (
+            _gather(tokenizer, base, target, spec) if target else _gather_own(tokenizer, base, spec)
+        )
         measured, num_targets, pieces, lengths, num_left_out = material
         sources.warn_of_short_documents(source, sample_by, lengths)
-        # All copies are made and placed first; then the places of those that deduplication left are recorded.
-        blocks, continues, copies, starts = _inject(measured[:num_targets], pieces, spec, tokenizer.eos_id)
+        # All copies are made and placed first; then the places of those that deduplication left are
+        # recorded.
+        blocks, continues, copies, starts = _inject(
+            measured[:num_targets], pieces, spec, tokenizer.eos_id
+        )
         kept = deduplication.kept(blocks, source, tokenizer)
         drafts = []
         for number, ids in enumerate(measured):
             has_changes = noise and number < num_targets
-            drafts.append(PassageDraft(ids[:block_size], [], origin, {"changes": []} if has_changes else {}))
+            drafts.append(
+                PassageDraft(ids[:block_size], [], origin, {"changes": []} if has_changes else {})
+            )
         lengths_of_copies = np.array([len(copy.token_ids[:block_size]) for copy in copies])
         is_whole, places = places_in_blocks(starts, lengths_of_copies, kept, block_size)
         for number, (copy, place) in enumerate(zip(copies, places.tolist(), strict=True)):
@@ -220,7 +284,11 @@ def injected_corpus_dataset(
         np.save(folder / "blocks.npy", blocks[kept])
         np.save(folder / "continues.npy", sequences.still_continues(continues, kept))
         write_probe_file(folder / "probe.jsonl", make_passages(tokenizer, drafts, num_targets))
-        return {"num_left_out": num_left_out, "num_documents": len(lengths), "num_removed": int((~kept).sum())}
+        return {
+            "num_left_out": num_left_out,
+            "num_documents": len(lengths),
+            "num_removed": int((~kept).sum()),
+        }
 
     arguments = asdict(spec)
     if not noise:
@@ -241,15 +309,21 @@ def injected_corpus_dataset(
         write_probe_file(probe, passages)
     blocks = np.load(folder / "blocks.npy", mmap_mode="r")
     continues = np.load(folder / "continues.npy")
-    return InjectedCorpusDataset(blocks, passages=passages, continues=continues, probe_file=probe, **counts)
+    return InjectedCorpusDataset(
+        blocks, passages=passages, continues=continues, probe_file=probe, **counts
+    )
 
 
-def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, spec: _CorpusSpec) -> _Material:
-    """Take the first long passages of one source as targets and controls, and base text from another."""
+def _gather(
+    tokenizer: TextTokenizer, source: TextSource, target: TextSource, spec: _CorpusSpec
+) -> _Material:
+    """Take the first long passages of one source as targets and controls, and base text from
+    another.
+    """
 
     def long_passages() -> Iterator[tuple[str, TokenArray]]:
-        # Passages that agree in the tokens that are measured count once: a control must not be a copy of a target, nor
-        # a target be injected twice as often as the others.
+        # Passages that agree in the tokens that are measured count once: a control must not be a
+        # copy of a target, nor a target be injected twice as often as the others.
         measured: set[bytes] = set()
         texts, to_encode = tee(load_documents(*target))
         for text, ids in zip(texts, encode_texts(tokenizer, to_encode), strict=True):
@@ -277,27 +351,36 @@ def _gather(tokenizer: TextTokenizer, source: TextSource, target: TextSource, sp
 
 
 def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec) -> _Material:
-    """Draw windows that occur once in the text as targets and controls; what is left of its documents is the base."""
+    """Draw windows that occur once in the text as targets and controls; what is left of its
+    documents is the base.
+    """
     # The documents that the base is made of, the last one cut where the blocks end.
     is_concatenated = spec.layout == "concatenated"
     documents: list[TokenArray] = []
-    num_left = 2**62 if is_concatenated or spec.num_base == _ALL else spec.num_base * spec.block_size
+    num_left = (
+        2**62 if is_concatenated or spec.num_base == _ALL else spec.num_base * spec.block_size
+    )
     for ids in encode_texts(tokenizer, islice(load_documents(*source), spec.num_documents)):
         documents.append(ids[: num_left - 1])  # EOS follows
         num_left -= len(documents[-1]) + 1
         if num_left < 2:
             break
     _, lengths = spec.cut(documents, spec.num_base, f"in {source.source!r}", tokenizer.eos_id)
-    # Passages get shorter while too few fit into short documents; by rule, a tenth of the windows are targets.
+    # Passages get shorter while too few fit into short documents; by rule, a tenth of the windows
+    # are targets.
     least = spec.least_tokens
     if spec.min_target_tokens is None and is_concatenated:
-        while least // 2 >= SHORTEST_PASSAGE and sum(length // least for length in lengths) < _ENOUGH_WINDOWS:
+        while (
+            least // 2 >= SHORTEST_PASSAGE
+            and sum(length // least for length in lengths) < _ENOUGH_WINDOWS
+        ):
             least //= 2
     num_windows = sum(length // least for length in lengths)
     by_rule = max(1, min(MOST_PASSAGES, max(FEWEST_PASSAGES, num_windows // 10), num_windows // 4))
     # In the blocks, EOS separates documents: so does EOS in the text itself.
     corpus = join_documents(split_at_eos(documents, tokenizer.eos_id))
-    chooser = WindowChooser(tokenizer, corpus, least, np.random.default_rng(0))  # the same passages for every seed
+    # The same passages for every seed.
+    chooser = WindowChooser(tokenizer, corpus, least, np.random.default_rng(0))
     what = f"passages of {least} tokens that occur once in {source.source!r}"
     starts, num_targets = spec.choose(chooser.unique(least), by_rule, what)
     # What is left between the passages of a document are documents of the base.
@@ -312,18 +395,21 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
 def _require_enough(number: int, needed: int, what: str) -> None:
     if number < needed:
         raise ValueError(
-            f"there is too little text: found {number} {what}, needed {needed}. Lower num_base (-1: all), num_targets,"
-            " num_controls, min_target_tokens or block_size; or name more or longer documents (sample_by joins lines)"
+            f"there is too little text: found {number} {what}, needed {needed}. Lower num_base "
+            f"(-1: all), num_targets,"
+            " num_controls, min_target_tokens or block_size; or name more or longer documents "
+            "(sample_by joins lines)"
         )
 
 
 def _inject(
     targets: list[TokenArray], base: _Base, spec: _CorpusSpec, eos_id: int
 ) -> tuple[TokenArray, Mask, list[NoisyCopy], Positions]:
-    """Put copies of targets at random places between base blocks, or between documents that are then cut into blocks.
+    """Put copies of targets at random places between base blocks, or between documents that are
+    then cut into blocks.
 
-    Returns the blocks, whether each block continues the text of the previous block, the copies of each target, and
-    where in all tokens the copies start, ascending for each target.
+    Returns the blocks, whether each block continues the text of the previous block, the copies of
+    each target, and where in all tokens the copies start, ascending for each target.
     """
     is_concatenated, eos = spec.layout == "concatenated", np.array([eos_id], dtype=np.int32)
     # The places are drawn with the seed itself.
@@ -336,7 +422,8 @@ def _inject(
         if spec.noise:
             copy = noisy_copy(ids, spec.noise, spec.noise_kind, words, spec.block_size, noise_rng)
         if not is_concatenated:
-            # A copy that dropped tokens is filled up by the start of a random base block, as after any document.
+            # A copy that dropped tokens is filled up by the start of a random base block, as after
+            # any document.
             filled = copy.token_ids
             if len(filled) < spec.block_size:
                 filled = np.concatenate([filled, eos, base[fill_rng.integers(len(base))]])
@@ -345,8 +432,12 @@ def _inject(
     # A piece is a block, or a document with its EOS; each has a slot in the order of the corpus.
     pieces = [*base, *(copy.token_ids for copy in copies)]
     if is_concatenated:
-        pieces = [np.append(piece, sequences.missing_ends(piece, eos[:0], eos)[1]) for piece in pieces]
-    slots = draw_slots(len(base), len(targets), spec.num_repeats, spec.seed, shuffle_base=is_concatenated)
+        pieces = [
+            np.append(piece, sequences.missing_ends(piece, eos[:0], eos)[1]) for piece in pieces
+        ]
+    slots = draw_slots(
+        len(base), len(targets), spec.num_repeats, spec.seed, shuffle_base=is_concatenated
+    )
     order = np.argsort(slots)
     # A copy starts where the piece in its slot ends, less its length.
     lengths = np.array([len(piece) for piece in pieces])

@@ -9,7 +9,9 @@ _WITHOUT_TEMPLATE = _sft.Formatting(template=None, as_chat=None, system=None)
 
 
 def has_conversations(source: str) -> bool:
-    """Return whether the first row of a source is a conversation, or a prompt with its completion."""
+    """Return whether the first row of a source is a conversation, or a prompt
+    with its completion.
+    """
     for row in load_rows(TextSource(source), {}, None):
         name, _ = _sft.read_row(row.columns, row.place, None, _WITHOUT_TEMPLATE)
         return name not in ("text", "empty")
@@ -17,7 +19,9 @@ def has_conversations(source: str) -> bool:
 
 
 def learned_texts(source: str, *, sample_by: SampleBy = "line") -> Iterator[tuple[str, str]]:
-    """Yield the place of each row, and what is learned of it: all answers, the completion of a prompt, or the text."""
+    """Yield the place of each row, and what is learned of it: all answers, the completion of a
+    prompt, or the text.
+    """
     for row in load_rows(TextSource(source, sample_by=sample_by), {}, None):
         values = row.columns if row.line else _sft.without_none(row.columns)
         _, content = _sft.read_row(values, row.place, None, _WITHOUT_TEMPLATE)

@@ -1,4 +1,6 @@
-"""Tokenized data sets: blocks of equal length, sequences of different lengths, packed rows; and their cache."""
+"""Tokenized data sets: blocks of equal length, sequences of different lengths, packed rows; and
+their cache.
+"""
 
 import json
 import os
@@ -30,23 +32,27 @@ _FORMAT_VERSION = 9
 LabelMask = npt.NDArray[np.bool_]
 Counts = Counter[str]
 CacheKey = NewType("CacheKey", dict[str, Any])
-"""All that the contents of a cache folder depend on; for what a tokenizer has a part in, :func:`cache_key` makes it."""
+"""All that the contents of a cache folder depend on; for what a tokenizer has a part in,
+:func:`cache_key` makes it.
+"""
 
 
 @dataclass(eq=False, repr=False)
 class TextBlocksDataset(Dataset[dict[str, list[int]]]):
     """Blocks of token ids as a map-style data set.
 
-    An item is ``{"tokens": list[int], "labels": list[int]}`` with ``block_size`` ids each. The labels equal the tokens:
+    An item is ``{"tokens": list[int], "labels": list[int]}`` with ``block_size`` ids each. The
+    labels equal the tokens:
     ``agree_on_step`` shifts them.
 
     Attributes:
         blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``; may be memory-mapped.
         num_documents (int | None): documents that they were made of. Default: None, not known
         num_removed (int): blocks that deduplication removed. Default: 0
-        passages (Sequence[Passage]): targets, which the blocks have, then controls, which they do not. Default: none
-        continues (npt.NDArray[np.bool_] | None): shape ``[num_blocks]``: whether a block continues the text of the
-            previous block. Default: None, every block does
+        passages (Sequence[Passage]): targets, which the blocks have, then controls, which they do
+            not. Default: none
+        continues (npt.NDArray[np.bool_] | None): shape ``[num_blocks]``: whether a block continues
+            the text of the previous block. Default: None, every block does
     """
 
     blocks: TokenArray
@@ -72,8 +78,8 @@ class InjectedCorpusDataset(TextBlocksDataset):
 
     Attributes:
         probe_file (Path): the file that holds ``passages``.
-        num_left_out (int): base documents that were left out because they are a target or control; passages that were
-            taken out of them if ``target_source`` is None.
+        num_left_out (int): base documents that were left out because they are a target or control;
+            passages that were taken out of them if ``target_source`` is None.
         num_documents (int): base documents that were read.
     """
 
@@ -83,20 +89,24 @@ class InjectedCorpusDataset(TextBlocksDataset):
 
 @dataclass(eq=False, repr=False)
 class SequenceDataset(Dataset[dict[str, list[int]]]):
-    """Sequences of different lengths as a map-style data set: documents, prompts with their targets, conversations.
+    """Sequences of different lengths as a map-style data set: documents, prompts with their
+    targets, conversations.
 
-    An item is ``{"tokens": list[int], "labels": list[int]}``. Labels are the tokens, -100 where nothing is learned:
+    An item is ``{"tokens": list[int], "labels": list[int]}``. Labels are the tokens, -100 where
+    nothing is learned:
     ``agree_on_step`` shifts them.
 
     Attributes:
         tokens (TokenArray): int32 ids of all sequences, one after the other; may be memory-mapped.
         is_label (LabelMask): bool, of the same shape: whether a token is learned.
-        spans (npt.NDArray[np.int64]): shape ``[num_sequences, 2]``: where in ``tokens`` a sequence starts and ends.
+        spans (npt.NDArray[np.int64]): shape ``[num_sequences, 2]``: where in ``tokens`` a sequence
+            starts and ends.
         counts (Counts): what was counted, by name; these and more.
-        continues (npt.NDArray[np.bool_] | None): shape ``[num_sequences]``: whether a sequence continues the
-            document of the previous sequence. Default: None, no sequence does
+        continues (npt.NDArray[np.bool_] | None): shape ``[num_sequences]``: whether a sequence
+            continues the document of the previous sequence. Default: None, no sequence does
         num_documents (int): documents or rows of the source.
-        num_cut (int): documents that were cut into several sequences, or examples that were cut or whose prompt was.
+        num_cut (int): documents that were cut into several sequences, or examples that were cut or
+            whose prompt was.
         num_cut_targets (int): examples whose target was cut.
         num_left_out (int): pieces of one token, or rows that gave no example.
         num_removed (int): sequences that deduplication removed.
@@ -111,7 +121,10 @@ class SequenceDataset(Dataset[dict[str, list[int]]]):
 
     def __post_init__(self) -> None:
         self.num_documents, self.num_cut = self.counts["num_documents"], self.counts["num_cut"]
-        self.num_cut_targets, self.num_left_out = self.counts["num_cut_targets"], self.counts["num_left_out"]
+        self.num_cut_targets, self.num_left_out = (
+            self.counts["num_cut_targets"],
+            self.counts["num_left_out"],
+        )
         self.num_removed = self.counts["num_removed"]
         self.num_tokens = len(self.tokens)
 
@@ -120,7 +133,10 @@ class SequenceDataset(Dataset[dict[str, list[int]]]):
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         tokens, is_label = self.sequence(index)
-        return {"tokens": tokens.tolist(), "labels": np.where(is_label, tokens, IGNORE_INDEX).tolist()}
+        return {
+            "tokens": tokens.tolist(),
+            "labels": np.where(is_label, tokens, IGNORE_INDEX).tolist(),
+        }
 
     def sequence(self, index: int) -> tuple[TokenArray, LabelMask]:
         """Return the ids of a sequence, int32 ``[num_tokens]``, and whether each is learned."""
@@ -140,23 +156,36 @@ class CompletionsDataset(SequenceDataset):
 
 
 class TokenizedSequence(NamedTuple):
-    """A tokenized sequence: int32 ids, whether each id is learned, and whether it continues the previous document."""
+    """A tokenized sequence: int32 ids, whether each id is learned, and whether it continues the
+    previous document.
+    """
 
     ids: TokenArray
     is_label: LabelMask
     continues: bool = False
 
 
-def missing_ends(ids: TokenArray, bos: TokenArray, eos: TokenArray) -> tuple[TokenArray, TokenArray]:
-    """Return what of BOS and EOS has to come before and after the ids of a text, which may have them already."""
-    has_bos, has_eos = np.array_equal(ids[: len(bos)], bos), np.array_equal(ids[len(ids) - len(eos) :], eos)
+def missing_ends(
+    ids: TokenArray, bos: TokenArray, eos: TokenArray
+) -> tuple[TokenArray, TokenArray]:
+    """Return what of BOS and EOS has to come before and after the ids of a text, which may have
+    them already.
+    """
+    has_bos, has_eos = (
+        np.array_equal(ids[: len(bos)], bos),
+        np.array_equal(ids[len(ids) - len(eos) :], eos),
+    )
     return bos[: 0 if has_bos else None], eos[: 0 if has_eos else None]
 
 
-def still_continues(continues: npt.NDArray[np.bool_], kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return which of the rows that are kept continue the text of the previous kept row, bool ``[num_kept]``.
+def still_continues(
+    continues: npt.NDArray[np.bool_], kept: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Return which of the rows that are kept continue the text of the previous kept row, bool
+    ``[num_kept]``.
 
-    If row c is removed from the rows a, b, c and d of one document, b continues a, but d does not continue b.
+    If row c is removed from the rows a, b, c and d of one document, b continues a, but d does not
+    continue b.
     """
     is_after_kept = np.append(False, kept[:-1])
     return np.asarray((continues & is_after_kept)[kept])
@@ -176,10 +205,13 @@ def cache_key(
     Args:
         kind (str): what the folder contains.
         tokenizer (TextTokenizer): the tokenizer, see :func:`tokenizer_identity`.
-        places (Sequence[TextSource]): the sources, known by their contents, see :func:`source_fingerprint`.
-        deduplication (Deduplication | None): how the contents were deduplicated; None if they were not.
-        passages_of (str | None): the source that passages in the folder name, beside the tokenizer; None if the folder
-            has no passages. Other contents do not depend on names, so that a file or a tokenizer can be moved.
+        places (Sequence[TextSource]): the sources, known by their contents, see
+            :func:`source_fingerprint`.
+        deduplication (Deduplication | None): how the contents were deduplicated; None if they were
+            not.
+        passages_of (str | None): the source that passages in the folder name, beside the tokenizer;
+            None if the folder has no passages. Other contents do not depend on names, so that a
+            file or a tokenizer can be moved.
         **arguments (Any): all other arguments that the contents depend on, JSON data.
     """
     names = None if passages_of is None else [passages_of, tokenizer_name(tokenizer)]
@@ -200,26 +232,36 @@ def cached_folder(
 ) -> tuple[Path, dict[str, int]]:
     """Return the cache folder of a key and the counts of ``build``.
 
-    If it does not exist, ``build`` fills an empty folder. Processes that ask at the same time each build a folder, and
-    the first complete one is kept. A damaged folder is built again. Folders that were not used for a month are removed,
-    see :mod:`tfidf_tune.data._cache`.
+    If it does not exist, ``build`` fills an empty folder. Processes that ask at the same time each
+    build a folder, and the first complete one is kept. A damaged folder is built again. Folders
+    that were not used for a month are removed, see :mod:`tfidf_tune.data._cache`.
     """
-    root = Path(cache_dir or os.environ.get("TFIDF_TUNE_CACHE") or "~/.cache/tfidf_tune").expanduser()
+    root = Path(
+        cache_dir or os.environ.get("TFIDF_TUNE_CACHE") or "~/.cache/tfidf_tune"
+    ).expanduser()
     folder = root / digest(key | {"format_version": _FORMAT_VERSION})
     if not cache.begin_use(folder):
         try:
             with atomic_folder(folder) as temporary:
                 cache.close_to_others(temporary)
                 counts_of_build = build(temporary)
-                contents = {"settings": key, "counts": counts_of_build, "sizes": cache.file_sizes(temporary)}
-                (temporary / cache.SETTINGS).write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+                contents = {
+                    "settings": key,
+                    "counts": counts_of_build,
+                    "sizes": cache.file_sizes(temporary),
+                }
+                (temporary / cache.SETTINGS).write_text(
+                    json.dumps(contents, indent=2) + "\n", encoding="utf-8"
+                )
         except OSError:
             if not folder.is_dir():  # otherwise another process was faster; its folder is the same
                 raise
         cache.begin_use(folder)
     cache.close_root(root)
     cache.remove_unused(folder)
-    counts: dict[str, int] = json.loads((folder / cache.SETTINGS).read_text(encoding="utf-8"))["counts"]
+    counts: dict[str, int] = json.loads((folder / cache.SETTINGS).read_text(encoding="utf-8"))[
+        "counts"
+    ]
     return folder, counts
 
 
@@ -237,8 +279,12 @@ def cached_sequences(
         counts: Counts = Counter()
         lengths: list[int] = []
         continues: list[bool] = []
-        # Written as they come: the ids of all sequences need not fit into memory, here or when they are read.
-        with (folder / "tokens.int32").open("wb") as tokens, (folder / "is_label.bool").open("wb") as labels:
+        # Written as they come: the ids of all sequences need not fit into memory, here or when they
+        # are read.
+        with (
+            (folder / "tokens.int32").open("wb") as tokens,
+            (folder / "is_label.bool").open("wb") as labels,
+        ):
             for sequence in make_sequences(counts):
                 tokens.write(sequence.ids.tobytes())
                 labels.write(sequence.is_label.tobytes())
@@ -253,16 +299,20 @@ def cached_sequences(
     tokens = np.memmap(folder / "tokens.int32", dtype=np.int32, mode="r")
     is_label = np.memmap(folder / "is_label.bool", dtype=np.bool_, mode="r")
     spans = np.load(folder / "spans.npy")
-    return SequenceDataset(tokens, is_label, spans, Counter(counts), np.load(folder / "continues.npy"))
+    return SequenceDataset(
+        tokens, is_label, spans, Counter(counts), np.load(folder / "continues.npy")
+    )
 
 
 def is_packed(dataset: Dataset[Any]) -> bool:
-    """Return whether a data set is torchtune's ``PackedDataset``, or a ``ConcatDataset`` of such."""
+    """Return whether a data set is torchtune's ``PackedDataset`` or a ``ConcatDataset`` of them."""
     import tfidf_tune._torchao
 
     from torchtune.datasets import ConcatDataset, PackedDataset
 
-    return isinstance(dataset, PackedDataset) or (isinstance(dataset, ConcatDataset) and dataset.packed)
+    return isinstance(dataset, PackedDataset) or (
+        isinstance(dataset, ConcatDataset) and dataset.packed
+    )
 
 
 def unpacked(dataset: Any) -> Any:
@@ -274,38 +324,50 @@ def unpacked(dataset: Any) -> Any:
     return dataset.ds if isinstance(dataset, PackedDataset) else dataset
 
 
-def pack(dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer) -> Dataset[dict[str, Any]]:
-    """Pack documents in their order into rows of the tokenizer's ``max_seq_len`` tokens, all in memory."""
+def pack(
+    dataset: Dataset[dict[str, list[int]]], tokenizer: TextTokenizer
+) -> Dataset[dict[str, Any]]:
+    """Pack documents in their order into rows of the tokenizer's ``max_seq_len`` tokens, all in
+    memory.
+    """
     import tfidf_tune._torchao
 
     from torchtune.datasets import PackedDataset
 
     if tokenizer.max_seq_len is None:
-        raise ValueError("packed is true, but the tokenizer has no max_seq_len, the length of a packed row: set it")
+        raise ValueError(
+            "packed is true, but the tokenizer has no max_seq_len, the length of a packed row: set "
+            "it"
+        )
     rows: Dataset[dict[str, Any]] = PackedDataset(dataset, max_seq_len=tokenizer.max_seq_len)
     return rows
 
 
-def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device | str = "cpu") -> dict[str, Any]:
+def collate_packed(
+    batch: Sequence[dict[str, Tensor]], *, device: torch.device | str = "cpu"
+) -> dict[str, Any]:
     """Collate the rows of a ``PackedDataset`` so that each document counts as a row of its own.
 
     Unlike torchtune's ``padded_collate_packed``, it
 
-    - ignores the label of each document's first token; otherwise, once labels are shifted, the last token of the
-      previous document would be trained to predict it;
-    - counts positions from 0 in each document. In torchtune's ``input_pos`` a document that is split over rows
-      continues counting, and starts again in the middle of a row if it is longer than a row;
+    - ignores the label of each document's first token; otherwise, once labels are shifted, the last
+      token of the previous document would be trained to predict it;
+    - counts positions from 0 in each document. In torchtune's ``input_pos`` a document that is
+      split over rows continues counting, and starts again in the middle of a row if it is longer
+      than a row;
     - makes a mask on a CPU alone. For a GPU, :func:`packed_mask` makes it there, without waiting.
 
     Args:
-        batch (Sequence[dict[str, Tensor]]): rows of one length ``s``: ``tokens`` and ``labels``, int64 ``[s]``, labels
-            not shifted; and ``seq_lens``, int64 ``[num_documents]``, tokens of each document, of the padding last.
+        batch (Sequence[dict[str, Tensor]]): rows of one length ``s``: ``tokens`` and ``labels``,
+            int64 ``[s]``, labels not shifted; and ``seq_lens``, int64 ``[num_documents]``, tokens
+            of each document, of the padding last.
         device (torch.device | str): where the model runs. Default: "cpu"
 
     Returns:
         dict[str, Any]: on the CPU,
 
-            - tokens, int64 ``[b, s]``; labels, int64 ``[b, s]``, not yet shifted, -100 where ignored;
+            - tokens, int64 ``[b, s]``; labels, int64 ``[b, s]``, not yet shifted, -100 where
+              ignored;
             - document_ids, int64 ``[b, s]``, counted from 0 in each row; the padding has an id too;
             - input_pos, int64 ``[b, s]``, positions from 0 in each document;
             - for a CPU mask, True where attended to, bool ``[b, s, s]``.
@@ -314,22 +376,33 @@ def collate_packed(batch: Sequence[dict[str, Tensor]], *, device: torch.device |
 
     from torchtune.modules.attention_utils import create_block_causal_mask
 
-    # A document starts where its position is 0; the label there would be predicted from the document before it.
+    # A document starts where its position is 0; the label there would be predicted from the
+    # document before it.
     seq_lens = [row["seq_lens"] for row in batch]
-    input_pos = torch.stack([torch.cat([torch.arange(length) for length in lengths.tolist()]) for lengths in seq_lens])
+    input_pos = torch.stack(
+        [torch.cat([torch.arange(length) for length in lengths.tolist()]) for lengths in seq_lens]
+    )
     return {
         "tokens": torch.stack([row["tokens"] for row in batch]),
-        "labels": torch.stack([row["labels"] for row in batch]).masked_fill(input_pos == 0, IGNORE_INDEX),
+        "labels": torch.stack([row["labels"] for row in batch]).masked_fill(
+            input_pos == 0, IGNORE_INDEX
+        ),
         "document_ids": torch.stack([torch.repeat_interleave(lengths) for lengths in seq_lens]),
         "input_pos": input_pos,
-        **({"mask": create_block_causal_mask(seq_lens)} if torch.device(device).type == "cpu" else {}),
+        **(
+            {"mask": create_block_causal_mask(seq_lens)}
+            if torch.device(device).type == "cpu"
+            else {}
+        ),
     }
 
 
 def packed_mask(input_pos: Tensor) -> Any:
-    """Make the mask of packed rows on the device of their positions, int64 ``[b, s]``, from 0 in each document.
+    """Make the mask of packed rows on the device of their positions, int64 ``[b, s]``, from 0 in
+    each document.
 
-    It is a ``BlockMask`` where torchtune uses flex attention, else bool ``[b, s, s]``, True where attended to.
+    It is a ``BlockMask`` where torchtune uses flex attention, else bool ``[b, s, s]``, True where
+    attended to.
     """
     import tfidf_tune._torchao
 
@@ -347,9 +420,11 @@ def packed_mask(input_pos: Tensor) -> Any:
 
 
 def unpadded_tokens(row: dict[str, Tensor]) -> Tensor:
-    """Return the tokens of a row of a ``PackedDataset``, int64 ``[s]``, with -100 in place of padding."""
-    # The last of the lengths is that of the padding, if there is any. Positions of padding continue those of the last
-    # document, while every other document but the first of a row starts from 0.
+    """Return the tokens of a row of a ``PackedDataset``, int64 ``[s]``, with -100 in place of
+    padding.
+    """
+    # The last of the lengths is that of the padding, if there is any. Positions of padding continue
+    # those of the last document, while every other document but the first of a row starts from 0.
     tokens: Tensor = row["tokens"]
     start = len(tokens) - int(row["seq_lens"][-1])
     if not 0 < start < len(tokens) or row["input_pos"][start] == 0:

@@ -1,8 +1,9 @@
 """Prompts with their targets: SQuAD v1.1 and CNN/DailyMail.
 
-The target is learnt, the prompt is not. A text that makes the prompt too long is truncated, and the prompt with the
-truncated text is then encoded in one piece, so that its ids are those of a text. (A tokenizer's own
-``truncation="only_second"`` needs a pair of texts, truncates at one end only, and torchtune's tokenizers have none.)
+The target is learnt, the prompt is not. A text that makes the prompt too long is truncated, and the
+prompt with the truncated text is then encoded in one piece, so that its ids are those of a text. (A
+tokenizer's own ``truncation="only_second"`` needs a pair of texts, truncates at one end only, and
+torchtune's tokenizers have none.)
 """
 
 import logging
@@ -17,7 +18,14 @@ from torch.utils.data import Dataset
 from tfidf_tune._checks import check_at_least
 from tfidf_tune._tokenizer import TextTokenizer, TokenArray, bos_ids, check_fits_model, encode_texts
 from tfidf_tune.corpus.sources import TextSource, load_rows
-from tfidf_tune.data.sequences import Counts, TokenizedSequence, cache_key, cached_sequences, missing_ends, pack
+from tfidf_tune.data.sequences import (
+    Counts,
+    TokenizedSequence,
+    cache_key,
+    cached_sequences,
+    missing_ends,
+    pack,
+)
 
 SQUAD_COLUMNS = {"context": str, "question": str, "answers": dict}
 NEWS_COLUMNS = {"article": str, "highlights": str}
@@ -45,30 +53,35 @@ def squad_dataset(
     packed: bool = False,
     cache_dir: str | None = None,
 ) -> Dataset[dict[str, Any]]:
-    """Build a data set for fine-tuning on SQuAD; only the first gold answer and EOS are learnt. The ids are cached.
+    """Build a data set for fine-tuning on SQuAD; only the first gold answer and EOS are learnt. The
+    ids are cached.
 
-    If an example is too long, its context is truncated: at its end, or, where that would remove the answer, to a window
-    with as many tokens before the answer as after it (more on one side if the other has no more). Rows without an
-    answer at the stated place of the context are left out, as are rows that are too long even with only the answer as
-    context. A log line reports the counts.
+    If an example is too long, its context is truncated: at its end, or, where that would remove the
+    answer, to a window with as many tokens before the answer as after it (more on one side if the
+    other has no more). Rows without an answer at the stated place of the context are left out, as
+    are rows that are too long even with only the answer as context. A log line reports the counts.
 
     Args:
         tokenizer (TextTokenizer): the tokenizer; its BOS, if it has one, starts every example.
-        source (str): see :func:`load_documents`; it has the columns ``context``, ``question`` and ``answers``, a
-            dictionary of the lists ``text`` and ``answer_start``. Default: "rajpurkar/squad"
+        source (str): see :func:`load_documents`; it has the columns ``context``, ``question`` and
+            ``answers``, a dictionary of the lists ``text`` and ``answer_start``. Default:
+            "rajpurkar/squad"
         name (str | None): configuration of a hub data set. Default: None
         split (str): split of a hub data set. Default: "train"
         max_seq_len (int): tokens in an example, including BOS and EOS. Default: 256
-        packed (bool): put several examples into a row of the tokenizer's ``max_seq_len`` tokens. Default: False
+        packed (bool): put several examples into a row of the tokenizer's ``max_seq_len`` tokens.
+            Default: False
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
-        Dataset[dict[str, Any]]: a :class:`SequenceDataset`; if packed, a ``PackedDataset`` with it as ``ds``.
+        Dataset[dict[str, Any]]: a :class:`SequenceDataset`; if packed, a ``PackedDataset`` with it
+        as ``ds``.
 
     Raises:
         FileNotFoundError: If ``source`` looks like a path and does not exist.
-        ValueError: If ``max_seq_len`` is too small for the prompt or above the tokenizer's, the source cannot be read,
-            lacks a column, or gives no example; if ``packed`` and the tokenizer has no ``max_seq_len``.
+        ValueError: If ``max_seq_len`` is too small for the prompt or above the tokenizer's, the
+            source cannot be read, lacks a column, or gives no example; if ``packed`` and the
+            tokenizer has no ``max_seq_len``.
 
     Example:
         >>> dataset = squad_dataset(tokenizer, source="squad/train.parquet")
@@ -78,7 +91,9 @@ def squad_dataset(
     limits = (max_seq_len, max_seq_len, max_seq_len)
     place = TextSource(source, name, split)
     examples = (_squad_example(row.columns, source) for row in load_rows(place, SQUAD_COLUMNS))
-    return _prompt_target_dataset(tokenizer, examples, limits, squad_prompt("", ""), place, packed, cache_dir)
+    return _prompt_target_dataset(
+        tokenizer, examples, limits, squad_prompt("", ""), place, packed, cache_dir
+    )
 
 
 def cnn_dailymail_dataset(
@@ -92,17 +107,19 @@ def cnn_dailymail_dataset(
     packed: bool = False,
     cache_dir: str | None = None,
 ) -> Dataset[dict[str, Any]]:
-    """Build a data set for fine-tuning on CNN/DailyMail; only the summary and EOS are learnt. The ids are cached.
+    """Build a data set for fine-tuning on CNN/DailyMail; only the summary and EOS are learnt. The
+    ids are cached.
 
-    Articles and summaries that are too long are truncated at their end; EOS ends a truncated summary as well. Rows
-    without article or highlights are left out. A log line reports the counts.
+    Articles and summaries that are too long are truncated at their end; EOS ends a truncated
+    summary as well. Rows without article or highlights are left out. A log line reports the counts.
 
-    A prompt has at most ``max_source_tokens`` tokens, including BOS, a summary ``max_target_tokens``, including EOS.
-    The source has the columns ``article`` and ``highlights``; other arguments are those of :func:`squad_dataset`.
+    A prompt has at most ``max_source_tokens`` tokens, including BOS, a summary
+    ``max_target_tokens``, including EOS. The source has the columns ``article`` and ``highlights``;
+    other arguments are those of :func:`squad_dataset`.
 
     Raises:
-        ValueError: If ``max_source_tokens`` is too small for the prompt, ``max_target_tokens`` for a token
-            and EOS, or both together exceed the tokenizer's ``max_seq_len``.
+        ValueError: If ``max_source_tokens`` is too small for the prompt, ``max_target_tokens`` for
+            a token and EOS, or both together exceed the tokenizer's ``max_seq_len``.
 
     Example:
         >>> dataset = cnn_dailymail_dataset(tokenizer, source="news.jsonl", max_source_tokens=512)
@@ -110,24 +127,35 @@ def cnn_dailymail_dataset(
     _check_room("max_source_tokens", max_source_tokens, tokenizer, summarization_prompt(""))
     check_at_least(2, max_target_tokens=max_target_tokens)  # a token and EOS
     check_fits_model(
-        tokenizer, lower="max_source_tokens", max_source_tokens=max_source_tokens, max_target_tokens=max_target_tokens
+        tokenizer,
+        lower="max_source_tokens",
+        max_source_tokens=max_source_tokens,
+        max_target_tokens=max_target_tokens,
     )
     limits = (max_source_tokens + max_target_tokens, max_source_tokens, max_target_tokens)
     place = TextSource(source, name, split)
     examples = (_news_example(row.columns) for row in load_rows(place, NEWS_COLUMNS))
-    return _prompt_target_dataset(tokenizer, examples, limits, summarization_prompt(""), place, packed, cache_dir)
+    return _prompt_target_dataset(
+        tokenizer, examples, limits, summarization_prompt(""), place, packed, cache_dir
+    )
 
 
 def encode_prompts(
-    tokenizer: TextTokenizer, prompts: Sequence[Callable[[str], str]], texts: Sequence[str], max_tokens: int
+    tokenizer: TextTokenizer,
+    prompts: Sequence[Callable[[str], str]],
+    texts: Sequence[str],
+    max_tokens: int,
 ) -> tuple[list[list[int]], set[int]]:
-    """Encode prompts for an evaluation as the data sets do: BOS first, texts truncated at their end.
+    """Encode prompts for an evaluation as the data sets do: BOS first, texts truncated at their
+    end.
 
-    Each of ``prompts`` turns its text, complete or truncated, into a prompt of at most ``max_tokens`` tokens, including
-    BOS. A ValueError names a prompt that is too long even without its text.
+    Each of ``prompts`` turns its text, complete or truncated, into a prompt of at most
+    ``max_tokens`` tokens, including BOS. A ValueError names a prompt that is too long even without
+    its text.
 
     Returns:
-        tuple[list[list[int]], set[int]]: the ids of each prompt, and the indices of those whose text was truncated.
+        tuple[list[list[int]], set[int]]: the ids of each prompt, and the indices of those whose
+        text was truncated.
     """
     bos = bos_ids(tokenizer)
     encoded: list[list[int]] = []
@@ -138,7 +166,8 @@ def encode_prompts(
         ids = _fit(tokenizer, example, whole, max_tokens - len(bos))
         if ids is None:
             raise ValueError(
-                f"{max_tokens} tokens are too few for the prompt {example.prompt('')[:200]!r}, even without its "
+                f"{max_tokens} tokens are too few for the prompt {example.prompt('')[:200]!r}, "
+                f"even without its "
                 "text: raise the limit"
             )
         encoded.append(bos + ids.tolist())
@@ -167,7 +196,8 @@ def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
             return None
         case _:
             raise ValueError(
-                f"column 'answers' of {source!r} holds {str(answers)[:80]}, but needs the lists 'text', of texts, "
+                f"column 'answers' of {source!r} holds {str(answers)[:80]}, but needs the lists "
+                f"'text', of texts, "
                 "and 'answer_start', of integers"
             )
     # Some rows state a place where the answer is not.
@@ -179,14 +209,24 @@ def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
 
 def _news_example(row: dict[str, Any]) -> _Example | None:
     article, highlights = row["article"] or "", (row["highlights"] or "").strip()
-    return _Example(summarization_prompt, article, highlights) if article.strip() and highlights else None
+    return (
+        _Example(summarization_prompt, article, highlights)
+        if article.strip() and highlights
+        else None
+    )
 
 
-def _check_room(name: str, limit: int, tokenizer: TextTokenizer, empty_prompt: str, num_target: int = 0) -> None:
-    """Refuse a limit that leaves no token for the text of a prompt; ``num_target`` tokens are for the target."""
+def _check_room(
+    name: str, limit: int, tokenizer: TextTokenizer, empty_prompt: str, num_target: int = 0
+) -> None:
+    """Refuse a limit that leaves no token for the text of a prompt; ``num_target`` tokens are for
+    the target.
+    """
     needed = len(tokenizer.encode(empty_prompt, add_bos=True, add_eos=False)) + 1 + num_target
     if limit < needed:
-        raise ValueError(f"{name} is {limit}, but the prompt around a text of one token takes {needed}: raise it")
+        raise ValueError(
+            f"{name} is {limit}, but the prompt around a text of one token takes {needed}: raise it"
+        )
 
 
 def _prompt_target_dataset(
@@ -214,16 +254,21 @@ def _prompt_target_dataset(
                 yield example
 
     def make_sequences(counts: Counts) -> Iterator[TokenizedSequence]:
-        # A target is encoded after the end of every prompt, so that no tokenizer adds or removes a space.
+        # A target is encoded after the end of every prompt, so that no tokenizer adds or removes a
+        # space.
         [ending] = encode_texts(tokenizer, [empty_prompt])
         rows, of_targets, of_prompts = tee(given(counts), 3)
-        targets = encode_texts(tokenizer, (f"{empty_prompt} {example.target}" for example in of_targets))
+        targets = encode_texts(
+            tokenizer, (f"{empty_prompt} {example.target}" for example in of_targets)
+        )
         wholes = encode_texts(tokenizer, (example.prompt(example.text) for example in of_prompts))
         for example, whole_target, whole in zip(rows, targets, wholes, strict=True):
             target = whole_target[len(ending) :][: max_target - 1]
             target = np.append(target, missing_ends(target, eos[:0], eos)[1])
             # A prompt gets the tokens that its target leaves.
-            prompt = _fit(tokenizer, example, whole, min(max_prompt, max_tokens - len(target)) - len(bos))
+            prompt = _fit(
+                tokenizer, example, whole, min(max_prompt, max_tokens - len(target)) - len(bos)
+            )
             if prompt is None:
                 counts["num_left_out"] += 1
                 continue
@@ -233,7 +278,8 @@ def _prompt_target_dataset(
             yield TokenizedSequence(ids, np.arange(len(ids)) >= len(bos) + len(prompt))
         if counts["num_left_out"] == counts["num_documents"]:
             raise ValueError(
-                f"{place.source!r} gives no example: {counts['num_left_out']} rows are empty, have no answer in "
+                f"{place.source!r} gives no example: {counts['num_left_out']} rows are empty, have "
+                f"no answer in "
                 "their context or are too long. Raise the limit or name another source"
             )
 
@@ -250,14 +296,19 @@ def _prompt_target_dataset(
     num_changed = dataset.num_cut + dataset.num_cut_targets + dataset.num_left_out
     logger.log(
         logging.WARNING if num_changed else logging.INFO,
-        f"{place.source}: {len(dataset)} examples; of these {dataset.num_cut} with a cut prompt and "
+        f"{place.source}: {len(dataset)} examples; of these {dataset.num_cut} with a cut prompt "
+        f"and "
         f"{dataset.num_cut_targets} with a cut target; {dataset.num_left_out} rows left out",
     )
     return pack(dataset, tokenizer) if packed else dataset
 
 
-def _fit(tokenizer: TextTokenizer, example: _Example, prompt: TokenArray, limit: int) -> TokenArray | None:
-    """Return the ids of a prompt, with a shorter text if they are more than ``limit``; None if ``keep`` is too long."""
+def _fit(
+    tokenizer: TextTokenizer, example: _Example, prompt: TokenArray, limit: int
+) -> TokenArray | None:
+    """Return the ids of a prompt, with a shorter text if they are more than ``limit``; None if
+    ``keep`` is too long.
+    """
     if (excess := len(prompt) - limit) <= 0:
         return prompt
     # The tokens before and after what is kept, and how many of them may remain.
@@ -272,14 +323,16 @@ def _fit(tokenizer: TextTokenizer, example: _Example, prompt: TokenArray, limit:
     return prompt if excess <= 0 else None
 
 
-def _shortened(tokenizer: TextTokenizer, example: _Example, before: TokenArray, after: TokenArray, room: int) -> str:
+def _shortened(
+    tokenizer: TextTokenizer, example: _Example, before: TokenArray, after: TokenArray, room: int
+) -> str:
     """Return the prompt with ``room`` tokens of the text around ``keep``."""
     start, end = example.keep
-    # Tokens are removed from the end. If this would remove what is kept, half of the remaining tokens go before it and
-    # half after it, more on one side if the other needs fewer.
+    # Tokens are removed from the end. If this would remove what is kept, half of the remaining
+    # tokens go before it and half after it, more on one side if the other needs fewer.
     num_before = len(before) if len(before) <= room else max(room // 2, room - len(after))
-    # Only the length of decoded text is used, because a character can be cut in half. A space that SentencePiece
-    # drops before the first token is at the edge, where strip() removes it.
+    # Only the length of decoded text is used, because a character can be cut in half. A space that
+    # SentencePiece drops before the first token is at the edge, where strip() removes it.
     first = start - len(tokenizer.decode(before[len(before) - num_before :].tolist()))
     last = len(example.text) - len(tokenizer.decode(after[room - num_before :].tolist()))
     return example.prompt(example.text[max(first, 0) : max(last, end)].strip())

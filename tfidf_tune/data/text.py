@@ -35,7 +35,12 @@ from tfidf_tune.passages.probe_file import (
     read_probe_file,
     write_probe_file,
 )
-from tfidf_tune.passages.stretches import Mask, Positions, join_documents, windows_with_shared_stretch
+from tfidf_tune.passages.stretches import (
+    Mask,
+    Positions,
+    join_documents,
+    windows_with_shared_stretch,
+)
 
 BLOCK_SIZE = 256
 
@@ -49,19 +54,25 @@ def text_blocks(
     num_blocks: int | None = None,
     add_eos: bool = False,
 ) -> TokenArray:
-    """Tokenize documents, concatenate them and cut them into blocks, int32 of shape ``[num_blocks, block_size]``.
+    """Tokenize documents, concatenate them and cut them into blocks, int32 of shape ``[num_blocks,
+    block_size]``.
 
-    No BOS is added; with ``add_eos``, EOS ends each document. An incomplete block is dropped. Documents are read no
-    further than ``num_blocks`` needs, by default all; there are fewer blocks if the text is too short.
+    No BOS is added; with ``add_eos``, EOS ends each document. An incomplete block is dropped.
+    Documents are read no further than ``num_blocks`` needs, by default all; there are fewer blocks
+    if the text is too short.
     """
     encoded = encode_texts(tokenizer, documents)
-    return blocks_and_lengths(encoded, block_size, num_blocks, tokenizer.eos_id if add_eos else None)[0]
+    return blocks_and_lengths(
+        encoded, block_size, num_blocks, tokenizer.eos_id if add_eos else None
+    )[0]
 
 
 def blocks_and_lengths(
     documents: Iterable[TokenArray], block_size: int, num_blocks: int | None, eos_id: int | None
 ) -> tuple[TokenArray, list[int]]:
-    """Cut tokenized documents into blocks, see :func:`text_blocks`; also return the tokens of each that was read."""
+    """Cut tokenized documents into blocks, see :func:`text_blocks`; also return the tokens of each
+    that was read.
+    """
     eos = np.array([] if eos_id is None else [eos_id], dtype=np.int32)
     pieces: list[TokenArray] = []
     num_tokens = 0
@@ -74,19 +85,25 @@ def blocks_and_lengths(
 
 
 def cut_blocks(pieces: list[TokenArray], block_size: int) -> TokenArray:
-    """Concatenate int32 token ids and cut them into blocks ``[num_blocks, block_size]``; the rest is dropped."""
+    """Concatenate int32 token ids and cut them into blocks ``[num_blocks, block_size]``; the rest
+    is dropped.
+    """
     stream = np.concatenate([np.empty(0, dtype=np.int32), *pieces])
     num_blocks = len(stream) // block_size
     return stream[: num_blocks * block_size].reshape(num_blocks, block_size)
 
 
 def split_at_eos(documents: Iterable[TokenArray], eos_id: int) -> list[TokenArray]:
-    """Divide documents at each EOS, which is left out: ``[a b EOS c EOS]`` becomes ``[a b]`` and ``[c]``."""
+    """Divide documents at each EOS, which is left out: ``[a b EOS c EOS]`` becomes ``[a b]`` and
+    ``[c]``.
+    """
     parts = []
     for ids in documents:
         ends = np.flatnonzero(ids == eos_id)
         starts = [0, *(ends + 1).tolist()]
-        own = [ids[start:end] for start, end in zip(starts, [*ends.tolist(), len(ids)], strict=True)]
+        own = [
+            ids[start:end] for start, end in zip(starts, [*ends.tolist(), len(ids)], strict=True)
+        ]
         parts += [part for part in own if len(part)]
     return parts
 
@@ -94,15 +111,19 @@ def split_at_eos(documents: Iterable[TokenArray], eos_id: int) -> list[TokenArra
 def places_in_blocks(
     starts: Positions, lengths: Positions | int, kept: Mask, block_size: int
 ) -> tuple[Mask, Positions]:
-    """Find runs of the text that was cut into blocks, of which only those of ``kept``, bool ``[num_blocks]``, stay.
+    """Find runs of the text that was cut into blocks, of which only those of ``kept``, bool
+    ``[num_blocks]``, stay.
 
-    Returns which runs are complete, in kept blocks alone, and ``[block, offset]`` among these, int64 ``[num_runs, 2]``.
+    Returns which runs are complete, in kept blocks alone, and ``[block, offset]`` among these,
+    int64 ``[num_runs, 2]``.
     """
     first, end = starts // block_size, -(-(starts + lengths) // block_size)
     before = np.cumsum(np.append(0, kept))  # kept blocks before each
     # What is after the last block is lost.
     num_kept = before[np.minimum(end, len(kept))] - before[np.minimum(first, len(kept))]
-    return num_kept == end - first, np.stack([before[np.minimum(first, len(kept))], starts % block_size], axis=1)
+    return num_kept == end - first, np.stack(
+        [before[np.minimum(first, len(kept))], starts % block_size], axis=1
+    )
 
 
 def text_blocks_dataset(
@@ -120,28 +141,34 @@ def text_blocks_dataset(
     probe_file: str | None = None,
     cache_dir: str | None = None,
 ) -> TextBlocksDataset:
-    """Build a data set of blocks for fine-tuning on plain text; EOS ends each document. The blocks are cached.
+    """Build a data set of blocks for fine-tuning on plain text; EOS ends each document. The blocks
+    are cached.
 
-    With ``holdout``, it can be measured what a model recites; nothing else is changed. Controls are random windows of
-    which no 50 consecutive tokens, or half of a shorter window and at least 16, occur again. They are held out; what is
-    before and after them in a document are two documents. Targets are as many windows of the rest: those that occur
-    most often, then random ones that occur once. Both are the same for every seed, and at most 100. A window has
-    ``block_size`` tokens; while there would be fewer than 10 controls, half as many, but at least 16.
+    With ``holdout``, it can be measured what a model recites; nothing else is changed. Controls are
+    random windows of which no 50 consecutive tokens, or half of a shorter window and at least 16,
+    occur again. They are held out; what is before and after them in a document are two documents.
+    Targets are as many windows of the rest: those that occur most often, then random ones that
+    occur once. Both are the same for every seed, and at most 100. A window has ``block_size``
+    tokens; while there would be fewer than 10 controls, half as many, but at least 16.
 
     Args:
         tokenizer (TextTokenizer): the tokenizer.
-        source (str): a local file or folder, ``embedded`` or a hub id; this and the next four: :func:`load_documents`.
+        source (str): a local file or folder, ``embedded`` or a hub id; this and the next four:
+            :func:`load_documents`.
         source_name (str | None): configuration of a hub data set. Default: None
         source_split (str): split of a hub data set or of ``embedded``. Default: "train"
         source_column (str): the column that holds the text. Default: "text"
-        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is. Default: "line"
-        block_size (int | None): tokens in a block; None for 256, or the tokenizer's ``max_seq_len`` if that is less.
-            Default: 256
+        sample_by (Literal["line", "paragraph", "document"]): what a document of a ``.txt`` file is.
+            Default: "line"
+        block_size (int | None): tokens in a block; None for 256, or the tokenizer's ``max_seq_len``
+            if that is less. Default: 256
         num_blocks (int | None): number of blocks, before copies are removed. Default: None, all
-        holdout (float): the largest share of the tokens that is held out, from 0 to 0.5; the search takes about 30
-            bytes of memory per token. Default: 0.0
-        deduplicate (Deduplicate): which blocks are removed as copies, see :class:`Deduplication`. Default: "none"
-        probe_file (str | None): where to write the passages, see :func:`read_probe_file`. Default: None, nowhere
+        holdout (float): the largest share of the tokens that is held out, from 0 to 0.5; the search
+            takes about 30 bytes of memory per token. Default: 0.0
+        deduplicate (Deduplicate): which blocks are removed as copies, see :class:`Deduplication`.
+            Default: "none"
+        probe_file (str | None): where to write the passages, see :func:`read_probe_file`. Default:
+            None, nowhere
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
@@ -149,15 +176,17 @@ def text_blocks_dataset(
 
     Raises:
         FileNotFoundError: If ``source`` looks like a path and does not exist.
-        ValueError: If a setting is out of range, ``block_size`` above the tokenizer's ``max_seq_len``, or the source
-            cannot be read or has fewer than ``num_blocks`` blocks or none.
+        ValueError: If a setting is out of range, ``block_size`` above the tokenizer's
+            ``max_seq_len``, or the source cannot be read or has fewer than ``num_blocks`` blocks or
+            none.
     """
     if block_size is None:
         block_size = min(BLOCK_SIZE, tokenizer.max_seq_len or BLOCK_SIZE)
     require_number("holdout", holdout, 0, 0.5, "the share of the text that is held out")
     if holdout and num_blocks is not None:
         raise ValueError(
-            f"holdout {holdout:g} takes all of the text: leave out num_blocks {num_blocks}, or set holdout to 0"
+            f"holdout {holdout:g} takes all of the text: leave out num_blocks {num_blocks}, or set "
+            f"holdout to 0"
         )
     needed = 1 if num_blocks is None else num_blocks
     check_at_least(SHORTEST_PASSAGE if holdout else 1, block_size=block_size)
@@ -171,24 +200,35 @@ def text_blocks_dataset(
         if holdout:
             documents = list(documents)
             # In the blocks, EOS separates documents: so does EOS in the text itself.
-            measured = hold_out(tokenizer, split_at_eos(documents, tokenizer.eos_id), block_size, holdout)
+            measured = hold_out(
+                tokenizer, split_at_eos(documents, tokenizer.eos_id), block_size, holdout
+            )
             lengths = [len(ids) for ids in documents]
             blocks, _ = blocks_and_lengths(measured.rest, block_size, None, tokenizer.eos_id)
         else:
             measured = None
-            blocks, lengths = blocks_and_lengths(documents, block_size, num_blocks, tokenizer.eos_id)
+            blocks, lengths = blocks_and_lengths(
+                documents, block_size, num_blocks, tokenizer.eos_id
+            )
         warn_of_short_documents(source, sample_by, lengths)
         if len(blocks) < needed:
             raise ValueError(
-                f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed {needed}: lower num_blocks "
+                f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed "
+                f"{needed}: lower num_blocks "
                 "or block_size, or name a larger source"
             )
         kept = deduplication.kept(blocks, source, tokenizer)
         np.save(folder / "blocks.npy", blocks[kept])
-        np.save(folder / "continues.npy", still_continues(np.ones(len(blocks), dtype=np.bool_), kept))
+        np.save(
+            folder / "continues.npy", still_continues(np.ones(len(blocks), dtype=np.bool_), kept)
+        )
         passages = _passages(measured, tokenizer, source, kept, block_size) if measured else []
         write_probe_file(folder / "probe.jsonl", passages)
-        return {"num_documents": len(lengths), "num_removed": int((~kept).sum()), "num_passages": len(passages)}
+        return {
+            "num_documents": len(lengths),
+            "num_removed": int((~kept).sum()),
+            "num_passages": len(passages),
+        }
 
     key = cache_key(
         "text_blocks",
@@ -205,10 +245,14 @@ def text_blocks_dataset(
     if probe_file and passages:
         write_probe_file(probe_file, passages)
     blocks = np.load(folder / "blocks.npy", mmap_mode="r")
-    return TextBlocksDataset(blocks, **counts, passages=passages, continues=np.load(folder / "continues.npy"))
+    return TextBlocksDataset(
+        blocks, **counts, passages=passages, continues=np.load(folder / "continues.npy")
+    )
 
 
-def _passages(held_out: HeldOut, tokenizer: TextTokenizer, source: str, kept: Mask, block_size: int) -> list[Passage]:
+def _passages(
+    held_out: HeldOut, tokenizer: TextTokenizer, source: str, kept: Mask, block_size: int
+) -> list[Passage]:
     """Return the passages; the positions of targets are those in the blocks that are ``kept``."""
     # In the blocks, EOS takes the place of each separator.
     drafts: list[PassageDraft] = []
@@ -222,18 +266,23 @@ def _passages(held_out: HeldOut, tokenizer: TextTokenizer, source: str, kept: Ma
     return make_passages(tokenizer, drafts, num_targets)
 
 
-def without_shared_text(tokenizer: TextTokenizer, blocks: TokenArray, num_tokens: int, place: TextSource) -> TokenArray:
-    """Return the ``blocks`` without ``num_tokens`` (2 to ``block_size``) consecutive tokens in common with a source.
+def without_shared_text(
+    tokenizer: TextTokenizer, blocks: TokenArray, num_tokens: int, place: TextSource
+) -> TokenArray:
+    """Return the ``blocks`` without ``num_tokens`` (2 to ``block_size``) consecutive tokens in
+    common with a source.
 
-    The blocks are int32 of shape ``[num_blocks, block_size]``. The result is cached, because every evaluated model
-    needs the same one and the source can be large.
+    The blocks are int32 of shape ``[num_blocks, block_size]``. The result is cached, because every
+    evaluated model needs the same one and the source can be large.
     """
     block_size = blocks.shape[1]
 
     def build(folder: Path) -> dict[str, int]:
         # All stretches of both texts are named at once, so that the corpus has to fit into memory.
         corpus = join_documents(encode_texts(tokenizer, load_documents(*place)))
-        windows = windows_with_shared_stretch(join_documents(blocks), corpus, block_size, num_tokens)
+        windows = windows_with_shared_stretch(
+            join_documents(blocks), corpus, block_size, num_tokens
+        )
         shared = windows[:: block_size + 1]  # the windows that are complete blocks
         np.save(folder / "shared.npy", shared)
         return {"num_shared": int(shared.sum())}
@@ -268,30 +317,35 @@ def text_dataset(
     deduplicate: Deduplicate = "none",
     cache_dir: str | None = None,
 ) -> Dataset[dict[str, Any]]:
-    """Build a data set for fine-tuning on plain text in which each document is a sequence. The ids are cached.
+    """Build a data set for fine-tuning on plain text in which each document is a sequence. The ids
+    are cached.
 
-    A document of more than ``max_seq_len`` tokens, BOS and EOS included, is cut into pieces, each a sequence of its
-    own. A last piece of one token, which has nothing to predict, is left out. A log line reports the counts.
+    A document of more than ``max_seq_len`` tokens, BOS and EOS included, is cut into pieces, each a
+    sequence of its own. A last piece of one token, which has nothing to predict, is left out. A log
+    line reports the counts.
 
-    The source, ``deduplicate`` and ``cache_dir`` are those of :func:`text_blocks_dataset`; ``max_seq_len`` is by
-    default the tokenizer's. With ``add_bos``, a document starts with BOS, if the tokenizer has one, so that its first
-    token is learnt; with ``add_eos``, it ends with EOS. ``packed`` puts several documents into a row of the tokenizer's
-    ``max_seq_len`` tokens.
+    The source, ``deduplicate`` and ``cache_dir`` are those of :func:`text_blocks_dataset`;
+    ``max_seq_len`` is by default the tokenizer's. With ``add_bos``, a document starts with BOS, if
+    the tokenizer has one, so that its first token is learnt; with ``add_eos``, it ends with EOS.
+    ``packed`` puts several documents into a row of the tokenizer's ``max_seq_len`` tokens.
 
     Returns:
-        Dataset[dict[str, Any]]: a :class:`SequenceDataset`; if packed, a ``PackedDataset`` with it as ``ds``.
+        Dataset[dict[str, Any]]: a :class:`SequenceDataset`; if packed, a ``PackedDataset`` with it
+        as ``ds``.
 
     Raises:
         FileNotFoundError: If the source looks like a path and does not exist.
-        ValueError: If ``max_seq_len`` is below 2, above the tokenizer's, or neither is set, or the source cannot be
-            read or has no document of two tokens.
+        ValueError: If ``max_seq_len`` is below 2, above the tokenizer's, or neither is set, or the
+            source cannot be read or has no document of two tokens.
 
     Example:
         >>> dataset = text_dataset(tokenizer, source="letters.jsonl", max_seq_len=512)
     """
     limit = tokenizer.max_seq_len if max_seq_len is None else max_seq_len
     if limit is None:
-        raise ValueError("neither max_seq_len nor the tokenizer's is set: set the most tokens of a sequence")
+        raise ValueError(
+            "neither max_seq_len nor the tokenizer's is set: set the most tokens of a sequence"
+        )
     check_at_least(2, max_seq_len=limit)  # a token and one to predict
     check_fits_model(tokenizer, lower="it", max_seq_len=limit)
     deduplication = Deduplication.of(deduplicate)
@@ -314,10 +368,14 @@ def text_dataset(
                 if len(piece) == 1:  # it has nothing to predict
                     counts["num_left_out"] += 1
                     continue
-                yield TokenizedSequence(piece, np.ones(len(piece), dtype=np.bool_), continues=start > 0)
+                yield TokenizedSequence(
+                    piece, np.ones(len(piece), dtype=np.bool_), continues=start > 0
+                )
         warn_of_short_documents(source, sample_by, lengths)
         if longest < 2:
-            raise ValueError(f"{source!r} has {len(lengths)} documents, none of two tokens: name another source")
+            raise ValueError(
+                f"{source!r} has {len(lengths)} documents, none of two tokens: name another source"
+            )
 
     def make_sequences(counts: Counts) -> Iterator[TokenizedSequence]:
         if deduplication.method == "none":
@@ -343,7 +401,8 @@ def text_dataset(
     dataset = cached_sequences(cache_dir, key, make_sequences)
     logger.log(
         logging.WARNING if dataset.num_cut else logging.INFO,
-        f"{source}: {len(dataset)} sequences of {dataset.num_documents} documents; {dataset.num_cut} documents of more "
+        f"{source}: {len(dataset)} sequences of {dataset.num_documents} documents; "
+        f"{dataset.num_cut} documents of more "
         f"than {limit} tokens cut into pieces; {dataset.num_left_out} pieces of one token left out",
     )
     return pack(dataset, tokenizer) if packed else dataset

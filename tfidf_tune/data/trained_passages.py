@@ -1,7 +1,9 @@
-"""Which passages stand in the sequences that a model is trained on, whatever data set they come from.
+"""Which passages stand in the sequences that a model is trained on, whatever data set they come
+from.
 
-Each data set proves for its own text that its controls are not in it. A run can mix data sets, and what is trained on
-are the finished sequences, so that targets are counted and controls are looked for there.
+Each data set proves for its own text that its controls are not in it. A run can mix data sets, and
+what is trained on are the finished sequences, so that targets are counted and controls are looked
+for there.
 """
 
 from collections import defaultdict
@@ -13,7 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tfidf_tune._tokenizer import TokenArray
-from tfidf_tune.data.sequences import InjectedCorpusDataset, SequenceDataset, TextBlocksDataset, unpacked
+from tfidf_tune.data.sequences import (
+    InjectedCorpusDataset,
+    SequenceDataset,
+    TextBlocksDataset,
+    unpacked,
+)
 from tfidf_tune.passages.probe_file import Passage
 from tfidf_tune.passages.stretches import SEPARATOR, shared_run, shared_run_of_answer
 from tfidf_tune.weighting import IGNORE_INDEX
@@ -26,28 +33,37 @@ class Trained(NamedTuple):
     """What is known of passages after a look at the sequences.
 
     Attributes:
-        passages (list[Passage]): without the controls that are trained on, targets with their number of occurrences.
-        controls_in (list[int]): the number of the first sequences in which each other control was found.
+        passages (list[Passage]): without the controls that are trained on, targets with their
+            number of occurrences.
+        controls_in (list[int]): the number of the first sequences in which each other control was
+            found.
     """
 
     passages: list[Passage]
     controls_in: list[int]
 
 
-def trained_passages(passages: Sequence[Passage], own: int | None, datasets: Sequence[Any]) -> Trained:
-    """Count the targets of a data set in all data sets of a run, and leave out its controls that are trained on.
+def trained_passages(
+    passages: Sequence[Passage], own: int | None, datasets: Sequence[Any]
+) -> Trained:
+    """Count the targets of a data set in all data sets of a run, and leave out its controls that
+    are trained on.
 
-    A control is trained on if a sequence has as many of its tokens in a row as the choice of controls excludes: 50, or
-    half of a shorter passage and at least 16; of a completion, half of its answer; of an injected corpus, all.
-    Sequences that were cut from one document are searched as one.
+    A control is trained on if a sequence has as many of its tokens in a row as the choice of
+    controls excludes: 50, or half of a shorter passage and at least 16; of a completion, half of
+    its answer; of an injected corpus, all. Sequences that were cut from one document are searched
+    as one.
 
-    Targets whose copies are exact are counted without overlap. Near copies in their own data set, with noise or of 90 %
-    of an answer, keep the count that they have, and exact ones of other data sets are added.
+    Targets whose copies are exact are counted without overlap. Near copies in their own data set,
+    with noise or of 90 % of an answer, keep the count that they have, and exact ones of other data
+    sets are added.
 
     Args:
         passages (Sequence[Passage]): targets and controls of the data set ``own``.
-        own (int | None): its place in ``datasets``; None if the passages were chosen from another one.
-        datasets (Sequence[Any]): all data sets of the run, each a map-style data set of ``tokens`` and ``labels``.
+        own (int | None): its place in ``datasets``; None if the passages were chosen from another
+            one.
+        datasets (Sequence[Any]): all data sets of the run, each a map-style data set of ``tokens``
+            and ``labels``.
     """
     runs: list[TokenArray] = []
     owners: list[int] = []
@@ -60,7 +76,9 @@ def trained_passages(passages: Sequence[Passage], own: int | None, datasets: Seq
     counts = np.zeros((len(passages), len(datasets)), dtype=np.int64)
     for at, dataset in enumerate(datasets):
         for stream in _streams(dataset):
-            ends: dict[int, int] = {}  # of the last occurrence of each, so that occurrences do not overlap
+            ends: dict[
+                int, int
+            ] = {}  # of the last occurrence of each, so that occurrences do not overlap
             for number, start in search.found(stream):
                 if start >= ends.get(number, 0):
                     ends[number] = start + len(runs[number])
@@ -83,7 +101,9 @@ def trained_passages(passages: Sequence[Passage], own: int | None, datasets: Seq
 
 
 def _runs_of(passage: Passage, *, is_injected: bool) -> Iterator[TokenArray]:
-    """Yield the runs of tokens that count as the passage: the whole target, each run of a control."""
+    """Yield the runs of tokens that count as the passage: the whole target, each run
+    of a control.
+    """
     ids = np.array(passage.token_ids[passage.num_prompt or 0 :], dtype=np.int32)
     if passage.kind == "target" or is_injected:
         yield ids
@@ -94,11 +114,15 @@ def _runs_of(passage: Passage, *, is_injected: bool) -> Iterator[TokenArray]:
 
 
 def _streams(dataset: Any) -> Iterator[TokenArray]:
-    """Yield the tokens that are learned, int32 ``[num_tokens]``, with SEPARATOR between documents and for the others.
+    """Yield the tokens that are learned, int32 ``[num_tokens]``, with SEPARATOR between documents
+    and for the others.
 
-    Rows that were cut from one text are joined again, because a passage can start in one of them and end in the next::
+    Rows that were cut from one text are joined again, because a passage can start in one of them
+    and end in the next::
 
-        rows  a b c | d e f | g h i      continues  False True False      stream  a b c d e f SEPARATOR g h i
+        rows       a b c | d e f | g h i
+        continues  False   True    False
+        stream     a b c d e f SEPARATOR g h i
     """
     import tfidf_tune._torchao
 
@@ -143,8 +167,8 @@ def _streams(dataset: Any) -> Iterator[TokenArray]:
 class _Search:
     """The search for runs of tokens in streams of any length.
 
-    The first tokens of all runs, as many as the shortest has, are looked for by a hash; what has the same hash is
-    compared.
+    The first tokens of all runs, as many as the shortest has, are looked for by a hash; what has
+    the same hash is compared.
     """
 
     def __init__(self, runs: Sequence[TokenArray]) -> None:
@@ -157,7 +181,9 @@ class _Search:
         self._wanted = np.unique(_hashes(starts, self._size)[:: self._size])
 
     def found(self, stream: TokenArray) -> Iterator[tuple[int, int]]:
-        """Yield the number of a run and where it starts in the stream, ascending, for each occurrence of each run."""
+        """Yield the number of a run and where it starts in the stream, ascending, for each
+        occurrence of each run.
+        """
         if not len(self._wanted):
             return
         for first in range(0, len(stream), _CHUNK):
@@ -177,8 +203,8 @@ class _Search:
 def _hashes(tokens: TokenArray, size: int) -> npt.NDArray[np.uint64]:
     """Return a hash of each window of ``size`` tokens, uint64 ``[num_tokens + 1 - size]``.
 
-    A window of ``2k`` tokens has a hash of the hashes of its halves, so that ``log2(size)`` rounds suffice; in the last
-    round the halves overlap if ``size`` is not a power of two.
+    A window of ``2k`` tokens has a hash of the hashes of its halves, so that ``log2(size)`` rounds
+    suffice; in the last round the halves overlap if ``size`` is not a power of two.
     """
     hashes = tokens.astype(np.uint64)
     length = 1

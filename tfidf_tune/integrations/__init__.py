@@ -1,1 +1,3 @@
-"""The objectives and the monitor in other trainers: a module for each, which needs that trainer and no extra."""
+"""The objectives and the monitor in other trainers: a module for each, which needs that trainer and
+no extra.
+"""

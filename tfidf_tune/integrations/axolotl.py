@@ -38,16 +38,24 @@ WEIGHTINGS: dict[str, type[TokenWeighting]] = {
 }
 
 _OTHER_OBJECTIVES = (
-    "rl", "reward_model", "process_reward_model", "orpo_alpha", "use_eaft", "chunked_cross_entropy",
-    "cut_cross_entropy", "liger_cross_entropy", "liger_fused_linear_cross_entropy",
-)  # fmt: skip
+    "rl",
+    "reward_model",
+    "process_reward_model",
+    "orpo_alpha",
+    "use_eaft",
+    "chunked_cross_entropy",
+    "cut_cross_entropy",
+    "liger_cross_entropy",
+    "liger_fused_linear_cross_entropy",
+)
 
 
 class TokenWeightingArgs(BaseModel):
     """The keys of the plugin, checked with the whole file before Axolotl loads data or a model.
 
     Attributes:
-        token_weighting (str): name of the weighting, or the dotted path of a subclass of ``TokenWeighting``.
+        token_weighting (str): name of the weighting, or the dotted path of a subclass of
+            ``TokenWeighting``.
         token_weighting_args (dict[str, Any] | None): its arguments.
         memorization_monitor (dict[str, Any] | None): arguments of
             :class:`~tfidf_tune.integrations.monitor.MemorizationCallback` without ``trainer``.
@@ -60,43 +68,60 @@ class TokenWeightingArgs(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def check_around_token_weighting(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Raise a ``ValueError`` for misspelled keys and for settings that weights cannot be combined with."""
+        """Raise a ``ValueError`` for misspelled keys and for settings that weights cannot be
+        combined with.
+        """
         for key in data.keys() - cls.model_fields.keys():  # Axolotl ignores them
             if found := closest(key, TokenWeightingArgs.model_fields):
                 raise ValueError(f"{key} is no key of Axolotl or of a plugin{found}")
         settings = {name: field.default for name, field in cls.model_fields.items()} | data
         for name in _OTHER_OBJECTIVES:
             if value := settings.get(name):
-                raise ValueError(f"{name} is {value}, which puts another loss in place of ours: set it to false")
+                raise ValueError(
+                    f"{name} is {value}, which puts another loss in place of ours: set it to false"
+                )
         for name in ("context_parallel_size", "sequence_parallel_degree"):
             if (value := settings.get(name) or 1) > 1:
-                raise ValueError(f"{name} is {value}, but weights need whole sequences in each process: set it to 1")
+                raise ValueError(
+                    f"{name} is {value}, but weights need whole sequences in each process: set it "
+                    f"to 1"
+                )
         return data
 
     @model_validator(mode="after")
     def check_token_weighting(self) -> "TokenWeightingArgs":
-        """Raise a ``ValueError`` for wrong names and arguments, and for packed rows if all tokens are counted."""
+        """Raise a ``ValueError`` for wrong names and arguments, and for packed rows if all tokens
+        are counted.
+        """
         weighting = _build_weighting(self.token_weighting, self.token_weighting_args)
-        if weighting.needs_tokens and getattr(self, "sample_packing", False):  # a field of Axolotl's own model
+        if weighting.needs_tokens and getattr(
+            self, "sample_packing", False
+        ):  # a field of Axolotl's own model
             raise ValueError(
-                "sample_packing is true, and without an attention mask padding would be counted as tokens: set "
+                "sample_packing is true, and without an attention mask padding would be counted as "
+                "tokens: set "
                 "sample_packing to false, or counted to labels"
             )
         if self.memorization_monitor is not None:
             arguments = self.memorization_monitor
-            _check_arguments("memorization_monitor", MemorizationCallback, {**arguments, "trainer": None})
+            _check_arguments(
+                "memorization_monitor", MemorizationCallback, {**arguments, "trainer": None}
+            )
             file = Path(arguments["probe_file"])
             if not file.is_file():
-                raise ValueError(f"probe_file of memorization_monitor is {file}: there is no such file")
+                raise ValueError(
+                    f"probe_file of memorization_monitor is {file}: there is no such file"
+                )
         return self
 
 
 class TokenWeightingPlugin(BasePlugin):  # type: ignore[misc]
-    """Plugin of Axolotl that trains on weighted cross-entropy, see :class:`TokenWeightingArgs` for its keys.
+    """Plugin of Axolotl that trains on weighted cross-entropy, see :class:`TokenWeightingArgs` for
+    its keys.
 
-    Everything but the loss is Axolotl's own: sample packing, whose documents are those of the weights, adapters,
-    evaluation. With gradient accumulation Axolotl averages the losses of the mini-batches, and so does the plugin: with
-    uniform weights the training is that without it.
+    Everything but the loss is Axolotl's own: sample packing, whose documents are those of the
+    weights, adapters, evaluation. With gradient accumulation Axolotl averages the losses of the
+    mini-batches, and so does the plugin: with uniform weights the training is that without it.
     """
 
     def get_input_args(self) -> str:
@@ -106,8 +131,15 @@ class TokenWeightingPlugin(BasePlugin):  # type: ignore[misc]
     def register(self, cfg: DictDefault) -> None:
         """Raise a ``ValueError`` if another plugin has a trainer of its own."""
         for name, plugin in PluginManager.get_instance().plugins.items():
-            if name in cfg.plugins and plugin is not self and plugin.get_trainer_cls(cfg) is not None:
-                raise ValueError(f"the plugin {name} has a trainer of its own, but Axolotl uses one: remove one plugin")
+            if (
+                name in cfg.plugins
+                and plugin is not self
+                and plugin.get_trainer_cls(cfg) is not None
+            ):
+                raise ValueError(
+                    f"the plugin {name} has a trainer of its own, but Axolotl uses one: remove one "
+                    f"plugin"
+                )
 
     def get_trainer_cls(self, cfg: DictDefault) -> type[Trainer]:
         """Return the trainer class of a configuration with token weights."""
@@ -117,26 +149,32 @@ class TokenWeightingPlugin(BasePlugin):  # type: ignore[misc]
         class TokenWeightingAxolotlTrainer(TokenWeightingMixin, base):  # type: ignore[misc]
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, weighting=weighting, **kwargs)
-                # Axolotl averages the losses of accumulated mini-batches: it does not have the tokens counted.
+                # Axolotl averages the losses of accumulated mini-batches: it does not have the
+                # tokens counted.
                 self.model_accepts_loss_kwargs = self._model_takes_num_items
 
         return TokenWeightingAxolotlTrainer
 
-    def add_callbacks_post_trainer(self, cfg: DictDefault, trainer: Trainer) -> list[TrainerCallback]:
+    def add_callbacks_post_trainer(
+        self, cfg: DictDefault, trainer: Trainer
+    ) -> list[TrainerCallback]:
         """Return the monitor, if there is one."""
         if cfg.memorization_monitor is None:
             return []
         return [MemorizationCallback(**cfg.memorization_monitor, trainer=trainer)]
 
 
-def _build_weighting(token_weighting: str, token_weighting_args: Mapping[str, Any] | None = None) -> TokenWeighting:
+def _build_weighting(
+    token_weighting: str, token_weighting_args: Mapping[str, Any] | None = None
+) -> TokenWeighting:
     weighting: Any = WEIGHTINGS.get(token_weighting)
     if weighting is None:
         with suppress(ImportError, AttributeError, ValueError):
             weighting = get_cls_from_module_str(token_weighting)
     if not (isinstance(weighting, type) and issubclass(weighting, TokenWeighting)):
         raise ValueError(
-            f"token_weighting is {token_weighting!r}: possible are {', '.join(WEIGHTINGS)}, or the dotted path of a "
+            f"token_weighting is {token_weighting!r}: possible are {', '.join(WEIGHTINGS)}, or the "
+            f"dotted path of a "
             "subclass of TokenWeighting"
         )
     arguments = dict(token_weighting_args or {})
@@ -149,5 +187,7 @@ def _check_arguments(key: str, target: Callable[..., Any], arguments: Mapping[st
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        possible = ", ".join(name for name in signature.parameters if arguments.get(name, "") is not None)
+        possible = ", ".join(
+            name for name in signature.parameters if arguments.get(name, "") is not None
+        )
         raise ValueError(f"{key}: {error}; possible are {possible or 'none'}") from error

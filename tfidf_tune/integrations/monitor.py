@@ -1,6 +1,7 @@
 """The monitor: memorization measured while a ``Trainer`` of transformers, TRL or Axolotl trains.
 
-Targets and controls come from a probe file, as training on the injected corpus or ``tfidf-tune probe make`` writes it.
+Targets and controls come from a probe file, as training on the injected corpus or ``tfidf-tune
+probe make`` writes it.
 """
 
 import inspect
@@ -12,7 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from tfidf_tune._checks import base_model, cache_argument, require_integer
 from tfidf_tune._files import remove_folder
@@ -22,42 +30,50 @@ from tfidf_tune.probe import MemorizationProbe, evaluating, greedy_continuations
 
 
 class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
-    """Measures the memorization of a probe file during training and adds it to the trainer's own logs.
+    """Measures the memorization of a probe file during training and adds it to the trainer's own
+    logs.
 
-    Before the first optimizer step, every ``every_n_steps`` and at the end of training the logs get::
+    Before the first optimizer step, every ``every_n_steps`` and at the end of training the logs
+    get::
 
         memorization_target_lms           mean longest memorized substring of the targets, in tokens
         memorization_target_prefix_match  mean number of tokens recited without an error
         memorization_target_nll           mean -ln P of a token of their continuations
 
     and the same of the controls, as ``memorization_control_...``. Before the first step also
-    ``memorization_shown_lms`` and ``memorization_not_shown_lms``, what the model reads of ten controls with a copy in
-    front and without: if it does not read them, low numbers say nothing, which a message says. LMS and prefix match are
-    those of the task ``tfidf_memorization``. Training itself is not changed: weights and losses are bit for bit
-    equal to a run without the callback, until the threshold ends it.
+    ``memorization_shown_lms`` and ``memorization_not_shown_lms``, what the model reads of ten
+    controls with a copy in front and without: if it does not read them, low numbers say nothing,
+    which a message says. LMS and prefix match are those of the task ``tfidf_memorization``.
+    Training itself is not changed: weights and losses are bit for bit equal to a run without the
+    callback, until the threshold ends it.
 
-    With several processes, each computes the whole probe, because sharded models need all of them. A resumed run
-    continues with the next measurement::
+    With several processes, each computes the whole probe, because sharded models need all of them.
+    A resumed run continues with the next measurement::
 
         trainer.add_callback(MemorizationCallback("probe.jsonl", every_n_steps=50, trainer=trainer))
 
     Args:
         probe_file (str | Path): targets and controls.
         every_n_steps (int): optimizer steps between two measurements.
-        trainer (Trainer): the trainer that gets the callback: transformers', or one derived from it.
-        prefix_length (int): tokens of a passage that are the prompt; a completion has its own. Default: 50.
+        trainer (Trainer): the trainer that gets the callback: transformers', or one derived from
+            it.
+        prefix_length (int): tokens of a passage that are the prompt; a completion has its own.
+            Default: 50.
         max_new_tokens (int): most tokens that are generated and compared. Default: 128.
         batch_size (int): passages in a forward pass. Default: 32.
-        stop_above (float | None): threshold for the mean LMS of the targets, in tokens. Default: None.
-        when_above (Literal["stop", "keep"]): what happens above the threshold: "stop" ends training with a checkpoint;
-            "keep" continues, and ``below_threshold`` in the trainer's ``output_dir`` keeps the model of the last
-            measurement that was not above it. Default: "stop".
-        bos (bool | None): whether BOS is before each prompt. Default: None, if the tokenizer adds it, or else if it
-            lowers the NLL of the controls.
+        stop_above (float | None): threshold for the mean LMS of the targets, in tokens. Default:
+            None.
+        when_above (Literal["stop", "keep"]): what happens above the threshold: "stop" ends training
+            with a checkpoint; "keep" continues, and ``below_threshold`` in the trainer's
+            ``output_dir`` keeps the model of the last measurement that was not above it. Default:
+            "stop".
+        bos (bool | None): whether BOS is before each prompt. Default: None, if the tokenizer adds
+            it, or else if it lowers the NLL of the controls.
 
     Raises:
         FileNotFoundError: If there is no probe file.
-        ValueError: If a setting is out of range, or the probe file does not fit the trainer's tokenizer or model.
+        ValueError: If a setting is out of range, or the probe file does not fit the trainer's
+            tokenizer or model.
     """
 
     def __init__(
@@ -76,7 +92,10 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         require_integer("every_n_steps", every_n_steps, 1)
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         if getattr(tokenizer, "eos_token_id", None) is None:
-            raise ValueError(f"the trainer's processing_class is {type(tokenizer).__name__}, without an eos_token")
+            raise ValueError(
+                f"the trainer's processing_class is {type(tokenizer).__name__}, without an "
+                f"eos_token"
+            )
         self._probe = MemorizationProbe(
             read_probe_file(probe_file),
             HFTokenizer(tokenizer),
@@ -92,14 +111,22 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         self._trainer = trainer
         self._every_n_steps, self._has_saved = every_n_steps, False
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Measure the model that training starts from; raise a ``ValueError`` above a threshold that ends training."""
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Measure the model that training starts from; raise a ``ValueError`` above a threshold
+        that ends training.
+        """
         if state.global_step > 0:  # resumed
             return
         if reason := self._measure(args, state, control):
-            raise ValueError(f"before training {reason}: choose a higher threshold, or other targets")
+            raise ValueError(
+                f"before training {reason}: choose a higher threshold, or other targets"
+            )
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         """Measure if it is due, or if this step is the last."""
         if state.global_step % self._every_n_steps and not control.should_training_stop:
             return
@@ -108,14 +135,22 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
             control.should_training_stop = control.should_save = True
             _report(state, f"training stops after step {state.global_step}: {reason}")
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Measure the final model, if something else ended training after a step without a measurement."""
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Measure the final model, if something else ended training after a step without a
+        measurement.
+        """
         logged = (entry for entry in state.log_history if "memorization_target_lms" in entry)
         if all(entry["step"] != state.global_step for entry in logged):
             self._measure(args, state, control)
 
-    def _measure(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> str | None:
-        """Measure and log, and leave the trainer as it was; return why training should stop, if it should."""
+    def _measure(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl
+    ) -> str | None:
+        """Measure and log, and leave the trainer as it was; return why training should stop, if it
+        should.
+        """
         should_log = control.should_log
         model = self._trainer.model
         with evaluating(model):
@@ -127,13 +162,18 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
                 if notice:
                     _report(state, notice)
             metrics = self._probe.measure(*functions)
-            # In train mode TRL's trainers would add the means of their own metrics to these, and forget them.
+            # In train mode TRL's trainers would add the means of their own metrics to these, and
+            # forget them.
             self._trainer.log(metrics | reading)
-        control.should_log = should_log  # which log() has set to false: the trainer's own entry is still due
+        control.should_log = (
+            should_log  # which log() has set to false: the trainer's own entry is still due
+        )
         # Keep the model while it is below the threshold; one process writes, all wait for it.
         folder = Path(args.output_dir) / "below_threshold"
         if self._probe.keeps and state.global_step == 0 and folder.exists() and not self._has_saved:
-            raise ValueError(f"{folder} is of another run: move it away, or choose another output_dir")
+            raise ValueError(
+                f"{folder} is of another run: move it away, or choose another output_dir"
+            )
         if above := self._probe.keep_below(state.global_step, metrics, folder, self._save):
             _report(state, above)
         return self._probe.reason_to_stop(metrics)
@@ -142,15 +182,24 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         """Write the model into a temporary folder, and rename that when it is complete."""
         self._has_saved = True  # a training that begins again may replace it
         temporary = folder.with_name(f".{folder.name}")
-        is_writer, wait_for_everyone = self._trainer.args.should_save, self._trainer.accelerator.wait_for_everyone
+        is_writer, wait_for_everyone = (
+            self._trainer.args.should_save,
+            self._trainer.accelerator.wait_for_everyone,
+        )
         if is_writer:
             shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
         wait_for_everyone()
-        self._trainer.save_model(str(temporary), _internal_call=True)  # otherwise it would be pushed to the hub
+        # Otherwise it would be pushed to the hub.
+        self._trainer.save_model(str(temporary), _internal_call=True)
         wait_for_everyone()
         if is_writer:
-            if not any(path for kind in ("*.safetensors", "*.bin") for path in temporary.glob(kind)):
-                raise ValueError(f"no weights are in {temporary}: when_above='keep' needs FULL_STATE_DICT under FSDP")
+            if not any(
+                path for kind in ("*.safetensors", "*.bin") for path in temporary.glob(kind)
+            ):
+                raise ValueError(
+                    f"no weights are in {temporary}: when_above='keep' needs FULL_STATE_DICT under "
+                    f"FSDP"
+                )
             remove_folder(folder)
             temporary.replace(folder)
         wait_for_everyone()
@@ -169,18 +218,29 @@ def _obstacles(model: PreTrainedModel, probe: MemorizationProbe) -> Iterator[str
     limit = getattr(config, "max_position_embeddings", None)
     if model.config.is_encoder_decoder:
         yield f"{model_class.__name__} has an encoder and a decoder: use a causal language model"
-    if any(getattr(peft, "is_prompt_learning", False) for peft in getattr(model, "peft_config", {}).values()):
-        yield "prompt tuning and its relatives prepend virtual tokens: use LoRA or another method of PEFT"
+    if any(
+        getattr(peft, "is_prompt_learning", False)
+        for peft in getattr(model, "peft_config", {}).values()
+    ):
+        yield (
+            "prompt tuning and its relatives prepend virtual tokens: use LoRA or another method of "
+            "PEFT"
+        )
     if missing := sorted({cache_argument(model), "logits_to_keep"} - known.keys()):
-        yield f"{model_class.__name__} takes no {', '.join(missing)}: use a model that generates with a KV cache"
+        yield (
+            f"{model_class.__name__} takes no {', '.join(missing)}: use a model that generates "
+            f"with a KV cache"
+        )
     if probe.max_token_id >= config.vocab_size:
         yield (
-            f"the probe file has the token id {probe.max_token_id}, the model the ids 0 to {config.vocab_size - 1}: "
+            f"the probe file has the token id {probe.max_token_id}, the model the ids 0 to "
+            f"{config.vocab_size - 1}: "
             "take the tokenizer that belongs to the model"
         )
     if limit is not None and probe.num_positions > limit:
         yield (
-            f"a prompt and its continuation have up to {probe.num_positions} tokens, the model has {limit} positions: "
+            f"a prompt and its continuation have up to {probe.num_positions} tokens, the model has "
+            f"{limit} positions: "
             "lower max_new_tokens or prefix_length"
         )
 

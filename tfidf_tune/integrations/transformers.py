@@ -2,11 +2,12 @@
 
     from tfidf_tune.integrations.transformers import TokenWeightingTrainer
 
-    trainer = TokenWeightingTrainer(model, args, train_dataset=dataset)  # TF-IDF; or weighting=GoldfishWeighting()
+    # TF-IDF; or weighting=GoldfishWeighting()
+    trainer = TokenWeightingTrainer(model, args, train_dataset=dataset)
 
-What the Trainer leaves to a loss, and :class:`TokenWeightingMixin` does: labels are shifted; the sum over the tokens is
-divided by ``num_items_in_batch``, the tokens of all mini-batches and processes of an optimizer step; evaluation is the
-Trainer's own.
+What the Trainer leaves to a loss, and :class:`TokenWeightingMixin` does: labels are shifted; the
+sum over the tokens is divided by ``num_items_in_batch``, the tokens of all mini-batches and
+processes of an optimizer step; evaluation is the Trainer's own.
 """
 
 import copy
@@ -25,15 +26,33 @@ from transformers import Trainer
 from transformers.utils import logging
 
 from tfidf_tune._checks import base_model, require_bool
-from tfidf_tune.loss import HeadInput, WeightedCrossEntropyLoss, token_cross_entropy, weight_statistics, weight_sums
-from tfidf_tune.weighting import IGNORE_INDEX, TFIDFWeighting, TokenBatch, TokenWeighting, shift_labels, shift_tokens
+from tfidf_tune.loss import (
+    HeadInput,
+    WeightedCrossEntropyLoss,
+    token_cross_entropy,
+    weight_statistics,
+    weight_sums,
+)
+from tfidf_tune.weighting import (
+    IGNORE_INDEX,
+    TFIDFWeighting,
+    TokenBatch,
+    TokenWeighting,
+    shift_labels,
+    shift_tokens,
+)
 from tfidf_tune.weighting.token_weighting import require_no_tokens
 
 __all__ = ["TokenWeightingMixin", "TokenWeightingTrainer", "trainer_loss"]
 
 _logger = logging.get_logger(__name__)
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # where the Trainer's model computes its logits
-_CLASS = "class"  # in the file of a state: the name of the weighting; a keyword, so that no buffer is called this
+# Where the Trainer's model computes its logits.
+_AUTOCAST = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+# In the file of a state: the name of the weighting; a keyword, so that no buffer is called this.
+_CLASS = "class"
 _Trainer: Any = object  # attributes and methods of the Trainer that the mixin is put before
 
 
@@ -46,14 +65,18 @@ def require_labels(inputs: Mapping[str, Any]) -> None:
     """Raise a ``ValueError`` if a training batch has no labels."""
     if not has_labels(inputs):
         found = ", ".join(name for name, value in inputs.items() if value is not None) or "nothing"
-        raise ValueError(f"a training batch has no labels, only {found}: use a data collator that makes them")
+        raise ValueError(
+            f"a training batch has no labels, only {found}: use a data collator that makes them"
+        )
 
 
 def check_first_batch(inputs: Mapping[str, Any]) -> None:
-    """Raise a ``ValueError`` if the labels of a batch are the token that follows each token of the input.
+    """Raise a ``ValueError`` if the labels of a batch are the token that follows each token of the
+    input.
 
-    A causal language model of transformers shifts the labels itself: it would predict the token after the next one.
-    Labels that are not the tokens at their positions, as of masked language models, are an error too.
+    A causal language model of transformers shifts the labels itself: it would predict the token
+    after the next one. Labels that are not the tokens at their positions, as of masked language
+    models, are an error too.
     """
     ids, labels = inputs.get("input_ids"), inputs.get("labels")
     if ids is None or labels is None or ids.shape != labels.shape:
@@ -64,24 +87,35 @@ def check_first_batch(inputs: Mapping[str, Any]) -> None:
         return
     pairs = valid[:, :-1] & valid[:, 1:]  # the token after the last label may be padding
     if pairs.any() and (labels[:, :-1] == ids[:, 1:])[pairs].all():
-        raise ValueError("the labels are shifted already: pass input_ids as labels where a token counts, else -100")
-    raise ValueError("labels differ from input_ids: make them equal, or -100 (a collator needs mlm=False)")
+        raise ValueError(
+            "the labels are shifted already: pass input_ids as labels where a token counts, else "
+            "-100"
+        )
+    raise ValueError(
+        "labels differ from input_ids: make them equal, or -100 (a collator needs mlm=False)"
+    )
 
 
 def shifted_labels(inputs: Mapping[str, Any], num_positions: int) -> Tensor:
-    """Return shifted labels ``[b, num_positions]``; the virtual tokens that prompt tuning puts in front have none."""
+    """Return shifted labels ``[b, num_positions]``; the virtual tokens that prompt tuning puts in
+    front have none.
+    """
     shifted = inputs.get("shift_labels")
     labels = _pad(inputs["labels"] if shifted is None else shifted, num_positions, IGNORE_INDEX)
     return shift_labels(labels) if shifted is None else labels
 
 
-def token_batch(inputs: Mapping[str, Any], num_positions: int, *, needs_tokens: bool, first_pass: bool) -> TokenBatch:
-    """Return what a weighting gets of a batch, ``[b, num_positions]``, with the :func:`shifted_labels`.
+def token_batch(
+    inputs: Mapping[str, Any], num_positions: int, *, needs_tokens: bool, first_pass: bool
+) -> TokenBatch:
+    """Return what a weighting gets of a batch, ``[b, num_positions]``, with the
+    :func:`shifted_labels`.
 
-    A document begins wherever ``position_ids``, ``[b, s]`` or ``[1, s]``, do not go on by 1, as for the attention of
-    transformers: some models count from 2.
+    A document begins wherever ``position_ids``, ``[b, s]`` or ``[1, s]``, do not go on by 1, as for
+    the attention of transformers: some models count from 2.
     """
-    # Documents and tokens of the inputs first, each where its token is; then all moves with the labels.
+    # Documents and tokens of the inputs first, each where its token is; then all moves with the
+    # labels.
     labels, positions = shifted_labels(inputs, num_positions), inputs.get("position_ids")
     documents = all_tokens = None
     if positions is not None and positions.dim() == 2:  # not those of images too
@@ -90,15 +124,19 @@ def token_batch(inputs: Mapping[str, Any], num_positions: int, *, needs_tokens: 
     if needs_tokens:
         tokens, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if tokens is None or (mask is not None and getattr(mask, "shape", None) != tokens.shape):
-            shapes = [tuple(one.shape) if isinstance(one, Tensor) else one for one in (tokens, mask)]
+            shapes = [
+                tuple(one.shape) if isinstance(one, Tensor) else one for one in (tokens, mask)
+            ]
             raise ValueError(
-                f"all tokens are counted, but input_ids are {shapes[0]} and attention_mask {shapes[1]}: pass both in "
+                f"all tokens are counted, but input_ids are {shapes[0]} and attention_mask "
+                f"{shapes[1]}: pass both in "
                 "one shape, or set counted to 'labels'"
             )
         tokens = tokens if mask is None else tokens.masked_fill(mask == 0, IGNORE_INDEX)
         all_tokens = shift_tokens(_pad(tokens, num_positions, IGNORE_INDEX))
     if documents is not None:
-        # The label at position i is the token at i + 1; the last position has no label, or the first token.
+        # The label at position i is the token at i + 1; the last position has no label, or the
+        # first token.
         last = documents[:, :1] if needs_tokens else documents[:, -1:]
         documents = torch.cat([documents[:, 1:], last], dim=1).expand_as(labels)
     return TokenBatch(labels, documents, all_tokens, first_pass=first_pass)
@@ -109,13 +147,16 @@ def _pad(tensor: Tensor, num_positions: int, value: int) -> Tensor:
 
 
 def check_before_building(trainer: type, args: Any) -> None:
-    """Raise a ``ValueError`` for a trainer of TRL, or a setting, whose loss the weights would not reach."""
+    """Raise a ``ValueError`` for a trainer of TRL, or a setting, whose loss the weights would not
+    reach.
+    """
     is_for_trl = any(base.__module__ == "tfidf_tune.integrations.trl" for base in trainer.__mro__)
     allowed = ("_BaseTrainer", "SFTTrainer") if is_for_trl else ("_BaseTrainer",)
     for base in trainer.__mro__:
         if base.__module__.startswith("trl.") and base.__name__ not in allowed:
             raise ValueError(
-                f"{trainer.__name__} is derived from TRL's {base.__name__}, which computes its loss by itself: "
+                f"{trainer.__name__} is derived from TRL's {base.__name__}, which computes its "
+                f"loss by itself: "
                 "derive it from transformers.Trainer, or from TokenWeightingSFTTrainer"
             )
     for name, neutral in (("label_smoothing_factor", 0), ("loss_type", "nll")):
@@ -125,21 +166,39 @@ def check_before_building(trainer: type, args: Any) -> None:
 
 
 def obstacles(trainer: Any, *, fused_head: bool) -> Iterator[str]:
-    """Yield the settings of a Trainer, built already, and the kinds of models that are not supported."""
+    """Yield the settings of a Trainer, built already, and the kinds of models that are not
+    supported.
+    """
     args, base = trainer.args, base_model(trainer.model)
     head: Any = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
     liger = args.liger_kernel_config or {}
     parallelism = getattr(trainer.accelerator, "parallelism_config", None)
     if trainer.compute_loss_func is not None:
         yield "compute_loss_func is set, but the weighted loss takes its place: leave it out"
-    if args.use_liger_kernel and (liger.get("fused_linear_cross_entropy", True) or liger.get("cross_entropy")):
-        yield "use_liger_kernel is set with losses of Liger: set fused_linear_cross_entropy and cross_entropy to False"
-    if parallelism is not None and (parallelism.cp_enabled or getattr(parallelism, "sp_enabled", False)):
-        yield "context or sequence parallelism is on, but weights need whole sequences: set cp_size and sp_size to 1"
+    if args.use_liger_kernel and (
+        liger.get("fused_linear_cross_entropy", True) or liger.get("cross_entropy")
+    ):
+        yield (
+            "use_liger_kernel is set with losses of Liger: set fused_linear_cross_entropy and "
+            "cross_entropy to False"
+        )
+    if parallelism is not None and (
+        parallelism.cp_enabled or getattr(parallelism, "sp_enabled", False)
+    ):
+        yield (
+            "context or sequence parallelism is on, but weights need whole sequences: set cp_size "
+            "and sp_size to 1"
+        )
     if args.n_gpu > 1:
-        yield f"one process would use {args.n_gpu} GPUs by DataParallel: start one for each GPU by accelerate launch"
+        yield (
+            f"one process would use {args.n_gpu} GPUs by DataParallel: start one for each GPU by "
+            f"accelerate launch"
+        )
     if getattr(getattr(base, "config", None), "is_encoder_decoder", False) or head is None:
-        yield f"{type(base).__name__} is an encoder-decoder model or has no output layer over a vocabulary"
+        yield (
+            f"{type(base).__name__} is an encoder-decoder model or has no output layer over a "
+            f"vocabulary"
+        )
     if fused_head:
         name, refused = type(base).__name__, "set fused_head to False:"
         if "logits_to_keep" not in inspect.signature(base.forward).parameters:
@@ -147,57 +206,71 @@ def obstacles(trainer: Any, *, fused_head: bool) -> Iterator[str]:
         if trainer.is_fsdp_enabled or isinstance(head.weight, DTensor):
             yield f"{refused} the output layer is sharded over processes"
         if type(head) is not nn.Linear:  # with an adapter, or quantized
-            yield f"{refused} the output layer is a {type(head).__module__}.{type(head).__name__}, not a plain Linear"
+            yield (
+                f"{refused} the output layer is a {type(head).__module__}.{type(head).__name__}, "
+                f"not a plain Linear"
+            )
         if getattr(base.config.get_text_config(), "final_logit_softcapping", None) is not None:
             yield f"{refused} {name} caps its logits"
 
 
 class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
-    r"""Trains a causal language model on weighted cross-entropy; to be put before a subclass of ``Trainer``.
+    r"""Trains a causal language model on weighted cross-entropy; to be put before a subclass of
+    ``Trainer``.
 
     .. math::
         \mathcal{L} = -\frac{1}{M} \sum_i w_i \log P(x_i | x_{<i})
 
-    with M the tokens to predict in all mini-batches and on all processes of an optimizer step, and the weights of each
-    mini-batch. Uniform weights give the loss of the Trainer itself.
+    with M the tokens to predict in all mini-batches and on all processes of an optimizer step, and
+    the weights of each mini-batch. Uniform weights give the loss of the Trainer itself.
 
         class MyWeightedTrainer(TokenWeightingMixin, MyTrainer): ...
 
-    Evaluation and prediction are those of the Trainer. The state of the weighting is in the Trainer's checkpoints, for
-    each process. The logs get ``cross_entropy``, the unweighted loss, and ``weight_mean``, ``weight_std`` and
-    ``weight_max`` over the tokens since the last log. If the batches have ``position_ids``, a document begins wherever
-    they start again. The special tokens of ``processing_class`` are passed to the weighting. A weighting that counts
-    all tokens gets ``input_ids`` where ``attention_mask`` is not 0; without a mask all of them. From the second epoch
-    on, batches are no ``first_pass``, see :class:`~tfidf_tune.weighting.TokenBatch`.
+    Evaluation and prediction are those of the Trainer. The state of the weighting is in the
+    Trainer's checkpoints, for each process. The logs get ``cross_entropy``, the unweighted loss,
+    and ``weight_mean``, ``weight_std`` and ``weight_max`` over the tokens since the last log. If
+    the batches have ``position_ids``, a document begins wherever they start again. The special
+    tokens of ``processing_class`` are passed to the weighting. A weighting that counts all tokens
+    gets ``input_ids`` where ``attention_mask`` is not 0; without a mask all of them. From the
+    second epoch on, batches are no ``first_pass``, see :class:`~tfidf_tune.weighting.TokenBatch`.
 
     Args:
         *args (Any): those of the Trainer.
-        weighting (TokenWeighting | None): gives the weights. Default: None, :class:`TFIDFWeighting`.
-        fused_head (bool): whether to compute the loss from hidden states and output layer, so that only a fraction of
-            the logits exists at a time. The model has to support ``logits_to_keep``, compute the logits by a plain
-            ``torch.nn.Linear`` and not be sharded. The outputs have the logits of the last position only.
-            Default: False.
+        weighting (TokenWeighting | None): gives the weights. Default: None,
+            :class:`TFIDFWeighting`.
+        fused_head (bool): whether to compute the loss from hidden states and output layer, so that
+            only a fraction of the logits exists at a time. The model has to support
+            ``logits_to_keep``, compute the logits by a plain ``torch.nn.Linear`` and not be
+            sharded. The outputs have the logits of the last position only. Default: False.
         **kwargs (Any): those of the Trainer.
 
     Raises:
-        ValueError: If an argument is not valid, or the Trainer has a setting that would be ignored or a model that
-            cannot be trained this way.
+        ValueError: If an argument is not valid, or the Trainer has a setting that would be ignored
+            or a model that cannot be trained this way.
     """
 
     _is_first_batch = True
 
     def __init__(
-        self, *args: Any, weighting: TokenWeighting | None = None, fused_head: bool = False, **kwargs: Any
+        self,
+        *args: Any,
+        weighting: TokenWeighting | None = None,
+        fused_head: bool = False,
+        **kwargs: Any,
     ) -> None:
-        # One chunk: logits of the whole mini-batch are contiguous, and slices of them would be copied.
+        # One chunk: logits of the whole mini-batch are contiguous, and slices of them would be
+        # copied.
         weighting = TFIDFWeighting() if weighting is None else weighting
         self._token_loss = WeightedCrossEntropyLoss(weighting, num_output_chunks=1)
         require_bool("fused_head", fused_head)
-        check_before_building(type(self), kwargs.get("args") or (args[1] if len(args) > 1 else None))
+        check_before_building(
+            type(self), kwargs.get("args") or (args[1] if len(args) > 1 else None)
+        )
         super().__init__(*args, **kwargs)
         for obstacle in obstacles(self, fused_head=fused_head):
             raise ValueError(obstacle)
-        # The Trainer counts the tokens of a step, and does not divide by the number of mini-batches, only with this.
+        # The Trainer counts the tokens of a step, and does not divide by the number of
+        # mini-batches, only with this.
         self._model_takes_num_items: bool = self.model_accepts_loss_kwargs
         self.model_accepts_loss_kwargs: bool = True
         self.weighting = weighting.to(self.args.device).train()
@@ -209,10 +282,17 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         self._begin_anew()
 
     def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
-        """Compute the loss of a mini-batch as the Trainer does, of a model that returns the weighted loss."""
-        # In training the Trainer gets a stand-in for the model, which it calls as it likes; in evaluation the model.
+        """Compute the loss of a mini-batch as the Trainer does, of a model that returns the
+        weighted loss.
+        """
+        # In training the Trainer gets a stand-in for the model, which it calls as it likes; in
+        # evaluation the model.
         used: Any = model
         if model.training and torch.is_grad_enabled():
             require_labels(inputs)
@@ -222,14 +302,20 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
                 # A batch in which no process has a label says nothing.
                 has_labels = (inputs["labels"] != IGNORE_INDEX).any()
                 is_first = not self.accelerator.gather(has_labels.int().reshape(1)).any()
-            used = _WeightedModel(model, getattr(self.model, "config", None), self._weighted_outputs)
+            used = _WeightedModel(
+                model, getattr(self.model, "config", None), self._weighted_outputs
+            )
         elif not self._model_takes_num_items:
             num_items_in_batch = None
-        result = super().compute_loss(used, inputs, return_outputs, num_items_in_batch=num_items_in_batch)
+        result = super().compute_loss(
+            used, inputs, return_outputs, num_items_in_batch=num_items_in_batch
+        )
         if isinstance(used, _WeightedModel):
             # A base that never asked the model for its loss has ignored the weights.
             if not used.is_used:
-                raise ValueError(f"a base of {type(self).__name__} computes the loss itself, without the weights")
+                raise ValueError(
+                    f"a base of {type(self).__name__} computes the loss itself, without the weights"
+                )
             self._is_first_batch = is_first
         return result
 
@@ -247,51 +333,82 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
             outputs = model(**kept)
             logits = getattr(outputs, "logits", None)
         if logits is None:
-            raise ValueError(f"{type(self.model).__name__} returned no logits: switch off kernels with their own loss")
+            raise ValueError(
+                f"{type(self.model).__name__} returned no logits: switch off kernels with their "
+                f"own loss"
+            )
         batch = self._token_batch(inputs, (logits.hidden if self._fused_head else logits).shape[1])
         terms = self._token_loss.terms(logits, batch)
         # The mean over this mini-batch becomes its part of the mean over the whole optimizer step.
         valid = batch.labels != IGNORE_INDEX
         self._weight_statistics.add(terms.cross_entropy, terms.weights, batch.labels)
-        loss = terms.loss if num_items_in_batch is None else terms.loss * (valid.sum() / num_items_in_batch)
+        loss = (
+            terms.loss
+            if num_items_in_batch is None
+            else terms.loss * (valid.sum() / num_items_in_batch)
+        )
         if getattr(outputs, "aux_loss", None) is not None:  # balances the experts of a mixture
             if self._is_first_batch:
-                # Without labels, the model's own loss is nothing but the auxiliary loss times its factor.
+                # Without labels, the model's own loss is nothing but the auxiliary loss times its
+                # factor.
                 with _measured(model):
-                    own = model(**kept, labels=torch.full_like(batch.labels, IGNORE_INDEX), num_items_in_batch=1)
+                    own = model(
+                        **kept,
+                        labels=torch.full_like(batch.labels, IGNORE_INDEX),
+                        num_items_in_batch=1,
+                    )
                 self._aux_factor = float(own.loss / own.aux_loss)
             loss = loss + self._aux_factor * outputs.aux_loss
         outputs["loss"] = loss
         return outputs
 
     def _token_batch(self, inputs: dict[str, Any], num_positions: int) -> TokenBatch:
-        first_pass = not self.state.epoch or self.state.epoch < 1  # the Trainer sets its epoch after each step
-        return token_batch(inputs, num_positions, needs_tokens=self.weighting.needs_tokens, first_pass=first_pass)
+        # The Trainer sets its epoch after each step.
+        first_pass = not self.state.epoch or self.state.epoch < 1
+        return token_batch(
+            inputs, num_positions, needs_tokens=self.weighting.needs_tokens, first_pass=first_pass
+        )
 
-    def _call_for_head_input(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Any, HeadInput]:
-        """Call the model for the logits of the last position only; return its outputs and what logits are made of."""
+    def _call_for_head_input(
+        self, model: nn.Module, inputs: dict[str, Any]
+    ) -> tuple[Any, HeadInput]:
+        """Call the model for the logits of the last position only; return its outputs and what
+        logits are made of.
+        """
         found: list[Tensor] = []
-        # Not output_hidden_states: of every layer, which accelerate would convert to float32 under autocast.
-        hook = base_model(self.model).base_model.register_forward_hook(lambda _, __, output: found.append(output[0]))
+        # Not output_hidden_states: of every layer, which accelerate would convert to float32 under
+        # autocast.
+        hook = base_model(self.model).base_model.register_forward_hook(
+            lambda _, __, output: found.append(output[0])
+        )
         try:
             outputs = model(**inputs, logits_to_keep=1)
         finally:
             hook.remove()
         if not found:
             name = type(base_model(self.model)).__name__
-            raise ValueError(f"set fused_head to False: {name} does not take its hidden states from its base_model")
+            raise ValueError(
+                f"set fused_head to False: {name} does not take its hidden states from its "
+                f"base_model"
+            )
         layer = self.model.get_output_embeddings()
         dtype = _AUTOCAST.get(self.accelerator.mixed_precision, layer.weight.dtype)
         bias = None if layer.bias is None else layer.bias.to(dtype)
         head = HeadInput(found[0].to(dtype), layer.weight.to(dtype), bias)
-        # Once, the logits of the last position are compared: a model may do more to them than its output layer.
+        # Once, the logits of the last position are compared: a model may do more to them than its
+        # output layer.
         if self._is_first_batch:
             with torch.no_grad():
                 expected = nn.functional.linear(head.hidden[:, -1:], head.weight, head.bias)
             tolerance = 1e-3 if dtype == torch.float32 else 2e-2
-            if not torch.allclose(outputs.logits.float(), expected.float(), rtol=tolerance, atol=tolerance):
+            if not torch.allclose(
+                outputs.logits.float(), expected.float(), rtol=tolerance, atol=tolerance
+            ):
                 name = type(self.model).__name__
-                raise ValueError(f"set fused_head to False: the logits of {name} are not those of its output layer")
+                raise ValueError(
+                    f"set fused_head to False: the logits of {name} are not those of its output "
+                    f"layer"
+                )
         return outputs, head
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
@@ -300,7 +417,9 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         return super()._inner_training_loop(*args, **kwargs)
 
     def call_model_init(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a new model, and put the weighting into its first state: trials of a search are independent."""
+        """Make a new model, and put the weighting into its first state: trials of a search are
+        independent.
+        """
         if hasattr(self, "weighting"):  # not in the Trainer's constructor
             self._begin_anew()
         return super().call_model_init(*args, **kwargs)
@@ -329,22 +448,27 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         file = self._state_file(checkpoint)
         if not file.is_file():
             if self.weighting.state_dict():
-                _logger.warning(f"{checkpoint} has no {file.name}: the weighting begins with an empty state")
+                _logger.warning(
+                    f"{checkpoint} has no {file.name}: the weighting begins with an empty state"
+                )
             return
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load raises anything
             raise ValueError(
-                f"{file} cannot be read ({type(error).__name__}): resume from another checkpoint, or remove the file"
+                f"{file} cannot be read ({type(error).__name__}): resume from another checkpoint, "
+                f"or remove the file"
             ) from error
         own = type(self.weighting).__name__
         saved = state.pop(_CLASS, own)
         if saved != own:
             raise ValueError(
-                f"{checkpoint} was trained with {saved}, but this Trainer has {own}: resume with {saved}, train in "
+                f"{checkpoint} was trained with {saved}, but this Trainer has {own}: resume with "
+                f"{saved}, train in "
                 f"another folder, or remove {file} to go on with {own} and an empty state"
             )
-        self.weighting.load_state_dict(state)  # a state of other settings is an error that names them
+        # A state of other settings is an error that names them.
+        self.weighting.load_state_dict(state)
 
     def _state_file(self, folder: str) -> Path:
         suffix = f"_{self.args.process_index}" if self.args.world_size > 1 else ""
@@ -361,28 +485,40 @@ def _measured(model: nn.Module) -> Iterator[None]:
 
 
 def _check_loss(model: nn.Module, inputs: dict[str, Any]) -> None:
-    """Raise a ``ValueError`` if the model's own loss is not the cross-entropy of the next tokens."""
+    """Raise a ``ValueError`` if the model's own loss is not the cross-entropy of
+    the next tokens.
+    """
     with _measured(model):
-        outputs = model(**{name: value for name, value in inputs.items() if name != "num_items_in_batch"})
+        outputs = model(
+            **{name: value for name, value in inputs.items() if name != "num_items_in_batch"}
+        )
     loss, logits = (getattr(outputs, name, None) for name in ("loss", "logits"))
     if loss is None or logits is None or getattr(outputs, "aux_loss", None) is not None:
         return
     labels = shifted_labels(inputs, logits.shape[1])
     ours = token_cross_entropy(logits, labels).sum() / (labels != IGNORE_INDEX).sum()
     tolerance = 1e-4 if loss.dtype == torch.float32 else 1e-2  # both are of the same logits
-    if not torch.isclose(loss.float(), ours.float(), rtol=tolerance, atol=tolerance, equal_nan=True):
+    if not torch.isclose(
+        loss.float(), ours.float(), rtol=tolerance, atol=tolerance, equal_nan=True
+    ):
         raise ValueError(
-            f"the loss of {type(base_model(model)).__name__} is {loss:.4g}, the cross-entropy of next tokens "
+            f"the loss of {type(base_model(model)).__name__} is {loss:.4g}, the cross-entropy of "
+            f"next tokens "
             f"{ours:.4g}: weights are for causal language models"
         )
 
 
 class _WeightedModel:
-    """The model of a training step: called with labels it returns the weighted loss, else it is the model itself."""
+    """The model of a training step: called with labels it returns the weighted loss, else it is the
+    model itself.
+    """
 
-    def __init__(self, model: nn.Module, config: Any, call: Callable[[nn.Module, dict[str, Any]], Any]) -> None:
+    def __init__(
+        self, model: nn.Module, config: Any, call: Callable[[nn.Module, dict[str, Any]], Any]
+    ) -> None:
         self._model = model
-        self.config = config  # bases look for it in what Accelerate unwraps, but it would not unwrap DDP in here
+        # Bases look for it in what Accelerate unwraps, but it would not unwrap DDP in here.
+        self.config = config
         self._call = call
         self.is_used = False
 
@@ -397,20 +533,29 @@ class _WeightedModel:
 
 
 class _WeightStatistics:
-    """Sums up cross-entropy and weights of mini-batches on the device; only :meth:`take` waits for it."""
+    """Sums up cross-entropy and weights of mini-batches on the device; only :meth:`take` waits for
+    it.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        # The number of tokens, sums of cross-entropy, weights and their squared deviations; the largest weight.
-        self._found = torch.zeros(5, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
+        # The number of tokens, sums of cross-entropy, weights and their squared deviations; the
+        # largest weight.
+        self._found = torch.zeros(
+            5, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device
+        )
 
     def add(self, cross_entropy: Tensor, weights: Tensor, labels: Tensor) -> None:
-        """Add the mean cross-entropy of a mini-batch, its weights and its labels, ``[b, s]`` both."""
+        """Add a mini-batch: its mean cross-entropy, its weights and labels, both ``[b, s]``."""
         num_valid = (labels != IGNORE_INDEX).sum()
-        self._found[:4] += torch.stack([num_valid, cross_entropy * num_valid, *weight_sums(weights, labels)])
+        self._found[:4] += torch.stack(
+            [num_valid, cross_entropy * num_valid, *weight_sums(weights, labels)]
+        )
         self._found[4] = torch.maximum(self._found[4], weights.max())
 
     def take(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Return the statistics of all processes, joined by ``gather``, and start again; empty without a token."""
+        """Return the statistics of all processes, joined by ``gather``, and start again; empty
+        without a token.
+        """
         found = gather(self._found[None])
         num_valid, cross_entropy, total, deviations = found[:, :4].sum(0)
         largest = found[:, 4].max()
@@ -418,34 +563,46 @@ class _WeightStatistics:
         if num_valid == 0:
             return {}
         mean, std = weight_statistics(total, deviations, int(num_valid))
-        statistics = {"cross_entropy": cross_entropy / num_valid, "weight_mean": mean, "weight_std": std}
-        return {name: value.item() for name, value in (statistics | {"weight_max": largest}).items()}
+        statistics = {
+            "cross_entropy": cross_entropy / num_valid,
+            "weight_mean": mean,
+            "weight_std": std,
+        }
+        return {
+            name: value.item() for name, value in (statistics | {"weight_max": largest}).items()
+        }
 
 
 class TokenWeightingTrainer(TokenWeightingMixin, Trainer):  # type: ignore[misc]
-    """The Trainer of transformers with token weights: :class:`TokenWeightingMixin` put before it."""
+    """The Trainer of transformers with token weights: :class:`TokenWeightingMixin`
+    put before it.
+    """
 
 
 def trainer_loss(loss: WeightedCrossEntropyLoss) -> Callable[..., Tensor]:
     """Make a ``compute_loss_func`` for a Trainer whose class cannot be changed.
 
-    Labels are shifted, the sum over the tokens is divided by ``num_items_in_batch``, and evaluation is plain
-    cross-entropy and leaves the weighting unchanged. Unlike with :class:`TokenWeightingMixin`, a row is one document,
-    the state of the weighting is not in the checkpoints, nothing is added to the logs, and the weighting does not get
-    the special tokens: call its :meth:`~tfidf_tune.weighting.TokenWeighting.set_special_tokens`.
+    Labels are shifted, the sum over the tokens is divided by ``num_items_in_batch``, and evaluation
+    is plain cross-entropy and leaves the weighting unchanged. Unlike with
+    :class:`TokenWeightingMixin`, a row is one document, the state of the weighting is not in the
+    checkpoints, nothing is added to the logs, and the weighting does not get the special tokens:
+    call its :meth:`~tfidf_tune.weighting.TokenWeighting.set_special_tokens`.
 
     Args:
         loss (WeightedCrossEntropyLoss): the objective.
 
     Returns:
-        Callable[..., Tensor]: called with outputs, labels ``[b, s]`` that are not shifted, and ``num_items_in_batch``.
+        Callable[..., Tensor]: called with outputs, labels ``[b, s]`` that are not shifted, and
+        ``num_items_in_batch``.
 
     Raises:
         ValueError: If the weighting counts all tokens: the function gets only labels.
     """
     require_no_tokens(loss.weighting, "the Trainer")
 
-    def compute_loss(outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+    def compute_loss(
+        outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
         inputs = {"labels": labels}
         require_labels(inputs)
         labels = shifted_labels(inputs, outputs.logits.shape[1])

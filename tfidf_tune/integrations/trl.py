@@ -2,10 +2,12 @@
 
     from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 
-    trainer = TokenWeightingSFTTrainer("model", train_dataset=dataset)  # TF-IDF; or weighting=GoldfishWeighting()
+    # TF-IDF; or weighting=GoldfishWeighting()
+    trainer = TokenWeightingSFTTrainer("model", train_dataset=dataset)
 
-TRL's loss is the sum of the log-probabilities of the labels, which the model returns without ever holding all logits.
-They are multiplied by the weights on their way to it, so that everything else is TRL's own.
+TRL's loss is the sum of the log-probabilities of the labels, which the model returns without ever
+holding all logits. They are multiplied by the weights on their way to it, so that everything else
+is TRL's own.
 """
 
 from dataclasses import replace
@@ -22,16 +24,18 @@ __all__ = ["TokenWeightingSFTTrainer"]
 
 
 class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore[misc]
-    """TRL's SFTTrainer with token weights, see :class:`~tfidf_tune.integrations.transformers.TokenWeightingMixin`.
+    """TRL's SFTTrainer with token weights, see
+    :class:`~tfidf_tune.integrations.transformers.TokenWeightingMixin`.
 
-    Padded, packed and padding-free batches, completions only, PEFT: all that SFTTrainer does with ``loss_type="nll"``.
-    A class of your own derived from SFTTrainer gets the weights by::
+    Padded, packed and padding-free batches, completions only, PEFT: all that SFTTrainer does with
+    ``loss_type="nll"``. A class of your own derived from SFTTrainer gets the weights by::
 
         class MyWeightedTrainer(TokenWeightingSFTTrainer, MySFTTrainer): ...
 
     Args:
         *args (Any): those of SFTTrainer.
-        weighting (TokenWeighting | None): gives the weights. Default: None, :class:`TFIDFWeighting`.
+        weighting (TokenWeighting | None): gives the weights. Default: None,
+            :class:`TFIDFWeighting`.
         **kwargs (Any): those of SFTTrainer.
 
     Raises:
@@ -40,11 +44,15 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
 
     def __init__(self, *args: Any, weighting: TokenWeighting | None = None, **kwargs: Any) -> None:
         if "fused_head" in kwargs:
-            raise ValueError("fused_head is for transformers' Trainer: SFTTrainer never holds all logits, leave it out")
+            raise ValueError(
+                "fused_head is for transformers' Trainer: SFTTrainer never holds all logits, leave "
+                "it out"
+            )
         super().__init__(*args, weighting=weighting, **kwargs)
         if self.weighting.needs_tokens and self.padding_free and self.args.pad_to_multiple_of:
             raise ValueError(
-                f"pad_to_multiple_of is {self.args.pad_to_multiple_of}, and its padding would be counted as tokens: "
+                f"pad_to_multiple_of is {self.args.pad_to_multiple_of}, and its padding would be "
+                f"counted as tokens: "
                 "set it to None, or counted to 'labels'"
             )
 
@@ -52,7 +60,8 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
         """Call the model, and multiply the log-probabilities in its outputs by the weights."""
         if not inputs.get("fused_lm_head"):  # older releases take the loss from the model
             return super()._weighted_outputs(model, inputs)
-        # TRL's model returns log-probabilities and entropies of all but the last position instead of logits.
+        # TRL's model returns log-probabilities and entropies of all but the last position instead
+        # of logits.
         outputs = model(**inputs)
         log_probs = outputs.log_probs
         num_predicted = log_probs.shape[1]
@@ -65,10 +74,15 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
         else:  # the first token is at the last position
             predictions = Predictions(*(F.pad(of_labels, (0, 1)) for of_labels in predictions))
         # Weights of the predicted positions; TRL sums the log-probabilities and divides as ever.
-        vocab_size = self.model.config.get_text_config().vocab_size  # the output layer may be sharded
-        weights = self.weighting(replace(batch, vocab_size=vocab_size, predictions=predictions))[:, :num_predicted]
+        # The output layer may be sharded.
+        vocab_size = self.model.config.get_text_config().vocab_size
+        weights = self.weighting(replace(batch, vocab_size=vocab_size, predictions=predictions))[
+            :, :num_predicted
+        ]
         labels = batch.labels[:, :num_predicted]
-        cross_entropy = -predictions.log_probability.sum() / (labels != IGNORE_INDEX).sum().clamp_min(1)
+        cross_entropy = -predictions.log_probability.sum() / (
+            labels != IGNORE_INDEX
+        ).sum().clamp_min(1)
         self._weight_statistics.add(cross_entropy, weights, labels)
         outputs["log_probs"] = log_probs * weights
         return outputs

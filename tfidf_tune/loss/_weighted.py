@@ -35,7 +35,8 @@ class LossTerms(NamedTuple):
 
     Attributes:
         loss (Tensor): the objective, scalar, to be backpropagated.
-        cross_entropy (Tensor): the unweighted mean cross-entropy of the same tokens, scalar, detached.
+        cross_entropy (Tensor): the unweighted mean cross-entropy of the same tokens, scalar,
+            detached.
         weights (Tensor): float32 ``[b, s]``, 0 at ignored positions.
     """
 
@@ -45,7 +46,9 @@ class LossTerms(NamedTuple):
 
 
 def weight_sums(weights: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum of the weights of labels, and that of their squared deviations from 1; ``[b, s]`` both."""
+    """Return the sum of the weights of labels, and that of their squared deviations from 1; ``[b,
+    s]`` both.
+    """
     return weights.sum(), ((weights - 1).square() * (labels != IGNORE_INDEX)).sum()
 
 
@@ -57,30 +60,35 @@ def weight_statistics(total: Tensor, deviations: Tensor, num_tokens: int) -> tup
 
 
 class WeightedCrossEntropyLoss(nn.Module):
-    r"""Cross-entropy in which every token counts by its weight: :math:`-\frac{1}{M}\sum_i w_i \log P(x_i | x_{<i})`.
+    r"""Cross-entropy in which every token counts by its weight: :math:`-\frac{1}{M}\sum_i w_i \log
+    P(x_i | x_{<i})`.
 
-    The weighting is a submodule: its state (the window of TF-IDF, for example) is part of this module's ``state_dict``,
-    and ``.train()`` and ``.eval()`` apply to it.
+    The weighting is a submodule: its state (the window of TF-IDF, for example) is part of this
+    module's ``state_dict``, and ``.train()`` and ``.eval()`` apply to it.
 
-    Logits are converted to float32 one chunk at a time, as in torchtune's ``CEWithChunkedOutputLoss``; with a torchtune
-    model, call ``model.set_num_output_chunks(loss.num_output_chunks)`` and pass the list that it returns. A
-    :class:`HeadInput` holds hidden states and head weight, and only a fraction of the logits exists at a time; the
-    recipes' models return one unless ``head`` is "chunked".
+    Logits are converted to float32 one chunk at a time, as in torchtune's
+    ``CEWithChunkedOutputLoss``; with a torchtune model, call
+    ``model.set_num_output_chunks(loss.num_output_chunks)`` and pass the list that it returns. A
+    :class:`HeadInput` holds hidden states and head weight, and only a fraction of the logits exists
+    at a time; the recipes' models return one unless ``head`` is "chunked".
 
-    A weighting may need the model's predictions, see :attr:`TokenWeighting.needs_predictions`. From a
-    :class:`HeadInput` the logits are then computed once more beforehand, without gradient: one matrix product of hidden
-    states and head in addition to three.
+    A weighting may need the model's predictions, see :attr:`TokenWeighting.needs_predictions`. From
+    a :class:`HeadInput` the logits are then computed once more beforehand, without gradient: one
+    matrix product of hidden states and head in addition to three.
 
     Args:
         weighting (TokenWeighting): gives the weights.
-        num_output_chunks (int): chunks that whole logits are split into along the sequence. Default: 8.
-        head (Head): how a :class:`HeadInput` is used: ``fused`` computes gradients along with the loss, see
-            :func:`fused_cross_entropy`; with ``chunked`` the recipes' models return chunks of logits. Default: "fused".
-        accumulate_in_fp32 (bool): whether ``fused`` sums the gradient of a head in 16 bit over its chunks in float32,
-            for 4 bytes a weight. Default: False.
+        num_output_chunks (int): chunks that whole logits are split into along the sequence.
+            Default: 8.
+        head (Head): how a :class:`HeadInput` is used: ``fused`` computes gradients along with the
+            loss, see :func:`fused_cross_entropy`; with ``chunked`` the recipes' models return
+            chunks of logits. Default: "fused".
+        accumulate_in_fp32 (bool): whether ``fused`` sums the gradient of a head in 16 bit over its
+            chunks in float32, for 4 bytes a weight. Default: False.
 
     Raises:
-        ValueError: If an argument is out of its range, or ``accumulate_in_fp32`` is set for the head ``chunked``.
+        ValueError: If an argument is out of its range, or ``accumulate_in_fp32`` is set for the
+            head ``chunked``.
     """
 
     def __init__(
@@ -93,12 +101,19 @@ class WeightedCrossEntropyLoss(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(weighting, TokenWeighting):
-            raise ValueError(f"weighting is {weighting!r}: it has to be a tfidf_tune.weighting.TokenWeighting")
-        require_integer("num_output_chunks", num_output_chunks, 1, "logits are split into so many chunks")
+            raise ValueError(
+                f"weighting is {weighting!r}: it has to be a tfidf_tune.weighting.TokenWeighting"
+            )
+        require_integer(
+            "num_output_chunks", num_output_chunks, 1, "logits are split into so many chunks"
+        )
         require_choice("head", head, get_args(Head))
         require_bool("accumulate_in_fp32", accumulate_in_fp32)
         if accumulate_in_fp32 and head != "fused":
-            raise ValueError(f"accumulate_in_fp32 is set, which head '{head}' does not support: set head to 'fused'")
+            raise ValueError(
+                f"accumulate_in_fp32 is set, which head '{head}' does not support: set head to "
+                f"'fused'"
+            )
         self.weighting = weighting
         self.num_output_chunks = num_output_chunks
         self.head: Head = head
@@ -106,7 +121,8 @@ class WeightedCrossEntropyLoss(nn.Module):
         self.compute_cross_entropy = token_cross_entropy
 
     def compile_parts(self) -> None:
-        """Compile the cross-entropy of a chunk of logits, and where there is a GPU the many kernels of the weighting.
+        """Compile the cross-entropy of a chunk of logits, and where there is a GPU the many kernels
+        of the weighting.
 
         Compiling the fused head takes memory and saves no time.
         """
@@ -120,14 +136,15 @@ class WeightedCrossEntropyLoss(nn.Module):
 
         Args:
             logits (Logits): ``[b, s, v]``, a list of chunks of it along s, or a :class:`HeadInput`.
-            batch (TokenBatch | Tensor): the mini-batch, or only its labels, integer ``[b, s]``, already shifted, -100
-                where ignored.
+            batch (TokenBatch | Tensor): the mini-batch, or only its labels, integer ``[b, s]``,
+                already shifted, -100 where ignored.
 
         Returns:
             LossTerms: the objective, the unweighted cross-entropy, the weights.
 
         Raises:
-            ValueError: If the labels are not ``[b, s]``, not of signed integers, or do not match the logits.
+            ValueError: If the labels are not ``[b, s]``, not of signed integers, or do not match
+                the logits.
         """
         batch = batch if isinstance(batch, TokenBatch) else TokenBatch(batch)
         labels = batch.labels
@@ -136,49 +153,75 @@ class WeightedCrossEntropyLoss(nn.Module):
         if isinstance(logits, HeadInput):
             (*shape, _), vocab_size = logits.hidden.shape, logits.weight.shape[0]
         else:
-            shape, vocab_size = [len(logits[0]), sum(chunk.shape[1] for chunk in logits)], logits[0].shape[-1]
+            shape, vocab_size = (
+                [len(logits[0]), sum(chunk.shape[1] for chunk in logits)],
+                logits[0].shape[-1],
+            )
         if shape != list(labels.shape):
-            raise ValueError(f"logits fit labels of shape {shape}, the labels have shape {list(labels.shape)}")
-        predictions = token_predictions(logits, labels) if self.weighting.needs_predictions else None
+            raise ValueError(
+                f"logits fit labels of shape {shape}, the labels have shape {list(labels.shape)}"
+            )
+        predictions = (
+            token_predictions(logits, labels) if self.weighting.needs_predictions else None
+        )
         weights = self.weighting(replace(batch, vocab_size=vocab_size, predictions=predictions))
         objective, losses = self.objective(logits, labels, weights)
         num_valid = (labels != IGNORE_INDEX).sum().clamp_min(1)
         return LossTerms(objective, losses.detach().sum() / num_valid, weights)
 
-    def objective(self, logits: list[Tensor] | HeadInput, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the objective of given weights, float32 ``[b, s]``, and the cross-entropy of each token.
+    def objective(
+        self, logits: list[Tensor] | HeadInput, labels: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the objective of given weights, float32 ``[b, s]``, and the cross-entropy of each
+        token.
 
         Returns:
-            tuple[Tensor, Tensor]: the objective, a float32 scalar, and float32 ``[b, s]``, 0 at ignored positions.
+            tuple[Tensor, Tensor]: the objective, a float32 scalar, and float32 ``[b, s]``, 0 at
+            ignored positions.
         """
         valid = labels != IGNORE_INDEX
         if isinstance(logits, HeadInput):
             coefficients = weights / valid.sum().clamp_min(1)
-            return fused_cross_entropy(logits, labels, coefficients, accumulate_in_fp32=self.accumulate_in_fp32)
+            return fused_cross_entropy(
+                logits, labels, coefficients, accumulate_in_fp32=self.accumulate_in_fp32
+            )
         chunks = torch.split(labels, [chunk.shape[1] for chunk in logits], dim=1)
-        parts = [self.compute_cross_entropy(part, chunk) for part, chunk in zip(logits, chunks, strict=True)]
+        parts = [
+            self.compute_cross_entropy(part, chunk)
+            for part, chunk in zip(logits, chunks, strict=True)
+        ]
         losses = torch.cat(parts, dim=1)
         return weighted_mean(losses, weights, valid), losses
 
     def forward(self, logits: Logits, batch: TokenBatch | Tensor) -> Tensor:
-        """Compute only the objective of :meth:`terms`; without a valid token a 0 that can be backpropagated."""
+        """Compute only the objective of :meth:`terms`; without a valid token a 0 that can be
+        backpropagated.
+        """
         return self.terms(logits, batch).loss
 
 
 class CrossEntropyLoss(WeightedCrossEntropyLoss):
-    """Plain cross-entropy, weight 1 for every token; arguments as in :class:`WeightedCrossEntropyLoss`."""
+    """Plain cross-entropy, weight 1 for every token; arguments as in
+    :class:`WeightedCrossEntropyLoss`.
+    """
 
-    def __init__(self, *, num_output_chunks: int = 8, head: Head = "fused", accumulate_in_fp32: bool = False) -> None:
+    def __init__(
+        self, *, num_output_chunks: int = 8, head: Head = "fused", accumulate_in_fp32: bool = False
+    ) -> None:
         super().__init__(
-            UniformWeighting(), num_output_chunks=num_output_chunks, head=head, accumulate_in_fp32=accumulate_in_fp32
+            UniformWeighting(),
+            num_output_chunks=num_output_chunks,
+            head=head,
+            accumulate_in_fp32=accumulate_in_fp32,
         )
 
 
 class TFIDFCrossEntropyLoss(WeightedCrossEntropyLoss):
     """Cross-entropy weighted by TF-IDF over a rolling window: the objective of the paper.
 
-    Arguments are those of :class:`~tfidf_tune.weighting.TFIDFWeighting` and :class:`WeightedCrossEntropyLoss`.
-    ``ignore_index``, which torchtune's losses take too, can only be -100.
+    Arguments are those of :class:`~tfidf_tune.weighting.TFIDFWeighting` and
+    :class:`WeightedCrossEntropyLoss`. ``ignore_index``, which torchtune's losses take too, can only
+    be -100.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -198,8 +241,15 @@ class TFIDFCrossEntropyLoss(WeightedCrossEntropyLoss):
         accumulate_in_fp32: bool = False,
     ) -> None:
         if ignore_index != IGNORE_INDEX:
-            raise ValueError(f"ignore_index is {ignore_index}: ignored labels are marked by {IGNORE_INDEX}")
-        weighting = TFIDFWeighting(num_batches=num_batches, tf=tf, max_weight=max_weight, sync=sync, counted=counted)
+            raise ValueError(
+                f"ignore_index is {ignore_index}: ignored labels are marked by {IGNORE_INDEX}"
+            )
+        weighting = TFIDFWeighting(
+            num_batches=num_batches, tf=tf, max_weight=max_weight, sync=sync, counted=counted
+        )
         super().__init__(
-            weighting, num_output_chunks=num_output_chunks, head=head, accumulate_in_fp32=accumulate_in_fp32
+            weighting,
+            num_output_chunks=num_output_chunks,
+            head=head,
+            accumulate_in_fp32=accumulate_in_fp32,
         )

@@ -32,27 +32,32 @@ _DEFAULT_LENGTH = 2048  # of models without a limit, such as those with ALiBi
 
 
 def auto(
-    hf_config: PreTrainedConfig, *, implementation: Implementation = "auto", max_seq_len: int | None = None
+    hf_config: PreTrainedConfig,
+    *,
+    implementation: Implementation = "auto",
+    max_seq_len: int | None = None,
 ) -> nn.Module:
     """Build the model of a checkpoint, randomly initialised.
 
-    Recipes pass the config of ``checkpointer.checkpoint_dir``, so that another checkpoint needs no other change.
+    Recipes pass the config of ``checkpointer.checkpoint_dir``, so that another checkpoint needs no
+    other change.
 
     Args:
         hf_config (PreTrainedConfig): the checkpoint's config.
-        implementation (Implementation): ``torchtune`` for torchtune's modules, which load weights one by one, NF4
-            included; ``transformers`` for transformers' own class; ``auto`` for torchtune's where they can
-            represent the model exactly, else transformers'. Default: "auto".
-        max_seq_len (int | None): longest sequence. Default: None, that of the checkpoint; with torchtune's modules,
-            which have no sliding window, at most the window.
+        implementation (Implementation): ``torchtune`` for torchtune's modules, which load weights
+            one by one, NF4 included; ``transformers`` for transformers' own class; ``auto`` for
+            torchtune's where they can represent the model exactly, else transformers'. Default:
+            "auto".
+        max_seq_len (int | None): longest sequence. Default: None, that of the checkpoint; with
+            torchtune's modules, which have no sliding window, at most the window.
 
     Returns:
-        nn.Module: a ``TransformerDecoder``, or a :class:`HFCausalLM`; its attribute ``implementation`` says which was
-        chosen and why.
+        nn.Module: a ``TransformerDecoder``, or a :class:`HFCausalLM`; its attribute
+        ``implementation`` says which was chosen and why.
 
     Raises:
-        ValueError: If ``max_seq_len`` exceeds the checkpoint's limit, or torchtune's modules are asked for and cannot
-            represent the model.
+        ValueError: If ``max_seq_len`` exceeds the checkpoint's limit, or torchtune's modules are
+            asked for and cannot represent the model.
     """
     return _build(hf_config, implementation, max_seq_len)
 
@@ -68,18 +73,20 @@ def lora_auto(
     implementation: Implementation = "auto",
     max_seq_len: int | None = None,
 ) -> nn.Module:
-    """Build the model of a checkpoint with LoRA layers: torchtune's, or PEFT's in a model of transformers.
+    """Build the model of a checkpoint with LoRA layers: torchtune's, or PEFT's in a model of
+    transformers.
 
     Args:
         hf_config (PreTrainedConfig): as for :func:`auto`.
-        lora_targets (str | Sequence[str]): the linear layers that get adapters: ``attention`` for all of the attention,
-            ``all-linear`` for all but the output layer and the experts of a mixture, or names in the checkpoint, such
-            as ``[q_proj, v_proj]``. Default: "attention".
+        lora_targets (str | Sequence[str]): the linear layers that get adapters: ``attention`` for
+            all of the attention, ``all-linear`` for all but the output layer and the experts of a
+            mixture, or names in the checkpoint, such as ``[q_proj, v_proj]``. Default: "attention".
         lora_rank (int): rank of the adapters. Default: 8.
         lora_alpha (float): the adapters' contribution is scaled by alpha / rank. Default: 16.
         lora_dropout (float): dropout before the adapters. Default: 0.0.
-        quantize_base (bool): keep the weights of linear layers, except the output layer, as NF4: by torchao, or in
-            transformers' class by bitsandbytes where torchao has no such layer. Default: False.
+        quantize_base (bool): keep the weights of linear layers, except the output layer, as NF4: by
+            torchao, or in transformers' class by bitsandbytes where torchao has no such layer.
+            Default: False.
         implementation (Implementation): as for :func:`auto`. Default: "auto".
         max_seq_len (int | None): as for :func:`auto`. Default: None.
 
@@ -87,10 +94,14 @@ def lora_auto(
         nn.Module: as of :func:`auto`.
 
     Raises:
-        ValueError: As of :func:`auto`; if the model has no layer of a given name, or a layer that has no NF4 form.
+        ValueError: As of :func:`auto`; if the model has no layer of a given name, or a layer that
+            has no NF4 form.
     """
     linear = LinearFactory(
-        lora_rank=lora_rank, lora_alpha=lora_alpha, lora_dropout=lora_dropout, quantize_base=quantize_base
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        lora_dropout=lora_dropout,
+        quantize_base=quantize_base,
     )
     return _build(hf_config, implementation, max_seq_len, lora_targets, linear)
 
@@ -105,8 +116,11 @@ def _build(
     require_choice("implementation", implementation, get_args(Implementation))
     limit = getattr(hf_config, "max_position_embeddings", None) or 0  # XLNet has -1
     if max_seq_len is not None and 0 < limit < max_seq_len:
-        raise ValueError(f"max_seq_len is {max_seq_len}, the checkpoint's limit is {limit}: lower it")
-    # torchtune's modules if they can, else transformers' class, with the reason in the model's description.
+        raise ValueError(
+            f"max_seq_len is {max_seq_len}, the checkpoint's limit is {limit}: lower it"
+        )
+    # torchtune's modules if they can, else transformers' class, with the reason in the model's
+    # description.
     length = max_seq_len or (limit if limit > 0 else _DEFAULT_LENGTH)
     reasons = []
     if implementation != "transformers":
@@ -115,7 +129,9 @@ def _build(
             return _build_torchtune(hf_config, min(length, window or length), targets, linear)
         except ValueError as error:
             if implementation == "torchtune":
-                raise ValueError(f"torchtune's modules cannot represent this checkpoint: {error}") from error
+                raise ValueError(
+                    f"torchtune's modules cannot represent this checkpoint: {error}"
+                ) from error
             reasons.append(f"not torchtune's modules: {error}")
     model = _build_transformers(hf_config, length, targets, linear, reasons)
     because = f" ({'; '.join(reasons)})" if reasons else ""
@@ -124,21 +140,29 @@ def _build(
 
 
 def _build_torchtune(
-    hf_config: PreTrainedConfig, max_seq_len: int, targets: str | Sequence[str], linear: LinearFactory
+    hf_config: PreTrainedConfig,
+    max_seq_len: int,
+    targets: str | Sequence[str],
+    linear: LinearFactory,
 ) -> nn.Module:
     """Build torchtune's form of a model; a ValueError says why it has none."""
     family = FAMILIES.get(hf_config.model_type)
     if family is None:
         raise ValueError(f"no family of the architecture '{hf_config.model_type}'")
-    # Layers of the checkpoint by torchtune's names; a builder has adapters on all layers of the MLPs or on none.
+    # Layers of the checkpoint by torchtune's names; a builder has adapters on all layers of the
+    # MLPs or on none.
     names = {theirs: name for name, theirs in family.lora_targets.items() if name != "output"}
-    chosen = {names[layer] for layer in _chosen({layer: name not in _MLP for layer, name in names.items()}, targets)}
+    chosen = {
+        names[layer]
+        for layer in _chosen({layer: name not in _MLP for layer, name in names.items()}, targets)
+    }
     mlp = chosen.intersection(_MLP)
     if mlp and mlp != {*_MLP}.intersection(names.values()):
         raise ValueError("adapters on some layers of the MLP, not on all")
     attention = tuple(name for name in names.values() if name in chosen - mlp)
     linear = replace(linear, lora_attn_modules=attention, apply_lora_to_mlp=bool(mlp))
-    # What shapes do not show, activations and scales of rotary embeddings say, is compared after building.
+    # What shapes do not show, activations and scales of rotary embeddings say, is compared after
+    # building.
     model: Any = family.build(hf_config, max_seq_len, linear)
     if differing := family.differing_settings(model, hf_config):
         raise ValueError(differing[0])
@@ -160,10 +184,17 @@ def _build_transformers(
     from peft import LoraConfig, inject_adapter_in_model  # slow to import
 
     kinds, names = linear_layers(hf)
-    for name in [name for name in kinds if "mamba" in name + hf_config.model_type and name.endswith("out_proj")]:
+    for name in [
+        name
+        for name in kinds
+        if "mamba" in name + hf_config.model_type and name.endswith("out_proj")
+    ]:
         del kinds[name]  # of mixers, which PEFT refuses
     chosen = _chosen(kinds, targets, f"lora_targets: {type(hf).__name__} has ")
-    is_transposed = any(type(module) is Conv1D and name.endswith(tuple(chosen)) for name, module in hf.named_modules())
+    is_transposed = any(
+        type(module) is Conv1D and name.endswith(tuple(chosen))
+        for name, module in hf.named_modules()
+    )
     if linear.quantize_base and (not_torchao := quantize(hf, names)):
         reasons.append(f"NF4 by bitsandbytes: {not_torchao}")
         hf.is_loaded_in_4bit = True  # PEFT then has layers for those of bitsandbytes
@@ -185,10 +216,15 @@ def _chosen(layers: Mapping[str, bool], targets: str | Sequence[str], whose: str
     for target in [targets] if isinstance(targets, str) else targets:
         kinds = {"all-linear": {True, False}, "attention": {True}}.get(target, set())
         # `q_proj` is a name of `self_attn.q_proj`.
-        meant = {name for name, kind in layers.items() if kind in kinds or f".{name}".endswith(f".{target}")}
+        meant = {
+            name
+            for name, kind in layers.items()
+            if kind in kinds or f".{name}".endswith(f".{target}")
+        }
         if not meant:
             raise ValueError(
-                f"{whose}no linear layer {target!r}: possible are attention, all-linear, or a list of "
+                f"{whose}no linear layer {target!r}: possible are attention, all-linear, or a list "
+                f"of "
                 f"{', '.join(layers)}"
             )
         chosen |= meant

@@ -16,21 +16,29 @@ from tfidf_tune._checks import cache_argument
 
 
 def build_hf(config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
-    """Build transformers' own model of a config, randomly initialised, with options of its ``from_config``."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=has_own_code(config), **options)
+    """Build transformers' own model of a config, randomly initialised, with options of its
+    ``from_config``.
+    """
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, trust_remote_code=has_own_code(config), **options
+    )
     return model
 
 
 def has_own_code(config: PreTrainedConfig) -> bool:
-    """Return whether a config was read by code of its checkpoint, which only trusted code can be."""
+    """Return whether a config was read by code of its checkpoint, which only trusted
+    code can be.
+    """
     return type(config).__module__.startswith("transformers_modules.")
 
 
 class HFCausalLM(nn.Module):
-    """A causal language model of transformers, called and taken apart as a torchtune ``TransformerDecoder``.
+    """A causal language model of transformers, called and taken apart as a torchtune
+    ``TransformerDecoder``.
 
-    The output layer is called outside of transformers' model, so that a loss may take the hidden states instead of
-    logits. A model that does more to its logits than scale them, such as Gemma 2's soft cap, keeps its output layer.
+    The output layer is called outside of transformers' model, so that a loss may take the hidden
+    states instead of logits. A model that does more to its logits than scale them, such as Gemma
+    2's soft cap, keeps its output layer.
 
     Args:
         hf (PreTrainedModel): the model, with LoRA layers of PEFT or without; it is changed.
@@ -39,8 +47,8 @@ class HFCausalLM(nn.Module):
 
     Attributes:
         hf (PreTrainedModel): the model, without its output layer if :attr:`output` is one.
-        output (Any): the output layer, a ``TiedLinear`` where it shares the weights of the embedding. None if the model
-            keeps it.
+        output (Any): the output layer, a ``TiedLinear`` where it shares the weights of the
+            embedding. None if the model keeps it.
         layer_names (tuple[str, ...]): names of the decoder layers.
         num_output_chunks (int): see torchtune's ``TransformerDecoder``; 0 for logits in one piece.
     """
@@ -68,8 +76,13 @@ class HFCausalLM(nn.Module):
             hf.set_submodule(self._head_name, _TiedHead(hf.get_input_embeddings(), head.bias))
         # Sharding and checkpoints take each weight for one layer's.
         once = {name for name, _ in hf.named_parameters()}
-        if shared := [name for name, _ in hf.named_parameters(remove_duplicate=False) if name not in once]:
-            raise ValueError(f"{type(hf).__name__} has layers that share weights ({shared[0]}), which is not supported")
+        if shared := [
+            name for name, _ in hf.named_parameters(remove_duplicate=False) if name not in once
+        ]:
+            raise ValueError(
+                f"{type(hf).__name__} has layers that share weights ({shared[0]}), which is not "
+                f"supported"
+            )
 
     @property
     def tok_embeddings(self) -> Any:
@@ -82,7 +95,9 @@ class HFCausalLM(nn.Module):
         return [self.get_submodule(name) for name in self.layer_names]
 
     def set_num_output_chunks(self, num_output_chunks: int) -> None:
-        """Make the model return a list of this many chunks of logits, see torchtune's ``TransformerDecoder``."""
+        """Make the model return a list of this many chunks of logits, see torchtune's
+        ``TransformerDecoder``.
+        """
         self.num_output_chunks = num_output_chunks
 
     def chunked_output(self, hidden: Tensor) -> list[Tensor]:
@@ -90,32 +105,59 @@ class HFCausalLM(nn.Module):
         return [self.output(chunk) for chunk in hidden.tensor_split(self.num_output_chunks, dim=1)]
 
     def forward(
-        self, tokens: Tensor, *, mask: Any = None, input_pos: Tensor | None = None, past_key_values: Cache | None = None
+        self,
+        tokens: Tensor,
+        *,
+        mask: Any = None,
+        input_pos: Tensor | None = None,
+        past_key_values: Cache | None = None,
     ) -> Any:
         """Run the model.
 
         Args:
             tokens (Tensor): int64 ``[b, s]``.
             mask (Any): ignored: transformers makes the mask from the positions.
-            input_pos (Tensor | None): int64 ``[b, s]``, from 0 in each document of a packed row. Default: None.
-            past_key_values (Cache | None): a KV cache, which gets the states of the tokens. Default: None.
+            input_pos (Tensor | None): int64 ``[b, s]``, from 0 in each document of a packed row.
+                Default: None.
+            past_key_values (Cache | None): a KV cache, which gets the states of the tokens.
+                Default: None.
 
         Returns:
-            Any: logits ``[b, s, v]``, a list of chunks of them, or what ``chunked_output`` was replaced by.
+            Any: logits ``[b, s, v]``, a list of chunks of them, or what ``chunked_output`` was
+                replaced by.
         """
-        own_mask = self._mask(input_pos) if input_pos is not None and self._packs_by == "mask" else None
-        where = {"position_ids": input_pos, "attention_mask": own_mask, self._cache: past_key_values}
-        given = {name: value for name, value in where.items() if value is not None}  # some models lack an argument
-        hidden: Tensor = self.hf(input_ids=tokens, use_cache=past_key_values is not None, **given).logits
+        own_mask = (
+            self._mask(input_pos) if input_pos is not None and self._packs_by == "mask" else None
+        )
+        where = {
+            "position_ids": input_pos,
+            "attention_mask": own_mask,
+            self._cache: past_key_values,
+        }
+        # Some models lack an argument.
+        given = {name: value for name, value in where.items() if value is not None}
+        hidden: Tensor = self.hf(
+            input_ids=tokens, use_cache=past_key_values is not None, **given
+        ).logits
         if self.output is None:
-            return list(hidden.tensor_split(self.num_output_chunks, dim=1)) if self.num_output_chunks else hidden
-        return self.chunked_output(hidden) if self.num_output_chunks else self.output(hidden).float()
+            return (
+                list(hidden.tensor_split(self.num_output_chunks, dim=1))
+                if self.num_output_chunks
+                else hidden
+            )
+        return (
+            self.chunked_output(hidden) if self.num_output_chunks else self.output(hidden).float()
+        )
 
     def _mask(self, input_pos: Tensor) -> Tensor:
-        """Return a mask ``[b, 1, s, s]`` of positions ``[b, s]``: 0 within a document, very negative elsewhere."""
+        """Return a mask ``[b, 1, s, s]`` of positions ``[b, s]``: 0 within a document, very
+        negative elsewhere.
+        """
         documents = (input_pos == 0).cumsum(dim=1)
         may_attend = (documents[:, :, None] == documents[:, None]).tril()[:, None]
-        mask = torch.zeros(may_attend.shape, dtype=self.tok_embeddings.weight.dtype, device=input_pos.device)
+        mask = torch.zeros(
+            may_attend.shape, dtype=self.tok_embeddings.weight.dtype, device=input_pos.device
+        )
         return mask.masked_fill(~may_attend, torch.finfo(mask.dtype).min)
 
     def check_causality(self) -> None:
@@ -127,14 +169,19 @@ class HFCausalLM(nn.Module):
         changed = tokens.clone()
         changed[:, -1] = tokens[:, 0]
         if not _are_equal(self._logits(torch.cat([tokens, changed]))[:, :-1]):
-            raise ValueError(f"{type(self.hf).__name__} sees the tokens that it has to predict: name a causal model")
+            raise ValueError(
+                f"{type(self.hf).__name__} sees the tokens that it has to predict: name a causal "
+                f"model"
+            )
 
     def check_packing(self) -> None:
-        """Find out how documents of packed rows are kept apart: by the positions in most models, in others by a mask.
+        """Find out how documents of packed rows are kept apart: by the positions in most models, in
+        others by a mask.
 
         A ValueError is raised if neither does; otherwise as :meth:`check_causality`.
         """
-        # Two documents in two packed rows, which differ in the first document alone; and each document in its own row.
+        # Two documents in two packed rows, which differ in the first document alone; and each
+        # document in its own row.
         tokens = self._sample(10)
         behind_another = torch.cat([tokens[:, 4:8], tokens[:, 4:]], dim=1)
         rows = torch.cat([tokens, behind_another])
@@ -144,18 +191,28 @@ class HFCausalLM(nn.Module):
         window = getattr(config, "sliding_window", None) or self.max_seq_len
         # A mask would replace the window of layers that have one.
         has_windows = {*(getattr(config, "layer_types", None) or ["windows"])} != {"full_attention"}
-        ways = ("positions",) if has_windows and window < self.max_seq_len else ("positions", "mask")
+        ways = (
+            ("positions",) if has_windows and window < self.max_seq_len else ("positions", "mask")
+        )
         tolerance = max(1e-3, 4 * torch.finfo(self.tok_embeddings.weight.dtype).eps)
         for self._packs_by in ways:
             try:
                 packed = self._logits(rows, positions)
-            except (TypeError, ValueError, RuntimeError):  # no such argument, or a mask of another shape
+            except (
+                TypeError,
+                ValueError,
+                RuntimeError,
+            ):  # no such argument, or a mask of another shape
                 continue
-            # The second document must not see the first, and both must have the logits that they have alone.
+            # The second document must not see the first, and both must have the logits that they
+            # have alone.
             differences = (packed[:1] - alone).abs().max() / alone.abs().max()
             if _are_equal(packed[:, 4:]) and differences <= tolerance:
                 return
-        raise ValueError(f"{type(self.hf).__name__} cannot keep the documents of packed rows apart: use rows unpacked")
+        raise ValueError(
+            f"{type(self.hf).__name__} cannot keep the documents of packed rows apart: use rows "
+            f"unpacked"
+        )
 
     def _sample(self, num_tokens: int) -> Tensor:
         tokens = torch.arange(1, num_tokens + 1, device=next(self.parameters()).device)[None]
@@ -172,7 +229,9 @@ class HFCausalLM(nn.Module):
         return logits
 
     def hf_name(self, name: str) -> str:
-        """Return the name that transformers has for a parameter or buffer of this model, also of a layer with LoRA."""
+        """Return the name that transformers has for a parameter or buffer of this model, also of a
+        layer with LoRA.
+        """
         if name.startswith("output."):
             return f"{self._head_name}.{name.removeprefix('output.')}"
         return name.removeprefix("hf.").replace(".base_layer.", ".")
@@ -180,18 +239,25 @@ class HFCausalLM(nn.Module):
 
 def _are_equal(logits: Tensor) -> bool:
     """Return whether the logits of two rows ``[2, s, v]`` of one batch are equal."""
-    # The same operations on the same shapes give the same bits, but for a mixture of experts (5e-7 of the largest).
+    # The same operations on the same shapes give the same bits, but for a mixture of experts (5e-7
+    # of the largest).
     return bool((logits[0] - logits[1]).abs().max() <= 1e-4 * logits.abs().max())
 
 
 def linear_layers(hf: PreTrainedModel) -> tuple[dict[str, bool], list[str]]:
-    """Return names of linear layers within a decoder layer, with whether they are of an attention, and all names."""
+    """Return names of linear layers within a decoder layer, with whether they are of an attention,
+    and all names.
+    """
     # An attention is known by its name or, as in RecurrentGemma's `temporal_block`, by its class.
     kinds: dict[str, bool] = {}
     names = []
     for layer in _decoder_layers(hf):
         modules = dict(hf.get_submodule(layer).named_modules(prefix="layer"))
-        within = tuple(f"{path}." for path, module in modules.items() if type(module).__name__.endswith("Attention"))
+        within = tuple(
+            f"{path}."
+            for path, module in modules.items()
+            if type(module).__name__.endswith("Attention")
+        )
         for path, module in modules.items():
             if isinstance(module, (nn.Linear, Conv1D)):
                 name = path.removeprefix("layer.")
@@ -202,11 +268,19 @@ def linear_layers(hf: PreTrainedModel) -> tuple[dict[str, bool], list[str]]:
 
 
 def _decoder_layers(hf: PreTrainedModel) -> list[str]:
-    """Return the names of the decoder layers: what transformers never splits over devices, or the longest list."""
+    """Return the names of the decoder layers: what transformers never splits over devices, or the
+    longest list.
+    """
     # Experts and vision towers have lists too; of layers within layers the outer ones count.
-    names = [name for name, module in hf.named_modules() if type(module).__name__ in (hf._no_split_modules or ())]
+    names = [
+        name
+        for name, module in hf.named_modules()
+        if type(module).__name__ in (hf._no_split_modules or ())
+    ]
     if not names:
-        lists = {name: module for name, module in hf.named_modules() if isinstance(module, nn.ModuleList)}
+        lists = {
+            name: module for name, module in hf.named_modules() if isinstance(module, nn.ModuleList)
+        }
         if not lists:
             raise ValueError(f"{type(hf).__name__} has no list of decoder layers")
         longest = max(lists, key=lambda name: len(lists[name]))
@@ -242,7 +316,9 @@ def _scales_logits_only(hf: PreTrainedModel, head_name: str) -> bool:
 
 
 class _TiedHead(nn.Module):
-    """An output layer within transformers' model that has the weight of the embedding, but not as a parameter."""
+    """An output layer within transformers' model that has the weight of the embedding, but not as a
+    parameter.
+    """
 
     def __init__(self, embeddings: Any, bias: nn.Parameter | None) -> None:
         super().__init__()

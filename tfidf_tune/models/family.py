@@ -1,4 +1,6 @@
-"""What the families share: the decoder of torchtune's modules, and the translation of Hugging Face checkpoints."""
+"""What the families share: the decoder of torchtune's modules, and the translation of Hugging Face
+checkpoints.
+"""
 
 import math
 import re
@@ -33,24 +35,35 @@ def decoder(
 ) -> tune.TransformerDecoder:
     """Build a decoder of torchtune's modules.
 
-    The projections of the attention are (inputs, outputs, whether biased) by name; ``attention`` are further arguments
-    of its class. Without ``output_bias`` (None) the output layer has the weight of the embedding.
+    The projections of the attention are (inputs, outputs, whether biased) by name; ``attention``
+    are further arguments of its class. Without ``output_bias`` (None) the output layer has the
+    weight of the embedding.
     """
     vocab_size, num_layers, num_heads, embed_dim, intermediate_dim, max_seq_len = sizes
-    attention = {"num_kv_heads": num_heads, "head_dim": embed_dim // num_heads, "max_seq_len": max_seq_len} | attention
-    # Layers, embedding, output layer: the order of random draws, which decides what weights a seed gives.
+    attention = {
+        "num_kv_heads": num_heads,
+        "head_dim": embed_dim // num_heads,
+        "max_seq_len": max_seq_len,
+    } | attention
+    # Layers, embedding, output layer: the order of random draws, which decides what weights a seed
+    # gives.
     layers = [
         layer_class(
             attn=attention_class(
                 embed_dim=embed_dim,
                 num_heads=num_heads,
-                **{name: linear.attention(name, *shape, bias=bias) for name, (*shape, bias) in projections.items()},
+                **{
+                    name: linear.attention(name, *shape, bias=bias)
+                    for name, (*shape, bias) in projections.items()
+                },
                 **attention,
             ),
             mlp=tune.FeedForward(
                 gate_proj=linear.mlp(embed_dim, intermediate_dim, bias=mlp_bias),
                 down_proj=linear.mlp(intermediate_dim, embed_dim, bias=mlp_bias),
-                up_proj=linear.mlp(embed_dim, intermediate_dim, bias=mlp_bias) if is_gated else None,
+                up_proj=linear.mlp(embed_dim, intermediate_dim, bias=mlp_bias)
+                if is_gated
+                else None,
                 activation=activation,
             ),
             sa_norm=norm(),
@@ -67,24 +80,29 @@ def decoder(
         num_heads=num_heads,
         head_dim=attention["head_dim"],
         norm=norm(),
-        output=tune.TiedLinear(embeddings) if is_tied else linear.output(embed_dim, vocab_size, bias=bool(output_bias)),
+        output=tune.TiedLinear(embeddings)
+        if is_tied
+        else linear.output(embed_dim, vocab_size, bias=bool(output_bias)),
     )
 
 
 class ModelFamily(ABC):
     """Translation between torchtune's names and shapes and those of one Hugging Face architecture.
 
-    Conversions work key by key, so a state dict may come in parts (shard by shard), and on meta tensors, by which a
-    checkpoint is compared with a model before anything is loaded. A family is mostly data; :meth:`settings` and
-    :meth:`to_layout` hold what is not a name. Each ``config`` is the checkpoint's, as transformers reads it.
+    Conversions work key by key, so a state dict may come in parts (shard by shard), and on meta
+    tensors, by which a checkpoint is compared with a model before anything is loaded. A family is
+    mostly data; :meth:`settings` and :meth:`to_layout` hold what is not a name. Each ``config`` is
+    the checkpoint's, as transformers reads it.
 
     Attributes:
-        modules (ClassVar[Mapping[str, str]]): Hugging Face's module names -> torchtune's, ``{}`` for the layer.
-            If a module has several names, files have the first, transformers (and so PEFT) the last.
+        modules (ClassVar[Mapping[str, str]]): Hugging Face's module names -> torchtune's, ``{}``
+            for the layer. If a module has several names, files have the first, transformers (and so
+            PEFT) the last.
         target_parts (ClassVar[int]): parts of a module's name in PEFT's ``target_modules``.
         norm_weight (ClassVar[str]): torchtune's name of a norm's weight, ``scale`` for RMSNorm.
         norm_eps (ClassVar[str]): the config's name of the epsilon of norms.
-        ignored (ClassVar[tuple[str, ...]]): ends of names in older checkpoints that are not weights.
+        ignored (ClassVar[tuple[str, ...]]): ends of names in older checkpoints that are not
+            weights.
     """
 
     modules: ClassVar[Mapping[str, str]]
@@ -94,7 +112,9 @@ class ModelFamily(ABC):
     ignored: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def build(self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory) -> tune.TransformerDecoder:
+    def build(
+        self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory
+    ) -> tune.TransformerDecoder:
         """Build the model of a checkpoint's config.
 
         Raises:
@@ -102,7 +122,8 @@ class ModelFamily(ABC):
         """
 
     def hf_to_tune(self, state_dict: StateDict, config: PreTrainedConfig) -> StateDict:
-        """Convert (a part of) a Hugging Face state dict to torchtune's names and layout, without a tied head.
+        """Convert (a part of) a Hugging Face state dict to torchtune's names and layout, without a
+        tied head.
 
         Raises:
             ValueError: If a key is not one of the architecture; the message names it.
@@ -115,7 +136,9 @@ class ModelFamily(ABC):
             module, _, parameter = key.rpartition(".")
             pattern, layer = _without_layer(module)
             if pattern not in self.modules:
-                raise ValueError(f"'{key}' is not a weight of the architecture '{config.model_type}'")
+                raise ValueError(
+                    f"'{key}' is not a weight of the architecture '{config.model_type}'"
+                )
             name = self.modules[pattern].format(layer)
             if name == "output" and config.tie_word_embeddings:
                 continue
@@ -134,7 +157,8 @@ class ModelFamily(ABC):
     def tune_to_peft(self, state_dict: StateDict, config: PreTrainedConfig) -> StateDict:
         """Convert LoRA adapter weights to the names and layout of a PEFT adapter file.
 
-        The keys end in ``.lora_a.weight`` and ``.lora_b.weight``; the rows of B are ordered as the weight's.
+        The keys end in ``.lora_a.weight`` and ``.lora_b.weight``; the rows of B are ordered as the
+        weight's.
         """
         converted: StateDict = {}
         for key, value in state_dict.items():
@@ -146,7 +170,9 @@ class ModelFamily(ABC):
 
     @property
     def lora_targets(self) -> dict[str, str]:
-        """Map torchtune's names of linear layers (``output_proj``) to PEFT's ``target_modules`` (``o_proj``)."""
+        """Map torchtune's names of linear layers (``output_proj``) to PEFT's ``target_modules``
+        (``o_proj``).
+        """
         return {
             ours.rpartition(".")[2]: ".".join(theirs.split(".")[-self.target_parts :])
             for theirs, ours in self.modules.items()
@@ -154,23 +180,37 @@ class ModelFamily(ABC):
         }
 
     def hf_name(self, name: str) -> str:
-        """Translate the name of a weight into Hugging Face's in files; unknown names are returned unchanged."""
+        """Translate the name of a weight into Hugging Face's in files; unknown names are returned
+        unchanged.
+        """
         module, _, parameter = name.rpartition(".")
         if parameter == self.norm_weight and module.endswith("norm"):
             parameter = "weight"
         theirs = self._hf_modules(module)
         return f"{theirs[0]}.{parameter}" if theirs else name
 
-    def to_layout(self, name: str, value: Tensor, config: PreTrainedConfig, *, of_hf: bool) -> Tensor:
-        """Reorder the rows of the weight, bias or LoRA B of torchtune's module ``name`` for the other side."""
+    def to_layout(
+        self, name: str, value: Tensor, config: PreTrainedConfig, *, of_hf: bool
+    ) -> Tensor:
+        """Reorder the rows of the weight, bias or LoRA B of torchtune's module ``name`` for the
+        other side.
+        """
         return value
 
-    def settings(self, model: nn.Module, config: PreTrainedConfig) -> Iterator[tuple[str, Any, Any]]:
-        """Yield (name, value in the checkpoint, value in the model) of settings that do not show in shapes."""
+    def settings(
+        self, model: nn.Module, config: PreTrainedConfig
+    ) -> Iterator[tuple[str, Any, Any]]:
+        """Yield (name, value in the checkpoint, value in the model) of settings that do not show in
+        shapes.
+        """
         attention: Any = model.get_submodule("layers.0.attn")
         mlp: Any = model.get_submodule("layers.0.mlp")
         norm: Any = model.norm
-        yield "tie_word_embeddings", config.tie_word_embeddings, isinstance(model.output, tune.TiedLinear)
+        yield (
+            "tie_word_embeddings",
+            config.tie_word_embeddings,
+            isinstance(model.output, tune.TiedLinear),
+        )
         yield "num_attention_heads", config.num_attention_heads, attention.num_heads
         name = "hidden_act" if hasattr(config, "hidden_act") else "activation_function"
         yield name, repr(activation(getattr(config, name))), repr(mlp.activation)
@@ -178,20 +218,35 @@ class ModelFamily(ABC):
         longest: Any = model.max_seq_len
         yield "max_seq_len", min(longest, config.max_position_embeddings), longest
         # A config without a choice stands for transformers' constants.
-        theirs = getattr(config, "rope_parameters", None) or {"rope_theta": 10_000.0, "rope_type": "default"}
+        theirs = getattr(config, "rope_parameters", None) or {
+            "rope_theta": 10_000.0,
+            "rope_type": "default",
+        }
         yield "rope_base", float(theirs["rope_theta"]), float(rotary.base)
-        yield "rotary_dim", getattr(config, "rotary_dim", rotary.dim), rotary.dim  # other configs have other settings
+        # Other configs have other settings.
+        yield (
+            "rotary_dim",
+            getattr(config, "rotary_dim", rotary.dim),
+            rotary.dim,
+        )
         # torchtune's classes do not name their type; only Llama 3's is scaled.
-        ours = getattr(rotary, "rope_type", "llama3" if hasattr(rotary, "scale_factor") else "default")
+        ours = getattr(
+            rotary, "rope_type", "llama3" if hasattr(rotary, "scale_factor") else "default"
+        )
         yield "rope type", theirs["rope_type"], ours
         yield "norm_eps", float(getattr(config, self.norm_eps)), float(norm.eps)
 
     def differing_settings(self, model: nn.Module, config: PreTrainedConfig) -> list[str]:
-        """Describe the settings of :meth:`settings` that differ; numbers are equal to six digits."""
+        """Describe the settings of :meth:`settings` that differ; numbers are equal
+        to six digits.
+        """
         return [
             f"{name} is {theirs} in the checkpoint, {ours} in the model"
             for name, theirs, ours in self.settings(model, config)
-            if not (theirs == ours or (isinstance(theirs, float) and math.isclose(theirs, ours, rel_tol=1e-6)))
+            if not (
+                theirs == ours
+                or (isinstance(theirs, float) and math.isclose(theirs, ours, rel_tol=1e-6))
+            )
         ]
 
     def _hf_modules(self, name: str) -> list[str]:
@@ -201,7 +256,8 @@ class ModelFamily(ABC):
 
 def activation(name: str) -> nn.Module:
     """Build the activation of a config; a ValueError names one that is not supported."""
-    tanh = nn.GELU(approximate="tanh")  # https://arxiv.org/abs/1606.08415, with several names in transformers
+    # Https://arxiv.org/abs/1606.08415, with several names in transformers.
+    tanh = nn.GELU(approximate="tanh")
     known = {"silu": nn.SiLU(), "swish": nn.SiLU(), "gelu": nn.GELU()}
     known |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), tanh)
     if name not in known:

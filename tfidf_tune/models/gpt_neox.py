@@ -1,7 +1,7 @@
 """GPT-NeoX and Pythia: builders, and the checkpoints' names.
 
-"GPT-NeoX-20B: An Open-Source Autoregressive Language Model", https://arxiv.org/abs/2204.06745; "Pythia: A Suite for
-Analyzing Large Language Models", https://arxiv.org/abs/2304.01373.
+"GPT-NeoX-20B: An Open-Source Autoregressive Language Model", https://arxiv.org/abs/2204.06745;
+"Pythia: A Suite for Analyzing Large Language Models", https://arxiv.org/abs/2304.01373.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,8 @@ from tfidf_tune.models.linear import PLAIN, LinearFactory, with_lora
 class PartialRotaryEmbeddings(nn.Module):
     """Rotary embeddings (https://arxiv.org/abs/2104.09864) of the first dimensions of each head.
 
-    torchtune's ``RotaryPositionalEmbeddings`` rotates adjacent pairs, its ``Qwen2RotaryPositionalEmbeddings`` halves.
+    torchtune's ``RotaryPositionalEmbeddings`` rotates adjacent pairs, its
+    ``Qwen2RotaryPositionalEmbeddings`` halves.
     """
 
     def __init__(self, rotary: nn.Module) -> None:
@@ -29,7 +30,9 @@ class PartialRotaryEmbeddings(nn.Module):
         self.rotary = rotary
 
     def forward(self, x: Tensor, *, input_pos: Tensor | None = None) -> Tensor:
-        """Rotate ``x`` of ``[b, s, n_h, h_d]`` at integer positions ``[b, s]`` or ``[s]``; None: in order."""
+        """Rotate ``x`` of ``[b, s, n_h, h_d]`` at integer positions ``[b, s]`` or ``[s]``; None: in
+        order.
+        """
         dim: Any = self.rotary.dim
         return torch.cat([self.rotary(x[..., :dim], input_pos=input_pos), x[..., dim:]], dim=-1)
 
@@ -37,11 +40,13 @@ class PartialRotaryEmbeddings(nn.Module):
 class ParallelSelfAttentionLayer(TransformerSelfAttentionLayer):  # type: ignore[misc]
     """Attention and MLP side by side: ``x + attn(sa_norm(x)) + mlp(mlp_norm(x))``.
 
-    Without ``mlp_norm`` the MLP has the same input as the attention, as in GPT-J. The base class is what activation
-    checkpointing, ``torch.compile`` and KV caches look for.
+    Without ``mlp_norm`` the MLP has the same input as the attention, as in GPT-J. The base class is
+    what activation checkpointing, ``torch.compile`` and KV caches look for.
     """
 
-    def forward(self, x: Tensor, *, mask: Any = None, input_pos: Tensor | None = None, **kwargs: Any) -> Tensor:
+    def forward(
+        self, x: Tensor, *, mask: Any = None, input_pos: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
         """Run the layer on ``[b, s, d]``; see torchtune's ``TransformerSelfAttentionLayer``."""
         normalized = self.sa_norm(x)
         attention = self.attn(normalized, normalized, mask=mask, input_pos=input_pos)
@@ -51,15 +56,21 @@ class ParallelSelfAttentionLayer(TransformerSelfAttentionLayer):  # type: ignore
 
 
 class GPTNeoXAttention(MultiHeadAttention):  # type: ignore[misc]
-    """Multi-head attention with one linear layer for queries, keys and values, as GPT-NeoX checkpoints have it.
+    """Multi-head attention with one linear layer for queries, keys and values, as GPT-NeoX
+    checkpoints have it.
 
-    It stays one layer because that is what PEFT adapts: one LoRA A for queries, keys and values. The output of
-    ``query_key_value``, ``[..., 3 * d]``, has for each head its query, key and value. The settings, and caches, are
-    those of torchtune's attention.
+    It stays one layer because that is what PEFT adapts: one LoRA A for queries, keys and values.
+    The output of ``query_key_value``, ``[..., 3 * d]``, has for each head its query, key and value.
+    The settings, and caches, are those of torchtune's attention.
     """
 
     def __init__(
-        self, *, query_key_value: nn.Module, output_proj: nn.Module, pos_embeddings: nn.Module, **settings: Any
+        self,
+        *,
+        query_key_value: nn.Module,
+        output_proj: nn.Module,
+        pos_embeddings: nn.Module,
+        **settings: Any,
     ) -> None:
         super().__init__(**dict.fromkeys(("q_proj", "k_proj", "v_proj", "output_proj")), **settings)
         # In this order, which is that of the parameters in resume checkpoints and of random draws.
@@ -67,17 +78,28 @@ class GPTNeoXAttention(MultiHeadAttention):  # type: ignore[misc]
         self.output_proj = output_proj
         self.pos_embeddings = pos_embeddings
 
-    def forward(self, x: Tensor, y: Tensor, *, mask: Any = None, input_pos: Tensor | None = None) -> Tensor:
-        """Attend within ``x`` of ``[b, s, d]``, which is also ``y``; see torchtune's ``MultiHeadAttention``."""
+    def forward(
+        self, x: Tensor, y: Tensor, *, mask: Any = None, input_pos: Tensor | None = None
+    ) -> Tensor:
+        """Attend within ``x`` of ``[b, s, d]``, which is also ``y``; see torchtune's
+        ``MultiHeadAttention``.
+        """
         b, s, d = x.shape
         # [b, s, n_h, 3 * h_d] -> three of [b, s, n_h, h_d]
-        q, k, v = self.query_key_value(x).view(b, s, self.num_heads, 3 * self.head_dim).chunk(3, dim=-1)
+        q, k, v = (
+            self.query_key_value(x).view(b, s, self.num_heads, 3 * self.head_dim).chunk(3, dim=-1)
+        )
         q, k = (self.pos_embeddings(part, input_pos=input_pos) for part in (q, k))
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         if self.kv_cache is not None and self.cache_enabled:
             k, v = self.kv_cache.update(k, v)
-        dropout_p, is_causal = self.attn_dropout if self.training else 0.0, self.kv_cache is None and mask is None
-        attended = self._attention_call(q, k, v, mask=mask, dropout_p=dropout_p, is_causal=is_causal)
+        dropout_p, is_causal = (
+            self.attn_dropout if self.training else 0.0,
+            self.kv_cache is None and mask is None,
+        )
+        attended = self._attention_call(
+            q, k, v, mask=mask, dropout_p=dropout_p, is_causal=is_causal
+        )
         output: Tensor = self.output_proj(attended.transpose(1, 2).reshape(b, s, d))
         return output
 
@@ -111,10 +133,13 @@ def gpt_neox(
         norm_eps (float): epsilon of the layer norms. Default: 1e-5.
         attn_dropout (float): dropout of the attention weights. Default: 0.0.
         attention_bias (bool): whether the attention's linear layers have a bias. Default: True.
-        use_parallel_residual (bool): attention and MLP side by side, not one after the other. Default: True.
+        use_parallel_residual (bool): attention and MLP side by side, not one after the other.
+            Default: True.
         linear (LinearFactory): makes the linear layers. Default: plain ones.
     """
-    rotary = Qwen2RotaryPositionalEmbeddings(int(embed_dim // num_heads * rotary_pct), max_seq_len, rope_base)
+    rotary = Qwen2RotaryPositionalEmbeddings(
+        int(embed_dim // num_heads * rotary_pct), max_seq_len, rope_base
+    )
     return decoder(
         (vocab_size, num_layers, num_heads, embed_dim, intermediate_dim, max_seq_len),
         linear,
@@ -127,12 +152,14 @@ def gpt_neox(
         norm=partial(nn.LayerNorm, embed_dim, eps=norm_eps),
         activation=nn.GELU(),
         attention_class=GPTNeoXAttention,
-        layer_class=ParallelSelfAttentionLayer if use_parallel_residual else TransformerSelfAttentionLayer,
+        layer_class=ParallelSelfAttentionLayer
+        if use_parallel_residual
+        else TransformerSelfAttentionLayer,
     )
 
 
-# vocab_size, num_layers, num_heads, embed_dim of https://huggingface.co/EleutherAI/pythia-70m and so on. MLPs are four
-# times as wide; all have 2,048 positions.
+# vocab_size, num_layers, num_heads, embed_dim of https://huggingface.co/EleutherAI/pythia-70m and
+# so on. MLPs are four times as wide; all have 2,048 positions.
 _PYTHIA: dict[str, tuple[int, int, int, int]] = {
     "70m": (50_304, 6, 8, 512),
     "160m": (50_304, 12, 12, 768),
@@ -158,7 +185,9 @@ def pythia(size: str, linear: LinearFactory = PLAIN) -> TransformerDecoder:
     if size not in _PYTHIA:
         raise ValueError(f"no Pythia has the size '{size}': possible are {', '.join(_PYTHIA)}")
     vocab_size, num_layers, num_heads, embed_dim = _PYTHIA[size]
-    return gpt_neox(vocab_size, num_layers, num_heads, embed_dim, 4 * embed_dim, max_seq_len=2048, linear=linear)
+    return gpt_neox(
+        vocab_size, num_layers, num_heads, embed_dim, 4 * embed_dim, max_seq_len=2048, linear=linear
+    )
 
 
 lora_gpt_neox = with_lora(gpt_neox)
@@ -183,8 +212,12 @@ class GPTNeoXFamily(ModelFamily):
     norm_eps = "layer_norm_eps"
     ignored = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 
-    def build(self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory) -> TransformerDecoder:
-        """Build the model; dropout outside of the attention, which torchtune's layers lack, is a ValueError."""
+    def build(
+        self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory
+    ) -> TransformerDecoder:
+        """Build the model; dropout outside of the attention, which torchtune's layers lack, is a
+        ValueError.
+        """
         if config.hidden_dropout:
             raise ValueError(f"hidden_dropout is {config.hidden_dropout}")
         return gpt_neox(
@@ -203,10 +236,20 @@ class GPTNeoXFamily(ModelFamily):
             linear=linear,
         )
 
-    def settings(self, model: nn.Module, config: PreTrainedConfig) -> Iterator[tuple[str, Any, Any]]:
+    def settings(
+        self, model: nn.Module, config: PreTrainedConfig
+    ) -> Iterator[tuple[str, Any, Any]]:
         """Yield the rotated part and the residual in addition to what every family has."""
         yield from super().settings(model, config)
         layer: Any = model.get_submodule("layers.0")
-        rotated = config.hidden_size // config.num_attention_heads * config.rope_parameters["partial_rotary_factor"]
+        rotated = (
+            config.hidden_size
+            // config.num_attention_heads
+            * config.rope_parameters["partial_rotary_factor"]
+        )
         yield "rotary dimensions of a head", int(rotated), layer.attn.pos_embeddings.rotary.dim
-        yield "use_parallel_residual", config.use_parallel_residual, isinstance(layer, ParallelSelfAttentionLayer)
+        yield (
+            "use_parallel_residual",
+            config.use_parallel_residual,
+            isinstance(layer, ParallelSelfAttentionLayer),
+        )

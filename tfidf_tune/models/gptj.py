@@ -29,11 +29,19 @@ def gptj(
 ) -> TransformerDecoder:
     """Build a GPT-J decoder.
 
-    Arguments are those of :func:`~tfidf_tune.models.gpt_neox.gpt_neox`, and ``rotary_dim``, the dimensions of each head
-    that are rotated, in adjacent pairs; ``intermediate_dim`` is by default four times ``embed_dim``.
+    Arguments are those of :func:`~tfidf_tune.models.gpt_neox.gpt_neox`, and ``rotary_dim``, the
+    dimensions of each head that are rotated, in adjacent pairs; ``intermediate_dim`` is by default
+    four times ``embed_dim``.
     """
     return decoder(
-        (vocab_size, num_layers, num_heads, embed_dim, intermediate_dim or 4 * embed_dim, max_seq_len),
+        (
+            vocab_size,
+            num_layers,
+            num_heads,
+            embed_dim,
+            intermediate_dim or 4 * embed_dim,
+            max_seq_len,
+        ),
         linear,
         dict.fromkeys(("q_proj", "k_proj", "v_proj", "output_proj"), (embed_dim, embed_dim, False)),
         pos_embeddings=PartialRotaryEmbeddings(RotaryPositionalEmbeddings(rotary_dim, max_seq_len)),
@@ -47,9 +55,17 @@ def gptj(
 
 
 def gptj_6b(linear: LinearFactory = PLAIN) -> TransformerDecoder:
-    """Build GPT-J 6B, with the sizes of https://huggingface.co/EleutherAI/gpt-j-6b/blob/main/config.json."""
+    """Build GPT-J 6B, with the sizes of
+    https://huggingface.co/EleutherAI/gpt-j-6b/blob/main/config.json.
+    """
     return gptj(
-        vocab_size=50_400, num_layers=28, num_heads=16, embed_dim=4096, max_seq_len=2048, rotary_dim=64, linear=linear
+        vocab_size=50_400,
+        num_layers=28,
+        num_heads=16,
+        embed_dim=4096,
+        max_seq_len=2048,
+        rotary_dim=64,
+        linear=linear,
     )
 
 
@@ -76,8 +92,12 @@ class GPTJFamily(ModelFamily):
     norm_eps = "layer_norm_epsilon"
     ignored = (".attn.bias", ".attn.masked_bias")
 
-    def build(self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory) -> TransformerDecoder:
-        """Build the model; dropout outside of the attention, which torchtune's layers lack, is a ValueError."""
+    def build(
+        self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory
+    ) -> TransformerDecoder:
+        """Build the model; dropout outside of the attention, which torchtune's layers lack, is a
+        ValueError.
+        """
         for name in ("embd_pdrop", "resid_pdrop"):
             if getattr(config, name):
                 raise ValueError(f"{name} is {getattr(config, name)}")

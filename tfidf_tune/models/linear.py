@@ -1,7 +1,7 @@
 """Linear layers: plain, with LoRA adapters, and with frozen NF4 weights.
 
-NF4 is torchao's, and of bitsandbytes for what torchao cannot hold. A weight of bitsandbytes is ``[out, in]``; the model
-of transformers may have ``[in, out]`` (GPT-2's ``Conv1D``).
+NF4 is torchao's, and of bitsandbytes for what torchao cannot hold. A weight of bitsandbytes is
+``[out, in]``; the model of transformers may have ``[in, out]`` (GPT-2's ``Conv1D``).
 """
 
 import inspect
@@ -17,7 +17,8 @@ from torchtune.modules import FrozenNF4Linear, TransformerDecoder
 from torchtune.modules.peft import LoRALinear
 from transformers.pytorch_utils import Conv1D
 
-_IS_ADAPTER = re.compile(r"\.lora_(a|b|A\.default|B\.default)\.weight$")  # torchtune's names, PEFT's
+# Torchtune's names, PEFT's.
+_IS_ADAPTER = re.compile(r"\.lora_(a|b|A\.default|B\.default)\.weight$")
 _BLOCK = 64
 NF4_MULTIPLE = _BLOCK * 256
 """Weights of a block, times the blocks that share a scaler: torchao's defaults."""
@@ -36,8 +37,8 @@ class LinearFactory:
         lora_rank (int): rank of the adapters. Default: 8.
         lora_alpha (float): the adapters' contribution is scaled by alpha / rank. Default: 16.
         lora_dropout (float): dropout before the adapters. Default: 0.0.
-        quantize_base (bool): whether weights other than adapters and output projection are frozen NF4 tensors.
-            Default: False.
+        quantize_base (bool): whether weights other than adapters and output projection are frozen
+            NF4 tensors. Default: False.
     """
 
     lora_attn_modules: Sequence[str] = ()
@@ -50,7 +51,9 @@ class LinearFactory:
 
     def attention(self, name: str, in_dim: int, out_dim: int, *, bias: bool) -> nn.Module:
         """Make the attention's layer of that name, from ``[..., in_dim]`` to ``[..., out_dim]``."""
-        return self._linear(in_dim, out_dim, bias, name in self.lora_attn_modules, self.quantize_base)
+        return self._linear(
+            in_dim, out_dim, bias, name in self.lora_attn_modules, self.quantize_base
+        )
 
     def mlp(self, in_dim: int, out_dim: int, *, bias: bool = True) -> nn.Module:
         """Make a layer of an MLP."""
@@ -60,16 +63,24 @@ class LinearFactory:
         """Make the output projection, which is never quantized."""
         return self._linear(in_dim, out_dim, bias, self.apply_lora_to_output, False)
 
-    def _linear(self, in_dim: int, out_dim: int, bias: bool, lora: bool, quantize: bool) -> nn.Module:
+    def _linear(
+        self, in_dim: int, out_dim: int, bias: bool, lora: bool, quantize: bool
+    ) -> nn.Module:
         if quantize and in_dim * out_dim % NF4_MULTIPLE:
             raise ValueError(
-                f"quantize_base: torchao's NF4 takes multiples of {NF4_MULTIPLE} weights, not {in_dim} x {out_dim} "
+                f"quantize_base: torchao's NF4 takes multiples of {NF4_MULTIPLE} weights, not "
+                f"{in_dim} x {out_dim} "
                 "of a layer"
             )
         settings: Any = self.lora_rank, self.lora_alpha, self.lora_dropout
         if lora:
-            return cast(nn.Module, LoRALinear(in_dim, out_dim, *settings, use_bias=bias, quantize_base=quantize))
-        return cast(nn.Module, (FrozenNF4Linear if quantize else nn.Linear)(in_dim, out_dim, bias=bias))
+            return cast(
+                nn.Module,
+                LoRALinear(in_dim, out_dim, *settings, use_bias=bias, quantize_base=quantize),
+            )
+        return cast(
+            nn.Module, (FrozenNF4Linear if quantize else nn.Linear)(in_dim, out_dim, bias=bias)
+        )
 
 
 PLAIN = LinearFactory()
@@ -79,13 +90,15 @@ def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., Trans
     """Make the LoRA form of a builder, as torchtune's ``lora_`` builders are of its others.
 
     Args:
-        builder (Callable[..., TransformerDecoder]): makes its linear layers by its argument ``linear``.
+        builder (Callable[..., TransformerDecoder]): makes its linear layers by its argument
+            ``linear``.
 
     Returns:
-        Callable[..., TransformerDecoder]: takes the builder's other arguments and, on the same level, those of
-        :class:`LinearFactory`; ``lora_attn_modules`` has to be given.
+        Callable[..., TransformerDecoder]: takes the builder's other arguments and, on the same
+        level, those of :class:`LinearFactory`; ``lora_attn_modules`` has to be given.
     """
-    # A config is checked against the signature, so that it has the arguments of both, and which of them are needed.
+    # A config is checked against the signature, so that it has the arguments of both, and which of
+    # them are needed.
     lora, own = (dict(inspect.signature(each).parameters) for each in (LinearFactory, builder))
     lora["lora_attn_modules"] = lora["lora_attn_modules"].replace(default=inspect.Parameter.empty)
     del own["linear"]
@@ -96,8 +109,14 @@ def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., Trans
         return builder(**arguments, linear=LinearFactory(**settings))
 
     build.__name__ = build.__qualname__ = f"lora_{builder.__name__}"
-    build.__doc__ = f"The form with LoRA of :func:`{builder.__name__}`: its arguments, and :class:`LinearFactory`'s."
-    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*lora.values(), *own.values())]
+    build.__doc__ = (
+        f"The form with LoRA of :func:`{builder.__name__}`: its arguments, and "
+        f":class:`LinearFactory`'s."
+    )
+    parameters = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for each in (*lora.values(), *own.values())
+    ]
     signature = inspect.Signature(parameters, return_annotation=TransformerDecoder)
     build.__signature__ = signature  # type: ignore[attr-defined]
     return build
@@ -105,7 +124,9 @@ def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., Trans
 
 @dataclass(frozen=True)
 class LoRASettings:
-    """The settings that all LoRA layers of a model share, and torchtune's names of the adapted linear layers."""
+    """The settings that all LoRA layers of a model share, and torchtune's names of the adapted
+    linear layers.
+    """
 
     rank: int
     alpha: float
@@ -114,28 +135,46 @@ class LoRASettings:
 
     @classmethod
     def of(cls, model: nn.Module) -> "LoRASettings | None":
-        """Read the settings off a model; None if it has no LoRA layers. Layers that differ are a ValueError."""
+        """Read the settings off a model; None if it has no LoRA layers. Layers that differ are a
+        ValueError.
+        """
         peft: Any = getattr(model, "peft_config", None)
         if peft is not None:
-            return cls(peft.r, peft.lora_alpha, peft.lora_dropout, tuple(sorted(peft.target_modules)))
-        adapters = {name: module for name, module in model.named_modules() if hasattr(module, "adapter_params")}
+            return cls(
+                peft.r, peft.lora_alpha, peft.lora_dropout, tuple(sorted(peft.target_modules))
+            )
+        adapters = {
+            name: module
+            for name, module in model.named_modules()
+            if hasattr(module, "adapter_params")
+        }
         if not adapters:
             return None
         kinds = {type(module) for module in adapters.values()}
         loras: Any = adapters.values() if kinds == {LoRALinear} else ()
-        settings = {(lora.rank, lora.alpha, float(getattr(lora.dropout, "p", 0.0))) for lora in loras}
+        settings = {
+            (lora.rank, lora.alpha, float(getattr(lora.dropout, "p", 0.0))) for lora in loras
+        }
         if len(settings) != 1:
             names = ", ".join(sorted(kind.__name__ for kind in kinds))
-            raise ValueError(f"layers of {names} differ in (rank, alpha, dropout): {sorted(settings)}")
+            raise ValueError(
+                f"layers of {names} differ in (rank, alpha, dropout): {sorted(settings)}"
+            )
         rank, alpha, dropout = settings.pop()
-        return cls(rank, alpha, dropout, tuple(sorted({name.rsplit(".", 1)[-1] for name in adapters})))
+        return cls(
+            rank, alpha, dropout, tuple(sorted({name.rsplit(".", 1)[-1] for name in adapters}))
+        )
 
     @classmethod
     def require(cls, model: nn.Module) -> "LoRASettings":
-        """Read the settings off a model, as :meth:`of`; a model without LoRA layers is a ValueError."""
+        """Read the settings off a model, as :meth:`of`; a model without LoRA layers is a
+        ValueError.
+        """
         if settings := cls.of(model):
             return settings
-        raise ValueError("the model has no LoRA layers: name a LoRA builder, or use the recipe full_finetune")
+        raise ValueError(
+            "the model has no LoRA layers: name a LoRA builder, or use the recipe full_finetune"
+        )
 
 
 def is_adapter(name: str) -> bool:
@@ -144,13 +183,16 @@ def is_adapter(name: str) -> bool:
 
 
 def quantize(model: nn.Module, names: list[str]) -> str:
-    """Replace linear layers of a model by NF4 layers of torchao, or of bitsandbytes for the reason that is returned."""
+    """Replace linear layers of a model by NF4 layers of torchao, or of bitsandbytes for the reason
+    that is returned.
+    """
     # Why torchao cannot hold some of the layers; then bitsandbytes has to hold them all.
     layers: dict[str, Any] = {name: model.get_submodule(name) for name in names}
     reasons = [
         f"{name} is a Conv1D, which torchao has no NF4 form of"
         if isinstance(layer, Conv1D)
-        else f"{name} has {layer.weight.numel()} weights, and torchao's NF4 takes multiples of {NF4_MULTIPLE}"
+        else f"{name} has {layer.weight.numel()} weights, and torchao's NF4 takes multiples of "
+        f"{NF4_MULTIPLE}"
         for name, layer in layers.items()
         if isinstance(layer, Conv1D) or layer.weight.numel() % NF4_MULTIPLE
     ]
@@ -159,7 +201,9 @@ def quantize(model: nn.Module, names: list[str]) -> str:
         if reasons:
             new = _of_bitsandbytes(name, layer, f"quantize_base is True, but {reasons[0]}, and")
         else:
-            new = FrozenNF4Linear(layer.in_features, layer.out_features, has_bias, weight.device, weight.dtype)
+            new = FrozenNF4Linear(
+                layer.in_features, layer.out_features, has_bias, weight.device, weight.dtype
+            )
         model.set_submodule(name, new)
     return reasons[0] if reasons else ""
 
@@ -171,12 +215,20 @@ def _of_bitsandbytes(name: str, layer: Any, reason: str) -> nn.Module:
     try:
         from bitsandbytes.nn import Linear4bit  # an optional extra
     except ImportError as error:
-        raise ValueError(f"{reason} {error}: pip install 'tfidf-tune[bitsandbytes]', or {remedy}") from error
+        raise ValueError(
+            f"{reason} {error}: pip install 'tfidf-tune[bitsandbytes]', or {remedy}"
+        ) from error
     if in_dim % _BLOCK:  # bitsandbytes 0.50.2 dequantizes such weights wrongly on CPUs with AVX-512
-        raise ValueError(f"{reason} bitsandbytes' takes multiples of {_BLOCK} inputs, not {in_dim} of {name}: {remedy}")
+        raise ValueError(
+            f"{reason} bitsandbytes' takes multiples of {_BLOCK} inputs, not {in_dim} of {name}: "
+            f"{remedy}"
+        )
     has_bias = layer.bias is not None
-    new: Any = Linear4bit(in_dim, out_dim, has_bias, weight.dtype, quant_type="nf4", device=weight.device)
-    # Evaluation would otherwise reorder the weights for a kernel in bf16 that computes no gradients.
+    new: Any = Linear4bit(
+        in_dim, out_dim, has_bias, weight.dtype, quant_type="nf4", device=weight.device
+    )
+    # Evaluation would otherwise reorder the weights for a kernel in bf16 that computes no
+    # gradients.
     new.support_avx512bf16_for_cpu = False
     new.weight = quantize_as_4bit(weight, is_transposed=is_transposed)
     return new  # type: ignore[no-any-return]
@@ -188,7 +240,9 @@ def is_4bit(parameter: Tensor) -> bool:
 
 
 def dequantize_4bit(parameter: Any, device: str) -> Tensor:
-    """Return transformers' weight that a 4-bit parameter stands for, on meta without values; others unchanged."""
+    """Return transformers' weight that a 4-bit parameter stands for, on meta without values; others
+    unchanged.
+    """
     value: Tensor = parameter
     if not is_4bit(parameter):
         return value
@@ -203,12 +257,15 @@ def dequantize_4bit(parameter: Any, device: str) -> Tensor:
 
 
 def quantize_as_4bit(value: Tensor, *, is_transposed: bool) -> Any:
-    """Quantize transformers' weight, which may be on the meta device, as the 4-bit parameter of a layer."""
+    """Quantize transformers' weight, which may be on the meta device, as the 4-bit parameter of a
+    layer.
+    """
     from bitsandbytes.functional import quantize_4bit, quantize_blockwise
     from bitsandbytes.nn import Params4bit
 
     if value.is_meta:
-        with torch.device("cpu"):  # the codebook that the first call makes is kept, and must not be on meta
+        # The codebook that the first call makes is kept, and must not be on meta.
+        with torch.device("cpu"):
             quantize_blockwise(torch.zeros(1))
     source = (value.T if is_transposed else value).detach().contiguous()
     packed, state = quantize_4bit(source, quant_type="nf4", compress_statistics=True)

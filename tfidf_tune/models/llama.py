@@ -23,7 +23,9 @@ from tfidf_tune.models.linear import PLAIN, LinearFactory, with_lora
 
 
 def tinyllama_1_1b(linear: LinearFactory = PLAIN) -> TransformerDecoder:
-    """Build TinyLlama 1.1B, "TinyLlama: An Open-Source Small Language Model" (https://arxiv.org/abs/2401.02385)."""
+    """Build TinyLlama 1.1B, "TinyLlama: An Open-Source Small Language Model"
+    (https://arxiv.org/abs/2401.02385).
+    """
     builder = llama2 if linear == PLAIN else partial(lora_llama2, **asdict(linear))
     # https://huggingface.co/TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T/blob/main/config.json
     model: TransformerDecoder = builder(
@@ -44,7 +46,9 @@ lora_tinyllama_1_1b = with_lora(tinyllama_1_1b)
 
 
 class _ConfiguredRotary:
-    """Rotary embeddings with the frequencies that transformers computes from a config, see :meth:`rope_init`."""
+    """Rotary embeddings with the frequencies that transformers computes from a config, see
+    :meth:`rope_init`.
+    """
 
     def __init__(self, config: PreTrainedConfig, dim: int, max_seq_len: int) -> None:
         self._config = config
@@ -55,11 +59,18 @@ class _ConfiguredRotary:
         """Build the table; called by the class of torchtune, which rotates, and after loading."""
         module: Any = self
         with torch.device("cpu"):  # also within the context of another device
-            frequencies, scale = 1 / module.base ** (torch.arange(0, module.dim, 2).float() / module.dim), 1.0
+            frequencies, scale = (
+                1 / module.base ** (torch.arange(0, module.dim, 2).float() / module.dim),
+                1.0,
+            )
             if self.rope_type != "default":
-                frequencies, scale = ROPE_INIT_FUNCTIONS[self.rope_type](self._config, torch.device("cpu"))
+                frequencies, scale = ROPE_INIT_FUNCTIONS[self.rope_type](
+                    self._config, torch.device("cpu")
+                )
         # Of a list, so that it is on that device.
-        module.register_buffer("theta", torch.tensor(frequencies.tolist(), dtype=torch.float32), persistent=False)
+        module.register_buffer(
+            "theta", torch.tensor(frequencies.tolist(), dtype=torch.float32), persistent=False
+        )
         module.build_rope_cache(module.max_seq_len)
         module.cache = module.cache * scale
 
@@ -71,16 +82,19 @@ class _RotatedHalves(_ConfiguredRotary, Qwen2RotaryPositionalEmbeddings): ...  #
 
 
 class LlamaFamily(ModelFamily):
-    """The ``llama`` architecture of transformers (Llama 2 to 3.3, TinyLlama), and ``mistral``, ``qwen2``, ``gemma``.
+    """The ``llama`` architecture of transformers (Llama 2 to 3.3, TinyLlama), and ``mistral``,
+    ``qwen2``, ``gemma``.
 
-    They differ in what the settings compare, and in the rotary embedding: torchtune's model of Qwen2 rotates halves of
-    a head as transformers does, its other models adjacent pairs, for which the rows of q and k are reordered.
+    They differ in what the settings compare, and in the rotary embedding: torchtune's model of
+    Qwen2 rotates halves of a head as transformers does, its other models adjacent pairs, for which
+    the rows of q and k are reordered.
 
     Args:
         rotates_halves (bool): whether torchtune's model rotates halves. Default: False.
-        is_gemma (bool): Gemma's norms, which add 1 to their weights, and scaled embeddings. Default: False.
-        qkv_bias (bool | None): whether the projections to q, k and v have biases, and that of the output none.
-            Default: None, all four as ``attention_bias`` says.
+        is_gemma (bool): Gemma's norms, which add 1 to their weights, and scaled embeddings.
+            Default: False.
+        qkv_bias (bool | None): whether the projections to q, k and v have biases, and that of the
+            output none. Default: None, all four as ``attention_bias`` says.
     """
 
     modules: ClassVar = {
@@ -101,28 +115,47 @@ class LlamaFamily(ModelFamily):
     norm_eps = "rms_norm_eps"
     ignored = (".rotary_emb.inv_freq",)
 
-    def __init__(self, *, rotates_halves: bool = False, is_gemma: bool = False, qkv_bias: bool | None = None) -> None:
+    def __init__(
+        self, *, rotates_halves: bool = False, is_gemma: bool = False, qkv_bias: bool | None = None
+    ) -> None:
         self._rotates_halves = rotates_halves
         self._norm: type[nn.Module] = GemmaRMSNorm if is_gemma else RMSNorm
         self._embeddings: type[nn.Module] = GemmaNormEmbeddings if is_gemma else nn.Embedding
         self._qkv_bias = qkv_bias
 
-    def build(self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory) -> TransformerDecoder:
-        """Build the model; rotary embeddings that change with the length, and other activations, are a ValueError."""
+    def build(
+        self, config: PreTrainedConfig, max_seq_len: int, linear: LinearFactory
+    ) -> TransformerDecoder:
+        """Build the model; rotary embeddings that change with the length, and other activations,
+        are a ValueError.
+        """
         rope = config.rope_parameters
         limit = rope.get("original_max_position_embeddings") or config.max_position_embeddings
-        if rope["rope_type"] in ("dynamic", "longrope") and max_seq_len > limit:  # no table has such frequencies
-            raise ValueError(f"rotary embeddings of the type '{rope['rope_type']}' change beyond {limit} tokens")
+        if (
+            rope["rope_type"] in ("dynamic", "longrope") and max_seq_len > limit
+        ):  # no table has such frequencies
+            raise ValueError(
+                f"rotary embeddings of the type '{rope['rope_type']}' change beyond {limit} tokens"
+            )
         if rope.get("partial_rotary_factor", 1.0) != 1.0:
             raise ValueError("only a part of each head is rotated")
         # Biases are settings of some architectures, constants of others.
         attention_bias = bool(getattr(config, "attention_bias", False))
-        qkv_bias, output_bias = (attention_bias,) * 2 if self._qkv_bias is None else (self._qkv_bias, False)
+        qkv_bias, output_bias = (
+            (attention_bias,) * 2 if self._qkv_bias is None else (self._qkv_bias, False)
+        )
         rotary = _RotatedHalves if self._rotates_halves else _RotatedPairs
         dim, num_heads, head_dim = config.hidden_size, config.num_attention_heads, _head_dim(config)
         of_queries, of_keys = num_heads * head_dim, config.num_key_value_heads * head_dim
         return decoder(
-            (config.vocab_size, config.num_hidden_layers, num_heads, dim, config.intermediate_size, max_seq_len),
+            (
+                config.vocab_size,
+                config.num_hidden_layers,
+                num_heads,
+                dim,
+                config.intermediate_size,
+                max_seq_len,
+            ),
             linear,
             {
                 "q_proj": (dim, of_queries, qkv_bias),
@@ -142,7 +175,9 @@ class LlamaFamily(ModelFamily):
             output_bias=None if config.tie_word_embeddings else False,
         )
 
-    def to_layout(self, name: str, value: Tensor, config: PreTrainedConfig, *, of_hf: bool) -> Tensor:
+    def to_layout(
+        self, name: str, value: Tensor, config: PreTrainedConfig, *, of_hf: bool
+    ) -> Tensor:
         """Reorder q's and k's rows between halves, Hugging Face's, and adjacent pairs."""
         if self._rotates_halves or not name.endswith(("q_proj", "k_proj")):
             return value
@@ -152,8 +187,12 @@ class LlamaFamily(ModelFamily):
         by_head = value.reshape(-1, *((pairs, 2) if of_hf else (2, pairs)), *value.shape[1:])
         return by_head.transpose(1, 2).reshape(value.shape)
 
-    def settings(self, model: nn.Module, config: PreTrainedConfig) -> Iterator[tuple[str, Any, Any]]:
-        """Yield heads, rotary embedding, norms and attention window in addition to what every family has."""
+    def settings(
+        self, model: nn.Module, config: PreTrainedConfig
+    ) -> Iterator[tuple[str, Any, Any]]:
+        """Yield heads, rotary embedding, norms and attention window in addition to what every
+        family has.
+        """
         yield from super().settings(model, config)
         attention: Any = model.get_submodule("layers.0.attn")
         yield "num_key_value_heads", config.num_key_value_heads, attention.num_kv_heads
@@ -161,16 +200,39 @@ class LlamaFamily(ModelFamily):
         rope: Any = attention.pos_embeddings
         theirs = config.rope_parameters
         if hasattr(rope, "scale_factor") and theirs["rope_type"] == "llama3":
-            ours = {"factor": rope.scale_factor, "original_max_position_embeddings": rope.old_context_len}
-            ours |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
-            yield from ((f"rope {name}", float(theirs[name]), float(value)) for name, value in ours.items())
-        yield "rotary halves", self._rotates_halves, isinstance(rope, Qwen2RotaryPositionalEmbeddings)
+            ours = {
+                "factor": rope.scale_factor,
+                "original_max_position_embeddings": rope.old_context_len,
+            }
+            ours |= {
+                "low_freq_factor": rope.low_freq_factor,
+                "high_freq_factor": rope.high_freq_factor,
+            }
+            yield from (
+                (f"rope {name}", float(theirs[name]), float(value)) for name, value in ours.items()
+            )
+        yield (
+            "rotary halves",
+            self._rotates_halves,
+            isinstance(rope, Qwen2RotaryPositionalEmbeddings),
+        )
         yield "norm", self._norm.__name__, type(model.norm).__name__
-        yield "use_bidirectional_attention", bool(getattr(config, "use_bidirectional_attention", False)), False  # Gemma
+        # Gemma.
+        yield (
+            "use_bidirectional_attention",
+            bool(getattr(config, "use_bidirectional_attention", False)),
+            False,
+        )
         window, max_seq_len = getattr(config, "sliding_window", None), cast(int, model.max_seq_len)
         # torchtune's models have no window, which is the same if no sequence is longer than it
-        yield "sliding_window", window if window is not None and window < max_seq_len else None, None
+        yield (
+            "sliding_window",
+            window if window is not None and window < max_seq_len else None,
+            None,
+        )
 
 
 def _head_dim(config: PreTrainedConfig) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return int(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )

@@ -1,4 +1,6 @@
-"""Which passages are measured: how they are chosen, put into training text, and carried to an evaluation."""
+"""Which passages are measured: how they are chosen, put into training text, and carried to an
+evaluation.
+"""
 
 from tfidf_tune.passages.canaries import InjectedCanaries
 from tfidf_tune.passages.choosing import MadeProbe, make_probe

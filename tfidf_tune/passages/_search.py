@@ -1,4 +1,6 @@
-"""The text that passages are searched in: a sample, the windows that are indexed, and documents that are read again."""
+"""The text that passages are searched in: a sample, the windows that are indexed, and documents
+that are read again.
+"""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -22,10 +24,14 @@ from tfidf_tune.passages.stretches import CUT, Positions, WindowChooser, is_vari
 
 _SAMPLE_FILES, _SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 10, 100, 10_000
 _LEAST_SAMPLE = 16  # tokens of a document whose bytes in a token count
-_SHARE_OF_PASSAGE = 0.4  # of a window, so that a passage of fewer bytes than most holds a window, too
+_SHARE_OF_PASSAGE = (
+    0.4  # of a window, so that a passage of fewer bytes than most holds a window, too
+)
 _LEAST_WINDOW = 3  # bytes: of a character of Han
 _LONGEST_WORD = 64  # bytes
-_BOTH_ENDS = 6  # bytes of the incomplete characters at the ends of a passage, which its text does not have
+_BOTH_ENDS = (
+    6  # bytes of the incomplete characters at the ends of a passage, which its text does not have
+)
 _CANDIDATES, _MORE_CANDIDATES = 4, 50
 _CUT_TOKENS = 32  # next to a cut, where tokens may differ from those of the document
 SAME_TOKENS = 16
@@ -61,7 +67,9 @@ class Search:
 
     @property
     def groups(self) -> Records:
-        """Groups of copies that are duplicates, the largest first, see :data:`window_index.GROUP`."""
+        """Groups of copies that are duplicates, the largest
+        first, see :data:`window_index.GROUP`.
+        """
         return self.built.groups[self.built.groups["count"] >= self.spec.min_repeats]
 
 
@@ -79,16 +87,25 @@ class Corpus:
         """Return the piece of each token, and the tokens before it in the piece."""
         numbers = np.searchsorted(self.first_tokens, tokens, side="right") - 1
         offsets = tokens - self.first_tokens[numbers]
-        return [(self.pieces[number], offset) for number, offset in zip(numbers, offsets.tolist(), strict=True)]
+        return [
+            (self.pieces[number], offset)
+            for number, offset in zip(numbers, offsets.tolist(), strict=True)
+        ]
 
     def token_at(self, place: np.void) -> int:
         """Return the token that holds the first byte of a window."""
         number = bisect_right(self.pieces, tuple(place.tolist()), key=lambda piece: piece[:3]) - 1
         piece = self.pieces[number]
-        # Bytes are counted in decoded text, by a binary search for the token whose text ends behind the first byte.
+        # Bytes are counted in decoded text, by a binary search for the token whose text ends behind
+        # the first byte.
         (ids,) = encode_texts(self.tokenizer, [piece.text])
         first = int(place["offset"]) - piece.start
-        token = bisect_right(range(len(ids) + 1), first, key=lambda end: len(text_of(self.tokenizer, ids[:end]))) - 1
+        token = (
+            bisect_right(
+                range(len(ids) + 1), first, key=lambda end: len(text_of(self.tokenizer, ids[:end]))
+            )
+            - 1
+        )
         return int(self.first_tokens[number]) + token
 
 
@@ -111,21 +128,29 @@ def sample_text(tokenizer: TextTokenizer, spec: ProbeSpec, files: tuple[str, ...
         documents = load_documents(file, column=spec.column, sample_by=spec.document_is)
         texts = [text[:_SAMPLE_CHARACTERS] for text in islice(documents, _SAMPLE_DOCUMENTS)]
         documents_of_file = [*encode_texts(tokenizer, texts)]
-        sources.warn_of_short_documents(file, spec.document_is, [len(ids) for ids in documents_of_file])
+        sources.warn_of_short_documents(
+            file, spec.document_is, [len(ids) for ids in documents_of_file]
+        )
         sampled += documents_of_file
         sizes += [len(text.encode("utf-8", "surrogatepass")) for text in texts]
     mean = max(1.0, sum(sizes) / max(1, sum(map(len, sampled))))
-    shares = [size / len(ids) for size, ids in zip(sizes, sampled, strict=True) if len(ids) >= _LEAST_SAMPLE]
+    shares = [
+        size / len(ids)
+        for size, ids in zip(sizes, sampled, strict=True)
+        if len(ids) >= _LEAST_SAMPLE
+    ]
     return Sample(sampled, sum(sizes), mean, float(np.quantile(shares or [mean], 0.05)))
 
 
-def windows_to_index(spec: ProbeSpec, files: tuple[str, ...], sample: Sample, work: Path) -> WindowIndex:
+def windows_to_index(
+    spec: ProbeSpec, files: tuple[str, ...], sample: Sample, work: Path
+) -> WindowIndex:
     """Decide on the length of windows, in bytes: nearly every passage holds one."""
     is_near = spec.passages == "near-duplicates"
     bytes_of_passage = spec.block_size * sample.least_bytes_in_token
     num_bytes = max(_LEAST_WINDOW, round(bytes_of_passage * _SHARE_OF_PASSAGE))
-    # A passage holds a window if as many words start in it, before its last num_bytes, as there are for one window:
-    # also if all of them are the longest.
+    # A passage holds a window if as many words start in it, before its last num_bytes, as there are
+    # for one window: also if all of them are the longest.
     room = round(bytes_of_passage) - num_bytes - _BOTH_ENDS
     longest_word = min(_LONGEST_WORD, max(1, room // windows.window_spacing(num_bytes)))
     return WindowIndex(
@@ -144,15 +169,20 @@ def _documents(files: tuple[str, ...], spec: ProbeSpec, rank: int) -> Iterator[s
 
 
 def share_without_window(search: Search, sample: Sample) -> float:
-    """Return the share of the passages of a sample whose copies the index cannot find: they hold no window.
+    """Return the share of the passages of a sample whose copies the index cannot find: they hold no
+    window.
 
-    Their words are too few, or their tokens too short. For near copies, whole documents are counted. Passages of a
-    few repeated tokens, which are not chosen, do not count.
+    Their words are too few, or their tokens too short. For near copies, whole documents are
+    counted. Passages of a few repeated tokens, which are not chosen, do not count.
     """
     size = search.spec.block_size
     pieces = [ids for ids in sample.documents if len(ids) >= size]
     if not search.index.near:
-        pieces = [ids[first : first + size] for ids in pieces for first in range(0, len(ids) - size + 1, size)]
+        pieces = [
+            ids[first : first + size]
+            for ids in pieces
+            for first in range(0, len(ids) - size + 1, size)
+        ]
     texts = [text_of(search.tokenizer, ids) for ids in pieces if is_varied(ids[:size])]
     if not texts:
         return 0.0
@@ -161,10 +191,16 @@ def share_without_window(search: Search, sample: Sample) -> float:
     return 1 - len(np.unique(batch.of_text[words])) / len(texts)
 
 
-def read_documents(search: Search, places: Records, name: str) -> Iterator[tuple[Piece, TokenArray]]:
-    """Tokenize the documents of windows; :data:`CUT` replaces tokens of a piece that its document may not have."""
+def read_documents(
+    search: Search, places: Records, name: str
+) -> Iterator[tuple[Piece, TokenArray]]:
+    """Tokenize the documents of windows; :data:`CUT` replaces tokens of a piece that its document
+    may not have.
+    """
     pieces, again = tee(windows.read_pieces(search.index, places, name, search.runner))
-    for piece, ids in zip(pieces, encode_texts(search.tokenizer, (piece.text for piece in again)), strict=True):
+    for piece, ids in zip(
+        pieces, encode_texts(search.tokenizer, (piece.text for piece in again)), strict=True
+    ):
         ids[: _CUT_TOKENS if piece.start else 0] = CUT
         ids[len(ids) if piece.is_end else -_CUT_TOKENS :] = CUT
         yield piece, ids
@@ -184,7 +220,8 @@ def read_corpus(search: Search, places: Records, name: str) -> Corpus:
         search.tokenizer,
         pieces,
         token_ids,
-        first_tokens=np.cumsum([0, *(len(ids) + 1 for ids in documents)])[:-1],  # with the separator
+        # With the separator.
+        first_tokens=np.cumsum([0, *(len(ids) + 1 for ids in documents)])[:-1],
         chooser=WindowChooser(search.tokenizer, token_ids, search.spec.block_size, search.rng),
     )
 
@@ -192,7 +229,8 @@ def read_corpus(search: Search, places: Records, name: str) -> Corpus:
 def _cut_held_out(search: Search, token_ids: TokenArray) -> None:
     """Put :data:`CUT` in the place of held-out text, of a completion of its answer.
 
-    It is cut out where any half of it is found: its ends may be missing here, or tokenized in another way.
+    It is cut out where any half of it is found: its ends may be missing here, or tokenized in
+    another way.
     """
     texts = []
     for passage in search.held_out:
@@ -224,12 +262,18 @@ def occurrences(passage: TokenArray, ids: TokenArray) -> Iterator[int]:
         at = content.find(part, at + (1 if at % size else len(part)))
 
 
-def require_enough(spec: ProbeSpec, number: int, setting: str, source: str, remark: str = "") -> None:
-    """Raise a ValueError if ``source`` has fewer passages than ``num_targets`` or ``num_controls`` says."""
+def require_enough(
+    spec: ProbeSpec, number: int, setting: str, source: str, remark: str = ""
+) -> None:
+    """Raise a ValueError if ``source`` has fewer passages than ``num_targets`` or ``num_controls``
+    says.
+    """
     needed = getattr(spec, setting)
     if number < needed and not (spec.allow_fewer and (number or setting == "num_controls")):
         raise ValueError(
-            f"found {number} passages of {spec.block_size} tokens without overlap in {source}, but {setting} is "
-            f"{needed}.{remark} Lower {setting} or block_size, or name more text. If each {spec.document_is} of a "
+            f"found {number} passages of {spec.block_size} tokens without overlap in {source}, but "
+            f"{setting} is "
+            f"{needed}.{remark} Lower {setting} or block_size, or name more text. If each "
+            f"{spec.document_is} of a "
             ".txt file is too short for a passage, choose another sample_by (--sample-by)"
         )

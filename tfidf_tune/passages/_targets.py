@@ -9,9 +9,22 @@ import numpy as np
 from tfidf_tune._tokenizer import TokenArray
 from tfidf_tune.corpus import window_index as windows
 from tfidf_tune.corpus.window_index import PLACE, Piece, Records, WindowIndex
-from tfidf_tune.passages._search import SAME_TOKENS, Corpus, Search, occurrences, read_corpus, read_documents, text_of
+from tfidf_tune.passages._search import (
+    SAME_TOKENS,
+    Corpus,
+    Search,
+    occurrences,
+    read_corpus,
+    read_documents,
+    text_of,
+)
 from tfidf_tune.passages.probe_file import MOST_POSITIONS, PassageDraft
-from tfidf_tune.passages.stretches import Positions, Start, duplicated_stretches, name_repeated_windows
+from tfidf_tune.passages.stretches import (
+    Positions,
+    Start,
+    duplicated_stretches,
+    name_repeated_windows,
+)
 
 _DOCUMENTS = (4096, 16384)  # of candidates: at first, and if they have too few passages
 _COPIES = 64  # that are compared to find the passages of a candidate
@@ -38,14 +51,18 @@ def frequent_targets(search: Search) -> Chosen:
     spec = search.spec
     is_random = spec.passages == "random"
     groups = search.groups
-    drawn = windows.draw_windows(search.index, search.num_candidates, search.rng, unique=not is_random)
+    drawn = windows.draw_windows(
+        search.index, search.num_candidates, search.rng, unique=not is_random
+    )
     targets: list[Target] = []
     stretch_repeats: tuple[int, ...] = ()
     # Few documents at first; more if they have too few passages and there are more groups.
     for most in _DOCUMENTS:
         num_groups, places, weights = _candidates(search.index, groups, 0 if is_random else most)
         corpus = read_corpus(search, np.concatenate([places, drawn]), f"documents-{most}")
-        if not corpus.chooser.fits.any():  # the search needs memory in proportion to the length of a passage
+        if (
+            not corpus.chooser.fits.any()
+        ):  # the search needs memory in proportion to the length of a passage
             return Chosen([], stretch_repeats, 0)
         names = name_repeated_windows(corpus.token_ids, spec.block_size)
         if not is_random:
@@ -65,10 +82,13 @@ def frequent_targets(search: Search) -> Chosen:
     return Chosen(targets[: spec.num_targets], stretch_repeats, corpus.chooser.num_repetitive)
 
 
-def _candidates(index: WindowIndex, groups: Records, most: int) -> tuple[int, Records, dict[tuple[int, int], float]]:
+def _candidates(
+    index: WindowIndex, groups: Records, most: int
+) -> tuple[int, Records, dict[tuple[int, int], float]]:
     """Choose the largest groups whose windows are in so many documents.
 
-    Returns their number, places of some windows of each, and for how many windows each document stands, at most.
+    Returns their number, places of some windows of each, and for how many windows each document
+    stands, at most.
     """
     counts, places = windows.find_windows(index, groups["key"][: 8 * most], _COPIES)
     num_groups = 0
@@ -85,9 +105,15 @@ def _candidates(index: WindowIndex, groups: Records, most: int) -> tuple[int, Re
 
 
 def _duplicates(
-    search: Search, corpus: Corpus, names: Positions, weights: dict[tuple[int, int], float], step: str
+    search: Search,
+    corpus: Corpus,
+    names: Positions,
+    weights: dict[tuple[int, int], float],
+    step: str,
 ) -> tuple[list[Target], tuple[int, ...]]:
-    """Choose the passages that occur most often; also return how often each duplicated stretch occurs."""
+    """Choose the passages that occur most often; also return how often each duplicated stretch
+    occurs.
+    """
     spec = search.spec
     # The order is that of the expected counts; a few more than needed are counted in all text.
     stretches = duplicated_stretches(names, spec.block_size)
@@ -104,19 +130,26 @@ def _duplicates(
     return targets[: spec.num_targets], repeats
 
 
-def _random_places(search: Search, corpus: Corpus, names: Positions, drawn: Records) -> Iterator[Positions]:
-    """Choose passages where windows were drawn, then anywhere in their documents; with duplicates, unique ones.
+def _random_places(
+    search: Search, corpus: Corpus, names: Positions, drawn: Records
+) -> Iterator[Positions]:
+    """Choose passages where windows were drawn, then anywhere in their documents; with duplicates,
+    unique ones.
 
     Yields where each occurs in the corpus, int64, ascending.
     """
     chooser = corpus.chooser
-    allowed = chooser.fits & ((names[: len(chooser.fits)] == 0) | (search.spec.passages == "random"))
+    allowed = chooser.fits & (
+        (names[: len(chooser.fits)] == 0) | (search.spec.passages == "random")
+    )
     possible = np.flatnonzero(allowed)
     if not len(possible):
         return
 
     def near() -> Iterator[int]:
-        """Where a window was drawn, the last possible start before it; found only as long as passages are missing."""
+        """Where a window was drawn, the last possible start before it; found only as long as
+        passages are missing.
+        """
         for place in drawn:
             number = int(np.searchsorted(possible, corpus.token_at(place), side="right")) - 1
             yield int(possible[max(0, number)])
@@ -125,7 +158,8 @@ def _random_places(search: Search, corpus: Corpus, names: Positions, drawn: Reco
     anywhere = search.rng.permutation(possible).tolist()
     for start in chooser.random(allowed, chain(near(), anywhere)):
         same = np.flatnonzero(names == names[start]) if names[start] else np.array([start])
-        # An occurrence may overlap a passage that was chosen elsewhere; of occurrences that overlap, all are taken.
+        # An occurrence may overlap a passage that was chosen elsewhere; of occurrences that
+        # overlap, all are taken.
         is_free = all(map(chooser.is_free, same.tolist()))
         chooser.take(*same)
         if is_free:
@@ -133,7 +167,9 @@ def _random_places(search: Search, corpus: Corpus, names: Positions, drawn: Reco
 
 
 def _counted(search: Search, corpus: Corpus, chosen: list[Positions], step: str) -> list[Target]:
-    """Count passages in all text, given by where they start in a corpus; leave out those without a window."""
+    """Count passages in all text, given by where they start in a corpus; leave out those without a
+    window.
+    """
     passages = [corpus.chooser.window(int(starts[0])) for starts in chosen]
     rarest = _rarest_windows(search, passages)
     occurrences_of: dict[int, list[tuple[Piece, int]]] = {}
@@ -144,10 +180,12 @@ def _counted(search: Search, corpus: Corpus, chosen: list[Positions], step: str)
         located = corpus.located(chosen[number])
         occurrences_of[number] = located
         files[number] = str(search.units[located[0][0].file])
-        # That is all if the corpus holds the whole documents of the rarest window. The index has no window if the
-        # tokenizer changes text before it splits it.
+        # That is all if the corpus holds the whole documents of the rarest window. The index has no
+        # window if the tokenizer changes text before it splits it.
         if window is not None:
-            is_all_read = window.num_windows <= _COPIES and whole.issuperset(window.places[windows.DOCUMENT].tolist())
+            is_all_read = window.num_windows <= _COPIES and whole.issuperset(
+                window.places[windows.DOCUMENT].tolist()
+            )
             if not is_all_read:
                 elsewhere[number] = window.key
     if elsewhere:
@@ -158,12 +196,16 @@ def _counted(search: Search, corpus: Corpus, chosen: list[Positions], step: str)
         for piece, ids in read_documents(search, np.concatenate(places), step):
             place = piece._replace(text="")
             for number in elsewhere:
-                occurrences_of[number] += [(place, start) for start in occurrences(passages[number], ids)]
+                occurrences_of[number] += [
+                    (place, start) for start in occurrences(passages[number], ids)
+                ]
     targets = []
     for number, located in occurrences_of.items():
         start = min(map(corpus.chooser.start_of, chosen[number]))
         positions = _positions(search, located)
-        draft = PassageDraft(passages[number], positions, files[number], {"num_injections": len(located)})
+        draft = PassageDraft(
+            passages[number], positions, files[number], {"num_injections": len(located)}
+        )
         targets.append(Target(draft, start, len(located)))
     return targets
 
@@ -175,7 +217,8 @@ class _RareWindow(NamedTuple):
 
 
 def _rarest_windows(search: Search, passages: list[TokenArray]) -> dict[int, _RareWindow | None]:
-    """Return for each passage the window that every occurrence of it has and that is least often in the index.
+    """Return for each passage the window that every occurrence of it has and that is least often in
+    the index.
 
     A passage without such a window is left out; one whose windows are not in the index has None.
     """
@@ -198,16 +241,22 @@ def _rarest_windows(search: Search, passages: list[TokenArray]) -> dict[int, _Ra
 
 
 def _positions(search: Search, located: list[tuple[Piece, int]]) -> list[list[int]]:
-    """Return the document and the offset of each occurrence; none if they are not known or too many."""
+    """Return the document and the offset of each occurrence; none if they are not known or too
+    many.
+    """
     if len(located) > MOST_POSITIONS or not all(piece.is_whole for piece, _ in located):
         return []
-    return [[search.built.first_documents[piece.file] + piece.document, start] for piece, start in located]
+    return [
+        [search.built.first_documents[piece.file] + piece.document, start]
+        for piece, start in located
+    ]
 
 
 def near_targets(search: Search) -> Chosen:
     """Choose a passage of each group of near copies, the largest groups first, then unique ones."""
     spec = search.spec
-    # Candidates: the first window of each stretch, the largest groups first, then windows without near copies.
+    # Candidates: the first window of each stretch, the largest groups first, then windows without
+    # near copies.
     groups = windows.first_of_stretches(search.groups, search.index.num_bytes)
     counts = groups["count"].tolist()
     order = sorted(search.rng.permutation(len(groups)), key=lambda number: -counts[number])
@@ -236,7 +285,9 @@ def near_targets(search: Search) -> Chosen:
             taken |= grams
             # The index has counted what the positions do not tell.
             num_copies = int(groups["count"][number]) if is_group else 1
-            draft = PassageDraft(ids, [], str(search.units[piece.file]), {"num_injections": num_copies})
+            draft = PassageDraft(
+                ids, [], str(search.units[piece.file]), {"num_injections": num_copies}
+            )
             targets.append(Target(draft, chooser.start_of(start), num_copies))
     return Chosen(targets, tuple(counts), chooser.num_repetitive)
 
@@ -244,6 +295,8 @@ def near_targets(search: Search) -> Chosen:
 def _is_unique(search: Search, piece: Piece, place: np.void) -> bool:
     """Return whether no window of another document is a near copy of a window."""
     batch = search.index.batch([piece.text.encode("utf-8", "surrogatepass")])
-    keys = search.index.keys(batch, np.searchsorted(batch.words, [int(place["offset"]) - piece.start]))
+    keys = search.index.keys(
+        batch, np.searchsorted(batch.words, [int(place["offset"]) - piece.start])
+    )
     _, places = windows.find_windows(search.index, keys[0], _COPIES)
     return len(np.unique(np.concatenate(places)[windows.DOCUMENT])) == 1

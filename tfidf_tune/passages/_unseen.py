@@ -1,4 +1,6 @@
-"""Controls: passages of text that the model was not trained on, of which the training text has no copy."""
+"""Controls: passages of text that the model was not trained on, of which the training text has no
+copy.
+"""
 
 from functools import cache
 from itertools import compress
@@ -26,15 +28,18 @@ from tfidf_tune.passages.stretches import (
     windows_with_shared_stretch,
 )
 
-_MANY_TIMES = 4  # as many tokens are read as so many times the passages take, so that they are drawn from everywhere
+# As many tokens are read as so many times the passages take, so that they are drawn from
+# everywhere.
+_MANY_TIMES = 4
 _SHARE_OF_SHARED = 0.5  # of the stretches by which controls are recognized
 
 
 class Unseen(NamedTuple):
     """Candidates of controls.
 
-    A control shares no stretch of ``num_bytes`` with the training text, or the documents that share it are compared by
-    tokens. That suffices if each :data:`SHARED_TOKENS` of it hold such a stretch, which is true of ``passages``.
+    A control shares no stretch of ``num_bytes`` with the training text, or the documents that share
+    it are compared by tokens. That suffices if each :data:`SHARED_TOKENS` of it hold such a
+    stretch, which is true of ``passages``.
     """
 
     passages: list[TokenArray]
@@ -49,14 +54,18 @@ class Unseen(NamedTuple):
         return [hashes[of_passage == number].tolist() for number in range(len(self.passages))]
 
 
-def draw_unseen(tokenizer: TextTokenizer, spec: ProbeSpec, rng: np.random.Generator, longest_word: int) -> Unseen:
+def draw_unseen(
+    tokenizer: TextTokenizer, spec: ProbeSpec, rng: np.random.Generator, longest_word: int
+) -> Unseen:
     """Draw more passages than are needed, without overlap."""
     if not spec.num_controls:
         return Unseen([], 0, 1)
     if spec.controls_source is None:
         documents = embedded_documents("validation") + embedded_documents("train")
     else:
-        documents = [*load_documents(spec.controls_source, column=spec.column, sample_by=spec.document_is)]
+        documents = [
+            *load_documents(spec.controls_source, column=spec.column, sample_by=spec.document_is)
+        ]
     number = num_candidates(spec.num_controls)
     tokens: list[TokenArray] = []
     num_possible = 0
@@ -79,9 +88,9 @@ def draw_unseen(tokenizer: TextTokenizer, spec: ProbeSpec, rng: np.random.Genera
     num_shared = min(SHARED_TOKENS, spec.block_size)
     sizes = [len(text) * num_shared / spec.block_size for text in texts] or [1.0]
     num_bytes = max(1, round(float(np.quantile(sizes, 0.05)) * _SHARE_OF_SHARED))
-    # A stretch starts at a word, so that the tokens have to hold it and the longest gap between words. Characters
-    # that count as words where none starts for long do so from longest_word bytes after the first of the tokens on:
-    # what is before these differs in the training text.
+    # A stretch starts at a word, so that the tokens have to hold it and the longest gap between
+    # words. Characters that count as words where none starts for long do so from longest_word bytes
+    # after the first of the tokens on: what is before these differs in the training text.
     num_bytes_of = cache(lambda token: max(1, len(text_of(tokenizer, np.array([token])))))
     known = []
     for ids, text in zip(drawn.values(), texts, strict=True):
@@ -92,26 +101,36 @@ def draw_unseen(tokenizer: TextTokenizer, spec: ProbeSpec, rng: np.random.Genera
     return Unseen(known, len(drawn), num_bytes)
 
 
-def choose_controls(search: Search, unseen: Unseen, stretches: list[list[int]]) -> tuple[list[TokenArray], int]:
-    """Return the controls, and how many were refused because they share text with the training text."""
+def choose_controls(
+    search: Search, unseen: Unseen, stretches: list[list[int]]
+) -> tuple[list[TokenArray], int]:
+    """Return the controls, and how many were refused because they share text with the training
+    text.
+    """
     spec = search.spec
     shared = search.built.shared
     num_shared = min(SHARED_TOKENS, spec.block_size)
     hits = [[key for key in keys if key in shared] for keys in stretches]
     accepted = {number for number, keys in enumerate(hits) if not keys}
-    # A stretch of bytes in common is not yet SHARED_TOKENS in common: the tokens decide. Stretches that occur in
-    # many places are refused without a look.
+    # A stretch of bytes in common is not yet SHARED_TOKENS in common: the tokens decide. Stretches
+    # that occur in many places are refused without a look.
     num_places = [max((len(shared[key]) for key in keys), default=0) for keys in hits]
     possible = [number for number, most in enumerate(num_places) if 0 < most <= windows.MOST_SHARED]
     if len(accepted) < spec.num_controls and possible:
-        places = np.array([place for number in possible for key in hits[number] for place in shared[key]], PLACE)
+        places = np.array(
+            [place for number in possible for key in hits[number] for place in shared[key]], PLACE
+        )
         tokens = read_corpus(search, places, "shared").token_ids
         candidates = join_documents(unseen.passages[number] for number in possible)
         is_shared = windows_with_shared_stretch(candidates, tokens, spec.block_size, num_shared)
         accepted |= {*compress(possible, ~is_shared[:: spec.block_size + 1])}
     controls = [unseen.passages[number] for number in sorted(accepted)][: spec.num_controls]
     num_refused = unseen.num_drawn - len(accepted)
-    remark = f" {num_refused} more have {num_shared} tokens in a row of the training text." if num_refused else ""
+    remark = (
+        f" {num_refused} more have {num_shared} tokens in a row of the training text."
+        if num_refused
+        else ""
+    )
     require_enough(spec, len(controls), "num_controls", spec.controls_source or EMBEDDED, remark)
     return controls, num_refused
 

@@ -1,6 +1,8 @@
-"""Canaries: passages in rows of a user's own data set, after "The Secret Sharer" (Carlini et al. 2019).
+"""Canaries: passages in rows of a user's own data set, after "The Secret Sharer" (Carlini et al.
+2019).
 
-Inserted text is compared with text drawn in the same way but not inserted (https://arxiv.org/abs/1802.08232).
+Inserted text is compared with text drawn in the same way but not inserted
+(https://arxiv.org/abs/1802.08232).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,37 +25,42 @@ if TYPE_CHECKING:
 
 
 class InjectedCanaries:
-    """Canaries for a data set of ``datasets``, and the probe file that measures how much a model recites of them.
+    """Canaries for a data set of ``datasets``, and the probe file that measures how much a model
+    recites of them.
 
-    Targets are inserted as rows of their own, ``repeats`` times each, at random places; controls are not inserted.
-    Both are drawn from the same text and divided at random, so that what a model recites of the controls is what it
-    knows without having seen them in training.
+    Targets are inserted as rows of their own, ``repeats`` times each, at random places; controls
+    are not inserted. Both are drawn from the same text and divided at random, so that what a model
+    recites of the controls is what it knows without having seen them in training.
 
-    Unless ``texts`` are given, a canary is ``block_size`` tokens of :func:`embedded_documents`. It neither starts nor
-    ends with white space, and its text has exactly the token ids of the probe file, after the BOS of the pipeline if
-    it adds one. No two of these have 50 tokens in a row in common. A canary that a row of the column contains as a
-    whole is replaced by another one. All is a function of the arguments and the data set.
+    Unless ``texts`` are given, a canary is ``block_size`` tokens of :func:`embedded_documents`. It
+    neither starts nor ends with white space, and its text has exactly the token ids of the probe
+    file, after the BOS of the pipeline if it adds one. No two of these have 50 tokens in a row in
+    common. A canary that a row of the column contains as a whole is replaced by another one. All is
+    a function of the arguments and the data set.
 
     Args:
-        tokenizer (PreTrainedTokenizerBase): the tokenizer of the pipeline, as ``transformers`` has loaded it.
+        tokenizer (PreTrainedTokenizerBase): the tokenizer of the pipeline, as ``transformers`` has
+            loaded it.
         num_targets (int): canaries to insert. Default: 20
         num_controls (int | None): canaries that are not inserted. Default: None, as many as targets
-        repeats (int | Sequence[int]): insertions of each target; several numbers, such as ``(1, 4, 16)``, are given to
-            the targets by turns. ``num_injections`` of the probe file tells them apart. Default: 10
-        block_size (int): tokens of a canary of the embedded text. The probe prompts with up to 100 of them, and a
-            pipeline must not truncate them. Default: 256
-        texts (Sequence[str] | None): your own canaries, each as it stands, of which ``num_targets + num_controls``
-            are drawn. Default: None, the embedded text
-        seed (int): decides which canaries are drawn, which are targets, and where they are inserted. Default: 0
+        repeats (int | Sequence[int]): insertions of each target; several numbers, such as ``(1, 4,
+            16)``, are given to the targets by turns. ``num_injections`` of the probe file tells
+            them apart. Default: 10
+        block_size (int): tokens of a canary of the embedded text. The probe prompts with up to 100
+            of them, and a pipeline must not truncate them. Default: 256
+        texts (Sequence[str] | None): your own canaries, each as it stands, of which ``num_targets +
+            num_controls`` are drawn. Default: None, the embedded text
+        seed (int): decides which canaries are drawn, which are targets, and where they are
+            inserted. Default: 0
 
     Attributes:
-        passages (list[Passage]): targets, then controls; empty before :meth:`inject`. The ``positions`` of a target
-            are ``[row, 0]`` in the returned data set.
+        passages (list[Passage]): targets, then controls; empty before :meth:`inject`. The
+            ``positions`` of a target are ``[row, 0]`` in the returned data set.
 
     Raises:
-        ValueError: If a number is out of range, a canary would be longer than the tokenizer's ``model_max_length``,
-            there are too few ``texts``, one is part of another or has only one token, or the tokenizer is none of
-            ``transformers`` or has no EOS token.
+        ValueError: If a number is out of range, a canary would be longer than the tokenizer's
+            ``model_max_length``, there are too few ``texts``, one is part of another or has only
+            one token, or the tokenizer is none of ``transformers`` or has no EOS token.
 
     Example:
         >>> canaries = InjectedCanaries(tokenizer, num_targets=20, repeats=10, seed=0)
@@ -74,7 +81,9 @@ class InjectedCanaries:
     ) -> None:
         if not hasattr(tokenizer, "num_special_tokens_to_add"):
             kind = type(tokenizer).__name__
-            raise ValueError(f"tokenizer is a {kind}: give what AutoTokenizer returns, or processor.tokenizer")
+            raise ValueError(
+                f"tokenizer is a {kind}: give what AutoTokenizer returns, or processor.tokenizer"
+            )
         numbers = list(repeats) if isinstance(repeats, Sequence) else [repeats]
         num_controls = num_targets if num_controls is None else num_controls
         for number in numbers or [0]:
@@ -85,34 +94,48 @@ class InjectedCanaries:
         self._tokenizer = HFTokenizer(tokenizer, max_seq_len=tokenizer.model_max_length)
         length = {"block_size": block_size}
         if texts is not None:
-            lengths, joined = [len(ids) for ids in encode_texts(self._tokenizer, texts)], "\0".join(texts)
+            lengths, joined = (
+                [len(ids) for ids in encode_texts(self._tokenizer, texts)],
+                "\0".join(texts),
+            )
             for index, text in enumerate(texts):
-                if lengths[index] < 2 or joined.count(text) > 1:  # within another text it would be counted with that
-                    raise ValueError(f"texts[{index}] is {text!r}: it needs 2 tokens, and to be no part of another")
+                if (
+                    lengths[index] < 2 or joined.count(text) > 1
+                ):  # within another text it would be counted with that
+                    raise ValueError(
+                        f"texts[{index}] is {text!r}: it needs 2 tokens, and to be no part of "
+                        f"another"
+                    )
             length = {"the longest of texts": max(lengths, default=0)}
         special = tokenizer.num_special_tokens_to_add()
-        check_fits_model(self._tokenizer, lower=" and ".join(length), special_tokens=special, **length)
+        check_fits_model(
+            self._tokenizer, lower=" and ".join(length), special_tokens=special, **length
+        )
         self._repeats = np.resize(numbers, num_targets)
         self._num_canaries = num_targets + num_controls
         self._texts, self._block_size, self._seed = texts, block_size, seed
         self.passages: list[Passage] = []
 
-    def inject(self, dataset: "Dataset", column: str = "text", row: Mapping[str, Any] | None = None) -> "Dataset":
+    def inject(
+        self, dataset: "Dataset", column: str = "text", row: Mapping[str, Any] | None = None
+    ) -> "Dataset":
         """Insert the targets.
 
         Args:
             dataset (Dataset): the training data, one split.
-            column (str): the column of text that the pipeline trains on. With prompts and completions it is
-                ``"completion"``, and ``row={"prompt": ""}``. Default: "text"
-            row (Mapping[str, Any] | None): values of the inserted rows in other columns. Default: None, each is None
+            column (str): the column of text that the pipeline trains on. With prompts and
+                completions it is ``"completion"``, and ``row={"prompt": ""}``. Default: "text"
+            row (Mapping[str, Any] | None): values of the inserted rows in other columns. Default:
+                None, each is None
 
         Returns:
-            Dataset: the rows of ``dataset`` in their order, with the targets among them, and its features.
+            Dataset: the rows of ``dataset`` in their order, with the targets among them, and its
+                features.
 
         Raises:
-            ValueError: If ``dataset`` is no ``datasets.Dataset``, ``column`` does not exist or holds no text, ``row``
-                names an unknown column, there are too few canaries whose text the column does not contain, or this is
-                the second call.
+            ValueError: If ``dataset`` is no ``datasets.Dataset``, ``column`` does not exist or
+                holds no text, ``row`` names an unknown column, there are too few canaries whose
+                text the column does not contain, or this is the second call.
         """
         from datasets import Dataset, concatenate_datasets
 
@@ -120,19 +143,28 @@ class InjectedCanaries:
         kind = dataset.features.get(column) if isinstance(dataset, Dataset) else None
         if getattr(kind, "dtype", "") not in ("string", "large_string"):
             raise ValueError(
-                f"canaries need a datasets.Dataset with a column {column!r} of text; this {type(dataset).__name__} "
+                f"canaries need a datasets.Dataset with a column {column!r} of text; this "
+                f"{type(dataset).__name__} "
                 f"has {getattr(dataset, 'features', None)}"
             )
         if unknown := sorted(values.keys() - ({*dataset.column_names} - {column})):
-            raise ValueError(f"row gives values for {unknown}, which are no other columns of {dataset.column_names}")
+            raise ValueError(
+                f"row gives values for {unknown}, which are no other columns of "
+                f"{dataset.column_names}"
+            )
         if self.passages:
-            raise ValueError("inject() was called before: make another InjectedCanaries for another data set")
+            raise ValueError(
+                "inject() was called before: make another InjectedCanaries for another data set"
+            )
         # One row for each target, of which the final selection takes as many copies as are wanted.
         texts = self._draw(dataset, column)
         targets = texts[: len(self._repeats)]
-        columns = {name: [values.get(name)] * len(targets) for name in dataset.column_names} | {column: targets}
+        columns = {name: [values.get(name)] * len(targets) for name in dataset.column_names} | {
+            column: targets
+        }
         rows = Dataset.from_dict(columns, features=dataset.features, split=dataset.split)
-        copies = np.repeat(np.arange(len(targets)), self._repeats)  # the number of the target of each
+        # The number of the target of each.
+        copies = np.repeat(np.arange(len(targets)), self._repeats)
         slots = draw_slots(len(dataset), len(copies), 1, self._seed)
         order = np.append(np.arange(len(dataset)), len(dataset) + copies)[np.argsort(slots)]
         source = EMBEDDED if self._texts is None else "texts"
@@ -144,7 +176,9 @@ class InjectedCanaries:
         return concatenate_datasets([dataset, rows]).select(order)
 
     def write_probe_file(self, path: str | Path) -> None:
-        """Write the passages for the monitor and for audits, see :func:`write_probe_file`; needs :meth:`inject`."""
+        """Write the passages for the monitor and for audits, see :func:`write_probe_file`; needs
+        :meth:`inject`.
+        """
         if not self.passages:
             raise ValueError("there are no canaries yet: call inject() before write_probe_file()")
         write_probe_file(path, self.passages)
@@ -162,22 +196,28 @@ class InjectedCanaries:
             drawn += more
         if len(drawn) < self._num_canaries:
             raise ValueError(
-                f"num_targets + num_controls is {self._num_canaries}, but there are only {len(drawn)} texts or "
+                f"num_targets + num_controls is {self._num_canaries}, but there are only "
+                f"{len(drawn)} texts or "
                 f"passages that the column {column!r} does not contain: lower these numbers"
             )
         # Shuffled, because a passage must not overlap those that were drawn before it.
         return [drawn[index] for index in rng.permutation(len(drawn))]
 
     def _candidates(self, rng: np.random.Generator) -> Iterator[str]:
-        """Draw texts, or passages without overlap of which the embedded text repeats no long stretch."""
+        """Draw texts, or passages without overlap of which the embedded text repeats no long
+        stretch.
+        """
         if self._texts is not None:
             yield from (self._texts[index] for index in rng.permutation(len(self._texts)))
             return
         tokenizer, length = self._tokenizer, self._block_size
         documents = embedded_documents("train") + embedded_documents("validation")
-        chooser = WindowChooser(tokenizer, join_documents(encode_texts(tokenizer, documents)), length, rng)
+        chooser = WindowChooser(
+            tokenizer, join_documents(encode_texts(tokenizer, documents)), length, rng
+        )
         for start in chooser.unique(min(SHARED_TOKENS, length)):
-            # A token can differ at the start of a text: byte-level tokenizers have another one without the space.
+            # A token can differ at the start of a text: byte-level tokenizers have another one
+            # without the space.
             text = tokenizer.decode(chooser.window(start).tolist()).strip()
             if len(tokenizer.encode(text, add_bos=False, add_eos=False)) == length:
                 yield text

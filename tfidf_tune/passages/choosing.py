@@ -1,9 +1,9 @@
 """Probe files from a user's own training text, so that a model trained elsewhere can be audited.
 
-Windows of text that occur more than once lead to candidates (:mod:`tfidf_tune.corpus.window_index`). Their documents
-are tokenized, and passages are chosen and counted on token ids. A passage holds a window that each of its occurrences
-has, because the window was chosen by the text of the passage alone: so the index knows the documents of all
-occurrences.
+Windows of text that occur more than once lead to candidates
+(:mod:`tfidf_tune.corpus.window_index`). Their documents are tokenized, and passages are chosen and
+counted on token ids. A passage holds a window that each of its occurrences has, because the window
+was chosen by the text of the passage alone: so the index knows the documents of all occurrences.
 """
 
 from collections import Counter
@@ -20,7 +20,13 @@ from tfidf_tune.corpus import sources
 from tfidf_tune.corpus.jobs import TaskRunner
 from tfidf_tune.corpus.sources import EMBEDDED
 from tfidf_tune.corpus.window_index import build
-from tfidf_tune.passages._search import Search, require_enough, sample_text, share_without_window, windows_to_index
+from tfidf_tune.passages._search import (
+    Search,
+    require_enough,
+    sample_text,
+    share_without_window,
+    windows_to_index,
+)
 from tfidf_tune.passages._targets import Chosen, frequent_targets, near_targets
 from tfidf_tune.passages._unseen import choose_controls, draw_unseen
 from tfidf_tune.passages.probe_file import Passage, PassageDraft, make_passages, read_probe_file
@@ -34,11 +40,12 @@ _FORMAT = 3  # of the steps on disk; an interrupted search of another format is 
 class MadeProbe:
     """The passages, targets first, and statistics of the search.
 
-    Counts of the training text: documents, tokens, occurrences of each duplicated stretch of the candidates (stretches
-    may overlap), targets that are duplicates, passages left out because they repeat a few tokens, passages of the
-    controls' source refused because they are partly in the training text or cannot be compared with it, and targets by
-    where they start. ``num_tokens`` is estimated from a sample if ``is_estimate``. ``unsearched_share`` is the share of
-    the passages of a sample that hold no window of the index: copies of such passages are not found.
+    Counts of the training text: documents, tokens, occurrences of each duplicated stretch of the
+    candidates (stretches may overlap), targets that are duplicates, passages left out because they
+    repeat a few tokens, passages of the controls' source refused because they are partly in the
+    training text or cannot be compared with it, and targets by where they start. ``num_tokens`` is
+    estimated from a sample if ``is_estimate``. ``unsearched_share`` is the share of the passages of
+    a sample that hold no window of the index: copies of such passages are not found.
     """
 
     passages: tuple[Passage, ...]
@@ -54,7 +61,8 @@ class MadeProbe:
 
 
 def search_arguments(tokenizer: TextTokenizer, spec: ProbeSpec) -> dict[str, Any]:
-    """Return what the passages follow from, JSON data: the specification, hashes of texts and controls, the tokenizer.
+    """Return what the passages follow from, JSON data: the specification, hashes of texts and
+    controls, the tokenizer.
 
     Data sets of the hub are known by their names only.
     """
@@ -70,7 +78,9 @@ def search_arguments(tokenizer: TextTokenizer, spec: ProbeSpec) -> dict[str, Any
     }
     if spec.num_controls:
         unseen = spec.controls_source or EMBEDDED
-        arguments["controls"] = sources.source_fingerprint(unseen, column=spec.column, sample_by=spec.document_is)
+        arguments["controls"] = sources.source_fingerprint(
+            unseen, column=spec.column, sample_by=spec.document_is
+        )
     if spec.held_out:
         number, sha256 = len(_held_out(spec)), file_sha256(Path(spec.held_out).expanduser())
         arguments["held_out"] = {"file": spec.held_out, "sha256": sha256, "passages": number}
@@ -78,33 +88,44 @@ def search_arguments(tokenizer: TextTokenizer, spec: ProbeSpec) -> dict[str, Any
 
 
 def _held_out(spec: ProbeSpec) -> list[Passage]:
-    return [one for one in read_probe_file(spec.held_out) if one.kind == "control"] if spec.held_out else []
+    return (
+        [one for one in read_probe_file(spec.held_out) if one.kind == "control"]
+        if spec.held_out
+        else []
+    )
 
 
 def make_probe(
-    tokenizer: TextTokenizer, spec: ProbeSpec, work: Path | None = None, runner: TaskRunner | None = None
+    tokenizer: TextTokenizer,
+    spec: ProbeSpec,
+    work: Path | None = None,
+    runner: TaskRunner | None = None,
 ) -> MadeProbe:
-    """Choose the passages of a probe file from text of any size; memory does not grow with the text.
+    """Choose the passages of a probe file from text of any size; memory does not grow with the
+    text.
 
-    A passage is ``block_size`` tokens within one document. Duplicates are found at any offset, in one or several
-    documents; each duplicated stretch gives one passage. Randomly drawn passages occur once. No two passages share a
-    token, and none consists of a few repeated tokens. ``num_injections`` is exact: the occurrences of the token ids
-    without overlap. Of near-duplicates, most are found whose windows have a Jaccard similarity of three-word n-grams
+    A passage is ``block_size`` tokens within one document. Duplicates are found at any offset, in
+    one or several documents; each duplicated stretch gives one passage. Randomly drawn passages
+    occur once. No two passages share a token, and none consists of a few repeated tokens.
+    ``num_injections`` is exact: the occurrences of the token ids without overlap. Of
+    near-duplicates, most are found whose windows have a Jaccard similarity of three-word n-grams
     above 0.5, and ``num_injections`` counts the documents that are connected by such pairs.
 
     Args:
-        tokenizer (TextTokenizer): the tokenizer of the model; no BOS is added. If it changes text before it splits it
-            (lower case, NFKC), ``num_injections`` is a lower bound.
+        tokenizer (TextTokenizer): the tokenizer of the model; no BOS is added. If it changes text
+            before it splits it (lower case, NFKC), ``num_injections`` is a lower bound.
         spec (ProbeSpec): what to choose.
-        work (Path | None): folder of the steps. Steps that are finished there, of a call with the same
-            :func:`search_arguments`, are not repeated. Default: None, a temporary folder
-        runner (TaskRunner | None): where the tasks run, one for each file. Default: None, this process
+        work (Path | None): folder of the steps. Steps that are finished there, of a call with the
+            same :func:`search_arguments`, are not repeated. Default: None, a temporary folder
+        runner (TaskRunner | None): where the tasks run, one for each file. Default: None, this
+            process
 
     Returns:
-        MadeProbe: the passages. ``source`` is the file of the first occurrence. ``positions`` of a target are
-            ``[document, offset in the document]`` of its occurrences, in tokens, with documents counted over all
-            sources, without the empty ones; they are left empty for near-duplicates, if one is in a document of more
-            than 32 KiB, and if there are more than 10,000.
+        MadeProbe: the passages. ``source`` is the file of the first occurrence. ``positions`` of a
+            target are ``[document, offset in the document]`` of its occurrences, in tokens, with
+            documents counted over all sources, without the empty ones; they are left empty for
+            near-duplicates, if one is in a document of more than 32 KiB, and if there are more than
+            10,000.
 
     Raises:
         FileNotFoundError: If a source looks like a path and does not exist.
@@ -120,7 +141,8 @@ def make_probe(
     sources.require_distinct(files)
     held_out = _held_out(spec)
     rng = np.random.default_rng(spec.seed)
-    # What is searched for: windows whose length follows from a sample, and stretches of the candidates of controls.
+    # What is searched for: windows whose length follows from a sample, and stretches of the
+    # candidates of controls.
     sample = sample_text(tokenizer, spec, files)
     index = windows_to_index(spec, files, sample, work)
     unseen = draw_unseen(tokenizer, spec, rng, index.longest_word)
@@ -167,8 +189,12 @@ def _units(spec: ProbeSpec) -> list[Path | str]:
 def _require_targets(search: Search, chosen: Chosen, num_tokens: int) -> None:
     remark = ""
     if chosen.num_repetitive:
-        remark = f" {chosen.num_repetitive} more repeat a few tokens, fewer than one in eight of which are different."
+        remark = (
+            f" {chosen.num_repetitive} more repeat a few tokens, fewer than one in eight of which "
+            f"are different."
+        )
     text = (
-        f"{', '.join(search.spec.sources)} ({search.built.counts['documents']} documents of {num_tokens} tokens in all)"
+        f"{', '.join(search.spec.sources)} ({search.built.counts['documents']} documents of "
+        f"{num_tokens} tokens in all)"
     )
     require_enough(search.spec, len(chosen.targets), "num_targets", text, remark)

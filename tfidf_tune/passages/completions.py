@@ -1,4 +1,6 @@
-"""Answers of examples whose memorization is measured, and answers that are held out, for ``sft_dataset``."""
+"""Answers of examples whose memorization is measured, and answers that are held out, for
+``sft_dataset``.
+"""
 
 import logging
 from collections import Counter, defaultdict
@@ -22,7 +24,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Targets:
-    """What is measured; ``kind`` is "duplicates", "random" or a file, the others are arguments of ``sft_dataset``."""
+    """What is measured; ``kind`` is "duplicates", "random" or a file, the others are arguments of
+    ``sft_dataset``.
+    """
 
     kind: str
     num_targets: int
@@ -44,18 +48,28 @@ class Targets:
 
 
 def choose_completions(
-    examples: Examples, num_own: int, targets: Targets, tokenizer: TextTokenizer, source: str, kept: Kept
+    examples: Examples,
+    num_own: int,
+    targets: Targets,
+    tokenizer: TextTokenizer,
+    source: str,
+    kept: Kept,
 ) -> tuple[TokenArray, list[Passage]]:
-    """Choose targets and controls of ``sft_dataset``, whose source has the first ``num_own`` examples.
+    """Choose targets and controls of ``sft_dataset``, whose source has the first ``num_own``
+    examples.
 
     Returns the numbers of the examples in the order of training, int32, and the passages.
     """
-    # All turns count: in a conversation that is exported turn by turn, an answer occurs again in the next rows.
+    # All turns count: in a conversation that is exported turn by turn, an answer occurs again in
+    # the next rows.
     runs = LearnedRuns(examples, tokenizer, targets.min_target_tokens)
     # An answer is represented by the first of the examples that end with it.
     candidates = [first for first in runs.ending if targets.in_file == (first >= num_own)]
-    candidates = [candidates[at] for at in np.random.default_rng(targets.seed).permutation(len(candidates))]
-    # Targets first, because duplicates can be anywhere; controls are what is shared with no example trained on.
+    candidates = [
+        candidates[at] for at in np.random.default_rng(targets.seed).permutation(len(candidates))
+    ]
+    # Targets first, because duplicates can be anywhere; controls are what is shared with no example
+    # trained on.
     trained, avoided = set(range(num_own)), set[int]()
     chosen: list[int] = []
     num_copies = 0
@@ -63,7 +77,9 @@ def choose_completions(
         chosen = runs.most_frequent(candidates, targets.num_targets)
     else:
         num_copies = targets.num_repeats if targets.in_file else targets.num_repeats - 1
-        for example in islice(runs.occurring_once(candidates, trained, avoided), targets.num_targets):
+        for example in islice(
+            runs.occurring_once(candidates, trained, avoided), targets.num_targets
+        ):
             chosen.append(example)
             trained.add(example)
             avoided.update(runs.sharing(runs.last[example]))
@@ -73,13 +89,20 @@ def choose_completions(
     base = sorted({*range(num_own)}.difference(controls))
     if (len(chosen), len(controls)) != (targets.num_targets, targets.num_controls) or not base:
         raise ValueError(
-            f"{source!r} has {len(chosen)} of num_targets {targets.num_targets} answers of {targets.min_target_tokens} "
-            f"tokens or more for targets={targets.kind}, and {len(controls)} of num_controls {targets.num_controls} "
-            f"of which no other example learns half of the tokens and at least {LONG_RUN} in a run; "
-            f"{len(base)} examples are left. Lower these numbers or min_target_tokens, or set targets=random"
+            f"{source!r} has {len(chosen)} of num_targets {targets.num_targets} answers of "
+            f"{targets.min_target_tokens} "
+            f"tokens or more for targets={targets.kind}, and {len(controls)} of num_controls "
+            f"{targets.num_controls} "
+            f"of which no other example learns half of the tokens and at least {LONG_RUN} in a "
+            f"run; "
+            f"{len(base)} examples are left. Lower these numbers or min_target_tokens, or set "
+            f"targets=random"
         )
-    # The order of training: base examples and copies of targets, without what deduplication removes.
-    numbers = np.array([*base, *(first for first in chosen for _ in range(num_copies))], dtype=np.int32)
+    # The order of training: base examples and copies of targets, without what deduplication
+    # removes.
+    numbers = np.array(
+        [*base, *(first for first in chosen for _ in range(num_copies))], dtype=np.int32
+    )
     order = numbers[np.argsort(draw_slots(len(base), len(chosen), num_copies, targets.seed))]
     order = order[kept(order)]
     places_of: dict[int, list[int]] = defaultdict(list)  # of an example in the data set
@@ -90,14 +113,20 @@ def choose_completions(
         # The most frequent prompt of an answer, followed by the answer.
         length = runs.last[first].num_tokens
         starts = {index: runs.last[index].start for index in runs.ending[first]}
-        shown = Counter(examples.sequence(index)[0][: start + length].tobytes() for index, start in starts.items())
+        shown = Counter(
+            examples.sequence(index)[0][: start + length].tobytes()
+            for index, start in starts.items()
+        )
         ids = np.frombuffer(shown.most_common(1)[0][0], dtype=np.int32)
-        positions = sorted([place, offset] for index, offset in places for place in places_of[index])
+        positions = sorted(
+            [place, offset] for index, offset in places for place in places_of[index]
+        )
         drafts.append(PassageDraft(ids, positions, source, {"num_prompt": len(ids) - length}))
     passages = make_passages(tokenizer, drafts, len(chosen))
     times = [passage.num_injections for passage in passages[: len(chosen)]]
     logger.info(
-        f"{source}: {len(chosen)} completions are targets, which occur {min(times)} to {max(times)} times; "
+        f"{source}: {len(chosen)} completions are targets, which occur {min(times)} to "
+        f"{max(times)} times; "
         f"{len(controls)} are controls; {len(order):,} examples are trained on"
     )
     if targets.probe_file is not None:

@@ -1,4 +1,6 @@
-"""Passages of a user's own training text: windows of it are held out, others are trained on, both are measured."""
+"""Passages of a user's own training text: windows of it are held out, others are trained on, both
+are measured.
+"""
 
 import logging
 from itertools import islice
@@ -30,14 +32,19 @@ class HeldOut(NamedTuple):
     targets: list[tuple[TokenArray, Positions]]  # and where they start in the joined rest
 
 
-def hold_out(tokenizer: TextTokenizer, documents: list[TokenArray], block_size: int, share: float) -> HeldOut:
-    """Choose controls and take them out of the documents, and targets of the rest, see ``text_blocks_dataset``.
+def hold_out(
+    tokenizer: TextTokenizer, documents: list[TokenArray], block_size: int, share: float
+) -> HeldOut:
+    """Choose controls and take them out of the documents, and targets of the rest, see
+    ``text_blocks_dataset``.
 
     The documents have no EOS inside.
     """
     sizes = [len(ids) for ids in documents]
 
-    def most_controls(length: int) -> int:  # a quarter of the windows, so that text is left in small files, too
+    def most_controls(
+        length: int,
+    ) -> int:  # a quarter of the windows, so that text is left in small files, too
         num_windows = sum(num_tokens // length for num_tokens in sizes)
         return min(MOST_PASSAGES, int(share * sum(sizes)) // length, num_windows // 4)
 
@@ -49,7 +56,8 @@ def hold_out(tokenizer: TextTokenizer, documents: list[TokenArray], block_size: 
     controls = [*islice(chooser.unique(shared_run(length)), most_controls(length))]
     if not controls:
         logger.warning(
-            "the text is too short, or repeats itself too much, to hold out a part: recitation is not measured"
+            "the text is too short, or repeats itself too much, to hold out a part: recitation is "
+            "not measured"
         )
         return HeldOut(documents, [], [])
     is_rest = corpus != SEPARATOR

@@ -1,4 +1,6 @@
-"""The passages whose memorization is measured, and the probe file that carries them to the evaluation."""
+"""The passages whose memorization is measured, and the probe file that carries them to the
+evaluation.
+"""
 
 import json
 import reprlib
@@ -11,14 +13,25 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from tfidf_tune._checks import first_problem
 from tfidf_tune._files import atomic_file
-from tfidf_tune._tokenizer import TextTokenizer, TokenArray, decode_whole, tokenizer_fingerprint, tokenizer_name
+from tfidf_tune._tokenizer import (
+    TextTokenizer,
+    TokenArray,
+    decode_whole,
+    tokenizer_fingerprint,
+    tokenizer_name,
+)
 
-_TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # the data sets hold them as int32
-_Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]  # results are read with numbers up to this
+# The data sets hold them as int32.
+_TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
+# Results are read with numbers up to this.
+_Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 _Pair = Annotated[list[_Count], Field(min_length=2, max_length=2)]
 _Changes = Annotated[list[_Count], Field(min_length=3, max_length=3)]
 PassageKind = Literal["target", "control"]
-_ONE_FILE = "do not join probe files, make one file from all texts (`tfidf-tune probe make TEXT1 TEXT2 ...`)"
+_ONE_FILE = (
+    "do not join probe files, make one file from all texts (`tfidf-tune probe make TEXT1 TEXT2 "
+    "...`)"
+)
 MOST_PASSAGES = 100
 """Targets that are chosen if no number is given: as many as in the paper."""
 FEWEST_PASSAGES = 10
@@ -31,14 +44,16 @@ MOST_POSITIONS = 10_000
 
 @dataclass(frozen=True)
 class Passage:
-    """A passage that was injected into a training corpus, or a control that was not; or a prompt and its completion."""
+    """A passage that was injected into a training corpus, or a control that was not; or a prompt
+    and its completion.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     id: str
-    """``target-0000`` or ``control-0000``, counted in the order of the source; in a file of ``tfidf-tune probe make``
-    in the order in which they were chosen. In a file of several data sets after the data set:
-    ``dataset[1]/target-0000``."""
+    """``target-0000`` or ``control-0000``, counted in the order of the source; in a file of
+    ``tfidf-tune probe make`` in the order in which they were chosen. In a file of several data sets
+    after the data set: ``dataset[1]/target-0000``."""
     kind: PassageKind
     """``target`` or ``control``."""
     text: str
@@ -46,11 +61,12 @@ class Passage:
     token_ids: Annotated[list[_TokenId], Field(min_length=1)]
     """The first ``block_size`` token ids of the passage, or all if it has fewer."""
     num_injections: _Count
-    """How often ``token_ids`` occur in the corpus, counted without overlap, or copies of them with noise; of
-    near-duplicates the documents with a copy; 0 for a control."""
+    """How often ``token_ids`` occur in the corpus, counted without overlap, or copies of them with
+    noise; of near-duplicates the documents with a copy; 0 for a control."""
     positions: list[_Pair]
-    """``[block, offset in the block]`` of the first token of each injection; in a file of ``tfidf-tune probe make``
-    ``[document, offset in the document]`` of each occurrence, or empty if they are not known."""
+    """``[block, offset in the block]`` of the first token of each injection; in a file of
+    ``tfidf-tune probe make`` ``[document, offset in the document]`` of each occurrence, or empty if
+    they are not known."""
     source: str
     """The source of the passage."""
     tokenizer: str
@@ -58,12 +74,13 @@ class Passage:
     tokenizer_fingerprint: str
     """By this an evaluation checks that it uses the same tokenizer."""
     num_prompt: Annotated[_Count, Field(ge=1)] | None = None
-    """Of a completion: tokens of its prompt, the rest is measured. ``num_injections`` and ``positions`` are then those
-    of runs of at least 90 % of the rest where they are learned: after any prompt, in any turn, within a longer text.
-    None, and left out of a file, if the evaluation chooses the length of the prompt."""
+    """Of a completion: tokens of its prompt, the rest is measured. ``num_injections`` and
+    ``positions`` are then those of runs of at least 90 % of the rest where they are learned: after
+    any prompt, in any turn, within a longer text. None, and left out of a file, if the evaluation
+    chooses the length of the prompt."""
     changes: list[_Changes] | None = None
-    """Of copies with noise: ``[replaced, inserted, dropped]`` tokens of ``token_ids`` at each position. None, and left
-    out of a file, if the copies are exact or were not compared."""
+    """Of copies with noise: ``[replaced, inserted, dropped]`` tokens of ``token_ids`` at each
+    position. None, and left out of a file, if the copies are exact or were not compared."""
 
     def values(self) -> dict[str, Any]:
         """Return the fields as a line of a probe file has them."""
@@ -79,7 +96,9 @@ class PassageDraft(NamedTuple):
     fields: dict[str, Any]
 
 
-def make_passages(tokenizer: TextTokenizer, drafts: Sequence[PassageDraft], num_targets: int) -> list[Passage]:
+def make_passages(
+    tokenizer: TextTokenizer, drafts: Sequence[PassageDraft], num_targets: int
+) -> list[Passage]:
     """Make passages: the targets first, then the controls."""
     name = tokenizer_name(tokenizer)
     fingerprint = tokenizer_fingerprint(tokenizer)
@@ -118,19 +137,23 @@ def write_probe_file(path: str | Path, passages: Sequence[Passage]) -> None:
     path = Path(path).expanduser()
     try:
         with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(passage.values(), ensure_ascii=False) + "\n" for passage in passages)
+            file.writelines(
+                json.dumps(passage.values(), ensure_ascii=False) + "\n" for passage in passages
+            )
     except OSError as error:
         # The error names the temporary file, or no file if the disk is full.
-        raise OSError(f"cannot write the probe file {str(path)!r}: {error.strerror or error}") from error
+        raise OSError(
+            f"cannot write the probe file {str(path)!r}: {error.strerror or error}"
+        ) from error
 
 
 def read_probe_file(path: str | Path) -> list[Passage]:
     """Read and check a probe file.
 
-    A line has exactly the keys of :class:`Passage`, ``num_prompt`` only for a completion and ``changes`` only for
-    copies with noise. Ids are unique, ``kind`` is "target" or "control", token ids are whole numbers that fit in int32,
-    and a control has no injections. ``positions`` may be empty if they are not known; otherwise there are
-    ``num_injections`` of them.
+    A line has exactly the keys of :class:`Passage`, ``num_prompt`` only for a completion and
+    ``changes`` only for copies with noise. Ids are unique, ``kind`` is "target" or "control", token
+    ids are whole numbers that fit in int32, and a control has no injections. ``positions`` may be
+    empty if they are not known; otherwise there are ``num_injections`` of them.
 
     Args:
         path (str | Path): the file.
@@ -140,12 +163,14 @@ def read_probe_file(path: str | Path) -> list[Passage]:
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: If the file is empty, a line of it is not a passage, or two passages have the same id.
+        ValueError: If the file is empty, a line of it is not a passage, or two passages have the
+            same id.
     """
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(
-            f"no such probe file: {str(path)!r}; training writes it where probe_file says, and `tfidf-tune probe "
+            f"no such probe file: {str(path)!r}; training writes it where probe_file says, and "
+            f"`tfidf-tune probe "
             "make` makes one of your own text"
         )
     passages: list[Passage] = []
@@ -159,23 +184,41 @@ def read_probe_file(path: str | Path) -> list[Passage]:
         except ValidationError as error:
             name, problem = first_problem(error)
             raise ValueError(
-                f"{path}, line {number} is not a passage of a probe file: {name or 'the line'}: {problem['msg']}, "
+                f"{path}, line {number} is not a passage of a probe file: {name or 'the line'}: "
+                f"{problem['msg']}, "
                 f"got {reprlib.repr(problem['input'])}"
             ) from error
         first = line_of.setdefault(passage.id, number)
         num_tokens, num_positions = len(passage.token_ids), len(passage.positions)
         for is_wrong, message in (
-            (num_positions not in (0, passage.num_injections), "positions must be as many as num_injections, or none"),
-            (len(passage.changes or passage.positions) != num_positions, "changes must be as many as positions"),
-            ((passage.num_prompt or 0) >= num_tokens, f"num_prompt must be less than the {num_tokens} token ids"),
-            (passage.kind == "control" and passage.num_injections, "num_injections of a control must be 0"),
-            (first != number, f"the id {passage.id!r} is already used on line {first}: {_ONE_FILE}"),
+            (
+                num_positions not in (0, passage.num_injections),
+                "positions must be as many as num_injections, or none",
+            ),
+            (
+                len(passage.changes or passage.positions) != num_positions,
+                "changes must be as many as positions",
+            ),
+            (
+                (passage.num_prompt or 0) >= num_tokens,
+                f"num_prompt must be less than the {num_tokens} token ids",
+            ),
+            (
+                passage.kind == "control" and passage.num_injections,
+                "num_injections of a control must be 0",
+            ),
+            (
+                first != number,
+                f"the id {passage.id!r} is already used on line {first}: {_ONE_FILE}",
+            ),
         ):
             if is_wrong:
                 raise ValueError(f"{path}, line {number}: {message}")
         passages.append(passage)
     if not passages:
-        raise ValueError(f"the probe file {str(path)!r} is empty: write it again by building the data set")
+        raise ValueError(
+            f"the probe file {str(path)!r} is empty: write it again by building the data set"
+        )
     return passages
 
 

@@ -15,21 +15,27 @@ class ProbeSpec:
     Args:
         sources (tuple[str, ...]): the training text, each as for :func:`load_documents`.
         column (str): the column that holds the text, also in ``controls_source``. Default: "text"
-        controls_source (str | None): text that the model was not trained on. Default: None, the embedded corpus
+        controls_source (str | None): text that the model was not trained on. Default: None, the
+            embedded corpus
         num_targets (int): passages of the training text. Default: 100
         num_controls (int): passages that it does not contain. Default: 100
         block_size (int): tokens in a passage. Default: 256
-        passages (str): "duplicates" for the most frequent passages, completed with random ones; "near-duplicates" the
-            same with copies that differ in some words; "random" for random ones only. Default: "duplicates"
+        passages (str): "duplicates" for the most frequent passages, completed with random ones;
+            "near-duplicates" the same with copies that differ in some words; "random" for random
+            ones only. Default: "duplicates"
         min_repeats (int): occurrences from which on a passage is a duplicate. Default: 2
         seed (int): decides which passages are drawn. Default: 0
-        sample_by (Literal["line", "paragraph", "document"] | None): what a document of a ``.txt`` file is, also in
-            ``controls_source``, see :func:`load_documents`. Default: None, "document", or in an audit of a model that a
-            run of the recipes wrote, what it was in training
-        allow_fewer (bool): take fewer targets and controls, at least one target, if there are no more. Default: False
-        held_out (str | None): a probe file, whose controls the model was not trained on: no target overlaps a place of
-            theirs in ``sources``. Default: None, for audits that of the run that wrote the model; "" for none
-        without_eos (bool): no passage has EOS inside, where a server would end its answer. Default: False
+        sample_by (Literal["line", "paragraph", "document"] | None): what a document of a ``.txt``
+            file is, also in ``controls_source``, see :func:`load_documents`. Default: None,
+            "document", or in an audit of a model that a run of the recipes wrote, what it was in
+            training
+        allow_fewer (bool): take fewer targets and controls, at least one target, if there are no
+            more. Default: False
+        held_out (str | None): a probe file, whose controls the model was not trained on: no target
+            overlaps a place of theirs in ``sources``. Default: None, for audits that of the run
+            that wrote the model; "" for none
+        without_eos (bool): no passage has EOS inside, where a server would end its answer. Default:
+            False
 
     Raises:
         ValueError: If a number is out of range, ``passages`` is unknown or no source is given.

@@ -1,4 +1,6 @@
-"""Stretches that occur more than once in a corpus, exactly by its token ids; and windows of it that start well."""
+"""Stretches that occur more than once in a corpus, exactly by its token ids; and windows of it that
+start well.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -33,24 +35,29 @@ def label_runs(is_label: Mask) -> Positions:
 
 def join_documents(documents: Iterable[TokenArray]) -> TokenArray:
     """Concatenate documents of int32 token ids, each followed by :data:`SEPARATOR`."""
-    return np.concatenate([np.empty(0, np.int32), *(np.append(ids, np.int32(SEPARATOR)) for ids in documents)])
+    return np.concatenate(
+        [np.empty(0, np.int32), *(np.append(ids, np.int32(SEPARATOR)) for ids in documents)]
+    )
 
 
 def name_repeated_windows(corpus: TokenArray, length: int) -> Positions:
     """Give a number to every window of ``length`` >= 2 tokens that occurs more than once.
 
-    Exact, by naming (Karp, Miller and Rosenberg 1972): windows of ``2k`` tokens are equal if their halves have equal
-    names, so the names of single tokens are paired ``log2(length)`` times. Returns int64 of the shape of ``corpus``: 1
-    or more and equal for equal windows that start there; 0 for a window that occurs once or crosses a document's end.
+    Exact, by naming (Karp, Miller and Rosenberg 1972): windows of ``2k`` tokens are equal if their
+    halves have equal names, so the names of single tokens are paired ``log2(length)`` times.
+    Returns int64 of the shape of ``corpus``: 1 or more and equal for equal windows that start
+    there; 0 for a window that occurs once or crosses a document's end.
     """
     names = np.zeros(len(corpus) + length, dtype=np.int64)
     names[: len(corpus)] = corpus - SEPARATOR
     size = 1
     while size < length:
-        step = min(size, length - size)  # the halves overlap in the last round if length is not a power of two
+        # The halves overlap in the last round if length is not a power of two.
+        step = min(size, length - size)
         first, second = names[:-step], names[step:]
-        # One integer for each pair of names, which count from 1; sorted, equal pairs follow each other. A window with
-        # a unique half drops out, which leaves few windows of text after the third round.
+        # One integer for each pair of names, which count from 1; sorted, equal pairs follow each
+        # other. A window with a unique half drops out, which leaves few windows of text after the
+        # third round.
         places = np.flatnonzero((first > 0) & (second > 0))
         keys = first[places]
         keys *= second.max(initial=0)
@@ -67,10 +74,12 @@ def name_repeated_windows(corpus: TokenArray, length: int) -> Positions:
 
 
 def duplicated_stretches(names: Positions, length: int) -> list[tuple[Positions, int]]:
-    """Join windows that always follow each other to stretches: their places and the number of their windows.
+    """Join windows that always follow each other to stretches: their places and the number of their
+    windows.
 
-    Each stretch is as long as it can be without losing an occurrence. Occurrences are counted from the left without
-    overlap; the stretches are in the order of the first. ``names`` are those of :func:`name_repeated_windows`.
+    Each stretch is as long as it can be without losing an occurrence. Occurrences are counted from
+    the left without overlap; the stretches are in the order of the first. ``names`` are those of
+    :func:`name_repeated_windows`.
     """
     places = np.flatnonzero(names)
     if not len(places):
@@ -79,44 +88,62 @@ def duplicated_stretches(names: Positions, length: int) -> list[tuple[Positions,
     places = places[np.argsort(names[places], kind="stable")]
     borders = np.flatnonzero(np.diff(names[places], prepend=0))
     counts = np.diff(borders, append=len(places))
-    # A window goes on if all its occurrences are followed by the same window, which has no others. Names count from 1
-    # without gaps; the name 0 after a window ends its stretch like any difference.
+    # A window goes on if all its occurrences are followed by the same window, which has no others.
+    # Names count from 1 without gaps; the name 0 after a window ends its stretch like any
+    # difference.
     next_names = np.append(names, 0)[places + 1]
-    lowest, highest = np.minimum.reduceat(next_names, borders), np.maximum.reduceat(next_names, borders)
+    lowest, highest = (
+        np.minimum.reduceat(next_names, borders),
+        np.maximum.reduceat(next_names, borders),
+    )
     goes_on = (lowest == highest) & (lowest > 0) & (counts == counts[lowest - 1])
     # In the order of the text, a stretch begins after each window that does not go on.
     by_place = np.argsort(places[borders])
     heads = np.flatnonzero(np.append(True, ~goes_on[by_place][:-1]))
     stretches = []
-    for name, num_windows in zip(by_place[heads], np.diff(heads, append=len(by_place)).tolist(), strict=True):
+    for name, num_windows in zip(
+        by_place[heads], np.diff(heads, append=len(by_place)).tolist(), strict=True
+    ):
         starts = without_overlaps(places[borders[name] : borders[name] + counts[name]], length)
         if len(starts) > 1:
             stretches.append((starts, num_windows))
     return stretches
 
 
-def windows_with_shared_stretch(unseen: TokenArray, corpus: TokenArray, length: int, num_shared: int) -> Mask:
-    """Return which windows of a text have ``num_shared``, 2 to ``length``, consecutive tokens of another text."""
+def windows_with_shared_stretch(
+    unseen: TokenArray, corpus: TokenArray, length: int, num_shared: int
+) -> Mask:
+    """Return which windows of a text have ``num_shared``, 2 to ``length``, consecutive tokens of
+    another text.
+    """
     names = name_repeated_windows(np.concatenate([corpus, unseen]), num_shared)
     in_corpus = np.zeros(names.max(initial=0) + 1, dtype=np.bool_)
     in_corpus[names[: len(corpus)]] = True
     in_corpus[0] = False
-    return ~none_within(in_corpus[names[len(corpus) :]], length - num_shared + 1)[: max(0, len(unseen) + 1 - length)]
+    return ~none_within(in_corpus[names[len(corpus) :]], length - num_shared + 1)[
+        : max(0, len(unseen) + 1 - length)
+    ]
 
 
 def none_within(marks: Mask, length: int) -> Mask:
-    """Return for each window of ``marks``, ``[num_tokens]``, if none is True in it: ``[num_tokens + 1 - length]``."""
+    """Return for each window of ``marks``, ``[num_tokens]``, if none is True in it: ``[num_tokens +
+    1 - length]``.
+    """
     marked_before = np.cumsum(np.append(False, marks))
     return np.asarray(marked_before[length:] == marked_before[:-length])
 
 
 def least_occurrence(num_tokens: int) -> int:
-    """Return the tokens of a run that is an occurrence of an answer: 90 %, because its ends vary with the text."""
+    """Return the tokens of a run that is an occurrence of an answer: 90 %, because its ends vary
+    with the text.
+    """
     return -(-num_tokens * 9 // 10)
 
 
 def shared_run_of_answer(num_tokens: int) -> int:
-    """Return how many consecutive tokens make a part of an answer a copy: half, but 16, and at most an occurrence."""
+    """Return how many consecutive tokens make a part of an answer a copy: half, but 16, and at most
+    an occurrence.
+    """
     return min(least_occurrence(num_tokens), max(LONG_RUN, -(-num_tokens // 2)))
 
 
@@ -149,22 +176,25 @@ class Answer(NamedTuple):
 
 
 class LearnedRuns:
-    """All runs of tokens that are learned, of all turns of all examples, and where answers share tokens with them.
+    """All runs of tokens that are learned, of all turns of all examples, and where answers share
+    tokens with them.
 
-    ``last`` is the last answer of each example after a prompt, if it has ``min_tokens``; ``ending`` are the examples
-    that end with the same answer, by the first of them.
+    ``last`` is the last answer of each example after a prompt, if it has ``min_tokens``; ``ending``
+    are the examples that end with the same answer, by the first of them.
     """
 
     def __init__(self, examples: Examples, tokenizer: TextTokenizer, min_tokens: int) -> None:
         special = np.array([tokenizer.eos_id, *getattr(tokenizer, "special_tokens", {}).values()])
         self.last: dict[int, Answer] = {}
         self.ending: dict[int, list[int]] = defaultdict(list)
-        runs: list[TokenArray] = [np.empty(0, dtype=np.int32)]  # so that a separator is also before the first one
+        # So that a separator is also before the first one.
+        runs: list[TokenArray] = [np.empty(0, dtype=np.int32)]
         sources, starts = [(0, 0)], [0, 1]
         for index in range(len(examples)):
             tokens, is_label = examples.sequence(index)
             for start, end in label_runs(is_label).tolist():
-                # A turn can start and end with special tokens. Decoding ends at EOS, so that it could not be recited.
+                # A turn can start and end with special tokens. Decoding ends at EOS, so that it
+                # could not be recited.
                 self.last.pop(index, None)
                 parts = label_runs(~np.isin(tokens[start:end], special)).tolist()
                 if start > 0 and parts and parts[0][1] - parts[0][0] >= min_tokens:
@@ -180,7 +210,8 @@ class LearnedRuns:
             ids = self.tokens[answer.place : answer.place + answer.num_tokens]
             self.ending[first_with.setdefault(ids.tobytes(), index)].append(index)
         self._starts, self._sources = np.array(starts[:-1]), np.array(sources)
-        # Every run that is searched for has a window of this length, which leads to the others with the same one.
+        # Every run that is searched for has a window of this length, which leads to the others with
+        # the same one.
         self._length = max(2, min(LONG_RUN, min_tokens * 4 // 5))
         self._names = name_repeated_windows(self.tokens, self._length)
         named = np.flatnonzero(self._names)
@@ -193,22 +224,32 @@ class LearnedRuns:
         return without_overlaps(starts, answer.least_occurrence)
 
     def most_occurrences(self, answer: Answer) -> int:
-        """Return an upper bound of the number of occurrences: all of them contain the inner 80 % of the answer."""
+        """Return an upper bound of the number of occurrences: all of them contain the inner 80 % of
+        the answer.
+        """
         inner = answer.place + answer.num_tokens - answer.least_occurrence
         names = self._names[inner : answer.place + answer.least_occurrence - self._length + 1]
         return int(np.where(names > 0, self._ends[names] - self._ends[names - 1], 1).min())
 
     def sharing(self, answer: Answer) -> Iterator[int]:
-        """Yield the examples that learn a run of ``least_shared`` tokens of the answer, some more than once."""
+        """Yield the examples that learn a run of ``least_shared`` tokens of the answer, some more
+        than once.
+        """
         for places in self._shared(answer, answer.least_shared):
             yield from np.unique(self.locate(places)[:, 0]).tolist()
 
     def most_frequent(self, candidates: Iterable[int], number: int) -> list[int]:
-        """Choose the last answers of candidates that occur most often, at least twice, and share no token."""
+        """Choose the last answers of candidates that occur most often, at least twice, and share no
+        token.
+        """
         chosen: list[int] = []
         is_taken = np.zeros(len(self.tokens), dtype=np.bool_)
-        # The answer with the highest bound is counted, comes back, and is chosen if it is still the first.
-        bounds = ((-self.most_occurrences(self.last[first]), at, first) for at, first in enumerate(candidates))
+        # The answer with the highest bound is counted, comes back, and is chosen if it is still the
+        # first.
+        bounds = (
+            (-self.most_occurrences(self.last[first]), at, first)
+            for at, first in enumerate(candidates)
+        )
         queue = [(*bound, False) for bound in bounds if bound[0] < -1]
         heapify(queue)
         while queue and len(chosen) < number:
@@ -224,12 +265,19 @@ class LearnedRuns:
                 heappush(queue, (-len(places), at, first, True))
         return chosen
 
-    def occurring_once(self, candidates: Iterable[int], trained: set[int], avoided: set[int]) -> Iterator[int]:
-        """Choose answers that occur once in their example, and share no long run with another that is trained on."""
+    def occurring_once(
+        self, candidates: Iterable[int], trained: set[int], avoided: set[int]
+    ) -> Iterator[int]:
+        """Choose answers that occur once in their example, and share no long run with another that
+        is trained on.
+        """
         for example in candidates:
             answer = self.last[example]
-            # The examples to avoid share a long run with a target; both sets grow while targets are chosen.
-            if example in avoided or any(other in trained and other != example for other in self.sharing(answer)):
+            # The examples to avoid share a long run with a target; both sets grow while targets are
+            # chosen.
+            if example in avoided or any(
+                other in trained and other != example for other in self.sharing(answer)
+            ):
                 continue
             if self.locate(self.occurrences(answer))[:, 0].tolist().count(example) == 1:
                 yield example
@@ -242,20 +290,31 @@ class LearnedRuns:
         return located
 
     def _shared(self, answer: Answer, length: int) -> Iterator[Positions]:
-        """Yield in parts the places of all windows of ``length`` tokens that are also windows of the answer."""
+        """Yield in parts the places of all windows of ``length`` tokens that are also windows of
+        the answer.
+        """
         num_tokens = answer.num_tokens
         ids = self.tokens[answer.place : answer.place + num_tokens]
-        ids = np.append(ids, SEPARATOR - 1)  # differs from everything, so that no run goes on in the next comparison
-        # A run contains so many windows less one, in sequence, so that it contains one of every so many.
+        # Differs from everything, so that no run goes on in the next comparison.
+        ids = np.append(ids, SEPARATOR - 1)
+        # A run contains so many windows less one, in sequence, so that it contains one of every so
+        # many.
         step = length - self._length + 1
         size = -(-_MOST_COMPARED // len(ids))
-        for offset in range(min(num_tokens - length, step - 1), num_tokens - self._length + 1, step):
+        for offset in range(
+            min(num_tokens - length, step - 1), num_tokens - self._length + 1, step
+        ):
             # Candidates: places with the same window at this offset of the answer.
             name = self._names[answer.place + offset]
-            same = self._by_name[self._ends[name - 1] : self._ends[name]] if name else np.array([answer.place + offset])
+            same = (
+                self._by_name[self._ends[name - 1] : self._ends[name]]
+                if name
+                else np.array([answer.place + offset])
+            )
             starts = same - offset
             for first in range(0, len(starts), size):
-                # All of them are compared with the answer at once; a run may start anywhere around the window.
+                # All of them are compared with the answer at once; a run may start anywhere around
+                # the window.
                 part = starts[first : first + size]
                 around = self.tokens.take(part[:, None] + np.arange(len(ids)), mode="clip")
                 equal_from = np.flatnonzero(none_within((around != ids).ravel(), length))
@@ -268,7 +327,9 @@ SHARED_TOKENS = 50
 
 
 def shared_run(length: int) -> int:
-    """Return how many consecutive tokens make a passage of ``length`` tokens a copy: 50, or half of it, but 16."""
+    """Return how many consecutive tokens make a passage of ``length`` tokens a copy: 50, or half of
+    it, but 16.
+    """
     return min(SHARED_TOKENS, max(LONG_RUN, length // 2), length)
 
 
@@ -297,13 +358,17 @@ class Start(IntEnum):
 
 
 class WindowChooser:
-    """Choose windows of ``length`` tokens of a corpus so that no two share a token, in any of their occurrences.
+    """Choose windows of ``length`` tokens of a corpus so that no two share a token, in any of their
+    occurrences.
 
-    ``fits`` says whether the window that starts at a token ends in the same document; ``num_repetitive`` counts the
-    windows that were left out, because fewer than an eighth of their tokens are distinct.
+    ``fits`` says whether the window that starts at a token ends in the same document;
+    ``num_repetitive`` counts the windows that were left out, because fewer than an eighth of their
+    tokens are distinct.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, corpus: TokenArray, length: int, rng: np.random.Generator) -> None:
+    def __init__(
+        self, tokenizer: TextTokenizer, corpus: TokenArray, length: int, rng: np.random.Generator
+    ) -> None:
         self.fits = none_within(corpus < 0, length)
         self.num_repetitive = 0
         self._corpus = corpus
@@ -315,7 +380,9 @@ class WindowChooser:
         self._texts: dict[int, str] = {SEPARATOR: "", CUT: ""}
 
     def window(self, start: int) -> TokenArray:
-        """Return the token ids of the window that starts at token ``start``, int32 of shape ``[length]``."""
+        """Return the token ids of the window that starts at token ``start``, int32 of shape
+        ``[length]``.
+        """
         return self._corpus[start : start + self._length]
 
     def take(self, *starts: int) -> None:
@@ -328,12 +395,20 @@ class WindowChooser:
         return not self._are_taken(start, 1).any()
 
     def duplicates(self, stretches: Iterable[tuple[Positions, int]]) -> Iterator[Positions]:
-        """Choose and take the occurrences of a window of each stretch: where the best start is, the first of equal."""
+        """Choose and take the occurrences of a window of each stretch: where the best start is, the
+        first of equal.
+        """
         for starts, num_windows in stretches:
-            # Offsets at which no occurrence overlaps a chosen window; occurrences differ only in what is before.
-            free = np.flatnonzero(~np.any([self._are_taken(start, num_windows) for start in starts], axis=0)).tolist()
+            # Offsets at which no occurrence overlaps a chosen window; occurrences differ only in
+            # what is before.
+            free = np.flatnonzero(
+                ~np.any([self._are_taken(start, num_windows) for start in starts], axis=0)
+            ).tolist()
             if free:
-                best = min(free, key=lambda at: min(map(self.start_of, (starts[:1] if at else starts) + at)))
+                best = min(
+                    free,
+                    key=lambda at: min(map(self.start_of, (starts[:1] if at else starts) + at)),
+                )
                 if self.is_varied(starts[0] + best):
                     self.take(*starts + best)
                     yield starts + best
@@ -341,7 +416,8 @@ class WindowChooser:
     def random(self, allowed: Mask, drawn: Iterable[int] | None = None) -> Iterator[int]:
         """Choose the first tokens of random windows; take a window before requesting the next.
 
-        All tokens that are ``allowed`` are drawn, or those given; each is moved to an allowed start of a near word.
+        All tokens that are ``allowed`` are drawn, or those given; each is moved to an allowed start
+        of a near word.
         """
         for token in self._rng.permutation(np.flatnonzero(allowed)) if drawn is None else drawn:
             start = self._nearest_word(int(token), allowed)
@@ -353,7 +429,9 @@ class WindowChooser:
                 self.take(start)  # counted once
 
     def unique(self, num_shared: int) -> Iterator[int]:
-        """Draw and take random windows of which the corpus repeats no ``num_shared`` consecutive tokens."""
+        """Draw and take random windows of which the corpus repeats no ``num_shared`` consecutive
+        tokens.
+        """
         # A window is unique if none of its stretches of this length occurs again.
         are_repeated = name_repeated_windows(self._corpus, num_shared) > 0
         is_unique = none_within(are_repeated, self._length - num_shared + 1)
@@ -366,7 +444,9 @@ class WindowChooser:
             yield start
 
     def start_of(self, start: int) -> Start:
-        """Return whether the window at token ``start`` starts a document, a line, a word or none of these."""
+        """Return whether the window at token ``start`` starts a document, a line, a word or none of
+        these.
+        """
         if start == 0 or self._corpus[start - 1] == SEPARATOR:
             return Start.DOCUMENT
         before, text = self._text(start - 1), self._text(start)
@@ -377,7 +457,9 @@ class WindowChooser:
         return Start.INSIDE_WORD
 
     def is_varied(self, start: int) -> bool:
-        """Return whether at least an eighth of the tokens of a window are distinct; count it if not."""
+        """Return whether at least an eighth of the tokens of a window are distinct; count it if
+        not.
+        """
         varied = is_varied(self.window(start))
         self.num_repetitive += not varied
         return varied
@@ -386,17 +468,24 @@ class WindowChooser:
         # Through allowed places only, so that the window stays in its document.
         ahead = range(drawn, min(drawn + self._length, len(allowed)))
         behind = range(drawn, max(drawn - self._length, -1), -1)
-        near = (start for places in (ahead, behind) for start in takewhile(allowed.__getitem__, places))
+        near = (
+            start for places in (ahead, behind) for start in takewhile(allowed.__getitem__, places)
+        )
         return next((start for start in near if self.start_of(start) < Start.INSIDE_WORD), drawn)
 
     def _are_taken(self, start: int, num_windows: int) -> Mask:
-        # All windows have one length, so a window that overlaps another contains its first or last token.
+        # All windows have one length, so a window that overlaps another contains its first or last
+        # token.
         last = start + self._length - 1
         return self._taken[start : start + num_windows] | self._taken[last : last + num_windows]
 
     def _text(self, place: int) -> str:
-        """Return what a token adds to a text; decoded by itself, a SentencePiece token would lose its space."""
+        """Return what a token adds to a text; decoded by itself, a SentencePiece token would lose
+        its space.
+        """
         token_id = int(self._corpus[place])
         if token_id not in self._texts:
-            self._texts[token_id] = self._decode([*self._anchor, token_id])[len(self._decode(self._anchor)) :]
+            self._texts[token_id] = self._decode([*self._anchor, token_id])[
+                len(self._decode(self._anchor)) :
+            ]
         return self._texts[token_id]

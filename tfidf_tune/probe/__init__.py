@@ -1,4 +1,6 @@
-"""Ask a model for passages: continuations and their scores, likelihoods, the run that a model comes from."""
+"""Ask a model for passages: continuations and their scores, likelihoods, the run that a model comes
+from.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -30,9 +32,17 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        # Comparisons do without torch, which takes seconds to import: what needs it is imported on first use.
+        # Comparisons do without torch, which takes seconds to import: what needs it is imported on
+        # first use.
         if name in __all__:
-            for module in ("sample_fields", "run_identity", "loading", "decoding", "likelihoods", "memorization"):
+            for module in (
+                "sample_fields",
+                "run_identity",
+                "loading",
+                "decoding",
+                "likelihoods",
+                "memorization",
+            ):
                 loaded = import_module(f"tfidf_tune.probe.{module}")
                 if hasattr(loaded, name):
                     return getattr(loaded, name)

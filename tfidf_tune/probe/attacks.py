@@ -7,14 +7,17 @@ from typing import Any
 from tfidf_tune._checks import check_at_least, require_choice, require_number
 
 PREFIX_LENGTHS = (32, 50, 100)
-"""Tokens of the prompts, unless others are named: the lengths of the task ``tfidf_memorization``."""
+"""Tokens of the prompts, unless others are named: the lengths of
+the task ``tfidf_memorization``.
+"""
 ATTACKS = {
     "greedy": "the model continued it, always by the most probable token",
     "offset": "the same with prompts from the middle of the passage",
     "truncated": "the same without the first half of the longest prompt",
     "noise": "the same with a part of the prompt's tokens replaced by others",
     "chat": "a user's message asked to continue the longest prompt word for word",
-    "sampling": "continuations of the longest prompt were drawn at random, and the best of them counts",
+    "sampling": "continuations of the longest prompt were drawn at random, and the best of them "
+    "counts",
 }
 """Ways of asking, and what a report says about each."""
 
@@ -64,7 +67,8 @@ def planned_attacks(
     - by ``chat`` in a turn of the user that asks to continue its first ``p`` tokens,
     - by ``sampling`` from its first ``p`` tokens, ``num_samples`` times.
 
-    Prefix lengths and offsets are in tokens; ``prompt_noise`` is a share above 0; ``top_k`` 0 samples from all tokens.
+    Prefix lengths and offsets are in tokens; ``prompt_noise`` is a share above 0; ``top_k`` 0
+    samples from all tokens.
 
     Raises:
         ValueError: If a name is unknown or given twice, or a number is out of range.
@@ -73,7 +77,10 @@ def planned_attacks(
     for name in names:
         require_choice("attacks", name, tuple(ATTACKS))
     if len(set(names)) < len(names) or not names:
-        raise ValueError(f"attacks are {list(names)}: name each at most once, and at least one of {', '.join(ATTACKS)}")
+        raise ValueError(
+            f"attacks are {list(names)}: name each at most once, and at least one of "
+            f"{', '.join(ATTACKS)}"
+        )
     check_at_least(0, offsets=min(offsets, default=0))
     require_noise(prompt_noise, positive="noise" in names)
     sampling = generation(num_samples, temperature, top_k)
@@ -81,7 +88,8 @@ def planned_attacks(
     half = longest // 2
     if "truncated" in names and not half:
         raise ValueError(
-            "the attack truncated takes the second half of a prompt, and the longest of the prefix lengths is 1: raise "
+            "the attack truncated takes the second half of a prompt, and the longest of the prefix "
+            "lengths is 1: raise "
             "it to 2 or more, or leave out the attack"
         )
     plans: dict[str, list[Attack]] = {
@@ -98,8 +106,9 @@ def planned_attacks(
 def within_budget(attacks: Sequence[Attack], budget: int | None, num_passages: int) -> list[Attack]:
     """Leave out the attacks that a budget of requests does not cover; without a budget none.
 
-    A prompt is sent for all passages or for none, so that each attack is measured on the same passages: the first one
-    that the rest of the budget does not cover ends the plan. The number of samples is lowered to what is left.
+    A prompt is sent for all passages or for none, so that each attack is measured on the same
+    passages: the first one that the rest of the budget does not cover ends the plan. The number of
+    samples is lowered to what is left.
 
     Raises:
         ValueError: If the budget does not cover one prompt of each passage.
@@ -108,7 +117,8 @@ def within_budget(attacks: Sequence[Attack], budget: int | None, num_passages: i
         return list(attacks)
     if budget < num_passages:
         raise ValueError(
-            f"a budget of {budget} requests does not cover one prompt of each of {num_passages} passages: raise it, "
+            f"a budget of {budget} requests does not cover one prompt of each of {num_passages} "
+            f"passages: raise it, "
             "or choose fewer passages"
         )
     # What is left for each passage, attack by attack.
@@ -135,12 +145,21 @@ def require_noise(prompt_noise: float, *, positive: bool = False) -> None:
     )
 
 
-def generation(num_samples: int | None, temperature: float, top_k: int, num_beams: int | None = None) -> dict[str, Any]:
-    """Return the field ``generation`` of a document whose passage is sampled or searched with beams; empty: greedy."""
+def generation(
+    num_samples: int | None, temperature: float, top_k: int, num_beams: int | None = None
+) -> dict[str, Any]:
+    """Return the field ``generation`` of a document whose passage is sampled or searched with
+    beams; empty: greedy.
+    """
     if num_samples is not None and num_beams is not None:
-        raise ValueError(f"num_samples is {num_samples} and num_beams is {num_beams}: leave out one of the two")
+        raise ValueError(
+            f"num_samples is {num_samples} and num_beams is {num_beams}: leave out one of the two"
+        )
     if num_samples is None and (temperature, top_k) != (1, 0):
-        raise ValueError("temperature and top_k are settings of sampling: give num_samples too, or leave them out")
+        raise ValueError(
+            "temperature and top_k are settings of sampling: give num_samples too, or leave them "
+            "out"
+        )
     if num_beams is not None:
         check_at_least(2, num_beams=num_beams)
         return {"num_beams": num_beams}
@@ -149,6 +168,17 @@ def generation(num_samples: int | None, temperature: float, top_k: int, num_beam
     check_at_least(1, num_samples=num_samples)
     check_at_least(0, top_k=top_k)
     require_number(
-        "temperature", temperature, 0, 100, "logits are divided by it", reason="nearly uniform", positive=True
+        "temperature",
+        temperature,
+        0,
+        100,
+        "logits are divided by it",
+        reason="nearly uniform",
+        positive=True,
     )
-    return {"num_samples": num_samples, "do_sample": True, "temperature": float(temperature), "top_k": top_k}
+    return {
+        "num_samples": num_samples,
+        "do_sample": True,
+        "temperature": float(temperature),
+        "top_k": top_k,
+    }

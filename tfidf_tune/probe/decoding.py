@@ -1,4 +1,6 @@
-"""Continuations of token ids by a model of transformers: greedily in batches with a KV cache, by samples, by beams."""
+"""Continuations of token ids by a model of transformers: greedily in batches with a KV cache, by
+samples, by beams.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,12 +29,16 @@ def continue_prompts(
     most_apart: int = 16,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
-    """Continue any number of prompts in batches; ``progress`` is called with (prompts done, prompts in total)."""
+    """Continue any number of prompts in batches; ``progress`` is called with (prompts done, prompts
+    in total).
+    """
     # Batches are in the order of lengths, the result is in that of the prompts.
     continuations: dict[int, list[int]] = {}
     for batch in batches_of_prompts(prompts, batch_size, most_apart):
         try:
-            made = continue_batch([prompts[index] for index in batch], [num_tokens[index] for index in batch])
+            made = continue_batch(
+                [prompts[index] for index in batch], [num_tokens[index] for index in batch]
+            )
         except NonFiniteLogits as error:
             raise NonFiniteLogits(batch[error.index], error.dtype) from error
         continuations |= zip(batch, made, strict=True)
@@ -41,11 +47,13 @@ def continue_prompts(
     return [continuations[index] for index in range(len(prompts))]
 
 
-def batches_of_prompts(prompts: Sequence[Sequence[int]], batch_size: int, most_apart: int = 16) -> list[list[int]]:
+def batches_of_prompts(
+    prompts: Sequence[Sequence[int]], batch_size: int, most_apart: int = 16
+) -> list[list[int]]:
     """Divide prompts into batches of their indices for :func:`decode_greedily`, the longest first.
 
-    Too little memory is so noticed immediately. Lengths of a batch differ by at most ``most_apart`` tokens, because the
-    shorter prompts are continued while the longer ones are read.
+    Too little memory is so noticed immediately. Lengths of a batch differ by at most ``most_apart``
+    tokens, because the shorter prompts are continued while the longer ones are read.
     """
     # The first prompt of a batch is its longest.
     batches: list[list[int]] = []
@@ -64,7 +72,9 @@ def before_eos(ids: list[int], eos_id: int | None) -> list[int]:
 
 
 def end_of(reference: Sequence[int], eos_id: int | None) -> int | None:
-    """Return the id that ends a continuation: EOS, unless the true continuation has it, as a chat of several turns."""
+    """Return the id that ends a continuation: EOS, unless the true continuation has it, as a chat
+    of several turns.
+    """
     return None if eos_id in reference else eos_id
 
 
@@ -76,18 +86,21 @@ def decode_greedily(
     device: torch.device,
     eos_id: int | None = None,
 ) -> list[list[int]]:
-    """Append the most probable next id to each prompt, as often as ``num_tokens`` says; the lowest id wins a tie.
+    """Append the most probable next id to each prompt, as often as ``num_tokens`` says; the lowest
+    id wins a tie.
 
-    Prompts of different lengths are not padded: the shorter ones are continued while the others are read.
-    ``logits_after`` gets the ids ``[b, n]`` that follow those of its earlier calls, and returns the logits after them,
-    ``[b, n, v]``, or only the last. A row ends before EOS; decoding stops when every row has ended.
+    Prompts of different lengths are not padded: the shorter ones are continued while the others are
+    read. ``logits_after`` gets the ids ``[b, n]`` that follow those of its earlier calls, and
+    returns the logits after them, ``[b, n, v]``, or only the last. A row ends before EOS; decoding
+    stops when every row has ended.
 
     Raises:
         NonFiniteLogits: If the largest logit after some ids is NaN or infinite.
     """
     if not any(num_tokens):
         return [[] for _ in prompts]
-    # The first pass reads as many ids as the shortest prompt has; each later pass reads an id a row.
+    # The first pass reads as many ids as the shortest prompt has; each later pass reads an id a
+    # row.
     first = min(map(len, prompts))
     num_steps = most_positions(prompts, num_tokens) - first
     ids_bs = torch.tensor([prompt[:first] for prompt in prompts], device=device)
@@ -113,7 +126,8 @@ def decode_greedily(
                 raise NonFiniteLogits(int(is_finite_b1[:, 0].int().argmin()), logits_b1v.dtype)
             if ended_b1.all():
                 break
-    # A row begins with the rest of its prompt, and goes on until the longest row of the batch is complete.
+    # A row begins with the rest of its prompt, and goes on until the longest row of the batch is
+    # complete.
     rows = zip(torch.cat(appended, dim=1).tolist(), prompts, num_tokens, strict=True)
     return [before_eos(row[len(prompt) - first :][:number], eos_id) for row, prompt, number in rows]
 
@@ -131,11 +145,12 @@ def greedy_continuations(
     *,
     eos_id: int | None = None,
 ) -> list[list[int]]:
-    """Append the most probable next ids by :func:`decode_greedily`, with a KV cache; the model is in eval mode.
+    """Append the most probable next ids by :func:`decode_greedily`, with a KV cache; the model is
+    in eval mode.
 
-    Only the logits matter: ``model.generate`` would apply the model's ``generation_config``, for example a repetition
-    penalty, and takes more CPU time for the same ids: 15 % more for a Llama of 0.1 million parameters, 18 % for 3.4
-    million, 2 % for a GPT-NeoX of 70 million.
+    Only the logits matter: ``model.generate`` would apply the model's ``generation_config``, for
+    example a repetition penalty, and takes more CPU time for the same ids: 15 % more for a Llama of
+    0.1 million parameters, 18 % for 3.4 million, 2 % for a GPT-NeoX of 70 million.
     """
     numbers = [num_tokens] * len(prompts) if isinstance(num_tokens, int) else num_tokens
     name, cache = cache_argument(model), None
@@ -148,13 +163,17 @@ def greedy_continuations(
             # Memory for all positions at once. Other kinds of caches and layers stay as they are.
             if isinstance(cache, DynamicCache):
                 cache.layers = [
-                    _ReservedLayer(layer, capacity) if type(layer) is DynamicLayer and layer.is_initialized else layer
+                    _ReservedLayer(layer, capacity)
+                    if type(layer) is DynamicLayer and layer.is_initialized
+                    else layer
                     for layer in cache.layers
                 ]
         logits: Tensor = output.logits
         return logits
 
-    return decode_greedily(logits_after, prompts, numbers, device=next(model.parameters()).device, eos_id=eos_id)
+    return decode_greedily(
+        logits_after, prompts, numbers, device=next(model.parameters()).device, eos_id=eos_id
+    )
 
 
 @torch.no_grad()
@@ -169,21 +188,26 @@ def generated_continuations(
     eos_id: int | None = None,
     seed: int = 0,
 ) -> list[list[int]]:
-    """Return seeded samples of a continuation, or the best beam, whatever the model's ``generation_config`` says.
+    """Return seeded samples of a continuation, or the best beam, whatever the model's
+    ``generation_config`` says.
 
-    ``generation`` holds "do_sample", "temperature" and "top_k", or "num_beams"; ``number`` is that of the samples.
-    Random states outside are not changed. EOS and what follows it may be in a continuation.
+    ``generation`` holds "do_sample", "temperature" and "top_k", or "num_beams"; ``number`` is that
+    of the samples. Random states outside are not changed. EOS and what follows it may be in a
+    continuation.
 
     Raises:
         NonFiniteLogits: If the largest logit after some ids is NaN or infinite.
     """
     pad_id = 0 if eos_id is None else eos_id
-    config = GenerationConfig(**generation, max_new_tokens=num_tokens, eos_token_id=eos_id, pad_token_id=pad_id)
+    config = GenerationConfig(
+        **generation, max_new_tokens=num_tokens, eos_token_id=eos_id, pad_token_id=pad_id
+    )
     device = next(model.parameters()).device
     input_ids = torch.tensor([[*prompt]], device=device)
     rows: list[list[int]] = []
 
-    # generate completes any config that it is given by the model's, under an adapter by that of the model itself.
+    # generate completes any config that it is given by the model's, under an adapter by that of the
+    # model itself.
     configured = base_model(model)
     original, configured.generation_config = configured.generation_config, config
     try:
@@ -195,7 +219,9 @@ def generated_continuations(
                     input_ids=input_ids,
                     attention_mask=torch.ones_like(input_ids),
                     num_return_sequences=together,
-                    logits_processor=LogitsProcessorList([_RequireFinite(next(model.parameters()).dtype)]),
+                    logits_processor=LogitsProcessorList(
+                        [_RequireFinite(next(model.parameters()).dtype)]
+                    ),
                 )
                 rows += made[:, len(prompt) :].tolist()
     finally:
@@ -204,7 +230,9 @@ def generated_continuations(
 
 
 class _RequireFinite(LogitsProcessor):  # type: ignore[misc]
-    """Refuses logits that cannot be sampled from, before ``generate`` fails in its own way, or does not."""
+    """Refuses logits that cannot be sampled from, before ``generate`` fails in its own way, or does
+    not.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -216,7 +244,8 @@ class _RequireFinite(LogitsProcessor):  # type: ignore[misc]
 
 
 class _ReservedLayer(DynamicLayer):  # type: ignore[misc]
-    """Memory for ``capacity`` tokens, of which ``keys`` and ``values``, ``[b, h, s, d]``, are the filled part.
+    """Memory for ``capacity`` tokens, of which ``keys`` and ``values``, ``[b, h, s, d]``, are the
+    filled part.
 
     transformers' own layer copies all that it holds into new memory for each token.
     """
@@ -225,12 +254,17 @@ class _ReservedLayer(DynamicLayer):  # type: ignore[misc]
         super().__init__()
         self.lazy_initialization(filled.keys, filled.values)
         self._reserved = [
-            states.new_empty(*states.shape[:-2], capacity, states.shape[-1]) for states in (filled.keys, filled.values)
+            states.new_empty(*states.shape[:-2], capacity, states.shape[-1])
+            for states in (filled.keys, filled.values)
         ]
         self.update(filled.keys, filled.values)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append the states of new tokens, ``[b, h, n, d]``; return keys and values of all tokens so far."""
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append the states of new tokens, ``[b, h, n, d]``; return keys and values of all tokens
+        so far.
+        """
         first = self.get_seq_length()
         end = first + key_states.shape[-2]
         for reserved, states in zip(self._reserved, (key_states, value_states), strict=True):

@@ -1,4 +1,6 @@
-"""Models for evaluation: a checkpoint folder, or an adapter on its base model; token ids that a model knows."""
+"""Models for evaluation: a checkpoint folder, or an adapter on its base model; token ids that a
+model knows.
+"""
 
 import json
 import os
@@ -17,7 +19,8 @@ from tfidf_tune._files import looks_like_path
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Names that PEFT gives to the weight of a layer without an adapter, with LoRA, and with trainable tokens.
+# Names that PEFT gives to the weight of a layer without an adapter, with LoRA, and with trainable
+# tokens.
 _SAVED_WEIGHTS = ("weight", "base_layer.weight", "token_adapter.base_layer.weight")
 _REMEDY = "Give the folder of a finished checkpoint, or write this one again."
 
@@ -26,8 +29,9 @@ _REMEDY = "Give the folder of a finished checkpoint, or write this one again."
 def readable(source: str | os.PathLike[str]) -> Iterator[None]:
     """Name the model, or the file, in a ``ValueError`` if it cannot be read within the block.
 
-    Libraries raise errors of many types. Those about code are not repeated: transformers names a web page that does not
-    exist, and torch advises to read a file with ``weights_only=False``, which runs what is in it.
+    Libraries raise errors of many types. Those about code are not repeated: transformers names a
+    web page that does not exist, and torch advises to read a file with ``weights_only=False``,
+    which runs what is in it.
     """
     try:
         yield
@@ -35,12 +39,14 @@ def readable(source: str | os.PathLike[str]) -> Iterator[None]:
         if "trust_remote_code" not in str(error):
             raise
         raise ValueError(
-            f"{source} has Python files of its own, which were not run: read them, and if you trust them, set "
+            f"{source} has Python files of its own, which were not run: read them, and if you "
+            f"trust them, set "
             "trust_remote_code=True among the arguments of the model or checkpointer"
         ) from error
     except UnpicklingError as error:
         raise ValueError(
-            f"the weights of {source} are damaged, or hold more than tensors, which can be code and was not run: take "
+            f"the weights of {source} are damaged, or hold more than tensors, which can be code "
+            f"and was not run: take "
             "them as safetensors"
         ) from error
     except torch.OutOfMemoryError:
@@ -48,7 +54,8 @@ def readable(source: str | os.PathLike[str]) -> Iterator[None]:
     except (SafetensorError, EOFError, LookupError, RuntimeError) as error:
         first_line = str(error).strip().partition("\n")[0]
         raise ValueError(
-            f"the weights of {source} cannot be read ({type(error).__name__}: {first_line}): they are damaged, or of "
+            f"the weights of {source} cannot be read ({type(error).__name__}: {first_line}): they "
+            f"are damaged, or of "
             "another model; download or write them again"
         ) from error
 
@@ -62,28 +69,33 @@ def load_model(
 ) -> "PreTrainedModel":
     """Load a Hugging Face model folder, or a PEFT adapter folder on its base model, in eval mode.
 
-    A complete folder has ``config.json`` and weights, an adapter folder ``adapter_config.json`` and weights.
+    A complete folder has ``config.json`` and weights, an adapter folder ``adapter_config.json`` and
+    weights.
 
     Args:
         folder (str | os.PathLike[str]): the folder.
-        base (str | os.PathLike[str] | None): folder or hub name of an adapter's base model. Default: the adapter's
+        base (str | os.PathLike[str] | None): folder or hub name of an adapter's base model.
+            Default: the adapter's
         device (str | torch.device): device of the model.
-        dtype (torch.dtype | None): of the weights; PEFT keeps half-precision adapters in float32. Default: the
-            checkpoint's
+        dtype (torch.dtype | None): of the weights; PEFT keeps half-precision adapters in float32.
+            Default: the checkpoint's
 
     Returns:
-        PreTrainedModel: the model; for an adapter folder a ``peft.PeftModel``, which has the same interface.
+        PreTrainedModel: the model; for an adapter folder a ``peft.PeftModel``, which has the same
+            interface.
 
     Raises:
         FileNotFoundError: If the folder, its config or its weights are missing.
-        ValueError: If weights of the model are not in the files, a file is damaged or holds code, the model has
-            Python files of its own, or an adapter names no base.
+        ValueError: If weights of the model are not in the files, a file is damaged or holds code,
+            the model has Python files of its own, or an adapter names no base.
     """
     folder = Path(folder)
     # transformers would take a folder that does not exist for a name on the hub.
     is_adapter = (folder / "adapter_config.json").is_file()
     if not (is_adapter or (folder / "config.json").is_file()):
-        raise FileNotFoundError(f"{folder} has neither config.json nor adapter_config.json. {_REMEDY}")
+        raise FileNotFoundError(
+            f"{folder} has neither config.json nor adapter_config.json. {_REMEDY}"
+        )
     weights = ("adapter_model.*",) if is_adapter else ("*.safetensors", "*.bin")
     if not any(path for pattern in weights for path in folder.glob(pattern)):
         raise FileNotFoundError(f"{folder} has no weights ({' or '.join(weights)}). {_REMEDY}")
@@ -94,7 +106,8 @@ def load_model(
 
 
 def adapter_base(folder: str | os.PathLike[str], remedy: str) -> tuple[str, str | None]:
-    """Return folder or hub name of the base model that a PEFT adapter folder names, and its revision.
+    """Return folder or hub name of the base model that a PEFT adapter folder names, and its
+    revision.
 
     ``remedy`` ends the message of an error: how to name the base model.
 
@@ -107,14 +120,18 @@ def adapter_base(folder: str | os.PathLike[str], remedy: str) -> tuple[str, str 
     if not base:
         raise ValueError(f"the adapter {folder} names no base model: {remedy}")
     if looks_like_path(base) and not Path(base).expanduser().is_dir():
-        raise ValueError(f"the adapter {folder} belongs to the base model {base}, which does not exist: {remedy}")
+        raise ValueError(
+            f"the adapter {folder} belongs to the base model {base}, which does not exist: {remedy}"
+        )
     return str(base), revision
 
 
 def on_base_model(model_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace an adapter's folder as ``pretrained`` by its base model, with ``peft`` and ``tokenizer`` of the folder.
+    """Replace an adapter's folder as ``pretrained`` by its base model, with ``peft`` and
+    ``tokenizer`` of the folder.
 
-    Other arguments of the harness's ``hf`` model, and those that name ``peft`` already, are returned unchanged.
+    Other arguments of the harness's ``hf`` model, and those that name ``peft`` already, are
+    returned unchanged.
     """
     arguments = dict(model_args)
     pretrained = arguments.get("pretrained")
@@ -124,7 +141,8 @@ def on_base_model(model_args: Mapping[str, Any]) -> dict[str, Any]:
     if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
         return arguments
     base, revision = adapter_base(folder, f"name it by --model_args pretrained=BASE,peft={folder}")
-    # The tokenizer and the revision that the adapter was trained with, unless the user names others.
+    # The tokenizer and the revision that the adapter was trained with, unless the user names
+    # others.
     defaults = {"tokenizer": str(folder)} if any(folder.glob("tokenizer*")) else {}
     if revision is not None:
         defaults["revision"] = revision
@@ -138,7 +156,8 @@ def require_known_ids(model: "PreTrainedModel", ids: Iterable[int]) -> None:
     for token in ids:
         if not 0 <= token < vocab_size:
             raise ValueError(
-                f"Token id {token} is outside the model's vocabulary, 0 to {vocab_size - 1}: use the tokenizer that "
+                f"Token id {token} is outside the model's vocabulary, 0 to {vocab_size - 1}: use "
+                f"the tokenizer that "
                 "this model was trained with"
             )
 
@@ -146,27 +165,38 @@ def require_known_ids(model: "PreTrainedModel", ids: Iterable[int]) -> None:
 def _load_complete(name: str | os.PathLike[str], dtype: torch.dtype | None) -> "PreTrainedModel":
     from transformers import AutoModelForCausalLM
 
-    # Without trust_remote_code transformers asks on the terminal whether to run Python files of the model.
-    return complete_model(AutoModelForCausalLM, name, dtype=dtype or "auto", trust_remote_code=False)
+    # Without trust_remote_code transformers asks on the terminal whether to run Python files of the
+    # model.
+    return complete_model(
+        AutoModelForCausalLM, name, dtype=dtype or "auto", trust_remote_code=False
+    )
 
 
-def complete_model(auto_class: Any, name: str | os.PathLike[str], **arguments: Any) -> "PreTrainedModel":
-    """Load a model by an auto class of transformers, or raise a ``ValueError`` if its files lack weights."""
+def complete_model(
+    auto_class: Any, name: str | os.PathLike[str], **arguments: Any
+) -> "PreTrainedModel":
+    """Load a model by an auto class of transformers, or raise a ``ValueError`` if its files lack
+    weights.
+    """
     with readable(name):
         model, info = auto_class.from_pretrained(name, output_loading_info=True, **arguments)
     missing = sorted(info["missing_keys"])
     if missing:
         # transformers initializes them randomly, and such a model recites nothing.
-        raise ValueError(f"{name} lacks {len(missing)} of the model's weights, {missing[0]} first. {_REMEDY}")
+        raise ValueError(
+            f"{name} lacks {len(missing)} of the model's weights, {missing[0]} first. {_REMEDY}"
+        )
     return model
 
 
 def with_adapter(
     model: Any, folder: str | os.PathLike[str], *, least_rows: int = 0, revision: str | None = None
 ) -> Any:
-    """Return a model with a PEFT adapter, or raise a ``ValueError`` if the folder lacks weights of it.
+    """Return a model with a PEFT adapter, or raise a ``ValueError`` if the folder lacks weights of
+    it.
 
-    The model's embedding gets as many rows as the adapter's, or at least ``least_rows`` if the adapter has none.
+    The model's embedding gets as many rows as the adapter's, or at least ``least_rows`` if the
+    adapter has none.
     """
     from peft import PeftModel, load_peft_weights
 
@@ -188,11 +218,15 @@ def with_adapter(
             with readable(folder):
                 return PeftModel.from_pretrained(model, folder, revision=revision)
         except UserWarning as warning:
-            raise ValueError(f"{folder} lacks weights of its adapter: {warning} {_REMEDY}") from warning
+            raise ValueError(
+                f"{folder} lacks weights of its adapter: {warning} {_REMEDY}"
+            ) from warning
 
 
 def _embedding_rows(model: Any, weights: Mapping[str, torch.Tensor]) -> int | None:
-    """Return how many tokens the embedding or the head has that an adapter saved, None if it saved neither."""
+    """Return how many tokens the embedding or the head has that an adapter saved, None if it saved
+    neither.
+    """
     layers = (model.get_input_embeddings(), model.get_output_embeddings())
     names = [name for name, module in model.named_modules() if module in layers]
     for name in names:

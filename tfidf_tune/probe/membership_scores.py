@@ -1,6 +1,8 @@
-"""Whether likelihoods reveal the training text: scores of a passage, membership inference, extraction by sampling.
+"""Whether likelihoods reveal the training text: scores of a passage, membership inference,
+extraction by sampling.
 
-Pure functions on arrays. The higher a membership score, the more likely the passage was in the training text.
+Pure functions on arrays. The higher a membership score, the more likely the passage was in the
+training text.
 """
 
 import math
@@ -18,18 +20,19 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 def passage_scores(nll: Floats, standardized: Floats | None, text: str) -> dict[str, float]:
     """Return the scores of a passage.
 
-    ==================  ================================================================================================
+    ==================  ============================================================================
     ``nll``             mean of ``-ln P(x_t | x_<t)``
-    ``min_k``           Min-K%: mean of ``ln P(x_t | x_<t)`` over the 20 % least likely tokens (Shi et al. 2023,
-                        https://arxiv.org/abs/2310.16789)
-    ``min_k_plus_plus`` Min-K%++: mean of the 20 % lowest standardized log-probabilities (Zhang et al. 2024,
-                        https://arxiv.org/abs/2404.02936)
+    ``min_k``           Min-K%: mean of ``ln P(x_t | x_<t)`` over the 20 % least likely tokens (Shi
+                        et al. 2023, https://arxiv.org/abs/2310.16789)
+    ``min_k_plus_plus`` Min-K%++: mean of the 20 % lowest standardized log-probabilities (Zhang et
+                        al. 2024, https://arxiv.org/abs/2404.02936)
     ``zlib``            sum of the NLL / bytes of the text compressed by zlib (Carlini et al. 2021,
-                        https://arxiv.org/abs/2012.07805, have the mean over the tokens in place of the sum)
-    ==================  ================================================================================================
+                        https://arxiv.org/abs/2012.07805, have the mean over the tokens in place of
+                        the sum)
+    ==================  ============================================================================
 
-    ``nll`` and ``standardized``, see :func:`token_likelihoods`, are float64 ``[n]`` of the predicted tokens; without
-    ``standardized`` Min-K%++ is left out.
+    ``nll`` and ``standardized``, see :func:`token_likelihoods`, are float64 ``[n]`` of the
+    predicted tokens; without ``standardized`` Min-K%++ is left out.
     """
     num_lowest = max(1, int(len(nll) * _LOWEST_SHARE))
     scores = {"nll": float(nll.mean()), "min_k": float(np.sort(-nll)[:num_lowest].mean())}
@@ -44,39 +47,47 @@ def zlib_score(nll_sum: float, text: str) -> float:
 
 
 def roc_auc(members: Floats, others: Floats) -> float:
-    """Return the AUC of finite scores ``[n]`` of members and ``[k]`` of others; see :class:`Membership`."""
+    """Return the AUC of finite scores ``[n]`` of members and ``[k]`` of others; see
+    :class:`Membership`.
+    """
     return float(win_shares(members[None], others[None]).mean())
 
 
 def win_shares(members: Floats, others: Floats) -> Floats:
-    """Return ``[n, k]`` how often, over models, a member has the higher score: the statistic U of Mann and Whitney."""
+    """Return ``[n, k]`` how often, over models, a member has the higher score: the statistic U of
+    Mann and Whitney.
+    """
     # Ties count half, so that equal scores give 0.5.
     above = (members[:, :, None] > others[:, None, :]).mean(axis=0)
     return np.asarray(above + (members[:, :, None] == others[:, None, :]).mean(axis=0) / 2)
 
 
 def true_positive_rate(members: Floats, others: Floats, false_positive_rate: float = 0.01) -> Any:
-    """Return the share of members with a score above a threshold that at most a given share of the others exceeds.
+    """Return the share of members with a score above a threshold that at most a given share of the
+    others exceeds.
 
-    With fewer than 100 others and a rate of 1 %, the threshold is the highest score of the others. Scores are float64,
-    ``[..., n]`` of members and ``[..., k]`` of others; the rate is at least 0 and less than 1.
+    With fewer than 100 others and a rate of 1 %, the threshold is the highest score of the others.
+    Scores are float64, ``[..., n]`` of members and ``[..., k]`` of others; the rate is at least 0
+    and less than 1.
     """
     # The threshold is a score of the others: as many as are allowed lie above it.
     size = others.shape[-1]
-    place = size - 1 - math.floor(false_positive_rate * size + 1e-9)  # products such as 0.29 * 100 fall short
+    # Products such as 0.29 * 100 fall short.
+    place = size - 1 - math.floor(false_positive_rate * size + 1e-9)
     return (members > np.partition(others, place, axis=-1)[..., place, None]).mean(axis=-1)
 
 
 def exposure(nll: Floats, control_nll: Floats) -> Floats:
-    """Return the exposure of passages in bits (Carlini et al. 2019, "The Secret Sharer", https://arxiv.org/abs/1802.08232).
+    """Return the exposure of passages in bits (Carlini et al. 2019, "The Secret Sharer",
+    https://arxiv.org/abs/1802.08232).
 
     ``R`` is a passage with the k controls, by which it is ranked::
 
         exposure = log2 |R| - log2 rank        rank = 1 + number of controls whose NLL is not higher
 
-    It lies in ``[0, log2(k + 1)]``. The paper's extrapolation by a fitted distribution is left out: it holds for
-    alternatives drawn at random like the canary, not for passages of other text. ``nll`` is float64 ``[n]`` of passages
-    of the training text, ``control_nll`` ``[k]`` of others.
+    It lies in ``[0, log2(k + 1)]``. The paper's extrapolation by a fitted distribution is left out:
+    it holds for alternatives drawn at random like the canary, not for passages of other text.
+    ``nll`` is float64 ``[n]`` of passages of the training text, ``control_nll`` ``[k]`` of others.
     """
     # side="right": a tie with a control counts against the passage.
     ranks = 1 + np.searchsorted(np.sort(control_nll), nll, side="right")
@@ -86,26 +97,34 @@ def exposure(nll: Floats, control_nll: Floats) -> Floats:
 def extraction_probability(nll_sum: Any, num_samples: float) -> Any:
     """Return the probability that at least one of n samples is exactly the true continuation.
 
-    (n, p)-discoverable extraction (Hayes et al. 2024, https://arxiv.org/abs/2410.19482), sampling at temperature 1
-    from the complete distribution::
+    (n, p)-discoverable extraction (Hayes et al. 2024, https://arxiv.org/abs/2410.19482), sampling
+    at temperature 1 from the complete distribution::
 
         q = exp(-NLL)        p = 1 - (1 - q)^n
 
-    ``nll_sum`` is the NLL of a continuation given its prompt, summed over its tokens; ``num_samples`` is n.
+    ``nll_sum`` is the NLL of a continuation given its prompt, summed over its tokens;
+    ``num_samples`` is n.
     """
     # log1p and expm1, because q can be far below the precision of 1 - q.
     with np.errstate(divide="ignore", over="ignore", under="ignore"):
         one_miss = np.log1p(-np.exp(-np.asarray(nll_sum, dtype=np.float64)))
-        return -np.expm1(num_samples * np.maximum(one_miss, np.finfo(np.float64).min))  # 0 times infinity is NaN
+        # 0 times infinity is NaN.
+        return -np.expm1(num_samples * np.maximum(one_miss, np.finfo(np.float64).min))
 
 
 def membership_scores(values: Mapping[str, Floats]) -> dict[str, Floats]:
     """Return membership scores, the higher the more likely a member, by attack.
 
-    "Loss" is the NLL, "Loss against start" the NLL minus that under a reference model, which did not see the training
-    text. Attacks without values are left out. ``values`` are scores of :func:`passage_scores` and ``reference_nll``.
+    "Loss" is the NLL, "Loss against start" the NLL minus that under a reference model, which did
+    not see the training text. Attacks without values are left out. ``values`` are scores of
+    :func:`passage_scores` and ``reference_nll``.
     """
-    signed = {"Loss": ("nll", -1), "zlib": ("zlib", -1), "Min-K%": ("min_k", 1), "Min-K%++": ("min_k_plus_plus", 1)}
+    signed = {
+        "Loss": ("nll", -1),
+        "zlib": ("zlib", -1),
+        "Min-K%": ("min_k", 1),
+        "Min-K%++": ("min_k_plus_plus", 1),
+    }
     scores = {name: sign * values[key] for name, (key, sign) in signed.items() if key in values}
     if {"nll", "reference_nll"} <= set(values):
         scores["Loss against start"] = values["reference_nll"] - values["nll"]

@@ -1,7 +1,9 @@
-"""The memorization probe: prompt with the start of a passage, decode greedily, compare with the true continuation.
+"""The memorization probe: prompt with the start of a passage, decode greedily, compare with the
+true continuation.
 
-Section "Memorization" of the paper, after Huang et al. 2024 (https://arxiv.org/abs/2407.17817). Prompts and references
-are the token ids of the passage: no text is tokenized again. BOS is before them if the model was trained with it.
+Section "Memorization" of the paper, after Huang et al. 2024 (https://arxiv.org/abs/2407.17817).
+Prompts and references are the token ids of the passage: no text is tokenized again. BOS is before
+them if the model was trained with it.
 """
 
 import math
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
 
 
 def compare_continuation(**fields: Any) -> ProbeSample:
-    """Score a continuation against the true one, given all fields of :class:`ProbeSample` that are not scores."""
+    """Score a continuation against the true one, given all fields of :class:`ProbeSample` that are
+    not scores.
+    """
     ids = fields["generated_ids"], fields["reference_ids"]
     prefix_match = metrics.longest_prefix_match(*ids)
     return ProbeSample(
@@ -52,36 +56,44 @@ def compare_continuation(**fields: Any) -> ProbeSample:
 def best_continuation(samples: Sequence[ProbeSample]) -> ProbeSample:
     """Return one sample for several of a prompt, with the best value of each measure.
 
-    Prefix match, LMS, longest common subsequence, ROUGE-L and verbatim are the highest, the edit distance is the
-    lowest; each may be that of another sample. Ids and text are those of the longest common subsequence.
-    ``unanswered`` is the sum.
+    Prefix match, LMS, longest common subsequence, ROUGE-L and verbatim are the highest, the edit
+    distance is the lowest; each may be that of another sample. Ids and text are those of the
+    longest common subsequence. ``unanswered`` is the sum.
     """
     shown = max(samples, key=lambda sample: (sample.common_subsequence, sample.lms))
     highest = ("prefix_match", "lms", "rouge_l", "verbatim", "common_subsequence")
-    scores: dict[str, Any] = {name: max(getattr(sample, name) for sample in samples) for name in highest}
+    scores: dict[str, Any] = {
+        name: max(getattr(sample, name) for sample in samples) for name in highest
+    }
     scores["unanswered"] = sum(sample.unanswered for sample in samples)
     distances = [sample.edit_distance for sample in samples if sample.edit_distance is not None]
     return replace(shown, **scores, edit_distance=min(distances))
 
 
 def check_passages(tokenizer: TextTokenizer, passages: Sequence[Passage], num_prompt: int) -> None:
-    """Refuse passages that cannot be probed; ``num_prompt`` are the tokens of the longest prompt with its offset.
+    """Refuse passages that cannot be probed; ``num_prompt`` are the tokens of the longest prompt
+    with its offset.
 
     Raises:
-        ValueError: If a passage, other than a completion, has no ids after the prompt, or is of another tokenizer.
+        ValueError: If a passage, other than a completion, has no ids after the prompt, or is of
+            another tokenizer.
     """
     fingerprint = tokenizer_fingerprint(tokenizer)
     for passage in passages:
         if passage.num_prompt is None and len(passage.token_ids) <= num_prompt:
             raise ValueError(
-                f"Passage {passage.id!r} has {len(passage.token_ids)} tokens, no more than offset and longest prefix "
+                f"Passage {passage.id!r} has {len(passage.token_ids)} tokens, no more than offset "
+                f"and longest prefix "
                 f"take ({num_prompt}): lower one of them"
             )
         if passage.tokenizer_fingerprint != fingerprint:
             raise ValueError(
-                f"Passage {passage.id!r} needs the tokenizer {passage.tokenizer!r} with the fingerprint "
-                f"{passage.tokenizer_fingerprint!r}; the given one, {tokenizer_name(tokenizer)!r}, has "
-                f"{fingerprint!r}. Name that tokenizer, or, if it is the same and an earlier version of tfidf-tune "
+                f"Passage {passage.id!r} needs the tokenizer {passage.tokenizer!r} with the "
+                f"fingerprint "
+                f"{passage.tokenizer_fingerprint!r}; the given one, {tokenizer_name(tokenizer)!r}, "
+                f"has "
+                f"{fingerprint!r}. Name that tokenizer, or, if it is the same and an earlier "
+                f"version of tfidf-tune "
                 "wrote the probe file, make the file again"
             )
 
@@ -95,18 +107,22 @@ class MemorizationProbe:
 
     Args:
         passages (Sequence[Passage]): of a probe file.
-        tokenizer (TextTokenizer): the one that the model is trained with; its EOS ends a continuation.
-        prefix_length (int): tokens of a passage that are the prompt; a completion has its own. Default: 50.
+        tokenizer (TextTokenizer): the one that the model is trained with; its EOS ends a
+            continuation.
+        prefix_length (int): tokens of a passage that are the prompt; a completion has its own.
+            Default: 50.
         max_new_tokens (int): most tokens that are generated and compared. Default: 128.
         batch_size (int): passages in a forward pass. Default: 32.
-        stop_above (float | None): threshold for the mean LMS of the targets, in tokens. Default: None.
-        when_above (Literal["stop", "keep"]): whether training ends above the threshold, or the last model below it is
-            kept. Default: "stop".
-        bos (bool | None): whether BOS is before each prompt. Default: None, if the tokenizer adds it, or else if it
-            lowers the NLL of the controls at the first measurement.
+        stop_above (float | None): threshold for the mean LMS of the targets, in tokens. Default:
+            None.
+        when_above (Literal["stop", "keep"]): whether training ends above the threshold, or the last
+            model below it is kept. Default: "stop".
+        bos (bool | None): whether BOS is before each prompt. Default: None, if the tokenizer adds
+            it, or else if it lowers the NLL of the controls at the first measurement.
 
     Raises:
-        ValueError: If a setting is out of range, there is no target, or a passage is too short or of another tokenizer.
+        ValueError: If a setting is out of range, there is no target, or a passage is too short or
+            of another tokenizer.
     """
 
     def __init__(
@@ -122,11 +138,15 @@ class MemorizationProbe:
         bos: bool | None = None,
     ) -> None:
         require_choice("when_above", when_above, ("stop", "keep"))
-        check_at_least(1, prefix_length=prefix_length, max_new_tokens=max_new_tokens, batch_size=batch_size)
+        check_at_least(
+            1, prefix_length=prefix_length, max_new_tokens=max_new_tokens, batch_size=batch_size
+        )
         self._kinds = [passage.kind for passage in passages]
         self._ids = [passage.id for passage in passages]
         if "target" not in self._kinds:
-            raise ValueError(f"none of the {len(passages)} passages is a target: take those of the training text")
+            raise ValueError(
+                f"none of the {len(passages)} passages is a target: take those of the training text"
+            )
         check_passages(tokenizer, passages, prefix_length)
         # A measurement needs the ids alone, not the passages.
         divided = [cut_passage(passage, prefix_length, max_new_tokens) for passage in passages]
@@ -149,7 +169,9 @@ class MemorizationProbe:
             reason = f"the longest continuation has {longest} tokens"
             require_number("stop_above", stop_above, 0, longest, meaning, reason=reason)
         num_bos = 0 if self._has_bos is False else len(self._bos_ids)
-        self.num_positions: int = num_bos + decoding.most_positions(self._prompts, [*map(len, self._references)])
+        self.num_positions: int = num_bos + decoding.most_positions(
+            self._prompts, [*map(len, self._references)]
+        )
         """Tokens of the longest prompt with its continuation."""
         self.max_token_id: int = max(max(passage.token_ids) for passage in passages)
 
@@ -160,7 +182,8 @@ class MemorizationProbe:
     def keep_below(
         self, step: int, metrics: dict[str, float], folder: Path, save: Callable[[Path], None]
     ) -> str | None:
-        """Save a model into ``folder`` unless its mean LMS is above the threshold, if models are kept at all.
+        """Save a model into ``folder`` unless its mean LMS is above the threshold, if models are
+        kept at all.
 
         Returns:
             str | None: the message for the user when the first model is above it.
@@ -172,7 +195,11 @@ class MemorizationProbe:
         if verdict is None:
             save(folder)
         elif not was_above:
-            kept = f"the last model below it is in {folder}" if folder.exists() else "no model was below it"
+            kept = (
+                f"the last model below it is in {folder}"
+                if folder.exists()
+                else "no model was below it"
+            )
             return f"step {step}: {verdict}; {kept}"
         return None
 
@@ -183,28 +210,34 @@ class MemorizationProbe:
             return None
         return f"the targets' mean LMS is {lms:.1f} tokens, above stop_above={self._stop_above:g}"
 
-    @torch.no_grad()  # not inference_mode: FSDP2 would keep its buffers, which training then cannot use
-    def measure(self, last_logits: LastLogits, continue_batch: decoding.ContinueBatch) -> dict[str, float]:
+    # Not inference_mode: FSDP2 would keep its buffers, which training then cannot use.
+    @torch.no_grad()
+    def measure(
+        self, last_logits: LastLogits, continue_batch: decoding.ContinueBatch
+    ) -> dict[str, float]:
         """Measure the memorization of a causal language model within :func:`evaluating`.
 
-        With several processes all have to call; they make the same forward passes, in the same order, and get the
-        numbers of the first.
+        With several processes all have to call; they make the same forward passes, in the same
+        order, and get the numbers of the first.
 
         Args:
-            last_logits (LastLogits): returns the logits ``[b, n, v]`` after each of the last n ids of int64 ``[b, s]``
-                on the CPU.
-            continue_batch (ContinueBatch): returns greedy ids after each prompt, as many as the numbers say.
+            last_logits (LastLogits): returns the logits ``[b, n, v]`` after each of the last n ids
+                of int64 ``[b, s]`` on the CPU.
+            continue_batch (ContinueBatch): returns greedy ids after each prompt, as many as the
+                numbers say.
 
         Returns:
-            dict[str, float]: ``memorization_target_lms`` and ``memorization_target_prefix_match``, means over the
-                targets, in tokens; ``memorization_target_nll``, the mean of -ln P of a token of their continuations;
-                and the same with ``control``, if there are controls.
+            dict[str, float]: ``memorization_target_lms`` and ``memorization_target_prefix_match``,
+                means over the targets, in tokens; ``memorization_target_nll``, the mean of -ln P of
+                a token of their continuations; and the same with ``control``, if there are
+                controls.
 
         Raises:
             NonFiniteLogits: If logits of a passage are NaN or infinite.
         """
         prompts = self._given(self._prompts, last_logits)
-        # One forward pass over prompt and reference says whether greedy decoding recites the reference.
+        # One forward pass over prompt and reference says whether greedy decoding recites the
+        # reference.
         scores = self._scores(last_logits, prompts, self._references, self._ids)
         # Only the other passages have to be decoded token by token.
         continuations = list(self._references)
@@ -220,7 +253,10 @@ class MemorizationProbe:
         measured: dict[str, float] = {}
         for kind in dict.fromkeys(("target", *self._kinds)):
             chosen = [i for i, known in enumerate(self._kinds) if known == kind]
-            pairs = [(self._ended(continuations[i], self._references[i]), self._references[i]) for i in chosen]
+            pairs = [
+                (self._ended(continuations[i], self._references[i]), self._references[i])
+                for i in chosen
+            ]
             num_tokens = sum(len(reference) for _, reference in pairs)
             lms = [metrics.longest_memorized_substring(*pair) for pair in pairs]
             matches = [metrics.longest_prefix_match(*pair) for pair in pairs]
@@ -233,12 +269,17 @@ class MemorizationProbe:
 
     @torch.no_grad()
     def show_controls(
-        self, last_logits: LastLogits, continue_batch: decoding.ContinueBatch, num_positions: int | None
+        self,
+        last_logits: LastLogits,
+        continue_batch: decoding.ContinueBatch,
+        num_positions: int | None,
     ) -> tuple[dict[str, float], str]:
-        """Ask for ten controls with and without a copy in front, which a model that can recite has to read.
+        """Ask for ten controls with and without a copy in front, which a model that can recite has
+        to read.
 
-        Without that, low numbers of :meth:`measure` say nothing. :mod:`tfidf_tune.probe.positive_control` has the
-        method. Several processes call it as :meth:`measure`.
+        Without that, low numbers of :meth:`measure` say nothing.
+        :mod:`tfidf_tune.probe.positive_control` has the method. Several processes call it as
+        :meth:`measure`.
 
         Args:
             last_logits (LastLogits): as of :meth:`measure`.
@@ -246,16 +287,20 @@ class MemorizationProbe:
             num_positions (int | None): of the model's context; None if it has no limit.
 
         Returns:
-            tuple[dict[str, float], str]: ``memorization_shown_lms`` and ``memorization_not_shown_lms``, means over the
-                controls with and without the copy, in tokens, if there are ten controls; and a sentence for the user,
-                "" if the copies were read.
+            tuple[dict[str, float], str]: ``memorization_shown_lms`` and
+                ``memorization_not_shown_lms``, means over the controls with and without the copy,
+                in tokens, if there are ten controls; and a sentence for the user, "" if the copies
+                were read.
         """
         if len(self._controls) < positive_control.NUM_CONTROLS:
             return {}, (
-                f"nothing shows that the monitor could see a recited passage: its positive control takes "
+                f"nothing shows that the monitor could see a recited passage: its positive control "
+                f"takes "
                 f"{positive_control.NUM_CONTROLS} controls, there are {len(self._controls)}"
             )
-        asked = [(one.id, one.token_ids, one.num_prompt or self._prefix_length) for one in self._controls]
+        asked = [
+            (one.id, one.token_ids, one.num_prompt or self._prefix_length) for one in self._controls
+        ]
         num_free = None if num_positions is None else num_positions - len(self._bos_ids)
         pairs = positive_control.control_prompts(asked, self._blank_line, num_free)
         prompts = self._given([pair.prompt_ids for pair in pairs], last_logits)
@@ -271,9 +316,13 @@ class MemorizationProbe:
         for pair, continuation, (nll, _) in zip(pairs, made, scores, strict=True):
             reference = pair.reference_ids
             ended = self._ended(continuation, reference)
-            read[pair.has_copy][pair.passage_id] = metrics.longest_memorized_substring(ended, reference)
+            read[pair.has_copy][pair.passage_id] = metrics.longest_memorized_substring(
+                ended, reference
+            )
             nlls[pair.has_copy][pair.passage_id] = nll / len(reference)
-            unigram.append(positive_control.unigram_nll(np.array(reference, dtype=np.int32), frequencies))
+            unigram.append(
+                positive_control.unigram_nll(np.array(reference, dtype=np.int32), frequencies)
+            )
         return _of_first_process(_reading(read, num_to_read, nlls, float(np.mean(unigram))))
 
     def _given(self, prompts: Sequence[list[int]], last_logits: LastLogits) -> list[list[int]]:
@@ -292,7 +341,11 @@ class MemorizationProbe:
         for before in ([], self._bos_ids):
             prompts = [[*before, passage.token_ids[0]] for passage in chosen]
             scores = self._scores(last_logits, prompts, references, ids)
-            nlls.append(np.array([nll / len(each) for (nll, _), each in zip(scores, references, strict=True)]))
+            nlls.append(
+                np.array(
+                    [nll / len(each) for (nll, _), each in zip(scores, references, strict=True)]
+                )
+            )
         without_bos, with_bos = nlls
         return is_mean_positive(without_bos - with_bos)
 
@@ -310,9 +363,13 @@ class MemorizationProbe:
         """Continue prompts by as many tokens as their references have."""
         lengths = [len(reference) for reference in references]
         try:
-            return decoding.continue_prompts(continue_batch, prompts, lengths, batch_size=self._batch_size)
+            return decoding.continue_prompts(
+                continue_batch, prompts, lengths, batch_size=self._batch_size
+            )
         except NonFiniteLogits as error:
-            raise NonFiniteLogits(error.index, error.dtype, f"passage {ids[error.index]}") from error
+            raise NonFiniteLogits(
+                error.index, error.dtype, f"passage {ids[error.index]}"
+            ) from error
 
     def _scores(
         self,
@@ -321,18 +378,24 @@ class MemorizationProbe:
         references: Sequence[list[int]],
         ids: Sequence[str],
     ) -> list[tuple[float, bool]]:
-        """Return for each prompt the sum of -ln P over its reference, and whether greedy decoding recites it."""
+        """Return for each prompt the sum of -ln P over its reference, and whether greedy decoding
+        recites it.
+        """
         scores: dict[int, tuple[float, bool]] = {}
         for batch in decoding.batches_of_prompts(prompts, self._batch_size):
-            # Filled up on the right, which in a causal model changes nothing before it. The last id is only scored.
+            # Filled up on the right, which in a causal model changes nothing before it. The last id
+            # is only scored.
             rows = [torch.tensor((prompts[i] + references[i])[:-1]) for i in batch]
             ids_bs = pad_sequence(rows, batch_first=True)
             # Logits are needed from the last id of the shortest prompt on.
             shortest = min(len(prompts[i]) for i in batch)
-            for i, logits_nv in zip(batch, last_logits(ids_bs, ids_bs.shape[1] + 1 - shortest), strict=True):
+            for i, logits_nv in zip(
+                batch, last_logits(ids_bs, ids_bs.shape[1] + 1 - shortest), strict=True
+            ):
                 reference_s = torch.tensor(references[i], device=logits_nv.device)
                 logits_sv = logits_nv[len(prompts[i]) - shortest :][: len(reference_s)]
-                # In float32 logits can be large. The sum is NaN if the largest logit of a position is not finite.
+                # In float32 logits can be large. The sum is NaN if the largest logit of a position
+                # is not finite.
                 nll = F.cross_entropy(logits_sv.float(), reference_s, reduction="sum").item()
                 if math.isnan(nll):
                     raise NonFiniteLogits(i, logits_sv.dtype, f"passage {ids[i]}")
@@ -341,9 +404,13 @@ class MemorizationProbe:
 
 
 def _reading(
-    read: dict[bool, dict[str, int]], num_to_read: dict[str, int], nlls: dict[bool, dict[str, float]], unigram: float
+    read: dict[bool, dict[str, int]],
+    num_to_read: dict[str, int],
+    nlls: dict[bool, dict[str, float]],
+    unigram: float,
 ) -> tuple[dict[str, float], str]:
-    """Judge the positive control by passage: tokens that were read and that could be, and NLLs in nats a token.
+    """Judge the positive control by passage: tokens that were read and that could be, and NLLs in
+    nats a token.
 
     ``read`` and ``nlls`` are with the copy and without.
     """
@@ -351,7 +418,8 @@ def _reading(
     if not shown:
         return (
             {},
-            "it is not known if the monitor could see a recited passage: the model's context is too small to test",
+            "it is not known if the monitor could see a recited passage: the model's context is "
+            "too small to test",
         )
     measured = {
         "memorization_shown_lms": float(np.mean([*shown.values()])),
@@ -366,17 +434,24 @@ def _reading(
         f"{np.mean([num_to_read[name] for name in shown]):.0f} tokens, and "
         f"{measured['memorization_not_shown_lms']:.1f} without"
     )
-    if positive_control.is_too_small_to_read(float(np.median(falls)), float(np.mean([*nlls[False].values()])), unigram):
-        return measured, f"{reading}: it is too small to read, so this does not show what the monitor could see"
+    if positive_control.is_too_small_to_read(
+        float(np.median(falls)), float(np.mean([*nlls[False].values()])), unigram
+    ):
+        return (
+            measured,
+            f"{reading}: it is too small to read, so this does not show what the monitor could see",
+        )
     return measured, f"{reading}: nothing shows that the monitor could see a recited passage"
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in eval mode for the block, without any effect on the training that goes on after it.
+    """Put a model in eval mode for the block, without any effect on the training that goes on after
+    it.
 
-    After the block each module is in the mode that it was in, random states are those of before, and the layers of
-    FSDP2 are sharded again. Compiled code is not used, and so not compiled again for other shapes.
+    After the block each module is in the mode that it was in, random states are those of before,
+    and the layers of FSDP2 are sharded again. Compiled code is not used, and so not compiled again
+    for other shapes.
     """
     was_training = {module: module.training for module in model.modules()}
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
@@ -390,13 +465,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         finally:
             for module, mode in was_training.items():
                 module.training = mode
-                # A forward pass without backward pass leaves complete weights behind, where FSDP2 shards them.
+                # A forward pass without backward pass leaves complete weights behind, where FSDP2
+                # shards them.
                 if (reshard := getattr(module, "reshard", None)) is not None:
                     reshard()
 
 
 def _of_first_process(value: Value) -> Value:
-    """Return the first process's value on all: rounding may differ, but they have to do the same."""
+    """Return the first process's value on all: rounding may differ, but they have to
+    do the same.
+    """
     values = [value]
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         dist.broadcast_object_list(values)

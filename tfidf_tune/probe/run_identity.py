@@ -1,4 +1,6 @@
-"""The run that wrote a milestone: what the files in its folder say, recorded with the results of every evaluation."""
+"""The run that wrote a milestone: what the files in its folder say, recorded with the results of
+every evaluation.
+"""
 
 import json
 import re
@@ -11,10 +13,21 @@ from pydantic import TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
 from tfidf_tune.corpus.sources import SampleBy
-from tfidf_tune.probe.sample_fields import UNREADABLE, Count, Flag, Progress, Rate, Seed, Text, cause_of
+from tfidf_tune.probe.sample_fields import (
+    UNREADABLE,
+    Count,
+    Flag,
+    Progress,
+    Rate,
+    Seed,
+    Text,
+    cause_of,
+)
 
 ALL_PASSAGES = "all_passages.jsonl"
-"""In the folder of a run, the probe file of all its data sets, where several of them have passages."""
+"""In the folder of a run, the probe file of all its data sets, where several of
+them have passages.
+"""
 HELD_OUT = "held_out.jsonl"
 """In the folder of a run, the text of its controls."""
 EVALUATION = "evaluation"
@@ -25,7 +38,13 @@ MILESTONE = re.compile(r"checkpoint_(100|\d\d?)pct")
 # Where the class does not have the usual name; GoldfishWeighting and GoldfishCrossEntropyLoss do.
 _OBJECTIVES = {"": "CE", "Uniform": "CE", "TFIDF": "TF-IDF"}
 # Arguments that change how the loss is computed, not what is optimized.
-_TECHNICAL_ARGUMENTS = ("_component_", "ignore_index", "num_output_chunks", "head", "accumulate_in_fp32")
+_TECHNICAL_ARGUMENTS = (
+    "_component_",
+    "ignore_index",
+    "num_output_chunks",
+    "head",
+    "accumulate_in_fp32",
+)
 # Data sets of documents and of examples put BOS first, blocks of text have none.
 _WRITES_BOS = {
     "text_dataset": True,
@@ -60,34 +79,44 @@ _RUN = TypeAdapter(_Run)
 def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
     """Describe the run that wrote a milestone, from the files in the folder above it.
 
-    ``tfidf-tune eval``, audits and experiments record it with their results, in the harness's metadata under ``run``
-    (``configs.<task>.metadata.run`` of ``results_<date>.json``).
+    ``tfidf-tune eval``, audits and experiments record it with their results, in the harness's
+    metadata under ``run`` (``configs.<task>.metadata.run`` of ``results_<date>.json``).
 
     Args:
-        model_args (Mapping[str, Any]): of the harness: the milestone is ``peft``, else ``pretrained``.
+        model_args (Mapping[str, Any]): of the harness: the milestone is ``peft``, else
+            ``pretrained``.
 
     Returns:
-        dict[str, Any]: "model", "objective", "seed" and "learning_rate" (None if unknown), from ``cell.json`` of an
-            experiment or ``config.yaml`` of a recipe, and "progress" in percent; "folder", the run's; the config's
-            "loss" and "bos", see :func:`written_bos`; "num_sequences" of its first logged step; and of an experiment's
-            run "recipe", "training_seconds" and "provenance". Empty for a model that is not ``checkpoint_<n>pct`` in
-            the folder of a run.
+        dict[str, Any]: "model", "objective", "seed" and "learning_rate" (None if unknown), from
+            ``cell.json`` of an experiment or ``config.yaml`` of a recipe, and "progress" in
+            percent; "folder", the run's; the config's "loss" and "bos", see :func:`written_bos`;
+            "num_sequences" of its first logged step; and of an experiment's run "recipe",
+            "training_seconds" and "provenance". Empty for a model that is not ``checkpoint_<n>pct``
+            in the folder of a run.
 
     Raises:
         ValueError: If a file of the run cannot be read.
     """
-    checkpoint = Path(str(model_args.get("peft") or model_args.get("pretrained") or "")).expanduser()
+    checkpoint = Path(
+        str(model_args.get("peft") or model_args.get("pretrained") or "")
+    ).expanduser()
     milestone, folder = MILESTONE.fullmatch(checkpoint.name), checkpoint.resolve().parent
     if milestone is None:
         return {}
     # cell.json and trained.json are of an experiment, config.yaml is of any run of a recipe.
-    cell, config, trained = (_read(folder / name) for name in ("cell.json", "config.yaml", "trained.json"))
+    cell, config, trained = (
+        _read(folder / name) for name in ("cell.json", "config.yaml", "trained.json")
+    )
     if not all(isinstance(config.get(name), dict) for name in ("model", "loss", "checkpointer")):
         config = {}  # of something else
     if cell:
         names = cell
     elif config:
-        names = {"model": _model_name(config), "objective": objective_name(config["loss"]), "seed": config.get("seed")}
+        names = {
+            "model": _model_name(config),
+            "objective": objective_name(config["loss"]),
+            "seed": config.get("seed"),
+        }
     else:
         return {}
     settings = trained.get("settings")
@@ -106,10 +135,11 @@ def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def start_of_run(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the folder of the model that a run was started from, and its description beside the milestones.
+    """Return the folder of the model that a run was started from, and its description beside the
+    milestones.
 
-    The description is as in :func:`run_of`, with the objective "start" and a progress of 0; it is the same for all
-    runs from this model. None if the run's config names no folder with weights.
+    The description is as in :func:`run_of`, with the objective "start" and a progress of 0; it is
+    the same for all runs from this model. None if the run's config names no folder with weights.
     """
     run = run_of({"pretrained": str(folder / "checkpoint_100pct")})
     checkpointer = _read(folder / "config.yaml").get("checkpointer")
@@ -118,23 +148,32 @@ def start_of_run(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     base = Path(str(checkpointer.get("checkpoint_dir"))).expanduser()
     if not any(base.glob("*.safetensors")) and not any(base.glob("*.bin")):
         return None
-    nothing_trained = dict.fromkeys(("learning_rate", "seed", "recipe", "loss", "training_seconds", "num_sequences"))
-    start = run | nothing_trained | {"objective": START, "progress": 0, "folder": str(base.resolve())}
+    nothing_trained = dict.fromkeys(
+        ("learning_rate", "seed", "recipe", "loss", "training_seconds", "num_sequences")
+    )
+    start = (
+        run | nothing_trained | {"objective": START, "progress": 0, "folder": str(base.resolve())}
+    )
     return base, checked_run(start, folder)
 
 
 def sample_by_of_run(model_args: Mapping[str, Any]) -> SampleBy | None:
-    """Return what a document of a ``.txt`` file was in the run that wrote a milestone; None without a run of ours."""
+    """Return what a document of a ``.txt`` file was in the run that wrote a milestone; None without
+    a run of ours.
+    """
     run = run_of(model_args)
     dataset = _read(Path(run["folder"]) / "config.yaml").get("dataset") if run else None
     sections = dataset if isinstance(dataset, list) else [dataset]
-    found = {section.get("sample_by", "line") for section in sections if isinstance(section, Mapping)}
+    found = {
+        section.get("sample_by", "line") for section in sections if isinstance(section, Mapping)
+    }
     (one,) = found if len(found) == 1 else (None,)
     return one if one in get_args(SampleBy) else None
 
 
 def written_bos(dataset: Any) -> bool | None:
-    """Return whether the data sets of a config put BOS, if the tokenizer has it, before their sequences.
+    """Return whether the data sets of a config put BOS, if the tokenizer has it, before their
+    sequences.
 
     Args:
         dataset (Any): the section ``dataset``: a component, or a list of components.
@@ -158,7 +197,9 @@ def checked_run(run: dict[str, Any], source: Path) -> dict[str, Any]:
     try:
         return dict(_RUN.validate_python(run))
     except UNREADABLE as error:
-        raise ValueError(f"{source}: the run is not described correctly: {cause_of(error)}") from error
+        raise ValueError(
+            f"{source}: the run is not described correctly: {cause_of(error)}"
+        ) from error
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -174,7 +215,9 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _num_sequences(file: Path) -> int | None:
-    """Return the sequences of the first logged step of a run, of all its processes; None if they are not known."""
+    """Return the sequences of the first logged step of a run, of all its processes; None if they
+    are not known.
+    """
     if not file.is_file():
         return None
     with file.open(encoding="utf-8") as lines:
@@ -182,8 +225,12 @@ def _num_sequences(file: Path) -> int | None:
             try:
                 entry = json.loads(line)
             except ValueError as error:
-                raise ValueError(f"{file}: cannot be read ({error}): correct or remove it") from error
-            if isinstance(entry, dict) and "num_sequences" in entry:  # entries of the monitor have none
+                raise ValueError(
+                    f"{file}: cannot be read ({error}): correct or remove it"
+                ) from error
+            if (
+                isinstance(entry, dict) and "num_sequences" in entry
+            ):  # entries of the monitor have none
                 number: int | None = entry["num_sequences"]  # checked with the rest
                 return number
     return None
@@ -198,11 +245,15 @@ def _model_name(config: Mapping[str, Any]) -> str:
 
 
 def objective_name(loss: Mapping[str, Any]) -> str:
-    """Name the objective of a section ``loss``, or of the weighting inside it: "TF-IDF (tf=log)"."""
+    """Name the objective of a section ``loss``, or of the weighting inside
+    it: "TF-IDF (tf=log)".
+    """
     if isinstance(weighting := loss.get("weighting"), dict):
         return objective_name(weighting)
     class_name = str(loss.get("_component_", "")).rpartition(".")[2]
     bare = class_name.removesuffix("Weighting").removesuffix("CrossEntropyLoss")
     name = _OBJECTIVES.get(bare, bare.removesuffix("Loss"))
-    arguments = ", ".join(f"{key}={value}" for key, value in loss.items() if key not in _TECHNICAL_ARGUMENTS)
+    arguments = ", ".join(
+        f"{key}={value}" for key, value in loss.items() if key not in _TECHNICAL_ARGUMENTS
+    )
     return f"{name} ({arguments})" if arguments else name

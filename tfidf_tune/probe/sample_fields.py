@@ -1,7 +1,8 @@
 """What our tasks log of each document: the one definition that tasks, results and reports share.
 
-A line of the harness's ``samples_<task>_<date>.jsonl`` has the document under ``doc``. The tasks add the fields of the
-scores in ``process_results``; the table of results reads the fields that are listed here, which pydantic checks.
+A line of the harness's ``samples_<task>_<date>.jsonl`` has the document under ``doc``. The tasks
+add the fields of the scores in ``process_results``; the table of results reads the fields that are
+listed here, which pydantic checks.
 """
 
 import reprlib
@@ -23,11 +24,15 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, Recur
 
 
 class Unanswered(str):
-    """An answer that says nothing of the model: withheld by a content filter of its server, or empty."""
+    """An answer that says nothing of the model: withheld by a content filter of its server, or
+    empty.
+    """
 
 
 def cause_of(error: BaseException) -> str:
-    """Describe an error of a damaged file; of pydantic's, the first wrong field, its value and what is possible."""
+    """Describe an error of a damaged file; of pydantic's, the first wrong field, its value and what
+    is possible.
+    """
     if not isinstance(error, ValidationError):
         return f"{type(error).__name__}: {error}"
     # A message for each field would hide the cause.
@@ -36,7 +41,9 @@ def cause_of(error: BaseException) -> str:
 
 
 # Lone surrogates are escaped, which UTF-8 cannot hold.
-_Encodable = BeforeValidator(lambda x: x.encode("utf-8", "backslashreplace").decode() if isinstance(x, str) else x)
+_Encodable = BeforeValidator(
+    lambda x: x.encode("utf-8", "backslashreplace").decode() if isinstance(x, str) else x
+)
 
 
 def _not_negative(value: float) -> float:
@@ -67,9 +74,11 @@ class ProbeSample:
 
     Args:
         passage_id (str): id of the passage.
-        kind (str): "target" (injected into the training text) or "control" (never seen in training).
+        kind (str): "target" (injected into the training text) or "control" (never seen in
+            training).
         offset (int): where the prompt starts in the passage, in tokens.
-        prefix_length (int): length of the prompt in tokens; 0 for the prompt of a completion, of any length.
+        prefix_length (int): length of the prompt in tokens; 0 for the prompt of a completion, of
+            any length.
         generated_ids (list[int]): the continuation, without EOS and what follows it.
         reference_ids (list[int]): the ids that follow the prompt in the passage.
         generated_text (str): ``generated_ids`` decoded.
@@ -78,8 +87,10 @@ class ProbeSample:
         lms (int): longest memorized substring in tokens.
         rouge_l (float): ROUGE-L F-measure × 100 of the two texts.
         verbatim (bool): whether every reference token was reproduced, in order, from the start.
-        edit_distance (float | None): Levenshtein's distance / length of the longer, in [0, 1]; None in older results.
-        common_subsequence (int | None): longest common subsequence in tokens; None in older results.
+        edit_distance (float | None): Levenshtein's distance / length of the longer, in [0, 1]; None
+            in older results.
+        common_subsequence (int | None): longest common subsequence in tokens; None in older
+            results.
         attack (str): how the passage was asked for, if the task names several ways. Default: "".
         unanswered (int): answers that were withheld or empty, see :class:`Unanswered`. Default: 0.
     """
@@ -103,11 +114,15 @@ class ProbeSample:
 
     @property
     def prompt_label(self) -> str:
-        """The prompt in messages: "target a, offset 0, 32 tokens", or "target a, its own prompt" of a completion."""
+        """The prompt in messages: "target a, offset 0, 32 tokens", or "target a, its own prompt" of
+        a completion.
+        """
         by = f", attack {self.attack}" if self.attack else ""
         if not self.prefix_length:
             return f"{self.kind} {self.passage_id}, its own prompt{by}"
-        return f"{self.kind} {self.passage_id}, offset {self.offset}, {self.prefix_length} tokens{by}"
+        return (
+            f"{self.kind} {self.passage_id}, offset {self.offset}, {self.prefix_length} tokens{by}"
+        )
 
 
 class PromptDocument(TypedDict):
@@ -127,8 +142,8 @@ class PromptDocument(TypedDict):
 class PassageDocument(TypedDict):
     """A complete passage of ``tfidf_membership``.
 
-    ``continuations`` has pairs of the length of a prompt, 0 for the prompt of a completion, and the NLL of what follows
-    it, a sum.
+    ``continuations`` has pairs of the length of a prompt, 0 for the prompt of a completion, and the
+    NLL of what follows it, a sum.
     """
 
     passage_id: Text
@@ -153,7 +168,9 @@ class PassageScores(TypedDict):
 
 
 class ReadingDocument(TypedDict):
-    """A prompt of ``tfidf_positive_control``: ``num_read`` of the reference's tokens are in the answer, in a row."""
+    """A prompt of ``tfidf_positive_control``: ``num_read`` of the reference's tokens are in the
+    answer, in a row.
+    """
 
     passage_id: Text
     path: Literal["text", "chat"]
@@ -174,7 +191,9 @@ class CopyLikelihoodDocument(TypedDict):
 
 
 class BlockDocument(TypedDict):
-    """A block of ``tfidf_wikitext2_ppl`` or ``tfidf_other_ppl``; ``log_likelihood`` is a sum over its predictions."""
+    """A block of ``tfidf_wikitext2_ppl`` or ``tfidf_other_ppl``; ``log_likelihood`` is a sum over
+    its predictions.
+    """
 
     block: Count
     num_predictions: Annotated[Count, Field(ge=1)]
@@ -185,7 +204,9 @@ class BlockDocument(TypedDict):
 
 
 class SummaryDocument(TypedDict):
-    """An article of ``tfidf_cnn_dailymail``: scores × 100, or the reason why BERTScore is missing."""
+    """An article of ``tfidf_cnn_dailymail``: scores × 100, or the reason why
+    BERTScore is missing.
+    """
 
     id: Text
     rouge1: Percent

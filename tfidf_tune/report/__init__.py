@@ -1,8 +1,19 @@
-"""Reports of any content: tables, figures and texts as terminal text, Markdown, JSON, CSV and one HTML page."""
+"""Reports of any content: tables, figures and texts as terminal text, Markdown, JSON, CSV and one
+HTML page.
+"""
 
 from tfidf_tune.report._html import html_page, require_report_folder, write_report
 from tfidf_tune.report._markdown import markdown, terminal_text
-from tfidf_tune.report.document import Continuation, Example, Figure, Footnotes, Report, Section, Table, tabulate
+from tfidf_tune.report.document import (
+    Continuation,
+    Example,
+    Figure,
+    Footnotes,
+    Report,
+    Section,
+    Table,
+    tabulate,
+)
 
 __all__ = [
     "Continuation",

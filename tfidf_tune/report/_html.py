@@ -1,7 +1,8 @@
 """A report as one HTML page that works offline, on a phone, in dark mode and on paper.
 
-All text is escaped by the templates' environment. The page's policy lets a browser run only our scripts and load
-nothing from outside, so that a text that slipped through unescaped would stay inert.
+All text is escaped by the templates' environment. The page's policy lets a browser run only our
+scripts and load nothing from outside, so that a text that slipped through unescaped would stay
+inert.
 """
 
 import base64
@@ -31,17 +32,20 @@ _TOGETHER = re.compile(r"(\S*-\S*(?: %)?|\S+ %)")
 
 
 def html_page(report: Report, section: str | None = None, **context: Any) -> str:
-    """Make a page of a report: figures are drawn into it, and it has the CSV of every table to be saved.
+    """Make a page of a report: figures are drawn into it, and it has the CSV of every table to be
+    saved.
 
     Args:
         report (Report): the report.
-        section (str | None): one more section, below the first table: its id and the name of its template and script.
-            Default: None.
+        section (str | None): one more section, below the first table: its id and the name of its
+            template and script. Default: None.
         **context (Any): what the template of that section needs.
     """
     names = ["sort.js", *([f"{section}.js"] if section else [])]
     scripts = [Markup(_TEMPLATES.get_template(name).render()) for name in names]
-    hashes = " ".join(f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" for text in scripts)
+    hashes = " ".join(
+        f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" for text in scripts
+    )
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -51,7 +55,9 @@ def html_page(report: Report, section: str | None = None, **context: Any) -> str
 
 
 def _best(table: Table) -> set[tuple[int, int]]:
-    """Row and column of the best values, or those that look alike, of each first cell (of all if no two share it)."""
+    """Row and column of the best values, or those that look alike, of each first cell (of all if no
+    two share it).
+    """
     first = [row[0] for row in table.rows]
     groups = first if len(set(first)) < len(first) else [None] * len(first)
     best = set()
@@ -64,16 +70,26 @@ def _best(table: Table) -> set[tuple[int, int]]:
                 if len(numbers) > 1:
                     top = (min if table.better[header] == "lower" else max)(numbers.values())
                     shown = table.text(header, top)
-                    best |= {(at, column) for at, value in numbers.items() if table.text(header, value) == shown}
+                    best |= {
+                        (at, column)
+                        for at, value in numbers.items()
+                        if table.text(header, value) == shown
+                    }
     return best
 
 
 def _svg(figure: "matplotlib.figure.Figure") -> dict[str, Any]:
-    """Draw a figure as a data URI (as an image, its ids cannot clash) of a size in CSS pixels, 96 an inch."""
+    """Draw a figure as a data URI (as an image, its ids cannot clash) of a size in CSS pixels, 96
+    an inch.
+    """
     buffer = io.BytesIO()
     draw(figure, buffer, format="svg", transparent=True)
     width, height = (round(96 * length) for length in figure.get_size_inches())
-    return {"uri": f"data:image/svg+xml;base64,{_base64(buffer.getvalue())}", "width": width, "height": height}
+    return {
+        "uri": f"data:image/svg+xml;base64,{_base64(buffer.getvalue())}",
+        "width": width,
+        "height": height,
+    }
 
 
 def _base64(data: bytes) -> str:
@@ -89,7 +105,9 @@ def _together(text: str) -> Markup:
     """Keep a short word with a hyphen (TF-IDF), and a number with its percent sign, on one line."""
     span = Markup('<span class="together">{}</span>')
     parts = enumerate(_TOGETHER.split(text))  # every second is such a word
-    return Markup("").join(span.format(part) if at % 2 and len(part) <= 20 else escape(part) for at, part in parts)
+    return Markup("").join(
+        span.format(part) if at % 2 and len(part) <= 20 else escape(part) for at, part in parts
+    )
 
 
 def _marked(text: str, report: Report) -> Markup:
@@ -110,7 +128,9 @@ _TEMPLATES = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters.update(together=_together, marked=_marked, base64=lambda text: _base64(text.encode()))
+_TEMPLATES.filters.update(
+    together=_together, marked=_marked, base64=lambda text: _base64(text.encode())
+)
 _TEMPLATES.filters["lines"] = shown_lines
 _TEMPLATES.globals.update(best_of=_best, svg=_svg)
 _TEMPLATES.globals["text_columns"] = lambda table: {
@@ -121,23 +141,29 @@ _INDEX = "report.json"
 
 
 def write_report(
-    report: Report, folder: Path, *, more: Mapping[str, Callable[[Path], object]] | None = None, **page: Any
+    report: Report,
+    folder: Path,
+    *,
+    more: Mapping[str, Callable[[Path], object]] | None = None,
+    **page: Any,
 ) -> None:
-    """Write ``report.json``, ``report.md``, ``tables/*.csv``, ``figures/*.png`` and ``*.svg``, and ``index.html``.
+    """Write ``report.json``, ``report.md``, ``tables/*.csv``, ``figures/*.png`` and ``*.svg``, and
+    ``index.html``.
 
-    The files appear when all of them are complete. An older report in the folder is replaced, including tables and
-    figures that only it had; other files stay.
+    The files appear when all of them are complete. An older report in the folder is replaced,
+    including tables and figures that only it had; other files stay.
 
     Args:
         report (Report): the report.
         folder (Path): created if missing.
-        more (Mapping[str, Callable[[Path], object]] | None): names of more files, and functions that write them to a
-            path. Default: None.
+        more (Mapping[str, Callable[[Path], object]] | None): names of more files, and functions
+            that write them to a path. Default: None.
         **page (Any): more for :func:`html_page`.
 
     Raises:
         ValueError: If the folder holds files but no report, see :func:`require_report_folder`.
-        OSError: If a file cannot be written; the message names it, and the older report is left as it was.
+        OSError: If a file cannot be written; the message names it, and the older report is left as
+            it was.
     """
     require_report_folder(folder)
     files: dict[str, Callable[[Path], object]] = {
@@ -150,7 +176,10 @@ def write_report(
         "report.md": markdown(report),
         "index.html": html_page(report, **page),
         # The last is renamed first: it says that the folder has a report.
-        _INDEX: json.dumps(_as_json(report, list(files)), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        _INDEX: json.dumps(
+            _as_json(report, list(files)), indent=1, ensure_ascii=False, allow_nan=False
+        )
+        + "\n",
     }
     older = _listed_files(folder) - files.keys()
     files |= dict(more or {}) | {name: partial(_write_text, text) for name, text in texts.items()}
@@ -169,7 +198,9 @@ def require_report_folder(folder: Path) -> None:
         raise ValueError(f"{folder} is a file: give the report a folder of its own")
     others = (path for path in folder.rglob("*") if path.is_file() and not is_leftover(path))
     if any(others) and not (folder / _INDEX).is_file():
-        raise ValueError(f"{folder} has files but no report ({_INDEX}): give the report a folder of its own")
+        raise ValueError(
+            f"{folder} has files but no report ({_INDEX}): give the report a folder of its own"
+        )
 
 
 def _write_text(text: str, path: Path) -> None:
@@ -183,7 +214,9 @@ def _listed_files(folder: Path) -> set[str]:
         listed = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return set()
-    return listed & {f"{part}/{path.name}" for part in ("tables", "figures") for path in folder.glob(f"{part}/*")}
+    return listed & {
+        f"{part}/{path.name}" for part in ("tables", "figures") for path in folder.glob(f"{part}/*")
+    }
 
 
 def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
@@ -201,7 +234,8 @@ def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
         vars(one)
         | {
             "continuations": [
-                vars(of) | {"pieces": [{"text": text, "recited": recited} for text, recited in of.pieces]}
+                vars(of)
+                | {"pieces": [{"text": text, "recited": recited} for text, recited in of.pieces]}
                 for of in one.continuations
             ]
         }
@@ -210,7 +244,9 @@ def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
     names = ("title", "subject", "verdict", "footnotes", "provenance")
     return {name: getattr(report, name) for name in names} | {
         "tables": tables,
-        "figures": [{"name": one.name, "title": one.title, "caption": one.caption} for one in report.figures],
+        "figures": [
+            {"name": one.name, "title": one.title, "caption": one.caption} for one in report.figures
+        ],
         "examples": examples,
         "sections": list(map(vars, report.sections)),
         "files": files,

@@ -23,12 +23,16 @@ class Table:
     """A data frame with a caption.
 
     Args:
-        name (str): unique in the report, of lower-case letters, digits and underscores: a file name and an anchor.
+        name (str): unique in the report, of lower-case letters, digits and underscores: a file name
+            and an anchor.
         title (str): one line.
-        frame (pandas.DataFrame): a column of texts or numbers for each header; missing values were not measured.
+        frame (pandas.DataFrame): a column of texts or numbers for each header; missing values were
+            not measured.
         notes (Sequence[str]): sentences below the table. Default: none.
-        formats (Mapping[str, str]): header -> format specification of its numbers (``.2f``). Default: whole numbers.
-        better (Mapping[str, str]): header -> "lower" or "higher" where one end is better. Default: none.
+        formats (Mapping[str, str]): header -> format specification of its numbers (``.2f``).
+            Default: whole numbers.
+        better (Mapping[str, str]): header -> "lower" or "higher" where one end is better. Default:
+            none.
     """
 
     name: str
@@ -47,7 +51,8 @@ class Table:
     def rows(self) -> list[tuple[Value, ...]]:
         """Plain values; NaN becomes None, and a whole number without a format an integer."""
         columns = (
-            [_plain(value, self.formats.get(name)) for value in own.tolist()] for name, own in self.frame.items()
+            [_plain(value, self.formats.get(name)) for value in own.tolist()]
+            for name, own in self.frame.items()
         )
         return list(zip(*columns, strict=True))
 
@@ -67,13 +72,17 @@ class Table:
         return replace(self, frame=self.frame.iloc[:, 1:]) if is_lone else self
 
     def csv(self) -> str:
-        """Write CSV with full precision; text that a spreadsheet would take for a formula gets an apostrophe.
+        """Write CSV with full precision; text that a spreadsheet would take for a formula gets an
+        apostrophe.
 
         Returns:
-            str: header and rows, ending in CR LF each; cells that were not measured or are not finite are empty.
+            str: header and rows, ending in CR LF each; cells that were not measured or are not
+                finite are empty.
         """
         text = io.StringIO()
-        csv.writer(text).writerows([_csv_cell(value) for value in row] for row in [self.headers, *self.rows])
+        csv.writer(text).writerows(
+            [_csv_cell(value) for value in row] for row in [self.headers, *self.rows]
+        )
         return text.getvalue()
 
 
@@ -89,7 +98,9 @@ class Figure:
 
 @dataclass(frozen=True)
 class Continuation:
-    """What one model generated: consecutive pieces of text, and whether each is the recited span."""
+    """What one model generated: consecutive pieces of text, and whether each is
+    the recited span.
+    """
 
     label: str
     scores: str  # "LMS 128, ROUGE-L 100.0"
@@ -104,12 +115,16 @@ class Example:
     prompt: str
     truth: str
     continuations: tuple[Continuation, ...]
-    truth_pieces: tuple[tuple[str, bool], ...] = ()  # as of a continuation, if parts of the truth are marked too
+    truth_pieces: tuple[
+        tuple[str, bool], ...
+    ] = ()  # as of a continuation, if parts of the truth are marked too
 
 
 @dataclass(frozen=True)
 class Section:
-    """Paragraphs under a heading; the name is an anchor and, capitalized, the entry of the table of contents."""
+    """Paragraphs under a heading; the name is an anchor and, capitalized, the entry of the table of
+    contents.
+    """
 
     name: str
     title: str
@@ -118,7 +133,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """All that a page shows: title, verdict, the first table and the figures; everything else is folded as details.
+    """All that a page shows: title, verdict, the first table and the figures; everything else is
+    folded as details.
 
     Args:
         title (str): of the page.
@@ -128,9 +144,11 @@ class Report:
         examples (Sequence[Example]): the examples.
         provenance (Mapping[str, str]): folders, versions, seeds, settings, date.
         footnotes (Sequence[str]): caveats; "[1]" in a text refers to the first. Default: none.
-        sections (Sequence[Section]): more text, between the examples and the footnotes. Default: none.
+        sections (Sequence[Section]): more text, between the examples and the footnotes. Default:
+            none.
         mark (str): what is marked in the examples. Default: nothing.
-        summary (Mapping[str, Any]): the numbers for a program; written as a file of its own. Default: none.
+        summary (Mapping[str, Any]): the numbers for a program; written as a file of its own.
+            Default: none.
         subject (str): what the report is about, in a line below the title. Default: nothing.
     """
 
@@ -155,10 +173,20 @@ def tabulate(
     notes: Sequence[str] = (),
     better: Mapping[str, Literal["lower", "higher"]] | None = None,
 ) -> Table:
-    """Make a table of some columns of a data frame: the header, the column's name and the format of each."""
-    headers = pd.Index([header for header, *_ in columns], dtype=object)  # a name may be a text that Arrow cannot hold
+    """Make a table of some columns of a data frame: the header, the column's name and the format of
+    each.
+    """
+    # A name may be a text that Arrow cannot hold.
+    headers = pd.Index([header for header, *_ in columns], dtype=object)
     chosen = frame[[source for _, source, _ in columns]].set_axis(headers, axis="columns")
-    return Table(name, title, chosen, notes, {header: form for header, _, form in columns if form}, better or {})
+    return Table(
+        name,
+        title,
+        chosen,
+        notes,
+        {header: form for header, _, form in columns if form},
+        better or {},
+    )
 
 
 def finite(value: Value) -> Value:
@@ -177,7 +205,9 @@ def _csv_cell(value: Value) -> Value:
     if not isinstance(value, str):
         return finite(value)
     # https://owasp.org/www-community/attacks/CSV_Injection
-    return visible(f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else value)
+    return visible(
+        f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else value
+    )
 
 
 class Footnotes:
@@ -189,7 +219,9 @@ class Footnotes:
     def mark(self, *texts: str) -> str:
         """Return the marks of footnotes, two marks together; new ones are added."""
         self.texts += [text for text in dict.fromkeys(texts) if text not in self.texts]
-        return "".join(f"[{number}]" for number, text in enumerate(self.texts, start=1) if text in texts)
+        return "".join(
+            f"[{number}]" for number, text in enumerate(self.texts, start=1) if text in texts
+        )
 
 
 def joined(names: Iterable[str]) -> str:

@@ -1,4 +1,6 @@
-"""What all drawings share: panels, colors and markers, labels, a legend; made without pyplot and its global state."""
+"""What all drawings share: panels, colors and markers, labels, a legend; made without pyplot and
+its global state.
+"""
 
 import io
 import math
@@ -14,19 +16,28 @@ if TYPE_CHECKING:
     from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox
 
-# Okabe and Ito's palette, safe for all common forms of color blindness; its yellow is too faint for lines.
+# Okabe and Ito's palette, safe for all common forms of color blindness; its yellow is too faint for
+# lines.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "osD^vPX"
 _WIDTH, PANEL_HEIGHT, LONE_HEIGHT = 4.8, 2.9, 4.4  # in inches, narrow enough for a phone
-HALF_A_LINE, _TITLE_LETTERS = 28, 64  # letters that fit: of a legend into half the width, of a title into all of it
+# Letters that fit: of a legend into half the width, of a title into all of it.
+HALF_A_LINE, _TITLE_LETTERS = (
+    28,
+    64,
+)
 _SIDES = ((5, 4), (-5, 4), (5, -4), (-5, -4))  # where a label may start, in points from its point
 _NEAR = 4.0  # pixels around a point that labels keep off
 
 
 def label_points(
-    axes: "Axes", labels: Mapping[str, tuple[float, float]], others: Iterable[tuple[float, float]] = ()
+    axes: "Axes",
+    labels: Mapping[str, tuple[float, float]],
+    others: Iterable[tuple[float, float]] = (),
 ) -> None:
-    """Write labels next to their points, where they cover the least of all points and labels; the layout is done."""
+    """Write labels next to their points, where they cover the least of all points and labels; the
+    layout is done.
+    """
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 
@@ -48,7 +59,9 @@ def label_points(
         for side in _SIDES:
             _put(text, side)
             boxes[side] = text.get_window_extent()
-        covered = {side: sum(_shared(box, other) for other in occupied) for side, box in boxes.items()}
+        covered = {
+            side: sum(_shared(box, other) for other in occupied) for side, box in boxes.items()
+        }
         _put(text, min(boxes, key=lambda side: covered[side] - _shared(boxes[side], axes.bbox)))
         occupied.append(text.get_window_extent())
 
@@ -65,16 +78,22 @@ def _shared(box: "Bbox", other: "Bbox") -> float:
     return 0.0 if both is None else float(both.width * both.height)
 
 
-def draw_cross(axes: "Axes", point: tuple[float, float], intervals: Sequence[tuple[float, float]], color: str) -> None:
+def draw_cross(
+    axes: "Axes", point: tuple[float, float], intervals: Sequence[tuple[float, float]], color: str
+) -> None:
     """Draw the intervals of a point's two coordinates as a cross; NaN where there is none."""
     reaches = [
         None if math.isnan(low) else [[mean - low], [high - mean]]
         for mean, (low, high) in zip(point, intervals, strict=True)
     ]
-    axes.errorbar(point[0], point[1], xerr=reaches[0], yerr=reaches[1], color=color, linewidth=1.2, zorder=4)
+    axes.errorbar(
+        point[0], point[1], xerr=reaches[0], yerr=reaches[1], color=color, linewidth=1.2, zorder=4
+    )
 
 
-def new_panels(titles: Sequence[str], *, panel_height: float = PANEL_HEIGHT) -> tuple["Drawing", list["Axes"]]:
+def new_panels(
+    titles: Sequence[str], *, panel_height: float = PANEL_HEIGHT
+) -> tuple["Drawing", list["Axes"]]:
     """Make a figure with panels below each other, of a height in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Drawing
@@ -91,30 +110,47 @@ def new_panels(titles: Sequence[str], *, panel_height: float = PANEL_HEIGHT) -> 
 
 
 def drawn(text: str, *, longest: int | None = None) -> str:
-    """Prepare a name for matplotlib: one line without formulas; names longer than ``longest`` lose their middle."""
+    """Prepare a name for matplotlib: one line without formulas; names longer than ``longest`` lose
+    their middle.
+    """
     line = " ".join(visible(text).split())
     if longest is not None and len(line) > longest:
         line = f"{line[: longest // 2]}…{line[-(longest // 2 - 1) :]}"
     line = line.replace("$", r"\$")
-    return line if line and line[0] != "_" else f" {line}"  # matplotlib leaves a label with a leading _ out of legends
+    # Matplotlib leaves a label with a leading _ out of legends.
+    return line if line and line[0] != "_" else f" {line}"
 
 
 def styles_of(panels: Iterable[Mapping[str, object]]) -> dict[str, tuple[str, str]]:
-    """Choose a color and a marker for each label (the keys of ``panels``): 49 combinations of seven colors."""
+    """Choose a color and a marker for each label (the keys of ``panels``): 49 combinations of seven
+    colors.
+    """
     labels = dict.fromkeys(label for panel in panels for label in panel)
-    return {label: (_COLORS[index % 7], _MARKERS[(index + index // 7) % 7]) for index, label in enumerate(labels)}
+    return {
+        label: (_COLORS[index % 7], _MARKERS[(index + index // 7) % 7])
+        for index, label in enumerate(labels)
+    }
 
 
 def legend_above(figure: "Drawing", panels: Sequence["Axes"], dashed: str = "") -> None:
-    """Draw one legend above all panels; the entry of the dashed lines, if there are any, is grey and the last."""
+    """Draw one legend above all panels; the entry of the dashed lines, if there are any, is grey
+    and the last.
+    """
     handles = {
-        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     if handles.pop(dashed, None):
         (handles[dashed],) = panels[0].plot([], [], color="0.4", linestyle="--", linewidth=1.4)
     columns = 2 if max(map(len, handles)) <= HALF_A_LINE else 1
     figure.legend(
-        handles.values(), handles.keys(), loc="outside upper left", ncols=columns, frameon=False, fontsize="small"
+        handles.values(),
+        handles.keys(),
+        loc="outside upper left",
+        ncols=columns,
+        frameon=False,
+        fontsize="small",
     )
 
 

@@ -1,4 +1,6 @@
-"""What evaluated models recited: importing, the table of scores, intervals, and what all reports say of them."""
+"""What evaluated models recited: importing, the table of scores, intervals, and what all reports
+say of them.
+"""
 
 from tfidf_tune.results.importer import import_results
 from tfidf_tune.results.intervals import Interval, Membership, bootstrap_interval, holm, membership

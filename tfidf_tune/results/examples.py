@@ -17,9 +17,11 @@ _EXCERPT = 160
 
 
 def recited_pieces(sample: ProbeSample, decode: Decode | None) -> Pieces:
-    """Cut a continuation at its longest memorized substring: non-empty texts, and whether each is recited.
+    """Cut a continuation at its longest memorized substring: non-empty texts, and whether each is
+    recited.
 
-    It is found among the token ids or, if they do not decode to the text, as the longest run of words of both texts.
+    It is found among the token ids or, if they do not decode to the text, as the longest run of
+    words of both texts.
     """
     text, ids = sample.generated_text, sample.generated_ids
     if sample.lms == 0:
@@ -32,7 +34,8 @@ def recited_pieces(sample: ProbeSample, decode: Decode | None) -> Pieces:
     match = SequenceMatcher(None, ours, theirs, autojunk=False).find_longest_match()
     ends = match.a, match.a + match.size
     if decode is not None and by_token:
-        # A cut inside a character or before a joining space decodes differently: compare with the whole text.
+        # A cut inside a character or before a joining space decodes differently: compare with the
+        # whole text.
         first, last = (len(commonprefix((text, decode(ids[:end])))) for end in ends)  # noqa: RUF071 (characters are meant)
     else:
         first, last = (len("".join(words[:end])) for end in ends)
@@ -45,7 +48,10 @@ def shared_pieces(truth: str, said: str) -> tuple[Pieces, Pieces]:
     Runs of at least two words count, of text without spaces runs of at least eight characters.
     """
     both, least = [re.findall(r"\s*\S+", text) for text in (truth, said)], 2
-    if any(len(text) > LONGEST_WORD * len(words) for text, words in zip((truth, said), both, strict=True)):
+    if any(
+        len(text) > LONGEST_WORD * len(words)
+        for text, words in zip((truth, said), both, strict=True)
+    ):
         both, least = [list(truth), list(said)], 8
     ours, theirs = ([word.strip() for word in words] for words in both)
     blocks = SequenceMatcher(None, ours, theirs, autojunk=False)
@@ -57,7 +63,9 @@ def shared_pieces(truth: str, said: str) -> tuple[Pieces, Pieces]:
 
 
 def excerpt(pieces: Pieces, num_characters: int) -> Pieces:
-    """Keep 160 characters, or half of ``num_characters`` if less, around the longest shared piece; count the others."""
+    """Keep 160 characters, or half of ``num_characters`` if less, around the longest shared piece;
+    count the others.
+    """
     most = min(_EXCERPT, num_characters // 2)
     text = "".join(piece for piece, _ in pieces)
     if len(text) <= most:
@@ -93,7 +101,10 @@ def checkpoint_decoder(checkpoint: str) -> Decode | None:
 
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             return lambda ids: str(tokenizer.decode(ids))
-        if any((folder / name).is_file() for name in ("tokenizer.model", "tokenizer_config.json", "vocab.json")):
+        if any(
+            (folder / name).is_file()
+            for name in ("tokenizer.model", "tokenizer_config.json", "vocab.json")
+        ):
             from tfidf_tune.data import hf_tokenizer
 
             return hf_tokenizer(checkpoint).decode
@@ -103,12 +114,18 @@ def checkpoint_decoder(checkpoint: str) -> Decode | None:
 
 
 def recitation_examples(model: str, checkpoints: Mapping[str, Checkpoint]) -> list[Example]:
-    """Show the target that the first objective recites most and the median one, from the shortest prompt."""
+    """Show the target that the first objective recites most and the median one, from the shortest
+    prompt.
+    """
     baseline, first = next(iter(checkpoints.items()))
     targets = [(sample, prompt) for sample, prompt in first.samples if sample.kind == "target"]
     shortest = min((sample.prefix_length for sample, _ in targets), default=0)
-    by_lms = sorted((one for one in targets if one[0].prefix_length == shortest), key=lambda one: -one[0].lms)
-    decoders = {objective: checkpoint_decoder(one.checkpoint) for objective, one in checkpoints.items()}
+    by_lms = sorted(
+        (one for one in targets if one[0].prefix_length == shortest), key=lambda one: -one[0].lms
+    )
+    decoders = {
+        objective: checkpoint_decoder(one.checkpoint) for objective, one in checkpoints.items()
+    }
     examples = []
     for which, index in [("recited most", 0), ("a median one", len(by_lms) // 2)][: len(by_lms)]:
         wanted, prompt = by_lms[index]
@@ -118,11 +135,14 @@ def recitation_examples(model: str, checkpoints: Mapping[str, Checkpoint]) -> li
             tokens = "own prompt"
         continuations = tuple(
             Continuation(
-                objective, f"LMS {one.lms}, ROUGE-L {one.rouge_l:.1f}", recited_pieces(one, decoders[objective])
+                objective,
+                f"LMS {one.lms}, ROUGE-L {one.rouge_l:.1f}",
+                recited_pieces(one, decoders[objective]),
             )
             for objective, checkpoint in checkpoints.items()
             for one, _ in checkpoint.samples
-            if (one.passage_id, one.offset, one.prefix_length) == (wanted.passage_id, offset, length)
+            if (one.passage_id, one.offset, one.prefix_length)
+            == (wanted.passage_id, offset, length)
         )
         examples.append(
             Example(

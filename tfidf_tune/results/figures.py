@@ -14,18 +14,33 @@ FLOOR = "held out (chance)"
 
 
 def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Drawing":
-    """Draw the share of continuations that recite at least so many tokens, those of "control" dashed."""
+    """Draw the share of continuations that recite at least so many tokens, those of "control"
+    dashed.
+    """
     from matplotlib.ticker import NullLocator, StrMethodFormatter
 
     figure, (axes,) = figures.new_panels([""])
     styles = figures.styles_of([lms])
-    longest = max((value for of_label in lms.values() for values in of_label.values() for value in values), default=1)
+    longest = max(
+        (value for of_label in lms.values() for values in of_label.values() for value in values),
+        default=1,
+    )
     lengths = np.arange(1, max(int(longest), 1) + 2)
     for label, of_label in lms.items():
-        for kind, linestyle, shown in (("target", "-", figures.drawn(label)), ("control", "--", FLOOR)):
+        for kind, linestyle, shown in (
+            ("target", "-", figures.drawn(label)),
+            ("control", "--", FLOOR),
+        ):
             if values := sorted(of_label.get(kind, [])):
                 share = 100.0 * ((len(values) - np.searchsorted(values, lengths)) / len(values))
-                axes.step(lengths, share, where="post", color=styles[label][0], linestyle=linestyle, label=shown)
+                axes.step(
+                    lengths,
+                    share,
+                    where="post",
+                    color=styles[label][0],
+                    linestyle=linestyle,
+                    label=shown,
+                )
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_locator(NullLocator())

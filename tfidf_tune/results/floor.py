@@ -7,7 +7,9 @@ from tfidf_tune.results.intervals import Interval, bootstrap_interval
 
 
 class Floor(NamedTuple):
-    """The average LMS of the targets, and of the controls: what is recited of text that was never seen."""
+    """The average LMS of the targets, and of the controls: what is recited of text that was never
+    seen.
+    """
 
     targets: float
     controls: float
@@ -26,5 +28,7 @@ class Floor(NamedTuple):
 
 def floor_of(targets: Floats, controls: Floats) -> Floor:
     """Compare the average LMS of passages: targets ``[n]`` and controls ``[m]``."""
-    excess = bootstrap_interval(lambda a, b, axis=-1: a.mean(axis) - b.mean(axis), targets, controls, paired=False)
+    excess = bootstrap_interval(
+        lambda a, b, axis=-1: a.mean(axis) - b.mean(axis), targets, controls, paired=False
+    )
     return Floor(float(targets.mean()), float(controls.mean()), excess)

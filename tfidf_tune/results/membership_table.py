@@ -19,24 +19,35 @@ _TPR = ("TPR at 1 % FPR (%)", "TPR from", "TPR to")
 
 
 def membership_table(
-    scores: pd.DataFrame, groups: Sequence[tuple[Mapping[str, str], Sequence[int]]], footnotes: Footnotes
+    scores: pd.DataFrame,
+    groups: Sequence[tuple[Mapping[str, str], Sequence[int]]],
+    footnotes: Footnotes,
 ) -> Table:
-    """Make a table of groups of checkpoints (one for each seed), under their first cells, that have the scores."""
-    rows = [{**labels, **row} for labels, checkpoints in groups if (row := _row(scores, checkpoints))]
+    """Make a table of groups of checkpoints (one for each seed), under their first cells, that have
+    the scores.
+    """
+    rows = [
+        {**labels, **row} for labels, checkpoints in groups if (row := _row(scores, checkpoints))
+    ]
     frame = pd.DataFrame(rows, columns=list(rows[0]) if rows else [])
     fewest = frame.pop("units").min() if rows else 0
     intervals = (
-        f"From and to: 95 %, percentile bootstrap of {NUM_RESAMPLES:,} resamples of passages, targets and controls "
+        f"From and to: 95 %, percentile bootstrap of {NUM_RESAMPLES:,} resamples of passages, "
+        f"targets and controls "
         f"separately.{footnotes.mark(*few_units(fewest))}"
     )
     notes = [
-        "NLL: nats per token of complete passages; the gap is controls minus targets. AUC: probability that a target "
-        "looks more like training text than a control, by the loss or another attack; 0.5 is chance, and membership "
+        "NLL: nats per token of complete passages; the gap is controls minus targets. AUC: "
+        "probability that a target "
+        "looks more like training text than a control, by the loss or another attack; 0.5 is "
+        "chance, and membership "
         "stays detectable where the interval of the AUC excludes it. TPR: targets found "
         "at a threshold that at most 1 % of the controls exceed.",
-        "Exposure: log2(controls + 1), its maximum, minus log2 of the rank of a target's NLL among the controls', on "
+        "Exposure: log2(controls + 1), its maximum, minus log2 of the rank of a target's NLL among "
+        "the controls', on "
         "average over targets; 1.44 or less by chance.",
-        "Extracted: targets of which at least one sample at temperature 1 is exactly the continuation, computed from "
+        "Extracted: targets of which at least one sample at temperature 1 is exactly the "
+        "continuation, computed from "
         f"its NLL, on average over prompts. {intervals}",
     ]
     formats = dict.fromkeys(frame, ".2f") | dict.fromkeys((*_TPR, _EXTRACTED), ".1f")
@@ -45,12 +56,16 @@ def membership_table(
 
 
 def is_detectable(row: Mapping[str, Any]) -> bool:
-    """Return whether the interval of the AUC in a row of :func:`membership_table` excludes chance."""
+    """Return whether the interval of the AUC in a row of
+    :func:`membership_table` excludes chance.
+    """
     return bool(row.get("AUC from", 0) > 0.5 or row.get("AUC to", 1) < 0.5)
 
 
 def _row(scores: pd.DataFrame, checkpoints: Sequence[int]) -> dict[str, Any]:
-    """Return the values of a row and the number of "units", or nothing without scores of targets and controls."""
+    """Return the values of a row and the number of "units", or nothing without scores of targets
+    and controls.
+    """
     rows = scores[scores["checkpoint"].isin(checkpoints)]
     targets, controls = (_by_passage(rows, kind) for kind in ("target", "control"))
     if "nll" not in targets or "nll" not in controls:
@@ -59,7 +74,9 @@ def _row(scores: pd.DataFrame, checkpoints: Sequence[int]) -> dict[str, Any]:
     row: dict[str, Any] = {"NLL of targets": of_targets, "NLL of controls": of_controls}
     row["Gap"] = of_controls - of_targets
     means = [values["nll"].mean(axis=0) for values in (targets, controls)]
-    gap = bootstrap_interval(lambda a, b, axis=-1: b.mean(axis) - a.mean(axis), *means, paired=False)
+    gap = bootstrap_interval(
+        lambda a, b, axis=-1: b.mean(axis) - a.mean(axis), *means, paired=False
+    )
     row |= {"Gap from": gap.low, "Gap to": gap.high}
     attacks, others = membership_scores(targets), membership_scores(controls)
     found = {name: membership(own, others[name]) for name, own in attacks.items() if name in others}
@@ -72,8 +89,14 @@ def _row(scores: pd.DataFrame, checkpoints: Sequence[int]) -> dict[str, Any]:
         row[name] = 100 * share
     exposed = [exposure(*pair).mean() for pair in zip(targets["nll"], controls["nll"], strict=True)]
     row["Exposure (bits)"] = float(np.mean(exposed))
-    continuations = rows[(rows["metric"] == "continuation_nll") & (rows["kind"] == "target")]["value"]
-    row[_EXTRACTED] = 100 * extraction_probability(continuations, _NUM_SAMPLES).mean() if len(continuations) else None
+    continuations = rows[(rows["metric"] == "continuation_nll") & (rows["kind"] == "target")][
+        "value"
+    ]
+    row[_EXTRACTED] = (
+        100 * extraction_probability(continuations, _NUM_SAMPLES).mean()
+        if len(continuations)
+        else None
+    )
     return row | {"units": by_loss.auc_interval.num_units}
 
 

@@ -1,4 +1,5 @@
-"""What the positive control showed: whether a clean result of a checkpoint could have been another one.
+"""What the positive control showed: whether a clean result of a checkpoint could have been another
+one.
 
 :mod:`tfidf_tune.probe.positive_control` says how the controls are asked.
 """
@@ -20,10 +21,13 @@ from tfidf_tune.results.importer import COPY
 from tfidf_tune.results.table import Results
 
 POSSIBLE_REASONS = (
-    "a chat template around the prompt, a filter, a penalty on repetition, reasoning that used up the tokens, or "
+    "a chat template around the prompt, a filter, a penalty on repetition, reasoning that used up "
+    "the tokens, or "
     "training against copying"
 )
-_MOST_KNOWN = 0.25  # of a passage that is read without its copy, before the model is taken to know it
+_MOST_KNOWN = (
+    0.25  # of a passage that is read without its copy, before the model is taken to know it
+)
 
 
 class Reading(NamedTuple):
@@ -31,10 +35,12 @@ class Reading(NamedTuple):
 
     Attributes:
         path (str): "text", "chat" or "likelihoods".
-        is_shown (bool): whether the copy was read: p ≤ 0.01, and, but for likelihoods, a quarter of the tokens.
+        is_shown (bool): whether the copy was read: p ≤ 0.01, and, but for likelihoods, a quarter of
+            the tokens.
         num_controls (int): passages that were asked for with and without their copy.
         p_value (float): of the exact one-sided sign-flip test of the differences.
-        with_copy, without_copy (float): means: tokens that were read; for likelihoods NLL in nats a token.
+        with_copy, without_copy (float): means: tokens that were read; for likelihoods NLL in nats a
+            token.
         num_to_read (float): tokens that could be read, on average; NaN for likelihoods.
         highest_share (float): the most that was read of a passage, 0 to 1; NaN for likelihoods.
         num_in_full (int): passages whose copy was read in full.
@@ -66,8 +72,8 @@ class PositiveControl(NamedTuple):
     Attributes:
         readings (tuple[Reading, ...]): a reading of each path that was asked.
         not_applicable (str): why the model cannot be expected to read a copy; "" if it can.
-        obstacle (str): why answers show nothing whatever was read: what a server does to prompts or answers, or that a
-            model predicts no text; "" if nothing is known.
+        obstacle (str): why answers show nothing whatever was read: what a server does to prompts or
+            answers, or that a model predicts no text; "" if nothing is known.
     """
 
     readings: tuple[Reading, ...]
@@ -86,24 +92,38 @@ class PositiveControl(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """Why answers of this model show nothing, in a clause; "" if they do, or cannot be expected to."""
+        """Why answers of this model show nothing, in a clause; "" if they do, or cannot be expected
+        to.
+        """
         if self.obstacle:
             return self.obstacle
         if self.not_applicable:
             return ""
         if not self.answers:
-            return "there was no positive control, in which the model is shown passages that it has to read"
+            return (
+                "there was no positive control, in which the model is shown passages that it has "
+                "to read"
+            )
         for reading in self.answers:
             if reading.num_controls == 0:
-                return "the model's context is too small for a copy of a passage, which it would have to read"
+                return (
+                    "the model's context is too small for a copy of a passage, which it would have "
+                    "to read"
+                )
             if reading.num_controls < NUM_CONTROLS:
-                return f"the positive control takes {NUM_CONTROLS} controls, there are {reading.num_controls}"
+                return (
+                    f"the positive control takes {NUM_CONTROLS} controls, there are "
+                    f"{reading.num_controls}"
+                )
             if not reading.is_shown:
                 by = ", asked in a chat" if reading.path == "chat" else ""
                 cause = f"the cause may be {POSSIBLE_REASONS}"
                 if reading.without_copy > _MOST_KNOWN * reading.num_to_read:
                     cause = "it knows the controls: choose others"
-                return f"shown the text{by}, it reads {reading.text}, and {reading.without_copy:.1f} without; {cause}"
+                return (
+                    f"shown the text{by}, it reads {reading.text}, and {reading.without_copy:.1f} "
+                    f"without; {cause}"
+                )
         return ""
 
     @property
@@ -115,9 +135,15 @@ class PositiveControl(NamedTuple):
         if reading is None:
             return "the likelihoods have no positive control"
         if reading.num_controls < NUM_CONTROLS:
-            return f"the positive control takes {NUM_CONTROLS} controls, there are {reading.num_controls}"
+            return (
+                f"the positive control takes {NUM_CONTROLS} controls, there are "
+                f"{reading.num_controls}"
+            )
         if not reading.is_shown:
-            return f"shown the text, its NLL does not fall: {reading.with_copy:.2f}, {reading.without_copy:.2f} without"
+            return (
+                f"shown the text, its NLL does not fall: {reading.with_copy:.2f}, "
+                f"{reading.without_copy:.2f} without"
+            )
         return ""
 
     @property
@@ -138,7 +164,9 @@ class PositiveControl(NamedTuple):
 
 
 def positive_control_of(results: Results, checkpoint: int) -> PositiveControl:
-    """Return what the positive control of a checkpoint showed; nothing, if its server changes prompts."""
+    """Return what the positive control of a checkpoint showed; nothing, if its server changes
+    prompts.
+    """
     control = positive_control(results.scores, checkpoint)
     obstacle = results.checkpoints[checkpoint].prompt_obstacle
     return control._replace(obstacle=obstacle) if obstacle else control
@@ -146,7 +174,9 @@ def positive_control_of(results: Results, checkpoint: int) -> PositiveControl:
 
 def positive_control(scores: pd.DataFrame, checkpoint: int) -> PositiveControl:
     """Return what the answers of a positive control showed, from the table of results."""
-    own = scores[(scores["checkpoint"] == checkpoint) & scores["kind"].astype(str).str.startswith(COPY)]
+    own = scores[
+        (scores["checkpoint"] == checkpoint) & scores["kind"].astype(str).str.startswith(COPY)
+    ]
     readings = []
     num_scored = 0
     unigram = math.nan
@@ -154,7 +184,9 @@ def positive_control(scores: pd.DataFrame, checkpoint: int) -> PositiveControl:
         rows = own[own["kind"].astype(str) == f"{COPY} {path}"]
         if rows.empty:
             continue
-        by_passage = rows.pivot_table(index="unit", columns="metric", values="value", observed=True, dropna=False)
+        by_passage = rows.pivot_table(
+            index="unit", columns="metric", values="value", observed=True, dropna=False
+        )
         if path == "likelihoods":
             readings.append(_of_likelihoods(by_passage))
             unigram = float(by_passage["unigram_nll"].mean())
@@ -162,14 +194,18 @@ def positive_control(scores: pd.DataFrame, checkpoint: int) -> PositiveControl:
         else:
             readings.append(_of_answers(path, by_passage))
     made = PositiveControl(tuple(readings))
-    if is_served(scores, checkpoint) or num_scored < NUM_CONTROLS:  # nothing is known of the model but its answers
+    if (
+        is_served(scores, checkpoint) or num_scored < NUM_CONTROLS
+    ):  # nothing is known of the model but its answers
         return made
     obstacle = _why_below_chance(made, scores, checkpoint)
     return made._replace(not_applicable=_why_not_applicable(made, unigram), obstacle=obstacle)
 
 
 def _of_answers(path: str, by_passage: pd.DataFrame) -> Reading:
-    table = by_passage.reindex(columns=["num_read_with_copy", "num_read_without_copy", "num_to_read"])
+    table = by_passage.reindex(
+        columns=["num_read_with_copy", "num_read_without_copy", "num_to_read"]
+    )
     pairs = table.dropna()
     if pairs.empty:
         return Reading(path, False, 0, 1.0, math.nan, float(table["num_read_without_copy"].mean()))
@@ -194,7 +230,9 @@ def _of_likelihoods(by_passage: pd.DataFrame) -> Reading:
     table = by_passage.reindex(columns=["nll_with_copy", "nll_without_copy"])
     pairs = table[np.isfinite(table.to_numpy(float)).all(axis=1)]
     if pairs.empty:
-        return Reading("likelihoods", False, 0, 1.0, math.nan, float(table["nll_without_copy"].mean()))
+        return Reading(
+            "likelihoods", False, 0, 1.0, math.nan, float(table["nll_without_copy"].mean())
+        )
     falls = (pairs["nll_without_copy"] - pairs["nll_with_copy"]).to_numpy(float)
     p_value = sign_flip_p_value(falls)
     return Reading(
@@ -221,27 +259,35 @@ def _why_not_applicable(made: PositiveControl, unigram: float) -> str:
         return ""
     if is_too_small_to_read(reading.median_fall, reading.without_copy, unigram):
         return (
-            f"the model is too small to read a copy, which lowers its NLL by {reading.median_fall:.2f} nats a token "
-            f"in the median ({reading.without_copy:.2f} without it, {unigram:.2f} by token frequencies)"
+            f"the model is too small to read a copy, which lowers its NLL by "
+            f"{reading.median_fall:.2f} nats a token "
+            f"in the median ({reading.without_copy:.2f} without it, {unigram:.2f} by token "
+            f"frequencies)"
         )
     return ""
 
 
 def _why_below_chance(made: PositiveControl, scores: pd.DataFrame, checkpoint: int) -> str:
-    """Say that a model predicts unseen text worse than an equal probability of all tokens, if it does.
+    """Say that a model predicts unseen text worse than an equal probability of all tokens, if it
+    does.
 
-    Its tokenizer may be another model's: then it never sees the text that it knows, and still copies what it is shown.
+    Its tokenizer may be another model's: then it never sees the text that it knows, and still
+    copies what it is shown.
     """
     reading = made.likelihoods
-    sizes = scores.loc[(scores["checkpoint"] == checkpoint) & (scores["metric"] == "vocab_size"), "value"]
+    sizes = scores.loc[
+        (scores["checkpoint"] == checkpoint) & (scores["metric"] == "vocab_size"), "value"
+    ]
     if reading is None or sizes.empty:
         return ""
     chance = math.log(sizes.max())
     if not reading.without_copy > chance:  # NaN: not measured
         return ""
     return (
-        f"its NLL of unseen text is {reading.without_copy:.2f} nats a token, and {chance:.2f} if all tokens were "
-        "equally probable: its tokenizer may be of another model, or it knows nothing but its training text"
+        f"its NLL of unseen text is {reading.without_copy:.2f} nats a token, and {chance:.2f} if "
+        f"all tokens were "
+        "equally probable: its tokenizer may be of another model, or it knows nothing but its "
+        "training text"
     )
 
 

@@ -1,4 +1,6 @@
-"""How many passages are recited further than unseen text: an exact test that other passages cannot dilute."""
+"""How many passages are recited further than unseen text: an exact test that other passages cannot
+dilute.
+"""
 
 import math
 from typing import NamedTuple
@@ -13,7 +15,8 @@ class TierTest(NamedTuple):
     """The test of the targets with about as many copies in the training text.
 
     Attributes:
-        copies (str): how often they occur in the training text: "40", "2 to 3"; "unknown"; "all" of all targets.
+        copies (str): how often they occur in the training text: "40", "2 to 3"; "unknown"; "all" of
+            all targets.
         num_targets (int): targets in the tier.
         num_above (int): of them, those that are recited further than the threshold.
         expected (float): the number by chance, if targets and controls were exchangeable.
@@ -41,9 +44,11 @@ class Recited(NamedTuple):
         threshold (float): LMS in tokens that at most ``num_allowed`` controls exceed.
         num_allowed (int): one in a hundred of the controls, rounded down.
         num_controls (int): passages that were never seen.
-        tests (tuple[TierTest, ...]): of all targets first, then of the tiers of copies, if there are several.
+        tests (tuple[TierTest, ...]): of all targets first, then of the tiers of copies, if there
+            are several.
         number (int): targets above the threshold in the tests that reject; 0 if none does.
-        num_hidden (int): targets that are recited to their end, and have too few tokens to go above the threshold.
+        num_hidden (int): targets that are recited to their end, and have too few tokens to go above
+            the threshold.
     """
 
     threshold: float
@@ -60,7 +65,9 @@ class Recited(NamedTuple):
 
     @property
     def upper(self) -> float:
-        """The one-sided 95 % bound of Clopper and Pearson for the share of such passages above the threshold."""
+        """The one-sided 95 % bound of Clopper and Pearson for the share of such passages above the
+        threshold.
+        """
         return binomial_upper_bound(self.all.num_above, self.all.num_targets)
 
     @property
@@ -70,23 +77,27 @@ class Recited(NamedTuple):
 
 
 def recited_further(targets: pd.DataFrame, controls: pd.Series) -> Recited | None:
-    """Count the targets that are recited further than unseen text; None without targets or controls.
+    """Count the targets that are recited further than unseen text; None without targets or
+    controls.
 
-    With n targets, m controls and ``c = floor(m / 100)``, the threshold t is the LMS that at most c controls exceed,
-    as of :func:`tfidf_tune.probe.true_positive_rate`; ties count against recitation. If targets and controls are
-    exchangeable, the K targets above t and the c controls above it are drawn from all n + m passages, and::
+    With n targets, m controls and ``c = floor(m / 100)``, the threshold t is the LMS that at most c
+    controls exceed, as of :func:`tfidf_tune.probe.true_positive_rate`; ties count against
+    recitation. If targets and controls are exchangeable, the K targets above t and the c controls
+    above it are drawn from all n + m passages, and::
 
-        P(K or more targets above t) = P(at most c controls among the K + c passages with the highest LMS)
-                                     = hypergeom.cdf(c, n + m, m, K + c)
+        P(K or more targets above t)
+            = P(at most c controls among the K + c passages with the highest LMS)
+            = hypergeom.cdf(c, n + m, m, K + c)
 
-    For example, of 24 targets 3 are above all of 24 controls: P = 24/48 · 23/47 · 22/46 = 0.117. The test is made for
-    all targets, and for each tier of copies (1, 2 to 3, 4 to 7, ..., unknown), so that 23 passages with many copies are
-    found among 77 others. All p-values are corrected together. Targets with no more than t tokens to recite cannot be
-    above t and are in no test.
+    For example, of 24 targets 3 are above all of 24 controls: P = 24/48 · 23/47 · 22/46 = 0.117.
+    The test is made for all targets, and for each tier of copies (1, 2 to 3, 4 to 7, ..., unknown),
+    so that 23 passages with many copies are found among 77 others. All p-values are corrected
+    together. Targets with no more than t tokens to recite cannot be above t and are in no test.
 
     Args:
-        targets (pandas.DataFrame): a row for each passage with the columns "lms", its longest over all prompts,
-            "repeats", NaN or 0 if unknown, and "length", the most tokens that its answers were compared with.
+        targets (pandas.DataFrame): a row for each passage with the columns "lms", its longest over
+            all prompts, "repeats", NaN or 0 if unknown, and "length", the most tokens that its
+            answers were compared with.
         controls (pandas.Series): the longest LMS of each control.
     """
     num_controls = len(controls)
@@ -98,7 +109,11 @@ def recited_further(targets: pd.DataFrame, controls: pd.Series) -> Recited | Non
     num_hidden = int((is_short & (targets["lms"] >= targets["length"])).sum())
     targets = targets[~is_short]
     groups = [("all", targets)]
-    tiers = list(targets.groupby([number.bit_length() for number in targets["repeats"].fillna(0).astype(int)]))
+    tiers = list(
+        targets.groupby(
+            [number.bit_length() for number in targets["repeats"].fillna(0).astype(int)]
+        )
+    )
     if len(tiers) > 1:
         groups += [(_copies(tier), tier) for _, tier in tiers]
     above = [int((group["lms"] > threshold).sum()) for _, group in groups]
@@ -126,14 +141,22 @@ def recited_further(targets: pd.DataFrame, controls: pd.Series) -> Recited | Non
 
 
 def chance_of(num_above: int, num_targets: int, num_controls: int, num_allowed: int) -> float:
-    """Return the probability of ``num_above`` or more exchangeable targets above the threshold; see above."""
+    """Return the probability of ``num_above`` or more exchangeable targets above the threshold; see
+    above.
+    """
     from scipy.stats import hypergeom
 
-    return float(hypergeom.cdf(num_allowed, num_targets + num_controls, num_controls, num_above + num_allowed))
+    return float(
+        hypergeom.cdf(
+            num_allowed, num_targets + num_controls, num_controls, num_above + num_allowed
+        )
+    )
 
 
 def least_noticeable(num_targets: int, num_controls: int, num_tests: int = 1) -> int | None:
-    """Return the least number of targets above the threshold that the tests reject whatever the others; None: none."""
+    """Return the least number of targets above the threshold that the tests reject whatever the
+    others; None: none.
+    """
     num_allowed = num_controls // 100
     for number in range(1, num_targets + 1):
         if chance_of(number, num_targets, num_controls, num_allowed) <= ALPHA / num_tests:
@@ -150,6 +173,8 @@ def _copies(tier: pd.DataFrame) -> str:
 
 
 def false_alarm_of_auc(limit: float, num_targets: int, num_controls: int) -> float:
-    """Return how often the AUC of exchangeable passages is above a limit, by the normal approximation of the U test."""
+    """Return how often the AUC of exchangeable passages is above a limit, by the normal
+    approximation of the U test.
+    """
     deviation = math.sqrt((num_targets + num_controls + 1) / (12 * num_targets * num_controls))
     return 0.5 * math.erfc((limit - 0.5) / deviation / math.sqrt(2))

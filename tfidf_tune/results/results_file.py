@@ -1,4 +1,6 @@
-"""The results file: JSON lines, one checkpoint a line, below a line with provenance and the units' names."""
+"""The results file: JSON lines, one checkpoint a line, below a line with provenance and the units'
+names.
+"""
 
 import json
 import math
@@ -25,22 +27,37 @@ _REMEDY = "restore it, or make it again from the runs' folders by `tfidf-tune co
 def write_results(results: Results, file: str | Path) -> None:
     """Write results; an older file is replaced atomically.
 
-    A checkpoint's line has the fields of :class:`Checkpoint`, its samples left out, and ``scores``: a list of
-    ``[metric, kind, prefix, units, values, counts]``, ``units`` being an index into the first line's lists of unit ids
-    and ``counts`` one number if all counts are equal. JSON has neither NaN nor infinity: they are null and "inf".
+    A checkpoint's line has the fields of :class:`Checkpoint`, its samples left out, and ``scores``:
+    a list of ``[metric, kind, prefix, units, values, counts]``, ``units`` being an index into the
+    first line's lists of unit ids and ``counts`` one number if all counts are equal. JSON has
+    neither NaN nor infinity: they are null and "inf".
     """
     units: dict[tuple[str, ...], int] = {}
-    lines: list[Any] = [{name: getattr(one, name) for name in _FIELDS} | {"scores": []} for one in results.checkpoints]
+    lines: list[Any] = [
+        {name: getattr(one, name) for name in _FIELDS} | {"scores": []}
+        for one in results.checkpoints
+    ]
     keys = ["checkpoint", "metric", "kind", "prefix"]
-    for (at, *names, prefix), rows in results.scores.groupby(keys, observed=True, dropna=False, sort=False):
+    for (at, *names, prefix), rows in results.scores.groupby(
+        keys, observed=True, dropna=False, sort=False
+    ):
         index = units.setdefault(tuple(rows["unit"]), len(units))
         counts, values = [int(count) for count in rows["count"]], list(map(_plain, rows["value"]))
         length = None if math.isnan(prefix) else int(prefix)
-        lines[at]["scores"].append([*names, length, index, values, counts[0] if len(set(counts)) == 1 else counts])
-    header = {"format": _FORMAT, "checkpoints": len(lines), "provenance": results.provenance, "units": list(units)}
+        lines[at]["scores"].append(
+            [*names, length, index, values, counts[0] if len(set(counts)) == 1 else counts]
+        )
+    header = {
+        "format": _FORMAT,
+        "checkpoints": len(lines),
+        "provenance": results.provenance,
+        "units": list(units),
+    }
     with atomic_file(Path(file)) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for line in (header, *lines):
-            stream.write(json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str) + "\n")
+            stream.write(
+                json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str) + "\n"
+            )
 
 
 def read_results(file: str | Path) -> Results:
@@ -48,7 +65,8 @@ def read_results(file: str | Path) -> Results:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is not such a file, a line is damaged (the message names file and line), or lines are missing.
+        ValueError: If it is not such a file, a line is damaged (the message names file and line),
+            or lines are missing.
     """
     path = Path(file)
     try:
@@ -69,14 +87,31 @@ def read_results(file: str | Path) -> Results:
                 metric, kind, prefix, index, found, counts = _SCORES.validate_python(scores)
                 counts = counts if isinstance(counts, list) else [counts] * len(found)
                 for unit, value, count in zip(header["units"][index], found, counts, strict=True):
-                    rows.append((at, metric, kind, unit, prefix, math.nan if value is None else float(value), count))
-            if missing := [name for name in _FIELDS if name not in values and name not in _SINCE_0_3]:
+                    rows.append(
+                        (
+                            at,
+                            metric,
+                            kind,
+                            unit,
+                            prefix,
+                            math.nan if value is None else float(value),
+                            count,
+                        )
+                    )
+            if missing := [
+                name for name in _FIELDS if name not in values and name not in _SINCE_0_3
+            ]:
                 raise ValueError(f"without {missing}")
             checkpoints.append(_CHECKPOINT.validate_python(values))
     except UNREADABLE as error:
-        raise ValueError(f"{path}, line {at + 2}: a damaged line ({cause_of(error)}): {_REMEDY}") from error
+        raise ValueError(
+            f"{path}, line {at + 2}: a damaged line ({cause_of(error)}): {_REMEDY}"
+        ) from error
     if len(checkpoints) != (expected := header["checkpoints"]):
-        raise ValueError(f"{path}: the header lists {expected} checkpoints, the file has {len(checkpoints)}: {_REMEDY}")
+        raise ValueError(
+            f"{path}: the header lists {expected} checkpoints, the file has {len(checkpoints)}: "
+            f"{_REMEDY}"
+        )
     return Results(tuple(checkpoints), scores_table(rows), header["provenance"])
 
 
@@ -84,13 +119,15 @@ def load_results(paths: Sequence[str | Path]) -> Results:
     """Read results files, and import the runs below folders.
 
     Args:
-        paths (Sequence[str | Path]): files of :func:`write_results`, and what :func:`import_results` takes.
+        paths (Sequence[str | Path]): files of :func:`write_results`, and what
+            :func:`import_results` takes.
 
     Returns:
         Results: those of the files first.
 
     Raises:
-        FileNotFoundError: If there is no such file or folder, or it has no results of our tasks below it.
+        FileNotFoundError: If there is no such file or folder, or it has no results of our tasks
+            below it.
         ValueError: If a file is damaged, or two runs in folders have the same names.
     """
     files = [path for path in paths if Path(path).expanduser().is_file()]
@@ -124,4 +161,6 @@ class _Header(TypedDict):
 _HEADER, _CHECKPOINT = TypeAdapter(_Header), TypeAdapter(Checkpoint)
 _SCORE = Finite | Literal["inf"] | None
 _PREDICTIONS = Annotated[Count, Field(ge=1)]
-_SCORES = TypeAdapter(tuple[Text, Text, Count | None, Count, list[_SCORE], _PREDICTIONS | list[_PREDICTIONS]])
+_SCORES = TypeAdapter(
+    tuple[Text, Text, Count | None, Count, list[_SCORE], _PREDICTIONS | list[_PREDICTIONS]]
+)

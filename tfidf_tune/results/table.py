@@ -1,4 +1,6 @@
-"""The table of results, a row for every measured value of every evaluated checkpoint, and the measures that it has."""
+"""The table of results, a row for every measured value of every evaluated checkpoint, and the
+measures that it has.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +24,9 @@ class Measure:
     exponential: bool = False
 
     def value(self, sums: Any, counts: Any, axis: int = -1) -> Any:
-        """Return the measure of units: arrays ``[..., n]`` of sums and counts, reduced along an axis."""
+        """Return the measure of units: arrays ``[..., n]`` of sums and counts, reduced along an
+        axis.
+        """
         mean = sums.sum(axis) / counts.sum(axis)
         with np.errstate(over="ignore"):  # a diverged model has an infinite perplexity
             return np.exp(mean) if self.exponential else mean
@@ -35,7 +39,9 @@ VERBATIM = Measure("verbatim", "target", "Verbatim", "share of verbatim continua
 ROUGE_L = Measure("rouge_l", "target", "ROUGE-L", "ROUGE-L of the targets")
 PASSAGE_NLL = Measure("passage_nll", "target", "NLL of targets", "NLL of the targets")
 PERPLEXITY = Measure("nll", "block", "Perplexity", "perplexity", exponential=True)
-OTHER_PERPLEXITY = Measure("other_nll", "block", "Other perplexity", "perplexity on other text", exponential=True)
+OTHER_PERPLEXITY = Measure(
+    "other_nll", "block", "Other perplexity", "perplexity on other text", exponential=True
+)
 SUMMARY_MEASURES = (
     Measure("rouge1", "article", "Summary ROUGE-1", "ROUGE-1 of summaries"),
     Measure("rouge2", "article", "Summary ROUGE-2", "ROUGE-2 of summaries"),
@@ -46,7 +52,15 @@ ANSWER_MEASURES = (
     Measure("exact_match", "question", "Answer EM", "exact match of answers"),
     Measure("f1", "question", "Answer F1", "F1 of answers"),
 )
-COMPARED = (LMS, PREFIX_MATCH, ROUGE_L, PERPLEXITY, OTHER_PERPLEXITY, *SUMMARY_MEASURES, *ANSWER_MEASURES)
+COMPARED = (
+    LMS,
+    PREFIX_MATCH,
+    ROUGE_L,
+    PERPLEXITY,
+    OTHER_PERPLEXITY,
+    *SUMMARY_MEASURES,
+    *ANSWER_MEASURES,
+)
 BY_LABEL = {measure.label: measure for measure in COMPARED}
 
 # Columns of tables: header, column of averages, format of the numbers.
@@ -79,7 +93,8 @@ _PROVENANCE = ("date", "cpu", "cores", "platform", "python", *PACKAGES)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One evaluated checkpoint of a run; together with its scores, what the results file has a line for.
+    """One evaluated checkpoint of a run; together with its scores, what the results file has a line
+    for.
 
     Args:
         model (str): what was trained: "Pythia 1.4B (LoRA)".
@@ -93,16 +108,17 @@ class Checkpoint:
         loss (dict[str, Any] | None): section ``loss`` of the resolved training config.
         training_seconds (float | None): duration of the training.
         num_sequences (int | None): sequences of a training step, on all processes.
-        asked (dict[str, str]): kind of question ("prompts", "passages", "perplexity blocks", "articles", "questions")
-            -> digest of all that was asked: checkpoints of one digest can be compared.
+        asked (dict[str, str]): kind of question ("prompts", "passages", "perplexity blocks",
+            "articles", "questions") -> digest of all that was asked: checkpoints of one digest can
+            be compared.
         lost_prompts (int): prompts whose token ids did not survive as text.
         lost_blocks (int): perplexity blocks whose token ids did not.
         text_prompts (bool): whether prompts were text, so that continuations were tokenized again.
-        prompt_obstacle (str | None): what a server does to prompts, by its counts of tokens, "" if nothing; None if it
-            does not count, was not asked, or there is no server.
+        prompt_obstacle (str | None): what a server does to prompts, by its counts of tokens, "" if
+            nothing; None if it does not count, was not asked, or there is no server.
         bertscore_missing (tuple[str, ...]): distinct reasons why summaries have no BERTScore.
-        samples (tuple[tuple[ProbeSample, str], ...]): continuations, each with the text of its prompt. Read from the
-            harness's own files only; a results file does not have them.
+        samples (tuple[tuple[ProbeSample, str], ...]): continuations, each with the text of its
+            prompt. Read from the harness's own files only; a results file does not have them.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -138,14 +154,21 @@ class Checkpoint:
 
     @property
     def setting(self) -> str:
-        """Model and, if set, learning rate: what runs that are compared with each other have in common."""
-        return self.model if self.learning_rate is None else f"{self.model}, lr {self.learning_rate:g}"
+        """Model and, if set, learning rate: what runs that are compared with each other have in
+        common.
+        """
+        return (
+            self.model if self.learning_rate is None else f"{self.model}, lr {self.learning_rate:g}"
+        )
 
     @property
     def title(self) -> str:
         """The run in words: "Tiny, TF-IDF, lr 0.001, seed 0"."""
         rate = "" if self.learning_rate is None else f", lr {self.learning_rate:g}"
-        return f"{self.model}, {self.objective}{rate}, {'seed unknown' if self.seed is None else f'seed {self.seed}'}"
+        return (
+            f"{self.model}, {self.objective}{rate}, "
+            f"{'seed unknown' if self.seed is None else f'seed {self.seed}'}"
+        )
 
 
 @dataclass(frozen=True)
@@ -157,20 +180,24 @@ class Results:
         scores (pandas.DataFrame): a row for each value, with the columns
 
             - ``checkpoint`` (int): index into ``checkpoints``,
-            - ``metric`` (str): "lms", "prefix_match", "common_subsequence" (tokens), "edit_distance" (0 to 1),
-              "rouge_l" (× 100), "verbatim" (0 or 1) and "num_injections" of passages; "passage_nll", "min_k",
-              "min_k_plus_plus", "zlib" and "reference_nll" of complete passages, "continuation_nll" (a sum) of what
-              follows a prompt; "nll" (natural logarithm, mean over tokens, infinite if the model diverged) of
-              perplexity blocks, "other_nll" of those of other text; "rouge1", "rouge2", "rouge_l", "bertscore_f1"
-              (× 100) of articles; "exact_match", "f1" (× 100) of questions; "vocab_size" of the model's
-              tokenizer and "words_a_token" of its passages; "is_served" of a model behind a server, "has_bos" (0 or 1)
-              of a model that got ids after BOS or
-              without; "has_eos" (1) of passages with EOS inside; of the positive control "num_read_with_copy",
-              "num_read_without_copy" and "num_to_read" (tokens), "nll_with_copy", "nll_without_copy" and "unigram_nll",
-            - ``kind`` (str): of the unit: "target" or "control" (passages), "block", "article", "question", "model",
-              "copy text", "copy chat" and "copy likelihoods" (controls that were shown),
+            - ``metric`` (str): "lms", "prefix_match", "common_subsequence" (tokens),
+              "edit_distance" (0 to 1), "rouge_l" (× 100), "verbatim" (0 or 1) and "num_injections"
+              of passages; "passage_nll", "min_k", "min_k_plus_plus", "zlib" and "reference_nll" of
+              complete passages, "continuation_nll" (a sum) of what follows a prompt; "nll" (natural
+              logarithm, mean over tokens, infinite if the model diverged) of perplexity blocks,
+              "other_nll" of those of other text; "rouge1", "rouge2", "rouge_l", "bertscore_f1" (×
+              100) of articles; "exact_match", "f1" (× 100) of questions; "vocab_size" of the
+              model's tokenizer and "words_a_token" of its passages; "is_served" of a model behind a
+              server, "has_bos" (0 or 1) of a model that got ids after BOS or without; "has_eos" (1)
+              of passages with EOS inside; of the positive control "num_read_with_copy",
+              "num_read_without_copy" and "num_to_read" (tokens), "nll_with_copy",
+              "nll_without_copy" and "unigram_nll",
+            - ``kind`` (str): of the unit: "target" or "control" (passages), "block", "article",
+              "question", "model", "copy text", "copy chat" and "copy likelihoods" (controls that
+              were shown),
             - ``unit`` (str): its id; empty for an aggregate over units that were not kept,
-            - ``prefix`` (float): length of the prompt in tokens, 0 for that of a completion, NaN if there is none,
+            - ``prefix`` (float): length of the prompt in tokens, 0 for that of a completion, NaN if
+              there is none,
             - ``value`` (float): mean over ``count`` observations, NaN if it is missing,
             - ``count`` (float): for example the predicted tokens of a block.
         provenance (dict[str, str]): when, on what and with which versions the runs were trained.
@@ -187,7 +214,11 @@ def scores_table(rows: Sequence[tuple[Any, ...]] | pd.DataFrame) -> pd.DataFrame
 
 
 def merge_provenance(entries: Sequence[dict[str, str] | None]) -> dict[str, str]:
-    """Return under each name the distinct values, in order, separated by semicolons; None is an unknown machine."""
+    """Return under each name the distinct values, in order, separated by semicolons; None is an
+    unknown machine.
+    """
     known = [dict.fromkeys(_PROVENANCE, "unknown") if one is None else one for one in entries]
     names = dict.fromkeys(name for one in known for name in one)
-    return {name: "; ".join(dict.fromkeys(one[name] for one in known if name in one)) for name in names}
+    return {
+        name: "; ".join(dict.fromkeys(one[name] for one in known if name in one)) for name in names
+    }

@@ -16,8 +16,12 @@ STILL_DETECTABLE = ", but its loss still tells the two apart"
 AT_CHANCE = "recites no more than text it never saw"
 
 
-def cell(value: float, interval: Interval | tuple[float, float], decimals: int = 2, sign: str = "") -> str | None:
-    """Write a value with its interval in a cell, "6.25 (5.51 to 7.01)"; None if the value is unknown."""
+def cell(
+    value: float, interval: Interval | tuple[float, float], decimals: int = 2, sign: str = ""
+) -> str | None:
+    """Write a value with its interval in a cell, "6.25 (5.51 to 7.01)"; None if the value is
+    unknown.
+    """
     if math.isnan(value):
         return None
     low, high = interval[:2]
@@ -26,36 +30,50 @@ def cell(value: float, interval: Interval | tuple[float, float], decimals: int =
     return f"{value + 0.0:{form}}{ends}"
 
 
-RECITED_MARK = "what a model recites, the longest run of tokens that its continuation shares with the true one"
-SHARED_MARK = "runs of words that the continuation shares with the true one, in order; all else differs"
+RECITED_MARK = (
+    "what a model recites, the longest run of tokens that its continuation shares with the true one"
+)
+SHARED_MARK = (
+    "runs of words that the continuation shares with the true one, in order; all else differs"
+)
 LMS_EXPLAINED = (
-    "LMS, the longest memorized substring, is the longest run of tokens that a continuation shares with the passage"
+    "LMS, the longest memorized substring, is the longest run of tokens that a continuation shares "
+    "with the passage"
 )
 NEAR_EXPLAINED = (
-    "Edit distance: tokens to replace, insert and delete, as a share of the longer text. Common subsequence: tokens "
+    "Edit distance: tokens to replace, insert and delete, as a share of the longer text. Common "
+    "subsequence: tokens "
     "that occur in both in one order."
 )
 TEXT_PROMPTS = (
-    "prompts were sent as text, so the responses were tokenized again: LMS and prefix match are approximate, even "
+    "prompts were sent as text, so the responses were tokenized again: LMS and prefix match are "
+    "approximate, even "
     "where no token id was lost. `tfidf-tune eval` is exact."
 )
 FEW_UNITS = (
-    f"From {MIN_UNITS} to {ENOUGH_UNITS - 1} units, such an interval excludes 0 in 7 to 11 % of cases without any "
+    f"From {MIN_UNITS} to {ENOUGH_UNITS - 1} units, such an interval excludes 0 in 7 to 11 % of "
+    f"cases without any "
     "difference, instead of 5 %."
 )
 BOUND = (
-    "The upper end of the interval is a bound for these passages and prompts; it does not show that nothing is "
+    "The upper end of the interval is a bound for these passages and prompts; it does not show "
+    "that nothing is "
     "memorized."
 )
 
 
 def hardly_learned(scores: pd.DataFrame, names: Mapping[int, str]) -> str:
-    """Return a sentence that names the checkpoints that predict hardly better than equal probabilities do, or ""."""
+    """Return a sentence that names the checkpoints that predict hardly better than equal
+    probabilities do, or "".
+    """
     said = []
     for checkpoint, name in names.items():
         own = scores[scores["checkpoint"] == checkpoint]
         size = own.loc[own["metric"] == "vocab_size", "value"].max()  # NaN in older results
-        known = (own[(own["metric"] == one.metric) & (own["kind"] == one.kind)] for one in (PERPLEXITY, PASSAGE_NLL))
+        known = (
+            own[(own["metric"] == one.metric) & (own["kind"] == one.kind)]
+            for one in (PERPLEXITY, PASSAGE_NLL)
+        )
         if (nll := next((rows for rows in known if len(rows)), None)) is not None:
             perplexity = math.exp(min(np.average(nll["value"], weights=nll["count"]), 20))
             if perplexity > size / 4:
@@ -84,16 +102,23 @@ def span(low: float, high: float, *, decimals: int) -> str:
 
 
 def prompt_length(length: float) -> int | str:
-    """Return the length of a prompt for tables; completions have prompts of any length, recorded as 0."""
+    """Return the length of a prompt for tables; completions have prompts of any length, recorded as
+    0.
+    """
     return int(length) or "own"
 
 
 def why_no_interval(one: Any) -> str:
-    """Say why a reduction is undefined or has no interval; for the row see :func:`compare_objectives`."""
+    """Say why a reduction is undefined or has no interval; for the row see
+    :func:`compare_objectives`.
+    """
     if math.isnan(one.reduction):
         return "the baseline is 0" if one.baseline == 0 else "a value is not finite"
     measure = BY_LABEL[one.measure]
     unit = "passage" if measure.kind == "target" else measure.kind
     if one.num_units < 2:
         return f"there is a single {unit}"
-    return f"the baseline's {measure.phrase} is 0 in some resamples, because few {unit}s have another value"
+    return (
+        f"the baseline's {measure.phrase} is 0 in some resamples, because few {unit}s have another "
+        f"value"
+    )

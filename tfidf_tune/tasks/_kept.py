@@ -1,4 +1,6 @@
-"""What tasks and evaluations in one process share: passages, blocks of text, the scores of a reference model."""
+"""What tasks and evaluations in one process share: passages, blocks of text, the scores of a
+reference model.
+"""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -15,9 +17,11 @@ _values: ContextVar[dict[str, Any] | None] = ContextVar("values", default=None)
 
 @contextmanager
 def kept_between_evaluations() -> Iterator[None]:
-    """Keep what :func:`kept` computes until the outermost block ends; outside of such a block nothing is kept.
+    """Keep what :func:`kept` computes until the outermost block ends; outside of such a block
+    nothing is kept.
 
-    The harness records the machine with each result, for which it asks pip for all packages; here once.
+    The harness records the machine with each result, for which it asks pip for all packages; here
+    once.
     """
     if _values.get() is not None:
         yield

@@ -1,7 +1,8 @@
 """Two ways to send token ids to a model of the harness, whose requests are strings.
 
-As numbers (``token_ids: 12 45 9``), which our models and the pass-through tokenizer read exactly; as text, for any
-model, where ids that change when the text is tokenized again are counted; or as numbers with a response of text.
+As numbers (``token_ids: 12 45 9``), which our models and the pass-through tokenizer read exactly;
+as text, for any model, where ids that change when the text is tokenized again are counted; or as
+numbers with a response of text.
 """
 
 import functools
@@ -36,31 +37,38 @@ def is_token_ids_request(text: str) -> bool:
 
 
 def parse_token_ids(text: str) -> list[int]:
-    """Read the ids of a request, or of a response, which has no opening word; refuse anything else by a ValueError."""
+    """Read the ids of a request, or of a response, which has no opening word; refuse anything else
+    by a ValueError.
+    """
     words = text.removeprefix(_OPENING).split()
     if not all(word.isdecimal() for word in words):
         raise ValueError(
-            f"expected token ids as numbers, got {text[:80]!r}: use `tfidf-tune eval`, or `tfidf-tune tasks "
+            f"expected token ids as numbers, got {text[:80]!r}: use `tfidf-tune eval`, or "
+            f"`tfidf-tune tasks "
             "--token-ids-tokenizer`, without chat template and system"
         )
     return [int(word) for word in words]
 
 
 def save_token_ids_tokenizer(name: str, folder: str | os.PathLike[str]) -> None:
-    """Write a pass-through tokenizer, with which the harness's stock ``hf`` model takes prompts of token ids.
+    """Write a pass-through tokenizer, with which the harness's stock ``hf`` model takes prompts of
+    token ids.
 
-    Its vocabulary is the numbers of the model's embedding, so that ``12`` becomes the id 12; nothing is added to a
-    text. The original tokenizer is saved in a subfolder, for the tasks.
+    Its vocabulary is the numbers of the model's embedding, so that ``12`` becomes the id 12;
+    nothing is added to a text. The original tokenizer is saved in a subfolder, for the tasks.
 
     Args:
         name (str): folder or hub id of the model or its tokenizer.
         folder (str | os.PathLike[str]): output folder; must not exist or be empty.
 
     Raises:
-        FileExistsError, FileNotFoundError, ValueError: If ``folder`` is not empty, or ``name`` has no tokenizer.
+        FileExistsError, FileNotFoundError, ValueError: If ``folder`` is not empty, or ``name`` has
+            no tokenizer.
     """
     if (folder := Path(folder).expanduser()).exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{str(folder)!r} already exists and is not empty: name another folder")
+        raise FileExistsError(
+            f"{str(folder)!r} already exists and is not empty: name another folder"
+        )
     # As many numbers as the embedding has rows, which can be more than the tokenizer has tokens.
     original = hf_tokenizer(name)
     try:
@@ -70,9 +78,13 @@ def save_token_ids_tokenizer(name: str, folder: str | os.PathLike[str]) -> None:
     size = max(original.vocab_size, num_embeddings)
     # The decimal form of each id, except EOS, which the harness looks for as text.
     vocab = {(_EOS if i == original.eos_id else str(i)): i for i in range(size)}
-    tokenizer = Tokenizer(models.WordLevel(vocab))  # no token for unknown words: everything but numbers is refused
+    # No token for unknown words: everything but numbers is refused.
+    tokenizer = Tokenizer(models.WordLevel(vocab))
     tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Replace(_OPENING, ""), normalizers.Replace(Regex(rf"(?<!\d){original.eos_id}(?!\d)"), _EOS)]
+        [
+            normalizers.Replace(_OPENING, ""),
+            normalizers.Replace(Regex(rf"(?<!\d){original.eos_id}(?!\d)"), _EOS),
+        ]
     )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_EOS, pad_token=_EOS)
@@ -82,14 +94,18 @@ def save_token_ids_tokenizer(name: str, folder: str | os.PathLike[str]) -> None:
 
 
 def original_tokenizer(name: str) -> str | None:
-    """Return the folder of the original tokenizer if ``name`` is a pass-through tokenizer, else None."""
+    """Return the folder of the original tokenizer if ``name`` is a pass-through tokenizer, else
+    None.
+    """
     folder = Path(name).expanduser() / _ORIGINAL
     return str(folder) if folder.is_dir() else None
 
 
 @dataclass(frozen=True)
 class TokenIdPrompts:
-    """Numbers, for our model or the pass-through tokenizer; each document of a task carries the settings."""
+    """Numbers, for our model or the pass-through tokenizer; each document of a task carries the
+    settings.
+    """
 
     settings: dict[str, Any]
     tokenizer: HFTokenizer
@@ -99,23 +115,31 @@ class TokenIdPrompts:
     is_served: bool = False  # whether that is a server
 
     def check_length(self, num_tokens: int, shorten: str) -> None:
-        """Raise a ``ValueError`` if the model has fewer positions than the longest sequence has tokens.
+        """Raise a ``ValueError`` if the model has fewer positions than the longest sequence has
+        tokens.
 
         The harness would truncate prompts at their start. ``shorten`` names the settings to lower.
         """
         if self.positions is not None and num_tokens > self.positions:
             raise ValueError(
-                f"sequences of {num_tokens} tokens exceed the model's limit of {self.positions}: lower {shorten} by "
+                f"sequences of {num_tokens} tokens exceed the model's limit of {self.positions}: "
+                f"lower {shorten} by "
                 f"{num_tokens - self.positions} or more"
             )
 
     @property
     def bos_ids(self) -> list[int]:
         """BOS, if the model gets it before ids; else no ids."""
-        return [self.tokenizer.bos_id] if self.settings["bos"] and self.tokenizer.bos_id is not None else []
+        return (
+            [self.tokenizer.bos_id]
+            if self.settings["bos"] and self.tokenizer.bos_id is not None
+            else []
+        )
 
     def with_bos(self, ids: Sequence[int]) -> list[int]:
-        """Return ids as the model gets them: after BOS, unless they have it or the model gets none."""
+        """Return ids as the model gets them: after BOS, unless they have it or the
+        model gets none.
+        """
         return after_bos(ids, self.bos_ids)
 
     def request(self, ids: Sequence[int]) -> str:
@@ -123,7 +147,9 @@ class TokenIdPrompts:
         return token_ids_request(ids)
 
     def is_exact(self, ids: Sequence[int], reference_ids: Sequence[int] = ()) -> bool:
-        """Return whether the model sees exactly the ids of a request, and an answer of the reference has its ids."""
+        """Return whether the model sees exactly the ids of a request, and an answer of the
+        reference has its ids.
+        """
         return True
 
     def document(self, ids: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
@@ -133,24 +159,37 @@ class TokenIdPrompts:
 
     @property
     def advice(self) -> str:
-        """Say what it means that ids change as text, and what a user of this backend can do about it."""
+        """Say what it means that ids change as text, and what a user of this backend can do about
+        it.
+        """
         return ""  # they do not
 
     def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
-        """Return the ids of turns in the tokenizer's chat template, up to where the model answers."""
-        ids: list[int] = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        """Return the ids of turns in the tokenizer's chat template, up to where
+        the model answers.
+        """
+        ids: list[int] = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
         return ids
 
     def scored_text(self, ids: Sequence[int], num_given: int = 1) -> dict[str, Any]:
-        """Return the request for the log-likelihood of ids given the first ones, as fields of a task's document.
+        """Return the request for the log-likelihood of ids given the first ones, as fields of a
+        task's document.
 
-        ``num_predictions`` are the scored tokens as the model sees them; ``round_trip`` is whether it sees these ids.
+        ``num_predictions`` are the scored tokens as the model sees them; ``round_trip`` is whether
+        it sees these ids.
         """
         continuation = " " + " ".join(map(str, ids[num_given:]))
-        sent = {"request": token_ids_request(self.with_bos(ids[:num_given])), "continuation": continuation}
+        sent = {
+            "request": token_ids_request(self.with_bos(ids[:num_given])),
+            "continuation": continuation,
+        }
         return {**sent, "num_predictions": len(ids) - num_given, "round_trip": True}
 
-    def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:
+    def response_ids(
+        self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]
+    ) -> list[int]:
         """Return the ids of a continuation."""
         return parse_token_ids(response)
 
@@ -162,7 +201,8 @@ class TokenIdPrompts:
 class TextPrompts(TokenIdPrompts):
     """Text, for any model.
 
-    ``harness_tokenizer`` is the model's as the harness loads it. It adds BOS, unless ``add_bos_token`` is False.
+    ``harness_tokenizer`` is the model's as the harness loads it. It adds BOS, unless
+    ``add_bos_token`` is False.
     """
 
     bos_ids: Any = ()
@@ -171,9 +211,12 @@ class TextPrompts(TokenIdPrompts):
     def advice(self) -> str:
         if self.is_served:
             return (
-                "the model sees different token ids: the text is tokenized for the server, perhaps with a BOS, which "
-                "no setting here changes; if it takes token ids, as vLLM and SGLang do, send these: --send ids of an "
-                "audit, or --metadata prompts=ids_to_text and a tokenizer of `tfidf-tune tasks --token-ids-tokenizer` "
+                "the model sees different token ids: the text is tokenized for the server, perhaps "
+                "with a BOS, which "
+                "no setting here changes; if it takes token ids, as vLLM and SGLang do, send "
+                "these: --send ids of an "
+                "audit, or --metadata prompts=ids_to_text and a tokenizer of `tfidf-tune tasks "
+                "--token-ids-tokenizer` "
                 "in an evaluation"
             )
         # How the same model gets ids, by the harness's name for what loads it.
@@ -182,10 +225,15 @@ class TextPrompts(TokenIdPrompts):
             "vllm": "--model tfidf-vllm of `tfidf-tune eval`",
             "tfidf-hf": "an evaluation without prompts=text",
             "tfidf-vllm": "an evaluation without prompts=text",
-        }.get(self.backend, "`tfidf-tune eval` or a tokenizer of `tfidf-tune tasks --token-ids-tokenizer`")
+        }.get(
+            self.backend,
+            "`tfidf-tune eval` or a tokenizer of `tfidf-tune tasks --token-ids-tokenizer`",
+        )
         may_add_bos = ""
         if self.settings["bos"] is not False:
-            may_add_bos = "without add_bos_token=False in --model_args the tokenizer may add a BOS to each; "
+            may_add_bos = (
+                "without add_bos_token=False in --model_args the tokenizer may add a BOS to each; "
+            )
         return f"the model sees different token ids: {may_add_bos}{sends_ids} sends ids instead"
 
     def request(self, ids: Sequence[int]) -> str:
@@ -203,27 +251,42 @@ class TextPrompts(TokenIdPrompts):
         # The harness needs a context that is not empty and does not end in a space.
         for number in range(num_given, len(ids)):
             context = self._text(ids[:number])
-            if context and not context[-1].isspace() and text.startswith(context) and len(context) < len(text):
+            if (
+                context
+                and not context[-1].isspace()
+                and text.startswith(context)
+                and len(context) < len(text)
+            ):
                 break
         else:
-            raise ValueError(f"a block of {len(ids)} tokens reads {text[:80]!r}: it leaves no text to predict")
+            raise ValueError(
+                f"a block of {len(ids)} tokens reads {text[:80]!r}: it leaves no text to predict"
+            )
         # The harness tokenizes both, and scores what the second has more.
         given, scored = self._seen(context), self._seen(text)
         is_exact = scored == list(ids) and given == list(ids[:num_given])
         sent = {"request": context, "continuation": text[len(context) :]}
         return {**sent, "num_predictions": len(scored) - len(given), "round_trip": is_exact}
 
-    def response_ids(self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]) -> list[int]:
-        # A continuation tokenized by itself can start with another token than after its prompt, and SentencePiece drops
-        # the space it started with. So it is tokenized in these ways, and the one nearest to the reference counts.
+    def response_ids(
+        self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]
+    ) -> list[int]:
+        # A continuation tokenized by itself can start with another token than after its prompt, and
+        # SentencePiece drops the space it started with. So it is tokenized in these ways, and the
+        # one nearest to the reference counts.
         readings = [
-            self.tokenizer.encode(response, add_bos=False, add_eos=False, trim_leading_whitespace=trimmed)
+            self.tokenizer.encode(
+                response, add_bos=False, add_eos=False, trim_leading_whitespace=trimmed
+            )
             for trimmed in (False, True)
         ]
-        joined = self.tokenizer.encode(self._text(prompt_ids) + response, add_bos=False, add_eos=False)
+        joined = self.tokenizer.encode(
+            self._text(prompt_ids) + response, add_bos=False, add_eos=False
+        )
         if joined[: len(prompt_ids)] == list(prompt_ids):
             readings.append(joined[len(prompt_ids) :])
-        # A server may strip the white space that an answer begins with: one more reading, with that of the reference.
+        # A server may strip the white space that an answer begins with: one more reading, with that
+        # of the reference.
         whole, given = self._text([*prompt_ids, *reference_ids]), self._text(prompt_ids)
         truth = whole[len(given) :] if whole.startswith(given) else self._text(reference_ids)
         space = truth[: len(truth) - len(truth.lstrip())]
@@ -235,7 +298,8 @@ class TextPrompts(TokenIdPrompts):
         return response
 
     def _reads_back(self, ids: Sequence[int], reference_ids: Sequence[int] = ()) -> bool:
-        response = self.harness_tokenizer.decode(list(reference_ids), skip_special_tokens=True)  # as HFLM decodes it
+        # As HFLM decodes it.
+        response = self.harness_tokenizer.decode(list(reference_ids), skip_special_tokens=True)
         return self.response_ids(response, ids, reference_ids) == list(reference_ids)
 
     _text = request
@@ -244,17 +308,22 @@ class TextPrompts(TokenIdPrompts):
         """Return the ids of a text as HFLM encodes it: it adds no BOS if there is one."""
         bos = self.harness_tokenizer.bos_token
         adds = self.settings["bos"] is not False and not (bos and text.startswith(bos))
-        ids: list[int] = self.harness_tokenizer(text, add_special_tokens=adds, verbose=False)["input_ids"]
+        ids: list[int] = self.harness_tokenizer(text, add_special_tokens=adds, verbose=False)[
+            "input_ids"
+        ]
         return ids
 
 
 class IdsToTextPrompts(TextPrompts):
-    """Numbers, for a model that answers with text: ``local-completions`` with the pass-through tokenizer."""
+    """Numbers, for a model that answers with text: ``local-completions`` with the pass-through
+    tokenizer.
+    """
 
     @property
     def advice(self) -> str:
         return (
-            "the model sees the ids of each prompt, but an answer with the ids of the passage is read as others: "
+            "the model sees the ids of each prompt, but an answer with the ids of the passage is "
+            "read as others: "
             "measures can differ by about a token"
         )
 

@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 class PromptTask(ConfigurableTask):  # type: ignore[misc]
     """A task of the harness whose documents hold the request and the number of tokens to generate.
 
-    The request is sent unchanged, without the harness's system instruction or chat template, because training saw
-    none. The document's ``max_new_tokens`` replaces ``max_gen_toks``.
+    The request is sent unchanged, without the harness's system instruction or chat template,
+    because training saw none. The document's ``max_new_tokens`` replaces ``max_gen_toks``.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -32,23 +32,38 @@ class PromptTask(ConfigurableTask):  # type: ignore[misc]
         number = generation.pop("num_samples", 1)
         arguments: Any = (doc["request"], doc.get("continuation"))
         if self.OUTPUT_TYPE == "generate_until":
-            settings = {**self.config.generation_kwargs, **generation, "max_gen_toks": doc["max_new_tokens"]}
+            settings = {
+                **self.config.generation_kwargs,
+                **generation,
+                "max_gen_toks": doc["max_new_tokens"],
+            }
             arguments = (doc["request"], settings)
         named = {name: value for name, value in options.items() if "chat_template" not in name}
-        return [Instance(self.OUTPUT_TYPE, doc, arguments, index, **named) for index in range(number)]
+        return [
+            Instance(self.OUTPUT_TYPE, doc, arguments, index, **named) for index in range(number)
+        ]
 
 
-def task_documents(rows: list[dict[str, Any]], unit: str, prompts: TokenIdPrompts) -> dict[str, Dataset]:
-    """Return documents in the form of the harness's ``custom_dataset``, and warn if text prompts change token ids.
+def task_documents(
+    rows: list[dict[str, Any]], unit: str, prompts: TokenIdPrompts
+) -> dict[str, Dataset]:
+    """Return documents in the form of the harness's ``custom_dataset``, and warn if text prompts
+    change token ids.
 
-    At least one row, all with the same keys, ``round_trip`` among them; ``unit`` names them in the warning.
+    At least one row, all with the same keys, ``round_trip`` among them; ``unit`` names them in the
+    warning.
     """
     if num_lost := sum(not row["round_trip"] for row in rows):
         logger.warning("%d of %d %s change as text: %s", num_lost, len(rows), unit, prompts.advice)
     if prompts.settings["prompts"] != "text" and prompts.settings["bos"] is None:
-        measured = "" if prompts.is_served else ", or use `tfidf-tune eval` without --model, which measures it"
+        measured = (
+            ""
+            if prompts.is_served
+            else ", or use `tfidf-tune eval` without --model, which measures it"
+        )
         logger.warning(
-            "it is unknown if the model was trained with BOS before each text, and it gets none: give --metadata "
+            "it is unknown if the model was trained with BOS before each text, and it gets none: "
+            "give --metadata "
             "bos=true or bos=false%s",
             measured,
         )

@@ -18,7 +18,9 @@ from tfidf_tune.tasks._requests import is_token_ids_request, parse_token_ids
 
 
 class ScoredTokens(tuple[float, bool]):
-    """The harness's pair of log-likelihood and whether greedy decoding gives the same, with those of each token."""
+    """The harness's pair of log-likelihood and whether greedy decoding gives the same, with those
+    of each token.
+    """
 
     tokens: TokenLikelihoods
 
@@ -34,16 +36,19 @@ class Asked(NamedTuple):
 
     ids: list[int]
     num_tokens: int
-    generation: dict[str, Any]  # "do_sample", "temperature" and "top_k", or "num_beams"; empty: greedy
+    # "do_sample", "temperature" and "top_k", or "num_beams"; empty: greedy.
+    generation: dict[str, Any]
     number: int  # of continuations, more than 1 of samples only
     eos_id: int | None  # ends a continuation; None: the true continuation has EOS itself
 
 
 class TokenIdRequests(LM):  # type: ignore[misc]
-    """Mixed into a model of the harness: requests of token ids are answered here, all others by the harness.
+    """Mixed into a model of the harness: requests of token ids are answered here, all others by the
+    harness.
 
-    Ids go to the model unchanged. Each is continued by the logits alone and greedily, unless its document has
-    ``generation``; the continuation ends before the tokenizer's EOS and is returned as numbers.
+    Ids go to the model unchanged. Each is continued by the logits alone and greedily, unless its
+    document has ``generation``; the continuation ends before the tokenizer's EOS and is returned as
+    numbers.
     """
 
     max_length: int
@@ -52,25 +57,34 @@ class TokenIdRequests(LM):  # type: ignore[misc]
 
     @abstractmethod
     def continue_ids(self, asked: Sequence[Asked], disable_tqdm: bool) -> list[list[list[int]]]:
-        """Return for each prompt as many continuations as its ``number``; EOS and what follows it may be there."""
+        """Return for each prompt as many continuations as its ``number``; EOS and what follows it
+        may be there.
+        """
 
     @abstractmethod
-    def score_ids(self, pairs: Sequence[tuple[list[int], list[int]]], disable_tqdm: bool) -> list[TokenLikelihoods]:
+    def score_ids(
+        self, pairs: Sequence[tuple[list[int], list[int]]], disable_tqdm: bool
+    ) -> list[TokenLikelihoods]:
         """Return the likelihood of each token of the second part of each pair, given the first."""
 
     def check_ids(self, ids: Sequence[int], num_new: int) -> None:
         """Raise a ``ValueError`` if the model cannot take a prompt and so many tokens more."""
         if len(ids) + num_new > self.max_length:
             raise ValueError(
-                f"a prompt and its continuation are {len(ids) + num_new} tokens together, more than the model's "
+                f"a prompt and its continuation are {len(ids) + num_new} tokens together, more "
+                f"than the model's "
                 f"{self.max_length}: shorten the prompts or generate less"
             )
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue prompts of ids or text; the continuation of a prompt of ids is numbers, without EOS."""
+        """Continue prompts of ids or text; the continuation of a prompt of ids is numbers, without
+        EOS.
+        """
         return _divided(requests, self._continued, super().generate_until, disable_tqdm)
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         """Score continuations; those of token ids token by token."""
         return _divided(requests, self._scored, super().loglikelihood, disable_tqdm)
 
@@ -78,15 +92,20 @@ class TokenIdRequests(LM):  # type: ignore[misc]
         same: dict[str, list[int]] = defaultdict(list)  # samples of one prompt are made together
         for index, request in enumerate(requests):
             same[json.dumps(request.args)].append(index)
-        # A prompt and how it is continued: by the document, because --gen_kwargs are for all tasks of a run.
+        # A prompt and how it is continued: by the document, because --gen_kwargs are for all tasks
+        # of a run.
         asked = []
         for indices in same.values():
             first = requests[indices[0]]
             prompt, arguments = first.args
-            kwargs, generation = normalize_gen_kwargs(arguments), dict((first.doc or {}).get("generation") or {})
+            kwargs, generation = (
+                normalize_gen_kwargs(arguments),
+                dict((first.doc or {}).get("generation") or {}),
+            )
             if kwargs["do_sample"] and not generation:
                 raise ValueError(
-                    f"prompts of token ids are not sampled by --gen_kwargs {arguments}: leave it out, give "
+                    f"prompts of token ids are not sampled by --gen_kwargs {arguments}: leave it "
+                    f"out, give "
                     "--metadata num_samples=..., or use --model hf"
                 )
             ids, num_tokens = parse_token_ids(prompt), int(kwargs["max_gen_toks"])
@@ -131,10 +150,14 @@ def _divided(
     answer_others: Callable[[list[Instance], bool], list[Any]],
     disable_tqdm: bool,
 ) -> list[Any]:
-    """Let one function answer the requests of token ids, and another the rest; return the answers in order."""
+    """Let one function answer the requests of token ids, and another the rest; return the answers
+    in order.
+    """
     has_ids = [is_token_ids_request(request.args[0]) for request in requests]
     answers = {}
     for kind, function in ((True, answer), (False, answer_others)):
-        chosen = [request for request, of_ids in zip(requests, has_ids, strict=True) if of_ids == kind]
+        chosen = [
+            request for request, of_ids in zip(requests, has_ids, strict=True) if of_ids == kind
+        ]
         answers[kind] = iter(function(chosen, disable_tqdm) if chosen else [])
     return [next(answers[kind]) for kind in has_ids]

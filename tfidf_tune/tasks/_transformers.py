@@ -15,7 +15,13 @@ from transformers import BitsAndBytesConfig
 from tfidf_tune.probe import TokenLikelihoods, greedy_continuations, token_likelihoods
 from tfidf_tune.probe.decoding import continue_prompts, generated_continuations
 from tfidf_tune.probe.finite import NonFiniteLogits
-from tfidf_tune.probe.loading import complete_model, on_base_model, readable, require_known_ids, with_adapter
+from tfidf_tune.probe.loading import (
+    complete_model,
+    on_base_model,
+    readable,
+    require_known_ids,
+    with_adapter,
+)
 from tfidf_tune.tasks._requests import token_ids_request
 from tfidf_tune.tasks._token_ids_lm import Asked, TokenIdRequests
 
@@ -26,40 +32,52 @@ def _advance(bar: tqdm, num_before: int, num_done: int, _: int) -> None:
 
 
 class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
-    """``--model tfidf-hf``: takes the arguments of ``--model hf``; ``pretrained`` may also be a PEFT adapter folder.
+    """``--model tfidf-hf``: takes the arguments of ``--model hf``; ``pretrained`` may also be a
+    PEFT adapter folder.
 
-    A request of token ids is passed to the model unchanged, and is continued greedily, only by the logits, prompts of
-    one length at a time, so that no padding changes a result. If its document has ``generation``, it is continued by
-    ``model.generate``, without the model's ``generation_config``, one prompt at a time; samples are seeded by the
-    prompt. The harness handles all other requests.
+    A request of token ids is passed to the model unchanged, and is continued greedily, only by the
+    logits, prompts of one length at a time, so that no padding changes a result. If its document
+    has ``generation``, it is continued by ``model.generate``, without the model's
+    ``generation_config``, one prompt at a time; samples are seeded by the prompt. The harness
+    handles all other requests.
 
-    More differences from ``hf``: ``load_in_4bit`` loads NF4 weights by bitsandbytes, log-probabilities are in float32
-    whatever the model's dtype, and the embedding of a model with a padded vocabulary is kept when an adapter is loaded.
+    More differences from ``hf``: ``load_in_4bit`` loads NF4 weights by bitsandbytes,
+    log-probabilities are in float32 whatever the model's dtype, and the embedding of a model with a
+    padded vocabulary is kept when an adapter is loaded.
     """
 
     _model: Any
     AUTO_MODEL_CLASS: Any
 
-    def __init__(self, pretrained: Any, *args: Any, softmax_dtype: str = "float32", **kwargs: Any) -> None:
+    def __init__(
+        self, pretrained: Any, *args: Any, softmax_dtype: str = "float32", **kwargs: Any
+    ) -> None:
         arguments = on_base_model({"pretrained": pretrained, **kwargs})
         adapter = arguments.pop("peft", None)
         if adapter and arguments.get("delta"):
             raise ValueError("peft and delta cannot be used together: leave out one of them")
-        super().__init__(arguments.pop("pretrained"), *args, softmax_dtype=softmax_dtype, **arguments)
+        super().__init__(
+            arguments.pop("pretrained"), *args, softmax_dtype=softmax_dtype, **arguments
+        )
         if adapter:
-            # Only now: the harness ties the head to the embedding again, which would undo an adapter's own embedding,
-            # and it shrinks a padded embedding to the tokenizer's size.
-            self._model = with_adapter(self._model, adapter, least_rows=len(self.tokenizer), revision=self.revision)
+            # Only now: the harness ties the head to the embedding again, which would undo an
+            # adapter's own embedding, and it shrinks a padded embedding to the tokenizer's size.
+            self._model = with_adapter(
+                self._model, adapter, least_rows=len(self.tokenizer), revision=self.revision
+            )
             self.peft = adapter
 
     def _create_model(self, pretrained: str, **kwargs: Any) -> None:
         if kwargs.pop("load_in_4bit", False):  # transformers 5 takes it in a config only
             if find_spec("bitsandbytes") is None:
-                raise ValueError("load_in_4bit needs bitsandbytes: pip install 'tfidf-tune[bitsandbytes]'")
+                raise ValueError(
+                    "load_in_4bit needs bitsandbytes: pip install 'tfidf-tune[bitsandbytes]'"
+                )
             kwargs["quantization_config"] = BitsAndBytesConfig(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
             )
-        # The harness only loads by this attribute; otherwise it compares it with classes of transformers.
+        # The harness only loads by this attribute; otherwise it compares it with classes of
+        # transformers.
         auto_class = self.AUTO_MODEL_CLASS
         self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=partial(complete_model, auto_class))
         try:
@@ -77,22 +95,40 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
     def _num_together(self) -> int:
         return self.batch_size if isinstance(self.batch_size, int) else 64  # "auto"
 
-    def score_ids(self, pairs: Sequence[tuple[list[int], list[int]]], disable_tqdm: bool) -> list[TokenLikelihoods]:
+    def score_ids(
+        self, pairs: Sequence[tuple[list[int], list[int]]], disable_tqdm: bool
+    ) -> list[TokenLikelihoods]:
         """Score complete texts, and leave out what was given."""
-        with tqdm(total=len(pairs), disable=disable_tqdm or self.rank != 0, desc="Scoring token ids") as bar:
+        with tqdm(
+            total=len(pairs), disable=disable_tqdm or self.rank != 0, desc="Scoring token ids"
+        ) as bar:
             texts = [given + scored for given, scored in pairs]
-            scored: Any = token_likelihoods(self.model, texts, batch_size=self._num_together, progress=bar.update)
+            scored: Any = token_likelihoods(
+                self.model, texts, batch_size=self._num_together, progress=bar.update
+            )
         starts = [len(given) - 1 for given, _ in pairs]
-        return [TokenLikelihoods(*(each[at:] for each in tokens)) for at, tokens in zip(starts, scored, strict=True)]
+        return [
+            TokenLikelihoods(*(each[at:] for each in tokens))
+            for at, tokens in zip(starts, scored, strict=True)
+        ]
 
     def continue_ids(self, asked: Sequence[Asked], disable_tqdm: bool) -> list[list[list[int]]]:
-        """Continue prompts greedily in batches; sample, and search with beams, one prompt at a time."""
-        # Batches of one length each (most_apart=0), so that a result does not depend on the other prompts.
+        """Continue prompts greedily in batches; sample, and search with beams, one prompt at a
+        time.
+        """
+        # Batches of one length each (most_apart=0), so that a result does not depend on the other
+        # prompts.
         total = sum(request.number for request in asked)
-        with tqdm(total=total, disable=disable_tqdm or self.rank != 0, desc="Continuing token ids") as bar:
+        with tqdm(
+            total=total, disable=disable_tqdm or self.rank != 0, desc="Continuing token ids"
+        ) as bar:
             rows: dict[int, list[list[int]]] = {}
             for end in dict.fromkeys(request.eos_id for request in asked):
-                greedy = [i for i, request in enumerate(asked) if not request.generation and request.eos_id == end]
+                greedy = [
+                    i
+                    for i, request in enumerate(asked)
+                    if not request.generation and request.eos_id == end
+                ]
                 advance = partial(_advance, bar, bar.n)
                 try:
                     made = continue_prompts(

@@ -19,11 +19,12 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of LoRA, which vLLM allows as th
 
 
 class TokenExactVLLM(TokenIdRequests, VLLM):  # type: ignore[misc]
-    """``--model tfidf-vllm``: takes the arguments of ``--model vllm``, and ``peft`` for a LoRA adapter.
+    """``--model tfidf-vllm``: takes the arguments of ``--model vllm``, and ``peft`` for a LoRA
+    adapter.
 
-    ``pretrained`` may also be the folder of an adapter. Requests of token ids are passed to vLLM as they are, and
-    answered as by ``tfidf-hf``: until the tokenizer's EOS, by the logits only unless samples are asked for. The
-    harness handles all other requests.
+    ``pretrained`` may also be the folder of an adapter. Requests of token ids are passed to vLLM as
+    they are, and answered as by ``tfidf-hf``: until the tokenizer's EOS, by the logits only unless
+    samples are asked for. The harness handles all other requests.
     """
 
     num_new_when_scored = 1
@@ -34,7 +35,11 @@ class TokenExactVLLM(TokenIdRequests, VLLM):  # type: ignore[misc]
         for name in ("device", "max_batch_size"):  # of the harness
             arguments.pop(name, None)
         if adapter := arguments.pop("peft", None):
-            rank = int(json.loads((Path(adapter) / "adapter_config.json").read_text(encoding="utf-8")).get("r", 0))
+            rank = int(
+                json.loads((Path(adapter) / "adapter_config.json").read_text(encoding="utf-8")).get(
+                    "r", 0
+                )
+            )
             largest = next((size for size in _RANKS if size >= rank), rank)
             arguments = {"max_lora_rank": largest} | arguments | {"lora_local_path": str(adapter)}
         super().__init__(**arguments)
@@ -42,13 +47,20 @@ class TokenExactVLLM(TokenIdRequests, VLLM):  # type: ignore[misc]
     def continue_ids(self, asked: Sequence[Asked], disable_tqdm: bool) -> list[list[list[int]]]:
         """Continue all prompts; vLLM makes its own batches."""
         params = [_sampling_params(request) for request in asked]
-        answers = self._model_generate([request.ids for request in asked], generate=True, sampling_params=params)
+        answers = self._model_generate(
+            [request.ids for request in asked], generate=True, sampling_params=params
+        )
         return [[list(output.token_ids) for output in answer.outputs] for answer in answers]
 
-    def score_ids(self, pairs: Sequence[tuple[list[int], list[int]]], disable_tqdm: bool) -> list[TokenLikelihoods]:
+    def score_ids(
+        self, pairs: Sequence[tuple[list[int], list[int]]], disable_tqdm: bool
+    ) -> list[TokenLikelihoods]:
         """Score texts, without Min-K%++, which needs all logits."""
         answers = self._model_generate([given + scored for given, scored in pairs])
-        scores = [_scored(len(given), scored, answer) for (given, scored), answer in zip(pairs, answers, strict=True)]
+        scores = [
+            _scored(len(given), scored, answer)
+            for (given, scored), answer in zip(pairs, answers, strict=True)
+        ]
         for index, tokens in enumerate(scores):
             if np.isnan(tokens.nll).any():
                 raise NonFiniteLogits(index, self.model.llm_engine.model_config.dtype)
@@ -65,14 +77,24 @@ def likelihood_problem(model_args: Mapping[str, Any]) -> str | None:
 def _sampling_params(asked: Asked) -> SamplingParams:
     generation = asked.generation
     if generation.get("num_beams"):
-        raise ValueError("tfidf-vllm has no beam search: leave out num_beams, or use --model tfidf-hf")
+        raise ValueError(
+            "tfidf-vllm has no beam search: leave out num_beams, or use --model tfidf-hf"
+        )
     sampled: dict[str, Any] = {"temperature": 0.0}
     if generation:  # without a seed, with which vLLM 0.32 fails on a CPU; the engine has one
-        sampled = {"temperature": generation["temperature"], "top_k": generation["top_k"], "n": asked.number}
+        sampled = {
+            "temperature": generation["temperature"],
+            "top_k": generation["top_k"],
+            "n": asked.number,
+        }
     # Not the end tokens of the model's generation_config.
     stop = [] if asked.eos_id is None else [int(asked.eos_id)]
     return SamplingParams(
-        max_tokens=asked.num_tokens, ignore_eos=True, stop_token_ids=stop, detokenize=False, **sampled
+        max_tokens=asked.num_tokens,
+        ignore_eos=True,
+        stop_token_ids=stop,
+        detokenize=False,
+        **sampled,
     )
 
 

@@ -1,7 +1,8 @@
 """``bos``: whether BOS is before each prompt, passage and block of token ids that a model gets.
 
-Some models saw BOS at the start of every sequence and predict little without it, Gemma for example. Others were trained
-on blocks that have none. Asked in the other way, a model recites less than it knows.
+Some models saw BOS at the start of every sequence and predict little without it, Gemma for example.
+Others were trained on blocks that have none. Asked in the other way, a model recites less than it
+knows.
 """
 
 import logging
@@ -31,24 +32,30 @@ _logger = logging.getLogger(__name__)
 def settle_bos(metadata: Mapping[str, Any], load: Callable[[], LM]) -> dict[str, Any]:
     """Return a task's metadata with ``bos`` decided.
 
-    If neither the settings nor the run nor the tokenizer say whether the model was trained with BOS, it is measured:
-    texts that the model did not see are scored with and without BOS. Prompts of text are left to the tokenizer of the
-    harness or of the server.
+    If neither the settings nor the run nor the tokenizer say whether the model was trained with
+    BOS, it is measured: texts that the model did not see are scored with and without BOS. Prompts
+    of text are left to the tokenizer of the harness or of the server.
 
     Args:
-        metadata (Mapping[str, Any]): of the harness: the model's arguments and the settings of the tasks.
+        metadata (Mapping[str, Any]): of the harness: the model's arguments and the settings of the
+            tasks.
         load (Callable[[], LM]): loads the model; called only if BOS has to be measured.
     """
     prompts = prompts_for(metadata)
     bos_id = prompts.tokenizer.bos_id
-    if prompts.settings["bos"] is not None or prompts.settings["prompts"] == "text" or bos_id is None:
+    if (
+        prompts.settings["bos"] is not None
+        or prompts.settings["prompts"] == "text"
+        or bos_id is None
+    ):
         return dict(metadata)
     texts = _unseen_texts(metadata, prompts)
     return {**metadata, "bos": is_likelier_after_bos(load(), bos_id, texts)}
 
 
 def is_likelier_after_bos(model: LM, bos_id: int, texts: list[list[int]]) -> bool:
-    """Return whether BOS lowers the NLL of texts: the 95 % interval of the mean paired difference is above 0.
+    """Return whether BOS lowers the NLL of texts: the 95 % interval of the mean paired difference
+    is above 0.
 
     The first token of a text is given, and the mean NLL of the others is compared.
     """
@@ -68,7 +75,8 @@ def is_likelier_after_bos(model: LM, bos_id: int, texts: list[list[int]]) -> boo
         likelihoods = [answer[0] for answer in model.loglikelihood(requests)]
     except ConnectionRefusedError as error:  # a server that scores nothing
         _logger.warning(
-            "it is unknown if the model was trained with BOS, because the server scores no texts (%s), and it gets "
+            "it is unknown if the model was trained with BOS, because the server scores no texts "
+            "(%s), and it gets "
             "none: --bos true of an audit, --metadata bos=true of an evaluation, adds it",
             error,
         )
@@ -80,7 +88,9 @@ def is_likelier_after_bos(model: LM, bos_id: int, texts: list[list[int]]) -> boo
 
 
 def _unseen_texts(metadata: Mapping[str, Any], prompts: TokenIdPrompts) -> list[list[int]]:
-    """Return texts that training did not see: the controls of the probe file, else the embedded text."""
+    """Return texts that training did not see: the controls of the probe file, else the embedded
+    text.
+    """
     file = metadata.get("probe_file") or os.environ.get(PROBE_FILE_VARIABLE)
     passages = kept(digest(["passages", str(file)]), partial(read_probe_file, file)) if file else []
     size = min(_MOST_TOKENS, (prompts.positions or _MOST_TOKENS + 1) - 1)
@@ -91,6 +101,9 @@ def _unseen_texts(metadata: Mapping[str, Any], prompts: TokenIdPrompts) -> list[
             texts.append(ids)
     if len(texts) < 2:  # an interval takes two
         texts = text_blocks(
-            prompts.tokenizer, load_documents("embedded"), block_size=size, num_blocks=NUM_TEXTS_FOR_BOS
+            prompts.tokenizer,
+            load_documents("embedded"),
+            block_size=size,
+            num_blocks=NUM_TEXTS_FOR_BOS,
         ).tolist()
     return texts[:NUM_TEXTS_FOR_BOS]

@@ -1,7 +1,7 @@
 """``tfidf_cnn_dailymail``: summarize an article; ROUGE-1, ROUGE-2, ROUGE-L and BERTScore-F1.
 
-Section "Summarization" of the paper on CNN/DailyMail 3.0.0. ROUGE is that of ``rouge-score`` with its stemmer,
-BERTScore that of ``bert-score`` (Zhang et al. 2020, https://arxiv.org/abs/1904.09675).
+Section "Summarization" of the paper on CNN/DailyMail 3.0.0. ROUGE is that of ``rouge-score`` with
+its stemmer, BERTScore that of ``bert-score`` (Zhang et al. 2020, https://arxiv.org/abs/1904.09675).
 """
 
 import logging
@@ -38,26 +38,49 @@ def documents(
 
     Prompt and truncation are those of :func:`tfidf_tune.data.cnn_dailymail_dataset`.
     """
-    max_new_tokens, max_source_tokens = cnn_dailymail_max_new_tokens, cnn_dailymail_max_source_tokens
-    check_at_least(1, cnn_dailymail_max_new_tokens=max_new_tokens, cnn_dailymail_max_source_tokens=max_source_tokens)
-    check_at_least(1, bertscore_num_layers=1 if bertscore_num_layers is None else bertscore_num_layers)
+    max_new_tokens, max_source_tokens = (
+        cnn_dailymail_max_new_tokens,
+        cnn_dailymail_max_source_tokens,
+    )
+    check_at_least(
+        1,
+        cnn_dailymail_max_new_tokens=max_new_tokens,
+        cnn_dailymail_max_source_tokens=max_source_tokens,
+    )
+    check_at_least(
+        1, bertscore_num_layers=1 if bertscore_num_layers is None else bertscore_num_layers
+    )
     prompts = prompts_for(metadata)
     prompts.check_length(max_source_tokens + max_new_tokens, "cnn_dailymail_max_source_tokens")
     # Rows without a text are left out; an id is the row's number if the data set has none.
     place = TextSource(cnn_dailymail_source, cnn_dailymail_name, cnn_dailymail_split)
     complete = [
-        {"id": str(row.get("id") or number), "article": row["article"], "highlights": row["highlights"].strip()}
-        for number, row in enumerate(article.columns for article in load_rows(place, NEWS_COLUMNS, ["id"]))
+        {
+            "id": str(row.get("id") or number),
+            "article": row["article"],
+            "highlights": row["highlights"].strip(),
+        }
+        for number, row in enumerate(
+            article.columns for article in load_rows(place, NEWS_COLUMNS, ["id"])
+        )
         if (row["article"] or "").strip() and (row["highlights"] or "").strip()
     ]
     if not complete:
-        raise ValueError(f"{cnn_dailymail_source!r} has no article with highlights: name another cnn_dailymail_source")
+        raise ValueError(
+            f"{cnn_dailymail_source!r} has no article with highlights: name another "
+            f"cnn_dailymail_source"
+        )
     instructions = [summarization_prompt] * len(complete)
     texts = [example.pop("article") for example in complete]
     all_ids, cut = encode_prompts(prompts.tokenizer, instructions, texts, max_source_tokens)
     bertscore = {"bertscore_model": bertscore_model, "bertscore_num_layers": bertscore_num_layers}
     rows = [
-        {**example, **prompts.document(ids, max_new_tokens), "article_cut": index in cut, **bertscore}
+        {
+            **example,
+            **prompts.document(ids, max_new_tokens),
+            "article_cut": index in cut,
+            **bertscore,
+        }
         for index, (example, ids) in enumerate(zip(complete, all_ids, strict=True))
     ]
     return task_documents(rows, "prompts", prompts)
@@ -66,7 +89,8 @@ def documents(
 def process_results(doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
     """Score a summary; add it and its scores × 100 to the document for the log.
 
-    ``results`` holds the summary with its BERTScore, see :class:`BERTScoreFilter`; a missing one becomes the reason.
+    ``results`` holds the summary with its BERTScore, see :class:`BERTScoreFilter`; a missing one
+    becomes the reason.
     """
     # The comparison reads these fields; _documents.SummaryDocument checks them.
     doc |= results[0]
@@ -75,7 +99,9 @@ def process_results(doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
         "rouge1": doc["rouge1"],
         "rouge2": doc["rouge2"],
         "rougeL": doc["rouge_l"],
-        "bertscore_f1": doc["bertscore_missing"] if doc["bertscore_f1"] is None else doc["bertscore_f1"],
+        "bertscore_f1": doc["bertscore_missing"]
+        if doc["bertscore_f1"] is None
+        else doc["bertscore_f1"],
         "round_trip": float(doc["round_trip"]),
     }
 
@@ -88,19 +114,32 @@ def bertscore_mean(values: Sequence[float | str]) -> float | str:
 
 
 class BERTScoreFilter(Filter):  # type: ignore[misc]
-    """Score all summaries at once: a filter gets every response of a task, so the encoder can work in batches."""
+    """Score all summaries at once: a filter gets every response of a task, so the encoder can work
+    in batches.
+    """
 
-    def apply(self, resps: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return for each document ``prediction``, ``bertscore_f1`` × 100 or None, and ``bertscore_missing``, why."""
-        predictions = [prompts_of(doc).response_text(said[0]).strip() for said, doc in zip(resps, docs, strict=True)]
+    def apply(
+        self, resps: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return for each document ``prediction``, ``bertscore_f1`` × 100 or None, and
+        ``bertscore_missing``, why.
+        """
+        predictions = [
+            prompts_of(doc).response_text(said[0]).strip()
+            for said, doc in zip(resps, docs, strict=True)
+        ]
         references = [doc["highlights"] for doc in docs]
-        scores = _bertscores(predictions, references, docs[0]["bertscore_model"], docs[0]["bertscore_num_layers"])
+        scores = _bertscores(
+            predictions, references, docs[0]["bertscore_model"], docs[0]["bertscore_num_layers"]
+        )
         missing = scores if isinstance(scores, str) else None
         if missing is not None:
             logger.warning("BERTScore is missing: %s", missing)
         return [
             {"prediction": prediction, "bertscore_f1": score, "bertscore_missing": missing}
-            for prediction, score in zip(predictions, [None] * len(docs) if missing else scores, strict=True)
+            for prediction, score in zip(
+                predictions, [None] * len(docs) if missing else scores, strict=True
+            )
         ]
 
 
@@ -126,7 +165,8 @@ def _bertscores(
         logger.warning("%s cannot be loaded: %s", model, str(error).strip().partition("\n")[0])
         return f"{model} cannot be loaded ({type(error).__name__})"
     if isinstance(scorer._tokenizer, (GPT2Tokenizer, RobertaTokenizer)):
-        # RoBERTa was trained with a space before a text; transformers 5 ignores bert-score's request for it.
+        # RoBERTa was trained with a space before a text; transformers 5 ignores bert-score's
+        # request for it.
         scorer._tokenizer = AutoTokenizer.from_pretrained(model, add_prefix_space=True)
     # bert-score fails on an empty text, which scores 0.
     filled = [pair for pair in zip(predictions, references, strict=True) if pair[0]]

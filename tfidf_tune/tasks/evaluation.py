@@ -13,7 +13,12 @@ from lm_eval.api.registry import get_model, model_registry
 from tfidf_tune._checks import check_at_least, require_no_options
 from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import run_of
-from tfidf_tune.probe.sample_fields import MEMBERSHIP, MEMORIZATION, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
+from tfidf_tune.probe.sample_fields import (
+    MEMBERSHIP,
+    MEMORIZATION,
+    POSITIVE_CONTROL,
+    POSITIVE_CONTROL_NLL,
+)
 from tfidf_tune.tasks._kept import kept_between_evaluations
 from tfidf_tune.tasks._requests import cached_prompts
 from tfidf_tune.tasks.bos import settle_bos
@@ -30,12 +35,16 @@ _MODELS = {
 
 
 def tasks_folder() -> Path:
-    """Return the absolute path of the folder with the tasks' YAML files, for ``lm_eval --include_path``."""
+    """Return the absolute path of the folder with the tasks' YAML files, for ``lm_eval
+    --include_path``.
+    """
     return Path(__file__).parent
 
 
 def register_model() -> None:
-    """Register our models with the harness, in this process; outside of a repository it does not ask git."""
+    """Register our models with the harness, in this process; outside of a repository it does not
+    ask git.
+    """
     import lm_eval.models  # noqa: F401  (first: the harness registers its own models only into an empty registry)
     from lm_eval import evaluator
 
@@ -62,26 +71,30 @@ def evaluate(
 ) -> None:
     """Evaluate a model with the harness, with prompts of token ids, and write results and samples.
 
-    The same as ``tfidf-tune eval --model_args ... --tasks ... --log_samples``, but without indexing the harness's own
-    tasks, which takes seconds. It can be called repeatedly in one process: neither the model nor its tokenizer is kept.
+    The same as ``tfidf-tune eval --model_args ... --tasks ... --log_samples``, but without indexing
+    the harness's own tasks, which takes seconds. It can be called repeatedly in one process:
+    neither the model nor its tokenizer is kept.
 
     Args:
-        model_args (dict[str, Any]): of the harness's ``hf`` model: ``pretrained``, ``peft``, ``dtype``, ...
+        model_args (dict[str, Any]): of the harness's ``hf`` model: ``pretrained``, ``peft``,
+            ``dtype``, ...
         tasks (Sequence[str]): names of our tasks and groups.
-        output_path (Path): folder below which ``results_*.json`` and ``samples_*.jsonl`` are written.
+        output_path (Path): folder below which ``results_*.json`` and ``samples_*.jsonl`` are
+            written.
         metadata (dict[str, Any] | None): settings of the tasks.
         batch_size (int): sequences in a forward pass.
         device (str | None): device of the model. Default: a GPU if there is one, else the CPU.
         limit (int | None): documents of each task. Default: None, all.
-        model_name (str): of the harness; ``tfidf-server`` and ``tfidf-vllm`` take other ``model_args``. Default:
-            "tfidf-hf".
-        model (LM | None): the model of this name and these arguments, if it is there already. Default: None, it is
-            loaded.
+        model_name (str): of the harness; ``tfidf-server`` and ``tfidf-vllm`` take other
+            ``model_args``. Default: "tfidf-hf".
+        model (LM | None): the model of this name and these arguments, if it is there already.
+            Default: None, it is loaded.
 
     Raises:
-        ValueError: If a task is unknown or one of its settings is invalid; if device or dtype do not exist, or the
-            batch size is below 1.
-        OSError: If the results cannot be written; an output path that is not writable is refused first.
+        ValueError: If a task is unknown or one of its settings is invalid; if device or dtype do
+            not exist, or the batch size is below 1.
+        OSError: If the results cannot be written; an output path that is not writable is refused
+            first.
     """
     require_no_options(model_args)
     if model_name == MODEL_NAME:
@@ -97,7 +110,9 @@ def evaluate(
     cached_prompts.cache_clear()  # another model's tokenizer may be in a folder of the same name
     # What the harness records with the results: the run, and all settings of the tasks.
     metadata = (
-        {"prompts": "token_ids", "run": run_of(model_args), "backend": model_name} | model_args | (metadata or {})
+        {"prompts": "token_ids", "run": run_of(model_args), "backend": model_name}
+        | model_args
+        | (metadata or {})
     )
 
     def load() -> LM:
@@ -106,9 +121,13 @@ def evaluate(
         return model
 
     metadata = settle_bos(metadata, load)
-    manager = TaskManager(include_path=str(tasks_folder()), include_defaults=False, metadata=metadata)
+    manager = TaskManager(
+        include_path=str(tasks_folder()), include_defaults=False, metadata=metadata
+    )
     if unknown := sorted(set(tasks) - set(manager.all_tasks)):
-        raise ValueError(f"no task {', '.join(unknown)}; possible are {', '.join(sorted(manager.all_tasks))}")
+        raise ValueError(
+            f"no task {', '.join(unknown)}; possible are {', '.join(sorted(manager.all_tasks))}"
+        )
     loaded = manager.load(list(tasks))  # before the model: errors in the settings appear at once
     results = simple_evaluate(
         model=model_name if model is None else model,
@@ -158,7 +177,9 @@ def load_lm(model_name: str, model_args: dict[str, Any], batch_size: Any, device
 
 
 def likelihood_problem(model_name: str, model_args: Mapping[str, Any]) -> str | None:
-    """Say why a model that is loaded here gives no log-probabilities of prompts; None if it does."""
+    """Say why a model that is loaded here gives no log-probabilities of prompts; None
+    if it does.
+    """
     if model_name != VLLM_NAME:
         return None
     from tfidf_tune.tasks._vllm import likelihood_problem as problem_of_vllm
@@ -167,7 +188,9 @@ def likelihood_problem(model_name: str, model_args: Mapping[str, Any]) -> str | 
 
 
 def _check_model_settings(dtype: Any, device: str, batch_size: int) -> None:
-    """Refuse settings that fail only after the model is loaded, or that the harness silently replaces."""
+    """Refuse settings that fail only after the model is loaded, or that the harness silently
+    replaces.
+    """
     # The harness falls back to another device without a word.
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = accelerator.type if accelerator else "cpu"
@@ -175,9 +198,14 @@ def _check_model_settings(dtype: Any, device: str, batch_size: int) -> None:
     if kind in ("cuda", "mps"):  # the harness accepts other kinds only with a number
         devices.insert(1, kind)
     if device not in devices:
-        raise ValueError(f"no device {device!r} on this machine: choose one of {', '.join(devices)}")
+        raise ValueError(
+            f"no device {device!r} on this machine: choose one of {', '.join(devices)}"
+        )
     possible = ("float32", "bfloat16", "float16", "float64")
     named = getattr(torch, str(dtype).removeprefix("torch."), None)
     if dtype != "auto" and named not in [getattr(torch, name) for name in possible]:
-        raise ValueError(f"a model cannot be loaded with dtype {dtype!r}: choose one of auto, {', '.join(possible)}")
+        raise ValueError(
+            f"a model cannot be loaded with dtype {dtype!r}: choose one of auto, "
+            f"{', '.join(possible)}"
+        )
     check_at_least(1, batch_size=batch_size)

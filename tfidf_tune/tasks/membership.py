@@ -1,7 +1,9 @@
-"""``tfidf_membership``: the likelihood of each passage, and whether it tells training text from unseen text.
+"""``tfidf_membership``: the likelihood of each passage, and whether it tells training text from
+unseen text.
 
-One forward pass over each complete passage of a probe file, without generation. A model that does not recite a passage
-can still find it likelier than unseen text: then membership inference detects it, and sampling can extract it.
+One forward pass over each complete passage of a probe file, without generation. A model that does
+not recite a passage can still find it likelier than unseen text: then membership inference detects
+it, and sampling can extract it.
 """
 
 import math
@@ -40,8 +42,8 @@ def documents(
 ) -> dict[str, Dataset]:
     """Make a document of each passage; ``docs/evaluation.md`` describes the settings.
 
-    Of a passage, the tokens after the first one from ``offset`` on are scored, of a completion those after its prompt;
-    both as far as the model has positions.
+    Of a passage, the tokens after the first one from ``offset`` on are scored, of a completion
+    those after its prompt; both as far as the model has positions.
     """
     lengths = whole_numbers(prefix_lengths)
     check_at_least(1, max_new_tokens=max_new_tokens)
@@ -56,7 +58,9 @@ def documents(
             prompts.check_length(num_bos + offset + max(lengths) + 1, "offset or the prefix length")
         else:
             first, num_given, starts = 0, passage.num_prompt, [(0, passage.num_prompt)]
-            prompts.check_length(num_bos + num_given + 1, f"the length of the prompt of {passage.id!r}")
+            prompts.check_length(
+                num_bos + num_given + 1, f"the length of the prompt of {passage.id!r}"
+            )
         # Longer passages are cut: what follows cannot be scored.
         last = None if prompts.positions is None else prompts.positions - num_bos
         ids = passage.token_ids[first:last]
@@ -68,13 +72,20 @@ def documents(
             "offset": first,
             "token_ids": ids,
             "num_given": num_given,
-            "text": prompts.tokenizer.decode(ids if passage.num_prompt is None else ids[num_given:]),
-            "spans": [[prefix, start, min(start + max_new_tokens, len(ids))] for prefix, start in starts],
+            "text": prompts.tokenizer.decode(
+                ids if passage.num_prompt is None else ids[num_given:]
+            ),
+            "spans": [
+                [prefix, start, min(start + max_new_tokens, len(ids))] for prefix, start in starts
+            ],
         }
         rows.append(row | prompts.scored_text(ids, num_given))
     if reference_model:
         given = [prompts.with_bos(row["token_ids"]) for row in rows]
-        scores = kept(digest(["reference", reference_model, given]), partial(_token_nlls, reference_model, given))
+        scores = kept(
+            digest(["reference", reference_model, given]),
+            partial(_token_nlls, reference_model, given),
+        )
         for row, ids, nll in zip(rows, given, scores, strict=True):
             # The first of the ids has no NLL.
             num_unscored = len(ids) - len(row["token_ids"]) + row["num_given"] - 1
@@ -90,7 +101,8 @@ def _token_nlls(reference_model: str, given: Sequence[Sequence[int]]) -> list[An
 def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
     """Add ``scores`` and ``continuations`` to the document for the log, and return the metrics.
 
-    A model of the harness gives the sum of the log-likelihoods only; from ours there are those of all tokens.
+    A model of the harness gives the sum of the log-likelihoods only; from ours there are those of
+    all tokens.
     """
     # By token from our models, from others only the sum.
     tokens: TokenLikelihoods | None = getattr(results[0], "tokens", None)
@@ -129,7 +141,9 @@ _AUC_METRICS = {
 
 
 def auc(values: Sequence[tuple[bool, float | None]]) -> float:
-    """Return the AUC of scores, each with whether it is a target's; nan if a score or a kind is missing."""
+    """Return the AUC of scores, each with whether it is a target's; nan if a score or a kind is
+    missing.
+    """
     return _separation(roc_auc, values)
 
 
@@ -138,7 +152,15 @@ def true_positives(values: Sequence[tuple[bool, float | None]]) -> float:
     return _separation(true_positive_rate, values)
 
 
-def _separation(measure: Callable[[Any, Any], Any], values: Sequence[tuple[bool, float | None]]) -> float:
-    targets, controls = ([score for kind, score in values if kind == wanted] for wanted in (True, False))
+def _separation(
+    measure: Callable[[Any, Any], Any], values: Sequence[tuple[bool, float | None]]
+) -> float:
+    targets, controls = (
+        [score for kind, score in values if kind == wanted] for wanted in (True, False)
+    )
     is_known = all(score is not None and math.isfinite(score) for _, score in values)
-    return float(measure(np.array(targets), np.array(controls))) if is_known and targets and controls else math.nan
+    return (
+        float(measure(np.array(targets), np.array(controls)))
+        if is_known and targets and controls
+        else math.nan
+    )

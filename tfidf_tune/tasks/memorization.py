@@ -1,8 +1,9 @@
 """``tfidf_memorization``: continue the start of a passage and compare with the true continuation.
 
-Section "Memorization" of the paper: prefixes of 32, 50 and 100 tokens, 128 tokens generated greedily, longest prefix
-match, LMS (longest memorized substring) and ROUGE-L; for passages of the training text (targets) and for passages that
-are not in it (controls), which show the chance baseline.
+Section "Memorization" of the paper: prefixes of 32, 50 and 100 tokens, 128 tokens generated
+greedily, longest prefix match, LMS (longest memorized substring) and ROUGE-L; for passages of the
+training text (targets) and for passages that are not in it (controls), which show the chance
+baseline.
 """
 
 import os
@@ -49,15 +50,19 @@ def documents(
     attacks: Sequence[Mapping[str, Any]] | None = None,
     **metadata: Any,
 ) -> dict[str, Dataset]:
-    """Make a document of each passage and prefix length; ``docs/evaluation.md`` describes the settings.
+    """Make a document of each passage and prefix length; ``docs/evaluation.md`` describes the
+    settings.
 
     A completion has one document, whose prompt is its own. With ``attacks``, fields of
     :class:`~tfidf_tune.probe.attacks.Attack`, there is one of each passage and attack instead.
 
-    ``task_prefix_length`` is that of a task with one length; in a string of ``prefix_lengths`` the numbers count.
+    ``task_prefix_length`` is that of a task with one length; in a string of ``prefix_lengths`` the
+    numbers count.
     """
     # How each passage is asked for: by the settings, or by a plan of attacks.
-    lengths = [task_prefix_length] if task_prefix_length is not None else whole_numbers(prefix_lengths)
+    lengths = (
+        [task_prefix_length] if task_prefix_length is not None else whole_numbers(prefix_lengths)
+    )
     check_at_least(0, offset=offset)
     check_at_least(1, max_new_tokens=max_new_tokens)
     require_noise(prompt_noise)
@@ -68,9 +73,16 @@ def documents(
     longest = max(attack.offset + attack.prefix_length for attack in planned)
     # Passages are checked before a document is made; noise draws from all their tokens.
     prompts, passages = probed(metadata, probe_file, longest)
-    every_token = np.concatenate([np.array(passage.token_ids, dtype=np.int32) for passage in passages])
-    # A completion has its prompt: it is asked for once by each attack that does not choose another one.
-    first = {attack.name: attack for attack in reversed(planned) if attack.name not in ("offset", "truncated")}
+    every_token = np.concatenate(
+        [np.array(passage.token_ids, dtype=np.int32) for passage in passages]
+    )
+    # A completion has its prompt: it is asked for once by each attack that does not choose another
+    # one.
+    first = {
+        attack.name: attack
+        for attack in reversed(planned)
+        if attack.name not in ("offset", "truncated")
+    }
     rows = [
         _document(prompts, passage, attack, max_new_tokens, every_token)
         for attack in planned
@@ -83,12 +95,21 @@ def documents(
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float | None]:
-    """Score responses, and add ``sample`` to the document for the log; metrics of the other kind are None.
+    """Score responses, and add ``sample`` to the document for the log; metrics of the other kind
+    are None.
 
     Of several responses each measure is the best.
     """
     prompts = prompts_of(doc)
-    names = ("passage_id", "kind", "offset", "prefix_length", "attack", "reference_ids", "reference_text")
+    names = (
+        "passage_id",
+        "kind",
+        "offset",
+        "prefix_length",
+        "attack",
+        "reference_ids",
+        "reference_text",
+    )
     known, reference = {name: doc[name] for name in names}, doc["reference_ids"]
     samples = []
     for response in results:
@@ -125,7 +146,9 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float 
 
 
 def mean(values: Sequence[float | None]) -> float:
-    """Return the mean of the values that are not None; nan if all are, for example without controls."""
+    """Return the mean of the values that are not None; nan if all are, for example without
+    controls.
+    """
     present = [value for value in values if value is not None]
     return float(np.mean(present)) if present else float("nan")
 
@@ -136,16 +159,24 @@ def maximum(values: Sequence[float | None]) -> float:
 
 
 def _document(
-    prompts: TokenIdPrompts, passage: Passage, attack: Attack, max_new_tokens: int, every_token: TokenArray
+    prompts: TokenIdPrompts,
+    passage: Passage,
+    attack: Attack,
+    max_new_tokens: int,
+    every_token: TokenArray,
 ) -> dict[str, Any]:
-    prompt_ids, reference_ids = cut_passage(passage, attack.prefix_length, max_new_tokens, attack.offset)
+    prompt_ids, reference_ids = cut_passage(
+        passage, attack.prefix_length, max_new_tokens, attack.offset
+    )
     # Seeded by the passage, so that a second evaluation asks the same.
     if attack.prompt_noise:
         rng = np.random.default_rng([zlib.crc32(passage.id.encode()), len(prompt_ids)])
         clean = np.array(prompt_ids, dtype=np.int32)
         share = max(attack.prompt_noise, 1 / len(clean))  # at least one token
         origin = "prompt_noise draws tokens from the passages"
-        prompt_ids = noisy_copy(clean, share, "replace", every_token, 0, rng, origin=origin).token_ids.tolist()
+        prompt_ids = noisy_copy(
+            clean, share, "replace", every_token, 0, rng, origin=origin
+        ).token_ids.tolist()
     is_completion = passage.num_prompt is not None
     prompt_text = prompts.tokenizer.decode(prompt_ids)
     messages = chat_messages(prompt_text) if attack.name == "chat" else None
@@ -176,10 +207,14 @@ def _document(
 
 def whole_numbers(value: int | str | Sequence[int]) -> list[int]:
     """Return the distinct prefix lengths of a setting, in order."""
-    numbers = [int(number) for number in re.findall(r"\d+", value)] if isinstance(value, str) else value
+    numbers = (
+        [int(number) for number in re.findall(r"\d+", value)] if isinstance(value, str) else value
+    )
     lengths = list(numbers) if isinstance(numbers, Sequence) else [numbers]
     if not lengths:
-        raise ValueError("prefix_lengths names no length: give for example --metadata prefix_lengths=[16,64]")
+        raise ValueError(
+            "prefix_lengths names no length: give for example --metadata prefix_lengths=[16,64]"
+        )
     for length in lengths:
         check_at_least(1, prefix_lengths=length)
     return list(dict.fromkeys(lengths))
@@ -195,7 +230,8 @@ def probed(
     prompts = prompts_for(metadata)
     if not (file := probe_file or os.environ.get(PROBE_FILE_VARIABLE)):
         raise ValueError(
-            f"no probe file is named: give --metadata probe_file=RUN/probe.jsonl, or set {PROBE_FILE_VARIABLE}; "
+            f"no probe file is named: give --metadata probe_file=RUN/probe.jsonl, or set "
+            f"{PROBE_FILE_VARIABLE}; "
             "`tfidf-tune probe make` makes one of your own text"
         )
     passages = kept(digest(["passages", str(file)]), partial(read_probe_file, file))

@@ -1,6 +1,8 @@
-"""``tfidf_positive_control`` and ``tfidf_positive_control_nll``: can the model read a passage that it is shown?
+"""``tfidf_positive_control`` and ``tfidf_positive_control_nll``: can the model read a passage that
+it is shown?
 
-See :mod:`tfidf_tune.probe.positive_control`. The first task asks for continuations, the second for likelihoods.
+See :mod:`tfidf_tune.probe.positive_control`. The first task asks for continuations, the second for
+likelihoods.
 """
 
 from collections import Counter
@@ -28,10 +30,11 @@ def documents(
     attacks: Sequence[Mapping[str, Any]] | None = None,
     **metadata: Any,
 ) -> dict[str, Dataset]:
-    """Make two documents of each of ten controls: its prompt with a copy of the passage before it, and without.
+    """Make two documents of each of ten controls: its prompt with a copy of the passage before it,
+    and without.
 
-    The settings are those of :func:`tfidf_tune.tasks.memorization.documents`. With ``attacks``, the controls are asked
-    for as a text, as a chat, or both, whichever way there is an attack of.
+    The settings are those of :func:`tfidf_tune.tasks.memorization.documents`. With ``attacks``, the
+    controls are asked for as a text, as a chat, or both, whichever way there is an attack of.
     """
     prompts, controls, shortest = _controls(metadata, probe_file, prefix_lengths)
     names = {attack["name"] for attack in attacks or [{"name": ""}]}
@@ -45,7 +48,11 @@ def documents(
         for prompt in _prompts(prompts, controls, shortest, num_around):
             text = prompts.tokenizer.decode(prompt.prompt_ids)
             messages = chat_messages(text) if path == "chat" else None
-            asked_ids = prompts.with_bos(prompt.prompt_ids) if messages is None else prompts.chat_ids(messages)
+            asked_ids = (
+                prompts.with_bos(prompt.prompt_ids)
+                if messages is None
+                else prompts.chat_ids(messages)
+            )
             rows.append(
                 {
                     "passage_id": prompt.passage_id,
@@ -65,7 +72,9 @@ def documents(
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float | None]:
-    """Add ``num_read`` to the document for the log, the longest run of the passage's tokens in the response."""
+    """Add ``num_read`` to the document for the log, the longest run of the passage's tokens in the
+    response.
+    """
     prompts = prompts_of(doc)
     reference = doc["reference_ids"]
     ids = prompts.response_ids(results[0], doc["prompt_ids"], reference)[: len(reference)]
@@ -79,7 +88,10 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float 
 
 
 def likelihood_documents(
-    *, probe_file: str | None = None, prefix_lengths: int | str | Sequence[int] = PREFIX_LENGTHS, **metadata: Any
+    *,
+    probe_file: str | None = None,
+    prefix_lengths: int | str | Sequence[int] = PREFIX_LENGTHS,
+    **metadata: Any,
 ) -> dict[str, Dataset]:
     """Make the same documents for the likelihood of what follows the prompts."""
     prompts, controls, shortest = _controls(metadata, probe_file, prefix_lengths)
@@ -98,21 +110,30 @@ def likelihood_documents(
     return task_documents(rows, "passages of the positive control", prompts)
 
 
-def process_likelihoods(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, float | None]:
+def process_likelihoods(
+    doc: dict[str, Any], results: list[tuple[float, bool]]
+) -> dict[str, float | None]:
     """Add ``nll`` to the document for the log, a mean over tokens in nats."""
     doc["nll"] = -results[0][0] / doc["num_predictions"]
-    return {"nll": doc["nll"] if doc["has_copy"] else None, "nll_without_copy": None if doc["has_copy"] else doc["nll"]}
+    return {
+        "nll": doc["nll"] if doc["has_copy"] else None,
+        "nll_without_copy": None if doc["has_copy"] else doc["nll"],
+    }
 
 
 def _controls(
     metadata: Mapping[str, Any], probe_file: str | None, prefix_lengths: int | str | Sequence[int]
 ) -> tuple[TokenIdPrompts, list[Passage], int]:
-    """Return how prompts are sent, the controls of the probe file, and the shortest prefix length."""
+    """Return how prompts are sent, the controls of the probe file, and the
+    shortest prefix length.
+    """
     shortest = min(whole_numbers(prefix_lengths))
     prompts, passages = probed(metadata, probe_file, shortest)
     controls = [passage for passage in passages if passage.kind == "control"]
     if not controls:
-        raise ValueError("the probe file has no controls, so there is no positive control: add controls to it")
+        raise ValueError(
+            "the probe file has no controls, so there is no positive control: add controls to it"
+        )
     return prompts, controls, shortest
 
 
@@ -120,8 +141,12 @@ def _prompts(
     prompts: TokenIdPrompts, controls: Sequence[Passage], shortest: int, num_around: int = 0
 ) -> list[ControlPrompt]:
     """Return what the controls are asked, with ``num_around`` more tokens in each prompt."""
-    blank_line = prompts.tokenizer.encode("\n\n", add_bos=False, add_eos=False, trim_leading_whitespace=True)
+    blank_line = prompts.tokenizer.encode(
+        "\n\n", add_bos=False, add_eos=False, trim_leading_whitespace=True
+    )
     num_positions = None if prompts.positions is None else prompts.positions - num_around
     # A completion has a prompt of its own.
-    asked = [(passage.id, passage.token_ids, passage.num_prompt or shortest) for passage in controls]
+    asked = [
+        (passage.id, passage.token_ids, passage.num_prompt or shortest) for passage in controls
+    ]
     return control_prompts(asked, blank_line, num_positions)

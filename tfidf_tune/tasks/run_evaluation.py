@@ -11,7 +11,14 @@ from tqdm import tqdm
 from tfidf_tune._checks import SetupError
 from tfidf_tune.passages import Passage, read_probe_file
 from tfidf_tune.probe.attacks import PREFIX_LENGTHS
-from tfidf_tune.probe.run_identity import ALL_PASSAGES, EVALUATION, HELD_OUT, MILESTONE, START, start_of_run
+from tfidf_tune.probe.run_identity import (
+    ALL_PASSAGES,
+    EVALUATION,
+    HELD_OUT,
+    MILESTONE,
+    START,
+    start_of_run,
+)
 from tfidf_tune.probe.sample_fields import MEMBERSHIP
 from tfidf_tune.tasks._kept import kept_between_evaluations
 from tfidf_tune.tasks.evaluation import MODEL_NAME, evaluate, with_positive_controls
@@ -35,8 +42,8 @@ def is_run(path: str) -> bool:
 def tasks_of_run(folder: Path) -> tuple[list[str], dict[str, Any]]:
     """Return the tasks for the passages of a run, and their settings.
 
-    They are memorization and membership of the passages that its data sets wrote, and the perplexity on the text that
-    was held out, if it was.
+    They are memorization and membership of the passages that its data sets wrote, and the
+    perplexity on the text that was held out, if it was.
 
     Raises:
         SetupError: If the run wrote no passages.
@@ -51,7 +58,9 @@ def tasks_of_run(folder: Path) -> tuple[list[str], dict[str, Any]]:
     if (folder / HELD_OUT).is_file():
         tasks.append("tfidf_wikitext2_ppl")
         settings["wikitext2_source"] = str(folder / HELD_OUT)
-        settings["block_size"] = min(len(passage.token_ids) for passage in passages if passage.num_prompt is None)
+        settings["block_size"] = min(
+            len(passage.token_ids) for passage in passages if passage.num_prompt is None
+        )
     return tasks, settings
 
 
@@ -62,14 +71,17 @@ def _probe_file(folder: Path) -> Path:
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         sections = config["dataset"] if isinstance(config["dataset"], list) else [config["dataset"]]
-        named = [section["probe_file"].replace("${output_dir}", str(folder)) for section in sections]
+        named = [
+            section["probe_file"].replace("${output_dir}", str(folder)) for section in sections
+        ]
     except (OSError, yaml.YAMLError, LookupError, TypeError, AttributeError):
         named = []
     for file in named:
         if Path(file).expanduser().is_file():
             return Path(file).expanduser()
     raise SetupError(
-        f"{folder} has no passages that could be evaluated: its config.yaml names no probe_file that exists. Name one "
+        f"{folder} has no passages that could be evaluated: its config.yaml names no probe_file "
+        f"that exists. Name one "
         "by --metadata probe_file=FILE"
     )
 
@@ -82,7 +94,9 @@ def _memorization_task(passages: Sequence[Passage]) -> tuple[str, list[int]]:
     shortest = min(len(passage.token_ids) for passage in without_prompt)
     if shortest > max(PREFIX_LENGTHS):
         return "tfidf_memorization", []
-    lengths = [length for length in PREFIX_LENGTHS if length <= shortest // 2] or [max(1, shortest // 2)]
+    lengths = [length for length in PREFIX_LENGTHS if length <= shortest // 2] or [
+        max(1, shortest // 2)
+    ]
     return "tfidf_memorization_prefixes", lengths
 
 
@@ -100,20 +114,24 @@ def evaluate_run(
 ) -> None:
     """Evaluate the milestones of a run, each into ``evaluation/checkpoint_<n>pct`` of its folder.
 
-    The model that the run was started from is evaluated first, into ``evaluation/start``. Texts are tokenized once, and
-    a reference model is loaded once. A model that has results of the same tasks with the same settings, newer than its
-    weights and its passages, is left as it is.
+    The model that the run was started from is evaluated first, into ``evaluation/start``. Texts are
+    tokenized once, and a reference model is loaded once. A model that has results of the same tasks
+    with the same settings, newer than its weights and its passages, is left as it is.
 
     Args:
         folder (Path): of the run.
-        tasks (Sequence[str] | None): names of our tasks and groups. Default: None, :func:`tasks_of_run`
-        metadata (Mapping[str, Any] | None): settings of the tasks, beside those of the run. Default: None
-        model_args (Mapping[str, Any] | None): of the harness's ``hf`` model, beside ``pretrained``. Default: None
+        tasks (Sequence[str] | None): names of our tasks and groups. Default: None,
+            :func:`tasks_of_run`
+        metadata (Mapping[str, Any] | None): settings of the tasks, beside those of the run.
+            Default: None
+        model_args (Mapping[str, Any] | None): of the harness's ``hf`` model, beside ``pretrained``.
+            Default: None
         batch_size (int): sequences in a forward pass. Default: 32
         device (str | None): device of the model. Default: None, a GPU if there is one, else the CPU
         limit (int | None): documents of each task. Default: None, all
         overwrite (bool): evaluate milestones again that have results. Default: False
-        with_start (bool): evaluate the start too, if it is a folder that is still there. Default: True
+        with_start (bool): evaluate the start too, if it is a folder that is still there. Default:
+            True
 
     Raises:
         SetupError: If the run has no milestone or no passages.
@@ -125,7 +143,9 @@ def evaluate_run(
     settings = dict(metadata or {})
     if tasks is None or "probe_file" not in settings:
         chosen, of_run = tasks_of_run(folder)
-        settings = of_run | settings if tasks is None else {"probe_file": of_run["probe_file"]} | settings
+        settings = (
+            of_run | settings if tasks is None else {"probe_file": of_run["probe_file"]} | settings
+        )
         tasks = chosen if tasks is None else tasks
     tasks = with_positive_controls(tasks, settings)
     # Where the results of each model go, and what is recorded of it beside the settings.
@@ -136,7 +156,10 @@ def evaluate_run(
         models[base] = START, {"run": description}
     for checkpoint in checkpoints:
         models[checkpoint] = checkpoint.name, {}
-    with kept_between_evaluations(), tqdm(models.items(), desc=f"Evaluating {folder.name}", unit="model") as bar:
+    with (
+        kept_between_evaluations(),
+        tqdm(models.items(), desc=f"Evaluating {folder.name}", unit="model") as bar,
+    ):
         for model, (name, recorded) in bar:
             output = folder / EVALUATION / name
             if not overwrite and limit is None and _has_results(output, model, tasks, settings):
@@ -153,8 +176,12 @@ def evaluate_run(
             )
 
 
-def _has_results(output: Path, checkpoint: Path, tasks: Sequence[str], settings: Mapping[str, Any]) -> bool:
-    """Return whether there are complete results of all tasks with these settings, newer than what they follow from."""
+def _has_results(
+    output: Path, checkpoint: Path, tasks: Sequence[str], settings: Mapping[str, Any]
+) -> bool:
+    """Return whether there are complete results of all tasks with these settings, newer than what
+    they follow from.
+    """
     inputs = [*checkpoint.iterdir(), Path(str(settings["probe_file"])).expanduser()]
     newest_input = max(path.stat().st_mtime for path in inputs if path.is_file())
     for file in sorted(output.rglob("results_*.json"), reverse=True):
@@ -162,7 +189,9 @@ def _has_results(output: Path, checkpoint: Path, tasks: Sequence[str], settings:
             continue
         configs = json.loads(file.read_text(encoding="utf-8")).get("configs", {})
         date = file.stem.removeprefix("results_")
-        are_written = all((file.parent / f"samples_{name}_{date}.jsonl").is_file() for name in configs)
+        are_written = all(
+            (file.parent / f"samples_{name}_{date}.jsonl").is_file() for name in configs
+        )
         has_same = all(_has_settings(config, settings) for config in configs.values())
         has_tasks = all(any(name.startswith(task) for name in configs) for task in tasks)
         if configs and are_written and has_same and has_tasks:

@@ -1,6 +1,8 @@
-"""A model of the harness behind an OpenAI-compatible server: completions, chats, and likelihoods of echoed prompts.
+"""A model of the harness behind an OpenAI-compatible server: completions, chats, and likelihoods of
+echoed prompts.
 
-Requests are paced, retried, checked, and kept in a journal from which a run goes on. A server is trusted in nothing.
+Requests are paced, retried, checked, and kept in a journal from which a run goes on. A server is
+trusted in nothing.
 """
 
 import asyncio
@@ -30,7 +32,13 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from pydantic import BaseModel, Field, ValidationError
 from tqdm import tqdm
 
-from tfidf_tune._checks import SetupError, check_at_least, first_problem, require_base_url, require_number
+from tfidf_tune._checks import (
+    SetupError,
+    check_at_least,
+    first_problem,
+    require_base_url,
+    require_number,
+)
 from tfidf_tune.probe import TokenLikelihoods
 from tfidf_tune.probe.sample_fields import UNREADABLE, Count, Unanswered
 from tfidf_tune.tasks._requests import is_token_ids_request, parse_token_ids
@@ -44,7 +52,8 @@ _DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 _NUM_ATTEMPTS = 3  # at an answer that is not what was asked for
 _LEAST_SHARE = 0.75  # of the tokens that were asked for, in an answer that ends for its length
 _REFUSED_SETTING = re.compile(
-    r"(max_tokens|temperature).{0,200}not supported|unsupported.{0,200}(max_tokens|temperature)", re.IGNORECASE
+    r"(max_tokens|temperature).{0,200}not supported|unsupported.{0,200}(max_tokens|temperature)",
+    re.IGNORECASE,
 )
 _PROMPT = "Once upon a time, there was a"
 _ROUNDING = 1e-3  # of log-probabilities that a server rounds or computes in half precision
@@ -56,7 +65,8 @@ _BEARER_TOKEN = re.compile(r"[\w.~+/-]+=*", re.ASCII)  # RFC 6750, section 2.1
 
 _logger = logging.getLogger(__name__)
 
-# Real ones are above -1,000; servers write -9999 for a token that is impossible, and JSON has numbers like -1e308.
+# Real ones are above -1,000; servers write -9999 for a token that is impossible, and JSON has
+# numbers like -1e308.
 _LogProbability = Annotated[float, Field(strict=True, ge=-1e4, le=_ROUNDING, allow_inf_nan=False)]
 
 
@@ -83,7 +93,9 @@ class _Usage(BaseModel):
 
 
 class _Answer(BaseModel):
-    """What is read of an answer of ``/completions``, ``/chat/completions`` or ``/models``, strictly typed."""
+    """What is read of an answer of ``/completions``, ``/chat/completions`` or ``/models``, strictly
+    typed.
+    """
 
     choices: Annotated[list[_Choice], Field(max_length=1)] = []
     usage: _Usage | None = None
@@ -95,7 +107,8 @@ class _Answer(BaseModel):
 class Request(NamedTuple):
     """The payload of a request, its name in messages, and a function that checks the answer.
 
-    ``check`` returns the part of the answer to keep. It raises a ``ValueError`` if the answer is invalid.
+    ``check`` returns the part of the answer to keep. It raises a ``ValueError`` if the answer is
+    invalid.
     """
 
     payload: dict[str, Any]
@@ -104,18 +117,22 @@ class Request(NamedTuple):
 
 
 class ServerLM(LM):  # type: ignore[misc]
-    """``--model tfidf-server``: asks ``/completions``, or ``/chat/completions`` for a document with ``messages``.
+    """``--model tfidf-server``: asks ``/completions``, or ``/chat/completions`` for a document with
+    ``messages``.
 
-    Prompts of token ids are sent as ids, which some servers refuse; prompts of text as text. Answers are text.
+    Prompts of token ids are sent as ids, which some servers refuse; prompts of text as text.
+    Answers are text.
 
-    The API key is read from the environment and is in no message and no file. Timeouts, broken connections and the
-    statuses 408, 409, 429 and 5xx are tried again with growing pauses, or as long as the server asks for by
-    ``Retry-After``; an answer that does not fit its request is asked for again twice. Redirects are not followed. An
-    answer that a content filter withheld, or that is empty, is an :class:`~tfidf_tune.probe.sample_fields.Unanswered`.
+    The API key is read from the environment and is in no message and no file. Timeouts, broken
+    connections and the statuses 408, 409, 429 and 5xx are tried again with growing pauses, or as
+    long as the server asks for by ``Retry-After``; an answer that does not fit its request is asked
+    for again twice. Redirects are not followed. An answer that a content filter withheld, or that
+    is empty, is an :class:`~tfidf_tune.probe.sample_fields.Unanswered`.
 
-    ``model`` is its name there, ``base_url`` is up to ``/v1``; ``tokenizer`` is that of the model, or another one that
-    the measures are counted in; ``timeout`` is in seconds, for a whole answer; ``journal`` is a file of the answers of
-    an unfinished run, JSON lines, and what it has is not asked for again.
+    ``model`` is its name there, ``base_url`` is up to ``/v1``; ``tokenizer`` is that of the model,
+    or another one that the measures are counted in; ``timeout`` is in seconds, for a whole answer;
+    ``journal`` is a file of the answers of an unfinished run, JSON lines, and what it has is not
+    asked for again.
     """
 
     def __init__(
@@ -141,32 +158,54 @@ class ServerLM(LM):  # type: ignore[misc]
         require_base_url(base_url)
         for name, value in (("timeout", timeout), ("requests_per_minute", requests_per_minute)):
             if value is not None:
-                require_number(name, value, 0, 1e6, "of the requests", reason="more is no limit", positive=True)
+                require_number(
+                    name, value, 0, 1e6, "of the requests", reason="more is no limit", positive=True
+                )
         self.model, self.base_url, self.tokenizer = model, base_url.rstrip("/"), tokenizer
         self._variable, self._key = api_key_variable, os.environ.get(api_key_variable, "").strip()
         if not self._key and api_key_variable != _DEFAULT_KEY_VARIABLE:
             raise ValueError(
-                "api_key_variable does not name an environment variable that has a key (what it is set to is not shown "
-                "here, since it can be the key itself): give the name of the variable, and export the variable"
+                "api_key_variable does not name an environment variable that has a key (what it is "
+                "set to is not shown "
+                "here, since it can be the key itself): give the name of the variable, and export "
+                "the variable"
             )
         if self._key and not _BEARER_TOKEN.fullmatch(self._key):
-            raise ValueError(f"{api_key_variable} has characters that an API key cannot have: letters, digits, -._~+/=")
+            raise ValueError(
+                f"{api_key_variable} has characters that an API key cannot have: letters, digits, "
+                f"-._~+/="
+            )
         # Nothing is sent but what is named here.
-        self._headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "tfidf-tune"}
+        self._headers = {
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",
+            "User-Agent": "tfidf-tune",
+        }
         self._headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        self._num_concurrent, self._timeout, self._max_retries = num_concurrent, timeout, max_retries
-        self._pause, self._next_start = 60 / requests_per_minute if requests_per_minute else 0.0, 0.0
+        self._num_concurrent, self._timeout, self._max_retries = (
+            num_concurrent,
+            timeout,
+            max_retries,
+        )
+        self._pause, self._next_start = (
+            60 / requests_per_minute if requests_per_minute else 0.0,
+            0.0,
+        )
         self._journal: Path | None = None
         self.known: dict[str, str] = {}  # answers, by the hashes of the requests
         self._answered_as: str | None = None  # the model that answers name
-        self._recorded: set[str] = set()  # fingerprints of the system, in the answers of the journal
+        # Fingerprints of the system, in the answers of the journal.
+        self._recorded: set[str] = set()
         if journal is not None:
             self.open_journal(Path(journal))
         logging.getLogger("httpx2").setLevel(logging.WARNING)  # at INFO a line for each request
-        logging.getLogger("httpcore2").setLevel(logging.WARNING)  # at DEBUG headers, which may have the key
+        # At DEBUG headers, which may have the key.
+        logging.getLogger("httpcore2").setLevel(logging.WARNING)
 
     def open_journal(self, file: Path) -> int:
-        """Keep all answers from now on in a file, and use those that it has; return their number."""
+        """Keep all answers from now on in a file, and use those that it has;
+        return their number.
+        """
         self._journal = file
         self.known.clear()  # answers to tests are in no journal
         if not file.is_file():
@@ -185,9 +224,16 @@ class ServerLM(LM):  # type: ignore[misc]
             prompt, arguments = request.args
             doc, kwargs = request.doc or {}, normalize_gen_kwargs(arguments)
             num_asked = int(kwargs["max_gen_toks"])
-            payload: dict[str, Any] = {"model": self.model, "max_tokens": num_asked, "temperature": 0.0}
+            payload: dict[str, Any] = {
+                "model": self.model,
+                "max_tokens": num_asked,
+                "temperature": 0.0,
+            }
             if kwargs["do_sample"]:
-                payload |= {"temperature": float(kwargs.get("temperature") or 0.0), "seed": int(request.idx)}
+                payload |= {
+                    "temperature": float(kwargs.get("temperature") or 0.0),
+                    "seed": int(request.idx),
+                }
                 payload |= {"top_k": kwargs["top_k"]} if kwargs.get("top_k") else {}
             messages = doc.get("messages")
             payload |= {"messages": messages} if messages else {"prompt": _sent(prompt)}
@@ -195,60 +241,93 @@ class ServerLM(LM):  # type: ignore[misc]
             asked.append(Request(payload, _name(doc), check))
         return self._answers(asked, "Continuing prompts")
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Score continuations from the log-probabilities of an echoed prompt, by token if its tokens are known."""
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """Score continuations from the log-probabilities of an echoed prompt, by token if its
+        tokens are known.
+        """
         asked = []
         for request in requests:
             (context, continuation), doc = request.args, request.doc or {}
-            # Fields of a passage that is scored; by text its tokens are counted to find where it starts.
-            known = {"num_ids": len(doc.get("token_ids") or ()), "num_given": int(doc.get("num_given") or 0)}
-            asked.append(self._scoring(_sent(context), _sent(context + continuation), _name(doc), **known))
+            # Fields of a passage that is scored; by text its tokens are counted to find where it
+            # starts.
+            known = {
+                "num_ids": len(doc.get("token_ids") or ()),
+                "num_given": int(doc.get("num_given") or 0),
+            }
+            asked.append(
+                self._scoring(_sent(context), _sent(context + continuation), _name(doc), **known)
+            )
         return [
-            ScoredTokens(TokenLikelihoods(np.array(nll), None, np.array(greedy))) if exact else (-sum(nll), all(greedy))
+            ScoredTokens(TokenLikelihoods(np.array(nll), None, np.array(greedy)))
+            if exact
+            else (-sum(nll), all(greedy))
             for nll, greedy, exact in self._answers(asked, "Scoring passages")
         ]
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
         """Refuse: no task of ours asks for it."""
-        raise ValueError("tfidf-server scores continuations only: use --model local-completions for this task")
+        raise ValueError(
+            "tfidf-server scores continuations only: use --model local-completions for this task"
+        )
 
     def likelihood_problem(self) -> str | None:
-        """Ask twice whether the server gives log-probabilities of a prompt that can be used; say why not.
+        """Ask twice whether the server gives log-probabilities of a prompt that can be used; say
+        why not.
 
-        Its own greedy continuation must have the highest ones: some servers return those of the next token.
+        Its own greedy continuation must have the highest ones: some servers return those of the
+        next token.
         """
         payload = {"model": self.model, "max_tokens": 8, "temperature": 0.0, "prompt": _PROMPT}
         try:
-            (continuation,) = self._answers([Request(payload, "a test", _text)], "Asking for a continuation")
-            asked = self._scoring(_PROMPT, _PROMPT + (continuation or " of"), "a test of log-probabilities")
+            (continuation,) = self._answers(
+                [Request(payload, "a test", _text)], "Asking for a continuation"
+            )
+            asked = self._scoring(
+                _PROMPT, _PROMPT + (continuation or " of"), "a test of log-probabilities"
+            )
             ((_, greedy, _),) = self._answers([asked], "Asking for log-probabilities")
         except ConnectionRefusedError as error:
-            return str(error) if error.__cause__ is None else self._hidden(_problem(error.__cause__))
+            return (
+                str(error) if error.__cause__ is None else self._hidden(_problem(error.__cause__))
+            )
         # The last token of a text can be another one than where it went on.
         if continuation and sum(greedy) < len(greedy) / 2:
             return "its log-probabilities do not fit its own continuation"
         return None
 
-    def prompt_obstacle(self, prompts: Sequence[tuple[str | list[int], int]], *, is_chat: bool = False) -> str | None:
-        """Ask for two prompts, a short and a long one, and say what the server does to prompts, by its own counts.
+    def prompt_obstacle(
+        self, prompts: Sequence[tuple[str | list[int], int]], *, is_chat: bool = False
+    ) -> str | None:
+        """Ask for two prompts, a short and a long one, and say what the server does to prompts, by
+        its own counts.
 
-        If both have the same surplus over the tokens that were sent, and more than a BOS, something stands around them;
-        if the count hardly grows, the longer one was cut. With another tokenizer than the model's, or in a chat, which
-        has a template, only the cut can be told.
+        If both have the same surplus over the tokens that were sent, and more than a BOS, something
+        stands around them; if the count hardly grows, the longer one was cut. With another
+        tokenizer than the model's, or in a chat, which has a template, only the cut can be told.
 
         Args:
-            prompts (Sequence[tuple[str | list[int], int]]): two prompts, each with its number of tokens.
+            prompts (Sequence[tuple[str | list[int], int]]): two prompts, each with its number of
+                tokens.
             is_chat (bool): whether they are sent as a turn of a chat. Default: False.
 
         Returns:
             str | None: a clause; "" if nothing was found, None if the server does not count.
 
         Raises:
-            ValueError: If the server refuses ``max_tokens`` or ``temperature``, as reasoning models do.
+            ValueError: If the server refuses ``max_tokens`` or ``temperature``, as reasoning models
+                do.
         """
         asked = []
         for prompt, _ in prompts:
-            sent = {"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}
+            sent = (
+                {"messages": [{"role": "user", "content": prompt}]}
+                if is_chat
+                else {"prompt": prompt}
+            )
             payload = {"model": self.model, "max_tokens": 1, "temperature": 0.0, **sent}
             asked.append(Request(payload, "a test of prompts", _num_prompt_tokens))
         try:
@@ -256,7 +335,8 @@ class ServerLM(LM):  # type: ignore[misc]
         except ConnectionRefusedError as error:
             if _REFUSED_SETTING.search(str(error)):
                 raise ValueError(
-                    f"{self.base_url} refuses max_tokens or temperature, as reasoning models do: such models cannot be "
+                    f"{self.base_url} refuses max_tokens or temperature, as reasoning models do: "
+                    f"such models cannot be "
                     f"audited by prompts of text ({error})"
                 ) from error
             raise
@@ -266,46 +346,80 @@ class ServerLM(LM):  # type: ignore[misc]
         surplus = (first - num_first, second - num_second)
         # A template may join the first or last token of a prompt.
         if min(surplus) > 1 and abs(surplus[0] - surplus[1]) <= 1 and not is_chat:
-            return f"the server counts {min(surplus)} tokens more than each prompt has: a chat template is around it"
+            return (
+                f"the server counts {min(surplus)} tokens more than each prompt has: a chat "
+                f"template is around it"
+            )
         if 2 * (second - first) < num_second - num_first:
             return (
-                f"the server counts {second} tokens in a prompt of {num_second}, and {first} of {num_first}: it cuts it"
+                f"the server counts {second} tokens in a prompt of {num_second}, and {first} of "
+                f"{num_first}: it cuts it"
             )
         return ""
 
     def description(self) -> dict[str, Any]:
-        """Return what the server says about the model, without what changes at each request; it may say nothing."""
+        """Return what the server says about the model, without what changes at each request; it may
+        say nothing.
+        """
         try:
-            (models,) = self._answers([Request({}, "its models", lambda answer: answer.data)], "Asking for the model")
+            (models,) = self._answers(
+                [Request({}, "its models", lambda answer: answer.data)], "Asking for the model"
+            )
         except ConnectionError:
             return {}
-        about: dict[str, Any] = next((one for one in models if one.get("id") == self.model or len(models) == 1), {})
-        return {key: value for key, value in about.items() if key not in ("created", "permission", "status")}
+        about: dict[str, Any] = next(
+            (one for one in models if one.get("id") == self.model or len(models) == 1), {}
+        )
+        return {
+            key: value
+            for key, value in about.items()
+            if key not in ("created", "permission", "status")
+        }
 
     def _scoring(
-        self, given: str | list[int], whole: str | list[int], name: str, num_ids: int = 0, num_given: int = 0
+        self,
+        given: str | list[int],
+        whole: str | list[int],
+        name: str,
+        num_ids: int = 0,
+        num_given: int = 0,
     ) -> Request:
-        """Ask for the NLL and the greedy mark of each token of ``whole`` after ``given``, which it starts with.
+        """Ask for the NLL and the greedy mark of each token of ``whole`` after ``given``, which it
+        starts with.
 
-        Of text, ``num_ids`` are the tokens of the whole and ``num_given`` those of its start, 0 if they are not known.
+        Of text, ``num_ids`` are the tokens of the whole and ``num_given`` those of its start, 0 if
+        they are not known.
         """
         # At least one token has to be generated, because servers refuse 0.
-        payload = {"model": self.model, "max_tokens": 1, "temperature": 0.0, "prompt": whole, "echo": True}
+        payload = {
+            "model": self.model,
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "prompt": whole,
+            "echo": True,
+        }
         check = partial(_scored, given=given, whole=whole, num_ids=num_ids, num_given=num_given)
         return Request(payload | {"logprobs": 1}, name, check)
 
     def _answers(self, requests: Sequence[Request], description: str) -> list[Any]:
-        """Return the checked answers in order, or raise a ``ConnectionError`` if one fails in spite of all retries."""
-        # In a thread: a notebook has a loop of its own, and Ctrl-C is raised here and ends those requests at once.
+        """Return the checked answers in order, or raise a ``ConnectionError`` if one fails in spite
+        of all retries.
+        """
+        # In a thread: a notebook has a loop of its own, and Ctrl-C is raised here and ends those
+        # requests at once.
         with start_blocking_portal() as portal:
             return portal.call(self._ask, requests, description)
 
     async def _ask(self, requests: Sequence[Request], description: str) -> list[Any]:
         errors: list[Exception] = []
-        turn, limits = asyncio.Semaphore(self._num_concurrent), httpx2.Limits(max_connections=self._num_concurrent)
+        turn, limits = (
+            asyncio.Semaphore(self._num_concurrent),
+            httpx2.Limits(max_connections=self._num_concurrent),
+        )
 
         async def ask(request: Request) -> Any:
-            # After the first failure no further request is sent; answers that are on their way are still recorded.
+            # After the first failure no further request is sent; answers that are on their way are
+            # still recorded.
             async with turn:
                 try:
                     return None if errors else await self._answer(client, request)
@@ -315,7 +429,8 @@ class ServerLM(LM):  # type: ignore[misc]
                     bar.update()
 
         # Its own timeouts start anew with each byte.
-        cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # nothing is sent that the options do not name
+        # Nothing is sent that the options do not name.
+        cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
         async with httpx2.AsyncClient(
             headers=self._headers, cookies=cookies, timeout=None, limits=limits, verify=_tls()
         ) as client:
@@ -343,10 +458,16 @@ class ServerLM(LM):  # type: ignore[misc]
                     raise self._failed(
                         request, f"{_problem(error)}, {_NUM_ATTEMPTS} times", ConnectionRefusedError
                     ) from error
-        text = answer.model_dump_json(exclude_defaults=True)  # nothing else that a server sends is kept
-        if self._recorded and (now := answer.system_fingerprint or "") and now not in self._recorded:
+        # Nothing else that a server sends is kept.
+        text = answer.model_dump_json(exclude_defaults=True)
+        if (
+            self._recorded
+            and (now := answer.system_fingerprint or "")
+            and now not in self._recorded
+        ):
             raise SetupError(
-                f"{self._journal} is of another model: system_fingerprint was {', '.join(sorted(self._recorded))}, "
+                f"{self._journal} is of another model: system_fingerprint was "
+                f"{', '.join(sorted(self._recorded))}, "
                 f"is {now}. Name another output, or --overwrite"
             )
         # A gateway may send long requests to another model than short ones.
@@ -354,18 +475,22 @@ class ServerLM(LM):  # type: ignore[misc]
             self._answered_as = self._answered_as or answer.model
             if answer.model != self._answered_as:
                 raise SetupError(
-                    f"{self.base_url} answers for {self.model} as {self._answered_as} and as {answer.model}: name a "
+                    f"{self.base_url} answers for {self.model} as {self._answered_as} and as "
+                    f"{answer.model}: name a "
                     "model, or a server, that gives all answers"
                 )
         self.known[key] = text
         # Only checked answers are recorded.
         if self._journal is not None and is_new:
             with self._journal.open("a", encoding="utf-8") as file:
-                file.write(f'\n{{"request": "{key}", "answer": {text}}}')  # also after a line that a crash has cut
+                # Also after a line that a crash has cut.
+                file.write(f'\n{{"request": "{key}", "answer": {text}}}')
         return kept
 
     async def _send(self, client: httpx2.AsyncClient, path: str, request: Request) -> bytes:
-        """Send a request until it is answered, at most ``max_retries`` times more; return the body."""
+        """Send a request until it is answered, at most ``max_retries`` times more;
+        return the body.
+        """
         for attempt in range(self._max_retries + 1):
             # Each request reserves its start, however many wait.
             now, pause = time.monotonic(), min(0.5 * 2**attempt, _LONGEST_PAUSE)
@@ -386,7 +511,9 @@ class ServerLM(LM):  # type: ignore[misc]
                 if status >= 400:
                     reason = f"status {status}"
                     with suppress(*UNREADABLE):  # pages for browsers are not shown
-                        reason += f": {json.dumps(json.loads(body[:_SHOWN_BYTES]), ensure_ascii=False)}"
+                        reason += (
+                            f": {json.dumps(json.loads(body[:_SHOWN_BYTES]), ensure_ascii=False)}"
+                        )
                 if status not in (408, 409, 429) and (status < 500 or status == 501):
                     raise self._failed(request, reason, ConnectionRefusedError)
                 if (after := headers.get("retry-after", "")).isdecimal():
@@ -398,7 +525,8 @@ class ServerLM(LM):  # type: ignore[misc]
     def _read(self, body: bytes) -> _Answer:
         """Validate an answer, and hide the API key in it.
 
-        A text can have a short key by chance, so that such a key is hidden only in what is said of the model.
+        A text can have a short key by chance, so that such a key is hidden only in what is said of
+        the model.
         """
         answer = _Answer.model_validate_json(body)
         # What is said of the model stands in messages.
@@ -406,19 +534,30 @@ class ServerLM(LM):  # type: ignore[misc]
         answer.model = self._hidden(answer.model or "") or None
         answer.data = json.loads(self._hidden(json.dumps(answer.data)))
         if len(self._key) >= _LONG_KEY:
-            answer = _Answer.model_validate_json(self._hidden(answer.model_dump_json(exclude_defaults=True)))
+            answer = _Answer.model_validate_json(
+                self._hidden(answer.model_dump_json(exclude_defaults=True))
+            )
         return answer
 
     def _hidden(self, text: str) -> str:
         """Hide the API key."""
         return text.replace(self._key, "***") if self._key else text
 
-    def _failed(self, request: Request, reason: str, kind: type[ConnectionError] = ConnectionError) -> ConnectionError:
-        remedy = f"see to the server, the name of the model there, and the API key in {self._variable}"
+    def _failed(
+        self, request: Request, reason: str, kind: type[ConnectionError] = ConnectionError
+    ) -> ConnectionError:
+        remedy = (
+            f"see to the server, the name of the model there, and the API key in {self._variable}"
+        )
         if self._journal is not None:
-            remedy += f". Run the same command to continue: {len(self.known):,} answers are saved in {self._journal}"
+            remedy += (
+                f". Run the same command to continue: {len(self.known):,} answers are saved in "
+                f"{self._journal}"
+            )
         reason = self._hidden(" ".join(reason[:_SHOWN_BYTES].split()))[:400]
-        return kind(f"{self.base_url} did not answer the request for {request.name}: {reason}; {remedy}")
+        return kind(
+            f"{self.base_url} did not answer the request for {request.name}: {reason}; {remedy}"
+        )
 
 
 @cache
@@ -427,10 +566,16 @@ def _tls() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-async def _exchange(client: httpx2.AsyncClient, url: str, payload: dict[str, Any]) -> tuple[int, httpx2.Headers, bytes]:
-    """Post a payload, or get an address without one; return the status, the headers and the body."""
+async def _exchange(
+    client: httpx2.AsyncClient, url: str, payload: dict[str, Any]
+) -> tuple[int, httpx2.Headers, bytes]:
+    """Post a payload, or get an address without one; return the status, the headers
+    and the body.
+    """
     body, content = bytearray(), json.dumps(payload).encode()
-    sent: Any = {"content": content, "headers": {"Content-Type": "application/json"}} if payload else {}
+    sent: Any = (
+        {"content": content, "headers": {"Content-Type": "application/json"}} if payload else {}
+    )
     async with client.stream("POST" if payload else "GET", url, **sent) as response:
         async for part in response.aiter_raw():  # not decompressed
             body += part
@@ -441,7 +586,11 @@ async def _exchange(client: httpx2.AsyncClient, url: str, payload: dict[str, Any
 
 def _problem(error: BaseException) -> str:
     if not isinstance(error, ValidationError):
-        return str(error) if type(error) is ValueError else f"it sends a wrong answer ({type(error).__name__}: {error})"
+        return (
+            str(error)
+            if type(error) is ValueError
+            else f"it sends a wrong answer ({type(error).__name__}: {error})"
+        )
     name, problem = first_problem(error, include_input=False)  # which can be large
     return f"it sends a wrong answer ({f'{name}: ' if name else ''}{problem['msg']})"
 
@@ -454,8 +603,9 @@ def _num_prompt_tokens(answer: _Answer) -> int | None:
 def _text(answer: _Answer, num_asked: int | None = None, *, has_eos: bool = False) -> str:
     """Return the text of a completion or of a chat's next turn.
 
-    An answer that ended for its length with clearly fewer tokens than ``num_asked`` was cut by the server. So was each
-    answer that ended by itself, if the passage has EOS inside: the rest of it could not be recited.
+    An answer that ended for its length with clearly fewer tokens than ``num_asked`` was cut by the
+    server. So was each answer that ended by itself, if the passage has EOS inside: the rest of it
+    could not be recited.
     """
     choice = answer.choices[0] if answer.choices else _Choice()
     text = choice.text if choice.message is None else choice.message.content or ""
@@ -463,7 +613,9 @@ def _text(answer: _Answer, num_asked: int | None = None, *, has_eos: bool = Fals
     if not choice.finish_reason or (text is None and not is_withheld):
         raise ValueError("its answer has no text, or ends early, without a finish_reason")
     num_made = answer.usage.completion_tokens if answer.usage else None
-    if choice.finish_reason == "length" and num_asked is not None and num_made:  # some write 0 instead of none
+    if (
+        choice.finish_reason == "length" and num_asked is not None and num_made
+    ):  # some write 0 instead of none
         is_withheld |= num_made < _LEAST_SHARE * num_asked
     is_withheld |= has_eos and choice.finish_reason == "stop"
     return text if text and text.strip() and not is_withheld else Unanswered(text or "")
@@ -472,7 +624,9 @@ def _text(answer: _Answer, num_asked: int | None = None, *, has_eos: bool = Fals
 def _scored(
     answer: _Answer, given: str | list[int], whole: str | list[int], num_ids: int, num_given: int
 ) -> tuple[list[float], list[bool], bool]:
-    """Return the NLL and the greedy mark of each scored token, and whether they are those of the document's ids."""
+    """Return the NLL and the greedy mark of each scored token, and whether they are those of the
+    document's ids.
+    """
     logprobs = (answer.choices[0].logprobs if answer.choices else None) or _Logprobs()
     if not (values := logprobs.token_logprobs):
         raise ValueError("it gives no log-probabilities of the prompt (echo and logprobs)")
@@ -480,7 +634,9 @@ def _scored(
     tokens, top = logprobs.tokens, logprobs.top_logprobs or [None] * len(values)
     number = (answer.usage and answer.usage.prompt_tokens) or len(values) - 1
     if len(tokens) != len(values) or len(top) != len(values) or not 1 < number <= len(values):
-        raise ValueError(f"it gives {len(values)} log-probabilities for {number} tokens of a prompt")
+        raise ValueError(
+            f"it gives {len(values)} log-probabilities for {number} tokens of a prompt"
+        )
     # A token that is a part of a character cannot be read.
     echoed = "".join(tokens[:number])
     if isinstance(whole, list):
@@ -491,7 +647,8 @@ def _scored(
     exact = number - num_ids in (0, 1)  # 1: the server puts a BOS first
     first = number - num_ids + num_given
     if isinstance(whole, str) and not exact:
-        # More characters are echoed if a BOS is written out ("<s>the river"), fewer if a space in front was stripped.
+        # More characters are echoed if a BOS is written out ("<s>the river"), fewer if a space in
+        # front was stripped.
         text = whole.strip()
         num_added = echoed.index(text) - whole.index(text) if text in echoed else 0
         first = bisect_left([*accumulate(map(len, tokens), initial=0)], num_added + len(given))

@@ -1,4 +1,6 @@
-"""Settings of the tasks, from the harness's metadata: how ids are sent, whether BOS is before them."""
+"""Settings of the tasks, from the harness's metadata: how ids are sent, whether BOS
+is before them.
+"""
 
 import difflib
 import functools
@@ -21,14 +23,17 @@ _PROMPTS = ("token_ids", "text", "ids_to_text")
 def prompts_for(metadata: Mapping[str, Any]) -> TokenIdPrompts:
     """Decide from the harness's metadata how ids are sent.
 
-    ``prompts`` is "token_ids", "text" or "ids_to_text". ``bos``, or ``add_bos_token`` of the model's arguments, says
-    whether BOS is before ids. If it is "auto", the run that wrote the model says it, or else its tokenizer; if neither
-    does, the setting stays None, and no BOS is added.
+    ``prompts`` is "token_ids", "text" or "ids_to_text". ``bos``, or ``add_bos_token`` of the
+    model's arguments, says whether BOS is before ids. If it is "auto", the run that wrote the model
+    says it, or else its tokenizer; if neither does, the setting stays None, and no BOS is added.
     """
     _require_no_typing_error(metadata)
     name = metadata.get("tokenizer") or metadata.get("pretrained")
     if not name:
-        raise ValueError("no tokenizer is named: give --model_args pretrained=MODEL, or --metadata tokenizer=FOLDER")
+        raise ValueError(
+            "no tokenizer is named: give --model_args pretrained=MODEL, or --metadata "
+            "tokenizer=FOLDER"
+        )
     # The harness's stock model takes ids only with a pass-through tokenizer.
     original = original_tokenizer(str(name))
     prompts = metadata.get("prompts") or ("text" if original is None else "token_ids")
@@ -38,7 +43,9 @@ def prompts_for(metadata: Mapping[str, Any]) -> TokenIdPrompts:
     if prompts != "text":
         bos_id = prompts_of_task.tokenizer.bos_id
         if bos and bos_id is None:
-            raise ValueError(f"bos=true: the tokenizer {str(original or name)!r} has no BOS: use bos=false")
+            raise ValueError(
+                f"bos=true: the tokenizer {str(original or name)!r} has no BOS: use bos=false"
+            )
         if bos is None:
             run = metadata.get("run") or run_of(metadata)
             bos = known_bos(prompts_of_task.tokenizer, run.get("bos"))
@@ -55,18 +62,30 @@ def prompts_for(metadata: Mapping[str, Any]) -> TokenIdPrompts:
 @functools.cache
 def settings_of_tasks() -> frozenset[str]:
     """Return the names of all settings that a task of ours takes from the harness's metadata."""
-    from tfidf_tune.tasks import cnn_dailymail, membership, memorization, perplexity, positive_control, squad
+    from tfidf_tune.tasks import (
+        cnn_dailymail,
+        membership,
+        memorization,
+        perplexity,
+        positive_control,
+        squad,
+    )
 
     names = {"prompts", "bos", "add_bos_token", "tokenizer", "prompt_obstacle"}
     for module in (cnn_dailymail, membership, memorization, perplexity, positive_control, squad):
         for name, function in vars(module).items():
-            if name.endswith("documents") and getattr(function, "__module__", None) == module.__name__:
+            if (
+                name.endswith("documents")
+                and getattr(function, "__module__", None) == module.__name__
+            ):
                 names |= inspect.signature(function).parameters.keys()
     return frozenset(names - {"metadata"})
 
 
 def _require_no_typing_error(metadata: Mapping[str, Any]) -> None:
-    """Refuse a key that is nearly the name of a setting; the arguments of models, which are here too, are not."""
+    """Refuse a key that is nearly the name of a setting; the arguments of models, which are here
+    too, are not.
+    """
     known = settings_of_tasks()
     for key in metadata:
         nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
@@ -85,11 +104,15 @@ def _bos_setting(metadata: Mapping[str, Any], prompts: str) -> bool | None:
             wanted[name] = known[text]
     if prompts == "text" and "bos" in wanted:
         raise ValueError(
-            f"bos={metadata['bos']} is for prompts of token ids: BOS before text is added by the tokenizer of the "
+            f"bos={metadata['bos']} is for prompts of token ids: BOS before text is added by the "
+            f"tokenizer of the "
             "harness, see add_bos_token in --model_args, or by the server"
         )
     if len(set(wanted.values())) > 1:
-        raise ValueError(f"bos={metadata['bos']} and add_bos_token={metadata['add_bos_token']} differ: leave out one")
+        raise ValueError(
+            f"bos={metadata['bos']} and add_bos_token={metadata['add_bos_token']} differ: leave "
+            f"out one"
+        )
     return next(iter(wanted.values()), None)
 
 
@@ -99,7 +122,8 @@ def _num_positions(metadata: Mapping[str, Any]) -> int | None:
         return None
     # The config alone is read, before any weights.
     named = {"revision": "main", "trust_remote_code": False, **on_base_model(metadata)}
-    require_bool("trust_remote_code", named["trust_remote_code"])  # None lets transformers ask on the terminal
+    # None lets transformers ask on the terminal.
+    require_bool("trust_remote_code", named["trust_remote_code"])
     more = {key: named[key] for key in ("revision", "trust_remote_code")}
     with readable(str(named["pretrained"])):
         config = AutoConfig.from_pretrained(str(named["pretrained"]), **more)

@@ -1,8 +1,8 @@
 """``tfidf_squad``: answer a question about a paragraph; exact match and F1 over all gold answers.
 
-Section "QA" of the paper on SQuAD v1.1. The scores are those of the official evaluation (Rajpurkar et al. 2016,
-https://arxiv.org/abs/1606.05250): in lower case, without punctuation and the articles a, an and the; the best over the
-gold answers of a question.
+Section "QA" of the paper on SQuAD v1.1. The scores are those of the official evaluation (Rajpurkar
+et al. 2016, https://arxiv.org/abs/1606.05250): in lower case, without punctuation and the articles
+a, an and the; the best over the gold answers of a question.
 """
 
 import re
@@ -36,9 +36,9 @@ def documents(
 ) -> dict[str, Dataset]:
     """Make a document of each question; ``docs/evaluation.md`` describes the settings.
 
-    The prompt is that of :func:`tfidf_tune.data.squad_dataset`. Prompt and answer share ``squad_max_seq_len`` tokens,
-    as in training. A context that is too long is truncated at its end, because an evaluation must not use the
-    position of the answer.
+    The prompt is that of :func:`tfidf_tune.data.squad_dataset`. Prompt and answer share
+    ``squad_max_seq_len`` tokens, as in training. A context that is too long is truncated at its
+    end, because an evaluation must not use the position of the answer.
     """
     check_at_least(1, squad_max_new_tokens=squad_max_new_tokens)
     check_at_least(squad_max_new_tokens + 1, squad_max_seq_len=squad_max_seq_len)
@@ -55,7 +55,9 @@ def documents(
         raise ValueError(f"{squad_source!r} has no answered question: name another squad_source")
     instructions = [partial(squad_prompt, question=row["question"]) for _, row, _ in answered]
     contexts = [row["context"] for _, row, _ in answered]
-    all_ids, cut = encode_prompts(prompts.tokenizer, instructions, contexts, squad_max_seq_len - squad_max_new_tokens)
+    all_ids, cut = encode_prompts(
+        prompts.tokenizer, instructions, contexts, squad_max_seq_len - squad_max_new_tokens
+    )
     # Whether a truncated context still has the answer is recorded, because it bounds the score.
     kept = [prompts.tokenizer.decode(ids).rpartition("\nQuestion:")[0] for ids in all_ids]
     rows = [
@@ -73,9 +75,13 @@ def documents(
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """Score the first line of a response; add ``prediction`` and the scores × 100 to the document for the log."""
+    """Score the first line of a response; add ``prediction`` and the scores × 100 to the document
+    for the log.
+    """
     doc["prediction"] = prompts_of(doc).response_text(results[0]).partition("\n")[0].strip()
-    doc["exact_match"] = 100.0 * max(exact_match(doc["prediction"], answer) for answer in doc["answers"])
+    doc["exact_match"] = 100.0 * max(
+        exact_match(doc["prediction"], answer) for answer in doc["answers"]
+    )
     doc["f1"] = 100.0 * max(f1(doc["prediction"], answer) for answer in doc["answers"])
     return {
         "exact_match": doc["exact_match"],
@@ -91,7 +97,9 @@ def exact_match(prediction: str, answer: str) -> float:
 
 
 def f1(prediction: str, answer: str) -> float:
-    """Return F1 = 2 · precision · recall / (precision + recall) of the normalized texts' words, as multisets."""
+    """Return F1 = 2 · precision · recall / (precision + recall) of the normalized texts' words, as
+    multisets.
+    """
     predicted, gold = _words(prediction), _words(answer)
     num_shared = (Counter(predicted) & Counter(gold)).total()
     return 2 * num_shared / (len(predicted) + len(gold)) if num_shared else 0.0
@@ -106,5 +114,7 @@ def _answers(row: dict[str, Any], source: str) -> list[str]:
     texts = (row["answers"] or {}).get("text") or []
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         held = str(row["answers"])[:80]
-        raise ValueError(f"column 'answers' of {source!r} holds {held}: name a source where 'text' is a list")
+        raise ValueError(
+            f"column 'answers' of {source!r} holds {held}: name a source where 'text' is a list"
+        )
     return list(dict.fromkeys(text for text in texts if text.strip()))

@@ -1,4 +1,6 @@
-"""The harness's writer of results, in which a file that cannot be written completely is an error."""
+"""The harness's writer of results, in which a file that cannot be written completely
+is an error.
+"""
 
 import json
 from collections.abc import Callable
@@ -27,7 +29,9 @@ class CompleteTracker(EvaluationTracker):  # type: ignore[misc]
             path = Path(output_path)
             require_writable("output_path", path.parent if path.suffix == ".json" else path)
 
-    def save_results_aggregated(self, results: dict[str, Any], samples: dict[str, Any] | None = None) -> None:
+    def save_results_aggregated(
+        self, results: dict[str, Any], samples: dict[str, Any] | None = None
+    ) -> None:
         """Write ``results_<date>.json``; raise an OSError if it is not complete."""
         super().save_results_aggregated(results=results, samples=samples)
         if self.output_path:
@@ -36,7 +40,9 @@ class CompleteTracker(EvaluationTracker):  # type: ignore[misc]
             self._require_complete(f"{stem}_{self.date_id}.json", json.loads)
 
     def save_results_samples(self, task_name: str, samples: Any) -> None:
-        """Write ``samples_<task>_<date>.jsonl``; raise an OSError if it does not have all samples."""
+        """Write ``samples_<task>_<date>.jsonl``; raise an OSError if it does not
+        have all samples.
+        """
         super().save_results_samples(task_name=task_name, samples=samples)
 
         def read(content: bytes) -> None:
@@ -51,13 +57,18 @@ class CompleteTracker(EvaluationTracker):  # type: ignore[misc]
         """Read a file that was written; remove all files of this evaluation if that fails."""
         path = Path(self.output_path)
         # As the harness names it.
-        folder = path.parent if path.suffix == ".json" else path / self.general_config_tracker.model_name_sanitized
+        folder = (
+            path.parent
+            if path.suffix == ".json"
+            else path / self.general_config_tracker.model_name_sanitized
+        )
         try:
             read((folder / name).read_bytes())
         except (OSError, ValueError) as error:
             for file in folder.glob(f"*_{self.date_id}.json*"):
                 file.unlink()
             raise OSError(
-                f"the results could not be written completely to {path}, and nothing of them is left there: make "
+                f"the results could not be written completely to {path}, and nothing of them is "
+                f"left there: make "
                 "room, or choose another output_path, and evaluate again"
             ) from error

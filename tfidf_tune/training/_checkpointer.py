@@ -1,6 +1,7 @@
 """Hugging Face checkpoints: the base that a run begins from, and the folders that it writes.
 
-Models are of two kinds, torchtune's modules and transformers' own classes. A class for each does what depends on it.
+Models are of two kinds, torchtune's modules and transformers' own classes. A class for each does
+what depends on it.
 """
 
 import hashlib
@@ -43,31 +44,36 @@ _SAMPLE_BYTES = 2**20
 class HFCheckpointer:
     """Reads a Hugging Face checkpoint folder and writes folders of the same kind.
 
-    Weights are loaded one by one, from safetensors or, if there are none, from PyTorch's ``.bin`` files, of which only
-    tensors are unpickled. Checkpoints have the names and layout of transformers (full models) or PEFT (adapters), with
-    config and tokenizer files, and are written atomically. Config and tokenizer files are read by the constructor,
-    weights by :meth:`load_weights`: after that, the folder may change.
+    Weights are loaded one by one, from safetensors or, if there are none, from PyTorch's ``.bin``
+    files, of which only tensors are unpickled. Checkpoints have the names and layout of
+    transformers (full models) or PEFT (adapters), with config and tokenizer files, and are written
+    atomically. Config and tokenizer files are read by the constructor, weights by
+    :meth:`load_weights`: after that, the folder may change.
 
-    A model of :class:`~tfidf_tune.models.HFCausalLM` is loaded and saved by transformers, as a whole.
+    A model of :class:`~tfidf_tune.models.HFCausalLM` is loaded and saved by transformers, as a
+    whole.
 
     Args:
-        checkpoint_dir (str): local folder, or a model id of the Hugging Face hub, which is downloaded.
+        checkpoint_dir (str): local folder, or a model id of the Hugging Face hub, which is
+            downloaded.
         revision (str | None): branch, tag or commit of a hub id. Default: None, its main branch.
         max_shard_size (str): largest weight file that is written. Default: "5GB".
-        trust_remote_code (bool): run the Python files of a checkpoint whose architecture transformers lacks, and copy
-            them into checkpoints. Default: False.
+        trust_remote_code (bool): run the Python files of a checkpoint whose architecture
+            transformers lacks, and copy them into checkpoints. Default: False.
 
     Attributes:
-        chat_template (str | None): written into checkpoints instead of the templates of the tokenizer. Default: None.
+        chat_template (str | None): written into checkpoints instead of the templates of the
+            tokenizer. Default: None.
         companion_bytes (int): size of the files of a checkpoint that are not weights.
         folder (Path): the checkpoint's folder.
         transformers_config (PreTrainedConfig): the checkpoint's config.
         weight_files (list[Path]): the checkpoint's weight files.
 
     Raises:
-        FileNotFoundError: If ``checkpoint_dir`` is not a folder and cannot be downloaded, or a file is missing.
-        ValueError: If it is not a causal language model of plain weights, it has code that is not trusted, a file
-            cannot be copied into checkpoints, or ``max_shard_size`` is not a size.
+        FileNotFoundError: If ``checkpoint_dir`` is not a folder and cannot be downloaded, or a file
+            is missing.
+        ValueError: If it is not a causal language model of plain weights, it has code that is not
+            trusted, a file cannot be copied into checkpoints, or ``max_shard_size`` is not a size.
     """
 
     def __init__(
@@ -79,13 +85,18 @@ class HFCheckpointer:
         trust_remote_code: bool = False,
     ) -> None:
         require_bool("trust_remote_code", trust_remote_code)
-        split_torch_state_dict_into_shards({}, max_shard_size=max_shard_size)  # refuses what is not a size
+        # Refuses what is not a size.
+        split_torch_state_dict_into_shards({}, max_shard_size=max_shard_size)
         files = hf.find_checkpoint(checkpoint_dir, revision, trust_remote_code=trust_remote_code)
         self.folder, self.transformers_config, self.weight_files = files
         self._max_shard_size = max_shard_size
         self._revision = revision
         # An id of the hub is kept, because the folder of its snapshot exists only on this machine.
-        self._base_name = str(self.folder.resolve()) if Path(checkpoint_dir).expanduser().is_dir() else checkpoint_dir
+        self._base_name = (
+            str(self.folder.resolve())
+            if Path(checkpoint_dir).expanduser().is_dir()
+            else checkpoint_dir
+        )
         self._config_file = hf.read_json(self.folder / "config.json")
         self._companions = hf.read_companions(self.folder, has_code=trust_remote_code)
         self.chat_template: str | None = None
@@ -107,28 +118,38 @@ class HFCheckpointer:
         """Compare a model, perhaps on the meta device, with the checkpoint; weights stay on disk.
 
         Raises:
-            ValueError: If settings, names or shapes differ, or a file is damaged; the message names them.
+            ValueError: If settings, names or shapes differ, or a file is damaged; the message names
+                them.
         """
         self._implementation_of(model).check()
 
     def load_weights(
-        self, model: nn.Module, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device | None = None
+        self,
+        model: nn.Module,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        storage_device: torch.device | None = None,
     ) -> None:
         """Load the base weights, file by file, into a model that :meth:`check_model` accepts.
 
-        The model may be on the meta device or sharded; where it has NF4 tensors, weights are quantized, to be computed
-        in ``dtype``. Shards are kept on ``storage_device``, by default ``device``. Adapter weights are not changed.
+        The model may be on the meta device or sharded; where it has NF4 tensors, weights are
+        quantized, to be computed in ``dtype``. Shards are kept on ``storage_device``, by default
+        ``device``. Adapter weights are not changed.
 
         Raises:
             SetupError: If a weight is not finite in this dtype.
         """
-        self._implementation_of(model).load(device=device, dtype=dtype, storage_device=storage_device or device)
+        self._implementation_of(model).load(
+            device=device, dtype=dtype, storage_device=storage_device or device
+        )
 
     def save_model(self, model: nn.Module, folder: Path) -> None:
-        """Write all weights as a complete folder that ``transformers`` loads; LoRA adapters are merged.
+        """Write all weights as a complete folder that ``transformers`` loads; LoRA adapters are
+        merged.
 
-        NF4 weights are dequantized. Files of a model in an existing folder are replaced, all others kept. Every process
-        has to call; rank 0 writes.
+        NF4 weights are dequantized. Files of a model in an existing folder are replaced, all others
+        kept. Every process has to call; rank 0 writes.
 
         Raises:
             TrainingError: If it cannot be written.
@@ -144,13 +165,19 @@ class HFCheckpointer:
         self._write(folder, implementation.parts("cpu"), write)
 
     def save_adapter(self, model: nn.Module, folder: Path) -> None:
-        """Write the LoRA adapters as a folder that ``peft`` loads onto the unchanged base model, as :meth:`save_model`.
+        """Write the LoRA adapters as a folder that ``peft`` loads onto the unchanged base model, as
+        :meth:`save_model`.
 
         Raises:
             TrainingError: If it cannot be written.
         """
         weights, config = self._implementation_of(model).adapter()
-        config = replace(config, base_model_name_or_path=self._base_name, revision=self._revision, inference_mode=True)
+        config = replace(
+            config,
+            base_model_name_or_path=self._base_name,
+            revision=self._revision,
+            inference_mode=True,
+        )
         # peft makes it a set, whose order differs between runs.
         config.target_modules = sorted(config.target_modules or ())
 
@@ -168,13 +195,17 @@ class HFCheckpointer:
         return _TorchtuneModel(model, self)
 
     def _write(
-        self, folder: Path, parts: Iterator[StateDict], write: Callable[[Path, Iterator[StateDict]], None]
+        self,
+        folder: Path,
+        parts: Iterator[StateDict],
+        write: Callable[[Path, Iterator[StateDict]], None],
     ) -> None:
         """Write parts that all processes gather; a failure of the writing process raises on all."""
         failure = None
         if distributed.is_main_process():
             try:
-                # The folder gets its name when it is complete; what an earlier run left in it is kept, but for weights.
+                # The folder gets its name when it is complete; what an earlier run left in it is
+                # kept, but for weights.
                 with atomic_folder(folder, replace=_REPLACED) as temporary:
                     write(temporary, parts)
                     for name, content in self._companions.items():
@@ -183,10 +214,13 @@ class HFCheckpointer:
                         (temporary / name).parent.mkdir(exist_ok=True)
                         (temporary / name).write_bytes(content)
                     if self.chat_template is not None:
-                        (temporary / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
+                        (temporary / "chat_template.jinja").write_text(
+                            self.chat_template, encoding="utf-8"
+                        )
             except Exception as error:
                 failure = error
-        for _ in parts:  # every process takes part in every gathering, also in those that a failed write left out
+        # Every process takes part in every gathering, also in those that a failed write left out.
+        for _ in parts:
             pass
         cause = distributed.gather_objects(None if failure is None else cause_of(failure))[0]
         if cause is not None:
@@ -194,20 +228,24 @@ class HFCheckpointer:
 
 
 class _TorchtuneModel:
-    """A model of torchtune's modules, whose checkpoints a :class:`~tfidf_tune.models.ModelFamily` translates."""
+    """A model of torchtune's modules, whose checkpoints a :class:`~tfidf_tune.models.ModelFamily`
+    translates.
+    """
 
     def __init__(self, model: Any, base: HFCheckpointer) -> None:
         self._model, self._base, self._config = model, base, base.transformers_config
         if self._config.model_type not in FAMILIES:
             raise ValueError(
-                f"torchtune's modules have no architecture '{self._config.model_type}', set model._component_ to "
+                f"torchtune's modules have no architecture '{self._config.model_type}', set "
+                f"model._component_ to "
                 "tfidf_tune.models.auto or tfidf_tune.models.lora_auto"
             )
         self._family = FAMILIES[self._config.model_type]
 
     def check(self) -> None:
         """Compare the model with the checkpoint, see :meth:`HFCheckpointer.check_model`."""
-        # Both models on the meta device, by torchtune's names: transformers' as config.json describes it, and ours.
+        # Both models on the meta device, by torchtune's names: transformers' as config.json
+        # describes it, and ours.
         skeleton, unused = hf.check_files(self._base.folder, self._config, self._base.weight_files)
         converted = self._family.hf_to_tune(skeleton.state_dict(), self._config)
         theirs, ours = (
@@ -219,7 +257,9 @@ class _TorchtuneModel:
             for name in unused
             if not name.endswith(self._family.ignored)
         ]
-        if theirs.keys() ^ ours.keys() <= {"output.weight"}:  # a model with other layers may lack these settings
+        if theirs.keys() ^ ours.keys() <= {
+            "output.weight"
+        }:  # a model with other layers may lack these settings
             problems += self._family.differing_settings(self._model, self._config)
         problems += [
             f"{self._family.hf_name(name)} is {theirs.get(name, 'missing')} in the checkpoint, "
@@ -231,10 +271,13 @@ class _TorchtuneModel:
             folder, model_type = self._base.folder, self._config.model_type
             raise ValueError(
                 f"the model of the config does not fit the checkpoint {folder} of the architecture "
-                f"'{model_type}':\n{listed(problems)}\nchange `model` or checkpointer.checkpoint_dir"
+                f"'{model_type}':\n{listed(problems)}\nchange `model` or "
+                f"checkpointer.checkpoint_dir"
             )
 
-    def load(self, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device) -> None:
+    def load(
+        self, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device
+    ) -> None:
         """Load the base weights of the checkpoint, see :meth:`HFCheckpointer.load_weights`."""
         parameters = distributed.parameters_by_name(self._model)
 
@@ -247,8 +290,11 @@ class _TorchtuneModel:
                 leave=False,
                 disable=not distributed.is_main_process(),
             ):
-                # A copy, because what was read may be a view of the file, and a .bin may hold transposed weights.
-                hf_weight = {key: weight.to(device, dtype, copy=True, memory_format=torch.contiguous_format)}
+                # A copy, because what was read may be a view of the file, and a .bin may hold
+                # transposed weights.
+                hf_weight = {
+                    key: weight.to(device, dtype, copy=True, memory_format=torch.contiguous_format)
+                }
                 for name, value in self._family.hf_to_tune(hf_weight, self._config).items():
                     yield name, _in_the_form_of(parameters[name], value, f"{file}: weight {key}")
 
@@ -256,12 +302,18 @@ class _TorchtuneModel:
             distributed.assign_parameters(self._model, weights(file), storage_device)
 
     def parts(self, device: str) -> Iterator[StateDict]:
-        """Yield the merged model under Hugging Face's names; every process has to read all. On meta without values."""
+        """Yield the merged model under Hugging Face's names; every process has to read all. On meta
+        without values.
+        """
         lora = LoRASettings.of(self._model)
         parameters = distributed.parameters_by_name(self._model)
-        for _, layer in groupby(parameters.items(), key=lambda item: re.findall(r"^(?:layers\.\d+|\w+)", item[0])):
+        for _, layer in groupby(
+            parameters.items(), key=lambda item: re.findall(r"^(?:layers\.\d+|\w+)", item[0])
+        ):
             # Merging works in place, so it needs copies.
-            part = {name: _plain_tensor(value, device, copy=lora is not None) for name, value in layer}
+            part = {
+                name: _plain_tensor(value, device, copy=lora is not None) for name, value in layer
+            }
             if lora is not None:
                 part = get_merged_lora_ckpt(part, rank=lora.rank, alpha=lora.alpha)
             yield self._family.tune_to_hf(part, self._config)
@@ -272,7 +324,9 @@ class _TorchtuneModel:
         hf.write_weights(folder, meta, parts, max_shard_size=max_shard_size)
 
     def adapter(self) -> tuple[StateDict, Any]:
-        """Return the LoRA weights under PEFT's names, and PEFT's config; every process has to call."""
+        """Return the LoRA weights under PEFT's names, and PEFT's config; every process
+        has to call.
+        """
         from peft import LoraConfig  # slow to import, which would delay setup errors
 
         lora = LoRASettings.require(self._model)
@@ -286,7 +340,9 @@ class _TorchtuneModel:
 
 
 class _TransformersModel:
-    """A model of transformers' own class, which transformers checks, loads and saves: whole in the host's memory."""
+    """A model of transformers' own class, which transformers checks, loads and saves: whole in the
+    host's memory.
+    """
 
     def __init__(self, model: HFCausalLM, base: HFCheckpointer) -> None:
         self._model, self._base, self._config = model, base, base.transformers_config
@@ -295,14 +351,20 @@ class _TransformersModel:
         _, unused = hf.check_files(self._base.folder, self._config, self._base.weight_files)
         if unused:
             _logger.warning(
-                f"{self._base.folder}: {len(unused)} weights are not of the model and are not used, first {unused[0]}"
+                f"{self._base.folder}: {len(unused)} weights are not of the model and are not "
+                f"used, first {unused[0]}"
             )
 
-    def load(self, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device) -> None:
+    def load(
+        self, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device
+    ) -> None:
         folder, model = self._base.folder, self._model
         with hf.quiet(shows_bar=True):
             loaded = AutoModelForCausalLM.from_pretrained(
-                folder, config=self._config, trust_remote_code=has_own_code(self._config), dtype=dtype
+                folder,
+                config=self._config,
+                trust_remote_code=has_own_code(self._config),
+                dtype=dtype,
             )
 
         def weights() -> Iterator[tuple[str, Tensor]]:
@@ -330,23 +392,37 @@ class _TransformersModel:
             a, b = (name.replace(".base_layer.", f".lora_{matrix}.default.") for matrix in "AB")
             if a != name and a in parameters:
                 config: Any = model.peft_config
-                update = plain(parameters[b]).float() @ plain(parameters[a]).float() * (config.lora_alpha / config.r)
+                update = (
+                    plain(parameters[b]).float()
+                    @ plain(parameters[a]).float()
+                    * (config.lora_alpha / config.r)
+                )
                 update = update.T if config.fan_in_fan_out else update
                 value = (value.float() + update).to(value.dtype)
             yield {model.hf_name(name): value}
         for name, module in model.named_modules():  # buffers that checkpoints have
             for buffer in module._buffers.keys() - module._non_persistent_buffers_set:
-                yield {model.hf_name(distributed.plain_name(f"{name}.{buffer}")): plain(module.get_buffer(buffer))}
+                yield {
+                    model.hf_name(distributed.plain_name(f"{name}.{buffer}")): plain(
+                        module.get_buffer(buffer)
+                    )
+                }
 
     def write(self, folder: Path, parts: Iterator[StateDict], *, max_shard_size: str) -> None:
         weights = {name: value for part in parts for name, value in part.items()}
         with torch.device("meta"), hf.quiet():
-            build_hf(self._config).save_pretrained(folder, state_dict=weights, max_shard_size=max_shard_size)
-        (folder / "generation_config.json").unlink(missing_ok=True)  # made up, where the checkpoint has none
+            build_hf(self._config).save_pretrained(
+                folder, state_dict=weights, max_shard_size=max_shard_size
+            )
+        # Made up, where the checkpoint has none.
+        (folder / "generation_config.json").unlink(missing_ok=True)
 
     def adapter(self) -> tuple[StateDict, Any]:
         weights, model = _adapter_weights(self._model), self._model
-        names = {name: f"base_model.model.{model.hf_name(name).replace('.default.', '.')}" for name in weights}
+        names = {
+            name: f"base_model.model.{model.hf_name(name).replace('.default.', '.')}"
+            for name in weights
+        }
         return {names[name]: value for name, value in weights.items()}, model.peft_config
 
 
@@ -359,11 +435,18 @@ def _adapter_weights(model: nn.Module) -> StateDict:
 
 
 def _in_the_form_of(parameter: Tensor, value: Tensor, name: str) -> Tensor:
-    """Quantize a weight that was read if the parameter is; ``name`` is shown if the weight cannot be trained."""
+    """Quantize a weight that was read if the parameter is; ``name`` is shown if the weight cannot
+    be trained.
+    """
     if not value.isfinite().all():
-        raise SetupError(f"{name} is not finite in {value.dtype}: download the checkpoint again, or set another dtype")
+        raise SetupError(
+            f"{name} is not finite in {value.dtype}: download the checkpoint again, or set another "
+            f"dtype"
+        )
     if is_4bit(parameter):
-        return cast(Tensor, quantize_as_4bit(value, is_transposed=cast(Any, parameter).is_transposed))
+        return cast(
+            Tensor, quantize_as_4bit(value, is_transposed=cast(Any, parameter).is_transposed)
+        )
     return to_nf4(value) if isinstance(distributed.local_tensor(parameter), NF4Tensor) else value
 
 

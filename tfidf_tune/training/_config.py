@@ -33,31 +33,37 @@ _NULL = ("", "None", "~", "null", "Null", "NULL")  # values of an override
 def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     """Read a config and its bases.
 
-    The key ``base`` names another config, or a path relative to the file or to the working directory. A section with
-    ``_component_``, or a list, replaces the section of the base; any other section is merged into it.
+    The key ``base`` names another config, or a path relative to the file or to the working
+    directory. A section with ``_component_``, or a list, replaces the section of the base; any
+    other section is merged into it.
 
     Args:
         name (str): a file, or the name of a config of the package.
-        overrides (Sequence[str]): ``key=value`` as on torchtune's command line. Default: none. Those that name another
-            component are applied first: keys that the new component does not take are dropped, which is
-            logged. A section with ``_component_`` replaces the whole section.
+        overrides (Sequence[str]): ``key=value`` as on torchtune's command line. Default: none.
+            Those that name another component are applied first: keys that the new component does
+            not take are dropped, which is logged. A section with ``_component_`` replaces the whole
+            section.
 
     Raises:
-        SetupError: If a config does not exist, a file or an override cannot be read, a config is its own base, or a
-            part of a list would change.
+        SetupError: If a config does not exist, a file or an override cannot be read, a config is
+            its own base, or a part of a list would change.
     """
     content = read_config(name)
     changes = []
     for override in overrides:
         changes += _with_components(override, content)
     # A stable order: first those that name a component, "key._component_=name" or "key={...}".
-    for change in sorted(changes, key=lambda text: "._component_=" not in text and "={" not in text):
+    for change in sorted(
+        changes, key=lambda text: "._component_=" not in text and "={" not in text
+    ):
         content = _apply(change, content)
     return OmegaConf.create(content)
 
 
 def _with_components(override: str, content: dict[str, Any]) -> list[str]:
-    """Write ``loss=X`` as ``loss._component_=X`` where the config has a component, ``loss=repetition`` as its two."""
+    """Write ``loss=X`` as ``loss._component_=X`` where the config has a component,
+    ``loss=repetition`` as its two.
+    """
     key, equals, value = override.partition("=")
     if override.startswith("~"):
         return [override]
@@ -66,7 +72,9 @@ def _with_components(override: str, content: dict[str, Any]) -> list[str]:
     if key == "loss" and value in OBJECTIVES:
         return [f"{part}._component_={component}" for part, component in OBJECTIVES[value].items()]
     section = _look_up(content, key)
-    is_component = (isinstance(section, dict) and "_component_" in section) or key == "loss.weighting"
+    is_component = (
+        isinstance(section, dict) and "_component_" in section
+    ) or key == "loss.weighting"
     if not is_component or value.startswith(("{", "[")):
         return [override]
     if key == "loss.weighting":
@@ -99,20 +107,26 @@ def _apply(override: str, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value_of(text: str) -> Any:
-    """Read the value of an override: a collection or a quoted text in YAML, a number, true, false, null, or else text.
+    """Read the value of an override: a collection or a quoted text in YAML, a number, true, false,
+    null, or else text.
 
-    YAML would end the text "texts #2.jsonl" at the number sign, and take "part 1: texts.jsonl" for a section.
+    YAML would end the text "texts #2.jsonl" at the number sign, and take "part 1: texts.jsonl" for
+    a section.
     """
     text = text.strip()
     if text in _NULL:
         return None
     is_enclosed = text[0] + text[-1] in ("{}", "[]", '""', "''") and len(text) > 1
     try:
-        section: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
+        section: Any = OmegaConf.to_container(
+            OmegaConf.from_dotlist([f"value={text}"]), resolve=False
+        )
     except YAMLError as error:
         if is_enclosed:
             problem = getattr(error, "problem", error)  # without the place in the text
-            raise ValueError(f"{text} is no value in YAML ({problem}): put quotes around a text, '\"...\"'") from error
+            raise ValueError(
+                f"{text} is no value in YAML ({problem}): put quotes around a text, '\"...\"'"
+            ) from error
         return text
     parsed = section["value"]
     if is_enclosed:
@@ -130,7 +144,9 @@ def _drop_keys_of_another(below: Any, section: str, component: str) -> None:
     except SetupError:  # reported when the config is checked
         return
     dropped = [key for key in below if key not in parameters and key != "_component_"]
-    if not dropped or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    if not dropped or any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    ):
         return
     if is_main_process():
         _logger.warning(f"config: {section}: {component} takes no {', '.join(dropped)}: left out")
@@ -151,18 +167,23 @@ Schema = TypeVar("Schema", bound=FinetuneConfig)
 def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
     """Check a recipe's config, its keys, values and components, and fill in defaults.
 
-    What is returned is in fact a DictConfig with the keys of the schema, as torchtune needs it. Values that refer to
-    environment variables, ``${oc.env:KEY}``, are resolved when they are read: files and logs get them as they are
-    written, because they may be secrets.
+    What is returned is in fact a DictConfig with the keys of the schema, as torchtune needs it.
+    Values that refer to environment variables, ``${oc.env:KEY}``, are resolved when they are read:
+    files and logs get them as they are written, because they may be secrets.
 
     Raises:
-        SetupError: If a key is unknown, missing or of the wrong type, a value is out of range, or a component does not
-            exist or does not take the arguments given.
+        SetupError: If a key is unknown, missing or of the wrong type, a value is out of range, or a
+            component does not exist or does not take the arguments given.
     """
     fields = schema.model_fields.items()
-    defaults = {name: MISSING if field.is_required() else field.get_default() for name, field in fields}
+    defaults = {
+        name: MISSING if field.is_required() else field.get_default() for name, field in fields
+    }
     with setup_errors("config"):
-        content: Any = {**defaults, **cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False))}
+        content: Any = {
+            **defaults,
+            **cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False)),
+        }
         if missing := sorted(_missing_keys(content)):  # before anything refers to a missing value
             raise SetupError(f"config: missing {', '.join(missing)}")
         filled = OmegaConf.create(content)
@@ -181,7 +202,9 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
         def without_secret(value: Any, reference: str) -> Any:
             # A number is no secret, and what reads config.yaml needs it.
             is_text = not isinstance(value, int | float)
-            return reference if is_text and any(secret in str(value) for secret in secrets) else value
+            return (
+                reference if is_text and any(secret in str(value) for secret in secrets) else value
+            )
 
         checked = OmegaConf.create(change_references(values, written, without_secret))
         check_components(checked)
@@ -190,18 +213,24 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
 
 
 def _secrets(written: Any) -> list[str]:
-    """Return the values of the environment variables that a config refers to by ``${oc.env:KEY}``."""
+    """Return the values of the environment variables that a config refers
+    to by ``${oc.env:KEY}``.
+    """
     variables = re.findall(r"oc\.env:\s*(\w+)", json.dumps(written))
     return [os.environ[name] for name in variables if os.environ.get(name)]
 
 
 def change_references(values: Any, written: Any, change: Callable[[Any, str], Any]) -> Any:
-    """Change the values of a resolved config that were written as references, such as ``${oc.env:KEY}``.
+    """Change the values of a resolved config that were written as references, such as
+    ``${oc.env:KEY}``.
 
-    ``change`` takes a value and its reference. Of ``{a: 1, b: "${a}"}`` it is called with 1 and ``${a}``.
+    ``change`` takes a value and its reference. Of ``{a: 1, b: "${a}"}`` it is called with 1 and
+    ``${a}``.
     """
     if isinstance(values, dict) and isinstance(written, dict):
-        return {key: change_references(value, written.get(key), change) for key, value in values.items()}
+        return {
+            key: change_references(value, written.get(key), change) for key, value in values.items()
+        }
     if isinstance(values, list) and isinstance(written, list):
         return [change_references(*pair, change) for pair in zip(values, written, strict=True)]
     if isinstance(written, str) and "${" in written:
@@ -210,12 +239,18 @@ def change_references(values: Any, written: Any, change: Callable[[Any, str], An
 
 
 def loggable(cfg: DictConfig) -> DictConfig:
-    """Return a checked config for loggers, in which references to environment variables are text."""
-    return cast(DictConfig, OmegaConf.create(OmegaConf.to_yaml(cfg, resolve=False).replace("${", "\\${")))
+    """Return a checked config for loggers, in which references to environment
+    variables are text.
+    """
+    return cast(
+        DictConfig, OmegaConf.create(OmegaConf.to_yaml(cfg, resolve=False).replace("${", "\\${"))
+    )
 
 
 def _resolve_defaults(cfg: DictConfig) -> None:
-    """Set the values that other keys may refer to: the folder's full path, a random seed, the machine's device."""
+    """Set the values that other keys may refer to: the folder's full path, a random seed, the
+    machine's device.
+    """
     if str(cfg.output_dir).startswith("~"):
         cfg.output_dir = str(Path(str(cfg.output_dir)).expanduser())
     if cfg.seed is None:
@@ -224,7 +259,9 @@ def _resolve_defaults(cfg: DictConfig) -> None:
         cfg.device = "cuda" if torch.cuda.is_available() else "cpu"
     if cfg.dtype == "auto":
         on_gpu = str(cfg.device).startswith("cuda") and torch.cuda.is_available()
-        cfg.dtype = "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+        cfg.dtype = (
+            "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+        )
     # `lr_scheduler=null` on the command line arrives as a section whose component is null.
     if OmegaConf.is_dict(cfg.lr_scheduler) and cfg.lr_scheduler.get("_component_") is None:
         cfg.lr_scheduler = None
@@ -232,16 +269,23 @@ def _resolve_defaults(cfg: DictConfig) -> None:
 
 def _choose_seed(cfg: DictConfig) -> int:
     if started_processes() > 1:
-        raise SetupError("config: seed is null, but several processes need the same one: set seed to a number")
+        raise SetupError(
+            "config: seed is null, but several processes need the same one: set seed to a number"
+        )
     earlier = Path(str(cfg.output_dir)) / "config.yaml"
     if cfg.resume_from_checkpoint and earlier.is_file():
-        with setup_errors(f"config: seed is null: set it to that of the run to resume, which {earlier} does not say"):
+        with setup_errors(
+            f"config: seed is null: set it to that of the run to resume, which {earlier} does not "
+            f"say"
+        ):
             return int(OmegaConf.select(OmegaConf.load(earlier), "seed"))
     return random.SystemRandom().randrange(2**31)
 
 
 def _missing_keys(value: Any, name: str = "") -> Iterator[str]:
-    """Yield the names of values ``???``; OmegaConf.missing_keys() fails where another value refers to one."""
+    """Yield the names of values ``???``; OmegaConf.missing_keys() fails where another value refers
+    to one.
+    """
     if value == MISSING:
         yield name
     for key, inner in value.items() if isinstance(value, dict) else ():

@@ -1,4 +1,6 @@
-"""Tokenizer, data set, loader and the mini-batches of a step; the tokenizer is checked against the model."""
+"""Tokenizer, data set, loader and the mini-batches of a step; the tokenizer is checked against the
+model.
+"""
 
 import copy
 import hashlib
@@ -29,7 +31,12 @@ from tfidf_tune.data.trained_passages import Trained, trained_passages
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.passages import Passage, read_probe_file, write_probe_file
 from tfidf_tune.probe.run_identity import ALL_PASSAGES, HELD_OUT
-from tfidf_tune.training._distributed import gather_tensors, is_main_process, main_process_first, print_once
+from tfidf_tune.training._distributed import (
+    gather_tensors,
+    is_main_process,
+    main_process_first,
+    print_once,
+)
 from tfidf_tune.training._errors import SetupError, cause_of, setup_errors
 from tfidf_tune.training._folder import named_probe_files
 from tfidf_tune.training._run import Run
@@ -45,27 +52,36 @@ def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
     """Build the tokenizer of the config; without ``max_seq_len`` it gets the limit of the model.
 
     Raises:
-        SetupError: If the tokenizer has ids that the model has no embedding for, or allows longer sequences.
+        SetupError: If the tokenizer has ids that the model has no embedding for, or allows longer
+            sequences.
     """
     tokenizer = instantiate(cfg, "tokenizer")
     vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
     # torchtune's tokenizers do not list their vocabulary, only its size and their special tokens.
-    largest = max([getattr(tokenizer, "max_token_id", tokenizer.vocab_size - 1), *_special_ids(tokenizer)])
+    largest = max(
+        [getattr(tokenizer, "max_token_id", tokenizer.vocab_size - 1), *_special_ids(tokenizer)]
+    )
     if largest >= vocab_size:
         raise SetupError(
-            f"the tokenizer has a token with the id {largest}, the model embeddings for the ids 0 to "
+            f"the tokenizer has a token with the id {largest}, the model embeddings for the ids 0 "
+            f"to "
             f"{vocab_size - 1}: use the tokenizer that belongs to the model"
         )
     limit = cast(int, model.max_seq_len)
     if tokenizer.max_seq_len is None:
         tokenizer.max_seq_len = limit  # what torchtune's data sets cut longer texts to
     elif tokenizer.max_seq_len > limit:
-        raise SetupError(f"tokenizer.max_seq_len is {tokenizer.max_seq_len}, the model takes at most {limit}: lower it")
+        raise SetupError(
+            f"tokenizer.max_seq_len is {tokenizer.max_seq_len}, the model takes at most {limit}: "
+            f"lower it"
+        )
     return tokenizer
 
 
 def set_special_tokens(loss: WeightedCrossEntropyLoss, tokenizer: Any) -> None:
-    """Pass the ids of the tokenizer's special tokens to the objective, which then never hides these."""
+    """Pass the ids of the tokenizer's special tokens to the objective, which then never hides
+    these.
+    """
     loss.weighting.set_special_tokens(_special_ids(tokenizer))
 
 
@@ -76,14 +92,16 @@ def _special_ids(tokenizer: Any) -> list[int]:
 
 
 def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
-    """Build the data set of the config; its probe file is not written before :func:`write_probe_files`.
+    """Build the data set of the config; its probe file is not written before
+    :func:`write_probe_files`.
 
-    It is a map-style data set of ``{"tokens": list[int], "labels": list[int]}``, or a packed one, see
-    :func:`~tfidf_tune.data.is_packed`; of several sections a ``ConcatDataset``.
+    It is a map-style data set of ``{"tokens": list[int], "labels": list[int]}``, or a packed one,
+    see :func:`~tfidf_tune.data.is_packed`; of several sections a ``ConcatDataset``.
 
     Raises:
-        SetupError: If it cannot be built, several cannot be mixed, packed rows need another ``collate_fn``, there are
-            too few sequences for the processes, every label is masked, or the probe file cannot be written.
+        SetupError: If it cannot be built, several cannot be mixed, packed rows need another
+            ``collate_fn``, there are too few sequences for the processes, every label is masked, or
+            the probe file cannot be written.
     """
     without_probe_files = copy.deepcopy(cfg)
     written_by: dict[Path, str] = {}
@@ -91,48 +109,64 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
         require_writable(f"{where}.probe_file", file.parent)
         first = written_by.setdefault(file, where)
         if first != where:
-            raise SetupError(f"config: {first} and {where} both have the probe_file {file}: name two files")
+            raise SetupError(
+                f"config: {first} and {where} both have the probe_file {file}: name two files"
+            )
         section.probe_file = None
     with main_process_first():
         built = instantiate(without_probe_files, "dataset", tokenizer)
     if isinstance(built, list):
         lengths = sorted({part.max_seq_len for part in built if isinstance(part, PackedDataset)})
         if len(lengths) > 1:
-            raise SetupError(f"config: dataset: packed rows of {lengths} tokens cannot be mixed: give them one length")
+            raise SetupError(
+                f"config: dataset: packed rows of {lengths} tokens cannot be mixed: give them one "
+                f"length"
+            )
         with setup_errors("config: dataset"):  # packed and unpacked cannot be mixed
             built = ConcatDataset(built)
     dataset: Dataset[Any] = built
     _look_for_passages(cfg, dataset)
     if cfg.evaluate and not probe_files(cfg, dataset):
         raise SetupError(
-            "config: evaluate is true, but the data set has no passages of a probe_file that could be evaluated: hold "
+            "config: evaluate is true, but the data set has no passages of a probe_file that could "
+            "be evaluated: hold "
             "some out (dataset.holdout, dataset.targets), name more text, or leave out evaluate"
         )
     if is_packed(dataset) and cfg.collate_fn != DEFAULT_COLLATE:
         raise SetupError(
-            f"config: collate_fn is {cfg.collate_fn}, but the data set is packed, which needs one that keeps the "
+            f"config: collate_fn is {cfg.collate_fn}, but the data set is packed, which needs one "
+            f"that keeps the "
             "documents of a row apart: leave collate_fn out, or set dataset.packed to false"
         )
     world_size, _ = get_world_size_and_rank()
     num_found = len(cast(Sized, dataset))
     if num_found < world_size:
-        raise SetupError(f"the data set has {num_found} sequences, the run {world_size} process(es): add data")
-    # The shift of labels drops the first. Usually a label is found in the first sequence.
-    if all(all(label == IGNORE_INDEX for label in dataset[index]["labels"][1:]) for index in range(num_found)):
         raise SetupError(
-            f"none of the {num_found} sequences has a label to learn from: all are masked, or cut off behind a long "
+            f"the data set has {num_found} sequences, the run {world_size} process(es): add data"
+        )
+    # The shift of labels drops the first. Usually a label is found in the first sequence.
+    if all(
+        all(label == IGNORE_INDEX for label in dataset[index]["labels"][1:])
+        for index in range(num_found)
+    ):
+        raise SetupError(
+            f"none of the {num_found} sequences has a label to learn from: all are masked, or cut "
+            f"off behind a long "
             "prompt; raise the limit of tokens, or unmask some"
         )
     return dataset
 
 
 def _look_for_passages(cfg: FinetuneConfig, dataset: Any) -> None:
-    """Count the targets in all that is trained on, and leave out controls that are; a SetupError if all of them are.
+    """Count the targets in all that is trained on, and leave out controls that are; a SetupError if
+    all of them are.
 
     A data set has held its controls out of its own text, but another one of the run may have them.
     """
     parts = _parts_of_config(cfg, dataset)
-    for number, ((where, _), part) in enumerate(zip(sections("dataset", cfg.dataset), parts, strict=True)):
+    for number, ((where, _), part) in enumerate(
+        zip(sections("dataset", cfg.dataset), parts, strict=True)
+    ):
         measured = _measured(part)
         if measured is None or not measured.passages:
             continue
@@ -141,7 +175,8 @@ def _look_for_passages(cfg: FinetuneConfig, dataset: Any) -> None:
             what = _trained_controls(cfg, where, found)
             if not _num_controls(found):
                 raise SetupError(
-                    f"config: {what}, so that nothing was held out: remove the copies there, or measure nothing with "
+                    f"config: {what}, so that nothing was held out: remove the copies there, or "
+                    f"measure nothing with "
                     f"{where} (holdout: 0, targets: null)"
                 )
             print_once(f"{what} and are not measured")
@@ -157,23 +192,35 @@ def _trained_controls(cfg: FinetuneConfig, source: str, found: Trained) -> str:
     named = sections("dataset", cfg.dataset)
     places = ", ".join(named[at][0] for at in sorted(set(found.controls_in)))
     number = len(found.controls_in)
-    return f"{number} of {number + _num_controls(found)} controls of {source} are in the training text of {places}"
+    return (
+        f"{number} of {number + _num_controls(found)} controls of {source} are in the training "
+        f"text of {places}"
+    )
 
 
 def keep_chat_template(cfg: FinetuneConfig, checkpointer: Any) -> None:
-    """Let the checkpoints have the chat template that data sets of the config name; a SetupError if they differ."""
+    """Let the checkpoints have the chat template that data sets of the config name; a SetupError if
+    they differ.
+    """
     files = [section.get("chat_template") for _, section in sections("dataset", cfg.dataset)]
-    templates = {Path(file).expanduser().read_text(encoding="utf-8") for file in files if file is not None}
+    templates = {
+        Path(file).expanduser().read_text(encoding="utf-8") for file in files if file is not None
+    }
     if len(templates) > 1:
-        raise SetupError("config: dataset: the data sets have different chat templates: name the same file for all")
+        raise SetupError(
+            "config: dataset: the data sets have different chat templates: name the same file for "
+            "all"
+        )
     if templates:
         checkpointer.chat_template = templates.pop()
 
 
 def write_probe_files(cfg: FinetuneConfig, dataset: Any) -> None:
-    """Write the passages of a data set of :func:`build_dataset` to the files of :func:`probe_files`.
+    """Write the passages of a data set of :func:`build_dataset` to the files of
+    :func:`probe_files`.
 
-    The texts that are held out are also written to ``held_out.jsonl``, as text on which the cost can be measured.
+    The texts that are held out are also written to ``held_out.jsonl``, as text on which the cost
+    can be measured.
     """
     if not is_main_process():
         return
@@ -181,7 +228,9 @@ def write_probe_files(cfg: FinetuneConfig, dataset: Any) -> None:
         write_probe_file(path, passages)
     if texts := held_out_texts(all_passages(cfg, dataset)):
         with atomic_file(Path(cfg.output_dir).expanduser() / HELD_OUT) as file:
-            file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+            file.write_text(
+                "".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8"
+            )
 
 
 def held_out_texts(passages: Sequence[Passage]) -> list[str]:
@@ -190,12 +239,15 @@ def held_out_texts(passages: Sequence[Passage]) -> list[str]:
 
 
 def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequence[Passage]:
-    """Return the passages of a probe file for the monitor, also if :func:`write_probe_files` has yet to write it.
+    """Return the passages of a probe file for the monitor, also if :func:`write_probe_files` has
+    yet to write it.
 
-    Controls that the run trains on are left out of a file that it does not write, as they are of its own.
+    Controls that the run trains on are left out of a file that it does not write, as they are of
+    its own.
 
     Raises:
-        SetupError: If all controls are trained on, or the file is one of the run and the run has no passages for it.
+        SetupError: If all controls are trained on, or the file is one of the run and the run has no
+            passages for it.
     """
     path = Path(probe_file).expanduser().resolve()
     own = {file.resolve(): passages for file, passages in probe_files(cfg, dataset).items()}
@@ -204,7 +256,8 @@ def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequenc
     named = [file for _, _, file in named_probe_files(cfg)]
     if path in (*named, Path(cfg.output_dir).resolve() / ALL_PASSAGES):
         raise SetupError(
-            f"config: memorization_monitor: the run has no passages to write to the probe_file {probe_file}: hold some "
+            f"config: memorization_monitor: the run has no passages to write to the probe_file "
+            f"{probe_file}: hold some "
             "out (dataset.holdout, dataset.targets), or name another file"
         )
     passages = read_probe_file(probe_file)
@@ -213,27 +266,34 @@ def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequenc
         what = _trained_controls(cfg, probe_file, found)
         if not _num_controls(found):
             raise SetupError(
-                f"config: memorization_monitor: {what}, so that nothing was held out: name a probe_file whose controls "
+                f"config: memorization_monitor: {what}, so that nothing was held out: name a "
+                f"probe_file whose controls "
                 "are in no text of the run"
             )
         print_once(f"{what} and are not measured")
     targets = [passage for passage in found.passages if passage.kind == "target"]
     num_absent = sum(passage.num_injections == 0 for passage in targets)
     if num_absent:
-        print_once(f"{num_absent} of {counted(len(targets), 'target')} of {probe_file} are not in the training text")
+        print_once(
+            f"{num_absent} of {counted(len(targets), 'target')} of {probe_file} are not in the "
+            f"training text"
+        )
     return found.passages
 
 
 def probe_files(cfg: FinetuneConfig, dataset: Any) -> dict[Path, Sequence[Passage]]:
-    """Return the files that the run writes, and the passages that belong into them; the last file has all passages.
+    """Return the files that the run writes, and the passages that belong into them; the last file
+    has all passages.
 
     Each data set counts its passages from 0. Where several data sets have a file, a further one,
-    :data:`~tfidf_tune.probe.run_identity.ALL_PASSAGES` in the folder of the run, has the passages of all, and the name
-    of the data set is in front of their ids: ``dataset[1]/target-0000``.
+    :data:`~tfidf_tune.probe.run_identity.ALL_PASSAGES` in the folder of the run, has the passages
+    of all, and the name of the data set is in front of their ids: ``dataset[1]/target-0000``.
     """
     files: dict[Path, Sequence[Passage]] = {}
     joined: list[Passage] = []
-    for (where, section), part in zip(sections("dataset", cfg.dataset), _parts_of_config(cfg, dataset), strict=True):
+    for (where, section), part in zip(
+        sections("dataset", cfg.dataset), _parts_of_config(cfg, dataset), strict=True
+    ):
         if section.get("probe_file") and (passages := passages_of(part)):
             files[Path(section.probe_file).expanduser()] = passages
             joined += [replace(passage, id=f"{where}/{passage.id}") for passage in passages]
@@ -249,7 +309,9 @@ def all_passages(cfg: FinetuneConfig, dataset: Any) -> Sequence[Passage]:
 
 
 def _parts_of_config(cfg: FinetuneConfig, dataset: Any) -> list[Any]:
-    """Return the data set of each section of the config; a data set of the user may be a mixture by itself."""
+    """Return the data set of each section of the config; a data set of the user may be a mixture by
+    itself.
+    """
     return parts_of(dataset) if OmegaConf.is_list(cfg.dataset) else [dataset]
 
 
@@ -265,13 +327,17 @@ def passages_of(dataset: Any) -> Sequence[Passage]:
 
 
 def _measured(dataset: Any) -> TextBlocksDataset | CompletionsDataset | None:
-    """Return the data set that has passages; a data set of the user may have an attribute of that name."""
+    """Return the data set that has passages; a data set of the user may have an attribute of that
+    name.
+    """
     own = unpacked(dataset)
     return own if isinstance(own, (TextBlocksDataset, CompletionsDataset)) else None
 
 
 def dataset_fingerprint(dataset: Dataset[Any]) -> str:
-    """Identify a data set by length, injected passages, and up to 64 items: ``80 items (3f786850e387550f)``."""
+    """Identify a data set by length, injected passages, and up to 64 items: ``80 items
+    (3f786850e387550f)``.
+    """
     digest = hashlib.sha256()
     length = len(cast(Sized, dataset))
     for index in range(0, length, -(-length // _NUM_SAMPLES)):
@@ -285,20 +351,32 @@ def dataset_fingerprint(dataset: Dataset[Any]) -> str:
 
 
 def build_dataloader(
-    cfg: FinetuneConfig, dataset: Dataset[Any], tokenizer: Any, run: Run, *, counts_tokens: bool = False
+    cfg: FinetuneConfig,
+    dataset: Dataset[Any],
+    tokenizer: Any,
+    run: Run,
+    *,
+    counts_tokens: bool = False,
 ) -> DataLoader[Batch]:
-    """Build the loader: its order follows from the run's seed and epoch, and processes have equally many sequences.
+    """Build the loader: its order follows from the run's seed and epoch, and processes have equally
+    many sequences.
 
-    Mini-batches have ``tokens`` and ``labels``, int64 ``[b, s]``, labels not yet shifted and -100 where ignored; those
-    of a packed data set are of :func:`~tfidf_tune.data.collate_packed`. ``counts_tokens`` adds ``unpadded_tokens``, the
-    tokens with -100 in place of padding, for a weighting that ``needs_tokens``.
+    Mini-batches have ``tokens`` and ``labels``, int64 ``[b, s]``, labels not yet shifted and -100
+    where ignored; those of a packed data set are of :func:`~tfidf_tune.data.collate_packed`.
+    ``counts_tokens`` adds ``unpadded_tokens``, the tokens with -100 in place of padding, for a
+    weighting that ``needs_tokens``.
 
     Raises:
         SetupError: If ``collate_fn`` does not fit the data set.
     """
     world_size, rank = get_world_size_and_rank()
     sampler = StatefulDistributedSampler(
-        dataset, num_replicas=world_size, rank=rank, shuffle=cfg.shuffle, seed=run.seed, drop_last=True
+        dataset,
+        num_replicas=world_size,
+        rank=rank,
+        shuffle=cfg.shuffle,
+        seed=run.seed,
+        drop_last=True,
     )
     collate: Callable[..., Any] = partial(collate_packed, device=run.device)
     if not is_packed(dataset):
@@ -311,10 +389,13 @@ def build_dataloader(
         batch = collate([dataset[0]])
         tokens, labels = (tuple(batch[name].shape) for name in ("tokens", "labels"))
         if tokens != labels or len(tokens) != 2:
-            raise ValueError(f"tokens have the shape {tokens} and labels {labels}, it has to be [b, s] of both")
+            raise ValueError(
+                f"tokens have the shape {tokens} and labels {labels}, it has to be [b, s] of both"
+            )
     except Exception as error:
         raise SetupError(
-            f"config: collate_fn: {cfg.collate_fn} makes no batch of tokens and labels from the data set's items "
+            f"config: collate_fn: {cfg.collate_fn} makes no batch of tokens and labels from the "
+            f"data set's items "
             f"({cause_of(error)}): use one that belongs to the data set"
         ) from error
     return DataLoader(
@@ -322,14 +403,20 @@ def build_dataloader(
         batch_size=cfg.batch_size,
         sampler=sampler,
         collate_fn=collate,
-        generator=torch.Generator(),  # its own: an epoch's start must not change the random states of training
+        # Its own: an epoch's start must not change the random states of training.
+        generator=torch.Generator(),
         pin_memory=run.device.type == "cuda",
     )
 
 
-def _with_unpadded_tokens(batch: Sequence[Any], *, collate: Callable[..., Any], packed: bool) -> dict[str, Any]:
+def _with_unpadded_tokens(
+    batch: Sequence[Any], *, collate: Callable[..., Any], packed: bool
+) -> dict[str, Any]:
     if packed:
-        return {**collate(batch), UNPADDED_TOKENS: torch.stack([unpadded_tokens(row) for row in batch])}
+        return {
+            **collate(batch),
+            UNPADDED_TOKENS: torch.stack([unpadded_tokens(row) for row in batch]),
+        }
     # The id of padding may be the id of a token, EOS for example; labels are padded with -100.
     all_labels = collate([{**item, "labels": item["tokens"]} for item in batch])["labels"]
     return {**collate(batch), UNPADDED_TOKENS: all_labels}
@@ -339,12 +426,13 @@ class StepBatches(NamedTuple):
     """The mini-batches of one optimizer step on this process.
 
     Attributes:
-        batches (Sequence[Batch]): with ``tokens`` and shifted ``labels``, int64 ``[b, s]``; shifted as well are
-            ``unpadded_tokens``, where the batches have them, and then ``document_ids``.
+        batches (Sequence[Batch]): with ``tokens`` and shifted ``labels``, int64 ``[b, s]``; shifted
+            as well are ``unpadded_tokens``, where the batches have them, and then ``document_ids``.
         num_valid (list[int]): tokens to predict in each.
         num_tokens (int): tokens to predict in the whole step, on all processes.
         num_sequences (int): rows of the whole step, on all processes.
-        largest_shapes (list[tuple[int, int]]): most rows and most positions of each mini-batch on any process.
+        largest_shapes (list[tuple[int, int]]): most rows and most positions of each mini-batch on
+            any process.
         stop (int): number of the signal by which any process was asked to stop, or 0.
     """
 
@@ -357,13 +445,17 @@ class StepBatches(NamedTuple):
 
 
 def agree_on_step(batches: Sequence[Batch], *, stop: int = 0) -> StepBatches:
-    """Shift a step's labels, and agree on its tokens and largest shapes over all processes, on the host alone.
+    """Shift a step's labels, and agree on its tokens and largest shapes over all processes, on the
+    host alone.
 
-    Every process has as many ``batches``, labels not shifted; ``stop`` is a signal that this one received, or 0.
+    Every process has as many ``batches``, labels not shifted; ``stop`` is a signal that this one
+    received, or 0.
     """
     batches = [_shifted(batch) for batch in batches]
     num_valid = [int((batch["labels"] != IGNORE_INDEX).sum()) for batch in batches]
-    numbers = [[valid, *batch["labels"].shape] for valid, batch in zip(num_valid, batches, strict=True)]
+    numbers = [
+        [valid, *batch["labels"].shape] for valid, batch in zip(num_valid, batches, strict=True)
+    ]
     agreed = gather_tensors(torch.tensor([[stop, 0, 0], *numbers], device="cpu"))
     shapes = [(int(rows), int(positions)) for _, rows, positions in agreed.amax(0)[1:].tolist()]
     return StepBatches(
@@ -379,9 +471,15 @@ def agree_on_step(batches: Sequence[Batch], *, stop: int = 0) -> StepBatches:
 def _shifted(batch: Batch) -> Batch:
     shifted = {"labels": shift_labels(batch["labels"])}
     if UNPADDED_TOKENS in batch:
-        shifted |= {name: shift_tokens(batch[name]) for name in (UNPADDED_TOKENS, "document_ids") if name in batch}
+        shifted |= {
+            name: shift_tokens(batch[name])
+            for name in (UNPADDED_TOKENS, "document_ids")
+            if name in batch
+        }
     # Pinned where the batch is: from there the copy to a GPU is asynchronous.
-    pinned = {name: tensor.pin_memory() for name, tensor in shifted.items() if batch[name].is_pinned()}
+    pinned = {
+        name: tensor.pin_memory() for name, tensor in shifted.items() if batch[name].is_pinned()
+    }
     return {**batch, **shifted, **pinned}
 
 
@@ -390,8 +488,12 @@ def steps_per_epoch(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> int:
     return math.ceil(len(dataloader) / cfg.gradient_accumulation_steps)
 
 
-def step_batches(cfg: FinetuneConfig, dataloader: DataLoader[Batch], *, first_step: int = 1) -> Iterator[list[Batch]]:
-    """Iterate over the mini-batches of each step, epoch after epoch; data before ``first_step`` is not read."""
+def step_batches(
+    cfg: FinetuneConfig, dataloader: DataLoader[Batch], *, first_step: int = 1
+) -> Iterator[list[Batch]]:
+    """Iterate over the mini-batches of each step, epoch after epoch; data before ``first_step`` is
+    not read.
+    """
     size = cfg.gradient_accumulation_steps
     first_epoch, done = divmod(first_step - 1, steps_per_epoch(cfg, dataloader))
     sampler = cast(StatefulDistributedSampler, dataloader.sampler)
@@ -405,20 +507,27 @@ def step_batches(cfg: FinetuneConfig, dataloader: DataLoader[Batch], *, first_st
 
 
 def step_indices(cfg: FinetuneConfig, dataloader: DataLoader[Batch], step: int) -> list[int]:
-    """Return the items of the data set that a step (from 1) was trained on, on all processes, ascending."""
+    """Return the items of the data set that a step (from 1) was trained on, on all processes,
+    ascending.
+    """
     epoch, done = divmod(step - 1, steps_per_epoch(cfg, dataloader))
     sampler = cast(StatefulDistributedSampler, dataloader.sampler)
-    # Ranks take turns in one order: what they see in a step is one run of it, without what would be over at its end.
+    # Ranks take turns in one order: what they see in a step is one run of it, without what would be
+    # over at its end.
     order: DistributedSampler[Any] = DistributedSampler(
         dataloader.dataset, num_replicas=1, rank=0, shuffle=sampler.shuffle, seed=sampler.seed
     )
     order.set_epoch(epoch)
     size = cfg.gradient_accumulation_steps * cfg.batch_size * sampler.num_replicas
-    return sorted(islice(order, done * size, min((done + 1) * size, len(sampler) * sampler.num_replicas)))
+    return sorted(
+        islice(order, done * size, min((done + 1) * size, len(sampler) * sampler.num_replicas))
+    )
 
 
 def to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
-    """Copy a mini-batch to the model's device asynchronously, and make the mask of packed rows there."""
+    """Copy a mini-batch to the model's device asynchronously, and make the mask of packed rows
+    there.
+    """
     there = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
     if "input_pos" in there and "mask" not in there:
         there["mask"] = packed_mask(there["input_pos"])

@@ -27,7 +27,9 @@ _STORE_TIMEOUT = timedelta(seconds=30)  # for a store that is gone; otherwise it
 
 
 def started_processes() -> int:
-    """Return how many processes torchrun started, even before they are connected; 1 without torchrun."""
+    """Return how many processes torchrun started, even before they are connected; 1 without
+    torchrun.
+    """
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -63,12 +65,15 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def gather_tensors(values: Tensor) -> Tensor:
-    """Stack a tensor of each process on all: ``[...]`` of equal shape and dtype becomes ``[num_processes, ...]``."""
+    """Stack a tensor of each process on all: ``[...]`` of equal shape and dtype becomes
+    ``[num_processes, ...]``.
+    """
     world_size, _ = get_world_size_and_rank()
     if world_size == 1:
         return values.unsqueeze(0)
     gathered = values.new_empty(world_size * values.numel())
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.12
+    # Its name before torch 2.12.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(gathered, values.flatten())
     return gathered.view(world_size, *values.shape)
 
@@ -77,18 +82,24 @@ def is_lost_process(error: RuntimeError) -> bool:
     """Return whether a collective failed because another process ended."""
     return dist.is_initialized() and (
         isinstance(error, dist.DistError)
-        or any(word in str(error) for word in ("gloo", "Connection closed", "Connection reset", "NCCL"))
+        or any(
+            word in str(error) for word in ("gloo", "Connection closed", "Connection reset", "NCCL")
+        )
     )
 
 
 def claim_error_report(message: str = "") -> bool:
-    """Return True to the first process that asks to report this message, or any error if there is none."""
+    """Return True to the first process that asks to report this message, or any error if there is
+    none.
+    """
     try:
         if dist.is_initialized():
             store = _get_default_store()
         elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             port = int(os.environ["MASTER_PORT"])
-            store = TCPStore(os.environ["MASTER_ADDR"], port, is_master=False, timeout=_STORE_TIMEOUT)
+            store = TCPStore(
+                os.environ["MASTER_ADDR"], port, is_master=False, timeout=_STORE_TIMEOUT
+            )
         else:
             return True
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -99,7 +110,9 @@ def claim_error_report(message: str = "") -> bool:
 
 @contextmanager
 def main_process_first() -> Iterator[None]:
-    """Let rank 0 run the block first: it fills caches for the others, which do not repeat its log messages."""
+    """Let rank 0 run the block first: it fills caches for the others, which do not repeat its log
+    messages.
+    """
     if is_main_process():
         yield
         gather_objects(None)
@@ -123,22 +136,32 @@ def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
     return {plain_name(name): value for name, value in model.named_parameters()}
 
 
-def assign_parameters(model: nn.Module, weights: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
-    """Assign complete weights, the same on every process, to a model in place; each process keeps its shards."""
+def assign_parameters(
+    model: nn.Module, weights: Iterable[tuple[str, Tensor]], device: torch.device
+) -> None:
+    """Assign complete weights, the same on every process, to a model in place; each process keeps
+    its shards.
+    """
     parameters = parameters_by_name(model)
     shards = ((name, shard_like(parameters[name], value)) for name, value in weights)
-    state_dict = {name: shard if shard.device.type == device.type else shard.to(device) for name, shard in shards}
+    state_dict = {
+        name: shard if shard.device.type == device.type else shard.to(device)
+        for name, shard in shards
+    }
     model.load_state_dict(state_dict, strict=False, assign=True)
 
 
 def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Cut this process's shard of a parameter out of its complete weight, which is NF4 where the parameter is."""
+    """Cut this process's shard of a parameter out of its complete weight, which is NF4 where the
+    parameter is.
+    """
     if not isinstance(parameter, DTensor):
         return value
     mesh, placements = parameter.device_mesh, parameter.placements
     if not isinstance(value, NF4Tensor):
         return distribute_tensor(value, mesh, placements, src_data_rank=None)
-    # NF4 supports few operations: a shard is copied into another tensor, as FSDP2 does when it shards.
+    # NF4 supports few operations: a shard is copied into another tensor, as FSDP2 does when it
+    # shards.
     chunk = torch.chunk(value, mesh.size())[mesh.get_local_rank()]
     shard = value.new_zeros(chunk.shape)
     shard.copy_(chunk)
@@ -148,7 +171,9 @@ def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 def whole_tensor(parameter: Tensor) -> Tensor:
-    """Gather a parameter, on the device of its shards and without gradient; every process has to call."""
+    """Gather a parameter, on the device of its shards and without gradient; every process has to
+    call.
+    """
     if not isinstance(parameter, DTensor):
         return parameter.detach()
     shard: Any = local_tensor(parameter)
@@ -166,11 +191,21 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def plain_tensors(tensor: Any, name: str = "") -> dict[str, Tensor]:
-    """Return the tensors that hold the data, not copied, by name: a quantized tensor consists of several."""
+    """Return the tensors that hold the data, not copied, by name: a quantized tensor consists of
+    several.
+    """
     if is_4bit(tensor):
         state = tensor.quant_state  # 8-bit scales of blocks, and the scales of these
-        return {name: tensor, f"{name}.absmax": state.absmax, f"{name}.nested_absmax": state.state2.absmax}
+        return {
+            name: tensor,
+            f"{name}.absmax": state.absmax,
+            f"{name}.nested_absmax": state.state2.absmax,
+        }
     if not is_traceable_wrapper_subclass(tensor):
         return {name: tensor}
     parts, _ = tensor.__tensor_flatten__()
-    return {key: t for part in parts for key, t in plain_tensors(getattr(tensor, part), f"{name}.{part}").items()}
+    return {
+        key: t
+        for part in parts
+        for key, t in plain_tensors(getattr(tensor, part), f"{name}.{part}").items()
+    }

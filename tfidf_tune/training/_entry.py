@@ -30,22 +30,34 @@ from tfidf_tune.training._distributed import (
 )
 
 _SECONDS_FOR_MAIN_PROCESS = 5.0
-_OF_TORCHRUN = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")  # variables
+# Variables.
+_OF_TORCHRUN = (
+    "RANK",
+    "LOCAL_",
+    "WORLD_SIZE",
+    "GROUP_",
+    "ROLE_",
+    "MASTER_",
+    "TORCHELASTIC_",
+)
 
 
 def recipe(main: Callable[[DictConfig], list[list[str]] | None]) -> Callable[[], None]:
     """Make a function the entry point of a recipe: ``--config FILE_OR_NAME key=value ...``.
 
     Commands of ``tfidf-tune`` that it returns, in parts, are run when its memory is free again.
-    User-facing errors are reported in one message without a traceback, with the exit code 2 of ``tfidf-tune run``.
-    SIGTERM ends the run with exit code 143, Ctrl-C with 130, SIGHUP with 129. An error of several processes is reported
-    once. What is returned reads ``sys.argv``; the recipe itself is its ``__wrapped__``.
+    User-facing errors are reported in one message without a traceback, with the exit code 2 of
+    ``tfidf-tune run``. SIGTERM ends the run with exit code 143, Ctrl-C with 130, SIGHUP with 129.
+    An error of several processes is reported once. What is returned reads ``sys.argv``; the recipe
+    itself is its ``__wrapped__``.
     """
 
     @wraps(main)
     def entry_point() -> None:
         hide_messages()
-        with ended_by(ENDING, lambda name: None if name == "SIGINT" else print_once(f"ended by {name}")):
+        with ended_by(
+            ENDING, lambda name: None if name == "SIGINT" else print_once(f"ended by {name}")
+        ):
             _run(main)
 
     return entry_point
@@ -53,11 +65,17 @@ def recipe(main: Callable[[DictConfig], list[list[str]] | None]) -> Callable[[],
 
 def _run(main: Callable[[DictConfig], list[list[str]] | None]) -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--config", required=True, help="a file, or the name of a config that comes with the package")
+    parser.add_argument(
+        "--config",
+        required=True,
+        help="a file, or the name of a config that comes with the package",
+    )
     options, overrides = parser.parse_known_args()
     try:
         if flags := [argument for argument in overrides if argument.startswith("--")]:
-            raise errors.SetupError(f"config: unknown options {', '.join(flags)}: write keys as key=value")
+            raise errors.SetupError(
+                f"config: unknown options {', '.join(flags)}: write keys as key=value"
+            )
         commands = main(load_config(options.config, overrides)) or []
     except Interrupted as request:
         print_once(str(request))
@@ -66,20 +84,27 @@ def _run(main: Callable[[DictConfig], list[list[str]] | None]) -> None:
         print("interrupted; the checkpoints written so far are complete", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except MemoryError as error:
-        _exit_with_error(f"out of host memory{f' ({error})' if str(error) else ''}: use less text or a smaller model")
+        _exit_with_error(
+            f"out of host memory{f' ({error})' if str(error) else ''}: use less text or a smaller "
+            f"model"
+        )
     except (errors.SetupError, OSError, RuntimeError) as error:
         if isinstance(error, errors.LostProcessError):
             _exit_after_lost_process(str(error))
-        # A process that is lost breaks whatever the others do together, also if that has another message.
+        # A process that is lost breaks whatever the others do together, also if that has another
+        # message.
         has_message = isinstance(error, (errors.SetupError, OSError, errors.TrainingError))
         failure = error.__cause__ if has_message else error
         if isinstance(failure, RuntimeError) and is_lost_process(failure):
-            _exit_after_lost_process("another process of the run was lost before training began: see its message")
+            _exit_after_lost_process(
+                "another process of the run was lost before training began: see its message"
+            )
         if has_message:
             _exit_with_error(str(error))
         if errors.is_out_of_memory(error):
             _exit_with_error(
-                f"out of memory before training began ({errors.first_line(error)}): try model.quantize_base=True "
+                f"out of memory before training began ({errors.first_line(error)}): try "
+                f"model.quantize_base=True "
                 "with LoRA, dtype=bf16, fsdp_cpu_offload=True or more processes"
             )
         raise
@@ -106,7 +131,11 @@ def _exit_with_error(message: str) -> NoReturn:
     claim_error_report()  # so that no process reports that this one is lost
     if not claim_error_report(message):
         sys.exit(1)
-    sys.exit(visible(f"error: {'' if is_main_process() else 'process ' + os.environ['RANK'] + ': '}{message}"))
+    sys.exit(
+        visible(
+            f"error: {'' if is_main_process() else 'process ' + os.environ['RANK'] + ': '}{message}"
+        )
+    )
 
 
 def _exit_after_lost_process(message: str) -> NoReturn:

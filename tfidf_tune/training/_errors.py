@@ -41,10 +41,14 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def cause_of(error: BaseException) -> str:
-    """Describe an error within another message: its first line, with its type unless it is an OSError."""
+    """Describe an error within another message: its first line, with its type unless it is an
+    OSError.
+    """
     if isinstance(error, CheckpointException):
         return "; ".join(cause_of(failure) for failure, _ in error.failures.values())
-    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {first_line(error)}"
+    return (
+        str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {first_line(error)}"
+    )
 
 
 def first_line(error: BaseException) -> str:
@@ -56,8 +60,9 @@ def first_line(error: BaseException) -> str:
 def setup_errors(where: str = "", given: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Turn errors of the block into a :class:`SetupError`, the cause chained.
 
-    ``where`` is the beginning of the message, the config's key for example; ``given`` are arguments of the call in the
-    block, shown with a TypeError or LookupError. Without them a LookupError is a bug.
+    ``where`` is the beginning of the message, the config's key for example; ``given`` are arguments
+    of the call in the block, shown with a TypeError or LookupError. Without them a LookupError is a
+    bug.
 
     Raises:
         SetupError: If the block fails for a reason that the user can fix.
@@ -70,5 +75,7 @@ def setup_errors(where: str = "", given: Mapping[str, Any] | None = None) -> Ite
     except causes as error:
         message = str(error) if isinstance(error, _MESSAGES) else f"{type(error).__name__}: {error}"
         if given and isinstance(error, (TypeError, LookupError)):
-            message += f"; given were {', '.join(f'{name}={value!r}' for name, value in given.items())}"
+            message += (
+                f"; given were {', '.join(f'{name}={value!r}' for name, value in given.items())}"
+            )
         raise SetupError(f"{where}: {message}" if where else message) from error

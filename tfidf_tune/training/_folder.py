@@ -20,17 +20,27 @@ CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 RESUME_FOLDER = "resume"
 BELOW_THRESHOLD = "below_threshold"
-_DEFAULT = re.compile(r'# [\w.\[\]]+: (["\[{\-\d]|true|false|null|NaN|Infinity).*')  # "# loss.tf: "count""
-_FILES = (CONFIG, "torchtune_config.yaml", METRICS, HELD_OUT, ALL_PASSAGES)  # the second is of torchtune's loggers
+# "# loss.tf: "count"".
+_DEFAULT = re.compile(r'# [\w.\[\]]+: (["\[{\-\d]|true|false|null|NaN|Infinity).*')
+# The second is of torchtune's loggers.
+_FILES = (
+    CONFIG,
+    "torchtune_config.yaml",
+    METRICS,
+    HELD_OUT,
+    ALL_PASSAGES,
+)
 _FOLDERS = (RESUME_FOLDER, BELOW_THRESHOLD, EVALUATION)
 _WITH_PASSAGES = (injected_corpus_dataset, sft_dataset, text_blocks_dataset)
 
 
 def check_folder(cfg: FinetuneConfig) -> None:
-    """Refuse a run that would write into checkpoints that it does not resume, or replace files of the user.
+    """Refuse a run that would write into checkpoints that it does not resume, or replace files of
+    the user.
 
     Raises:
-        SetupError: If the folder holds such checkpoints or files, or a probe file cannot be written where it is named.
+        SetupError: If the folder holds such checkpoints or files, or a probe file cannot be written
+            where it is named.
     """
     output_dir = Path(cfg.output_dir)
     resumable = _require_own_checkpoints(output_dir, resume=cfg.resume_from_checkpoint)
@@ -46,35 +56,52 @@ def check_folder(cfg: FinetuneConfig) -> None:
 
 
 def named_probe_files(cfg: FinetuneConfig) -> list[tuple[str, Any, Path]]:
-    """Return the data sets whose passages the run writes: the name, the section, and the full path of the file."""
+    """Return the data sets whose passages the run writes: the name, the section, and the full path
+    of the file.
+    """
     found = []
     for where, section in sections("dataset", cfg.dataset):
-        if find_component(where, section._component_) in _WITH_PASSAGES and section.get("probe_file"):
+        if find_component(where, section._component_) in _WITH_PASSAGES and section.get(
+            "probe_file"
+        ):
             found.append((where, section, Path(section.probe_file).expanduser().resolve()))
     return found
 
 
 def _require_own_checkpoints(output_dir: Path, *, resume: bool) -> list[str]:
-    """Refuse checkpoints that the run does not resume; return the names of those that it can resume from."""
+    """Refuse checkpoints that the run does not resume; return the names of those that it can resume
+    from.
+    """
     if files := [path.name for path in output_dir.glob("checkpoint_*pct") if not path.is_dir()]:
-        raise SetupError(f"output_dir {output_dir} holds {files[0]}, which is not a folder: move it away")
-    written = sorted(path.name for name in ("checkpoint_*", BELOW_THRESHOLD) for path in output_dir.glob(name))
+        raise SetupError(
+            f"output_dir {output_dir} holds {files[0]}, which is not a folder: move it away"
+        )
+    written = sorted(
+        path.name for name in ("checkpoint_*", BELOW_THRESHOLD) for path in output_dir.glob(name)
+    )
     resumable = sorted(path.name for path in output_dir.glob(f"{RESUME_FOLDER}/step_*"))
     remedy = "choose another output_dir, or move them away"
     if resume and written and not resumable:
-        raise SetupError(f"output_dir {output_dir} holds {', '.join(written)}, nothing to resume from: {remedy}")
+        raise SetupError(
+            f"output_dir {output_dir} holds {', '.join(written)}, nothing to resume from: {remedy}"
+        )
     if not resume and (written_before := resumable or written):
         remedy = f"set resume_from_checkpoint=True, {remedy}" if resumable else remedy
-        raise SetupError(f"output_dir {output_dir} already holds {', '.join(written_before)}: {remedy}")
+        raise SetupError(
+            f"output_dir {output_dir} already holds {', '.join(written_before)}: {remedy}"
+        )
     return resumable
 
 
 def _check_probe_files(cfg: FinetuneConfig) -> None:
-    """Refuse a probe file with the name of another output of the run, or in place of a file of another kind."""
+    """Refuse a probe file with the name of another output of the run, or in place of a file of
+    another kind.
+    """
     for where, section, file in named_probe_files(cfg):
         if _is_name_of_run(cfg, file):
             raise SetupError(
-                f"config: {where} has the probe_file {section.probe_file}, a name of a file or folder that the run "
+                f"config: {where} has the probe_file {section.probe_file}, a name of a file or "
+                f"folder that the run "
                 "writes by itself: choose another name"
             )
         if not file.exists():
@@ -83,7 +110,8 @@ def _check_probe_files(cfg: FinetuneConfig) -> None:
             read_probe_file(file)
         except (OSError, ValueError) as error:
             raise SetupError(
-                f"config: {where} has the probe_file {section.probe_file}, which exists and is not a probe file: "
+                f"config: {where} has the probe_file {section.probe_file}, which exists and is not "
+                f"a probe file: "
                 "choose another name, or move it away"
             ) from error
 
@@ -111,7 +139,8 @@ def _check_inputs(cfg: FinetuneConfig) -> None:
         what = written.get(file)
         if what is not None and file.is_file():
             raise SetupError(
-                f"config: {key} is {value}, a file that the run would replace by its own: choose another {what}"
+                f"config: {key} is {value}, a file that the run would replace by its own: choose "
+                f"another {what}"
             )
 
 
@@ -128,17 +157,20 @@ def _texts_of(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _files_of_user(cfg: FinetuneConfig, *, is_resumed: bool) -> list[str]:
-    """Return the names of the files that the run would replace and no run wrote, or the user has added comments to.
+    """Return the names of the files that the run would replace and no run wrote, or the user has
+    added comments to.
 
-    An earlier run that ended before its first checkpoint has left its config, the first file that a run writes, which
-    has all keys. Then the other files are of that run, too.
+    An earlier run that ended before its first checkpoint has left its config, the first file that a
+    run writes, which has all keys. Then the other files are of that run, too.
     """
     output_dir = Path(cfg.output_dir)
     config = output_dir / CONFIG
     if is_resumed or _has_all_keys(config):
         return [CONFIG] if config.exists() and _has_comments_of_user(config) else []
     in_folder = [output_dir / name for name in _FILES]
-    in_folder += [file for _, _, file in named_probe_files(cfg) if file.parent == output_dir.resolve()]
+    in_folder += [
+        file for _, _, file in named_probe_files(cfg) if file.parent == output_dir.resolve()
+    ]
     return [file.name for file in in_folder if file.exists()]
 
 
@@ -148,7 +180,9 @@ def _has_all_keys(config: Path) -> bool:
 
 
 def _has_comments_of_user(config: Path) -> bool:
-    """Return whether a config has comments, or is no config, so that writing it again would lose what is in it."""
+    """Return whether a config has comments, or is no config, so that writing it again would lose
+    what is in it.
+    """
     content = _read(config)
     if content is None:
         return True

@@ -1,4 +1,6 @@
-"""Hugging Face checkpoints on disk: found or downloaded, refused if they cannot be trained, read and written."""
+"""Hugging Face checkpoints on disk: found or downloaded, refused if they cannot be trained, read
+and written.
+"""
 
 import json
 import math
@@ -26,36 +28,61 @@ from tfidf_tune.training._distributed import is_main_process
 from tfidf_tune.training._errors import cause_of, listed
 
 # In the order of preference: a single file, the index of shards.
-_NAMES = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}
+_NAMES = {
+    "model.safetensors": "model.safetensors.index.json",
+    "pytorch_model.bin": "pytorch_model.bin.index.json",
+}
 _GENERATION = "generation_config.json"
 _SMALL_FILES = ("config.json", "adapter_config.json")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
-# The files besides weights that are copied. Those of tokenizers are declared by transformers in `vocab_files_names` of
-# its classes, and in constants of its `tokenization_utils_base`.
+# The files besides weights that are copied. Those of tokenizers are declared by transformers in
+# `vocab_files_names` of its classes, and in constants of its `tokenization_utils_base`.
 COMPANIONS = (
-    _GENERATION, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "tekken.json", "spiece.model",
-    "sentencepiece.bpe.model", "chat_template.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
-)  # fmt: skip
+    _GENERATION,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "tekken.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+)
 _MAX_BYTES = 2**28  # the largest tokenizers have about 30 MB
 
 
 def find_checkpoint(
     checkpoint_dir: str, revision: str | None, *, trust_remote_code: bool
 ) -> tuple[Path, PreTrainedConfig, list[Path]]:
-    """Find a checkpoint's folder, config and weight files; from the hub, weights are downloaded last."""
+    """Find a checkpoint's folder, config and weight files; from the hub, weights are downloaded
+    last.
+    """
     folder = Path(checkpoint_dir).expanduser()
     is_local = folder.is_dir()
     if is_local and revision is not None:
-        raise ValueError(f"revision '{revision}' is given for the local folder {checkpoint_dir}: leave it out")
+        raise ValueError(
+            f"revision '{revision}' is given for the local folder {checkpoint_dir}: leave it out"
+        )
     if not is_local:
         if looks_like_path(checkpoint_dir):
             raise FileNotFoundError(f"no such folder {checkpoint_dir}")
-        folder = _download(checkpoint_dir, revision, [*_SMALL_FILES, *(["*.py"] if trust_remote_code else [])])
+        folder = _download(
+            checkpoint_dir, revision, [*_SMALL_FILES, *(["*.py"] if trust_remote_code else [])]
+        )
     config = read_config(folder, trust_remote_code=trust_remote_code)
-    for weights in () if is_local else _WEIGHTS:  # some repositories have both, older ones the second
-        folder = _download(checkpoint_dir, revision, [weights, *_SMALL_FILES, "*.index.json", *COMPANIONS])
+    for weights in (
+        () if is_local else _WEIGHTS
+    ):  # some repositories have both, older ones the second
+        folder = _download(
+            checkpoint_dir, revision, [weights, *_SMALL_FILES, "*.index.json", *COMPANIONS]
+        )
         if any(folder.glob(weights)):
             break
     return folder, config, _find_weight_files(folder)
@@ -72,47 +99,71 @@ def _download(checkpoint_dir: str, revision: str | None, patterns: list[str]) ->
 
 
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """Read a config with transformers' defaults and current names; refuse what cannot be trained."""
+    """Read a config with transformers' defaults and current names; refuse what
+    cannot be trained.
+    """
     if (folder / "adapter_config.json").is_file():
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
-        raise ValueError(f"{folder} is an adapter of {base}: set checkpointer.checkpoint_dir={base}, or merge it")
+        raise ValueError(
+            f"{folder} is an adapter of {base}: set checkpointer.checkpoint_dir={base}, or merge it"
+        )
     values = read_json(folder / "config.json")
     if quantization := values.get("quantization_config"):
-        raise ValueError(f"the checkpoint {folder} is quantized ({quantization}): name the original model")
+        raise ValueError(
+            f"the checkpoint {folder} is quantized ({quantization}): name the original model"
+        )
     with readable(folder):
         try:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         except Exception as error:  # transformers raises anything here
             raise ValueError(f"{folder / 'config.json'}: {' '.join(str(error).split())}") from error
-    is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in values.get("auto_map", {})
-    reads_more = config.is_encoder_decoder or any(hasattr(config, f"{part}_config") for part in ("vision", "audio"))
+    is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in values.get(
+        "auto_map", {}
+    )
+    reads_more = config.is_encoder_decoder or any(
+        hasattr(config, f"{part}_config") for part in ("vision", "audio")
+    )
     if reads_more or not is_causal:
         raise ValueError(
-            f"the checkpoint {folder} is of the architecture '{config.model_type}': name a causal language model for "
+            f"the checkpoint {folder} is of the architecture '{config.model_type}': name a causal "
+            f"language model for "
             "text alone"
         )
     return config
 
 
 def _find_weight_files(folder: Path) -> list[Path]:
-    """List the weight files of a checkpoint: safetensors, or PyTorch's format where there are none."""
+    """List the weight files of a checkpoint: safetensors, or PyTorch's format where
+    there are none.
+    """
     for single, index in _NAMES.items():
         if (folder / index).is_file():
             weight_map = read_json(folder / index).get("weight_map")
             names = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
-            wrong = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
+            wrong = [
+                name for name in names if Path(name).name != name or not (folder / name).is_file()
+            ]
             if wrong or not names:
-                raise FileNotFoundError(f"{folder / index} names {wrong or 'nothing'}, not files of the same folder")
+                raise FileNotFoundError(
+                    f"{folder / index} names {wrong or 'nothing'}, not files of the same folder"
+                )
             return [folder / name for name in names]
         if (folder / single).is_file():
             return [folder / single]
-    raise FileNotFoundError(f"the checkpoint {folder} lacks {' or '.join(_NAMES)}, or shards with an index")
+    raise FileNotFoundError(
+        f"the checkpoint {folder} lacks {' or '.join(_NAMES)}, or shards with an index"
+    )
 
 
-def check_files(folder: Path, config: PreTrainedConfig, weight_files: list[Path]) -> tuple[Any, list[str]]:
-    """Return transformers' model on the meta device, and weights that it does not use; refuse what it cannot load."""
+def check_files(
+    folder: Path, config: PreTrainedConfig, weight_files: list[Path]
+) -> tuple[Any, list[str]]:
+    """Return transformers' model on the meta device, and weights that it does not use; refuse what
+    it cannot load.
+    """
     weights = {name: value for file in weight_files for name, value in read_weights(file).items()}
-    # Other attention kernels may not be installed, and change neither names nor shapes; transformers notes the choice.
+    # Other attention kernels may not be installed, and change neither names nor shapes;
+    # transformers notes the choice.
     hf_config = deepcopy(config)
     try:
         with suppress(OSError):  # transformers ignores a file that is not JSON
@@ -132,24 +183,31 @@ def check_files(folder: Path, config: PreTrainedConfig, weight_files: list[Path]
             )
     except Exception as error:  # transformers and torch raise anything here
         file = folder / "config.json"
-        raise ValueError(f"{file} or generation_config.json: transformers loads none ({cause_of(error)})") from error
+        raise ValueError(
+            f"{file} or generation_config.json: transformers loads none ({cause_of(error)})"
+        ) from error
     problems = [
         f"{name} is {tuple(shape)} in the files, {tuple(needed)} by config.json"
         for name, shape, needed in sorted(info["mismatched_keys"])
     ]
     problems += [f"{name} is missing in the files" for name in sorted(info["missing_keys"])]
-    # Other whole numbers may be buffers; a quantized checkpoint always has weights of another dtype.
+    # Other whole numbers may be buffers; a quantized checkpoint always has weights of another
+    # dtype.
     problems += [
         f"{name} is of {value.dtype}, not floating point of 16 bits or more"
         for name, value in weights.items()
-        if name.endswith("weight") and not (value.dtype.is_floating_point and value.dtype.itemsize > 1)
+        if name.endswith("weight")
+        and not (value.dtype.is_floating_point and value.dtype.itemsize > 1)
     ]
     for head, embedding in model.get_expanded_tied_weights_keys().items():
         names = (head, embedding, embedding.removeprefix(f"{model.base_model_prefix}."))
         tied = [weights[name] for name in names if name in weights]
         if not all(torch.equal(tied[0], other) for other in tied):  # transformers would use both
-            problems.append(f"tie_word_embeddings is True by config.json, but {head} and {embedding} differ")
-    # Behind the layers of config.json some models have layers that predict more tokens, and are not used.
+            problems.append(
+                f"tie_word_embeddings is True by config.json, but {head} and {embedding} differ"
+            )
+    # Behind the layers of config.json some models have layers that predict more tokens, and are not
+    # used.
     num_more = getattr(config, "num_nextn_predict_layers", None) or 0
     num_layers = getattr(config, "num_hidden_layers", math.inf) + num_more
     unused = sorted(info["unexpected_keys"])
@@ -168,7 +226,9 @@ def check_files(folder: Path, config: PreTrainedConfig, weight_files: list[Path]
 
 @contextmanager
 def quiet(*, shows_bar: bool = False) -> Iterator[None]:
-    """Silence transformers' report about weights, which :func:`check_files` has; a bar is of one process."""
+    """Silence transformers' report about weights, which :func:`check_files` has; a bar is of one
+    process.
+    """
     verbosity = transformers.logging.get_verbosity()
     bar = transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
@@ -188,24 +248,36 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         if file.suffix == ".safetensors":
             content: dict[str, Tensor] = load_file(file)
         else:
-            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)  # unpickles only tensors
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+            # Unpickles only tensors.
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    if not isinstance(content, dict) or not all(
+        isinstance(value, Tensor) for value in content.values()
+    ):
         raise ValueError(f"{file} does not hold weights by name: convert it to safetensors")
     return content
 
 
 def write_weights(
-    folder: Path, meta: dict[str, Tensor], parts: Iterable[dict[str, Tensor]], *, max_shard_size: str
+    folder: Path,
+    meta: dict[str, Tensor],
+    parts: Iterable[dict[str, Tensor]],
+    *,
+    max_shard_size: str,
 ) -> None:
-    """Write weights as ``model.safetensors``, or as shards with an index; ``meta`` has all in the order of parts."""
-    # Unlike with huggingface_hub.save_torch_state_dict, memory never holds more than a shard and a part.
+    """Write weights as ``model.safetensors``, or as shards with an index; ``meta`` has all in the
+    order of parts.
+    """
+    # Unlike with huggingface_hub.save_torch_state_dict, memory never holds more than a shard and a
+    # part.
     split = split_torch_state_dict_into_shards(meta, max_shard_size=max_shard_size)
     waiting = {name: set(weights) for name, weights in split.filename_to_tensors.items()}
     pending: dict[str, Tensor] = {}
     for part in parts:
         pending |= part
         for name in [name for name, weights in waiting.items() if weights <= pending.keys()]:
-            shard = {weight: pending.pop(weight).contiguous() for weight in sorted(waiting.pop(name))}
+            shard = {
+                weight: pending.pop(weight).contiguous() for weight in sorted(waiting.pop(name))
+            }
             save_file(shard, folder / name, metadata={"format": "pt"})
             shard.clear()
     if split.is_sharded:
@@ -214,15 +286,27 @@ def write_weights(
 
 
 def read_companions(folder: Path, *, has_code: bool = False) -> dict[str, bytes]:
-    """Read the files that are copied into every checkpoint, with ``has_code`` the Python files too, by name."""
-    # Links are followed within the folder and the cache of the Hugging Face hub, whose snapshots consist of links.
+    """Read the files that are copied into every checkpoint, with ``has_code`` the Python files too,
+    by name.
+    """
+    # Links are followed within the folder and the cache of the Hugging Face hub, whose snapshots
+    # consist of links.
     roots = [folder.resolve(), Path(HF_HUB_CACHE).resolve()]
-    if folder.resolve().parent.name == "snapshots":  # of a cache elsewhere: <repository>/snapshots/<commit>
+    if (
+        folder.resolve().parent.name == "snapshots"
+    ):  # of a cache elsewhere: <repository>/snapshots/<commit>
         roots.append(folder.resolve().parents[1])
     # Dangling links included.
-    names = [path.relative_to(folder).as_posix() for path in sorted([*folder.glob("*"), *folder.glob("*/*.jinja")])]
+    names = [
+        path.relative_to(folder).as_posix()
+        for path in sorted([*folder.glob("*"), *folder.glob("*/*.jinja")])
+    ]
     wanted = (*COMPANIONS, *(["*.py"] if has_code else []))
-    return {name: _read(folder / name, roots) for name in names if any(fnmatch(name, each) for each in wanted)}
+    return {
+        name: _read(folder / name, roots)
+        for name in names
+        if any(fnmatch(name, each) for each in wanted)
+    }
 
 
 def _read(path: Path, roots: list[Path]) -> bytes:
@@ -231,7 +315,8 @@ def _read(path: Path, roots: list[Path]) -> bytes:
     is_within = target.is_file() and any(target.is_relative_to(root) for root in roots)
     if not is_within or target.stat().st_size > _MAX_BYTES:
         raise ValueError(
-            f"{path} would be copied into each checkpoint, but {target} is not a file of its folder of at most "
+            f"{path} would be copied into each checkpoint, but {target} is not a file of its "
+            f"folder of at most "
             f"{_MAX_BYTES // 2**20} MiB: remove it"
         )
     return target.read_bytes()

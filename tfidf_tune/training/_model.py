@@ -10,7 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import Dataset
@@ -35,7 +41,9 @@ _UNSHARDED = "use another number of processes, or set model.quantize_base=False"
 FSDP_DTYPES = {None: None, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | None = None) -> nn.Module:
+def build_model(
+    cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | None = None
+) -> nn.Module:
     """Build the model of the config on the meta device, where it takes neither memory nor time.
 
     A builder with an argument ``hf_config`` gets the config of the checkpoint.
@@ -44,24 +52,35 @@ def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | No
         SetupError: If it cannot be built from these settings.
     """
     takes_config = "hf_config" in signature_of("model", cfg.model["_component_"]).parameters
-    given = {"hf_config": getattr(checkpointer, "transformers_config", None)} if takes_config else {}
+    given = (
+        {"hf_config": getattr(checkpointer, "transformers_config", None)} if takes_config else {}
+    )
     if given.get("hf_config", cfg) is None:
-        raise SetupError("config: model: it needs tfidf_tune.training.HFCheckpointer as the checkpointer")
+        raise SetupError(
+            "config: model: it needs tfidf_tune.training.HFCheckpointer as the checkpointer"
+        )
     with set_default_dtype(run.dtype), torch.device("meta"):
         model: nn.Module = instantiate(cfg, "model", **given)
     # Layers that the attention lacks, torchtune would ignore.
-    attention = model.get_submodule("layers.0.attn") if "lora_attn_modules" in cfg.model else nn.Module()
-    possible = sorted(name for name, module in attention.named_children() if hasattr(module, "weight"))
+    attention = (
+        model.get_submodule("layers.0.attn") if "lora_attn_modules" in cfg.model else nn.Module()
+    )
+    possible = sorted(
+        name for name, module in attention.named_children() if hasattr(module, "weight")
+    )
     if unknown := [name for name in cfg.model.get("lora_attn_modules", ()) if name not in possible]:
         raise SetupError(
-            f"config: model: lora_attn_modules names '{unknown[0]}', not of the model's attention; possible are "
+            f"config: model: lora_attn_modules names '{unknown[0]}', not of the model's attention; "
+            f"possible are "
             f"{', '.join(possible)}"
         )
     if hasattr(model, "implementation"):
         print_once(f"model: {model.implementation}")
     if run.dtype is torch.float16:
         if any(isinstance(parameter, NF4Tensor) for parameter in model.parameters()):
-            raise SetupError("config: model: NF4 has no fp16: set dtype=bf16 or model.quantize_base=False")
+            raise SetupError(
+                "config: model: NF4 has no fp16: set dtype=bf16 or model.quantize_base=False"
+            )
         for name, parameter in model.named_parameters():
             if is_adapter(name):  # scaled gradients need float32
                 parameter.data = parameter.data.float()
@@ -71,7 +90,9 @@ def build_model(cfg: FinetuneConfig, run: Run, checkpointer: HFCheckpointer | No
 def require_no_lora(model: nn.Module) -> None:
     """Refuse a model with LoRA layers for full fine-tuning, by a ValueError."""
     if LoRASettings.of(model) is not None:
-        raise ValueError("the model has LoRA layers: name a plain builder, or use the recipe lora_finetune")
+        raise ValueError(
+            "the model has LoRA layers: name a plain builder, or use the recipe lora_finetune"
+        )
 
 
 def train_adapters_only(model: nn.Module) -> None:
@@ -81,22 +102,31 @@ def train_adapters_only(model: nn.Module) -> None:
 
 
 def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:
-    """Shard a model layer by layer over the processes of the run; a single process only if the config asks for it.
+    """Shard a model layer by layer over the processes of the run; a single process only if the
+    config asks for it.
 
-    Gradients are summed over the processes, not averaged: each process's loss is its share of the total. Embeddings,
-    final norm and output projection stay gathered from the forward pass to the end of the backward pass, because the
-    loss computes with the projection's weight outside of the model. The model is on the meta device, with
-    ``requires_grad`` as in training, checkpointed and compiled.
+    Gradients are summed over the processes, not averaged: each process's loss is its share of the
+    total. Embeddings, final norm and output projection stay gathered from the forward pass to the
+    end of the backward pass, because the loss computes with the projection's weight outside of the
+    model. The model is on the meta device, with ``requires_grad`` as in training, checkpointed and
+    compiled.
 
     Raises:
-        SetupError: If an NF4 weight cannot be cut into this number of shards, or is of bitsandbytes.
+        SetupError: If an NF4 weight cannot be cut into this number of shards, or is of
+            bitsandbytes.
     """
     if not dist.is_initialized():
         return
     mesh = init_device_mesh(run.device.type, (dist.get_world_size(),))
     _check_shards_of_nf4(model, mesh.size())
-    offload = CPUOffloadPolicy(pin_memory=run.device.type == "cuda") if cfg.fsdp_cpu_offload else OffloadPolicy()
-    precision = MixedPrecisionPolicy(FSDP_DTYPES[cfg.fsdp_param_dtype], FSDP_DTYPES[cfg.fsdp_reduce_dtype])
+    offload = (
+        CPUOffloadPolicy(pin_memory=run.device.type == "cuda")
+        if cfg.fsdp_cpu_offload
+        else OffloadPolicy()
+    )
+    precision = MixedPrecisionPolicy(
+        FSDP_DTYPES[cfg.fsdp_param_dtype], FSDP_DTYPES[cfg.fsdp_reduce_dtype]
+    )
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": precision, "offload_policy": offload}
     layers: Any = model.layers
     for layer in reversed(list(layers)):
@@ -112,22 +142,30 @@ def _check_shards_of_nf4(model: nn.Module, num_shards: int) -> None:
     for name, parameter in model.named_parameters():
         if is_4bit(parameter):
             raise SetupError(f"{name} is of bitsandbytes, which is not sharded: {_UNSHARDED}")
-        is_cut = parameter.shape[0] % num_shards or math.prod(parameter.shape) % (NF4_MULTIPLE * num_shards)
+        is_cut = parameter.shape[0] % num_shards or math.prod(parameter.shape) % (
+            NF4_MULTIPLE * num_shards
+        )
         if isinstance(parameter, NF4Tensor) and is_cut:
             raise SetupError(
-                f"NF4 weight {name}, of {tuple(parameter.shape)}, blocks of {NF4_MULTIPLE}, cannot be cut into "
+                f"NF4 weight {name}, of {tuple(parameter.shape)}, blocks of {NF4_MULTIPLE}, cannot "
+                f"be cut into "
                 f"{num_shards} shards: {_UNSHARDED}"
             )
 
 
-def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run, dataset: Dataset[Any] | None = None) -> None:
-    """Load the checkpoint's weights and initialize adapters of a model of :func:`build_model`, perhaps sharded.
+def load_model(
+    model: nn.Module, checkpointer: HFCheckpointer, run: Run, dataset: Dataset[Any] | None = None
+) -> None:
+    """Load the checkpoint's weights and initialize adapters of a model of :func:`build_model`,
+    perhaps sharded.
 
     Raises:
-        SetupError: If a weight cannot be trained, the model is not causal, or the data set is packed and the model
-            cannot keep the documents of a row apart.
+        SetupError: If a weight cannot be trained, the model is not causal, or the data set is
+            packed and the model cannot keep the documents of a row apart.
     """
-    checkpointer.load_weights(model, device=run.device, dtype=run.dtype, storage_device=run.storage_device)
+    checkpointer.load_weights(
+        model, device=run.device, dtype=run.dtype, storage_device=run.storage_device
+    )
     # Adapters depend only on the seed, and are the same on every process.
     with torch.random.fork_rng([run.device] if run.device.type == "cuda" else []):
         torch.manual_seed(run.seed)
@@ -143,10 +181,13 @@ def load_model(model: nn.Module, checkpointer: HFCheckpointer, run: Run, dataset
 
 
 def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: FinetuneConfig) -> None:
-    """Set up the head, ``torch.compile`` and activation checkpointing as the config asks; in place."""
+    """Set up the head, ``torch.compile`` and activation checkpointing as the config
+    asks; in place.
+    """
     if refusal := prepare_head(model, loss):
         print_once(
-            f"head '{loss.head}' cannot be used because {refusal}; logits are computed in {loss.num_output_chunks} "
+            f"head '{loss.head}' cannot be used because {refusal}; logits are computed in "
+            f"{loss.num_output_chunks} "
             "chunks"
         )
     model.get_submodule("tok_embeddings").register_forward_pre_hook(_check_token_ids)
@@ -156,14 +197,17 @@ def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: Finetun
             layer.compile(backend=os.environ.get("TORCH_COMPILE_BACKEND", "inductor"))
         loss.compile_parts()
     if cfg.enable_activation_checkpointing:
-        training.set_activation_checkpointing(model, auto_wrap_policy={type(layer) for layer in layers})
+        training.set_activation_checkpointing(
+            model, auto_wrap_policy={type(layer) for layer in layers}
+        )
 
 
 def prepare_head(model: nn.Module, loss: WeightedCrossEntropyLoss) -> str | None:
-    """Make a model return what the loss needs: a :class:`~tfidf_tune.loss.HeadInput`, or chunks of logits.
+    """Make a model return what the loss needs: a :class:`~tfidf_tune.loss.HeadInput`, or chunks of
+    logits.
 
-    The model is changed in place, its weights and their names are not. What is returned says why the model returns
-    logits although the loss has another head; None if it returns what is set.
+    The model is changed in place, its weights and their names are not. What is returned says why
+    the model returns logits although the loss has another head; None if it returns what is set.
     """
     refusal = None if loss.head == "chunked" else _refusal(model)
     if loss.head == "chunked" or refusal:
@@ -171,20 +215,27 @@ def prepare_head(model: nn.Module, loss: WeightedCrossEntropyLoss) -> str | None
         model.set_num_output_chunks(loss.num_output_chunks)  # type: ignore[operator]
         return refusal
     model.set_num_output_chunks(1)  # type: ignore[operator]
-    # The head's weight is read inside the model's forward pass, where FSDP2 has it unsharded, and used after it, where
-    # it still is: by default the root's own parameters are not sharded again before the backward pass.
+    # The head's weight is read inside the model's forward pass, where FSDP2 has it unsharded, and
+    # used after it, where it still is: by default the root's own parameters are not sharded again
+    # before the backward pass.
     model.chunked_output = partial(_head_input, model.output)  # type: ignore[assignment]
     return None
 
 
 def _head_input(head: Any, hidden: Tensor) -> HeadInput:
-    weight, bias = (head.tied_module.weight, None) if isinstance(head, TiedLinear) else (head.weight, head.bias)
+    weight, bias = (
+        (head.tied_module.weight, None)
+        if isinstance(head, TiedLinear)
+        else (head.weight, head.bias)
+    )
     # Under autocast norms give float32, which the output projection would cast.
     return HeadInput(hidden.to(weight.dtype), weight, bias)
 
 
 def _refusal(model: nn.Module) -> str | None:
-    """Return why logits of the model's head cannot be computed from just a weight and a bias, if so."""
+    """Return why logits of the model's head cannot be computed from just a weight and a bias, if
+    so.
+    """
     head: Any = getattr(model, "output", None) if hasattr(model, "chunked_output") else None
     if head is None:
         return f"a {type(getattr(model, 'hf', model)).__name__} computes its logits itself"
@@ -199,11 +250,18 @@ def _refusal(model: nn.Module) -> str | None:
 
 
 def _initial_adapters(model: nn.Module, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and whole initial weights of LoRA layers, as torchtune and PEFT set them: A random, B zero."""
+    """Yield names and whole initial weights of LoRA layers, as torchtune and PEFT set them: A
+    random, B zero.
+    """
     for name, parameter in parameters_by_name(model).items():
         if is_adapter(name):
             weight = torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)
-            yield name, nn.init.kaiming_uniform_(weight, a=math.sqrt(5)) if ".lora_a." in name.lower() else weight
+            yield (
+                name,
+                nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+                if ".lora_a." in name.lower()
+                else weight,
+            )
 
 
 def _build_rope_tables(model: nn.Module, device: torch.device) -> None:
@@ -217,11 +275,18 @@ def _build_rope_tables(model: nn.Module, device: torch.device) -> None:
 
 
 def _check_token_ids(embeddings: Any, inputs: tuple[Tensor]) -> None:
-    """Refuse an id without an embedding; on a GPU this would wait for the device, so its own error has to do."""
+    """Refuse an id without an embedding; on a GPU this would wait for the device, so its own error
+    has to do.
+    """
     (tokens,) = inputs
-    unknown: Any = tokens[(tokens < 0) | (tokens >= embeddings.num_embeddings)] if tokens.device.type == "cpu" else ()
+    unknown: Any = (
+        tokens[(tokens < 0) | (tokens >= embeddings.num_embeddings)]
+        if tokens.device.type == "cpu"
+        else ()
+    )
     if len(unknown):
         raise TrainingError(
-            f"the data set has the token id {int(unknown[0])}, the model embeddings for the ids 0 to "
+            f"the data set has the token id {int(unknown[0])}, the model embeddings for the ids 0 "
+            f"to "
             f"{embeddings.num_embeddings - 1}: use the model's tokenizer"
         )

@@ -33,7 +33,9 @@ from tfidf_tune.training._run import Run
 
 @dataclass(frozen=True)
 class MemorizationMonitor:
-    """Measures memorization every so many steps, for models of torchtune as :func:`prepare_model` prepares them."""
+    """Measures memorization every so many steps, for models of torchtune as :func:`prepare_model`
+    prepares them.
+    """
 
     probe: MemorizationProbe
     run: Run
@@ -44,17 +46,26 @@ class MemorizationMonitor:
         """Return whether a step, or the start as step 0, is followed by a measurement."""
         return step % self.every_n_steps == 0 or step == total_steps
 
-    def measure(self, step: int, model: nn.Module, progress: ProgressLog, save: Callable[[Path], None]) -> str | None:
-        """Measure a prepared model after a step, 0 before the first; return why the run has to end, if so."""
+    def measure(
+        self, step: int, model: nn.Module, progress: ProgressLog, save: Callable[[Path], None]
+    ) -> str | None:
+        """Measure a prepared model after a step, 0 before the first; return why the run has to end,
+        if so.
+        """
         is_fp16 = self.run.dtype is torch.float16
-        with evaluating(model), torch.autocast(self.run.device.type, torch.float16, enabled=is_fp16):
+        with (
+            evaluating(model),
+            torch.autocast(self.run.device.type, torch.float16, enabled=is_fp16),
+        ):
             prepared = PreparedModel(model, self.run.device, self.cache_dtype)
             reading: dict[str, float] = {}
             notice = ""
             try:
                 if step == 0:
                     limit = cast(int, model.max_seq_len)
-                    reading, notice = self.probe.show_controls(prepared.logits, prepared.continuations, limit)
+                    reading, notice = self.probe.show_controls(
+                        prepared.logits, prepared.continuations, limit
+                    )
                 metrics = self.probe.measure(prepared.logits, prepared.continuations)
             except NonFiniteLogits as error:
                 raise TrainingError(f"step {step}: {error}") from error
@@ -66,7 +77,9 @@ class MemorizationMonitor:
             require_finite(model, step)
             save(folder)
 
-        if above := self.probe.keep_below(step, metrics, self.run.output_dir / BELOW_THRESHOLD, save_finite):
+        if above := self.probe.keep_below(
+            step, metrics, self.run.output_dir / BELOW_THRESHOLD, save_finite
+        ):
             progress.note(above)
         progress.restart_clock()
         return self.probe.reason_to_stop(metrics)
@@ -78,31 +91,47 @@ def build_monitor(
     """Build the monitor of the config, if it has one; the model may be on the meta device.
 
     Raises:
-        SetupError: If the probe file does not exist, or does not fit the tokenizer, the model or the settings.
+        SetupError: If the probe file does not exist, or does not fit the tokenizer, the model or
+            the settings.
     """
     section: Any = cfg.memorization_monitor
     if section is None:
         return None
     with setup_errors("config: memorization_monitor"):
-        settings = {key: value for key, value in section.items() if key not in ("probe_file", "every_n_steps", "bos")}
+        settings = {
+            key: value
+            for key, value in section.items()
+            if key not in ("probe_file", "every_n_steps", "bos")
+        }
         bos = section.bos
         if bos == "auto":
-            bos = known_bos(tokenizer, written_bos(OmegaConf.to_container(cfg.dataset, resolve=True)))
-        probe = MemorizationProbe(read_passages(cfg, dataset, section.probe_file), tokenizer, bos=bos, **settings)
+            bos = known_bos(
+                tokenizer, written_bos(OmegaConf.to_container(cfg.dataset, resolve=True))
+            )
+        probe = MemorizationProbe(
+            read_passages(cfg, dataset, section.probe_file), tokenizer, bos=bos, **settings
+        )
         longest, limit = probe.num_positions, cast(int, model.max_seq_len)
         if longest > limit:
             raise ValueError(
-                f"a prompt and its continuation have up to {longest} tokens, the model takes at most {limit}: lower "
+                f"a prompt and its continuation have up to {longest} tokens, the model takes at "
+                f"most {limit}: lower "
                 "max_new_tokens or prefix_length"
             )
         if not isinstance(model, HFCausalLM) and not hasattr(model, "setup_caches"):
-            raise ValueError(f"a {type(model).__name__} has no KV caches to generate text with: set it to null")
-    return MemorizationMonitor(probe, run, section.every_n_steps, FSDP_DTYPES[cfg.fsdp_param_dtype] or run.dtype)
+            raise ValueError(
+                f"a {type(model).__name__} has no KV caches to generate text with: set it to null"
+            )
+    return MemorizationMonitor(
+        probe, run, section.every_n_steps, FSDP_DTYPES[cfg.fsdp_param_dtype] or run.dtype
+    )
 
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A prepared model, perhaps sharded, as a probe takes models: logits, and greedy text by a KV cache."""
+    """A prepared model, perhaps sharded, as a probe takes models: logits, and greedy text by a KV
+    cache.
+    """
 
     model: nn.Module
     device: torch.device
@@ -112,11 +141,15 @@ class PreparedModel:
         """Return the last logits ``[b, num_last, v]`` of ids ``[b, s]``."""
         return _last_logits(self.model(ids_bs.to(self.device)), num_last)
 
-    def continuations(self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int]) -> list[list[int]]:
+    def continuations(
+        self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int]
+    ) -> list[list[int]]:
         """Continue each prompt greedily by its number of tokens."""
         sizes = len(prompts), most_positions(prompts, num_tokens)
         with _cached(self.model, *sizes, device=self.device, dtype=self.cache_dtype) as run:
-            return decode_greedily(lambda ids: _last_logits(run(ids), 1), prompts, num_tokens, device=self.device)
+            return decode_greedily(
+                lambda ids: _last_logits(run(ids), 1), prompts, num_tokens, device=self.device
+            )
 
 
 @contextmanager
@@ -134,10 +167,15 @@ def _cached(
     def run(tokens: Tensor) -> Any:
         nonlocal start
         new = slice(start, start := start + tokens.shape[1])
-        mask, input_pos = may_attend[new].expand(num_rows, -1, -1), positions[new].expand(num_rows, -1)
+        mask, input_pos = (
+            may_attend[new].expand(num_rows, -1, -1),
+            positions[new].expand(num_rows, -1),
+        )
         return model(tokens, mask=mask, input_pos=input_pos)
 
-    with local_kv_cache(model, batch_size=num_rows, decoder_max_seq_len=num_positions, device=device, dtype=dtype):
+    with local_kv_cache(
+        model, batch_size=num_rows, decoder_max_seq_len=num_positions, device=device, dtype=dtype
+    ):
         yield run
 
 

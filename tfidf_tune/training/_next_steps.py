@@ -1,4 +1,6 @@
-"""The commands that a run prints at its end: they evaluate it, train the other model, and compare both."""
+"""The commands that a run prints at its end: they evaluate it, train the other model, and compare
+both.
+"""
 
 import json
 import os
@@ -25,18 +27,21 @@ from tfidf_tune.training._run import Run, milestone_name
 
 
 def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[list[str]]:
-    """Print where the checkpoints are, and the next commands; return those that ``evaluate`` asks to run.
+    """Print where the checkpoints are, and the next commands; return those that ``evaluate`` asks
+    to run.
 
-    The first evaluates the milestones of the run. The next are for the other model of a comparison: the command that
-    trains it, with plain cross-entropy if this had weights, else with the objective of the config, or repetition
-    weights if that is cross-entropy; if it is trained already, the command that evaluates it, unless that is done, and
-    the command that compares both.
+    The first evaluates the milestones of the run. The next are for the other model of a comparison:
+    the command that trains it, with plain cross-entropy if this had weights, else with the
+    objective of the config, or repetition weights if that is cross-entropy; if it is trained
+    already, the command that evaluates it, unless that is done, and the command that compares both.
     """
     if not is_main_process():
         return []
     folder = run.output_dir
     checkpoints = _checkpoints(folder)
-    print(f"Checkpoints in {folder}: {', '.join(path.name for path in checkpoints)}", file=sys.stderr)
+    print(
+        f"Checkpoints in {folder}: {', '.join(path.name for path in checkpoints)}", file=sys.stderr
+    )
     if not (checkpoints and probe_files(cfg, dataset)):
         return []
     evaluate = ["eval", str(folder)]
@@ -64,7 +69,9 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _run_in(folder: Path) -> dict[str, Any]:
-    """Describe the run of a folder, also one without checkpoints; {} if there is none that can be read."""
+    """Describe the run of a folder, also one without checkpoints; {} if there is none that can be
+    read.
+    """
     try:
         return run_of({"pretrained": str(folder / milestone_name(100))})
     except ValueError:  # a folder beside the run's may hold anything
@@ -88,7 +95,9 @@ def _other_folder(folder: Path, *, is_baseline: bool) -> Path:
 
 
 def _settings_of_other(other: Path, started_by: Sequence[str], *, is_baseline: bool) -> list[str]:
-    """Return the overrides that train the other model with the command of this run, which they follow."""
+    """Return the overrides that train the other model with the command of this run, which they
+    follow.
+    """
     settings = []
     if not is_baseline:
         settings.append("loss=ce")
@@ -103,7 +112,9 @@ def _settings_of_other(other: Path, started_by: Sequence[str], *, is_baseline: b
 
 
 def _loss_of_config(started_by: Sequence[str]) -> str:
-    """Return the component of the loss in the config that a command names, without overrides; "" if it is not known."""
+    """Return the component of the loss in the config that a command names, without overrides; "" if
+    it is not known.
+    """
     for word, following in pairwise([*started_by, ""]):
         name = following if word == "--config" else word.removeprefix("--config=")
         if word.startswith("--config"):
@@ -115,12 +126,15 @@ def _loss_of_config(started_by: Sequence[str]) -> str:
 
 
 def _started_by() -> list[str]:
-    """Return the command that started the run, with torchrun's options and without what the other model has its own of.
+    """Return the command that started the run, with torchrun's options and without what the other
+    model has its own of.
 
     [] if it was started from another program.
     """
     words = sys.orig_argv
-    if dist.is_torchelastic_launched():  # by the parent, whose options decide the number of processes
+    if (
+        dist.is_torchelastic_launched()
+    ):  # by the parent, whose options decide the number of processes
         try:
             words = psutil.Process(os.getppid()).cmdline()
         except psutil.Error:
@@ -128,7 +142,8 @@ def _started_by() -> list[str]:
     if "--config" not in words and not any(word.startswith("--config=") for word in words):
         return []
     words = [word for word in words if not word.startswith(("loss=", "loss.", "output_dir="))]
-    # "/opt/venv/bin/python /opt/venv/bin/tune run" was typed as "tune run", or with the script's path.
+    # "/opt/venv/bin/python /opt/venv/bin/tune run" was typed as "tune run", or with the script's
+    # path.
     script = words[1]
     if not os.access(script, os.X_OK):
         return words

@@ -1,4 +1,6 @@
-"""What a run needs: the bytes of weights, optimizer state and checkpoints, tried and compared before it begins."""
+"""What a run needs: the bytes of weights, optimizer state and checkpoints, tried and compared
+before it begins.
+"""
 
 import shutil
 from collections.abc import Iterable, Mapping
@@ -18,7 +20,12 @@ from tfidf_tune._files import nearest_folder
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.models import LoRASettings, dequantize_4bit, is_adapter
 from tfidf_tune.training._checkpointer import HFCheckpointer
-from tfidf_tune.training._distributed import is_main_process, local_tensor, plain_tensors, print_once
+from tfidf_tune.training._distributed import (
+    is_main_process,
+    local_tensor,
+    plain_tensors,
+    print_once,
+)
 from tfidf_tune.training._errors import SetupError, setup_errors
 from tfidf_tune.training._run import Run
 from tfidf_tune.training.components import build_optimizer, find_component
@@ -26,72 +33,115 @@ from tfidf_tune.training.components import build_optimizer, find_component
 _SAMPLE = 64  # sequences whose lengths are averaged
 _LEAST_SIZE, _LARGEST_SIZE = 128, 8192  # of the matrices that are multiplied
 _MEASURED_SECONDS = 0.002
-_DUMMY_SHAPE = (1024, 1024)  # a matrix, because some optimizers keep less for matrices; large, because others pad
+# A matrix, because some optimizers keep less for matrices; large, because others pad.
+_DUMMY_SHAPE = (
+    1024,
+    1024,
+)
 
 
 def check_resources(
-    cfg: FinetuneConfig, model: nn.Module, loss: WeightedCrossEntropyLoss, run: Run, checkpointer: HFCheckpointer
+    cfg: FinetuneConfig,
+    model: nn.Module,
+    loss: WeightedCrossEntropyLoss,
+    run: Run,
+    checkpointer: HFCheckpointer,
 ) -> None:
-    """Try the optimizer, print the bytes of weights and optimizer state, and compare checkpoints with the free disk.
+    """Try the optimizer, print the bytes of weights and optimizer state, and compare checkpoints
+    with the free disk.
 
     The model is on the meta device, with ``requires_grad`` as in training.
 
     Raises:
-        SetupError: If the optimizer or its schedule cannot be built, takes no step, or cannot be saved, or the
-            checkpoints do not fit on the disk.
+        SetupError: If the optimizer or its schedule cannot be built, takes no step, or cannot be
+            saved, or the checkpoints do not fit on the disk.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     num_trained = sum(parameter.numel() for parameter in trained)
-    num_frozen = sum(dequantize_4bit(p, "meta").numel() for p in model.parameters() if not p.requires_grad)
-    optimizer_bytes = round(_bytes_per_weight(cfg, next((p.dtype for p in trained), run.dtype), run) * num_trained)
+    num_frozen = sum(
+        dequantize_4bit(p, "meta").numel() for p in model.parameters() if not p.requires_grad
+    )
+    optimizer_bytes = round(
+        _bytes_per_weight(cfg, next((p.dtype for p in trained), run.dtype), run) * num_trained
+    )
     world_size, _ = get_world_size_and_rank()
     print_once(
         f"{num_trained:,} parameters are trained, {num_frozen:,} frozen: weights "
-        f"{format_bytes(_num_bytes(model.parameters()))}, optimizer state {format_bytes(optimizer_bytes)}"
+        f"{format_bytes(_num_bytes(model.parameters()))}, optimizer state "
+        f"{format_bytes(optimizer_bytes)}"
         f"{f', over {world_size} processes' if world_size > 1 else ''}"
     )
 
-    # A milestone is a model or an adapter, with its tokenizer; a resume checkpoint, what is trained and its optimizer.
+    # A milestone is a model or an adapter, with its tokenizer; a resume checkpoint, what is trained
+    # and its optimizer.
     saves_adapters = LoRASettings.of(model) is not None and not getattr(cfg, "merge_adapter", False)
-    saved = [dequantize_4bit(p, "meta") for n, p in model.named_parameters() if is_adapter(n) == saves_adapters]
-    size = sum(p.numel() * p.dtype.itemsize for p in saved) + getattr(checkpointer, "companion_bytes", 0)
-    # A threshold of the monitor adds the checkpoint that it keeps, or the checkpoint that it ends the run with.
-    has_threshold = cfg.memorization_monitor is not None and cfg.memorization_monitor.stop_above is not None
-    number, number_to_resume = len(set(cfg.save_at_percent)) + has_threshold, cfg.keep_last_n_checkpoints
+    saved = [
+        dequantize_4bit(p, "meta")
+        for n, p in model.named_parameters()
+        if is_adapter(n) == saves_adapters
+    ]
+    size = sum(p.numel() * p.dtype.itemsize for p in saved) + getattr(
+        checkpointer, "companion_bytes", 0
+    )
+    # A threshold of the monitor adds the checkpoint that it keeps, or the checkpoint that it ends
+    # the run with.
+    has_threshold = (
+        cfg.memorization_monitor is not None and cfg.memorization_monitor.stop_above is not None
+    )
+    number, number_to_resume = (
+        len(set(cfg.save_at_percent)) + has_threshold,
+        cfg.keep_last_n_checkpoints,
+    )
     size_to_resume = _num_bytes([*trained, *loss.state_dict().values()]) + optimizer_bytes
     # While the newest checkpoint is written, the disk holds one more than are kept.
     needed = number * size + (number_to_resume + 1) * size_to_resume * (number_to_resume > 0)
     free = shutil.disk_usage(nearest_folder(run.output_dir)).free
     if needed > free:
         raise SetupError(
-            f"{number} checkpoints of {format_bytes(size)} and {number_to_resume} to resume from of "
-            f"{format_bytes(size_to_resume)} do not fit into {run.output_dir}, where {format_bytes(free)} are free: "
+            f"{number} checkpoints of {format_bytes(size)} and {number_to_resume} to resume from "
+            f"of "
+            f"{format_bytes(size_to_resume)} do not fit into {run.output_dir}, where "
+            f"{format_bytes(free)} are free: "
             "choose another output_dir, fewer save_at_percent or a lower keep_last_n_checkpoints"
         )
 
 
 def _bytes_per_weight(cfg: FinetuneConfig, dtype: torch.dtype, run: Run) -> float:
-    """Measure the optimizer's state after a step of a dummy; refuse a state that resume checkpoints cannot hold."""
+    """Measure the optimizer's state after a step of a dummy; refuse a state that resume checkpoints
+    cannot hold.
+    """
     component = cfg.optimizer["_component_"]
-    # The dummy is sharded as the run's weights are, because some optimizers cannot update shards; only for PyTorch's
-    # optimizers, because others may take long to compile.
+    # The dummy is sharded as the run's weights are, because some optimizers cannot update shards;
+    # only for PyTorch's optimizers, because others may take long to compile.
     weight = torch.zeros(_DUMMY_SHAPE, dtype=dtype, device=run.device)
-    is_sharded = dist.is_initialized() and find_component("optimizer", component).__module__.startswith("torch.optim.")
+    is_sharded = dist.is_initialized() and find_component(
+        "optimizer", component
+    ).__module__.startswith("torch.optim.")
     if is_sharded:
         mesh = init_device_mesh(run.device.type, (dist.get_world_size(),))
         weight = distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None)
     dummy = nn.Parameter(weight)
     optimizer, _ = build_optimizer(cfg, [dummy], total_steps=1)
     dummy.grad = torch.zeros_like(dummy)
-    reason = ", which has to update parameters that FSDP2 has sharded: set fused=False, or take torch.optim.AdamW"
+    reason = (
+        ", which has to update parameters that FSDP2 has sharded: set fused=False, or take "
+        "torch.optim.AdamW"
+    )
     with setup_errors(f"config: optimizer: {component}{reason if is_sharded else ''}"):
         optimizer.step()
-    state = [value for value in optimizer.state[dummy].values() if isinstance(value, Tensor) and value.dim()]
+    state = [
+        value
+        for value in optimizer.state[dummy].values()
+        if isinstance(value, Tensor) and value.dim()
+    ]
     plain = [local_tensor(value) for value in state]
-    quantized = next((type(value).__name__ for value in plain if is_traceable_wrapper_subclass(value)), None)
+    quantized = next(
+        (type(value).__name__ for value in plain if is_traceable_wrapper_subclass(value)), None
+    )
     if quantized and dist.is_initialized() and cfg.keep_last_n_checkpoints:
         raise SetupError(
-            f"config: optimizer: {component} keeps its state as {quantized}, which a sharded resume checkpoint "
+            f"config: optimizer: {component} keeps its state as {quantized}, which a sharded "
+            f"resume checkpoint "
             "cannot hold: choose another optimizer, one process, or keep_last_n_checkpoints=0"
         )
     return _num_bytes(plain) / local_tensor(dummy).numel()
@@ -107,18 +157,27 @@ def format_bytes(size: int) -> str:
     return f"{gibibytes:,.2f} GiB" if gibibytes >= 1 else f"{size / 2**20:.2f} MiB"
 
 
-def print_least_time(cfg: FinetuneConfig, model: nn.Module, dataset: Any, run: Run, num_steps: int) -> None:
-    """Print how long so many steps take at least, from the products of matrices alone and their rate on this device.
+def print_least_time(
+    cfg: FinetuneConfig, model: nn.Module, dataset: Any, run: Run, num_steps: int
+) -> None:
+    """Print how long so many steps take at least, from the products of matrices alone and their
+    rate on this device.
 
-    A token takes two operations for each weight in the forward pass and two in the backward pass, and two more for each
-    weight that is trained.
+    A token takes two operations for each weight in the forward pass and two in the backward pass,
+    and two more for each weight that is trained.
     """
     if not is_main_process():
         return
-    num_weights = sum(dequantize_4bit(parameter, "meta").numel() for parameter in model.parameters())
-    num_trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    num_weights = sum(
+        dequantize_4bit(parameter, "meta").numel() for parameter in model.parameters()
+    )
+    num_trained = sum(
+        parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+    )
     items = [dataset[index] for index in range(0, len(dataset), max(1, len(dataset) // _SAMPLE))]
-    if not all(isinstance(item, Mapping) and "tokens" in item for item in items):  # of a data set of the user
+    if not all(
+        isinstance(item, Mapping) and "tokens" in item for item in items
+    ):  # of a data set of the user
         return
     tokens_of_sequence = sum(len(item["tokens"]) for item in items) / len(items)
     num_tokens = cfg.batch_size * cfg.gradient_accumulation_steps * tokens_of_sequence * num_steps
@@ -132,7 +191,9 @@ def _operations_per_second(run: Run) -> float:
     size = _LEAST_SIZE
     while True:
         matrix = torch.ones(size, size, dtype=run.dtype, device=run.device)
-        timer = Timer("matrix @ matrix", globals={"matrix": matrix}, num_threads=torch.get_num_threads())
+        timer = Timer(
+            "matrix @ matrix", globals={"matrix": matrix}, num_threads=torch.get_num_threads()
+        )
         seconds = timer.timeit(1).median
         if seconds > _MEASURED_SECONDS or size == _LARGEST_SIZE:
             return 2 * size**3 / seconds
@@ -143,5 +204,9 @@ def format_seconds(seconds: float) -> str:
     """Format a time as seconds, minutes, hours or days, to two digits."""
     for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * size:
-            return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"
+            return (
+                f"{seconds / size:.2g} {unit}"
+                if seconds < 10 * size
+                else f"{seconds / size:,.0f} {unit}"
+            )
     return f"{max(1, round(seconds))} seconds"

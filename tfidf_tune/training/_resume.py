@@ -1,12 +1,14 @@
-"""Where a run begins and resumes: its checkpoints on disk, and whether settings and inputs are the same.
+"""Where a run begins and resumes: its checkpoints on disk, and whether settings and inputs are the
+same.
 
-Checkpoints are ``output_dir/resume/step_120``: written atomically, verified before use, the newest are kept. They have
-what a run needs to continue bit-identically:
+Checkpoints are ``output_dir/resume/step_120``: written atomically, verified before use, the newest
+are kept. They have what a run needs to continue bit-identically:
 
 - ``settings.yaml``: the settings that have to stay the same.
-- ``shard-*.safetensors``: trained weights and optimizer state by PyTorch's distributed checkpoint, each process its
-  shards, so that any number of processes can read them.
-- ``process_00000.pt``, ...: all other state of a process. Only tensors and plain values are unpickled from it.
+- ``shard-*.safetensors``: trained weights and optimizer state by PyTorch's distributed checkpoint,
+  each process its shards, so that any number of processes can read them.
+- ``process_00000.pt``, ...: all other state of a process. Only tensors and plain values are
+  unpickled from it.
 - ``manifest.json``: size and SHA-256 of every other file, written last.
 """
 
@@ -30,7 +32,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -51,7 +56,13 @@ from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.training._checkpointer import HFCheckpointer
 from tfidf_tune.training._config import change_references
 from tfidf_tune.training._data import dataset_fingerprint
-from tfidf_tune.training._distributed import gather_objects, is_main_process, local_tensor, plain_tensors, print_once
+from tfidf_tune.training._distributed import (
+    gather_objects,
+    is_main_process,
+    local_tensor,
+    plain_tensors,
+    print_once,
+)
 from tfidf_tune.training._errors import SetupError, TrainingError, cause_of
 from tfidf_tune.training._folder import RESUME_FOLDER
 from tfidf_tune.training._metrics import ProgressLog
@@ -69,10 +80,22 @@ _ONE_PROCESS = "torch.distributed is disabled"  # a warning of PyTorch
 _MINI_BATCH = "batch_size x processes"
 # Keys that a resumed run may change: what is shown and kept, and how the same results are computed.
 _FREE_KEYS = (
-    "compile", "enable_activation_checkpointing", "evaluate", "fsdp_cpu_offload", "fsdp_reshard_after_forward",
-    "keep_last_n_checkpoints", "log_every_n_steps", "log_peak_memory_stats", "memorization_monitor", "metric_logger",
-    "on_non_finite", "output_dir", "resume_from_checkpoint", "save_at_percent", "save_every_n_steps",
-)  # fmt: skip
+    "compile",
+    "enable_activation_checkpointing",
+    "evaluate",
+    "fsdp_cpu_offload",
+    "fsdp_reshard_after_forward",
+    "keep_last_n_checkpoints",
+    "log_every_n_steps",
+    "log_peak_memory_stats",
+    "memorization_monitor",
+    "metric_logger",
+    "on_non_finite",
+    "output_dir",
+    "resume_from_checkpoint",
+    "save_at_percent",
+    "save_every_n_steps",
+)
 
 
 @dataclass(frozen=True)
@@ -97,7 +120,9 @@ class TrainState:
 class ResumePoint:
     """Where a run begins, and where it can be resumed; all processes call the methods together."""
 
-    def __init__(self, folder: Path, keep_last_n: int, settings: dict[str, Any], checkpoint: Path | None) -> None:
+    def __init__(
+        self, folder: Path, keep_last_n: int, settings: dict[str, Any], checkpoint: Path | None
+    ) -> None:
         self._folder, self._keep_last_n, self._settings = folder, keep_last_n, settings
         self._saved = {} if checkpoint is None else _read_process_file(checkpoint)
         self._inputs: dict[str, Any] = {}
@@ -109,11 +134,17 @@ class ResumePoint:
         self.tokens_seen: int = self._saved.get("tokens_seen", 0)
 
     def check_inputs(self, dataset: Dataset[Any], checkpointer: HFCheckpointer) -> None:
-        """Raise a SetupError if data, base weights or the steps of an epoch are not those of the checkpoint."""
-        self._inputs = {"data set": dataset_fingerprint(dataset), "base weights": checkpointer.fingerprint()}
+        """Raise a SetupError if data, base weights or the steps of an epoch are not those of the
+        checkpoint.
+        """
+        self._inputs = {
+            "data set": dataset_fingerprint(dataset),
+            "base weights": checkpointer.fingerprint(),
+        }
         if changed := differences(self._saved.get("inputs", self._inputs), self._inputs):
             raise SetupError(
-                f"{self.checkpoint} was written with other inputs: {'; '.join(changed)}. Restore them, or choose "
+                f"{self.checkpoint} was written with other inputs: {'; '.join(changed)}. Restore "
+                f"them, or choose "
                 "another output_dir for a new run"
             )
         world_size, _ = get_world_size_and_rank()
@@ -122,16 +153,21 @@ class ResumePoint:
         now = self._steps_per_epoch(dataset, world_size)
         if before != now:
             raise SetupError(
-                f"{self.checkpoint} was written by {saved_world_size} process(es), with {before} steps per epoch; with "
-                f"{world_size} process(es) there are {now}, because sequences that cannot be shared out equally are "
-                f"left out: start {saved_world_size} process(es), or choose another output_dir for a new run"
+                f"{self.checkpoint} was written by {saved_world_size} process(es), with {before} "
+                f"steps per epoch; with "
+                f"{world_size} process(es) there are {now}, because sequences that cannot be "
+                f"shared out equally are "
+                f"left out: start {saved_world_size} process(es), or choose another output_dir for "
+                f"a new run"
             )
 
     def _steps_per_epoch(self, dataset: Dataset[Any], num_processes: int) -> int:
-        """Count the optimizer steps of an epoch on a number of processes: schedule and data are divided by them.
+        """Count the optimizer steps of an epoch on a number of processes: schedule and data are
+        divided by them.
 
-        Of 33 sequences, four in a mini-batch of all processes, one process takes 9 steps, the last with one sequence.
-        Two processes take 16 each, two at a time, in 8 steps: the last sequence is left out.
+        Of 33 sequences, four in a mini-batch of all processes, one process takes 9 steps, the last
+        with one sequence. Two processes take 16 each, two at a time, in 8 steps: the last sequence
+        is left out.
         """
         batch_size: int = self._settings[_MINI_BATCH] // num_processes
         accumulated: int = self._settings["gradient_accumulation_steps"]
@@ -143,24 +179,42 @@ class ResumePoint:
         """Describe where a run that ends early can be resumed."""
         if self.checkpoint is None:
             return "no resume checkpoint was written; milestones written so far are complete"
-        return f"the last good checkpoint is {self.checkpoint}: set resume_from_checkpoint=True to resume from it"
+        return (
+            f"the last good checkpoint is {self.checkpoint}: set resume_from_checkpoint=True to "
+            f"resume from it"
+        )
 
     def restore(self, state: TrainState) -> None:
-        """Restore a freshly built state in place, and remove temporary files of a killed process."""
+        """Restore a freshly built state in place, and remove temporary files of
+        a killed process.
+        """
         if is_main_process():
             for path in self._folder.glob(".step_*"):
                 shutil.rmtree(path)
             remove_leftovers(self._folder.parent)
             # A process that was killed after it had written the newest has not removed the oldest.
-            intact = [checkpoint for checkpoint in _checkpoints(self._folder) if step_of(checkpoint) <= self.step]
+            intact = [
+                checkpoint
+                for checkpoint in _checkpoints(self._folder)
+                if step_of(checkpoint) <= self.step
+            ]
             for checkpoint in intact[self._keep_last_n :] if self.is_kept else []:
                 remove_folder(checkpoint)
         if self.checkpoint is None:
             return
         try:
             self._random_states = _restore(self.checkpoint, self._saved, state)
-        except (ValueError, TypeError, LookupError, AttributeError, AssertionError, CheckpointException) as error:
-            raise TrainingError(f"{self.checkpoint} cannot be restored ({cause_of(error)}): move it away") from error
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            AttributeError,
+            AssertionError,
+            CheckpointException,
+        ) as error:
+            raise TrainingError(
+                f"{self.checkpoint} cannot be restored ({cause_of(error)}): move it away"
+            ) from error
 
     def restore_random_states(self) -> None:
         """Restore the random states, as the last thing before training."""
@@ -185,11 +239,18 @@ class ResumePoint:
         optimizer = _optimizer_state(state.model, state.optimizer)
         tensors = _without_shared_memory(_tensors(state.model, optimizer))
         local = {name: local_tensor(value) for name, value in tensors.items()}
-        files = split_torch_state_dict_into_shards(local, max_shard_size=_FILE_BYTES).filename_to_tensors.values()
+        files = split_torch_state_dict_into_shards(
+            local, max_shard_size=_FILE_BYTES
+        ).filename_to_tensors.values()
         numbers = {name: number for number, names in enumerate(files, start=1) for name in names}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=_ONE_PROCESS)
-            save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True))
+            save(
+                tensors,
+                storage_writer=HuggingFaceStorageWriter(
+                    str(folder), numbers, save_distributed=True
+                ),
+            )
         # All other state: plain values and small tensors, which differ between processes.
         groups = state.optimizer.param_groups
         name, keys, *rest = cast(tuple[Any, ...], np.random.get_state())
@@ -198,8 +259,12 @@ class ResumePoint:
             "num_processes": world_size,
             "tensors": sorted(tensors),
             "optimizer_has_state": bool(optimizer),
-            "optimizer_values": {key: value for key, value in optimizer.items() if not isinstance(value, Tensor)},
-            "optimizer_groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
+            "optimizer_values": {
+                key: value for key, value in optimizer.items() if not isinstance(value, Tensor)
+            },
+            "optimizer_groups": [
+                {key: value for key, value in group.items() if key != "params"} for group in groups
+            ],
             "lr_scheduler": None if state.lr_scheduler is None else state.lr_scheduler.state_dict(),
             "scaler": state.scaler.state_dict(),
             "loss": {key: value.cpu() for key, value in state.loss.state_dict().items()},
@@ -217,22 +282,29 @@ class ResumePoint:
 
 
 def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
-    """Find where the run begins: at the start, or with ``resume_from_checkpoint`` after the newest intact checkpoint.
+    """Find where the run begins: at the start, or with ``resume_from_checkpoint`` after the newest
+    intact checkpoint.
 
     Damaged checkpoints, and the checkpoint that is used, are reported on stderr.
 
     Raises:
-        SetupError: If no checkpoint is intact, or the newest intact one is of a run with other settings.
+        SetupError: If no checkpoint is intact, or the newest intact one is of a run with other
+            settings.
     """
     folder = run.output_dir / RESUME_FOLDER
     settings = _settings_affecting_results(cfg)
     if not cfg.resume_from_checkpoint:
         return ResumePoint(folder, cfg.keep_last_n_checkpoints, settings, None)
     checkpoint, damages = newest_intact(folder)
-    before: Any = settings if checkpoint is None else OmegaConf.to_container(OmegaConf.load(checkpoint / _SETTINGS))
+    before: Any = (
+        settings
+        if checkpoint is None
+        else OmegaConf.to_container(OmegaConf.load(checkpoint / _SETTINGS))
+    )
     if changed := differences(before, settings):
         raise SetupError(
-            f"{checkpoint} is of a run with other settings: {'; '.join(changed)}. Change them back, or choose "
+            f"{checkpoint} is of a run with other settings: {'; '.join(changed)}. Change them "
+            f"back, or choose "
             "another output_dir for a new run"
         )
     for damage in damages:
@@ -245,7 +317,9 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
 def _settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
     """Return the settings that must be equal when a run is resumed, as plain values."""
     resolved: Any = OmegaConf.to_container(cast(DictConfig, cfg), resolve=True)
-    settings = {key: value for key, value in resolved.items() if key not in (*_FREE_KEYS, "batch_size")}
+    settings = {
+        key: value for key, value in resolved.items() if key not in (*_FREE_KEYS, "batch_size")
+    }
     # The folder of the run, which may have moved, has a fixed name in all values, not in keys.
     folder = re.escape(json.dumps(cfg.output_dir)[:-1])
     text = re.sub(f'{folder}(?=/|"[^:])', '"output_dir', json.dumps(settings))
@@ -253,24 +327,32 @@ def _settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
     world_size, _ = get_world_size_and_rank()
     # What follows from environment variables can be a secret: a digest of it is compared.
     written = OmegaConf.to_container(cast(DictConfig, cfg), resolve=False)
-    settings = change_references(json.loads(text), written, lambda value, reference: f"{reference} ({digest(value)})")
+    settings = change_references(
+        json.loads(text), written, lambda value, reference: f"{reference} ({digest(value)})"
+    )
     return {**settings, _MINI_BATCH: cfg.batch_size * world_size}
 
 
 def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str, Any]:
-    """Restore a state in place; return the random states, empty on another number of processes, which is reported."""
-    # What process 0 saved says how many processes wrote the checkpoint; their windows may differ, all else is equal.
+    """Restore a state in place; return the random states, empty on another number of processes,
+    which is reported.
+    """
+    # What process 0 saved says how many processes wrote the checkpoint; their windows may differ,
+    # all else is equal.
     world_size, rank = get_world_size_and_rank()
     saved_world_size: int = saved["num_processes"]
     same_processes = world_size == saved_world_size
     saved_here = _read_process_file(folder, rank) if same_processes else saved
 
     # Weights and optimizer state are loaded in place, whatever the number of shards.
-    optimizer = _optimizer_state(state.model, state.optimizer, initialize=saved_here["optimizer_has_state"])
+    optimizer = _optimizer_state(
+        state.model, state.optimizer, initialize=saved_here["optimizer_has_state"]
+    )
     tensors = _tensors(state.model, optimizer)
     if differing := set(saved_here["tensors"]) ^ tensors.keys():
         raise TrainingError(
-            f"only one of {folder} and this run has {min(differing)}: the checkpoint may be of another version of "
+            f"only one of {folder} and this run has {min(differing)}: the checkpoint may be of "
+            f"another version of "
             "the optimizer"
         )
     reader = HuggingFaceStorageReader(str(folder))
@@ -280,9 +362,14 @@ def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str
         load(tensors, storage_reader=reader)
     if optimizer := {**optimizer, **saved_here["optimizer_values"]}:
         groups = get_optimizer_state_dict(state.model, state.optimizer, options=_FLAT)
-        set_optimizer_state_dict(state.model, state.optimizer, {**groups, **optimizer}, options=_FLAT)
-    # Group settings last: the step that initializes the state may have changed a learning rate that is a tensor.
-    for group, values in zip(state.optimizer.param_groups, saved_here["optimizer_groups"], strict=True):
+        set_optimizer_state_dict(
+            state.model, state.optimizer, {**groups, **optimizer}, options=_FLAT
+        )
+    # Group settings last: the step that initializes the state may have changed a learning rate that
+    # is a tensor.
+    for group, values in zip(
+        state.optimizer.param_groups, saved_here["optimizer_groups"], strict=True
+    ):
         for key, value in values.items():
             if isinstance(group.get(key), Tensor):
                 group[key].copy_(value)
@@ -299,20 +386,25 @@ def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str
     # On another number of processes a window is kept only if all processes had the same.
     windows = [_read_process_file(folder, each)["loss"] for each in range(saved_world_size)]
     has_window = all(
-        torch.equal(window[name], value) for window in windows for name, value in saved_here["loss"].items()
+        torch.equal(window[name], value)
+        for window in windows
+        for name, value in saved_here["loss"].items()
     )
     if has_window:
         state.loss.load_state_dict(saved_here["loss"])
     window = "the loss keeps its window" if has_window else "the loss starts with an empty window"
     print_once(
-        f"{folder} was written by {saved_world_size} process(es), this run has {world_size}: {window}, random states "
+        f"{folder} was written by {saved_world_size} process(es), this run has {world_size}: "
+        f"{window}, random states "
         "(dropout) are not restored, and sums are rounded differently"
     )
     return {}
 
 
 def _tensors(model: nn.Module, optimizer_state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return trained parameters and optimizer state, sharded as they are, not copied; quantized state by its parts."""
+    """Return trained parameters and optimizer state, sharded as they are, not copied; quantized
+    state by its parts.
+    """
     parameters = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
     tensors: dict[str, Any] = {f"model.{name}": value for name, value in parameters.items()}
     for name, value in optimizer_state.items():
@@ -321,9 +413,12 @@ def _tensors(model: nn.Module, optimizer_state: Mapping[str, Any]) -> dict[str, 
     return tensors
 
 
-def _optimizer_state(model: nn.Module, optimizer: Optimizer, *, initialize: bool = False) -> dict[str, Any]:
+def _optimizer_state(
+    model: nn.Module, optimizer: Optimizer, *, initialize: bool = False
+) -> dict[str, Any]:
     """Return optimizer state by parameter name, without group settings."""
-    # An optimizer gets its first state only with `initialize`, because that takes a step, which the optimizer counts.
+    # An optimizer gets its first state only with `initialize`, because that takes a step, which the
+    # optimizer counts.
     if not (optimizer.state or initialize):
         return {}
     flat: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_FLAT)
@@ -331,7 +426,9 @@ def _optimizer_state(model: nn.Module, optimizer: Optimizer, *, initialize: bool
 
 
 def _without_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Clone tensors that share memory, as the codebooks of quantized state do: safetensors refuses them."""
+    """Clone tensors that share memory, as the codebooks of quantized state do: safetensors refuses
+    them.
+    """
     seen: set[int] = set()
     apart = {}
     for name, value in tensors.items():
@@ -345,11 +442,16 @@ class _ListedFiles(FileSystem):
     """Limits PyTorch's reader to the files that the manifest lists."""
 
     def ls(self, path: str | os.PathLike[str]) -> list[str]:
-        return [str(Path(path) / name) for name in sorted(json.loads((Path(path) / _MANIFEST).read_bytes())["files"])]
+        return [
+            str(Path(path) / name)
+            for name in sorted(json.loads((Path(path) / _MANIFEST).read_bytes())["files"])
+        ]
 
 
 def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
-    """Find the newest intact checkpoint, if there is one, and describe the damage of each newer one."""
+    """Find the newest intact checkpoint, if there is one, and describe the damage of each newer
+    one.
+    """
     damages: list[str] = []
     for checkpoint in _checkpoints(folder):
         reports = [report for report in gather_objects(_damage_of(checkpoint)) if report]
@@ -358,16 +460,20 @@ def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
         damages.append(f"{checkpoint} is damaged: {reports[0]}")
     if damages:
         raise SetupError(
-            f"no resume checkpoint is intact: {'; '.join(damages)}: move {folder} and the milestones next to it away "
+            f"no resume checkpoint is intact: {'; '.join(damages)}: move {folder} and the "
+            f"milestones next to it away "
             "to start from the beginning"
         )
     return None, damages
 
 
-def write_checkpoint(folder: Path, step: int, write_files: Callable[[Path], None], *, keep_last_n: int) -> Path:
+def write_checkpoint(
+    folder: Path, step: int, write_files: Callable[[Path], None], *, keep_last_n: int
+) -> Path:
     """Write the checkpoint of a step under a temporary name, rename it, and remove the oldest.
 
-    ``write_files`` writes the files of this process. After a TrainingError earlier checkpoints are as they were.
+    ``write_files`` writes the files of this process. After a TrainingError earlier checkpoints are
+    as they were.
     """
     final = folder / f"step_{step}"
     temporary = folder / f".{final.name}.partial"
@@ -396,7 +502,9 @@ def write_checkpoint(folder: Path, step: int, write_files: Callable[[Path], None
         # Each stage ends on all processes before the next begins; a failure of one ends all.
         _on_each_process(make_folder, only_main=True)
         if not all(_on_each_process(temporary.is_dir)):
-            raise OSError(f"{folder} is not the same folder for all processes: use a shared file system")
+            raise OSError(
+                f"{folder} is not the same folder for all processes: use a shared file system"
+            )
         _on_each_process(partial(write_files, temporary))
         parts = _on_each_process(partial(_describe_own_files, temporary))
         files = {name: entry for part in parts for name, entry in part.items()}
@@ -416,7 +524,9 @@ def step_of(checkpoint: Path) -> int:
 
 def _checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints, the newest first."""
-    checkpoints = [path for path in folder.glob("step_*") if path.name.removeprefix("step_").isdecimal()]
+    checkpoints = [
+        path for path in folder.glob("step_*") if path.name.removeprefix("step_").isdecimal()
+    ]
     return sorted(checkpoints, key=step_of, reverse=True)
 
 
@@ -439,11 +549,16 @@ def _own_share(names: Iterable[str]) -> list[str]:
 
 
 def _damage_of(checkpoint: Path) -> str | None:
-    """Describe how this process's share of the files differs from the manifest, None if it does not."""
+    """Describe how this process's share of the files differs from the manifest, None if it does
+    not.
+    """
     try:
         manifest = json.loads((checkpoint / _MANIFEST).read_bytes())
         if (version := manifest["format_version"]) != _FORMAT_VERSION:
-            return f"another version of tfidf-tune wrote it, in format {version} instead of {_FORMAT_VERSION}"
+            return (
+                f"another version of tfidf-tune wrote it, in format {version} instead of "
+                f"{_FORMAT_VERSION}"
+            )
         if manifest["step"] != step_of(checkpoint):
             return f"{_MANIFEST} is of step {manifest['step']}"
         for name in _own_share(manifest["files"]):
@@ -455,7 +570,9 @@ def _damage_of(checkpoint: Path) -> str | None:
 
 
 def _on_each_process(work: Callable[[], Any], *, only_main: bool = False) -> list[Any]:
-    """Return the results of all processes; any failure raises an OSError on all, so that no process waits forever."""
+    """Return the results of all processes; any failure raises an OSError on all, so that no process
+    waits forever.
+    """
     outcome = []
     failure, cause = None, None
     try:
@@ -475,4 +592,6 @@ def _read_process_file(checkpoint: Path, rank: int = 0) -> dict[str, Any]:
     try:
         return cast(dict[str, Any], torch.load(file, map_location="cpu", weights_only=True))
     except Exception as error:  # torch.load raises anything
-        raise TrainingError(f"{file} cannot be read ({cause_of(error)}): move {checkpoint} away") from error
+        raise TrainingError(
+            f"{file} cannot be read ({cause_of(error)}): move {checkpoint} away"
+        ) from error

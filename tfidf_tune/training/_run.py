@@ -43,14 +43,16 @@ class Run:
 
 @contextmanager
 def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
-    """Lock the run's folder, choose device, dtype and seed, and connect the processes that torchrun started.
+    """Lock the run's folder, choose device, dtype and seed, and connect the processes that torchrun
+    started.
 
-    The main process holds the lock until the block ends, so that what is checked in the block is still true when the
-    run writes. Nothing is written here.
+    The main process holds the lock until the block ends, so that what is checked in the block is
+    still true when the run writes. Nothing is written here.
 
     Raises:
-        SetupError: If another process holds the folder, the folder holds checkpoints that the run does not resume
-            from, or files of the user that it would replace, or cannot be written, or the device is not available.
+        SetupError: If another process holds the folder, the folder holds checkpoints that the run
+            does not resume from, or files of the user that it would replace, or cannot be written,
+            or the device is not available.
     """
     output_dir = Path(cfg.output_dir)
     with ExitStack() as stack:
@@ -65,31 +67,46 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
         with errors.setup_errors(f"device '{cfg.device}'"):
             device = utils.get_device(device=cfg.device)
             if device.type not in _DEVICES or not cfg.device.startswith(device.type):
-                raise ValueError("torch finds no such device on this machine: set it to cpu, or to cuda where a GPU is")
+                raise ValueError(
+                    "torch finds no such device on this machine: set it to cpu, or to cuda where a "
+                    "GPU is"
+                )
         with errors.setup_errors():
             dtype = training.get_dtype(cfg.dtype, device=device)
             # Features of FSDP2 need a process group even on one process.
-            if started_processes() > 1 or cfg.fsdp_cpu_offload or cfg.fsdp_param_dtype or cfg.fsdp_reduce_dtype:
+            if (
+                started_processes() > 1
+                or cfg.fsdp_cpu_offload
+                or cfg.fsdp_param_dtype
+                or cfg.fsdp_reduce_dtype
+            ):
                 connect_processes(device)
             # Each process has its own seed, this one plus its rank: dropout differs between them.
-            run = Run(device, dtype, training.set_seed(seed=cfg.seed), output_dir, cfg.fsdp_cpu_offload)
+            run = Run(
+                device, dtype, training.set_seed(seed=cfg.seed), output_dir, cfg.fsdp_cpu_offload
+            )
         yield run
 
 
 def _say_what_is_repeated(cfg: FinetuneConfig) -> None:
-    """Say first if passages of the user's own text are repeated: a model that is to be used should not learn them."""
+    """Say first if passages of the user's own text are repeated: a model that is to be used should
+    not learn them.
+    """
     for _, section in sections("dataset", cfg.dataset):
         is_injected = str(section.get("_component_")).endswith("injected_corpus_dataset")
         if is_injected and section.get("target_source", "") is None:
             number = section.get("num_repeats", 10)
             print_once(
-                f"passages of your text are repeated {counted(number, 'time')}, so that it can be measured what is "
+                f"passages of your text are repeated {counted(number, 'time')}, so that it can be "
+                f"measured what is "
                 "recited; the configs mine/lora and mine/full train on your text as it is"
             )
 
 
 def milestone_steps(percents: Sequence[int], total_steps: int) -> dict[int, int]:
-    """Return the milestones, in percent, by the step that writes them; a step of a short run has only its last."""
+    """Return the milestones, in percent, by the step that writes them; a step of a short run has
+    only its last.
+    """
     return {-(-total_steps * percent // 100): percent for percent in sorted(set(percents))}
 
 

@@ -19,7 +19,12 @@ from tfidf_tune._signals import Interrupted, stop_request
 from tfidf_tune.loss import WeightedCrossEntropyLoss, weight_statistics, weight_sums
 from tfidf_tune.training import _data as data
 from tfidf_tune.training._distributed import gather_tensors, is_lost_process
-from tfidf_tune.training._errors import LostProcessError, TrainingError, first_line, is_out_of_memory
+from tfidf_tune.training._errors import (
+    LostProcessError,
+    TrainingError,
+    first_line,
+    is_out_of_memory,
+)
 from tfidf_tune.training._metrics import ProgressLog, StepGuard, require_finite
 from tfidf_tune.training._monitor import MemorizationMonitor
 from tfidf_tune.training._resume import ResumePoint, TrainState
@@ -31,15 +36,18 @@ class StepResult(NamedTuple):
     """Scalars of one optimizer step over all processes, metrics still on the device.
 
     Attributes:
-        metrics (dict[str, Tensor]): ``loss`` (the objective), ``cross_entropy`` (unweighted, comparable between
-            objectives), ``weight_mean``, ``weight_std`` and ``weight_max`` over the valid tokens, ``grad_norm`` before
-            clipping; under fp16 also ``loss_scale``, the factor of the next step's loss.
+        metrics (dict[str, Tensor]): ``loss`` (the objective), ``cross_entropy`` (unweighted,
+            comparable between objectives), ``weight_mean``, ``weight_std`` and ``weight_max`` over
+            the valid tokens, ``grad_norm`` before clipping; under fp16 also ``loss_scale``, the
+            factor of the next step's loss.
         num_tokens (int): valid label tokens.
         num_sequences (int): rows of all mini-batches, on all processes.
-        is_finite (Tensor): bool scalar: whether loss and gradient are; under fp16 only the loss, since gradients
-            overflow occasionally.
-        is_lost (bool): whether ``is_finite`` was checked and false, so that the weights did not change.
-        overflowed (Tensor | None): bool scalar under fp16: whether they did not because gradients overflowed.
+        is_finite (Tensor): bool scalar: whether loss and gradient are; under fp16 only the loss,
+            since gradients overflow occasionally.
+        is_lost (bool): whether ``is_finite`` was checked and false, so that the weights did not
+            change.
+        overflowed (Tensor | None): bool scalar under fp16: whether they did not because gradients
+            overflowed.
     """
 
     metrics: dict[str, Tensor]
@@ -62,25 +70,31 @@ def train_step(
     look_at_finite: bool = False,
     first_pass: bool = True,
 ) -> StepResult:
-    r"""One optimizer step on one or more mini-batches on each process, each counting by its share of the valid tokens.
+    r"""One optimizer step on one or more mini-batches on each process, each counting by its share
+    of the valid tokens.
 
-    The gradient is that of :math:`\frac{1}{M}\sum_b M_b \mathcal{L}_b` with :math:`M_b` the valid tokens of mini-batch
-    b and the sum over the mini-batches of all processes: for plain cross-entropy exactly the gradient of one large
-    batch. Weights are computed within each mini-batch.
+    The gradient is that of :math:`\frac{1}{M}\sum_b M_b \mathcal{L}_b` with :math:`M_b` the valid
+    tokens of mini-batch b and the sum over the mini-batches of all processes: for plain
+    cross-entropy exactly the gradient of one large batch. Weights are computed within each
+    mini-batch.
 
     Args:
-        model (nn.Module): torchtune model that returns what the loss takes, see :func:`prepare_model`.
+        model (nn.Module): torchtune model that returns what the loss takes, see
+            :func:`prepare_model`.
         loss (WeightedCrossEntropyLoss): the objective, in ``.train()`` mode.
-        optimizer (Optimizer): over all parameters that are trained; their gradients are cleared at the end.
+        optimizer (Optimizer): over all parameters that are trained; their gradients are cleared at
+            the end.
         batches (StepBatches): the mini-batches, of :func:`agree_on_step`.
         scaler (torch.amp.GradScaler): enabled under fp16, where the model runs under autocast.
         device (torch.device): the model's device.
         clip_grad_norm (float | None): largest gradient norm. None: the norm is only measured.
-        look_at_finite (bool): leave the weights unchanged if loss or gradient is not finite; the host waits for the
-            device. Default: False.
-        first_pass (bool): False from the second epoch on, for weightings that count what they have seen. Default: True.
+        look_at_finite (bool): leave the weights unchanged if loss or gradient is not finite; the
+            host waits for the device. Default: False.
+        first_pass (bool): False from the second epoch on, for weightings that count what they have
+            seen. Default: True.
     """
-    # Gradients add up over the mini-batches, sums of metrics with them; nothing is read from the device here.
+    # Gradients add up over the mini-batches, sums of metrics with them; nothing is read from the
+    # device here.
     num_tokens = batches.num_tokens
     inputs = [data.to_device(batch, device) for batch in batches.batches]
     sums, weight_max = torch.zeros(4, device=device), torch.zeros(1, device=device)
@@ -90,9 +104,12 @@ def train_step(
         with torch.autocast(device.type, torch.float16, enabled=scaler.is_enabled()):
             logits = model(batch["tokens"], **where)
         documents, unpadded = batch.get("document_ids"), batch.get(data.UNPADDED_TOKENS)
-        weighed = TokenBatch(labels, documents, unpadded, largest_shape=shape, first_pass=first_pass)
+        weighed = TokenBatch(
+            labels, documents, unpadded, largest_shape=shape, first_pass=first_pass
+        )
         terms = loss.terms(logits, weighed)
-        del logits  # otherwise they would stay complete while the backward pass frees them chunk by chunk
+        # Otherwise they would stay complete while the backward pass frees them chunk by chunk.
+        del logits
         share = valid / max(num_tokens, 1)
         torch.autograd.backward(scaler.scale(terms.loss * share))
         losses = (terms.loss.detach() * share, terms.cross_entropy * share)
@@ -104,7 +121,9 @@ def train_step(
     # The gradient is scaled back and clipped; its norm is reported as it was before.
     scaler.unscale_(optimizer)
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    grad_norm = nn.utils.clip_grad_norm_(trained, math.inf if clip_grad_norm is None else clip_grad_norm)
+    grad_norm = nn.utils.clip_grad_norm_(
+        trained, math.inf if clip_grad_norm is None else clip_grad_norm
+    )
     if isinstance(grad_norm, DTensor):
         grad_norm = grad_norm.full_tensor().to(device)  # offloaded gradients are not there
     is_finite = total.isfinite() if scaler.is_enabled() else total.isfinite() & grad_norm.isfinite()
@@ -171,12 +190,18 @@ class _Checkpoints:
 
     def missing(self) -> list[str]:
         """Return the milestones of steps that are done already, which will not be written."""
-        passed = [milestone_name(percent) for at, percent in self._milestones.items() if at <= self._resume.step]
+        passed = [
+            milestone_name(percent)
+            for at, percent in self._milestones.items()
+            if at <= self._resume.step
+        ]
         return [name for name in passed if not (self._folder / name).is_dir()]
 
     def is_due(self, step: int) -> bool:
         """Return whether a step is saved, as a milestone or to resume from."""
-        return step in self._milestones or (self._every_n_steps is not None and step % self._every_n_steps == 0)
+        return step in self._milestones or (
+            self._every_n_steps is not None and step % self._every_n_steps == 0
+        )
 
     def write(self, step: int) -> None:
         """Write the milestone of a step, if it has one, and the checkpoint to resume from."""
@@ -188,7 +213,9 @@ class _Checkpoints:
         self._progress.restart_clock()
 
     def write_early_end(self, step: int) -> str:
-        """Write a run that ends before its last step, also as a milestone; return the name of that."""
+        """Write a run that ends before its last step, also as a milestone; return the
+        name of that.
+        """
         # Rounded up: not the name of an earlier milestone.
         percent = self._milestones.setdefault(step, -(-100 * step // self._progress.total_steps))
         self.write(step)
@@ -209,8 +236,9 @@ def train(
     """Train to the end of the run; write milestones, by ``save(folder)``, and resume checkpoints.
 
     Raises:
-        TrainingError: If loss or gradient is not finite, weights are 0 for too many steps, fp16 gradients overflow at
-            any scale, a checkpoint cannot be written, or the model is above the monitor's threshold from the start.
+        TrainingError: If loss or gradient is not finite, weights are 0 for too many steps, fp16
+            gradients overflow at any scale, a checkpoint cannot be written, or the model is above
+            the monitor's threshold from the start.
         Interrupted: If SIGTERM, SIGINT or SIGHUP was received; the step was finished and saved.
     """
     total_steps = progress.total_steps
@@ -219,22 +247,28 @@ def train(
     checkpoints = _Checkpoints(cfg, state, run, progress, resume, save)
     if missing := checkpoints.missing():
         names = ", ".join(missing)
-        progress.note(f"{names} of save_at_percent will not be written: step {resume.step} is done already")
+        progress.note(
+            f"{names} of save_at_percent will not be written: step {resume.step} is done already"
+        )
     if resume.step >= total_steps:
         progress.note(f"all {total_steps} steps are done already")
         return
     indices_of = partial(data.step_indices, cfg, dataloader)
-    guard = StepGuard(run.device, cfg.on_non_finite == "skip", total_steps, indices_of, progress.note)
+    guard = StepGuard(
+        run.device, cfg.on_non_finite == "skip", total_steps, indices_of, progress.note
+    )
     steps = data.step_batches(cfg, dataloader, first_step=resume.step + 1)
 
     with stop_request() as request, _naming_last_checkpoint(resume):
         progress.start()
         if monitor is not None and resume.step == 0:
             _measure_before_training(monitor, state, progress, save)
-        resume.restore_random_states()  # the last thing before training, because measuring may draw numbers
+        # The last thing before training, because measuring may draw numbers.
+        resume.restore_random_states()
         batches = _next_batches(steps, request)
         for step in range(resume.step + 1, total_steps + 1):
-            learning_rate = float(state.optimizer.param_groups[0]["lr"])  # a tensor would change under the schedule
+            # A tensor would change under the schedule.
+            learning_rate = float(state.optimizer.param_groups[0]["lr"])
             result = train_step(
                 state.model,
                 state.loss,
@@ -248,8 +282,9 @@ def train(
             )
             guard.add(step, result.is_finite, result.metrics, num_tokens=result.num_tokens)
 
-            # A GPU still computes: the next batches are fetched before anything waits for it. A step that is measured
-            # or saved fetches them afterwards, so that an error in the data does not cost the checkpoint.
+            # A GPU still computes: the next batches are fetched before anything waits for it. A
+            # step that is measured or saved fetches them afterwards, so that an error in the data
+            # does not cost the checkpoint.
             is_measured = monitor is not None and monitor.is_due(step, total_steps)
             is_saved = checkpoints.is_due(step)
             if not (is_measured or is_saved):
@@ -269,7 +304,8 @@ def train(
             if reason is not None and step < total_steps:
                 written = checkpoints.write_early_end(step)
                 progress.note(
-                    f"the run ends after step {step} of {total_steps}: {reason}; {written} is written; "
+                    f"the run ends after step {step} of {total_steps}: {reason}; {written} is "
+                    f"written; "
                     f"{resume.last_checkpoint()}"
                 )
                 return
@@ -283,26 +319,39 @@ def train(
                     guard.check()
                     checkpoints.write(step)
                 raise Interrupted(
-                    f"stopped after step {step} of {total_steps}; {resume.last_checkpoint()}", batches.stop
+                    f"stopped after step {step} of {total_steps}; {resume.last_checkpoint()}",
+                    batches.stop,
                 )
 
 
 def _next_batches(steps: Iterator[list[data.Batch]], request: SimpleNamespace) -> data.StepBatches:
-    """Return the batches of the next step, none after the last one, and whether any process is asked to stop."""
+    """Return the batches of the next step, none after the last one, and whether any process is
+    asked to stop.
+    """
     return data.agree_on_step(next(steps, []), stop=request.signal_number)
 
 
 def _measure_before_training(
-    monitor: MemorizationMonitor, state: TrainState, progress: ProgressLog, save: Callable[[Path], None]
+    monitor: MemorizationMonitor,
+    state: TrainState,
+    progress: ProgressLog,
+    save: Callable[[Path], None],
 ) -> None:
-    """Measure step 0; a threshold that the model exceeds before it has learned anything is an error."""
+    """Measure step 0; a threshold that the model exceeds before it has learned anything is an
+    error.
+    """
     reason = monitor.measure(0, state.model, progress, save)
     if reason is not None:
-        raise TrainingError(f"before training {reason}: choose a higher threshold, or other targets")
+        raise TrainingError(
+            f"before training {reason}: choose a higher threshold, or other targets"
+        )
 
 
-def _look_at_overflow(step: int, result: StepResult, state: TrainState, progress: ProgressLog) -> bool:
-    """Return whether fp16 gradients overflowed, so that the step was left out; an error if no lower scale is left.
+def _look_at_overflow(
+    step: int, result: StepResult, state: TrainState, progress: ProgressLog
+) -> bool:
+    """Return whether fp16 gradients overflowed, so that the step was left out; an error if no lower
+    scale is left.
 
     Under fp16 each step is waited for: the schedule must not follow what was left out.
     """
@@ -326,11 +375,13 @@ def _naming_last_checkpoint(resume: ResumePoint) -> Iterator[None]:
         if is_out_of_memory(error):
             raise TrainingError(
                 f"out of memory ({first_line(error)}): try enable_activation_checkpointing=True, "
-                "fsdp_cpu_offload=True or more processes; for a new run also a smaller batch_size with more "
+                "fsdp_cpu_offload=True or more processes; for a new run also a smaller batch_size "
+                "with more "
                 f"gradient_accumulation_steps, shorter sequences, LoRA; {resume.last_checkpoint()}"
             ) from error
         if not is_lost_process(error):
             raise
         raise LostProcessError(
-            f"another process of the run was lost: its own message or torchrun's says why; {resume.last_checkpoint()}"
+            f"another process of the run was lost: its own message or torchrun's says why; "
+            f"{resume.last_checkpoint()}"
         ) from error

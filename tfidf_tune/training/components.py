@@ -1,4 +1,6 @@
-"""Components that a config names: checked against their signatures before anything is called, then built."""
+"""Components that a config names: checked against their signatures before anything is called, then
+built.
+"""
 
 import inspect
 import json
@@ -29,30 +31,51 @@ class _Kind(NamedTuple):
     handed_over: tuple[str, ...] = ()
 
     def check(self, where: str, path: str, component: Any) -> None:
-        """Refuse a component that lacks something; attributes of a class are known when it is built."""
+        """Refuse a component that lacks something; attributes of a class are known when it is
+        built.
+        """
         needed = self.methods if inspect.isclass(component) else (*self.methods, *self.attributes)
         if lacking := [name for name in needed if not hasattr(component, name)]:
-            raise SetupError(f"config: {where}: {path} has no {', '.join(lacking)}: take, for example, {self.example}")
+            raise SetupError(
+                f"config: {where}: {path} has no {', '.join(lacking)}: take, for example, "
+                f"{self.example}"
+            )
 
 
-# fmt: off
 COMPONENTS = {
-    "model": _Kind("torchtune.models.llama2.llama2", attributes=("tok_embeddings", "layers", "max_seq_len"),
-                   handed_over=("hf_config",)),
-    "checkpointer": _Kind("tfidf_tune.training.HFCheckpointer", ("check_model", "load_weights", "save_model")),
-    "tokenizer": _Kind("tfidf_tune.data.hf_tokenizer", ("encode",), ("vocab_size", "max_seq_len", "pad_id")),
-    "dataset": _Kind("tfidf_tune.data.text_blocks_dataset", ("__len__", "__getitem__"), handed_over=("tokenizer",)),
+    "model": _Kind(
+        "torchtune.models.llama2.llama2",
+        attributes=("tok_embeddings", "layers", "max_seq_len"),
+        handed_over=("hf_config",),
+    ),
+    "checkpointer": _Kind(
+        "tfidf_tune.training.HFCheckpointer", ("check_model", "load_weights", "save_model")
+    ),
+    "tokenizer": _Kind(
+        "tfidf_tune.data.hf_tokenizer", ("encode",), ("vocab_size", "max_seq_len", "pad_id")
+    ),
+    "dataset": _Kind(
+        "tfidf_tune.data.text_blocks_dataset",
+        ("__len__", "__getitem__"),
+        handed_over=("tokenizer",),
+    ),
     "loss": _Kind("tfidf_tune.loss.TFIDFCrossEntropyLoss", ("terms",), ("weighting",)),
     "optimizer": _Kind("torch.optim.AdamW", ("step", "zero_grad"), ("param_groups",), ("params",)),
-    "lr_scheduler": _Kind("transformers.get_linear_schedule_with_warmup", ("step",),
-                          handed_over=("optimizer", "num_training_steps")),
-    "metric_logger": _Kind("torchtune.training.metric_logging.DiskLogger", ("log_config", "log_dict", "close")),
+    "lr_scheduler": _Kind(
+        "transformers.get_linear_schedule_with_warmup",
+        ("step",),
+        handed_over=("optimizer", "num_training_steps"),
+    ),
+    "metric_logger": _Kind(
+        "torchtune.training.metric_logging.DiskLogger", ("log_config", "log_dict", "close")
+    ),
 }
-# fmt: on
 
 
 def check_components(cfg: Any) -> None:
-    """Refuse components that do not exist, are of another kind, or take other arguments, without calling them."""
+    """Refuse components that do not exist, are of another kind, or take other arguments, without
+    calling them.
+    """
     find_component("collate_fn", cfg.collate_fn)
     for key, kind in COMPONENTS.items():
         if key == "lr_scheduler" and cfg[key] is None:
@@ -67,7 +90,8 @@ def check_components(cfg: Any) -> None:
 
 
 def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
-    """Build a component of a checked config; a list of them where the config has a list of sections.
+    """Build a component of a checked config; a list of them where the config has a list of
+    sections.
 
     ``args`` and ``kwargs`` are what the recipe hands over.
 
@@ -76,7 +100,8 @@ def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
     """
     kind, components = COMPONENTS[key], []
     for where, section in sections(key, getattr(cfg, key)):
-        # Only a loss has components within it; arguments of others may be sections that they build by themselves.
+        # Only a loss has components within it; arguments of others may be sections that they build
+        # by themselves.
         component = _build(where, section, *args, builds_parts=key == "loss", **kwargs)
         kind.check(where, section["_component_"], component)
         components.append(component)
@@ -91,12 +116,16 @@ def sections(key: str, value: Any) -> Sequence[tuple[str, Any]]:
 
 
 def default_arguments(cfg: Any) -> str:
-    """Return the plain defaults of a checked config's components, of arguments that it leaves out, as YAML comments."""
+    """Return the plain defaults of a checked config's components, of arguments that it leaves out,
+    as YAML comments.
+    """
     comments = []
     for key in COMPONENTS:
         for where, section in sections(key, getattr(cfg, key)):
             # Only a schedule may be null.
-            for place, part in [] if section is None else [(where, section), *_parts_of(where, section)]:
+            for place, part in (
+                [] if section is None else [(where, section), *_parts_of(where, section)]
+            ):
                 for name, parameter in signature_of(place, part["_component_"]).parameters.items():
                     if name not in part and isinstance(parameter.default, _PLAIN):
                         comments.append(f"# {place}.{name}: {json.dumps(parameter.default)}\n")
@@ -104,7 +133,8 @@ def default_arguments(cfg: Any) -> str:
 
 
 def find_component(where: str, path: Any) -> Any:
-    """Import a class or function by its dotted path; a SetupError names ``where`` if it does not exist.
+    """Import a class or function by its dotted path; a SetupError names ``where`` if it does not
+    exist.
 
     It may be in a module of the working directory.
     """
@@ -112,7 +142,9 @@ def find_component(where: str, path: Any) -> Any:
     try:
         component = _get_component_from_path(str(path))
     except (InstantiationError, ValueError) as error:
-        raise SetupError(f"config: {where}: no component '{path}': {str(error).splitlines()[-1]}") from error
+        raise SetupError(
+            f"config: {where}: no component '{path}': {str(error).splitlines()[-1]}"
+        ) from error
     if not callable(component):
         raise SetupError(f"config: {where}: '{path}' is not a class or function")
     return component
@@ -130,12 +162,18 @@ def _check_component(where: str, section: Any, handed_over: Sequence[str] = ()) 
         raise SetupError(f"config: {where} has to be a section with `_component_`")
     path = section["_component_"]
     signature = signature_of(where, path)
-    given: dict[str, Any] = {str(name): value for name, value in section.items() if name != "_component_"}
+    given: dict[str, Any] = {
+        str(name): value for name, value in section.items() if name != "_component_"
+    }
     try:
-        signature.bind(**{name: None for name in handed_over if name in signature.parameters} | given)
+        signature.bind(
+            **{name: None for name in handed_over if name in signature.parameters} | given
+        )
     except TypeError as error:
         arguments = ", ".join(name for name in signature.parameters if name not in handed_over)
-        raise SetupError(f"config: {where}: {path}: {error}; its arguments are {arguments or 'none'}") from error
+        raise SetupError(
+            f"config: {where}: {path}: {error}; its arguments are {arguments or 'none'}"
+        ) from error
     for name, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise SetupError(f"config: {where}: {name} is {value!r}, it has to be a finite number")
@@ -153,7 +191,8 @@ def _parts_of(where: str, section: Any) -> Iterator[tuple[str, Any]]:
 def _build(where: str, section: Any, *args: Any, builds_parts: bool, **kwargs: Any) -> Any:
     given: Any = OmegaConf.to_container(section, resolve=True)
     path = given.pop("_component_")
-    shown: Any = OmegaConf.to_container(section, resolve=False)  # without the values of environment variables
+    # Without the values of environment variables.
+    shown: Any = OmegaConf.to_container(section, resolve=False)
     del shown["_component_"]
     if builds_parts:
         given |= {
@@ -166,20 +205,30 @@ def _build(where: str, section: Any, *args: Any, builds_parts: bool, **kwargs: A
 
 
 def build_loss(cfg: Any) -> WeightedCrossEntropyLoss:
-    """Build the objective of a checked config; a SetupError says why it cannot be built from these settings."""
+    """Build the objective of a checked config; a SetupError says why it cannot be built from these
+    settings.
+    """
     loss: WeightedCrossEntropyLoss = instantiate(cfg, "loss")
     return loss
 
 
 def check_loss(cfg: Any) -> None:
-    """Raise a SetupError for an objective that cannot be built; components of the user are not called here."""
+    """Raise a SetupError for an objective that cannot be built; components of the user are not
+    called here.
+    """
     parts = [("loss", cfg.loss), *_parts_of("loss", cfg.loss)]
-    if all(find_component(where, part["_component_"]).__module__.startswith("tfidf_tune.") for where, part in parts):
+    if all(
+        find_component(where, part["_component_"]).__module__.startswith("tfidf_tune.")
+        for where, part in parts
+    ):
         build_loss(cfg)
 
 
-def build_optimizer(cfg: Any, parameters: Iterable[nn.Parameter], total_steps: int) -> tuple[Optimizer, Any]:
-    """Build the optimizer of the parameters with ``requires_grad``, and the schedule over so many steps or None.
+def build_optimizer(
+    cfg: Any, parameters: Iterable[nn.Parameter], total_steps: int
+) -> tuple[Optimizer, Any]:
+    """Build the optimizer of the parameters with ``requires_grad``, and the schedule over so many
+    steps or None.
 
     Raises:
         SetupError: If optimizer or schedule cannot be built from these settings.

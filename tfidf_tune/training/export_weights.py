@@ -22,19 +22,27 @@ from tfidf_tune.training._train import count_steps
 from tfidf_tune.training.components import build_loss
 from tfidf_tune.weighting import TokenBatch
 
-_LISTS = {"tokens": pa.list_(pa.int32()), "labels": pa.list_(pa.int32()), "weights": pa.list_(pa.float32())}
+_LISTS = {
+    "tokens": pa.list_(pa.int32()),
+    "labels": pa.list_(pa.int32()),
+    "weights": pa.list_(pa.float32()),
+}
 _SCHEMA = pa.schema({"step": pa.int32(), **_LISTS})
 _ROWS_AT_ONCE = 1024
 
 
-def export_weights(cfg: FinetuneConfig, tokenizer: Any, dataset: Dataset[Any], file: Path) -> tuple[int, int]:
-    """Write what a run of a config on one process trains on, all epochs in the order of training, as Parquet.
+def export_weights(
+    cfg: FinetuneConfig, tokenizer: Any, dataset: Dataset[Any], file: Path
+) -> tuple[int, int]:
+    """Write what a run of a config on one process trains on, all epochs in the order of training,
+    as Parquet.
 
-    A row is a sequence without padding: "step" (int32, from 1), and three lists of its length n: "tokens" (int32),
-    "labels" (int32, the token that each position predicts; -100 where it predicts none) and "weights" (float32, 0 where
-    the label is -100). The objective of a step is the sum over its rows of weight times negative log-likelihood of the
-    label, divided by the number of its labels. The passages that the run would measure are written to the same
-    folder, under the name of the file with the ending ".probe.jsonl".
+    A row is a sequence without padding: "step" (int32, from 1), and three lists of its length n:
+    "tokens" (int32), "labels" (int32, the token that each position predicts; -100 where it predicts
+    none) and "weights" (float32, 0 where the label is -100). The objective of a step is the sum
+    over its rows of weight times negative log-likelihood of the label, divided by the number of its
+    labels. The passages that the run would measure are written to the same folder, under the name
+    of the file with the ending ".probe.jsonl".
 
     Returns:
         tuple[int, int]: steps and sequences.
@@ -46,23 +54,30 @@ def export_weights(cfg: FinetuneConfig, tokenizer: Any, dataset: Dataset[Any], f
     if loss.weighting.needs_predictions:
         objective = type(loss.weighting).__name__.removesuffix("Weighting")
         raise SetupError(
-            f"config: loss: the weights of {objective} depend on the predictions of the model that is trained: "
+            f"config: loss: the weights of {objective} depend on the predictions of the model that "
+            f"is trained: "
             "export an objective of labels alone, such as TFIDFCrossEntropyLoss"
         )
     if is_packed(dataset):
-        raise SetupError("config: dataset.packed is true, but a row of the export is a sequence: set it to false")
+        raise SetupError(
+            "config: dataset.packed is true, but a row of the export is a sequence: set it to false"
+        )
     if cfg.collate_fn != DEFAULT_COLLATE:
         raise SetupError(
-            f"config: collate_fn is {cfg.collate_fn}, whose padding the export does not know: leave it out"
+            f"config: collate_fn is {cfg.collate_fn}, whose padding the export does not know: "
+            f"leave it out"
         )
     data.set_special_tokens(loss, tokenizer)
-    run = Run(torch.device("cpu"), torch.float32, cast(int, cfg.seed), Path(cfg.output_dir))  # the seed is checked
+    # The seed is checked.
+    run = Run(torch.device("cpu"), torch.float32, cast(int, cfg.seed), Path(cfg.output_dir))
     # With the tokens that are not padding, which tell the lengths, whatever the weighting counts.
     dataloader = data.build_dataloader(cfg, dataset, tokenizer, run, counts_tokens=True)
     num_steps = count_steps(cfg, dataloader)
 
     def rows() -> Iterator[dict[str, Any]]:
-        for step, batches in enumerate(islice(data.step_batches(cfg, dataloader), num_steps), start=1):
+        for step, batches in enumerate(
+            islice(data.step_batches(cfg, dataloader), num_steps), start=1
+        ):
             first_pass = step <= data.steps_per_epoch(cfg, dataloader)
             for batch in data.agree_on_step(batches).batches:
                 labels, unpadded = batch["labels"], batch[data.UNPADDED_TOKENS]
@@ -70,7 +85,10 @@ def export_weights(cfg: FinetuneConfig, tokenizer: Any, dataset: Dataset[Any], f
                 lists = {"tokens": batch["tokens"], "labels": labels, "weights": weights}
                 # The first token of a sequence is no label.
                 for row, length in enumerate((1 + (unpadded >= 0).sum(-1)).tolist()):
-                    yield {"step": step, **{name: values[row, :length].numpy() for name, values in lists.items()}}
+                    yield {
+                        "step": step,
+                        **{name: values[row, :length].numpy() for name, values in lists.items()},
+                    }
 
     def write_weights(path: Path) -> None:
         in_order = rows()

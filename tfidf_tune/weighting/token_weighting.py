@@ -1,9 +1,10 @@
 """The mini-batch that a weighting gets, the base class of all weightings, and equal weights.
 
-The labels of a mini-batch and what goes with them are checked, shifted, and gathered from all ranks.
+The labels of a mini-batch and what goes with them are checked, shifted, and gathered from all
+ranks.
 
-Shape suffixes: R ranks, P parts of a message (labels; document ids and tokens where given), B rows, S positions in a
-row.
+Shape suffixes: R ranks, P parts of a message (labels; document ids and tokens where given), B rows,
+S positions in a row.
 """
 
 import threading
@@ -23,7 +24,8 @@ IGNORE_INDEX = -100
 NO_TOKEN = -1  # replaces ignored labels where ids are looked up or sorted
 _SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
 _INT32 = torch.iinfo(torch.int32)
-# The fields of a TokenBatch that are integers ``[b, s]``, all checked and gathered alike; with what they are padded by.
+# The fields of a TokenBatch that are integers ``[b, s]``, all checked and gathered alike; with what
+# they are padded by.
 _PADDED_BY = {"labels": IGNORE_INDEX, "document_ids": 0, "all_tokens": IGNORE_INDEX}
 
 
@@ -31,8 +33,10 @@ class Predictions(NamedTuple):
     """What the model predicts for the label tokens, without gradient.
 
     Attributes:
-        log_probability (Tensor): float32 ``[b, s]``, natural logarithm of each label's probability; 0 where ignored.
-        entropy (Tensor): float32 ``[b, s]``, of the distribution over the vocabulary, in nats; 0 where ignored.
+        log_probability (Tensor): float32 ``[b, s]``, natural logarithm of each label's probability;
+            0 where ignored.
+        entropy (Tensor): float32 ``[b, s]``, of the distribution over the vocabulary, in nats; 0
+            where ignored.
     """
 
     log_probability: Tensor
@@ -47,17 +51,20 @@ class TokenBatch:
 
     Attributes:
         labels (Tensor): signed integer ``[b, s]``, already shifted, -100 where ignored.
-        document_ids (Tensor | None): integer ``[b, s]``: the document of its row that each label belongs to.
-            Default: None, a row is one document.
-        all_tokens (Tensor | None): signed integer ``[b, s]``: all tokens of each row, masked prompts included, see
-            :func:`shift_tokens`; -100 in place of padding. Default: None, enough unless the weighting ``needs_tokens``.
-        vocab_size (int | None): size of the vocabulary, the last dimension of the logits; the loss sets it. Default:
-            None, unknown.
-        predictions (Predictions | None): for these labels; the loss sets them. Default: None, enough unless the
-            weighting ``needs_predictions``.
-        largest_shape (tuple[int, int] | None): most rows and most positions that any rank has in this mini-batch, for a
-            weighting with ``sync``. Default: None, found by a collective, for which the host waits.
-        first_pass (bool): False from the second epoch on: the weighting has got every row once before. Default: True.
+        document_ids (Tensor | None): integer ``[b, s]``: the document of its row that each label
+            belongs to. Default: None, a row is one document.
+        all_tokens (Tensor | None): signed integer ``[b, s]``: all tokens of each row, masked
+            prompts included, see :func:`shift_tokens`; -100 in place of padding. Default: None,
+            enough unless the weighting ``needs_tokens``.
+        vocab_size (int | None): size of the vocabulary, the last dimension of the logits; the loss
+            sets it. Default: None, unknown.
+        predictions (Predictions | None): for these labels; the loss sets them. Default: None,
+            enough unless the weighting ``needs_predictions``.
+        largest_shape (tuple[int, int] | None): most rows and most positions that any rank has in
+            this mini-batch, for a weighting with ``sync``. Default: None, found by a collective,
+            for which the host waits.
+        first_pass (bool): False from the second epoch on: the weighting has got every row once
+            before. Default: True.
 
     Raises:
         ValueError: If labels, document ids or tokens have another type or shape.
@@ -75,16 +82,26 @@ class TokenBatch:
         if self.labels.dim() != 2:
             # torchtune's stock recipes flatten labels for every loss but one of this name.
             raise ValueError(
-                f"labels has shape {tuple(self.labels.shape)}, expected [b, s]: in torchtune's stock recipes set "
+                f"labels has shape {tuple(self.labels.shape)}, expected [b, s]: in torchtune's "
+                f"stock recipes set "
                 "loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss"
             )
         for name, tensor in _integers_of(self).items():
             # Unsigned ones cannot hold -100, or are masks; the number of a document is never -100.
-            if tensor.is_floating_point() if name == "document_ids" else tensor.dtype not in _SIGNED:
-                raise ValueError(f"{name} are {tensor.dtype}, expected signed integers: convert ids with {name}.long()")
+            if (
+                tensor.is_floating_point()
+                if name == "document_ids"
+                else tensor.dtype not in _SIGNED
+            ):
+                raise ValueError(
+                    f"{name} are {tensor.dtype}, expected signed integers: convert ids with "
+                    f"{name}.long()"
+                )
             if tensor.shape != self.labels.shape:
                 shapes = tuple(tensor.shape), tuple(self.labels.shape)
-                raise ValueError(f"{name} has shape {shapes[0]}, expected that of labels, {shapes[1]}")
+                raise ValueError(
+                    f"{name} has shape {shapes[0]}, expected that of labels, {shapes[1]}"
+                )
             object.__setattr__(self, name, tensor.long())
 
 
@@ -93,7 +110,8 @@ def _integers_of(batch: TokenBatch) -> dict[str, Tensor]:
 
 
 def shift_labels(labels: Tensor) -> Tensor:
-    """Move labels ``[b, s]`` one position to the left, so that position i holds the token that follows token i.
+    """Move labels ``[b, s]`` one position to the left, so that position i holds the token that
+    follows token i.
 
     The last position gets -100.
     """
@@ -101,16 +119,19 @@ def shift_labels(labels: Tensor) -> Tensor:
 
 
 def shift_tokens(tokens: Tensor) -> Tensor:
-    """Move tokens ``[b, s]`` one position to the left, as :func:`shift_labels` does; the first one becomes the last.
+    """Move tokens ``[b, s]`` one position to the left, as :func:`shift_labels` does; the first one
+    becomes the last.
 
-    The last position has no label, so that every token has a place. Document ids of the tokens are shifted in the same
-    way, and hold for the labels too.
+    The last position has no label, so that every token has a place. Document ids of the tokens are
+    shifted in the same way, and hold for the labels too.
     """
     return tokens.roll(-1, dims=1)
 
 
 def differs_from_previous(values: Tensor) -> Tensor:
-    """Return where values along the last dimension differ from the one before, which the first ones do."""
+    """Return where values along the last dimension differ from the one before, which the first ones
+    do.
+    """
     return F.pad(values[..., 1:] != values[..., :-1], (1, 0), value=True)
 
 
@@ -120,10 +141,11 @@ def values_are_known(tensor: Tensor) -> bool:
 
 
 def gather_batch(batch: TokenBatch) -> tuple[TokenBatch, tuple[slice, slice]]:
-    """Return the mini-batch of all ranks, each rank's padded to the largest shape, and the place of the own rows in it.
+    """Return the mini-batch of all ranks, each rank's padded to the largest shape, and the place of
+    the own rows in it.
 
-    Document ids and tokens are given on all ranks or on none. Numbers outside the range of int32 are clamped to it.
-    Predictions are not gathered.
+    Document ids and tokens are given on all ranks or on none. Numbers outside the range of int32
+    are clamped to it. Predictions are not gathered.
     """
     # The largest shape of all ranks, unless the caller knows it: reading it makes the host wait.
     num_rows, length = batch.labels.shape
@@ -133,16 +155,21 @@ def gather_batch(batch: TokenBatch) -> tuple[TokenBatch, tuple[slice, slice]]:
         dist.all_reduce(shape, dist.ReduceOp.MAX)
         largest = (int(shape[0]), int(shape[1]))
     if num_rows > largest[0] or length > largest[1]:
-        raise ValueError(f"labels have shape {(num_rows, length)}, larger than largest_shape, {largest}")
+        raise ValueError(
+            f"labels have shape {(num_rows, length)}, larger than largest_shape, {largest}"
+        )
     padding = (0, largest[1] - length, 0, largest[0] - num_rows)
-    # One message with all parts, padded by ignored labels; the document of a position without a label does not matter.
+    # One message with all parts, padded by ignored labels; the document of a position without a
+    # label does not matter.
     given = _integers_of(batch)
     padded = [F.pad(part, padding, value=_PADDED_BY[name]) for name, part in given.items()]
     message_PBS = torch.stack(padded).clamp(_INT32.min, _INT32.max).int()
     # One collective for all parts; every rank then has the same union, its own rows included.
     gathered_RPBS = message_PBS.new_empty(dist.get_world_size(), *message_PBS.shape)
     dist.all_gather(list(gathered_RPBS.unbind()), message_PBS)
-    parts: dict[str, Any] = dict(zip(given, (part.flatten(0, 1) for part in gathered_RPBS.unbind(1)), strict=True))
+    parts: dict[str, Any] = dict(
+        zip(given, (part.flatten(0, 1) for part in gathered_RPBS.unbind(1)), strict=True)
+    )
     first_row = dist.get_rank() * largest[0]
     place = (slice(first_row, first_row + num_rows), slice(length))
     return replace(batch, predictions=None, **parts), place
@@ -153,15 +180,18 @@ _SMALLEST_SUM = 2.0**-100
 
 
 def unit_mean(raw_weights: Tensor, valid: Tensor, max_weight: float | None = None) -> Tensor:
-    r"""Scale weights to mean 1 over the valid tokens: :math:`w_i = w'_i / (\frac{1}{M}\sum_j w'_j)`.
+    r"""Scale weights to mean 1 over the valid tokens: :math:`w_i = w'_i / (\frac{1}{M}\sum_j
+    w'_j)`.
 
-    With ``max_weight`` the scale :math:`c` is the one for which the mean of
-    :math:`w_i = \min(c\,w'_i, \mathrm{max\_weight})` is 1, so that a cap changes neither the mean nor the learning
-    rate that suits it. With k tokens at the cap :math:`c = (M - k\,\mathrm{max\_weight}) / \sum_{i>k} w'_i` over
-    weights in descending order, and k is the number of positions at which that c would still exceed the cap.
+    With ``max_weight`` the scale :math:`c` is the one for which the mean of :math:`w_i =
+    \min(c\,w'_i, \mathrm{max\_weight})` is 1, so that a cap changes neither the mean nor the
+    learning rate that suits it. With k tokens at the cap :math:`c = (M - k\,\mathrm{max\_weight}) /
+    \sum_{i>k} w'_i` over weights in descending order, and k is the number of positions at which
+    that c would still exceed the cap.
 
     Args:
-        raw_weights (Tensor): non-negative, float32, any shape; with ``max_weight`` positive where ``valid``.
+        raw_weights (Tensor): non-negative, float32, any shape; with ``max_weight`` positive where
+            ``valid``.
         valid (Tensor): bool, same shape.
         max_weight (float | None): largest weight, at least 1. Default: None, no cap.
 
@@ -173,19 +203,23 @@ def unit_mean(raw_weights: Tensor, valid: Tensor, max_weight: float | None = Non
     if max_weight is None or raw_weights.numel() == 0:
         return raw_weights.mul_(num_valid / raw_weights.sum().clamp_min_(_SMALLEST_SUM))
 
-    # Candidates for the scale: with 0, 1, 2, ... of the largest weights at the cap, the rest shares what is left of M.
+    # Candidates for the scale: with 0, 1, 2, ... of the largest weights at the cap, the rest shares
+    # what is left of M.
     descending = raw_weights.flatten().sort(descending=True).values
     tail_sums = descending.flip(0).cumsum(0).flip(0).clamp_min(_SMALLEST_SUM)
     num_capped_before = torch.arange(len(descending), device=descending.device)
     scales = (num_valid - num_capped_before * max_weight) / tail_sums
-    # Never true at the last valid position, where c w' = M - (M - 1) max_weight <= 1: a scale always exists.
+    # Never true at the last valid position, where c w' = M - (M - 1) max_weight <= 1: a scale
+    # always exists.
     num_capped = (scales * descending > max_weight).sum().unsqueeze(0)
     scale = scales[num_capped]
     return (raw_weights * scale).clamp_max(max_weight)
 
 
 class OneThread:
-    """A lock that never waits: entering it while another thread holds it is an error. Copies are not locked."""
+    """A lock that never waits: entering it while another thread holds it is an error. Copies are
+    not locked.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -197,7 +231,8 @@ class OneThread:
     def __enter__(self) -> None:
         if not self._lock.acquire(False):
             raise RuntimeError(
-                "two threads update one window of token counts at the same time: give each thread its own loss, for "
+                "two threads update one window of token counts at the same time: give each thread "
+                "its own loss, for "
                 "example copy.deepcopy(loss)"
             )
 
@@ -209,12 +244,14 @@ class OneThread:
 
 
 class RankLocalModule(nn.Module):
-    """A module whose buffers belong to its process, also inside of a module that ``DistributedDataParallel`` wraps.
+    """A module whose buffers belong to its process, also inside of a module that
+    ``DistributedDataParallel`` wraps.
 
-    Before each forward pass ``DistributedDataParallel`` overwrites all ``named_buffers()`` of the module that it wraps
-    with those of rank 0: a rank would lose what it has seen. Buffers of this class are therefore plain attributes,
-    which a module that contains it does not list. Otherwise they are as all buffers: while PyTorch moves, saves or
-    loads them, they are where it keeps buffers, so that they have the same dtypes and the same keys in ``state_dict``.
+    Before each forward pass ``DistributedDataParallel`` overwrites all ``named_buffers()`` of the
+    module that it wraps with those of rank 0: a rank would lose what it has seen. Buffers of this
+    class are therefore plain attributes, which a module that contains it does not list. Otherwise
+    they are as all buffers: while PyTorch moves, saves or loads them, they are where it keeps
+    buffers, so that they have the same dtypes and the same keys in ``state_dict``.
     """
 
     def __init__(self) -> None:
@@ -231,7 +268,9 @@ class RankLocalModule(nn.Module):
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the buffers of this module, for FSDP2 and distributed checkpoints, which ask each module by itself."""
+        """Yield the buffers of this module, for FSDP2 and distributed checkpoints, which ask each
+        module by itself.
+        """
 
         def buffers_of(module: nn.Module) -> Iterable[tuple[str, Tensor | None]]:
             if isinstance(module, RankLocalModule):
@@ -243,7 +282,9 @@ class RankLocalModule(nn.Module):
     @contextmanager
     def _buffers_in_place(self) -> Iterator[None]:
         for name in self._names_of_buffers:
-            if name in self.__dict__:  # not if it is in place: PyTorch replaces buffers that it loads with assign=True
+            if (
+                name in self.__dict__
+            ):  # not if it is in place: PyTorch replaces buffers that it loads with assign=True
                 self._buffers[name] = self.__dict__.pop(name)
         try:
             yield
@@ -267,18 +308,19 @@ class RankLocalModule(nn.Module):
 class TokenWeighting(RankLocalModule, ABC):
     """Base class of all weightings: gives each label token a weight in a cross-entropy loss.
 
-    A subclass implements :meth:`weigh`. In ``.train()`` mode it may learn from the batch (a window of statistics, for
-    example); in ``.eval()`` mode it leaves its state unchanged. State belongs into registered buffers, which the
-    recipes save and restore, and of which each process keeps its own.
+    A subclass implements :meth:`weigh`. In ``.train()`` mode it may learn from the batch (a window
+    of statistics, for example); in ``.eval()`` mode it leaves its state unchanged. State belongs
+    into registered buffers, which the recipes save and restore, and of which each process keeps its
+    own.
 
     Attributes:
-        needs_predictions (bool): whether :meth:`weigh` needs ``batch.predictions``. The logits then have to be computed
-            before the weights are known.
-        needs_tokens (bool): whether :meth:`weigh` needs ``batch.all_tokens``, the tokens without a label too; it is
-            None otherwise.
-        sync (bool): whether, in training with several processes, :meth:`weigh` gets one mini-batch with the rows of all
-            ranks, the same on every rank, without predictions. The base class gathers it, and keeps the weights of the
-            rank's own rows.
+        needs_predictions (bool): whether :meth:`weigh` needs ``batch.predictions``. The logits then
+            have to be computed before the weights are known.
+        needs_tokens (bool): whether :meth:`weigh` needs ``batch.all_tokens``, the tokens without a
+            label too; it is None otherwise.
+        sync (bool): whether, in training with several processes, :meth:`weigh` gets one mini-batch
+            with the rows of all ranks, the same on every rank, without predictions. The base class
+            gathers it, and keeps the weights of the rank's own rows.
     """
 
     needs_predictions: bool = False
@@ -290,21 +332,26 @@ class TokenWeighting(RankLocalModule, ABC):
         """Compute the weights of a mini-batch.
 
         Args:
-            batch (TokenBatch | Tensor): the mini-batch, or only its labels, signed integer ``[b, s]``, already shifted,
-                -100 where ignored.
-            **fields (Any): with a labels tensor the other fields of :class:`TokenBatch`, such as ``vocab_size``.
+            batch (TokenBatch | Tensor): the mini-batch, or only its labels, signed integer ``[b,
+                s]``, already shifted, -100 where ignored.
+            **fields (Any): with a labels tensor the other fields of :class:`TokenBatch`, such as
+                ``vocab_size``.
 
         Returns:
-            Tensor: float32 ``[b, s]`` on the device of the labels, without gradient: 0 at ignored positions, mean 1
-            over the valid tokens unless the class says otherwise.
+            Tensor: float32 ``[b, s]`` on the device of the labels, without gradient: 0 at ignored
+            positions, mean 1 over the valid tokens unless the class says otherwise.
 
         Raises:
-            ValueError: If labels have another type or shape, tokens that are needed are missing, or, on a CPU, an id is
-                outside the vocabulary or a label is not the token at its position. With ``sync`` every rank raises it
-                for values.
+            ValueError: If labels have another type or shape, tokens that are needed are missing,
+                or, on a CPU, an id is outside the vocabulary or a label is not the token at its
+                position. With ``sync`` every rank raises it for values.
         """
         # One form of the arguments, with all tokens exactly where they are needed.
-        batch = replace(batch, **fields) if isinstance(batch, TokenBatch) else TokenBatch(batch, **fields)
+        batch = (
+            replace(batch, **fields)
+            if isinstance(batch, TokenBatch)
+            else TokenBatch(batch, **fields)
+        )
         if not self.needs_tokens and batch.all_tokens is not None:
             batch = replace(batch, all_tokens=None)
         elif self.needs_tokens and batch.all_tokens is None:
@@ -314,10 +361,18 @@ class TokenWeighting(RankLocalModule, ABC):
             )
         # In training with several processes the weighting gets the rows of all ranks.
         union, place = batch, (slice(None), slice(None))
-        if self.sync and self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if (
+            self.sync
+            and self.training
+            and dist.is_available()
+            and dist.is_initialized()
+            and dist.get_world_size() > 1
+        ):
             union, place = gather_batch(batch)
         if values_are_known(batch.labels):
-            for part in (batch,) if union is batch else (batch, union):  # numbers of the union are clamped to int32
+            for part in (
+                (batch,) if union is batch else (batch, union)
+            ):  # numbers of the union are clamped to int32
                 if part.labels.numel():
                     self.check(part)
         if union.labels.numel() == 0:  # nothing to learn, and no maximum to take
@@ -329,12 +384,14 @@ class TokenWeighting(RankLocalModule, ABC):
         if getattr(weights, "shape", None) != union.labels.shape:
             found = list(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
             raise ValueError(
-                f"{type(self).__name__}.weigh has to return [b, s] = {list(union.labels.shape)}, got {found}"
+                f"{type(self).__name__}.weigh has to return [b, s] = {list(union.labels.shape)}, "
+                f"got {found}"
             )
         return weights[place]
 
     def check(self, batch: TokenBatch) -> None:
-        """Raise a ``ValueError`` if an id is outside the vocabulary, or a label is not the token at its position.
+        """Raise a ``ValueError`` if an id is outside the vocabulary, or a label is not the token at
+        its position.
 
         Called where reading values waits for no device.
         """
@@ -343,7 +400,9 @@ class TokenWeighting(RankLocalModule, ABC):
         for name, ids in (("labels", batch.labels), ("all_tokens", batch.all_tokens)):
             if ids is not None:
                 # Ignored positions look like the id 0, which every vocabulary has.
-                require_ids(name, torch.where(ids == IGNORE_INDEX, 0, ids), batch.vocab_size, outside)
+                require_ids(
+                    name, torch.where(ids == IGNORE_INDEX, 0, ids), batch.vocab_size, outside
+                )
         if batch.all_tokens is not None:
             differ = (batch.labels != IGNORE_INDEX) & (batch.labels != batch.all_tokens)
             if differ.any():
@@ -354,27 +413,37 @@ class TokenWeighting(RankLocalModule, ABC):
 
     @abstractmethod
     def weigh(self, batch: TokenBatch) -> Tensor:
-        """Compute the weights, float32 ``[b, s]``, of a mini-batch with at least one position, which has been checked.
+        """Compute the weights, float32 ``[b, s]``, of a mini-batch with at least one position,
+        which has been checked.
 
         Labels, document ids and tokens are int64.
         """
 
     def set_special_tokens(self, token_ids: Iterable[int]) -> None:
-        """Set the special tokens (BOS, EOS, ...), which are never hidden. They replace those set before."""
+        """Set the special tokens (BOS, EOS, ...), which are never hidden. They replace those set
+        before.
+        """
 
 
 def require_ids(name: str, ids: Tensor, limit: int | None, outside: str) -> None:
-    """Raise a ``ValueError`` unless ids are from 0 to below ``limit``; it says what they are ``outside`` of."""
+    """Raise a ``ValueError`` unless ids are from 0 to below ``limit``; it says what they are
+    ``outside`` of.
+    """
     smallest, largest = (int(bound) for bound in ids.aminmax())
     if smallest < 0 or (limit is not None and largest >= limit):
-        raise ValueError(f"{name} contain the id {smallest if smallest < 0 else largest}, outside {outside}")
+        raise ValueError(
+            f"{name} contain the id {smallest if smallest < 0 else largest}, outside {outside}"
+        )
 
 
 def require_no_tokens(weighting: TokenWeighting, host: str) -> None:
-    """Raise a ``ValueError`` if a weighting needs all tokens, for a host that passes only labels to its loss."""
+    """Raise a ``ValueError`` if a weighting needs all tokens, for a host that passes only labels to
+    its loss.
+    """
     if weighting.needs_tokens:
         raise ValueError(
-            f"the weighting counts all tokens, but {host} passes only the labels to a loss: set counted to 'labels'"
+            f"the weighting counts all tokens, but {host} passes only the labels to a loss: set "
+            f"counted to 'labels'"
         )
 
 

@@ -4,13 +4,30 @@ import itertools
 import json
 import random
 
-WORDS = ["the", "a", "river", "stone", "light", "of", "under", "over", "house", "green", "walks", "sings"]
+WORDS = [
+    "the",
+    "a",
+    "river",
+    "stone",
+    "light",
+    "of",
+    "under",
+    "over",
+    "house",
+    "green",
+    "walks",
+    "sings",
+]
 WORDS += ["1984", "café"]
-_SYLLABLES = ["".join(letters) for letters in itertools.product("bdfgklmnprst", "aeiou", "bdfgklmnprst")]
+_SYLLABLES = [
+    "".join(letters) for letters in itertools.product("bdfgklmnprst", "aeiou", "bdfgklmnprst")
+]
 
 
 def passage(seed, num_words):
-    return f"{seed}: " + " ".join(WORDS[(seed * seed + i * (seed + 3) + i * i) % len(WORDS)] for i in range(num_words))
+    return f"{seed}: " + " ".join(
+        WORDS[(seed * seed + i * (seed + 3) + i * i) % len(WORDS)] for i in range(num_words)
+    )
 
 
 def random_text(seed, num_words=200):

@@ -1,7 +1,7 @@
 """Fakes of training and evaluation, which only write the files of the real ones.
 
-They write what they do to ``journal`` in the folder $STUBS. A file ``fail_<text>`` there makes them fail if the text
-occurs in what they do; ``hang_<text>`` stops the process.
+They write what they do to ``journal`` in the folder $STUBS. A file ``fail_<text>`` there makes them
+fail if the text occurs in what they do; ``hang_<text>`` stops the process.
 """
 
 import os
@@ -16,7 +16,10 @@ from helpers.processes.fork_jobs import ForkExecutor
 from research.experiment import _job, _run
 
 # Keys of an experiment of two cells for each seed.
-SMALL = {"objectives": {"CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}}, "milestones": [100]}
+SMALL = {
+    "objectives": {"CE": {"_component_": "tfidf_tune.loss.CrossEntropyLoss"}},
+    "milestones": [100],
+}
 
 
 def install(setattr=setattr):
@@ -27,7 +30,8 @@ def install(setattr=setattr):
     setattr(_job, "make_start", make_start)
     setattr(tfidf_tune.tasks, "evaluate", evaluate)
     setattr(_run, "make_executor", lambda launcher, folder: ForkExecutor(folder))
-    setattr(_run, "_report", lambda runs, experiment, folder: None)  # there are no results to compare
+    # There are no results to compare.
+    setattr(_run, "_report", lambda runs, experiment, folder: None)
 
 
 def folder():
@@ -72,7 +76,9 @@ def make_start(start):
 
 
 def evaluate(tasks, output_path, batch_size, **arguments):
-    what = f"evaluate {output_path.parents[2].parent.name} {output_path.parent.name} {','.join(tasks)}"
+    what = (
+        f"evaluate {output_path.parents[2].parent.name} {output_path.parent.name} {','.join(tasks)}"
+    )
     note(what)
     print(f"{what} with batches of {batch_size} by {os.getpid()}")
     if misbehave(what):

@@ -1,4 +1,6 @@
-"""Batches of labels, weightings called on them, and comparisons of weights with the reference and of states."""
+"""Batches of labels, weightings called on them, and comparisons of weights with the reference and
+of states.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,14 +17,19 @@ from tfidf_tune.weighting import token_weighting as _weighting
 
 EPS = torch.finfo(torch.float32).eps
 
-# Relative error of a weight in fp32, worst case: tf 2 eps (log), idf 3 (ratio, log, sum; every idf is at least 1),
-# their product 1; the mean of M <= 2**14 positive terms 14 (a cascade sum rounds log2 M times) and 1 for its
-# division by M; the last division 1. That is 22, and 2 to spare for the reference's own end in tensors.
+# Relative error of a weight in fp32, worst case: tf 2 eps (log), idf 3 (ratio, log, sum; every idf
+# is at least 1), their product 1; the mean of M <= 2**14 positive terms 14 (a cascade sum rounds
+# log2 M times) and 1 for its division by M; the last division 1. That is 22, and 2 to spare for the
+# reference's own end in tensors.
 WEIGHT_RTOL = 24 * EPS
 
 
-def random_labels(generator: torch.Generator, rows: int, length: int, vocab_size: int, ignored: float = 0.2) -> Tensor:
-    """Draw ids from both ends of the vocabulary, small distances from the ends far more often than large ones."""
+def random_labels(
+    generator: torch.Generator, rows: int, length: int, vocab_size: int, ignored: float = 0.2
+) -> Tensor:
+    """Draw ids from both ends of the vocabulary, small distances from the ends far more often than
+    large ones.
+    """
     distance = vocab_size ** torch.rand(rows, length, generator=generator, dtype=torch.float64)
     distance = distance.long().clamp(1, vocab_size) - 1
     from_the_end = torch.rand(rows, length, generator=generator) < 0.5
@@ -31,8 +38,12 @@ def random_labels(generator: torch.Generator, rows: int, length: int, vocab_size
     return labels
 
 
-def random_stream(seed: int, num_batches: int, max_rows: int, max_length: int, vocab_size: int) -> list[Tensor]:
-    """Batches of changing shapes with a valid token each; every third one has an empty row, if it has several."""
+def random_stream(
+    seed: int, num_batches: int, max_rows: int, max_length: int, vocab_size: int
+) -> list[Tensor]:
+    """Batches of changing shapes with a valid token each; every third one has an empty row, if it
+    has several.
+    """
     generator = torch.Generator().manual_seed(seed)
     stream = []
     for i in range(num_batches):
@@ -46,16 +57,26 @@ def random_stream(seed: int, num_batches: int, max_rows: int, max_length: int, v
     return stream
 
 
-def assert_weights_equal_reference(weights: Tensor, expected: list[list[float]], rtol: float = WEIGHT_RTOL) -> None:
+def assert_weights_equal_reference(
+    weights: Tensor, expected: list[list[float]], rtol: float = WEIGHT_RTOL
+) -> None:
     """No absolute tolerance: positions of weight 0 are exactly 0."""
-    torch.testing.assert_close(weights.double(), torch.tensor(expected, dtype=torch.float64), rtol=rtol, atol=0.0)
+    torch.testing.assert_close(
+        weights.double(), torch.tensor(expected, dtype=torch.float64), rtol=rtol, atol=0.0
+    )
 
 
 def assert_window_equals_reference(window: DocumentWindow, reference: ReferenceTFIDF) -> None:
     """Exactly: these are integers."""
-    counter = Counter(token for batch in reference.window for document in batch for token in document)
-    tokens = sorted({-2, -1, 0, *counter, window.vocab_size - 1, window.vocab_size, window.vocab_size + 2})
-    assert window.document_frequency(torch.tensor(tokens)).tolist() == [counter[token] for token in tokens]
+    counter = Counter(
+        token for batch in reference.window for document in batch for token in document
+    )
+    tokens = sorted(
+        {-2, -1, 0, *counter, window.vocab_size - 1, window.vocab_size, window.vocab_size + 2}
+    )
+    assert window.document_frequency(torch.tensor(tokens)).tolist() == [
+        counter[token] for token in tokens
+    ]
     assert int(window.num_documents) == reference.num_documents
     assert int(window.num_updates) >= len(reference.window)
 
@@ -84,7 +105,11 @@ class CalledWeighting:
     """A weighting, TF-IDF by default, whose mode is an argument of each call."""
 
     def __init__(
-        self, make: Callable[..., TokenWeighting] = TFIDFWeighting, *, checked: bool = True, **arguments: Any
+        self,
+        make: Callable[..., TokenWeighting] = TFIDFWeighting,
+        *,
+        checked: bool = True,
+        **arguments: Any,
     ) -> None:
         self.checked = checked
         self.weighting = make(**arguments)

@@ -1,6 +1,8 @@
-"""A small OpenAI-compatible server around a model, with faults on demand: what a real one does, and does wrong.
+"""A small OpenAI-compatible server around a model, with faults on demand: what a real one does, and
+does wrong.
 
-A fault is a name, a status, or a function that takes an answer and returns another one, or the bytes of a body.
+A fault is a name, a status, or a function that takes an answer and returns another one, or the
+bytes of a body.
 """
 
 import asyncio
@@ -21,12 +23,16 @@ from tfidf_tune.tasks import server as _server
 
 
 class Clock:
-    """The client's clock, which only goes on while it sleeps; ``awake`` are the moments at which it went on."""
+    """The client's clock, which only goes on while it sleeps; ``awake`` are the moments at which it
+    went on.
+    """
 
     def __init__(self, monkeypatch):
         self.now, self.awake = 1000.0, []
         monkeypatch.setattr(_server, "time", self)
-        monkeypatch.setattr(_server, "asyncio", SimpleNamespace(**(vars(asyncio) | {"sleep": self.sleep})))
+        monkeypatch.setattr(
+            _server, "asyncio", SimpleNamespace(**(vars(asyncio) | {"sleep": self.sleep}))
+        )
 
     def monotonic(self):
         return self.now
@@ -50,7 +56,9 @@ class Host:
         self.known = {}
 
     def once(self, function, ids, *arguments, **options):
-        """Ask the model, or find what it said to the same ids before: audits ask again and again."""
+        """Ask the model, or find what it said to the same ids before: audits ask
+        again and again.
+        """
         key = (self.model, function, tuple(ids), arguments)
         if key not in self.known:
             (self.known[key],) = function(self.model, [ids], *arguments, **options)
@@ -69,12 +77,24 @@ class Host:
         with self.lock, torch.no_grad():
             if payload["temperature"]:
                 torch.manual_seed(payload["seed"])
-                options = {"do_sample": True, "temperature": payload["temperature"], "top_k": payload.get("top_k", 0)}
-                options |= {"max_new_tokens": payload["max_tokens"], "pad_token_id": self.tokenizer.eos_id}
+                options = {
+                    "do_sample": True,
+                    "temperature": payload["temperature"],
+                    "top_k": payload.get("top_k", 0),
+                }
+                options |= {
+                    "max_new_tokens": payload["max_tokens"],
+                    "pad_token_id": self.tokenizer.eos_id,
+                }
                 made = self.model.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist()
             else:
-                made = self.once(greedy_continuations, ids, payload["max_tokens"], eos_id=self.tokenizer.eos_id)
-            choice = {"index": 0, "finish_reason": "length" if len(made) >= payload["max_tokens"] else "stop"}
+                made = self.once(
+                    greedy_continuations, ids, payload["max_tokens"], eos_id=self.tokenizer.eos_id
+                )
+            choice = {
+                "index": 0,
+                "finish_reason": "length" if len(made) >= payload["max_tokens"] else "stop",
+            }
             if path.endswith("/chat/completions"):
                 choice["message"] = {"role": "assistant", "content": self.tokenizer.decode(made)}
                 return {"choices": [choice]}
@@ -88,15 +108,26 @@ class Host:
                     for value, greedy in zip(values[1:], scored.greedy, strict=True)
                 ]
                 choice["text"] = self.tokenizer.decode(ids + made)
-                choice["logprobs"] = {"tokens": tokens, "token_logprobs": values, "top_logprobs": top}
+                choice["logprobs"] = {
+                    "tokens": tokens,
+                    "token_logprobs": values,
+                    "top_logprobs": top,
+                }
         usage = {"prompt_tokens": len(ids), "completion_tokens": len(made)}
-        return {"choices": [choice], "usage": usage, "system_fingerprint": self.fingerprint, "model": self.name}
+        return {
+            "choices": [choice],
+            "usage": usage,
+            "system_fingerprint": self.fingerprint,
+            "model": self.name,
+        }
 
 
 class ParrotHost(Host):
-    """Copies what it is shown, knows some texts by heart, and else says the same word again and again.
+    """Copies what it is shown, knows some texts by heart, and else says the same word again and
+    again.
 
-    ``treat_prompt`` and ``treat_answer`` change texts, and ``most_tokens`` cuts answers, as servers do.
+    ``treat_prompt`` and ``treat_answer`` change texts, and ``most_tokens`` cuts answers, as servers
+    do.
     """
 
     def __init__(self, folder, texts):
@@ -144,14 +175,20 @@ def serving(folder, host=None):
             if isinstance(fault, str) and fault.isdigit():
                 # A part of the key, and the key where a message of 400 characters ends.
                 sent = self.headers.get("Authorization", "")
-                message = json.dumps({"error": {"message": f"{sent[:-4]}... {'no ' * 110}{sent}"}}).encode()
-                return self.reply(int(fault), message, {"Retry-After": "0", "Location": host.elsewhere})
+                message = json.dumps(
+                    {"error": {"message": f"{sent[:-4]}... {'no ' * 110}{sent}"}}
+                ).encode()
+                return self.reply(
+                    int(fault), message, {"Retry-After": "0", "Location": host.elsewhere}
+                )
             if fault == "reasoning":  # as OpenAI answers
                 message = "Unsupported parameter: 'max_tokens' is not supported with this model."
                 error = {"message": message, "param": "max_tokens", "code": "unsupported_parameter"}
                 return self.reply(400, json.dumps({"error": error}).encode(), {})
             if fault == "broken header":
-                self.wfile.write(f"HTTP/1.1 200 OK\r\nrefused {self.headers['Authorization']}\r\n\r\n".encode())
+                self.wfile.write(
+                    f"HTTP/1.1 200 OK\r\nrefused {self.headers['Authorization']}\r\n\r\n".encode()
+                )
                 return self.connection.close()
             if fault in ("dripping", "dripping headers", "large", "silent"):
                 with suppress(OSError):  # until the client goes
@@ -164,7 +201,9 @@ def serving(folder, host=None):
                 answer = fault(answer)
             elif fault in ("positive", "nan"):
                 logprobs["token_logprobs"][5] = {"positive": 0.5, "nan": float("nan")}[fault]
-            elif fault == "shifted":  # of the next token, as by a server that counts from the wrong one
+            elif (
+                fault == "shifted"
+            ):  # of the next token, as by a server that counts from the wrong one
                 values = [*logprobs["top_logprobs"][2:], {"best": -1.0}]
                 logprobs["top_logprobs"][1:] = [{"best": max(one.values()) / 2} for one in values]
                 logprobs["token_logprobs"][1:] = [-9.0] * len(values)
@@ -179,7 +218,11 @@ def serving(folder, host=None):
             elif fault == "two":
                 answer["choices"] = [choice, choice]
             body = (
-                b"<html>" if fault == "html" else answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                b"<html>"
+                if fault == "html"
+                else answer
+                if isinstance(answer, bytes)
+                else json.dumps(answer).encode()
             )
             if fault == "bomb":
                 return self.reply(200, gzip.compress(bytes(1 << 28)), {"Content-Encoding": "gzip"})

@@ -60,8 +60,15 @@ class SuccessorModel(nn.Module):
 def tiny_llama(seed=0, **config):
     """Weights wide enough that greedy text does not fall into a loop at once."""
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB_SIZE, initializer_range=0.5, **sizes, **config)).eval()
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=VOCAB_SIZE, initializer_range=0.5, **sizes, **config)
+    ).eval()
 
 
 @torch.no_grad()
@@ -80,7 +87,9 @@ def token_perplexity(model, blocks):
 
 
 def random_ids(length, seed):
-    return torch.randint(0, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return torch.randint(
+        0, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
 
 
 @pytest.fixture(scope="session")
@@ -90,11 +99,16 @@ def llama():
 
 @pytest.fixture(scope="session")
 def recited(llama):
-    """Targets that the model has memorized: a random prompt of 8 ids and its own greedy continuation."""
+    """Targets that the model has memorized: a random prompt of 8 ids and its own greedy
+    continuation.
+    """
     prompts = [random_ids(8, seed) for seed in range(3)]
     continuations = greedy_without_cache(llama, prompts, 44)
     texts = zip(prompts, continuations, strict=True)
-    return [a_passage(f"target-{i}", prompt + continuation) for i, (prompt, continuation) in enumerate(texts)]
+    return [
+        a_passage(f"target-{i}", prompt + continuation)
+        for i, (prompt, continuation) in enumerate(texts)
+    ]
 
 
 @pytest.fixture(scope="session")

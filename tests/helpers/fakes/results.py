@@ -21,15 +21,24 @@ class Record:
         lms, nll, controls = self.lms, self.log_perplexity, self.control_lms
         values = [("lms", "target", passage, 32.0, lms, 2) for passage in ("target-0", "target-1")]
         values += [("max_lms", "target", "", math.nan, 9.0, 1)]
-        values += [("lms", "control", passage, 32.0, controls, 2) for passage in ("control-0", "control-1")]
-        values += [(name, "target", "", math.nan, value, 4) for name, value in (("rouge_l", 30.25), ("verbatim", 0.25))]
+        values += [
+            ("lms", "control", passage, 32.0, controls, 2) for passage in ("control-0", "control-1")
+        ]
+        values += [
+            (name, "target", "", math.nan, value, 4)
+            for name, value in (("rouge_l", 30.25), ("verbatim", 0.25))
+        ]
         values += [("nll", "block", "", math.nan, nll, 1000)]
         missing = {"target"} if lms is None else set()
         return [value for value in values if value[4] is not None and value[1] not in missing]
 
 
-def record(objective="CE", lms=4.0, perplexity=20.0, *, seed=0, learning_rate=1e-3, model="Tiny", **fields):
-    """A run over two targets; its log perplexity is that of ``perplexity`` unless it is given itself."""
+def record(
+    objective="CE", lms=4.0, perplexity=20.0, *, seed=0, learning_rate=1e-3, model="Tiny", **fields
+):
+    """A run over two targets; its log perplexity is that of ``perplexity`` unless it is given
+    itself.
+    """
     log_perplexity = fields.pop("log_perplexity", math.log(perplexity))
     scores = {name: fields.pop(name) for name in ("control_lms",) if name in fields}
     values = {
@@ -45,8 +54,14 @@ def record(objective="CE", lms=4.0, perplexity=20.0, *, seed=0, learning_rate=1e
 
 def replace(one, **fields):
     """The same record with other scores or names."""
-    scores = {name: fields.pop(name) for name in ("lms", "log_perplexity", "control_lms") if name in fields}
-    return dataclasses.replace(one, checkpoint=dataclasses.replace(one.checkpoint, **fields), **scores)
+    scores = {
+        name: fields.pop(name)
+        for name in ("lms", "log_perplexity", "control_lms")
+        if name in fields
+    }
+    return dataclasses.replace(
+        one, checkpoint=dataclasses.replace(one.checkpoint, **fields), **scores
+    )
 
 
 def results_of(records, provenance=None):
@@ -63,7 +78,9 @@ def seeds(objective, lms, log_perplexities, **fields):
     ]
 
 
-def grown_records(objectives=("CE", "TF-IDF", "Goldfish"), rates=(3e-4, 1e-3, 3e-3), num_seeds=3, model="Tiny"):
+def grown_records(
+    objectives=("CE", "TF-IDF", "Goldfish"), rates=(3e-4, 1e-3, 3e-3), num_seeds=3, model="Tiny"
+):
     """Objectives that recite less and less; the middle learning rate has the lowest perplexity."""
     return [
         record(

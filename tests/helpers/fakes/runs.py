@@ -1,4 +1,6 @@
-"""Fake runs: the files that lm-evaluation-harness writes of them, and the table of results that is read from these."""
+"""Fake runs: the files that lm-evaluation-harness writes of them, and the table of results that is
+read from these.
+"""
 
 import dataclasses
 import json
@@ -48,9 +50,14 @@ class Evaluation:
                 }
             )
         docs["tfidf_wikitext2_ppl"] = [
-            one | {"round_trip": number >= self.num_blocks_not_round_trip} for number, one in enumerate(self.blocks)
+            one | {"round_trip": number >= self.num_blocks_not_round_trip}
+            for number, one in enumerate(self.blocks)
         ]
-        of_others = {"cnn_dailymail": self.summaries, "squad": self.answers, "membership": self.passages}
+        of_others = {
+            "cnn_dailymail": self.summaries,
+            "squad": self.answers,
+            "membership": self.passages,
+        }
         for number, read in enumerate(self.num_read):
             for has_copy in (True, False):
                 docs.setdefault("tfidf_positive_control", []).append(
@@ -101,11 +108,15 @@ def sample(passage_id="t0", lms=0, *, kind="target", prefix_length=32, length=8,
         "rouge_l": 100.0 * lms / length,
         "verbatim": lms == length,
     }
-    return ProbeSample(passage_id=passage_id, kind=kind, prefix_length=prefix_length, **(values | fields))
+    return ProbeSample(
+        passage_id=passage_id, kind=kind, prefix_length=prefix_length, **(values | fields)
+    )
 
 
 def evaluation(progress=100, samples=(), **fields):
-    return Evaluation(progress, tuple(samples), **({"checkpoint": f"checkpoint_{progress}pct"} | fields))
+    return Evaluation(
+        progress, tuple(samples), **({"checkpoint": f"checkpoint_{progress}pct"} | fields)
+    )
 
 
 def run(objective="CE", evaluations=(), *, model="Tiny", seed=0, folder=None, learning_rate=None):
@@ -114,7 +125,10 @@ def run(objective="CE", evaluations=(), *, model="Tiny", seed=0, folder=None, le
 
 
 def targets(*lms, prefix_length=32, kind="target"):
-    return [sample(f"{kind}-{i}", value, kind=kind, prefix_length=prefix_length) for i, value in enumerate(lms)]
+    return [
+        sample(f"{kind}-{i}", value, kind=kind, prefix_length=prefix_length)
+        for i, value in enumerate(lms)
+    ]
 
 
 def controls(*lms, **fields):
@@ -127,7 +141,10 @@ def block(number, num_predictions, log_likelihood):
 
 def blocks(perplexity, num_blocks=4, num_predictions=10):
     """Blocks of one perplexity each."""
-    return tuple(block(i, num_predictions, -num_predictions * math.log(perplexity)) for i in range(num_blocks))
+    return tuple(
+        block(i, num_predictions, -num_predictions * math.log(perplexity))
+        for i in range(num_blocks)
+    )
 
 
 def summaries(*rouge, bertscore=88.0, missing=None):
@@ -140,21 +157,30 @@ def summaries(*rouge, bertscore=88.0, missing=None):
 
 def answers(*f1):
     return tuple(
-        {"id": f"q{i}", "exact_match": 100.0 * (value == 100), "f1": float(value)} for i, value in enumerate(f1)
+        {"id": f"q{i}", "exact_match": 100.0 * (value == 100), "f1": float(value)}
+        for i, value in enumerate(f1)
     )
 
 
 def write_evaluation(folder, evaluated, *, model_args=None, date=DATE, recorded=None):
-    """Write an evaluation as the harness does, in a folder that it names after the model; ``recorded`` is its run."""
+    """Write an evaluation as the harness does, in a folder that it names after the model;
+    ``recorded`` is its run.
+    """
     folder = folder / "model__name"
     folder.mkdir(parents=True, exist_ok=True)
     model_args = {"pretrained": evaluated.checkpoint} if model_args is None else model_args
-    content = {"config": {"model": "tfidf-hf", "model_args": model_args}, "results": {}, "date": 1.0}
+    content = {
+        "config": {"model": "tfidf-hf", "model_args": model_args},
+        "results": {},
+        "date": 1.0,
+    }
     content["configs"] = {"tfidf_squad": {"metadata": {"version": 1.0, "run": recorded or {}}}}
     (folder / f"results_{date}.json").write_text(json.dumps(content))
     for task, docs in evaluated.documents().items():
         if docs:
-            lines = "".join(json.dumps({"doc_id": i, "doc": doc}) + "\n" for i, doc in enumerate(docs))
+            lines = "".join(
+                json.dumps({"doc_id": i, "doc": doc}) + "\n" for i, doc in enumerate(docs)
+            )
             (folder / f"samples_{task}_{date}.jsonl").write_text(lines)
 
 
@@ -179,12 +205,18 @@ def results(*runs):
             known = {**made.names, "folder": made.folder, "provenance": {}}
             known |= dict.fromkeys(("recipe", "loss", "training_seconds"))
             for one in made.evaluations:
-                write_evaluation(folder / str(one.progress), one, recorded=known | {"progress": one.progress})
+                write_evaluation(
+                    folder / str(one.progress), one, recorded=known | {"progress": one.progress}
+                )
         return import_results(folders)
 
 
-def grown_runs(objectives=("CE", "TF-IDF"), *, model="Tiny", seeds=(0,), num_passages=20, downstream=True):
-    """Runs whose LMS grows and whose perplexity falls with training, every later objective reciting less."""
+def grown_runs(
+    objectives=("CE", "TF-IDF"), *, model="Tiny", seeds=(0,), num_passages=20, downstream=True
+):
+    """Runs whose LMS grows and whose perplexity falls with training, every later objective reciting
+    less.
+    """
     made = []
     for rank, objective in enumerate(objectives):
         for seed in seeds:
@@ -193,12 +225,22 @@ def grown_runs(objectives=("CE", "TF-IDF"), *, model="Tiny", seeds=(0,), num_pas
             for progress in (10, 25, 50, 75, 100):
                 means = {"target": 1 + 30 * (progress / 100) ** 2 / (1 + 2 * rank), "control": 2.0}
                 probed = [
-                    sample(f"{kind}-{i}", int(rng.exponential(mean)), kind=kind, prefix_length=p, length=128)
+                    sample(
+                        f"{kind}-{i}",
+                        int(rng.exponential(mean)),
+                        kind=kind,
+                        prefix_length=p,
+                        length=128,
+                    )
                     for p in (32, 50)
                     for kind, mean in means.items()
                     for i in range(num_passages)
                 ]
-                fields = {"blocks": blocks((20 + 5 * rank) * (1 + 8 * (1 - progress / 100) ** 2), num_blocks=6)}
+                fields = {
+                    "blocks": blocks(
+                        (20 + 5 * rank) * (1 + 8 * (1 - progress / 100) ** 2), num_blocks=6
+                    )
+                }
                 if downstream and progress == 100:
                     fields["summaries"] = summaries(*rng.uniform(20, 40, 15))
                     fields["answers"] = answers(*rng.choice([0, 50, 100], 30))

@@ -19,13 +19,29 @@ from tfidf_tune._files import file_sha256
 def write_documents(file: Path) -> Path:
     """Write sentences of a small grammar, one document a line: learnable, and all different."""
     rng = random.Random(0)
-    subjects = ["the old sailor", "a quiet child", "my neighbour", "the tall judge", "every student", "the grey cat"]
+    subjects = [
+        "the old sailor",
+        "a quiet child",
+        "my neighbour",
+        "the tall judge",
+        "every student",
+        "the grey cat",
+    ]
     verbs = ["watched", "painted", "forgot", "carried", "followed", "described"]
-    objects = ["the harbour", "a broken clock", "seven letters", "the northern road", "a paper boat"]
+    objects = [
+        "the harbour",
+        "a broken clock",
+        "seven letters",
+        "the northern road",
+        "a paper boat",
+    ]
     objects += ["the evening train"]
     file.write_text(
         "\n".join(
-            " ".join(f"{rng.choice(subjects)} {rng.choice(verbs)} {rng.choice(objects)}." for _ in range(12))
+            " ".join(
+                f"{rng.choice(subjects)} {rng.choice(verbs)} {rng.choice(objects)}."
+                for _ in range(12)
+            )
             for _ in range(300)
         )
     )
@@ -45,16 +61,33 @@ def run_config(
             "lora_alpha": 16,
         }
     dataset = {"_component_": "tfidf_tune.data.injected_corpus_dataset", "source": str(text_file)}
-    dataset |= {"target_source": str(text_file), "target_name": None, "num_base": 60, "num_targets": 4}
+    dataset |= {
+        "target_source": str(text_file),
+        "target_name": None,
+        "num_base": 60,
+        "num_targets": 4,
+    }
     dataset |= {"num_repeats": 5, "min_target_tokens": BLOCK_SIZE, "block_size": BLOCK_SIZE}
-    schedule = {"_component_": "transformers.get_linear_schedule_with_warmup", "num_warmup_steps": 0}
-    logger = {"_component_": "torchtune.training.metric_logging.DiskLogger", "log_dir": "${output_dir}/logs"}
+    schedule = {
+        "_component_": "transformers.get_linear_schedule_with_warmup",
+        "num_warmup_steps": 0,
+    }
+    logger = {
+        "_component_": "torchtune.training.metric_logging.DiskLogger",
+        "log_dir": "${output_dir}/logs",
+    }
     cfg = OmegaConf.create(
         {
             "output_dir": str(output_dir),
             "model": model,
-            "checkpointer": {"_component_": "tfidf_tune.training.HFCheckpointer", "checkpoint_dir": str(checkpoint)},
-            "tokenizer": {"_component_": "tfidf_tune.data.hf_tokenizer", "path": "${checkpointer.checkpoint_dir}"},
+            "checkpointer": {
+                "_component_": "tfidf_tune.training.HFCheckpointer",
+                "checkpoint_dir": str(checkpoint),
+            },
+            "tokenizer": {
+                "_component_": "tfidf_tune.data.hf_tokenizer",
+                "path": "${checkpointer.checkpoint_dir}",
+            },
             "dataset": dataset | {"seed": "${seed}", "probe_file": "${output_dir}/probe.jsonl"},
             "loss": {"_component_": "tfidf_tune.loss.TFIDFCrossEntropyLoss"},
             "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-2},
@@ -79,18 +112,28 @@ def run_recipe(cfg: DictConfig, *, lora: bool = False) -> Path:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Read the entries of steps, without those of the monitor and without times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if "per_second" not in key} for line in lines if "loss" in line]
+    return [
+        {key: value for key, value in line.items() if "per_second" not in key}
+        for line in lines
+        if "loss" in line
+    ]
 
 
 def metrics_of(folder: Path, *names: str) -> torch.Tensor:
     """Read metrics of all steps as a tensor ``[steps, names]``."""
-    return torch.tensor([[line[name] for name in names] for line in read_metrics(folder)], dtype=torch.float64)
+    return torch.tensor(
+        [[line[name] for name in names] for line in read_metrics(folder)], dtype=torch.float64
+    )
 
 
 def means_by_kind(samples: list[Any]) -> dict[str, float]:
-    """Return mean LMS and prefix match of samples of targets and controls, by the names of the monitor."""
+    """Return mean LMS and prefix match of samples of targets and controls, by the names of the
+    monitor.
+    """
     return {
-        f"memorization_{kind}_{name}": np.mean([getattr(sample, name) for sample in samples if sample.kind == kind])
+        f"memorization_{kind}_{name}": np.mean(
+            [getattr(sample, name) for sample in samples if sample.kind == kind]
+        )
         for kind in ("target", "control")
         for name in ("lms", "prefix_match")
     }
@@ -110,7 +153,9 @@ def assert_close_weights(found: Path, expected: Path, tolerance: float) -> None:
     assert weights.keys() == expected_weights.keys()
     for name, value in expected_weights.items():
         limit = tolerance * float(value.abs().max())
-        torch.testing.assert_close(weights[name], value, rtol=0, atol=limit, msg=lambda text, at=name: f"{at}: {text}")
+        torch.testing.assert_close(
+            weights[name], value, rtol=0, atol=limit, msg=lambda text, at=name: f"{at}: {text}"
+        )
 
 
 def seal(checkpoint: Path) -> None:

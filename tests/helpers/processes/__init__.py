@@ -1,1 +1,3 @@
-"""Recipes, commands, ranks and a browser, started as processes or forked from one that has the imports."""
+"""Recipes, commands, ranks and a browser, started as processes or forked from one that has the
+imports.
+"""

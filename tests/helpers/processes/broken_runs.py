@@ -21,15 +21,22 @@ LOSSES: dict[str, dict[str, Any]] = {
         "_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss",
         "weighting": {
             "_component_": "tfidf_tune.weighting.RepetitionWeighting",
-            "h": 2, "k": 1, "sample": 1, "min_length": 1, "num_buckets": 2**16, "sync": True,
+            "h": 2,
+            "k": 1,
+            "sample": 1,
+            "min_length": 1,
+            "num_buckets": 2**16,
+            "sync": True,
         },
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained, for 12 steps: all weights, or adapters with dropout; on how many processes."""
+    """What is trained, for 12 steps: all weights, or adapters with dropout; on
+    how many processes.
+    """
 
     lora: bool = False
     num_processes: int = 1
@@ -45,7 +52,9 @@ def start(
     before: Callable[[int], None] = nothing,
     **overrides: Any,
 ) -> Processes:
-    """Start or resume the job's run in ``folder/run``; ``inputs`` are a checkpoint and documents."""
+    """Start or resume the job's run in ``folder/run``; ``inputs`` are a
+    checkpoint and documents.
+    """
     settings: dict[str, Any] = {
         "loss": LOSSES[job.loss],
         "batch_size": 4 // job.num_processes,
@@ -56,7 +65,9 @@ def start(
         **({"model.lora_dropout": 0.1} if job.lora else {}),
     }
     cfg = run_config(folder / "run", *inputs, lora=job.lora, **(settings | overrides))
-    return Processes([RecipeRun(cfg, job.lora)], folder / name, num_processes=job.num_processes, before=before)
+    return Processes(
+        [RecipeRun(cfg, job.lora)], folder / name, num_processes=job.num_processes, before=before
+    )
 
 
 def finish(job: Job, folder: Path, inputs: tuple[Path, Path]) -> dict[str, str]:
@@ -67,7 +78,9 @@ def finish(job: Job, folder: Path, inputs: tuple[Path, Path]) -> dict[str, str]:
 
 
 def end_state(run: Path) -> dict[str, str]:
-    """Describe weights, optimizer, windows, random states, and the metrics of each step; temporary files too."""
+    """Describe weights, optimizer, windows, random states, and the metrics of each step; temporary
+    files too.
+    """
     state = {
         str(file.relative_to(run)): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in (*run.glob("checkpoint_*/*.safetensors"), *run.glob("resume/*/process_*"))
@@ -75,20 +88,29 @@ def end_state(run: Path) -> dict[str, str]:
     for shard in run.glob("resume/*/shard-*"):  # PyTorch writes their tensors in any order
         for name, tensor in load_file(shard).items():
             digest = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
-            state[f"{shard.relative_to(run)} {name}"] = f"{tensor.dtype} {tuple(tensor.shape)} {digest}"
+            state[f"{shard.relative_to(run)} {name}"] = (
+                f"{tensor.dtype} {tuple(tensor.shape)} {digest}"
+            )
     state |= {f"metrics of step {entry['step']}": json.dumps(entry) for entry in read_metrics(run)}
     return state | {str(path): "left behind" for path in (*run.glob(".*"), *run.glob("resume/.*"))}
 
 
 def newest_step(run: Path) -> int:
     """Return the step of the newest resume checkpoint, 0 if there is none."""
-    return max((int(path.name.removeprefix("step_")) for path in run.glob("resume/step_*")), default=0)
+    return max(
+        (int(path.name.removeprefix("step_")) for path in run.glob("resume/step_*")), default=0
+    )
 
 
 def can_mount() -> bool:
     """Return whether this process may mount a small file system, as root may."""
     with tempfile.TemporaryDirectory() as name:
-        made = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", name], capture_output=True, check=False).returncode == 0
+        made = (
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "tmpfs", name], capture_output=True, check=False
+            ).returncode
+            == 0
+        )
         if made:
             subprocess.run(["umount", name], check=True)
     return made

@@ -31,14 +31,20 @@ class Browser:
         options.add_argument("--disable-background-networking")
         options.add_argument("--hide-scrollbars")
         if os.geteuid() == 0 or "CI" in os.environ:
-            options.add_argument("--no-sandbox")  # with it Chromium does not start as root, nor on runners of workflows
+            # With it Chromium does not start as root, nor on runners of workflows.
+            options.add_argument("--no-sandbox")
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(chromedriver))
 
     def open(self, file: Path, *, size: tuple[int, int] = DESKTOP, dark: bool = False) -> None:
         """Show a file in a window of ``size`` CSS pixels; what was logged before is forgotten."""
         width, height = size
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == PHONE}
+        metrics = {
+            "width": width,
+            "height": height,
+            "deviceScaleFactor": 1,
+            "mobile": size == PHONE,
+        }
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         self.emulate("screen", dark=dark)
         self.driver.get("about:blank")
@@ -49,7 +55,9 @@ class Browser:
     def emulate(self, media: str, *, dark: bool = False) -> None:
         """Change the medium ("screen", "print") and the color scheme of the page that is shown."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": [scheme]})
+        self.driver.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"media": media, "features": [scheme]}
+        )
 
     def run(self, script: str, *arguments: Any) -> Any:
         """Run JavaScript in the page and give what it returns."""
@@ -61,8 +69,14 @@ class Browser:
 
     def requests(self) -> list[str]:
         """The address of everything asked for since the last call, data URIs without their data."""
-        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        events = [
+            json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
+        ]
+        urls = [
+            event["params"]["request"]["url"]
+            for event in events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
         return [url.split(",")[0] if url.startswith("data:") else url for url in urls]
 
     def screenshot(self) -> np.ndarray:
@@ -75,7 +89,8 @@ def browser_fixture() -> Iterator[Browser]:
     chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
     if not (chromium and chromedriver):
         (pytest.fail if os.environ.get("CI") else pytest.skip)(
-            "no chromium and chromedriver on the path; on Debian: apt-get install chromium chromium-driver"
+            "no chromium and chromedriver on the path; on Debian: apt-get install chromium "
+            "chromium-driver"
         )  # a skipped test would look like a passed one
     instance = Browser(chromium, chromedriver)
     yield instance

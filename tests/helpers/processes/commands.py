@@ -1,4 +1,6 @@
-"""Runs commands of ``tfidf-tune`` in forks of one process that has imported only the command line."""
+"""Runs commands of ``tfidf-tune`` in forks of one process that has imported only
+the command line.
+"""
 
 import json
 import subprocess
@@ -44,8 +46,12 @@ class Ended(NamedTuple):
 
 
 def run_in_forks(commands: list[list[str]], python: str | Path = sys.executable) -> list[Ended]:
-    """Run commands, given by their arguments, with a Python that does not search the working directory."""
-    done = subprocess.run([python, "-c", _CODE], input=json.dumps(commands), capture_output=True, text=True)
+    """Run commands, given by their arguments, with a Python that does not search the working
+    directory.
+    """
+    done = subprocess.run(
+        [python, "-c", _CODE], input=json.dumps(commands), capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
     ended = [Ended(*json.loads(line)) for line in done.stdout.splitlines()]
     assert len(ended) == len(commands)

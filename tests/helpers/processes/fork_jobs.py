@@ -1,4 +1,6 @@
-"""An executor for experiments whose jobs are forked from this process, which saves their imports."""
+"""An executor for experiments whose jobs are forked from this process, which
+saves their imports.
+"""
 
 import multiprocessing
 import os
@@ -37,7 +39,9 @@ class ForkJob:
 
     @staticmethod
     def _run(folder, function, arguments):
-        for descriptor in map(int, os.listdir("/proc/self/fd")):  # submitit does not pass the locks on
+        for descriptor in map(
+            int, os.listdir("/proc/self/fd")
+        ):  # submitit does not pass the locks on
             with suppress(OSError):
                 if os.readlink(f"/proc/self/fd/{descriptor}").endswith("lock"):
                     os.close(descriptor)

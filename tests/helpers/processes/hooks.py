@@ -1,4 +1,5 @@
-"""What tests do to the processes of a run: each hook is called in a process with its rank, before the run begins.
+"""What tests do to the processes of a run: each hook is called in a process with its rank, before
+the run begins.
 
 ``partial(at_call, "_train.train_step", partial(send, signal.SIGTERM), nth=5, ranks=(1,))``
 """
@@ -22,13 +23,24 @@ from tfidf_tune.training._distributed import local_tensor, parameters_by_name
 
 
 def at_call(
-    name: str, action: Callable[..., object], rank: int, *, nth: int = 1, ranks: Collection[int] = (0, 1)
+    name: str,
+    action: Callable[..., object],
+    rank: int,
+    *,
+    nth: int = 1,
+    ranks: Collection[int] = (0, 1),
 ) -> None:
-    """Call an action with the arguments of the n-th call of a function of ``tfidf_tune.training``, before that call."""
+    """Call an action with the arguments of the n-th call of a function of ``tfidf_tune.training``,
+    before that call.
+    """
     *owners, last = name.split(".")
     owner: Any = import_module("tfidf_tune.training")
     for inner in owners:
-        owner = import_module(f"tfidf_tune.training.{inner}") if inner[0] == "_" else getattr(owner, inner)
+        owner = (
+            import_module(f"tfidf_tune.training.{inner}")
+            if inner[0] == "_"
+            else getattr(owner, inner)
+        )
     original, calls = getattr(owner, last), itertools.count(1)
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -50,7 +62,9 @@ def send(number: signal.Signals, *_: object, **__: object) -> None:
     os.kill(os.getpid(), number)
 
 
-def at_step(step: int, number: signal.Signals, rank: int, *, ranks: Collection[int] = (0, 1)) -> None:
+def at_step(
+    step: int, number: signal.Signals, rank: int, *, ranks: Collection[int] = (0, 1)
+) -> None:
     """Send these processes a signal in a step, counted from the start of the process."""
     at_call("_train.train_step", lambda *_, **__: send(number), rank, nth=step, ranks=ranks)
 
@@ -61,8 +75,12 @@ def hang_up(before: Callable[[int], None], nohup: bool, rank: int) -> None:
     before(rank)
 
 
-def spoil_terms(fields: tuple[str, ...], factor: float, steps: Mapping[int, Collection[int]], rank: int) -> None:
-    """Multiply terms of the loss by a factor in some steps of some ranks; each step is one mini-batch."""
+def spoil_terms(
+    fields: tuple[str, ...], factor: float, steps: Mapping[int, Collection[int]], rank: int
+) -> None:
+    """Multiply terms of the loss by a factor in some steps of some ranks; each step is one
+    mini-batch.
+    """
     original, calls = WeightedCrossEntropyLoss.terms, itertools.count(1)
 
     def terms(*args: Any, **options: Any) -> Any:
@@ -86,7 +104,9 @@ def write_one_part(folder: Path, meta: Any, parts: Any, **_: Any) -> None:
 
 
 def damage_base(rank: int) -> None:
-    """Let process 1 find its base checkpoint damaged, and hardly wait for a message of process 0."""
+    """Let process 1 find its base checkpoint damaged, and hardly wait for a message
+    of process 0.
+    """
 
     def refuse_checkpoint(*_: object) -> None:
         raise ValueError("the copy of this machine is damaged")
@@ -102,7 +122,9 @@ def limit_files(*_: object, **__: object) -> None:
 
 def overflow_shard(_: Any, optimizer: torch.optim.Optimizer) -> None:
     """Make a gradient infinite in the shard of this process."""
-    gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+    gradients = [
+        parameter.grad for group in optimizer.param_groups for parameter in group["params"]
+    ]
     assert all(isinstance(gradient, DTensor) for gradient in gradients)
     gradients[0]._local_tensor.fill_(torch.inf)
 
@@ -128,8 +150,12 @@ def save_loaded_bytes(folder: Path, rank: int) -> None:
     """Save how many bytes of each weight this process holds when training begins."""
 
     def save(_: Any, state: TrainState, *__: Any, **___: Any) -> None:
-        held = {name: local_tensor(value) for name, value in parameters_by_name(state.model).items()}
-        torch.save({name: _num_bytes(value) for name, value in held.items()}, folder / f"loaded_{rank}.pt")
+        held = {
+            name: local_tensor(value) for name, value in parameters_by_name(state.model).items()
+        }
+        torch.save(
+            {name: _num_bytes(value) for name, value in held.items()}, folder / f"loaded_{rank}.pt"
+        )
 
     at_call("train", save, rank)
 
@@ -138,5 +164,9 @@ def _num_bytes(value: torch.Tensor) -> int:
     """Bytes of the storage that a tensor keeps alive, be it a view of a part."""
     if isinstance(value, NF4Tensor):
         names, _ = value.__tensor_flatten__()
-        return sum(_num_bytes(getattr(value, name)) for name in names if isinstance(getattr(value, name), torch.Tensor))
+        return sum(
+            _num_bytes(getattr(value, name))
+            for name in names
+            if isinstance(getattr(value, name), torch.Tensor)
+        )
     return value.untyped_storage().nbytes()

@@ -17,7 +17,8 @@ from torch.distributed import TCPStore
 from helpers.fakes.tiny_run import run_recipe
 from helpers.processes.ranks import CONTEXT
 
-# `make faults` runs the rows that `make test` leaves out: more ways to break a run, and more kinds of run.
+# `make faults` runs the rows that `make test` leaves out: more ways to break a run, and more kinds
+# of run.
 ALL = "ALL_FAULTS" in os.environ
 # Protects from a hang; no result depends on how fast a machine is.
 _HANG_SECONDS = 3600.0
@@ -62,8 +63,8 @@ def nothing(rank: int) -> None:
 class Processes:
     """Processes that run recipes one after another, each run in a process group of its own.
 
-    ``folder`` gets configs and output; ``before`` and ``after``, functions of a module, are called in each process
-    with its rank, at the start and when all runs are done.
+    ``folder`` gets configs and output; ``before`` and ``after``, functions of a module, are called
+    in each process with its rank, at the start and when all runs are done.
     """
 
     def __init__(
@@ -79,7 +80,9 @@ class Processes:
         self._log = folder / "output.txt"
         self._log.touch()  # a process may be killed before it opens it
         # As under torchrun, the store of a run is not in its processes, which may be killed.
-        self._stores = [TCPStore("localhost", 0, is_master=True, wait_for_workers=False) for _ in runs]
+        self._stores = [
+            TCPStore("localhost", 0, is_master=True, wait_for_workers=False) for _ in runs
+        ]
         work = []
         for number, (run, store) in enumerate(zip(runs, self._stores, strict=True)):
             OmegaConf.save(run.cfg, folder / f"{number}.yaml")
@@ -116,10 +119,14 @@ class Processes:
                 self.kill()
                 raise TimeoutError(self._log.read_text())
             time.sleep(_POLL_SECONDS)
-        return Ended([process.exitcode for process in self._processes], self._log.read_text(errors="replace"))
+        return Ended(
+            [process.exitcode for process in self._processes], self._log.read_text(errors="replace")
+        )
 
 
-def run_to_the_end(runs: Sequence[RecipeRun], folder: Path, *, num_processes: int = 2, **hooks: Callable) -> str:
+def run_to_the_end(
+    runs: Sequence[RecipeRun], folder: Path, *, num_processes: int = 2, **hooks: Callable
+) -> str:
     """Run recipes in several processes, which have to succeed; return their output."""
     ended = Processes(runs, folder, num_processes=num_processes, **hooks).wait()
     assert ended.codes == [0] * num_processes, ended.output
@@ -135,13 +142,16 @@ def run_command(
     meanwhile: Callable[[multiprocessing.process.BaseProcess], None] = lambda process: None,
     **environment: str,
 ) -> Ended:
-    """Call the function of a command, "module:name", with arguments in a folder, in one process without torchrun.
+    """Call the function of a command, "module:name", with arguments in a folder, in one process
+    without torchrun.
 
-    ``script`` is that of the command, if it asks how it was started; ``meanwhile`` is called with the process when it
-    has started.
+    ``script`` is that of the command, if it asks how it was started; ``meanwhile`` is called with
+    the process when it has started.
     """
     log = cwd / "output.txt"
-    process = CONTEXT.Process(target=_call, args=(function, list(arguments), cwd, log, script, environment))
+    process = CONTEXT.Process(
+        target=_call, args=(function, list(arguments), cwd, log, script, environment)
+    )
     process.start()
     meanwhile(process)
     process.join()
@@ -149,7 +159,12 @@ def run_command(
 
 
 def _call(
-    function: str, arguments: list[str], cwd: Path, log: Path, script: Path | None, environment: dict[str, str]
+    function: str,
+    arguments: list[str],
+    cwd: Path,
+    log: Path,
+    script: Path | None,
+    environment: dict[str, str],
 ) -> None:
     os.environ |= environment
     _begin(log)
@@ -160,7 +175,9 @@ def _call(
 
 
 def _begin(log: Path) -> None:
-    """Compute on one thread, leave imports out of garbage collection, and redirect output to a file."""
+    """Compute on one thread, leave imports out of garbage collection, and redirect output to a
+    file.
+    """
     import torch
 
     gc.freeze()

@@ -1,4 +1,6 @@
-"""Runs of the recipe, of transformers' Trainer and of TRL's SFTTrainer, on the same rows in the same order."""
+"""Runs of the recipe, of transformers' Trainer and of TRL's SFTTrainer, on the same rows in the
+same order.
+"""
 
 import json
 from pathlib import Path
@@ -25,9 +27,13 @@ MAX_GRAD_NORM = 1.0
 # Of a recipe that trains as the trainers below, with two mini-batches a step.
 LIKE_TRAINERS = {
     "optimizer": {"_component_": "torch.optim.AdamW", "lr": LEARNING_RATE, "weight_decay": 0.0},
-    "lr_scheduler": None, "clip_grad_norm": MAX_GRAD_NORM, "shuffle": False, "gradient_accumulation_steps": 2,
-    "save_at_percent": [100], "keep_last_n_checkpoints": 0,
-}  # fmt: skip
+    "lr_scheduler": None,
+    "clip_grad_norm": MAX_GRAD_NORM,
+    "shuffle": False,
+    "gradient_accumulation_steps": 2,
+    "save_at_percent": [100],
+    "keep_last_n_checkpoints": 0,
+}
 # TRL's default is True; transformers renamed it.
 _NEW_NAME = "activation_checkpointing"
 CHECKPOINTING = _NEW_NAME if hasattr(SFTConfig, _NEW_NAME) else "gradient_checkpointing"
@@ -48,19 +54,28 @@ def make_trainer(
     tokenizer: Path | None = None,
     **options: Any,
 ) -> Trainer:
-    """Build a trainer of transformers or TRL, on a CPU, that logs each step and reads the rows in order.
+    """Build a trainer of transformers or TRL, on a CPU, that logs each step and reads the rows in
+    order.
 
-    Rows have ``input_ids`` and ``labels``; packed rows with ``position_ids`` for transformers and ``seq_lengths`` for
-    TRL. ``settings`` are fields of the arguments of the run, ``options`` arguments of the class. The tokenizer is by
-    default that of the model.
+    Rows have ``input_ids`` and ``labels``; packed rows with ``position_ids`` for transformers and
+    ``seq_lengths`` for TRL. ``settings`` are fields of the arguments of the run, ``options``
+    arguments of the class. The tokenizer is by default that of the model.
     """
     is_trl, is_packed = issubclass(trainer_class, SFTTrainer), "seq_lengths" in rows[0]
     common = {
-        "use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no",
-        "train_sampling_strategy": "sequential", "max_grad_norm": MAX_GRAD_NORM, "learning_rate": LEARNING_RATE,
-        "lr_scheduler_type": "constant", "per_device_train_batch_size": 4, CHECKPOINTING: False,
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "train_sampling_strategy": "sequential",
+        "max_grad_norm": MAX_GRAD_NORM,
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "per_device_train_batch_size": 4,
+        CHECKPOINTING: False,
         "bf16": False,
-    }  # fmt: skip
+    }
     if is_trl:
         of_trl = {
             "loss_type": "nll",
@@ -76,11 +91,16 @@ def make_trainer(
     model = load(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     processing_class = AutoTokenizer.from_pretrained(tokenizer or model.config.name_or_path)
     if not is_trl:
-        # The Trainer's own adds an attention mask, with which models ignore the documents of a packed row.
+        # The Trainer's own adds an attention mask, with which models ignore the documents of a
+        # packed row.
         collator = default_data_collator if is_packed else DataCollatorForSeq2Seq(processing_class)
         options = {"data_collator": collator} | options
     return trainer_class(
-        model, args, train_dataset=Dataset.from_list(rows), processing_class=processing_class, **options
+        model,
+        args,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=processing_class,
+        **options,
     )
 
 
@@ -100,7 +120,9 @@ def run_recipe(cfg: Any) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def ragged_rows(num_rows: int, *, seed: int = 0, vocab_size: int = 320) -> list[dict[str, list[int]]]:
+def ragged_rows(
+    num_rows: int, *, seed: int = 0, vocab_size: int = 320
+) -> list[dict[str, list[int]]]:
     """Rows of 3 to 40 random tokens, the first third of which is a prompt without labels."""
     generator = torch.Generator().manual_seed(seed)
     rows = []

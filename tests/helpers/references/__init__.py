@@ -1,1 +1,3 @@
-"""Formulas once more, written from papers and contracts alone: float64, loops, no code of the package."""
+"""Formulas once more, written from papers and contracts alone: float64, loops, no code of the
+package.
+"""

@@ -1,4 +1,6 @@
-"""The loss from hidden states and head once more in float64, with whole logits, and the batches of its tests."""
+"""The loss from hidden states and head once more in float64, with whole logits, and the batches of
+its tests.
+"""
 
 from typing import NamedTuple
 
@@ -35,8 +37,20 @@ class Values(NamedTuple):
     bias: torch.Tensor | None
 
 
-def random_head(num_tokens, *, seed=0, rows=1, dim=16, vocab_size=37, dtype=torch.float32, bias=True, ignored=0.2):
-    """Logits of a standard deviation of 2; coefficients of 0 to 2 over the number of valid tokens."""
+def random_head(
+    num_tokens,
+    *,
+    seed=0,
+    rows=1,
+    dim=16,
+    vocab_size=37,
+    dtype=torch.float32,
+    bias=True,
+    ignored=0.2,
+):
+    """Logits of a standard deviation of 2; coefficients of 0 to 2 over the number
+    of valid tokens.
+    """
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(rows, num_tokens // rows, dim, generator=generator).to(dtype)
     weight = (torch.randn(vocab_size, dim, generator=generator) * 2 * dim**-0.5).to(dtype)
@@ -50,26 +64,35 @@ def random_head(num_tokens, *, seed=0, rows=1, dim=16, vocab_size=37, dtype=torc
 
 
 def values_of(function, batch, upstream=1.0, wanted=("hidden", "weight", "bias"), device="cpu"):
-    """Call ``function(head, labels, coefficients)``, which gives a sum and losses, and take the gradients.
+    """Call ``function(head, labels, coefficients)``, which gives a sum and losses, and take the
+    gradients.
 
     Computed on a device, returned on the CPU.
     """
     head = HeadInput(
         *(
-            None if tensor is None else tensor.detach().to(device, copy=True).requires_grad_(name in wanted)
+            None
+            if tensor is None
+            else tensor.detach().to(device, copy=True).requires_grad_(name in wanted)
             for name, tensor in zip(HeadInput._fields, batch.head, strict=True)
         )
     )
     total, losses = function(head, batch.labels.to(device), batch.coefficients.to(device))
     if total.requires_grad:
         (total * upstream).backward()
-    values = [total.detach(), losses.detach(), *(None if tensor is None else tensor.grad for tensor in head)]
+    values = [
+        total.detach(),
+        losses.detach(),
+        *(None if tensor is None else tensor.grad for tensor in head),
+    ]
     return Values(*(None if value is None else value.cpu() for value in values))
 
 
 def reference(head, labels, coefficients):
     """The function itself, for :func:`values_of`; of float64 heads it is the truth."""
-    log_probs = F.linear(*head).log_softmax(dim=-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    log_probs = (
+        F.linear(*head).log_softmax(dim=-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    )
     losses = torch.where(labels == IGNORED, 0.0, -log_probs)
     return (losses * coefficients.to(losses.dtype)).sum(), losses
 
@@ -82,20 +105,28 @@ def truth_of(batch, upstream=1.0):
 def tolerances(batch, upstream=1.0):
     """How far each value may be from the truth in float32, element by element, in the worst case.
 
-    A sum of n products is within n eps of the sum of their magnitudes. So the logits are; it shifts the logarithm of a
-    probability by at most twice that, beside the tolerances of the loss on logits, and the gradient of the logits by as
-    much of c (p + onehot). The normalizer is a sum over the vocabulary, whose v rounding errors of eps / 2 add up as in
-    a random walk: within sqrt(v) eps of it (Higham and Mary 2019, lambda = 2), which shifts the logarithm by as much.
-    The sums that gradients and total are made of come on top.
+    A sum of n products is within n eps of the sum of their magnitudes. So the logits are; it shifts
+    the logarithm of a probability by at most twice that, beside the tolerances of the loss on
+    logits, and the gradient of the logits by as much of c (p + onehot). The normalizer is a sum
+    over the vocabulary, whose v rounding errors of eps / 2 add up as in a random walk: within
+    sqrt(v) eps of it (Higham and Mary 2019, lambda = 2), which shifts the logarithm by as much. The
+    sums that gradients and total are made of come on top.
     """
-    hidden, weight, bias = (None if tensor is None else tensor.detach().double() for tensor in batch.head)
+    hidden, weight, bias = (
+        None if tensor is None else tensor.detach().double() for tensor in batch.head
+    )
     hidden = hidden.flatten(0, 1)
-    labels, coefficients = batch.labels.flatten(), batch.coefficients.flatten().double().abs() * abs(upstream)
+    labels, coefficients = (
+        batch.labels.flatten(),
+        batch.coefficients.flatten().double().abs() * abs(upstream),
+    )
     magnitudes = hidden.abs() @ weight.abs().t() + (0 if bias is None else bias.abs())
     shift = 2 * (hidden.shape[1] + 1) * EPS * magnitudes.amax(dim=1) + weight.shape[0] ** 0.5 * EPS
     probabilities = F.linear(hidden, weight, bias).softmax(dim=1)
     labels = labels.clamp(min=0)[:, None]
-    terms = coefficients[:, None] * probabilities.scatter_add(1, labels, torch.ones_like(labels, dtype=torch.float64))
+    terms = coefficients[:, None] * probabilities.scatter_add(
+        1, labels, torch.ones_like(labels, dtype=torch.float64)
+    )
     error = terms * (shift[:, None] + GRADIENT_TOL)
     losses = -probabilities.gather(1, labels)[:, 0].log()
     loss_error = shift + LOSS_RTOL * losses.clamp_min(1)
@@ -117,7 +148,9 @@ def assert_equal_truth(values, batch, upstream=1.0):
         if value is not None:
             assert torch.isfinite(value).all(), name
             excess = (value.double() - truth).abs() - tolerance
-            assert float(excess.max()) <= 0, f"{name} is beyond its tolerance by {float(excess.max())}"
+            assert float(excess.max()) <= 0, (
+                f"{name} is beyond its tolerance by {float(excess.max())}"
+            )
 
 
 def relative_error(value, truth):

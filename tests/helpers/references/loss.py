@@ -1,4 +1,6 @@
-"""The loss once more in float64, with a plain log_softmax, and the batches and tolerances of its tests."""
+"""The loss once more in float64, with a plain log_softmax, and the batches and tolerances of its
+tests.
+"""
 
 import torch
 
@@ -6,13 +8,14 @@ from helpers.fakes.label_batches import EPS, random_labels
 from helpers.references.tfidf import IGNORED
 from tfidf_tune.weighting import TokenWeighting
 
-# A token's cross-entropy in fp32 is lse - x: a maximum, an exponential, a sum over the vocabulary, a logarithm, a
-# difference, each about an eps of values below 16, so 16 eps of the loss near ln v; the weights bring 24 eps, the mean
-# over the tokens 14. That is 54, taken up to 64.
+# A token's cross-entropy in fp32 is lse - x: a maximum, an exponential, a sum over the vocabulary,
+# a logarithm, a difference, each about an eps of values below 16, so 16 eps of the loss near ln v;
+# the weights bring 24 eps, the mean over the tokens 14. That is 54, taken up to 64.
 LOSS_RTOL = 64 * EPS
 
-# The gradient is w / M (softmax - onehot): the weight brings 24 eps, the exponent x - lse below 24 an eps for each unit
-# of it, the rest a few. Relative to w / M, since the difference at the label may cancel.
+# The gradient is w / M (softmax - onehot): the weight brings 24 eps, the exponent x - lse below 24
+# an eps for each unit of it, the rest a few. Relative to w / M, since the difference at the label
+# may cancel.
 GRADIENT_TOL = 64 * EPS
 
 
@@ -44,7 +47,9 @@ def random_batch(seed, rows=3, length=21, vocab_size=50, dtype=torch.float32):
 
 
 def reference_loss(logits, labels, weights=None, upstream=1.0):
-    """Return -1/M sum_i w_i log P(x_i) and its gradient with respect to the logits, both float64."""
+    """Return -1/M sum_i w_i log P(x_i) and its gradient with respect to the
+    logits, both float64.
+    """
     logits = logits.detach().double().requires_grad_()
     valid = labels != IGNORED
     weights = valid.double() if weights is None else torch.as_tensor(weights, dtype=torch.float64)
@@ -54,7 +59,9 @@ def reference_loss(logits, labels, weights=None, upstream=1.0):
     return loss.detach(), gradient
 
 
-def loss_and_gradient(loss_function, logits, labels, upstream=1.0, num_chunks=None, device="cpu", **arguments):
+def loss_and_gradient(
+    loss_function, logits, labels, upstream=1.0, num_chunks=None, device="cpu", **arguments
+):
     """The same from a loss of ours, computed on a device, returned on the CPU.
 
     With ``num_chunks`` the logits come as torchtune's models return them.
@@ -75,4 +82,6 @@ def assert_loss_equals_reference(loss, expected):
 def assert_gradient_equals_reference(gradient, expected, scale=1.0):
     """``scale`` is the largest w / M, times the upstream gradient."""
     assert float(expected.abs().max()) > 0
-    torch.testing.assert_close(gradient.double(), expected, rtol=GRADIENT_TOL, atol=GRADIENT_TOL * scale)
+    torch.testing.assert_close(
+        gradient.double(), expected, rtol=GRADIENT_TOL, atol=GRADIENT_TOL * scale
+    )

@@ -1,7 +1,8 @@
-"""The weightings beside TF-IDF once more: Python's own integers and floats, loops over tokens, no tensors.
+"""The weightings beside TF-IDF once more: Python's own integers and floats, loops over tokens, no
+tensors.
 
-Written from the equations and the contract. The constants of the hash stand here a second time on purpose: another
-hash would hide other tokens of a corpus, so that a run could not be repeated.
+Written from the equations and the contract. The constants of the hash stand here a second time on
+purpose: another hash would hide other tokens of a corpus, so that a run could not be repeated.
 """
 
 import math
@@ -24,7 +25,9 @@ def reference_mix(number):
 
 
 def reference_context_hash(context, length, seed=0):
-    """Of the tokens before a position in the order of the text; only the last ``length`` of them count."""
+    """Of the tokens before a position in the order of the text; only the last ``length`` of them
+    count.
+    """
     polynomial = seed * BASE**length
     for distance, token in enumerate(reversed(context[-length:])):
         polynomial += (token + 1) * BASE**distance
@@ -39,14 +42,19 @@ def contexts_of(labels, document_ids=None):
         for position in range(len(tokens)):
             first = position
             while first > 0 and tokens[first - 1] != IGNORED:
-                if document_ids is not None and document_ids[row][first - 1] != document_ids[row][position]:
+                if (
+                    document_ids is not None
+                    and document_ids[row][first - 1] != document_ids[row][position]
+                ):
                     break
                 first -= 1
             contexts[-1].append(tokens[first:position])
     return contexts
 
 
-def reference_goldfish(labels, document_ids=None, *, strategy="hash", k=4, h=13, seed=0, special=()):
+def reference_goldfish(
+    labels, document_ids=None, *, strategy="hash", k=4, h=13, seed=0, special=()
+):
     """The weights of the tokens that are kept, as lists of floats."""
     contexts = contexts_of(labels, document_ids)
 
@@ -58,25 +66,33 @@ def reference_goldfish(labels, document_ids=None, *, strategy="hash", k=4, h=13,
         return len(context) < h or reference_context_hash(context, h, seed) * k >= HASH_RANGE
 
     kept = [
-        [float(token != IGNORED and is_kept(token, context)) for token, context in zip(*row, strict=True)]
+        [
+            float(token != IGNORED and is_kept(token, context))
+            for token, context in zip(*row, strict=True)
+        ]
         for row in zip(labels, contexts, strict=True)
     ]
     return mean_1(kept, labels)
 
 
 def reference_difficulty(kind, gamma, log_probabilities, labels):
-    """Weights of ``mile`` or ``focal`` from the log-probabilities of the whole vocabulary, nested lists."""
+    """Weights of ``mile`` or ``focal`` from the log-probabilities of the whole vocabulary, nested
+    lists.
+    """
 
     def raw_weight(token, of_vocabulary):
         if token == IGNORED:
             return 0.0
         if kind == "focal":
             return (-math.expm1(of_vocabulary[token])) ** gamma
-        entropy = -math.fsum(math.exp(value) * value for value in of_vocabulary if value > -math.inf)
+        entropy = -math.fsum(
+            math.exp(value) * value for value in of_vocabulary if value > -math.inf
+        )
         return (1 + entropy) ** gamma
 
     raw = [
-        [raw_weight(*token) for token in zip(*row, strict=True)] for row in zip(labels, log_probabilities, strict=True)
+        [raw_weight(*token) for token in zip(*row, strict=True)]
+        for row in zip(labels, log_probabilities, strict=True)
     ]
     return mean_1(raw, labels)
 
@@ -88,7 +104,13 @@ class ReferenceRepetition:
 
     def __init__(self, *, h, k, alpha, span, quantile, sample, num_buckets, min_length=1):
         self.min_length = min_length
-        self.h, self.alpha, self.span, self.sample, self.num_buckets = h, alpha, span, sample, num_buckets
+        self.h, self.alpha, self.span, self.sample, self.num_buckets = (
+            h,
+            alpha,
+            span,
+            sample,
+            num_buckets,
+        )
         self.share = 1 - Fraction(str(quantile))
         self.choices = list(combinations(range(1, h + 1), k))
         self.table = {}
@@ -97,13 +119,18 @@ class ReferenceRepetition:
     def __call__(self, labels, document_ids=None, training=True, first_pass=True):
         """Weights as lists of floats."""
         contexts = contexts_of(labels, document_ids)
-        keys = [[self.keys(*pair) for pair in zip(*row, strict=True)] for row in zip(labels, contexts, strict=True)]
+        keys = [
+            [self.keys(*pair) for pair in zip(*row, strict=True)]
+            for row in zip(labels, contexts, strict=True)
+        ]
         counts = [[self.count(of_token, first_pass) for of_token in row] for row in keys]
         if training and first_pass:
             self.put_in(keys, document_ids)
         return [
             [
-                0.0 if token == IGNORED else (1 + self.repeats(row, position, labels, contexts, counts)) ** -self.alpha
+                0.0
+                if token == IGNORED
+                else (1 + self.repeats(row, position, labels, contexts, counts)) ** -self.alpha
                 for position, token in enumerate(tokens)
             ]
             for row, tokens in enumerate(labels)
@@ -115,14 +142,18 @@ class ReferenceRepetition:
             return []
         found = []
         for number, choice in enumerate(self.choices, 1):
-            hashed, other = (self.hashed(token, context, number, choice, base) for base in (BASE, SECOND_BASE))
+            hashed, other = (
+                self.hashed(token, context, number, choice, base) for base in (BASE, SECOND_BASE)
+            )
             if hashed * self.sample < HASH_RANGE:
                 found.append((hashed % self.num_buckets, other % 2**20))
         return found
 
     def hashed(self, token, context, number, choice, base):
         polynomial = token + 1 + number * base ** (self.h + 1)
-        return reference_mix((polynomial + sum((context[-d] + 1) * base**d for d in choice)) % PRIME)
+        return reference_mix(
+            (polynomial + sum((context[-d] + 1) * base**d for d in choice)) % PRIME
+        )
 
     def count(self, keys, first_pass):
         if not keys:
@@ -132,7 +163,9 @@ class ReferenceRepetition:
         return count if first_pass else max(count - 1, 0)
 
     def put_in(self, keys, document_ids):
-        """The majority vote: another key of a bucket lowers the count of the one that is there, or takes its place."""
+        """The majority vote: another key of a bucket lowers the count of the one that is there, or
+        takes its place.
+        """
         num_documents = Counter()
         for number, row in enumerate(keys):
             ids = document_ids[number] if document_ids else [0] * len(row)
@@ -151,7 +184,8 @@ class ReferenceRepetition:
                 self.num_taken += 1
 
     def repeats(self, row, position, labels, contexts, counts):
-        # A document goes from as many tokens back as there is context to where the next context is shorter.
+        # A document goes from as many tokens back as there is context to where the next context is
+        # shorter.
         first, last = position - len(contexts[row][position]), position
         while last + 1 < len(labels[row]) and len(contexts[row][last + 1]) > 0:
             last += 1
@@ -170,4 +204,8 @@ class ReferenceRepetition:
 
 def mean_1(raw, labels):
     """Scaled to mean 1 over the valid tokens; zeros where no token weighs anything."""
-    return reference_unit_mean(raw, labels) if any(weight > 0 for row in raw for weight in row) else raw
+    return (
+        reference_unit_mean(raw, labels)
+        if any(weight > 0 for row in raw for weight in row)
+        else raw
+    )

@@ -1,4 +1,6 @@
-"""The memorization probe once more, as one function: all passages and prefix lengths, without BOS and the harness."""
+"""The memorization probe once more, as one function: all passages and prefix lengths, without BOS
+and the harness.
+"""
 
 from functools import partial
 
@@ -9,7 +11,16 @@ from tfidf_tune.probe.memorization import compare_continuation
 from tfidf_tune.probe.prompts import cut_passage
 
 
-def probe(model, tokenizer, passages, *, prefix_lengths=PREFIX_LENGTHS, max_new_tokens=128, batch_size=64, offset=0):
+def probe(
+    model,
+    tokenizer,
+    passages,
+    *,
+    prefix_lengths=PREFIX_LENGTHS,
+    max_new_tokens=128,
+    batch_size=64,
+    offset=0,
+):
     """Return a ``ProbeSample`` for each prefix length and passage, ordered by prefix length.
 
     A completion is asked for once, from its own prompt; its ``prefix_length`` is 0.
@@ -20,13 +31,19 @@ def probe(model, tokenizer, passages, *, prefix_lengths=PREFIX_LENGTHS, max_new_
     model.eval()
     asked = []
     for number, prefix_length in enumerate(prefix_lengths):
-        asked += [(passage, prefix_length) for passage in passages if passage.num_prompt is None or number == 0]
+        asked += [
+            (passage, prefix_length)
+            for passage in passages
+            if passage.num_prompt is None or number == 0
+        ]
     divided = [cut_passage(passage, length, max_new_tokens, offset) for passage, length in asked]
     prompts, references = zip(*divided, strict=True)
     # Decoding stops at EOS, unless one of the references has it.
     ends = [decoding.end_of(reference, tokenizer.eos_id) for reference in references]
     made = decoding.continue_prompts(
-        partial(decoding.greedy_continuations, model, eos_id=None if None in ends else tokenizer.eos_id),
+        partial(
+            decoding.greedy_continuations, model, eos_id=None if None in ends else tokenizer.eos_id
+        ),
         prompts,
         [len(reference) for reference in references],
         batch_size=batch_size,

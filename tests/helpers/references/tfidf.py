@@ -1,6 +1,8 @@
-"""The equations of the TF-IDF weights and loss, once more: float64, dictionaries and loops, no tensors.
+"""The equations of the TF-IDF weights and loss, once more: float64, dictionaries and loops, no
+tensors.
 
-Written from the paper and the contract alone, so that it shares no idea with the implementation that it judges.
+Written from the paper and the contract alone, so that it shares no idea with the implementation
+that it judges.
 """
 
 import math
@@ -10,7 +12,9 @@ IGNORED = -100
 
 
 class ReferenceTFIDF:
-    """w = tf * idf / mean(tf * idf), the document frequencies counted anew over the whole window at every call."""
+    """w = tf * idf / mean(tf * idf), the document frequencies counted anew over the whole window at
+    every call.
+    """
 
     def __init__(self, num_batches=16, tf="count", max_weight=None):
         self.tf = tf
@@ -21,9 +25,12 @@ class ReferenceTFIDF:
     def __call__(self, labels, document_ids=None, training=True, counted=None):
         """Take labels as lists of ids, one list for each row; return weights as lists of floats.
 
-        ``counted`` are the tokens that are counted in place of the labels and the document of each, as such lists.
+        ``counted`` are the tokens that are counted in place of the labels and the document of each,
+        as such lists.
         """
-        return reference_unit_mean(self.raw(labels, document_ids, training, counted), labels, self.max_weight)
+        return reference_unit_mean(
+            self.raw(labels, document_ids, training, counted), labels, self.max_weight
+        )
 
     def raw(self, labels, document_ids=None, training=True, counted=None):
         """The weights before they are scaled."""
@@ -66,7 +73,9 @@ class ReferenceTFIDF:
 
 
 def reference_unit_mean(raw, labels, cap=None):
-    """Scale to mean 1 over the valid tokens; with a cap, find the scale c of min(c * w', cap) by bisection."""
+    """Scale to mean 1 over the valid tokens; with a cap, find the scale c of min(c * w', cap) by
+    bisection.
+    """
     valid = [
         weight
         for weights, tokens in zip(raw, labels, strict=True)
@@ -78,7 +87,11 @@ def reference_unit_mean(raw, labels, cap=None):
     if cap is None:
         scale, cap = len(valid) / math.fsum(valid), math.inf
     else:
-        low, high = 0.0, cap / min(valid)  # nothing weighs anything; everything is at the cap, the mean at least 1
+        # Nothing weighs anything; everything is at the cap, the mean at least 1.
+        low, high = (
+            0.0,
+            cap / min(valid),
+        )
         for _ in range(200):
             scale = (low + high) / 2
             mean = math.fsum(min(scale * weight, cap) for weight in valid) / len(valid)

@@ -52,20 +52,29 @@ def files(tmp_path_factory):
     (folder / "text.txt").write_text("\n".join(texts))
     make_tokenizer(folder / "model", folder / "text.txt")
     make_llama(folder / "model", max_position_embeddings=512)
-    (folder / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "train.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    )
     tokenizer = hf_tokenizer(str(folder / "model"))
     ids = tokenizer.encode(" ".join(texts), add_eos=False)
     passages = [
         Passage(
-            id=f"{kind}-{number}", kind=kind, text="", token_ids=ids[50 * number : 50 * number + 40], num_injections=0,
-            positions=[], source="test", tokenizer=tokenizer.name,
+            id=f"{kind}-{number}",
+            kind=kind,
+            text="",
+            token_ids=ids[50 * number : 50 * number + 40],
+            num_injections=0,
+            positions=[],
+            source="test",
+            tokenizer=tokenizer.name,
             tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
         )
         for number, kind in enumerate(("target", "target", "control"))
-    ]  # fmt: skip
+    ]
     write_probe_file(folder / "probe.jsonl", passages)
     gc.collect()
-    gc.freeze()  # Axolotl collects garbage for every batch that it packs, and has imported a million objects
+    # Axolotl collects garbage for every batch that it packs, and has imported a million objects.
+    gc.freeze()
     return folder
 
 
@@ -142,9 +151,13 @@ def test_uniform_weights_are_stock_axolotl(settings, accumulation, packing, adap
     ours = run(settings | PLUGIN | {"token_weighting": "uniform"}).state.log_history
 
     assert len(logged(ours, "loss")) == 3
-    assert_close(logged(ours, "loss", "grad_norm"), logged(stock, "loss", "grad_norm"), rtol=1e-6, atol=0)
+    assert_close(
+        logged(ours, "loss", "grad_norm"), logged(stock, "loss", "grad_norm"), rtol=1e-6, atol=0
+    )
     assert_close(logged(ours, "eval_loss"), logged(stock, "eval_loss"), rtol=1e-6, atol=0)
-    if accumulation == 1:  # else Axolotl averages the mini-batches, but the cross-entropy is over tokens
+    if (
+        accumulation == 1
+    ):  # else Axolotl averages the mini-batches, but the cross-entropy is over tokens
         assert_close(logged(ours, "loss"), logged(ours, "cross_entropy"), rtol=1e-6, atol=0)
 
 
@@ -164,7 +177,9 @@ def test_packed_documents_are_documents_of_the_weights_and_of_attention(settings
         assert len(documents) > len(labels) == 2
         assert sum(map(len, documents)) == (labels != -100).sum()
         unpacked = pad_sequence(documents, batch_first=True, padding_value=-100)
-        assert_close(weights[labels != -100], reference(unpacked)[unpacked != -100], rtol=1e-6, atol=1e-6)
+        assert_close(
+            weights[labels != -100], reference(unpacked)[unpacked != -100], rtol=1e-6, atol=1e-6
+        )
 
     batch = next(iter(trainer.get_train_dataloader()))
     inputs = {name: value for name, value in batch.items() if name != "labels"}
@@ -182,7 +197,10 @@ def test_packed_documents_are_documents_of_the_weights_and_of_attention(settings
 
 def test_all_tokens_but_padding_are_counted_without_packing(settings):
     recorded.clear()
-    counted = {"token_weighting": f"{__name__}.Recording", "token_weighting_args": {"counted": "tokens"}}
+    counted = {
+        "token_weighting": f"{__name__}.Recording",
+        "token_weighting_args": {"counted": "tokens"},
+    }
     run(settings | PLUGIN | {"sample_packing": False} | counted)
 
     assert len(recorded) == 3
@@ -203,28 +221,46 @@ def test_the_example_runs_by_the_command_and_resumes(files, tmp_path):
     example["memorization_monitor"]["probe_file"] = str(files / "probe.jsonl")
     example_file = tmp_path / "axolotl.yaml"
     example_file.write_text(yaml.safe_dump(example))
-    command = [Path(sys.executable).with_name("axolotl"), "train", example_file, "--launcher", "python"]
+    command = [
+        Path(sys.executable).with_name("axolotl"),
+        "train",
+        example_file,
+        "--launcher",
+        "python",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
     last = f"checkpoint-{example['max_steps']}"
     whole = json.loads((folder / last / "trainer_state.json").read_text())["log_history"]
     resumed = run(
-        example | {"output_dir": str(tmp_path / "resumed"), "resume_from_checkpoint": str(folder / "checkpoint-10")}
+        example
+        | {
+            "output_dir": str(tmp_path / "resumed"),
+            "resume_from_checkpoint": str(folder / "checkpoint-10"),
+        }
     ).state.log_history
 
     assert yaml.safe_load(snippet("trainers.md", "Axolotl", "yaml")).items() <= example.items()
     assert len(logged(whole, "loss", *WEIGHTS)) == 20
     assert all(entry[0] > 0.1 for entry in logged(whole, "weight_std"))
     assert len(logged(whole, *MONITORED)) >= 2
-    assert_close(logged(resumed, "loss", "grad_norm", *WEIGHTS), logged(whole, "loss", "grad_norm", *WEIGHTS))
+    assert_close(
+        logged(resumed, "loss", "grad_norm", *WEIGHTS), logged(whole, "loss", "grad_norm", *WEIGHTS)
+    )
     assert_close(logged(resumed, *MONITORED), logged(whole, *MONITORED))
-    for name, load in (("adapter_model.safetensors", load_file), ("token_weighting.pth", torch.load)):
+    for name, load in (
+        ("adapter_model.safetensors", load_file),
+        ("token_weighting.pth", torch.load),
+    ):
         assert_close(load(tmp_path / "resumed" / last / name), load(folder / last / name))
     assert torch.load(folder / last / "token_weighting.pth")["window.num_updates"] == 2 * 20
 
 
 def test_our_commands_are_commands_of_axolotls():
-    for arguments, said in ((["tasks"], "tfidf_tune/tasks\n"), (["audit", "--help"], "usage: tfidf-tune audit")):
+    for arguments, said in (
+        (["tasks"], "tfidf_tune/tasks\n"),
+        (["audit", "--help"], "usage: tfidf-tune audit"),
+    ):
         command = [Path(sys.executable).with_name("axolotl"), "tfidf-tune", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-5000:]
@@ -259,7 +295,9 @@ def test_weights_in_a_trainer_of_the_user(settings, tmp_path):
 
     trainer.config = None
     batch = next(iter(trainer.get_train_dataloader()))
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     try:
         trainer.compute_loss(DistributedDataParallel(trainer.model.train()), batch)
     finally:
@@ -268,10 +306,19 @@ def test_weights_in_a_trainer_of_the_user(settings, tmp_path):
 
 
 REFUSED = [
-    ({"token_weighting": "tdidf"}, "token_weighting is 'tdidf': possible are tfidf, goldfish, .*dotted path"),
+    (
+        {"token_weighting": "tdidf"},
+        "token_weighting is 'tdidf': possible are tfidf, goldfish, .*dotted path",
+    ),
     ({"token_weightings": "mile"}, "token_weightings is no key .*; did you mean 'token_weighting'"),
-    ({"token_weighting_args": {"num_batch": 4}}, "token_weighting_args: .*'num_batch'; possible are num_batches, tf, "),
-    ({"memorization_monitor": {"every_n_steps": 5}}, "memorization_monitor: .*'probe_file'; possible are probe_file, "),
+    (
+        {"token_weighting_args": {"num_batch": 4}},
+        "token_weighting_args: .*'num_batch'; possible are num_batches, tf, ",
+    ),
+    (
+        {"memorization_monitor": {"every_n_steps": 5}},
+        "memorization_monitor: .*'probe_file'; possible are probe_file, ",
+    ),
     (
         {"memorization_monitor": {"probe_file": "none.jsonl", "every_n_steps": 5}},
         "probe_file of memorization_monitor is none.jsonl: there is no such file",
@@ -282,12 +329,27 @@ REFUSED = [
     ({"chunked_cross_entropy": True}, "chunked_cross_entropy is True, which puts another loss"),
     ({"orpo_alpha": 0.1}, "orpo_alpha is 0.1, which puts another loss"),
     ({"context_parallel_size": 2}, "context_parallel_size is 2"),
-    ({"token_weighting_args": {"counted": "tokens"}}, "sample_packing is true, .* set sample_packing to false, or "),
-]  # fmt: skip
+    (
+        {"token_weighting_args": {"counted": "tokens"}},
+        "sample_packing is true, .* set sample_packing to false, or ",
+    ),
+]
 OTHER_PLUGINS = [
-    ("liger.LigerPlugin", {"liger_fused_linear_cross_entropy": True}, "liger_fused_linear_cross_entropy is True"),
-    ("liger.LigerPlugin", {"liger_cross_entropy": True}, "liger_cross_entropy is True, which puts another loss"),
-    ("cut_cross_entropy.CutCrossEntropyPlugin", {}, "cut_cross_entropy is True, which puts another loss"),
+    (
+        "liger.LigerPlugin",
+        {"liger_fused_linear_cross_entropy": True},
+        "liger_fused_linear_cross_entropy is True",
+    ),
+    (
+        "liger.LigerPlugin",
+        {"liger_cross_entropy": True},
+        "liger_cross_entropy is True, which puts another loss",
+    ),
+    (
+        "cut_cross_entropy.CutCrossEntropyPlugin",
+        {},
+        "cut_cross_entropy is True, which puts another loss",
+    ),
     ("kd.KDPlugin", {"kd_trainer": True}, "KDPlugin has a trainer of its own"),
 ]
 

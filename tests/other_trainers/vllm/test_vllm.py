@@ -20,10 +20,18 @@ def model(tmp_path_factory):
     eos = hf_tokenizer(str(folder)).eos_id
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=64, max_position_embeddings=256, eos_token_id=eos, bos_token_id=None,
+        vocab_size=512,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=256,
+        eos_token_id=eos,
+        bos_token_id=None,
         initializer_range=0.3,
-    )  # fmt: skip
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
@@ -49,20 +57,44 @@ def texts(tmp_path_factory):
 def samples(folder, task):
     (file,) = folder.rglob(f"samples_{task}_*.jsonl")
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    return {(row["doc"]["passage_id"], row["doc"].get("attack"), row["doc"].get("prefix_length")): row for row in rows}
+    return {
+        (row["doc"]["passage_id"], row["doc"].get("attack"), row["doc"].get("prefix_length")): row
+        for row in rows
+    }
 
 
 @pytest.mark.parametrize("kind", ["model", "adapter"])
 def test_vllm_answers_as_transformers(model, adapter, texts, tmp_path, capsys, kind):
     named = {"model": model, "adapter": adapter}[kind]
     options = [
-        *(str(named), str(texts), "--num-targets", "6", "--num-controls", "6", "--block-size", "96"),
-        *("--prefix-lengths", "16", "32", "--max-new-tokens", "24", "--attacks", "greedy", "noise", "sampling"),
+        *(
+            str(named),
+            str(texts),
+            "--num-targets",
+            "6",
+            "--num-controls",
+            "6",
+            "--block-size",
+            "96",
+        ),
+        *(
+            "--prefix-lengths",
+            "16",
+            "32",
+            "--max-new-tokens",
+            "24",
+            "--attacks",
+            "greedy",
+            "noise",
+            "sampling",
+        ),
         *("--num-samples", "4", "--dtype", "float32", "--tokenizer", str(model)),
     ]
     main([*options, "--output-dir", str(tmp_path / "vllm"), "--backend", "vllm"])
     main([*options, "--output-dir", str(tmp_path / "hf")])
-    ours, theirs = (samples(tmp_path / name, "tfidf_memorization_prefixes") for name in ("vllm", "hf"))
+    ours, theirs = (
+        samples(tmp_path / name, "tfidf_memorization_prefixes") for name in ("vllm", "hf")
+    )
     greedy = [key for key in ours if key[1] != "sampling"]
     assert len(greedy) == 12 * (2 + 1)
     for key in greedy:
@@ -76,16 +108,37 @@ def test_vllm_answers_as_transformers(model, adapter, texts, tmp_path, capsys, k
         return
     ours, theirs = (samples(tmp_path / name, "tfidf_membership") for name in ("vllm", "hf"))
     for key, row in ours.items():
-        (nll, greedy_), (expected, greedy_expected) = row["filtered_resps"][0], theirs[key]["filtered_resps"][0]
-        # Float32 in other orders: relative errors of some 1e-6 of 80 sums of log-probabilities of about 10.
+        (nll, greedy_), (expected, greedy_expected) = (
+            row["filtered_resps"][0],
+            theirs[key]["filtered_resps"][0],
+        )
+        # Float32 in other orders: relative errors of some 1e-6 of 80 sums of log-probabilities of
+        # about 10.
         assert abs(float(nll) - float(expected)) < 1e-4 * abs(float(expected))
         assert greedy_ == greedy_expected
 
 
 def test_what_cannot_work_is_refused_before_the_model_is_asked(model, texts, tmp_path):
-    options = [str(model), str(texts), "--num-targets", "2", "--num-controls", "0", "--backend", "vllm"]
+    options = [
+        str(model),
+        str(texts),
+        "--num-targets",
+        "2",
+        "--num-controls",
+        "0",
+        "--backend",
+        "vllm",
+    ]
     with pytest.raises(ValueError, match="vLLM takes no --device cpu"):
         main([*options, "--output-dir", str(tmp_path / "device"), "--device", "cpu"])
-    long = ["--block-size", "192", "--prefix-lengths", "100", "--max-new-tokens", "100", "--model-args"]
+    long = [
+        "--block-size",
+        "192",
+        "--prefix-lengths",
+        "100",
+        "--max-new-tokens",
+        "100",
+        "--model-args",
+    ]
     with pytest.raises(ValueError, match="192 tokens together, more than the model's 160: shorten"):
         main([*options, *long, "max_model_len=160", "--output-dir", str(tmp_path / "long")])

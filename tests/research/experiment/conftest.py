@@ -16,7 +16,9 @@ from research.experiment.__main__ import main
 
 @pytest.fixture
 def experiment_file(tmp_path, recipe_config):
-    """Make the file of an experiment: ``experiment_file(seeds=[0, 1])``; ``lora=True`` for an adapter."""
+    """Make the file of an experiment: ``experiment_file(seeds=[0, 1])``; ``lora=True`` for an
+    adapter.
+    """
 
     def make(*, lora=False, **keys):
         OmegaConf.save(recipe_config(lora=lora), tmp_path / "training.yaml")
@@ -46,7 +48,9 @@ def experiment_file(tmp_path, recipe_config):
 
 @pytest.fixture
 def stubbed(tmp_path, monkeypatch):
-    """Run experiments with fakes: ``stubbed(file, "seeds=[0,1]")`` returns the failures and what was done."""
+    """Run experiments with fakes: ``stubbed(file, "seeds=[0,1]")`` returns the failures and what
+    was done.
+    """
     folder = tmp_path / "stubs"
     folder.mkdir()
     monkeypatch.setenv("STUBS", str(folder))
@@ -64,7 +68,9 @@ def stubbed(tmp_path, monkeypatch):
 
 @pytest.fixture
 def start_command(tmp_path):
-    """Start ``tfidf-tune experiment`` in a process forked from this one; returns it and the file of its output."""
+    """Start ``tfidf-tune experiment`` in a process forked from this one; returns it and the file of
+    its output.
+    """
     started = []
 
     def start(*arguments):

@@ -24,7 +24,9 @@ def test_a_start_is_complete_or_missing_and_its_output_is_in_the_log(tmp_path):
     assert "Traceback" in (tmp_path / "log4").read_text()
 
 
-def test_a_job_that_a_cluster_starts_again_continues_its_run(experiment_file, stubbed, tmp_path, monkeypatch):
+def test_a_job_that_a_cluster_starts_again_continues_its_run(
+    experiment_file, stubbed, tmp_path, monkeypatch
+):
     run = expand(load_experiment(experiment_file()))[0]
     monkeypatch.setenv("SUBMITIT_FOLDER", str(tmp_path))
     journal = tmp_path / "0.jsonl"

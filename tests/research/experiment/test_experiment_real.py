@@ -17,7 +17,8 @@ from tfidf_tune.results import import_results
 def test_it_measures_what_the_librarys_probe_measures(
     experiment_file, tmp_path, tiny_checkpoint, text_file, capsys, monkeypatch
 ):
-    monkeypatch.setattr(_run, "make_executor", lambda launcher, folder: ForkExecutor(folder))  # saves imports
+    # Saves imports.
+    monkeypatch.setattr(_run, "make_executor", lambda launcher, folder: ForkExecutor(folder))
     perplexity = {"wikitext2_source": str(text_file), "block_size": 32, "num_blocks": 5}
     file = experiment_file(
         lora=True,
@@ -35,16 +36,21 @@ def test_it_measures_what_the_librarys_probe_measures(
     results = import_results([out])
     runs = results.checkpoints
     assert [(run.model, run.objective, run.seed) for run in runs] == [
-        ("Tiny (LoRA)", "CE", 0), ("Tiny (LoRA)", "TF-IDF", 0),
-    ]  # fmt: skip
+        ("Tiny (LoRA)", "CE", 0),
+        ("Tiny (LoRA)", "TF-IDF", 0),
+    ]
     tokenizer = hf_tokenizer(str(tiny_checkpoint))
     blocks = text_blocks(tokenizer, load_documents(str(text_file)), block_size=32, num_blocks=5)
     losses = []
     for number, run in enumerate(runs):
         model, passages = load_model(run.checkpoint), read_probe_file(f"{run.folder}/probe.jsonl")
         samples = probe(model, tokenizer, passages, prefix_lengths=(8,), max_new_tokens=16)
-        assert {one.prompt_label: one for one, _ in run.samples} == {one.prompt_label: one for one in samples}
-        nll = results.scores[(results.scores["checkpoint"] == number) & (results.scores["metric"] == "nll")]
+        assert {one.prompt_label: one for one, _ in run.samples} == {
+            one.prompt_label: one for one in samples
+        }
+        nll = results.scores[
+            (results.scores["checkpoint"] == number) & (results.scores["metric"] == "nll")
+        ]
         losses.append((nll["value"] * nll["count"]).sum() / nll["count"].sum())
         assert math.exp(losses[-1]) == pytest.approx(token_perplexity(model, blocks), rel=1e-4)
     assert losses[0] != losses[1], "different objectives, different models"

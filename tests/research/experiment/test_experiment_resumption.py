@@ -34,7 +34,11 @@ def run_folder(tmp_path):
 def test_every_cell_is_done_once_with_its_logs(experiment_file, stubbed, run_folder):
     assert stubbed(experiment_file()) == ([], ALL)
 
-    assert json.loads((run_folder / "cell.json").read_text()) == {"model": "Tiny (full)", "objective": "CE", "seed": 0}
+    assert json.loads((run_folder / "cell.json").read_text()) == {
+        "model": "Tiny (full)",
+        "objective": "CE",
+        "seed": 0,
+    }
     assert "step 1 of 1\nprinted without Python\n" in (run_folder / "train.log").read_text()
     assert "with batches of 64" in (run_folder / "eval.log").read_text()
     assert stubbed(experiment_file()) == ([], [])
@@ -46,15 +50,23 @@ def test_only_additions_are_done(experiment_file, stubbed, run_folder):
 
     evaluation = SMALL_CELLS[1].replace(TASK, "tfidf_wikitext2_ppl")
     assert stubbed(file, MORE_TASKS, "eval.metadata.num_blocks=3") == ([], [evaluation])
-    failures, done = stubbed(file, "seeds=[0,1]", "milestones=[50,100]", "learning_rates=[0.0005,0.001]")
+    failures, done = stubbed(
+        file, "seeds=[0,1]", "milestones=[50,100]", "learning_rates=[0.0005,0.001]"
+    )
     runs = [f"train lr{rate}/seed{seed}" for seed in (0, 1) for rate in ("0.0005", "0.001")]
-    assert (failures, [line for line in done if line.startswith("train")], len(done)) == ([], runs, 12)
+    assert (failures, [line for line in done if line.startswith("train")], len(done)) == (
+        [],
+        runs,
+        12,
+    )
     assert stubbed(file, "seeds=[0,1]", "learning_rates=[0.0005,0.001]") == ([], [])
     names = json.loads((run_folder.parent / "lr0.0005" / "seed0" / "cell.json").read_text())
     assert names == {"model": "Tiny (full)", "objective": "CE", "learning_rate": 0.0005, "seed": 0}
 
 
-def test_cells_with_different_settings_are_refused_and_kept(experiment_file, stubbed, tmp_path, capsys):
+def test_cells_with_different_settings_are_refused_and_kept(
+    experiment_file, stubbed, tmp_path, capsys
+):
     file = experiment_file(**SMALL)
     stubbed(file)
     before = sorted(tmp_path.glob("out/**/*"))
@@ -66,7 +78,10 @@ def test_cells_with_different_settings_are_refused_and_kept(experiment_file, stu
         ("eval.metadata.prefix_lengths=[9]", "metadata.prefix_lengths was [8], is [9]"),
         ("eval.limit=3", "limit was null, is 3"),
         ("eval.dtype=bf16", 'dtype was "float32", is "bfloat16"'),
-        ("milestones=[60,100]", "has no checkpoint_60pct; checkpoints are only written during training"),
+        (
+            "milestones=[60,100]",
+            "has no checkpoint_60pct; checkpoints are only written during training",
+        ),
     ):
         with pytest.raises(ValueError, match="made with different settings") as refused:
             stubbed(file, override)
@@ -78,7 +93,9 @@ def test_cells_with_different_settings_are_refused_and_kept(experiment_file, stu
         assert message in printed
     assert sorted(tmp_path.glob("out/**/*")) == before
     # These do not affect results.
-    assert stubbed(file, "eval.batch_size=3", "eval.device=cuda", "overrides.log_every_n_steps=7") == ([], [])
+    assert stubbed(
+        file, "eval.batch_size=3", "eval.device=cuda", "overrides.log_every_n_steps=7"
+    ) == ([], [])
 
 
 def test_overwrite_repeats_only_what_changed(experiment_file, stubbed):
@@ -87,12 +104,15 @@ def test_overwrite_repeats_only_what_changed(experiment_file, stubbed):
 
     assert stubbed(experiment_file(), ce, overwrite=True) == ([], ALL[:3])
     assert stubbed(experiment_file(), ce, "eval.limit=3", overwrite=True) == (
-        [], [line for line in ALL if line.startswith("evaluate")],
-    )  # fmt: skip
+        [],
+        [line for line in ALL if line.startswith("evaluate")],
+    )
     assert stubbed(experiment_file(), ce, "eval.limit=3") == ([], [])
 
 
-def test_unfinished_cells_are_emptied_and_repeated(experiment_file, stubbed, run_folder, monkeypatch):
+def test_unfinished_cells_are_emptied_and_repeated(
+    experiment_file, stubbed, run_folder, monkeypatch
+):
     file = experiment_file(**SMALL)
     stubbed(file)
     cell = run_folder / "evaluation" / "checkpoint_100pct"
@@ -103,18 +123,23 @@ def test_unfinished_cells_are_emptied_and_repeated(experiment_file, stubbed, run
     def interrupt(path):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:  # a run that is being emptied is unfinished from the start
+    # A run that is being emptied is unfinished from the start.
+    with monkeypatch.context() as patched:
         patched.setattr(_cells, "remove_path", interrupt)
         with pytest.raises(KeyboardInterrupt):
             stubbed(file, "overrides.batch_size=2", overwrite=True)
     assert stubbed(file) == ([], SMALL_CELLS)
     shutil.rmtree(run_folder / "checkpoint_100pct")  # once evaluated, it can be deleted
     assert stubbed(file) == ([], [])
-    with pytest.raises(ValueError, match="has no checkpoint_100pct; checkpoints are only written during training"):
+    with pytest.raises(
+        ValueError, match="has no checkpoint_100pct; checkpoints are only written during training"
+    ):
         stubbed(file, MORE_TASKS)
 
 
-def test_a_folder_that_does_not_belong_to_an_experiment_is_not_touched(experiment_file, stubbed, run_folder):
+def test_a_folder_that_does_not_belong_to_an_experiment_is_not_touched(
+    experiment_file, stubbed, run_folder
+):
     run_folder.mkdir(parents=True)
     (run_folder / "thesis.txt").write_text("mine")
 
@@ -123,7 +148,8 @@ def test_a_folder_that_does_not_belong_to_an_experiment_is_not_touched(experimen
 
     assert (run_folder / "thesis.txt").read_text() == "mine"
 
-    (run_folder / "thesis.txt").rename(run_folder / f".cell.tfidf-tune-{'0' * 32}.json")  # of a killed process
+    # Of a killed process.
+    (run_folder / "thesis.txt").rename(run_folder / f".cell.tfidf-tune-{'0' * 32}.json")
     assert stubbed(experiment_file(**SMALL)) == ([], SMALL_CELLS)
     shutil.rmtree(run_folder.parents[2])
     jobs = run_folder.parents[2] / "jobs"
@@ -159,7 +185,12 @@ def is_running(pid):
     ("sent", "hanging", "repeated", "message"),
     [
         (signal.SIGKILL, "evaluate tf-idf checkpoint_100pct", ALL[5:], ""),
-        (signal.SIGTERM, "train", ALL, "error: ended by SIGTERM; the same command continues from here\n"),
+        (
+            signal.SIGTERM,
+            "train",
+            ALL,
+            "error: ended by SIGTERM; the same command continues from here\n",
+        ),
         (signal.SIGINT, "train", ALL, "interrupted; the same command continues from here\n"),
     ],
 )
@@ -171,7 +202,12 @@ def test_a_command_that_is_ended_ends_its_jobs_and_the_next_one_continues(
     num_hanging = 2 if hanging == "train" else 1
     listed, lock = stubbed.folder / "hanging", tmp_path / "out" / ".jobs.lock"
     process, printed = start_command(file, "--jobs", "2")
-    wait_for(lambda: not process.is_alive() or (listed.exists() and len(listed.read_text().split()) == num_hanging))
+    wait_for(
+        lambda: (
+            not process.is_alive()
+            or (listed.exists() and len(listed.read_text().split()) == num_hanging)
+        )
+    )
     assert process.is_alive(), printed.read_text()
     wait_for(lambda: printed.read_text().count("done    ") == len(ALL) - len(repeated))
     with pytest.raises(BlockingIOError, match="another experiment"):

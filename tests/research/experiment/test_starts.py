@@ -14,22 +14,42 @@ from tfidf_tune.training import HFCheckpointer, Run, build_model
 from tfidf_tune.training import load_model as load_weights
 
 SIZES = {"vocab_size": 300, "num_layers": 2, "num_heads": 4, "embed_dim": 32, "max_seq_len": 32}
-LLAMA = {"_component_": "torchtune.models.llama2.llama2", **SIZES, "num_kv_heads": 2, "intermediate_dim": 48}
+LLAMA = {
+    "_component_": "torchtune.models.llama2.llama2",
+    **SIZES,
+    "num_kv_heads": 2,
+    "intermediate_dim": 48,
+}
 NEOX = {"_component_": "tfidf_tune.models.gpt_neox.gpt_neox", **SIZES, "intermediate_dim": 80}
 GPTJ = {"_component_": "tfidf_tune.models.gptj.gptj", **SIZES, "rotary_dim": 4}
 LORA = {"lora_attn_modules": ["q_proj"], "lora_rank": 2, "lora_alpha": 4, "lora_dropout": 0.1}
 SECTIONS = {
-    "llama": LLAMA | {"num_kv_heads": 4, "intermediate_dim": None, "norm_eps": 1e-2, "rope_base": 50},
+    "llama": LLAMA
+    | {"num_kv_heads": 4, "intermediate_dim": None, "norm_eps": 1e-2, "rope_base": 50},
     "gpt_neox": NEOX
-    | {"rotary_pct": 0.5, "rope_base": 50.0, "norm_eps": 1e-2, "use_parallel_residual": False, "attention_bias": False},
+    | {
+        "rotary_pct": 0.5,
+        "rope_base": 50.0,
+        "norm_eps": 1e-2,
+        "use_parallel_residual": False,
+        "attention_bias": False,
+    },
     "gptj-lora": GPTJ | LORA | {"_component_": "tfidf_tune.models.gptj.lora_gptj"},
 }
-COMPLETE = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+COMPLETE = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
 
 
 @pytest.fixture(scope="module")
 def trained_tokenizer(tmp_path_factory):
-    return train_embedded_tokenizer(tmp_path_factory.mktemp("tokenizer") / "bpe", vocab_size=SIZES["vocab_size"])
+    return train_embedded_tokenizer(
+        tmp_path_factory.mktemp("tokenizer") / "bpe", vocab_size=SIZES["vocab_size"]
+    )
 
 
 @pytest.fixture
@@ -69,7 +89,10 @@ def test_a_random_model_has_the_architecture_of_the_section(name, tmp_path):
 
 @pytest.mark.parametrize("make", [random_model, trained_model])
 def test_an_unsupported_builder_is_refused(make, tmp_path):
-    with pytest.raises(ValueError, match=r"a start cannot be made for the model a\.b: use torchtune\.models\.llama2"):
+    with pytest.raises(
+        ValueError,
+        match=r"a start cannot be made for the model a\.b: use torchtune\.models\.llama2",
+    ):
         make(tmp_path, {"_component_": "a.b"}, 0)
 
     assert list(tmp_path.iterdir()) == []
