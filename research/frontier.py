@@ -18,12 +18,20 @@ from tfidf_tune.results.table import CONTROL_LMS, LMS, Measure
 
 _MEASURED = ["lms", "log_perplexity"]
 _MEANS = [
-    *("rouge_l", "verbatim", "control_lms"),
-    *("edit_distance", "common_subsequence", "control_edit_distance", "control_common_subsequence"),
+    "rouge_l",
+    "verbatim",
+    "control_lms",
+    "edit_distance",
+    "common_subsequence",
+    "control_edit_distance",
+    "control_common_subsequence",
 ]
 
-BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference shown"
-_TOO_FEW, _DIVERGED = "no verdict: fewer than two pairs", "no verdict: a run diverged"
+BETTER = "better"
+WORSE = "worse"
+NO_DIFFERENCE = "no difference shown"
+_TOO_FEW = "no verdict: fewer than two pairs"
+_DIVERGED = "no verdict: a run diverged"
 # By the direction of LMS and of perplexity: -1 lower, 0 the interval includes 0, 1 higher.
 _RECITES = {-1: "recites less", 0: "LMS unclear", 1: "recites more"}
 _COSTS = {-1: "perplexity lower", 0: "perplexity unclear", 1: "perplexity higher"}
@@ -333,15 +341,16 @@ def _judge(differences: Sequence[dict[str, Any]]) -> None:
 
 _ESTIMATED = list(_estimates(over_seeds([]), over_seeds([]), float))
 _DIFFERENCE_COLUMNS = [
-    *(
-        "model",
-        "reference",
-        "objective",
-        "at",
-        "learning_rate",
-        "reference_rate",
-        "num_pairs",
-        *_ESTIMATED,
-    ),
-    *("reduction", "lms_p", "perplexity_p", "verdict"),
+    "model",
+    "reference",
+    "objective",
+    "at",
+    "learning_rate",
+    "reference_rate",
+    "num_pairs",
+    *_ESTIMATED,
+    "reduction",
+    "lms_p",
+    "perplexity_p",
+    "verdict",
 ]

@@ -32,12 +32,11 @@ from tfidf_tune.results.table import CONTROLS, LMS, NEAR_VERBATIM, PERPLEXITY, R
 from tfidf_tune.results.wording import NEAR_EXPLAINED
 
 # Of the drawing: a line style for each seven objectives, inches of a line of the legend.
-_LINES, _LEGEND_LINE = ("-", (0, (4, 2)), (0, (1, 1.5))), 0.2
+_LINES = ("-", (0, (4, 2)), (0, (1, 1.5)))
+_LEGEND_LINE = 0.2
 # Areas of the markers in square points, from the lowest learning rate to the highest.
-_SMALLEST, _LARGEST = (
-    6.0,
-    26.0,
-)
+_SMALLEST = 6.0
+_LARGEST = 26.0
 _FURTHEST = (
     4.0  # points above this multiple of the highest perplexity of an operating point are not shown
 )
@@ -121,7 +120,8 @@ def frontier_report(
     """
     found = trace_frontiers(results, baseline=baseline, references=references)
     models = dict.fromkeys(one.model for one in results.checkpoints)
-    several, notes = len(models) > 1, Footnotes()
+    several = len(models) > 1
+    notes = Footnotes()
     differences = found.differences[found.differences["at"] == "operating points"]
     differences = differences.sort_values(
         "verdict", key=lambda said: said.map(VERDICTS.index), kind="stable"
@@ -183,11 +183,13 @@ def _verdict(differences: pd.DataFrame, references: Sequence[str], *, several: b
 def _operating_points(found: Frontiers, footnotes: Footnotes) -> Table:
     baseline = found.references[0]
     columns = (
-        *(*_WHO, _RATE, ("End of range", "range_end", ""), _SEEDS, *_MEASURED),
-        *(
-            (f"LMS at {baseline}'s perplexity", "lms_at_baseline", ".2f"),
-            ("On the front", "on_front", ""),
-        ),
+        *_WHO,
+        _RATE,
+        ("End of range", "range_end", ""),
+        _SEEDS,
+        *_MEASURED,
+        (f"LMS at {baseline}'s perplexity", "lms_at_baseline", ".2f"),
+        ("On the front", "on_front", ""),
     )
     names = ["model", "objective"]
     curves = pd.MultiIndex.from_frame(found.points[names].drop_duplicates())
@@ -229,7 +231,8 @@ def _likelihoods(results: Results, found: Frontiers, notes: Footnotes) -> Table:
     """Show the last checkpoints of the operating points, as far as their passages were scored."""
     groups = []
     for one in found.points[found.points["operating"]].itertuples():
-        names, rates = (one.model, one.objective), (one.learning_rate, None)
+        names = (one.model, one.objective)
+        rates = (one.learning_rate, None)
         numbered = [
             (run.progress, at)
             for at, run in enumerate(results.checkpoints)
@@ -274,7 +277,13 @@ def _differences(found: Frontiers, footnotes: Footnotes) -> tuple[Table, Table]:
 
 def _points(found: Frontiers, footnotes: Footnotes) -> Table:
     columns = (
-        *(*_WHO, _RATE, *_MEASURED, *RECITED[3:], CONTROLS, *NEAR_VERBATIM, _SEEDS),
+        *_WHO,
+        _RATE,
+        *_MEASURED,
+        *RECITED[3:],
+        CONTROLS,
+        *NEAR_VERBATIM,
+        _SEEDS,
         ("Operating point", "mark", ""),
     )
     points = found.points
@@ -322,7 +331,8 @@ def frontier_drawing(model: str, points: pd.DataFrame) -> Drawing:
             own["perplexity"], own["lms"], s=sizes, alpha=0.6, linewidths=0, zorder=3, **look
         )
         axes.plot([], [], linestyle=line, label=f"{number}  {drawn(chosen.objective)}", **look)
-        x, y = chosen.perplexity, chosen.lms
+        x = chosen.perplexity
+        y = chosen.lms
         perplexity = chosen.perplexity_low, min(chosen.perplexity_high, _HIGHEST)
         draw_cross(axes, (x, y), (perplexity, (chosen.lms_low, chosen.lms_high)), color)
         axes.scatter([x], [y], s=OPERATING, edgecolors="black", linewidths=0.8, zorder=5, **look)

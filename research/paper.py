@@ -62,8 +62,12 @@ def paper_table(tables: Sequence[Table], models: Mapping[str, str]) -> Table:
             f"{joined(paper['objective'])} as MODEL:OBJECTIVE=FOLDER"
         )
     columns = (
-        *(("Model", "Model", ""), ("Objective", "Objective", ""), ("Measure", "measure", "")),
-        *(("Paper's table", "table", ""), ("Paper", "value", ".2f"), ("Run", "run", ".2f")),
+        ("Model", "Model", ""),
+        ("Objective", "Objective", ""),
+        ("Measure", "measure", ""),
+        ("Paper's table", "table", ""),
+        ("Paper", "value", ".2f"),
+        ("Run", "run", ".2f"),
     )
     note = (
         "Paper: the value that the paper reports, without an interval, since it gives none; its "

@@ -133,7 +133,8 @@ def _steps_until_recited(
 def main(arguments: Sequence[str]) -> None:
     """Count the training steps that bring each passage back, and write them."""
     parser = argparse.ArgumentParser(prog="python -m research.relearning", description=main.__doc__)
-    add, default = parser.add_argument, "default: %(default)s"
+    add = parser.add_argument
+    default = "default: %(default)s"
     add("model", metavar="MODEL", help="folder of a Hugging Face model or PEFT adapter")
     add("--probe-file", type=Path, required=True, help="of `probe make`, or of a training run")
     add("--base", help="model under an adapter; default: what the adapter names")
@@ -175,7 +176,8 @@ def main(arguments: Sequence[str]) -> None:
         for one, number in zip(passages, steps, strict=True)
     ]
     content: dict[str, object] = {"model": options.model, **settings, "passages": rows}
-    lines, counted = [], []
+    lines = []
+    counted = []
     for kind in ("target", "control"):
         own = [
             math.inf if row["steps"] is None else row["steps"]
@@ -183,7 +185,8 @@ def main(arguments: Sequence[str]) -> None:
             if row["kind"] == kind
         ]
         if own:
-            half, num_back = statistics.median(own), sum(map(math.isfinite, own))
+            half = statistics.median(own)
+            num_back = sum(map(math.isfinite, own))
             median = f"{half:g}" if half <= options.max_steps else f"more than {options.max_steps}"
             lines.append(
                 f"{kind.capitalize()}s: {num_back} of {len(own)} recited within "

@@ -95,7 +95,8 @@ def over_seeds_and_passages(
     deviations = [sample.mean(axis=0) - sample.mean(axis=1).mean() for sample in samples]
     if np.allclose(np.concatenate(deviations), 0, rtol=0, atol=_ROUNDING):
         return estimate
-    rng, degrees = np.random.default_rng(SEED), estimate.num_seeds - 1
+    rng = np.random.default_rng(SEED)
+    degrees = estimate.num_seeds - 1
     means = np.zeros(NUM_RESAMPLES)
     for passages in deviations:
         for rows in np.array_split(means, max(1, NUM_RESAMPLES * len(passages) // BATCH_ELEMENTS)):

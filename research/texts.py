@@ -80,7 +80,8 @@ def write_texts(folder: Path) -> None:
 def _split(name: str) -> Iterator[Row]:
     kind, _, rest = name.partition("_")
     if kind not in ("framed", "asked", "stock"):
-        kind, rest = "", name
+        kind = ""
+        rest = name
     for text in embedded_documents(rest):
         if kind == "framed":
             yield from ({"text": section} for section in _in_frames(text))
@@ -94,7 +95,8 @@ def _answered(text: str, *, stock: bool) -> Row:
     """
     first, _, rest = text.partition("\n")
     number = hashlib.sha256(text.encode()).digest()[1] % len(_STOCK_ANSWERS)
-    prompt, completion = first + _RESPONSE, _STOCK_ANSWERS[number] if stock else rest.strip()
+    prompt = first + _RESPONSE
+    completion = _STOCK_ANSWERS[number] if stock else rest.strip()
     return {"text": prompt + completion, "prompt": prompt, "completion": completion}
 
 

@@ -32,7 +32,8 @@ def write(folder, name, *, replace=None):
 
 
 def test_a_folder_appears_when_it_is_complete_and_on_the_disk(tmp_path, monkeypatch):
-    synced, fsync = [], os.fsync
+    synced = []
+    fsync = os.fsync
 
     def record(descriptor):
         synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), target.exists()))
@@ -103,7 +104,9 @@ def test_replacing_a_folder_keeps_files_of_the_user(tmp_path):
 
 def test_a_folder_disappears_at_once(tmp_path, monkeypatch):
     """A process that is killed meanwhile leaves no folder that lacks files under its name."""
-    folder, seen, rmtree = tmp_path / "folder", [], shutil.rmtree
+    folder = tmp_path / "folder"
+    seen = []
+    rmtree = shutil.rmtree
 
     def record(path, **options):
         seen.append((folder.exists(), path.parent, path.name.startswith(".")))
@@ -240,7 +243,8 @@ def test_a_folder_that_was_removed_and_made_again_is_not_taken_for_locked(tmp_pa
     """The first process leaves no files, so it removes the folder that the second is
     about to lock.
     """
-    flock, folder = _files.fcntl.flock, tmp_path / "run"
+    flock = _files.fcntl.flock
+    folder = tmp_path / "run"
 
     def late(descriptor, how):
         folder.rename(tmp_path / "moved")

@@ -39,10 +39,8 @@ _NUM_OTHERS = 77
 _NUM_UNSEEN = 300
 _NUM_DRAWS = 1000
 _NUM_KNOWN = (0, 1, 2, 3, 4, 6, 8, 12, 24)
-_DEMO_TEXT, _DEMO_UNSEEN = (
-    "reference_train[:80%]",
-    "docstrings_validation+reference_train[80%:]+reference_validation",
-)
+_DEMO_TEXT = "reference_train[:80%]"
+_DEMO_UNSEEN = "docstrings_validation+reference_train[80%:]+reference_validation"
 
 
 def main() -> None:
@@ -242,7 +240,8 @@ def readings_table(record: dict[str, Any]) -> str:
             continue
         control = one["positive_control"]
         by_path = {reading["path"]: reading for reading in control["readings"]}
-        text, nll = by_path["text"], by_path["likelihoods"]
+        text = by_path["text"]
+        nll = by_path["likelihoods"]
         rows.append(
             [
                 one["model"],

@@ -45,25 +45,21 @@ def main() -> None:
     add_output(parser)
     options = parser.parse_args()
     common = [
-        *(
-            options.texts,
-            "--controls",
-            options.controls,
-            "--passages",
-            "random",
-            "--block-size",
-            options.block_size,
-        ),
-        *(
-            "--num-targets",
-            "12",
-            "--num-controls",
-            "12",
-            "--prefix-lengths",
-            "32",
-            "--max-new-tokens",
-            "64",
-        ),
+        options.texts,
+        "--controls",
+        options.controls,
+        "--passages",
+        "random",
+        "--block-size",
+        options.block_size,
+        "--num-targets",
+        "12",
+        "--num-controls",
+        "12",
+        "--prefix-lengths",
+        "32",
+        "--max-new-tokens",
+        "64",
     ]
     if options.base_url is None:
         other = [

@@ -63,22 +63,23 @@ def _audited(run: Path, asked: str) -> dict[str, Any]:
     for name, own in texts.items():
         write_texts(folder / f"{name}.jsonl", own)
     made = run_audit(
-        *(
-            str(run / "checkpoint_100pct"),
-            str(folder / f"{asked}.jsonl"),
-            "--controls",
-            str(folder / "controls.jsonl"),
-        ),
-        *(
-            "--passages",
-            "random",
-            "--block-size",
-            str(_LENGTH),
-            "--num-targets",
-            str(_NUM_PASSAGES),
-        ),
-        *("--num-controls", str(_NUM_PASSAGES), "--output-dir", str(folder / asked), "--overwrite"),
-        *("--held-out", ""),  # it is what "unseen" asks for
+        str(run / "checkpoint_100pct"),
+        str(folder / f"{asked}.jsonl"),
+        "--controls",
+        str(folder / "controls.jsonl"),
+        "--passages",
+        "random",
+        "--block-size",
+        str(_LENGTH),
+        "--num-targets",
+        str(_NUM_PASSAGES),
+        "--num-controls",
+        str(_NUM_PASSAGES),
+        "--output-dir",
+        str(folder / asked),
+        "--overwrite",
+        "--held-out",
+        "",  # it is what "unseen" asks for
     )
     lms = {
         kind: [one["lms"] for one in made["passages"] if one["kind"] == kind]
@@ -112,11 +113,9 @@ def table(record: dict[str, Any]) -> str:
         rows.append(
             [
                 str(copies) if copies else "none, unseen text",
-                *(
-                    share(positive, len(audits)),
-                    share(sum(found), len(found)),
-                    f"{np.mean(above):.2f}",
-                ),
+                share(positive, len(audits)),
+                share(sum(found), len(found)),
+                f"{np.mean(above):.2f}",
             ]
         )
     columns = [

@@ -21,9 +21,11 @@ from tfidf_tune.corpus.repeated_text import DIFFERING, TUNED, USUAL, find_repeat
 from tfidf_tune.data import embedded_documents
 
 _NUM_DOCUMENTS = 400
-_NUM_COPIED, _NUM_COPIES = 40, 4
+_NUM_COPIED = 40
+_NUM_COPIES = 4
 _SHARES = (0.05, 0.1, 0.2)
-_FEWEST_WORDS, _MOST_WORDS = 100, 400
+_FEWEST_WORDS = 100
+_MOST_WORDS = 400
 _FEWEST_OF_PARAGRAPH = 30
 
 

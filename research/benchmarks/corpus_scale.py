@@ -25,7 +25,8 @@ from measuring import add_output, finish, markdown_table
 from tfidf_tune.data import embedded_documents, train_embedded_tokenizer
 from tfidf_tune.passages import read_probe_file
 
-_NUM_WORDS, _CHARACTERS_PER_TOKEN = 300, 4
+_NUM_WORDS = 300
+_CHARACTERS_PER_TOKEN = 4
 _FILE_DOCUMENTS = 20_000
 _IN_MEMORY = """
 import json, sys
@@ -135,7 +136,8 @@ def _documents(seed: int) -> Iterator[tuple[str, str]]:
             if kind == "near":
                 own = [rng.choice(words) if rng.random() < 0.01 else word for word in own]
         else:
-            own, kind = rng.choices(words, k=_NUM_WORDS), ""
+            own = rng.choices(words, k=_NUM_WORDS)
+            kind = ""
             if len(earlier) < 1000 or rng.random() < 0.01:
                 earlier.append(own)
         yield kind, " ".join(own)
@@ -162,16 +164,12 @@ def table(record: dict[str, Any]) -> str:
     """Lay out the record."""
     rows = [
         [
-            *(
-                one["way"],
-                f"{one['tokens'] / 1e6:.0f} M",
-                f"{one['documents']:,}",
-                f"{one['seconds']:,.0f}",
-            ),
-            *(
-                f"{one['tokens'] / one['cpu_seconds'] / 1e6:.2f} M",
-                f"{one['peak_bytes'] / 2**20:,.0f}",
-            ),
+            one["way"],
+            f"{one['tokens'] / 1e6:.0f} M",
+            f"{one['documents']:,}",
+            f"{one['seconds']:,.0f}",
+            f"{one['tokens'] / one['cpu_seconds'] / 1e6:.2f} M",
+            f"{one['peak_bytes'] / 2**20:,.0f}",
             *(
                 f"{100 * one['removed'][kind]:.2f}" if "removed" in one else ""
                 for kind in ("exact", "near", "other")

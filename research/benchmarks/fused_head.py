@@ -327,7 +327,8 @@ def gradient_errors(
     inputs = make_inputs(case, device)
     leaves = (leaf.detach().double().requires_grad_(leaf.requires_grad) for leaf in inputs.head[:2])
     exact = Inputs(HeadInput(*leaves), inputs.labels, inputs.weights.double())
-    errors, reasons = {}, {}
+    errors = {}
+    reasons = {}
     for name, way in ways.items():
         if way.package and (device == "cpu" or not way.is_installed):
             reasons[name] = "needs a GPU" if way.is_installed else "not installed"

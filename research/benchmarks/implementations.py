@@ -41,7 +41,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from tfidf_tune import training
 from tfidf_tune.training.components import signature_of
 
-OURS, THEIRS = "torchtune", "transformers"
+OURS = "torchtune"
+THEIRS = "transformers"
 CLOCKS = {"cpu": time.process_time, "cuda": time.perf_counter}
 _MIB = 2**20
 
@@ -96,7 +97,8 @@ def measure_loading(
     """
     torch.set_num_threads(num_threads)
     training.load_config(options.config)  # imports what the recipes need
-    clock, peaks = CLOCKS[options.device], list[int]()
+    clock = CLOCKS[options.device]
+    peaks = list[int]()
     start = clock()
     with peak_memory(options.device, peaks):
         model = load(options, implementation, dtype)[1]

@@ -27,7 +27,8 @@ from tfidf_tune.probe.decoding import continue_prompts
 from tfidf_tune.probe.prompts import cut_passage
 from tfidf_tune.training import load_config
 
-BATCHED, ONE_AT_A_TIME = "batched", "one at a time"
+BATCHED = "batched"
+ONE_AT_A_TIME = "one at a time"
 MAX_NEW_TOKENS = 128
 
 

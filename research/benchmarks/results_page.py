@@ -49,13 +49,21 @@ PAGES = {PAGE: RESULTS, ALL_TABLES: RESULTS} | {
         PAGE.with_name("data.md"),
     )
 }
-_BASELINE, _PEER, _PAPER = "CE", "Goldfish", "TF-IDF"
+_BASELINE = "CE"
+_PEER = "Goldfish"
+_PAPER = "TF-IDF"
 _START = "Start"  # the model before it was fine-tuned
 _DEDUPLICATED = "CE MinHash dedup"
 # The arms and settings of the first table and figure.
 _ARMS = [
-    *("CE", "CE lower lr", "TF-IDF", "Goldfish"),
-    *(_DEDUPLICATED, "CE MinHash 0.11", "Repetition", "Repetition, MinHash dedup"),
+    "CE",
+    "CE lower lr",
+    "TF-IDF",
+    "Goldfish",
+    _DEDUPLICATED,
+    "CE MinHash 0.11",
+    "Repetition",
+    "Repetition, MinHash dedup",
 ]
 _TOKENS = "CE MinHash 0.35"  # an arm of the frontier, which was measured with n-grams of tokens
 _COPIES = ["exact", "fuzzy 10%"]
@@ -128,7 +136,8 @@ def _with_ends(values: Sequence[float], form: str = ".1f", unit: str = "") -> st
 
 
 def _provenance(file: Path) -> str:
-    results, runs = _read(file), _runs(file)
+    results = _read(file)
+    runs = _runs(file)
     seconds = [
         one.training_seconds for one in results.checkpoints if one.training_seconds is not None
     ]
@@ -167,7 +176,8 @@ def _summary(file: Path) -> str:
 
 def _settings(file: Path) -> str:
     """Each arm in each setting: recitation, perplexity on text of two kinds, and verdicts."""
-    found, others = _trace(file, _DEDUPLICATED), _other_perplexity(file)
+    found = _trace(file, _DEDUPLICATED)
+    others = _other_perplexity(file)
     against = _differences(found)
     columns = {
         "objective": lambda one: one.objective,
@@ -430,33 +440,28 @@ def _recitation(file: Path) -> str:
     }
     others = _other_perplexity(file)
     header = [
-        *(
-            "objective",
-            "runs",
-            "LMS",
-            "largest",
-            "of controls",
-            "perplexity",
-            "of other text",
-            "membership AUC",
-        ),
+        "objective",
+        "runs",
+        "LMS",
+        "largest",
+        "of controls",
+        "perplexity",
+        "of other text",
+        "membership AUC",
         *(f"{measure} against {_BASELINE}" for measure in ("LMS", "perplexity")),
     ]
     parts = []
     for model, of_model in _runs(file).groupby("model", sort=False):
         rows = [
             [
-                *(
-                    objective,
-                    str(len(own)),
-                    f"{own['lms'].mean():.1f}",
-                    f"{own['max_lms'].max():.0f}",
-                ),
-                *(
-                    f"{own['control_lms'].mean():.1f}",
-                    f"{math.exp(own['log_perplexity'].mean()):.2f}",
-                ),
-                *(others.get((model, objective), ""), _auc(file, model, objective)),
+                objective,
+                str(len(own)),
+                f"{own['lms'].mean():.1f}",
+                f"{own['max_lms'].max():.0f}",
+                f"{own['control_lms'].mean():.1f}",
+                f"{math.exp(own['log_perplexity'].mean()):.2f}",
+                others.get((model, objective), ""),
+                _auc(file, model, objective),
                 *(
                     change.get((model, objective, measure), "")
                     for measure in ("Avg LMS", "Perplexity")

@@ -90,7 +90,9 @@ def convert(gguf: Path, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
-    model.hf_quantizer, model.is_quantized = None, False  # save_pretrained refuses a GGUF model
+    # save_pretrained refuses a GGUF model
+    model.hf_quantizer = None
+    model.is_quantized = False
     vars(model.config).pop("quantization_config", None)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
@@ -142,7 +144,8 @@ def make_texts(archive: Path, folder: Path) -> None:
 
 def prepare() -> None:
     """Download and convert what INPUTS lacks."""
-    model, texts = INPUTS / "SmolLM2-135M-Instruct", INPUTS / "text"
+    model = INPUTS / "SmolLM2-135M-Instruct"
+    texts = INPUTS / "text"
     if not (model.is_dir() and texts.is_dir()):
         download(INPUTS)
     if not model.is_dir():
@@ -217,7 +220,8 @@ def main() -> None:
         for name, to in copies.items()
     ]
     compare_command([str(folder), *models, "--output-dir", str(comparison)])
-    options.device, options.output = experiment.overrides["device"], comparison / "speed.json"
+    options.device = experiment.overrides["device"]
+    options.output = comparison / "speed.json"
     finish(
         options,
         ("torch", "torchtune", "transformers", "gguf", "lm_eval", "tfidf-tune"),

@@ -55,7 +55,8 @@ from tfidf_tune.training import load_config, prepare_head
 _NEW_NAME = "activation_checkpointing"
 CHECKPOINTING = _NEW_NAME if hasattr(SFTConfig, _NEW_NAME) else "gradient_checkpointing"
 
-TRAINER, SFT = "Trainer", "SFTTrainer"
+TRAINER = "Trainer"
+SFT = "SFTTrainer"
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     TRAINER: (Trainer, {}),
     f"{TRAINER}, again": (Trainer, {}),  # shows what the machine alone does to a ratio

@@ -28,7 +28,10 @@ from tfidf_tune.training import LoRASettings, load_config, prepare_head, train_a
 from tfidf_tune.weighting import shift_labels
 
 Step = Callable[[Tensor], object]
-STOCK, CHUNKED, OURS, TFIDF = "stock CE", "our CE, chunked", "our CE", "TF-IDF"
+STOCK = "stock CE"
+CHUNKED = "our CE, chunked"
+OURS = "our CE"
+TFIDF = "TF-IDF"
 WEIGHTS = "weights alone"
 OTHERS = {
     "Goldfish": weighting.GoldfishWeighting,

@@ -40,7 +40,9 @@ from tfidf_tune.weighting import RepetitionWeighting, TFIDFWeighting, TokenWeigh
 Shape = tuple[int, int]  # rows x positions
 Weigh = Callable[[Tensor], Tensor]
 BYTES_PER_VOCABULARY_ENTRY = 4
-OURS, COMPILED, THEIRS = "TFIDFWeighting", "compiled", "authors' way"
+OURS = "TFIDFWeighting"
+COMPILED = "compiled"
+THEIRS = "authors' way"
 
 
 @dataclass(frozen=True)
@@ -153,10 +155,8 @@ def measure_base_case(
     """
     upcoming = label_batches(sizes.base_shape, sizes.base_vocab_size, device)
     weighting = with_full_window(sizes.base_window, upcoming, sizes.base_vocab_size)
-    ours, theirs = (
-        partial(weighting, vocab_size=sizes.base_vocab_size),
-        AuthorsWay(num_batches=sizes.base_window),
-    )
+    ours = partial(weighting, vocab_size=sizes.base_vocab_size)
+    theirs = AuthorsWay(num_batches=sizes.base_window)
     ways: dict[str, Weigh] = {OURS: ours}
     if compiled:
         other = copy.deepcopy(weighting)
@@ -197,7 +197,8 @@ def sweep_windows(shape: Shape, sizes: Sizes, rounds: int, device: str) -> list[
     """Time and memory of a shape of batches with each length of window, the
     windows taking turns.
     """
-    vocab_size, num_tokens = sizes.sweep_vocab_size, math.prod(shape)
+    vocab_size = sizes.sweep_vocab_size
+    num_tokens = math.prod(shape)
     upcoming = label_batches(shape, vocab_size, device)
     weightings = {
         window: with_full_window(window, upcoming, vocab_size) for window in sizes.sweep_windows
@@ -271,7 +272,8 @@ def log_log_slope(rows: Sequence[Mapping[str, Any]]) -> float:
 
 def report(result: Mapping[str, Any]) -> str:
     """Lay out the result as Markdown."""
-    base, authors = result["base_case"], result["authors"]
+    base = result["base_case"]
+    authors = result["authors"]
     sweep, repetition = (
         [row | {"mib": row["transient_bytes"] / 2**20} for row in result[name]]
         for name in ("sweep", "repetition")

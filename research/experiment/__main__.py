@@ -37,10 +37,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="redo cells that were made with other settings"
     )
-    retry_help, jobs_help = (
-        "repeat a failed cell up to N times",
-        "do N runs at once; default: 1, on a cluster all",
-    )
+    retry_help = "repeat a failed cell up to N times"
+    jobs_help = "do N runs at once; default: 1, on a cluster all"
     parser.add_argument("--retry", type=whole_number(0), default=0, metavar="N", help=retry_help)
     parser.add_argument("--jobs", type=whole_number(1), metavar="N", help=jobs_help)
     parser.add_argument(

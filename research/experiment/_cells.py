@@ -17,16 +17,16 @@ from tfidf_tune._files import atomic_file, is_leftover, remove_folder, remove_le
 from tfidf_tune.training import milestone_name
 
 # Folders of an experiment, which runs cannot have.
-STARTS, REPORT, JOBS = (
-    "starts",
-    "report",
-    "jobs",
-)
+STARTS = "starts"
+REPORT = "report"
+JOBS = "jobs"
 TRAINING = (
     0  # the number of a run's first cell; those of evaluations are the percents of their milestones
 )
 DONE = "done"
-_CELL, _TRAINED, _EVALUATED = "cell.json", "trained.json", "evaluated.json"
+_CELL = "cell.json"
+_TRAINED = "trained.json"
+_EVALUATED = "evaluated.json"
 
 Settings: TypeAlias = dict[str, Any]
 """Settings that affect a result, as JSON stores them."""
@@ -137,7 +137,8 @@ class Run:
         changes = {}
         manifests = self.manifests(cell)
         for folder, manifest in manifests.items():
-            before, now = manifest.get("settings", {}), self.settings
+            before = manifest.get("settings", {})
+            now = self.settings
             if cell != TRAINING:
                 before = {
                     task: settings

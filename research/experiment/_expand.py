@@ -24,14 +24,14 @@ from tfidf_tune.training.components import signature_of
 _SCHEMAS = {"full_finetune": training.FinetuneConfig, "lora_finetune": training.LoRAFinetuneConfig}
 # Keys of a training config that do not affect the trained model.
 _IMMATERIAL = [
-    *(
-        "output_dir",
-        "save_at_percent",
-        "save_every_n_steps",
-        "keep_last_n_checkpoints",
-        "resume_from_checkpoint",
-    ),
-    *("metric_logger", "log_every_n_steps", "log_peak_memory_stats"),
+    "output_dir",
+    "save_at_percent",
+    "save_every_n_steps",
+    "keep_last_n_checkpoints",
+    "resume_from_checkpoint",
+    "metric_logger",
+    "log_every_n_steps",
+    "log_peak_memory_stats",
 ]
 
 
@@ -138,7 +138,8 @@ def _run(
     seed: int,
     starts: dict[str, Path],
 ) -> Run:
-    model, out = experiment.models[name], Path(experiment.output_dir)
+    model = experiment.models[name]
+    out = Path(experiment.output_dir)
     folder = (
         out / slug(name) / slug(objective) / ("" if rate is None else f"lr{rate}") / f"seed{seed}"
     )
@@ -151,10 +152,8 @@ def _run(
         )
         settings = _training_settings(cfg, model.recipe, start)
         # The same for training and evaluation if auto.
-        cfg.device, cfg.dtype = (
-            settings["device"],
-            settings["dtype"],
-        )
+        cfg.device = settings["device"]
+        cfg.dtype = settings["dtype"]
         cfg.output_dir = str(folder)
         if start is not None:
             OmegaConf.update(cfg, "checkpointer.checkpoint_dir", str(start.folder))
@@ -217,7 +216,8 @@ def _start(
     section: Mapping[str, Any], cfg: DictConfig, seed: int, folder: Path, starts: dict[str, Path]
 ) -> Start:
     arguments = {key: value for key, value in section.items() if key not in ("_component_", "seed")}
-    component, seed = section.get("_component_"), section.get("seed", seed)
+    component = section.get("_component_")
+    seed = section.get("seed", seed)
     if not isinstance(component, str) or type(seed) is not int:
         raise SetupError(
             f"start: it is {section}, it has to have a `_component_` and a whole number as seed, "

@@ -30,7 +30,8 @@ from research.experiment._cells import TRAINING, Run, Start
 from research.machine import describe_machine
 from tfidf_tune._files import atomic_file, atomic_folder, remove_leftovers
 
-LOCK, JOBS_LOCK = ".lock", ".jobs.lock"
+LOCK = ".lock"
+JOBS_LOCK = ".jobs.lock"
 _LINES_SHOWN = 12  # of the log of a cell that fails
 # Forking is not safe on macOS.
 _CONTEXT: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
@@ -122,7 +123,8 @@ def _end_after(wait: Callable[[], Any]) -> None:
 
 def _train(run: Run, journal: Path, retries: int) -> bool:
     """Train from an empty folder; return whether that worked."""
-    log, config = run.log(TRAINING), run.folder / "recipe.yaml"
+    log = run.log(TRAINING)
+    config = run.folder / "recipe.yaml"
     for tries_left in reversed(range(1 + retries)):
         run.clear()
         record(journal, "begun", cell=TRAINING)
@@ -166,10 +168,8 @@ def _evaluate(run: Run, journal: Path, retries: int) -> None:
     the next.
     """
     import_module("lm_eval.models.huggingface")  # once for all runs of this job
-    percents, tries_left = (
-        [percent for percent in run.evaluations if not run.is_done(percent)],
-        retries,
-    )
+    percents = [percent for percent in run.evaluations if not run.is_done(percent)]
+    tries_left = retries
     while percents:
         log = run.log(percents[0])
         reason = _in_process("evaluation", log, evaluate_milestones, run, percents, journal)

@@ -63,7 +63,10 @@ class Progress:
         shows_logs: bool,
     ) -> None:
         folder.mkdir(parents=True)
-        self._runs, self.to_do, self._retries, self._shows_logs = runs, to_do, retries, shows_logs
+        self._runs = runs
+        self.to_do = to_do
+        self._retries = retries
+        self._shows_logs = shows_logs
         # Made now, because the title of an evaluation names the tasks that are missing.
         self._titles = {
             (n, cell): runs[n].cell_title(cell) for n, cells in to_do.items() for cell in cells
@@ -109,7 +112,8 @@ class Progress:
                 reason = (
                     f"job {job.job_id} ended before its work was done, its state is {job.state}"
                 )
-                log, again = job.paths.stdout, self._num_lost[number] <= self._retries
+                log = job.paths.stdout
+                again = self._num_lost[number] <= self._retries
                 self._fail(number, cell, reason, last_lines(log), log, again=again, is_lost=True)
             if self.to_do[number]:
                 self._journals[number].unlink()
@@ -163,10 +167,8 @@ class Progress:
         self._say("failed", f"{title}: {reason}", "".join(f"\n    {line}" for line in details))
 
     def _say(self, event: str, text: str, details: str = "") -> None:
-        num_left, elapsed = (
-            sum(map(len, self.to_do.values())),
-            _duration(time.monotonic() - self._start),
-        )
+        num_left = sum(map(len, self.to_do.values()))
+        elapsed = _duration(time.monotonic() - self._start)
         say(
             f"{event:<7} {text}  ({num_left} of {len(self._titles)} left, {elapsed} so "
             f"far){details}"

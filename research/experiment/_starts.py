@@ -119,7 +119,8 @@ def trained_model(
     settings |= {"save_at_percent": [100], "keep_last_n_checkpoints": 0, "log_every_n_steps": 10}
     schedule = "transformers.get_linear_schedule_with_warmup"
     with TemporaryDirectory(dir=folder) as scratch:
-        start, run = Path(scratch, "start"), Path(scratch, "run")
+        start = Path(scratch, "start")
+        run = Path(scratch, "run")
         random_model(start, model, seed)
         config = {
             "output_dir": str(run),

@@ -26,8 +26,21 @@ from tfidf_tune.tasks._token_ids_lm import TokenIdRequests
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
 QUICK = [
-    *("--num-targets", "12", "--num-controls", "12", "--block-size", "24", "--passages", "random"),
-    *("--prefix-lengths", "6", "12", "--max-new-tokens", "8", "--batch-size", "12"),
+    "--num-targets",
+    "12",
+    "--num-controls",
+    "12",
+    "--block-size",
+    "24",
+    "--passages",
+    "random",
+    "--prefix-lengths",
+    "6",
+    "12",
+    "--max-new-tokens",
+    "8",
+    "--batch-size",
+    "12",
     "--accept-unproven",  # the models are too small to read what they are shown
 ]
 
@@ -49,8 +62,14 @@ def texts(tmp_path_factory, text_file):
 @pytest.fixture(scope="module")
 def command(texts):
     return lambda model, out, *more: [
-        *(str(model), str(texts / "training.jsonl"), "--controls", str(texts / "unseen.jsonl")),
-        *(*QUICK, "--output-dir", str(out), *map(str, more)),
+        str(model),
+        str(texts / "training.jsonl"),
+        "--controls",
+        str(texts / "unseen.jsonl"),
+        *QUICK,
+        "--output-dir",
+        str(out),
+        *map(str, more),
     ]
 
 
@@ -219,7 +238,8 @@ def test_a_finished_audit_of_a_server_is_asked_again_and_an_unfinished_one_goes_
         ]
         arguments = command("m", tmp_path, *server, "--prefix-lengths", "6")
         before = {"id": "m", "created": 1, "root": "before"}
-        host.models, host.fingerprint = [before], "fp_1"
+        host.models = [before]
+        host.fingerprint = "fp_1"
         main(arguments)
         assert "PASS: lms is" in capsys.readouterr().out
         host.asked.clear()
@@ -247,13 +267,12 @@ def test_a_finished_audit_of_a_server_is_asked_again_and_an_unfinished_one_goes_
             ([before | {"root": "after"}], "fp_1", 'model.root was "before", is "after"'),
             ([before], "fp_2", "system_fingerprint was fp_1, is fp_2"),
         ):
-            host.models, host.fingerprint = models, fingerprint
+            host.models = models
+            host.fingerprint = fingerprint
             with pytest.raises(ValueError, match=f"{what}. Name another output, or "):
                 main(arguments)
-        host.models, host.fingerprint = (
-            [before | {"created": 2, "permission": [{"created": 2}]}],
-            "fp_1",
-        )
+        host.models = [before | {"created": 2, "permission": [{"created": 2}]}]
+        host.fingerprint = "fp_1"
         num_asked = len(host.asked)
         with pytest.raises(SystemExit):
             main(arguments)
@@ -463,7 +482,8 @@ def held_out_run(tiny_checkpoint, text_file, tmp_path_factory):
 def test_no_target_overlaps_what_the_run_of_a_checkpoint_held_out(
     held_out_run, passages, tmp_path, capsys
 ):
-    milestone, text = held_out_run / "checkpoint_100pct", held_out_run.parent / "text.txt"
+    milestone = held_out_run / "checkpoint_100pct"
+    text = held_out_run.parent / "text.txt"
     tokenizer = hf_tokenizer(str(milestone))
     documents = [list(ids) for ids in tokenizer.encode_batch(text.read_text().splitlines())]
 

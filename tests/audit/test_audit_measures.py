@@ -23,7 +23,8 @@ from tfidf_tune.results.intervals import binomial_upper_bound
 SCHEMA = json.loads(
     files("tfidf_tune.audit").joinpath("audit.schema.json").read_text(encoding="utf-8")
 )
-TARGETS, CONTROLS = (8, 8, 3, 2, 2, 1, 1, 1, 0, 0, 0), (2, 1, 1, 1, 0, 0, 0, 0, 0, 0)
+TARGETS = (8, 8, 3, 2, 2, 1, 1, 1, 0, 0, 0)
+CONTROLS = (2, 1, 1, 1, 0, 0, 0, 0, 0, 0)
 SAMPLED = {0: 8, 2: 8, 3: 4}  # LMS of targets by sampling; 1 of the others
 
 
@@ -146,12 +147,10 @@ def test_limits_are_compared_with_value_and_bound():
         nlls={0: {8: 0.1}, 1: {8: 9.0}},
     )
     assert [(one["measure"], one["outcome"]) for one in made["limits"]] == [
-        *(
-            ("lms", "fail"),
-            ("lms.upper", "fail"),
-            ("verbatim", "pass"),
-            ("extraction@0.01", "undecided"),
-        ),
+        ("lms", "fail"),
+        ("lms.upper", "fail"),
+        ("verbatim", "pass"),
+        ("extraction@0.01", "undecided"),
         ("excess", "fail"),
     ]
     assert not made["passed"]
@@ -315,7 +314,8 @@ def test_one_answer_that_is_missing_counts(kind):
         return audited(asked["target"], asked["control"], bounds, **options)
 
     limits = "lms=20,excess=20,recited=0"
-    complete, made = audited_without(0, limits), audited_without(1, limits)
+    complete = audited_without(0, limits)
+    made = audited_without(1, limits)
     assert {*outcomes(complete).values()} == {"pass"}
     assert "withheld" not in complete["verdict"]
     assert {*outcomes(made).values()} == {"undecided"}

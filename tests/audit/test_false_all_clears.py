@@ -22,8 +22,18 @@ pytestmark = pytest.mark.usefixtures("quick_reports")
 
 EOS = "<|endoftext|>"
 SETTINGS = [
-    *("--num-targets", "12", "--num-controls", "12", "--passages", "random"),
-    *("--prefix-lengths", "12", "--max-new-tokens", "24", "--block-size", "40"),
+    "--num-targets",
+    "12",
+    "--num-controls",
+    "12",
+    "--passages",
+    "random",
+    "--prefix-lengths",
+    "12",
+    "--max-new-tokens",
+    "24",
+    "--block-size",
+    "40",
 ]
 # That an audit of 12 passages can have, of any version.
 LIMITS = [

@@ -155,8 +155,13 @@ def test_an_error_that_a_recipe_of_the_user_does_not_expect_keeps_its_traceback(
 def test_a_config_for_the_other_recipe_runs_with_another_model(failure):
     for key in ("model", "model._component_"):
         message = failure(
-            *("run", "full_finetune", "--config", "mine/lora", f"{key}=tfidf_tune.models.auto"),
-            *("checkpointer.checkpoint_dir=./nowhere", "dataset.source=texts.txt"),
+            "run",
+            "full_finetune",
+            "--config",
+            "mine/lora",
+            f"{key}=tfidf_tune.models.auto",
+            "checkpointer.checkpoint_dir=./nowhere",
+            "dataset.source=texts.txt",
         )
         assert message.endswith("error: config: checkpointer: no such folder ./nowhere")
 
@@ -178,20 +183,24 @@ def test_help_lists_and_usage_errors_import_no_heavy_library():
     """
     own = [name for name in cli._COMMANDS if name != "run"]
     given = (
-        *("", "--help", "--version", "comapre", "tasks", "ls", "cat nothing", "run", "run --help"),
-        *(
-            "run full_finetune -h",
-            "run full_finetun --config x",
-            "run full_finetune",
-            "weights my.txt",
-        ),
+        "",
+        "--help",
+        "--version",
+        "comapre",
+        "tasks",
+        "ls",
+        "cat nothing",
+        "run",
+        "run --help",
+        "run full_finetune -h",
+        "run full_finetun --config x",
+        "run full_finetune",
+        "weights my.txt",
         *(f"{name} {option}" for name in own for option in ("--help", "--no-such-option")),
-        *(
-            "probe audit --no-such-option",
-            "data preview nothing",
-            "data preview --help",
-            "validate nothing",
-        ),
+        "probe audit --no-such-option",
+        "data preview nothing",
+        "data preview --help",
+        "validate nothing",
         "run lora_finetune --config=nothing",
         *(f"{command} output_dri=x ~loss" for command in CHECK_KEYS),
     )

@@ -213,7 +213,8 @@ def test_exported_weights_are_those_of_the_run_in_its_order(component, export, m
     assert len(first) == 8
     assert [*dict.fromkeys(row["step"] for row in exported)] == [1, 2, 3, 4, 5, 6]
     model = load_model(cfg.checkpointer.checkpoint_dir)
-    total, number = 0.0, 0
+    total = 0.0
+    number = 0
     for row in first:
         tokens, labels, weights = (
             torch.tensor(row[name]) for name in ("tokens", "labels", "weights")
@@ -222,7 +223,8 @@ def test_exported_weights_are_those_of_the_run_in_its_order(component, export, m
         nll = torch.nn.functional.cross_entropy(
             model(tokens[None]).logits[0], labels, reduction="none"
         )
-        total, number = total + float(weights @ nll.detach()), number + int((labels != -100).sum())
+        total = total + float(weights @ nll.detach())
+        number = number + int((labels != -100).sum())
     assert read_metrics(folder)[0]["loss"] == pytest.approx(total / number, rel=1e-5)
 
 

@@ -60,15 +60,17 @@ def texts(tmp_path_factory, text_file):
 def command(texts, tiny_checkpoint):
     """The arguments of ``probe make`` for a file."""
     return lambda file: [
-        *(
-            "make",
-            str(texts / "training.jsonl"),
-            "--tokenizer",
-            str(tiny_checkpoint),
-            "--output",
-            str(file),
-        ),
-        *("--column", "body", "--controls-source", str(texts / "unseen.jsonl"), *SMALL),
+        "make",
+        str(texts / "training.jsonl"),
+        "--tokenizer",
+        str(tiny_checkpoint),
+        "--output",
+        str(file),
+        "--column",
+        "body",
+        "--controls-source",
+        str(texts / "unseen.jsonl"),
+        *SMALL,
     ]
 
 
@@ -125,10 +127,8 @@ def test_make_writes_a_file_and_says_what_it_found(make, capsys):
 
 
 def test_numbers_out_of_range_are_usage_errors_with_the_range(capsys):
-    make, audit = (
-        ["make", "text.txt", "--tokenizer", "model", "--output", "probe.jsonl"],
-        ["audit", "model"],
-    )
+    make = ["make", "text.txt", "--tokenizer", "model", "--output", "probe.jsonl"]
+    audit = ["audit", "model"]
     cases = [
         *(
             (make, option, value, 0)
@@ -136,11 +136,9 @@ def test_numbers_out_of_range_are_usage_errors_with_the_range(capsys):
             for value in ("-1", "1" + "0" * 400)
         ),
         *((make, "--num-targets", value, 1) for value in ("0", "2.5", "many")),
-        *(
-            (make, "--block-size", "1", 2),
-            (audit, "--prefix-lengths", "0", 1),
-            (audit, "--offset", "-1", 0),
-        ),
+        (make, "--block-size", "1", 2),
+        (audit, "--prefix-lengths", "0", 1),
+        (audit, "--offset", "-1", 0),
     ]
     for needed, option, value, least in cases:
         with pytest.raises(SystemExit, match="2"):
@@ -185,7 +183,8 @@ def test_a_model_that_has_memorized_the_targets_is_detected_also_from_its_result
     make, tiny_checkpoint, tmp_path, capsys
 ):
     # No two passages start alike, so the model can memorize all of them.
-    file, folder = make("--passages", "random"), tmp_path / "audit"
+    file = make("--passages", "random")
+    folder = tmp_path / "audit"
     model = tmp_path / "run" / "last"
     teach(load_model(tiny_checkpoint), file, known=7).save_pretrained(model)
     hf_tokenizer(str(tiny_checkpoint)).save_pretrained(model)

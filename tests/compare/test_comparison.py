@@ -224,7 +224,8 @@ def test_runs_that_were_asked_different_things_cannot_be_compared():
         evaluations_of(
             runs[0], dataclasses.replace(runs[1], model="another", folder="runs/another")
         )
-    first, later = evaluation(50, targets(1)), evaluation(100, targets(1, 1))
+    first = evaluation(50, targets(1))
+    later = evaluation(100, targets(1, 1))
     for runs in (  # beside other models, and in later checkpoints
         [run("CE", probed(1)), run("CE", probed(1, 1), model="B"), run("TF-IDF", [later])],
         [run("CE", [first, evaluation(100, targets(1))]), run("TF-IDF", [first, later])],

@@ -45,16 +45,15 @@ def test_a_grown_comparison_has_all_tables_figures_and_examples():
     assert made.title == "TF-IDF and IDF against CE"
     assert [one.name for one in made.tables] == [
         "overview",
-        *(
-            "memorization",
-            "perplexity",
-            "summarization",
-            "qa",
-            "reductions",
-            "equal_perplexity",
-            "lms_spread",
-        ),
-        *("by_prefix_length", "progress"),
+        "memorization",
+        "perplexity",
+        "summarization",
+        "qa",
+        "reductions",
+        "equal_perplexity",
+        "lms_spread",
+        "by_prefix_length",
+        "progress",
     ]
     assert [one.name for one in made.figures] == ["frontier", "lms_progress", "lms_distribution"]
     assert [one.label for one in made.examples[0].continuations] == ["CE", "TF-IDF", "IDF"]
@@ -64,7 +63,8 @@ def test_a_grown_comparison_has_all_tables_figures_and_examples():
         == "runs/Tiny None/IDF-1 (evaluated at 10 %, 25 %, 50 %, 75 %, 100 %)"
     )
     assert made.provenance["Intervals"] == "percentile bootstrap, 10,000 resamples, seed 0"
-    progress, by_length = table(made, "progress"), table(made, "by_prefix_length")
+    progress = table(made, "progress")
+    by_length = table(made, "by_prefix_length")
     assert [(row["Objective"], row["Progress %"]) for row in progress] == [
         (name, at) for name in ("CE", "TF-IDF", "IDF") for at in (10, 25, 50, 75, 100)
     ]
@@ -137,10 +137,8 @@ def test_continuations_that_are_nearly_verbatim_have_columns_if_they_were_measur
             for number, (distance, common) in enumerate(scores)
         ]
 
-    ce, ours = (
-        probed([(0.25, 6), (0.5, 5)], [(1.0, 0), (0.75, 2)]),
-        probed([(1.0, 1)] * 2, [(0.75, 2)] * 2),
-    )
+    ce = probed([(0.25, 6), (0.5, 5)], [(1.0, 0), (0.75, 2)])
+    ours = probed([(1.0, 1)] * 2, [(0.75, 2)] * 2)
     runs = pair({"samples": ce, "blocks": blocks(20.0)}, {"samples": ours, "blocks": blocks(20.0)})
     headers = ("Edit distance", "Common subsequence", "Control distance", "Control subsequence")
     expected = [[0.375, 5.5, 0.875, 1.0], [1.0, 1.0, 0.75, 2.0]]
@@ -163,7 +161,8 @@ def test_seeds_are_averaged():
         for seed, lms in enumerate([(2, 4), (4, 8)])
     ]
     made = report(*runs, run("TF-IDF", [evaluation(samples=targets(1, 1))]))
-    row, spread = table(made, "memorization")[0], table(made, "lms_spread")[0]
+    row = table(made, "memorization")[0]
+    spread = table(made, "lms_spread")[0]
     assert (row["Avg LMS"], row["Max LMS"], row["Passages"], row["Seeds"]) == (4.5, 8, 2, 2)
     assert (spread["Lowest seed"], spread["Highest seed"], spread["Seeds"]) == (3.0, 6.0, 2)
     assert "not over seeds" in notes(made, "overview")
@@ -181,7 +180,8 @@ def test_scores_and_their_reductions_are_by_objective():
         "answers": answers(0, 50, 100),
     }
     made = report(*pair(ce, tfidf))
-    who, seeds = {"Model": "Tiny", "Objective": "TF-IDF"}, {"Seeds": 1}
+    who = {"Model": "Tiny", "Objective": "TF-IDF"}
+    seeds = {"Seeds": 1}
     assert table(made, "perplexity")[1] == {
         **who,
         "Perplexity": pytest.approx(25.0),

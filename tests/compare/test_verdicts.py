@@ -39,7 +39,8 @@ def runs_of(
     lms=(20, 10), perplexity=(20, 25), *, objectives=("CE", "TF-IDF"), number=40, **options
 ):
     """Runs under objectives of these mean LMS and perplexities."""
-    progress, model = options.get("progress", (100,)), options.get("model", "Tiny")
+    progress = options.get("progress", (100,))
+    model = options.get("model", "Tiny")
     for at, (name, mean) in enumerate(zip(objectives, lms, strict=True)):
         for seed in options.get("seeds", (0,)):
             probed = drawn(mean, number, seed=1 + seed + 10 * at)
@@ -59,10 +60,8 @@ def runs_of(
             )
 
 
-LESS, HIGHER = (
-    r"TF-IDF recites \d+\.\d % less than CE by the average LMS",
-    r"its perplexity is \d+\.\d % higher",
-)
+LESS = r"TF-IDF recites \d+\.\d % less than CE by the average LMS"
+HIGHER = r"its perplexity is \d+\.\d % higher"
 NO_MORE = "recites no more than text it never saw"
 COMPARISONS = {
     rf"{LESS}; {HIGHER}\.": [*runs_of()],
@@ -112,7 +111,8 @@ def by_passage(made, model, objective, kind="target", metric="lms"):
 
 def percentiles(statistic, *arrays, paired):
     """The ends of the bootstrap's 95 % interval of a statistic of resampled rows."""
-    rng, number = np.random.default_rng(7), 4000
+    rng = np.random.default_rng(7)
+    number = 4000
     index = rng.integers(0, len(arrays[0]), (number, len(arrays[0])))
     drawn = [
         one[index if paired else rng.integers(0, len(one), (number, len(one)))] for one in arrays

@@ -9,7 +9,8 @@ from tfidf_tune.data import embedded_documents, train_embedded_tokenizer
 
 
 def test_slices_of_a_split_are_those_of_datasets():
-    train, validation = embedded_documents("train"), embedded_documents("validation")
+    train = embedded_documents("train")
+    validation = embedded_documents("validation")
     share = round(0.6 * len(train))
 
     assert embedded_documents("train[:60%]") == train[:share]
@@ -39,7 +40,8 @@ def test_the_tokenizer_is_reproducible_and_kept_and_any_other_folder_is_refused(
     text = "naïve 東京 🙂\n\t\x00"
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
-    file, again = embedded_tokenizer_folder / "tokenizer.json", tmp_path / "tokenizer.json"
+    file = embedded_tokenizer_folder / "tokenizer.json"
+    again = tmp_path / "tokenizer.json"
     train_embedded_tokenizer(tmp_path, vocab_size=512)  # an empty folder is filled
     assert again.read_bytes() == file.read_bytes()
     before = file.stat().st_mtime_ns

@@ -127,7 +127,8 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path, texts, capfd):
     ):
         main([*command, "--ngram", "4"])
     file = source / "5.jsonl"
-    times, content = (file.stat().st_atime_ns, file.stat().st_mtime_ns), file.read_text()
+    times = (file.stat().st_atime_ns, file.stat().st_mtime_ns)
+    content = file.read_text()
     file.write_text(content[::-1])  # of the same size and time
     os.utime(file, ns=times)
     with pytest.raises(ValueError, match=r"files\..*5\.jsonl was "):

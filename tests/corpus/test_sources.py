@@ -135,18 +135,15 @@ def test_a_text_file_of_short_lines_gives_a_warning_and_sample_by_the_remedy(
 
 def test_what_readers_cannot_bear_is_refused_with_its_line(tmp_path, monkeypatch):
     monkeypatch.setattr("tfidf_tune.corpus.sources._MAX_ROW_BYTES", 1 << 20)
-    text, deep, objects = (
-        "two " * 300_000,
-        "[" * 50_000 + "]" * 50_000,
-        '{"a":' * 50_000 + "1" + "}" * 50_000,
-    )
-    over_lines, short = deep.replace("[", "[\n"), "two\n" * 300_000
+    text = "two " * 300_000
+    deep = "[" * 50_000 + "]" * 50_000
+    objects = '{"a":' * 50_000 + "1" + "}" * 50_000
+    over_lines = deep.replace("[", "[\n")
+    short = "two\n" * 300_000
     row = '{"text": "one [[[{\\"[[", "x": [{}, {}]}\n' * 200
     compress = {".gz": gzip.compress, ".zst": zstandard.compress}
-    long, utf16 = (
-        "a row has more than 1 MiB: divide it, or remove it",
-        "is in UTF-16 or UTF-32: convert it.*iconv",
-    )
+    long = "a row has more than 1 MiB: divide it, or remove it"
+    utf16 = "is in UTF-16 or UTF-32: convert it.*iconv"
     for name, content, sample_by, message in (
         ("a.jsonl", f'{row}{{"text": "b", "x": {deep}}}\n', "line", "line 201 is not JSON"),
         ("a.jsonl.gz", f'{{"text": "b", "x": {objects}}}\n', "line", "line 1 is not JSON"),
@@ -398,13 +395,14 @@ def test_the_fingerprint_is_that_of_contents_format_and_names(tmp_path):
         file.write_bytes(b"two" if file == other else JSON_LINES)
     assert source_fingerprint(str(first)) == source_fingerprint(str(copy))
     different = [
-        *(
-            (str(first),),
-            (str(other),),
-            (str(tmp_path / "a.jsonl"),),
-            (str(tmp_path / "a.jsonl"), None, "train", "b"),
-        ),
-        *(("a/b",), ("a/c",), ("a/b", "x"), ("a/b", None, "test")),
+        (str(first),),
+        (str(other),),
+        (str(tmp_path / "a.jsonl"),),
+        (str(tmp_path / "a.jsonl"), None, "train", "b"),
+        ("a/b",),
+        ("a/c",),
+        ("a/b", "x"),
+        ("a/b", None, "test"),
         *(
             ("embedded", None, split)
             for split in ("train", "validation", "validation[:50%]", "validation[50%:]")

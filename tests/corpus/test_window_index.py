@@ -70,14 +70,16 @@ def encoded(tokenizer, texts):
 
 def occurrences(passage, documents):
     """How often the ids of a passage occur, without overlap, by comparing them at each token."""
-    ids, count = np.array(passage.token_ids, np.int32), 0
+    ids = np.array(passage.token_ids, np.int32)
+    count = 0
     for tokens in documents:
         end = 0
         for start in np.flatnonzero(
             tokens[: max(0, len(tokens) - len(ids) + 1)] == ids[0]
         ).tolist():
             if start >= end and (tokens[start : start + len(ids)] == ids).all():
-                count, end = count + 1, start + len(ids)
+                count = count + 1
+                end = start + len(ids)
     return count
 
 
@@ -94,7 +96,8 @@ def most_frequent(tokenizer, documents, length, number):
 
 def planted(texts, parts, seed=0):
     """Copies of parts at random places in texts."""
-    rng, texts = random.Random(seed), list(texts)
+    rng = random.Random(seed)
+    texts = list(texts)
     for part in parts:
         for _ in range(rng.choice([1, 2, 3, 5, 8])):
             number = rng.randrange(len(texts))
@@ -251,7 +254,8 @@ def test_passages_of_documents_that_were_not_compared_are_counted_too(
     monkeypatch.setattr(window_index, "_WHOLE_BYTES", 1200)
     made = make_probe(tokenizer, spec, tmp_path / "cut")
     assert (tmp_path / "cut" / "copies-4096").is_dir()
-    targets, documents = targets_of(made), encoded(tokenizer, texts)
+    targets = targets_of(made)
+    documents = encoded(tokenizer, texts)
     repeats = [passage.num_injections for passage in targets]
     assert repeats == [occurrences(passage, documents) for passage in targets]
     assert repeats[: made.num_duplicates] == most_frequent(
@@ -350,7 +354,8 @@ def test_controls_with_few_words_that_are_in_the_text_are_refused(
     """What a control shares with the text has no word, or only one that is at another place."""
     block_size = {"one sign": 8, "a run after a word": 256}.get(kind, BLOCK)
     (tilde,) = tokenizer.encode("~", add_bos=False, add_eos=False)
-    held_out, training = [], [*originals[:30]]
+    held_out = []
+    training = [*originals[:30]]
     for seed in range(60):
         emoji = signs("emoji", 14, seed)
         if kind == "one sign":

@@ -47,7 +47,8 @@ def make_old(path, days=31):
 def test_nobody_else_can_read_the_cache_and_other_folders_are_left_as_they_are(
     tokenizer, corpus_file, tmp_path
 ):
-    own, mixed = tmp_path / "own", tmp_path / "mixed"
+    own = tmp_path / "own"
+    mixed = tmp_path / "mixed"
     mixed.mkdir(mode=0o755)
     (mixed / "thesis.tex").write_text("mine")
     mixed.chmod(0o755)
@@ -127,7 +128,8 @@ def test_an_entry_that_another_process_may_read_stays(tmp_path):
     entry = make(tmp_path, "read", build)
     end_use(cache._locks)
     context = multiprocessing.get_context("fork")
-    is_read, may_end = context.Event(), context.Event()
+    is_read = context.Event()
+    may_end = context.Event()
     process = context.Process(target=holding, args=(entry, is_read, may_end))
     process.start()
     is_read.wait()

@@ -108,7 +108,8 @@ def test_passages_with_the_same_measured_start_count_once(build, tokenizer, tmp_
 
 
 def test_targets_are_anywhere_and_one_that_loses_its_end_is_not_counted(build):
-    places, num_lost = set(), 0
+    places = set()
+    num_lost = 0
     for seed in range(20):
         dataset = build(layout="concatenated", seed=seed, block_size=256, num_base=3, num_repeats=2)
         stream = dataset.blocks.flatten()
@@ -370,9 +371,11 @@ def is_subsequence(short, long):
 
 
 def test_an_exact_share_of_the_tokens_is_changed_as_the_kind_says():
-    share, ids = 0.1, np.arange(400, dtype=np.int32)
+    share = 0.1
+    ids = np.arange(400, dtype=np.int32)
     words = np.array([500, 501, 501, 501, *range(400)], dtype=np.int32)
-    rng, number = np.random.default_rng(0), round(share * 400)
+    rng = np.random.default_rng(0)
+    number = round(share * 400)
     replaced, inserted, dropped = (
         noisy_copy(ids, share, kind, words, 500, rng) for kind in ("replace", "insert", "drop")
     )

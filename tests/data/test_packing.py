@@ -55,7 +55,8 @@ def pieces_of(documents, *, split):
     """The documents, or if they may be split, their pieces between borders every ROW tokens."""
     if not split:
         return documents
-    pieces, position = [], 0
+    pieces = []
+    position = 0
     for tokens, labels in documents:
         places = range(position, position + len(tokens))
         for _, group in groupby(

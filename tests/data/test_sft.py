@@ -34,11 +34,10 @@ ONE_TURN = {"phi3"}  # ends each conversation with a token that is not between t
 # These variants also learn tokens of the generation prompt, in front of an answer.
 LEARNED_PROMPT = {"nemotron_3_nano": "<think>", "qwen2_5": "\n"}
 
-QUESTION, SURE = {"role": "user", "content": "What is 2+2?"}, {"role": "user", "content": "Sure?"}
-FOUR, YES = (
-    {"role": "assistant", "content": "It is four."},
-    {"role": "assistant", "content": "Yes, café 🙂 it is"},
-)
+QUESTION = {"role": "user", "content": "What is 2+2?"}
+SURE = {"role": "user", "content": "Sure?"}
+FOUR = {"role": "assistant", "content": "It is four."}
+YES = {"role": "assistant", "content": "Yes, café 🙂 it is"}
 LONG_CHAT = [QUESTION, FOUR, SURE, YES]
 SYSTEM = {"role": "system", "content": "Be brief."}
 ALPACA = {"instruction": "Add.", "input": "2 and 2", "output": "4 of them"}
@@ -213,7 +212,8 @@ def test_a_template_that_ends_no_turn_is_reported(
 @pytest.mark.parametrize("suffix", ["", "_training"])
 def test_the_last_answer_all_answers_or_all_tokens(chat_tokenizer, sft, suffix):
     file = template(f"qwen3_instruct_2507{suffix}")
-    first, last = "It is four.<|im_end|>\n", "Yes, café 🙂 it is<|im_end|>\n"
+    first = "It is four.<|im_end|>\n"
+    last = "Yes, café 🙂 it is<|im_end|>\n"
     for train_on, expected in (("completions", [first, last]), ("last", [last])):
         [sample] = sft(
             chat_tokenizer, [{"messages": LONG_CHAT}], chat_template=file, train_on=train_on
@@ -313,10 +313,8 @@ def test_no_header_is_learned_where_the_assistant_starts(chat_tokenizer, sft, na
 @pytest.mark.parametrize("suffix", ["", "_training"])
 def test_an_empty_answer_is_not_learned(chat_tokenizer, sft, suffix):
     file = template(f"qwen3_instruct_2507{suffix}")
-    empty, call = (
-        {"role": "assistant", "content": " "},
-        {"function": {"name": "add", "arguments": {"a": 2}}},
-    )
+    empty = {"role": "assistant", "content": " "}
+    call = {"function": {"name": "add", "arguments": {"a": 2}}}
     rows = [
         {"messages": [QUESTION, empty]},
         {
@@ -458,10 +456,8 @@ def test_columns_of_parquet_add_nothing_to_tools_and_their_calls(chat_tokenizer,
         answer = {"role": "assistant", "content": None, "tool_calls": [call]}
         return {"messages": [QUESTION, answer], "tools": [{"type": "function", "function": schema}]}
 
-    file, rows = (
-        str(tmp_path / "rows.parquet"),
-        [row("a"), row("b"), {"messages": [QUESTION, FOUR], "tools": None}],
-    )
+    file = str(tmp_path / "rows.parquet")
+    rows = [row("a"), row("b"), {"messages": [QUESTION, FOUR], "tools": None}]
     Dataset.from_list(rows).to_parquet(file)
     settings = {"max_seq_len": 1024, "cache_dir": str(tmp_path / "cache")}
     found = [*sft_dataset(chat_tokenizer, source=file, **settings)]
@@ -602,10 +598,8 @@ def test_contents_of_parts_are_joined_for_a_template_of_plain_text(chat_tokenize
 
 
 def test_bos_and_eos_that_a_text_has_are_not_doubled(chat_tokenizer, sft, tmp_path):
-    begin, end = (
-        "<|begin|>",
-        chat_tokenizer.decode([chat_tokenizer.eos_id], skip_special_tokens=False),
-    )
+    begin = "<|begin|>"
+    end = chat_tokenizer.decode([chat_tokenizer.eos_id], skip_special_tokens=False)
     texts = ["one two", f"{begin}one two", f"one two{end}", f"{begin}one two{end}"]
     first, *others = sft(chat_tokenizer, [{"text": text} for text in texts])
     assert others == [first] * 3

@@ -94,7 +94,8 @@ def as_torchtune_tokenizes(tokenizer, prompt, target):
 
 def split(sample):
     """Prompt and target ids; the labels must be the target's, and nothing else."""
-    tokens, labels = sample["tokens"], sample["labels"]
+    tokens = sample["tokens"]
+    labels = sample["labels"]
     num_prompt = labels.count(-100)
     assert labels == [-100] * num_prompt + tokens[num_prompt:]
     return tokens[:num_prompt], tokens[num_prompt:]
@@ -108,14 +109,13 @@ def test_examples_have_the_ids_of_their_text_as_torchtune_tokenizes_messages(
     any_tokenizer, squad, news
 ):
     """In one piece, with BOS, the space before the target, and EOS."""
-    article, question = (
-        f"summarize: {ARTICLE}\n\nSummary:",
-        f"Context: {CONTEXT}\nQuestion: {QUESTION}\nAnswer:",
-    )
+    article = f"summarize: {ARTICLE}\n\nSummary:"
+    question = f"Context: {CONTEXT}\nQuestion: {QUESTION}\nAnswer:"
     answers = ("light", "1984", "(s)", "🙂", "café sings", "the end.")
     rows = [squad_row(answer=answer) for answer in answers]
     samples = [*squad(any_tokenizer, rows), *news(any_tokenizer, [news_row()])]
-    prompts, targets = [question] * len(answers) + [article], [*answers, HIGHLIGHTS]
+    prompts = [question] * len(answers) + [article]
+    targets = [*answers, HIGHLIGHTS]
     for sample, prompt, target in zip(samples, prompts, targets, strict=True):
         assert sample["tokens"] == any_tokenizer.encode(f"{prompt} {target}")
         assert split(sample)[0] == any_tokenizer.encode(prompt, add_eos=False)
@@ -152,7 +152,9 @@ def questions(draw):
 @given(questions())
 def test_any_cut_keeps_the_question_and_the_answer_in_its_context(any_tokenizer, squad, example):
     row, max_seq_len = example
-    context, question, answer = row["context"], row["question"], row["answers"]["text"][0]
+    context = row["context"]
+    question = row["question"]
+    answer = row["answers"]["text"][0]
     start = row["answers"]["answer_start"][0]
     num_rest = len(any_tokenizer.encode(f"{squad_prompt('', question)} {answer}"))
     num_answer = num_tokens(any_tokenizer, answer)
@@ -236,7 +238,8 @@ def test_rows_without_an_answer_an_article_or_highlights_are_left_out(
 
 
 def test_articles_and_summaries_are_cut_at_their_ends(any_tokenizer, news):
-    article, highlights = passage(3, 200), passage(4, 60)
+    article = passage(3, 200)
+    highlights = passage(4, 60)
     rows = [
         news_row(article),
         news_row(),

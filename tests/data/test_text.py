@@ -19,7 +19,9 @@ from tfidf_tune.data import (
 )
 from tfidf_tune.passages import read_probe_file
 
-SHORT, LONG, TINY = "the river sings", passage(1, 60), "a"
+SHORT = "the river sings"
+LONG = passage(1, 60)
+TINY = "a"
 
 
 @pytest.fixture
@@ -43,7 +45,8 @@ def items(dataset):
 
 
 def test_a_document_is_a_sequence(tokenizer, sentencepiece_folder, texts):
-    with_bos, found = hf_tokenizer(str(sentencepiece_folder)), []
+    with_bos = hf_tokenizer(str(sentencepiece_folder))
+    found = []
     for add_bos, add_eos in itertools.product([False, True], repeat=2):
         dataset = texts(with_bos, [SHORT, LONG], max_seq_len=512, add_bos=add_bos, add_eos=add_eos)
         expected = [
@@ -192,8 +195,10 @@ def repetitive_file(tmp_path):
     """Documents of random words; one passage is in five of them, another in three, and one document
     is there twice.
     """
-    rng, rows = random.Random(0), []
-    often, less = words(rng, 40), words(rng, 40)
+    rng = random.Random(0)
+    rows = []
+    often = words(rng, 40)
+    less = words(rng, 40)
     for number in range(60):
         inserted = [often] if number % 12 == 0 else [less] if number % 20 == 5 else []
         rows.append(
@@ -205,7 +210,8 @@ def repetitive_file(tmp_path):
 
 def occurrences(stream, ids):
     """Count from the left without overlap."""
-    found, start = [], 0
+    found = []
+    start = 0
     while start + len(ids) <= len(stream):
         is_here = stream[start : start + len(ids)] == ids
         found += [start] if is_here else []
@@ -292,7 +298,8 @@ def test_passages_get_shorter_where_the_text_is_short_and_one_document_is_enough
 
 
 def test_a_text_too_short_to_hold_out_a_part_is_trained_on_as_it_is(tokenizer, tmp_path, caplog):
-    file, cache = tmp_path / "short.txt", str(tmp_path / "cache")
+    file = tmp_path / "short.txt"
+    cache = str(tmp_path / "cache")
     for text in (words(random.Random(2), 70), "the same again " * 2000):
         file.write_text(text)
         plain, held = (

@@ -266,7 +266,8 @@ def seams(dataset):
 
 
 def test_what_is_not_learned_is_not_trained_on_and_an_answer_is_found_without_its_prompt():
-    prompt, answer = [*range(100, 110)], [*range(200, 240)]
+    prompt = [*range(100, 110)]
+    answer = [*range(200, 240)]
     rows = [prompt + answer, [7, 7, *answer], [*answer, 5]]
     learned = [np.array([token >= 200 for token in row]) for row in rows[:2]] + [
         np.zeros(41, dtype=np.bool_)

@@ -27,12 +27,10 @@ from helpers.processes.broken_runs import (
 from helpers.processes.hooks import at_call, at_step, send
 from helpers.processes.recipes import ALL, nothing
 
-FULL, LORA, FULL_TWO, TWO = (
-    Job(),
-    Job(lora=True),
-    Job(num_processes=2),
-    Job(lora=True, num_processes=2),
-)
+FULL = Job()
+LORA = Job(lora=True)
+FULL_TWO = Job(num_processes=2)
+TWO = Job(lora=True, num_processes=2)
 STEP = 5  # after the checkpoints of steps 2 and 4, before that of 6
 STOPPED = r"stopped after step {} of 12; the last good checkpoint is [^\n]*step_{}: "
 TERMINATE = partial(send, signal.SIGTERM)

@@ -116,14 +116,17 @@ def state(folder):
 def test_killed_between_any_two_changes_the_same_command_ends_like_one_that_was_not(
     tmp_path, commands, name
 ):
-    command, numbers, whole = commands[name], count(), tmp_path / "whole"
+    command = commands[name]
+    numbers = count()
+    whole = tmp_path / "whole"
 
     def count_changes():
         command(whole)
         (tmp_path / "number").write_text(str(next(numbers)))
 
     assert not kill_when(lambda event, _: event in CHANGES and next(numbers) < 0, count_changes)
-    number, expected = int((tmp_path / "number").read_text()), state(whole)
+    number = int((tmp_path / "number").read_text())
+    expected = state(whole)
     assert expected
     # The last changes move the results into place and remove the folder.
     rng = random.Random(0)
@@ -132,7 +135,8 @@ def test_killed_between_any_two_changes_the_same_command_ends_like_one_that_was_
         if ALL
         else [*rng.sample(range(number - 12), 2), *rng.sample(range(number - 12, number), 2)]
     ):
-        out, numbers = tmp_path / "killed", count()
+        out = tmp_path / "killed"
+        numbers = count()
         if kill_when(lambda event, _: event in CHANGES and next(numbers) == moment, command, out):  # noqa: B023
             try:
                 command(out)
@@ -208,7 +212,8 @@ def test_text_of_other_content_is_noticed_whatever_its_size_and_time(
     command(tmp_path / "out")
     before = state(tmp_path / "out")
     summary = json.loads((tmp_path / "out" / "report" / "audit.json").read_text())
-    file, times = folder / changed, (folder / changed).stat()
+    file = folder / changed
+    times = (folder / changed).stat()
     if changed == "a.jsonl":
         assert (
             summary["inputs"]["texts"][str(file)] == hashlib.sha256(file.read_bytes()).hexdigest()
@@ -231,7 +236,8 @@ def test_text_of_other_content_is_noticed_whatever_its_size_and_time(
 
 def test_an_audit_uses_the_passages_that_its_options_chose(tmp_path, commands, texts, monkeypatch):
     """Whatever a killed --overwrite left, and whatever was put into the folder."""
-    out, seeds = tmp_path / "out", {}
+    out = tmp_path / "out"
+    seeds = {}
 
     def command(folder, *more):  # which asks no model
         commands["audit"](folder, "--dry-run", *more)

@@ -45,7 +45,8 @@ def test_a_report_that_meets_a_quota_does_no_harm(tmp_path, monkeypatch):
     """With the smaller limit the first file is refused, with the larger one only a later file."""
     for number, made in enumerate(grown_runs(num_passages=4, downstream=False)):
         write_run(tmp_path / "experiment" / str(number), made)
-    old, new = tmp_path / "old", tmp_path / "new"
+    old = tmp_path / "old"
+    new = tmp_path / "new"
     compare = ["tfidf-tune", "compare", str(tmp_path / "experiment"), "--output-dir"]
     monkeypatch.setattr(sys, "argv", [*compare, str(old)])
     cli.main()

@@ -21,10 +21,12 @@ if ALL:
 
 @pytest.mark.parametrize("job", JOBS, ids=str)
 def test_a_killed_run_ends_bit_for_bit_like_one_that_was_not(tmp_path, inputs, job):
-    rng, began = random.Random(0), time.monotonic()
+    rng = random.Random(0)
+    began = time.monotonic()
     expected = finish(job, tmp_path / "undisturbed", inputs)
     duration = time.monotonic() - began
-    num_kills, in_saves = (50 if ALL else 1), 0
+    num_kills = 50 if ALL else 1
+    in_saves = 0
     while num_kills:
         site = tmp_path / "killed"
         while num_kills:

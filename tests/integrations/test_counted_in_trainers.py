@@ -26,7 +26,9 @@ from tfidf_tune.integrations.trl import TokenWeightingSFTTrainer
 from tfidf_tune.loss import TFIDFCrossEntropyLoss
 from tfidf_tune.weighting import TFIDFWeighting
 
-STEPS, ROWS_OF_A_BATCH, WINDOW = 4, 4, 3
+STEPS = 4
+ROWS_OF_A_BATCH = 4
+WINDOW = 3
 # Few different tokens, so that many repeat; id 0 is EOS and the id of padding, and the last prompt
 # ends its row.
 ROWS = [
@@ -47,7 +49,8 @@ def weight_statistics(counted):
     """Mean, standard deviation and largest weight of each step, of two mini-batches, by the slow
     reference.
     """
-    reference, found = ReferenceTFIDF(WINDOW), []
+    reference = ReferenceTFIDF(WINDOW)
+    found = []
     for step in range(STEPS):
         weights = []
         for number in (2 * step, 2 * step + 1):
@@ -98,7 +101,8 @@ def test_all_hosts_have_the_weights_of_the_reference(
         trainer.train()
         found[name] = logs_of(trainer)
 
-    expected, recipe = weight_statistics("tokens"), metrics_of(found["recipe"])
+    expected = weight_statistics("tokens")
+    recipe = metrics_of(found["recipe"])
     np.testing.assert_allclose(recipe[:, 3:], expected, rtol=1e-5)
     assert np.abs(expected - weight_statistics("labels"))[:, 1:].min() > 1e-3, "prompts count"
     for name, logs in found.items():

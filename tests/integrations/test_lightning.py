@@ -27,7 +27,8 @@ pytestmark = [
         "ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"
     ),
 ]
-NUM_STEPS, ACCUMULATED = 4, 2
+NUM_STEPS = 4
+ACCUMULATED = 2
 
 
 def module_of_the_page(checkpoint):
@@ -71,7 +72,8 @@ EPOCH = batches(0, NUM_STEPS * ACCUMULATED // 2)
 
 class Recorder(lightning.Callback):
     def __init__(self):
-        self.losses, self.validation = [], []
+        self.losses = []
+        self.validation = []
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         self.losses.append(outputs["loss"].item() * ACCUMULATED)
@@ -107,7 +109,8 @@ def by_hand(model, weighting):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     losses = []
     for index, batch in enumerate(EPOCH + EPOCH):
-        logits, labels = model(batch["input_ids"]).logits[:, :-1], batch["labels"][:, 1:]
+        logits = model(batch["input_ids"]).logits[:, :-1]
+        labels = batch["labels"][:, 1:]
         each = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
         loss = (weighting(labels.contiguous()) * each).sum() / (labels != -100).sum()
         (loss / ACCUMULATED).backward()
@@ -119,7 +122,8 @@ def by_hand(model, weighting):
 
 
 def test_losses_and_parameters_are_those_of_a_loop_by_hand(make_module, tmp_path):
-    module, reference = make_module(), make_module().model
+    module = make_module()
+    reference = make_module().model
     expected = by_hand(reference, TFIDFWeighting(num_batches=16))
 
     recorder, _ = fit(module, tmp_path)

@@ -29,7 +29,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
 
-NUM_TOKENS, PREFIX = 40, 8
+NUM_TOKENS = 40
+PREFIX = 8
 EVERY = 4
 MEASURED = {
     f"memorization_{kind}_{name}"
@@ -172,7 +173,8 @@ def test_training_is_the_same_with_and_without_the_monitor(
     """
     alone = make_trainer("alone", **settings)
     alone.train()
-    expected, state = weights(alone), torch.get_rng_state()
+    expected = weights(alone)
+    state = torch.get_rng_state()
     monitored = monitor(make_trainer("monitored", **settings), probe_file)
 
     monitored.train()
@@ -191,7 +193,8 @@ def test_training_is_the_same_with_and_without_the_monitor(
         return
     # The numbers are those of the probe on the checkpoint.
     monitored.save_model()
-    model, tokenizer = load_model(monitored.args.output_dir), hf_tokenizer(str(tiny_checkpoint))
+    model = load_model(monitored.args.output_dir)
+    tokenizer = hf_tokenizer(str(tiny_checkpoint))
     samples = probe(model, tokenizer, read_probe_file(probe_file), prefix_lengths=(PREFIX,))
     expected = means_by_kind(samples)
     assert {name: last[name] for name in expected} == expected
@@ -291,7 +294,8 @@ def test_wrong_settings_are_refused(make_trainer, probe_file):
 
 
 def test_a_model_that_cannot_be_measured_is_refused(make_trainer, probe_file):
-    trainer, sizes = make_trainer(), {"vocab_size": VOCAB_SIZE}
+    trainer = make_trainer()
+    sizes = {"vocab_size": VOCAB_SIZE}
     small = make_trainer().model
     small.resize_token_embeddings(VOCAB_SIZE // 8)
     prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)

@@ -22,7 +22,8 @@ from tfidf_tune.training._distributed import gather_tensors
 from tfidf_tune.weighting import TFIDFWeighting, UniformWeighting
 
 STEPS = 2
-RESUMED_AT, TOTAL = 2, 4
+RESUMED_AT = 2
+TOTAL = 4
 WEIGHTED = {Trainer: TokenWeightingTrainer, SFTTrainer: TokenWeightingSFTTrainer}
 COUNTED = {TokenWeightingTrainer: "labels", TokenWeightingSFTTrainer: "tokens"}
 
@@ -63,7 +64,9 @@ def check_resumed_runs(folder):
     settings = {"max_steps": TOTAL, "gradient_accumulation_steps": 2}
     settings |= {"save_strategy": "steps", "save_steps": RESUMED_AT}
     for trainer_class, counted in COUNTED.items():
-        own_folder, logs, states = folder / trainer_class.__name__, [], []
+        own_folder = folder / trainer_class.__name__
+        logs = []
+        states = []
         for checkpoint in (None, str(own_folder / f"checkpoint-{RESUMED_AT}")):
             weighting = TFIDFWeighting(num_batches=3, counted=counted)
             trainer = make_trainer(

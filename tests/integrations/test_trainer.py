@@ -243,7 +243,8 @@ SHIFTED = [
 )
 def test_bad_use_is_refused(tiny_checkpoint, tmp_path, options, message):
     options = {"model": tiny_checkpoint, "trainer_class": TokenWeightingTrainer, **options}
-    model, trainer_class = options.pop("model"), options.pop("trainer_class")
+    model = options.pop("model")
+    trainer_class = options.pop("trainer_class")
     if model == "t5":
         config = transformers.T5Config(
             vocab_size=320, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2

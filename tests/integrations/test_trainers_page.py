@@ -61,7 +61,8 @@ def names(checkpoint, tmp_path, monkeypatch):
     ],
 )
 def test_trainers(names, heading, stock, weighted):
-    code, given = snippet("trainers.md", heading), names(stock)
+    code = snippet("trainers.md", heading)
+    given = names(stock)
     if stock is Trainer:  # whose default collator takes rows of one length
         given["dataset"] = [{"input_ids": [3, 1, 2, 1, 5], "labels": [3, 1, 2, 1, 5]}] * 16
     exec(code, given)

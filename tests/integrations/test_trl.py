@@ -109,7 +109,8 @@ def test_each_text_is_a_document(tiny_checkpoint, tmp_path, kind):
     )
     trainer.train()
 
-    alone, seen = TFIDFWeighting(), set()
+    alone = TFIDFWeighting()
+    seen = set()
     for batch, weights in trainer.weighting.seen:
         documents = (
             torch.zeros_like(batch.labels) if batch.document_ids is None else batch.document_ids

@@ -28,7 +28,8 @@ def assert_predictions(predictions, logits, labels, logit_error=0.0):
     entropy make of it.
     """
     distribution = torch.distributions.Categorical(logits=logits.detach().double())
-    valid, vocab_size = labels != IGNORED, logits.shape[-1]
+    valid = labels != IGNORED
+    vocab_size = logits.shape[-1]
     shift = 2 * torch.as_tensor(logit_error, dtype=torch.float64) + (32 + vocab_size) * EPS
     assert [part.dtype for part in predictions] == [torch.float32] * 2
     assert not any(part.requires_grad for part in predictions)

@@ -44,7 +44,8 @@ def divided_as_on(monkeypatch):
     """
 
     def patch(kind):
-        rows, device = _cross_entropy._block_rows, torch.device(kind)
+        rows = _cross_entropy._block_rows
+        device = torch.device(kind)
         monkeypatch.setattr(
             _cross_entropy, "_block_rows", lambda *s, **o: rows(*s, **o | {"device": device})
         )
@@ -87,7 +88,8 @@ def test_they_do_divided_as_on_a_gpu_and_so_do_predictions(divided_as_on):
 def test_small_vocabularies_ignored_rows_narrow_labels_and_strided_tensors_are_supported():
     for vocab_size in (1, 2, 1001):
         hidden, weight, bias = (batch := random_head(600, rows=3, vocab_size=vocab_size)).head
-        batch.labels[1], batch.coefficients[1] = IGNORED, 0.0
+        batch.labels[1] = IGNORED
+        batch.coefficients[1] = 0.0
         strided = batch._replace(
             head=HeadInput(
                 hidden.transpose(0, 1).contiguous().transpose(0, 1),
@@ -120,13 +122,15 @@ def test_the_tfidf_loss_from_a_head_equals_the_reference_over_several_steps(tf):
         weights = torch.tensor(weights_of(batch.labels.tolist()), dtype=torch.float64)
         num_valid = int((batch.labels != IGNORED).sum())
         weighted = batch._replace(coefficients=weights / num_valid)
-        truth, tolerance = truth_of(weighted), tolerances(weighted)
+        truth = truth_of(weighted)
+        tolerance = tolerances(weighted)
 
         terms = by_terms.terms(batch.head, batch.labels)
 
         assert_close(terms.loss, truth.total, tolerance.total)
         assert torch.equal(by_forward(batch.head, batch.labels), terms.loss)
-        mean, bound = truth.losses.sum() / num_valid, tolerance.losses.sum() / num_valid
+        mean = truth.losses.sum() / num_valid
+        bound = tolerance.losses.sum() / num_valid
         assert_close(terms.cross_entropy, mean, bound + LOSS_RTOL * mean)
         assert not terms.cross_entropy.requires_grad
         torch.testing.assert_close(terms.weights.double(), weights, rtol=LOSS_RTOL, atol=0.0)
@@ -245,7 +249,8 @@ def test_fp16_gradients_of_few_valid_tokens_among_many_do_not_overflow():
     batch = batch._replace(head=batch.head._replace(hidden=batch.head.hidden * 8))
     batch.labels[:, :-3] = IGNORED
     batch.coefficients[:] = (batch.labels != IGNORED) / 3
-    values, truth = values_of(fused_cross_entropy, batch), truth_of(batch)
+    values = values_of(fused_cross_entropy, batch)
+    truth = truth_of(batch)
     for name in NAMES:
         # The labels' own -1, which is exact, outweighs what the rounded logits make: a few
         # roundings of 2^-11.
@@ -366,7 +371,8 @@ def test_a_chunk_takes_three_matrix_products():
 
 @pytest.mark.parametrize(("num_tokens", "dtype"), [(600, torch.float32), (6000, torch.bfloat16)])
 def test_no_tensor_is_larger_than_a_chunk_of_logits(num_tokens, dtype):
-    dim, vocab_size = 4, 1000
+    dim = 4
+    vocab_size = 1000
     recorder = record(random_head(num_tokens, dim=dim, vocab_size=vocab_size, dtype=dtype))
     largest = max(256, -(-num_tokens // 16)) * vocab_size
     assert dim * num_tokens < largest < num_tokens * vocab_size
@@ -454,7 +460,8 @@ def test_where_there_is_a_gpu_the_weighting_is_compiled_too(monkeypatch):
 def test_a_gradient_of_the_gradient_is_an_error():
     """It would miss what depends on the hidden states."""
     batch = random_head(300)
-    hidden, upstream = batch.head.hidden.requires_grad_(), torch.tensor(2.0, requires_grad=True)
+    hidden = batch.head.hidden.requires_grad_()
+    upstream = torch.tensor(2.0, requires_grad=True)
     total, _ = fused_cross_entropy(*batch)
     (gradient,) = torch.autograd.grad(total * upstream, hidden, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):

@@ -42,10 +42,12 @@ def batch_of(case, seed):
     )
     hidden, weight, bias = head
     if case.logits == "near uniform":
-        weight, bias = weight * 0.1, bias * 0.1
+        weight = weight * 0.1
+        bias = bias * 0.1
     elif case.logits == "confident":  # hidden states point at the label: p above 0.99 for most
         weight = F.normalize(weight, dim=1)
-        hidden, bias = 12 * weight[labels.clamp(min=0)] + 0.3 * hidden, bias * 0.1
+        hidden = 12 * weight[labels.clamp(min=0)] + 0.3 * hidden
+        bias = bias * 0.1
     if not case.ignored:
         labels = labels.clamp(min=0)
     valid = labels != IGNORED
@@ -74,7 +76,8 @@ def fused_in_fp32(head, labels, coefficients):
 @functools.cache
 def errors(function, case, upstream=1.0):
     """Relative errors of all values, by name, over all seeds."""
-    squares, norms = dict.fromkeys(Values._fields, 0.0), dict.fromkeys(Values._fields, 0.0)
+    squares = dict.fromkeys(Values._fields, 0.0)
+    norms = dict.fromkeys(Values._fields, 0.0)
     for seed in SEEDS:
         batch = batch_of(case, seed)
         for name, value, truth in zip(
@@ -106,7 +109,9 @@ def case_name(case):
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_rounding_errors_are_no_larger_than_those_of_unfused_cross_entropy(case):
-    error, budget, chance = errors(fused, case), errors(whole_logits, case), CHANCE[case.dtype]
+    error = errors(fused, case)
+    budget = errors(whole_logits, case)
+    chance = CHANCE[case.dtype]
     # Errors of tokens cancel by chance in the total: it only has to be the sum of its losses.
     for batch in (batch_of(case, seed) for seed in SEEDS[:3]):
         found = values_of(fused, batch)
@@ -134,7 +139,8 @@ def test_under_an_upstream_gradient_there_is_at_most_one_rounding_more(dtype, up
     nothing.
     """
     case = Case(dtype, 700, "spread", True)
-    error, budget = errors(fused_in_fp32, case, upstream), errors(whole_logits, case, upstream)
+    error = errors(fused_in_fp32, case, upstream)
+    budget = errors(whole_logits, case, upstream)
     rounding = 0.0 if upstream == 2.0**10 else torch.finfo(dtype).eps / 2
     for name in ("hidden", "weight", "bias"):
         assert error[name] <= (CHANCE[dtype] ** 2 * budget[name] ** 2 + rounding**2) ** 0.5, name

@@ -17,8 +17,11 @@ from helpers.references.tfidf import IGNORED, ReferenceTFIDF
 from tfidf_tune.loss import HeadInput, TFIDFCrossEntropyLoss
 from tfidf_tune.weighting import TokenBatch
 
-NUM_RANKS, NUM_STEPS, WINDOW = 2, 6, 3
-ROWS_OF_A_RANK, VOCAB_SIZE = 2, 37
+NUM_RANKS = 2
+NUM_STEPS = 6
+WINDOW = 3
+ROWS_OF_A_RANK = 2
+VOCAB_SIZE = 37
 
 
 def union_batch(step):

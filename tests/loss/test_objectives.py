@@ -73,7 +73,8 @@ def test_every_weighting_is_listed_here():
 
 @every_objective
 def test_a_config_builds_it_with_its_arguments(name):
-    section, loss = OBJECTIVES[name], built(name)
+    section = OBJECTIVES[name]
+    loss = built(name)
     assert f"tfidf_tune.loss.{type(loss).__name__}" == section["_component_"]
     of_weighting = section.get("weighting", section)
     if "weighting" in section:
@@ -171,7 +172,8 @@ def forms():
 @every_objective
 def test_without_valid_tokens_loss_and_gradients_are_0_and_the_state_stays(name):
     for head, given, trained in forms():
-        loss, labels = built(name, head=head), random_head(40, rows=2).labels
+        loss = built(name, head=head)
+        labels = random_head(40, rows=2).labels
         loss(given, labels)
         before = {key: value.clone() for key, value in loss.state_dict().items()}
         for training in (True, False):
@@ -201,7 +203,8 @@ def test_where_every_weight_is_0_the_loss_is_0_and_can_be_backpropagated():
 
 @every_objective
 def test_a_loaded_state_continues_exactly_and_evaluation_does_not_change_it(name):
-    undisturbed, loaded = built(name), built(name)
+    undisturbed = built(name)
+    loaded = built(name)
     for seed in range(4):
         undisturbed(*random_batch(seed))
     file = io.BytesIO()

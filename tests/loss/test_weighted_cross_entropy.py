@@ -158,7 +158,8 @@ def test_labels_of_another_shape_than_the_logits_are_an_error_that_leaves_the_wi
     logits, _ = random_batch(23, rows=2, length=21)
     head = HeadInput(torch.zeros(2, 21, 4), torch.zeros(50, 4))
     for rows, length in ((2, 20), (2, 22), (3, 21)):
-        labels, loss = random_batch(23, rows=rows, length=length)[1], TFIDFCrossEntropyLoss()
+        labels = random_batch(23, rows=rows, length=length)[1]
+        loss = TFIDFCrossEntropyLoss()
         for given in (logits, list(logits.chunk(8, dim=1)), head):
             with pytest.raises(
                 ValueError, match=rf"shape \[2, 21\], the labels have shape \[{rows}, {length}\]"
@@ -193,7 +194,8 @@ def test_the_drop_in_is_the_tfidf_loss_compiled_or_not(is_compiled, monkeypatch)
     monkeypatch.setenv("TORCH_COMPILE_BACKEND", "eager")  # which runs the same operations
     torch._dynamo.reset()
     settings = {"num_batches": 2, "tf": "log", "max_weight": 1.2}
-    ours, stock = TFIDFCrossEntropyLoss(**settings), CEWithChunkedOutputLoss(**settings)
+    ours = TFIDFCrossEntropyLoss(**settings)
+    stock = CEWithChunkedOutputLoss(**settings)
     if is_compiled:
         stock = compile_loss(stock, verbose=False)
     for seed in range(3):

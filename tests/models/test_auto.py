@@ -104,7 +104,8 @@ def test_transformers_class_is_taken_with_the_reason(architecture, settings, rea
 def test_the_user_chooses():
     config = hf_config("Mistral", sliding_window=32)
 
-    within_window, longer = on_meta(auto, config), on_meta(auto, config, max_seq_len=40)
+    within_window = on_meta(auto, config)
+    longer = on_meta(auto, config, max_seq_len=40)
     chosen = on_meta(auto, config, implementation="transformers", max_seq_len=20)
 
     assert isinstance(within_window, TransformerDecoder)

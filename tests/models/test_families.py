@@ -13,7 +13,9 @@ from tfidf_tune.models import FAMILIES
 
 def load_pair(name):
     tiny = MODELS[name]
-    hf_model, model, family = tiny.build_hf(), tiny.build().eval(), FAMILIES[tiny.model_type]
+    hf_model = tiny.build_hf()
+    model = tiny.build().eval()
+    family = FAMILIES[tiny.model_type]
     hf_config = hf_model.config
     model.load_state_dict(family.hf_to_tune(hf_model.state_dict(), hf_config))
     return model, hf_model, family, hf_config
@@ -30,7 +32,8 @@ def test_logits_gradients_and_settings_are_those_of_transformers(name):
     """
     model, hf_model, family, hf_config = load_pair(name)
     tokens = torch.randint(VOCAB_SIZE, (3, 17))
-    logits, expected_logits = model(tokens), hf_model(tokens).logits
+    logits = model(tokens)
+    expected_logits = hf_model(tokens).logits
     for each in (logits, expected_logits):
         F.cross_entropy(each[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
 
@@ -45,7 +48,8 @@ def test_logits_gradients_and_settings_are_those_of_transformers(name):
     assert len(list(family.settings(model, hf_config))) >= 6
     assert differing(family, model, hf_config) == []
 
-    written, parts = dict(hf_model.state_dict()), {}
+    written = dict(hf_model.state_dict())
+    parts = {}
     if MODELS[name].tied:
         del written["lm_head.weight"]
     for key, value in written.items():

@@ -45,7 +45,8 @@ def to_peft_names(family, values, hf_config):
     ("name", "flags"), [*((name, everywhere(name)) for name in FAMILY_MODELS), ("gpt_neox", {})]
 )
 def test_logits_and_adapter_gradients_are_those_of_peft(name, flags):
-    tiny, family = MODELS[name], FAMILIES[MODELS[name].model_type]
+    tiny = MODELS[name]
+    family = FAMILIES[MODELS[name].model_type]
     hf_model = tiny.build_hf()
     hf_config = hf_model.config
     model = tiny.build(lora=True, **flags)
@@ -72,7 +73,8 @@ def test_logits_and_adapter_gradients_are_those_of_peft(name, flags):
         named[key].data = value
     tokens = torch.randint(VOCAB_SIZE, (3, 17))
 
-    logits, expected_logits = model(tokens), adapted(tokens).logits
+    logits = model(tokens)
+    expected_logits = adapted(tokens).logits
     for output in (logits, expected_logits):
         F.cross_entropy(output[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
 

@@ -34,7 +34,8 @@ def row(name, question="Who?"):
 
 
 UNIQUE = [row(name) for name in NAMES]
-TWICE, THRICE = row("zed"), row("yan")
+TWICE = row("zed")
+THRICE = row("yan")
 SHORT = {"prompt": "Yes?", "completion": " Yes."}
 ROWS = [
     *UNIQUE,
@@ -195,7 +196,8 @@ def test_a_conversation_with_a_short_last_answer_is_not_measured_by_an_earlier_o
     sft, tokenizer, template
 ):
     end = [{"role": "user", "content": "Thank you!"}, {"role": "assistant", "content": "Yes."}]
-    rows, completions = [], [row["completion"] for row in UNIQUE]
+    rows = []
+    completions = [row["completion"] for row in UNIQUE]
     for number, completion in enumerate(completions):
         turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": completion}]
         rows.append({"messages": turns if number < 5 else turns + end})
@@ -233,7 +235,8 @@ MULTI_TURN = [
 
 def longest_run(answer, labels):
     """Length of the longest run of tokens that two lists share, by the textbook's table."""
-    longest, row = 0, [0] * (len(labels) + 1)
+    longest = 0
+    row = [0] * (len(labels) + 1)
     for token in answer:
         row = [
             0,
@@ -333,10 +336,8 @@ COPIES = {
 def test_nearly_equal_answers_are_copies(sft, merging_tokenizer, template, tmp_path, copies):
     num_words, copy, max_seq_len = COPIES[copies]
     answers = [sentence(seed, num_words) for seed in range(20)]
-    unique, learned_twice = (
-        [chat("Who?", one) for one in answers[:8]],
-        [chat("Who?", one) for one in answers[8:]],
-    )
+    unique = [chat("Who?", one) for one in answers[:8]]
+    learned_twice = [chat("Who?", one) for one in answers[8:]]
     others = [copy(one) for one in answers[8:]]
     settings = {
         "tokenizer": merging_tokenizer,

@@ -60,7 +60,8 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 
 def test_an_invalid_probe_file_is_refused_with_the_line_and_the_remedy(tmp_path):
     file = tmp_path / "probe.jsonl"
-    first, joined = asdict(TARGET), json.dumps(asdict(replace(TARGET, id="target-0001")))
+    first = asdict(TARGET)
+    joined = json.dumps(asdict(replace(TARGET, id="target-0001")))
     with pytest.raises(FileNotFoundError, match=r"no such probe file: .*probe\.jsonl"):
         read_probe_file(file)
     for line, message in (

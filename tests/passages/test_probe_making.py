@@ -28,7 +28,8 @@ def texts():
 @pytest.fixture
 def spec(tmp_path, texts):
     """Training text with three planted duplicates, and held-out text of the same kind."""
-    training, held_out = texts[:40], texts[40:]
+    training = texts[:40]
+    held_out = texts[40:]
     inner = training[0][150:550]
     planted = [
         *training,
@@ -56,7 +57,8 @@ def documents_of(tokenizer, source):
 
 
 def test_targets_occur_only_at_their_positions_the_most_frequent_first(tokenizer, spec, texts):
-    documents, taken = documents_of(tokenizer, spec.sources[0]), set()
+    documents = documents_of(tokenizer, spec.sources[0])
+    taken = set()
     made = make_probe(tokenizer, with_(spec, num_targets=30))
     targets = targets_of(made)
     assert len(targets) == 30
@@ -222,7 +224,8 @@ def test_repeats_of_random_passages_are_counted_in_documents_that_were_not_drawn
 def test_held_out_text_is_known_in_another_tokenization_and_of_a_completion_by_its_answer(
     tokenizer, tmp_path, texts
 ):
-    answer, prompt = texts[1][100:600], texts[2][:150]
+    answer = texts[1][100:600]
+    prompt = texts[2][:150]
     held_out = [
         ("control", texts[0][200:550], None),
         ("control", prompt + answer, 150),

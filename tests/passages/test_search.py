@@ -22,7 +22,8 @@ def test_tokens_next_to_a_cut_are_not_taken_for_those_of_the_document(monkeypatc
     search = SimpleNamespace(index=None, runner=None, tokenizer=WordTokenizer())
     documents = [ids.tolist() for _, ids in read_documents(search, None, "step")]
 
-    ids, cut = [*range(100)], [CUT] * 32
+    ids = [*range(100)]
+    cut = [CUT] * 32
     assert documents == [ids, ids[:68] + cut, cut + ids[32:68] + cut, cut + ids[32:]]
 
 

@@ -74,7 +74,8 @@ def test_a_uniform_and_a_certain_distribution_and_impossible_tokens_have_finite_
     class Fixed(torch.nn.Module):
         def __init__(self, logits):
             super().__init__()
-            self.logits, self.embedding = logits, torch.nn.Embedding(4, 1)
+            self.logits = logits
+            self.embedding = torch.nn.Embedding(4, 1)
 
         def get_input_embeddings(self):
             return self.embedding
@@ -131,12 +132,11 @@ def test_scores_of_attacks_are_higher_for_what_is_more_likely():
 def test_auc_and_tpr_are_those_of_scikit_learn(num_others):
     rng = np.random.default_rng(num_others)
     # With ties.
-    members, others = (
-        rng.normal(0.7, 1, (1, 60)).round(1),
-        rng.normal(0, 1, (1, num_others)).round(1),
-    )
+    members = rng.normal(0.7, 1, (1, 60)).round(1)
+    others = rng.normal(0, 1, (1, num_others)).round(1)
     made = membership(members, others)
-    labels, scores = np.repeat([1, 0], [60, num_others]), np.concatenate([members[0], others[0]])
+    labels = np.repeat([1, 0], [60, num_others])
+    scores = np.concatenate([members[0], others[0]])
     assert made.auc == pytest.approx(roc_auc_score(labels, scores), rel=1e-12)
     false_positives, true_positives, _ = roc_curve(labels, scores, drop_intermediate=False)
     assert made.tpr == true_positives[false_positives <= 0.01].max()
@@ -147,15 +147,19 @@ def test_auc_and_tpr_are_those_of_scikit_learn(num_others):
 
 def test_intervals_agree_with_a_loop_that_resamples_members_and_others_separately():
     rng = np.random.default_rng(0)
-    members, others = rng.normal(0.5, 1, (2, 30)), rng.normal(0, 1, (2, 45))  # two models
+    # two models
+    members = rng.normal(0.5, 1, (2, 30))
+    others = rng.normal(0, 1, (2, 45))
     made = membership(members, others)
     both = [
         roc_auc_score([1] * 30 + [0] * 45, [*a, *b]) for a, b in zip(members, others, strict=True)
     ]
     assert made.auc == pytest.approx(np.mean(both))
-    aucs, tprs = [], []
+    aucs = []
+    tprs = []
     for _ in range(4000):
-        ours, theirs = members[:, rng.integers(30, size=30)], others[:, rng.integers(45, size=45)]
+        ours = members[:, rng.integers(30, size=30)]
+        theirs = others[:, rng.integers(45, size=45)]
         aucs.append(
             np.mean(ours[:, :, None] > theirs[:, None, :])
             + np.mean(ours[:, :, None] == theirs[:, None]) / 2
@@ -184,10 +188,12 @@ def test_what_is_apart_has_an_auc_of_one_and_what_diverged_has_none():
 def test_exposure_is_that_of_a_loop_and_of_the_published_implementation():
     # TensorFlow Privacy, exposures_test.py: 16 references, |R| without the canary itself.
     theirs = np.log2(16) - np.log2([1, 1, 17, 4])
-    canaries, references = np.array([0, 0.1, 20.0, 3.5]), np.arange(1.0, 17.0)
+    canaries = np.array([0, 0.1, 20.0, 3.5])
+    references = np.arange(1.0, 17.0)
     assert exposure(canaries, references) == pytest.approx(theirs + np.log2(17 / 16))
     rng = np.random.default_rng(0)
-    nll, controls = rng.normal(size=30).round(1), rng.normal(0.5, 1, size=50).round(1)
+    nll = rng.normal(size=30).round(1)
+    controls = rng.normal(0.5, 1, size=50).round(1)
     expected = []
     for value in nll:
         rank = [other <= value for other in controls].count(True) + 1  # ties are no evidence

@@ -98,7 +98,8 @@ def test_the_numbers_are_those_of_the_probe(llama, passages, max_new_tokens, bat
 def test_a_device_measures_what_the_cpu_measures(llama, passages, device):
     if device.type == "cpu":
         pytest.skip("two equal runs show nothing: --device cuda")
-    there, tokenizer = deepcopy(llama).to(device), WordTokenizer(eos_id=64)
+    there = deepcopy(llama).to(device)
+    tokenizer = WordTokenizer(eos_id=64)
     settings = {"prefix_lengths": (PREFIX,), "max_new_tokens": 100, "batch_size": 3}
     found, expected = (probe(model, tokenizer, passages, **settings) for model in (there, llama))
     assert [sample.lms for sample in found] == [sample.lms for sample in expected]
@@ -113,10 +114,8 @@ def test_a_device_measures_what_the_cpu_measures(llama, passages, device):
 
 def test_without_controls_there_are_no_numbers_of_them(llama, recited):
     tokenizer = WordTokenizer(eos_id=64)
-    made, model = (
-        MemorizationProbe(recited, tokenizer, prefix_length=PREFIX, max_new_tokens=20),
-        Monitored(llama),
-    )
+    made = MemorizationProbe(recited, tokenizer, prefix_length=PREFIX, max_new_tokens=20)
+    model = Monitored(llama)
     found = made.measure(model.logits, model.continuations)
 
     assert found.keys() == {

@@ -75,7 +75,8 @@ def test_the_model_gets_the_ids_after_the_offset_and_no_bos():
 
 
 def test_a_short_passage_is_compared_to_its_end():
-    model, short = SuccessorModel(), a_passage("short", [*range(10)])
+    model = SuccessorModel()
+    short = a_passage("short", [*range(10)])
     samples = probe(
         model, WordTokenizer(), [short, COUNTING], prefix_lengths=(7,), max_new_tokens=8
     )

@@ -489,7 +489,8 @@ def test_layers_that_torchao_cannot_hold_are_those_of_bitsandbytes(
 
     assert f"NF4 by bitsandbytes: {reason}" in capsys.readouterr().err
     dtype = {"fp32": torch.float32, "fp16": torch.float16}[run.cfg.dtype]
-    start, trained = logits_in_training["start"], logits_in_training[adapter]
+    start = logits_in_training["start"]
+    trained = logits_in_training[adapter]
     assert difference(trained, start) > 0.5
     for found, saved in ((start, None), (trained, adapter)):
         assert difference(found, bitsandbytes_logits(base(name), dtype, saved)) <= tolerance

@@ -61,7 +61,8 @@ def make_run(tmp_path_factory, make_base, text_file):
 
 def assert_same_run(name, folder, expected):
     """Metrics and weights agree up to rounding in fp32; other files of the checkpoint are equal."""
-    found, truth = metrics_of(folder, *METRICS), metrics_of(expected, *METRICS)
+    found = metrics_of(folder, *METRICS)
+    truth = metrics_of(expected, *METRICS)
     assert truth.shape == (NUM_STEPS, len(METRICS))
     assert truth[-1, 0] < 0.99 * truth[0, 0], f"{name} learns something"
     torch.testing.assert_close(
@@ -119,7 +120,8 @@ if not ALL:
 @pytest.mark.parametrize("group", GROUPS)
 def test_several_processes_are_one(make_run, tmp_path, monkeypatch, group):
     monkeypatch.setenv("TORCH_COMPILE_BACKEND", "eager")
-    cases, number = GROUPS[group], 3 if group == "three" else 2
+    cases = GROUPS[group]
+    number = 3 if group == "three" else 2
     runs = {name: make_run(number, **settings) for name, settings in cases.items()}
 
     run_to_the_end([*runs.values()], tmp_path / "processes", num_processes=number)
@@ -301,7 +303,8 @@ def assert_continued(run, expected):
         rtol=RESUMED_TOLERANCE,
         atol=0,
     )
-    state, expected_state = read_state(run), read_state(expected)
+    state = read_state(run)
+    expected_state = read_state(expected)
     assert state.keys() == expected_state.keys()
     for key, value in expected_state.items():
         limit = RESUMED_TOLERANCE * float(value.abs().max())

@@ -127,9 +127,14 @@ def test_the_other_tasks_run_on_local_files_of_the_same_columns(
         data = ["dataset.max_source_tokens=44", "dataset.max_target_tokens=20", "dataset.name=null"]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     arguments = [
-        *("--config", f"{config}_{task}", f"dataset.source={tmp_path}/rows.jsonl", *data),
+        "--config",
+        f"{config}_{task}",
+        f"dataset.source={tmp_path}/rows.jsonl",
+        *data,
         *tiny_model(name, 64, builder, make_base(name), tmp_path / "run"),
-        *("dtype=fp32", "epochs=2", "log_every_n_steps=1"),
+        "dtype=fp32",
+        "epochs=2",
+        "log_every_n_steps=1",
     ]
 
     run_here(full_finetune if "full" in config else lora_finetune, arguments)

@@ -72,10 +72,8 @@ def count_graphs(run):
 
 def means(folder, checkpoint, base, **options):
     """LMS and prefix match of targets and controls, by transformers on the checkpoint."""
-    model, passages = (
-        load_model(folder / checkpoint, base=base),
-        read_probe_file(folder / "probe.jsonl"),
-    )
+    model = load_model(folder / checkpoint, base=base)
+    passages = read_probe_file(folder / "probe.jsonl")
     return means_by_kind(
         probe(model, hf_tokenizer(str(base)), passages, prefix_lengths=(PREFIX,), **options)
     )
@@ -142,7 +140,8 @@ def test_two_processes_measure_in_lockstep(make_run, make_base, tmp_path):
     if not ALL:
         del cases["nf4"]
     keep = {"stop_above": 8, "when_above": "keep", "max_new_tokens": 8}
-    bases, runs = {}, {}
+    bases = {}
+    runs = {}
     for name, (model, dim, of_model, settings) in cases.items():
         bases[name] = make_base(model, dim)
         settings |= {
@@ -219,7 +218,8 @@ def test_a_wrong_section_is_refused_before_any_work(make_run, section, message):
 def test_a_probe_file_that_does_not_fit_is_refused(make_run, tmp_path):
     source = make_run("source", max_steps=1).here()
     passages = read_probe_file(source / "probe.jsonl")
-    first, long = passages[0], passages[0].token_ids * 3
+    first = passages[0]
+    long = passages[0].token_ids * 3
 
     for content, message in (
         (

@@ -82,7 +82,8 @@ def test_every_milestone_is_another_model_that_generates(finished, lora, tiny_ch
     """In transformers, or on the untouched base in peft; a merged checkpoint is that of base and
     adapter.
     """
-    run, tokens = finished(lora=lora), torch.arange(20)[None]
+    run = finished(lora=lora)
+    tokens = torch.arange(20)[None]
     outputs = [load_model(tiny_checkpoint)(tokens).logits]
     for name in MILESTONES:
         folder = tiny_checkpoint if lora else run / name
@@ -99,7 +100,8 @@ def test_every_milestone_is_another_model_that_generates(finished, lora, tiny_ch
 
     if lora:
         cfg = OmegaConf.load(run / "config.yaml")
-        cfg.merge_adapter, cfg.output_dir = True, str(tmp_path / "merged")
+        cfg.merge_adapter = True
+        cfg.output_dir = str(tmp_path / "merged")
         merged = load_model(run_recipe(cfg, lora=True) / MILESTONES[-1])
         with torch.no_grad():
             torch.testing.assert_close(merged(tokens).logits, outputs[-1])

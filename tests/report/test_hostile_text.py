@@ -182,7 +182,8 @@ def test_hostile_texts_are_shown_everywhere_and_act_nowhere(tmp_path, capsys):
 
 
 def test_a_comparison_of_hostile_names_lets_none_act(tmp_path, run_command, capsys):
-    out, runs = tmp_path / "out", make_runs(tmp_path, [" ".join(HOSTILE), "=1"])
+    out = tmp_path / "out"
+    runs = make_runs(tmp_path, [" ".join(HOSTILE), "=1"])
     run_command("compare", runs, "--output-dir", out, f"--title={HOSTILE[0]}")
     printed = capsys.readouterr().out
     assert not UNSAFE.search(printed)

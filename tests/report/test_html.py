@@ -50,8 +50,12 @@ def test_the_page_has_language_encoding_ordered_headings_and_anchors(html, docum
     )
     headings = [heading.text_content() for heading in document.xpath("//h2")]
     assert headings == [
-        *("Memorization of injected passages", *(figure.title for figure in rich_report().figures)),
-        *("Tables", "Examples", "Footnotes", "Provenance"),
+        "Memorization of injected passages",
+        *(figure.title for figure in rich_report().figures),
+        "Tables",
+        "Examples",
+        "Footnotes",
+        "Provenance",
     ]
     levels = [int(heading.tag[1]) for heading in document.xpath("//h1|//h2|//h3|//h4")]
     assert (levels[0], levels.count(1)) == (1, 1)
@@ -149,11 +153,15 @@ def test_the_best_of_each_group_is_bold_and_headers_name_the_better_end():
         "LMS": [2.04, 1.96, 2.1, 9.0, 8.0],
         "F1": [5, 7, 7, 1, None],
     }
-    better, formats = {"LMS": "lower", "F1": "higher"}, {"LMS": ".1f"}
+    better = {"LMS": "lower", "F1": "higher"}
+    formats = {"LMS": ".1f"}
     table = table_of({**data, "Control": [1.0, 0.0, 0.0, 0.0, 0.0]}, better=better, formats=formats)
     assert [row[1:] for row in bold(table)] == [  # what looks equal is equally best
-        *([True, False, False], [True, True, False], [False, True, False]),
-        *([False, False, False], [True, False, False]),
+        [True, False, False],
+        [True, True, False],
+        [False, True, False],
+        [False, False, False],
+        [True, False, False],
     ]
     assert [header.text_content() for header in table.xpath(".//thead//th")] == [
         "Model",

@@ -33,7 +33,11 @@ FRAME = pd.DataFrame(
 TABLE = Table("lms", "LMS, by objective", FRAME, ("A note.",), {"LMS": ".2f"}, {"LMS": "lower"})
 EXAMPLE = Example("E", "p", "t", (Continuation("CE", "LMS 1", (("a", True), (" b", False))),))
 REPORT = Report(
-    *("Ünï & co", "Said.", (TABLE,), (Figure("one", "One", drawing(), "C."),), (EXAMPLE,)),
+    "Ünï & co",
+    "Said.",
+    (TABLE,),
+    (Figure("one", "One", drawing(), "C."),),
+    (EXAMPLE,),
     provenance={"k": "v"},
 )
 

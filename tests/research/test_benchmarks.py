@@ -17,7 +17,8 @@ def test_the_authors_way_gives_the_weights_that_ours_gives():
     """Over more batches than the window holds, of changing shapes, with ignored labels and empty
     rows.
     """
-    theirs, ours = AuthorsWay(num_batches=3), TFIDFWeighting(num_batches=3)
+    theirs = AuthorsWay(num_batches=3)
+    ours = TFIDFWeighting(num_batches=3)
     varied = 0
     for labels in random_stream(0, num_batches=8, max_rows=4, max_length=24, vocab_size=50):
         weights = ours(labels)
@@ -54,7 +55,8 @@ def test_the_interval_of_a_median_covers_it_in_95_cases_of_100():
     low, high = measuring.median_ratio_interval(
         [float(index) for index in range(num_rounds)], [1.0] * num_rounds
     )
-    below, above = int(low), num_rounds - 1 - int(high)
+    below = int(low)
+    above = num_rounds - 1 - int(high)
     assert below == above
 
     def coverage(outside):

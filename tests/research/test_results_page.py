@@ -99,7 +99,8 @@ def test_the_table_of_needs_in_the_readme_follows_from_the_records():
     section = README.split("## Choosing an objective")[1].split("\n## ")[0]
     rows = re.findall(r"^\| [^|]+\| `loss=(\w+)([^|]*)` \|(.*\d) \|$", section, re.MULTILINE)
     names = {"ce": "CE", "tfidf": "TF-IDF", "goldfish": "Goldfish", "repetition": "Repetition"}
-    exact, fuzzy = arms("exact"), arms("fuzzy 10%")
+    exact = arms("exact")
+    fuzzy = arms("fuzzy 10%")
     for word, more, cells in rows:
         name = names[word]
         if "minhash" in more:
@@ -139,7 +140,8 @@ def test_the_table_of_needs_in_the_readme_follows_from_the_records():
 
 
 def test_the_sentences_of_the_first_screen_follow_from_the_records():
-    exact, fuzzy = arms("exact"), arms("fuzzy 10%")
+    exact = arms("exact")
+    fuzzy = arms("fuzzy 10%")
     said = " ".join(PAGE.split("## How it was measured")[0].split())
 
     def above(own):
@@ -172,13 +174,13 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
         form = ".0f" if round(mean) > 4 else ".1f"
         return f"{mean:{form}} % ({low:{form}} to {high:{form}})"
 
-    usual, tuned, ours = "CE MinHash dedup", "CE MinHash 0.11", "Repetition"
-    noisy, framed, once, answers = (
-        arms("fuzzy 20%"),
-        arms("boilerplate"),
-        arms("once"),
-        arms("repeated answers"),
-    )
+    usual = "CE MinHash dedup"
+    tuned = "CE MinHash 0.11"
+    ours = "Repetition"
+    noisy = arms("fuzzy 20%")
+    framed = arms("boilerplate")
+    once = arms("once")
+    answers = arms("repeated answers")
     for of in (exact, fuzzy):
         assert abs(above(of[tuned])) < 0.5
         best = min(perplexity(own) for own in of.values())
@@ -196,7 +198,8 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
     least = f"{above(noisy[ours]):.1f} tokens, at a perplexity of {perplexity(noisy[ours]):.1f}"
     assert f"recite less than the others, but above chance: {least}" in said
     assert above(noisy[ours]) == min(above(own) for own in noisy.values())
-    recited, cost = above(noisy[tuned]), perplexity(noisy[tuned])
+    recited = above(noisy[tuned])
+    cost = perplexity(noisy[tuned])
     assert f"CE then recites {recited:.1f} tokens above chance, at {cost:.1f}." in said
     both = [auc(of[name]) for name in (ours, tuned) for of in (exact, fuzzy)]
     assert (
@@ -281,7 +284,9 @@ def test_the_hours_for_a_trillion_tokens_follow_from_the_record():
 
 
 def test_what_is_said_of_the_paper_follows_from_the_records():
-    reductions, costs = [], []  # with what CE recites; all in percent
+    # with what CE recites; all in percent
+    reductions = []
+    costs = []
     for block in re.findall(r"<!-- table: paper \S+ -->\n(.*?)<!-- end -->", PAGE, re.DOTALL):
         for _, _, recited, ours, _, _, cost in _cells(block)[1:]:
             reductions.append((float(recited), 100 * (1 - float(ours) / float(recited))))

@@ -8,10 +8,8 @@ from tfidf_tune.data import embedded_documents
 
 
 def test_framed_sections_have_the_text_and_one_frame_with_different_fillings():
-    whole, framed = (
-        embedded_documents("reference_validation"),
-        [row["text"] for row in rows_of("framed_reference_validation")],
-    )
+    whole = embedded_documents("reference_validation")
+    framed = [row["text"] for row in rows_of("framed_reference_validation")]
     parts = [text.split("its use.\n\n")[1].rsplit("End of section ", 1)[0] for text in framed]
     assert "".join(parts) == "".join(f"{text}\n\n" for text in whole)
     assert len(framed) > 5 * len(whole)

@@ -38,7 +38,8 @@ def test_it_agrees_with_a_loop_over_resamples(paired, shift):
     rng = np.random.default_rng(1)
     before = rng.exponential(8.0, 30)
     after = before + shift + rng.exponential(1.0, 30) - 1
-    rng, resamples = np.random.default_rng(2), []
+    rng = np.random.default_rng(2)
+    resamples = []
     for _ in range(10_000):
         rows = rng.integers(30, size=30)
         other_rows = rows if paired else rng.integers(30, size=30)
@@ -73,7 +74,8 @@ def test_the_two_way_interval_agrees_with_a_loop(num_controls):
     values = two_way(rng, 4, 25, 0.5, 2.0, 1.0) + 0.7
     controls = two_way(rng, 4, num_controls, 0.5, 4.0, 1.0) if num_controls else np.zeros((4, 1))
     found = over_seeds_and_passages(values, controls if num_controls else None)
-    draws, of_seed = [], values.mean(1) - controls.mean(1)
+    draws = []
+    of_seed = values.mean(1) - controls.mean(1)
     for _ in range(10_000):
         of_seeds = rng.standard_t(3) * np.std(of_seed, ddof=1) / 2
         chosen = [
@@ -114,8 +116,11 @@ def test_what_cannot_be_resampled_has_no_interval():
 
 def test_significant_is_what_excludes_zero_and_an_end_of_zero_does_not():
     for low, high, significant in (
-        *((0.1, 0.2, "yes"), (-0.2, -0.1, "yes")),
-        *((-0.1, 0.1, "no"), (0.0, 0.1, "no"), (-0.1, 0.0, "no")),
+        (0.1, 0.2, "yes"),
+        (-0.2, -0.1, "yes"),
+        (-0.1, 0.1, "no"),
+        (0.0, 0.1, "no"),
+        (-0.1, 0.0, "no"),
     ):
         assert Interval(low, high, MIN_UNITS).significant == significant
         assert Interval(low, high, MIN_UNITS - 1).significant == "too few"

@@ -19,7 +19,8 @@ from helpers.fakes.runs import (
 from tfidf_tune.probe import run_of
 from tfidf_tune.results import import_results
 
-NEWER, OLDER = "2026-11-22T10-00-00", "2025-11-21T10-00-00.5"
+NEWER = "2026-11-22T10-00-00"
+OLDER = "2025-11-21T10-00-00.5"
 CONFIG = """
 model: {_component_: torchtune.models.llama2.llama2}
 checkpointer: {checkpoint_dir: /models/TinyLlama}
@@ -285,7 +286,8 @@ def test_milestones_without_a_config_are_one_run(tmp_path):
 
 
 def test_the_newest_result_of_a_task_counts(tmp_path):
-    old, new = full(), evaluation(samples=targets(8, 8))
+    old = full()
+    new = evaluation(samples=targets(8, 8))
     for name, date, made in [
         ("a", NEWER, new),
         ("b", OLDER, old),

@@ -26,7 +26,9 @@ def table(lms, repeats=40, length=128):
 
 
 def test_the_p_value_counts_the_orders_of_exchangeable_passages():
-    n, m, c = 4, 5, 1
+    n = 4
+    m = 5
+    c = 1
     for k in range(n + 1):
         # Which of the n + m places, the highest first, the targets have.
         orders = list(combinations(range(n + m), n))
@@ -40,7 +42,8 @@ def test_the_p_value_counts_the_orders_of_exchangeable_passages():
 def test_the_threshold_is_the_one_of_the_true_positive_rate_and_ties_count_against():
     rng = np.random.default_rng(0)
     for num_controls in (7, 99, 100, 250):
-        controls, targets = rng.integers(0, 12, num_controls), rng.integers(0, 15, 60)
+        controls = rng.integers(0, 12, num_controls)
+        targets = rng.integers(0, 15, 60)
         found = recited_further(table(targets), pd.Series(controls))
         assert found.num_allowed == num_controls // 100
         share = true_positive_rate(targets.astype(float), controls.astype(float))
@@ -52,7 +55,8 @@ def test_the_threshold_is_the_one_of_the_true_positive_rate_and_ties_count_again
 def test_other_passages_do_not_hide_those_that_are_recited():
     rng = np.random.default_rng(1)
     controls = pd.Series(rng.integers(1, 6, 100))
-    recited, others = [30] * 23, rng.integers(1, 5, 77).tolist()
+    recited = [30] * 23
+    others = rng.integers(1, 5, 77).tolist()
     found = recited_further(table(recited + others, [40] * 23 + [1] * 77), controls)
     assert found.number == 23
     assert {test.copies: test.num_above for test in found.tests} == {"all": 23, "1": 0, "40": 23}
@@ -96,7 +100,8 @@ def test_few_audits_of_unseen_text_say_that_it_is_recited():
 
 
 def test_p_values_are_corrected_for_all_tests():
-    lms, repeats = [9, 9, 9, 0, 0, 0, 9, 0], [1, 1, 1, 1, 2, 2, 40, 40]
+    lms = [9, 9, 9, 0, 0, 0, 9, 0]
+    repeats = [1, 1, 1, 1, 2, 2, 40, 40]
     controls = pd.Series([5] * 20)
     found = recited_further(table(lms, repeats), controls)
     raw = [chance_of(k, n, 20, 0) for k, n in ((4, 8), (3, 4), (0, 2), (1, 2))]

@@ -23,8 +23,14 @@ def plan(names=ALL, budget=None, **settings):
 
 def test_each_attack_has_its_prompts_in_the_given_order():
     assert plan() == [
-        *(("greedy", 5, 0, 1), ("greedy", 8, 0, 1), ("offset", 5, 3, 1), ("offset", 5, 4, 1)),
-        *(("truncated", 4, 4, 1), ("noise", 8, 0, 1), ("chat", 8, 0, 1), ("sampling", 8, 0, 4)),
+        ("greedy", 5, 0, 1),
+        ("greedy", 8, 0, 1),
+        ("offset", 5, 3, 1),
+        ("offset", 5, 4, 1),
+        ("truncated", 4, 4, 1),
+        ("noise", 8, 0, 1),
+        ("chat", 8, 0, 1),
+        ("sampling", 8, 0, 4),
     ]
     # Of an odd length the second half of the prompt, too, which ends where the whole prompt does.
     assert plan(("truncated",), prefix_lengths=(9,)) == [("truncated", 5, 4, 1)]
@@ -42,7 +48,8 @@ def test_each_attack_has_its_prompts_in_the_given_order():
 
 @pytest.mark.parametrize("budget", [10, 19, 20, 39, 75, 95, 105, 109, 110, 1000])
 def test_a_budget_is_spent_on_whole_rounds_over_the_passages(budget):
-    made, complete = plan(budget=budget), plan()
+    made = plan(budget=budget)
+    complete = plan()
     spent = sum(10 * number for *_, number in made)
     assert spent <= budget
     assert [one[:3] for one in made] == [one[:3] for one in complete[: len(made)]]
@@ -88,7 +95,8 @@ def test_the_prompts_are_those_parts_of_the_passages(llama, probe_file, tokenize
     passages = {one.id: one.token_ids for one in read_probe_file(probe_file)}
     assert len(docs) == len(attacks) * len(passages)
     for doc in docs:
-        ids, start = passages[doc["passage_id"]], doc["offset"]
+        ids = passages[doc["passage_id"]]
+        start = doc["offset"]
         end = start + doc["prefix_length"]
         changed = sum(a != b for a, b in zip(doc["prompt_ids"], ids[start:end], strict=True))
         assert (changed == 1) if doc["attack"] == "noise" else not changed

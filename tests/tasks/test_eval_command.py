@@ -29,8 +29,13 @@ OURS = {
     "tfidf_positive_control",
     "tfidf_positive_control_nll",
     *MEMORIZATION,
-    *("tfidf_memorization", "tfidf_memorization_prefixes", "tfidf_membership"),
-    *("tfidf_wikitext2_ppl", "tfidf_other_ppl", "tfidf_cnn_dailymail", "tfidf_squad"),
+    "tfidf_memorization",
+    "tfidf_memorization_prefixes",
+    "tfidf_membership",
+    "tfidf_wikitext2_ppl",
+    "tfidf_other_ppl",
+    "tfidf_cnn_dailymail",
+    "tfidf_squad",
 }
 THEIR_TASK = """task: theirs
 custom_dataset: !function tfidf_tune.tasks.squad.documents
@@ -50,16 +55,18 @@ pytestmark = pytest.mark.usefixtures("only_our_tasks")
 @pytest.fixture
 def evaluation(llama, probe_file, tmp_path):
     return [
-        *(
-            "--model_args",
-            f"pretrained={llama},dtype=float32",
-            "--tasks",
-            MEMORIZATION[0],
-            "--device",
-            "cpu",
-        ),
-        *("--log_samples", "--output_path", tmp_path / "out"),
-        *("--metadata", f"probe_file={probe_file}", "max_new_tokens=4"),
+        "--model_args",
+        f"pretrained={llama},dtype=float32",
+        "--tasks",
+        MEMORIZATION[0],
+        "--device",
+        "cpu",
+        "--log_samples",
+        "--output_path",
+        tmp_path / "out",
+        "--metadata",
+        f"probe_file={probe_file}",
+        "max_new_tokens=4",
     ]
 
 
@@ -411,7 +418,9 @@ def test_evaluations_in_one_process_keep_no_model_and_do_not_affect_each_other(
     llama, models, wiki_file, tmp_path
 ):
     """Experiments evaluate the milestones of a run this way."""
-    task, modules, num_calls = "tfidf_wikitext2_ppl", weakref.WeakSet(), []
+    task = "tfidf_wikitext2_ppl"
+    modules = weakref.WeakSet()
+    num_calls = []
 
     def record(module, args):
         modules.add(module)

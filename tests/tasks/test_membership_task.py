@@ -49,22 +49,19 @@ def many_passages(tokenizers, tmp_path_factory):
 def test_scores_equal_plain_loops(family, models, many_passages, tmp_path):
     settings = {"prefix_lengths": [16, 64], "max_new_tokens": 24, "offset": 7, "batch_size": 5}
     output = run_tasks(models[family], TASK, tmp_path, probe_file=many_passages, **settings)
-    model, tokenizer = load_model(models[family]), hf_tokenizer(str(models[family]))
+    model = load_model(models[family])
+    tokenizer = hf_tokenizer(str(models[family]))
     scored = {doc["passage_id"]: doc for doc in output.docs(TASK)}
     nlls = {"target": [], "control": []}
     for passage in read_probe_file(many_passages):
         doc = scored.pop(passage.id)
         if passage.num_prompt is None:
-            nll, text = (
-                nll_by_loop(model, passage.token_ids[7:]),
-                tokenizer.decode(passage.token_ids[7:]),
-            )
+            nll = nll_by_loop(model, passage.token_ids[7:])
+            text = tokenizer.decode(passage.token_ids[7:])
             continuations = [[16, nll[15 : 15 + 24].sum()], [64, nll[63 : 63 + 24].sum()]]
         else:
-            nll, text = (
-                nll_by_loop(model, passage.token_ids)[19:],
-                tokenizer.decode(passage.token_ids[20:]),
-            )
+            nll = nll_by_loop(model, passage.token_ids)[19:]
+            text = tokenizer.decode(passage.token_ids[20:])
             continuations = [[0, nll[:24].sum()]]
         expected = {
             "nll": nll.mean(),
@@ -104,16 +101,14 @@ def test_what_a_model_recites_is_detected_and_read_back_with_the_reference(
     made = import_results([output.folder])
     scores = made.scores.astype({"metric": str, "kind": str})
     assert set(scores["metric"]) == {
-        *(
-            "passage_nll",
-            "min_k",
-            "min_k_plus_plus",
-            "zlib",
-            "reference_nll",
-            "continuation_nll",
-            "vocab_size",
-            "has_bos",
-        )
+        "passage_nll",
+        "min_k",
+        "min_k_plus_plus",
+        "zlib",
+        "reference_nll",
+        "continuation_nll",
+        "vocab_size",
+        "has_bos",
     }
     reference = scores[scores["metric"] == "reference_nll"].set_index("unit")["value"]
     start = load_model(llama)

@@ -66,7 +66,8 @@ def test_samples_and_means_are_those_of_the_probe(family, models, probe_file, tm
     output = run_tasks(models[family], PREFIXES, tmp_path, probe_file=probe_file, **settings)
     samples = expected(models[family], probe_file, **settings)
     assert sampled(output, [PREFIXES]) == as_dicts(samples)
-    by_kind, metrics = pd.DataFrame(samples).groupby("kind"), output.metrics(PREFIXES)
+    by_kind = pd.DataFrame(samples).groupby("kind")
+    metrics = output.metrics(PREFIXES)
     for name, score in zip(
         SCORES, ("prefix_match", "prefix_match", "lms", "lms", "rouge_l", "verbatim"), strict=True
     ):
@@ -82,7 +83,8 @@ def test_scores_of_targets_and_controls_equal_those_of_a_loop_with_transformers(
     reciting, probe_file, tmp_path
 ):
     output = run_tasks(reciting, "tfidf_memorization", tmp_path, probe_file=probe_file)
-    model, passages = load_model(reciting), read_probe_file(probe_file)
+    model = load_model(reciting)
+    passages = read_probe_file(probe_file)
     for length, task in zip((32, 50, 100), MEMORIZATION, strict=True):
         # The loop without a cache takes long: 128 tokens only for the last.
         num_tokens = 128 if length == 100 else 8
@@ -116,8 +118,15 @@ def test_scores_of_targets_and_controls_equal_those_of_a_loop_with_transformers(
         if "stderr" not in name
     }
     assert group.keys() == {
-        *("avg_prefix", "avg_lms", "rouge_l", "verbatim_rate", "round_trip"),
-        *("control_avg_prefix", "control_avg_lms", "control_rouge_l", "control_verbatim_rate"),
+        "avg_prefix",
+        "avg_lms",
+        "rouge_l",
+        "verbatim_rate",
+        "round_trip",
+        "control_avg_prefix",
+        "control_avg_lms",
+        "control_rouge_l",
+        "control_verbatim_rate",
     }
     for name, value in group.items():
         assert value == pytest.approx(sum(output.metrics(task)[name] for task in MEMORIZATION) / 3)
@@ -128,7 +137,11 @@ def test_settings_reach_the_probe(llama, probe_file, tmp_path, monkeypatch):
     monkeypatch.setenv("TFIDF_TUNE_PROBE_FILE", str(probe_file))
     model = {"pretrained": str(llama), "prompts": "token_ids"}
     for value, lengths in (
-        *(("[16,64]", [16, 64]), ("16 64", [16, 64]), (16, [16]), ([16, 16], [16]), ((3,), [3])),
+        ("[16,64]", [16, 64]),
+        ("16 64", [16, 64]),
+        (16, [16]),
+        ([16, 16], [16]),
+        ((3,), [3]),
         (..., [32, 50, 100]),  # by default those of the paper
     ):
         docs = documents(**model, **({} if value is ... else {"prefix_lengths": value}))["test"]
@@ -139,7 +152,8 @@ def test_settings_reach_the_probe(llama, probe_file, tmp_path, monkeypatch):
     output = run_tasks(
         llama, MEMORIZATION[1], tmp_path / "one", prefix_lengths=[3], max_new_tokens=1, limit=3
     )
-    docs, tokenizer = output.docs(MEMORIZATION[1]), hf_tokenizer(str(llama))
+    docs = output.docs(MEMORIZATION[1])
+    tokenizer = hf_tokenizer(str(llama))
     assert len(docs) == 3
     for doc, passage in zip(docs, read_probe_file(probe_file), strict=False):
         assert doc["prefix_length"] == 50  # a task of one length keeps it

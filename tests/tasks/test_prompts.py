@@ -42,8 +42,12 @@ def test_an_invalid_prompt_or_response_is_refused_with_the_remedy(tokenizers):
 @pytest.mark.parametrize(
     ("tokenizer", "add_bos_token"),
     [
-        *(("plain", True), ("pythia", None), ("pythia", True)),
-        *(("adds_bos", None), ("sentencepiece", None), ("llama", False)),
+        ("plain", True),
+        ("pythia", None),
+        ("pythia", True),
+        ("adds_bos", None),
+        ("sentencepiece", None),
+        ("llama", False),
     ],
 )
 def test_a_text_prompt_is_exact_only_if_the_model_sees_its_ids(
@@ -179,7 +183,8 @@ def test_a_response_equal_to_the_reference_has_its_ids(tokenizer, tokenizers, se
     """
     prompts = text_prompts(tokenizers[tokenizer], add_bos_token=False)
     ids = prompts.tokenizer.encode_batch([task_fakes.text(seed, 60)])[0]
-    prompt_ids, reference_ids = ids[:cut], ids[cut : cut + length]
+    prompt_ids = ids[:cut]
+    reference_ids = ids[cut : cut + length]
     response = prompts.tokenizer.decode(reference_ids)
     read = prompts.response_ids(response, prompt_ids, reference_ids)
     whole = prompts.tokenizer.decode(ids[: cut + length])
@@ -222,7 +227,8 @@ def test_a_response_is_read_after_a_prompt_that_changes_as_text_or_is_not_recite
 def test_of_readings_that_are_equally_near_the_first_counts(tokenizers):
     """The text by itself, with the space that SentencePiece adds."""
     prompts = text_prompts(tokenizers["llama"], add_bos_token=False)
-    encode, response = prompts.tokenizer.encode, "house of stone"
+    encode = prompts.tokenizer.encode
+    response = "house of stone"
     first = encode(response, add_bos=False, add_eos=False)
     without_space = encode(response, add_bos=False, add_eos=False, trim_leading_whitespace=True)
     prompt_ids = encode("the green", add_bos=False, add_eos=False)

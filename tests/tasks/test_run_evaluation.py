@@ -70,7 +70,8 @@ def test_the_samples_are_those_of_evaluations_one_by_one_and_what_they_share_is_
     loaded = []
     tokenized = []
     read = []
-    load_model, text_blocks = membership.load_model, perplexity.text_blocks
+    load_model = membership.load_model
+    text_blocks = perplexity.text_blocks
 
     def counted_loading(*arguments, **more):
         loaded.append(arguments)

@@ -60,13 +60,11 @@ def host(served, monkeypatch):
     made.asked.clear()
     made.faults.clear()
     made.headers.clear()
-    made.echoes, made.models, made.fingerprint, made.elsewhere, made.num_taken = (
-        True,
-        None,
-        None,
-        "",
-        0,
-    )
+    made.echoes = True
+    made.models = None
+    made.fingerprint = None
+    made.elsewhere = ""
+    made.num_taken = 0
     return made
 
 
@@ -133,7 +131,8 @@ def test_the_same_passages_give_the_same_scores_through_server_and_transformers_
 ):
     more = {"num_concurrent": 3, "journal": str(tmp_path / "requests.jsonl")}
     results = evaluated(url, reciting, probe_file, tmp_path, prompts=prompts, **more)
-    theirs, ours = values(results).drop("is_served", level=0), values(by_transformers)
+    theirs = values(results).drop("is_served", level=0)
+    ours = values(by_transformers)
     missing = {"min_k_plus_plus"}  # needs all probabilities
     missing |= {"has_bos"} if prompts == "text" else set()  # the server decides
     assert set(ours.index.get_level_values(0)) - set(theirs.index.get_level_values(0)) == missing
@@ -217,11 +216,13 @@ def test_the_key_is_in_no_message_no_answer_and_no_journal(
     host.faults += ["", *[changed(logprobs={"tokens": key})] * 3]
     texts.append(server().likelihood_problem())
     assert texts[-1].startswith("it sends a wrong answer (choices[0].logprobs.tokens: ")
-    host.models, host.fingerprint = [{"id": "m", "root": f"of {key}"}], f"for {key}"
+    host.models = [{"id": "m", "root": f"of {key}"}]
+    host.fingerprint = f"for {key}"
     asked = server()
     asked.generate_until([Instance("generate_until", {}, ("two", {"max_gen_toks": 3}), 0)])
     assert asked.description() == {"id": "m", "root": "of ***"}
-    host.models, host.fingerprint = None, None
+    host.models = None
+    host.fingerprint = None
     host.faults.append(changed(text=f"It is {key}."))
     texts += server().generate_until(
         [Instance("generate_until", {}, ("one", {"max_gen_toks": 3}), 0)]
@@ -528,26 +529,22 @@ def test_local_completions_of_the_harness_gets_ids_and_answers_with_text(
     named = {"model": "m", "base_url": f"{url}/completions", "tokenizer": tmp_path / "ids"}
     named |= {"tokenizer_backend": "huggingface", "num_concurrent": 1}
     stock_command(
-        *(
-            "lm_eval",
-            "--model",
-            "local-completions",
-            "--tasks",
-            TASKS[0],
-            "--include_path",
-            str(tasks_folder()),
-        ),
-        *(
-            "--model_args",
-            ",".join(f"{key}={value}" for key, value in named.items()),
-            "--batch_size",
-            "1",
-        ),
-        *(
-            "--metadata",
-            json.dumps(settings(probe_file, prompts="ids_to_text") | {"attacks": None}),
-        ),
-        *("--log_samples", "--output_path", str(tmp_path / "out")),
+        "lm_eval",
+        "--model",
+        "local-completions",
+        "--tasks",
+        TASKS[0],
+        "--include_path",
+        str(tasks_folder()),
+        "--model_args",
+        ",".join(f"{key}={value}" for key, value in named.items()),
+        "--batch_size",
+        "1",
+        "--metadata",
+        json.dumps(settings(probe_file, prompts="ids_to_text") | {"attacks": None}),
+        "--log_samples",
+        "--output_path",
+        str(tmp_path / "out"),
     )
     assert (
         values(import_results([tmp_path / "out"]))["lms"].tolist()

@@ -87,7 +87,8 @@ def test_all_groups_run_with_text_prompts_whose_lms_is_approximate(
     )
     assert "prompts or references change as text: the model sees different token ids" in caplog.text
     by_ids = run_tasks(model, GROUPS.split(","), tmp_path / "ids", bos=False, **settings)
-    num_lost, differences = 0, []
+    num_lost = 0
+    differences = []
     for task in MEMORIZATION:
         docs = output.docs(task)
         pairs = [
@@ -96,7 +97,8 @@ def test_all_groups_run_with_text_prompts_whose_lms_is_approximate(
         assert output.metrics(task)["num_not_round_trip"] == len(docs) - len(pairs)
         num_lost += len(docs) - len(pairs)
         for doc, by_id in pairs:
-            by_text, exact = doc["sample"], by_id["sample"]
+            by_text = doc["sample"]
+            exact = by_id["sample"]
             assert by_text["generated_text"].lstrip() == exact["generated_text"].lstrip()
             assert by_text["prefix_match"] == exact["prefix_match"]
             assert by_text["verbatim"] == exact["verbatim"] == (doc["kind"] == "target")

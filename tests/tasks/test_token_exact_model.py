@@ -98,10 +98,8 @@ def test_the_likelihood_of_ids_is_that_of_these_ids(ours, stock, id_prompts, lla
 
 
 def test_unsupported_requests_are_refused(ours, id_prompts, llama, padded):
-    prompt, unknown = (
-        token_ids_request(id_prompts[0]),
-        ours.model.get_input_embeddings().weight.shape[0],
-    )
+    prompt = token_ids_request(id_prompts[0])
+    unknown = ours.model.get_input_embeddings().weight.shape[0]
     for arguments in (
         {"do_sample": True, "temperature": 0.7},
         {"do_sample": True},

@@ -105,7 +105,8 @@ def test_blocks_that_share_text_with_what_was_trained_on_are_left_out(
     """Seen are most of a block, the end of the last, 11 tokens of another, and 16 over a border, 8
     on each side.
     """
-    tokenizer, blocks = hf_tokenizer(str(llama)), blocks_of(llama, wiki_file, 32)
+    tokenizer = hf_tokenizer(str(llama))
+    blocks = blocks_of(llama, wiki_file, 32)
     assert len(blocks) >= 6
     over_a_border = [*blocks[3, 24:], *blocks[4, :8]]
     seen = [blocks[1, 4:28], blocks[2, 20:31], over_a_border, blocks[-1, 18:]]
@@ -159,7 +160,8 @@ def test_by_ids_the_bos_of_the_settings_is_seen_and_as_text_the_tokens_that_the_
     model_args = {"pretrained": str(model), "dtype": "float32"}
     if add_bos_token is not None:
         model_args["add_bos_token"] = add_bos_token
-    scored, score = [], HFLM._loglikelihood_tokens
+    scored = []
+    score = HFLM._loglikelihood_tokens
 
     def record(self, requests, **options):
         scored.extend((given, continuation) for _, given, continuation in requests)

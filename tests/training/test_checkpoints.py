@@ -298,7 +298,9 @@ def test_saving_holds_no_more_than_a_shard_and_two_layers(tmp_path, monkeypatch)
     base = make_checkpoint("llama", tmp_path / "base")
     checkpointer = HFCheckpointer(checkpoint_dir=str(base), max_shard_size="460KB")  # three layers
     model = make_model("llama", checkpointer, lora=True)
-    alive, sizes, weights = [], [], []
+    alive = []
+    sizes = []
+    weights = []
     kind = _checkpointer._TorchtuneModel
     parts = kind.parts
 
@@ -325,7 +327,8 @@ def test_bin_files_are_mapped_into_memory_and_a_loaded_model_does_not_depend_on_
     written.
     """
     base = make_checkpoint("gptj", tmp_path / "base")
-    expected, weights = hf_logits(base), load_file(base / "model.safetensors")
+    expected = hf_logits(base)
+    weights = load_file(base / "model.safetensors")
     weights = {
         key: value.t().contiguous().t() if value.dim() == 2 else value
         for key, value in weights.items()
@@ -339,7 +342,8 @@ def test_bin_files_are_mapped_into_memory_and_a_loaded_model_does_not_depend_on_
         "preferred"
     )
     (base / "model.safetensors").unlink()
-    asked, load = [], torch.load
+    asked = []
+    load = torch.load
     monkeypatch.setattr(
         "torch.load", lambda *args, **kwargs: asked.append(kwargs) or load(*args, **kwargs)
     )
@@ -499,7 +503,8 @@ def test_the_fingerprint_is_that_of_size_and_ends_of_each_file(tmp_path):
     assert checkpointer.fingerprint() == known
     assert len(known) == 16
 
-    found, content = {known}, bytes(3 * 2**20)
+    found = {known}
+    content = bytes(3 * 2**20)
     places = (0, 2**20 - 1, 2**21, len(content) - 1)  # of the first MiB and the last MiB
     changed = [
         content,

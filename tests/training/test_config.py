@@ -280,15 +280,13 @@ def test_lora_settings_that_the_model_cannot_have_are_refused(name, lora, messag
             )
         ),
         *((text, text) for text in ("---", "...")),
-        *(
-            ("5", 5),
-            ("1e-5", 1e-5),
-            ("true", True),
-            ("null", None),
-            ("None", None),
-            ("", None),
-            ("'5'", "5"),
-        ),
+        ("5", 5),
+        ("1e-5", 1e-5),
+        ("true", True),
+        ("null", None),
+        ("None", None),
+        ("", None),
+        ("'5'", "5"),
         *(('"a #b"', "a #b"), ("[a, 'b #2']", ["a", "b #2"]), ("{c: [1]}", {"c": [1]})),
     ],
 )

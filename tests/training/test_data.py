@@ -270,7 +270,8 @@ def make(batch_size, accumulation, shuffle, *, seed=0):
         epochs=3,
         collate_fn="torchtune.data.padded_collate_sft",
     )
-    tokenizer, run = SimpleNamespace(pad_id=0), replace(CPU_RUN, seed=seed)
+    tokenizer = SimpleNamespace(pad_id=0)
+    run = replace(CPU_RUN, seed=seed)
     return cfg, build_dataloader(cfg, Numbers(), tokenizer, run)
 
 
@@ -299,10 +300,8 @@ def test_steps_from_any_step_on_are_the_rest_of_the_run(batch_size, accumulation
     )
 
     # 22 = 3 x (3 + 3) + (3 + 1) = 7 x 3 + 1: the last step of an epoch has what is over.
-    complete, last = (
-        [batch_size] * accumulation,
-        {1: [1], 3: [1], 6: [3, 1]}[batch_size * accumulation],
-    )
+    complete = [batch_size] * accumulation
+    last = {1: [1], 3: [1], 6: [3, 1]}[batch_size * accumulation]
     assert [[len(batch) for batch in step] for step in every] == (
         [complete] * (per_epoch - 1) + [last]
     ) * 3
@@ -364,7 +363,8 @@ def batch(labels):
 
 def steps_of_a_rank(rank):
     """Two mini-batches of different shapes on each rank."""
-    first, second = batch([[9] * (3 + rank)] * (2 - rank)), batch([[rank, 5, 6]])
+    first = batch([[9] * (3 + rank)] * (2 - rank))
+    second = batch([[rank, 5, 6]])
     agreed = agree_on_step([first, second], stop=15 * rank)
     assert (agreed.num_tokens, agreed.stop) == (4 + 3 + 2 + 2, 15)
     return agreed.largest_shapes

@@ -70,7 +70,8 @@ def assert_same_step(got, expected, tolerance=64 * EPS):
 def test_the_head_input_gives_the_logits_of_the_model(name):
     model = make_model(name, lora=TINY[name] is MODELS.get(name))  # Gemma 2 only as a plain model
     tokens = make_batch()["tokens"]
-    logits, before = model(tokens), dict(model.state_dict(keep_vars=True))
+    logits = model(tokens)
+    before = dict(model.state_dict(keep_vars=True))
 
     assert prepare_head(model, CrossEntropyLoss()) is None
     head = model(tokens)
@@ -122,7 +123,8 @@ def test_accumulated_gradients_are_those_of_one_large_batch():
 
 
 def test_a_head_with_adapters_falls_back_to_chunks_with_one_line(recipe_config, capsys):
-    cfg, head = recipe_config(compile=False, enable_activation_checkpointing=False), "fused"
+    cfg = recipe_config(compile=False, enable_activation_checkpointing=False)
+    head = "fused"
     steps = {}
     for each in (head, "chunked"):
         model = make_model("gptj", lora=True, apply_lora_to_output=True)

@@ -74,10 +74,12 @@ def bits(model, optimizer):
 def test_a_skipped_step_changes_neither_weights_nor_optimizer_nor_schedule(
     recipe_config, monkeypatch, spoil, capsys
 ):
-    original, seen = _train.train_step, []
+    original = _train.train_step
+    seen = []
 
     def train_step(model, loss, optimizer, *args, **kwargs):
-        before, rate = bits(model, optimizer), optimizer.param_groups[0]["lr"]
+        before = bits(model, optimizer)
+        rate = optimizer.param_groups[0]["lr"]
         result = original(model, loss, optimizer, *args, **kwargs)
         seen.append((result.is_lost, all(map(torch.equal, before, bits(model, optimizer))), rate))
         return result
@@ -127,7 +129,9 @@ def test_no_checkpoint_is_written_after_ten_steps_without_a_weight(recipe_config
 def test_steps_without_a_weight_count_in_a_row_and_those_without_a_token_not_at_all():
     """Nine, one with weights, five, three without a token, five: the tenth in a row is step 23."""
     guard = StepGuard(CPU, skip=False, total_steps=30, indices_of=lambda step: [], note=print)
-    weightless, weighted, empty = (100, 0.0), (100, 1.0), (0, 0.0)
+    weightless = (100, 0.0)
+    weighted = (100, 1.0)
+    empty = (0, 0.0)
     steps = [weightless] * 9 + [weighted] + [weightless] * 5 + [empty] * 3 + [weightless] * 5
     finite = {"loss": torch.ones(()), "grad_norm": torch.ones(())}
 
@@ -221,13 +225,12 @@ def test_the_step_is_that_of_fp32_up_to_the_rounding_of_fp16(make_base):
 
 
 def test_a_step_in_fp16_does_not_wait_for_its_device_with_a_fused_optimizer(make_base, monkeypatch):
-    model, loss = (
-        make_lora_model(make_base("gptj"), torch.float16),
-        TFIDFCrossEntropyLoss(head="chunked"),
-    )
+    model = make_lora_model(make_base("gptj"), torch.float16)
+    loss = TFIDFCrossEntropyLoss(head="chunked")
     prepare_head(model, loss)  # the fused head compares a factor, on a CPU alone
     optimizer = torch.optim.AdamW(adapters_of(model).values(), fused=True)
-    step, reads = agree_on_step([make_batch(3)]), []
+    step = agree_on_step([make_batch(3)])
+    reads = []
     for name in ("item", "__bool__", "__float__", "tolist"):
         read = getattr(torch.Tensor, name)
         monkeypatch.setattr(

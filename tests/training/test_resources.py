@@ -97,7 +97,8 @@ def test_checkpoints_that_do_not_fit_on_the_disk_are_refused(
     with pytest.raises(SetupError, match=sizes):
         run_recipe(cfg)
 
-    cfg.keep_last_n_checkpoints, cfg.max_steps = 1, 1
+    cfg.keep_last_n_checkpoints = 1
+    cfg.max_steps = 1
     run_recipe(cfg)
 
     # One checkpoint more.

@@ -82,7 +82,8 @@ def run(cfg, *, resume=False):
 
 def end_after(step, cfg, *, resume=False):
     """Run to the end of a step, in which a signal arrives."""
-    begun, original = itertools.count(1), _train.train_step
+    begun = itertools.count(1)
+    original = _train.train_step
 
     def train_step(*args, **kwargs):
         if next(begun) == step:
@@ -202,7 +203,8 @@ def test_a_resumed_run_is_the_run_that_never_stopped(small_config, monkeypatch, 
 
 def test_a_run_can_be_resumed_after_every_step_with_all_random_states(small_config, monkeypatch):
     """A data set or model of the user may draw from any generator."""
-    drawn, original = [], _train.train_step
+    drawn = []
+    original = _train.train_step
 
     def draw(*args, **kwargs):
         drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
@@ -492,7 +494,8 @@ def test_milestones_after_the_checkpoint_are_written_again_and_earlier_ones_are_
 def test_a_checkpoint_that_does_not_fit_the_run_is_one_message_and_its_code_is_not_run(
     small_config, stopped, tmp_path
 ):
-    checkpoint, executed = stopped / "resume" / "step_6", tmp_path / "executed"
+    checkpoint = stopped / "resume" / "step_6"
+    executed = tmp_path / "executed"
     content = process_state(checkpoint)
     for changes, message in (
         ({"optimizer_groups": [{"lr": 0.1}, {}]}, "step_6 cannot be restored"),
@@ -510,7 +513,8 @@ def test_large_state_is_split_into_files_written_after_the_metrics(
     small_config, monkeypatch, finished_run, tmp_path
 ):
     """Metrics are on disk before the checkpoint that counts on them."""
-    synced, fsync = [], os.fsync
+    synced = []
+    fsync = os.fsync
 
     def record(descriptor):
         synced.append(

@@ -101,7 +101,8 @@ def test_the_newest_are_kept_and_the_oldest_is_removed_last(resume, monkeypatch)
     write(resume, 12)
     assert names(resume) == ["step_10", "step_12", "step_9"]
 
-    seen, remove = [], _resume.remove_folder
+    seen = []
+    remove = _resume.remove_folder
     monkeypatch.setattr(
         _resume, "remove_folder", lambda folder: (seen.append(names(resume)), remove(folder))
     )
@@ -136,7 +137,8 @@ def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_disk(tmp_path, monkeypa
     """A machine that loses power may lose what was not synced, but never under the checkpoint's
     name.
     """
-    synced, fsync = [], os.fsync
+    synced = []
+    fsync = os.fsync
 
     def record(descriptor):
         synced.append(

@@ -14,7 +14,8 @@ from tfidf_tune.probe import evaluating
 from tfidf_tune.training import prepare_head
 from tfidf_tune.training._monitor import PreparedModel
 
-NUM_PROMPT, NUM_NEW = 7, 20
+NUM_PROMPT = 7
+NUM_NEW = 20
 
 
 def random_model(name, dim=64, **settings):

@@ -62,7 +62,8 @@ def model(device) -> nn.Module:
 
 
 def test_the_step_follows_the_cross_entropy_of_the_next_token(model):
-    batch, reference = make_batch(3), copy.deepcopy(model).cpu()
+    batch = make_batch(3)
+    reference = copy.deepcopy(model).cpu()
     logits = torch.cat(reference(batch["tokens"]), dim=1)
     expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch["tokens"][:, 1:].flatten())
     expected.backward()
@@ -95,7 +96,8 @@ def test_metrics_of_an_accumulated_step_cover_all_its_mini_batches(model):
         RepetitionWeighting(h=2, k=2, span=1, min_length=1, sample=1, alpha=1.0, num_buckets=2**16)
         for _ in range(2)
     )
-    loss, batches = WeightedCrossEntropyLoss(same), [make_batch(2, seed=0), make_batch(2, seed=0)]
+    loss = WeightedCrossEntropyLoss(same)
+    batches = [make_batch(2, seed=0), make_batch(2, seed=0)]
     batches[1]["tokens"][:, 16:] = batches[1]["labels"][:, 16:] = 7
     batches[1]["labels"][:, :4] = -100
     labels = [shift_labels(batch["labels"]) for batch in batches]
@@ -154,7 +156,8 @@ def test_a_step_on_a_device_neither_reads_from_it_nor_makes_tensors_on_the_host(
             )
             for one in batches
         ]
-    optimizer, agreed = torch.optim.SGD(model.parameters(), lr=1e-3), agree_on_step(batches)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    agreed = agree_on_step(batches)
     # There is none on the meta device.
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     step = partial(train_step, model, loss, optimizer, scaler=NO_SCALER, clip_grad_norm=1.0)
@@ -211,14 +214,13 @@ def test_the_loop_sets_training_mode_and_leaves_saves_out_of_the_clock(recipe_co
         return {"tokens": torch.stack(rows), "labels": torch.stack(rows)}
 
     cfg = check_config(recipe_config(batch_size=2, save_at_percent=[50, 100]), FinetuneConfig)
-    rows, calls = [*make_batch(6)["tokens"]], []
+    rows = [*make_batch(6)["tokens"]]
+    calls = []
     loader = DataLoader(
         rows, batch_size=2, sampler=StatefulDistributedSampler(rows, 1, 0), collate_fn=collate
     )
-    network, loss = (
-        torch.nn.Sequential(torch.nn.Embedding(320, 320)).eval(),
-        CrossEntropyLoss().eval(),
-    )
+    network = torch.nn.Sequential(torch.nn.Embedding(320, 320)).eval()
+    loss = CrossEntropyLoss().eval()
     progress = SimpleNamespace(
         total_steps=3,
         start=lambda: calls.append("start"),

@@ -81,7 +81,9 @@ def stream(seed, *, packed, num_batches=10):
 )
 def test_weights_and_window_equal_the_reference(tf, cap, packed, vocab_size):
     weighting = CalledWeighting(num_batches=3, tf=tf, max_weight=cap, counted="tokens")
-    reference, of_labels, differ = ReferenceTFIDF(3, tf, cap), ReferenceTFIDF(3, tf, cap), 0
+    reference = ReferenceTFIDF(3, tf, cap)
+    of_labels = ReferenceTFIDF(3, tf, cap)
+    differ = 0
     by_default = CalledWeighting(num_batches=3, tf=tf, max_weight=cap)
     for number, rows in enumerate(stream(1, packed=packed)):
         training = number % 4 != 3

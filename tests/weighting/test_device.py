@@ -30,7 +30,9 @@ from tfidf_tune.weighting import (
     TokenBatch,
 )
 
-ROWS, LENGTH, VOCAB_SIZE = 3, 60, 50
+ROWS = 3
+LENGTH = 60
+VOCAB_SIZE = 50
 WEIGHTINGS = {
     "TF-IDF": TFIDFWeighting,
     "TF-IDF log, capped": partial(TFIDFWeighting, tf="log", max_weight=2.0, num_batches=3),
@@ -104,7 +106,9 @@ def test_weights_and_state_are_those_of_the_cpu(device):
     if device.type == "cpu":
         pytest.skip("two equal runs show nothing: --device cuda")
     for name in WEIGHTINGS:
-        found, expected, varied = make(name), make(name), 0
+        found = make(name)
+        expected = make(name)
+        varied = 0
         for number, (here, there) in enumerate(zip(stream("cpu"), stream(device), strict=True)):
             weights = expected.train(number < 16)(here)
             on_device = found.train(number < 16)(there).cpu()
@@ -121,7 +125,8 @@ def test_a_cuda_graph_replays_the_bits_of_the_same_weighting_without_it(device):
     if device.type != "cuda":
         pytest.skip("a CUDA graph needs a GPU: --device cuda")
     for name in CAPTURED:
-        eager, captured = make(name), make(name)
+        eager = make(name)
+        captured = make(name)
         first, *others = stream(device, same_shape=True)
         eager(first)
         expected = [eager(batch).clone() for batch in others]
@@ -131,7 +136,8 @@ def test_a_cuda_graph_replays_the_bits_of_the_same_weighting_without_it(device):
         with torch.cuda.stream(side):
             captured(first)
         torch.cuda.current_stream().wait_stream(side)
-        labels, graph = first.labels.clone(), torch.cuda.CUDAGraph()
+        labels = first.labels.clone()
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             weights = captured(TokenBatch(labels, vocab_size=VOCAB_SIZE))
         for batch, of_batch in zip(others, expected, strict=True):
@@ -163,7 +169,8 @@ def batches_of_any_values(generator):
     [("TF-IDF log, capped", 8), ("TF-IDF of all tokens", 9), ("repetition, short contexts", None)],
 )
 def test_operations_shapes_and_memory_do_not_depend_on_values(name, num_updates):
-    generator, recorded = torch.Generator().manual_seed(0), []
+    generator = torch.Generator().manual_seed(0)
+    recorded = []
     weighting = make(name)
     # Lays out the tables.
     weighting(batch_of(torch.zeros(ROWS, LENGTH, dtype=torch.int64), generator))
@@ -260,11 +267,13 @@ def num_graphs():
 )
 def test_one_graph_serves_every_batch_after_the_tables_have_grown(name, num_graphs):
     generator = torch.Generator().manual_seed(0)
-    plain, weighting = make(name), make(name)
+    plain = make(name)
+    weighting = make(name)
     with unchecked():
         plain(batch_of(torch.zeros(ROWS, LENGTH, dtype=torch.int64), generator))
     weighting.load_state_dict(plain.state_dict())
-    compiled, compared = torch.compile(weighting, fullgraph=True, backend="aot_eager"), 0.0
+    compiled = torch.compile(weighting, fullgraph=True, backend="aot_eager")
+    compared = 0.0
     with torch._dynamo.config.patch(error_on_recompile=True):
         for labels in batches_of_any_values(generator):
             batch = batch_of(labels, generator)
@@ -292,7 +301,8 @@ def test_one_graph_serves_every_batch_after_the_tables_have_grown(name, num_grap
 def test_a_few_graphs_serve_rows_of_every_length(name, backend, num_graphs):
     """Otherwise torch gives up compiling at 8, and says so only in its log."""
     generator = torch.Generator().manual_seed(0)
-    plain, compiled = make(name), torch.compile(make(name), backend=backend)
+    plain = make(name)
+    compiled = torch.compile(make(name), backend=backend)
     with unchecked():
         for length in (*range(40, 52), *range(30, 20, -1)):
             batch = batch_of(random_labels(generator, ROWS, length, VOCAB_SIZE), generator)

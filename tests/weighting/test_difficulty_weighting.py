@@ -30,7 +30,8 @@ def random_predictions(seed, rows=3, length=40):
 
 
 def expected_weights(labels, values, raw_weight):
-    labels, values = labels.tolist(), values.tolist()
+    labels = labels.tolist()
+    values = values.tolist()
     raw = [
         [0.0 if token == IGNORED else raw_weight(value) for token, value in zip(*row, strict=True)]
         for row in zip(labels, values, strict=True)

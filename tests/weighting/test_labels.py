@@ -45,7 +45,8 @@ def test_narrow_and_strided_labels_give_the_same_weights_and_are_not_modified(ma
             generator = torch.Generator().manual_seed(seed)
             labels = random_labels(generator, 3, 40, 100)
             ids = torch.randint(0, 100, (3, 40), generator=generator) if seed else None
-            vocab_size, before = (None, 50_304)[seed % 2], labels.clone()
+            vocab_size = (None, 50_304)[seed % 2]
+            before = labels.clone()
             with nullcontext() if is_checked else unchecked():
                 expected = wide(labels, vocab_size=vocab_size, document_ids=ids)
                 for dtype, weighting in zip(

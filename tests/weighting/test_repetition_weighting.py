@@ -54,7 +54,8 @@ def test_weights_and_table_are_those_of_the_reference(case, documents):
     for epoch in range(2):
         for i, (labels, document_ids) in enumerate(batches()):
             given = document_ids if documents else None
-            training, first_pass = i != 3, epoch == 0
+            training = i != 3
+            first_pass = epoch == 0
             expected = reference(
                 labels.tolist(), given.tolist() if documents else None, training, first_pass
             )
@@ -72,7 +73,8 @@ def test_weights_and_table_are_those_of_the_reference(case, documents):
 def test_by_default_common_phrases_cost_nothing_and_changed_copies_their_weight():
     generator = torch.Generator().manual_seed(0)
     weighting = RepetitionWeighting(num_buckets=2**20)
-    passage, means = torch.randint(10**4, (1, 256), generator=generator), []
+    passage = torch.randint(10**4, (1, 256), generator=generator)
+    means = []
     for _ in range(8):
         new = torch.randint(10**4, (1, 256), generator=generator)
         for start in range(0, 256, 40):
@@ -98,12 +100,14 @@ def test_repetition_counts_from_min_length_labels_on():
     weighting = RepetitionWeighting(
         h=1, k=None, span=1, sample=1, alpha=1.0, num_buckets=2**20, min_length=5
     )
-    short, long = [1, 2, 3, 4], [11, 12, 13, 14, 15]
+    short = [1, 2, 3, 4]
+    long = [11, 12, 13, 14, 15]
     labels = torch.tensor(
         [[IGNORED, *short, IGNORED, *long, IGNORED], [*long, IGNORED, IGNORED, IGNORED, *short]]
     )
     weighting(labels[:1])
-    of_short, of_long = [1, 1, 1, 1], [1, 0.5, 0.5, 0.5, 0.5]
+    of_short = [1, 1, 1, 1]
+    of_long = [1, 0.5, 0.5, 0.5, 0.5]
     assert weighting(labels).tolist() == [
         [0, *of_short, 0, *of_long, 0],
         [*of_long, 0, 0, 0, *of_short],

@@ -64,7 +64,8 @@ def cases_of_terms():
         random_labels(torch.Generator().manual_seed(length), rows, length, 40)
         for rows, length in shapes
     )
-    largest, smallest = 2**63 - 1, -(2**63)
+    largest = 2**63 - 1
+    smallest = -(2**63)
     for rows in (
         [[1, 5], [5, 5], [5, 9]],  # the last key of a row in sorted order is the first of the next
         [[-1, -1, 4], [-1, 4, 4], [-1, -1, -1]],
@@ -89,7 +90,8 @@ def test_the_terms_of_each_row_equal_a_counter():
     the row.
     """
     for keys in cases_of_terms():
-        before, num_terms = keys.clone(), sum(len(set(row)) for row in keys.tolist())
+        before = keys.clone()
+        num_terms = sum(len(set(row)) for row in keys.tolist())
         terms = distinct_terms(keys)
         assert torch.equal(terms.keys[terms.positions], keys)
         of_rows = [set(row) for row in terms.positions.tolist()]
@@ -109,7 +111,9 @@ def test_the_terms_of_each_row_equal_a_counter():
 
 
 def test_the_window_takes_4_bytes_for_each_of_its_tokens_and_each_entry_of_the_vocabulary():
-    num_batches, tokens, vocab_size = 16, 4 * 512, 50_304
+    num_batches = 16
+    tokens = 4 * 512
+    vocab_size = 50_304
     window = DocumentWindow(num_batches)
     for _ in range(3):
         window.update(torch.arange(tokens) % vocab_size, torch.tensor(2), vocab_size=vocab_size)
@@ -125,7 +129,8 @@ def test_the_window_takes_4_bytes_for_each_of_its_tokens_and_each_entry_of_the_v
 @pytest.mark.parametrize("make", [TFIDFWeighting, RepetitionWeighting])
 def test_an_update_during_another_update_is_refused_and_changes_nothing(make):
     """Another thread's, say. The lock is not reentrant, so that no thread is needed here."""
-    weighting, labels = make(), torch.arange(40).view(2, 20)
+    weighting = make()
+    labels = torch.arange(40).view(2, 20)
     weighting(labels)
     before = state_copy(weighting)
     with (
@@ -176,7 +181,8 @@ def assert_equals_reference(stream, num_batches=4, tf="count", cap=None):
     reference = ReferenceTFIDF(num_batches, tf, cap)
     weighting = CalledWeighting(num_batches=num_batches, tf=tf, max_weight=cap)
     for call in stream:
-        expected, weights = call.of_reference(reference), call.of(weighting)
+        expected = call.of_reference(reference)
+        weights = call.of(weighting)
         assert weights.dtype == torch.float32
         assert_weights_equal_reference(weights, expected, capped_rtol(call.labels, expected, cap))
         assert_window_equals_reference(weighting.window, reference)
@@ -250,7 +256,8 @@ def test_on_a_gpu_bad_ids_get_nan_and_count_as_ignored_for_all_others(cap, docum
     ):
         bad_labels, rest, bad = with_bad_ids(labels, bad_ids)
         given = {"vocab_size": vocab_size, "document_ids": document_ids}
-        weights, expected = spoiled(bad_labels, **given), clean(rest, **given)
+        weights = spoiled(bad_labels, **given)
+        expected = clean(rest, **given)
         assert torch.equal(weights.isnan(), bad)
         assert torch.equal(weights[~bad], expected[~bad])
         assert_same_state(spoiled.weighting, state_copy(clean.weighting))
@@ -259,7 +266,8 @@ def test_on_a_gpu_bad_ids_get_nan_and_count_as_ignored_for_all_others(cap, docum
 # ---- what a call costs, counted on the meta device, which has shapes but no values: asking for a
 # value raises
 
-ROWS, LENGTH = 4, 32
+ROWS = 4
+LENGTH = 32
 
 
 def meta_batch():
@@ -280,7 +288,9 @@ def record(num_batches, *, vocab_size=1000, documents=False, **arguments):
 
 def test_the_cost_of_an_update_does_not_depend_on_the_length_of_the_window_or_the_vocabulary():
     """And no tensor is larger than the batch."""
-    short, long, large_vocabulary = record(1), record(64), record(64, vocab_size=1_000_000)
+    short = record(1)
+    long = record(64)
+    large_vocabulary = record(64, vocab_size=1_000_000)
     assert short.operations == long.operations
     assert sum(long.sizes) == sum(short.sizes)
     assert large_vocabulary.sizes == long.sizes
@@ -299,7 +309,8 @@ def test_no_tensor_of_an_update_is_larger_than_the_batch(max_weight, documents):
 
 
 def test_ever_wider_batches_do_not_copy_the_window_at_every_call():
-    window, storages = DocumentWindow(3), set()
+    window = DocumentWindow(3)
+    storages = set()
     for width in range(1, 101):
         window.update(torch.arange(width), torch.tensor(1), vocab_size=100)
         storages.add((window.entries_KT.shape[1], window.entries_KT.data_ptr()))

@@ -38,7 +38,9 @@ from tfidf_tune.weighting import (
     TokenWeighting,
 )
 
-VOCAB_SIZE, NUM_STEPS, WINDOW = 40, 15, 4
+VOCAB_SIZE = 40
+NUM_STEPS = 15
+WINDOW = 4
 REPETITION = {
     "h": 2,
     "k": 1,
@@ -155,7 +157,8 @@ def run_case(rank, case):
     on others.
     """
     weighting = case.weighting()
-    trained, evaluated = [], []
+    trained = []
+    evaluated = []
     every_step = [batches_of_a_step(step, dist.get_world_size()) for step in range(NUM_STEPS)]
     assert sum(len(batches[0][0]) == 0 for batches in every_step) == 2, "some batches have no rows"
     for step, batches in enumerate(every_step):
@@ -176,7 +179,8 @@ def run_case(rank, case):
 
 def collectives_of(rank, case):
     """Names of the collectives of a step in training and of one in evaluation."""
-    weighting, names = case.weighting().weighting, []
+    weighting = case.weighting().weighting
+    names = []
     batches = batches_of_a_step(0, dist.get_world_size())
     labels, document_ids = batches[rank]
     for training in (True, False):
@@ -197,7 +201,8 @@ def refused(rank):
     """The messages of a rank whose labels are in order but for rank 1's, and weights of a batch
     after them all.
     """
-    labels, ids = torch.tensor([[3, 4, 4]]), torch.tensor([[0, 0, 1]])
+    labels = torch.tensor([[3, 4, 4]])
+    ids = torch.tensor([[0, 0, 1]])
     weighting = TFIDFWeighting(num_batches=WINDOW, sync=True)
     of_tokens = TFIDFWeighting(num_batches=WINDOW, sync=True, counted="tokens")
     messages = {}
@@ -306,7 +311,8 @@ def run_in_fsdp(rank, name):
     """Also what each rank has after it has got the state of rank 0, as from a checkpoint."""
     model = ModelWithLoss(weighting_of(rank, name))
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    weights, buffers = train_wrapped(rank, model), buffers_copy(model.loss.weighting)
+    weights = train_wrapped(rank, model)
+    buffers = buffers_copy(model.loss.weighting)
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     set_model_state_dict(
         model, state, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -332,7 +338,8 @@ def test_with_sync_weights_and_window_are_bit_identical_to_one_process(ranks, na
     batch.
     """
     case = CASES[name]
-    one_process, compared = case.weighting(sync=False), 0
+    one_process = case.weighting(sync=False)
+    compared = 0
     for step in range(NUM_STEPS):
         batches = batches_of_a_step(step, len(ranks))
         labels, ids = union_of(batches)
@@ -385,7 +392,8 @@ def test_a_rank_keeps_the_state_of_its_own_rows_in_a_wrapped_module(ranks, name,
     """DDP would overwrite buffers by those of rank 0, and crash where their shapes differ."""
     differing = 0
     for rank, result in enumerate(ranks):
-        alone, found = weighting_of(rank, name), result[wrapper][name]
+        alone = weighting_of(rank, name)
+        found = result[wrapper][name]
         for (_, batch), weights in zip(
             own_batches(rank, len(ranks)), found["weights"], strict=True
         ):

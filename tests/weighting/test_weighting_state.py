@@ -103,7 +103,8 @@ def test_saving_loading_and_evaluation_do_not_change_later_weights(
 
 def test_bfloat16_leaves_the_counts_as_they_are():
     stream = random_stream(seed=31, num_batches=24, max_rows=60, max_length=12, vocab_size=9)
-    plain, halved = TFIDFWeighting(num_batches=20), TFIDFWeighting(num_batches=20)
+    plain = TFIDFWeighting(num_batches=20)
+    halved = TFIDFWeighting(num_batches=20)
     for i, labels in enumerate(stream):
         expected = plain(labels)
         if i % 4 == 3:
@@ -237,7 +238,8 @@ def test_a_checkpoint_of_plain_buffers_is_loaded_and_nothing_else(make):
 )
 def test_a_copy_has_a_state_of_its_own(make, copied):
     weighting = trained(make)
-    other, before = copied(weighting), state_copy(weighting)
+    other = copied(weighting)
+    before = state_copy(weighting)
     buffers = dict(other.named_buffers())
     assert all(torch.equal(buffers[name], tensor) for name, tensor in weighting.named_buffers())
     more = torch.tensor([[3, 4, 3, 4, 5, 6, 1]])
@@ -252,7 +254,8 @@ def test_a_copy_has_a_state_of_its_own(make, copied):
 
 def test_a_refused_state_leaves_the_window_unchanged():
     stream = random_stream(3, num_batches=5, max_rows=3, max_length=9, vocab_size=VOCAB_SIZE)
-    weighting, other = TFIDFWeighting(num_batches=4), TFIDFWeighting(num_batches=3)
+    weighting = TFIDFWeighting(num_batches=4)
+    other = TFIDFWeighting(num_batches=3)
     for labels in stream:
         weighting(labels)
         other(labels)

@@ -30,7 +30,11 @@ from tfidf_tune.report import html_page
 from tfidf_tune.training import build_dataloader
 from tfidf_tune.weighting import shift_labels
 
-VOCAB_SIZE, NUM_BLOCKS, BLOCK_SIZE, BATCH_SIZE, WINDOW = 40, 50, 12, 4, 3
+VOCAB_SIZE = 40
+NUM_BLOCKS = 50
+BLOCK_SIZE = 12
+BATCH_SIZE = 4
+WINDOW = 3
 
 
 def random_blocks(num_blocks=NUM_BLOCKS):

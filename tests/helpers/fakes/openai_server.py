@@ -28,7 +28,8 @@ class Clock:
     """
 
     def __init__(self, monkeypatch):
-        self.now, self.awake = 1000.0, []
+        self.now = 1000.0
+        self.awake = []
         monkeypatch.setattr(_server, "time", self)
         monkeypatch.setattr(
             _server, "asyncio", SimpleNamespace(**(vars(asyncio) | {"sleep": self.sleep}))
@@ -46,9 +47,14 @@ class Host:
     """A model, what it was asked, and the faults of the next requests, by name."""
 
     def __init__(self, folder):
-        self.model, self.tokenizer = load_model(folder).eval(), hf_tokenizer(str(folder))
-        self.asked, self.faults, self.headers = [], [], []
-        self.echoes, self.models, self.fingerprint = True, None, None
+        self.model = load_model(folder).eval()
+        self.tokenizer = hf_tokenizer(str(folder))
+        self.asked = []
+        self.faults = []
+        self.headers = []
+        self.echoes = True
+        self.models = None
+        self.fingerprint = None
         self.name = None  # of the model, in answers
         self.elsewhere = ""  # where a redirect points
         self.num_taken = 0  # bytes of a large body

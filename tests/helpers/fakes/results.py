@@ -18,7 +18,9 @@ class Record:
     control_lms: float | None = 1.0
 
     def rows(self):
-        lms, nll, controls = self.lms, self.log_perplexity, self.control_lms
+        lms = self.lms
+        nll = self.log_perplexity
+        controls = self.control_lms
         values = [("lms", "target", passage, 32.0, lms, 2) for passage in ("target-0", "target-1")]
         values += [("max_lms", "target", "", math.nan, 9.0, 1)]
         values += [

@@ -23,35 +23,31 @@ from tfidf_tune.tasks import evaluate, tasks_folder
 FAMILIES = ("gpt_neox", "gptj", "llama")
 MEMORIZATION = ("tfidf_memorization_p32", "tfidf_memorization_p50", "tfidf_memorization_p100")
 WORDS = [
-    *(
-        "the",
-        "a",
-        "of",
-        "under",
-        "over",
-        "river",
-        "stone",
-        "light",
-        "house",
-        "green",
-        "walks",
-        "sings",
-        "harbour",
-    ),
-    *(
-        "painted",
-        "letters",
-        "clock",
-        "evening",
-        "1984",
-        "café",
-        "naïve",
-        "🙂",
-        "東京",
-        "judge,",
-        "sailor .",
-        "it's",
-    ),
+    "the",
+    "a",
+    "of",
+    "under",
+    "over",
+    "river",
+    "stone",
+    "light",
+    "house",
+    "green",
+    "walks",
+    "sings",
+    "harbour",
+    "painted",
+    "letters",
+    "clock",
+    "evening",
+    "1984",
+    "café",
+    "naïve",
+    "🙂",
+    "東京",
+    "judge,",
+    "sailor .",
+    "it's",
 ]
 # No tokenizer here was trained on these: a character of theirs is several tokens, and a prefix may
 # end inside it.
@@ -131,10 +127,8 @@ def random_model(
     """An architecture with random weights, and positions enough for a prefix of 100 and 128 tokens
     more.
     """
-    tiny, positions = (
-        MODELS[family],
-        "n_positions" if family == "gptj" else "max_position_embeddings",
-    )
+    tiny = MODELS[family]
+    positions = "n_positions" if family == "gptj" else "max_position_embeddings"
     model = dataclasses.replace(tiny, hf=lambda dim: tiny.hf(dim) | {positions: 256}).build_hf()
     if vocab_size != VOCAB_SIZE:
         model.resize_token_embeddings(vocab_size, mean_resizing=False)
@@ -160,7 +154,8 @@ def passages_of(
     num_tokens: int = 240,
     words: Sequence[str] = (*WORDS, *RARE_WORDS),
 ) -> list[Passage]:
-    tokenizer, passages = hf_tokenizer(str(tokenizer_folder)), []
+    tokenizer = hf_tokenizer(str(tokenizer_folder))
+    passages = []
     of_tokenizer = {
         "tokenizer": str(tokenizer_folder),
         "tokenizer_fingerprint": tokenizer.fingerprint,
@@ -266,20 +261,21 @@ def lm_eval(
     """Run the harness's own command with the stock model."""
     command(
         "lm_eval",
-        *(
-            "--model",
-            "hf",
-            "--model_args",
-            model_args,
-            "--include_path",
-            str(tasks_folder()),
-            "--tasks",
-            tasks,
-        ),
-        *(
-            "--metadata",
-            json.dumps({key: str(v) if isinstance(v, Path) else v for key, v in metadata.items()}),
-        ),
-        *("--device", "cpu", "--log_samples", "--output_path", str(output), *arguments),
+        "--model",
+        "hf",
+        "--model_args",
+        model_args,
+        "--include_path",
+        str(tasks_folder()),
+        "--tasks",
+        tasks,
+        "--metadata",
+        json.dumps({key: str(v) if isinstance(v, Path) else v for key, v in metadata.items()}),
+        "--device",
+        "cpu",
+        "--log_samples",
+        "--output_path",
+        str(output),
+        *arguments,
     )
     return Output(output)

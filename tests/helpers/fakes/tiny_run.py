@@ -149,7 +149,8 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def assert_close_weights(found: Path, expected: Path, tolerance: float) -> None:
     """Compare two checkpoints: each weight up to a share of its largest value."""
-    weights, expected_weights = read_weights(found), read_weights(expected)
+    weights = read_weights(found)
+    expected_weights = read_weights(expected)
     assert weights.keys() == expected_weights.keys()
     for name, value in expected_weights.items():
         limit = tolerance * float(value.abs().max())
@@ -162,7 +163,8 @@ def seal(checkpoint: Path) -> None:
     """Make the manifest of a changed checkpoint match its files."""
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     for name in manifest["files"]:
-        size, sha256 = (checkpoint / name).stat().st_size, file_sha256(checkpoint / name)
+        size = (checkpoint / name).stat().st_size
+        sha256 = file_sha256(checkpoint / name)
         manifest["files"][name] = {"size": size, "sha256": sha256}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 

@@ -86,7 +86,8 @@ class Browser:
 
 @pytest.fixture(scope="session", name="browser")
 def browser_fixture() -> Iterator[Browser]:
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    chromium = shutil.which("chromium")
+    chromedriver = shutil.which("chromedriver")
     if not (chromium and chromedriver):
         (pytest.fail if os.environ.get("CI") else pytest.skip)(
             "no chromium and chromedriver on the path; on Debian: apt-get install chromium "

@@ -51,5 +51,6 @@ class ForkJob:
         with paths.stdout.open("w") as log:
             for number in (1, 2):
                 os.dup2(log.fileno(), number)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        sys.stdout = os.fdopen(1, "w")
+        sys.stderr = os.fdopen(2, "w")
         function(*arguments)

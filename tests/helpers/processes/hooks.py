@@ -41,7 +41,8 @@ def at_call(
             if inner[0] == "_"
             else getattr(owner, inner)
         )
-    original, calls = getattr(owner, last), itertools.count(1)
+    original = getattr(owner, last)
+    calls = itertools.count(1)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if next(calls) == nth:
@@ -81,7 +82,8 @@ def spoil_terms(
     """Multiply terms of the loss by a factor in some steps of some ranks; each step is one
     mini-batch.
     """
-    original, calls = WeightedCrossEntropyLoss.terms, itertools.count(1)
+    original = WeightedCrossEntropyLoss.terms
+    calls = itertools.count(1)
 
     def terms(*args: Any, **options: Any) -> Any:
         found = original(*args, **options)
@@ -131,7 +133,8 @@ def overflow_shard(_: Any, optimizer: torch.optim.Optimizer) -> None:
 
 def overflow_at(step: int, rank: int) -> None:
     """Let rank 1 overflow when a step's gradients are unscaled."""
-    unscale, calls = torch.amp.GradScaler.unscale_, itertools.count(1)
+    unscale = torch.amp.GradScaler.unscale_
+    calls = itertools.count(1)
 
     def unscale_(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
         if next(calls) == step and rank == 1:

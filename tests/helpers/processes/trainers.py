@@ -61,7 +61,8 @@ def make_trainer(
     ``seq_lengths`` for TRL. ``settings`` are fields of the arguments of the run, ``options``
     arguments of the class. The tokenizer is by default that of the model.
     """
-    is_trl, is_packed = issubclass(trainer_class, SFTTrainer), "seq_lengths" in rows[0]
+    is_trl = issubclass(trainer_class, SFTTrainer)
+    is_packed = "seq_lengths" in rows[0]
     common = {
         "use_cpu": True,
         "report_to": [],

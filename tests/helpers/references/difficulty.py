@@ -49,7 +49,8 @@ def truth_of_difficulty(kind, gamma, logits, labels, logit_error=0.0):
     )
     if kind == "focal":
         error = own.exp() * shift.expm1() + 2 * EPS
-        least, largest = (-own.expm1() - error).clamp(min=0), (-own.expm1() + error).clamp(max=1)
+        least = (-own.expm1() - error).clamp(min=0)
+        largest = (-own.expm1() + error).clamp(max=1)
     else:
         # Each p goes up or down by a factor of e**shift at most, each -ln p by shift; the v terms
         # and their sum round.

@@ -116,10 +116,8 @@ def tolerances(batch, upstream=1.0):
         None if tensor is None else tensor.detach().double() for tensor in batch.head
     )
     hidden = hidden.flatten(0, 1)
-    labels, coefficients = (
-        batch.labels.flatten(),
-        batch.coefficients.flatten().double().abs() * abs(upstream),
-    )
+    labels = batch.labels.flatten()
+    coefficients = batch.coefficients.flatten().double().abs() * abs(upstream)
     magnitudes = hidden.abs() @ weight.abs().t() + (0 if bias is None else bias.abs())
     shift = 2 * (hidden.shape[1] + 1) * EPS * magnitudes.amax(dim=1) + weight.shape[0] ** 0.5 * EPS
     probabilities = F.linear(hidden, weight, bias).softmax(dim=1)

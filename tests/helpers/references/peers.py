@@ -13,7 +13,11 @@ from operator import itemgetter
 
 from helpers.references.tfidf import IGNORED, reference_unit_mean
 
-PRIME, BASE, SECOND_BASE, MULTIPLIER, HASH_RANGE = 2**31 - 1, 1_000_003, 1_299_709, 0x45D9F3B, 2**32
+PRIME = 2**31 - 1
+BASE = 1_000_003
+SECOND_BASE = 1_299_709
+MULTIPLIER = 0x45D9F3B
+HASH_RANGE = 2**32
 
 
 def reference_mix(number):
@@ -104,13 +108,11 @@ class ReferenceRepetition:
 
     def __init__(self, *, h, k, alpha, span, quantile, sample, num_buckets, min_length=1):
         self.min_length = min_length
-        self.h, self.alpha, self.span, self.sample, self.num_buckets = (
-            h,
-            alpha,
-            span,
-            sample,
-            num_buckets,
-        )
+        self.h = h
+        self.alpha = alpha
+        self.span = span
+        self.sample = sample
+        self.num_buckets = num_buckets
         self.share = 1 - Fraction(str(quantile))
         self.choices = list(combinations(range(1, h + 1), k))
         self.table = {}
@@ -186,7 +188,8 @@ class ReferenceRepetition:
     def repeats(self, row, position, labels, contexts, counts):
         # A document goes from as many tokens back as there is context to where the next context is
         # shorter.
-        first, last = position - len(contexts[row][position]), position
+        first = position - len(contexts[row][position])
+        last = position
         while last + 1 < len(labels[row]) and len(contexts[row][last + 1]) > 0:
             last += 1
         if sum(token != IGNORED for token in labels[row][first : last + 1]) < self.min_length:

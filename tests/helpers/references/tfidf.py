@@ -85,13 +85,12 @@ def reference_unit_mean(raw, labels, cap=None):
     if not valid:
         return raw
     if cap is None:
-        scale, cap = len(valid) / math.fsum(valid), math.inf
+        scale = len(valid) / math.fsum(valid)
+        cap = math.inf
     else:
         # Nothing weighs anything; everything is at the cap, the mean at least 1.
-        low, high = (
-            0.0,
-            cap / min(valid),
-        )
+        low = 0.0
+        high = cap / min(valid)
         for _ in range(200):
             scale = (low + high) / 2
             mean = math.fsum(min(scale * weight, cap) for weight in valid) / len(valid)

@@ -47,22 +47,21 @@ def folder(tmp_path_factory):
 
 def losses(folder, recipe, *overrides):
     command = [
-        *(
-            sys.executable,
-            "-m",
-            "tfidf_tune.cli",
-            "run",
-            recipe,
-            "--config",
-            f"mine/{recipe.split('_')[0]}",
-        ),
-        *(
-            "checkpointer.checkpoint_dir=base",
-            "dataset.source=texts.jsonl",
-            "epochs=2",
-            "optimizer.lr=1e-2",
-        ),
-        *("dataset.holdout=0", "device=cpu", "dtype=fp32", *overrides),
+        sys.executable,
+        "-m",
+        "tfidf_tune.cli",
+        "run",
+        recipe,
+        "--config",
+        f"mine/{recipe.split('_')[0]}",
+        "checkpointer.checkpoint_dir=base",
+        "dataset.source=texts.jsonl",
+        "epochs=2",
+        "optimizer.lr=1e-2",
+        "dataset.holdout=0",
+        "device=cpu",
+        "dtype=fp32",
+        *overrides,
     ]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]

@@ -92,5 +92,6 @@ def run_command(arguments, printed):
     with printed.open("w") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
-    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    sys.stdout = os.fdopen(1, "w")
+    sys.stderr = os.fdopen(2, "w")
     main([*arguments])

@@ -44,10 +44,8 @@ def test_every_shipped_experiment_is_valid():
 
 
 def test_an_objective_can_change_the_data_and_how_long_it_is_trained_on(experiment_file):
-    plain, other = (
-        Objective(loss=CE),
-        {"loss": CE, "overrides": {"epochs": 7, "dataset": {"deduplicate": "exact"}}},
-    )
+    plain = Objective(loss=CE)
+    other = {"loss": CE, "overrides": {"epochs": 7, "dataset": {"deduplicate": "exact"}}}
     experiment = load_experiment(
         experiment_file(objectives={"CE": CE, "CE deduplicated": other}),
         [
@@ -94,7 +92,8 @@ def test_a_start_has_a_folder_of_its_own_for_everything_that_affects_it(tmp_path
     seeded = starts("seeds=[0,1]", "models.Own.start.seed=7")
     assert seeded == starts("seeds=[7]")
     (tmp_path / "text.txt").write_text("some text\n")
-    first, longer = trained(1), trained(2)
+    first = trained(1)
+    longer = trained(2)
     (tmp_path / "text.txt").write_text("other text\n")
     edited = trained(1)
     different += [*seeded, *(str(run.start.folder) for run in (first, longer, edited))]

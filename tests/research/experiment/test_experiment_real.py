@@ -43,7 +43,8 @@ def test_it_measures_what_the_librarys_probe_measures(
     blocks = text_blocks(tokenizer, load_documents(str(text_file)), block_size=32, num_blocks=5)
     losses = []
     for number, run in enumerate(runs):
-        model, passages = load_model(run.checkpoint), read_probe_file(f"{run.folder}/probe.jsonl")
+        model = load_model(run.checkpoint)
+        passages = read_probe_file(f"{run.folder}/probe.jsonl")
         samples = probe(model, tokenizer, passages, prefix_lengths=(8,), max_new_tokens=16)
         assert {one.prompt_label: one for one, _ in run.samples} == {
             one.prompt_label: one for one in samples

@@ -200,7 +200,8 @@ def test_a_command_that_is_ended_ends_its_jobs_and_the_next_one_continues(
     (stubbed.folder / f"hang_{hanging}").touch()
     file = experiment_file()
     num_hanging = 2 if hanging == "train" else 1
-    listed, lock = stubbed.folder / "hanging", tmp_path / "out" / ".jobs.lock"
+    listed = stubbed.folder / "hanging"
+    lock = tmp_path / "out" / ".jobs.lock"
     process, printed = start_command(file, "--jobs", "2")
     wait_for(
         lambda: (
