@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from tfidf_tune.probe.run_identity import START
 from tfidf_tune.results.floor import Floor, floor_of
 from tfidf_tune.results.intervals import ALPHA, Interval, bootstrap_interval, holm
 from tfidf_tune.results.table import (
@@ -19,6 +18,7 @@ from tfidf_tune.results.table import (
     LMS,
     PASSAGE_NLL,
     PERPLEXITY,
+    START,
     VERBATIM,
     Checkpoint,
     Measure,

@@ -16,7 +16,6 @@ from tfidf_tune.compare._evaluations import (
 )
 from tfidf_tune.compare._figures import comparison_figures
 from tfidf_tune.compare._tables import comparison_tables, recited_by_objective, unshown_objectives
-from tfidf_tune.probe.run_identity import START
 from tfidf_tune.report.document import Example, Footnotes, Report, joined
 from tfidf_tune.results.examples import recitation_examples
 from tfidf_tune.results.floor import Floor
@@ -27,6 +26,7 @@ from tfidf_tune.results.table import (
     BY_LABEL,
     LMS,
     PERPLEXITY,
+    START,
     SUMMARY_MEASURES,
     Checkpoint,
     Results,

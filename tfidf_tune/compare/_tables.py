@@ -16,7 +16,6 @@ from tfidf_tune.compare._evaluations import (
     unit_totals,
     value_of,
 )
-from tfidf_tune.probe.run_identity import START
 from tfidf_tune.report.document import Footnotes, Table, joined, tabulate
 from tfidf_tune.results import wording as words
 from tfidf_tune.results.floor import Floor
@@ -39,6 +38,7 @@ from tfidf_tune.results.table import (
     PASSAGE_NLL,
     PERPLEXITY,
     RECITED,
+    START,
     SUMMARY_MEASURES,
     VERBATIM,
     Measure,

@@ -308,7 +308,10 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         elif not self._model_takes_num_items:
             num_items_in_batch = None
         result = super().compute_loss(
-            used, inputs, return_outputs, num_items_in_batch=num_items_in_batch
+            used,
+            inputs,
+            return_outputs=return_outputs,
+            num_items_in_batch=num_items_in_batch,
         )
         if isinstance(used, _WeightedModel):
             # A base that never asked the model for its loss has ignored the weights.

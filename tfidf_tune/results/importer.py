@@ -193,9 +193,9 @@ def _with_scores(
         (sample.kind, sample.passage_id) for sample, fields in of_prompts if fields.get("has_eos")
     }
     rows += [row for at in sorted(with_eos) for row in _rows(*at, {"has_eos": 1.0})]
-    rows += _rows(
-        "model", "", {"words_a_token": _words_a_token(sample for sample, _ in of_prompts)}
-    )
+    rate = _words_a_token(sample for sample, _ in of_prompts)
+    if not math.isnan(rate):
+        rows += _rows("model", "", {"words_a_token": rate})
     if sizes := [doc.fields["vocab_size"] for doc in in_order if "vocab_size" in doc.fields]:
         rows += _rows("model", "", {"vocab_size": max(sizes)})
     # Squad and CNN/DailyMail have BOS in their prompts whatever the setting is.

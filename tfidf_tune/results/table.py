@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from pydantic import ConfigDict
 
+from tfidf_tune.probe.run_identity import START as START  # for readers of results
 from tfidf_tune.probe.sample_fields import Count, Flag, ProbeSample, Progress, Rate, Seed, Text
 
 

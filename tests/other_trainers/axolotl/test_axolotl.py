@@ -129,7 +129,7 @@ class Recording(TFIDFWeighting):
 
     def weigh(self, batch):
         weights = super().weigh(batch)
-        recorded.append((batch.labels, weights, batch.tokens))
+        recorded.append((batch.labels, weights, batch.all_tokens))
         return weights
 
 
@@ -248,12 +248,14 @@ def test_the_example_runs_by_the_command_and_resumes(files, tmp_path):
         logged(resumed, "loss", "grad_norm", *WEIGHTS), logged(whole, "loss", "grad_norm", *WEIGHTS)
     )
     assert_close(logged(resumed, *MONITORED), logged(whole, *MONITORED))
-    for name, load in (
-        ("adapter_model.safetensors", load_file),
-        ("token_weighting.pth", torch.load),
-    ):
-        assert_close(load(tmp_path / "resumed" / last / name), load(folder / last / name))
-    assert torch.load(folder / last / "token_weighting.pth")["window.num_updates"] == 2 * 20
+    adapters, weightings = [], []
+    for checkpoint in (tmp_path / "resumed" / last, folder / last):
+        adapters.append(load_file(checkpoint / "adapter_model.safetensors"))
+        weightings.append(torch.load(checkpoint / "token_weighting.pth"))
+    assert_close(*adapters)
+    assert weightings[0].pop("class") == weightings[1].pop("class") == "TFIDFWeighting"
+    assert_close(*weightings)
+    assert weightings[0]["window.num_updates"] == 2 * 20
 
 
 def test_our_commands_are_commands_of_axolotls():
