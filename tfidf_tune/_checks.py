@@ -148,7 +148,8 @@ def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -
     """
     phrases = []
     for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
+        old = before.get(key)
+        new = now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             phrases += differences(old, new, f"{prefix}{key}.")
         elif _shown(before, key) != _shown(now, key):

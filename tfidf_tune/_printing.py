@@ -43,7 +43,8 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 def visible_record(record: logging.LogRecord) -> bool:
     """Make the text of a log message visible: a filter of handlers that print."""
-    record.msg, record.args = visible(record.getMessage()), ()
+    record.msg = visible(record.getMessage())
+    record.args = ()
     return True
 
 

@@ -121,7 +121,8 @@ def stop_request() -> Iterator[SimpleNamespace]:
         now = time.monotonic()
         if request.signal_number and now - request.received_at > _ONE_REQUEST_SECONDS:
             sys.exit(128 + number)
-        request.signal_number, request.received_at = number, now
+        request.signal_number = number
+        request.received_at = now
         if os.environ.get("RANK", "0") == "0":
             with suppress(OSError):  # a print could meet one that was interrupted
                 os.write(2, b"\nfinishing this step; a second signal ends the run at once\n")

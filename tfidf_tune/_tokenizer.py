@@ -92,7 +92,8 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
         num_bytes = count_bytes(text)
         if batch and (len(batch) == _BATCH_SIZE or size + num_bytes > MAX_TEXT_BYTES):
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
         batch.append(text)
         size += num_bytes
     if batch:

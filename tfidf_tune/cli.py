@@ -65,7 +65,8 @@ def main() -> None:
     signal n, so 130 after Ctrl-C and 141 if the reader of the output has closed it.
     """
     hide_messages()
-    hook, sys.unraisablehook = sys.unraisablehook, _end_if_interrupted
+    hook = sys.unraisablehook
+    sys.unraisablehook = _end_if_interrupted
     try:
         with ended_by([signal.SIGINT], lambda name: None):
             try:

@@ -259,7 +259,8 @@ def _judge(
     )
     summary = {**made.summary, "inputs": inputs}
     made = replace(made, subject=_subject(results.checkpoints[-1].checkpoint, inputs))
-    if held_out := inputs.get("held_out"):
+    held_out = inputs.get("held_out")
+    if held_out:
         left_out = f"{held_out['passages']} passages that training held out, by {held_out['file']}"
         made = replace(made, provenance={**made.provenance, "Left out": left_out})
     text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

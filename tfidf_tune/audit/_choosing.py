@@ -66,7 +66,8 @@ def choose_passages(
 
     loaded = hf_tokenizer(tokenizer)
     arguments = search_arguments(loaded, spec)
-    if found := arguments["held_out"]:
+    found = arguments["held_out"]
+    if found:
         note(
             f"Left out of the targets: {found['passages']} passages that training held out, by "
             f"{found['file']}."
@@ -77,11 +78,10 @@ def choose_passages(
                 raise ValueError(
                     f"{file} exists already: name another file, or replace it by --overwrite"
                 )
-            recorded, now = (
-                json.loads(record.read_text(encoding="utf-8")),
-                {"probe_file": _files.file_sha256(file)},
-            )
-            if changed := differences(recorded, arguments | now):
+            recorded = json.loads(record.read_text(encoding="utf-8"))
+            now = {"probe_file": _files.file_sha256(file)}
+            changed = differences(recorded, arguments | now)
+            if changed:
                 raise ValueError(
                     f"{file} was chosen with other options, or changed since: "
                     f"{'; '.join(changed)}. Name another "

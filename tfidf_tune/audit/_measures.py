@@ -33,14 +33,14 @@ _MOST_FALSE_ALARMS = 0.1  # of a limit, on text that was never seen
 _NUM_DRAWS = 10_000
 _NUM_MOST_RECITED = 20
 _PROMPT_WIDTH = 70
-_REPEATS, _VERBATIM = "Times in the training text", "Targets verbatim (%)"
+_REPEATS = "Times in the training text"
+_VERBATIM = "Targets verbatim (%)"
 _AGAINST = (
-    *(
-        ("LMS of targets", "lms", ".2f"),
-        ("LMS of controls", "controls", ".2f"),
-        ("Difference", "difference", ".2f"),
-    ),
-    *(("95 % from", "low", ".2f"), ("95 % to", "high", ".2f")),
+    ("LMS of targets", "lms", ".2f"),
+    ("LMS of controls", "controls", ".2f"),
+    ("Difference", "difference", ".2f"),
+    ("95 % from", "low", ".2f"),
+    ("95 % to", "high", ".2f"),
 )
 KINDS = {"target": "targets (training text)", "control": "controls (never seen)"}
 
@@ -62,7 +62,8 @@ class Facts:
 
     def __init__(self, results: Results, at: int) -> None:
         self.checkpoint = results.checkpoints[at]
-        sampled, scores = self.checkpoint.samples, results.scores
+        sampled = self.checkpoint.samples
+        scores = results.scores
         table = pd.DataFrame([vars(sample) for sample, _ in sampled])
         known = scores[
             (scores["checkpoint"] == at)
@@ -140,13 +141,16 @@ def _compared(groups: Iterable[tuple[Any, pd.DataFrame]]) -> pd.DataFrame:
     """
     rows = []
     for name, samples in groups:
-        targets, floor = samples[samples["kind"] == "target"], _floor(samples)
+        targets = samples[samples["kind"] == "target"]
+        floor = _floor(samples)
         if targets.empty:
             continue
         against = (
             (None,) * 4 if floor is None else (floor.controls, floor.difference, *floor.excess[:2])
         )
-        hits, number, lms = _num_verbatim(samples), targets["passage_id"].nunique(), targets["lms"]
+        hits = _num_verbatim(samples)
+        number = targets["passage_id"].nunique()
+        lms = targets["lms"]
         at_most = 100 * binomial_upper_bound(hits, number)
         rows.append(
             (name, number, lms.mean(), lms.max(), *against, 100 * (hits / number), hits, at_most)
@@ -285,12 +289,10 @@ def by_prefix_length(samples: pd.DataFrame, footnotes: Footnotes) -> Table:
 
 def by_repeats(targets: pd.DataFrame) -> Table:
     columns = (
-        *(
-            (_REPEATS, "name", ""),
-            ("Targets", "number", ""),
-            ("Avg LMS", "lms", ".2f"),
-            ("Max LMS", "max_lms", ""),
-        ),
+        (_REPEATS, "name", ""),
+        ("Targets", "number", ""),
+        ("Avg LMS", "lms", ".2f"),
+        ("Max LMS", "max_lms", ""),
         (_VERBATIM, "verbatim", ".1f"),
     )
     notes = ["Verbatim: recited completely from at least one of the prompts."]
@@ -306,17 +308,13 @@ def by_repeats(targets: pd.DataFrame) -> Table:
 
 def most_recited(samples: pd.DataFrame) -> Table:
     columns = (
-        *(
-            ("Passage", "passage_id", ""),
-            (_REPEATS, "repeats", ""),
-            ("Prompt (tokens)", "prefix_length", ""),
-        ),
-        *(
-            ("LMS", "lms", ""),
-            ("Of", "length", ""),
-            ("ROUGE-L", "rouge_l", ".1f"),
-            ("Verbatim", "verbatim", ""),
-        ),
+        ("Passage", "passage_id", ""),
+        (_REPEATS, "repeats", ""),
+        ("Prompt (tokens)", "prefix_length", ""),
+        ("LMS", "lms", ""),
+        ("Of", "length", ""),
+        ("ROUGE-L", "rouge_l", ".1f"),
+        ("Verbatim", "verbatim", ""),
         ("Starts with", "prompt", ""),
     )
     best = best_samples(samples, "target")
@@ -353,8 +351,11 @@ def by_attack(samples: pd.DataFrame) -> Table:
         "of such passages."
     ]
     columns = (
-        *(("Attack", "name", ""), ("Prompts", "prompts", ""), *_AGAINST),
-        *(("Targets verbatim", "share", ""), ("Verbatim, at most (%)", "upper", ".1f")),
+        ("Attack", "name", ""),
+        ("Prompts", "prompts", ""),
+        *_AGAINST,
+        ("Targets verbatim", "share", ""),
+        ("Verbatim, at most (%)", "upper", ".1f"),
     )
     return tabulate("by_attack", "By attack", frame, columns, notes)
 
@@ -362,13 +363,12 @@ def by_attack(samples: pd.DataFrame) -> Table:
 def extraction(scores: pd.DataFrame, checkpoint: int) -> Table:
     """Show of how many targets a continuation can be sampled verbatim; see :func:`_extractable`."""
     columns = (
-        *(("Samples (n)", "num_samples", ","), ("Probability (p)", "probability", ".2f")),
-        *(
-            ("Targets", "hits", ""),
-            ("Of", "number", ""),
-            ("%", "share", ".1f"),
-            ("At most (%)", "upper", ".1f"),
-        ),
+        ("Samples (n)", "num_samples", ","),
+        ("Probability (p)", "probability", ".2f"),
+        ("Targets", "hits", ""),
+        ("Of", "number", ""),
+        ("%", "share", ".1f"),
+        ("At most (%)", "upper", ".1f"),
     )
     frame = _extractable(scores, checkpoint, _EXTRACTION_PAIRS)
     frame = frame.assign(share=100 * frame["share"], upper=100 * frame["upper"])
@@ -394,7 +394,8 @@ def _extractable(
     is_known = (scores["metric"] == "continuation_nll") & (scores["kind"] == "target")
     is_known &= scores["checkpoint"] == checkpoint
     lowest = scores[is_known].groupby("unit", observed=True)["value"].min()
-    rows, number = [], len(lowest)
+    rows = []
+    number = len(lowest)
     for num_samples, probability in pairs if number else []:
         hits = int((extraction_probability(lowest, num_samples) >= probability).sum())
         rows.append(
@@ -523,11 +524,11 @@ def require_possible(
     blunt = []
     dull = []
     for bound in bounds:
-        name, is_upper, reason = bound.name.removesuffix(_UPPER), bound.name.endswith(_UPPER), ""
-        needs_controls, is_share = (
-            name in ("recited", "excess", "auc"),
-            bound.is_at_most_one and name != "auc",
-        )
+        name = bound.name.removesuffix(_UPPER)
+        is_upper = bound.name.endswith(_UPPER)
+        reason = ""
+        needs_controls = name in ("recited", "excess", "auc")
+        is_share = bound.is_at_most_one and name != "auc"
         most = _most(bound, num_targets, longest)
         if num_targets and bound.limit >= most:
             blunt.append(f"{bound.name}={bound.limit:g} (at most {most:g} are possible)")
@@ -610,7 +611,8 @@ def measures_and_checks(
     """
     upper = bootstrap_interval(lambda values, axis=-1: values.mean(axis), facts.target_means).high
     few = min(facts.num_targets, facts.num_controls)
-    floor, share = facts.floor, facts.num_verbatim / facts.num_targets
+    floor = facts.floor
+    share = facts.num_verbatim / facts.num_targets
     number = (
         _NOT_MEASURED
         if facts.recited is None

@@ -351,7 +351,9 @@ def _overview(
     """Show the answers of an audit, each with its interval, and the reading of the positive
     control.
     """
-    floor, verbatim, number = facts.floor, facts.num_verbatim, facts.num_targets
+    floor = facts.floor
+    verbatim = facts.num_verbatim
+    number = facts.num_targets
     fewest = floor.excess.num_units if floor else 0
     auc = likelihoods.frame.iloc[0] if len(likelihoods.frame) else None
     row = {
@@ -373,7 +375,8 @@ def _overview(
         caveats.append(BOUND if floor.excess.high >= 0 else _EASY_CONTROLS)
     if verbatim or (floor is not None and floor.excess.low > 0):
         caveats.append(_BASE_MODEL)
-    if lost := facts.checkpoint.lost_prompts:
+    lost = facts.checkpoint.lost_prompts
+    if lost:
         caveats.append(
             f"{lost} of {len(facts.samples)} prompts lost token ids when converted to text, so "
             f"their scores are too "
@@ -487,7 +490,8 @@ def _recited_summary(recited: Recited) -> dict[str, Any]:
 
 
 def _provenance(facts: audit.Facts) -> dict[str, str]:
-    checkpoint, samples = facts.checkpoint, facts.samples
+    checkpoint = facts.checkpoint
+    samples = facts.samples
     return {
         "Checkpoint": checkpoint.checkpoint,
         **({"Training progress": f"{checkpoint.progress} %"} if checkpoint.progress < 100 else {}),

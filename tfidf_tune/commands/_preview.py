@@ -50,7 +50,8 @@ def _print_document(tokenizer: Any, number: int, document: Document) -> None:
     mark = "in green" if is_colored else "in [[ ]]"
     say(f"\nExample {number}: {counted(len(tokens), 'token')}, {sum(is_learned):,} learned, {mark}")
     shown = Text()
-    end, before = 0, ""
+    end = 0
+    before = ""
     for learned, run in groupby(is_learned):
         end += len(list(run))
         # Decoded from the start, because a decoder drops the space before a first token.

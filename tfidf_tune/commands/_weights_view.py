@@ -156,7 +156,8 @@ def weights_report(
     :func:`~tfidf_tune.commands._weights_view.weigh_blocks`.
     """
     labels = tokens[tokens["tf"] > 0]
-    num_steps, largest = int(tokens["step"].max()), int(tokens["documents"].max())
+    num_steps = int(tokens["step"].max())
+    largest = int(tokens["documents"].max())
     window = f"{largest} blocks; full from mini-batch {num_batches} of {num_steps} on"
     if num_steps < num_batches:
         filled = f"{num_steps} of {num_batches} mini-batches, {largest} blocks"

@@ -188,7 +188,8 @@ def _dedup(options: argparse.Namespace) -> None:
         runner=task_runner(options),
     )
     for unit in ("documents", "characters"):
-        whole, kept = report[unit], report[f"kept_{unit}"]
+        whole = report[unit]
+        kept = report[f"kept_{unit}"]
         share = f" ({(whole - kept) / whole:.1%})" if whole else ""
         say(f"{unit.capitalize()}: {whole:,} read, {whole - kept:,} removed{share}, {kept:,} kept.")
     for cluster in report["largest_clusters"]:
@@ -242,7 +243,8 @@ def _build(config: str, overrides: Sequence[str]) -> tuple[Any, Any, Any]:
     tokenizer = instantiate(cfg, "tokenizer")
     if tokenizer.max_seq_len is None:
         tokenizer.max_seq_len = _model_max_seq_len(cfg)
-    logger, handler = logging.getLogger("tfidf_tune.data"), logging.StreamHandler(sys.stdout)
+    logger = logging.getLogger("tfidf_tune.data")
+    handler = logging.StreamHandler(sys.stdout)
     level = logger.level
     handler.addFilter(visible_record)
     logger.addHandler(handler)
@@ -258,14 +260,13 @@ def _model_max_seq_len(cfg: Any) -> int | None:
     """Return the longest sequence of the model, which training gives to a tokenizer without a
     limit.
     """
-    if limit := cfg.model.get("max_seq_len"):
+    limit = cfg.model.get("max_seq_len")
+    if limit:
         return int(limit)
     from transformers import AutoConfig
 
-    folder, trusted = (
-        str(cfg.checkpointer.checkpoint_dir),
-        bool(cfg.checkpointer.get("trust_remote_code")),
-    )
+    folder = str(cfg.checkpointer.checkpoint_dir)
+    trusted = bool(cfg.checkpointer.get("trust_remote_code"))
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
     except (

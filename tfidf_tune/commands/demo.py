@@ -50,8 +50,11 @@ def main(arguments: list[str]) -> None:
         "overrides", nargs="*", metavar="key=value", help="overrides of the training configs"
     )
     options = parser.parse_args(arguments)
-    out, overrides = options.output_dir.expanduser(), [*options.overrides, f"seed={options.seed}"]
-    random, start, runs = out / "random", out / "start", out / f"seed{options.seed}"
+    out = options.output_dir.expanduser()
+    overrides = [*options.overrides, f"seed={options.seed}"]
+    random = out / "random"
+    start = out / "start"
+    runs = out / f"seed{options.seed}"
     if not random.is_dir():
         say(f"A Llama of random weights, with a tokenizer: {random}")
         with atomic_folder(random) as folder:

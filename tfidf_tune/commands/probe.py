@@ -56,7 +56,8 @@ def _make(options: argparse.Namespace) -> None:
     if output.exists() and not output.is_file():  # a device would be replaced, not written to
         raise ValueError(f"{output} is a folder or a device: --output must name a file")
     require_writable("--output", output.parent)
-    spec, runner = audit.probe_spec(options), task_runner(options)
+    spec = audit.probe_spec(options)
+    runner = task_runner(options)
     from tfidf_tune.audit import choose_passages
 
     choose_passages(spec, options.tokenizer, output, runner, overwrite=options.overwrite, note=say)

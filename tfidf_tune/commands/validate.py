@@ -25,12 +25,14 @@ def main(arguments: list[str]) -> None:
         "overrides", nargs="*", metavar="key=value", help="as `tfidf-tune run` takes them"
     )
     options = parser.parse_args(arguments)
-    name, overrides = options.config, options.overrides
+    name = options.config
+    overrides = options.overrides
     if options.named is not None:
         name, overrides = options.named, [*filter(None, [name]), *overrides]
     if name is None:
         parser.error("name a config")
-    if wrong := [one for one in overrides if "=" not in one and not one.startswith("~")]:
+    wrong = [one for one in overrides if "=" not in one and not one.startswith("~")]
+    if wrong:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")
 
     from tfidf_tune._config import FinetuneConfig, LoRAFinetuneConfig, check_keys, read_config

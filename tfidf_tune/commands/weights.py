@@ -170,6 +170,7 @@ def _chosen_blocks(
         is_full = tokens["step"] >= min(options.num_batches, tokens["step"].max())
         first: list[int] = tokens["block"][is_full].unique()[: options.show].tolist()
         return first
-    if unknown := sorted({*options.block} - {*tokens["block"]}):
+    unknown = sorted({*options.block} - {*tokens["block"]})
+    if unknown:
         raise ValueError(f"--block {unknown[0]}: the text has the blocks 0 to {num_blocks - 1}")
     return list(options.block)

@@ -367,7 +367,8 @@ def compare_at_equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> pd.
     """
     rows = []
     for setting, own in evaluations.groupby("setting", sort=False):
-        of_baseline, last = own[own["objective"] == baseline], at_last(own, LMS, PERPLEXITY)
+        of_baseline = own[own["objective"] == baseline]
+        last = at_last(own, LMS, PERPLEXITY)
         path = [
             of_baseline[of_baseline["progress"] == at]
             for at in shared_progress(of_baseline, LMS, PERPLEXITY)
@@ -375,10 +376,12 @@ def compare_at_equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> pd.
         points = np.array([[value_of(one, PERPLEXITY), value_of(one, LMS)] for one in path])
         for objective in _compared(own) if path and np.isfinite(points).all() else ():
             end = last[last["objective"] == objective]
-            perplexity, lms = value_of(end, PERPLEXITY), value_of(end, LMS)
+            perplexity = value_of(end, PERPLEXITY)
+            lms = value_of(end, LMS)
             if not math.isfinite(perplexity) or math.isnan(lms):
                 continue
-            own_bound, progress = _floor_bound(end), end["progress"].iloc[0]
+            own_bound = _floor_bound(end)
+            progress = end["progress"].iloc[0]
             row = [
                 setting,
                 objective,
@@ -415,16 +418,21 @@ def compare_at_equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> pd.
 
 
 _AT_EQUAL_PERPLEXITY = [
-    *("setting", "objective", "progress", "perplexity", "lms", "floor_bound", "lowest", "highest"),
-    *(
-        "before",
-        "after",
-        "lms_before",
-        "lms_after",
-        "interpolated",
-        "baseline_floor_bound",
-        "recited",
-    ),
+    "setting",
+    "objective",
+    "progress",
+    "perplexity",
+    "lms",
+    "floor_bound",
+    "lowest",
+    "highest",
+    "before",
+    "after",
+    "lms_before",
+    "lms_after",
+    "interpolated",
+    "baseline_floor_bound",
+    "recited",
 ]
 
 
@@ -461,7 +469,8 @@ def first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
     """
     if path[0] == goal:
         return 0, 0, 0.0
-    starts, ends = path[:-1], path[1:]
+    starts = path[:-1]
+    ends = path[1:]
     (reached,) = np.nonzero((np.minimum(starts, ends) <= goal) & (goal <= np.maximum(starts, ends)))
     if not len(reached):
         return None

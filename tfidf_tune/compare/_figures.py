@@ -47,13 +47,14 @@ def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figu
     courses: dict[str, dict[str, Course]] = {}
     curves: dict[str, dict[str, list[Any]]] = {}
     for (setting, objective), own in evaluations.groupby(["setting", "objective"], sort=False):
-        if points := _measured(own, LMS):
+        points = _measured(own, LMS)
+        if points:
             curves.setdefault(setting, {})[objective] = points
-        if points := [
-            point for point in _measured(own, PERPLEXITY, LMS) if math.isfinite(point[1])
-        ]:
+        points = [point for point in _measured(own, PERPLEXITY, LMS) if math.isfinite(point[1])]
+        if points:
             progress, *_, controls = points[-1]
-            last, path = own[own["progress"] == progress], [point[1:3] for point in points]
+            last = own[own["progress"] == progress]
+            path = [point[1:3] for point in points]
             course = Course(path, _interval(last, PERPLEXITY), _interval(last, LMS), controls)
             courses.setdefault(setting, {})[objective] = course
     if courses:
@@ -244,7 +245,8 @@ def set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float]) ->
         axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_xlabel("perplexity on held-out text")
-    lowest, highest = min(lms), max(*lms, _LINEAR_BELOW)
+    lowest = min(lms)
+    highest = max(*lms, _LINEAR_BELOW)
     if highest > _WIDE * max(lowest, _LINEAR_BELOW):
         axes.set_yscale("symlog", linthresh=_LINEAR_BELOW, linscale=0.5)
         axes.yaxis.set_major_locator(

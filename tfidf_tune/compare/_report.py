@@ -58,7 +58,8 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
             asked the same.
     """
     baseline, evaluations = evaluation_table(results, baseline=baseline)
-    reductions, floors = compare_objectives(evaluations, baseline), lms_floors(evaluations)
+    reductions = compare_objectives(evaluations, baseline)
+    floors = lms_floors(evaluations)
     notes = Footnotes()
     recited = recited_by_objective(results.scores, evaluations)
     tables = comparison_tables(results, evaluations, reductions, floors, recited, baseline, notes)
@@ -151,7 +152,8 @@ def _verdict(
             ]
             said += f"; its {BY_LABEL[cost.measure].phrase} {differs}"
         clauses.append(f"{setting}: {said}" if len(objectives) > 1 else said)
-    if hidden := len(clauses) - MOST_CLAUSES:
+    hidden = len(clauses) - MOST_CLAUSES
+    if hidden:
         clauses[MOST_CLAUSES:] = [f"{hidden} more are in the table"] if hidden > 0 else []
     for setting in [name for name in objectives if name not in alone]:
         if (

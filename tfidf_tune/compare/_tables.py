@@ -315,11 +315,13 @@ def _memorization(
 ) -> Table:
     single = rows[rows["unit"] != ""]
     caveats = _checkpoint_note(probed)
-    approximate, lost = [], []
+    approximate = []
+    lost = []
     for setting, objective, own in probed:
         made = [results.checkpoints[at] for at in own.index]
         approximate += [f"{setting}, {objective}"] if any(one.text_prompts for one in made) else []
-        if num_lost := sum(one.lost_prompts for one in made):
+        num_lost = sum(one.lost_prompts for one in made)
+        if num_lost:
             asked = (single["checkpoint"].isin(own.index) & (single["metric"] == "lms")).sum()
             lost.append(f"{num_lost} of {asked} of {setting}, {objective}")
     if approximate:
@@ -435,7 +437,8 @@ def _scores(results: Results, evaluations: pd.DataFrame, footnotes: Footnotes, n
     title, units, measures = _SCORED[name]
     first, *_ = measures.values()
     groups = list(having_at_last(evaluations, first))
-    rows, caveats = [], _checkpoint_note(groups)
+    rows = []
+    caveats = _checkpoint_note(groups)
     for setting, objective, having in groups:
         values = (value_of(having, measure) for measure in measures.values())
         rows.append((setting, objective, *values, len(having[first.label].iloc[0][1]), len(having)))
@@ -487,18 +490,16 @@ def _reductions(reductions: pd.DataFrame, baseline: str, footnotes: Footnotes) -
         **{name: 100 * reductions[name] for name in ("reduction", "low", "high")}
     )
     columns = (
-        *(
-            *_WHO,
-            ("Measure", "measure", ""),
-            (baseline, "baseline", ".2f"),
-            ("Value", "other", ".2f"),
-        ),
-        *(("Reduction %", "reduction", ".1f"), ("From %", "low", ".1f"), ("To %", "high", ".1f")),
-        *(
-            ("p (Holm)", "p_value", ".4f"),
-            ("Significant", "significant", ""),
-            ("Progress %", "progress", ""),
-        ),
+        *_WHO,
+        ("Measure", "measure", ""),
+        (baseline, "baseline", ".2f"),
+        ("Value", "other", ".2f"),
+        ("Reduction %", "reduction", ".1f"),
+        ("From %", "low", ".1f"),
+        ("To %", "high", ".1f"),
+        ("p (Holm)", "p_value", ".4f"),
+        ("Significant", "significant", ""),
+        ("Progress %", "progress", ""),
     )
     caveats = [
         caveat for number in reductions["num_units"].unique() for caveat in words.few_units(number)
@@ -550,14 +551,15 @@ def _equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> Table:
             None if math.isnan(one.before) else words.span(one.before, one.after, decimals=0)
         )
     columns = (
-        *(*_WHO, ("Perplexity", "perplexity", ".2f"), (f"{baseline} at %", "span", "")),
+        *_WHO,
+        ("Perplexity", "perplexity", ".2f"),
+        (f"{baseline} at %", "span", ""),
         *((f"{baseline} LMS {end}", f"lms_{end}", ".2f") for end in ("before", "after")),
-        *(
-            ("Interpolated", "interpolated", ".2f"),
-            (LMS.label, "lms", ".2f"),
-            ("Recites", "recited", ""),
-        ),
-        *(("Bound", "floor_bound", ".2f"), (f"{baseline} bound", "baseline_floor_bound", ".2f")),
+        ("Interpolated", "interpolated", ".2f"),
+        (LMS.label, "lms", ".2f"),
+        ("Recites", "recited", ""),
+        ("Bound", "floor_bound", ".2f"),
+        (f"{baseline} bound", "baseline_floor_bound", ".2f"),
         ("Progress %", "progress", ""),
     )
     return tabulate(

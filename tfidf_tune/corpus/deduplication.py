@@ -121,7 +121,8 @@ class Deduplication:
         def ngrams_of(number: int) -> Hashes:
             # The documents of a row one by one, because torchtune's tokenizers decode no further
             # than EOS.
-            eos_id, row = tokenizer.eos_id, rows[number]
+            eos_id = tokenizer.eos_id
+            row = rows[number]
             parts = np.split(row, np.flatnonzero(row == eos_id))
             return word_ngrams(
                 "\n".join(tokenizer.decode(part[part != eos_id].tolist()) for part in parts),

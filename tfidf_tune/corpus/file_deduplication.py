@@ -39,8 +39,10 @@ ReadTexts = Callable[[str], Iterator[tuple[str, str]]]
 may be empty.
 """
 
-_WORK, _REPORT = "unfinished", "report.json"
-_SHOWN_CLUSTERS, _SHOWN_CHARACTERS = 10, 60
+_WORK = "unfinished"
+_REPORT = "report.json"
+_SHOWN_CLUSTERS = 10
+_SHOWN_CHARACTERS = 60
 _UNUSED_BITS = np.uint64(3)  # datatrove takes hashes below 2^61 - 1
 _EXACT_BANDS = 1, 2  # bands, and hashes in each: the 128 bits of a text's hash
 
@@ -103,7 +105,8 @@ def _deduplicate(
     runner: TaskRunner,
 ) -> Path:
     """Write documents and report to a folder in ``work``, and return it."""
-    column, sample_by = settings["column"], settings["sample_by"]
+    column = settings["column"]
+    sample_by = settings["sample_by"]
     read = partial(texts_of_rows, column=column, sample_by=sample_by)
     clusters = find_copies(files, work, deduplication, read, runner)
     counts = work / "counts"
@@ -233,11 +236,10 @@ def _write(folder: Path, data: Iterator[Document], rank: int, world_size: int) -
 class _Signature(MinhashDedupSignature):  # type: ignore[misc]
     def __init__(self, output_folder: str, config: MinhashConfig, is_exact: bool) -> None:
         PipelineStep.__init__(self)  # that of the base class loads a tokenizer
-        self.output_folder, self.config = get_datafolder(output_folder), config
-        self.num_hashes, self.skip_existing_sigs = (
-            config.num_buckets * config.hashes_per_bucket,
-            False,
-        )
+        self.output_folder = get_datafolder(output_folder)
+        self.config = config
+        self.num_hashes = config.num_buckets * config.hashes_per_bucket
+        self.skip_existing_sigs = False
         self.is_exact = is_exact
 
     def get_shingles(self, text: str) -> Hashes:

@@ -22,15 +22,17 @@ BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that its powers have inverses mo
 # Scripts without spaces, of which each character is a word: Thai, Lao, Myanmar, Khmer, Kana, Han.
 # Hangul has spaces.
 _UNSPACED = (
-    *(
-        (0xE00, 0xEFF),
-        (0x1000, 0x109F),
-        (0x1780, 0x17FF),
-        (0x3005, 0x3007),
-        (0x3040, 0x30FF),
-        (0x31F0, 0x31FF),
-    ),
-    *((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0xFF66, 0xFF9F), (0x20000, 0x3FFFD)),
+    (0xE00, 0xEFF),
+    (0x1000, 0x109F),
+    (0x1780, 0x17FF),
+    (0x3005, 0x3007),
+    (0x3040, 0x30FF),
+    (0x31F0, 0x31FF),
+    (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0xFF66, 0xFF9F),
+    (0x20000, 0x3FFFD),
 )
 _BETWEEN, _LETTER, _ALONE, _MARK = range(4)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
@@ -47,7 +49,8 @@ def word_ngrams(text: str, size: int) -> Hashes:
     data = text.lower().encode("utf-8", "surrogatepass")
     starts, ends = word_spans(data)
     if not len(starts) and data:
-        starts, ends = np.array([0]), np.array([len(data)])
+        starts = np.array([0])
+        ends = np.array([len(data)])
     words = stretch_hashes(hash_sums(np.frombuffer(data, np.uint8) + np.uint64(1)), starts, ends)
     return np.unique(joined_words(words, min(size, len(words)))) if len(words) else words
 

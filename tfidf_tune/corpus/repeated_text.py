@@ -53,7 +53,9 @@ _NUM_LARGEST = 10
 _EXCERPT_BYTES = 200
 _LONGEST_WORD = 64  # bytes
 _BATCH_BYTES = 1 << 18
-_SAMPLE_FILES, _SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 10, 100, 10_000
+_SAMPLE_FILES = 10
+_SAMPLE_DOCUMENTS = 100
+_SAMPLE_CHARACTERS = 10_000
 
 
 def measured_bytes_of_token(
@@ -444,7 +446,8 @@ class _Measured:
         # Which windows occur again, and where.
         numbers = np.minimum(np.searchsorted(self._keys, keys[:, 0]), len(self._keys) - 1)
         is_repeated = self._keys[numbers] == keys[:, 0]
-        chosen, numbers = chosen[is_repeated], numbers[is_repeated]
+        chosen = chosen[is_repeated]
+        numbers = numbers[is_repeated]
         starts = batch.words[chosen]
         # Windows that overlap or touch are a region; short ones are left out.
         firsts, lasts = _runs(np.diff(starts) > num_bytes, len(starts))
@@ -474,7 +477,9 @@ class _Measured:
             """Return the long stretches of some of the windows; a stretch ends where
             its kind does.
             """
-            own, starts_of, kinds_of = np.flatnonzero(of), starts[of], kinds[of]
+            own = np.flatnonzero(of)
+            starts_of = starts[of]
+            kinds_of = kinds[of]
             firsts, lasts = _runs(
                 (np.diff(starts_of) > num_bytes) | (np.diff(kinds_of) != 0), len(own)
             )

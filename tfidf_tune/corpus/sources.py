@@ -130,10 +130,8 @@ EMBEDDED = "embedded"
 SampleBy = Literal["line", "paragraph", "document"]
 _SHORT_DOCUMENT = 30  # tokens
 # Of a row, and of a .json file, while they are decompressed.
-_MAX_ROW_BYTES, _MAX_LIST_BYTES = (
-    1 << 26,
-    1 << 30,
-)
+_MAX_ROW_BYTES = 1 << 26
+_MAX_LIST_BYTES = 1 << 30
 _ROWS_WITHOUT = 1000  # rows without a column, until it counts as missing
 _SHOWN_FILES = 5  # skipped files that a warning names
 _ROWS_TOGETHER = 16  # of Parquet files and the hub; few, because a row may have megabytes
@@ -232,7 +230,8 @@ def _texts(values: Iterable[str | None], source: str, column: str) -> Iterator[s
     for value in values:
         num_rows += 1
         num_missing += value is None
-        if text := (value or "").strip():
+        text = (value or "").strip()
+        if text:
             yield text
     if num_missing:  # a row of a file with mixed columns has None where it lacks a column
         logger.warning(
@@ -304,7 +303,8 @@ def _rows_of_file(
 ) -> Iterator[PlacedRow]:
     import pyarrow
 
-    reader, place = _FORMATS[_format(file)], "its start"
+    reader = _FORMATS[_format(file)]
+    place = "its start"
     is_text = reader in ("text", "json")
     rows = _text_rows(file, sample_by) if reader == "text" else _json_rows(file)
     rows = rows if is_text else _arrow_rows(file, reader, columns, more)
@@ -390,7 +390,8 @@ def _json_rows(file: Path) -> Iterator[PlacedRow]:
         PlacedRow(place, parsed(place, line), line) for place, line in chain(first, filled)
     )
     if is_json and first and first[0][1].lstrip().startswith(b"["):
-        name, content = repr(str(file)), b"".join(line for _, line in chain(first, filled))
+        name = repr(str(file))
+        content = b"".join(line for _, line in chain(first, filled))
         every = enumerate(
             zip(parsed(name, content), _written_rows(content.decode()), strict=True), start=1
         )
@@ -407,7 +408,8 @@ def _written_rows(text: str) -> Iterator[bytes]:
     """Yield the rows of a list of JSON as they are written, each on one line: a line end is white
     space in JSON.
     """
-    decoder, between = json.JSONDecoder(parse_int=str, parse_float=str), re.compile(r"[\s,]*")
+    decoder = json.JSONDecoder(parse_int=str, parse_float=str)
+    between = re.compile(r"[\s,]*")
     at = text.index("[") + 1
     while text[at := cast(re.Match[str], between.match(text, at)).end()] != "]":
         start, (_, at) = at, decoder.raw_decode(text, at)
@@ -598,7 +600,8 @@ def local_files(source: str) -> list[Path]:
     # meanings of a column.
     if any(_format(file) not in _LIST and _FORMATS[_format(file)] != "text" for file in known):
         known = [file for file in known if _format(file) not in _LIST]
-    if len(readers := {_FORMATS[_format(file)] for file in known}) != 1:
+    readers = {_FORMATS[_format(file)] for file in known}
+    if len(readers) != 1:
         raise ValueError(
             f"{source!r} has text of {' and '.join(sorted(readers)) or 'no known'} format: name "
             f"files that all end "

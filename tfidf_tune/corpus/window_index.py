@@ -66,7 +66,8 @@ def make_batch(
     ends = np.cumsum([len(text) + 1 for text in texts], dtype=np.int64) - 1
     sums = minhash.hash_sums((_VALUES_IN_LOWER_CASE if ignore_case else _VALUES)[data])
     starts, word_ends = minhash.word_spans(joined)
-    is_start, change = np.zeros(len(data), np.bool_), np.zeros(len(data), np.int8)
+    is_start = np.zeros(len(data), np.bool_)
+    change = np.zeros(len(data), np.int8)
     is_start[starts] = True
     change[starts] += 1
     change[word_ends] -= 1  # the last byte is a line end
@@ -155,7 +156,9 @@ _FILTERED = np.uint64(64 - _FILTER_BITS)
 _DRAWN_FOR_ONE = 20
 _WHOLE_BYTES = 1 << 15
 _AROUND = 8  # windows before and after a place, of documents that are not read whole
-_NEAR_NGRAM, _NEAR_THRESHOLD = 3, 0.5  # which windows are near copies
+# which windows are near copies
+_NEAR_NGRAM = 3
+_NEAR_THRESHOLD = 0.5
 
 
 def window_spacing(num_bytes: int) -> int:
@@ -210,7 +213,8 @@ class WindowIndex:
         )
         # A place is chosen if it has the lowest rank in a run of words of its text that contains it
         # (winnowing).
-        of_text, around = batch.of_text[fitting], (spacing - 1, spacing)
+        of_text = batch.of_text[fitting]
+        around = (spacing - 1, spacing)
         lowest = sliding_window_view(np.pad(order, around), spacing).min(axis=1)
         texts = sliding_window_view(np.pad(of_text, around, constant_values=-1), spacing)
         lowest[texts[:, 0] != texts[:, -1]] = 0
@@ -263,7 +267,8 @@ def build(index: WindowIndex, known: Hashes, runner: TaskRunner) -> Built:
         for key, places in summary["shared"].items():
             shared[int(key)] += [(rank, *place) for place in places]
     # Second pass: a task for each range of keys counts equal ones.
-    if num_parts := -(-counts["records"] // _PART_RECORDS):
+    num_parts = -(-counts["records"] // _PART_RECORDS)
+    if num_parts:
         runner.run([partial(_count_copies, index)], index.work / "2", num_parts, "Sorting")
     parts = [np.load(index.work / "parts" / f"{rank:06d}.npy") for rank in range(num_parts)]
     groups = np.concatenate([np.zeros(0, PAIR if index.near else GROUP), *parts])
@@ -285,7 +290,8 @@ def find_windows(
     many of each.
     """
     counts = np.zeros(len(keys), np.int64)
-    numbers, places = [np.zeros(0, np.int64)], [np.zeros(0, PLACE)]
+    numbers = [np.zeros(0, np.int64)]
+    places = [np.zeros(0, PLACE)]
     for own_keys, own_places in index.runs():
         # A binary search in each run, of which few pages are read.
         starts, ends = (np.searchsorted(own_keys, keys, side=side) for side in ("left", "right"))
@@ -437,7 +443,9 @@ def _write_runs(index: WindowIndex, known: Hashes, _: Any, rank: int, world_size
             order = np.argsort(columns[0], kind="stable")
             for name, column in zip(("keys", "places"), columns, strict=True):
                 np.save(folder / f"{rank:06d}-{num_runs:06d}.{name}.npy", column[order])
-            waiting, num_waiting, num_runs = [], 0, num_runs + 1
+            waiting = []
+            num_waiting = 0
+            num_runs = num_runs + 1
     with atomic_file(folder / f"{rank:06d}.json") as file:
         file.write_text(json.dumps({"counts": counts, "shared": shared}))
 
@@ -453,7 +461,9 @@ def _batches(index: WindowIndex, rank: int) -> Iterator[tuple[int, list[bytes], 
         size += len(texts[-1])
         if size >= _BATCH_BYTES:
             yield first, texts, False
-            first, texts, size = first + len(texts), [], 0
+            first = first + len(texts)
+            texts = []
+            size = 0
     yield first, texts, True
 
 
@@ -472,7 +482,8 @@ def _count_copies(index: WindowIndex, _: Any, rank: int, world_size: int) -> Non
     keys, places = (np.concatenate(column) for column in zip(*parts, strict=True))
     # A stable order keeps that of files, documents and offsets.
     order = np.argsort(keys, kind="stable")
-    keys, places = keys[order], places[order]
+    keys = keys[order]
+    places = places[order]
     _, firsts, groups = np.unique(keys, return_index=True, return_inverse=True)
     records: Records
     # Near copies are pairs with the first record of their key, which are joined later; equal ones
@@ -480,7 +491,8 @@ def _count_copies(index: WindowIndex, _: Any, rank: int, world_size: int) -> Non
     if index.near:
         others = np.flatnonzero(firsts[groups] != np.arange(len(keys)))
         records = np.zeros(len(others), PAIR)
-        records["first"], records["second"] = places[firsts[groups[others]]], places[others]
+        records["first"] = places[firsts[groups[others]]]
+        records["second"] = places[others]
         records = np.unique(
             records[~_overlap(records["first"], records["second"], index.num_bytes)]
         )
@@ -492,7 +504,8 @@ def _count_copies(index: WindowIndex, _: Any, rank: int, world_size: int) -> Non
         ]
         records = np.zeros(len(repeated), GROUP)
         records["count"] = counts[repeated]
-        records["key"], records["place"] = keys[firsts[repeated]], places[firsts[repeated]]
+        records["key"] = keys[firsts[repeated]]
+        records["place"] = places[firsts[repeated]]
     with atomic_file(index.work / "parts" / f"{rank:06d}.npy") as path:
         np.save(path, records)
 
@@ -534,7 +547,8 @@ def _joined(pairs: Records) -> Records:
     _, documents = np.unique(places[DOCUMENT], return_inverse=True)
     counts = np.bincount(np.unique(np.stack([labels, documents]), axis=1)[0])
     groups = np.zeros(len(counts), GROUP)
-    groups["count"], groups["place"] = counts, places[np.unique(labels, return_index=True)[1]]
+    groups["count"] = counts
+    groups["place"] = places[np.unique(labels, return_index=True)[1]]
     return groups[groups["count"] > 1]
 
 

@@ -84,7 +84,8 @@ class _CorpusSpec:
         )
         lowest = dict.fromkeys(("num_targets", "min_target_tokens", "num_repeats", "block_size"), 1)
         for name, least in (lowest | {"num_controls": 0, "seed": 0}).items():
-            if (value := getattr(self, name)) is not None:
+            value = getattr(self, name)
+            if value is not None:
                 check_at_least(least, **{name: value})
         if self.num_base != _ALL:
             check_at_least(1, **{f"num_base (or {_ALL} for all)": self.num_base})
@@ -127,7 +128,8 @@ class _CorpusSpec:
         base: _Base
         if self.layout == "concatenated":
             base = list(documents)
-            lengths, unit = [len(ids) for ids in base], "documents"
+            lengths = [len(ids) for ids in base]
+            unit = "documents"
         else:
             most = None if num_base == _ALL else num_base
             base, lengths = blocks_and_lengths(documents, self.block_size, most, eos_id)
@@ -411,7 +413,8 @@ def _inject(
     Returns the blocks, whether each block continues the text of the previous block, the copies of
     each target, and where in all tokens the copies start, ascending for each target.
     """
-    is_concatenated, eos = spec.layout == "concatenated", np.array([eos_id], dtype=np.int32)
+    is_concatenated = spec.layout == "concatenated"
+    eos = np.array([eos_id], dtype=np.int32)
     # The places are drawn with the seed itself.
     noise_rng, fill_rng = (np.random.default_rng([spec.seed, number]) for number in (1, 2))
     words = np.concatenate([*base]) if spec.noise else np.empty(0, dtype=np.int32)

@@ -242,7 +242,8 @@ def _messages(value: Any, column: str, place: str) -> list[Message]:
                 f"{place}: {str(message)[:80]}: {', '.join(_LEARNED)} of a message is 0 or 1, true "
                 f"or false"
             )
-        if isinstance(parts := message["content"], list) and len(_texts(parts)) < len(parts):
+        parts = message["content"]
+        if isinstance(parts, list) and len(_texts(parts)) < len(parts):
             raise ValueError(f"{place}: only text is learned, but a content is {str(parts)[:80]}")
         check_length(message["content"], place)
         messages.append(message)
@@ -408,7 +409,8 @@ def encode_chat(
         )
     if chat.tools and changed_text(chat.messages, tools=None) == text:
         counts["unwritten tools"] += 1
-    turns, answers = learned(written), learned(chat.messages)
+    turns = learned(written)
+    answers = learned(chat.messages)
     counts["num_unwritten_answers"] += len([i for i in answers if _is_empty(written[i])])
     if not turns:
         return _NOTHING
@@ -450,7 +452,8 @@ def encode_chat(
     # it.
     is_label = np.zeros(len(ids), dtype=np.bool_)
     for turn in turns:
-        start, end = _start(render, text, chat, turn), _end(render, text, chat, turn + 1)
+        start = _start(render, text, chat, turn)
+        end = _end(render, text, chat, turn + 1)
         is_label |= (offsets[:, 1] > start) & (offsets[:, 0] < end)
     return ids, is_label
 
@@ -834,7 +837,8 @@ def sft_dataset(
         f"{counted(counts[name], 'row')} with {name}" for name in FORMATS if counts[name]
     )
     for kind, title in (("role ", "roles"), ("column ", "not used:")):
-        if names := [key.removeprefix(kind) for key in sorted(counts) if key.startswith(kind)]:
+        names = [key.removeprefix(kind) for key in sorted(counts) if key.startswith(kind)]
+        if names:
             formats += f"; {title} {', '.join(names)}"
     logger.log(
         logging.WARNING if dataset.num_cut + dataset.num_left_out else logging.INFO,

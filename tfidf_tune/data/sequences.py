@@ -171,10 +171,8 @@ def missing_ends(
     """Return what of BOS and EOS has to come before and after the ids of a text, which may have
     them already.
     """
-    has_bos, has_eos = (
-        np.array_equal(ids[: len(bos)], bos),
-        np.array_equal(ids[len(ids) - len(eos) :], eos),
-    )
+    has_bos = np.array_equal(ids[: len(bos)], bos)
+    has_eos = np.array_equal(ids[len(ids) - len(eos) :], eos)
     return bos[: 0 if has_bos else None], eos[: 0 if has_eos else None]
 
 

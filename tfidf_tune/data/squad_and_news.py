@@ -208,7 +208,8 @@ def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
 
 
 def _news_example(row: dict[str, Any]) -> _Example | None:
-    article, highlights = row["article"] or "", (row["highlights"] or "").strip()
+    article = row["article"] or ""
+    highlights = (row["highlights"] or "").strip()
     return (
         _Example(summarization_prompt, article, highlights)
         if article.strip() and highlights
@@ -309,7 +310,8 @@ def _fit(
     """Return the ids of a prompt, with a shorter text if they are more than ``limit``; None if
     ``keep`` is too long.
     """
-    if (excess := len(prompt) - limit) <= 0:
+    excess = len(prompt) - limit
+    if excess <= 0:
         return prompt
     # The tokens before and after what is kept, and how many of them may remain.
     start, end = example.keep

@@ -117,7 +117,8 @@ def places_in_blocks(
     Returns which runs are complete, in kept blocks alone, and ``[block, offset]`` among these,
     int64 ``[num_runs, 2]``.
     """
-    first, end = starts // block_size, -(-(starts + lengths) // block_size)
+    first = starts // block_size
+    end = -(-(starts + lengths) // block_size)
     before = np.cumsum(np.append(0, kept))  # kept blocks before each
     # What is after the last block is lost.
     num_kept = before[np.minimum(end, len(kept))] - before[np.minimum(first, len(kept))]
@@ -258,7 +259,8 @@ def _passages(
     drafts: list[PassageDraft] = []
     for ids, starts in held_out.targets:
         is_whole, places = places_in_blocks(starts, len(ids), kept, block_size)
-        if number := int(is_whole.sum()):
+        number = int(is_whole.sum())
+        if number:
             positions = places[is_whole].tolist() if number <= MOST_POSITIONS else []
             drafts.append(PassageDraft(ids, positions, source, {"num_injections": number}))
     num_targets = len(drafts)

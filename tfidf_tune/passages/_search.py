@@ -22,7 +22,9 @@ from tfidf_tune.passages.probe_file import Passage
 from tfidf_tune.passages.probe_spec import ProbeSpec
 from tfidf_tune.passages.stretches import CUT, Positions, WindowChooser, is_varied, join_documents
 
-_SAMPLE_FILES, _SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 10, 100, 10_000
+_SAMPLE_FILES = 10
+_SAMPLE_DOCUMENTS = 100
+_SAMPLE_CHARACTERS = 10_000
 _LEAST_SAMPLE = 16  # tokens of a document whose bytes in a token count
 _SHARE_OF_PASSAGE = (
     0.4  # of a window, so that a passage of fewer bytes than most holds a window, too
@@ -32,7 +34,8 @@ _LONGEST_WORD = 64  # bytes
 _BOTH_ENDS = (
     6  # bytes of the incomplete characters at the ends of a passage, which its text does not have
 )
-_CANDIDATES, _MORE_CANDIDATES = 4, 50
+_CANDIDATES = 4
+_MORE_CANDIDATES = 50
 _CUT_TOKENS = 32  # next to a cut, where tokens may differ from those of the document
 SAME_TOKENS = 16
 """Near copies that have as many consecutive tokens in common are taken to be of one text."""
@@ -254,7 +257,9 @@ def cut_at_eos(spec: ProbeSpec, tokenizer: TextTokenizer, token_ids: TokenArray)
 
 def occurrences(passage: TokenArray, ids: TokenArray) -> Iterator[int]:
     """Yield where a passage occurs in ids, from the left and without overlap."""
-    content, part, size = ids.tobytes(), passage.tobytes(), ids.itemsize
+    content = ids.tobytes()
+    part = passage.tobytes()
+    size = ids.itemsize
     at = content.find(part)
     while at >= 0:
         if at % size == 0:

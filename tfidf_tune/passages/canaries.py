@@ -94,10 +94,8 @@ class InjectedCanaries:
         self._tokenizer = HFTokenizer(tokenizer, max_seq_len=tokenizer.model_max_length)
         length = {"block_size": block_size}
         if texts is not None:
-            lengths, joined = (
-                [len(ids) for ids in encode_texts(self._tokenizer, texts)],
-                "\0".join(texts),
-            )
+            lengths = [len(ids) for ids in encode_texts(self._tokenizer, texts)]
+            joined = "\0".join(texts)
             for index, text in enumerate(texts):
                 if (
                     lengths[index] < 2 or joined.count(text) > 1
@@ -113,7 +111,9 @@ class InjectedCanaries:
         )
         self._repeats = np.resize(numbers, num_targets)
         self._num_canaries = num_targets + num_controls
-        self._texts, self._block_size, self._seed = texts, block_size, seed
+        self._texts = texts
+        self._block_size = block_size
+        self._seed = seed
         self.passages: list[Passage] = []
 
     def inject(
@@ -147,7 +147,8 @@ class InjectedCanaries:
                 f"{type(dataset).__name__} "
                 f"has {getattr(dataset, 'features', None)}"
             )
-        if unknown := sorted(values.keys() - ({*dataset.column_names} - {column})):
+        unknown = sorted(values.keys() - ({*dataset.column_names} - {column}))
+        if unknown:
             raise ValueError(
                 f"row gives values for {unknown}, which are no other columns of "
                 f"{dataset.column_names}"
@@ -210,7 +211,8 @@ class InjectedCanaries:
         if self._texts is not None:
             yield from (self._texts[index] for index in rng.permutation(len(self._texts)))
             return
-        tokenizer, length = self._tokenizer, self._block_size
+        tokenizer = self._tokenizer
+        length = self._block_size
         documents = embedded_documents("train") + embedded_documents("validation")
         chooser = WindowChooser(
             tokenizer, join_documents(encode_texts(tokenizer, documents)), length, rng

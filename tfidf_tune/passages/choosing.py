@@ -82,7 +82,8 @@ def search_arguments(tokenizer: TextTokenizer, spec: ProbeSpec) -> dict[str, Any
             unseen, column=spec.column, sample_by=spec.document_is
         )
     if spec.held_out:
-        number, sha256 = len(_held_out(spec)), file_sha256(Path(spec.held_out).expanduser())
+        number = len(_held_out(spec))
+        sha256 = file_sha256(Path(spec.held_out).expanduser())
         arguments["held_out"] = {"file": spec.held_out, "sha256": sha256, "passages": number}
     return arguments
 

@@ -70,7 +70,8 @@ def choose_completions(
     ]
     # Targets first, because duplicates can be anywhere; controls are what is shared with no example
     # trained on.
-    trained, avoided = set(range(num_own)), set[int]()
+    trained = set(range(num_own))
+    avoided = set[int]()
     chosen: list[int] = []
     num_copies = 0
     if targets.kind == "duplicates":

@@ -51,7 +51,8 @@ def hold_out(
     length = block_size
     while most_controls(length) < FEWEST_PASSAGES and length // 2 >= SHORTEST_PASSAGE:
         length //= 2
-    corpus, rng = join_documents(documents), np.random.default_rng(0)
+    corpus = join_documents(documents)
+    rng = np.random.default_rng(0)
     chooser = WindowChooser(tokenizer, corpus, length, rng)
     controls = [*islice(chooser.unique(shared_run(length)), most_controls(length))]
     if not controls:

@@ -189,7 +189,8 @@ def read_probe_file(path: str | Path) -> list[Passage]:
                 f"got {reprlib.repr(problem['input'])}"
             ) from error
         first = line_of.setdefault(passage.id, number)
-        num_tokens, num_positions = len(passage.token_ids), len(passage.positions)
+        num_tokens = len(passage.token_ids)
+        num_positions = len(passage.positions)
         for is_wrong, message in (
             (
                 num_positions not in (0, passage.num_injections),

@@ -54,7 +54,8 @@ def name_repeated_windows(corpus: TokenArray, length: int) -> Positions:
     while size < length:
         # The halves overlap in the last round if length is not a power of two.
         step = min(size, length - size)
-        first, second = names[:-step], names[step:]
+        first = names[:-step]
+        second = names[step:]
         # One integer for each pair of names, which count from 1; sorted, equal pairs follow each
         # other. A window with a unique half drops out, which leaves few windows of text after the
         # third round.
@@ -63,7 +64,8 @@ def name_repeated_windows(corpus: TokenArray, length: int) -> Positions:
         keys *= second.max(initial=0)
         keys += second[places]
         order = np.argsort(keys)
-        keys, places = keys[order], places[order]
+        keys = keys[order]
+        places = places[order]
         is_first = np.diff(keys, prepend=-1) != 0
         del keys, order  # the corpus may take a good part of the memory
         is_repeated = ~(is_first & np.append(is_first[1:], True))
@@ -92,10 +94,8 @@ def duplicated_stretches(names: Positions, length: int) -> list[tuple[Positions,
     # Names count from 1 without gaps; the name 0 after a window ends its stretch like any
     # difference.
     next_names = np.append(names, 0)[places + 1]
-    lowest, highest = (
-        np.minimum.reduceat(next_names, borders),
-        np.maximum.reduceat(next_names, borders),
-    )
+    lowest = np.minimum.reduceat(next_names, borders)
+    highest = np.maximum.reduceat(next_names, borders)
     goes_on = (lowest == highest) & (lowest > 0) & (counts == counts[lowest - 1])
     # In the order of the text, a stretch begins after each window that does not go on.
     by_place = np.argsort(places[borders])
@@ -189,7 +189,8 @@ class LearnedRuns:
         self.ending: dict[int, list[int]] = defaultdict(list)
         # So that a separator is also before the first one.
         runs: list[TokenArray] = [np.empty(0, dtype=np.int32)]
-        sources, starts = [(0, 0)], [0, 1]
+        sources = [(0, 0)]
+        starts = [0, 1]
         for index in range(len(examples)):
             tokens, is_label = examples.sequence(index)
             for start, end in label_runs(is_label).tolist():
@@ -209,7 +210,8 @@ class LearnedRuns:
         for index, answer in self.last.items():
             ids = self.tokens[answer.place : answer.place + answer.num_tokens]
             self.ending[first_with.setdefault(ids.tobytes(), index)].append(index)
-        self._starts, self._sources = np.array(starts[:-1]), np.array(sources)
+        self._starts = np.array(starts[:-1])
+        self._sources = np.array(sources)
         # Every run that is searched for has a window of this length, which leads to the others with
         # the same one.
         self._length = max(2, min(LONG_RUN, min_tokens * 4 // 5))
@@ -449,7 +451,8 @@ class WindowChooser:
         """
         if start == 0 or self._corpus[start - 1] == SEPARATOR:
             return Start.DOCUMENT
-        before, text = self._text(start - 1), self._text(start)
+        before = self._text(start - 1)
+        text = self._text(start)
         if before.endswith(_LINE_ENDS) and not text.startswith(_LINE_ENDS):
             return Start.LINE
         if text.strip() and (text[0].isspace() or before[-1:].isspace()):

@@ -100,7 +100,8 @@ def _laid_out(report: Report, escape: _Escape) -> str:
 
 def _table(table: Table, escape: _Escape, *, with_notes: bool = True) -> str:
     table = table.without_lone_model()
-    headers, rows = table.headers, table.rows
+    headers = table.headers
+    rows = table.rows
     lines = [
         headers,
         *([table.text(*cell) for cell in zip(headers, row, strict=True)] for row in rows),

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 # lines.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "osD^vPX"
-_WIDTH, PANEL_HEIGHT, LONE_HEIGHT = 4.8, 2.9, 4.4  # in inches, narrow enough for a phone
+# in inches, narrow enough for a phone
+_WIDTH = 4.8
+PANEL_HEIGHT = 2.9
+LONE_HEIGHT = 4.4
 # Letters that fit: of a legend into half the width, of a title into all of it.
-HALF_A_LINE, _TITLE_LETTERS = (
-    28,
-    64,
-)
+HALF_A_LINE = 28
+_TITLE_LETTERS = 64
 _SIDES = ((5, 4), (-5, 4), (5, -4), (-5, -4))  # where a label may start, in points from its point
 _NEAR = 4.0  # pixels around a point that labels keep off
 

@@ -23,14 +23,17 @@ def recited_pieces(sample: ProbeSample, decode: Decode | None) -> Pieces:
     It is found among the token ids or, if they do not decode to the text, as the longest run of
     words of both texts.
     """
-    text, ids = sample.generated_text, sample.generated_ids
+    text = sample.generated_text
+    ids = sample.generated_ids
     if sample.lms == 0:
         return ((text, False),) if text else ()
     words = re.findall(r"\s*\S+", text)
     ours: Sequence[object] = [word.strip() for word in words]
     theirs: Sequence[object] = sample.reference_text.split()
-    if by_token := decode is not None and decode(ids) == text:
-        ours, theirs = ids, sample.reference_ids
+    by_token = decode is not None and decode(ids) == text
+    if by_token:
+        ours = ids
+        theirs = sample.reference_ids
     match = SequenceMatcher(None, ours, theirs, autojunk=False).find_longest_match()
     ends = match.a, match.a + match.size
     if decode is not None and by_token:
@@ -47,12 +50,14 @@ def shared_pieces(truth: str, said: str) -> tuple[Pieces, Pieces]:
 
     Runs of at least two words count, of text without spaces runs of at least eight characters.
     """
-    both, least = [re.findall(r"\s*\S+", text) for text in (truth, said)], 2
+    both = [re.findall(r"\s*\S+", text) for text in (truth, said)]
+    least = 2
     if any(
         len(text) > LONGEST_WORD * len(words)
         for text, words in zip((truth, said), both, strict=True)
     ):
-        both, least = [list(truth), list(said)], 8
+        both = [list(truth), list(said)]
+        least = 8
     ours, theirs = ([word.strip() for word in words] for words in both)
     blocks = SequenceMatcher(None, ours, theirs, autojunk=False)
     matches = [match for match in blocks.get_matching_blocks() if match.size >= least]
@@ -84,7 +89,8 @@ def excerpt(pieces: Pieces, num_characters: int) -> Pieces:
 
 
 def _pieces(words: Sequence[str], spans: Sequence[tuple[int, int]]) -> Pieces:
-    pieces, end = [], 0
+    pieces = []
+    end = 0
     for first, last in spans:
         pieces += [("".join(words[end:first]), False), ("".join(words[first:last]), True)]
         end = last
@@ -129,7 +135,8 @@ def recitation_examples(model: str, checkpoints: Mapping[str, Checkpoint]) -> li
     examples = []
     for which, index in [("recited most", 0), ("a median one", len(by_lms) // 2)][: len(by_lms)]:
         wanted, prompt = by_lms[index]
-        length, offset = wanted.prefix_length, wanted.offset
+        length = wanted.prefix_length
+        offset = wanted.offset
         tokens = f"tokens {offset + 1} to {offset + length}" if offset else f"first {length} tokens"
         if not length:
             tokens = "own prompt"

@@ -31,7 +31,8 @@ def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Drawi
             ("target", "-", figures.drawn(label)),
             ("control", "--", FLOOR),
         ):
-            if values := sorted(of_label.get(kind, [])):
+            values = sorted(of_label.get(kind, []))
+            if values:
                 share = 100.0 * ((len(values) - np.searchsorted(values, lengths)) / len(values))
                 axes.step(
                     lengths,

@@ -73,7 +73,8 @@ def _parse(task: str, doc: Any) -> _Document:
         metric, what = (
             ("other_nll", "blocks of other text") if is_other else ("nll", "perplexity blocks")
         )
-        block, count = str(fields["block"]), fields["num_predictions"]
+        block = str(fields["block"])
+        count = fields["num_predictions"]
         nll = -fields["log_likelihood"] / count
         row = (metric, "block", block, math.nan, math.inf if math.isnan(nll) else nll, count)
         return _Document(what, block, count, [row], fields)
@@ -84,7 +85,8 @@ def _parse(task: str, doc: Any) -> _Document:
         }
         return _Document(f"{kind}s", fields["id"], None, _rows(kind, fields["id"], scores), fields)
     if task == logged.MEMBERSHIP:
-        kind, unit = fields["kind"], fields["passage_id"]
+        kind = fields["kind"]
+        unit = fields["passage_id"]
         # "nll" alone is that of perplexity blocks.
         scores = {
             "passage_nll" if name == "nll" else name: value
@@ -196,7 +198,8 @@ def _with_scores(
     rate = _words_a_token(sample for sample, _ in of_prompts)
     if not math.isnan(rate):
         rows += _rows("model", "", {"words_a_token": rate})
-    if sizes := [doc.fields["vocab_size"] for doc in in_order if "vocab_size" in doc.fields]:
+    sizes = [doc.fields["vocab_size"] for doc in in_order if "vocab_size" in doc.fields]
+    if sizes:
         rows += _rows("model", "", {"vocab_size": max(sizes)})
     # Squad and CNN/DailyMail have BOS in their prompts whatever the setting is.
     given = {doc.fields["bos"] for doc in in_order if doc.fields.get("bos") is not None}
@@ -303,9 +306,8 @@ def import_results(folders: Sequence[str | Path]) -> Results:
                 (one for one in same if one.named.progress == progress), key=lambda one: one.date
             )
             newest = _newest(by_date)
-            if documents := [
-                doc for task, file in newest.items() for doc in _documents(task, file)
-            ]:
+            documents = [doc for task, file in newest.items() for doc in _documents(task, file)]
+            if documents:
                 last = by_date[-1].named
                 named = replace(
                     run,
@@ -412,7 +414,8 @@ def _identified(
         run_of({"pretrained": str(folder / Path(checkpoint).name)})
         for folder in file.resolve().parents
     )
-    if run := run or next(filter(None, moved), {}):
+    run = run or next(filter(None, moved), {})
+    if run:
         source = run["folder"]
     else:
         milestone = MILESTONE.fullmatch(Path(checkpoint).name)

@@ -78,10 +78,12 @@ def _row(scores: pd.DataFrame, checkpoints: Sequence[int]) -> dict[str, Any]:
         lambda a, b, axis=-1: b.mean(axis) - a.mean(axis), *means, paired=False
     )
     row |= {"Gap from": gap.low, "Gap to": gap.high}
-    attacks, others = membership_scores(targets), membership_scores(controls)
+    attacks = membership_scores(targets)
+    others = membership_scores(controls)
     found = {name: membership(own, others[name]) for name, own in attacks.items() if name in others}
     for attack in _ATTACKS:  # also those without scores, so that all rows have one order
-        one, name = found.get(attack), "AUC" if attack == "Loss" else f"AUC {attack}"
+        one = found.get(attack)
+        name = "AUC" if attack == "Loss" else f"AUC {attack}"
         values = (None,) * 3 if one is None else (one.auc, *one.auc_interval[:2])
         row |= dict(zip((name, f"{name} from", f"{name} to"), values, strict=True))
     by_loss = found["Loss"]

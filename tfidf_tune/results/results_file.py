@@ -42,7 +42,8 @@ def write_results(results: Results, file: str | Path) -> None:
         keys, observed=True, dropna=False, sort=False
     ):
         index = units.setdefault(tuple(rows["unit"]), len(units))
-        counts, values = [int(count) for count in rows["count"]], list(map(_plain, rows["value"]))
+        counts = [int(count) for count in rows["count"]]
+        values = list(map(_plain, rows["value"]))
         length = None if math.isnan(prefix) else int(prefix)
         lines[at]["scores"].append(
             [*names, length, index, values, counts[0] if len(set(counts)) == 1 else counts]
@@ -98,9 +99,8 @@ def read_results(file: str | Path) -> Results:
                             count,
                         )
                     )
-            if missing := [
-                name for name in _FIELDS if name not in values and name not in _SINCE_0_3
-            ]:
+            missing = [name for name in _FIELDS if name not in values and name not in _SINCE_0_3]
+            if missing:
                 raise ValueError(f"without {missing}")
             checkpoints.append(_CHECKPOINT.validate_python(values))
     except UNREADABLE as error:
@@ -158,7 +158,8 @@ class _Header(TypedDict):
     units: list[list[Text]]
 
 
-_HEADER, _CHECKPOINT = TypeAdapter(_Header), TypeAdapter(Checkpoint)
+_HEADER = TypeAdapter(_Header)
+_CHECKPOINT = TypeAdapter(Checkpoint)
 _SCORE = Finite | Literal["inf"] | None
 _PREDICTIONS = Annotated[Count, Field(ge=1)]
 _SCORES = TypeAdapter(

@@ -74,7 +74,8 @@ def hardly_learned(scores: pd.DataFrame, names: Mapping[int, str]) -> str:
             own[(own["metric"] == one.metric) & (own["kind"] == one.kind)]
             for one in (PERPLEXITY, PASSAGE_NLL)
         )
-        if (nll := next((rows for rows in known if len(rows)), None)) is not None:
+        nll = next((rows for rows in known if len(rows)), None)
+        if nll is not None:
             perplexity = math.exp(min(np.average(nll["value"], weights=nll["count"]), 20))
             if perplexity > size / 4:
                 shown = f"{perplexity:,.0f}" if perplexity < 1e6 else "over a million"

@@ -233,7 +233,9 @@ class _TorchtuneModel:
     """
 
     def __init__(self, model: Any, base: HFCheckpointer) -> None:
-        self._model, self._base, self._config = model, base, base.transformers_config
+        self._model = model
+        self._base = base
+        self._config = base.transformers_config
         if self._config.model_type not in FAMILIES:
             raise ValueError(
                 f"torchtune's modules have no architecture '{self._config.model_type}', set "
@@ -268,7 +270,8 @@ class _TorchtuneModel:
             if theirs.get(name) != ours.get(name)
         ]
         if problems:
-            folder, model_type = self._base.folder, self._config.model_type
+            folder = self._base.folder
+            model_type = self._config.model_type
             raise ValueError(
                 f"the model of the config does not fit the checkpoint {folder} of the architecture "
                 f"'{model_type}':\n{listed(problems)}\nchange `model` or "
@@ -345,7 +348,9 @@ class _TransformersModel:
     """
 
     def __init__(self, model: HFCausalLM, base: HFCheckpointer) -> None:
-        self._model, self._base, self._config = model, base, base.transformers_config
+        self._model = model
+        self._base = base
+        self._config = base.transformers_config
 
     def check(self) -> None:
         _, unused = hf.check_files(self._base.folder, self._config, self._base.weight_files)
@@ -358,7 +363,8 @@ class _TransformersModel:
     def load(
         self, *, device: torch.device, dtype: torch.dtype, storage_device: torch.device
     ) -> None:
-        folder, model = self._base.folder, self._model
+        folder = self._base.folder
+        model = self._model
         with hf.quiet(shows_bar=True):
             loaded = AutoModelForCausalLM.from_pretrained(
                 folder,
@@ -382,7 +388,8 @@ class _TransformersModel:
             model.get_submodule(module)._buffers[buffer] = value.to(device)
 
     def parts(self, device: str) -> Iterator[StateDict]:
-        model, parameters = self._model, distributed.parameters_by_name(self._model)
+        model = self._model
+        parameters = distributed.parameters_by_name(self._model)
         plain = partial(_plain_tensor, device=device, copy=False)
         for name, parameter in parameters.items():
             if is_adapter(name):
@@ -418,7 +425,8 @@ class _TransformersModel:
         (folder / "generation_config.json").unlink(missing_ok=True)
 
     def adapter(self) -> tuple[StateDict, Any]:
-        weights, model = _adapter_weights(self._model), self._model
+        weights = _adapter_weights(self._model)
+        model = self._model
         names = {
             name: f"base_model.model.{model.hf_name(name).replace('.default.', '.')}"
             for name in weights

@@ -98,7 +98,8 @@ def _apply(override: str, content: dict[str, Any]) -> dict[str, Any]:
         OmegaConf.update(parsed, key, _value_of(value))
         change: Any = OmegaConf.to_container(parsed, resolve=False)
         section = key.removesuffix("._component_")
-        below, new = _look_up(content, section), _look_up(change, section)
+        below = _look_up(content, section)
+        new = _look_up(change, section)
         if section != key:
             _drop_keys_of_another(below, section, value)
         elif isinstance(below, dict) and isinstance(new, dict) and "_component_" in new:
@@ -184,7 +185,8 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
             **defaults,
             **cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False)),
         }
-        if missing := sorted(_missing_keys(content)):  # before anything refers to a missing value
+        missing = sorted(_missing_keys(content))
+        if missing:  # before anything refers to a missing value
             raise SetupError(f"config: missing {', '.join(missing)}")
         filled = OmegaConf.create(content)
         _resolve_defaults(filled)

@@ -226,7 +226,8 @@ def write_probe_files(cfg: FinetuneConfig, dataset: Any) -> None:
         return
     for path, passages in probe_files(cfg, dataset).items():
         write_probe_file(path, passages)
-    if texts := held_out_texts(all_passages(cfg, dataset)):
+    texts = held_out_texts(all_passages(cfg, dataset))
+    if texts:
         with atomic_file(Path(cfg.output_dir).expanduser() / HELD_OUT) as file:
             file.write_text(
                 "".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8"

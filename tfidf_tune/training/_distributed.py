@@ -157,7 +157,8 @@ def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
     """
     if not isinstance(parameter, DTensor):
         return value
-    mesh, placements = parameter.device_mesh, parameter.placements
+    mesh = parameter.device_mesh
+    placements = parameter.placements
     if not isinstance(value, NF4Tensor):
         return distribute_tensor(value, mesh, placements, src_data_rank=None)
     # NF4 supports few operations: a shard is copied into another tensor, as FSDP2 does when it

@@ -72,7 +72,8 @@ def _run(main: Callable[[DictConfig], list[list[str]] | None]) -> None:
     )
     options, overrides = parser.parse_known_args()
     try:
-        if flags := [argument for argument in overrides if argument.startswith("--")]:
+        flags = [argument for argument in overrides if argument.startswith("--")]
+        if flags:
             raise errors.SetupError(
                 f"config: unknown options {', '.join(flags)}: write keys as key=value"
             )

@@ -46,7 +46,8 @@ def check_folder(cfg: FinetuneConfig) -> None:
     resumable = _require_own_checkpoints(output_dir, resume=cfg.resume_from_checkpoint)
     with setup_errors("config"):
         _check_inputs(cfg)
-    if files := _files_of_user(cfg, is_resumed=bool(resumable)):
+    files = _files_of_user(cfg, is_resumed=bool(resumable))
+    if files:
         raise SetupError(
             f"output_dir {output_dir} holds what no run has written, and this run would replace it "
             f"({', '.join(files)}): choose another output_dir, or move it away"
@@ -72,7 +73,8 @@ def _require_own_checkpoints(output_dir: Path, *, resume: bool) -> list[str]:
     """Refuse checkpoints that the run does not resume; return the names of those that it can resume
     from.
     """
-    if files := [path.name for path in output_dir.glob("checkpoint_*pct") if not path.is_dir()]:
+    files = [path.name for path in output_dir.glob("checkpoint_*pct") if not path.is_dir()]
+    if files:
         raise SetupError(
             f"output_dir {output_dir} holds {files[0]}, which is not a folder: move it away"
         )

@@ -108,7 +108,8 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
             f"{folder} is an adapter of {base}: set checkpointer.checkpoint_dir={base}, or merge it"
         )
     values = read_json(folder / "config.json")
-    if quantization := values.get("quantization_config"):
+    quantization = values.get("quantization_config")
+    if quantization:
         raise ValueError(
             f"the checkpoint {folder} is quantized ({quantization}): name the original model"
         )

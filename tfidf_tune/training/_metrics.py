@@ -235,7 +235,8 @@ class StepGuard:
         """Raise a TrainingError if a step since the last check must end the run; this waits for the
         device.
         """
-        recorded, self._recorded = self._recorded, []
+        recorded = self._recorded
+        self._recorded = []
         numbers = torch.stack([values for _, _, values in recorded]).tolist() if recorded else []
         for (step, num_tokens, _), (is_finite, loss, grad_norm, weight_max) in zip(
             recorded, numbers, strict=True
@@ -283,5 +284,6 @@ def require_finite(model: nn.Module, step: int) -> None:
         (name for name, is_finite in zip(trained, flags.tolist(), strict=True) if not is_finite),
         None,
     )
-    if name := next((path for path in gather_objects(lost) if path), None):
+    name = next((path for path in gather_objects(lost) if path), None)
+    if name:
         raise TrainingError(f"{name} is not finite after step {step}: {_REMEDY}")

@@ -68,7 +68,8 @@ def build_model(
     possible = sorted(
         name for name, module in attention.named_children() if hasattr(module, "weight")
     )
-    if unknown := [name for name in cfg.model.get("lora_attn_modules", ()) if name not in possible]:
+    unknown = [name for name in cfg.model.get("lora_attn_modules", ()) if name not in possible]
+    if unknown:
         raise SetupError(
             f"config: model: lora_attn_modules names '{unknown[0]}', not of the model's attention; "
             f"possible are "
@@ -184,7 +185,8 @@ def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: Finetun
     """Set up the head, ``torch.compile`` and activation checkpointing as the config
     asks; in place.
     """
-    if refusal := prepare_head(model, loss):
+    refusal = prepare_head(model, loss)
+    if refusal:
         print_once(
             f"head '{loss.head}' cannot be used because {refusal}; logits are computed in "
             f"{loss.num_output_chunks} "

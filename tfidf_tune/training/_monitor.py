@@ -77,9 +77,10 @@ class MemorizationMonitor:
             require_finite(model, step)
             save(folder)
 
-        if above := self.probe.keep_below(
+        above = self.probe.keep_below(
             step, metrics, self.run.output_dir / BELOW_THRESHOLD, save_finite
-        ):
+        )
+        if above:
             progress.note(above)
         progress.restart_clock()
         return self.probe.reason_to_stop(metrics)
@@ -111,7 +112,8 @@ def build_monitor(
         probe = MemorizationProbe(
             read_passages(cfg, dataset, section.probe_file), tokenizer, bos=bos, **settings
         )
-        longest, limit = probe.num_positions, cast(int, model.max_seq_len)
+        longest = probe.num_positions
+        limit = cast(int, model.max_seq_len)
         if longest > limit:
             raise ValueError(
                 f"a prompt and its continuation have up to {longest} tokens, the model takes at "
@@ -167,10 +169,8 @@ def _cached(
     def run(tokens: Tensor) -> Any:
         nonlocal start
         new = slice(start, start := start + tokens.shape[1])
-        mask, input_pos = (
-            may_attend[new].expand(num_rows, -1, -1),
-            positions[new].expand(num_rows, -1),
-        )
+        mask = may_attend[new].expand(num_rows, -1, -1)
+        input_pos = positions[new].expand(num_rows, -1)
         return model(tokens, mask=mask, input_pos=input_pos)
 
     with local_kv_cache(

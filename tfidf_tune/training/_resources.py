@@ -31,7 +31,9 @@ from tfidf_tune.training._run import Run
 from tfidf_tune.training.components import build_optimizer, find_component
 
 _SAMPLE = 64  # sequences whose lengths are averaged
-_LEAST_SIZE, _LARGEST_SIZE = 128, 8192  # of the matrices that are multiplied
+# of the matrices that are multiplied
+_LEAST_SIZE = 128
+_LARGEST_SIZE = 8192
 _MEASURED_SECONDS = 0.002
 # A matrix, because some optimizers keep less for matrices; large, because others pad.
 _DUMMY_SHAPE = (
@@ -88,10 +90,8 @@ def check_resources(
     has_threshold = (
         cfg.memorization_monitor is not None and cfg.memorization_monitor.stop_above is not None
     )
-    number, number_to_resume = (
-        len(set(cfg.save_at_percent)) + has_threshold,
-        cfg.keep_last_n_checkpoints,
-    )
+    number = len(set(cfg.save_at_percent)) + has_threshold
+    number_to_resume = cfg.keep_last_n_checkpoints
     size_to_resume = _num_bytes([*trained, *loss.state_dict().values()]) + optimizer_bytes
     # While the newest checkpoint is written, the disk holds one more than are kept.
     needed = number * size + (number_to_resume + 1) * size_to_resume * (number_to_resume > 0)

@@ -123,7 +123,9 @@ class ResumePoint:
     def __init__(
         self, folder: Path, keep_last_n: int, settings: dict[str, Any], checkpoint: Path | None
     ) -> None:
-        self._folder, self._keep_last_n, self._settings = folder, keep_last_n, settings
+        self._folder = folder
+        self._keep_last_n = keep_last_n
+        self._settings = settings
         self._saved = {} if checkpoint is None else _read_process_file(checkpoint)
         self._inputs: dict[str, Any] = {}
         self._random_states: dict[str, Any] = {}
@@ -141,7 +143,8 @@ class ResumePoint:
             "data set": dataset_fingerprint(dataset),
             "base weights": checkpointer.fingerprint(),
         }
-        if changed := differences(self._saved.get("inputs", self._inputs), self._inputs):
+        changed = differences(self._saved.get("inputs", self._inputs), self._inputs)
+        if changed:
             raise SetupError(
                 f"{self.checkpoint} was written with other inputs: {'; '.join(changed)}. Restore "
                 f"them, or choose "
@@ -218,7 +221,8 @@ class ResumePoint:
 
     def restore_random_states(self) -> None:
         """Restore the random states, as the last thing before training."""
-        if not (states := self._random_states):
+        states = self._random_states
+        if not states:
             return
         random.setstate(states["python"])
         np.random.set_state(states["numpy"])
@@ -301,7 +305,8 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
         if checkpoint is None
         else OmegaConf.to_container(OmegaConf.load(checkpoint / _SETTINGS))
     )
-    if changed := differences(before, settings):
+    changed = differences(before, settings)
+    if changed:
         raise SetupError(
             f"{checkpoint} is of a run with other settings: {'; '.join(changed)}. Change them "
             f"back, or choose "
@@ -349,7 +354,8 @@ def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str
         state.model, state.optimizer, initialize=saved_here["optimizer_has_state"]
     )
     tensors = _tensors(state.model, optimizer)
-    if differing := set(saved_here["tensors"]) ^ tensors.keys():
+    differing = set(saved_here["tensors"]) ^ tensors.keys()
+    if differing:
         raise TrainingError(
             f"only one of {folder} and this run has {min(differing)}: the checkpoint may be of "
             f"another version of "
@@ -360,7 +366,8 @@ def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_ONE_PROCESS)
         load(tensors, storage_reader=reader)
-    if optimizer := {**optimizer, **saved_here["optimizer_values"]}:
+    optimizer = {**optimizer, **saved_here["optimizer_values"]}
+    if optimizer:
         groups = get_optimizer_state_dict(state.model, state.optimizer, options=_FLAT)
         set_optimizer_state_dict(
             state.model, state.optimizer, {**groups, **optimizer}, options=_FLAT
@@ -554,7 +561,8 @@ def _damage_of(checkpoint: Path) -> str | None:
     """
     try:
         manifest = json.loads((checkpoint / _MANIFEST).read_bytes())
-        if (version := manifest["format_version"]) != _FORMAT_VERSION:
+        version = manifest["format_version"]
+        if version != _FORMAT_VERSION:
             return (
                 f"another version of tfidf-tune wrote it, in format {version} instead of "
                 f"{_FORMAT_VERSION}"
@@ -574,14 +582,17 @@ def _on_each_process(work: Callable[[], Any], *, only_main: bool = False) -> lis
     waits forever.
     """
     outcome = []
-    failure, cause = None, None
+    failure = None
+    cause = None
     try:
         if is_main_process() or not only_main:
             outcome.append(work())
     except (Exception, CheckpointException) as error:  # which is not an Exception
-        failure, cause = error, cause_of(error)
+        failure = error
+        cause = cause_of(error)
     outcomes = gather_objects((outcome, cause))
-    if causes := [each for _, each in outcomes if each]:
+    causes = [each for _, each in outcomes if each]
+    if causes:
         raise OSError(causes[0]) from failure
     return [result for results, _ in outcomes for result in results]
 

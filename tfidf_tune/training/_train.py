@@ -97,13 +97,15 @@ def train_step(
     # device here.
     num_tokens = batches.num_tokens
     inputs = [data.to_device(batch, device) for batch in batches.batches]
-    sums, weight_max = torch.zeros(4, device=device), torch.zeros(1, device=device)
+    sums = torch.zeros(4, device=device)
+    weight_max = torch.zeros(1, device=device)
     for batch, valid, shape in zip(inputs, batches.num_valid, batches.largest_shapes, strict=True):
         labels = batch["labels"]
         where = {name: batch[name] for name in ("mask", "input_pos") if name in batch}
         with torch.autocast(device.type, torch.float16, enabled=scaler.is_enabled()):
             logits = model(batch["tokens"], **where)
-        documents, unpadded = batch.get("document_ids"), batch.get(data.UNPADDED_TOKENS)
+        documents = batch.get("document_ids")
+        unpadded = batch.get(data.UNPADDED_TOKENS)
         weighed = TokenBatch(
             labels, documents, unpadded, largest_shape=shape, first_pass=first_pass
         )
@@ -245,7 +247,8 @@ def train(
     state.model.train()
     state.loss.train()
     checkpoints = _Checkpoints(cfg, state, run, progress, resume, save)
-    if missing := checkpoints.missing():
+    missing = checkpoints.missing()
+    if missing:
         names = ", ".join(missing)
         progress.note(
             f"{names} of save_at_percent will not be written: step {resume.step} is done already"

@@ -35,7 +35,8 @@ class _Kind(NamedTuple):
         built.
         """
         needed = self.methods if inspect.isclass(component) else (*self.methods, *self.attributes)
-        if lacking := [name for name in needed if not hasattr(component, name)]:
+        lacking = [name for name in needed if not hasattr(component, name)]
+        if lacking:
             raise SetupError(
                 f"config: {where}: {path} has no {', '.join(lacking)}: take, for example, "
                 f"{self.example}"
@@ -98,7 +99,8 @@ def instantiate(cfg: Any, key: str, *args: Any, **kwargs: Any) -> Any:
     Raises:
         SetupError: If it cannot be built from these settings, or lacks what the recipes need.
     """
-    kind, components = COMPONENTS[key], []
+    kind = COMPONENTS[key]
+    components = []
     for where, section in sections(key, getattr(cfg, key)):
         # Only a loss has components within it; arguments of others may be sections that they build
         # by themselves.

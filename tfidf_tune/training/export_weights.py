@@ -80,7 +80,8 @@ def export_weights(
         ):
             first_pass = step <= data.steps_per_epoch(cfg, dataloader)
             for batch in data.agree_on_step(batches).batches:
-                labels, unpadded = batch["labels"], batch[data.UNPADDED_TOKENS]
+                labels = batch["labels"]
+                unpadded = batch[data.UNPADDED_TOKENS]
                 weights = loss.weighting(TokenBatch(labels, None, unpadded, first_pass=first_pass))
                 lists = {"tokens": batch["tokens"], "labels": labels, "weights": weights}
                 # The first token of a sequence is no label.
@@ -97,7 +98,8 @@ def export_weights(
                 writer.write_table(pa.Table.from_pylist(chunk, _SCHEMA))
 
     files: dict[str, Callable[[Path], object]] = {file.name: write_weights}
-    if passages := data.all_passages(cfg, dataset):
+    passages = data.all_passages(cfg, dataset)
+    if passages:
         files[file.with_suffix(".probe.jsonl").name] = partial(write_probe_file, passages=passages)
     update_files(file.parent, files)
     return num_steps, pq.read_metadata(file).num_rows
