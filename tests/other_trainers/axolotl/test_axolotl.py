@@ -284,7 +284,7 @@ def test_weights_in_a_trainer_of_the_user(settings, tmp_path):
         | {
             "trainer_cls": f"{__name__}.OfTheUser",
             "token_weighting": "goldfish",
-            "token_weighting_args": {"k": 3},
+            "token_weighting_args": {"k": 3, "h": 2},  # documents are shorter than 13 tokens
             "max_steps": 1,
         }
     )
