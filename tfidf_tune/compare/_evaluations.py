@@ -226,7 +226,7 @@ def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], 
         ):
             raise ValueError(
                 f"two runs are both {one.title}: leave out one of the files or folders that have "
-                f"them"
+                "them"
             )
         for what, digest in one.asked.items():
             first = first_asked.setdefault((one.model, what), one)
@@ -254,9 +254,8 @@ def _require_same_bos(results: Results) -> None:
             by_bos = {value: checkpoint, value_before: before}
             raise ValueError(
                 f"{by_bos[1.0].title} ({by_bos[1.0].folder}) was evaluated with BOS before each "
-                f"prompt, and "
-                f"{by_bos[0.0].title} ({by_bos[0.0].folder}) without: evaluate both with the same "
-                f"bos=true or bos=false"
+                f"prompt, and {by_bos[0.0].title} ({by_bos[0.0].folder}) without: evaluate both "
+                "with the same bos=true or bos=false"
             )
 
 

@@ -64,12 +64,10 @@ def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figu
                 title="Memorization against perplexity",
                 figure=trade_off(courses),
                 caption="Each objective at the last checkpoint. Lower: it recites less. Further "
-                "left: it predicts "
-                "unseen text better. Crosses: 95 % intervals over passages and blocks, not over "
-                "seeds. Grey: held-out "
-                "passages, what fluency reaches by chance. Thin lines: earlier checkpoints; a "
-                "reduction counts "
-                "where it lies below the baseline's line at the same perplexity.",
+                "left: it predicts unseen text better. Crosses: 95 % intervals over passages and "
+                "blocks, not over seeds. Grey: held-out passages, what fluency reaches by chance. "
+                "Thin lines: earlier checkpoints; a reduction counts where it lies below the "
+                "baseline's line at the same perplexity.",
             )
         )
     if any(len(points) > 1 for by_objective in curves.values() for points in by_objective.values()):
@@ -78,9 +76,8 @@ def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figu
                 name="lms_progress",
                 title="Average LMS against training progress",
                 figure=lms_progress(curves),
-                caption="Average LMS of the injected passages at each checkpoint. Dashed: "
-                "held-out passages, what "
-                "fluency reaches by chance. Lower is better.",
+                caption="Average LMS of the injected passages at each checkpoint. Dashed: held-out "
+                "passages, what fluency reaches by chance. Lower is better.",
             )
         )
     rows = results.scores[(results.scores["metric"] == "lms") & (results.scores["unit"] != "")]
@@ -100,8 +97,8 @@ def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figu
                     title=f"Distribution of the LMS{of_setting}",
                     figure=lms_distribution(lms),
                     caption="The share of continuations whose longest memorized substring has at "
-                    "least so many tokens, "
-                    "over passages, prefix lengths and seeds. Dashed: held-out passages.",
+                    "least so many tokens, over passages, prefix lengths and seeds. Dashed: "
+                    "held-out passages.",
                 )
             )
     return figures

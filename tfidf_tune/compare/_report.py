@@ -112,8 +112,7 @@ def _verdict(
         have = "; ".join(f"{name}: {own}" for name, own in alone.items())
         return (
             f"Nothing is compared: no model has runs of {baseline} and of another objective "
-            f"({have}). To name the "
-            "objective of a model trained elsewhere, give OBJECTIVE=FOLDER."
+            f"({have}). To name the objective of a model trained elsewhere, give OBJECTIVE=FOLDER."
         )
     clauses = []
     for setting, objective in floors:
@@ -208,8 +207,8 @@ def _unequal_steps_clause(results: Results) -> str:
             listed = joined(f"{objective} {number}" for objective, number in numbers)
             clauses.append(
                 f" The runs of {setting} had other numbers of sequences in a training step "
-                f"({listed}), so that they "
-                "took other numbers of steps, and a difference need not come from the objective."
+                f"({listed}), so that they took other numbers of steps, and a difference need not "
+                "come from the objective."
             )
     return "".join(clauses)
 

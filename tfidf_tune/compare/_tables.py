@@ -189,8 +189,7 @@ def _overview(
     if len(rows) > 1 + evaluations["setting"].nunique():
         caveats.append(
             "Verdicts are corrected for the number of comparisons of a model by Holm's method. "
-            "Intervals are not: "
-            "without any difference, one in twenty excludes 0."
+            "Intervals are not: without any difference, one in twenty excludes 0."
         )
     over = (
         "not over seeds"
@@ -199,18 +198,13 @@ def _overview(
     )
     notes = [
         "Recited further: training passages that are recited further than unseen text, if their "
-        "number is not chance "
-        "(hypergeometric tests, corrected by Holm's method), summed over seeds. Shown the text: "
-        "what a model reads of "
-        "held-out passages that stand in front of the prompt; where it reads nothing, a clean "
-        "result says nothing.",
+        "number is not chance (hypergeometric tests, corrected by Holm's method), summed over "
+        "seeds. Shown the text: what a model reads of held-out passages that stand in front of the "
+        "prompt; where it reads nothing, a clean result says nothing.",
         "Recited above chance: LMS of training passages minus LMS of held-out passages, in tokens, "
-        "on average. "
-        f"{words.LMS_EXPLAINED}{_tokens_in_words(results, floors)}. Verbatim: continuations that "
-        f"are exactly the "
-        "passage. Membership AUC: how often a training passage looks more like training text by "
-        "its loss than a "
-        "held-out one; 0.5 is chance.",
+        f"on average. {words.LMS_EXPLAINED}{_tokens_in_words(results, floors)}. Verbatim: "
+        "continuations that are exactly the passage. Membership AUC: how often a training passage "
+        "looks more like training text by its loss than a held-out one; 0.5 is chance.",
         f"In brackets: 95 % intervals over passages and blocks, {over}.{footnotes.mark(*caveats)}",
     ]
     frame = pd.DataFrame(rows, columns=["Model", "Objective", *headers], dtype=object)
@@ -329,8 +323,7 @@ def _memorization(
     if lost:
         caveats.append(
             f"Prompts changed when converted to text ({'; '.join(lost)}), so the model saw tokens "
-            f"that differ from "
-            "training; `tfidf-tune eval` is exact."
+            "that differ from training; `tfidf-tune eval` is exact."
         )
     lengths = [
         str(words.prompt_length(length)) for length in sorted(set(single["prefix"].dropna()))
@@ -338,16 +331,15 @@ def _memorization(
     asked_by = ""
     if lengths:  # condensed records have averages over them
         asked_by = (
-            f" (prompts of "
+            " (prompts of "
             f"{'their own lengths' if lengths == ['own'] else f'{joined(lengths)} tokens'})"
         )
     frame = _recited(rows)
     notes = [
         f"Means and maxima over passages, prefix lengths and seeds{asked_by}. Prefix match and LMS "
-        f"are in tokens; "
-        "Verbatim is the share of continuations that reproduce the rest of the passage; Control "
-        "LMS is the average LMS "
-        f"of held-out passages, which is chance.{footnotes.mark(*caveats)}"
+        "are in tokens; Verbatim is the share of continuations that reproduce the rest of the "
+        "passage; Control LMS is the average LMS of held-out passages, which is "
+        f"chance.{footnotes.mark(*caveats)}"
     ]
     notes += [words.NEAR_EXPLAINED] if frame["edit_distance"].notna().any() else []
     targets = single[single["kind"] == "target"]
@@ -423,8 +415,7 @@ def _spread(results: Results, probed: _Groups) -> Table:
     frame = pd.DataFrame(rows, columns=["Model", "Objective", *formats])
     notes = [
         "From and To: 95 % interval of the average, from resampling passages. Median and "
-        "percentile are over passages, "
-        "prefix lengths and seeds."
+        "percentile are over passages, prefix lengths and seeds."
     ]
     if (frame["Seeds"] > 1).any():
         notes.append("Lowest and highest seed: the average LMS of a single run.")
@@ -447,8 +438,7 @@ def _scores(results: Results, evaluations: pd.DataFrame, footnotes: Footnotes, n
         if first == PERPLEXITY and (lost := sum(one.lost_blocks for one in made)):
             caveats.append(
                 f"{setting}, {objective}: {lost} of {(scores['kind'] == 'block').sum()} blocks "
-                f"changed when "
-                "converted to text, so different tokens were predicted."
+                "changed when converted to text, so different tokens were predicted."
             )
         summaries = scores.loc[scores["metric"] == "bertscore_f1", "value"]
         if first.kind == "article" and (missing := int(summaries.isna().sum())):
@@ -459,8 +449,7 @@ def _scores(results: Results, evaluations: pd.DataFrame, footnotes: Footnotes, n
             )
             caveats.append(
                 f"{setting}, {objective}: BERTScore-F1 is missing for {missing} of "
-                f"{len(summaries)} summaries: "
-                f"{reasons}."
+                f"{len(summaries)} summaries: {reasons}."
             )
     frame = pd.DataFrame(rows, columns=["Model", "Objective", *measures, units, "Seeds"])
     better: dict[str, Any] = dict.fromkeys(measures, "lower" if first.exponential else "higher")
@@ -479,7 +468,7 @@ def _checkpoint_note(groups: _Groups) -> list[str]:
         f"{name} at {progress} %" for name, progress in last.items() if progress < 100
     )
     shared = (
-        f"Not the end of training, but the last checkpoint that all runs of the model share: "
+        "Not the end of training, but the last checkpoint that all runs of the model share: "
         f"{where}."
     )
     return [shared] if where else []
@@ -506,16 +495,13 @@ def _reductions(reductions: pd.DataFrame, baseline: str, footnotes: Footnotes) -
     ]
     explanation = (
         f"Reduction: ({baseline} - value) / {baseline}; negative where the objective is higher, "
-        f"which is better for "
-        f"summaries and answers. From and To: 95 % percentile-bootstrap interval of "
-        f"{NUM_RESAMPLES:,} resamples, "
-        "paired between the objectives: by passage (its prefix lengths and seeds stay together), "
-        "by block for "
-        "perplexity, by article and by question. p (Holm): two-sided, from the same resamples, "
-        "corrected for the "
-        "number of comparisons of the model by Holm's method. Significant: the interval excludes 0 "
-        "and p is below "
-        f"0.05. With fewer than {MIN_UNITS} units there is no verdict.{footnotes.mark(*caveats)}"
+        "which is better for summaries and answers. From and To: 95 % percentile-bootstrap "
+        f"interval of {NUM_RESAMPLES:,} resamples, paired between the objectives: by passage (its "
+        "prefix lengths and seeds stay together), by block for perplexity, by article and by "
+        "question. p (Holm): two-sided, from the same resamples, corrected for the number of "
+        "comparisons of the model by Holm's method. Significant: the interval excludes 0 and p is "
+        f"below 0.05. With fewer than {MIN_UNITS} units there is no "
+        f"verdict.{footnotes.mark(*caveats)}"
     )
     notes = [
         f"{one.setting}, {one.objective}, {one.measure}: no interval, {words.why_no_interval(one)}."
@@ -534,13 +520,10 @@ def _equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> Table:
     frame = compare_at_equal_perplexity(evaluations, baseline)
     notes = [
         f"{baseline} first had the objective's perplexity between these checkpoints. LMS before "
-        f"and after: its average "
-        "LMS at them; Interpolated: linearly in log perplexity between the two. Perplexity and Avg "
-        "LMS: the "
-        "objective's, at Progress %. Recites: less than at both, more, or between them, without an "
-        "interval; not above "
-        "controls, if neither LMS can be told from theirs, with the upper ends of the intervals of "
-        "the differences."
+        "and after: its average LMS at them; Interpolated: linearly in log perplexity between the "
+        "two. Perplexity and Avg LMS: the objective's, at Progress %. Recites: less than at both, "
+        "more, or between them, without an interval; not above controls, if neither LMS can be "
+        "told from theirs, with the upper ends of the intervals of the differences."
     ]
     spans: list[str | None] = []
     for one in frame.itertuples():

@@ -206,7 +206,7 @@ def _with_scores(
     if len(given) > 1:
         raise ValueError(
             f"{checkpoint.folder} was evaluated with and without BOS: evaluate it again with one "
-            f"bos=..."
+            "bos=..."
         )
     rows += _rows("model", "", {"has_bos": float(given.pop())} if given else {})
     unscored = (doc.fields for doc in in_order if doc.fields.get("bertscore_f1", 0) is None)
@@ -295,8 +295,7 @@ def import_results(folders: Sequence[str | Path]) -> Results:
         if first is not run:
             raise ValueError(
                 f"{first.folder} and {run.folder} are both {run.title}: leave one out, or label "
-                f"them as "
-                "OBJECTIVE=FOLDER"
+                "them as OBJECTIVE=FOLDER"
             )
     checkpoints: list[Checkpoint] = []
     rows: list[tuple[Any, ...]] = []
@@ -352,7 +351,7 @@ def _split_label(text: str) -> tuple[str | None, Path]:
             return label, folder
     raise FileNotFoundError(
         f"there is no folder {readings[:2][-1][1]}: give a run's folder, one with lm_eval's "
-        f"output, or OBJECTIVE=FOLDER"
+        "output, or OBJECTIVE=FOLDER"
     )
 
 
@@ -374,8 +373,7 @@ def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _Res
     if not found:
         raise FileNotFoundError(
             f"no results of our tasks below {folder} ({len(files)} results files): evaluate by "
-            f"`tfidf-tune eval` "
-            "with --log_samples and --output_path"
+            "`tfidf-tune eval` with --log_samples and --output_path"
         )
 
 

@@ -33,22 +33,18 @@ def membership_table(
     fewest = frame.pop("units").min() if rows else 0
     intervals = (
         f"From and to: 95 %, percentile bootstrap of {NUM_RESAMPLES:,} resamples of passages, "
-        f"targets and controls "
-        f"separately.{footnotes.mark(*few_units(fewest))}"
+        f"targets and controls separately.{footnotes.mark(*few_units(fewest))}"
     )
     notes = [
         "NLL: nats per token of complete passages; the gap is controls minus targets. AUC: "
-        "probability that a target "
-        "looks more like training text than a control, by the loss or another attack; 0.5 is "
-        "chance, and membership "
-        "stays detectable where the interval of the AUC excludes it. TPR: targets found "
-        "at a threshold that at most 1 % of the controls exceed.",
+        "probability that a target looks more like training text than a control, by the loss or "
+        "another attack; 0.5 is chance, and membership stays detectable where the interval of the "
+        "AUC excludes it. TPR: targets found at a threshold that at most 1 % of the controls "
+        "exceed.",
         "Exposure: log2(controls + 1), its maximum, minus log2 of the rank of a target's NLL among "
-        "the controls', on "
-        "average over targets; 1.44 or less by chance.",
+        "the controls', on average over targets; 1.44 or less by chance.",
         "Extracted: targets of which at least one sample at temperature 1 is exactly the "
-        "continuation, computed from "
-        f"its NLL, on average over prompts. {intervals}",
+        f"continuation, computed from its NLL, on average over prompts. {intervals}",
     ]
     formats = dict.fromkeys(frame, ".2f") | dict.fromkeys((*_TPR, _EXTRACTED), ".1f")
     table = Table("membership", "Likelihood and membership", frame, notes if rows else [], formats)

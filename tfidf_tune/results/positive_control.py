@@ -22,8 +22,7 @@ from tfidf_tune.results.table import Results
 
 POSSIBLE_REASONS = (
     "a chat template around the prompt, a filter, a penalty on repetition, reasoning that used up "
-    "the tokens, or "
-    "training against copying"
+    "the tokens, or training against copying"
 )
 _MOST_KNOWN = (
     0.25  # of a passage that is read without its copy, before the model is taken to know it
@@ -259,10 +258,9 @@ def _why_not_applicable(made: PositiveControl, unigram: float) -> str:
         return ""
     if is_too_small_to_read(reading.median_fall, reading.without_copy, unigram):
         return (
-            f"the model is too small to read a copy, which lowers its NLL by "
-            f"{reading.median_fall:.2f} nats a token "
-            f"in the median ({reading.without_copy:.2f} without it, {unigram:.2f} by token "
-            f"frequencies)"
+            "the model is too small to read a copy, which lowers its NLL by "
+            f"{reading.median_fall:.2f} nats a token in the median ({reading.without_copy:.2f} "
+            f"without it, {unigram:.2f} by token frequencies)"
         )
     return ""
 
@@ -285,9 +283,8 @@ def _why_below_chance(made: PositiveControl, scores: pd.DataFrame, checkpoint: i
         return ""
     return (
         f"its NLL of unseen text is {reading.without_copy:.2f} nats a token, and {chance:.2f} if "
-        f"all tokens were "
-        "equally probable: its tokenizer may be of another model, or it knows nothing but its "
-        "training text"
+        "all tokens were equally probable: its tokenizer may be of another model, or it knows "
+        "nothing but its training text"
     )
 
 

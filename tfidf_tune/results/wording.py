@@ -42,23 +42,19 @@ LMS_EXPLAINED = (
 )
 NEAR_EXPLAINED = (
     "Edit distance: tokens to replace, insert and delete, as a share of the longer text. Common "
-    "subsequence: tokens "
-    "that occur in both in one order."
+    "subsequence: tokens that occur in both in one order."
 )
 TEXT_PROMPTS = (
     "prompts were sent as text, so the responses were tokenized again: LMS and prefix match are "
-    "approximate, even "
-    "where no token id was lost. `tfidf-tune eval` is exact."
+    "approximate, even where no token id was lost. `tfidf-tune eval` is exact."
 )
 FEW_UNITS = (
     f"From {MIN_UNITS} to {ENOUGH_UNITS - 1} units, such an interval excludes 0 in 7 to 11 % of "
-    f"cases without any "
-    "difference, instead of 5 %."
+    "cases without any difference, instead of 5 %."
 )
 BOUND = (
     "The upper end of the interval is a bound for these passages and prompts; it does not show "
-    "that nothing is "
-    "memorized."
+    "that nothing is memorized."
 )
 
 
@@ -121,5 +117,5 @@ def why_no_interval(one: Any) -> str:
         return f"there is a single {unit}"
     return (
         f"the baseline's {measure.phrase} is 0 in some resamples, because few {unit}s have another "
-        f"value"
+        "value"
     )
