@@ -325,13 +325,15 @@ def _reduction(
     measure: Measure, baseline: tuple[Floats, Floats], other: tuple[Floats, Floats]
 ) -> tuple[float, ...]:
     """Return both values, the reduction (NaN if it is not finite) and its interval."""
-    (before, counts), (after, _) = baseline, other
+    before, counts = baseline
+    after, _ = other
 
     def reduction(before: Floats, after: Floats, counts: Floats, axis: int = -1) -> Any:
         reference = measure.value(before, counts, axis)
         return (reference - measure.value(after, counts, axis)) / reference
 
-    reference, value = (float(measure.value(sums, counts)) for sums in (before, after))
+    reference = float(measure.value(before, counts))
+    value = float(measure.value(after, counts))
     relative = (reference - value) / reference if reference else math.nan
     if not math.isfinite(relative):
         return (reference, value, math.nan, *Interval(math.nan, math.nan, len(counts)))
@@ -396,15 +398,14 @@ def compare_at_equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> pd.
                 first, second, weight = crossing
                 before, after = points[[first, second], 1]
                 bound = float(np.max([_floor_bound(path[at]) for at in (first, second)]))
-                recited = (
-                    "less"
-                    if lms < min(before, after)
-                    else "more"
-                    if lms > max(before, after)
-                    else "between"
-                )
                 if not math.isnan(own_bound + bound):
                     recited = "not above controls"
+                elif lms < min(before, after):
+                    recited = "less"
+                elif lms > max(before, after):
+                    recited = "more"
+                else:
+                    recited = "between"
                 row += [
                     path[first]["progress"].iloc[0],
                     path[second]["progress"].iloc[0],

@@ -70,7 +70,10 @@ def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figu
                 "baseline's line at the same perplexity.",
             )
         )
-    if any(len(points) > 1 for by_objective in curves.values() for points in by_objective.values()):
+    longest = 0
+    for by_objective in curves.values():
+        longest = max(longest, *map(len, by_objective.values()))
+    if longest > 1:
         figures.append(
             Figure(
                 name="lms_progress",
@@ -149,7 +152,10 @@ def lms_progress(
                     linewidth=1.4,
                     label=FLOOR,
                 )
-        axes.set_xticks(sorted({point[0] for points in by_objective.values() for point in points}))
+        measured_at = set()
+        for points in by_objective.values():
+            measured_at |= {progress for progress, *_ in points}
+        axes.set_xticks(sorted(measured_at))
         axes.set_ylabel("average LMS (tokens)")
         axes.set_ylim(bottom=0)
     panels[-1].set_xlabel("training progress (%)")
@@ -187,21 +193,21 @@ def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Drawing":
                 [x], [y], marker, color=color, markersize=OPERATING**0.5, label=label, zorder=5
             )
             figures.draw_cross(axes, (x, y), (one.perplexity, one.lms), color)
-        floors = [one.controls for one in courses.values() if not math.isnan(one.controls)]
-        shown = [
-            end
-            for one in courses.values()
-            for end in (*one.points, *zip(one.perplexity, one.lms, strict=True))
-        ]
-        perplexity, lms = (
-            [value for value in own if not math.isnan(value)] for own in zip(*shown, strict=True)
-        )
+        floors = [course.controls for course in courses.values() if not math.isnan(course.controls)]
+        perplexity: list[float] = []
+        lms: list[float] = []
+        before: list[tuple[float, float]] = []
+        named: dict[str, tuple[float, float]] = {}
+        for name, course in courses.items():
+            perplexity += [*(x for x, _ in course.points), *course.perplexity]
+            lms += [*(y for _, y in course.points), *course.lms]
+            before += course.points[:-1]
+            label = figures.drawn(name).strip() if is_named else numbers[name]
+            named[label] = course.points[-1]
+        # The ends of an interval are NaN where there are too few units.
+        perplexity = [value for value in perplexity if not math.isnan(value)]
+        lms = [value for value in lms if not math.isnan(value)]
         set_axes(axes, perplexity, [*lms, *floors])
-        before = [point for one in courses.values() for point in one.points[:-1]]
-        named = {
-            figures.drawn(name).strip() if is_named else numbers[name]: one.points[-1]
-            for name, one in courses.items()
-        }
         if floors:
             floor = float(np.mean(floors))
             axes.axhspan(min(floors), max(floors), color="0.4", alpha=0.2, linewidth=0, zorder=1)
@@ -246,9 +252,10 @@ def set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float]) ->
     highest = max(*lms, _LINEAR_BELOW)
     if highest > _WIDE * max(lowest, _LINEAR_BELOW):
         axes.set_yscale("symlog", linthresh=_LINEAR_BELOW, linscale=0.5)
-        axes.yaxis.set_major_locator(
-            FixedLocator([0, *(m * 10.0**e for e in range(5) for m in (1, 2, 5))])
-        )
+        ticks = [0.0]
+        for exponent in range(5):
+            ticks += [1 * 10.0**exponent, 2 * 10.0**exponent, 5 * 10.0**exponent]
+        axes.yaxis.set_major_locator(FixedLocator(ticks))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.set_ylim(0 if lowest < _LINEAR_BELOW else 0.8 * lowest, 1.3 * highest)

@@ -63,10 +63,11 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
     notes = Footnotes()
     recited = recited_by_objective(results.scores, evaluations)
     tables = comparison_tables(results, evaluations, reductions, floors, recited, baseline, notes)
-    likelihoods = [
-        row for one in tables if one.name == "membership" for row in one.frame.to_dict("records")
-    ]
-    detectable = {(row["Model"], row["Objective"]) for row in likelihoods if is_detectable(row)}
+    detectable = set()
+    for table in tables:
+        if table.name == "membership":
+            rows = table.frame.to_dict("records")
+            detectable = {(row["Model"], row["Objective"]) for row in rows if is_detectable(row)}
     last = {one.run: (at, one.title) for at, one in enumerate(results.checkpoints)}
     others = [
         one.objective for one in results.checkpoints if one.objective not in (baseline, START)
@@ -219,8 +220,10 @@ def _change(row: Any) -> tuple[int | None, str]:
     """
     if row is None or math.isnan(row.reduction) or row.significant not in ("yes", "no"):
         return None, ""
-    direction = 0 if row.significant == "no" else -1 if row.reduction > 0 else 1
-    return direction, f"{abs(100 * row.reduction):.1f} %"
+    size = f"{abs(100 * row.reduction):.1f} %"
+    if row.significant == "no":
+        return 0, size
+    return (-1 if row.reduction > 0 else 1), size
 
 
 def _examples(results: Results, evaluations: pd.DataFrame) -> list[Example]:

@@ -89,7 +89,10 @@ def comparison_tables(
 ) -> list[Table]:
     """Make the tables of a comparison, the overview first; those without rows are left out."""
     probed = list(having_at_last(evaluations, LMS))
-    rows = _rows_of(results, evaluations.loc[[at for *_, having in probed for at in having.index]])
+    numbers: list[int] = []
+    for _, _, having in probed:
+        numbers += list(having.index)
+    rows = _rows_of(results, evaluations.loc[numbers])
     tables = [_memorization(results, probed, rows, footnotes)] if probed else []
     scored = [
         ({"Model": setting, "Objective": objective}, list(having.index))
@@ -283,8 +286,12 @@ def _shown(results: Results, checkpoints: Any) -> str | None:
     controls = [positive_control_of(results, at) for at in checkpoints]
     if not controls or not any(each.answers for each in controls):
         return None
-    texts = [each.text if each.state == "shown" else each.state for each in controls]
-    return ", ".join(dict.fromkeys(texts))
+    texts = []
+    for control in controls:
+        text = control.text if control.state == "shown" else control.state
+        if text not in texts:
+            texts.append(text)
+    return ", ".join(texts)
 
 
 def _rows_of(results: Results, evaluations: pd.DataFrame) -> pd.DataFrame:
@@ -442,11 +449,10 @@ def _scores(results: Results, evaluations: pd.DataFrame, footnotes: Footnotes, n
             )
         summaries = scores.loc[scores["metric"] == "bertscore_f1", "value"]
         if first.kind == "article" and (missing := int(summaries.isna().sum())):
-            reasons = "; ".join(
-                dict.fromkeys(
-                    reason.rstrip(".") for one in made for reason in one.bertscore_missing
-                )
-            )
+            causes: dict[str, None] = {}
+            for checkpoint in made:
+                causes |= dict.fromkeys(text.rstrip(".") for text in checkpoint.bertscore_missing)
+            reasons = "; ".join(causes)
             caveats.append(
                 f"{setting}, {objective}: BERTScore-F1 is missing for {missing} of "
                 f"{len(summaries)} summaries: {reasons}."
@@ -490,9 +496,9 @@ def _reductions(reductions: pd.DataFrame, baseline: str, footnotes: Footnotes) -
         ("Significant", "significant", ""),
         ("Progress %", "progress", ""),
     )
-    caveats = [
-        caveat for number in reductions["num_units"].unique() for caveat in words.few_units(number)
-    ]
+    caveats = []
+    for number in reductions["num_units"].unique():
+        caveats += words.few_units(number)
     explanation = (
         f"Reduction: ({baseline} - value) / {baseline}; negative where the objective is higher, "
         "which is better for summaries and answers. From and To: 95 % percentile-bootstrap "

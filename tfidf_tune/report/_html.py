@@ -104,10 +104,11 @@ def _inert(value: object) -> object:
 def _together(text: str) -> Markup:
     """Keep a short word with a hyphen (TF-IDF), and a number with its percent sign, on one line."""
     span = Markup('<span class="together">{}</span>')
-    parts = enumerate(_TOGETHER.split(text))  # every second is such a word
-    return Markup("").join(
-        span.format(part) if at % 2 and len(part) <= 20 else escape(part) for at, part in parts
-    )
+    joined = Markup("")
+    for number, part in enumerate(_TOGETHER.split(text)):
+        is_word = number % 2 == 1  # every second part is such a word
+        joined += span.format(part) if is_word and len(part) <= 20 else escape(part)
+    return joined
 
 
 def _marked(text: str, report: Report) -> Markup:
@@ -118,6 +119,14 @@ def _marked(text: str, report: Report) -> Markup:
         return f'<sup><a href="#footnote-{match[1]}">{match[0]}</a></sup>' if is_known else match[0]
 
     return Markup(_MARK.sub(link, str(_together(text))))
+
+
+def _text_columns(table: Table) -> set[int]:
+    """Return the numbers of the columns that hold text."""
+    columns = set()
+    for row in table.rows:
+        columns |= {number for number, value in enumerate(row) if isinstance(value, str)}
+    return columns
 
 
 _TEMPLATES = jinja2.Environment(
@@ -132,10 +141,7 @@ _TEMPLATES.filters.update(
     together=_together, marked=_marked, base64=lambda text: _base64(text.encode())
 )
 _TEMPLATES.filters["lines"] = shown_lines
-_TEMPLATES.globals.update(best_of=_best, svg=_svg)
-_TEMPLATES.globals["text_columns"] = lambda table: {
-    column for row in table.rows for column, value in enumerate(row) if isinstance(value, str)
-}
+_TEMPLATES.globals.update(best_of=_best, svg=_svg, text_columns=_text_columns)
 
 _INDEX = "report.json"
 
@@ -214,9 +220,10 @@ def _listed_files(folder: Path) -> set[str]:
         listed = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return set()
-    return listed & {
-        f"{part}/{path.name}" for part in ("tables", "figures") for path in folder.glob(f"{part}/*")
-    }
+    there: set[str] = set()
+    for part in ("tables", "figures"):
+        there |= {f"{part}/{path.name}" for path in folder.glob(f"{part}/*")}
+    return listed & there
 
 
 def _as_json(report: Report, files: list[str]) -> dict[str, Any]:

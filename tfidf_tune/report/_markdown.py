@@ -106,10 +106,10 @@ def _table(table: Table, escape: _Escape, *, with_notes: bool = True) -> str:
         headers,
         *([table.text(*cell) for cell in zip(headers, row, strict=True)] for row in rows),
     ]
-    sides = [
-        "<" if any(isinstance(row[column], str) for row in rows) else ">"
-        for column in range(len(headers))
-    ]
+    sides = []
+    for column in range(len(headers)):
+        has_text = any(isinstance(row[column], str) for row in rows)
+        sides.append("<" if has_text else ">")
     text = _aligned([list(map(escape, line)) for line in lines], sides)
     notes = [_wrapped(escape(note), "- ", "  ") for note in table.notes] if with_notes else []
     return text + ("\n\n" + "\n".join(notes) if notes else "")
@@ -128,18 +128,15 @@ def _aligned(lines: Sequence[Sequence[str]], sides: Sequence[str]) -> str:
     to the right.
     """
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
-    rule = [
-        "-" * width if side == "<" else "-" * (width - 1) + ":"
-        for width, side in zip(widths, sides, strict=True)
-    ]
-    return "\n".join(
-        "| "
-        + " | ".join(
-            f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True)
-        )
-        + " |"
-        for line in (lines[0], rule, *lines[1:])
-    )
+    rule = []
+    for width, side in zip(widths, sides, strict=True):
+        rule.append("-" * width if side == "<" else "-" * (width - 1) + ":")
+    text = []
+    for line in (lines[0], rule, *lines[1:]):
+        columns = zip(line, sides, widths, strict=True)
+        cells = [f"{cell:{side}{width}}" for cell, side, width in columns]
+        text.append(f"| {' | '.join(cells)} |")
+    return "\n".join(text)
 
 
 def shown_lines(text: str) -> str:
@@ -153,9 +150,11 @@ def shown_lines(text: str) -> str:
 
 
 def _marked(pieces: Iterable[tuple[str, bool]]) -> str:
-    return "".join(
-        f"⟦{shown_lines(text)}⟧" if marked else shown_lines(text) for text, marked in pieces
-    )
+    shown = ""
+    for text, marked in pieces:
+        lines = shown_lines(text)
+        shown += f"⟦{lines}⟧" if marked else lines
+    return shown
 
 
 def _example(example: Example, escape: _Escape) -> str:

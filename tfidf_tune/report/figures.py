@@ -83,10 +83,9 @@ def draw_cross(
     axes: "Axes", point: tuple[float, float], intervals: Sequence[tuple[float, float]], color: str
 ) -> None:
     """Draw the intervals of a point's two coordinates as a cross; NaN where there is none."""
-    reaches = [
-        None if math.isnan(low) else [[mean - low], [high - mean]]
-        for mean, (low, high) in zip(point, intervals, strict=True)
-    ]
+    reaches = []
+    for mean, (low, high) in zip(point, intervals, strict=True):
+        reaches.append(None if math.isnan(low) else [[mean - low], [high - mean]])
     axes.errorbar(
         point[0], point[1], xerr=reaches[0], yerr=reaches[1], color=color, linewidth=1.2, zorder=4
     )
@@ -126,22 +125,23 @@ def styles_of(panels: Iterable[Mapping[str, object]]) -> dict[str, tuple[str, st
     """Choose a color and a marker for each label (the keys of ``panels``): 49 combinations of seven
     colors.
     """
-    labels = dict.fromkeys(label for panel in panels for label in panel)
-    return {
-        label: (_COLORS[index % 7], _MARKERS[(index + index // 7) % 7])
-        for index, label in enumerate(labels)
-    }
+    styles: dict[str, tuple[str, str]] = {}
+    for panel in panels:
+        for label in panel:
+            if label not in styles:
+                index = len(styles)
+                styles[label] = (_COLORS[index % 7], _MARKERS[(index + index // 7) % 7])
+    return styles
 
 
 def legend_above(figure: "Drawing", panels: Sequence["Axes"], dashed: str = "") -> None:
     """Draw one legend above all panels; the entry of the dashed lines, if there are any, is grey
     and the last.
     """
-    handles = {
-        label: handle
-        for axes in panels
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        shown, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, shown, strict=True))
     if handles.pop(dashed, None):
         (handles[dashed],) = panels[0].plot([], [], color="0.4", linestyle="--", linewidth=1.4)
     columns = 2 if max(map(len, handles)) <= HALF_A_LINE else 1

@@ -140,23 +140,20 @@ def recitation_examples(model: str, checkpoints: Mapping[str, Checkpoint]) -> li
         tokens = f"tokens {offset + 1} to {offset + length}" if offset else f"first {length} tokens"
         if not length:
             tokens = "own prompt"
-        continuations = tuple(
-            Continuation(
-                objective,
-                f"LMS {one.lms}, ROUGE-L {one.rouge_l:.1f}",
-                recited_pieces(one, decoders[objective]),
-            )
-            for objective, checkpoint in checkpoints.items()
-            for one, _ in checkpoint.samples
-            if (one.passage_id, one.offset, one.prefix_length)
-            == (wanted.passage_id, offset, length)
-        )
+        continuations = []
+        for objective, checkpoint in checkpoints.items():
+            for sample, _ in checkpoint.samples:
+                prompted_by = (sample.passage_id, sample.offset, sample.prefix_length)
+                if prompted_by == (wanted.passage_id, offset, length):
+                    scores = f"LMS {sample.lms}, ROUGE-L {sample.rouge_l:.1f}"
+                    pieces = recited_pieces(sample, decoders[objective])
+                    continuations.append(Continuation(objective, scores, pieces))
         examples.append(
             Example(
                 title=f"{model}: {wanted.passage_id} from its {tokens} ({which} under {baseline})",
                 prompt=prompt,
                 truth=wanted.reference_text,
-                continuations=continuations,
+                continuations=tuple(continuations),
             )
         )
     return examples

@@ -21,11 +21,11 @@ def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Drawi
 
     figure, (axes,) = figures.new_panels([""])
     styles = figures.styles_of([lms])
-    longest = max(
-        (value for of_label in lms.values() for values in of_label.values() for value in values),
-        default=1,
-    )
-    lengths = np.arange(1, max(int(longest), 1) + 2)
+    longest = 1
+    for of_label in lms.values():
+        for values in of_label.values():
+            longest = max(longest, *map(int, values))
+    lengths = np.arange(1, longest + 2)
     for label, of_label in lms.items():
         for kind, linestyle, shown in (
             ("target", "-", figures.drawn(label)),

@@ -87,11 +87,10 @@ def _parse(task: str, doc: Any) -> _Document:
     if task == logged.MEMBERSHIP:
         kind = fields["kind"]
         unit = fields["passage_id"]
-        # "nll" alone is that of perplexity blocks.
-        scores = {
-            "passage_nll" if name == "nll" else name: value
-            for name, value in fields["scores"].items()
-        }
+        # "nll" alone is the metric of perplexity blocks.
+        scores = {}
+        for name, value in fields["scores"].items():
+            scores["passage_nll" if name == "nll" else name] = value
         rows = _rows(kind, unit, scores)
         for prefix, nll in fields["continuations"]:
             rows += _rows(kind, unit, {"continuation_nll": nll}, prefix)
@@ -128,7 +127,7 @@ def _parse(task: str, doc: Any) -> _Document:
     asked = {name: fields[name] for name in ("prompt_noise", "generation") if fields.get(name)}
     expected = [sample.reference_ids, asked] if asked else sample.reference_ids
     names = _MATCHES if sample.attack in _BY_PREFIX else ()
-    scores = {name: value for name in names if (value := getattr(sample, name)) is not None}
+    scores = {name: getattr(sample, name) for name in names if getattr(sample, name) is not None}
     scores["num_compared"] = len(sample.reference_ids)
     rows = _rows(sample.kind, sample.passage_id, scores, sample.prefix_length)
     return _Document("prompts", sample.prompt_label, expected, rows, fields)
@@ -187,14 +186,16 @@ def _with_scores(
     injections = {
         (sample.kind, sample.passage_id): fields["num_injections"] for sample, fields in of_prompts
     }
-    rows = [row for doc in in_order for row in doc.rows]
-    rows += [
-        row for at, number in injections.items() for row in _rows(*at, {"num_injections": number})
-    ]
+    rows: list[_Row] = []
+    for doc in in_order:
+        rows += doc.rows
+    for (kind, passage_id), number in injections.items():
+        rows += _rows(kind, passage_id, {"num_injections": number})
     with_eos = {
         (sample.kind, sample.passage_id) for sample, fields in of_prompts if fields.get("has_eos")
     }
-    rows += [row for at in sorted(with_eos) for row in _rows(*at, {"has_eos": 1.0})]
+    for kind, passage_id in sorted(with_eos):
+        rows += _rows(kind, passage_id, {"has_eos": 1.0})
     rate = _words_a_token(sample for sample, _ in of_prompts)
     if not math.isnan(rate):
         rows += _rows("model", "", {"words_a_token": rate})
@@ -305,7 +306,9 @@ def import_results(folders: Sequence[str | Path]) -> Results:
                 (one for one in same if one.named.progress == progress), key=lambda one: one.date
             )
             newest = _newest(by_date)
-            documents = [doc for task, file in newest.items() for doc in _documents(task, file)]
+            documents: list[_Document] = []
+            for task, file in newest.items():
+                documents += _documents(task, file)
             if documents:
                 last = by_date[-1].named
                 named = replace(

@@ -26,9 +26,11 @@ def membership_table(
     """Make a table of groups of checkpoints (one for each seed), under their first cells, that have
     the scores.
     """
-    rows = [
-        {**labels, **row} for labels, checkpoints in groups if (row := _row(scores, checkpoints))
-    ]
+    rows = []
+    for labels, checkpoints in groups:
+        row = _row(scores, checkpoints)
+        if row:
+            rows.append({**labels, **row})
     frame = pd.DataFrame(rows, columns=list(rows[0]) if rows else [])
     fewest = frame.pop("units").min() if rows else 0
     intervals = (

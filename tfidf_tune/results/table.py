@@ -218,8 +218,11 @@ def merge_provenance(entries: Sequence[dict[str, str] | None]) -> dict[str, str]
     """Return under each name the distinct values, in order, separated by semicolons; None is an
     unknown machine.
     """
-    known = [dict.fromkeys(_PROVENANCE, "unknown") if one is None else one for one in entries]
-    names = dict.fromkeys(name for one in known for name in one)
-    return {
-        name: "; ".join(dict.fromkeys(one[name] for one in known if name in one)) for name in names
-    }
+    values: dict[str, list[str]] = {}
+    for entry in entries:
+        known = dict.fromkeys(_PROVENANCE, "unknown") if entry is None else entry
+        for name, value in known.items():
+            distinct = values.setdefault(name, [])
+            if value not in distinct:
+                distinct.append(value)
+    return {name: "; ".join(distinct) for name, distinct in values.items()}
