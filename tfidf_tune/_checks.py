@@ -125,8 +125,10 @@ def first_problem(error: Any, **parts: bool) -> tuple[str, dict[str, Any]]:
     ``pydantic.ValidationError``.
     """
     problem = error.errors(include_url=False, **parts)[0]
-    path = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
-    return "".join(path).lstrip("."), problem
+    path = ""
+    for part in problem["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return path.lstrip("."), problem
 
 
 def require_no_options(model_args: Mapping[str, Any]) -> None:

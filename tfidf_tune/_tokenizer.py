@@ -391,7 +391,8 @@ def _load(path: "str | PreTrainedTokenizerBase", *, trust_remote_code: bool) -> 
     if looks_like_path(path) and not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {path!r}: {needed}")
     files = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    if folder.is_dir() and not any(part in file for file in files for part in _TOKENIZER_FILES):
+    has_tokenizer = any(part in " ".join(files) for part in _TOKENIZER_FILES)
+    if folder.is_dir() and not has_tokenizer:
         # transformers would make an empty tokenizer from config.json
         raise ValueError(f"the folder {path!r} has no tokenizer files: {needed}")
     try:

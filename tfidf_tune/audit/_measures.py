@@ -253,7 +253,8 @@ def recited(facts: Facts) -> Table:
     found = facts.recited
     tests = found.tests if found else ()
     frame = pd.DataFrame([test._asdict() for test in tests], columns=[*TierTest._fields])
-    frame = frame.assign(result=["recited" if test.is_rejected else "not shown" for test in tests])
+    frame["result"] = "not shown"
+    frame.loc[[test.is_rejected for test in tests], "result"] = "recited"
     notes = []
     if found:
         notes = [

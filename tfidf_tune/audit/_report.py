@@ -1,6 +1,7 @@
 """One model without a comparison: does it recite its training text more than text it never saw?"""
 
 import json
+import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -308,19 +309,22 @@ def _noticeable(recited: Recited) -> str:
 
 def _readings(control: PositiveControl) -> Table:
     """Show what the positive control read on each path."""
-    rows = [
-        (
-            reading.path,
-            reading.num_controls,
-            reading.with_copy,
-            reading.without_copy,
-            reading.num_to_read,
-            reading.num_in_full if reading.path != "likelihoods" else None,
-            reading.p_value,
-            "shown" if reading.is_shown else control.state,
+    rows = []
+    for reading in control.readings:
+        num_in_full = reading.num_in_full if reading.path != "likelihoods" else None
+        result = "shown" if reading.is_shown else control.state
+        rows.append(
+            (
+                reading.path,
+                reading.num_controls,
+                reading.with_copy,
+                reading.without_copy,
+                reading.num_to_read,
+                num_in_full,
+                reading.p_value,
+                result,
+            )
         )
-        for reading in control.readings
-    ]
     formats = {"With the copy": ".2f", "Without": ".2f", "Of": ".0f", "p": ".4f"}
     columns = [
         "Asked by",
@@ -467,16 +471,22 @@ def _summary(
         "positive_control": {
             "state": control.state,
             "reason": control.problem or control.not_applicable,
-            "readings": [
-                {key: None if value != value else value for key, value in reading._asdict().items()}
-                for reading in control.readings
-            ],
+            "readings": [_without_nan(reading._asdict()) for reading in control.readings],
         },
         "limits": [check._asdict() | {"exceeded": check.outcome != "pass"} for check in checks],
         "passed": all(check.outcome == "pass" for check in checks)
         and (accept_unproven or not control.problem),
         "passages": json.loads(best[names].to_json(orient="records")),
     }
+
+
+def _without_nan(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with None in the place of NaN, which JSON does not have."""
+    known = {}
+    for key, value in fields.items():
+        is_nan = isinstance(value, float) and math.isnan(value)
+        known[key] = None if is_nan else value
+    return known
 
 
 def _recited_summary(recited: Recited) -> dict[str, Any]:

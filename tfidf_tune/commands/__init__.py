@@ -24,7 +24,8 @@ def require_extras(command: str, *extras: str) -> None:
     """End the process with one message if distributions of the command's extras are missing.
     Imports none of them.
     """
-    missing = {extra: absent for extra in extras if (absent := _missing(extra))}
+    missing = {extra: _missing(extra) for extra in extras}
+    missing = {extra: absent for extra, absent in missing.items() if absent}
     if missing:
         names = sorted(set[str]().union(*missing.values()))
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""

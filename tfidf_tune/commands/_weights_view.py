@@ -68,7 +68,7 @@ def weigh_blocks(
         terms = distinct_terms(labels)
         frequency = window.document_frequency(labels)
         of_labels = {
-            "tf": terms.counts[terms.positions] * (labels != IGNORE_INDEX),
+            "tf": terms.counts[terms.positions].masked_fill(labels == IGNORE_INDEX, 0),
             "df": frequency,
             "idf": inverse_document_frequency(frequency, window.num_documents).double(),
             **{name: values.double() for name, values in weights.items()},

@@ -28,7 +28,9 @@ def main(arguments: list[str]) -> None:
     name = options.config
     overrides = options.overrides
     if options.named is not None:
-        name, overrides = options.named, [*filter(None, [name]), *overrides]
+        if name is not None:
+            overrides = [name, *overrides]
+        name = options.named
     if name is None:
         parser.error("name a config")
     wrong = [one for one in overrides if "=" not in one and not one.startswith("~")]

@@ -263,10 +263,9 @@ class _Signature(MinhashDedupSignature):  # type: ignore[misc]
 def _complete(clusters: Path, num_files: int, _: Any, rank: int, world_size: int) -> None:
     """Write the empty files that datatrove leaves out, so that a missing one is an error."""
     clusters.mkdir(exist_ok=True)
-    for name in (
-        f"{number:06d}.{kind}" for number in range(num_files) for kind in ("remove", "sizes")
-    ):
-        (clusters / name).touch()
+    for number in range(num_files):
+        (clusters / f"{number:06d}.remove").touch()
+        (clusters / f"{number:06d}.sizes").touch()
 
 
 def _keep(

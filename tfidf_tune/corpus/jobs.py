@@ -202,7 +202,10 @@ def progress(
     """Yield the items of a file, and show how far it is, by the text of each; files before it count
     as done.
     """
-    sizes = [Path(file).stat().st_size if Path(file).is_file() else 0 for file in files]
+    sizes = []
+    for file in files:
+        path = Path(file)
+        sizes.append(path.stat().st_size if path.is_file() else 0)  # a name on the hub has no size
     description = f"{doing} {visible(Path(files[index]).name)} ({index + 1} of {len(files)})"
     # The bar of a compressed file moves at its end.
     is_plain = Path(files[index]).suffix in (

@@ -87,7 +87,12 @@ def _kinds() -> npt.NDArray[np.uint8]:
     for code, character in enumerate(map(chr, range(len(kinds)))):
         # Joiners, inside of words.
         is_mark = category(character)[0] == "M" or character in "\u200c\u200d"
-        kinds[code] = _LETTER if character.isalnum() else _MARK if is_mark else _BETWEEN
+        if character.isalnum():
+            kinds[code] = _LETTER
+        elif is_mark:
+            kinds[code] = _MARK
+        else:
+            kinds[code] = _BETWEEN
     for first, last in _UNSPACED:
         alone = kinds[first : last + 1]
         alone[alone == _LETTER] = _ALONE

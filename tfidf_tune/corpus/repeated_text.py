@@ -241,7 +241,9 @@ def find_repeated_text(
         tuned = find_copies(files, work / "tuned", TUNED, read, runner, "distant copies")
         exact_copies = _num_removed(exact, len(files))
         tuned_copies = _num_removed(tuned, len(files))
-    shortest = LEAST_TOKENS * (bytes_of_token or BYTES_OF_TOKEN)
+    if not bytes_of_token:
+        bytes_of_token = BYTES_OF_TOKEN
+    shortest = LEAST_TOKENS * bytes_of_token
     num_bytes = round(shortest * _WINDOW)
     documents = partial(_documents, files, near, read)
     index = WindowIndex(
@@ -273,17 +275,17 @@ def find_repeated_text(
     for part in parts:
         counts.update(part["counts"])
         num_with.update({int(group): number for group, number in part["documents_with"].items()})
-    num_kept = built.counts["documents"]
-    frames = [
-        stretch
-        for part in parts
-        for stretch in _named([_Found(*found) for found in part["frequent"]], num_with)
-        if stretch.documents and stretch.documents > LARGE_SHARE * num_kept
-    ]
-    largest = nlargest(
-        _NUM_LARGEST, [_Found(*found) for part in parts for found in part["largest"]], key=_copied
-    )
-    groups_of_documents = [Stretch(*found) for part in parts for found in part["documents"]]
+    # A frame stands in more than a tenth of the documents that are left without copies.
+    num_in_frame = LARGE_SHARE * built.counts["documents"]
+    frames: list[Stretch] = []
+    stretches: list[_Found] = []
+    groups_of_documents: list[Stretch] = []
+    for part in parts:
+        frequent_stretches = _named([_Found(*fields) for fields in part["frequent"]], num_with)
+        frames += [each for each in frequent_stretches if (each.documents or 0) > num_in_frame]
+        stretches += [_Found(*fields) for fields in part["largest"]]
+        groups_of_documents += [Stretch(*fields) for fields in part["documents"]]
+    largest = nlargest(_NUM_LARGEST, stretches, key=_copied)
     return RepeatedText(
         documents=counts["documents"],
         words=counts["words"],
@@ -307,10 +309,13 @@ def find_repeated_text(
         ],
         largest_documents=nlargest(_NUM_LARGEST, groups_of_documents, key=_copied),
         largest_stretches=_named(largest, num_with),
-        frames=nlargest(
-            _NUM_LARGEST, frames, key=lambda found: (found.documents or 0) * found.num_bytes
-        ),
+        frames=nlargest(_NUM_LARGEST, frames, key=_bytes_in_documents),
     )
+
+
+def _bytes_in_documents(frame: Stretch) -> int:
+    num_documents = frame.documents or 0
+    return num_documents * frame.num_bytes
 
 
 def _num_removed(clusters: Path, num_files: int) -> int:

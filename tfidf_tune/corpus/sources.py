@@ -51,7 +51,9 @@ def embedded_documents(split: str) -> list[str]:
         slices = ReadInstruction.from_spec(split).to_absolute(sizes)
     except ValueError:
         slices = []
-    documents = [text for part in slices for text in splits[part.splitname][part.from_ : part.to]]
+    documents: list[str] = []
+    for part in slices:
+        documents += splits[part.splitname][part.from_ : part.to]
     if not documents:
         raise ValueError(
             f"no document of the embedded corpus is in {split!r}: its splits have {sizes} "
@@ -137,10 +139,18 @@ _SHOWN_FILES = 5  # skipped files that a warning names
 _ROWS_TOGETHER = 16  # of Parquet files and the hub; few, because a row may have megabytes
 
 _FORMATS = {
-    suffix + compression: reader
-    for suffix, reader in {".txt": "text", ".jsonl": "json", ".json": "json"}.items()
-    for compression in ("", ".gz", ".zst")
-} | {".parquet": "parquet", ".arrow": "arrow"}
+    ".txt": "text",
+    ".txt.gz": "text",
+    ".txt.zst": "text",
+    ".jsonl": "json",
+    ".jsonl.gz": "json",
+    ".jsonl.zst": "json",
+    ".json": "json",
+    ".json.gz": "json",
+    ".json.zst": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
 _ARROW_FILE = b"ARROW1"  # starts a file, unlike a stream
 _LIST = (".json", ".json.gz", ".json.zst")
 # Of datasets.
@@ -258,10 +268,8 @@ def load_rows(
             for number, document in enumerate(embedded_documents(split), start=1)
         )
     elif is_local(source):
-        rows = (
-            row
-            for file in local_files(source)
-            for row in _rows_of_file(file, sample_by, columns, more)
+        rows = chain.from_iterable(
+            _rows_of_file(file, sample_by, columns, more) for file in local_files(source)
         )
     else:
         rows = _rows_of_hub(source, name, split)
@@ -410,10 +418,13 @@ def _written_rows(text: str) -> Iterator[bytes]:
     """
     decoder = json.JSONDecoder(parse_int=str, parse_float=str)
     between = re.compile(r"[\s,]*")
-    at = text.index("[") + 1
-    while text[at := cast(re.Match[str], between.match(text, at)).end()] != "]":
-        start, (_, at) = at, decoder.raw_decode(text, at)
-        yield text[start:at].replace("\r", " ").replace("\n", " ").encode()
+    end = text.index("[") + 1
+    while True:
+        start = cast(re.Match[str], between.match(text, end)).end()
+        if text[start] == "]":
+            return
+        _, end = decoder.raw_decode(text, start)
+        yield text[start:end].replace("\r", " ").replace("\n", " ").encode()
 
 
 def _arrow_rows(
@@ -521,7 +532,9 @@ def tasks_of(sources: Sequence[str]) -> list[str]:
 
 def content_hashes(sources: Sequence[str]) -> dict[str, str]:
     """Return the SHA-256 of each file of local sources, by its complete path."""
-    files = [str(file.resolve()) for source in sources for file in local_files(source)]
+    files: list[str] = []
+    for source in sources:
+        files += [str(file.resolve()) for file in local_files(source)]
     require_distinct(files)
     return {file: file_sha256(Path(file)) for file in files}
 

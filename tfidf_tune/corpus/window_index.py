@@ -29,9 +29,7 @@ Places = npt.NDArray[np.int64]
 _CONTEXT = 16  # bytes that decide whether a window starts at a word
 _IS_LINE_END = np.isin(np.arange(256), (10, 13))
 _VALUES = np.random.default_rng(0).integers(0, 2**64, 256, dtype=np.uint64)
-_VALUES_IN_LOWER_CASE = _VALUES[
-    [ord(chr(byte).lower()) if byte < 128 else byte for byte in range(256)]
-]
+_VALUES_IN_LOWER_CASE = _VALUES[np.frombuffer(bytes(range(256)).lower(), np.uint8)]
 
 
 class TextBatch(NamedTuple):
@@ -474,10 +472,10 @@ def _count_copies(index: WindowIndex, _: Any, rank: int, world_size: int) -> Non
     borders = [part * 2**64 // world_size for part in (rank, rank + 1)]
     parts = []
     for keys, places in index.runs():
-        start, end = (
-            np.searchsorted(keys, np.uint64(border)) if border < 2**64 else len(keys)
-            for border in borders
-        )
+        start = int(np.searchsorted(keys, np.uint64(borders[0])))
+        end = len(keys)
+        if borders[1] < 2**64:  # else no uint64 holds it
+            end = int(np.searchsorted(keys, np.uint64(borders[1])))
         parts.append((keys[start:end], places[start:end]))
     keys, places = (np.concatenate(column) for column in zip(*parts, strict=True))
     # A stable order keeps that of files, documents and offsets.

@@ -181,11 +181,11 @@ def share_without_window(search: Search, sample: Sample) -> float:
     size = search.spec.block_size
     pieces = [ids for ids in sample.documents if len(ids) >= size]
     if not search.index.near:
-        pieces = [
-            ids[first : first + size]
-            for ids in pieces
-            for first in range(0, len(ids) - size + 1, size)
-        ]
+        windows_of_documents = []
+        for ids in pieces:
+            last = len(ids) - size
+            windows_of_documents += [ids[at : at + size] for at in range(0, last + 1, size)]
+        pieces = windows_of_documents
     texts = [text_of(search.tokenizer, ids) for ids in pieces if is_varied(ids[:size])]
     if not texts:
         return 0.0
@@ -238,7 +238,8 @@ def _cut_held_out(search: Search, token_ids: TokenArray) -> None:
     texts = []
     for passage in search.held_out:
         # The answer starts after about this share of the text.
-        first = len(passage.text) * (passage.num_prompt or 0) // len(passage.token_ids)
+        num_prompt = passage.num_prompt or 0
+        first = len(passage.text) * num_prompt // len(passage.token_ids)
         texts.append(passage.text[first:])
     for ids in encode_texts(search.tokenizer, texts):
         if len(ids) < SAME_TOKENS:

@@ -117,10 +117,11 @@ def choose_controls(
     num_places = [max((len(shared[key]) for key in keys), default=0) for keys in hits]
     possible = [number for number, most in enumerate(num_places) if 0 < most <= windows.MOST_SHARED]
     if len(accepted) < spec.num_controls and possible:
-        places = np.array(
-            [place for number in possible for key in hits[number] for place in shared[key]], PLACE
-        )
-        tokens = read_corpus(search, places, "shared").token_ids
+        places = []
+        for number in possible:
+            for key in hits[number]:
+                places += shared[key]
+        tokens = read_corpus(search, np.array(places, PLACE), "shared").token_ids
         candidates = join_documents(unseen.passages[number] for number in possible)
         is_shared = windows_with_shared_stretch(candidates, tokens, spec.block_size, num_shared)
         accepted |= {*compress(possible, ~is_shared[:: spec.block_size + 1])}

@@ -8,6 +8,7 @@ was chosen by the text of the passage alone: so the index knows the documents of
 
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -138,7 +139,7 @@ def make_probe(
             return make_probe(tokenizer, spec, Path(folder) / "work", runner)
     runner = runner or TaskRunner()
     units = _units(spec)
-    files = tuple(str(unit.resolve()) if isinstance(unit, Path) else unit for unit in units)
+    files = tuple(_complete_name(unit) for unit in units)
     sources.require_distinct(files)
     held_out = _held_out(spec)
     rng = np.random.default_rng(spec.seed)
@@ -150,7 +151,7 @@ def make_probe(
     index = replace(index, num_shared_bytes=unseen.num_bytes)
     # All text is read once for that; then the documents of the candidates.
     stretches = unseen.stretches(tokenizer, index)
-    known = np.array([key for keys in stretches for key in keys], dtype=np.uint64)
+    known = np.array([*chain.from_iterable(stretches)], dtype=np.uint64)
     built = build(index, known, runner)
     search = Search(tokenizer, spec, rng, runner, units, index, built, held_out)
     chosen = near_targets(search) if index.near else frequent_targets(search)
@@ -174,6 +175,11 @@ def make_probe(
         is_estimate=sample.num_bytes < built.counts["bytes"],
         unsearched_share=share_without_window(search, sample),
     )
+
+
+def _complete_name(unit: Path | str) -> str:
+    """Return the complete path of a file, or the name of a source that is none."""
+    return str(unit.resolve()) if isinstance(unit, Path) else unit
 
 
 def _units(spec: ProbeSpec) -> list[Path | str]:

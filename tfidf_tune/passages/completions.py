@@ -85,7 +85,8 @@ def choose_completions(
             trained.add(example)
             avoided.update(runs.sharing(runs.last[example]))
     answers = [runs.locate(runs.occurrences(runs.last[first])).tolist() for first in chosen]
-    avoided.update(index for places in answers for index, _ in places)
+    for places in answers:
+        avoided.update(index for index, _ in places)
     controls = [*islice(runs.occurring_once(candidates, trained, avoided), targets.num_controls)]
     base = sorted({*range(num_own)}.difference(controls))
     if (len(chosen), len(controls)) != (targets.num_targets, targets.num_controls) or not base:
@@ -101,9 +102,7 @@ def choose_completions(
         )
     # The order of training: base examples and copies of targets, without what deduplication
     # removes.
-    numbers = np.array(
-        [*base, *(first for first in chosen for _ in range(num_copies))], dtype=np.int32
-    )
+    numbers = np.append(base, np.repeat(chosen, num_copies)).astype(np.int32)
     order = numbers[np.argsort(draw_slots(len(base), len(chosen), num_copies, targets.seed))]
     order = order[kept(order)]
     places_of: dict[int, list[int]] = defaultdict(list)  # of an example in the data set
@@ -119,9 +118,10 @@ def choose_completions(
             for index, start in starts.items()
         )
         ids = np.frombuffer(shown.most_common(1)[0][0], dtype=np.int32)
-        positions = sorted(
-            [place, offset] for index, offset in places for place in places_of[index]
-        )
+        positions = []
+        for index, offset in places:
+            positions += [[place, offset] for place in places_of[index]]
+        positions.sort()
         drafts.append(PassageDraft(ids, positions, source, {"num_prompt": len(ids) - length}))
     passages = make_passages(tokenizer, drafts, len(chosen))
     times = [passage.num_injections for passage in passages[: len(chosen)]]

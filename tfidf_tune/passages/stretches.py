@@ -471,10 +471,11 @@ class WindowChooser:
         # Through allowed places only, so that the window stays in its document.
         ahead = range(drawn, min(drawn + self._length, len(allowed)))
         behind = range(drawn, max(drawn - self._length, -1), -1)
-        near = (
-            start for places in (ahead, behind) for start in takewhile(allowed.__getitem__, places)
-        )
-        return next((start for start in near if self.start_of(start) < Start.INSIDE_WORD), drawn)
+        for places in (ahead, behind):
+            for start in takewhile(allowed.__getitem__, places):
+                if self.start_of(start) < Start.INSIDE_WORD:
+                    return start
+        return drawn
 
     def _are_taken(self, start: int, num_windows: int) -> Mask:
         # All windows have one length, so a window that overlaps another contains its first or last
