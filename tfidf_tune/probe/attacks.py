@@ -84,13 +84,13 @@ def planned_attacks(
     check_at_least(0, offsets=min(offsets, default=0))
     require_noise(prompt_noise, positive="noise" in names)
     sampling = generation(num_samples, temperature, top_k)
-    shortest, longest = min(prefix_lengths), max(prefix_lengths)
+    shortest = min(prefix_lengths)
+    longest = max(prefix_lengths)
     half = longest // 2
     if "truncated" in names and not half:
         raise ValueError(
             "the attack truncated takes the second half of a prompt, and the longest of the prefix "
-            "lengths is 1: raise "
-            "it to 2 or more, or leave out the attack"
+            "lengths is 1: raise it to 2 or more, or leave out the attack"
         )
     plans: dict[str, list[Attack]] = {
         "greedy": [Attack("greedy", length) for length in sorted(set(prefix_lengths))],
@@ -100,7 +100,10 @@ def planned_attacks(
         "chat": [Attack("chat", longest)],
         "sampling": [Attack("sampling", longest, generation=sampling)],
     }
-    return [attack for name in names for attack in plans[name]]
+    attacks = []
+    for name in names:
+        attacks.extend(plans[name])
+    return attacks
 
 
 def within_budget(attacks: Sequence[Attack], budget: int | None, num_passages: int) -> list[Attack]:
@@ -118,17 +121,18 @@ def within_budget(attacks: Sequence[Attack], budget: int | None, num_passages: i
     if budget < num_passages:
         raise ValueError(
             f"a budget of {budget} requests does not cover one prompt of each of {num_passages} "
-            f"passages: raise it, "
-            "or choose fewer passages"
+            "passages: raise it, or choose fewer passages"
         )
-    # What is left for each passage, attack by attack.
-    covered, each = [], budget // num_passages
+    covered = []
+    num_left = budget // num_passages  # requests for each passage
     for attack in attacks:
-        if attack.num_requests > each and attack.name == "sampling" and each:
-            attack = replace(attack, generation=attack.generation | {"num_samples": each})
-        if (each := each - attack.num_requests) < 0:
+        is_too_large = attack.num_requests > num_left
+        if is_too_large and attack.name == "sampling" and num_left:
+            attack = replace(attack, generation=attack.generation | {"num_samples": num_left})
+        elif is_too_large:
             break
         covered.append(attack)
+        num_left -= attack.num_requests
     return covered
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 from tfidf_tune._checks import base_model, cache_argument
 from tfidf_tune.probe.finite import NonFiniteLogits
@@ -35,10 +35,10 @@ def continue_prompts(
     # Batches are in the order of lengths, the result is in that of the prompts.
     continuations: dict[int, list[int]] = {}
     for batch in batches_of_prompts(prompts, batch_size, most_apart):
+        prompts_of_batch = [prompts[index] for index in batch]
+        num_tokens_of_batch = [num_tokens[index] for index in batch]
         try:
-            made = continue_batch(
-                [prompts[index] for index in batch], [num_tokens[index] for index in batch]
-            )
+            made = continue_batch(prompts_of_batch, num_tokens_of_batch)
         except NonFiniteLogits as error:
             raise NonFiniteLogits(batch[error.index], error.dtype) from error
         continuations |= zip(batch, made, strict=True)
@@ -53,16 +53,20 @@ def batches_of_prompts(
     """Divide prompts into batches of their indices for :func:`decode_greedily`, the longest first.
 
     Too little memory is so noticed immediately. Lengths of a batch differ by at most ``most_apart``
-    tokens, because the shorter prompts are continued while the longer ones are read.
+    tokens, because the shorter prompts are continued while the longer ones are read::
+
+        lengths 50, 32, 100, 48, batch size 2    ->    batches [2], [0, 3], [1]
     """
-    # The first prompt of a batch is its longest.
     batches: list[list[int]] = []
+    longest = 0  # prompt of the last batch, its first
     for index in sorted(range(len(prompts)), key=lambda index: -len(prompts[index])):
-        last = batches[-1] if batches else []
-        if 0 < len(last) < batch_size and len(prompts[last[0]]) - len(prompts[index]) <= most_apart:
-            last.append(index)
+        length = len(prompts[index])
+        has_room = bool(batches) and len(batches[-1]) < batch_size
+        if has_room and longest - length <= most_apart:
+            batches[-1].append(index)
         else:
             batches.append([index])
+            longest = length
     return batches
 
 
@@ -94,6 +98,13 @@ def decode_greedily(
     returns the logits after them, ``[b, n, v]``, or only the last. A row ends before EOS; decoding
     stops when every row has ended.
 
+    Two prompts, each with two tokens to append; what the model chooses is in capitals::
+
+        prompts           a b c d         e f
+        read first        a b             e f
+        appended              c d X Y         G H I J
+        continuations             X Y         G H
+
     Raises:
         NonFiniteLogits: If the largest logit after some ids is NaN or infinite.
     """
@@ -101,11 +112,15 @@ def decode_greedily(
         return [[] for _ in prompts]
     # The first pass reads as many ids as the shortest prompt has; each later pass reads an id a
     # row.
-    first = min(map(len, prompts))
-    num_steps = most_positions(prompts, num_tokens) - first
-    ids_bs = torch.tensor([prompt[:first] for prompt in prompts], device=device)
+    num_first = min(len(prompt) for prompt in prompts)
+    num_steps = most_positions(prompts, num_tokens) - num_first
+    ids_bs = torch.tensor([prompt[:num_first] for prompt in prompts], device=device)
     # The rest of a longer prompt replaces the ids that the model chose, which -1 marks as free.
-    rest = [[*prompt[first:], *[-1] * (num_steps - len(prompt) + first)] for prompt in prompts]
+    rest = []
+    for prompt in prompts:
+        rest_of_prompt = prompt[num_first:]
+        num_free = num_steps - len(rest_of_prompt)
+        rest.append([*rest_of_prompt, *[-1] * num_free])
     rest_bn = torch.tensor(rest, device=device)
     ended_b1 = torch.zeros((len(prompts), 1), dtype=torch.bool, device=device)
     # Gathered on the device, and read where EOS is: a GPU is not waited for at each token.
@@ -121,20 +136,28 @@ def decode_greedily(
         if eos_id is not None:
             ended_b1 |= (ids_bs == eos_id) & is_free  # an EOS within a prompt ends nothing
         # The check waits for a GPU, so it is rare there. What follows EOS is removed below.
-        if not ids_bs.is_cuda or (step + 1) % _TOKENS_BETWEEN_CHECKS == 0 or step + 1 == num_steps:
+        num_done = step + 1
+        is_checked = num_done % _TOKENS_BETWEEN_CHECKS == 0 or num_done == num_steps
+        if is_checked or not ids_bs.is_cuda:
             if not is_finite_b1.all():
-                raise NonFiniteLogits(int(is_finite_b1[:, 0].int().argmin()), logits_b1v.dtype)
+                diverged = int(is_finite_b1[:, 0].int().argmin())
+                raise NonFiniteLogits(diverged, logits_b1v.dtype)
             if ended_b1.all():
                 break
     # A row begins with the rest of its prompt, and goes on until the longest row of the batch is
     # complete.
-    rows = zip(torch.cat(appended, dim=1).tolist(), prompts, num_tokens, strict=True)
-    return [before_eos(row[len(prompt) - first :][:number], eos_id) for row, prompt, number in rows]
+    continuations = []
+    rows = torch.cat(appended, dim=1).tolist()
+    for row, prompt, number in zip(rows, prompts, num_tokens, strict=True):
+        start = len(prompt) - num_first
+        continuations.append(before_eos(row[start : start + number], eos_id))
+    return continuations
 
 
 def most_positions(prompts: Sequence[Sequence[int]], num_tokens: Sequence[int]) -> int:
-    """Return the tokens of the longest prompt with its continuation."""
-    return max(len(prompt) + number for prompt, number in zip(prompts, num_tokens, strict=True))
+    """Return the tokens of the longest prompt with its continuation; 0 without prompts."""
+    lengths = [len(prompt) + number for prompt, number in zip(prompts, num_tokens, strict=True)]
+    return max(lengths, default=0)
 
 
 @torch.no_grad()  # not inference_mode, which models in training cannot take
@@ -152,27 +175,12 @@ def greedy_continuations(
     example a repetition penalty, and takes more CPU time for the same ids: 15 % more for a Llama of
     0.1 million parameters, 18 % for 3.4 million, 2 % for a GPT-NeoX of 70 million.
     """
-    numbers = [num_tokens] * len(prompts) if isinstance(num_tokens, int) else num_tokens
-    name, cache = cache_argument(model), None
-
-    def logits_after(ids_bs: Tensor) -> Tensor:
-        nonlocal cache
-        output = model(input_ids=ids_bs, use_cache=True, logits_to_keep=1, **{name: cache})
-        if cache is None:
-            cache, capacity = getattr(output, name), most_positions(prompts, numbers)
-            # Memory for all positions at once. Other kinds of caches and layers stay as they are.
-            if isinstance(cache, DynamicCache):
-                cache.layers = [
-                    _ReservedLayer(layer, capacity)
-                    if type(layer) is DynamicLayer and layer.is_initialized
-                    else layer
-                    for layer in cache.layers
-                ]
-        logits: Tensor = output.logits
-        return logits
-
+    if isinstance(num_tokens, int):
+        num_tokens = [num_tokens] * len(prompts)
+    cached_model = _CachedModel(model, most_positions(prompts, num_tokens))
+    device = next(model.parameters()).device
     return decode_greedily(
-        logits_after, prompts, numbers, device=next(model.parameters()).device, eos_id=eos_id
+        cached_model.logits_after, prompts, num_tokens, device=device, eos_id=eos_id
     )
 
 
@@ -205,28 +213,55 @@ def generated_continuations(
     device = next(model.parameters()).device
     input_ids = torch.tensor([[*prompt]], device=device)
     rows: list[list[int]] = []
+    require_finite = _RequireFinite(next(model.parameters()).dtype)
 
     # generate completes any config that it is given by the model's, under an adapter by that of the
     # model itself.
     configured = base_model(model)
-    original, configured.generation_config = configured.generation_config, config
+    original = configured.generation_config
+    configured.generation_config = config
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             while len(rows) < number:
-                together = min(batch_size, number - len(rows))
                 made = model.generate(
                     input_ids=input_ids,
                     attention_mask=torch.ones_like(input_ids),
-                    num_return_sequences=together,
-                    logits_processor=LogitsProcessorList(
-                        [_RequireFinite(next(model.parameters()).dtype)]
-                    ),
+                    num_return_sequences=min(batch_size, number - len(rows)),
+                    logits_processor=LogitsProcessorList([require_finite]),
                 )
                 rows += made[:, len(prompt) :].tolist()
     finally:
         configured.generation_config = original
     return rows
+
+
+class _CachedModel:
+    """A model with the KV cache of the ids that it has read; ``capacity`` is the most of them."""
+
+    def __init__(self, model: "PreTrainedModel", capacity: int) -> None:
+        self._model = model
+        self._capacity = capacity
+        self._cache_argument = cache_argument(model)
+        self._cache: Cache | None = None
+
+    def logits_after(self, ids_bs: Tensor) -> Tensor:
+        """Read ids ``[b, n]``, and return the logits after the last of them, ``[b, 1, v]``."""
+        named_cache = {self._cache_argument: self._cache}
+        output = self._model(input_ids=ids_bs, use_cache=True, logits_to_keep=1, **named_cache)
+        if self._cache is None:
+            self._cache = getattr(output, self._cache_argument)
+            # Memory for all positions at once. Other kinds of caches and layers stay as they are.
+            if isinstance(self._cache, DynamicCache):
+                layers = self._cache.layers
+                self._cache.layers = [self._reserved(layer) for layer in layers]
+        logits: Tensor = output.logits
+        return logits
+
+    def _reserved(self, layer: CacheLayerMixin) -> CacheLayerMixin:
+        if type(layer) is DynamicLayer and layer.is_initialized:
+            return _ReservedLayer(layer, self._capacity)
+        return layer
 
 
 class _RequireFinite(LogitsProcessor):  # type: ignore[misc]
@@ -253,10 +288,8 @@ class _ReservedLayer(DynamicLayer):  # type: ignore[misc]
     def __init__(self, filled: DynamicLayer, capacity: int) -> None:
         super().__init__()
         self.lazy_initialization(filled.keys, filled.values)
-        self._reserved = [
-            states.new_empty(*states.shape[:-2], capacity, states.shape[-1])
-            for states in (filled.keys, filled.values)
-        ]
+        self._reserved_keys = _reserve(filled.keys, capacity)
+        self._reserved_values = _reserve(filled.values, capacity)
         self.update(filled.keys, filled.values)
 
     def update(
@@ -267,7 +300,13 @@ class _ReservedLayer(DynamicLayer):  # type: ignore[misc]
         """
         first = self.get_seq_length()
         end = first + key_states.shape[-2]
-        for reserved, states in zip(self._reserved, (key_states, value_states), strict=True):
-            reserved[..., first:end, :] = states
-        self.keys, self.values = (reserved[..., :end, :] for reserved in self._reserved)
+        self._reserved_keys[..., first:end, :] = key_states
+        self._reserved_values[..., first:end, :] = value_states
+        self.keys = self._reserved_keys[..., :end, :]
+        self.values = self._reserved_values[..., :end, :]
         return self.keys, self.values
+
+
+def _reserve(states: Tensor, capacity: int) -> Tensor:
+    """Return memory like that of states, ``[b, h, s, d]``, for ``capacity`` tokens."""
+    return states.new_empty(*states.shape[:-2], capacity, states.shape[-1])

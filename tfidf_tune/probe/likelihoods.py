@@ -88,12 +88,10 @@ def token_likelihoods(
         # The last id is only scored. Any id serves as padding: nothing after a text's end is
         # scored.
         given = [torch.tensor(texts[index][:-1]) for index in batch]
-        logits_bsv = model(
-            input_ids=pad_sequence(given, batch_first=True).to(device), use_cache=False
-        ).logits
-        for index, logits_sv in zip(
-            batch, logits_bsv, strict=True
-        ):  # one at a time: float32 copies are large
+        ids_bs = pad_sequence(given, batch_first=True).to(device)
+        logits_bsv = model(input_ids=ids_bs, use_cache=False).logits
+        # Text by text, because copies in float32 are large.
+        for index, logits_sv in zip(batch, logits_bsv, strict=True):
             following_s = torch.tensor(texts[index][1:], device=device)
             tokens = _scores(logits_sv[: len(following_s)].float(), following_s)
             if tokens is None:
@@ -122,8 +120,11 @@ def _scores(logits_sv: Tensor, ids_s: Tensor) -> TokenLikelihoods | None:
     standardized_s = (chosen_s - mean_s) / deviation_s.clamp_min(_LEAST_DEVIATION)
     if highest_s.isnan().any():
         return None
-    nll, standardized = (values.double().cpu().numpy() for values in (-chosen_s, standardized_s))
-    return TokenLikelihoods(nll, standardized, greedy_s.cpu().numpy())
+    return TokenLikelihoods(
+        nll=-chosen_s.double().cpu().numpy(),
+        standardized=standardized_s.double().cpu().numpy(),
+        greedy=greedy_s.cpu().numpy(),
+    )
 
 
 def is_mean_positive(differences: npt.NDArray[np.float64]) -> bool:
@@ -135,5 +136,6 @@ def is_mean_positive(differences: npt.NDArray[np.float64]) -> bool:
     number = len(differences)
     if number < 2:
         return False
-    half_width = stats.t.ppf(0.975, number - 1) * differences.std(ddof=1) / math.sqrt(number)
+    quantile = stats.t.ppf(0.975, number - 1)
+    half_width = quantile * differences.std(ddof=1) / math.sqrt(number)
     return bool(differences.mean() > half_width)

@@ -40,14 +40,13 @@ def readable(source: str | os.PathLike[str]) -> Iterator[None]:
             raise
         raise ValueError(
             f"{source} has Python files of its own, which were not run: read them, and if you "
-            f"trust them, set "
-            "trust_remote_code=True among the arguments of the model or checkpointer"
+            "trust them, set trust_remote_code=True among the arguments of the model or "
+            "checkpointer"
         ) from error
     except UnpicklingError as error:
         raise ValueError(
             f"the weights of {source} are damaged, or hold more than tensors, which can be code "
-            f"and was not run: take "
-            "them as safetensors"
+            "and was not run: take them as safetensors"
         ) from error
     except torch.OutOfMemoryError:
         raise
@@ -55,8 +54,7 @@ def readable(source: str | os.PathLike[str]) -> Iterator[None]:
         first_line = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"the weights of {source} cannot be read ({type(error).__name__}: {first_line}): they "
-            f"are damaged, or of "
-            "another model; download or write them again"
+            "are damaged, or of another model; download or write them again"
         ) from error
 
 
@@ -96,13 +94,15 @@ def load_model(
         raise FileNotFoundError(
             f"{folder} has neither config.json nor adapter_config.json. {_REMEDY}"
         )
-    weights = ("adapter_model.*",) if is_adapter else ("*.safetensors", "*.bin")
-    if not any(path for pattern in weights for path in folder.glob(pattern)):
-        raise FileNotFoundError(f"{folder} has no weights ({' or '.join(weights)}). {_REMEDY}")
+    patterns = ("adapter_model.*",) if is_adapter else ("*.safetensors", "*.bin")
+    if not any(any(folder.glob(pattern)) for pattern in patterns):
+        raise FileNotFoundError(f"{folder} has no weights ({' or '.join(patterns)}). {_REMEDY}")
     if not is_adapter:
         return _load_complete(folder, dtype).to(device)
-    base = base or adapter_base(folder, "pass base=, a model folder or hub name")[0]
-    return with_adapter(_load_complete(base, dtype), folder).to(device)
+    if not base:
+        base, _ = adapter_base(folder, "pass base=, a model folder or hub name")
+    complete = _load_complete(base, dtype)
+    return with_adapter(complete, folder).to(device)
 
 
 def adapter_base(folder: str | os.PathLike[str], remedy: str) -> tuple[str, str | None]:
@@ -116,14 +116,14 @@ def adapter_base(folder: str | os.PathLike[str], remedy: str) -> tuple[str, str 
     """
     # Without PEFT, which takes seconds to import.
     config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-    base, revision = config.get("base_model_name_or_path"), config.get("revision")
+    base = config.get("base_model_name_or_path")
     if not base:
         raise ValueError(f"the adapter {folder} names no base model: {remedy}")
     if looks_like_path(base) and not Path(base).expanduser().is_dir():
         raise ValueError(
             f"the adapter {folder} belongs to the base model {base}, which does not exist: {remedy}"
         )
-    return str(base), revision
+    return str(base), config.get("revision")
 
 
 def on_base_model(model_args: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +143,9 @@ def on_base_model(model_args: Mapping[str, Any]) -> dict[str, Any]:
     base, revision = adapter_base(folder, f"name it by --model_args pretrained=BASE,peft={folder}")
     # The tokenizer and the revision that the adapter was trained with, unless the user names
     # others.
-    defaults = {"tokenizer": str(folder)} if any(folder.glob("tokenizer*")) else {}
+    defaults = {}
+    if any(folder.glob("tokenizer*")):
+        defaults["tokenizer"] = str(folder)
     if revision is not None:
         defaults["revision"] = revision
     return defaults | arguments | {"pretrained": base, "peft": str(folder)}
@@ -157,8 +159,7 @@ def require_known_ids(model: "PreTrainedModel", ids: Iterable[int]) -> None:
         if not 0 <= token < vocab_size:
             raise ValueError(
                 f"Token id {token} is outside the model's vocabulary, 0 to {vocab_size - 1}: use "
-                f"the tokenizer that "
-                "this model was trained with"
+                "the tokenizer that this model was trained with"
             )
 
 

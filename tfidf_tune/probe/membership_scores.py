@@ -35,15 +35,20 @@ def passage_scores(nll: Floats, standardized: Floats | None, text: str) -> dict[
     predicted tokens; without ``standardized`` Min-K%++ is left out.
     """
     num_lowest = max(1, int(len(nll) * _LOWEST_SHARE))
-    scores = {"nll": float(nll.mean()), "min_k": float(np.sort(-nll)[:num_lowest].mean())}
+    scores = {"nll": float(nll.mean())}
+    least_likely = np.sort(-nll)[:num_lowest]
+    scores["min_k"] = float(least_likely.mean())
     if standardized is not None:
-        scores["min_k_plus_plus"] = float(np.sort(standardized)[:num_lowest].mean())
-    return scores | {"zlib": zlib_score(float(nll.sum()), text)}
+        lowest = np.sort(standardized)[:num_lowest]
+        scores["min_k_plus_plus"] = float(lowest.mean())
+    scores["zlib"] = zlib_score(float(nll.sum()), text)
+    return scores
 
 
 def zlib_score(nll_sum: float, text: str) -> float:
     """Return the NLL of a text per byte of its zlib compression; see :func:`passage_scores`."""
-    return nll_sum / len(zlib.compress(text.encode("utf-8")))
+    compressed = zlib.compress(text.encode("utf-8"))
+    return nll_sum / len(compressed)
 
 
 def roc_auc(members: Floats, others: Floats) -> float:
@@ -58,8 +63,11 @@ def win_shares(members: Floats, others: Floats) -> Floats:
     Mann and Whitney.
     """
     # Ties count half, so that equal scores give 0.5.
-    above = (members[:, :, None] > others[:, None, :]).mean(axis=0)
-    return np.asarray(above + (members[:, :, None] == others[:, None, :]).mean(axis=0) / 2)
+    members_mn1 = members[:, :, None]
+    others_m1k = others[:, None, :]
+    above = (members_mn1 > others_m1k).mean(axis=0)
+    equal = (members_mn1 == others_m1k).mean(axis=0)
+    return np.asarray(above + equal / 2)
 
 
 def true_positive_rate(members: Floats, others: Floats, false_positive_rate: float = 0.01) -> Any:
@@ -70,11 +78,13 @@ def true_positive_rate(members: Floats, others: Floats, false_positive_rate: flo
     Scores are float64, ``[..., n]`` of members and ``[..., k]`` of others; the rate is at least 0
     and less than 1.
     """
-    # The threshold is a score of the others: as many as are allowed lie above it.
-    size = others.shape[-1]
-    # Products such as 0.29 * 100 fall short.
-    place = size - 1 - math.floor(false_positive_rate * size + 1e-9)
-    return (members > np.partition(others, place, axis=-1)[..., place, None]).mean(axis=-1)
+    # The threshold is a score of the others: as many as are allowed lie above it. Of 100 others and
+    # a rate of 0.29 that are 29, although the product falls short of it by rounding.
+    num_others = others.shape[-1]
+    num_above = math.floor(false_positive_rate * num_others + 1e-9)
+    rank = num_others - 1 - num_above
+    threshold = np.partition(others, rank, axis=-1)[..., rank, None]
+    return (members > threshold).mean(axis=-1)
 
 
 def exposure(nll: Floats, control_nll: Floats) -> Floats:
@@ -107,9 +117,11 @@ def extraction_probability(nll_sum: Any, num_samples: float) -> Any:
     """
     # log1p and expm1, because q can be far below the precision of 1 - q.
     with np.errstate(divide="ignore", over="ignore", under="ignore"):
-        one_miss = np.log1p(-np.exp(-np.asarray(nll_sum, dtype=np.float64)))
+        q = np.exp(-np.asarray(nll_sum, dtype=np.float64))
+        log_of_miss = np.log1p(-q)
         # 0 times infinity is NaN.
-        return -np.expm1(num_samples * np.maximum(one_miss, np.finfo(np.float64).min))
+        finite_log = np.maximum(log_of_miss, np.finfo(np.float64).min)
+        return -np.expm1(num_samples * finite_log)
 
 
 def membership_scores(values: Mapping[str, Floats]) -> dict[str, Floats]:
@@ -119,13 +131,16 @@ def membership_scores(values: Mapping[str, Floats]) -> dict[str, Floats]:
     not see the training text. Attacks without values are left out. ``values`` are scores of
     :func:`passage_scores` and ``reference_nll``.
     """
-    signed = {
-        "Loss": ("nll", -1),
-        "zlib": ("zlib", -1),
-        "Min-K%": ("min_k", 1),
-        "Min-K%++": ("min_k_plus_plus", 1),
-    }
-    scores = {name: sign * values[key] for name, (key, sign) in signed.items() if key in values}
-    if {"nll", "reference_nll"} <= set(values):
+    # A low NLL speaks for a member, and a high log-probability.
+    scores = {}
+    if "nll" in values:
+        scores["Loss"] = -values["nll"]
+    if "zlib" in values:
+        scores["zlib"] = -values["zlib"]
+    if "min_k" in values:
+        scores["Min-K%"] = values["min_k"]
+    if "min_k_plus_plus" in values:
+        scores["Min-K%++"] = values["min_k_plus_plus"]
+    if "nll" in values and "reference_nll" in values:
         scores["Loss against start"] = values["reference_nll"] - values["nll"]
     return scores

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -32,24 +32,22 @@ from tfidf_tune.probe.likelihoods import NUM_TEXTS_FOR_BOS, is_mean_positive
 from tfidf_tune.probe.prompts import cut_passage
 from tfidf_tune.probe.sample_fields import ProbeSample
 
-if TYPE_CHECKING:
-    pass
-
 
 def compare_continuation(**fields: Any) -> ProbeSample:
     """Score a continuation against the true one, given all fields of :class:`ProbeSample` that are
     not scores.
     """
-    ids = fields["generated_ids"], fields["reference_ids"]
-    prefix_match = metrics.longest_prefix_match(*ids)
+    generated = fields["generated_ids"]
+    reference = fields["reference_ids"]
+    prefix_match = metrics.longest_prefix_match(generated, reference)
     return ProbeSample(
         **fields,
         prefix_match=prefix_match,
-        lms=metrics.longest_memorized_substring(*ids),
+        lms=metrics.longest_memorized_substring(generated, reference),
         rouge_l=metrics.rouge_l(fields["generated_text"], fields["reference_text"]),
-        verbatim=prefix_match == len(fields["reference_ids"]),
-        edit_distance=metrics.edit_distance(*ids),
-        common_subsequence=metrics.longest_common_subsequence(*ids),
+        verbatim=prefix_match == len(reference),
+        edit_distance=metrics.edit_distance(generated, reference),
+        common_subsequence=metrics.longest_common_subsequence(generated, reference),
     )
 
 
@@ -61,13 +59,13 @@ def best_continuation(samples: Sequence[ProbeSample]) -> ProbeSample:
     longest common subsequence. ``unanswered`` is the sum.
     """
     shown = max(samples, key=lambda sample: (sample.common_subsequence, sample.lms))
-    highest = ("prefix_match", "lms", "rouge_l", "verbatim", "common_subsequence")
-    scores: dict[str, Any] = {
-        name: max(getattr(sample, name) for sample in samples) for name in highest
-    }
-    scores["unanswered"] = sum(sample.unanswered for sample in samples)
+    scores: dict[str, Any] = {}
+    for name in ("prefix_match", "lms", "rouge_l", "verbatim", "common_subsequence"):
+        scores[name] = max(getattr(sample, name) for sample in samples)
     distances = [sample.edit_distance for sample in samples if sample.edit_distance is not None]
-    return replace(shown, **scores, edit_distance=min(distances))
+    scores["edit_distance"] = min(distances)
+    scores["unanswered"] = sum(sample.unanswered for sample in samples)
+    return replace(shown, **scores)
 
 
 def check_passages(tokenizer: TextTokenizer, passages: Sequence[Passage], num_prompt: int) -> None:
@@ -100,6 +98,21 @@ def check_passages(tokenizer: TextTokenizer, passages: Sequence[Passage], num_pr
 
 Value = TypeVar("Value")
 LastLogits: TypeAlias = Callable[[Tensor, int], Tensor]
+
+
+class _Score(NamedTuple):
+    """The likelihood of a reference after its prompt."""
+
+    nll: float  # the sum of -ln P over its tokens
+    is_recited: bool  # by greedy decoding
+
+
+class _Reading(NamedTuple):
+    """What a model reads of a passage of the positive control, by one of its prompts."""
+
+    num_read: int  # tokens of the reference in the continuation, in a row
+    num_to_read: int  # tokens of the reference
+    nll: float  # the mean of -ln P of a token of the reference
 
 
 class MemorizationProbe:
@@ -159,19 +172,24 @@ class MemorizationProbe:
         self._controls = [passage for passage in passages if passage.kind == "control"]
         self._prefix_length = prefix_length
         self._blank_line = tokenizer.encode("\n\n", add_bos=False, add_eos=False)
-        self._batch_size, self._stop_above = batch_size, stop_above
+        self._batch_size = batch_size
+        self._stop_above = stop_above
         self.keeps: bool = stop_above is not None and when_above == "keep"
         """Whether the last model below the threshold is kept."""
         self._was_above = False
+        lengths = [len(reference) for reference in self._references]
         if stop_above is not None:
-            longest = max(map(len, self._references))
-            meaning = "it is a threshold for the mean LMS of the targets, in tokens"
-            reason = f"the longest continuation has {longest} tokens"
-            require_number("stop_above", stop_above, 0, longest, meaning, reason=reason)
+            require_number(
+                "stop_above",
+                stop_above,
+                0,
+                max(lengths),
+                "it is a threshold for the mean LMS of the targets, in tokens",
+                reason=f"the longest continuation has {max(lengths)} tokens",
+            )
         num_bos = 0 if self._has_bos is False else len(self._bos_ids)
-        self.num_positions: int = num_bos + decoding.most_positions(
-            self._prompts, [*map(len, self._references)]
-        )
+        most_positions = decoding.most_positions(self._prompts, lengths)
+        self.num_positions: int = num_bos + most_positions
         """Tokens of the longest prompt with its continuation."""
         self.max_token_id: int = max(max(passage.token_ids) for passage in passages)
 
@@ -190,18 +208,17 @@ class MemorizationProbe:
         """
         if not self.keeps:
             return None
-        verdict, was_above = self._above(metrics), self._was_above
+        was_above = self._was_above
+        verdict = self._above(metrics)
         self._was_above = verdict is not None
         if verdict is None:
             save(folder)
-        elif not was_above:
-            kept = (
-                f"the last model below it is in {folder}"
-                if folder.exists()
-                else "no model was below it"
-            )
-            return f"step {step}: {verdict}; {kept}"
-        return None
+            return None
+        if was_above:
+            return None
+        if folder.exists():
+            return f"step {step}: {verdict}; the last model below it is in {folder}"
+        return f"step {step}: {verdict}; no model was below it"
 
     def _above(self, metrics: dict[str, float]) -> str | None:
         """Say that the targets' mean LMS is above the threshold, if it is."""
@@ -240,31 +257,36 @@ class MemorizationProbe:
         # reference.
         scores = self._scores(last_logits, prompts, self._references, self._ids)
         # Only the other passages have to be decoded token by token.
-        continuations = list(self._references)
-        unknown = _of_first_process([i for i in range(len(scores)) if not scores[i][1]])
+        unknown = [i for i, score in enumerate(scores) if not score.is_recited]
+        unknown = _of_first_process(unknown)
         made = self._continuations(
             continue_batch,
             [prompts[i] for i in unknown],
             [self._references[i] for i in unknown],
             [self._ids[i] for i in unknown],
         )
+        continuations = list(self._references)
         for i, ids in zip(unknown, made, strict=True):
             continuations[i] = ids
+        # Means over the targets, and over the controls if there are any.
         measured: dict[str, float] = {}
         for kind in dict.fromkeys(("target", *self._kinds)):
-            chosen = [i for i, known in enumerate(self._kinds) if known == kind]
-            pairs = [
-                (self._ended(continuations[i], self._references[i]), self._references[i])
-                for i in chosen
-            ]
-            num_tokens = sum(len(reference) for _, reference in pairs)
-            lms = [metrics.longest_memorized_substring(*pair) for pair in pairs]
-            matches = [metrics.longest_prefix_match(*pair) for pair in pairs]
-            measured |= {
-                f"memorization_{kind}_lms": sum(lms) / len(pairs),
-                f"memorization_{kind}_prefix_match": sum(matches) / len(pairs),
-                f"memorization_{kind}_nll": sum(scores[i][0] for i in chosen) / num_tokens,
-            }
+            lms = []
+            matches = []
+            nlls = []
+            num_tokens = 0
+            for i, kind_of_passage in enumerate(self._kinds):
+                if kind_of_passage != kind:
+                    continue
+                reference = self._references[i]
+                generated = self._ended(continuations[i], reference)
+                lms.append(metrics.longest_memorized_substring(generated, reference))
+                matches.append(metrics.longest_prefix_match(generated, reference))
+                nlls.append(scores[i].nll)
+                num_tokens += len(reference)
+            measured[f"memorization_{kind}_lms"] = sum(lms) / len(lms)
+            measured[f"memorization_{kind}_prefix_match"] = sum(matches) / len(matches)
+            measured[f"memorization_{kind}_nll"] = sum(nlls) / num_tokens
         return _of_first_process(measured)
 
     @torch.no_grad()
@@ -298,32 +320,37 @@ class MemorizationProbe:
                 f"takes "
                 f"{positive_control.NUM_CONTROLS} controls, there are {len(self._controls)}"
             )
-        asked = [
-            (one.id, one.token_ids, one.num_prompt or self._prefix_length) for one in self._controls
-        ]
+        # Each control is asked for twice, with a copy of it in front and without.
+        controls = []
+        frequencies: Counter[int] = Counter()
+        for passage in self._controls:
+            num_prompt = passage.num_prompt or self._prefix_length
+            controls.append((passage.id, passage.token_ids, num_prompt))
+            frequencies.update(passage.token_ids)
         num_free = None if num_positions is None else num_positions - len(self._bos_ids)
-        pairs = positive_control.control_prompts(asked, self._blank_line, num_free)
-        prompts = self._given([pair.prompt_ids for pair in pairs], last_logits)
-        references = [pair.reference_ids for pair in pairs]
-        ids = [pair.passage_id for pair in pairs]
+        asked = positive_control.control_prompts(controls, self._blank_line, num_free)
+        prompts = self._given([prompt.prompt_ids for prompt in asked], last_logits)
+        references = [prompt.reference_ids for prompt in asked]
+        ids = [prompt.passage_id for prompt in asked]
         scores = self._scores(last_logits, prompts, references, ids)
         made = self._continuations(continue_batch, prompts, references, ids)
-        frequencies = Counter(token for one in self._controls for token in one.token_ids)
-        read: dict[bool, dict[str, int]] = {True: {}, False: {}}
-        num_to_read = {pair.passage_id: len(pair.reference_ids) for pair in pairs}
-        nlls: dict[bool, dict[str, float]] = {True: {}, False: {}}
-        unigram = []
-        for pair, continuation, (nll, _) in zip(pairs, made, scores, strict=True):
-            reference = pair.reference_ids
-            ended = self._ended(continuation, reference)
-            read[pair.has_copy][pair.passage_id] = metrics.longest_memorized_substring(
-                ended, reference
-            )
-            nlls[pair.has_copy][pair.passage_id] = nll / len(reference)
-            unigram.append(
-                positive_control.unigram_nll(np.array(reference, dtype=np.int32), frequencies)
-            )
-        return _of_first_process(_reading(read, num_to_read, nlls, float(np.mean(unigram))))
+        # What the model reads of each passage, by either of its prompts.
+        with_copy: dict[str, _Reading] = {}
+        without_copy: dict[str, _Reading] = {}
+        unigram_nlls = []
+        for prompt, continuation, score in zip(asked, made, scores, strict=True):
+            reference = prompt.reference_ids
+            generated = self._ended(continuation, reference)
+            num_read = metrics.longest_memorized_substring(generated, reference)
+            reading = _Reading(num_read, len(reference), score.nll / len(reference))
+            if prompt.has_copy:
+                with_copy[prompt.passage_id] = reading
+            else:
+                without_copy[prompt.passage_id] = reading
+            reference_ids = np.array(reference, dtype=np.int32)
+            unigram_nlls.append(positive_control.unigram_nll(reference_ids, frequencies))
+        judgement = _judge_readings(with_copy, without_copy, float(np.mean(unigram_nlls)))
+        return _of_first_process(judgement)
 
     def _given(self, prompts: Sequence[list[int]], last_logits: LastLogits) -> list[list[int]]:
         """Return prompts as the model gets them: after BOS, if it was trained with it."""
@@ -337,15 +364,12 @@ class MemorizationProbe:
         chosen = self._controls[:NUM_TEXTS_FOR_BOS]
         references = [passage.token_ids[1 : self.num_positions - 1] for passage in chosen]
         ids = [passage.id for passage in chosen]
+        num_tokens = np.array([len(reference) for reference in references])
         nlls = []
         for before in ([], self._bos_ids):
             prompts = [[*before, passage.token_ids[0]] for passage in chosen]
             scores = self._scores(last_logits, prompts, references, ids)
-            nlls.append(
-                np.array(
-                    [nll / len(each) for (nll, _), each in zip(scores, references, strict=True)]
-                )
-            )
+            nlls.append(np.array([score.nll for score in scores]) / num_tokens)
         without_bos, with_bos = nlls
         return is_mean_positive(without_bos - with_bos)
 
@@ -377,71 +401,80 @@ class MemorizationProbe:
         prompts: Sequence[list[int]],
         references: Sequence[list[int]],
         ids: Sequence[str],
-    ) -> list[tuple[float, bool]]:
-        """Return for each prompt the sum of -ln P over its reference, and whether greedy decoding
-        recites it.
+    ) -> list[_Score]:
+        """Return for each prompt the likelihood of its reference.
+
+        A batch is two prompts with their references, of which ``last_logits`` gets all ids but the
+        last, filled up on the right::
+
+            prompt a b c     reference d e      ids  a b c d
+            prompt f g       reference h        ids  f g 0 0
+
+        The shortest prompt has two ids, so that logits are needed after all ids from the second on:
+        three in each row. The reference of the first row is scored by the logits after ``c`` and
+        ``d``, 3 - 2 = 1 position after the start of the logits; that of the second row by the
+        logits after ``g``.
         """
-        scores: dict[int, tuple[float, bool]] = {}
+        scores: dict[int, _Score] = {}
         for batch in decoding.batches_of_prompts(prompts, self._batch_size):
-            # Filled up on the right, which in a causal model changes nothing before it. The last id
-            # is only scored.
+            # What fills a row up on its right changes nothing before it in a causal model.
             rows = [torch.tensor((prompts[i] + references[i])[:-1]) for i in batch]
             ids_bs = pad_sequence(rows, batch_first=True)
-            # Logits are needed from the last id of the shortest prompt on.
             shortest = min(len(prompts[i]) for i in batch)
-            for i, logits_nv in zip(
-                batch, last_logits(ids_bs, ids_bs.shape[1] + 1 - shortest), strict=True
-            ):
+            num_last = ids_bs.shape[1] + 1 - shortest
+            for i, logits_nv in zip(batch, last_logits(ids_bs, num_last), strict=True):
                 reference_s = torch.tensor(references[i], device=logits_nv.device)
-                logits_sv = logits_nv[len(prompts[i]) - shortest :][: len(reference_s)]
+                start = len(prompts[i]) - shortest
+                logits_sv = logits_nv[start : start + len(reference_s)]
                 # In float32 logits can be large. The sum is NaN if the largest logit of a position
                 # is not finite.
                 nll = F.cross_entropy(logits_sv.float(), reference_s, reduction="sum").item()
                 if math.isnan(nll):
                     raise NonFiniteLogits(i, logits_sv.dtype, f"passage {ids[i]}")
-                scores[i] = nll, logits_sv.argmax(dim=-1).equal(reference_s)
+                is_recited = logits_sv.argmax(dim=-1).equal(reference_s)
+                scores[i] = _Score(nll, is_recited)
         return [scores[i] for i in range(len(prompts))]
 
 
-def _reading(
-    read: dict[bool, dict[str, int]],
-    num_to_read: dict[str, int],
-    nlls: dict[bool, dict[str, float]],
-    unigram: float,
+def _judge_readings(
+    with_copy: dict[str, _Reading], without_copy: dict[str, _Reading], unigram: float
 ) -> tuple[dict[str, float], str]:
-    """Judge the positive control by passage: tokens that were read and that could be, and NLLs in
-    nats a token.
+    """Judge the positive control by what was read of each passage, with its copy and without.
 
-    ``read`` and ``nlls`` are with the copy and without.
+    ``unigram`` is the NLL of the passages, in nats a token, if only frequencies are known.
     """
-    shown, not_shown = read[True], read[False]
-    if not shown:
+    if not with_copy:
         return (
             {},
             "it is not known if the monitor could see a recited passage: the model's context is "
             "too small to test",
         )
+    # Each passage that was asked for with its copy was also asked for without.
+    pairs = [(shown, without_copy[passage_id]) for passage_id, shown in with_copy.items()]
+    shown_lms = float(np.mean([shown.num_read for shown, _ in pairs]))
+    not_shown_lms = float(np.mean([not_shown.num_read for _, not_shown in pairs]))
     measured = {
-        "memorization_shown_lms": float(np.mean([*shown.values()])),
-        "memorization_not_shown_lms": float(np.mean([not_shown[name] for name in shown])),
+        "memorization_shown_lms": shown_lms,
+        "memorization_not_shown_lms": not_shown_lms,
     }
-    differences = [float(shown[name] - not_shown[name]) for name in shown]
-    if positive_control.is_read(differences, [shown[name] / num_to_read[name] for name in shown]):
+    differences = [float(shown.num_read - not_shown.num_read) for shown, not_shown in pairs]
+    shares = [shown.num_read / shown.num_to_read for shown, _ in pairs]
+    if positive_control.is_read(differences, shares):
         return measured, ""
-    falls = [nlls[False][name] - nlls[True][name] for name in nlls[True]]
-    reading = (
-        f"shown a passage, the model reads {measured['memorization_shown_lms']:.1f} of "
-        f"{np.mean([num_to_read[name] for name in shown]):.0f} tokens, and "
-        f"{measured['memorization_not_shown_lms']:.1f} without"
+    # The copy was not read: by a model that is too small, or by an instrument that cannot see.
+    num_to_read = np.mean([shown.num_to_read for shown, _ in pairs])
+    summary = (
+        f"shown a passage, the model reads {shown_lms:.1f} of {num_to_read:.0f} tokens, and "
+        f"{not_shown_lms:.1f} without"
     )
-    if positive_control.is_too_small_to_read(
-        float(np.median(falls)), float(np.mean([*nlls[False].values()])), unigram
-    ):
+    median_fall = float(np.median([not_shown.nll - shown.nll for shown, not_shown in pairs]))
+    nll_without_copy = float(np.mean([not_shown.nll for not_shown in without_copy.values()]))
+    if positive_control.is_too_small_to_read(median_fall, nll_without_copy, unigram):
         return (
             measured,
-            f"{reading}: it is too small to read, so this does not show what the monitor could see",
+            f"{summary}: it is too small to read, so this does not show what the monitor could see",
         )
-    return measured, f"{reading}: nothing shows that the monitor could see a recited passage"
+    return measured, f"{summary}: nothing shows that the monitor could see a recited passage"
 
 
 @contextmanager
@@ -458,7 +491,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     # It takes seconds to import, and before torch 2.6 has no stance.
     has_stance = "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")
     stance = torch.compiler.set_stance("force_eager") if has_stance else nullcontext()
-    with torch.random.fork_rng([*devices]), stance:
+    with torch.random.fork_rng(list(devices)), stance:
         model.eval()
         try:
             yield
@@ -467,7 +500,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                 module.training = mode
                 # A forward pass without backward pass leaves complete weights behind, where FSDP2
                 # shards them.
-                if (reshard := getattr(module, "reshard", None)) is not None:
+                reshard = getattr(module, "reshard", None)
+                if reshard is not None:
                     reshard()
 
 

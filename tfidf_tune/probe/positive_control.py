@@ -76,19 +76,16 @@ def control_prompts(
         num_read = min(num_left, MOST_READ)
         fits = True
         if num_positions is not None:
-            num_room = (
-                num_positions - 2 * num_prompt - len(blank_line)
-            ) // 2  # for the copy, and for the answer
+            # The tokens are in the context twice: in the copy, and in the answer.
+            num_free = num_positions - 2 * num_prompt - len(blank_line)
+            num_room = num_free // 2
             fits = num_room >= min(LEAST_READ, num_left)
             num_read = min(num_read, max(num_room, 1))
         given = ids[:num_prompt]
         reference = ids[num_prompt : num_prompt + num_read]
         if fits:
-            prompts.append(
-                ControlPrompt(
-                    passage_id, True, [*given, *reference, *blank_line, *given], reference
-                )
-            )
+            with_copy = [*given, *reference, *blank_line, *given]
+            prompts.append(ControlPrompt(passage_id, True, with_copy, reference))
         prompts.append(ControlPrompt(passage_id, False, given, reference))
     return prompts
 
@@ -102,10 +99,12 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
 
         differences 3, 2, 1     sum 6     of the 8 choices only + + + reaches it     p = 1/8
     """
-    signs = np.array(list(itertools.product((1, -1), repeat=len(differences))), dtype=np.float64)
-    sums = signs @ np.asarray(differences, dtype=np.float64)
+    choices = list(itertools.product((1, -1), repeat=len(differences)))
+    sums = np.array(choices, dtype=np.float64) @ np.asarray(differences, dtype=np.float64)
+    # The first choice has every sign as it was observed. Sums that are equal to it may be rounded.
     rounding = 1e-9 * max(1.0, float(np.abs(differences).sum())) if len(differences) else 0.0
-    return float((sums >= sums[0] - rounding).mean())
+    least = sums[0] - rounding
+    return float((sums >= least).mean())
 
 
 def is_read(differences: Sequence[float], shares: Sequence[float]) -> bool:

@@ -11,10 +11,11 @@ def cut_passage(
     """Return the ids of the prompt, and at most ``max_new_tokens`` ids that follow it.
 
     The prompt is ``prefix_length`` tokens from token ``offset`` on. A completion has a prompt of
-    its own instead::
+    its own instead, whatever these two are. Of ``token_ids`` 11 to 17, with ``max_new_tokens`` 3::
 
-        token_ids   a b c d e f    prefix_length 2, offset 1:   prompt b c    continuation d e f
-        num_prompt  3              whatever they are:           prompt a b c  continuation d e f
+        prefix_length 2, offset 0        prompt 11 12        continuation 13 14 15
+        prefix_length 2, offset 4        prompt 15 16        continuation 17, all that is left
+        a completion, num_prompt 3       prompt 11 12 13     continuation 14 15 16
     """
     if passage.num_prompt is None:
         start = offset
@@ -22,7 +23,9 @@ def cut_passage(
     else:
         start = 0
         end = passage.num_prompt
-    return passage.token_ids[start:end], passage.token_ids[end : end + max_new_tokens]
+    prompt_ids = passage.token_ids[start:end]
+    continuation_ids = passage.token_ids[end : end + max_new_tokens]
+    return prompt_ids, continuation_ids
 
 
 def chat_messages(text: str) -> list[dict[str, str]]:

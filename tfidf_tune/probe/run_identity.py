@@ -46,13 +46,14 @@ _TECHNICAL_ARGUMENTS = (
     "accumulate_in_fp32",
 )
 # Data sets of documents and of examples put BOS first, blocks of text have none.
+_TEXT_DATASET = "tfidf_tune.data.text_dataset"
 _WRITES_BOS = {
-    "text_dataset": True,
-    "sft_dataset": True,
-    "squad_dataset": True,
-    "cnn_dailymail_dataset": True,
-    "text_blocks_dataset": False,
-    "injected_corpus_dataset": False,
+    _TEXT_DATASET: True,
+    "tfidf_tune.data.sft_dataset": True,
+    "tfidf_tune.data.squad_dataset": True,
+    "tfidf_tune.data.cnn_dailymail_dataset": True,
+    "tfidf_tune.data.text_blocks_dataset": False,
+    "tfidf_tune.data.injected_corpus_dataset": False,
 }
 
 
@@ -97,18 +98,19 @@ def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: If a file of the run cannot be read.
     """
-    checkpoint = Path(
-        str(model_args.get("peft") or model_args.get("pretrained") or "")
-    ).expanduser()
-    milestone, folder = MILESTONE.fullmatch(checkpoint.name), checkpoint.resolve().parent
+    name_of_checkpoint = model_args.get("peft") or model_args.get("pretrained") or ""
+    checkpoint = Path(str(name_of_checkpoint)).expanduser()
+    milestone = MILESTONE.fullmatch(checkpoint.name)
     if milestone is None:
         return {}
     # cell.json and trained.json are of an experiment, config.yaml is of any run of a recipe.
-    cell, config, trained = (
-        _read(folder / name) for name in ("cell.json", "config.yaml", "trained.json")
-    )
+    folder = checkpoint.resolve().parent
+    cell = _read(folder / "cell.json")
+    config = _read(folder / "config.yaml")
+    trained = _read(folder / "trained.json")
     if not all(isinstance(config.get(name), dict) for name in ("model", "loss", "checkpointer")):
         config = {}  # of something else
+    # How the run is called: by its experiment, or else by its config.
     if cell:
         names = cell
     elif config:
@@ -121,7 +123,10 @@ def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     settings = trained.get("settings")
     run = {
-        **{name: names.get(name) for name in ("model", "objective", "seed", "learning_rate")},
+        "model": names.get("model"),
+        "objective": names.get("objective"),
+        "seed": names.get("seed"),
+        "learning_rate": names.get("learning_rate"),
         "progress": int(milestone[1]),
         "folder": str(folder),
         "recipe": settings.get("recipe") if isinstance(settings, dict) else None,
@@ -148,12 +153,19 @@ def start_of_run(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     base = Path(str(checkpointer.get("checkpoint_dir"))).expanduser()
     if not any(base.glob("*.safetensors")) and not any(base.glob("*.bin")):
         return None
-    nothing_trained = dict.fromkeys(
-        ("learning_rate", "seed", "recipe", "loss", "training_seconds", "num_sequences")
-    )
-    start = (
-        run | nothing_trained | {"objective": START, "progress": 0, "folder": str(base.resolve())}
-    )
+    start = {
+        **run,
+        "objective": START,
+        "progress": 0,
+        "folder": str(base.resolve()),
+        # Nothing was trained.
+        "learning_rate": None,
+        "seed": None,
+        "recipe": None,
+        "loss": None,
+        "training_seconds": None,
+        "num_sequences": None,
+    }
     return base, checked_run(start, folder)
 
 
@@ -162,13 +174,18 @@ def sample_by_of_run(model_args: Mapping[str, Any]) -> SampleBy | None:
     a run of ours.
     """
     run = run_of(model_args)
-    dataset = _read(Path(run["folder"]) / "config.yaml").get("dataset") if run else None
+    if not run:
+        return None
+    dataset = _read(Path(run["folder"]) / "config.yaml").get("dataset")
     sections = dataset if isinstance(dataset, list) else [dataset]
-    found = {
-        section.get("sample_by", "line") for section in sections if isinstance(section, Mapping)
-    }
-    (one,) = found if len(found) == 1 else (None,)
-    return one if one in get_args(SampleBy) else None
+    values = set()
+    for section in sections:
+        if isinstance(section, Mapping):
+            values.add(section.get("sample_by", "line"))
+    if len(values) != 1:  # the data sets do not agree
+        return None
+    sample_by: SampleBy = values.pop()
+    return sample_by if sample_by in get_args(SampleBy) else None
 
 
 def written_bos(dataset: Any) -> bool | None:
@@ -181,13 +198,15 @@ def written_bos(dataset: Any) -> bool | None:
     Returns:
         bool | None: None if a data set is not ours, or they do not agree.
     """
+    sections = dataset if isinstance(dataset, list) else [dataset]
     written: set[bool | None] = set()
-    for section in dataset if isinstance(dataset, list) else [dataset]:
-        component = str(section.get("_component_", "")) if isinstance(section, Mapping) else ""
-        name = component.removeprefix("tfidf_tune.data.")
-        is_written = _WRITES_BOS.get(name) if component.startswith("tfidf_tune.data.") else None
-        if name == "text_dataset" and is_written:
-            is_written = section.get("add_bos", True) is True
+    for section in sections:
+        is_written = None
+        if isinstance(section, Mapping):
+            component = str(section.get("_component_", ""))
+            is_written = _WRITES_BOS.get(component)
+            if component == _TEXT_DATASET and section.get("add_bos", True) is not True:
+                is_written = False
         written.add(is_written)
     return written.pop() if len(written) == 1 else None
 
@@ -228,32 +247,38 @@ def _num_sequences(file: Path) -> int | None:
                 raise ValueError(
                     f"{file}: cannot be read ({error}): correct or remove it"
                 ) from error
-            if (
-                isinstance(entry, dict) and "num_sequences" in entry
-            ):  # entries of the monitor have none
-                number: int | None = entry["num_sequences"]  # checked with the rest
+            # Entries of the monitor have none. The number is checked with the rest of the run.
+            if isinstance(entry, dict) and "num_sequences" in entry:
+                number: int | None = entry["num_sequences"]
                 return number
     return None
 
 
 def _model_name(config: Mapping[str, Any]) -> str:
-    component = str(config["model"].get("_component_", ""))
-    method = "LoRA" if "lora_" in component else "full"
-    if "qlora" in component or config["model"].get("quantize_base"):
+    model = config["model"]
+    component = str(model.get("_component_", ""))
+    if "qlora" in component or model.get("quantize_base"):
         method = "QLoRA"
-    return f"{Path(str(config['checkpointer'].get('checkpoint_dir'))).name} ({method})"
+    elif "lora_" in component:
+        method = "LoRA"
+    else:
+        method = "full"
+    checkpoint = Path(str(config["checkpointer"].get("checkpoint_dir")))
+    return f"{checkpoint.name} ({method})"
 
 
 def objective_name(loss: Mapping[str, Any]) -> str:
     """Name the objective of a section ``loss``, or of the weighting inside
     it: "TF-IDF (tf=log)".
     """
-    if isinstance(weighting := loss.get("weighting"), dict):
+    weighting = loss.get("weighting")
+    if isinstance(weighting, dict):
         return objective_name(weighting)
-    class_name = str(loss.get("_component_", "")).rpartition(".")[2]
+    _, _, class_name = str(loss.get("_component_", "")).rpartition(".")
     bare = class_name.removesuffix("Weighting").removesuffix("CrossEntropyLoss")
     name = _OBJECTIVES.get(bare, bare.removesuffix("Loss"))
-    arguments = ", ".join(
-        f"{key}={value}" for key, value in loss.items() if key not in _TECHNICAL_ARGUMENTS
-    )
-    return f"{name} ({arguments})" if arguments else name
+    arguments = []
+    for key, value in loss.items():
+        if key not in _TECHNICAL_ARGUMENTS:
+            arguments.append(f"{key}={value}")
+    return f"{name} ({', '.join(arguments)})" if arguments else name

@@ -14,10 +14,14 @@ from typing_extensions import NotRequired, TypedDict
 
 from tfidf_tune._checks import first_problem
 
-MEMORIZATION, MEMBERSHIP = "tfidf_memorization", "tfidf_membership"
-PERPLEXITY, OTHER_PERPLEXITY = "tfidf_wikitext2_ppl", "tfidf_other_ppl"
-SUMMARIZATION, QA = "tfidf_cnn_dailymail", "tfidf_squad"
-POSITIVE_CONTROL, POSITIVE_CONTROL_NLL = "tfidf_positive_control", "tfidf_positive_control_nll"
+MEMORIZATION = "tfidf_memorization"
+MEMBERSHIP = "tfidf_membership"
+PERPLEXITY = "tfidf_wikitext2_ppl"
+OTHER_PERPLEXITY = "tfidf_other_ppl"
+SUMMARIZATION = "tfidf_cnn_dailymail"
+QA = "tfidf_squad"
+POSITIVE_CONTROL = "tfidf_positive_control"
+POSITIVE_CONTROL_NLL = "tfidf_positive_control_nll"
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 """What reading a damaged file may raise; pydantic's ``ValidationError`` is a ``ValueError``."""
@@ -40,10 +44,11 @@ def cause_of(error: BaseException) -> str:
     return f"{name or 'it'} is {reprlib.repr(problem['input'])}: {problem['msg']}"
 
 
-# Lone surrogates are escaped, which UTF-8 cannot hold.
-_Encodable = BeforeValidator(
-    lambda x: x.encode("utf-8", "backslashreplace").decode() if isinstance(x, str) else x
-)
+def _encodable(value: Any) -> Any:
+    """Escape lone surrogates in a text, which UTF-8 cannot hold."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    return value
 
 
 def _not_negative(value: float) -> float:
@@ -53,7 +58,7 @@ def _not_negative(value: float) -> float:
 
 
 # Strict: neither True nor "1" is a number. Integers up to 2^53, which a float holds exactly.
-Text = Annotated[str, _Encodable]
+Text = Annotated[str, BeforeValidator(_encodable)]
 Flag = Annotated[bool, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 Percent = Annotated[float, Field(strict=True, ge=0, le=100, allow_inf_nan=False)]
@@ -117,12 +122,11 @@ class ProbeSample:
         """The prompt in messages: "target a, offset 0, 32 tokens", or "target a, its own prompt" of
         a completion.
         """
-        by = f", attack {self.attack}" if self.attack else ""
-        if not self.prefix_length:
-            return f"{self.kind} {self.passage_id}, its own prompt{by}"
-        return (
-            f"{self.kind} {self.passage_id}, offset {self.offset}, {self.prefix_length} tokens{by}"
-        )
+        prompt = "its own prompt"
+        if self.prefix_length:
+            prompt = f"offset {self.offset}, {self.prefix_length} tokens"
+        label = f"{self.kind} {self.passage_id}, {prompt}"
+        return f"{label}, attack {self.attack}" if self.attack else label
 
 
 class PromptDocument(TypedDict):
