@@ -15,7 +15,7 @@ import re
 import ssl
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -57,8 +57,10 @@ _REFUSED_SETTING = re.compile(
 )
 _PROMPT = "Once upon a time, there was a"
 _ROUNDING = 1e-3  # of log-probabilities that a server rounds or computes in half precision
-_MOST_BYTES, _MOST_BYTES_OF_MODELS = 1 << 26, 1 << 20  # of an answer
-_LONGEST_PAUSE, _LONGEST_RETRY_AFTER = 30.0, 600.0  # seconds
+_MOST_BYTES = 1 << 26  # of an answer
+_MOST_BYTES_OF_MODELS = 1 << 20  # of the list of models
+_LONGEST_PAUSE = 30.0  # seconds
+_LONGEST_RETRY_AFTER = 600.0  # seconds
 _SHOWN_BYTES = 1 << 14  # of the body of an error, before its first 400 characters are shown
 _LONG_KEY = 16  # characters of an API key that are in no text by chance
 _BEARER_TOKEN = re.compile(r"[\w.~+/-]+=*", re.ASCII)  # RFC 6750, section 2.1
@@ -116,6 +118,14 @@ class Request(NamedTuple):
     check: Callable[[_Answer], Any]
 
 
+class _ScoredPrompt(NamedTuple):
+    """The scored tokens of an echoed prompt."""
+
+    nll: list[float]
+    greedy: list[bool]  # whether no other token is more probable
+    exact: bool  # whether the tokens are those of the document's ids
+
+
 class ServerLM(LM):  # type: ignore[misc]
     """``--model tfidf-server``: asks ``/completions``, or ``/chat/completions`` for a document with
     ``messages``.
@@ -156,24 +166,24 @@ class ServerLM(LM):  # type: ignore[misc]
         check_at_least(1, num_concurrent=num_concurrent)
         check_at_least(0, max_retries=max_retries)
         require_base_url(base_url)
-        for name, value in (("timeout", timeout), ("requests_per_minute", requests_per_minute)):
-            if value is not None:
-                require_number(
-                    name, value, 0, 1e6, "of the requests", reason="more is no limit", positive=True
-                )
-        self.model, self.base_url, self.tokenizer = model, base_url.rstrip("/"), tokenizer
-        self._variable, self._key = api_key_variable, os.environ.get(api_key_variable, "").strip()
+        _require_limit("timeout", timeout)
+        if requests_per_minute is not None:
+            _require_limit("requests_per_minute", requests_per_minute)
+        self.model = model
+        self.base_url = base_url.rstrip("/")
+        self.tokenizer = tokenizer
+        self._variable = api_key_variable
+        self._key = os.environ.get(api_key_variable, "").strip()
         if not self._key and api_key_variable != _DEFAULT_KEY_VARIABLE:
             raise ValueError(
                 "api_key_variable does not name an environment variable that has a key (what it is "
-                "set to is not shown "
-                "here, since it can be the key itself): give the name of the variable, and export "
-                "the variable"
+                "set to is not shown here, since it can be the key itself): give the name of the "
+                "variable, and export the variable"
             )
         if self._key and not _BEARER_TOKEN.fullmatch(self._key):
             raise ValueError(
                 f"{api_key_variable} has characters that an API key cannot have: letters, digits, "
-                f"-._~+/="
+                "-._~+/="
             )
         # Nothing is sent but what is named here.
         self._headers = {
@@ -181,16 +191,14 @@ class ServerLM(LM):  # type: ignore[misc]
             "Accept-Encoding": "identity",
             "User-Agent": "tfidf-tune",
         }
-        self._headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        self._num_concurrent, self._timeout, self._max_retries = (
-            num_concurrent,
-            timeout,
-            max_retries,
-        )
-        self._pause, self._next_start = (
-            60 / requests_per_minute if requests_per_minute else 0.0,
-            0.0,
-        )
+        if self._key:
+            self._headers["Authorization"] = f"Bearer {self._key}"
+        self._num_concurrent = num_concurrent
+        self._timeout = timeout
+        self._max_retries = max_retries
+        # Seconds between the starts of two requests, and the time of the next start.
+        self._pause = 60 / requests_per_minute if requests_per_minute else 0.0
+        self._next_start = 0.0
         self._journal: Path | None = None
         self.known: dict[str, str] = {}  # answers, by the hashes of the requests
         self._answered_as: str | None = None  # the model that answers name
@@ -213,8 +221,11 @@ class ServerLM(LM):  # type: ignore[misc]
         for line in file.read_bytes().splitlines():
             with suppress(*UNREADABLE):  # a line that a crash has cut
                 entry = json.loads(line)
-                self.known[entry["request"]] = json.dumps(entry["answer"])
-                self._recorded |= {entry["answer"].get("system_fingerprint") or ""} - {""}
+                answer = entry["answer"]
+                self.known[entry["request"]] = json.dumps(answer)
+                fingerprint = answer.get("system_fingerprint")
+                if fingerprint:
+                    self._recorded.add(fingerprint)
         return len(self.known)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -222,7 +233,8 @@ class ServerLM(LM):  # type: ignore[misc]
         asked = []
         for request in requests:
             prompt, arguments = request.args
-            doc, kwargs = request.doc or {}, normalize_gen_kwargs(arguments)
+            doc = request.doc or {}
+            kwargs = normalize_gen_kwargs(arguments)
             num_asked = int(kwargs["max_gen_toks"])
             payload: dict[str, Any] = {
                 "model": self.model,
@@ -230,13 +242,14 @@ class ServerLM(LM):  # type: ignore[misc]
                 "temperature": 0.0,
             }
             if kwargs["do_sample"]:
-                payload |= {
-                    "temperature": float(kwargs.get("temperature") or 0.0),
-                    "seed": int(request.idx),
-                }
-                payload |= {"top_k": kwargs["top_k"]} if kwargs.get("top_k") else {}
-            messages = doc.get("messages")
-            payload |= {"messages": messages} if messages else {"prompt": _sent(prompt)}
+                payload["temperature"] = float(kwargs.get("temperature") or 0.0)
+                payload["seed"] = int(request.idx)
+                if kwargs.get("top_k"):
+                    payload["top_k"] = kwargs["top_k"]
+            if doc.get("messages"):
+                payload["messages"] = doc["messages"]
+            else:
+                payload["prompt"] = _sent(prompt)
             check = partial(_text, num_asked=num_asked, has_eos=bool(doc.get("has_eos")))
             asked.append(Request(payload, _name(doc), check))
         return self._answers(asked, "Continuing prompts")
@@ -249,22 +262,27 @@ class ServerLM(LM):  # type: ignore[misc]
         """
         asked = []
         for request in requests:
-            (context, continuation), doc = request.args, request.doc or {}
-            # Fields of a passage that is scored; by text its tokens are counted to find where it
-            # starts.
-            known = {
-                "num_ids": len(doc.get("token_ids") or ()),
-                "num_given": int(doc.get("num_given") or 0),
-            }
-            asked.append(
-                self._scoring(_sent(context), _sent(context + continuation), _name(doc), **known)
+            context, continuation = request.args
+            doc = request.doc or {}
+            scoring = self._scoring(
+                _sent(context),
+                _sent(context + continuation),
+                _name(doc),
+                # Fields of a passage; by text its tokens are counted to find where the scored part
+                # starts.
+                num_ids=len(doc.get("token_ids") or ()),
+                num_given=int(doc.get("num_given") or 0),
             )
-        return [
-            ScoredTokens(TokenLikelihoods(np.array(nll), None, np.array(greedy)))
-            if exact
-            else (-sum(nll), all(greedy))
-            for nll, greedy, exact in self._answers(asked, "Scoring passages")
-        ]
+            asked.append(scoring)
+        pairs: list[tuple[float, bool]] = []
+        for scored in self._answers(asked, "Scoring passages"):
+            if scored.exact:
+                nll = np.array(scored.nll)
+                greedy = np.array(scored.greedy)
+                pairs.append(ScoredTokens(TokenLikelihoods(nll, None, greedy)))
+            else:
+                pairs.append((-sum(scored.nll), all(scored.greedy)))
+        return pairs
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -283,19 +301,17 @@ class ServerLM(LM):  # type: ignore[misc]
         """
         payload = {"model": self.model, "max_tokens": 8, "temperature": 0.0, "prompt": _PROMPT}
         try:
-            (continuation,) = self._answers(
-                [Request(payload, "a test", _text)], "Asking for a continuation"
-            )
-            asked = self._scoring(
-                _PROMPT, _PROMPT + (continuation or " of"), "a test of log-probabilities"
-            )
-            ((_, greedy, _),) = self._answers([asked], "Asking for log-probabilities")
+            continuing = Request(payload, "a test", _text)
+            (continuation,) = self._answers([continuing], "Asking for a continuation")
+            whole = f"{_PROMPT}{continuation or ' of'}"
+            scoring = self._scoring(_PROMPT, whole, "a test of log-probabilities")
+            (scored,) = self._answers([scoring], "Asking for log-probabilities")
         except ConnectionRefusedError as error:
-            return (
-                str(error) if error.__cause__ is None else self._hidden(_problem(error.__cause__))
-            )
+            if error.__cause__ is None:
+                return str(error)
+            return self._hidden(_problem(error.__cause__))
         # The last token of a text can be another one than where it went on.
-        if continuation and sum(greedy) < len(greedy) / 2:
+        if continuation and scored.greedy.count(True) < len(scored.greedy) / 2:
             return "its log-probabilities do not fit its own continuation"
         return None
 
@@ -323,12 +339,11 @@ class ServerLM(LM):  # type: ignore[misc]
         """
         asked = []
         for prompt, _ in prompts:
-            sent = (
-                {"messages": [{"role": "user", "content": prompt}]}
-                if is_chat
-                else {"prompt": prompt}
-            )
-            payload = {"model": self.model, "max_tokens": 1, "temperature": 0.0, **sent}
+            payload: dict[str, Any] = {"model": self.model, "max_tokens": 1, "temperature": 0.0}
+            if is_chat:
+                payload["messages"] = [{"role": "user", "content": prompt}]
+            else:
+                payload["prompt"] = prompt
             asked.append(Request(payload, "a test of prompts", _num_prompt_tokens))
         try:
             first, second = self._answers(asked, "Testing prompts")
@@ -336,19 +351,23 @@ class ServerLM(LM):  # type: ignore[misc]
             if _REFUSED_SETTING.search(str(error)):
                 raise ValueError(
                     f"{self.base_url} refuses max_tokens or temperature, as reasoning models do: "
-                    f"such models cannot be "
-                    f"audited by prompts of text ({error})"
+                    f"such models cannot be audited by prompts of text ({error})"
                 ) from error
             raise
         if first is None or second is None:
             return None
+        # Prompts of 10 and 90 tokens, that the server counts as 31 and 111: a template of 21 tokens
+        # is around each. Counted as 10 and 40, the longer one was cut.
         (_, num_first), (_, num_second) = prompts
-        surplus = (first - num_first, second - num_second)
+        first_surplus = first - num_first
+        second_surplus = second - num_second
+        surplus = min(first_surplus, second_surplus)
         # A template may join the first or last token of a prompt.
-        if min(surplus) > 1 and abs(surplus[0] - surplus[1]) <= 1 and not is_chat:
+        is_same = abs(first_surplus - second_surplus) <= 1
+        if surplus > 1 and is_same and not is_chat:
             return (
-                f"the server counts {min(surplus)} tokens more than each prompt has: a chat "
-                f"template is around it"
+                f"the server counts {surplus} tokens more than each prompt has: a chat template is "
+                "around it"
             )
         if 2 * (second - first) < num_second - num_first:
             return (
@@ -361,20 +380,19 @@ class ServerLM(LM):  # type: ignore[misc]
         """Return what the server says about the model, without what changes at each request; it may
         say nothing.
         """
+        asked = Request({}, "its models", lambda answer: answer.data)
         try:
-            (models,) = self._answers(
-                [Request({}, "its models", lambda answer: answer.data)], "Asking for the model"
-            )
+            (models,) = self._answers([asked], "Asking for the model")
         except ConnectionError:
             return {}
-        about: dict[str, Any] = next(
-            (one for one in models if one.get("id") == self.model or len(models) == 1), {}
-        )
-        return {
-            key: value
-            for key, value in about.items()
-            if key not in ("created", "permission", "status")
-        }
+        # A server of a single model may call it by another name.
+        description: dict[str, Any] = {}
+        for model in models:
+            if model.get("id") == self.model or len(models) == 1:
+                description = model
+                break
+        changing = ("created", "permission", "status")
+        return {key: value for key, value in description.items() if key not in changing}
 
     def _scoring(
         self,
@@ -397,9 +415,10 @@ class ServerLM(LM):  # type: ignore[misc]
             "temperature": 0.0,
             "prompt": whole,
             "echo": True,
+            "logprobs": 1,
         }
         check = partial(_scored, given=given, whole=whole, num_ids=num_ids, num_given=num_given)
-        return Request(payload | {"logprobs": 1}, name, check)
+        return Request(payload, name, check)
 
     def _answers(self, requests: Sequence[Request], description: str) -> list[Any]:
         """Return the checked answers in order, or raise a ``ConnectionError`` if one fails in spite
@@ -411,92 +430,89 @@ class ServerLM(LM):  # type: ignore[misc]
             return portal.call(self._ask, requests, description)
 
     async def _ask(self, requests: Sequence[Request], description: str) -> list[Any]:
-        errors: list[Exception] = []
-        turn, limits = (
-            asyncio.Semaphore(self._num_concurrent),
-            httpx2.Limits(max_connections=self._num_concurrent),
-        )
-
-        async def ask(request: Request) -> Any:
-            # After the first failure no further request is sent; answers that are on their way are
-            # still recorded.
-            async with turn:
-                try:
-                    return None if errors else await self._answer(client, request)
-                except Exception as error:
-                    errors.append(error)
-                finally:
-                    bar.update()
-
-        # Its own timeouts start anew with each byte.
+        limits = httpx2.Limits(max_connections=self._num_concurrent)
         # Nothing is sent that the options do not name.
         cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
-        async with httpx2.AsyncClient(
+        # The client's own timeouts would start anew with each byte.
+        client = httpx2.AsyncClient(
             headers=self._headers, cookies=cookies, timeout=None, limits=limits, verify=_tls()
-        ) as client:
+        )
+        async with client:
             with tqdm(total=len(requests), desc=description) as bar:
-                answers = await asyncio.gather(*map(ask, requests))
-        if errors:
-            raise errors[0]
+                answer = partial(self._answer, client)
+                turns = _Turns(answer, self._num_concurrent, bar)
+                answers = await asyncio.gather(*[turns.ask(request) for request in requests])
+        if turns.errors:
+            raise turns.errors[0]
         return answers
 
     async def _answer(self, client: httpx2.AsyncClient, request: Request) -> Any:
-        path = "/chat/completions" if "messages" in request.payload else "/completions"
-        path = path if request.payload else "/models"
+        """Return the checked answer to a request, from the journal or else from the server."""
+        path = _path(request.payload)
         content = json.dumps([self.base_url, path, request.payload], sort_keys=True)
         key = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        # An answer that does not fit is asked for again, also one of the journal.
+        # Asking: an answer that does not fit is asked for again, also one of the journal.
         for attempt in range(1, _NUM_ATTEMPTS + 1):
-            text = self.known.pop(key, "")
-            is_new = not text
+            recorded = self.known.pop(key, "")
             try:
-                answer = self._read(text.encode() or await self._send(client, path, request))
-                kept = request.check(answer)
+                body = recorded.encode() or await self._send(client, path, request)
+                answer = self._read(body)
+                checked = request.check(answer)
                 break
             except UNREADABLE as error:  # not JSON, or not what the check wants
                 if attempt == _NUM_ATTEMPTS:
-                    raise self._failed(
-                        request, f"{_problem(error)}, {_NUM_ATTEMPTS} times", ConnectionRefusedError
-                    ) from error
-        # Nothing else that a server sends is kept.
+                    reason = f"{_problem(error)}, {_NUM_ATTEMPTS} times"
+                    raise self._failed(request, reason, ConnectionRefusedError) from error
+        # Comparing: all answers have to be of one model. The list of models is of none.
+        self._require_recorded_fingerprint(answer)
+        if request.payload:
+            self._require_single_model(answer)
+        # Recording: only checked answers, and nothing else that a server sends.
         text = answer.model_dump_json(exclude_defaults=True)
-        if (
-            self._recorded
-            and (now := answer.system_fingerprint or "")
-            and now not in self._recorded
-        ):
-            raise SetupError(
-                f"{self._journal} is of another model: system_fingerprint was "
-                f"{', '.join(sorted(self._recorded))}, "
-                f"is {now}. Name another output, or --overwrite"
-            )
-        # A gateway may send long requests to another model than short ones.
-        if request.payload and answer.model:
-            self._answered_as = self._answered_as or answer.model
-            if answer.model != self._answered_as:
-                raise SetupError(
-                    f"{self.base_url} answers for {self.model} as {self._answered_as} and as "
-                    f"{answer.model}: name a "
-                    "model, or a server, that gives all answers"
-                )
         self.known[key] = text
-        # Only checked answers are recorded.
-        if self._journal is not None and is_new:
+        if self._journal is not None and not recorded:
             with self._journal.open("a", encoding="utf-8") as file:
-                # Also after a line that a crash has cut.
+                # The line break in front ends a line that a crash has cut.
                 file.write(f'\n{{"request": "{key}", "answer": {text}}}')
-        return kept
+        return checked
+
+    def _require_recorded_fingerprint(self, answer: _Answer) -> None:
+        """Refuse an answer of another system than those in the journal."""
+        fingerprint = answer.system_fingerprint
+        if not fingerprint or not self._recorded or fingerprint in self._recorded:
+            return
+        raise SetupError(
+            f"{self._journal} is of another model: system_fingerprint was "
+            f"{', '.join(sorted(self._recorded))}, is {fingerprint}. Name another output, or "
+            "--overwrite"
+        )
+
+    def _require_single_model(self, answer: _Answer) -> None:
+        """Refuse an answer that names another model than earlier ones: a gateway may send long
+        requests elsewhere than short ones.
+        """
+        if not answer.model:
+            return
+        if self._answered_as is None:
+            self._answered_as = answer.model
+        if answer.model != self._answered_as:
+            raise SetupError(
+                f"{self.base_url} answers for {self.model} as {self._answered_as} and as "
+                f"{answer.model}: name a model, or a server, that gives all answers"
+            )
 
     async def _send(self, client: httpx2.AsyncClient, path: str, request: Request) -> bytes:
         """Send a request until it is answered, at most ``max_retries`` times more;
         return the body.
         """
         for attempt in range(self._max_retries + 1):
-            # Each request reserves its start, however many wait.
-            now, pause = time.monotonic(), min(0.5 * 2**attempt, _LONGEST_PAUSE)
+            # Waiting for the start, which each request reserves, however many wait.
+            now = time.monotonic()
             start = max(now, self._next_start)
             self._next_start = start + self._pause
             await asyncio.sleep(start - now)
+            # Sending, and reading all of the answer, within the timeout.
+            pause = min(0.5 * 2**attempt, _LONGEST_PAUSE)
             try:
                 exchange = _exchange(client, self.base_url + path, request.payload)
                 status, headers, body = await asyncio.wait_for(exchange, self._timeout)
@@ -505,19 +521,17 @@ class ServerLM(LM):  # type: ignore[misc]
             except httpx2.HTTPError as error:
                 reason = f"{type(error).__name__}: {error}"
             else:
+                # Judging the status: only what may pass is tried again.
                 if status < 300:
                     return body
-                reason = f"status {status}, a redirect: name the server that answers as --base-url"
-                if status >= 400:
-                    reason = f"status {status}"
-                    with suppress(*UNREADABLE):  # pages for browsers are not shown
-                        reason += (
-                            f": {json.dumps(json.loads(body[:_SHOWN_BYTES]), ensure_ascii=False)}"
-                        )
-                if status not in (408, 409, 429) and (status < 500 or status == 501):
+                reason = _refusal(status, body)
+                is_failure_of_server = status >= 500 and status != 501
+                if status not in (408, 409, 429) and not is_failure_of_server:
                     raise self._failed(request, reason, ConnectionRefusedError)
-                if (after := headers.get("retry-after", "")).isdecimal():
-                    pause = min(float(after), _LONGEST_RETRY_AFTER)
+                retry_after = headers.get("retry-after", "")
+                if retry_after.isdecimal():
+                    pause = min(float(retry_after), _LONGEST_RETRY_AFTER)
+            # Waiting before the next attempt.
             if attempt < self._max_retries:
                 await asyncio.sleep(pause)
         raise self._failed(request, reason)
@@ -534,9 +548,8 @@ class ServerLM(LM):  # type: ignore[misc]
         answer.model = self._hidden(answer.model or "") or None
         answer.data = json.loads(self._hidden(json.dumps(answer.data)))
         if len(self._key) >= _LONG_KEY:
-            answer = _Answer.model_validate_json(
-                self._hidden(answer.model_dump_json(exclude_defaults=True))
-            )
+            text = self._hidden(answer.model_dump_json(exclude_defaults=True))
+            answer = _Answer.model_validate_json(text)
         return answer
 
     def _hidden(self, text: str) -> str:
@@ -560,6 +573,33 @@ class ServerLM(LM):  # type: ignore[misc]
         )
 
 
+class _Turns:
+    """Requests that take turns; after the first failure no further request is sent.
+
+    Answers that are on their way then are still recorded.
+    """
+
+    def __init__(
+        self, answer: Callable[[Request], Awaitable[Any]], num_concurrent: int, bar: tqdm
+    ) -> None:
+        self._answer = answer
+        self._turn = asyncio.Semaphore(num_concurrent)
+        self._bar = bar
+        self.errors: list[Exception] = []
+
+    async def ask(self, request: Request) -> Any:
+        """Return the answer to a request, or None after a failure."""
+        async with self._turn:
+            try:
+                if not self.errors:
+                    return await self._answer(request)
+            except Exception as error:
+                self.errors.append(error)
+            finally:
+                self._bar.update()
+        return None
+
+
 @cache
 def _tls() -> ssl.SSLContext:
     """Read the certificates that httpx2 trusts, once for all clients."""
@@ -572,27 +612,58 @@ async def _exchange(
     """Post a payload, or get an address without one; return the status, the headers
     and the body.
     """
-    body, content = bytearray(), json.dumps(payload).encode()
-    sent: Any = (
-        {"content": content, "headers": {"Content-Type": "application/json"}} if payload else {}
-    )
-    async with client.stream("POST" if payload else "GET", url, **sent) as response:
+    if payload:
+        most_bytes = _MOST_BYTES
+        stream = client.stream(
+            "POST",
+            url,
+            content=json.dumps(payload).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+    else:
+        most_bytes = _MOST_BYTES_OF_MODELS
+        stream = client.stream("GET", url)
+    body = bytearray()
+    async with stream as response:
         async for part in response.aiter_raw():  # not decompressed
             body += part
-            if len(body) > (most := _MOST_BYTES if payload else _MOST_BYTES_OF_MODELS):
-                raise ValueError(f"it sends an answer of more than {most >> 20} MiB")
+            if len(body) > most_bytes:
+                raise ValueError(f"it sends an answer of more than {most_bytes >> 20} MiB")
         return response.status_code, response.headers, bytes(body)
 
 
+def _path(payload: dict[str, Any]) -> str:
+    """Return what a payload is sent to; without a payload the list of models is asked for."""
+    if not payload:
+        return "/models"
+    return "/chat/completions" if "messages" in payload else "/completions"
+
+
+def _refusal(status: int, body: bytes) -> str:
+    """Say with which status a server refuses, and what it says in JSON; pages for browsers are not
+    shown.
+    """
+    if status < 400:
+        return f"status {status}, a redirect: name the server that answers as --base-url"
+    try:
+        shown = json.dumps(json.loads(body[:_SHOWN_BYTES]), ensure_ascii=False)
+    except UNREADABLE:
+        return f"status {status}"
+    return f"status {status}: {shown}"
+
+
 def _problem(error: BaseException) -> str:
-    if not isinstance(error, ValidationError):
-        return (
-            str(error)
-            if type(error) is ValueError
-            else f"it sends a wrong answer ({type(error).__name__}: {error})"
-        )
-    name, problem = first_problem(error, include_input=False)  # which can be large
-    return f"it sends a wrong answer ({f'{name}: ' if name else ''}{problem['msg']})"
+    if isinstance(error, ValidationError):
+        key, problem = first_problem(error, include_input=False)  # which can be large
+        key_before = f"{key}: " if key else ""
+        return f"it sends a wrong answer ({key_before}{problem['msg']})"
+    if type(error) is ValueError:  # of a check here, with a sentence
+        return str(error)
+    return f"it sends a wrong answer ({type(error).__name__}: {error})"
+
+
+def _require_limit(name: str, value: float) -> None:
+    require_number(name, value, 0, 1e6, "of the requests", reason="more is no limit", positive=True)
 
 
 def _num_prompt_tokens(answer: _Answer) -> int | None:
@@ -612,58 +683,86 @@ def _text(answer: _Answer, num_asked: int | None = None, *, has_eos: bool = Fals
     is_withheld = choice.finish_reason == "content_filter"
     if not choice.finish_reason or (text is None and not is_withheld):
         raise ValueError("its answer has no text, or ends early, without a finish_reason")
+    # Some servers write 0 tokens instead of none.
     num_made = answer.usage.completion_tokens if answer.usage else None
-    if (
-        choice.finish_reason == "length" and num_asked is not None and num_made
-    ):  # some write 0 instead of none
-        is_withheld |= num_made < _LEAST_SHARE * num_asked
-    is_withheld |= has_eos and choice.finish_reason == "stop"
-    return text if text and text.strip() and not is_withheld else Unanswered(text or "")
+    if choice.finish_reason == "length" and num_asked is not None and num_made:
+        is_cut = num_made < _LEAST_SHARE * num_asked
+    else:
+        is_cut = has_eos and choice.finish_reason == "stop"
+    if is_withheld or is_cut or text is None or not text.strip():
+        return Unanswered(text or "")
+    return text
 
 
 def _scored(
     answer: _Answer, given: str | list[int], whole: str | list[int], num_ids: int, num_given: int
-) -> tuple[list[float], list[bool], bool]:
-    """Return the NLL and the greedy mark of each scored token, and whether they are those of the
-    document's ids.
+) -> _ScoredPrompt:
+    """Return the NLL and the greedy mark of each token of ``whole`` after ``given``.
+
+    ``num_ids`` and ``num_given`` are as in :meth:`ServerLM._scoring`. If they are known, the scored
+    part is found by counting, here of 4 ids, of which 2 are given::
+
+        echoed tokens           number of them     the first scored token
+        A  B  C  D              4                  4 - 4 + 2 = 2, C
+        <s>  A  B  C  D         5, with a BOS      5 - 4 + 2 = 3, C
+        A1  A2  A3  B  C  D     6, by others       unknown: it is found by characters
     """
+    # Reading: the echoed prompt comes first, then the token that had to be generated.
     logprobs = (answer.choices[0].logprobs if answer.choices else None) or _Logprobs()
-    if not (values := logprobs.token_logprobs):
+    values = logprobs.token_logprobs
+    if not values:
         raise ValueError("it gives no log-probabilities of the prompt (echo and logprobs)")
-    # The echoed prompt comes first, then the token that had to be generated.
-    tokens, top = logprobs.tokens, logprobs.top_logprobs or [None] * len(values)
+    tokens = logprobs.tokens
+    top = logprobs.top_logprobs or [None] * len(values)
     number = (answer.usage and answer.usage.prompt_tokens) or len(values) - 1
     if len(tokens) != len(values) or len(top) != len(values) or not 1 < number <= len(values):
         raise ValueError(
             f"it gives {len(values)} log-probabilities for {number} tokens of a prompt"
         )
-    # A token that is a part of a character cannot be read.
+    # Comparing: a token that is a part of a character cannot be read.
     echoed = "".join(tokens[:number])
     if isinstance(whole, list):
-        num_ids, num_given = len(whole), len(given)
+        num_ids = len(whole)
+        num_given = len(given)
     elif whole.strip() not in echoed and "\ufffd" not in echoed and "bytes:" not in echoed:
         raise ValueError("it echoes another prompt than was sent")
-    # Where the scored part starts: counted from the end if ids are known, else by characters.
+    # Finding the scored part: counted from the end if ids are known, else by characters.
     exact = number - num_ids in (0, 1)  # 1: the server puts a BOS first
-    first = number - num_ids + num_given
     if isinstance(whole, str) and not exact:
-        # More characters are echoed if a BOS is written out ("<s>the river"), fewer if a space in
-        # front was stripped.
-        text = whole.strip()
-        num_added = echoed.index(text) - whole.index(text) if text in echoed else 0
-        first = bisect_left([*accumulate(map(len, tokens), initial=0)], num_added + len(given))
-    # Each value must be possible, so that a wrong count of the server is noticed.
-    nll, greedy = [], []
+        first = _first_after(len(given), whole, echoed, tokens)
+    else:
+        first = number - num_ids + num_given
+    # Scoring: each value must be possible, so that a wrong count of the server is noticed.
+    nll = []
+    greedy = []
     for value, best in zip(values[first:number], top[first:number], strict=True):
         if value is None:
             raise ValueError(f"it gives {value!r} as a log-probability")
-        if best and sum(map(math.exp, best.values())) > 1 + _ROUNDING:
+        log_probabilities = [] if best is None else list(best.values())
+        if sum(math.exp(other) for other in log_probabilities) > 1 + _ROUNDING:
             raise ValueError("it gives probabilities of more than 1 together")
+        highest = max(log_probabilities, default=0)
         nll.append(-min(0.0, value))
-        greedy.append(best is None or value >= max(best.values(), default=0) - _ROUNDING)
+        greedy.append(best is None or value >= highest - _ROUNDING)
     if not any(nll):
         raise ValueError("it gives log-probabilities that are all 0")
-    return nll, greedy, exact
+    return _ScoredPrompt(nll, greedy, exact)
+
+
+def _first_after(num_characters: int, whole: str, echoed: str, tokens: Sequence[str]) -> int:
+    """Return the first token that starts after so many characters of the text that was sent.
+
+    More characters are echoed if a BOS is written out, fewer if a space in front was stripped::
+
+        sent       "the river bends", of which 9 are given
+        echoed     "<s>the river bends": 3 more, so that the first 12 are given
+        tokens     "<s>" "the" " river" " bends"
+        starts      0     3     6        12          the first token is number 3, " bends"
+    """
+    text = whole.strip()
+    num_added = echoed.index(text) - whole.index(text) if text in echoed else 0
+    starts = list(accumulate((len(token) for token in tokens), initial=0))
+    return bisect_left(starts, num_added + num_characters)
 
 
 def _sent(prompt: str) -> str | list[int]:
@@ -671,5 +770,5 @@ def _sent(prompt: str) -> str | list[int]:
 
 
 def _name(doc: dict[str, Any]) -> str:
-    attack = f" by {doc['attack']}" if doc.get("attack") else ""
-    return f"{doc.get('passage_id', 'a document')}{attack}"
+    passage = doc.get("passage_id", "a document")
+    return f"{passage} by {doc['attack']}" if doc.get("attack") else str(passage)
