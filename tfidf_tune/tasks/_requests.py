@@ -44,8 +44,7 @@ def parse_token_ids(text: str) -> list[int]:
     if not all(word.isdecimal() for word in words):
         raise ValueError(
             f"expected token ids as numbers, got {text[:80]!r}: use `tfidf-tune eval`, or "
-            f"`tfidf-tune tasks "
-            "--token-ids-tokenizer`, without chat template and system"
+            "`tfidf-tune tasks --token-ids-tokenizer`, without chat template and system"
         )
     return [int(word) for word in words]
 
@@ -65,7 +64,8 @@ def save_token_ids_tokenizer(name: str, folder: str | os.PathLike[str]) -> None:
         FileExistsError, FileNotFoundError, ValueError: If ``folder`` is not empty, or ``name`` has
             no tokenizer.
     """
-    if (folder := Path(folder).expanduser()).exists() and any(folder.iterdir()):
+    folder = Path(folder).expanduser()
+    if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(
             f"{str(folder)!r} already exists and is not empty: name another folder"
         )
@@ -77,14 +77,15 @@ def save_token_ids_tokenizer(name: str, folder: str | os.PathLike[str]) -> None:
         num_embeddings = 0
     size = max(original.vocab_size, num_embeddings)
     # The decimal form of each id, except EOS, which the harness looks for as text.
-    vocab = {(_EOS if i == original.eos_id else str(i)): i for i in range(size)}
+    vocab = {}
+    for token_id in range(size):
+        text = _EOS if token_id == original.eos_id else str(token_id)
+        vocab[text] = token_id
     # No token for unknown words: everything but numbers is refused.
     tokenizer = Tokenizer(models.WordLevel(vocab))
+    eos_as_number = Regex(rf"(?<!\d){original.eos_id}(?!\d)")
     tokenizer.normalizer = normalizers.Sequence(
-        [
-            normalizers.Replace(_OPENING, ""),
-            normalizers.Replace(Regex(rf"(?<!\d){original.eos_id}(?!\d)"), _EOS),
-        ]
+        [normalizers.Replace(_OPENING, ""), normalizers.Replace(eos_as_number, _EOS)]
     )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_EOS, pad_token=_EOS)
@@ -123,18 +124,16 @@ class TokenIdPrompts:
         if self.positions is not None and num_tokens > self.positions:
             raise ValueError(
                 f"sequences of {num_tokens} tokens exceed the model's limit of {self.positions}: "
-                f"lower {shorten} by "
-                f"{num_tokens - self.positions} or more"
+                f"lower {shorten} by {num_tokens - self.positions} or more"
             )
 
     @property
     def bos_ids(self) -> list[int]:
         """BOS, if the model gets it before ids; else no ids."""
-        return (
-            [self.tokenizer.bos_id]
-            if self.settings["bos"] and self.tokenizer.bos_id is not None
-            else []
-        )
+        bos_id = self.tokenizer.bos_id
+        if self.settings["bos"] and bos_id is not None:
+            return [bos_id]
+        return []
 
     def with_bos(self, ids: Sequence[int]) -> list[int]:
         """Return ids as the model gets them: after BOS, unless they have it or the
@@ -154,8 +153,12 @@ class TokenIdPrompts:
 
     def document(self, ids: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
         """Return the fields of a document that asks for a continuation of ids."""
-        lengths = {"num_prompt_tokens": len(ids), "max_new_tokens": max_new_tokens}
-        return {"request": self.request(ids), "round_trip": self.is_exact(ids), **lengths}
+        return {
+            "request": self.request(ids),
+            "round_trip": self.is_exact(ids),
+            "num_prompt_tokens": len(ids),
+            "max_new_tokens": max_new_tokens,
+        }
 
     @property
     def advice(self) -> str:
@@ -180,12 +183,12 @@ class TokenIdPrompts:
         ``num_predictions`` are the scored tokens as the model sees them; ``round_trip`` is whether
         it sees these ids.
         """
-        continuation = " " + " ".join(map(str, ids[num_given:]))
-        sent = {
+        return {
             "request": token_ids_request(self.with_bos(ids[:num_given])),
-            "continuation": continuation,
+            "continuation": " " + " ".join(map(str, ids[num_given:])),
+            "num_predictions": len(ids) - num_given,
+            "round_trip": True,
         }
-        return {**sent, "num_predictions": len(ids) - num_given, "round_trip": True}
 
     def response_ids(
         self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]
@@ -212,23 +215,21 @@ class TextPrompts(TokenIdPrompts):
         if self.is_served:
             return (
                 "the model sees different token ids: the text is tokenized for the server, perhaps "
-                "with a BOS, which "
-                "no setting here changes; if it takes token ids, as vLLM and SGLang do, send "
-                "these: --send ids of an "
-                "audit, or --metadata prompts=ids_to_text and a tokenizer of `tfidf-tune tasks "
-                "--token-ids-tokenizer` "
-                "in an evaluation"
+                "with a BOS, which no setting here changes; if it takes token ids, as vLLM and "
+                "SGLang do, send these: --send ids of an audit, or --metadata prompts=ids_to_text "
+                "and a tokenizer of `tfidf-tune tasks --token-ids-tokenizer` in an evaluation"
             )
         # How the same model gets ids, by the harness's name for what loads it.
-        sends_ids = {
-            "hf": "`tfidf-tune eval` without --model",
-            "vllm": "--model tfidf-vllm of `tfidf-tune eval`",
-            "tfidf-hf": "an evaluation without prompts=text",
-            "tfidf-vllm": "an evaluation without prompts=text",
-        }.get(
-            self.backend,
-            "`tfidf-tune eval` or a tokenizer of `tfidf-tune tasks --token-ids-tokenizer`",
-        )
+        if self.backend == "hf":
+            sends_ids = "`tfidf-tune eval` without --model"
+        elif self.backend == "vllm":
+            sends_ids = "--model tfidf-vllm of `tfidf-tune eval`"
+        elif self.backend in ("tfidf-hf", "tfidf-vllm"):
+            sends_ids = "an evaluation without prompts=text"
+        else:
+            sends_ids = (
+                "`tfidf-tune eval` or a tokenizer of `tfidf-tune tasks --token-ids-tokenizer`"
+            )
         may_add_bos = ""
         if self.settings["bos"] is not False:
             may_add_bos = (
@@ -251,22 +252,22 @@ class TextPrompts(TokenIdPrompts):
         # The harness needs a context that is not empty and does not end in a space.
         for number in range(num_given, len(ids)):
             context = self._text(ids[:number])
-            if (
-                context
-                and not context[-1].isspace()
-                and text.startswith(context)
-                and len(context) < len(text)
-            ):
+            is_shorter = text.startswith(context) and len(context) < len(text)
+            if is_shorter and context and not context[-1].isspace():
                 break
         else:
             raise ValueError(
                 f"a block of {len(ids)} tokens reads {text[:80]!r}: it leaves no text to predict"
             )
         # The harness tokenizes both, and scores what the second has more.
-        given, scored = self._seen(context), self._seen(text)
-        is_exact = scored == list(ids) and given == list(ids[:num_given])
-        sent = {"request": context, "continuation": text[len(context) :]}
-        return {**sent, "num_predictions": len(scored) - len(given), "round_trip": is_exact}
+        given = self._seen(context)
+        scored = self._seen(text)
+        return {
+            "request": context,
+            "continuation": text[len(context) :],
+            "num_predictions": len(scored) - len(given),
+            "round_trip": scored == list(ids) and given == list(ids[:num_given]),
+        }
 
     def response_ids(
         self, response: str, prompt_ids: Sequence[int], reference_ids: Sequence[int]
@@ -274,24 +275,19 @@ class TextPrompts(TokenIdPrompts):
         # A continuation tokenized by itself can start with another token than after its prompt, and
         # SentencePiece drops the space it started with. So it is tokenized in these ways, and the
         # one nearest to the reference counts.
-        readings = [
-            self.tokenizer.encode(
-                response, add_bos=False, add_eos=False, trim_leading_whitespace=trimmed
-            )
-            for trimmed in (False, True)
-        ]
-        joined = self.tokenizer.encode(
-            self._text(prompt_ids) + response, add_bos=False, add_eos=False
-        )
+        encode = functools.partial(self.tokenizer.encode, add_bos=False, add_eos=False)
+        readings = [encode(response), encode(response, trim_leading_whitespace=True)]
+        given = self._text(prompt_ids)
+        joined = encode(given + response)
         if joined[: len(prompt_ids)] == list(prompt_ids):
             readings.append(joined[len(prompt_ids) :])
         # A server may strip the white space that an answer begins with: one more reading, with that
         # of the reference.
-        whole, given = self._text([*prompt_ids, *reference_ids]), self._text(prompt_ids)
+        whole = self._text([*prompt_ids, *reference_ids])
         truth = whole[len(given) :] if whole.startswith(given) else self._text(reference_ids)
         space = truth[: len(truth) - len(truth.lstrip())]
         if space and response and not response.startswith(space):
-            readings.append(self.tokenizer.encode(space + response, add_bos=False, add_eos=False))
+            readings.append(encode(space + response))
         return max(readings, key=lambda ids: longest_prefix_match(ids, reference_ids))
 
     def response_text(self, response: str) -> str:
@@ -307,10 +303,10 @@ class TextPrompts(TokenIdPrompts):
     def _seen(self, text: str) -> list[int]:
         """Return the ids of a text as HFLM encodes it: it adds no BOS if there is one."""
         bos = self.harness_tokenizer.bos_token
-        adds = self.settings["bos"] is not False and not (bos and text.startswith(bos))
-        ids: list[int] = self.harness_tokenizer(text, add_special_tokens=adds, verbose=False)[
-            "input_ids"
-        ]
+        has_bos = bool(bos) and text.startswith(bos)
+        adds = self.settings["bos"] is not False and not has_bos
+        encoded = self.harness_tokenizer(text, add_special_tokens=adds, verbose=False)
+        ids: list[int] = encoded["input_ids"]
         return ids
 
 
@@ -323,8 +319,7 @@ class IdsToTextPrompts(TextPrompts):
     def advice(self) -> str:
         return (
             "the model sees the ids of each prompt, but an answer with the ids of the passage is "
-            "read as others: "
-            "measures can differ by about a token"
+            "read as others: measures can differ by about a token"
         )
 
     bos_ids = TokenIdPrompts.bos_ids
@@ -342,10 +337,14 @@ def prompts_of(doc: Mapping[str, Any]) -> TokenIdPrompts:
 def cached_prompts(name: str, prompts: str, bos: bool | None) -> TokenIdPrompts:
     """Load a tokenizer; empty this cache if another one may be in a folder of the same name."""
     settings = {"tokenizer": name, "prompts": prompts, "bos": bos}
+    tokenizer = hf_tokenizer(name)
     if prompts == "token_ids":
-        return TokenIdPrompts(settings, hf_tokenizer(name))
-    kind = IdsToTextPrompts if prompts == "ids_to_text" else TextPrompts
+        return TokenIdPrompts(settings, tokenizer)
+    # None lets transformers ask on the terminal whether to run code of the model.
     arguments: dict[str, Any] = {"trust_remote_code": False}
     if bos is not None and prompts == "text":
         arguments["add_bos_token"] = bos
-    return kind(settings, hf_tokenizer(name), AutoTokenizer.from_pretrained(name, **arguments))
+    harness_tokenizer = AutoTokenizer.from_pretrained(name, **arguments)
+    if prompts == "ids_to_text":
+        return IdsToTextPrompts(settings, tokenizer, harness_tokenizer)
+    return TextPrompts(settings, tokenizer, harness_tokenizer)

@@ -32,12 +32,10 @@ class PromptTask(ConfigurableTask):  # type: ignore[misc]
         number = generation.pop("num_samples", 1)
         arguments: Any = (doc["request"], doc.get("continuation"))
         if self.OUTPUT_TYPE == "generate_until":
-            settings = {
-                **self.config.generation_kwargs,
-                **generation,
-                "max_gen_toks": doc["max_new_tokens"],
-            }
+            settings = self.config.generation_kwargs | generation
+            settings["max_gen_toks"] = doc["max_new_tokens"]
             arguments = (doc["request"], settings)
+        # Options of the harness name the task and the document; the request has no template.
         named = {name: value for name, value in options.items() if "chat_template" not in name}
         return [
             Instance(self.OUTPUT_TYPE, doc, arguments, index, **named) for index in range(number)
@@ -53,19 +51,17 @@ def task_documents(
     At least one row, all with the same keys, ``round_trip`` among them; ``unit`` names them in the
     warning.
     """
-    if num_lost := sum(not row["round_trip"] for row in rows):
-        logger.warning("%d of %d %s change as text: %s", num_lost, len(rows), unit, prompts.advice)
-    if prompts.settings["prompts"] != "text" and prompts.settings["bos"] is None:
-        measured = (
-            ""
-            if prompts.is_served
-            else ", or use `tfidf-tune eval` without --model, which measures it"
+    changed = [row for row in rows if not row["round_trip"]]
+    if changed:
+        logger.warning(
+            "%d of %d %s change as text: %s", len(changed), len(rows), unit, prompts.advice
         )
+    if prompts.settings["prompts"] != "text" and prompts.settings["bos"] is None:
+        measured = ", or use `tfidf-tune eval` without --model, which measures it"
         logger.warning(
             "it is unknown if the model was trained with BOS before each text, and it gets none: "
-            "give --metadata "
-            "bos=true or bos=false%s",
-            measured,
+            "give --metadata bos=true or bos=false%s",
+            "" if prompts.is_served else measured,
         )
     shared = {"vocab_size": prompts.tokenizer.vocab_size} | prompts.settings
     return {"test": Dataset.from_list([row | shared for row in rows])}

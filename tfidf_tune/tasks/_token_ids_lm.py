@@ -72,8 +72,7 @@ class TokenIdRequests(LM):  # type: ignore[misc]
         if len(ids) + num_new > self.max_length:
             raise ValueError(
                 f"a prompt and its continuation are {len(ids) + num_new} tokens together, more "
-                f"than the model's "
-                f"{self.max_length}: shorten the prompts or generate less"
+                f"than the model's {self.max_length}: shorten the prompts or generate less"
             )
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -89,47 +88,52 @@ class TokenIdRequests(LM):  # type: ignore[misc]
         return _divided(requests, self._scored, super().loglikelihood, disable_tqdm)
 
     def _continued(self, requests: Sequence[Instance], disable_tqdm: bool) -> list[str]:
-        same: dict[str, list[int]] = defaultdict(list)  # samples of one prompt are made together
+        # Samples of a prompt are made together.
+        same: dict[str, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             same[json.dumps(request.args)].append(index)
-        # A prompt and how it is continued: by the document, because --gen_kwargs are for all tasks
-        # of a run.
-        asked = []
-        for indices in same.values():
-            first = requests[indices[0]]
-            prompt, arguments = first.args
-            kwargs, generation = (
-                normalize_gen_kwargs(arguments),
-                dict((first.doc or {}).get("generation") or {}),
-            )
-            if kwargs["do_sample"] and not generation:
-                raise ValueError(
-                    f"prompts of token ids are not sampled by --gen_kwargs {arguments}: leave it "
-                    f"out, give "
-                    "--metadata num_samples=..., or use --model hf"
-                )
-            ids, num_tokens = parse_token_ids(prompt), int(kwargs["max_gen_toks"])
-            self.check_ids(ids, num_tokens)
-            generation.pop("num_samples", None)
-            number = len(indices) if generation.get("do_sample") else 1
-            end = end_of((first.doc or {}).get("reference_ids") or (), self.eot_token_id)
-            asked.append(Asked(ids, num_tokens, generation, number, end))
+        groups = list(same.values())
+        asked = [self._asked(requests[indices[0]], len(indices)) for indices in groups]
         try:
             continued = self.continue_ids(asked, disable_tqdm)
         except NonFiniteLogits as error:
-            of_prompt = requests[[*same.values()][error.index][0]]
-            raise NonFiniteLogits(error.index, error.dtype, _name(of_prompt)) from error
+            diverged = requests[groups[error.index][0]]
+            raise NonFiniteLogits(error.index, error.dtype, _name(diverged)) from error
         # Numbers are what the tasks read; a single continuation answers all requests for it.
         responses: dict[int, str] = {}
-        for indices, prompt, rows in zip(same.values(), asked, continued, strict=True):
+        for indices, prompt, rows in zip(groups, asked, continued, strict=True):
             texts = [" ".join(map(str, before_eos(row, prompt.eos_id))) for row in rows]
             responses |= zip(indices, cycle(texts), strict=False)
         return [responses[index] for index in range(len(requests))]
 
+    def _asked(self, request: Instance, number: int) -> Asked:
+        """Return the prompt of requests that are equal, and how it is continued: by the document,
+        because --gen_kwargs are for all tasks of a run.
+        """
+        prompt, arguments = request.args
+        doc = request.doc or {}
+        kwargs = normalize_gen_kwargs(arguments)
+        generation = dict(doc.get("generation") or {})
+        if kwargs["do_sample"] and not generation:
+            raise ValueError(
+                f"prompts of token ids are not sampled by --gen_kwargs {arguments}: leave it out, "
+                "give --metadata num_samples=..., or use --model hf"
+            )
+        ids = parse_token_ids(prompt)
+        num_tokens = int(kwargs["max_gen_toks"])
+        self.check_ids(ids, num_tokens)
+        generation.pop("num_samples", None)
+        if not generation.get("do_sample"):
+            number = 1
+        eos_id = end_of(doc.get("reference_ids") or (), self.eot_token_id)
+        return Asked(ids, num_tokens, generation, number, eos_id)
+
     def _scored(self, requests: Sequence[Instance], disable_tqdm: bool) -> list[tuple[float, bool]]:
         pairs = []
         for request in requests:
-            given, scored = map(parse_token_ids, request.args)
+            context, continuation = request.args
+            given = parse_token_ids(context)
+            scored = parse_token_ids(continuation)
             self.check_ids(given + scored, self.num_new_when_scored)
             pairs.append((given, scored))
         try:
@@ -153,11 +157,19 @@ def _divided(
     """Let one function answer the requests of token ids, and another the rest; return the answers
     in order.
     """
-    has_ids = [is_token_ids_request(request.args[0]) for request in requests]
-    answers = {}
-    for kind, function in ((True, answer), (False, answer_others)):
-        chosen = [
-            request for request, of_ids in zip(requests, has_ids, strict=True) if of_ids == kind
-        ]
-        answers[kind] = iter(function(chosen, disable_tqdm) if chosen else [])
-    return [next(answers[kind]) for kind in has_ids]
+    with_ids = []
+    others = []
+    for request in requests:
+        if is_token_ids_request(request.args[0]):
+            with_ids.append(request)
+        else:
+            others.append(request)
+    answers = iter(answer(with_ids, disable_tqdm) if with_ids else [])
+    answers_to_others = iter(answer_others(others, disable_tqdm) if others else [])
+    in_order = []
+    for request in requests:
+        if is_token_ids_request(request.args[0]):
+            in_order.append(next(answers))
+        else:
+            in_order.append(next(answers_to_others))
+    return in_order

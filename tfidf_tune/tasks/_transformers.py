@@ -99,49 +99,51 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
         self, pairs: Sequence[tuple[list[int], list[int]]], disable_tqdm: bool
     ) -> list[TokenLikelihoods]:
         """Score complete texts, and leave out what was given."""
-        with tqdm(
-            total=len(pairs), disable=disable_tqdm or self.rank != 0, desc="Scoring token ids"
-        ) as bar:
-            texts = [given + scored for given, scored in pairs]
-            scored: Any = token_likelihoods(
+        is_silent = disable_tqdm or self.rank != 0
+        texts = [given + scored for given, scored in pairs]
+        with tqdm(total=len(pairs), disable=is_silent, desc="Scoring token ids") as bar:
+            likelihoods = token_likelihoods(
                 self.model, texts, batch_size=self._num_together, progress=bar.update
             )
-        starts = [len(given) - 1 for given, _ in pairs]
-        return [
-            TokenLikelihoods(*(each[at:] for each in tokens))
-            for at, tokens in zip(starts, scored, strict=True)
-        ]
+        scores = []
+        for (given, _), tokens in zip(pairs, likelihoods, strict=True):
+            start = len(given) - 1  # the first token of a text has no likelihood
+            standardized = tokens.standardized
+            if standardized is not None:
+                standardized = standardized[start:]
+            scores.append(TokenLikelihoods(tokens.nll[start:], standardized, tokens.greedy[start:]))
+        return scores
 
     def continue_ids(self, asked: Sequence[Asked], disable_tqdm: bool) -> list[list[list[int]]]:
         """Continue prompts greedily in batches; sample, and search with beams, one prompt at a
         time.
         """
-        # Batches of one length each (most_apart=0), so that a result does not depend on the other
-        # prompts.
+        is_silent = disable_tqdm or self.rank != 0
         total = sum(request.number for request in asked)
-        with tqdm(
-            total=total, disable=disable_tqdm or self.rank != 0, desc="Continuing token ids"
-        ) as bar:
-            rows: dict[int, list[list[int]]] = {}
-            for end in dict.fromkeys(request.eos_id for request in asked):
-                greedy = [
-                    i
-                    for i, request in enumerate(asked)
-                    if not request.generation and request.eos_id == end
-                ]
-                advance = partial(_advance, bar, bar.n)
+        # Prompts that end by the same id are continued together.
+        greedy: dict[int | None, list[int]] = {}
+        for i, request in enumerate(asked):
+            indices = greedy.setdefault(request.eos_id, [])
+            if not request.generation:
+                indices.append(i)
+        rows: dict[int, list[list[int]]] = {}
+        with tqdm(total=total, disable=is_silent, desc="Continuing token ids") as bar:
+            for eos_id, indices in greedy.items():
                 try:
                     made = continue_prompts(
-                        partial(greedy_continuations, self.model, eos_id=end),
-                        [asked[i].ids for i in greedy],
-                        [asked[i].num_tokens for i in greedy],
+                        partial(greedy_continuations, self.model, eos_id=eos_id),
+                        [asked[i].ids for i in indices],
+                        [asked[i].num_tokens for i in indices],
                         batch_size=self._num_together,
+                        # Batches of one length each, so that a result does not depend on the other
+                        # prompts.
                         most_apart=0,
-                        progress=advance,
+                        progress=partial(_advance, bar, bar.n),
                     )
                 except NonFiniteLogits as error:
-                    raise NonFiniteLogits(greedy[error.index], error.dtype) from error
-                rows |= {i: [ids] for i, ids in zip(greedy, made, strict=True)}
+                    raise NonFiniteLogits(indices[error.index], error.dtype) from error
+                for i, ids in zip(indices, made, strict=True):
+                    rows[i] = [ids]
             for i, request in enumerate(asked):
                 if not request.generation:
                     continue

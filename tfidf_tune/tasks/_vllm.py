@@ -34,14 +34,13 @@ class TokenExactVLLM(TokenIdRequests, VLLM):  # type: ignore[misc]
         arguments = on_base_model({"pretrained": pretrained, **kwargs})
         for name in ("device", "max_batch_size"):  # of the harness
             arguments.pop(name, None)
-        if adapter := arguments.pop("peft", None):
-            rank = int(
-                json.loads((Path(adapter) / "adapter_config.json").read_text(encoding="utf-8")).get(
-                    "r", 0
-                )
-            )
+        adapter = arguments.pop("peft", None)
+        if adapter:
+            file = Path(adapter) / "adapter_config.json"
+            rank = int(json.loads(file.read_text(encoding="utf-8")).get("r", 0))
             largest = next((size for size in _RANKS if size >= rank), rank)
-            arguments = {"max_lora_rank": largest} | arguments | {"lora_local_path": str(adapter)}
+            arguments.setdefault("max_lora_rank", largest)
+            arguments["lora_local_path"] = str(adapter)
         super().__init__(**arguments)
 
     def continue_ids(self, asked: Sequence[Asked], disable_tqdm: bool) -> list[list[list[int]]]:
@@ -57,13 +56,12 @@ class TokenExactVLLM(TokenIdRequests, VLLM):  # type: ignore[misc]
     ) -> list[TokenLikelihoods]:
         """Score texts, without Min-K%++, which needs all logits."""
         answers = self._model_generate([given + scored for given, scored in pairs])
-        scores = [
-            _scored(len(given), scored, answer)
-            for (given, scored), answer in zip(pairs, answers, strict=True)
-        ]
-        for index, tokens in enumerate(scores):
+        scores = []
+        for (given, scored), answer in zip(pairs, answers, strict=True):
+            tokens = _scored(len(given), scored, answer)
             if np.isnan(tokens.nll).any():
-                raise NonFiniteLogits(index, self.model.llm_engine.model_config.dtype)
+                raise NonFiniteLogits(len(scores), self.model.llm_engine.model_config.dtype)
+            scores.append(tokens)
         return scores
 
 
@@ -100,7 +98,9 @@ def _sampling_params(asked: Asked) -> SamplingParams:
 
 def _scored(num_given: int, ids: Sequence[int], answer: Any) -> TokenLikelihoods:
     # vLLM returns the likeliest tokens of each position, and the prompt's token with its rank.
-    values = answer.prompt_logprobs[num_given:]
-    nll = np.array([-best[token].logprob for token, best in zip(ids, values, strict=True)])
-    greedy = np.array([best[token].rank == 1 for token, best in zip(ids, values, strict=True)])
-    return TokenLikelihoods(nll, None, greedy)
+    nll = []
+    greedy = []
+    for token, likeliest in zip(ids, answer.prompt_logprobs[num_given:], strict=True):
+        nll.append(-likeliest[token].logprob)
+        greedy.append(likeliest[token].rank == 1)
+    return TokenLikelihoods(np.array(nll), None, np.array(greedy))

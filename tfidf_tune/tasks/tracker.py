@@ -57,11 +57,9 @@ class CompleteTracker(EvaluationTracker):  # type: ignore[misc]
         """Read a file that was written; remove all files of this evaluation if that fails."""
         path = Path(self.output_path)
         # As the harness names it.
-        folder = (
-            path.parent
-            if path.suffix == ".json"
-            else path / self.general_config_tracker.model_name_sanitized
-        )
+        folder = path.parent
+        if path.suffix != ".json":
+            folder = path / self.general_config_tracker.model_name_sanitized
         try:
             read((folder / name).read_bytes())
         except (OSError, ValueError) as error:
@@ -69,6 +67,5 @@ class CompleteTracker(EvaluationTracker):  # type: ignore[misc]
                 file.unlink()
             raise OSError(
                 f"the results could not be written completely to {path}, and nothing of them is "
-                f"left there: make "
-                "room, or choose another output_path, and evaluate again"
+                "left there: make room, or choose another output_path, and evaluate again"
             ) from error
