@@ -38,51 +38,42 @@ def documents(
 
     Prompt and truncation are those of :func:`tfidf_tune.data.cnn_dailymail_dataset`.
     """
-    max_new_tokens, max_source_tokens = (
-        cnn_dailymail_max_new_tokens,
-        cnn_dailymail_max_source_tokens,
-    )
+    max_new_tokens = cnn_dailymail_max_new_tokens
+    max_source_tokens = cnn_dailymail_max_source_tokens
     check_at_least(
         1,
         cnn_dailymail_max_new_tokens=max_new_tokens,
         cnn_dailymail_max_source_tokens=max_source_tokens,
     )
-    check_at_least(
-        1, bertscore_num_layers=1 if bertscore_num_layers is None else bertscore_num_layers
-    )
+    if bertscore_num_layers is not None:
+        check_at_least(1, bertscore_num_layers=bertscore_num_layers)
     prompts = prompts_for(metadata)
     prompts.check_length(max_source_tokens + max_new_tokens, "cnn_dailymail_max_source_tokens")
     # Rows without a text are left out; an id is the row's number if the data set has none.
-    place = TextSource(cnn_dailymail_source, cnn_dailymail_name, cnn_dailymail_split)
-    complete = [
-        {
-            "id": str(row.get("id") or number),
-            "article": row["article"],
-            "highlights": row["highlights"].strip(),
-        }
-        for number, row in enumerate(
-            article.columns for article in load_rows(place, NEWS_COLUMNS, ["id"])
-        )
-        if (row["article"] or "").strip() and (row["highlights"] or "").strip()
-    ]
-    if not complete:
+    source = TextSource(cnn_dailymail_source, cnn_dailymail_name, cnn_dailymail_split)
+    articles = []
+    examples = []
+    for number, row in enumerate(load_rows(source, NEWS_COLUMNS, ["id"])):
+        article = row.columns["article"] or ""
+        highlights = (row.columns["highlights"] or "").strip()
+        if article.strip() and highlights:
+            articles.append(article)
+            examples.append({"id": str(row.columns.get("id") or number), "highlights": highlights})
+    if not examples:
         raise ValueError(
             f"{cnn_dailymail_source!r} has no article with highlights: name another "
-            f"cnn_dailymail_source"
+            "cnn_dailymail_source"
         )
-    instructions = [summarization_prompt] * len(complete)
-    texts = [example.pop("article") for example in complete]
-    all_ids, cut = encode_prompts(prompts.tokenizer, instructions, texts, max_source_tokens)
-    bertscore = {"bertscore_model": bertscore_model, "bertscore_num_layers": bertscore_num_layers}
-    rows = [
-        {
-            **example,
-            **prompts.document(ids, max_new_tokens),
-            "article_cut": index in cut,
-            **bertscore,
-        }
-        for index, (example, ids) in enumerate(zip(complete, all_ids, strict=True))
-    ]
+    # Long articles are cut, as in training.
+    instructions = [summarization_prompt] * len(examples)
+    all_ids, cut = encode_prompts(prompts.tokenizer, instructions, articles, max_source_tokens)
+    rows = []
+    for index, (example, ids) in enumerate(zip(examples, all_ids, strict=True)):
+        document: dict[str, Any] = example | prompts.document(ids, max_new_tokens)
+        document["article_cut"] = index in cut
+        document["bertscore_model"] = bertscore_model
+        document["bertscore_num_layers"] = bertscore_num_layers
+        rows.append(document)
     return task_documents(rows, "prompts", prompts)
 
 
@@ -92,25 +83,29 @@ def process_results(doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
     ``results`` holds the summary with its BERTScore, see :class:`BERTScoreFilter`; a missing one
     becomes the reason.
     """
-    # The comparison reads these fields; _documents.SummaryDocument checks them.
+    # The comparison reads these fields; sample_fields.SummaryDocument checks them.
     doc |= results[0]
     doc |= rouge_scores(doc["prediction"], doc["highlights"])
+    bertscore = doc["bertscore_f1"]
+    if bertscore is None:
+        bertscore = doc["bertscore_missing"]
     return {
         "rouge1": doc["rouge1"],
         "rouge2": doc["rouge2"],
         "rougeL": doc["rouge_l"],
-        "bertscore_f1": doc["bertscore_missing"]
-        if doc["bertscore_f1"] is None
-        else doc["bertscore_f1"],
+        "bertscore_f1": bertscore,
         "round_trip": float(doc["round_trip"]),
     }
 
 
 def bertscore_mean(values: Sequence[float | str]) -> float | str:
     """Return the mean of BERTScores, or ``missing: `` and the first reason among them."""
-    scores = [value for value in values if not isinstance(value, str)]
-    reasons = [value for value in values if isinstance(value, str)]
-    return f"missing: {reasons[0]}" if reasons else sum(scores) / len(scores)
+    scores = []
+    for value in values:
+        if isinstance(value, str):
+            return f"missing: {value}"
+        scores.append(value)
+    return sum(scores) / len(scores)
 
 
 class BERTScoreFilter(Filter):  # type: ignore[misc]
@@ -124,22 +119,23 @@ class BERTScoreFilter(Filter):  # type: ignore[misc]
         """Return for each document ``prediction``, ``bertscore_f1`` × 100 or None, and
         ``bertscore_missing``, why.
         """
-        predictions = [
-            prompts_of(doc).response_text(said[0]).strip()
-            for said, doc in zip(resps, docs, strict=True)
-        ]
+        predictions = []
+        for responses, doc in zip(resps, docs, strict=True):
+            summary = prompts_of(doc).response_text(responses[0])
+            predictions.append(summary.strip())
         references = [doc["highlights"] for doc in docs]
         scores = _bertscores(
             predictions, references, docs[0]["bertscore_model"], docs[0]["bertscore_num_layers"]
         )
-        missing = scores if isinstance(scores, str) else None
-        if missing is not None:
-            logger.warning("BERTScore is missing: %s", missing)
+        if isinstance(scores, str):
+            logger.warning("BERTScore is missing: %s", scores)
+            return [
+                {"prediction": prediction, "bertscore_f1": None, "bertscore_missing": scores}
+                for prediction in predictions
+            ]
         return [
-            {"prediction": prediction, "bertscore_f1": score, "bertscore_missing": missing}
-            for prediction, score in zip(
-                predictions, [None] * len(docs) if missing else scores, strict=True
-            )
+            {"prediction": prediction, "bertscore_f1": score, "bertscore_missing": None}
+            for prediction, score in zip(predictions, scores, strict=True)
         ]
 
 
@@ -154,7 +150,9 @@ def _bertscores(
         from bert_score.utils import model2layers
     except ImportError:
         return "bert-score is not installed: pip install 'tfidf-tune[bertscore]'"
-    if num_layers is None and (num_layers := model2layers.get(Path(model).name)) is None:
+    if num_layers is None:
+        num_layers = model2layers.get(Path(model).name)
+    if num_layers is None:
         return f"bert-score has no default layer for {model}: set bertscore_num_layers"
     try:
         # bert-score would let transformers ask whether to run code of the model.
@@ -169,6 +167,12 @@ def _bertscores(
         # request for it.
         scorer._tokenizer = AutoTokenizer.from_pretrained(model, add_prefix_space=True)
     # bert-score fails on an empty text, which scores 0.
-    filled = [pair for pair in zip(predictions, references, strict=True) if pair[0]]
-    f1 = iter(scorer.score(*map(list, zip(*filled, strict=True)))[2].tolist() if filled else [])
-    return [100.0 * next(f1) if prediction else 0.0 for prediction in predictions]
+    scores = [0.0] * len(predictions)
+    filled = [index for index, prediction in enumerate(predictions) if prediction]
+    if filled:
+        summaries = [predictions[index] for index in filled]
+        highlights = [references[index] for index in filled]
+        f1 = scorer.score(summaries, highlights)[2].tolist()
+        for index, score in zip(filled, f1, strict=True):
+            scores[index] = 100.0 * score
+    return scores

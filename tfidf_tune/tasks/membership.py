@@ -27,6 +27,7 @@ from tfidf_tune.probe.membership_scores import (
     zlib_score,
 )
 from tfidf_tune.tasks._kept import kept
+from tfidf_tune.tasks._requests import TokenIdPrompts
 from tfidf_tune.tasks._task import task_documents
 from tfidf_tune.tasks.memorization import probed, whole_numbers
 
@@ -51,19 +52,28 @@ def documents(
     prompts, passages = probed(metadata, probe_file, offset + max(lengths))
     rows: list[dict[str, Any]] = []
     num_bos = len(prompts.bos_ids)
+    # Longer passages are cut: what follows cannot be scored.
+    last = None if prompts.positions is None else prompts.positions - num_bos
     for passage in passages:
-        # A passage without a prompt of its own is scored after its first token.
         if passage.num_prompt is None:
-            first, num_given, starts = offset, 1, [(length, length) for length in lengths]
+            # A passage without a prompt of its own is scored after its first token.
             prompts.check_length(num_bos + offset + max(lengths) + 1, "offset or the prefix length")
+            first = offset
+            num_given = 1
+            prompt_lengths = lengths
         else:
-            first, num_given, starts = 0, passage.num_prompt, [(0, passage.num_prompt)]
+            first = 0
+            num_given = passage.num_prompt
             prompts.check_length(
                 num_bos + num_given + 1, f"the length of the prompt of {passage.id!r}"
             )
-        # Longer passages are cut: what follows cannot be scored.
-        last = None if prompts.positions is None else prompts.positions - num_bos
+            prompt_lengths = [num_given]
         ids = passage.token_ids[first:last]
+        # The continuations of the prompts: length of the prompt, first token and end.
+        spans = []
+        for length in prompt_lengths:
+            prefix_length = length if passage.num_prompt is None else 0
+            spans.append([prefix_length, length, min(length + max_new_tokens, len(ids))])
         row: dict[str, Any] = {
             "passage_id": passage.id,
             "kind": passage.kind,
@@ -72,30 +82,39 @@ def documents(
             "offset": first,
             "token_ids": ids,
             "num_given": num_given,
-            "text": prompts.tokenizer.decode(
-                ids if passage.num_prompt is None else ids[num_given:]
-            ),
-            "spans": [
-                [prefix, start, min(start + max_new_tokens, len(ids))] for prefix, start in starts
-            ],
+            # Of a completion without its prompt.
+            "text": prompts.tokenizer.decode(ids[passage.num_prompt or 0 :]),
+            "spans": spans,
         }
         rows.append(row | prompts.scored_text(ids, num_given))
     if reference_model:
-        given = [prompts.with_bos(row["token_ids"]) for row in rows]
-        scores = kept(
-            digest(["reference", reference_model, given]),
-            partial(_token_nlls, reference_model, given),
-        )
-        for row, ids, nll in zip(rows, given, scores, strict=True):
-            # The first of the ids has no NLL.
-            num_unscored = len(ids) - len(row["token_ids"]) + row["num_given"] - 1
-            row["reference_nll"] = float(nll[num_unscored:].mean())
+        _add_reference_nlls(rows, prompts, reference_model)
     return task_documents(rows, "passages", prompts)
 
 
-def _token_nlls(reference_model: str, given: Sequence[Sequence[int]]) -> list[Any]:
+def _add_reference_nlls(
+    rows: Sequence[dict[str, Any]], prompts: TokenIdPrompts, reference_model: str
+) -> None:
+    """Add to each row the mean NLL under a reference model, of the same tokens as under the model.
+
+    The first of the ids has no NLL. With a BOS in front of a passage ``a b c d``, of which ``a b``
+    are given::
+
+        ids            <s>  a  b  c  d       5
+        NLLs                a  b  c  d       4, of which 5 - 4 + 2 - 1 = 2 are not counted
+    """
+    texts = [prompts.with_bos(row["token_ids"]) for row in rows]
+    key = digest(["reference", reference_model, texts])
+    nlls = kept(key, partial(_token_nlls, reference_model, texts))
+    for row, ids, nll in zip(rows, texts, nlls, strict=True):
+        num_bos = len(ids) - len(row["token_ids"])
+        num_unscored = num_bos + row["num_given"] - 1
+        row["reference_nll"] = float(nll[num_unscored:].mean())
+
+
+def _token_nlls(reference_model: str, texts: Sequence[Sequence[int]]) -> list[Any]:
     model = load_model(reference_model, device="cuda" if torch.cuda.is_available() else "cpu")
-    return [tokens.nll for tokens in token_likelihoods(model, given)]
+    return [tokens.nll for tokens in token_likelihoods(model, texts)]
 
 
 def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
@@ -112,23 +131,28 @@ def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> d
         doc["continuations"] = []
     else:
         scores = passage_scores(tokens.nll, tokens.standardized, doc["text"])
-        doc["continuations"] = [
-            [prefix, float(tokens.nll[start - doc["num_given"] : end - doc["num_given"]].sum())]
-            for prefix, start, end in doc["spans"]
-        ]
-    if (reference_nll := doc.pop("reference_nll", None)) is not None:
+        continuations = []
+        for prefix_length, start, end in doc["spans"]:
+            # Tokens that were given have no likelihood.
+            nll = tokens.nll[start - doc["num_given"] : end - doc["num_given"]]
+            continuations.append([prefix_length, float(nll.sum())])
+        doc["continuations"] = continuations
+    reference_nll = doc.pop("reference_nll", None)
+    if reference_nll is not None:
         scores["reference_nll"] = reference_nll
     doc["scores"] = scores
     is_target = doc["kind"] == "target"
-    attacks = membership_scores({name: np.array(value) for name, value in scores.items()})
-    return {
+    metrics: dict[str, Any] = {
         "nll": scores["nll"] if is_target else None,
         "control_nll": None if is_target else scores["nll"],
         "tpr_loss": (is_target, -scores["nll"]),
-        **{metric: (is_target, attacks.get(attack)) for attack, metric in _AUC_METRICS.items()},
-        "round_trip": float(doc["round_trip"]),
-        "num_not_round_trip": float(not doc["round_trip"]),
     }
+    attacks = membership_scores({name: np.array(value) for name, value in scores.items()})
+    for attack, metric in _AUC_METRICS.items():
+        metrics[metric] = (is_target, attacks.get(attack))
+    metrics["round_trip"] = float(doc["round_trip"])
+    metrics["num_not_round_trip"] = float(not doc["round_trip"])
+    return metrics
 
 
 _AUC_METRICS = {
@@ -155,12 +179,15 @@ def true_positives(values: Sequence[tuple[bool, float | None]]) -> float:
 def _separation(
     measure: Callable[[Any, Any], Any], values: Sequence[tuple[bool, float | None]]
 ) -> float:
-    targets, controls = (
-        [score for kind, score in values if kind == wanted] for wanted in (True, False)
-    )
-    is_known = all(score is not None and math.isfinite(score) for _, score in values)
-    return (
-        float(measure(np.array(targets), np.array(controls)))
-        if is_known and targets and controls
-        else math.nan
-    )
+    targets = []
+    controls = []
+    for is_target, score in values:
+        if score is None or not math.isfinite(score):
+            return math.nan
+        if is_target:
+            targets.append(score)
+        else:
+            controls.append(score)
+    if not targets or not controls:
+        return math.nan
+    return float(measure(np.array(targets), np.array(controls)))

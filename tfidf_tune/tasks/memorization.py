@@ -60,37 +60,35 @@ def documents(
     numbers count.
     """
     # How each passage is asked for: by the settings, or by a plan of attacks.
-    lengths = (
-        [task_prefix_length] if task_prefix_length is not None else whole_numbers(prefix_lengths)
-    )
+    lengths = whole_numbers(prefix_lengths) if task_prefix_length is None else [task_prefix_length]
     check_at_least(0, offset=offset)
     check_at_least(1, max_new_tokens=max_new_tokens)
     require_noise(prompt_noise)
-    how = generation(num_samples, temperature, top_k, num_beams)
-    planned = [Attack("", length, offset, prompt_noise, how) for length in lengths]
-    if attacks is not None:
+    decoding = generation(num_samples, temperature, top_k, num_beams)
+    if attacks is None:
+        planned = [Attack("", length, offset, prompt_noise, decoding) for length in lengths]
+    else:
         planned = [Attack(**fields) for fields in attacks]
-    longest = max(attack.offset + attack.prefix_length for attack in planned)
     # Passages are checked before a document is made; noise draws from all their tokens.
-    prompts, passages = probed(metadata, probe_file, longest)
+    longest_prompt = max(attack.offset + attack.prefix_length for attack in planned)
+    prompts, passages = probed(metadata, probe_file, longest_prompt)
     every_token = np.concatenate(
         [np.array(passage.token_ids, dtype=np.int32) for passage in passages]
     )
-    # A completion has its prompt: it is asked for once by each attack that does not choose another
-    # one.
-    first = {
-        attack.name: attack
-        for attack in reversed(planned)
-        if attack.name not in ("offset", "truncated")
-    }
-    rows = [
-        _document(prompts, passage, attack, max_new_tokens, every_token)
-        for attack in planned
-        for passage in passages
-        if passage.num_prompt is None or attack is first.get(attack.name)
-    ]
-    longest = max(row["num_asked"] + row["max_new_tokens"] for row in rows)
-    prompts.check_length(longest, "max_new_tokens or the prefix length")
+    rows = []
+    earlier_names: set[str] = set()
+    for attack in planned:
+        # A completion has its prompt: it is asked for once by each attack that does not choose
+        # another one, and not again for each prefix length.
+        chooses_prompt = attack.name in ("offset", "truncated")
+        asks_for_completions = not chooses_prompt and attack.name not in earlier_names
+        earlier_names.add(attack.name)
+        for passage in passages:
+            if passage.num_prompt is None or asks_for_completions:
+                row = _document(prompts, passage, attack, max_new_tokens, every_token)
+                rows.append(row)
+    longest_sequence = max(row["num_asked"] + row["max_new_tokens"] for row in rows)
+    prompts.check_length(longest_sequence, "max_new_tokens or the prefix length")
     return task_documents(rows, "prompts or references", prompts)
 
 
@@ -101,28 +99,24 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float 
     Of several responses each measure is the best.
     """
     prompts = prompts_of(doc)
-    names = (
-        "passage_id",
-        "kind",
-        "offset",
-        "prefix_length",
-        "attack",
-        "reference_ids",
-        "reference_text",
-    )
-    known, reference = {name: doc[name] for name in names}, doc["reference_ids"]
+    reference_ids = doc["reference_ids"]
     samples = []
     for response in results:
-        # A model may generate more than was asked for.
-        ids = prompts.response_ids(response, doc["prompt_ids"], reference)[: len(reference)]
-        samples.append(
-            compare_continuation(
-                generated_ids=ids,
-                generated_text=prompts.response_text(response),
-                unanswered=int(isinstance(response, Unanswered)),
-                **known,
-            )
+        generated_ids = prompts.response_ids(response, doc["prompt_ids"], reference_ids)
+        sample = compare_continuation(
+            passage_id=doc["passage_id"],
+            kind=doc["kind"],
+            offset=doc["offset"],
+            prefix_length=doc["prefix_length"],
+            attack=doc["attack"],
+            # A model may generate more than was asked for.
+            generated_ids=generated_ids[: len(reference_ids)],
+            generated_text=prompts.response_text(response),
+            reference_ids=reference_ids,
+            reference_text=doc["reference_text"],
+            unanswered=int(isinstance(response, Unanswered)),
         )
+        samples.append(sample)
     sample = best_continuation(samples)
     doc["sample"] = asdict(sample)
     scores: dict[str, float | None] = {
@@ -137,12 +131,14 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float 
     }
     # Aggregations leave out None: each metric is over targets or over controls.
     is_target = sample.kind == "target"
-    return {
-        **{name: value if is_target else None for name, value in scores.items()},
-        **{f"control_{name}": None if is_target else value for name, value in scores.items()},
-        "round_trip": float(doc["round_trip"]),
-        "num_not_round_trip": float(not doc["round_trip"]),
-    }
+    metrics: dict[str, float | None] = {}
+    for name, score in scores.items():
+        metrics[name] = score if is_target else None
+    for name, score in scores.items():
+        metrics[f"control_{name}"] = None if is_target else score
+    metrics["round_trip"] = float(doc["round_trip"])
+    metrics["num_not_round_trip"] = float(not doc["round_trip"])
+    return metrics
 
 
 def mean(values: Sequence[float | None]) -> float:
@@ -155,7 +151,8 @@ def mean(values: Sequence[float | None]) -> float:
 
 def maximum(values: Sequence[float | None]) -> float:
     """Return the largest of the values that are not None; nan if all are."""
-    return float(max((value for value in values if value is not None), default=float("nan")))
+    present = [value for value in values if value is not None]
+    return float(max(present, default=float("nan")))
 
 
 def _document(
@@ -172,15 +169,23 @@ def _document(
     if attack.prompt_noise:
         rng = np.random.default_rng([zlib.crc32(passage.id.encode()), len(prompt_ids)])
         clean = np.array(prompt_ids, dtype=np.int32)
-        share = max(attack.prompt_noise, 1 / len(clean))  # at least one token
-        origin = "prompt_noise draws tokens from the passages"
-        prompt_ids = noisy_copy(
-            clean, share, "replace", every_token, 0, rng, origin=origin
-        ).token_ids.tolist()
+        noisy = noisy_copy(
+            clean,
+            max(attack.prompt_noise, 1 / len(clean)),  # at least one token
+            "replace",
+            every_token,
+            0,
+            rng,
+            origin="prompt_noise draws tokens from the passages",
+        )
+        prompt_ids = noisy.token_ids.tolist()
     is_completion = passage.num_prompt is not None
     prompt_text = prompts.tokenizer.decode(prompt_ids)
-    messages = chat_messages(prompt_text) if attack.name == "chat" else None
-    asked_ids = prompts.with_bos(prompt_ids) if messages is None else prompts.chat_ids(messages)
+    messages = None
+    asked_ids = prompts.with_bos(prompt_ids)
+    if attack.name == "chat":
+        messages = chat_messages(prompt_text)
+        asked_ids = prompts.chat_ids(messages)
     return {
         "passage_id": passage.id,
         "kind": passage.kind,
@@ -207,10 +212,12 @@ def _document(
 
 def whole_numbers(value: int | str | Sequence[int]) -> list[int]:
     """Return the distinct prefix lengths of a setting, in order."""
-    numbers = (
-        [int(number) for number in re.findall(r"\d+", value)] if isinstance(value, str) else value
-    )
-    lengths = list(numbers) if isinstance(numbers, Sequence) else [numbers]
+    if isinstance(value, str):
+        lengths = [int(number) for number in re.findall(r"\d+", value)]
+    elif isinstance(value, Sequence):
+        lengths = list(value)
+    else:
+        lengths = [value]
     if not lengths:
         raise ValueError(
             "prefix_lengths names no length: give for example --metadata prefix_lengths=[16,64]"
@@ -228,11 +235,11 @@ def probed(
     The probe file is that of the settings or of the environment.
     """
     prompts = prompts_for(metadata)
-    if not (file := probe_file or os.environ.get(PROBE_FILE_VARIABLE)):
+    file = probe_file or os.environ.get(PROBE_FILE_VARIABLE)
+    if not file:
         raise ValueError(
             f"no probe file is named: give --metadata probe_file=RUN/probe.jsonl, or set "
-            f"{PROBE_FILE_VARIABLE}; "
-            "`tfidf-tune probe make` makes one of your own text"
+            f"{PROBE_FILE_VARIABLE}; `tfidf-tune probe make` makes one of your own text"
         )
     passages = kept(digest(["passages", str(file)]), partial(read_probe_file, file))
     check_passages(prompts.tokenizer, passages, num_prompt)

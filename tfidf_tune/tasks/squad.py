@@ -45,32 +45,32 @@ def documents(
     prompts = prompts_for(metadata)
     prompts.check_length(squad_max_seq_len, "squad_max_seq_len")
     # Questions that nobody answered cannot be scored.
-    questions = load_rows(TextSource(squad_source, squad_name, squad_split), SQUAD_COLUMNS, ["id"])
-    answered = [
-        (str(row.get("id") or number), row, answers)
-        for number, row in enumerate(question.columns for question in questions)
-        if row["context"] and row["question"] and (answers := _answers(row, squad_source))
-    ]
-    if not answered:
+    source = TextSource(squad_source, squad_name, squad_split)
+    examples: list[dict[str, Any]] = []
+    contexts = []
+    instructions = []
+    for number, row in enumerate(load_rows(source, SQUAD_COLUMNS, ["id"])):
+        question = row.columns["question"]
+        if not row.columns["context"] or not question:
+            continue
+        answers = _answers(row.columns, squad_source)
+        if answers:
+            name = str(row.columns.get("id") or number)
+            examples.append({"id": name, "question": question, "answers": answers})
+            contexts.append(row.columns["context"])
+            instructions.append(partial(squad_prompt, question=question))
+    if not examples:
         raise ValueError(f"{squad_source!r} has no answered question: name another squad_source")
-    instructions = [partial(squad_prompt, question=row["question"]) for _, row, _ in answered]
-    contexts = [row["context"] for _, row, _ in answered]
-    all_ids, cut = encode_prompts(
-        prompts.tokenizer, instructions, contexts, squad_max_seq_len - squad_max_new_tokens
-    )
-    # Whether a truncated context still has the answer is recorded, because it bounds the score.
-    kept = [prompts.tokenizer.decode(ids).rpartition("\nQuestion:")[0] for ids in all_ids]
-    rows = [
-        {
-            "id": name,
-            "question": row["question"],
-            "answers": answers,
-            **prompts.document(ids, squad_max_new_tokens),
-            "context_cut": index in cut,
-            "answer_in_prompt": any(answer in kept[index] for answer in answers),
-        }
-        for index, ((name, row, answers), ids) in enumerate(zip(answered, all_ids, strict=True))
-    ]
+    most_tokens = squad_max_seq_len - squad_max_new_tokens
+    all_ids, cut = encode_prompts(prompts.tokenizer, instructions, contexts, most_tokens)
+    rows = []
+    for index, (example, ids) in enumerate(zip(examples, all_ids, strict=True)):
+        document = example | prompts.document(ids, squad_max_new_tokens)
+        document["context_cut"] = index in cut
+        # Whether a truncated context still has the answer is recorded, because it bounds the score.
+        context, _, _ = prompts.tokenizer.decode(ids).rpartition("\nQuestion:")
+        document["answer_in_prompt"] = any(answer in context for answer in example["answers"])
+        rows.append(document)
     return task_documents(rows, "prompts", prompts)
 
 
@@ -78,11 +78,12 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]
     """Score the first line of a response; add ``prediction`` and the scores × 100 to the document
     for the log.
     """
-    doc["prediction"] = prompts_of(doc).response_text(results[0]).partition("\n")[0].strip()
-    doc["exact_match"] = 100.0 * max(
-        exact_match(doc["prediction"], answer) for answer in doc["answers"]
-    )
-    doc["f1"] = 100.0 * max(f1(doc["prediction"], answer) for answer in doc["answers"])
+    response = prompts_of(doc).response_text(results[0])
+    first_line, _, _ = response.partition("\n")
+    prediction = first_line.strip()
+    doc["prediction"] = prediction
+    doc["exact_match"] = 100.0 * max(exact_match(prediction, answer) for answer in doc["answers"])
+    doc["f1"] = 100.0 * max(f1(prediction, answer) for answer in doc["answers"])
     return {
         "exact_match": doc["exact_match"],
         "f1": doc["f1"],
@@ -99,14 +100,25 @@ def exact_match(prediction: str, answer: str) -> float:
 def f1(prediction: str, answer: str) -> float:
     """Return F1 = 2 · precision · recall / (precision + recall) of the normalized texts' words, as
     multisets.
+
+    With ``s`` words shared by ``p`` predicted ones and ``g`` of the answer, this is
+    ``2 · s / (p + g)``::
+
+        prediction  "the red, red ship"    red red ship      p = 3
+        answer      "A red ship sailed"    red ship sailed   g = 3
+        shared                             red ship          s = 2    precision 2/3, recall 2/3
+        F1 = 2 · 2 / (3 + 3) = 2/3
     """
-    predicted, gold = _words(prediction), _words(answer)
-    num_shared = (Counter(predicted) & Counter(gold)).total()
+    predicted = _words(prediction)
+    gold = _words(answer)
+    shared = Counter(predicted) & Counter(gold)
+    num_shared = shared.total()
     return 2 * num_shared / (len(predicted) + len(gold)) if num_shared else 0.0
 
 
 def _words(text: str) -> Sequence[str]:
-    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+    bare = text.lower().translate(_PUNCTUATION)
+    return _ARTICLES.sub(" ", bare).split()
 
 
 def _answers(row: dict[str, Any], source: str) -> list[str]:
