@@ -56,7 +56,7 @@ class TokenExactVLLM(TokenIdRequests, VLLM):  # type: ignore[misc]
     ) -> list[TokenLikelihoods]:
         """Score texts, without Min-K%++, which needs all logits."""
         answers = self._model_generate([given + scored for given, scored in pairs])
-        scores = []
+        scores: list[TokenLikelihoods] = []
         for (given, scored), answer in zip(pairs, answers, strict=True):
             tokens = _scored(len(given), scored, answer)
             if np.isnan(tokens.nll).any():

@@ -17,7 +17,7 @@ from lm_eval.api.model import LM
 
 from tfidf_tune._files import digest
 from tfidf_tune.data import load_documents, text_blocks
-from tfidf_tune.passages import read_probe_file
+from tfidf_tune.passages import Passage, read_probe_file
 from tfidf_tune.probe.likelihoods import NUM_TEXTS_FOR_BOS, is_mean_positive
 from tfidf_tune.tasks._kept import kept
 from tfidf_tune.tasks._requests import TokenIdPrompts, token_ids_request
@@ -43,11 +43,8 @@ def settle_bos(metadata: Mapping[str, Any], load: Callable[[], LM]) -> dict[str,
     """
     prompts = prompts_for(metadata)
     bos_id = prompts.tokenizer.bos_id
-    if (
-        prompts.settings["bos"] is not None
-        or prompts.settings["prompts"] == "text"
-        or bos_id is None
-    ):
+    is_decided = prompts.settings["bos"] is not None
+    if is_decided or prompts.settings["prompts"] == "text" or bos_id is None:
         return dict(metadata)
     texts = _unseen_texts(metadata, prompts)
     return {**metadata, "bos": is_likelier_after_bos(load(), bos_id, texts)}
@@ -59,30 +56,33 @@ def is_likelier_after_bos(model: LM, bos_id: int, texts: list[list[int]]) -> boo
 
     The first token of a text is given, and the mean NLL of the others is compared.
     """
+    # Each text twice, without BOS and with it.
     requests = []
     for number, ids in enumerate(texts):
+        doc = {"passage_id": f"{number} of the texts scored with and without BOS"}
+        continuation = " " + " ".join(map(str, ids[1:]))
         for given in ([ids[0]], [bos_id, ids[0]]):
-            doc = {"passage_id": f"{number} of the texts scored with and without BOS"}
-            requests.append(
-                Instance(
-                    request_type="loglikelihood",
-                    doc=doc,
-                    arguments=(token_ids_request(given), " " + " ".join(map(str, ids[1:]))),
-                    idx=0,
-                )
+            request = Instance(
+                request_type="loglikelihood",
+                doc=doc,
+                arguments=(token_ids_request(given), continuation),
+                idx=0,
             )
+            requests.append(request)
     try:
-        likelihoods = [answer[0] for answer in model.loglikelihood(requests)]
+        likelihoods = np.array([answer[0] for answer in model.loglikelihood(requests)])
     except ConnectionRefusedError as error:  # a server that scores nothing
         _logger.warning(
             "it is unknown if the model was trained with BOS, because the server scores no texts "
-            "(%s), and it gets "
-            "none: --bos true of an audit, --metadata bos=true of an evaluation, adds it",
+            "(%s), and it gets none: --bos true of an audit, --metadata bos=true of an "
+            "evaluation, adds it",
             error,
         )
         return False
+    without_bos = likelihoods[::2]
+    with_bos = likelihoods[1::2]
     num_predicted = np.array([len(ids) - 1 for ids in texts])
-    gains = (np.array(likelihoods[1::2]) - np.array(likelihoods[::2])) / num_predicted
+    gains = (with_bos - without_bos) / num_predicted
     _logger.info("BOS lowers the NLL of %d texts by %.3f nats a token", len(texts), gains.mean())
     return is_mean_positive(gains)
 
@@ -92,8 +92,13 @@ def _unseen_texts(metadata: Mapping[str, Any], prompts: TokenIdPrompts) -> list[
     text.
     """
     file = metadata.get("probe_file") or os.environ.get(PROBE_FILE_VARIABLE)
-    passages = kept(digest(["passages", str(file)]), partial(read_probe_file, file)) if file else []
-    size = min(_MOST_TOKENS, (prompts.positions or _MOST_TOKENS + 1) - 1)
+    passages: list[Passage] = []
+    if file:
+        passages = kept(digest(["passages", str(file)]), partial(read_probe_file, file))
+    # BOS takes a position too.
+    size = _MOST_TOKENS
+    if prompts.positions:
+        size = min(size, prompts.positions - 1)
     texts = []
     for passage in passages:
         ids = passage.token_ids[:size]

@@ -1,8 +1,9 @@
 """lm-evaluation-harness with our tasks and our model."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,37 +110,32 @@ def evaluate(
     register_model()
     cached_prompts.cache_clear()  # another model's tokenizer may be in a folder of the same name
     # What the harness records with the results: the run, and all settings of the tasks.
-    metadata = (
-        {"prompts": "token_ids", "run": run_of(model_args), "backend": model_name}
-        | model_args
-        | (metadata or {})
-    )
-
-    def load() -> LM:
-        nonlocal model
-        model = model or load_lm(model_name, model_args, batch_size, device)
-        return model
-
-    metadata = settle_bos(metadata, load)
+    settings = {"prompts": "token_ids", "run": run_of(model_args), "backend": model_name}
+    settings |= model_args
+    settings |= metadata or {}
+    model_source = _ModelSource(model, partial(load_lm, model_name, model_args, batch_size, device))
+    settings = settle_bos(settings, model_source.load)
+    # The tasks come before the model: errors in the settings appear at once.
     manager = TaskManager(
-        include_path=str(tasks_folder()), include_defaults=False, metadata=metadata
+        include_path=str(tasks_folder()), include_defaults=False, metadata=settings
     )
-    if unknown := sorted(set(tasks) - set(manager.all_tasks)):
+    unknown = sorted(set(tasks) - set(manager.all_tasks))
+    if unknown:
         raise ValueError(
             f"no task {', '.join(unknown)}; possible are {', '.join(sorted(manager.all_tasks))}"
         )
-    loaded = manager.load(list(tasks))  # before the model: errors in the settings appear at once
+    loaded_tasks = manager.load(list(tasks))
     results = simple_evaluate(
-        model=model_name if model is None else model,
+        model=model_name if model_source.model is None else model_source.model,
         model_args=model_args,
-        tasks=[loaded["groups"].get(name) or loaded["tasks"][name] for name in tasks],
+        tasks=[loaded_tasks["groups"].get(name) or loaded_tasks["tasks"][name] for name in tasks],
         batch_size=batch_size,
         device=device,
         limit=limit,
         log_samples=True,
         evaluation_tracker=tracker,
         task_manager=manager,
-        metadata=metadata,
+        metadata=settings,
     )
     if results is None:  # not the first of several processes
         return
@@ -149,6 +145,20 @@ def evaluate(
     tracker.save_results_aggregated(results=results, samples=samples)
     for task in results["configs"]:
         tracker.save_results_samples(task_name=task, samples=samples[task])
+
+
+class _ModelSource:
+    """A model that is loaded when it is first needed; ``model`` is None until then."""
+
+    def __init__(self, model: LM | None, load: Callable[[], LM]) -> None:
+        self.model = model
+        self._load = load
+
+    def load(self) -> LM:
+        """Return the model, loaded now if it was not."""
+        if self.model is None:
+            self.model = self._load()
+        return self.model
 
 
 def with_positive_controls(tasks: str | Sequence[str], metadata: Mapping[str, Any]) -> list[str]:
@@ -166,7 +176,7 @@ def with_positive_controls(tasks: str | Sequence[str], metadata: Mapping[str, An
     if added and file:
         with suppress(OSError, ValueError):
             if any(passage.kind == "control" for passage in read_probe_file(file)):
-                return [*named, *(task for task in added if task not in named)]
+                named += [task for task in added if task not in named]
     return named
 
 
@@ -194,16 +204,18 @@ def _check_model_settings(dtype: Any, device: str, batch_size: int) -> None:
     # The harness falls back to another device without a word.
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = accelerator.type if accelerator else "cpu"
-    devices = ["cpu", *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
+    devices = ["cpu"]
     if kind in ("cuda", "mps"):  # the harness accepts other kinds only with a number
-        devices.insert(1, kind)
+        devices.append(kind)
+    devices += [f"{kind}:{index}" for index in range(torch.accelerator.device_count())]
     if device not in devices:
         raise ValueError(
             f"no device {device!r} on this machine: choose one of {', '.join(devices)}"
         )
     possible = ("float32", "bfloat16", "float16", "float64")
-    named = getattr(torch, str(dtype).removeprefix("torch."), None)
-    if dtype != "auto" and named not in [getattr(torch, name) for name in possible]:
+    named_dtype = getattr(torch, str(dtype).removeprefix("torch."), None)
+    possible_dtypes = [getattr(torch, name) for name in possible]
+    if dtype != "auto" and named_dtype not in possible_dtypes:
         raise ValueError(
             f"a model cannot be loaded with dtype {dtype!r}: choose one of auto, "
             f"{', '.join(possible)}"

@@ -134,8 +134,8 @@ def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> d
         continuations = []
         for prefix_length, start, end in doc["spans"]:
             # Tokens that were given have no likelihood.
-            nll = tokens.nll[start - doc["num_given"] : end - doc["num_given"]]
-            continuations.append([prefix_length, float(nll.sum())])
+            nll_of_span = tokens.nll[start - doc["num_given"] : end - doc["num_given"]]
+            continuations.append([prefix_length, float(nll_of_span.sum())])
         doc["continuations"] = continuations
     reference_nll = doc.pop("reference_nll", None)
     if reference_nll is not None:

@@ -214,10 +214,10 @@ def whole_numbers(value: int | str | Sequence[int]) -> list[int]:
     """Return the distinct prefix lengths of a setting, in order."""
     if isinstance(value, str):
         lengths = [int(number) for number in re.findall(r"\d+", value)]
-    elif isinstance(value, Sequence):
-        lengths = list(value)
-    else:
+    elif not isinstance(value, Sequence):
         lengths = [value]
+    else:
+        lengths = [*value]
     if not lengths:
         raise ValueError(
             "prefix_lengths names no length: give for example --metadata prefix_lengths=[16,64]"

@@ -52,7 +52,8 @@ def documents(
     out.
     """
     check_at_least(2, block_size=block_size, shared_tokens=shared_tokens)
-    check_at_least(1, num_blocks=1 if num_blocks is None else num_blocks)
+    if num_blocks is not None:
+        check_at_least(1, num_blocks=num_blocks)
     if train_source is not None and shared_tokens > block_size:
         raise ValueError(
             f"shared_tokens is {shared_tokens}, more than block_size {block_size}: lower it"
@@ -60,17 +61,15 @@ def documents(
     prompts = prompts_for(metadata)
     prompts.check_length(block_size + len(prompts.bos_ids), "block_size")
     source = TextSource(wikitext2_source, wikitext2_name, wikitext2_split, wikitext2_column)
-    trained = (
-        None
-        if train_source is None
-        else TextSource(train_source, train_name, train_split, train_column)
-    )
+    trained = None
+    if train_source is not None:
+        trained = TextSource(train_source, train_name, train_split, train_column)
     sizes = (block_size, num_blocks, shared_tokens)
     key = digest(["blocks", tokenizer_identity(prompts.tokenizer), source, trained, sizes])
     blocks = kept(key, partial(_blocks, prompts.tokenizer, source, trained, *sizes))
-    rows = [
-        {"block": index, **prompts.scored_text(ids)} for index, ids in enumerate(blocks.tolist())
-    ]
+    rows = []
+    for index, ids in enumerate(blocks.tolist()):
+        rows.append({"block": index} | prompts.scored_text(ids))
     # As text a block can have more tokens.
     prompts.check_length(max(row["num_predictions"] for row in rows), "block_size")
     return task_documents(rows, "blocks", prompts)
@@ -106,8 +105,7 @@ def _blocks(
     if not len(unseen):
         raise ValueError(
             f"every block of {source.source!r} shares {shared_tokens} tokens in a row with "
-            f"{trained.source!r}: raise "
-            "shared_tokens"
+            f"{trained.source!r}: raise shared_tokens"
         )
     return unseen[:num_blocks]
 
@@ -155,7 +153,9 @@ def perplexity(values: Sequence[tuple[float, int]]) -> float:
     It is ``inf`` if it is too large for a float, or if a log-likelihood is NaN: the model has
     diverged.
     """
-    loss = -sum(log_likelihood for log_likelihood, _ in values) / sum(num for _, num in values)
+    log_likelihood = sum(log_likelihood for log_likelihood, _ in values)
+    num_predictions = sum(number for _, number in values)
+    loss = -log_likelihood / num_predictions
     if math.isnan(loss):
         return math.inf
     try:

@@ -38,37 +38,38 @@ def documents(
     """
     prompts, controls, shortest = _controls(metadata, probe_file, prefix_lengths)
     names = {attack["name"] for attack in attacks or [{"name": ""}]}
-    paths = ["text"] if names - {"chat"} else []
-    if "chat" in names:
-        paths.append("chat")
     rows = []
-    for path in paths:
+    if names != {"chat"}:
+        asked = _prompts(prompts, controls, shortest, len(prompts.bos_ids))
+        rows += [_document(prompts, prompt, "text") for prompt in asked]
+    if "chat" in names:
         # A chat has its template and an instruction around the text.
-        num_around = len(prompts.chat_ids(chat_messages("")) if path == "chat" else prompts.bos_ids)
-        for prompt in _prompts(prompts, controls, shortest, num_around):
-            text = prompts.tokenizer.decode(prompt.prompt_ids)
-            messages = chat_messages(text) if path == "chat" else None
-            asked_ids = (
-                prompts.with_bos(prompt.prompt_ids)
-                if messages is None
-                else prompts.chat_ids(messages)
-            )
-            rows.append(
-                {
-                    "passage_id": prompt.passage_id,
-                    "path": path,
-                    "has_copy": prompt.has_copy,
-                    "prompt_ids": prompt.prompt_ids,
-                    "prompt_text": text,
-                    "reference_ids": prompt.reference_ids,
-                    "reference_text": prompts.tokenizer.decode(prompt.reference_ids),
-                    "request": prompts.request(asked_ids),
-                    "max_new_tokens": len(prompt.reference_ids),
-                    "messages": messages,
-                    "round_trip": prompts.is_exact(prompt.prompt_ids, prompt.reference_ids),
-                }
-            )
+        around = prompts.chat_ids(chat_messages(""))
+        asked = _prompts(prompts, controls, shortest, len(around))
+        rows += [_document(prompts, prompt, "chat") for prompt in asked]
     return task_documents(rows, "prompts of the positive control", prompts)
+
+
+def _document(prompts: TokenIdPrompts, prompt: ControlPrompt, path: str) -> dict[str, Any]:
+    text = prompts.tokenizer.decode(prompt.prompt_ids)
+    messages = None
+    asked_ids = prompts.with_bos(prompt.prompt_ids)
+    if path == "chat":
+        messages = chat_messages(text)
+        asked_ids = prompts.chat_ids(messages)
+    return {
+        "passage_id": prompt.passage_id,
+        "path": path,
+        "has_copy": prompt.has_copy,
+        "prompt_ids": prompt.prompt_ids,
+        "prompt_text": text,
+        "reference_ids": prompt.reference_ids,
+        "reference_text": prompts.tokenizer.decode(prompt.reference_ids),
+        "request": prompts.request(asked_ids),
+        "max_new_tokens": len(prompt.reference_ids),
+        "messages": messages,
+        "round_trip": prompts.is_exact(prompt.prompt_ids, prompt.reference_ids),
+    }
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float | None]:
@@ -76,11 +77,13 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float 
     response.
     """
     prompts = prompts_of(doc)
+    response = results[0]
     reference = doc["reference_ids"]
-    ids = prompts.response_ids(results[0], doc["prompt_ids"], reference)[: len(reference)]
-    doc["num_read"] = longest_memorized_substring(ids, reference)
-    doc["generated_text"] = prompts.response_text(results[0])
-    doc["unanswered"] = int(isinstance(results[0], Unanswered))
+    ids = prompts.response_ids(response, doc["prompt_ids"], reference)
+    # A model may generate more than was asked for.
+    doc["num_read"] = longest_memorized_substring(ids[: len(reference)], reference)
+    doc["generated_text"] = prompts.response_text(response)
+    doc["unanswered"] = int(isinstance(response, Unanswered))
     return {
         "num_read": float(doc["num_read"]) if doc["has_copy"] else None,
         "num_read_without_copy": None if doc["has_copy"] else float(doc["num_read"]),
@@ -95,18 +98,22 @@ def likelihood_documents(
 ) -> dict[str, Dataset]:
     """Make the same documents for the likelihood of what follows the prompts."""
     prompts, controls, shortest = _controls(metadata, probe_file, prefix_lengths)
-    frequencies = Counter(token for passage in controls for token in passage.token_ids)
+    frequencies: Counter[int] = Counter()
+    for passage in controls:
+        frequencies.update(passage.token_ids)
     rows = []
     for prompt in _prompts(prompts, controls, shortest, len(prompts.bos_ids)):
         ids = prompt.prompt_ids + prompt.reference_ids
+        num_given = len(prompt.prompt_ids)
+        reference_ids = np.array(prompt.reference_ids, dtype=np.int32)
         row = {
             "passage_id": prompt.passage_id,
             "has_copy": prompt.has_copy,
             "token_ids": ids,
-            "num_given": len(prompt.prompt_ids),
-            "unigram_nll": unigram_nll(np.array(prompt.reference_ids, dtype=np.int32), frequencies),
+            "num_given": num_given,
+            "unigram_nll": unigram_nll(reference_ids, frequencies),
         }
-        rows.append(row | prompts.scored_text(ids, len(prompt.prompt_ids)))
+        rows.append(row | prompts.scored_text(ids, num_given))
     return task_documents(rows, "passages of the positive control", prompts)
 
 

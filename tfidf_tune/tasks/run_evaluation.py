@@ -1,7 +1,7 @@
 """All milestones of a run, evaluated in one process: ``tfidf-tune eval RUN``."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,8 @@ def tasks_of_run(folder: Path) -> tuple[list[str], dict[str, Any]]:
     if (folder / HELD_OUT).is_file():
         tasks.append("tfidf_wikitext2_ppl")
         settings["wikitext2_source"] = str(folder / HELD_OUT)
-        settings["block_size"] = min(
-            len(passage.token_ids) for passage in passages if passage.num_prompt is None
-        )
+        without_prompt = [passage for passage in passages if passage.num_prompt is None]
+        settings["block_size"] = min(len(passage.token_ids) for passage in without_prompt)
     return tasks, settings
 
 
@@ -70,19 +69,18 @@ def _probe_file(folder: Path) -> Path:
         return folder / ALL_PASSAGES
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        sections = config["dataset"] if isinstance(config["dataset"], list) else [config["dataset"]]
-        named = [
-            section["probe_file"].replace("${output_dir}", str(folder)) for section in sections
-        ]
+        dataset = config["dataset"]
+        sections = dataset if isinstance(dataset, list) else [dataset]
+        names = [section["probe_file"] for section in sections]
+        files = [Path(name.replace("${output_dir}", str(folder))) for name in names]
     except (OSError, yaml.YAMLError, LookupError, TypeError, AttributeError):
-        named = []
-    for file in named:
-        if Path(file).expanduser().is_file():
-            return Path(file).expanduser()
+        files = []
+    for file in files:
+        if file.expanduser().is_file():
+            return file.expanduser()
     raise SetupError(
         f"{folder} has no passages that could be evaluated: its config.yaml names no probe_file "
-        f"that exists. Name one "
-        "by --metadata probe_file=FILE"
+        "that exists. Name one by --metadata probe_file=FILE"
     )
 
 
@@ -94,9 +92,11 @@ def _memorization_task(passages: Sequence[Passage]) -> tuple[str, list[int]]:
     shortest = min(len(passage.token_ids) for passage in without_prompt)
     if shortest > max(PREFIX_LENGTHS):
         return "tfidf_memorization", []
-    lengths = [length for length in PREFIX_LENGTHS if length <= shortest // 2] or [
-        max(1, shortest // 2)
-    ]
+    # Of short passages at least a half is left to be recited.
+    half = shortest // 2
+    lengths = [length for length in PREFIX_LENGTHS if length <= half]
+    if not lengths:
+        lengths = [max(1, half)]
     return "tfidf_memorization_prefixes", lengths
 
 
@@ -140,13 +140,14 @@ def evaluate_run(
     checkpoints = milestones(folder)
     if not checkpoints:
         raise SetupError(f"{folder} has no checkpoint_<n>pct: name the folder of a run")
+    # What is evaluated: the tasks of the run with its settings, or named tasks with its passages.
     settings = dict(metadata or {})
-    if tasks is None or "probe_file" not in settings:
-        chosen, of_run = tasks_of_run(folder)
-        settings = (
-            of_run | settings if tasks is None else {"probe_file": of_run["probe_file"]} | settings
-        )
-        tasks = chosen if tasks is None else tasks
+    if tasks is None:
+        tasks, settings_of_run = tasks_of_run(folder)
+        settings = settings_of_run | settings
+    elif "probe_file" not in settings:
+        _, settings_of_run = tasks_of_run(folder)
+        settings = {"probe_file": settings_of_run["probe_file"]} | settings
     tasks = with_positive_controls(tasks, settings)
     # Where the results of each model go, and what is recorded of it beside the settings.
     models: dict[Path, tuple[str, dict[str, Any]]] = {}
@@ -156,6 +157,7 @@ def evaluate_run(
         models[base] = START, {"run": description}
     for checkpoint in checkpoints:
         models[checkpoint] = checkpoint.name, {}
+    # Texts and the reference model are the same for all models.
     with (
         kept_between_evaluations(),
         tqdm(models.items(), desc=f"Evaluating {folder.name}", unit="model") as bar,
@@ -188,15 +190,21 @@ def _has_results(
         if file.stat().st_mtime < newest_input:
             continue
         configs = json.loads(file.read_text(encoding="utf-8")).get("configs", {})
-        date = file.stem.removeprefix("results_")
-        are_written = all(
-            (file.parent / f"samples_{name}_{date}.jsonl").is_file() for name in configs
-        )
-        has_same = all(_has_settings(config, settings) for config in configs.values())
         has_tasks = all(any(name.startswith(task) for name in configs) for task in tasks)
-        if configs and are_written and has_same and has_tasks:
+        has_same = all(_has_settings(config, settings) for config in configs.values())
+        if configs and has_tasks and has_same and _has_samples(file, configs):
             return True
     return False
+
+
+def _has_samples(file: Path, tasks: Iterable[str]) -> bool:
+    """Return whether the samples of tasks were written beside a file of results."""
+    date = file.stem.removeprefix("results_")
+    for task in tasks:
+        samples = file.parent / f"samples_{task}_{date}.jsonl"
+        if not samples.is_file():
+            return False
+    return True
 
 
 def _has_settings(config: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:

@@ -74,10 +74,9 @@ def settings_of_tasks() -> frozenset[str]:
     names = {"prompts", "bos", "add_bos_token", "tokenizer", "prompt_obstacle"}
     for module in (cnn_dailymail, membership, memorization, perplexity, positive_control, squad):
         for name, function in vars(module).items():
-            if (
-                name.endswith("documents")
-                and getattr(function, "__module__", None) == module.__name__
-            ):
+            # A module may import functions of other tasks.
+            is_defined_here = getattr(function, "__module__", None) == module.__name__
+            if name.endswith("documents") and is_defined_here:
                 names |= inspect.signature(function).parameters.keys()
     return frozenset(names - {"metadata"})
 
@@ -105,8 +104,7 @@ def _bos_setting(metadata: Mapping[str, Any], prompts: str) -> bool | None:
     if prompts == "text" and "bos" in wanted:
         raise ValueError(
             f"bos={metadata['bos']} is for prompts of token ids: BOS before text is added by the "
-            f"tokenizer of the "
-            "harness, see add_bos_token in --model_args, or by the server"
+            "tokenizer of the harness, see add_bos_token in --model_args, or by the server"
         )
     if len(set(wanted.values())) > 1:
         raise ValueError(
@@ -120,14 +118,22 @@ def _num_positions(metadata: Mapping[str, Any]) -> int | None:
     """Return how many positions the model ``pretrained`` has; None if that is not known."""
     if not metadata.get("pretrained"):
         return None
-    # The config alone is read, before any weights.
-    named = {"revision": "main", "trust_remote_code": False, **on_base_model(metadata)}
+    arguments = on_base_model(metadata)
+    name = str(arguments["pretrained"])
     # None lets transformers ask on the terminal.
-    require_bool("trust_remote_code", named["trust_remote_code"])
-    more = {key: named[key] for key in ("revision", "trust_remote_code")}
-    with readable(str(named["pretrained"])):
-        config = AutoConfig.from_pretrained(str(named["pretrained"]), **more)
+    trust_remote_code = arguments.get("trust_remote_code", False)
+    require_bool("trust_remote_code", trust_remote_code)
+    # The config alone is read, before any weights.
+    with readable(name):
+        config = AutoConfig.from_pretrained(
+            name,
+            revision=arguments.get("revision", "main"),
+            trust_remote_code=trust_remote_code,
+        )
     # The arguments of the harness's models can lower what the config has.
-    limits = [getattr(config, "max_position_embeddings", None)]
-    limits += [metadata.get(name) for name in ("max_length", "max_model_len")]
+    limits = (
+        getattr(config, "max_position_embeddings", None),
+        metadata.get("max_length"),
+        metadata.get("max_model_len"),
+    )
     return min((int(limit) for limit in limits if limit), default=None)
