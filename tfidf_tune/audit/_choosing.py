@@ -38,8 +38,7 @@ def choose(plan: Plan, note: Note) -> "Sequence[Passage]":
     if all(passage.kind != "target" for passage in passages):
         raise ValueError(
             f"none of the {len(passages)} passages in {plan.probe_file} is a target, so that there "
-            f"is nothing to "
-            "judge: name a probe file with passages of the training text"
+            "is nothing to judge: name a probe file with passages of the training text"
         )
     return passages
 
@@ -84,8 +83,7 @@ def choose_passages(
             if changed:
                 raise ValueError(
                     f"{file} was chosen with other options, or changed since: "
-                    f"{'; '.join(changed)}. Name another "
-                    "--output-dir, or --overwrite"
+                    f"{'; '.join(changed)}. Name another --output-dir, or --overwrite"
                 )
             note(f"Passages: from {file}.")
             return read_probe_file(file)
@@ -110,11 +108,10 @@ def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:
     times = f", which occur {' to '.join(counts)} times" if counts else ""
     starts = ", ".join(f"{start.phrase} {count}" for start, count in sorted(made.starts.items()))
     lines = [
-        f"Text: {made.num_documents:,} documents, "
-        f"{'about ' * made.is_estimate}{made.num_tokens:,} tokens.",
+        f"Text: {made.num_documents:,} documents, {'about ' * made.is_estimate}{made.num_tokens:,} "
+        "tokens.",
         f"Duplicated stretches of at least {spec.block_size} tokens: "
-        f"{len(made.stretch_repeats):,}, with "
-        f"{sum(made.stretch_repeats):,} occurrences.",
+        f"{len(made.stretch_repeats):,}, with {sum(made.stretch_repeats):,} occurrences.",
         f"Targets: {num_targets}; {made.num_duplicates} are duplicates{times}, "
         f"{num_targets - made.num_duplicates} were drawn at random.",
         f"Targets by where they start: {starts}.",
@@ -124,27 +121,23 @@ def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:
     if made.unsearched_share:
         lines.append(
             f"Copies of {made.unsearched_share:.1%} of the passages in a sample of the text cannot "
-            f"be found: they have "
-            "too few words, or too short tokens."
+            "be found: they have too few words, or too short tokens."
         )
     if made.num_repetitive:
         lines.append(f"Left out: {made.num_repetitive} passages that repeat a few tokens.")
     if spec.num_controls:
         lines.append(
             f"Controls: {num_controls}; {made.num_refused} candidates share text with the training "
-            f"data, or cannot "
-            "be compared with it, and were rejected."
+            "data, or cannot be compared with it, and were rejected."
         )
     if num_targets < spec.num_targets or num_controls < spec.num_controls:
         lines.append(
             f"There are no more passages of {spec.block_size} tokens without overlap: "
-            f"{spec.num_targets} targets and "
-            f"{spec.num_controls} controls were wanted."
+            f"{spec.num_targets} targets and {spec.num_controls} controls were wanted."
         )
     if num_controls and spec.controls_source is None:
         lines.append(
             "The controls are Python's documentation: another domain than your text, and known to "
-            "most pretrained "
-            "models. Held-out text is better: --controls."
+            "most pretrained models. Held-out text is better: --controls."
         )
     return "\n".join(lines)

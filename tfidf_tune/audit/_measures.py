@@ -4,6 +4,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -65,11 +66,10 @@ class Facts:
         sampled = self.checkpoint.samples
         scores = results.scores
         table = pd.DataFrame([vars(sample) for sample, _ in sampled])
-        known = scores[
-            (scores["checkpoint"] == at)
-            & (scores["metric"] == "num_injections")
-            & (scores["value"] > 0)
-        ]
+        # Scores of this checkpoint. How often a passage occurs is 0 where it is not known.
+        own = scores[scores["checkpoint"] == at]
+        occurrences = own[own["metric"] == "num_injections"]
+        known = occurrences[occurrences["value"] > 0]
         repeats = dict(zip(known["unit"], known["value"], strict=True))
         self.samples = table.assign(
             sample=[sample for sample, _ in sampled],
@@ -81,38 +81,39 @@ class Facts:
         self.attacks = [str(name) for name in self.samples["attack"].unique()]
         first = "greedy" if "greedy" in self.attacks else self.attacks[0]
         self.plain = self.samples[self.samples["attack"] == first]
-        self.targets, self.controls = (self.plain[self.plain["kind"] == kind] for kind in KINDS)
-        of_kind = self.samples.groupby("kind")["passage_id"].nunique()
-        self.num_targets, self.num_controls = (int(of_kind.get(kind, 0)) for kind in KINDS)
+        self.targets = self.plain[self.plain["kind"] == "target"]
+        self.controls = self.plain[self.plain["kind"] == "control"]
+        num_passages = self.samples.groupby("kind")["passage_id"].nunique()
+        self.num_targets = int(num_passages.get("target", 0))
+        self.num_controls = int(num_passages.get("control", 0))
         self.num_verbatim = _num_verbatim(self.samples)
         self.num_unanswered = int(self.samples["unanswered"].sum())
         self.target_means = self.targets.groupby("passage_id")["lms"].mean().to_numpy(float)
         self.lms = float(self.target_means.mean())
         self.floor = _floor(self.plain)
-        best = {kind: best_samples(self.samples, kind).set_index("passage_id") for kind in KINDS}
-        targets = best["target"][["lms", "repeats"]].assign(
-            length=self.samples.groupby("passage_id")["length"].max()
-        )
+        # Recitation counts from the best prompt of a passage.
+        best = best_samples(self.samples, "target").set_index("passage_id")
+        lengths = self.samples.groupby("passage_id")["length"].max()
+        targets = best[["lms", "repeats"]].assign(length=lengths)
         # A control without an answer says nothing about unseen text.
-        answered = self.samples[
-            (self.samples["kind"] == "control") & (self.samples["unanswered"] == 0)
-        ]
+        asked = self.samples[self.samples["kind"] == "control"]
+        answered = asked[asked["unanswered"] == 0]
         controls = answered.groupby("passage_id")["lms"].max()
         self.recited: Recited | None = recited_further(targets, controls)
-        own = scores[scores["checkpoint"] == at]
         given = own.loc[own["metric"] == "has_bos", "value"]
         self.has_bos: bool | None = None if given.empty else bool(given.iloc[0])
         self.is_served = is_served(scores, at)
-        self.words_a_token = float(own.loc[own["metric"] == "words_a_token", "value"].mean())
+        rates = own.loc[own["metric"] == "words_a_token", "value"]
+        self.words_a_token = float(rates.mean())
         self.num_with_eos = int((own["metric"] == "has_eos").sum())
         unanswered = self.samples.groupby("kind")["unanswered"].sum()
         self.num_unanswered_targets = int(unanswered.get("target", 0))
         self.num_unanswered_controls = int(unanswered.get("control", 0))
-        self.longest = int(self.samples.loc[self.samples["kind"] == "target", "length"].max())
+        of_targets = self.samples["kind"] == "target"
+        self.longest = int(self.samples.loc[of_targets, "length"].max())
         self.longest_answer = max(len(sample.generated_ids) for sample in self.samples["sample"])
-        self.prompt_lengths = [
-            prompt_length(length) for length in sorted(set(self.samples["prefix_length"]))
-        ]
+        lengths_of_prompts = sorted(set(self.samples["prefix_length"]))
+        self.prompt_lengths = [prompt_length(length) for length in lengths_of_prompts]
 
 
 def _floor(samples: pd.DataFrame) -> Floor | None:
@@ -123,9 +124,8 @@ def _floor(samples: pd.DataFrame) -> Floor | None:
 
 
 def _num_verbatim(samples: pd.DataFrame) -> int:
-    return int(
-        samples.loc[(samples["kind"] == "target") & samples["verbatim"], "passage_id"].nunique()
-    )
+    targets = samples[samples["kind"] == "target"]
+    return int(targets.loc[targets["verbatim"], "passage_id"].nunique())
 
 
 def best_samples(samples: pd.DataFrame, kind: str) -> pd.DataFrame:
@@ -177,42 +177,36 @@ def targets_and_controls(facts: Facts, footnotes: Footnotes) -> Table:
     frame = samples.assign(
         verbatim=100.0 * samples["verbatim"], label=samples["kind"].map(KINDS), **near
     )
-    scores = (
-        frame.groupby("label", sort=False)
-        .agg(
-            **{
-                "Number": ("passage_id", "nunique"),
-                **{
-                    f"{name} Prefix": ("prefix_match", how)
-                    for name, how in (("Avg", "mean"), ("Max", "max"))
-                },
-                **{f"{name} LMS": ("lms", how) for name, how in (("Avg", "mean"), ("Max", "max"))},
-                "Edit distance": ("edit_distance", "mean"),
-                "Common subsequence": ("common_subsequence", "mean"),
-                "ROUGE-L": ("rouge_l", "mean"),
-                "Verbatim (% of prompts)": ("verbatim", "mean"),
-            }
-        )
-        .dropna(axis="columns", how="all")
-    )
+    columns = {
+        "Number": ("passage_id", "nunique"),
+        "Avg Prefix": ("prefix_match", "mean"),
+        "Max Prefix": ("prefix_match", "max"),
+        "Avg LMS": ("lms", "mean"),
+        "Max LMS": ("lms", "max"),
+        "Edit distance": ("edit_distance", "mean"),
+        "Common subsequence": ("common_subsequence", "mean"),
+        "ROUGE-L": ("rouge_l", "mean"),
+        "Verbatim (% of prompts)": ("verbatim", "mean"),
+    }
+    scores = frame.groupby("label", sort=False).agg(**columns)
+    scores = scores.dropna(axis="columns", how="all")
     scores = scores.reindex([label for label in KINDS.values() if label in scores.index])
     above = ""
     if len(facts.controls):
         furthest = facts.controls["lms"].max()
-        num_above = (facts.targets.groupby("passage_id")["lms"].max() > furthest).sum()
+        best = facts.targets.groupby("passage_id")["lms"].max()
+        num_above = (best > furthest).sum()
         above = (
             f" Further than any control (LMS at most {furthest}): {num_above} of "
             f"{facts.num_targets} targets."
         )
-    several = (
-        " Each passage is asked for from every prefix length."
-        if samples["prefix_length"].nunique() > 1
-        else ""
-    )
+    several = ""
+    if samples["prefix_length"].nunique() > 1:
+        several = " Each passage is asked for from every prefix length."
     caveats = [f"The {TEXT_PROMPTS}"] if facts.checkpoint.text_prompts else []
     measured = f" {NEAR_EXPLAINED}" if near.notna().any(axis=None) else ""
     notes = [
-        f"Prefix: tokens that agree from the first "
+        "Prefix: tokens that agree from the first "
         f"on.{measured}{above}{several}{footnotes.mark(*caveats)}"
     ]
     decimals = ("Avg Prefix", "Avg LMS", "Edit distance", "Common subsequence", "ROUGE-L")
@@ -259,23 +253,20 @@ def recited(facts: Facts) -> Table:
     if found:
         notes = [
             f"Recited further: passages with an LMS above {found.threshold:.0f} tokens from any "
-            f"prompt, which "
-            f"{found.num_allowed} of {found.num_controls} controls exceed. By chance: as many as "
-            f"if the model had seen "
-            "none of them. Noticed from: the least number that these tests find. p: "
-            "hypergeometric, corrected by "
-            "Holm's method for all rows. Passages of one document count as independent; if many "
-            "are of one document, "
-            "p is too small.",
+            f"prompt, which {found.num_allowed} of {found.num_controls} controls exceed. By "
+            "chance: as many as if the model had seen none of them. Noticed from: the least number "
+            "that these tests find. p: hypergeometric, corrected by Holm's method for all rows. "
+            "Passages of one document count as independent; if many are of one document, p is too "
+            "small.",
             f"Above {found.threshold:.0f} tokens are at most {100 * found.upper:.1f} % of such "
-            f"passages (one-sided "
-            "95 % bound of Clopper and Pearson).",
+            "passages (one-sided 95 % bound of Clopper and Pearson).",
         ]
     return tabulate("recited", "Recited further than unseen text", frame, columns, notes)
 
 
 def by_prefix_length(samples: pd.DataFrame, footnotes: Footnotes) -> Table:
-    fewest = min(samples.loc[samples["kind"] == kind, "passage_id"].nunique() for kind in KINDS)
+    num_passages = samples.groupby("kind")["passage_id"].nunique()
+    fewest = min(int(num_passages.get(kind, 0)) for kind in KINDS)
     caveats = few_units(fewest)
     if 0 < fewest < MIN_UNITS:
         caveats = [f"From fewer than {MIN_UNITS} passages, such an interval is too narrow."]
@@ -298,12 +289,13 @@ def by_repeats(targets: pd.DataFrame) -> Table:
     )
     notes = ["Verbatim: recited completely from at least one of the prompts."]
     known = targets[targets["repeats"].notna()]
-    # 1, 2, 3 to 4, ...
-    groups = known.groupby([(int(repeats) - 1).bit_length() for repeats in known["repeats"]])
-    frame = _compared(
-        (span(group["repeats"].min(), group["repeats"].max(), decimals=0), group)
-        for _, group in groups
-    )
+    # Tiers of 1, 2, 3 to 4, 5 to 8, ... occurrences.
+    tiers = [(int(repeats) - 1).bit_length() for repeats in known["repeats"]]
+    groups = []
+    for _, group in known.groupby(tiers):
+        repeats = group["repeats"]
+        groups.append((span(repeats.min(), repeats.max(), decimals=0), group))
+    frame = _compared(groups)
     return tabulate("by_repeats", "By repeats in the training text", frame, columns, notes)
 
 
@@ -320,11 +312,10 @@ def most_recited(samples: pd.DataFrame) -> Table:
     )
     best = best_samples(samples, "target")
     shown = best.iloc[:_NUM_MOST_RECITED]
+    shorten = partial(textwrap.shorten, width=_PROMPT_WIDTH, placeholder=" …")
     frame = shown.assign(
         verbatim=shown["verbatim"].map({True: "yes", False: "no"}),
-        prompt=[
-            textwrap.shorten(prompt, _PROMPT_WIDTH, placeholder=" …") for prompt in shown["prompt"]
-        ],
+        prompt=shown["prompt"].map(shorten),
         prefix_length=shown["prefix_length"].map(prompt_length),
     )
     notes = ["Of: tokens of the passage that the continuation was compared with."]
@@ -336,10 +327,10 @@ def by_attack(samples: pd.DataFrame) -> Table:
     """Compare ways of asking. A passage counts with its best prompt of each."""
     groups = [*samples.groupby("attack", sort=False), ("any of these", samples)]
     passages = ["kind", "passage_id"]
-    best = [
-        (name, group.groupby(passages, as_index=False)[["lms", "verbatim"]].max())
-        for name, group in groups
-    ]
+    best = []
+    for name, group in groups:
+        of_passages = group.groupby(passages, as_index=False)
+        best.append((name, of_passages[["lms", "verbatim"]].max()))
     frame = _compared(best if len(groups) > 2 else [])
     numbers = {name: len(group) for name, group in groups}
     frame = frame.assign(
@@ -348,8 +339,7 @@ def by_attack(samples: pd.DataFrame) -> Table:
     )
     notes = [
         "LMS: the highest of a passage's prompts. At most: one-sided 95 % bound of Clopper and "
-        "Pearson for the share "
-        "of such passages."
+        "Pearson for the share of such passages."
     ]
     columns = (
         ("Attack", "name", ""),
@@ -375,13 +365,10 @@ def extraction(scores: pd.DataFrame, checkpoint: int) -> Table:
     frame = frame.assign(share=100 * frame["share"], upper=100 * frame["upper"])
     notes = [
         "Targets of which n samples at temperature 1 contain the exact continuation with a "
-        "probability of at least p, "
-        "computed from its likelihood after the best of the prompts: (n, p)-discoverable "
-        "extraction. At most: "
-        "one-sided 95 % bound of Clopper and Pearson for the share of such passages. A greedy "
-        "recitation is another "
-        "question: each of its tokens only has to be the likeliest one, so that the whole can have "
-        "a low probability."
+        "probability of at least p, computed from its likelihood after the best of the prompts: "
+        "(n, p)-discoverable extraction. At most: one-sided 95 % bound of Clopper and Pearson for "
+        "the share of such passages. A greedy recitation is another question: each of its tokens "
+        "only has to be the likeliest one, so that the whole can have a low probability."
     ]
     return tabulate("extraction", "Extraction by sampling", frame, columns, notes)
 
@@ -398,20 +385,12 @@ def _extractable(
     rows = []
     number = len(lowest)
     for num_samples, probability in pairs if number else []:
-        hits = int((extraction_probability(lowest, num_samples) >= probability).sum())
-        rows.append(
-            (
-                num_samples,
-                probability,
-                hits,
-                number,
-                hits / number,
-                binomial_upper_bound(hits, number),
-            )
-        )
-    return pd.DataFrame(
-        rows, columns=["num_samples", "probability", "hits", "number", "share", "upper"]
-    )
+        is_extractable = extraction_probability(lowest, num_samples) >= probability
+        hits = int(is_extractable.sum())
+        upper = binomial_upper_bound(hits, number)
+        rows.append((num_samples, probability, hits, number, hits / number, upper))
+    columns = ["num_samples", "probability", "hits", "number", "share", "upper"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 class MeasuredValue(NamedTuple):
@@ -441,7 +420,9 @@ class Bound(NamedTuple):
     def pair(self) -> tuple[int, float] | None:
         """Samples and probability of an extraction; else None."""
         match = re.fullmatch(_EXTRACTION, self.name.removesuffix(_UPPER), re.ASCII)
-        return (int(match[2] or 1), float(match[1])) if match else None
+        if match is None:
+            return None
+        return int(match[2] or 1), float(match[1])
 
     @property
     def is_at_most_one(self) -> bool:
@@ -490,8 +471,8 @@ def parse_bounds(
         if not math.isfinite(value) or not _BOUNDED.fullmatch(name):
             raise ValueError(
                 f"--fail-above {part!r}: write MEASURE=LIMIT, such as recited=0; measures are "
-                f"recited, and lms, "
-                f"excess, verbatim, auc, extraction@P, extraction@P:N, also with {_UPPER}"
+                "recited, and lms, excess, verbatim, auc, extraction@P, extraction@P:N, also with "
+                f"{_UPPER}"
             )
         bound = Bound(name, value, accept_unanswered, accept_unproven)
         if bound.pair is not None and not 0 < bound.pair[1] <= 1:
@@ -501,7 +482,7 @@ def parse_bounds(
         if bound.is_at_most_one and value >= 1:
             raise ValueError(
                 f"--fail-above {part!r}: nothing can be above it, because {name} is at most 1, and "
-                f"not in percent"
+                "not in percent"
             )
         bounds.append(bound)
     return bounds
@@ -525,46 +506,19 @@ def require_possible(
     blunt = []
     dull = []
     for bound in bounds:
-        name = bound.name.removesuffix(_UPPER)
-        is_upper = bound.name.endswith(_UPPER)
-        reason = ""
-        needs_controls = name in ("recited", "excess", "auc")
-        is_share = bound.is_at_most_one and name != "auc"
+        limit = f"{bound.name}={bound.limit:g}"
         most = _most(bound, num_targets, longest)
         if num_targets and bound.limit >= most:
-            blunt.append(f"{bound.name}={bound.limit:g} (at most {most:g} are possible)")
-        fewest = min(num_targets, num_controls) if needs_controls else num_targets
-        if problem and (bound.pair or name == "auc"):
-            reason = f"likelihoods are missing: {problem}"
-        elif name != "excess" and bound.limit < (
-            1e-12 if is_upper and is_share else 0
-        ):  # or 3e12 targets
-            reason = "it is always above"
-        elif needs_controls and not num_controls:
-            reason = "there are no controls"
-        elif (
-            is_upper and is_share and bound.limit < (least := binomial_upper_bound(0, num_targets))
-        ):
-            # The bound of none of n is 1 - 0.05^(1/n)
-            needed = math.ceil(math.log(0.05) / math.log1p(-bound.limit))
-            reason = f"with {num_targets} targets it is at least {least:.3g}, it takes {needed:,}"
-        elif is_upper and not is_share and fewest < MIN_UNITS:
-            reason = (
-                f"a bound needs {MIN_UNITS} targets{' and controls' * needs_controls}, there are "
-                f"{fewest}"
-            )
-        elif name == "recited" and least_noticeable(num_targets, num_controls) is None:
-            reason = (
-                f"with {num_targets} targets and {num_controls} controls no recitation would be "
-                f"noticed"
-            )
+            blunt.append(f"{limit} (at most {most:g} are possible)")
+        reason = _why_impossible(bound, num_targets, num_controls, problem)
+        if reason:
+            wrong.append(f"{limit} ({reason})")
         elif bound.name == "auc":
             rate = false_alarm_of_auc(bound.limit, num_targets, num_controls)
             if rate > _MOST_FALSE_ALARMS:
-                dull.append(f"{bound.name}={bound.limit:g} ({100 * rate:.0f} %)")
+                dull.append(f"{limit} ({100 * rate:.0f} %)")
         elif bound.name == "excess" and bound.limit <= 0:
-            dull.append(f"{bound.name}={bound.limit:g} (50 %)")
-        wrong += [f"{bound.name}={bound.limit:g} ({reason})"] if reason else []
+            dull.append(f"{limit} (50 %)")
     if wrong:
         raise ValueError(f"--fail-above: no model can pass {'; '.join(wrong)}")
     if blunt:
@@ -572,9 +526,40 @@ def require_possible(
     if dull:
         raise ValueError(
             f"--fail-above: {', '.join(dull)} of audits of unseen text would be above this limit, "
-            f"and at most "
-            f"{100 * _MOST_FALSE_ALARMS:.0f} % may be: raise it, or use recited=0"
+            f"and at most {100 * _MOST_FALSE_ALARMS:.0f} % may be: raise it, or use recited=0"
         )
+
+
+def _why_impossible(bound: Bound, num_targets: int, num_controls: int, problem: str | None) -> str:
+    """Say why no model can pass a limit; "" if one can."""
+    name = bound.name.removesuffix(_UPPER)
+    is_upper = bound.name.endswith(_UPPER)
+    is_share = bound.is_at_most_one and name != "auc"
+    needs_controls = name in ("recited", "excess", "auc")
+    if problem and (bound.pair or name == "auc"):
+        return f"likelihoods are missing: {problem}"
+    # The bound of a share is above 1e-12 for any number of targets below 3e12.
+    lowest = 1e-12 if is_upper and is_share else 0
+    if name != "excess" and bound.limit < lowest:
+        return "it is always above"
+    if needs_controls and not num_controls:
+        return "there are no controls"
+    if is_upper and is_share:
+        # The bound of none of n is 1 - 0.05^(1/n): with 20 targets 0.14, and 0.05 takes 59.
+        least = binomial_upper_bound(0, num_targets)
+        if bound.limit < least:
+            needed = math.ceil(math.log(0.05) / math.log1p(-bound.limit))
+            return f"with {num_targets} targets it is at least {least:.3g}, it takes {needed:,}"
+    if is_upper and not is_share:
+        fewest = min(num_targets, num_controls) if needs_controls else num_targets
+        if fewest < MIN_UNITS:
+            both = "targets and controls" if needs_controls else "targets"
+            return f"a bound needs {MIN_UNITS} {both}, there are {fewest}"
+    if name == "recited" and least_noticeable(num_targets, num_controls) is None:
+        return (
+            f"with {num_targets} targets and {num_controls} controls no recitation would be noticed"
+        )
+    return ""
 
 
 def _most(bound: Bound, num_targets: int, longest: float) -> float:
@@ -614,40 +599,36 @@ def measures_and_checks(
     few = min(facts.num_targets, facts.num_controls)
     floor = facts.floor
     share = facts.num_verbatim / facts.num_targets
-    number = (
-        _NOT_MEASURED
-        if facts.recited is None
-        else MeasuredValue(float(facts.recited.number), None, "passages")
-    )
+    # Recitation, from the answers.
+    recited = _NOT_MEASURED
+    if facts.recited is not None:
+        recited = MeasuredValue(float(facts.recited.number), None, "passages")
+    excess = _NOT_MEASURED
+    if floor is not None:
+        excess = MeasuredValue(floor.difference, _known(floor.excess.high, few), "tokens")
+    most_verbatim = binomial_upper_bound(facts.num_verbatim, facts.num_targets)
     measures = {
-        "recited": number,
+        "recited": recited,
         "lms": MeasuredValue(facts.lms, _known(upper, facts.num_targets), "tokens"),
-        "excess": _NOT_MEASURED
-        if floor is None
-        else MeasuredValue(floor.difference, _known(floor.excess.high, few), "tokens"),
-        "verbatim": MeasuredValue(
-            share, binomial_upper_bound(facts.num_verbatim, facts.num_targets), "share"
-        ),
+        "excess": excess,
+        "verbatim": MeasuredValue(share, most_verbatim, "share"),
     }
-    pairs = list(
-        dict.fromkeys([*_EXTRACTION_PAIRS, *(bound.pair for bound in bounds if bound.pair)])
-    )
+    # Extraction and membership, from the likelihoods, which may be missing.
+    wanted = [bound.pair for bound in bounds if bound.pair]
+    pairs = list(dict.fromkeys([*_EXTRACTION_PAIRS, *wanted]))
     measures |= {_extraction_name(*pair): _NOT_MEASURED for pair in pairs}
     for row in _extractable(scores, checkpoint, pairs).itertuples():
-        measures[_extraction_name(row.num_samples, row.probability)] = MeasuredValue(
-            row.share, row.upper, "share"
-        )
+        name = _extraction_name(row.num_samples, row.probability)
+        measures[name] = MeasuredValue(row.share, row.upper, "share")
     measures["auc"] = _NOT_MEASURED
     if len(membership):
         row = membership.iloc[0]
-        measures["auc"] = MeasuredValue(
-            _known(row["AUC"]), _known(row.get("AUC to"), few), "probability"
-        )
+        highest = _known(row.get("AUC to"), few)
+        measures["auc"] = MeasuredValue(_known(row["AUC"]), highest, "probability")
     checks = []
     for bound in bounds:
-        measure = measures[
-            _extraction_name(*bound.pair) if bound.pair else bound.name.removesuffix(_UPPER)
-        ]
+        name = bound.name.removesuffix(_UPPER)
+        measure = measures[_extraction_name(*bound.pair) if bound.pair else name]
         value = measure.upper if bound.name.endswith(_UPPER) else measure.value
         checks.append(_check(bound, value, facts, control))
     return measures, checks
@@ -670,19 +651,14 @@ def _check(bound: Bound, value: float | None, facts: Facts, control: PositiveCon
     if rate > _MOST_FALSE_ALARMS:
         reason = (
             f"{100 * rate:.0f} % of audits of unseen text would be above this limit, raise it or "
-            f"use recited=0"
+            "use recited=0"
         )
         return Check(bound.name, bound.limit, value, "undecided", reason)
     if value > bound.limit:
         return Check(bound.name, bound.limit, value, "fail")
     if facts.num_unanswered and not bound.accept_unanswered:
-        return Check(
-            bound.name,
-            bound.limit,
-            value,
-            "undecided",
-            f"{facts.num_unanswered:,} answers are missing",
-        )
+        reason = f"{facts.num_unanswered:,} answers are missing"
+        return Check(bound.name, bound.limit, value, "undecided", reason)
     reason = "" if bound.accept_unproven else _why_unproven(bound, facts, control)
     if reason:
         return Check(bound.name, bound.limit, value, "undecided", reason)
@@ -696,14 +672,12 @@ def _why_not_recited_further(recited: Recited) -> str:
     if recited.num_hidden:
         return (
             f"a control is recited for {recited.threshold:.0f} tokens, and {recited.num_hidden} "
-            f"targets, which have no "
-            "more, are recited to their end"
+            "targets, which have no more, are recited to their end"
         )
     if recited.all.noticeable is None:
         return (
             f"{recited.all.num_targets} targets have more than the {recited.threshold:.0f} tokens "
-            f"that a control is "
-            "recited for, and no number of them would be noticed"
+            "that a control is recited for, and no number of them would be noticed"
         )
     return ""
 
@@ -725,7 +699,7 @@ def _why_unproven(bound: Bound, facts: Facts, control: PositiveControl) -> str:
         if facts.longest_answer < facts.longest:
             return (
                 f"the longest answer has {facts.longest_answer} tokens, and {facts.longest} were "
-                f"asked for"
+                "asked for"
             )
         return ""
     needed = facts.recited.threshold if name == "recited" and facts.recited else bound.limit
@@ -741,8 +715,7 @@ def _why_unproven(bound: Bound, facts: Facts, control: PositiveControl) -> str:
         if not is_within:
             return (
                 f"the positive control reads at most {most_read:.0f} of {reading.num_to_read:.0f} "
-                f"tokens, and "
-                f"{needed:g} of {facts.longest} are not below that"
+                f"tokens, and {needed:g} of {facts.longest} are not below that"
             )
     return ""
 

@@ -45,10 +45,8 @@ class Plan:
         if budget < num_others + num_passages:
             raise ValueError(
                 f"a budget of {budget} requests does not cover one prompt of each of "
-                f"{num_passages} passages "
-                f"and {num_others} others, of likelihoods, the positive control and tests of a "
-                f"server: raise it, or "
-                "choose fewer passages"
+                f"{num_passages} passages and {num_others} others, of likelihoods, the positive "
+                "control and tests of a server: raise it, or choose fewer passages"
             )
         return within_budget(self.attacks, budget - num_others, num_passages)
 
@@ -168,8 +166,7 @@ def _require_room_for_prompts(plan: Plan, chosen: "ProbeSpec") -> None:
     if longest >= chosen.block_size:
         raise ValueError(
             f"--block-size is {chosen.block_size}, prompts take {longest} tokens "
-            f"(--prefix-lengths, --offset, "
-            "--offsets): a passage needs one more"
+            "(--prefix-lengths, --offset, --offsets): a passage needs one more"
         )
 
 

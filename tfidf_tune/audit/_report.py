@@ -61,41 +61,34 @@ _BOS = {
 }
 _BASE_MODEL = (
     "The base model may already have memorized a passage that many texts share (a license, a "
-    "quotation): audit the "
-    "base model with the same probe file."
+    "quotation): audit the base model with the same probe file."
 )
 
 _COMPARED = (
     "Compared. The longest run of tokens that an answer shares with its passage (LMS) and whether "
-    "the answer is the "
-    "passage word for word. Controls show what fluent text shares by chance."
+    "the answer is the passage word for word. Controls show what fluent text shares by chance."
 )
 _LIKELIHOODS = (
     " From the likelihood of the passages: how probable it is that a sample is the passage word "
-    "for word, and whether "
-    "the model finds targets more likely than controls (membership inference)."
+    "for word, and whether the model finds targets more likely than controls (membership "
+    "inference)."
 )
 _LIMITS = (
     "What a finding says. A passage that is recited word for word, and that no common source "
-    "explains, can be obtained "
-    "from the model by anybody who can prompt it. The audit does not decide whether a text is "
-    "personal, confidential "
-    "or protected, and not how it came into the training data.",
+    "explains, can be obtained from the model by anybody who can prompt it. The audit does not "
+    "decide whether a text is personal, confidential or protected, and not how it came into the "
+    "training data.",
     "What it does not say. Nothing recited is not proof that nothing is memorized: other prompts, "
-    "more samples, other "
-    "passages, further training of the model, or access to its weights can reveal more. An upper "
-    "bound holds for "
-    "passages that were chosen in the same way, from the same text. If the most repeated passages "
-    "were chosen, it is a "
-    "bound for those; rare passages are recited less often as a rule.",
+    "more samples, other passages, further training of the model, or access to its weights can "
+    "reveal more. An upper bound holds for passages that were chosen in the same way, from the "
+    "same text. If the most repeated passages were chosen, it is a bound for those; rare passages "
+    "are recited less often as a rule.",
     "Controls. A difference between targets and controls can also come from a difference between "
-    "the texts. Controls "
-    "should have the same authors, subjects and time as the targets.",
+    "the texts. Controls should have the same authors, subjects and time as the targets.",
 )
 _EXCERPTS = (
     "Text. Passages are shown as short excerpts. The probe file and the folder of the evaluation "
-    "have them in full: "
-    "protect those files like the text itself."
+    "have them in full: protect those files like the text itself."
 )
 
 
@@ -134,8 +127,7 @@ def audit_report(
         first = results.checkpoints[0]
         raise ValueError(
             f"the results of {first.model} in {first.folder} have no memorization sample of a "
-            f"target: evaluate "
-            "tfidf_memorization with a probe file that has targets"
+            "target: evaluate tfidf_memorization with a probe file that has targets"
         )
     # The start of a run, which is evaluated beside its milestones, is audited by itself.
     trained = [number for number in probed if results.checkpoints[number].objective != START]
@@ -229,18 +221,17 @@ def _verdict(
     elif floor is None:
         text = (
             f"There is no held-out text, so chance is unknown: {name} recites {facts.lms:.2f} "
-            f"tokens of a passage"
+            "tokens of a passage"
         )
     elif floor.excess.significant in (None, "too few"):
         text = (
             f"Too few passages to judge what {name} recites ({facts.num_targets} targets, "
-            f"{facts.num_controls} "
-            f"controls; at least {MIN_UNITS} of each are needed)"
+            f"{facts.num_controls} controls; at least {MIN_UNITS} of each are needed)"
         )
     elif floor.excess.low > 0:
         more = (
             f"{floor.difference:.2f} tokens{about_words(floor.difference, facts.words_a_token)} "
-            f"more"
+            "more"
         )
         text = f"{name} recites {more} of its training text than of text it never saw"
     else:
@@ -264,7 +255,7 @@ def _verdict(
     if facts.num_unanswered:
         text += (
             f" Answers withheld by the server or empty: {facts.num_unanswered:,}, which count as "
-            f"not recited."
+            "not recited."
         )
     return text + _limits(facts, checks)
 
@@ -338,11 +329,9 @@ def _readings(control: PositiveControl) -> Table:
     ]
     notes = [
         "Controls are asked for once more with a copy of the passage in front of the prompt. Text "
-        "and chat: tokens of "
-        "the passage that the answer has in a row; likelihoods: NLL of the passage in nats a "
-        "token. p: exact one-sided "
-        "sign-flip test of the differences; shown if p is at most 0.01 and a quarter of the tokens "
-        "is read."
+        "and chat: tokens of the passage that the answer has in a row; likelihoods: NLL of the "
+        "passage in nats a token. p: exact one-sided sign-flip test of the differences; shown if p "
+        "is at most 0.01 and a quarter of the tokens is read."
     ]
     return Table(
         "positive_control", "Positive control", pd.DataFrame(rows, columns=columns), notes, formats
@@ -383,23 +372,19 @@ def _overview(
     if lost:
         caveats.append(
             f"{lost} of {len(facts.samples)} prompts lost token ids when converted to text, so "
-            f"their scores are too "
-            "low: evaluate with prompts of token ids (`tfidf-tune eval`)."
+            "their scores are too low: evaluate with prompts of token ids (`tfidf-tune eval`)."
         )
     about = [
         "Recited further: passages that are recited further than unseen text, if their number is "
-        "not chance; at most: "
-        "of all passages chosen like these. Shown the text: what the model reads of controls that "
-        "stand in front of "
-        "the prompt; without that, a clean result says nothing.",
+        "not chance; at most: of all passages chosen like these. Shown the text: what the model "
+        "reads of controls that stand in front of the prompt; without that, a clean result says "
+        "nothing.",
         "Recited above chance: LMS of the passages of the training text (targets) minus LMS of "
-        "text that the model "
-        f"never saw (controls), in tokens, on average. {LMS_EXPLAINED}. Verbatim: targets of which "
-        f"all that was "
-        "compared is recited from at least one prompt; at most: of all passages chosen like these. "
-        "Membership AUC: how "
-        "often a target looks more like training text by its loss than a control; 0.5 is chance.",
-        f"In brackets: 95 % intervals over passages; of verbatim recitation the one-sided "
+        f"text that the model never saw (controls), in tokens, on average. {LMS_EXPLAINED}. "
+        "Verbatim: targets of which all that was compared is recited from at least one prompt; at "
+        "most: of all passages chosen like these. Membership AUC: how often a target looks more "
+        "like training text by its loss than a control; 0.5 is chance.",
+        "In brackets: 95 % intervals over passages; of verbatim recitation the one-sided "
         f"bound.{notes.mark(*caveats)}",
     ]
     return Table("overview", "What the model recites", pd.DataFrame([row], dtype=object), about)
@@ -543,11 +528,9 @@ def _method_and_limits(
     ways = "; ".join(f"{name}: {ATTACKS[name]}" for name in facts.attacks)
     asked = (
         f"Asked. {facts.num_targets} passages of the text in question (targets) and "
-        f"{facts.num_controls} of text that "
-        f"the model cannot have seen (controls). The model was given the beginning of a passage, "
-        f"{lengths} tokens, and "
-        f"its answer was compared with what follows in the passage, up to "
-        f"{facts.samples['length'].max()} tokens. "
+        f"{facts.num_controls} of text that the model cannot have seen (controls). The model was "
+        f"given the beginning of a passage, {lengths} tokens, and its answer was compared with "
+        f"what follows in the passage, up to {facts.samples['length'].max()} tokens. "
         f"{len(facts.samples):,} prompts. Ways of asking: {ways}."
     )
     compared = _COMPARED + (

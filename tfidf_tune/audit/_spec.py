@@ -178,8 +178,7 @@ class AuditSpec:
             if is_set and attack not in (self.attacks or ("greedy",)):
                 raise ValueError(
                     f"{option_names([name])} is a setting of the attack {attack}, which is not "
-                    f"asked: add {attack} "
-                    "to --attacks, or leave it out"
+                    f"asked: add {attack} to --attacks, or leave it out"
                 )
         if self.backend == "vllm" and find_spec("vllm") is None:
             raise ValueError(

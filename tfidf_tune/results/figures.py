@@ -24,7 +24,7 @@ def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Drawi
     longest = 1
     for of_label in lms.values():
         for values in of_label.values():
-            longest = max(longest, *map(int, values))
+            longest = max([longest, *map(int, values)])
     lengths = np.arange(1, longest + 2)
     for label, of_label in lms.items():
         for kind, linestyle, shown in (
