@@ -5,8 +5,9 @@ checkpoints.
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 from torchtune import modules as tune
@@ -17,10 +18,30 @@ from tfidf_tune.models.linear import LinearFactory
 StateDict = dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class DecoderSizes:
+    """The sizes that every decoder has."""
+
+    vocab_size: int
+    num_layers: int
+    num_heads: int
+    embed_dim: int
+    intermediate_dim: int
+    max_seq_len: int
+
+
+class Projection(NamedTuple):
+    """A linear layer of an attention."""
+
+    in_dim: int
+    out_dim: int
+    bias: bool
+
+
 def decoder(
-    sizes: Sequence[int],
+    sizes: DecoderSizes,
     linear: LinearFactory,
-    projections: Mapping[str, tuple[int, int, bool]],
+    projections: Mapping[str, Projection],
     *,
     norm: Callable[[], nn.Module],
     activation: nn.Module,
@@ -31,58 +52,63 @@ def decoder(
     mlp_bias: bool = True,
     embedding_class: type[nn.Module] = nn.Embedding,
     output_bias: bool | None = False,
-    **attention: Any,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    **attention_settings: Any,
 ) -> tune.TransformerDecoder:
     """Build a decoder of torchtune's modules.
 
-    The projections of the attention are (inputs, outputs, whether biased) by name; ``attention``
-    are further arguments of its class. Without ``output_bias`` (None) the output layer has the
-    weight of the embedding.
+    The projections of the attention are by name; ``attention_settings`` are further arguments of
+    its class. Without ``output_bias`` (None) the output layer has the weight of the embedding.
     """
-    vocab_size, num_layers, num_heads, embed_dim, intermediate_dim, max_seq_len = sizes
-    attention = {
-        "num_kv_heads": num_heads,
-        "head_dim": embed_dim // num_heads,
-        "max_seq_len": max_seq_len,
-    } | attention
+    embed_dim = sizes.embed_dim
+    intermediate_dim = sizes.intermediate_dim
+    if num_kv_heads is None:
+        num_kv_heads = sizes.num_heads
+    if head_dim is None:
+        head_dim = embed_dim // sizes.num_heads
     # Layers, embedding, output layer: the order of random draws, which decides what weights a seed
     # gives.
-    layers = [
-        layer_class(
-            attn=attention_class(
-                embed_dim=embed_dim,
-                num_heads=num_heads,
-                **{
-                    name: linear.attention(name, *shape, bias=bias)
-                    for name, (*shape, bias) in projections.items()
-                },
-                **attention,
-            ),
-            mlp=tune.FeedForward(
-                gate_proj=linear.mlp(embed_dim, intermediate_dim, bias=mlp_bias),
-                down_proj=linear.mlp(intermediate_dim, embed_dim, bias=mlp_bias),
-                up_proj=linear.mlp(embed_dim, intermediate_dim, bias=mlp_bias)
-                if is_gated
-                else None,
-                activation=activation,
-            ),
-            sa_norm=norm(),
-            mlp_norm=norm() if has_mlp_norm else None,
+    layers = []
+    for _ in range(sizes.num_layers):
+        attention_layers = {}
+        for name, (in_dim, out_dim, bias) in projections.items():
+            attention_layers[name] = linear.attention(name, in_dim, out_dim, bias=bias)
+        attention = attention_class(
+            embed_dim=embed_dim,
+            num_heads=sizes.num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            max_seq_len=sizes.max_seq_len,
+            **attention_layers,
+            **attention_settings,
         )
-        for _ in range(num_layers)
-    ]
-    embeddings = embedding_class(vocab_size, embed_dim)
-    is_tied = output_bias is None
+        gate_proj = linear.mlp(embed_dim, intermediate_dim, bias=mlp_bias)
+        down_proj = linear.mlp(intermediate_dim, embed_dim, bias=mlp_bias)
+        up_proj = None
+        if is_gated:
+            up_proj = linear.mlp(embed_dim, intermediate_dim, bias=mlp_bias)
+        mlp = tune.FeedForward(
+            gate_proj=gate_proj, down_proj=down_proj, up_proj=up_proj, activation=activation
+        )
+        sa_norm = norm()
+        mlp_norm = norm() if has_mlp_norm else None
+        layers.append(layer_class(attn=attention, mlp=mlp, sa_norm=sa_norm, mlp_norm=mlp_norm))
+    embeddings = embedding_class(sizes.vocab_size, embed_dim)
+    final_norm = norm()
+    output: nn.Module
+    if output_bias is None:
+        output = tune.TiedLinear(embeddings)
+    else:
+        output = linear.output(embed_dim, sizes.vocab_size, bias=output_bias)
     return tune.TransformerDecoder(
         tok_embeddings=embeddings,
         layers=layers,
-        max_seq_len=max_seq_len,
-        num_heads=num_heads,
-        head_dim=attention["head_dim"],
-        norm=norm(),
-        output=tune.TiedLinear(embeddings)
-        if is_tied
-        else linear.output(embed_dim, vocab_size, bias=bool(output_bias)),
+        max_seq_len=sizes.max_seq_len,
+        num_heads=sizes.num_heads,
+        head_dim=head_dim,
+        norm=final_norm,
+        output=output,
     )
 
 
@@ -149,10 +175,11 @@ class ModelFamily(ABC):
 
     def tune_to_hf(self, state_dict: StateDict, config: PreTrainedConfig) -> StateDict:
         """Convert (a part of) a torchtune state dict to Hugging Face's names and layout."""
-        return {
-            self.hf_name(key): self.to_layout(key.rpartition(".")[0], value, config, of_hf=True)
-            for key, value in state_dict.items()
-        }
+        converted: StateDict = {}
+        for key, value in state_dict.items():
+            module, _, _ = key.rpartition(".")
+            converted[self.hf_name(key)] = self.to_layout(module, value, config, of_hf=True)
+        return converted
 
     def tune_to_peft(self, state_dict: StateDict, config: PreTrainedConfig) -> StateDict:
         """Convert LoRA adapter weights to the names and layout of a PEFT adapter file.
@@ -163,9 +190,11 @@ class ModelFamily(ABC):
         converted: StateDict = {}
         for key, value in state_dict.items():
             name, matrix, _ = key.rsplit(".", 2)
-            value = self.to_layout(name, value, config, of_hf=True) if matrix == "lora_b" else value
-            matrix = {"lora_a": "lora_A", "lora_b": "lora_B"}[matrix]
-            converted[f"base_model.model.{self._hf_modules(name)[-1]}.{matrix}.weight"] = value
+            if matrix == "lora_b":
+                value = self.to_layout(name, value, config, of_hf=True)
+            hf_module = self._hf_modules(name)[-1]
+            hf_matrix = {"lora_a": "lora_A", "lora_b": "lora_B"}[matrix]
+            converted[f"base_model.model.{hf_module}.{hf_matrix}.weight"] = value
         return converted
 
     @property
@@ -173,11 +202,14 @@ class ModelFamily(ABC):
         """Map torchtune's names of linear layers (``output_proj``) to PEFT's ``target_modules``
         (``o_proj``).
         """
-        return {
-            ours.rpartition(".")[2]: ".".join(theirs.split(".")[-self.target_parts :])
-            for theirs, ours in self.modules.items()
-            if not ours.endswith(("norm", "tok_embeddings"))
-        }
+        targets = {}
+        for theirs, ours in self.modules.items():
+            if ours.endswith(("norm", "tok_embeddings")):
+                continue
+            name = ours.rpartition(".")[2]
+            target_parts = theirs.split(".")[-self.target_parts :]
+            targets[name] = ".".join(target_parts)
+        return targets
 
     def hf_name(self, name: str) -> str:
         """Translate the name of a weight into Hugging Face's in files; unknown names are returned
@@ -186,8 +218,10 @@ class ModelFamily(ABC):
         module, _, parameter = name.rpartition(".")
         if parameter == self.norm_weight and module.endswith("norm"):
             parameter = "weight"
-        theirs = self._hf_modules(module)
-        return f"{theirs[0]}.{parameter}" if theirs else name
+        hf_modules = self._hf_modules(module)
+        if not hf_modules:
+            return name
+        return f"{hf_modules[0]}.{parameter}"
 
     def to_layout(
         self, name: str, value: Tensor, config: PreTrainedConfig, *, of_hf: bool
@@ -206,48 +240,42 @@ class ModelFamily(ABC):
         attention: Any = model.get_submodule("layers.0.attn")
         mlp: Any = model.get_submodule("layers.0.mlp")
         norm: Any = model.norm
-        yield (
-            "tie_word_embeddings",
-            config.tie_word_embeddings,
-            isinstance(model.output, tune.TiedLinear),
-        )
+        is_tied = isinstance(model.output, tune.TiedLinear)
+        yield "tie_word_embeddings", config.tie_word_embeddings, is_tied
         yield "num_attention_heads", config.num_attention_heads, attention.num_heads
         name = "hidden_act" if hasattr(config, "hidden_act") else "activation_function"
-        yield name, repr(activation(getattr(config, name))), repr(mlp.activation)
+        hf_activation = activation(getattr(config, name))
+        yield name, repr(hf_activation), repr(mlp.activation)
         rotary = getattr(attention.pos_embeddings, "rotary", attention.pos_embeddings)
         longest: Any = model.max_seq_len
         yield "max_seq_len", min(longest, config.max_position_embeddings), longest
         # A config without a choice stands for transformers' constants.
-        theirs = getattr(config, "rope_parameters", None) or {
-            "rope_theta": 10_000.0,
-            "rope_type": "default",
-        }
-        yield "rope_base", float(theirs["rope_theta"]), float(rotary.base)
+        rope = getattr(config, "rope_parameters", None)
+        if not rope:
+            rope = {"rope_theta": 10_000.0, "rope_type": "default"}
+        yield "rope_base", float(rope["rope_theta"]), float(rotary.base)
         # Other configs have other settings.
-        yield (
-            "rotary_dim",
-            getattr(config, "rotary_dim", rotary.dim),
-            rotary.dim,
-        )
+        rotary_dim = getattr(config, "rotary_dim", rotary.dim)
+        yield "rotary_dim", rotary_dim, rotary.dim
         # torchtune's classes do not name their type; only Llama 3's is scaled.
-        ours = getattr(
-            rotary, "rope_type", "llama3" if hasattr(rotary, "scale_factor") else "default"
-        )
-        yield "rope type", theirs["rope_type"], ours
-        yield "norm_eps", float(getattr(config, self.norm_eps)), float(norm.eps)
+        unnamed_type = "llama3" if hasattr(rotary, "scale_factor") else "default"
+        rope_type = getattr(rotary, "rope_type", unnamed_type)
+        yield "rope type", rope["rope_type"], rope_type
+        norm_eps = getattr(config, self.norm_eps)
+        yield "norm_eps", float(norm_eps), float(norm.eps)
 
     def differing_settings(self, model: nn.Module, config: PreTrainedConfig) -> list[str]:
         """Describe the settings of :meth:`settings` that differ; numbers are equal
         to six digits.
         """
-        return [
-            f"{name} is {theirs} in the checkpoint, {ours} in the model"
-            for name, theirs, ours in self.settings(model, config)
-            if not (
-                theirs == ours
-                or (isinstance(theirs, float) and math.isclose(theirs, ours, rel_tol=1e-6))
-            )
-        ]
+        differing = []
+        for name, theirs, ours in self.settings(model, config):
+            is_equal = theirs == ours
+            if isinstance(theirs, float):
+                is_equal = math.isclose(theirs, ours, rel_tol=1e-6)
+            if not is_equal:
+                differing.append(f"{name} is {theirs} in the checkpoint, {ours} in the model")
+        return differing
 
     def _hf_modules(self, name: str) -> list[str]:
         pattern, layer = _without_layer(name)
@@ -268,4 +296,7 @@ def activation(name: str) -> nn.Module:
 def _without_layer(module: str) -> tuple[str, str]:
     """``layers.3.attn`` -> ``layers.{}.attn``, ``3``."""
     layer = re.search(r"\.(\d+)(?=\.|$)", module)
-    return (module, "") if layer is None else (module.replace(layer[0], ".{}", 1), layer[1])
+    if layer is None:
+        return module, ""
+    pattern = module.replace(layer[0], ".{}", 1)
+    return pattern, layer[1]

@@ -14,7 +14,7 @@ from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
 from torchtune.modules import MultiHeadAttention, TransformerDecoder, TransformerSelfAttentionLayer
 from transformers import PreTrainedConfig
 
-from tfidf_tune.models.family import ModelFamily, decoder
+from tfidf_tune.models.family import DecoderSizes, ModelFamily, Projection, decoder
 from tfidf_tune.models.linear import PLAIN, LinearFactory, with_lora
 
 
@@ -34,7 +34,8 @@ class PartialRotaryEmbeddings(nn.Module):
         order.
         """
         dim: Any = self.rotary.dim
-        return torch.cat([self.rotary(x[..., :dim], input_pos=input_pos), x[..., dim:]], dim=-1)
+        rotated = self.rotary(x[..., :dim], input_pos=input_pos)
+        return torch.cat([rotated, x[..., dim:]], dim=-1)
 
 
 class ParallelSelfAttentionLayer(TransformerSelfAttentionLayer):  # type: ignore[misc]
@@ -50,7 +51,9 @@ class ParallelSelfAttentionLayer(TransformerSelfAttentionLayer):  # type: ignore
         """Run the layer on ``[b, s, d]``; see torchtune's ``TransformerSelfAttentionLayer``."""
         normalized = self.sa_norm(x)
         attention = self.attn(normalized, normalized, mask=mask, input_pos=input_pos)
-        mlp_input = normalized if isinstance(self.mlp_norm, nn.Identity) else self.mlp_norm(x)
+        mlp_input = normalized
+        if not isinstance(self.mlp_norm, nn.Identity):
+            mlp_input = self.mlp_norm(x)
         residual: Tensor = x + attention + self.mlp(mlp_input)
         return residual
 
@@ -72,7 +75,7 @@ class GPTNeoXAttention(MultiHeadAttention):  # type: ignore[misc]
         pos_embeddings: nn.Module,
         **settings: Any,
     ) -> None:
-        super().__init__(**dict.fromkeys(("q_proj", "k_proj", "v_proj", "output_proj")), **settings)
+        super().__init__(q_proj=None, k_proj=None, v_proj=None, output_proj=None, **settings)
         # In this order, which is that of the parameters in resume checkpoints and of random draws.
         self.query_key_value = query_key_value
         self.output_proj = output_proj
@@ -86,21 +89,20 @@ class GPTNeoXAttention(MultiHeadAttention):  # type: ignore[misc]
         """
         b, s, d = x.shape
         # [b, s, n_h, 3 * h_d] -> three of [b, s, n_h, h_d]
-        q, k, v = (
-            self.query_key_value(x).view(b, s, self.num_heads, 3 * self.head_dim).chunk(3, dim=-1)
-        )
-        q, k = (self.pos_embeddings(part, input_pos=input_pos) for part in (q, k))
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        qkv = self.query_key_value(x).view(b, s, self.num_heads, 3 * self.head_dim)
+        q, k, v = qkv.chunk(3, dim=-1)
+        q = self.pos_embeddings(q, input_pos=input_pos).transpose(1, 2)
+        k = self.pos_embeddings(k, input_pos=input_pos).transpose(1, 2)
+        v = v.transpose(1, 2)
         if self.kv_cache is not None and self.cache_enabled:
             k, v = self.kv_cache.update(k, v)
-        dropout_p, is_causal = (
-            self.attn_dropout if self.training else 0.0,
-            self.kv_cache is None and mask is None,
-        )
+        dropout_p = self.attn_dropout if self.training else 0.0
+        is_causal = self.kv_cache is None and mask is None
         attended = self._attention_call(
             q, k, v, mask=mask, dropout_p=dropout_p, is_causal=is_causal
         )
-        output: Tensor = self.output_proj(attended.transpose(1, 2).reshape(b, s, d))
+        joined_heads = attended.transpose(1, 2).reshape(b, s, d)
+        output: Tensor = self.output_proj(joined_heads)
         return output
 
 
@@ -137,24 +139,34 @@ def gpt_neox(
             Default: True.
         linear (LinearFactory): makes the linear layers. Default: plain ones.
     """
-    rotary = Qwen2RotaryPositionalEmbeddings(
-        int(embed_dim // num_heads * rotary_pct), max_seq_len, rope_base
+    sizes = DecoderSizes(
+        vocab_size=vocab_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        embed_dim=embed_dim,
+        intermediate_dim=intermediate_dim,
+        max_seq_len=max_seq_len,
     )
+    projections = {
+        "query_key_value": Projection(embed_dim, 3 * embed_dim, bias=attention_bias),
+        "output_proj": Projection(embed_dim, embed_dim, bias=attention_bias),
+    }
+    head_dim = embed_dim // num_heads
+    rotary_dim = int(head_dim * rotary_pct)
+    rotary = Qwen2RotaryPositionalEmbeddings(rotary_dim, max_seq_len, rope_base)
+    layer_class = TransformerSelfAttentionLayer
+    if use_parallel_residual:
+        layer_class = ParallelSelfAttentionLayer
     return decoder(
-        (vocab_size, num_layers, num_heads, embed_dim, intermediate_dim, max_seq_len),
+        sizes,
         linear,
-        {
-            "query_key_value": (embed_dim, 3 * embed_dim, attention_bias),
-            "output_proj": (embed_dim, embed_dim, attention_bias),
-        },
+        projections,
         pos_embeddings=PartialRotaryEmbeddings(rotary),
         attn_dropout=attn_dropout,
         norm=partial(nn.LayerNorm, embed_dim, eps=norm_eps),
         activation=nn.GELU(),
         attention_class=GPTNeoXAttention,
-        layer_class=ParallelSelfAttentionLayer
-        if use_parallel_residual
-        else TransformerSelfAttentionLayer,
+        layer_class=layer_class,
     )
 
 
@@ -242,14 +254,9 @@ class GPTNeoXFamily(ModelFamily):
         """Yield the rotated part and the residual in addition to what every family has."""
         yield from super().settings(model, config)
         layer: Any = model.get_submodule("layers.0")
-        rotated = (
-            config.hidden_size
-            // config.num_attention_heads
-            * config.rope_parameters["partial_rotary_factor"]
-        )
-        yield "rotary dimensions of a head", int(rotated), layer.attn.pos_embeddings.rotary.dim
-        yield (
-            "use_parallel_residual",
-            config.use_parallel_residual,
-            isinstance(layer, ParallelSelfAttentionLayer),
-        )
+        rotary = layer.attn.pos_embeddings.rotary
+        head_dim = config.hidden_size // config.num_attention_heads
+        rotated = head_dim * config.rope_parameters["partial_rotary_factor"]
+        yield "rotary dimensions of a head", int(rotated), rotary.dim
+        is_parallel = isinstance(layer, ParallelSelfAttentionLayer)
+        yield "use_parallel_residual", config.use_parallel_residual, is_parallel

@@ -10,7 +10,7 @@ from torch import nn
 from torchtune.modules import RotaryPositionalEmbeddings, TransformerDecoder
 from transformers import PreTrainedConfig
 
-from tfidf_tune.models.family import ModelFamily, decoder
+from tfidf_tune.models.family import DecoderSizes, ModelFamily, Projection, decoder
 from tfidf_tune.models.gpt_neox import ParallelSelfAttentionLayer, PartialRotaryEmbeddings
 from tfidf_tune.models.linear import PLAIN, LinearFactory, with_lora
 
@@ -33,18 +33,21 @@ def gptj(
     dimensions of each head that are rotated, in adjacent pairs; ``intermediate_dim`` is by default
     four times ``embed_dim``.
     """
+    sizes = DecoderSizes(
+        vocab_size=vocab_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        embed_dim=embed_dim,
+        intermediate_dim=intermediate_dim or 4 * embed_dim,
+        max_seq_len=max_seq_len,
+    )
+    square = Projection(embed_dim, embed_dim, bias=False)
+    rotary = RotaryPositionalEmbeddings(rotary_dim, max_seq_len)
     return decoder(
-        (
-            vocab_size,
-            num_layers,
-            num_heads,
-            embed_dim,
-            intermediate_dim or 4 * embed_dim,
-            max_seq_len,
-        ),
+        sizes,
         linear,
-        dict.fromkeys(("q_proj", "k_proj", "v_proj", "output_proj"), (embed_dim, embed_dim, False)),
-        pos_embeddings=PartialRotaryEmbeddings(RotaryPositionalEmbeddings(rotary_dim, max_seq_len)),
+        {"q_proj": square, "k_proj": square, "v_proj": square, "output_proj": square},
+        pos_embeddings=PartialRotaryEmbeddings(rotary),
         attn_dropout=attn_dropout,
         norm=partial(nn.LayerNorm, embed_dim, eps=norm_eps),
         activation=nn.GELU(approximate="tanh"),
@@ -99,8 +102,9 @@ class GPTJFamily(ModelFamily):
         ValueError.
         """
         for name in ("embd_pdrop", "resid_pdrop"):
-            if getattr(config, name):
-                raise ValueError(f"{name} is {getattr(config, name)}")
+            dropout = getattr(config, name)
+            if dropout:
+                raise ValueError(f"{name} is {dropout}")
         return gptj(
             vocab_size=config.vocab_size,
             num_layers=config.n_layer,
