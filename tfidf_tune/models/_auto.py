@@ -121,12 +121,16 @@ def _build(
         )
     # torchtune's modules if they can, else transformers' class, with the reason in the model's
     # description.
-    length = max_seq_len or (limit if limit > 0 else _DEFAULT_LENGTH)
+    default_length = limit if limit > 0 else _DEFAULT_LENGTH
+    length = max_seq_len or default_length
     reasons = []
     if implementation != "transformers":
-        window = None if max_seq_len else getattr(hf_config, "sliding_window", None)
+        window = None
+        if not max_seq_len:
+            window = getattr(hf_config, "sliding_window", None)
+        length_within_window = min(length, window or length)
         try:
-            return _build_torchtune(hf_config, min(length, window or length), targets, linear)
+            return _build_torchtune(hf_config, length_within_window, targets, linear)
         except ValueError as error:
             if implementation == "torchtune":
                 raise ValueError(
@@ -134,8 +138,10 @@ def _build(
                 ) from error
             reasons.append(f"not torchtune's modules: {error}")
     model = _build_transformers(hf_config, length, targets, linear, reasons)
-    because = f" ({'; '.join(reasons)})" if reasons else ""
-    model.implementation = f"{type(model.hf).__name__} of transformers{because}"  # type: ignore[assignment]
+    description = f"{type(model.hf).__name__} of transformers"
+    if reasons:
+        description += f" ({'; '.join(reasons)})"
+    model.implementation = description  # type: ignore[assignment]
     return model
 
 
@@ -152,19 +158,18 @@ def _build_torchtune(
     # Layers of the checkpoint by torchtune's names; a builder has adapters on all layers of the
     # MLPs or on none.
     names = {theirs: name for name, theirs in family.lora_targets.items() if name != "output"}
-    chosen = {
-        names[layer]
-        for layer in _chosen({layer: name not in _MLP for layer, name in names.items()}, targets)
-    }
-    mlp = chosen.intersection(_MLP)
-    if mlp and mlp != {*_MLP}.intersection(names.values()):
+    is_attention = {layer: name not in _MLP for layer, name in names.items()}
+    chosen = [names[layer] for layer in _chosen(is_attention, targets)]
+    attention = tuple(name for name in chosen if name not in _MLP)
+    mlp = {name for name in chosen if name in _MLP}
+    if mlp and mlp != set(_MLP).intersection(names.values()):
         raise ValueError("adapters on some layers of the MLP, not on all")
-    attention = tuple(name for name in names.values() if name in chosen - mlp)
     linear = replace(linear, lora_attn_modules=attention, apply_lora_to_mlp=bool(mlp))
     # What shapes do not show, activations and scales of rotary embeddings say, is compared after
     # building.
     model: Any = family.build(hf_config, max_seq_len, linear)
-    if differing := family.differing_settings(model, hf_config):
+    differing = family.differing_settings(model, hf_config)
+    if differing:
         raise ValueError(differing[0])
     model.implementation = "torchtune's modules"
     return cast(nn.Module, model)
@@ -184,20 +189,20 @@ def _build_transformers(
     from peft import LoraConfig, inject_adapter_in_model  # slow to import
 
     kinds, names = linear_layers(hf)
-    for name in [
-        name
-        for name in kinds
-        if "mamba" in name + hf_config.model_type and name.endswith("out_proj")
-    ]:
-        del kinds[name]  # of mixers, which PEFT refuses
+    for name in list(kinds):
+        is_mixer = "mamba" in name + hf_config.model_type
+        if is_mixer and name.endswith("out_proj"):
+            del kinds[name]  # PEFT refuses these layers
     chosen = _chosen(kinds, targets, f"lora_targets: {type(hf).__name__} has ")
+    endings = tuple(chosen)
     is_transposed = any(
-        type(module) is Conv1D and name.endswith(tuple(chosen))
-        for name, module in hf.named_modules()
+        type(module) is Conv1D and name.endswith(endings) for name, module in hf.named_modules()
     )
-    if linear.quantize_base and (not_torchao := quantize(hf, names)):
-        reasons.append(f"NF4 by bitsandbytes: {not_torchao}")
-        hf.is_loaded_in_4bit = True  # PEFT then has layers for those of bitsandbytes
+    if linear.quantize_base:
+        obstacle = quantize(hf, names)
+        if obstacle:
+            reasons.append(f"NF4 by bitsandbytes: {obstacle}")
+            hf.is_loaded_in_4bit = True  # PEFT then has layers for those of bitsandbytes
     config = LoraConfig(
         task_type="CAUSAL_LM",
         inference_mode=False,
@@ -212,20 +217,20 @@ def _build_transformers(
 
 def _chosen(layers: Mapping[str, bool], targets: str | Sequence[str], whose: str = "") -> list[str]:
     """Return the layers that ``lora_targets`` means; ``layers`` says which are of an attention."""
-    chosen = set()
+    chosen: set[str] = set()
     for target in [targets] if isinstance(targets, str) else targets:
-        kinds = {"all-linear": {True, False}, "attention": {True}}.get(target, set())
+        if target == "all-linear":
+            meant = set(layers)
+        elif target == "attention":
+            meant = {name for name, is_attention in layers.items() if is_attention}
+        else:
+            meant = set()
         # `q_proj` is a name of `self_attn.q_proj`.
-        meant = {
-            name
-            for name, kind in layers.items()
-            if kind in kinds or f".{name}".endswith(f".{target}")
-        }
+        meant |= {name for name in layers if f".{name}".endswith(f".{target}")}
         if not meant:
             raise ValueError(
                 f"{whose}no linear layer {target!r}: possible are attention, all-linear, or a list "
-                f"of "
-                f"{', '.join(layers)}"
+                f"of {', '.join(layers)}"
             )
         chosen |= meant
     return [name for name in layers if name in chosen]

@@ -67,18 +67,19 @@ class HFCausalLM(nn.Module):
         if head is None:
             raise ValueError(f"{type(hf).__name__} has no output layer over the vocabulary")
         self._head_name = next(name for name, module in hf.named_modules() if module is head)
-        is_tied = head.weight is hf.get_input_embeddings().weight
+        embeddings: Any = hf.get_input_embeddings()
+        is_tied = head.weight is embeddings.weight
         self.output: Any = None
         if _scales_logits_only(hf, self._head_name) and not (is_tied and head.bias is not None):
-            self.output = TiedLinear(hf.get_input_embeddings()) if is_tied else head
+            self.output = TiedLinear(embeddings) if is_tied else head
             hf.set_submodule(self._head_name, nn.Identity())
         elif is_tied:
-            hf.set_submodule(self._head_name, _TiedHead(hf.get_input_embeddings(), head.bias))
+            hf.set_submodule(self._head_name, _TiedHead(embeddings, head.bias))
         # Sharding and checkpoints take each weight for one layer's.
-        once = {name for name, _ in hf.named_parameters()}
-        if shared := [
-            name for name, _ in hf.named_parameters(remove_duplicate=False) if name not in once
-        ]:
+        first_names = {name for name, _ in hf.named_parameters()}
+        all_names = [name for name, _ in hf.named_parameters(remove_duplicate=False)]
+        shared = [name for name in all_names if name not in first_names]
+        if shared:
             raise ValueError(
                 f"{type(hf).__name__} has layers that share weights ({shared[0]}), which is not "
                 f"supported"
@@ -102,7 +103,8 @@ class HFCausalLM(nn.Module):
 
     def chunked_output(self, hidden: Tensor) -> list[Tensor]:
         """Return logits of hidden states ``[b, s, d]`` in chunks along the sequence."""
-        return [self.output(chunk) for chunk in hidden.tensor_split(self.num_output_chunks, dim=1)]
+        chunks = hidden.tensor_split(self.num_output_chunks, dim=1)
+        return [self.output(chunk) for chunk in chunks]
 
     def forward(
         self,
@@ -126,28 +128,24 @@ class HFCausalLM(nn.Module):
             Any: logits ``[b, s, v]``, a list of chunks of them, or what ``chunked_output`` was
                 replaced by.
         """
-        own_mask = (
-            self._mask(input_pos) if input_pos is not None and self._packs_by == "mask" else None
-        )
-        where = {
-            "position_ids": input_pos,
-            "attention_mask": own_mask,
-            self._cache: past_key_values,
-        }
-        # Some models lack an argument.
-        given = {name: value for name, value in where.items() if value is not None}
-        hidden: Tensor = self.hf(
-            input_ids=tokens, use_cache=past_key_values is not None, **given
-        ).logits
+        # Some models lack an argument: it is given only where it is needed.
+        arguments: dict[str, Any] = {}
+        if input_pos is not None:
+            arguments["position_ids"] = input_pos
+            if self._packs_by == "mask":
+                arguments["attention_mask"] = self._mask(input_pos)
+        if past_key_values is not None:
+            arguments[self._cache] = past_key_values
+        has_cache = past_key_values is not None
+        hidden: Tensor = self.hf(input_ids=tokens, use_cache=has_cache, **arguments).logits
+        # A model that keeps its output layer returned logits.
         if self.output is None:
-            return (
-                list(hidden.tensor_split(self.num_output_chunks, dim=1))
-                if self.num_output_chunks
-                else hidden
-            )
-        return (
-            self.chunked_output(hidden) if self.num_output_chunks else self.output(hidden).float()
-        )
+            if self.num_output_chunks == 0:
+                return hidden
+            return list(hidden.tensor_split(self.num_output_chunks, dim=1))
+        if self.num_output_chunks == 0:
+            return self.output(hidden).float()
+        return self.chunked_output(hidden)
 
     def _mask(self, input_pos: Tensor) -> Tensor:
         """Return a mask ``[b, 1, s, s]`` of positions ``[b, s]``: 0 within a document, very
@@ -168,7 +166,8 @@ class HFCausalLM(nn.Module):
         tokens = self._sample(10)
         changed = tokens.clone()
         changed[:, -1] = tokens[:, 0]
-        if not _are_equal(self._logits(torch.cat([tokens, changed]))[:, :-1]):
+        logits = self._logits(torch.cat([tokens, changed]))
+        if not _are_equal(logits[:, :-1]):
             raise ValueError(
                 f"{type(self.hf).__name__} sees the tokens that it has to predict: name a causal "
                 f"model"
@@ -186,24 +185,21 @@ class HFCausalLM(nn.Module):
         behind_another = torch.cat([tokens[:, 4:8], tokens[:, 4:]], dim=1)
         rows = torch.cat([tokens, behind_another])
         positions = torch.cat([torch.arange(4), torch.arange(6)]).expand(2, -1).to(tokens.device)
-        alone = torch.cat([self._logits(tokens[:, :4]), self._logits(tokens[:, 4:])], dim=1)
+        first_alone = self._logits(tokens[:, :4])
+        second_alone = self._logits(tokens[:, 4:])
+        alone = torch.cat([first_alone, second_alone], dim=1)
         config: Any = self.hf.config
         window = getattr(config, "sliding_window", None) or self.max_seq_len
         # A mask would replace the window of layers that have one.
-        has_windows = {*(getattr(config, "layer_types", None) or ["windows"])} != {"full_attention"}
-        ways = (
-            ("positions",) if has_windows and window < self.max_seq_len else ("positions", "mask")
-        )
+        layer_types = set(getattr(config, "layer_types", None) or ["windows"])
+        has_windows = layer_types != {"full_attention"} and window < self.max_seq_len
+        ways = ("positions",) if has_windows else ("positions", "mask")
         tolerance = max(1e-3, 4 * torch.finfo(self.tok_embeddings.weight.dtype).eps)
         for self._packs_by in ways:
             try:
                 packed = self._logits(rows, positions)
-            except (
-                TypeError,
-                ValueError,
-                RuntimeError,
-            ):  # no such argument, or a mask of another shape
-                continue
+            except (TypeError, ValueError, RuntimeError):
+                continue  # no such argument, or a mask of another shape
             # The second document must not see the first, and both must have the logits that they
             # have alone.
             differences = (packed[:1] - alone).abs().max() / alone.abs().max()
@@ -215,13 +211,15 @@ class HFCausalLM(nn.Module):
         )
 
     def _sample(self, num_tokens: int) -> Tensor:
-        tokens = torch.arange(1, num_tokens + 1, device=next(self.parameters()).device)[None]
+        device = next(self.parameters()).device
+        tokens = torch.arange(1, num_tokens + 1, device=device)[None]
         return tokens % int(self.tok_embeddings.num_embeddings)
 
     @torch.no_grad()
     def _logits(self, tokens: Tensor, input_pos: Tensor | None = None) -> Tensor:
         """Return logits in one piece."""
-        num_chunks, self.num_output_chunks = self.num_output_chunks, 0
+        num_chunks = self.num_output_chunks
+        self.num_output_chunks = 0
         try:
             logits: Tensor = self(tokens, input_pos=input_pos).float()
         finally:
@@ -241,7 +239,8 @@ def _are_equal(logits: Tensor) -> bool:
     """Return whether the logits of two rows ``[2, s, v]`` of one batch are equal."""
     # The same operations on the same shapes give the same bits, but for a mixture of experts (5e-7
     # of the largest).
-    return bool((logits[0] - logits[1]).abs().max() <= 1e-4 * logits.abs().max())
+    difference = (logits[0] - logits[1]).abs().max()
+    return bool(difference <= 1e-4 * logits.abs().max())
 
 
 def linear_layers(hf: PreTrainedModel) -> tuple[dict[str, bool], list[str]]:
@@ -253,17 +252,19 @@ def linear_layers(hf: PreTrainedModel) -> tuple[dict[str, bool], list[str]]:
     names = []
     for layer in _decoder_layers(hf):
         modules = dict(hf.get_submodule(layer).named_modules(prefix="layer"))
-        within = tuple(
+        attentions = tuple(
             f"{path}."
             for path, module in modules.items()
             if type(module).__name__.endswith("Attention")
         )
         for path, module in modules.items():
-            if isinstance(module, (nn.Linear, Conv1D)):
-                name = path.removeprefix("layer.")
-                is_named = re.match(r"\w*(attn|attention)\b", name) is not None
-                kinds[name] = kinds.get(name, False) or is_named or path.startswith(within)
-                names.append(f"{layer}.{name}")
+            if not isinstance(module, (nn.Linear, Conv1D)):
+                continue
+            name = path.removeprefix("layer.")
+            has_attention_name = re.match(r"\w*(attn|attention)\b", name) is not None
+            is_in_attention = has_attention_name or path.startswith(attentions)
+            kinds[name] = kinds.get(name, False) or is_in_attention
+            names.append(f"{layer}.{name}")
     return kinds, names
 
 
@@ -272,11 +273,8 @@ def _decoder_layers(hf: PreTrainedModel) -> list[str]:
     longest list.
     """
     # Experts and vision towers have lists too; of layers within layers the outer ones count.
-    names = [
-        name
-        for name, module in hf.named_modules()
-        if type(module).__name__ in (hf._no_split_modules or ())
-    ]
+    undivided = hf._no_split_modules or ()
+    names = [name for name, module in hf.named_modules() if type(module).__name__ in undivided]
     if not names:
         lists = {
             name: module for name, module in hf.named_modules() if isinstance(module, nn.ModuleList)
@@ -285,7 +283,8 @@ def _decoder_layers(hf: PreTrainedModel) -> list[str]:
             raise ValueError(f"{type(hf).__name__} has no list of decoder layers")
         longest = max(lists, key=lambda name: len(lists[name]))
         names = [f"{longest}.{index}" for index in range(len(lists[longest]))]
-    return [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
+    outer = tuple(f"{name}." for name in names)
+    return [name for name in names if not name.startswith(outer)]
 
 
 class _OnlyHidden(BaseModelOutput):  # type: ignore[misc]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,15 +72,22 @@ class LinearFactory:
                 f"{in_dim} x {out_dim} "
                 "of a layer"
             )
-        settings: Any = self.lora_rank, self.lora_alpha, self.lora_dropout
+        layer: nn.Module
         if lora:
-            return cast(
-                nn.Module,
-                LoRALinear(in_dim, out_dim, *settings, use_bias=bias, quantize_base=quantize),
+            layer = LoRALinear(
+                in_dim,
+                out_dim,
+                rank=self.lora_rank,
+                alpha=self.lora_alpha,
+                dropout=self.lora_dropout,
+                use_bias=bias,
+                quantize_base=quantize,
             )
-        return cast(
-            nn.Module, (FrozenNF4Linear if quantize else nn.Linear)(in_dim, out_dim, bias=bias)
-        )
+        elif quantize:
+            layer = FrozenNF4Linear(in_dim, out_dim, bias=bias)
+        else:
+            layer = nn.Linear(in_dim, out_dim, bias=bias)
+        return layer
 
 
 PLAIN = LinearFactory()
@@ -99,13 +106,16 @@ def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., Trans
     """
     # A config is checked against the signature, so that it has the arguments of both, and which of
     # them are needed.
-    lora, own = (dict(inspect.signature(each).parameters) for each in (LinearFactory, builder))
-    lora["lora_attn_modules"] = lora["lora_attn_modules"].replace(default=inspect.Parameter.empty)
-    del own["linear"]
+    lora_parameters = dict(inspect.signature(LinearFactory).parameters)
+    attn_modules = lora_parameters["lora_attn_modules"]
+    lora_parameters["lora_attn_modules"] = attn_modules.replace(default=inspect.Parameter.empty)
+    builder_parameters = dict(inspect.signature(builder).parameters)
+    del builder_parameters["linear"]
 
     @wraps(builder)
     def build(**arguments: Any) -> TransformerDecoder:
-        settings = {name: arguments.pop(name) for name in lora.keys() & arguments.keys()}
+        given = lora_parameters.keys() & arguments.keys()
+        settings = {name: arguments.pop(name) for name in given}
         return builder(**arguments, linear=LinearFactory(**settings))
 
     build.__name__ = build.__qualname__ = f"lora_{builder.__name__}"
@@ -113,10 +123,8 @@ def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., Trans
         f"The form with LoRA of :func:`{builder.__name__}`: its arguments, and "
         f":class:`LinearFactory`'s."
     )
-    parameters = [
-        each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for each in (*lora.values(), *own.values())
-    ]
+    both = (*lora_parameters.values(), *builder_parameters.values())
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in both]
     signature = inspect.Signature(parameters, return_annotation=TransformerDecoder)
     build.__signature__ = signature  # type: ignore[attr-defined]
     return build
@@ -140,41 +148,42 @@ class LoRASettings:
         """
         peft: Any = getattr(model, "peft_config", None)
         if peft is not None:
-            return cls(
-                peft.r, peft.lora_alpha, peft.lora_dropout, tuple(sorted(peft.target_modules))
-            )
-        adapters = {
+            module_names = sorted(peft.target_modules)
+            return cls(peft.r, peft.lora_alpha, peft.lora_dropout, tuple(module_names))
+        adapters: dict[str, Any] = {
             name: module
             for name, module in model.named_modules()
             if hasattr(module, "adapter_params")
         }
         if not adapters:
             return None
+        # Layers of other classes have no settings that could be read.
         kinds = {type(module) for module in adapters.values()}
-        loras: Any = adapters.values() if kinds == {LoRALinear} else ()
-        settings = {
-            (lora.rank, lora.alpha, float(getattr(lora.dropout, "p", 0.0))) for lora in loras
-        }
+        settings = set()
+        if kinds == {LoRALinear}:
+            for lora in adapters.values():
+                dropout = float(getattr(lora.dropout, "p", 0.0))
+                settings.add((lora.rank, lora.alpha, dropout))
         if len(settings) != 1:
             names = ", ".join(sorted(kind.__name__ for kind in kinds))
             raise ValueError(
                 f"layers of {names} differ in (rank, alpha, dropout): {sorted(settings)}"
             )
         rank, alpha, dropout = settings.pop()
-        return cls(
-            rank, alpha, dropout, tuple(sorted({name.rsplit(".", 1)[-1] for name in adapters}))
-        )
+        module_names = sorted({name.rsplit(".", 1)[-1] for name in adapters})
+        return cls(rank, alpha, dropout, tuple(module_names))
 
     @classmethod
     def require(cls, model: nn.Module) -> "LoRASettings":
         """Read the settings off a model, as :meth:`of`; a model without LoRA layers is a
         ValueError.
         """
-        if settings := cls.of(model):
-            return settings
-        raise ValueError(
-            "the model has no LoRA layers: name a LoRA builder, or use the recipe full_finetune"
-        )
+        settings = cls.of(model)
+        if settings is None:
+            raise ValueError(
+                "the model has no LoRA layers: name a LoRA builder, or use the recipe full_finetune"
+            )
+        return settings
 
 
 def is_adapter(name: str) -> bool:
@@ -188,28 +197,42 @@ def quantize(model: nn.Module, names: list[str]) -> str:
     """
     # Why torchao cannot hold some of the layers; then bitsandbytes has to hold them all.
     layers: dict[str, Any] = {name: model.get_submodule(name) for name in names}
-    reasons = [
-        f"{name} is a Conv1D, which torchao has no NF4 form of"
-        if isinstance(layer, Conv1D)
-        else f"{name} has {layer.weight.numel()} weights, and torchao's NF4 takes multiples of "
-        f"{NF4_MULTIPLE}"
-        for name, layer in layers.items()
-        if isinstance(layer, Conv1D) or layer.weight.numel() % NF4_MULTIPLE
-    ]
+    obstacle = ""
     for name, layer in layers.items():
-        has_bias, weight = layer.bias is not None, layer.weight
-        if reasons:
-            new = _of_bitsandbytes(name, layer, f"quantize_base is True, but {reasons[0]}, and")
+        obstacle = _torchao_obstacle(name, layer)
+        if obstacle:
+            break
+    for name, layer in layers.items():
+        if obstacle:
+            reason = f"quantize_base is True, but {obstacle}, and"
+            nf4_layer = _bitsandbytes_layer(name, layer, reason)
         else:
-            new = FrozenNF4Linear(
-                layer.in_features, layer.out_features, has_bias, weight.device, weight.dtype
+            nf4_layer = FrozenNF4Linear(
+                layer.in_features,
+                layer.out_features,
+                bias=layer.bias is not None,
+                device=layer.weight.device,
+                dtype=layer.weight.dtype,
             )
-        model.set_submodule(name, new)
-    return reasons[0] if reasons else ""
+        model.set_submodule(name, nf4_layer)
+    return obstacle
 
 
-def _of_bitsandbytes(name: str, layer: Any, reason: str) -> nn.Module:
-    weight, is_transposed = layer.weight, isinstance(layer, Conv1D)
+def _torchao_obstacle(name: str, layer: Any) -> str:
+    """Return why torchao cannot hold a linear layer, or nothing."""
+    if isinstance(layer, Conv1D):
+        return f"{name} is a Conv1D, which torchao has no NF4 form of"
+    num_weights = layer.weight.numel()
+    if num_weights % NF4_MULTIPLE:
+        return (
+            f"{name} has {num_weights} weights, and torchao's NF4 takes multiples of {NF4_MULTIPLE}"
+        )
+    return ""
+
+
+def _bitsandbytes_layer(name: str, layer: Any, reason: str) -> nn.Module:
+    weight = layer.weight
+    is_transposed = isinstance(layer, Conv1D)
     out_dim, in_dim = weight.T.shape if is_transposed else weight.shape
     remedy = "set model.quantize_base=False"
     try:
@@ -253,7 +276,9 @@ def dequantize_4bit(parameter: Any, device: str) -> Tensor:
         from bitsandbytes import functional
 
         value = functional.dequantize_4bit(parameter.detach(), state).to(device)
-    return value.T.contiguous() if parameter.is_transposed else value
+    if parameter.is_transposed:
+        value = value.T.contiguous()
+    return value
 
 
 def quantize_as_4bit(value: Tensor, *, is_transposed: bool) -> Any:
@@ -267,7 +292,9 @@ def quantize_as_4bit(value: Tensor, *, is_transposed: bool) -> Any:
         # The codebook that the first call makes is kept, and must not be on meta.
         with torch.device("cpu"):
             quantize_blockwise(torch.zeros(1))
-    source = (value.T if is_transposed else value).detach().contiguous()
+    if is_transposed:
+        value = value.T
+    source = value.detach().contiguous()
     packed, state = quantize_4bit(source, quant_type="nf4", compress_statistics=True)
     parameter: Any = Params4bit(packed, quant_state=state, quant_type="nf4", bnb_quantized=True)
     parameter.is_transposed = is_transposed

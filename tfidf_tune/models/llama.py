@@ -18,7 +18,7 @@ from torchtune.modules import RMSNorm, RotaryPositionalEmbeddings, TransformerDe
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tfidf_tune.models.family import ModelFamily, activation, decoder
+from tfidf_tune.models.family import DecoderSizes, ModelFamily, Projection, activation, decoder
 from tfidf_tune.models.linear import PLAIN, LinearFactory, with_lora
 
 
@@ -59,18 +59,16 @@ class _ConfiguredRotary:
         """Build the table; called by the class of torchtune, which rotates, and after loading."""
         module: Any = self
         with torch.device("cpu"):  # also within the context of another device
-            frequencies, scale = (
-                1 / module.base ** (torch.arange(0, module.dim, 2).float() / module.dim),
-                1.0,
-            )
-            if self.rope_type != "default":
-                frequencies, scale = ROPE_INIT_FUNCTIONS[self.rope_type](
-                    self._config, torch.device("cpu")
-                )
+            if self.rope_type == "default":
+                exponents = torch.arange(0, module.dim, 2).float() / module.dim
+                frequencies = 1 / module.base**exponents
+                scale = 1.0
+            else:
+                initialize = ROPE_INIT_FUNCTIONS[self.rope_type]
+                frequencies, scale = initialize(self._config, torch.device("cpu"))
         # Of a list, so that it is on that device.
-        module.register_buffer(
-            "theta", torch.tensor(frequencies.tolist(), dtype=torch.float32), persistent=False
-        )
+        theta = torch.tensor(frequencies.tolist(), dtype=torch.float32)
+        module.register_buffer("theta", theta, persistent=False)
         module.build_rope_cache(module.max_seq_len)
         module.cache = module.cache * scale
 
@@ -131,46 +129,54 @@ class LlamaFamily(ModelFamily):
         """
         rope = config.rope_parameters
         limit = rope.get("original_max_position_embeddings") or config.max_position_embeddings
-        if (
-            rope["rope_type"] in ("dynamic", "longrope") and max_seq_len > limit
-        ):  # no table has such frequencies
+        changes_with_length = rope["rope_type"] in ("dynamic", "longrope")
+        if changes_with_length and max_seq_len > limit:  # no table has such frequencies
             raise ValueError(
                 f"rotary embeddings of the type '{rope['rope_type']}' change beyond {limit} tokens"
             )
         if rope.get("partial_rotary_factor", 1.0) != 1.0:
             raise ValueError("only a part of each head is rotated")
         # Biases are settings of some architectures, constants of others.
-        attention_bias = bool(getattr(config, "attention_bias", False))
-        qkv_bias, output_bias = (
-            (attention_bias,) * 2 if self._qkv_bias is None else (self._qkv_bias, False)
+        if self._qkv_bias is None:
+            qkv_bias = bool(getattr(config, "attention_bias", False))
+            output_bias = qkv_bias
+        else:
+            qkv_bias = self._qkv_bias
+            output_bias = False
+        # The dimensions of queries and keys are all heads', which need not be those of the model.
+        dim = config.hidden_size
+        head_dim = _head_dim(config)
+        query_dim = config.num_attention_heads * head_dim
+        key_dim = config.num_key_value_heads * head_dim
+        sizes = DecoderSizes(
+            vocab_size=config.vocab_size,
+            num_layers=config.num_hidden_layers,
+            num_heads=config.num_attention_heads,
+            embed_dim=dim,
+            intermediate_dim=config.intermediate_size,
+            max_seq_len=max_seq_len,
         )
-        rotary = _RotatedHalves if self._rotates_halves else _RotatedPairs
-        dim, num_heads, head_dim = config.hidden_size, config.num_attention_heads, _head_dim(config)
-        of_queries, of_keys = num_heads * head_dim, config.num_key_value_heads * head_dim
+        projections = {
+            "q_proj": Projection(dim, query_dim, bias=qkv_bias),
+            "k_proj": Projection(dim, key_dim, bias=qkv_bias),
+            "v_proj": Projection(dim, key_dim, bias=qkv_bias),
+            "output_proj": Projection(query_dim, dim, bias=output_bias),
+        }
+        rotary_class = _RotatedHalves if self._rotates_halves else _RotatedPairs
+        rotary = rotary_class(config, head_dim, max_seq_len)
+        has_mlp_bias = bool(getattr(config, "mlp_bias", False))
         return decoder(
-            (
-                config.vocab_size,
-                config.num_hidden_layers,
-                num_heads,
-                dim,
-                config.intermediate_size,
-                max_seq_len,
-            ),
+            sizes,
             linear,
-            {
-                "q_proj": (dim, of_queries, qkv_bias),
-                "k_proj": (dim, of_keys, qkv_bias),
-                "v_proj": (dim, of_keys, qkv_bias),
-                "output_proj": (of_queries, dim, output_bias),
-            },
+            projections,
             num_kv_heads=config.num_key_value_heads,
             head_dim=head_dim,
-            pos_embeddings=rotary(config, head_dim, max_seq_len),
+            pos_embeddings=rotary,
             attn_dropout=config.attention_dropout or 0.0,
             norm=partial(self._norm, dim, eps=config.rms_norm_eps),
             activation=activation(config.hidden_act),
             is_gated=True,
-            mlp_bias=bool(getattr(config, "mlp_bias", False)),
+            mlp_bias=has_mlp_bias,
             embedding_class=self._embeddings,
             output_bias=None if config.tie_word_embeddings else False,
         )
@@ -184,7 +190,8 @@ class LlamaFamily(ModelFamily):
         # Pair i of a head is dimensions i and i + head_dim / 2 there, 2 i and 2 i + 1 here:
         # [heads, 2, head_dim / 2, ...] in halves, [heads, head_dim / 2, 2, ...] in pairs
         pairs = _head_dim(config) // 2
-        by_head = value.reshape(-1, *((pairs, 2) if of_hf else (2, pairs)), *value.shape[1:])
+        head_shape = (pairs, 2) if of_hf else (2, pairs)
+        by_head = value.reshape(-1, *head_shape, *value.shape[1:])
         return by_head.transpose(1, 2).reshape(value.shape)
 
     def settings(
@@ -203,36 +210,24 @@ class LlamaFamily(ModelFamily):
             ours = {
                 "factor": rope.scale_factor,
                 "original_max_position_embeddings": rope.old_context_len,
-            }
-            ours |= {
                 "low_freq_factor": rope.low_freq_factor,
                 "high_freq_factor": rope.high_freq_factor,
             }
-            yield from (
-                (f"rope {name}", float(theirs[name]), float(value)) for name, value in ours.items()
-            )
-        yield (
-            "rotary halves",
-            self._rotates_halves,
-            isinstance(rope, Qwen2RotaryPositionalEmbeddings),
-        )
+            for name, value in ours.items():
+                yield f"rope {name}", float(theirs[name]), float(value)
+        has_halves = isinstance(rope, Qwen2RotaryPositionalEmbeddings)
+        yield "rotary halves", self._rotates_halves, has_halves
         yield "norm", self._norm.__name__, type(model.norm).__name__
         # Gemma.
-        yield (
-            "use_bidirectional_attention",
-            bool(getattr(config, "use_bidirectional_attention", False)),
-            False,
-        )
-        window, max_seq_len = getattr(config, "sliding_window", None), cast(int, model.max_seq_len)
+        is_bidirectional = bool(getattr(config, "use_bidirectional_attention", False))
+        yield "use_bidirectional_attention", is_bidirectional, False
         # torchtune's models have no window, which is the same if no sequence is longer than it
-        yield (
-            "sliding_window",
-            window if window is not None and window < max_seq_len else None,
-            None,
-        )
+        window = getattr(config, "sliding_window", None)
+        if window is not None and window >= cast(int, model.max_seq_len):
+            window = None
+        yield "sliding_window", window, None
 
 
 def _head_dim(config: PreTrainedConfig) -> int:
-    return int(
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    )
+    head_dim = getattr(config, "head_dim", None)
+    return int(head_dim or config.hidden_size // config.num_attention_heads)
