@@ -72,16 +72,19 @@ class TokenWeightingArgs(BaseModel):
         combined with.
         """
         for key in data.keys() - cls.model_fields.keys():  # Axolotl ignores them
-            if found := closest(key, TokenWeightingArgs.model_fields):
-                raise ValueError(f"{key} is no key of Axolotl or of a plugin{found}")
+            suggestion = closest(key, TokenWeightingArgs.model_fields)
+            if suggestion:
+                raise ValueError(f"{key} is no key of Axolotl or of a plugin{suggestion}")
         settings = {name: field.default for name, field in cls.model_fields.items()} | data
         for name in _OTHER_OBJECTIVES:
-            if value := settings.get(name):
+            value = settings.get(name)
+            if value:
                 raise ValueError(
                     f"{name} is {value}, which puts another loss in place of ours: set it to false"
                 )
         for name in ("context_parallel_size", "sequence_parallel_degree"):
-            if (value := settings.get(name) or 1) > 1:
+            value = settings.get(name) or 1
+            if value > 1:
                 raise ValueError(
                     f"{name} is {value}, but weights need whole sequences in each process: set it "
                     f"to 1"
@@ -94,20 +97,16 @@ class TokenWeightingArgs(BaseModel):
         are counted.
         """
         weighting = _build_weighting(self.token_weighting, self.token_weighting_args)
-        if weighting.needs_tokens and getattr(
-            self, "sample_packing", False
-        ):  # a field of Axolotl's own model
+        is_packed = getattr(self, "sample_packing", False)  # a field of Axolotl's own model
+        if weighting.needs_tokens and is_packed:
             raise ValueError(
                 "sample_packing is true, and without an attention mask padding would be counted as "
-                "tokens: set "
-                "sample_packing to false, or counted to labels"
+                "tokens: set sample_packing to false, or counted to labels"
             )
         if self.memorization_monitor is not None:
-            arguments = self.memorization_monitor
-            _check_arguments(
-                "memorization_monitor", MemorizationCallback, {**arguments, "trainer": None}
-            )
-            file = Path(arguments["probe_file"])
+            arguments = {**self.memorization_monitor, "trainer": None}
+            _check_arguments("memorization_monitor", MemorizationCallback, arguments)
+            file = Path(self.memorization_monitor["probe_file"])
             if not file.is_file():
                 raise ValueError(
                     f"probe_file of memorization_monitor is {file}: there is no such file"
@@ -131,11 +130,8 @@ class TokenWeightingPlugin(BasePlugin):  # type: ignore[misc]
     def register(self, cfg: DictDefault) -> None:
         """Raise a ``ValueError`` if another plugin has a trainer of its own."""
         for name, plugin in PluginManager.get_instance().plugins.items():
-            if (
-                name in cfg.plugins
-                and plugin is not self
-                and plugin.get_trainer_cls(cfg) is not None
-            ):
+            is_another = name in cfg.plugins and plugin is not self
+            if is_another and plugin.get_trainer_cls(cfg) is not None:
                 raise ValueError(
                     f"the plugin {name} has a trainer of its own, but Axolotl uses one: remove one "
                     f"plugin"
@@ -143,7 +139,9 @@ class TokenWeightingPlugin(BasePlugin):  # type: ignore[misc]
 
     def get_trainer_cls(self, cfg: DictDefault) -> type[Trainer]:
         """Return the trainer class of a configuration with token weights."""
-        base: Any = get_cls_from_module_str(cfg.trainer_cls) if cfg.trainer_cls else AxolotlTrainer
+        base: Any = AxolotlTrainer
+        if cfg.trainer_cls:
+            base = get_cls_from_module_str(cfg.trainer_cls)
         weighting = _build_weighting(cfg.token_weighting, cfg.token_weighting_args)
 
         class TokenWeightingAxolotlTrainer(TokenWeightingMixin, base):  # type: ignore[misc]
@@ -174,8 +172,7 @@ def _build_weighting(
     if not (isinstance(weighting, type) and issubclass(weighting, TokenWeighting)):
         raise ValueError(
             f"token_weighting is {token_weighting!r}: possible are {', '.join(WEIGHTINGS)}, or the "
-            f"dotted path of a "
-            "subclass of TokenWeighting"
+            f"dotted path of a subclass of TokenWeighting"
         )
     arguments = dict(token_weighting_args or {})
     _check_arguments("token_weighting_args", weighting, arguments)
@@ -187,7 +184,6 @@ def _check_arguments(key: str, target: Callable[..., Any], arguments: Mapping[st
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        possible = ", ".join(
-            name for name in signature.parameters if arguments.get(name, "") is not None
-        )
-        raise ValueError(f"{key}: {error}; possible are {possible or 'none'}") from error
+        names = [name for name in signature.parameters if arguments.get(name, "") is not None]
+        possible = ", ".join(names) or "none"
+        raise ValueError(f"{key}: {error}; possible are {possible}") from error

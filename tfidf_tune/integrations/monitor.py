@@ -109,7 +109,8 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         for obstacle in _obstacles(trainer.model, self._probe):
             raise ValueError(f"memorization cannot be measured: {obstacle}")
         self._trainer = trainer
-        self._every_n_steps, self._has_saved = every_n_steps, False
+        self._every_n_steps = every_n_steps
+        self._has_saved = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -119,7 +120,8 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         """
         if state.global_step > 0:  # resumed
             return
-        if reason := self._measure(args, state, control):
+        reason = self._measure(args, state, control)
+        if reason:
             raise ValueError(
                 f"before training {reason}: choose a higher threshold, or other targets"
             )
@@ -132,7 +134,8 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
             return
         reason = self._measure(args, state, control)
         if reason and not control.should_training_stop:
-            control.should_training_stop = control.should_save = True
+            control.should_training_stop = True
+            control.should_save = True
             _report(state, f"training stops after step {state.global_step}: {reason}")
 
     def on_train_end(
@@ -141,8 +144,8 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         """Measure the final model, if something else ended training after a step without a
         measurement.
         """
-        logged = (entry for entry in state.log_history if "memorization_target_lms" in entry)
-        if all(entry["step"] != state.global_step for entry in logged):
+        measurements = [entry for entry in state.log_history if "memorization_target_lms" in entry]
+        if all(entry["step"] != state.global_step for entry in measurements):
             self._measure(args, state, control)
 
     def _measure(
@@ -154,38 +157,39 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         should_log = control.should_log
         model = self._trainer.model
         with evaluating(model):
-            functions = partial(_last_logits, model), partial(greedy_continuations, model)
+            last_logits = partial(_last_logits, model)
+            generate = partial(greedy_continuations, model)
             reading: dict[str, float] = {}
             if state.global_step == 0:
-                limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-                reading, notice = self._probe.show_controls(*functions, limit)
+                config = model.config.get_text_config()
+                limit = getattr(config, "max_position_embeddings", None)
+                reading, notice = self._probe.show_controls(last_logits, generate, limit)
                 if notice:
                     _report(state, notice)
-            metrics = self._probe.measure(*functions)
+            metrics = self._probe.measure(last_logits, generate)
             # In train mode TRL's trainers would add the means of their own metrics to these, and
             # forget them.
             self._trainer.log(metrics | reading)
-        control.should_log = (
-            should_log  # which log() has set to false: the trainer's own entry is still due
-        )
+        # log() has set it to false, and the trainer's own entry is still due.
+        control.should_log = should_log
         # Keep the model while it is below the threshold; one process writes, all wait for it.
         folder = Path(args.output_dir) / "below_threshold"
-        if self._probe.keeps and state.global_step == 0 and folder.exists() and not self._has_saved:
+        is_of_another_run = folder.exists() and not self._has_saved
+        if self._probe.keeps and state.global_step == 0 and is_of_another_run:
             raise ValueError(
                 f"{folder} is of another run: move it away, or choose another output_dir"
             )
-        if above := self._probe.keep_below(state.global_step, metrics, folder, self._save):
-            _report(state, above)
+        notice_above = self._probe.keep_below(state.global_step, metrics, folder, self._save)
+        if notice_above:
+            _report(state, notice_above)
         return self._probe.reason_to_stop(metrics)
 
     def _save(self, folder: Path) -> None:
         """Write the model into a temporary folder, and rename that when it is complete."""
         self._has_saved = True  # a training that begins again may replace it
         temporary = folder.with_name(f".{folder.name}")
-        is_writer, wait_for_everyone = (
-            self._trainer.args.should_save,
-            self._trainer.accelerator.wait_for_everyone,
-        )
+        is_writer = self._trainer.args.should_save
+        wait_for_everyone = self._trainer.accelerator.wait_for_everyone
         if is_writer:
             shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
         wait_for_everyone()
@@ -193,9 +197,8 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         self._trainer.save_model(str(temporary), _internal_call=True)
         wait_for_everyone()
         if is_writer:
-            if not any(
-                path for kind in ("*.safetensors", "*.bin") for path in temporary.glob(kind)
-            ):
+            weights = [*temporary.glob("*.safetensors"), *temporary.glob("*.bin")]
+            if not weights:
                 raise ValueError(
                     f"no weights are in {temporary}: when_above='keep' needs FULL_STATE_DICT under "
                     f"FSDP"
@@ -213,20 +216,20 @@ def _last_logits(model: PreTrainedModel, ids_bs: Tensor, num_last: int) -> Tenso
 
 def _obstacles(model: PreTrainedModel, probe: MemorizationProbe) -> Iterator[str]:
     """Yield why the probe cannot be measured on a model, before training."""
-    config, model_class = model.config.get_text_config(), type(base_model(model))
+    config = model.config.get_text_config()
+    model_class = type(base_model(model))
     known = inspect.signature(model_class.forward).parameters  # TRL replaces that of the instance
     limit = getattr(config, "max_position_embeddings", None)
     if model.config.is_encoder_decoder:
         yield f"{model_class.__name__} has an encoder and a decoder: use a causal language model"
-    if any(
-        getattr(peft, "is_prompt_learning", False)
-        for peft in getattr(model, "peft_config", {}).values()
-    ):
+    peft_configs = getattr(model, "peft_config", {}).values()
+    if any(getattr(peft_config, "is_prompt_learning", False) for peft_config in peft_configs):
         yield (
             "prompt tuning and its relatives prepend virtual tokens: use LoRA or another method of "
             "PEFT"
         )
-    if missing := sorted({cache_argument(model), "logits_to_keep"} - known.keys()):
+    missing = sorted({cache_argument(model), "logits_to_keep"} - known.keys())
+    if missing:
         yield (
             f"{model_class.__name__} takes no {', '.join(missing)}: use a model that generates "
             f"with a KV cache"
@@ -234,14 +237,12 @@ def _obstacles(model: PreTrainedModel, probe: MemorizationProbe) -> Iterator[str
     if probe.max_token_id >= config.vocab_size:
         yield (
             f"the probe file has the token id {probe.max_token_id}, the model the ids 0 to "
-            f"{config.vocab_size - 1}: "
-            "take the tokenizer that belongs to the model"
+            f"{config.vocab_size - 1}: take the tokenizer that belongs to the model"
         )
     if limit is not None and probe.num_positions > limit:
         yield (
             f"a prompt and its continuation have up to {probe.num_positions} tokens, the model has "
-            f"{limit} positions: "
-            "lower max_new_tokens or prefix_length"
+            f"{limit} positions: lower max_new_tokens or prefix_length"
         )
 
 

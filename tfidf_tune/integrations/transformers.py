@@ -47,10 +47,7 @@ __all__ = ["TokenWeightingMixin", "TokenWeightingTrainer", "trainer_loss"]
 
 _logger = logging.get_logger(__name__)
 # Where the Trainer's model computes its logits.
-_AUTOCAST = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # In the file of a state: the name of the weighting; a keyword, so that no buffer is called this.
 _CLASS = "class"
 _Trainer: Any = object  # attributes and methods of the Trainer that the mixin is put before
@@ -64,9 +61,10 @@ def has_labels(inputs: Mapping[str, Any]) -> bool:
 def require_labels(inputs: Mapping[str, Any]) -> None:
     """Raise a ``ValueError`` if a training batch has no labels."""
     if not has_labels(inputs):
-        found = ", ".join(name for name, value in inputs.items() if value is not None) or "nothing"
+        names = [name for name, value in inputs.items() if value is not None]
+        present = ", ".join(names) or "nothing"
         raise ValueError(
-            f"a training batch has no labels, only {found}: use a data collator that makes them"
+            f"a training batch has no labels, only {present}: use a data collator that makes them"
         )
 
 
@@ -78,7 +76,8 @@ def check_first_batch(inputs: Mapping[str, Any]) -> None:
     after the next one. Labels that are not the tokens at their positions, as of masked language
     models, are an error too.
     """
-    ids, labels = inputs.get("input_ids"), inputs.get("labels")
+    ids = inputs.get("input_ids")
+    labels = inputs.get("labels")
     if ids is None or labels is None or ids.shape != labels.shape:
         return
     # Labels that are the tokens themselves are as they should be: the trainer shifts them.
@@ -86,7 +85,8 @@ def check_first_batch(inputs: Mapping[str, Any]) -> None:
     if (labels == ids)[valid].all():
         return
     pairs = valid[:, :-1] & valid[:, 1:]  # the token after the last label may be padding
-    if pairs.any() and (labels[:, :-1] == ids[:, 1:])[pairs].all():
+    is_shifted = labels[:, :-1] == ids[:, 1:]
+    if pairs.any() and is_shifted[pairs].all():
         raise ValueError(
             "the labels are shifted already: pass input_ids as labels where a token counts, else "
             "-100"
@@ -101,8 +101,10 @@ def shifted_labels(inputs: Mapping[str, Any], num_positions: int) -> Tensor:
     front have none.
     """
     shifted = inputs.get("shift_labels")
-    labels = _pad(inputs["labels"] if shifted is None else shifted, num_positions, IGNORE_INDEX)
-    return shift_labels(labels) if shifted is None else labels
+    if shifted is not None:
+        return _pad(shifted, num_positions, IGNORE_INDEX)
+    labels = _pad(inputs["labels"], num_positions, IGNORE_INDEX)
+    return shift_labels(labels)
 
 
 def token_batch(
@@ -116,23 +118,15 @@ def token_batch(
     """
     # Documents and tokens of the inputs first, each where its token is; then all moves with the
     # labels.
-    labels, positions = shifted_labels(inputs, num_positions), inputs.get("position_ids")
-    documents = all_tokens = None
+    labels = shifted_labels(inputs, num_positions)
+    positions = inputs.get("position_ids")
+    documents = None
     if positions is not None and positions.dim() == 2:  # not those of images too
         begins = F.pad(positions.diff(dim=1) != 1, (1, 0))
         documents = _pad(begins.cumsum(dim=1), num_positions, 0)
+    all_tokens = None
     if needs_tokens:
-        tokens, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-        if tokens is None or (mask is not None and getattr(mask, "shape", None) != tokens.shape):
-            shapes = [
-                tuple(one.shape) if isinstance(one, Tensor) else one for one in (tokens, mask)
-            ]
-            raise ValueError(
-                f"all tokens are counted, but input_ids are {shapes[0]} and attention_mask "
-                f"{shapes[1]}: pass both in "
-                "one shape, or set counted to 'labels'"
-            )
-        tokens = tokens if mask is None else tokens.masked_fill(mask == 0, IGNORE_INDEX)
+        tokens = _tokens_without_padding(inputs)
         all_tokens = shift_tokens(_pad(tokens, num_positions, IGNORE_INDEX))
     if documents is not None:
         # The label at position i is the token at i + 1; the last position has no label, or the
@@ -140,6 +134,25 @@ def token_batch(
         last = documents[:, :1] if needs_tokens else documents[:, -1:]
         documents = torch.cat([documents[:, 1:], last], dim=1).expand_as(labels)
     return TokenBatch(labels, documents, all_tokens, first_pass=first_pass)
+
+
+def _tokens_without_padding(inputs: Mapping[str, Any]) -> Tensor:
+    """Return the tokens of the inputs, ignored where the attention mask is 0."""
+    tokens: Tensor | None = inputs.get("input_ids")
+    mask = inputs.get("attention_mask")
+    if tokens is None or (mask is not None and getattr(mask, "shape", None) != tokens.shape):
+        raise ValueError(
+            f"all tokens are counted, but input_ids are {_shape(tokens)} and attention_mask "
+            f"{_shape(mask)}: pass both in one shape, or set counted to 'labels'"
+        )
+    if mask is None:
+        return tokens
+    return tokens.masked_fill(mask == 0, IGNORE_INDEX)
+
+
+def _shape(value: Any) -> Any:
+    """Return the shape of a tensor, and anything else unchanged."""
+    return tuple(value.shape) if isinstance(value, Tensor) else value
 
 
 def _pad(tensor: Tensor, num_positions: int, value: int) -> Tensor:
@@ -156,8 +169,8 @@ def check_before_building(trainer: type, args: Any) -> None:
         if base.__module__.startswith("trl.") and base.__name__ not in allowed:
             raise ValueError(
                 f"{trainer.__name__} is derived from TRL's {base.__name__}, which computes its "
-                f"loss by itself: "
-                "derive it from transformers.Trainer, or from TokenWeightingSFTTrainer"
+                f"loss by itself: derive it from transformers.Trainer, or from "
+                f"TokenWeightingSFTTrainer"
             )
     for name, neutral in (("label_smoothing_factor", 0), ("loss_type", "nll")):
         value = getattr(args, name, neutral)
@@ -169,19 +182,22 @@ def obstacles(trainer: Any, *, fused_head: bool) -> Iterator[str]:
     """Yield the settings of a Trainer, built already, and the kinds of models that are not
     supported.
     """
-    args, base = trainer.args, base_model(trainer.model)
-    head: Any = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
-    liger = args.liger_kernel_config or {}
-    parallelism = getattr(trainer.accelerator, "parallelism_config", None)
+    args = trainer.args
+    base = base_model(trainer.model)
+    head: Any = None
+    if hasattr(base, "get_output_embeddings"):
+        head = base.get_output_embeddings()
+    # Settings of the Trainer that would replace the loss or divide its sequences.
     if trainer.compute_loss_func is not None:
         yield "compute_loss_func is set, but the weighted loss takes its place: leave it out"
-    if args.use_liger_kernel and (
-        liger.get("fused_linear_cross_entropy", True) or liger.get("cross_entropy")
-    ):
+    liger = args.liger_kernel_config or {}
+    has_liger_loss = liger.get("fused_linear_cross_entropy", True) or liger.get("cross_entropy")
+    if args.use_liger_kernel and has_liger_loss:
         yield (
             "use_liger_kernel is set with losses of Liger: set fused_linear_cross_entropy and "
             "cross_entropy to False"
         )
+    parallelism = getattr(trainer.accelerator, "parallelism_config", None)
     if parallelism is not None and (
         parallelism.cp_enabled or getattr(parallelism, "sp_enabled", False)
     ):
@@ -194,24 +210,26 @@ def obstacles(trainer: Any, *, fused_head: bool) -> Iterator[str]:
             f"one process would use {args.n_gpu} GPUs by DataParallel: start one for each GPU by "
             f"accelerate launch"
         )
-    if getattr(getattr(base, "config", None), "is_encoder_decoder", False) or head is None:
+    # Kinds of models.
+    config = getattr(base, "config", None)
+    if getattr(config, "is_encoder_decoder", False) or head is None:
         yield (
             f"{type(base).__name__} is an encoder-decoder model or has no output layer over a "
             f"vocabulary"
         )
     if fused_head:
-        name, refused = type(base).__name__, "set fused_head to False:"
         if "logits_to_keep" not in inspect.signature(base.forward).parameters:
-            yield f"{refused} {name} has no argument logits_to_keep"
+            yield f"set fused_head to False: {type(base).__name__} has no argument logits_to_keep"
         if trainer.is_fsdp_enabled or isinstance(head.weight, DTensor):
-            yield f"{refused} the output layer is sharded over processes"
+            yield "set fused_head to False: the output layer is sharded over processes"
         if type(head) is not nn.Linear:  # with an adapter, or quantized
             yield (
-                f"{refused} the output layer is a {type(head).__module__}.{type(head).__name__}, "
-                f"not a plain Linear"
+                f"set fused_head to False: the output layer is a {type(head).__module__}."
+                f"{type(head).__name__}, not a plain Linear"
             )
-        if getattr(base.config.get_text_config(), "final_logit_softcapping", None) is not None:
-            yield f"{refused} {name} caps its logits"
+        text_config = base.config.get_text_config()
+        if getattr(text_config, "final_logit_softcapping", None) is not None:
+            yield f"set fused_head to False: {type(base).__name__} caps its logits"
 
 
 class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
@@ -260,12 +278,14 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
     ) -> None:
         # One chunk: logits of the whole mini-batch are contiguous, and slices of them would be
         # copied.
-        weighting = TFIDFWeighting() if weighting is None else weighting
+        if weighting is None:
+            weighting = TFIDFWeighting()
         self._token_loss = WeightedCrossEntropyLoss(weighting, num_output_chunks=1)
         require_bool("fused_head", fused_head)
-        check_before_building(
-            type(self), kwargs.get("args") or (args[1] if len(args) > 1 else None)
-        )
+        training_arguments = kwargs.get("args")
+        if not training_arguments and len(args) > 1:
+            training_arguments = args[1]
+        check_before_building(type(self), training_arguments)
         super().__init__(*args, **kwargs)
         for obstacle in obstacles(self, fused_head=fused_head):
             raise ValueError(obstacle)
@@ -278,7 +298,8 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         tokenizer: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
         if hasattr(tokenizer, "all_special_ids"):
             weighting.set_special_tokens(tokenizer.all_special_ids)
-        self._fused_head, self._aux_factor = fused_head, 0.0
+        self._fused_head = fused_head
+        self._aux_factor = 0.0
         self._begin_anew()
 
     def compute_loss(
@@ -293,7 +314,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         """
         # In training the Trainer gets a stand-in for the model, which it calls as it likes; in
         # evaluation the model.
-        used: Any = model
+        stand_in: Any = model
         if model.training and torch.is_grad_enabled():
             require_labels(inputs)
             is_first = self._is_first_batch
@@ -301,21 +322,18 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
                 check_first_batch(inputs)
                 # A batch in which no process has a label says nothing.
                 has_labels = (inputs["labels"] != IGNORE_INDEX).any()
-                is_first = not self.accelerator.gather(has_labels.int().reshape(1)).any()
-            used = _WeightedModel(
-                model, getattr(self.model, "config", None), self._weighted_outputs
-            )
+                counts = self.accelerator.gather(has_labels.int().reshape(1))
+                is_first = not counts.any()
+            config = getattr(self.model, "config", None)
+            stand_in = _WeightedModel(model, config, self._weighted_outputs)
         elif not self._model_takes_num_items:
             num_items_in_batch = None
         result = super().compute_loss(
-            used,
-            inputs,
-            return_outputs=return_outputs,
-            num_items_in_batch=num_items_in_batch,
+            stand_in, inputs, return_outputs, num_items_in_batch=num_items_in_batch
         )
-        if isinstance(used, _WeightedModel):
+        if isinstance(stand_in, _WeightedModel):
             # A base that never asked the model for its loss has ignored the weights.
-            if not used.is_used:
+            if not stand_in.is_used:
                 raise ValueError(
                     f"a base of {type(self).__name__} computes the loss itself, without the weights"
                 )
@@ -325,42 +343,39 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
     def _weighted_outputs(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
         """Call the model without labels, and set the weighted loss in its outputs."""
         num_items_in_batch = inputs.get("num_items_in_batch")
-        of_the_loss = ("labels", "shift_labels", "num_items_in_batch")
-        kept = {name: value for name, value in inputs.items() if name not in of_the_loss}
+        loss_inputs = ("labels", "shift_labels", "num_items_in_batch")
+        kept = {name: value for name, value in inputs.items() if name not in loss_inputs}
         logits: Any
         if self._fused_head:
             outputs, logits = self._call_for_head_input(model, kept)
+            states = logits.hidden
         else:
             if self._is_first_batch:
                 _check_loss(model, inputs)
             outputs = model(**kept)
             logits = getattr(outputs, "logits", None)
+            states = logits
         if logits is None:
             raise ValueError(
                 f"{type(self.model).__name__} returned no logits: switch off kernels with their "
                 f"own loss"
             )
-        batch = self._token_batch(inputs, (logits.hidden if self._fused_head else logits).shape[1])
+        batch = self._token_batch(inputs, states.shape[1])
         terms = self._token_loss.terms(logits, batch)
         # The mean over this mini-batch becomes its part of the mean over the whole optimizer step.
         valid = batch.labels != IGNORE_INDEX
         self._weight_statistics.add(terms.cross_entropy, terms.weights, batch.labels)
-        loss = (
-            terms.loss
-            if num_items_in_batch is None
-            else terms.loss * (valid.sum() / num_items_in_batch)
-        )
+        loss = terms.loss
+        if num_items_in_batch is not None:
+            loss = loss * (valid.sum() / num_items_in_batch)
         if getattr(outputs, "aux_loss", None) is not None:  # balances the experts of a mixture
             if self._is_first_batch:
                 # Without labels, the model's own loss is nothing but the auxiliary loss times its
                 # factor.
+                no_labels = torch.full_like(batch.labels, IGNORE_INDEX)
                 with _measured(model):
-                    own = model(
-                        **kept,
-                        labels=torch.full_like(batch.labels, IGNORE_INDEX),
-                        num_items_in_batch=1,
-                    )
-                self._aux_factor = float(own.loss / own.aux_loss)
+                    unweighted = model(**kept, labels=no_labels, num_items_in_batch=1)
+                self._aux_factor = float(unweighted.loss / unweighted.aux_loss)
             loss = loss + self._aux_factor * outputs.aux_loss
         outputs["loss"] = loss
         return outputs
@@ -378,17 +393,17 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         """Call the model for the logits of the last position only; return its outputs and what
         logits are made of.
         """
-        found: list[Tensor] = []
+        hidden_states: list[Tensor] = []
         # Not output_hidden_states: of every layer, which accelerate would convert to float32 under
         # autocast.
         hook = base_model(self.model).base_model.register_forward_hook(
-            lambda _, __, output: found.append(output[0])
+            lambda _, __, output: hidden_states.append(output[0])
         )
         try:
             outputs = model(**inputs, logits_to_keep=1)
         finally:
             hook.remove()
-        if not found:
+        if not hidden_states:
             name = type(base_model(self.model)).__name__
             raise ValueError(
                 f"set fused_head to False: {name} does not take its hidden states from its "
@@ -397,7 +412,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         layer = self.model.get_output_embeddings()
         dtype = _AUTOCAST.get(self.accelerator.mixed_precision, layer.weight.dtype)
         bias = None if layer.bias is None else layer.bias.to(dtype)
-        head = HeadInput(found[0].to(dtype), layer.weight.to(dtype), bias)
+        head = HeadInput(hidden_states[0].to(dtype), layer.weight.to(dtype), bias)
         # Once, the logits of the last position are compared: a model may do more to them than its
         # output layer.
         if self._is_first_batch:
@@ -462,13 +477,13 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
                 f"{file} cannot be read ({type(error).__name__}): resume from another checkpoint, "
                 f"or remove the file"
             ) from error
-        own = type(self.weighting).__name__
-        saved = state.pop(_CLASS, own)
-        if saved != own:
+        class_name = type(self.weighting).__name__
+        saved = state.pop(_CLASS, class_name)
+        if saved != class_name:
             raise ValueError(
-                f"{checkpoint} was trained with {saved}, but this Trainer has {own}: resume with "
-                f"{saved}, train in "
-                f"another folder, or remove {file} to go on with {own} and an empty state"
+                f"{checkpoint} was trained with {saved}, but this Trainer has {class_name}: resume "
+                f"with {saved}, train in another folder, or remove {file} to go on with "
+                f"{class_name} and an empty state"
             )
         # A state of other settings is an error that names them.
         self.weighting.load_state_dict(state)
@@ -492,22 +507,22 @@ def _check_loss(model: nn.Module, inputs: dict[str, Any]) -> None:
     the next tokens.
     """
     with _measured(model):
-        outputs = model(
-            **{name: value for name, value in inputs.items() if name != "num_items_in_batch"}
-        )
-    loss, logits = (getattr(outputs, name, None) for name in ("loss", "logits"))
+        kept = {name: value for name, value in inputs.items() if name != "num_items_in_batch"}
+        outputs = model(**kept)
+    loss = getattr(outputs, "loss", None)
+    logits = getattr(outputs, "logits", None)
     if loss is None or logits is None or getattr(outputs, "aux_loss", None) is not None:
         return
     labels = shifted_labels(inputs, logits.shape[1])
     ours = token_cross_entropy(logits, labels).sum() / (labels != IGNORE_INDEX).sum()
     tolerance = 1e-4 if loss.dtype == torch.float32 else 1e-2  # both are of the same logits
-    if not torch.isclose(
+    is_close = torch.isclose(
         loss.float(), ours.float(), rtol=tolerance, atol=tolerance, equal_nan=True
-    ):
+    )
+    if not is_close:
         raise ValueError(
             f"the loss of {type(base_model(model)).__name__} is {loss:.4g}, the cross-entropy of "
-            f"next tokens "
-            f"{ours:.4g}: weights are for causal language models"
+            f"next tokens {ours:.4g}: weights are for causal language models"
         )
 
 
@@ -543,26 +558,24 @@ class _WeightStatistics:
     def __init__(self, device: torch.device) -> None:
         # The number of tokens, sums of cross-entropy, weights and their squared deviations; the
         # largest weight.
-        self._found = torch.zeros(
-            5, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device
-        )
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        self._sums = torch.zeros(5, dtype=dtype, device=device)
 
     def add(self, cross_entropy: Tensor, weights: Tensor, labels: Tensor) -> None:
         """Add a mini-batch: its mean cross-entropy, its weights and labels, both ``[b, s]``."""
         num_valid = (labels != IGNORE_INDEX).sum()
-        self._found[:4] += torch.stack(
-            [num_valid, cross_entropy * num_valid, *weight_sums(weights, labels)]
-        )
-        self._found[4] = torch.maximum(self._found[4], weights.max())
+        total, deviations = weight_sums(weights, labels)
+        self._sums[:4] += torch.stack([num_valid, cross_entropy * num_valid, total, deviations])
+        self._sums[4] = torch.maximum(self._sums[4], weights.max())
 
     def take(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Return the statistics of all processes, joined by ``gather``, and start again; empty
         without a token.
         """
-        found = gather(self._found[None])
-        num_valid, cross_entropy, total, deviations = found[:, :4].sum(0)
-        largest = found[:, 4].max()
-        self._found = torch.zeros_like(self._found)
+        sums_by_rank = gather(self._sums[None])
+        num_valid, cross_entropy, total, deviations = sums_by_rank[:, :4].sum(0)
+        largest = sums_by_rank[:, 4].max()
+        self._sums = torch.zeros_like(self._sums)
         if num_valid == 0:
             return {}
         mean, std = weight_statistics(total, deviations, int(num_valid))
@@ -570,10 +583,9 @@ class _WeightStatistics:
             "cross_entropy": cross_entropy / num_valid,
             "weight_mean": mean,
             "weight_std": std,
+            "weight_max": largest,
         }
-        return {
-            name: value.item() for name, value in (statistics | {"weight_max": largest}).items()
-        }
+        return {name: value.item() for name, value in statistics.items()}
 
 
 class TokenWeightingTrainer(TokenWeightingMixin, Trainer):  # type: ignore[misc]

@@ -52,8 +52,7 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
         if self.weighting.needs_tokens and self.padding_free and self.args.pad_to_multiple_of:
             raise ValueError(
                 f"pad_to_multiple_of is {self.args.pad_to_multiple_of}, and its padding would be "
-                f"counted as tokens: "
-                "set it to None, or counted to 'labels'"
+                f"counted as tokens: set it to None, or counted to 'labels'"
             )
 
     def _weighted_outputs(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
@@ -69,20 +68,19 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
         predictions = Predictions(log_probs.detach().float(), outputs.entropy.detach().float())
         if batch.all_tokens is None:
             documents = batch.document_ids
-            documents = None if documents is None else documents[:, :-1]
+            if documents is not None:
+                documents = documents[:, :-1]
             batch = replace(batch, labels=batch.labels[:, :-1], document_ids=documents)
         else:  # the first token is at the last position
-            predictions = Predictions(*(F.pad(of_labels, (0, 1)) for of_labels in predictions))
+            predictions = Predictions(*(F.pad(values, (0, 1)) for values in predictions))
         # Weights of the predicted positions; TRL sums the log-probabilities and divides as ever.
         # The output layer may be sharded.
         vocab_size = self.model.config.get_text_config().vocab_size
-        weights = self.weighting(replace(batch, vocab_size=vocab_size, predictions=predictions))[
-            :, :num_predicted
-        ]
+        batch = replace(batch, vocab_size=vocab_size, predictions=predictions)
+        weights = self.weighting(batch)[:, :num_predicted]
         labels = batch.labels[:, :num_predicted]
-        cross_entropy = -predictions.log_probability.sum() / (
-            labels != IGNORE_INDEX
-        ).sum().clamp_min(1)
+        num_valid = (labels != IGNORE_INDEX).sum().clamp_min(1)
+        cross_entropy = -predictions.log_probability.sum() / num_valid
         self._weight_statistics.add(cross_entropy, weights, labels)
         outputs["log_probs"] = log_probs * weights
         return outputs
