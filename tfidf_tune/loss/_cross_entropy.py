@@ -35,23 +35,35 @@ def check_head(head: HeadInput, labels: Tensor) -> None:
     names them all.
     """
     hidden, weight, bias = head
-    of_head = weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
+    is_head = weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
+    fits_labels = is_head and hidden.shape == (*labels.shape, weight.shape[1])
     # One floating dtype for all, as in a matrix product outside of autocast.
-    of_one_dtype = (
-        hidden.is_floating_point()
-        and len({tensor.dtype for tensor in head if tensor is not None}) == 1
-    )
-    if not (of_head and of_one_dtype and hidden.shape == (*labels.shape, weight.shape[-1])):
-        found = ", ".join(
-            f"{name} {list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-            for name, tensor in (head._asdict() | {"labels": labels}).items()
-            if tensor is not None
-        )
+    dtypes = {tensor.dtype for tensor in head if tensor is not None}
+    has_one_dtype = hidden.is_floating_point() and len(dtypes) == 1
+    if not (fits_labels and has_one_dtype):
+        tensors = {"hidden": hidden, "weight": weight, "bias": bias, "labels": labels}
+        descriptions = []
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                descriptions.append(f"{name} {list(tensor.shape)} {dtype}")
         raise ValueError(
-            f"the head's input does not fit: {found}; expected are hidden [b, s, d], weight [v, "
-            f"d], bias [v] or "
-            "none, of one floating dtype, and labels [b, s]"
+            f"the head's input does not fit: {', '.join(descriptions)}; expected are hidden "
+            f"[b, s, d], weight [v, d], bias [v] or none, of one floating dtype, and labels [b, s]"
         )
+
+
+# Chunks and blocks of logits. A chunk is what one matrix product gives, in the dtype of the head; a
+# block is the part of a chunk that is in float32 at a time. An example: 4 rows of 4,096 tokens, the
+# 128,256 ids and 4,096 dimensions of Llama 3, in bf16.
+#
+#   all logits            16,384 tokens x 128,256 ids x 2 bytes   3.9 GiB, in float32 7.8 GiB
+#   a chunk, 1/16          1,024 tokens x 128,256 ids x 2 bytes   250 MiB
+#   its block on a GPU     1,024 tokens x 128,256 ids x 4 bytes   501 MiB: 751 MiB with the chunk
+#   its block on a CPU         8 tokens x 128,256 ids x 4 bytes   3.9 MiB
+#
+# Liger's fused_linear_cross_entropy chooses v / d chunks, so that the logits of a chunk take as much
+# memory as the hidden states: in the example 32 chunks of 512 tokens, 125 MiB each.
 
 
 def _chunk_rows(num_tokens: int) -> int:
@@ -67,7 +79,10 @@ def _block_rows(num_rows: int, vocab_size: int, *, copies: int, device: torch.de
     On a CPU 4 MiB, which stay in its cache. On a GPU one copy of all, so that few kernels have much
     work: beside a chunk of 1/16 of the logits, in 16 bit, that is 1/8 of them.
     """
-    return max(1, 2**20 // vocab_size if device.type == "cpu" else num_rows // copies)
+    block_rows = num_rows // copies
+    if device.type == "cpu":
+        block_rows = 2**20 // vocab_size
+    return max(1, block_rows)
 
 
 def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -130,32 +145,43 @@ def token_predictions(logits: list[Tensor] | HeadInput, labels: Tensor) -> Predi
     if isinstance(logits, HeadInput):
         check_head(logits, labels)
         rows = torch.split(logits.hidden.flatten(0, 1), _chunk_rows(labels.numel()))
-        weight, bias = logits.weight, logits.bias
-        return _predict((F.linear(hidden, weight, bias) for hidden in rows), labels)
-    chunks = zip(
-        logits, torch.split(labels, [chunk.shape[1] for chunk in logits], dim=1), strict=True
-    )
-    predicted = [_predict([of_chunk.flatten(0, 1)], chunk) for of_chunk, chunk in chunks]
-    return Predictions(*(torch.cat(parts, dim=1) for parts in zip(*predicted, strict=True)))
+        # Each chunk of logits is computed when it is asked for.
+        chunks = (F.linear(hidden, logits.weight, logits.bias) for hidden in rows)
+        return _predict(chunks, labels)
+    lengths = [chunk.shape[1] for chunk in logits]
+    predicted = [
+        _predict([chunk.flatten(0, 1)], chunk_labels)
+        for chunk, chunk_labels in zip(logits, torch.split(labels, lengths, dim=1), strict=True)
+    ]
+    log_probability = torch.cat([part.log_probability for part in predicted], dim=1)
+    entropy = torch.cat([part.entropy for part in predicted], dim=1)
+    return Predictions(log_probability, entropy)
 
 
 def _predict(logits: Iterable[Tensor], labels: Tensor) -> Predictions:
     """Log-probabilities and entropies of labels ``[b, c]``, from logits ``[n, v]`` of some of them
     in turn.
     """
-    predicted, labels_N, start = [], labels.flatten(), 0
-    for piece in logits:
-        for block in torch.split(piece, _block_rows(*piece.shape, copies=3, device=piece.device)):
+    labels_N = labels.flatten()
+    log_probabilities = []
+    entropies = []
+    start = 0
+    for chunk in logits:
+        num_rows, vocab_size = chunk.shape
+        block_size = _block_rows(num_rows, vocab_size, copies=3, device=chunk.device)
+        for block in torch.split(chunk, block_size):
             log_softmax = torch.log_softmax(block.float(), dim=1)
             # Labels outside the vocabulary are replaced; the weighting refuses those that are not
             # ignored.
-            tokens = labels_N[start : start + len(block)].long().clamp(0, block.shape[1] - 1)
-            log_probability = log_softmax.gather(1, tokens.unsqueeze(1)).squeeze(1)
-            predicted.append((log_probability, torch.special.entr(log_softmax.exp_()).sum(dim=1)))
+            tokens = labels_N[start : start + len(block)].long().clamp(0, vocab_size - 1)
+            log_probabilities.append(log_softmax.gather(1, tokens.unsqueeze(1)).squeeze(1))
+            probabilities = log_softmax.exp_()  # in place: no further copy of the block
+            entropies.append(torch.special.entr(probabilities).sum(dim=1))
             start += len(block)
     ignored = labels == IGNORE_INDEX
-    of_all = (torch.cat(parts).view(labels.shape) for parts in zip(*predicted, strict=True))
-    return Predictions(*(part.masked_fill(ignored, 0) for part in of_all))
+    log_probability = torch.cat(log_probabilities).view(labels.shape)
+    entropy = torch.cat(entropies).view(labels.shape)
+    return Predictions(log_probability.masked_fill(ignored, 0), entropy.masked_fill(ignored, 0))
 
 
 def fused_cross_entropy(
@@ -186,16 +212,19 @@ def fused_cross_entropy(
     """
     check_head(head, labels)
     valid = labels != IGNORE_INDEX
+    known_labels = torch.where(valid, labels, 0)
+    # The range of float16 is too small for a sum over tokens.
+    is_fp16 = head.weight.dtype == torch.float16
+    in_fp32 = is_fp16 or (accumulate_in_fp32 and head.weight.itemsize < 4)
     total, losses = _FusedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         head.hidden.flatten(0, 1),
         head.weight,
         head.bias,
-        torch.where(valid, labels, 0).flatten().long(),
+        known_labels.flatten().long(),
         valid.flatten(),
         coefficients.flatten(),
         torch.is_grad_enabled(),
-        # The range of float16 is too small for a sum over tokens.
-        head.weight.dtype == torch.float16 or (accumulate_in_fp32 and head.weight.itemsize < 4),
+        in_fp32,
     )
     return total, losses.view_as(labels)
 
@@ -208,16 +237,17 @@ def _softmax_gradient_(logits: Tensor, labels: Tensor, coefficients: Tensor) -> 
     """
     # In float32 and one copy, which torch.softmax does not do for bf16; rounded once to the dtype
     # of the logits.
-    labels, coefficients = labels.unsqueeze(1), coefficients.unsqueeze(1)
-    largest = logits.amax(dim=1, keepdim=True).to(torch.promote_types(logits.dtype, torch.float32))
+    labels = labels.unsqueeze(1)
+    coefficients = coefficients.unsqueeze(1)
+    sum_dtype = torch.promote_types(logits.dtype, torch.float32)
+    largest = logits.amax(dim=1, keepdim=True).to(sum_dtype)
     exponentials = (logits - largest).exp_()
     sums = exponentials.sum(dim=1, keepdim=True)
     losses = largest - logits.gather(1, labels) + sums.log()
     # At the label P - 1 comes from the loss, because a P near 1 would be rounded before the
     # difference.
-    gradient = exponentials.mul_(coefficients / sums).scatter_(
-        1, labels, coefficients * torch.expm1(-losses)
-    )
+    gradient = exponentials.mul_(coefficients / sums)
+    gradient.scatter_(1, labels, coefficients * torch.expm1(-losses))
     logits.copy_(gradient)
     return losses.squeeze(1)
 
@@ -244,22 +274,26 @@ class _FusedCrossEntropy(torch.autograd.Function):
         # Gradients are computed now, for an upstream gradient of 1 times the scale: in float16 that
         # of a mean over tokens would underflow, that of a sum does not, and a power of two rounds
         # nothing.
-        ctx.scale, ctx.dtype = 1.0, weight_VD.dtype
+        ctx.dtype = weight_VD.dtype
+        ctx.scale = 1.0
         if hidden_ND.dtype == torch.float16:
             ctx.scale = valid_N.sum().clamp_min(1).log2().ceil().exp2()
         scaled_N = coefficients_N * ctx.scale
         # What is frozen gets none.
         wants = [is_grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
-        copies = 1 if any(wants) else 2
-        block_size = _block_rows(chunk_size, len(weight_VD), copies=copies, device=labels_N.device)
-        hidden_gradient_ND = torch.empty_like(hidden_ND) if wants[0] else None
-        sum_dtype = torch.float32 if in_fp32 else weight_VD.dtype
-        weight_gradient_VD = torch.zeros_like(weight_VD, dtype=sum_dtype) if wants[1] else None
+        hidden_gradient_ND = None
+        if wants[0]:
+            hidden_gradient_ND = torch.empty_like(hidden_ND)
+        weight_gradient_VD = None
+        if wants[1]:
+            sum_dtype = torch.float32 if in_fp32 else weight_VD.dtype
+            weight_gradient_VD = torch.zeros_like(weight_VD, dtype=sum_dtype)
         bias_gradient_V = None
         if bias_V is not None and wants[2]:
-            bias_gradient_V = torch.zeros_like(
-                bias_V, dtype=torch.promote_types(bias_V.dtype, torch.float32)
-            )
+            bias_dtype = torch.promote_types(bias_V.dtype, torch.float32)
+            bias_gradient_V = torch.zeros_like(bias_V, dtype=bias_dtype)
+        copies = 1 if any(wants) else 2
+        block_size = _block_rows(chunk_size, len(weight_VD), copies=copies, device=labels_N.device)
         # The only memory of logits: every chunk of them is written over the one before it.
         losses_N = torch.empty(num_tokens, dtype=torch.float32, device=labels_N.device)
         logits_CV = hidden_ND.new_empty(min(chunk_size, num_tokens), len(weight_VD))
@@ -272,11 +306,14 @@ class _FusedCrossEntropy(torch.autograd.Function):
             else:
                 torch.addmm(bias_V, hidden_CD, weight_VD.t(), out=logits)
             # Cross-entropy in float32, one block at a time: the logits become their own gradient.
-            parts = (
-                torch.split(part, block_size)
-                for part in (logits, labels_N[chunk], scaled_N[chunk], losses_N[chunk])
+            blocks = zip(
+                torch.split(logits, block_size),
+                torch.split(labels_N[chunk], block_size),
+                torch.split(scaled_N[chunk], block_size),
+                torch.split(losses_N[chunk], block_size),
+                strict=True,
             )
-            for block, labels, coefficients, losses in zip(*parts, strict=True):
+            for block, labels, coefficients, losses in blocks:
                 if any(wants):
                     losses.copy_(_softmax_gradient_(block, labels, coefficients))
                 else:
@@ -304,20 +341,21 @@ class _FusedCrossEntropy(torch.autograd.Function):
                 "there is no second backward pass: compute the loss again for each backward()"
             )
         # Without another reference .grad takes them without a copy.
-        gradients, ctx.gradients = (
-            ctx.gradients,
-            None,
-        )
-        # Usually the factor is 1, and a pass over the gradients is saved.
+        gradients = ctx.gradients
+        ctx.gradients = None
+        # Usually the factor is 1, and a pass over the gradients is saved; comparing would wait for
+        # a GPU.
         factor = upstream / ctx.scale
-        if factor.device.type != "cpu" or factor != 1:  # comparing would wait for a GPU
-            for gradient in gradients:
-                if gradient is not None:
+        needs_factor = factor.device.type != "cpu" or bool(factor != 1)
+        converted: list[Tensor | None] = []
+        for gradient in gradients:
+            if gradient is not None:
+                if needs_factor:
                     gradient.mul_(factor)
-        return (
-            *(None if gradient is None else gradient.to(ctx.dtype) for gradient in gradients),
-            *[None] * 5,
-        )
+                gradient = gradient.to(ctx.dtype)
+            converted.append(gradient)
+        # The other five arguments of `forward` have no gradient.
+        return (*converted, None, None, None, None, None)
 
 
 def _add_product(total: Tensor, first: Tensor, second: Tensor) -> None:

@@ -49,14 +49,18 @@ def weight_sums(weights: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sum of the weights of labels, and that of their squared deviations from 1; ``[b,
     s]`` both.
     """
-    return weights.sum(), ((weights - 1).square() * (labels != IGNORE_INDEX)).sum()
+    valid = labels != IGNORE_INDEX
+    total = weights.sum()
+    deviations = (weights - 1).square() * valid
+    return total, deviations.sum()
 
 
 def weight_statistics(total: Tensor, deviations: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of weights from their :func:`weight_sums`."""
     mean = total / max(num_tokens, 1)
     # About 1, where most weights are: small differences would be lost in a mean of squares.
-    return mean, (deviations / max(num_tokens, 1) - (mean - 1).square()).clamp_min(0).sqrt()
+    variance = deviations / max(num_tokens, 1) - (mean - 1).square()
+    return mean, variance.clamp_min(0).sqrt()
 
 
 class WeightedCrossEntropyLoss(nn.Module):
@@ -146,25 +150,27 @@ class WeightedCrossEntropyLoss(nn.Module):
             ValueError: If the labels are not ``[b, s]``, not of signed integers, or do not match
                 the logits.
         """
-        batch = batch if isinstance(batch, TokenBatch) else TokenBatch(batch)
+        if isinstance(batch, Tensor):
+            batch = TokenBatch(batch)
         labels = batch.labels
         if isinstance(logits, Tensor):
             logits = list(logits.chunk(self.num_output_chunks, dim=1))
         if isinstance(logits, HeadInput):
-            (*shape, _), vocab_size = logits.hidden.shape, logits.weight.shape[0]
+            shape = list(logits.hidden.shape[:-1])
+            vocab_size = logits.weight.shape[0]
         else:
-            shape, vocab_size = (
-                [len(logits[0]), sum(chunk.shape[1] for chunk in logits)],
-                logits[0].shape[-1],
-            )
+            length = sum(chunk.shape[1] for chunk in logits)
+            shape = [len(logits[0]), length]
+            vocab_size = logits[0].shape[-1]
         if shape != list(labels.shape):
             raise ValueError(
                 f"logits fit labels of shape {shape}, the labels have shape {list(labels.shape)}"
             )
-        predictions = (
-            token_predictions(logits, labels) if self.weighting.needs_predictions else None
-        )
-        weights = self.weighting(replace(batch, vocab_size=vocab_size, predictions=predictions))
+        predictions = None
+        if self.weighting.needs_predictions:
+            predictions = token_predictions(logits, labels)
+        batch = replace(batch, vocab_size=vocab_size, predictions=predictions)
+        weights = self.weighting(batch)
         objective, losses = self.objective(logits, labels, weights)
         num_valid = (labels != IGNORE_INDEX).sum().clamp_min(1)
         return LossTerms(objective, losses.detach().sum() / num_valid, weights)
@@ -185,12 +191,12 @@ class WeightedCrossEntropyLoss(nn.Module):
             return fused_cross_entropy(
                 logits, labels, coefficients, accumulate_in_fp32=self.accumulate_in_fp32
             )
-        chunks = torch.split(labels, [chunk.shape[1] for chunk in logits], dim=1)
-        parts = [
-            self.compute_cross_entropy(part, chunk)
-            for part, chunk in zip(logits, chunks, strict=True)
+        lengths = [chunk.shape[1] for chunk in logits]
+        chunk_losses = [
+            self.compute_cross_entropy(chunk, chunk_labels)
+            for chunk, chunk_labels in zip(logits, torch.split(labels, lengths, dim=1), strict=True)
         ]
-        losses = torch.cat(parts, dim=1)
+        losses = torch.cat(chunk_losses, dim=1)
         return weighted_mean(losses, weights, valid), losses
 
     def forward(self, logits: Logits, batch: TokenBatch | Tensor) -> Tensor:
