@@ -62,8 +62,8 @@ def check_head(head: HeadInput, labels: Tensor) -> None:
 #   its block on a GPU     1,024 tokens x 128,256 ids x 4 bytes   501 MiB: 751 MiB with the chunk
 #   its block on a CPU         8 tokens x 128,256 ids x 4 bytes   3.9 MiB
 #
-# Liger's fused_linear_cross_entropy chooses v / d chunks, so that the logits of a chunk take as much
-# memory as the hidden states: in the example 32 chunks of 512 tokens, 125 MiB each.
+# Liger's fused_linear_cross_entropy chooses v / d chunks, so that the logits of a chunk take as
+# much memory as the hidden states: in the example 32 chunks of 512 tokens, 125 MiB each.
 
 
 def _chunk_rows(num_tokens: int) -> int:

@@ -34,12 +34,8 @@ def documents_around(positions: Tensor) -> tuple[Tensor, Tensor]:
     # A document ends where the next position counts from 0 again; read backwards, the nearest end
     # is a running minimum.
     is_last_BS = F.pad(positions[:, 1:] == 0, (0, 1), value=True)
-    last_BS = (
-        torch.where(is_last_BS, positions_S, positions.shape[1])
-        .flip(1)
-        .cummin(dim=1)
-        .values.flip(1)
-    )
+    ends_BS = torch.where(is_last_BS, positions_S, positions.shape[1])
+    last_BS = ends_BS.flip(1).cummin(dim=1).values.flip(1)
     return positions_S - positions, last_BS
 
 
@@ -53,16 +49,19 @@ def positions_in_document(valid: Tensor, document_ids: Tensor | None) -> Tensor:
     if document_ids is not None:
         begins_BS |= differs_from_previous(document_ids)
     # The last restart so far, by a running maximum.
-    return positions_S - torch.where(begins_BS, positions_S, 0).cummax(dim=1).values
+    first_BS = torch.where(begins_BS, positions_S, 0).cummax(dim=1).values
+    return positions_S - first_BS
 
 
 def descending_powers(bases: Sequence[int], length: int) -> Tensor:
     """Return the powers ``length - 1`` to 0 of each base modulo the prime of the hashes, int64
     ``[h, length]``.
     """
-    return torch.tensor(
-        [[pow(base, exponent, _PRIME) for exponent in reversed(range(length))] for base in bases]
-    )
+    powers = []
+    for base in bases:
+        descending = [pow(base, exponent, _PRIME) for exponent in reversed(range(length))]
+        powers.append(descending)
+    return torch.tensor(powers)
 
 
 def hash_contexts(labels: Tensor, powers_D: Tensor, *, seed: int = 0) -> Tensor:
@@ -73,7 +72,8 @@ def hash_contexts(labels: Tensor, powers_D: Tensor, *, seed: int = 0) -> Tensor:
     hash has no meaning where fewer labels are before the position in its document.
     """
     terms_BDS = _terms(F.pad(labels + 1, (len(powers_D) - 1, -1)), powers_D[1:])
-    return _mix_bits(terms_BDS.sum(1).add_(powers_D[0] * (seed % _PRIME)).remainder_(_PRIME))
+    sum_BS = terms_BDS.sum(1).add_(powers_D[0] * (seed % _PRIME))
+    return _mix_bits(sum_BS.remainder_(_PRIME))
 
 
 def hash_skip_grams(labels: Tensor, choices: Sequence[Sequence[int]], powers_HD: Tensor) -> Tensor:
@@ -94,9 +94,14 @@ def hash_skip_grams(labels: Tensor, choices: Sequence[Sequence[int]], powers_HD:
         left_out = [distance for distance in range(1, longest + 1) if distance not in choice]
         # Whichever are fewer: the terms of the choice and of the label, or those to be subtracted
         # from all.
-        start_HBS, distances, sign = total_HBS, left_out, -1
         if len(choice) < len(left_out):
-            start_HBS, distances, sign = terms_HBDS[:, :, -1], [*choice], 1
+            start_HBS = terms_HBDS[:, :, -1]
+            distances = list(choice)
+            sign = 1
+        else:
+            start_HBS = total_HBS
+            distances = left_out
+            sign = -1
         # The number of the choice tells equal sums of different choices apart.
         sum_HBS = start_HBS.add(powers_HD[:, :1, None], alpha=j + 1)
         for distance in distances:

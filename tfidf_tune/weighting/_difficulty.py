@@ -43,9 +43,8 @@ class MiLeWeighting(TokenWeighting):
         self.gamma = gamma
 
     def weigh(self, batch: TokenBatch) -> Tensor:
-        return unit_mean(
-            (1 + _predictions_of(batch).entropy).pow(self.gamma), batch.labels != IGNORE_INDEX
-        )
+        raw_weights = (1 + _predictions_of(batch).entropy).pow(self.gamma)
+        return unit_mean(raw_weights, batch.labels != IGNORE_INDEX)
 
 
 class FocalWeighting(TokenWeighting):
@@ -76,7 +75,8 @@ class FocalWeighting(TokenWeighting):
 
     def weigh(self, batch: TokenBatch) -> Tensor:
         improbability = -torch.expm1(_predictions_of(batch).log_probability)
-        return unit_mean(improbability.clamp_min(0).pow(self.gamma), batch.labels != IGNORE_INDEX)
+        raw_weights = improbability.clamp_min(0).pow(self.gamma)
+        return unit_mean(raw_weights, batch.labels != IGNORE_INDEX)
 
 
 def _predictions_of(batch: TokenBatch) -> Predictions:

@@ -75,11 +75,9 @@ class GoldfishWeighting(TokenWeighting):
         ids = sorted({token_id for token_id in token_ids if token_id >= 0})
         # A table, because torch.isin sorts many ids, which waits for a GPU. The last entry stands
         # for all ids above.
-        self.register_buffer(
-            "_is_special",
-            torch.zeros(ids[-1] + 2 if ids else 1, dtype=torch.bool),
-            persistent=False,
-        )
+        size = ids[-1] + 2 if ids else 1
+        is_special = torch.zeros(size, dtype=torch.bool)
+        self.register_buffer("_is_special", is_special, persistent=False)
         self._is_special[ids] = True
 
     def weigh(self, batch: TokenBatch) -> Tensor:
@@ -97,4 +95,5 @@ class GoldfishWeighting(TokenWeighting):
         else:
             hashes = hash_contexts(batch.labels, self.powers[0], seed=self.seed)
             left_out = (hashes * self.k < HASH_RANGE) & (positions >= self.h)
-        return unit_mean((valid & (is_special | ~left_out)).float(), valid)
+        kept = valid & (is_special | ~left_out)
+        return unit_mean(kept.float(), valid)

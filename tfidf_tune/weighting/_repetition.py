@@ -36,7 +36,17 @@ from tfidf_tune.weighting.token_weighting import (
 
 _SECOND_BASE = 1_299_709
 _MOST_CHOICES = 64
-# An entry of the table is the fingerprint of a key, 20 bits, followed by its count.
+# An entry of the table is the fingerprint of a key, 20 bits, followed by its count, 11 bits. An
+# example with the default settings, 2**24 buckets and a sample of 8:
+#
+#   first hash      123,456,789   below 2**32 / 8, so that the key is kept
+#   bucket            6,016,277   123,456,789 % 2**24
+#   second hash     987,654,321
+#   fingerprint         944,305   its lowest 20 bits
+#   entry       944,305 << 11 | 3   the key was in 3 documents
+#
+# Another key of the same bucket in 2 documents lowers the count to 3 - 2 = 1; in 1 further document
+# it takes the bucket, because no more than 1 is left, and begins with a count of 1.
 _COUNT_BITS = 11
 _LARGEST_COUNT = 2**_COUNT_BITS - 1
 _PRINT_BITS = 31 - _COUNT_BITS
@@ -130,15 +140,15 @@ class RepetitionWeighting(TokenWeighting):
         require_integer(
             "h", h, 1, "a token is looked up with the h tokens before it", LONGEST_CONTEXT
         )
-        k = h if k is None else k
+        if k is None:
+            k = h
         require_integer(
             "k", k, 1, f"it is how many of the {h} tokens of context have to be the same", h
         )
         if comb(h, k) > _MOST_CHOICES:
             raise ValueError(
                 f"h is {h} and k is {k}: the {comb(h, k)} choices of k of h tokens are more than "
-                f"{_MOST_CHOICES}, "
-                "set k to h - 1 or h, or a smaller h"
+                f"{_MOST_CHOICES}, set k to h - 1 or h, or a smaller h"
             )
         # Counts are below 2 ** 11, and (2 ** 11) ** -4 is a float32.
         require_number(
@@ -158,8 +168,7 @@ class RepetitionWeighting(TokenWeighting):
         if num_buckets * sample > HASH_RANGE // 2:
             raise ValueError(
                 f"num_buckets is {num_buckets} and sample {sample}: keys are hashes of 31 bits, "
-                f"set num_buckets to "
-                f"at most {HASH_RANGE // 2 // sample}"
+                f"set num_buckets to at most {HASH_RANGE // 2 // sample}"
             )
         require_bool("sync", sync)
         self.h = h
@@ -174,9 +183,8 @@ class RepetitionWeighting(TokenWeighting):
         self.choices = list(combinations(range(1, h + 1), k))
         self.register_buffer("table", torch.zeros(num_buckets, dtype=torch.int32))
         self.register_buffer("contexts", torch.tensor([h, k, sample]))  # of the keys in the table
-        self.register_buffer(
-            "powers", descending_powers([BASE, _SECOND_BASE], h + 2), persistent=False
-        )
+        powers = descending_powers([BASE, _SECOND_BASE], h + 2)
+        self.register_buffer("powers", powers, persistent=False)
         self.register_buffer("levels", torch.tensor(_LEVELS, dtype=torch.int32), persistent=False)
         self._one_thread = OneThread()
 
@@ -205,7 +213,8 @@ class RepetitionWeighting(TokenWeighting):
         # Short answers are exempt. The last position may be an ignored label that ends a run of
         # labels.
         num_labels = last - first + valid.gather(1, last)
-        repeats = repeats * (num_labels >= self.min_length)
+        long_enough = num_labels >= self.min_length
+        repeats = repeats * long_enough
         return (1 + repeats.float()).pow(-self.alpha) * valid
 
     def _keys(self, labels: Tensor, valid: Tensor, positions: Tensor) -> Tensor:
@@ -215,8 +224,10 @@ class RepetitionWeighting(TokenWeighting):
         # The first hash samples the keys and chooses the bucket; the second, independent of it, is
         # the fingerprint.
         hashes_CBS, prints_CBS = hash_skip_grams(labels, self.choices, self.powers).unbind()
-        kept_CBS = (hashes_CBS * self.sample < HASH_RANGE) & (valid & (positions >= self.h))
-        keys_CBS = (hashes_CBS % self.num_buckets << _PRINT_BITS) | prints_CBS & _PRINT_MASK
+        has_context_BS = valid & (positions >= self.h)
+        kept_CBS = (hashes_CBS * self.sample < HASH_RANGE) & has_context_BS
+        buckets_CBS = hashes_CBS % self.num_buckets
+        keys_CBS = (buckets_CBS << _PRINT_BITS) | (prints_CBS & _PRINT_MASK)
         return torch.where(kept_CBS, keys_CBS, NO_TOKEN)
 
     def _look_up(self, keys_CBS: Tensor) -> Tensor:
@@ -240,19 +251,22 @@ class RepetitionWeighting(TokenWeighting):
         """
         # Number the documents of all rows in ascending order. A prompt, whose labels are ignored,
         # does not split one.
-        ids_BS = torch.zeros_like(keys_CBS[0]) if document_ids_BS is None else document_ids_BS
+        ids_BS = document_ids_BS
+        if ids_BS is None:
+            ids_BS = torch.zeros_like(keys_CBS[0])
         numbers_N = differs_from_previous(ids_BS).flatten().cumsum(0)
         documents_N = numbers_N[:, None].expand(-1, len(keys_CBS)).flatten()
         # Sort all keys, so that equal keys are neighbours. The sort is stable: of equal keys the
         # positions of each document are neighbours too.
         keys_N, order_N = keys_CBS.permute(1, 2, 0).flatten().sort(stable=True)
-        buckets_N, prints_N = keys_N >> _PRINT_BITS, keys_N & _PRINT_MASK
+        buckets_N = keys_N >> _PRINT_BITS
+        prints_N = keys_N & _PRINT_MASK
 
         # At the last position of each key: the number of documents since its first one.
         is_other_key_N = differs_from_previous(keys_N)
-        totals_N = (
-            differs_from_previous(documents_N.index_select(0, order_N)) | is_other_key_N
-        ).cumsum(0)
+        sorted_documents_N = documents_N.index_select(0, order_N)
+        is_other_document_N = differs_from_previous(sorted_documents_N)
+        totals_N = (is_other_document_N | is_other_key_N).cumsum(0)
         first_N = torch.where(is_other_key_N, totals_N, 0).cummax(0).values
         num_documents_N = (totals_N - first_N).add_(1).clamp_max_(_LARGEST_COUNT)
         # Of a bucket's keys the last one, which is the largest, is counted.
@@ -266,16 +280,14 @@ class RepetitionWeighting(TokenWeighting):
         # The vote. What the entry becomes: the same key with a higher count, another with a lower
         # count, or this key.
         raised_N = entries_N + torch.minimum(num_documents_N, _LARGEST_COUNT - counts_N)
+        taken_over_N = (prints_N << _COUNT_BITS).add_(num_documents_N)
         lowered_N = torch.where(
-            counts_N > num_documents_N,
-            entries_N - num_documents_N,
-            (prints_N << _COUNT_BITS).add_(num_documents_N),
+            counts_N > num_documents_N, entries_N - num_documents_N, taken_over_N
         )
         changed_N = torch.where(entries_N >> _COUNT_BITS == prints_N, raised_N, lowered_N)
         # Added, because every device adds integers in any order with one result.
-        self.table.index_add_(
-            0, buckets_N, torch.where(is_counted_N, changed_N - entries_N, 0).int()
-        )
+        change_N = torch.where(is_counted_N, changed_N - entries_N, 0).int()
+        self.table.index_add_(0, buckets_N, change_N)
 
     def _pooled(self, counts_BS: Tensor, first_BS: Tensor, last_BS: Tensor) -> Tensor:
         """Return the upper quantile of the known counts in the span around each position, integer
@@ -292,10 +304,10 @@ class RepetitionWeighting(TokenWeighting):
         # How many counts of the span reach each level, by the difference of two running sums,
         # whatever the span is. Level 0 is reached by all known counts, which are at least 0; the
         # others are -1.
-        sums_LN = F.pad(
-            (counts_BS.flatten() >= self.levels[:, None]).cumsum(1, dtype=torch.int32), (1, 0)
-        )
-        begin_LN, end_LN = (place_N.expand(len(sums_LN), -1) for place_N in (begin_N, end_N))
+        reaches_LN = counts_BS.flatten() >= self.levels[:, None]
+        sums_LN = F.pad(reaches_LN.cumsum(1, dtype=torch.int32), (1, 0))
+        begin_LN = begin_N.expand(len(sums_LN), -1)
+        end_LN = end_N.expand(len(sums_LN), -1)
         reached_LN = sums_LN.gather(1, end_LN) - sums_LN.gather(1, begin_LN)
         # The quantile is the highest level that enough of them reach. Shares are integers, so that
         # every device rounds the same way.
@@ -305,18 +317,15 @@ class RepetitionWeighting(TokenWeighting):
         return self.levels.index_select(0, level_N).view_as(counts_BS)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        contexts, table = state_dict.get(prefix + "contexts"), state_dict.get(prefix + "table")
+        contexts = state_dict.get(prefix + "contexts")
+        table = state_dict.get(prefix + "table")
         if contexts is not None and table is not None:
-            saved, settings = (
-                [*contexts.tolist(), len(table)],
-                [*self.contexts.tolist(), self.num_buckets],
-            )
-            if (
-                saved != settings
-            ):  # raised before anything is loaded, so that the present state stays intact
+            saved = [*contexts.tolist(), len(table)]
+            settings = [*self.contexts.tolist(), self.num_buckets]
+            # Raised before anything is loaded, so that the present state stays intact.
+            if saved != settings:
                 raise ValueError(
                     f"the saved counts are of h, k, sample, num_buckets = {saved}, not {settings}: "
-                    f"set these to the "
-                    "former, or start with a new state"
+                    f"set these to the former, or start with a new state"
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)

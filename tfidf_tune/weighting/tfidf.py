@@ -44,21 +44,30 @@ def distinct_terms(keys_BS: Tensor) -> Terms:
     # All results have the length of the batch, whatever it holds, so that no size has to be read
     # from a GPU.
     sorted_N = sorted_BS.flatten()
-    return Terms(
-        keys=torch.full_like(sorted_N, -1).scatter_(0, term_N, sorted_N),
-        counts=torch.zeros_like(term_N).scatter_add_(0, term_N, torch.ones_like(term_N)),
-        positions=torch.empty_like(order_BS).scatter_(-1, order_BS, term_N.view_as(order_BS)),
-        sorted=sorted_BS,
-    )
+    keys_N = torch.full_like(sorted_N, -1).scatter_(0, term_N, sorted_N)
+    counts_N = torch.zeros_like(term_N).scatter_add_(0, term_N, torch.ones_like(term_N))
+    term_BS = term_N.view_as(order_BS)
+    positions_BS = torch.empty_like(order_BS).scatter_(-1, order_BS, term_BS)
+    return Terms(keys=keys_N, counts=counts_N, positions=positions_BS, sorted=sorted_BS)
 
 
 def inverse_document_frequency(document_frequency: Tensor, num_documents: Tensor) -> Tensor:
     """Return the smoothed IDF of integers of any shape: float32, 1 as long as nothing has been
     counted.
     """
-    return ((1 + num_documents) / (1 + document_frequency)).log_().add_(1)
+    ratio = (1 + num_documents) / (1 + document_frequency)
+    return ratio.log_().add_(1)
 
 
+# A window of two mini-batches, and three mini-batches of the tokens a, b, c and d, ids 0 to 3. The
+# third takes the slot of the first, whose entries are subtracted from the table:
+#
+#   documents      slot   entries: id + 1    evicted          df of a, b, c, d    N
+#   "aba", "bc"     0     1 2 0 2 3 0                             1  2  1  0      2
+#   "aa"            1     1 0                                     2  2  1  0      3
+#   "cd"            0     3 4                1 2 0 2 3 0          1  0  1  1      2
+#
+# In the third mini-batch the idf of c is ln((1 + 2) / (1 + 1)) + 1 = 1.41.
 class DocumentWindow(RankLocalModule):
     """Counts in how many documents of the last ``num_batches`` mini-batches each token occurs.
 
@@ -122,13 +131,14 @@ class DocumentWindow(RankLocalModule):
             vocab_size (int): V.
         """
         # Lay out the entering batch as a row of the ring: token id + 1, and 0 where nothing counts.
-        self._grow(tokens.shape[0], vocab_size)
-        entries_KT, num_documents_K = self.entries_KT, self.num_documents_K
-        entering_T = F.pad((tokens + 1).to(torch.int32), (0, entries_KT.shape[1] - tokens.shape[0]))
+        num_tokens = tokens.shape[0]
+        self._grow(num_tokens, vocab_size)
+        num_unused = self.entries_KT.shape[1] - num_tokens
+        entering_T = F.pad((tokens + 1).to(torch.int32), (0, num_unused))
         # The slot of the oldest batch, a tensor: its number is not read.
         slot = self.num_updates % self.num_batches
-        evicted_T = entries_KT.index_select(0, slot).squeeze(0)
-        evicted_documents = num_documents_K.index_select(0, slot)
+        evicted_T = self.entries_KT.index_select(0, slot).squeeze(0)
+        evicted_documents = self.num_documents_K.index_select(0, slot)
         # Without documents the evicted batch goes straight back in, so that the host has nothing to
         # decide.
         has_documents = num_documents > 0
@@ -139,8 +149,8 @@ class DocumentWindow(RankLocalModule):
         # The table follows: it always counts what the ring holds.
         self._count(entering_T, 1)
         self._count(evicted_T, -1)
-        entries_KT.index_copy_(0, slot, entering_T.unsqueeze(0))
-        num_documents_K.index_copy_(0, slot, entering_documents)
+        self.entries_KT.index_copy_(0, slot, entering_T.unsqueeze(0))
+        self.num_documents_K.index_copy_(0, slot, entering_documents)
         self.num_updates.add_(has_documents)
 
     def document_frequency(self, tokens: Tensor) -> Tensor:
@@ -157,8 +167,10 @@ class DocumentWindow(RankLocalModule):
     def _grow(self, num_tokens: int, vocab_size: int) -> None:
         width = self.entries_KT.shape[1]
         if num_tokens > width:
-            self.entries_KT = F.pad(self.entries_KT, (0, max(num_tokens - width, width // 2)))
-        if (missing := vocab_size - self.vocab_size) > 0:
+            added = max(num_tokens - width, width // 2)
+            self.entries_KT = F.pad(self.entries_KT, (0, added))
+        missing = vocab_size - self.vocab_size
+        if missing > 0:
             self.document_frequency_E = F.pad(self.document_frequency_E, (0, missing))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -167,14 +179,14 @@ class DocumentWindow(RankLocalModule):
             error_msgs: list[str] = args[-1]
             error_msgs.append(
                 f"the saved window holds {saved_batches} batches, this one {self.num_batches}: set "
-                f"num_batches to "
-                f"{saved_batches}, or start with a new window"
+                f"num_batches to {saved_batches}, or start with a new window"
             )
             return
         # The widths come with the data, not with the constructor, so a fresh window has to take
         # them from the state.
         for name in ("entries_KT", "document_frequency_E"):
-            if (saved := state_dict.get(prefix + name)) is not None:
+            saved = state_dict.get(prefix + name)
+            if saved is not None:
                 buffer = getattr(self, name)
                 setattr(self, name, buffer.new_empty((*buffer.shape[:-1], saved.shape[-1])))
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -268,16 +280,17 @@ class TFIDFWeighting(TokenWeighting):
             # The pair of document and token is one int64.
             limit = 2**63 // (batch.vocab_size or 2**32)
             # Gathered ids are clamped to the range of int32: those out of it are refused too.
-            limit = min(limit, 2**31 - 1) if self.sync else limit
+            if self.sync:
+                limit = min(limit, 2**31 - 1)
             require_ids("document_ids", batch.document_ids, limit, f"0 to {limit - 1}")
 
     def weigh(self, batch: TokenBatch) -> Tensor:
         """Compute the weights of a mini-batch and, in ``.train()`` mode, put it into the window."""
         # What is counted: labels or all tokens, without padding and ids outside the vocabulary.
         ids_BS = batch.labels if batch.all_tokens is None else batch.all_tokens
-        known_BS = (
-            ids_BS >= 0 if batch.vocab_size is None else (ids_BS >= 0) & (ids_BS < batch.vocab_size)
-        )
+        known_BS = ids_BS >= 0
+        if batch.vocab_size is not None:
+            known_BS = known_BS & (ids_BS < batch.vocab_size)
         tokens_BS = torch.where(known_BS, ids_BS, NO_TOKEN)
         size = batch.vocab_size or max(self.window.vocab_size, int(tokens_BS.max()) + 1, 1)
         # The terms of each document, and the number of documents. A document of a packed row is
@@ -297,16 +310,18 @@ class TFIDFWeighting(TokenWeighting):
         with self._one_thread.locked(self.training):
             if self.training:
                 self.window.update(tokens_T, num_documents, vocab_size=size)
-            idf_T = inverse_document_frequency(
-                self.window.document_frequency(tokens_T), self.window.num_documents
-            )
+            df_T = self.window.document_frequency(tokens_T)
+            idf_T = inverse_document_frequency(df_T, self.window.num_documents)
         # Each term is weighed once, and its weight goes to all positions of the term.
         tf_T = counts_T.float()
-        if self.tf != "count":
-            tf_T = 1 + tf_T.log() if self.tf == "log" else torch.ones_like(tf_T)
+        if self.tf == "log":
+            tf_T = 1 + tf_T.log()
+        elif self.tf == "binary":
+            tf_T = torch.ones_like(tf_T)
         raw_BS = (tf_T * idf_T).take(terms_BS)
         # Only label tokens have weights. Labels outside the vocabulary, which a GPU cannot report,
         # become NaN.
         weighed_BS = known_BS & (batch.labels == ids_BS)
         weights_BS = unit_mean(raw_BS, weighed_BS, self.max_weight)
-        return weights_BS.masked_fill((batch.labels != IGNORE_INDEX) ^ weighed_BS, torch.nan)
+        outside_BS = (batch.labels != IGNORE_INDEX) ^ weighed_BS
+        return weights_BS.masked_fill(outside_BS, torch.nan)

@@ -83,30 +83,30 @@ class TokenBatch:
             # torchtune's stock recipes flatten labels for every loss but one of this name.
             raise ValueError(
                 f"labels has shape {tuple(self.labels.shape)}, expected [b, s]: in torchtune's "
-                f"stock recipes set "
-                "loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss"
+                f"stock recipes set loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss"
             )
         for name, tensor in _integers_of(self).items():
             # Unsigned ones cannot hold -100, or are masks; the number of a document is never -100.
-            if (
-                tensor.is_floating_point()
-                if name == "document_ids"
-                else tensor.dtype not in _SIGNED
-            ):
+            if name == "document_ids":
+                is_refused = tensor.is_floating_point()
+            else:
+                is_refused = tensor.dtype not in _SIGNED
+            if is_refused:
                 raise ValueError(
                     f"{name} are {tensor.dtype}, expected signed integers: convert ids with "
                     f"{name}.long()"
                 )
             if tensor.shape != self.labels.shape:
-                shapes = tuple(tensor.shape), tuple(self.labels.shape)
                 raise ValueError(
-                    f"{name} has shape {shapes[0]}, expected that of labels, {shapes[1]}"
+                    f"{name} has shape {tuple(tensor.shape)}, expected that of labels, "
+                    f"{tuple(self.labels.shape)}"
                 )
             object.__setattr__(self, name, tensor.long())
 
 
 def _integers_of(batch: TokenBatch) -> dict[str, Tensor]:
-    return {name: tensor for name in _PADDED_BY if (tensor := getattr(batch, name)) is not None}
+    fields = {name: getattr(batch, name) for name in _PADDED_BY}
+    return {name: tensor for name, tensor in fields.items() if tensor is not None}
 
 
 def shift_labels(labels: Tensor) -> Tensor:
@@ -115,7 +115,8 @@ def shift_labels(labels: Tensor) -> Tensor:
 
     The last position gets -100.
     """
-    return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORE_INDEX)], dim=1)
+    last = torch.full_like(labels[:, :1], IGNORE_INDEX)
+    return torch.cat([labels[:, 1:], last], dim=1)
 
 
 def shift_tokens(tokens: Tensor) -> Tensor:
@@ -132,12 +133,19 @@ def differs_from_previous(values: Tensor) -> Tensor:
     """Return where values along the last dimension differ from the one before, which the first ones
     do.
     """
-    return F.pad(values[..., 1:] != values[..., :-1], (1, 0), value=True)
+    differs = values[..., 1:] != values[..., :-1]
+    return F.pad(differs, (1, 0), value=True)
 
 
 def values_are_known(tensor: Tensor) -> bool:
     """Return whether values can be read without waiting: on a CPU, outside of compiled graphs."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _num_ranks() -> int:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1
 
 
 def gather_batch(batch: TokenBatch) -> tuple[TokenBatch, tuple[slice, slice]]:
@@ -167,12 +175,12 @@ def gather_batch(batch: TokenBatch) -> tuple[TokenBatch, tuple[slice, slice]]:
     # One collective for all parts; every rank then has the same union, its own rows included.
     gathered_RPBS = message_PBS.new_empty(dist.get_world_size(), *message_PBS.shape)
     dist.all_gather(list(gathered_RPBS.unbind()), message_PBS)
-    parts: dict[str, Any] = dict(
-        zip(given, (part.flatten(0, 1) for part in gathered_RPBS.unbind(1)), strict=True)
-    )
+    parts: dict[str, Any] = {
+        name: part.flatten(0, 1) for name, part in zip(given, gathered_RPBS.unbind(1), strict=True)
+    }
     first_row = dist.get_rank() * largest[0]
-    place = (slice(first_row, first_row + num_rows), slice(length))
-    return replace(batch, predictions=None, **parts), place
+    own_rows = (slice(first_row, first_row + num_rows), slice(length))
+    return replace(batch, predictions=None, **parts), own_rows
 
 
 # Weights with a smaller sum count as none: a number of tokens divided by it is still a float32.
@@ -282,9 +290,8 @@ class RankLocalModule(nn.Module):
     @contextmanager
     def _buffers_in_place(self) -> Iterator[None]:
         for name in self._names_of_buffers:
-            if (
-                name in self.__dict__
-            ):  # not if it is in place: PyTorch replaces buffers that it loads with assign=True
+            # It is in place already where PyTorch replaced it: when it loads with assign=True.
+            if name in self.__dict__:
                 self._buffers[name] = self.__dict__.pop(name)
         try:
             yield
@@ -347,11 +354,10 @@ class TokenWeighting(RankLocalModule, ABC):
                 position. With ``sync`` every rank raises it for values.
         """
         # One form of the arguments, with all tokens exactly where they are needed.
-        batch = (
-            replace(batch, **fields)
-            if isinstance(batch, TokenBatch)
-            else TokenBatch(batch, **fields)
-        )
+        if isinstance(batch, TokenBatch):
+            batch = replace(batch, **fields)
+        else:
+            batch = TokenBatch(batch, **fields)
         if not self.needs_tokens and batch.all_tokens is not None:
             batch = replace(batch, all_tokens=None)
         elif self.needs_tokens and batch.all_tokens is None:
@@ -360,21 +366,17 @@ class TokenWeighting(RankLocalModule, ABC):
                 "all_tokens=shift_tokens(input_ids) too, -100 in place of padding"
             )
         # In training with several processes the weighting gets the rows of all ranks.
-        union, place = batch, (slice(None), slice(None))
-        if (
-            self.sync
-            and self.training
-            and dist.is_available()
-            and dist.is_initialized()
-            and dist.get_world_size() > 1
-        ):
-            union, place = gather_batch(batch)
+        union = batch
+        own_rows = (slice(None), slice(None))
+        shares_batches = self.sync and self.training
+        if shares_batches and _num_ranks() > 1:
+            union, own_rows = gather_batch(batch)
         if values_are_known(batch.labels):
-            for part in (
-                (batch,) if union is batch else (batch, union)
-            ):  # numbers of the union are clamped to int32
-                if part.labels.numel():
-                    self.check(part)
+            if batch.labels.numel():
+                self.check(batch)
+            # Numbers of the union are clamped to int32.
+            if union is not batch and union.labels.numel():
+                self.check(union)
         if union.labels.numel() == 0:  # nothing to learn, and no maximum to take
             return torch.zeros(batch.labels.shape, device=batch.labels.device)
         # torchtune's stock recipes do not move their loss.
@@ -382,12 +384,12 @@ class TokenWeighting(RankLocalModule, ABC):
             self.to(batch.labels.device)
         weights = self.weigh(union)
         if getattr(weights, "shape", None) != union.labels.shape:
-            found = list(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+            result = list(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
             raise ValueError(
                 f"{type(self).__name__}.weigh has to return [b, s] = {list(union.labels.shape)}, "
-                f"got {found}"
+                f"got {result}"
             )
-        return weights[place]
+        return weights[own_rows]
 
     def check(self, batch: TokenBatch) -> None:
         """Raise a ``ValueError`` if an id is outside the vocabulary, or a label is not the token at
@@ -400,9 +402,8 @@ class TokenWeighting(RankLocalModule, ABC):
         for name, ids in (("labels", batch.labels), ("all_tokens", batch.all_tokens)):
             if ids is not None:
                 # Ignored positions look like the id 0, which every vocabulary has.
-                require_ids(
-                    name, torch.where(ids == IGNORE_INDEX, 0, ids), batch.vocab_size, outside
-                )
+                known_ids = torch.where(ids == IGNORE_INDEX, 0, ids)
+                require_ids(name, known_ids, batch.vocab_size, outside)
         if batch.all_tokens is not None:
             differ = (batch.labels != IGNORE_INDEX) & (batch.labels != batch.all_tokens)
             if differ.any():
@@ -431,9 +432,8 @@ def require_ids(name: str, ids: Tensor, limit: int | None, outside: str) -> None
     """
     smallest, largest = (int(bound) for bound in ids.aminmax())
     if smallest < 0 or (limit is not None and largest >= limit):
-        raise ValueError(
-            f"{name} contain the id {smallest if smallest < 0 else largest}, outside {outside}"
-        )
+        wrong = smallest if smallest < 0 else largest
+        raise ValueError(f"{name} contain the id {wrong}, outside {outside}")
 
 
 def require_no_tokens(weighting: TokenWeighting, host: str) -> None:
