@@ -90,8 +90,7 @@ def convert(gguf: Path, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
-    # save_pretrained refuses a GGUF model
-    model.hf_quantizer = None
+    model.hf_quantizer = None  # save_pretrained refuses a GGUF model
     model.is_quantized = False
     vars(model.config).pop("quantization_config", None)
     model.to(torch.bfloat16).save_pretrained(folder)
