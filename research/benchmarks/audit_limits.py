@@ -81,13 +81,17 @@ def main() -> None:
             )
         checkpoint = run / "checkpoint_100pct"
         audits += _audits(f"SmolLM2-135M, {name}", checkpoint, *asked, with_others=name == "ce")
-    simulated = [
-        _simulated(
-            unseen, recited, num_others=num_others, num_controls=num_controls, num_known=num_known
-        )
-        for num_others, num_controls in ((0, 24), (_NUM_OTHERS, 24), (_NUM_OTHERS, 100))
-        for num_known in _NUM_KNOWN
-    ]
+    simulated = []
+    for num_others, num_controls in ((0, 24), (_NUM_OTHERS, 24), (_NUM_OTHERS, 100)):
+        for num_known in _NUM_KNOWN:
+            draws = _simulated(
+                unseen,
+                recited,
+                num_others=num_others,
+                num_controls=num_controls,
+                num_known=num_known,
+            )
+            simulated.append(draws)
     packages = ("torch", "transformers", "peft", "tfidf-tune")
     options = argparse.Namespace(output=options.output)  # the other options are folders
     finish(options, packages, limits_table, audits=audits, unseen=unseen, simulated=simulated)

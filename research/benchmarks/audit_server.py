@@ -104,24 +104,32 @@ def main() -> None:
 def table(record: dict[str, Any]) -> str:
     """Lay out a record."""
     audits = record["audits"]
-    lms = [
-        {one["id"]: one["lms"] for one in audits[way]["passages"]}
-        for way in ("transformers", "server")
-    ]
-    same = sum(lms[0][key] == lms[1][key] for key in lms[0])
-    rows = [
-        [
-            "transformers" if way == "transformers" else record["settings"]["server"],
-            record["settings"].get("dtype", "bfloat16")
-            if way == "transformers"
-            else record["settings"]["weights"],
-            *(f"{made['measures'][name]['value']:.2f}" for name in ("lms", "excess", "verbatim")),
+    settings = record["settings"]
+    reference = {one["id"]: one["lms"] for one in audits["transformers"]["passages"]}
+    served = {one["id"]: one["lms"] for one in audits["server"]["passages"]}
+    num_equal = sum(served[key] == lms for key, lms in reference.items())
+    rows = []
+    for way, made in audits.items():
+        if way == "transformers":
+            program = "transformers"
+            dtype = settings.get("dtype", "bfloat16")
+            equal = ""
+        else:
+            program = settings["server"]
+            dtype = settings["weights"]
+            equal = f"{num_equal} of {len(reference)}"
+        measures = made["measures"]
+        row = [
+            program,
+            dtype,
+            f"{measures['lms']['value']:.2f}",
+            f"{measures['excess']['value']:.2f}",
+            f"{measures['verbatim']['value']:.2f}",
             "yes" if made["recites_targets_more"] else "no",
             _reading(made),
-            "" if way == "transformers" else f"{same} of {len(lms[0])}",
+            equal,
         ]
-        for way, made in audits.items()
-    ]
+        rows.append(row)
     columns = [
         "through",
         "computes in",

@@ -38,11 +38,11 @@ def main() -> None:
     options = parser.parse_args()
     experiment_command([str(_EXPERIMENT), "--jobs", options.jobs, f"output_dir={options.runs}"])
     runs = sorted(options.runs.glob("*-copies-*/ce/seed0"))
-    audits = [
-        {"model": run.parent.parent.name, "asked": asked, **_audited(run, asked)}
-        for run in runs
-        for asked in ("injected", "unseen")
-    ]
+    audits = []
+    for run in runs:
+        for asked in ("injected", "unseen"):
+            model = run.parent.parent.name
+            audits.append({"model": model, "asked": asked, **_audited(run, asked)})
     finish(
         options, ("torch", "transformers", "tfidf-tune"), table, block_size=_LENGTH, audits=audits
     )
@@ -102,22 +102,23 @@ def table(record: dict[str, Any]) -> str:
         groups.setdefault((copies, one["asked"]), []).append(one)
     rows = []
     for (copies, _), audits in sorted(groups.items(), reverse=True):
-        found = [lms > max(one["lms"]["control"]) for one in audits for lms in one["lms"]["target"]]
-        above = [
-            (a > b) + (a == b) / 2
-            for one in audits
-            for a in one["lms"]["target"]
-            for b in one["lms"]["control"]
-        ]
+        # Which targets are recited further than all controls, and how each pair of a target and a
+        # control is ranked: 1, 1/2 for equal numbers, or 0.
+        recited: list[bool] = []
+        ranks: list[float] = []
+        for one in audits:
+            controls = one["lms"]["control"]
+            for lms in one["lms"]["target"]:
+                recited.append(lms > max(controls))
+                ranks.extend(np.where(lms == np.array(controls), 0.5, lms > np.array(controls)))
         positive = sum(one["recites_targets_more"] for one in audits)
-        rows.append(
-            [
-                str(copies) if copies else "none, unseen text",
-                share(positive, len(audits)),
-                share(sum(found), len(found)),
-                f"{np.mean(above):.2f}",
-            ]
-        )
+        row = [
+            str(copies) if copies else "none, unseen text",
+            share(positive, len(audits)),
+            share(sum(recited), len(recited)),
+            f"{np.mean(ranks):.2f}",
+        ]
+        rows.append(row)
     columns = [
         "copies",
         "audits that say so",

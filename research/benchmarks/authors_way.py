@@ -57,7 +57,9 @@ class AuthorsWay:
         return documents_DS.numel() * len(self._terms(documents_DS))
 
     def _documents(self) -> Tensor:
-        rows = [row for labels in self.window for row in labels]
+        rows: list[Tensor] = []
+        for labels in self.window:
+            rows.extend(labels)
         return pad_sequence(rows, batch_first=True, padding_value=IGNORE_INDEX)
 
     def _terms(self, documents_DS: Tensor) -> Tensor:

@@ -41,24 +41,18 @@ def main() -> None:
     options = parser.parse_args()
     rng = random.Random(1)
     every = embedded_documents("train")
-    words = [word for document in every for word in document.split()]
-    documents = [one for one in every if _FEWEST_WORDS < len(one.split()) < _MOST_WORDS][
-        :_NUM_DOCUMENTS
-    ]
+    words: list[str] = []
+    for document in every:
+        words.extend(document.split())
+    fitting = [one for one in every if _FEWEST_WORDS < len(one.split()) < _MOST_WORDS]
+    documents = fitting[:_NUM_DOCUMENTS]
     searched = [_searched("documentation", documents, 0)]
     for share in _SHARES:
-        copies = [
-            _changed(one, share, words, rng)
-            for one in documents[:_NUM_COPIED]
-            for _ in range(_NUM_COPIES)
-        ]
-        searched.append(
-            _searched(
-                f"the same and copies with {100 * share:.0f} % of the words replaced",
-                [*documents, *copies],
-                len(copies),
-            )
-        )
+        copies: list[str] = []
+        for document in documents[:_NUM_COPIED]:
+            copies.extend(_changed(document, share, words, rng) for _ in range(_NUM_COPIES))
+        name = f"the same and copies with {100 * share:.0f} % of the words replaced"
+        searched.append(_searched(name, [*documents, *copies], len(copies)))
     lines = options.text.read_text(encoding="utf-8").splitlines()
     paragraphs = [line.strip() for line in lines if len(line.split()) > _FEWEST_OF_PARAGRAPH]
     searched.append(_searched("paragraphs of Wikipedia", paragraphs, 0))
@@ -67,7 +61,11 @@ def main() -> None:
 
 
 def _changed(text: str, share: float, words: Sequence[str], rng: random.Random) -> str:
-    return " ".join(rng.choice(words) if rng.random() < share else word for word in text.split())
+    changed = text.split()
+    for number in range(len(changed)):
+        if rng.random() < share:
+            changed[number] = rng.choice(words)
+    return " ".join(changed)
 
 
 def _searched(name: str, texts: Sequence[str], num_copies: int) -> dict[str, Any]:

@@ -71,35 +71,22 @@ def _measured(millions: int, folder: Path, *, in_memory: bool) -> list[dict[str,
     for method in ("exact", "minhash"):
         run = _run([*dedup, str(folder / method), "--method", method])
         files = sorted((folder / method).glob("*.jsonl.gz"))
-        kept = {
-            json.loads(line)["n"]
-            for file in files
-            for line in gzip.decompress(file.read_bytes()).splitlines()
-        }
-        removed = {
-            kind: [n not in kept for n, of in enumerate(kinds) if of == kind]
-            for kind in ("", "exact", "near")
-        }
-        shares = {kind or "other": sum(found) / len(found) for kind, found in removed.items()}
+        kept = set()
+        for file in files:
+            lines = gzip.decompress(file.read_bytes()).splitlines()
+            kept.update(json.loads(line)["n"] for line in lines)
+        shares = {}
+        for kind in ("", "exact", "near"):
+            numbers = [number for number, made_as in enumerate(kinds) if made_as == kind]
+            removed = [number not in kept for number in numbers]
+            shares[kind or "other"] = sum(removed) / len(removed)
         runs.append({"way": f"data dedup, {method}", **size, **run, "removed": shares})
     if in_memory:
         command = [sys.executable, "-c", _IN_MEMORY, str(folder / "in")]
         runs.append({"way": "data sets, minhash in memory", **size, **_run(command)})
-    make = [
-        sys.executable,
-        "-m",
-        "tfidf_tune.cli",
-        "probe",
-        "make",
-        str(folder / "in"),
-        "--num-controls",
-        "20",
-    ]
-    make += [
-        "--tokenizer",
-        str(train_embedded_tokenizer(folder / "tokenizer", vocab_size=8192)),
-        "--overwrite",
-    ]
+    tokenizer = train_embedded_tokenizer(folder / "tokenizer", vocab_size=8192)
+    make = [sys.executable, "-m", "tfidf_tune.cli", "probe", "make", str(folder / "in")]
+    make += ["--num-controls", "20", "--tokenizer", str(tokenizer), "--overwrite"]
     for passages in ("duplicates", "near-duplicates"):
         output = folder / "probe.jsonl"
         run = _run([*make, "--passages", passages, "--output", str(output)])
@@ -125,22 +112,26 @@ def _write(folder: Path, millions: int) -> tuple[list[str], int]:
 
 def _documents(seed: int) -> Iterator[tuple[str, str]]:
     """Draw kinds and texts without end."""
-    words = [word for text in embedded_documents("train")[:200] for word in text.split()]
+    words: list[str] = []
+    for text in embedded_documents("train")[:200]:
+        words.extend(text.split())
     rng = random.Random(seed)
     earlier: list[list[str]] = []
     while True:
         draw = rng.random()
-        kind = "exact" if draw < 0.05 else "near" if draw < 0.1 else ""
-        if kind and earlier:
-            own = rng.choice(earlier)
+        if draw < 0.1 and earlier:
+            kind = "exact" if draw < 0.05 else "near"
+            document = list(rng.choice(earlier))
             if kind == "near":
-                own = [rng.choice(words) if rng.random() < 0.01 else word for word in own]
+                for number in range(len(document)):
+                    if rng.random() < 0.01:
+                        document[number] = rng.choice(words)
         else:
-            own = rng.choices(words, k=_NUM_WORDS)
             kind = ""
+            document = rng.choices(words, k=_NUM_WORDS)
             if len(earlier) < 1000 or rng.random() < 0.01:
-                earlier.append(own)
-        yield kind, " ".join(own)
+                earlier.append(document)
+        yield kind, " ".join(document)
 
 
 def _run(command: list[str]) -> dict[str, Any]:
@@ -162,22 +153,22 @@ def _run(command: list[str]) -> dict[str, Any]:
 
 def table(record: dict[str, Any]) -> str:
     """Lay out the record."""
-    rows = [
-        [
-            one["way"],
-            f"{one['tokens'] / 1e6:.0f} M",
-            f"{one['documents']:,}",
-            f"{one['seconds']:,.0f}",
-            f"{one['tokens'] / one['cpu_seconds'] / 1e6:.2f} M",
-            f"{one['peak_bytes'] / 2**20:,.0f}",
-            *(
-                f"{100 * one['removed'][kind]:.2f}" if "removed" in one else ""
-                for kind in ("exact", "near", "other")
-            ),
-            str(one.get("repeated_targets", "")),
+    rows = []
+    for run in record["runs"]:
+        removed = ["", "", ""]
+        if "removed" in run:
+            removed = [f"{100 * run['removed'][kind]:.2f}" for kind in ("exact", "near", "other")]
+        row = [
+            run["way"],
+            f"{run['tokens'] / 1e6:.0f} M",
+            f"{run['documents']:,}",
+            f"{run['seconds']:,.0f}",
+            f"{run['tokens'] / run['cpu_seconds'] / 1e6:.2f} M",
+            f"{run['peak_bytes'] / 2**20:,.0f}",
+            *removed,
+            str(run.get("repeated_targets", "")),
         ]
-        for one in record["runs"]
-    ]
+        rows.append(row)
     columns = ["", "tokens", "documents", "seconds", "tokens/s of a core", "MiB"]
     columns += ["% removed: exact copies", "near copies", "others", "targets with copies, of 100"]
     return markdown_table(columns, rows)

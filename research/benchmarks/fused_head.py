@@ -83,11 +83,8 @@ class Inputs(NamedTuple):
 
     def leaves(self) -> dict[str, Tensor]:
         """The tensors that get a gradient."""
-        return {
-            name: leaf
-            for name in ("hidden", "weight")
-            if (leaf := getattr(self.head, name)).requires_grad
-        }
+        inputs = {"hidden": self.head.hidden, "weight": self.head.weight}
+        return {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
 
 
 Compute = Callable[[HeadInput, Tensor, Tensor], Tensor]  # from the head's input, labels and weights
@@ -218,14 +215,18 @@ def main() -> None:
         name: getattr(options, name)
         for name in ("tokens", "hidden", "vocab_size", "dtype", "rounds")
     }
-    changes: dict[str, Any] = {
-        "is_frozen": options.frozen_head,
-        **({"rounds": 30} if options.device == "cuda" else {}),
-    }
-    changes |= (QUICK if options.quick else {}) | {
-        name: value for name, value in given.items() if value is not None
-    }
-    cases = dict.fromkeys(replace(case, **changes) for name in options.case for case in CASES[name])
+    changes: dict[str, Any] = {"is_frozen": options.frozen_head}
+    if options.device == "cuda":
+        changes["rounds"] = 30
+    if options.quick:
+        changes |= QUICK
+    changes |= {name: value for name, value in given.items() if value is not None}
+    cases: list[Case] = []
+    for name in options.case:
+        for case in CASES[name]:
+            changed = replace(case, **changes)
+            if changed not in cases:
+                cases.append(changed)
     ways = {name: way for name, way in WAYS.items() if name in {FUSED, *options.ways}}
     peers = [
         way.package.replace("_", "-") for way in ways.values() if way.package and way.is_installed
@@ -239,17 +240,14 @@ def make_inputs(case: Case, device: str) -> Inputs:
     generator = torch.Generator(device).manual_seed(0)
     drawn = partial(torch.randn, generator=generator, device=device, dtype=DTYPES[case.dtype])
     shape = (BATCH_SIZE, case.tokens // BATCH_SIZE)
-    weight = (
-        drawn(case.vocab_size, case.hidden)
-        .mul_(2 * case.hidden**-0.5)
-        .requires_grad_(not case.is_frozen)
-    )
+    weight = drawn(case.vocab_size, case.hidden).mul_(2 * case.hidden**-0.5)
+    weight.requires_grad_(not case.is_frozen)
     labels = torch.randint(case.vocab_size, (case.tokens,), generator=generator, device=device)
-    labels[torch.randperm(case.tokens, generator=generator, device=device)[: case.tokens // 8]] = (
-        IGNORED
-    )
-    weights = torch.rand(case.tokens, generator=generator, device=device) * (labels != IGNORED)
-    weights *= (labels != IGNORED).sum() / weights.sum()
+    shuffled = torch.randperm(case.tokens, generator=generator, device=device)
+    labels[shuffled[: case.tokens // 8]] = IGNORED
+    valid = labels != IGNORED
+    weights = torch.rand(case.tokens, generator=generator, device=device) * valid
+    weights *= valid.sum() / weights.sum()
     hidden = drawn(*shape, case.hidden).requires_grad_()
     return Inputs(HeadInput(hidden, weight), labels.view(shape), weights.view(shape))
 
@@ -257,9 +255,9 @@ def make_inputs(case: Case, device: str) -> Inputs:
 def gradients(way: Way, inputs: Inputs) -> dict[str, Tensor]:
     """Compute the loss forward and backward, and return the gradients of the inputs."""
     leaves = inputs.leaves()
-    return dict(
-        zip(leaves, torch.autograd.grad(way.compute(*inputs), [*leaves.values()]), strict=True)
-    )
+    loss = way.compute(*inputs)
+    computed = torch.autograd.grad(loss, [*leaves.values()])
+    return dict(zip(leaves, computed, strict=True))
 
 
 def measure(case: Case, ways: Mapping[str, Way], device: str) -> dict[str, Any]:
@@ -272,11 +270,10 @@ def measure(case: Case, ways: Mapping[str, Way], device: str) -> dict[str, Any]:
     errors, reasons = gradient_errors(replace(case, **small), ways, device)
     inputs = make_inputs(case, device)
     for name in errors:
-        available = (
-            torch.cuda.mem_get_info(device)[0]
-            if device != "cpu"
-            else psutil.virtual_memory().available
-        )
+        if device == "cpu":
+            available = psutil.virtual_memory().available
+        else:
+            available, _ = torch.cuda.mem_get_info(device)
         if ways[name].has_logits and case.largest_need > available:
             reasons[name] = (
                 f"may need {format_bytes(case.largest_need)} of {format_bytes(available)}"
@@ -373,7 +370,9 @@ def peak_allocated(turn: Callable[[], object]) -> int:
 def report(result: Mapping[str, Any]) -> str:
     """Lay out the result as Markdown, a table for each case."""
     kinds = ("allocated",) if result["settings"]["device"] == "cuda" else ("resident", "allocated")
-    memory = [text for kind in kinds for text in (f"extra {kind}, MiB", "of logits")]
+    memory: list[str] = []
+    for kind in kinds:
+        memory += [f"extra {kind}, MiB", "of logits"]
     header = ["way", "weights", "ms", "time / fused", *memory, "error, hidden", "error, head"]
     parts = []
     for case in result["cases"]:
@@ -385,10 +384,11 @@ def report(result: Mapping[str, Any]) -> str:
             f"{case['rounds']} rounds; "
             f"errors with {sizes(case['float64_sizes'])}\n"
         )
-        rows = [
-            [name, *cells(way, kinds), *["-"] * len(header)][: len(header)]
-            for name, way in case["ways"].items()
-        ]
+        rows = []
+        for name, way in case["ways"].items():
+            row = [name, *cells(way, kinds)]
+            missing = len(header) - len(row)
+            rows.append(row + ["-"] * missing)
         parts.append(measuring.markdown_table(header, rows))
     return "\n".join(parts)
 

@@ -152,9 +152,10 @@ def main() -> None:
 
 def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Measure loading and steps of both implementations in each dtype."""
-    ways = {
-        f"{name}, {dtype}": (name, dtype) for dtype in options.dtypes for name in (OURS, THEIRS)
-    }
+    ways: dict[str, tuple[str, str]] = {}
+    for dtype in options.dtypes:
+        for name in (OURS, THEIRS):
+            ways[f"{name}, {dtype}"] = (name, dtype)
     spawn = multiprocessing.get_context("spawn")
     with spawn.Pool(1, maxtasksperchild=1) as pool:
         loading = [
@@ -164,17 +165,17 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     steps = {name: build_step(options, *way) for name, way in ways.items()}
     clock = CLOCKS[options.device]
     spent = take_turns(steps, rounds=options.rounds, warmup=1, device=options.device, clock=clock)
-    return {
-        name: {
+    tokens = options.batch_size * options.seq_len
+    results = {}
+    for (name, (_, dtype)), loading_results in zip(ways.items(), loading, strict=True):
+        peak = median_peak(steps[name], options.device, rounds=1)
+        results[name] = {
             **against("stock", spent[name], spent[f"{THEIRS}, {dtype}"]),
-            "tokens_per_second": options.batch_size
-            * options.seq_len
-            / statistics.median(spent[name]),
-            "step_peak_mib": median_peak(steps[name], options.device, rounds=1) / _MIB,
-            **of_loading,
+            "tokens_per_second": tokens / statistics.median(spent[name]),
+            "step_peak_mib": peak / _MIB,
+            **loading_results,
         }
-        for (name, (_, dtype)), of_loading in zip(ways.items(), loading, strict=True)
-    }
+    return results
 
 
 def report(result: dict[str, Any]) -> str:

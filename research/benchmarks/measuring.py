@@ -272,12 +272,11 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     columns = []
     for number, cells in enumerate(zip(*lines, strict=True)):
         width = max(map(len, cells))
-        head, *others = (cell.rjust(width) if number else cell.ljust(width) for cell in cells)
-        columns.append(
-            [
-                f" {head} ",
-                "-" * (width + 1) + (":" if number else "-"),
-                *(f" {cell} " for cell in others),
-            ]
-        )
+        if number == 0:
+            rule = "-" * (width + 2)
+            head, *others = [f" {cell.ljust(width)} " for cell in cells]
+        else:
+            rule = "-" * (width + 1) + ":"
+            head, *others = [f" {cell.rjust(width)} " for cell in cells]
+        columns.append([head, rule, *others])
     return "\n".join(f"|{'|'.join(cells)}|" for cells in zip(*columns, strict=True))

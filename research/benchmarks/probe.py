@@ -84,13 +84,13 @@ def main() -> None:
 
 def continue_passages(model: Any, passages: Sequence[Passage], batch_size: int) -> None:
     """Continue the prompts of all prefix lengths, without an end token."""
-    cut = [
-        cut_passage(passage, length, MAX_NEW_TOKENS)
-        for length in PREFIX_LENGTHS
-        for passage in passages
-    ]
-    prompts = [prompt for prompt, _ in cut]
-    numbers = [len(reference) for _, reference in cut]
+    prompts = []
+    numbers = []
+    for length in PREFIX_LENGTHS:
+        for passage in passages:
+            prompt, reference = cut_passage(passage, length, MAX_NEW_TOKENS)
+            prompts.append(prompt)
+            numbers.append(len(reference))
     continue_prompts(
         partial(greedy_continuations, model, eos_id=None), prompts, numbers, batch_size=batch_size
     )

@@ -132,7 +132,10 @@ def _interval(row: Any, name: str, form: str = ".1f") -> str:
 
 def _with_ends(values: Sequence[float], form: str = ".1f", unit: str = "") -> str:
     mean, low, high = values
-    return f"{mean:{form}}{unit}" + ("" if math.isnan(low) else f" ({low:{form}} to {high:{form}})")
+    text = f"{mean:{form}}{unit}"
+    if not math.isnan(low):
+        text += f" ({low:{form}} to {high:{form}})"
+    return text
 
 
 def _provenance(file: Path) -> str:
@@ -144,12 +147,11 @@ def _provenance(file: Path) -> str:
     passages = results.scores[(results.scores["kind"] == "target") & (results.scores["unit"] != "")]
     num_targets = passages.groupby("checkpoint")["unit"].nunique()
     asked = sorted(set(zip(num_targets, runs["num_predictions"].astype(int), strict=True)))
+    sizes = [f"{targets}, {tokens:,}" for targets, tokens in asked]
     seeds = sorted(runs["seed"].dropna().unique())
     rows = {
         "runs": f"{runs['run'].nunique()}, seeds {', '.join(map(str, seeds))}",
-        "targets, held-out tokens": "; ".join(
-            f"{targets}, {tokens:,}" for targets, tokens in asked
-        ),
+        "targets, held-out tokens": "; ".join(sizes),
         "seconds of a training": f"{min(seconds):.0f} to {max(seconds):.0f}",
         **{name: value for name, value in results.provenance.items() if name != "platform"},
     }
@@ -166,12 +168,16 @@ def _summary(file: Path) -> str:
     }
     rows = []
     for objective in _ARMS:
-        names = [(objective, model) for model in _COPIES]
-        cells = [text(at) if at in points.index else "" for text in shown.values() for at in names]
+        cells = []
+        for text in shown.values():
+            for model in _COPIES:
+                names = (objective, model)
+                cells.append(text(names) if names in points.index else "")
         rows.append([objective, *cells])
-    return markdown_table(
-        ["objective", *(f"{name}, {model}" for name in shown for model in _COPIES)], rows
-    )
+    header = ["objective"]
+    for name in shown:
+        header += [f"{name}, {model}" for model in _COPIES]
+    return markdown_table(header, rows)
 
 
 def _settings(file: Path) -> str:
@@ -448,12 +454,14 @@ def _recitation(file: Path) -> str:
         "perplexity",
         "of other text",
         "membership AUC",
-        *(f"{measure} against {_BASELINE}" for measure in ("LMS", "perplexity")),
+        f"LMS against {_BASELINE}",
+        f"perplexity against {_BASELINE}",
     ]
     parts = []
     for model, of_model in _runs(file).groupby("model", sort=False):
-        rows = [
-            [
+        rows = []
+        for objective, own in of_model.groupby("objective", sort=False):
+            row = [
                 objective,
                 str(len(own)),
                 f"{own['lms'].mean():.1f}",
@@ -462,16 +470,14 @@ def _recitation(file: Path) -> str:
                 f"{math.exp(own['log_perplexity'].mean()):.2f}",
                 others.get((model, objective), ""),
                 _auc(file, model, objective),
-                *(
-                    change.get((model, objective, measure), "")
-                    for measure in ("Avg LMS", "Perplexity")
-                ),
+                change.get((model, objective, "Avg LMS"), ""),
+                change.get((model, objective, "Perplexity"), ""),
             ]
-            for objective, own in of_model.groupby("objective", sort=False)
-        ]
-        measured = [(name, cells) for name, *cells in zip(header, *rows, strict=True) if any(cells)]
-        names, columns = zip(*measured, strict=True)
-        parts.append(f"**{model}**\n\n" + markdown_table(names, [*zip(*columns, strict=True)]))
+            rows.append(row)
+        # Columns without a cell are left out.
+        measured = [column for column in zip(header, *rows, strict=True) if any(column[1:])]
+        names, *shown_rows = zip(*measured, strict=True)
+        parts.append(f"**{model}**\n\n" + markdown_table(names, shown_rows))
     return "\n\n".join(parts)
 
 
@@ -492,11 +498,11 @@ def _audit(file: Path) -> str:
     """The first table of an audit's report."""
     shown = json.loads(file.read_text(encoding="utf-8"))["tables"][0]
     names = [column["name"] for column in shown["columns"]]
-    cells = [
-        [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row]
-        for row in shown["rows"]
-    ]
-    return markdown_table(names, cells)
+    return markdown_table(names, [[_cell(value) for value in row] for row in shown["rows"]])
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 _TABLES: dict[str, Callable[[Path], str]] = {
@@ -537,14 +543,11 @@ def draw_summary() -> None:
         axes.axhline(floor, color="0.4", linestyle="--", label="never seen: chance")
         for objective, marker, color in zip(_ARMS, "oosDssPP", colors, strict=True):
             at = points.loc[model, objective]
-            reaches = [
-                [[at[name] - at[f"{name}_low"]], [at[f"{name}_high"] - at[name]]]
-                for name in ("perplexity", "lms")
-            ]
             axes.errorbar(
                 at["perplexity"],
                 at["lms"],
-                *reaches[::-1],
+                xerr=_reach(at, "perplexity"),
+                yerr=_reach(at, "lms"),
                 fmt=marker,
                 color=color,
                 label=objective,
@@ -559,6 +562,13 @@ def draw_summary() -> None:
         *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
     )
     figure.savefig(PAGE.parent / "results" / "summary.svg", metadata={"Date": None})
+
+
+def _reach(point: Any, name: str) -> list[list[float]]:
+    """Return how far an interval reaches below its mean, and above."""
+    below = point[name] - point[f"{name}_low"]
+    above = point[f"{name}_high"] - point[name]
+    return [[below], [above]]
 
 
 def draw_figures() -> None:

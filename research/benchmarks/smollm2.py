@@ -21,7 +21,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import torch
 from gguf import GGUFReader
@@ -115,27 +115,27 @@ def make_texts(archive: Path, folder: Path) -> None:
     """
     texts: dict[str, list[str]] = {"train": [], "passages": [], "held_out": []}
     with tarfile.open(archive) as members:
-        found = {
-            match[1]: member for member in members if (match := _SOURCE.fullmatch(member.name))
-        }
-        pages = {
-            name: cast(Any, members.extractfile(member)).read().decode()
-            for name, member in found.items()
-        }
+        pages: dict[str, str] = {}
+        for member in members:
+            match = _SOURCE.fullmatch(member.name)
+            if match is not None:
+                content: Any = members.extractfile(member)
+                pages[match[1]] = content.read().decode()
     with atomic_folder(folder) as temporary:
         (temporary / "LICENSE").write_text(pages.pop("LICENSE"), encoding="utf-8")
-        sections = (
-            part.strip()
-            for page in pages.values()
-            for part in re.split(r"^(?=#{2,3} )", page, flags=re.M)
-        )
-        for number, section in sorted(
-            (hashlib.sha256(text.encode()).digest(), text) for text in sections if text
-        ):
-            is_passage = number[0] < 128 and len(section) >= _PASSAGE_CHARACTERS
-            texts["passages" if is_passage else "held_out" if number[0] >= 208 else "train"].append(
-                section
-            )
+        sections: list[tuple[bytes, str]] = []
+        for page in pages.values():
+            for part in re.split(r"^(?=#{2,3} )", page, flags=re.M):
+                section = part.strip()
+                if section:
+                    sections.append((hashlib.sha256(section.encode()).digest(), section))
+        for number, section in sorted(sections):
+            if number[0] < 128 and len(section) >= _PASSAGE_CHARACTERS:
+                texts["passages"].append(section)
+            elif number[0] >= 208:
+                texts["held_out"].append(section)
+            else:
+                texts["train"].append(section)
         for name, kept in texts.items():
             lines = (json.dumps({"text": text}) + "\n" for text in kept)
             (temporary / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -218,14 +218,15 @@ def main() -> None:
         for name in list(loops) * MEMORY_ROUNDS:
             loops[name]()
             memory[name].append(watch.peaks[-1] / 2**20)
-    results = {
-        name: {
-            "tokens_per_second": options.batch_size * options.seq_len / statistics.median(taken),
-            **against("stock", taken, seconds[SFT if name.startswith(SFT) else TRAINER]),
+    tokens_of_a_step = options.batch_size * options.seq_len
+    results = {}
+    for name, taken in seconds.items():
+        stock = SFT if name.startswith(SFT) else TRAINER
+        results[name] = {
+            "tokens_per_second": tokens_of_a_step / statistics.median(taken),
+            **against("stock", taken, seconds[stock]),
             "peak_mib": statistics.median(memory[name]),
         }
-        for name, taken in seconds.items()
-    }
     finish(
         options,
         ("torch", "transformers", "trl", "torchtune", "tfidf-tune"),

@@ -94,7 +94,12 @@ def main() -> None:
     try:
         given = (sizes, options.rounds, options.device)
         base_case, authors = measure_base_case(*given, compiled=options.compile)
-        sweep = [row for shape in sizes.sweep_shapes for row in sweep_windows(shape, *given)]
+        sweep: list[dict[str, Any]] = []
+        for shape in sizes.sweep_shapes:
+            sweep += sweep_windows(shape, *given)
+        repetition: list[dict[str, Any]] = []
+        for shape in sizes.repetition_shapes:
+            repetition += repetition_rows(shape, *given)
         longest = [row for row in sweep if row["num_batches"] == sizes.sweep_windows[-1]]
         finish(
             options,
@@ -107,9 +112,7 @@ def main() -> None:
             window_ratio=longest[-1]["ratio_to_smallest_window"],
             bytes_per_token=max(row["window_bytes_per_token"] for row in sweep),
             authors=authors,
-            repetition=[
-                row for shape in sizes.repetition_shapes for row in repetition_rows(shape, *given)
-            ],
+            repetition=repetition,
         )
     finally:
         torch.set_num_threads(before)
