@@ -35,7 +35,9 @@ _DIVERGED = "no verdict: a run diverged"
 # By the direction of LMS and of perplexity: -1 lower, 0 the interval includes 0, 1 higher.
 _RECITES = {-1: "recites less", 0: "LMS unclear", 1: "recites more"}
 _COSTS = {-1: "perplexity lower", 0: "perplexity unclear", 1: "perplexity higher"}
-_VERDICTS = {(lms, cost): f"{_RECITES[lms]}, {_COSTS[cost]}" for lms in _RECITES for cost in _COSTS}
+_VERDICTS = {
+    (lms, cost): f"{_RECITES[lms]}, {_COSTS[cost]}" for lms, cost in product(_RECITES, _COSTS)
+}
 _VERDICTS |= {(-1, -1): BETTER, (0, 0): NO_DIFFERENCE, (1, 1): WORSE}
 VERDICTS = (*_VERDICTS.values(), _TOO_FEW, _DIVERGED)
 """All verdicts, the best first."""
@@ -115,7 +117,8 @@ def trace_frontiers(
             "file"
         )
     objectives, runs = comparable_runs(results, baseline)
-    if unknown := [name for name in references if name not in objectives]:
+    unknown = [name for name in references if name not in objectives]
+    if unknown:
         raise ValueError(
             f"no run has the reference {unknown[0]!r}: there are {', '.join(objectives)}"
         )
@@ -174,11 +177,13 @@ def _why_left_out(run: Any, runs: pd.DataFrame) -> str | None:
 
 
 def _point(runs: pd.DataFrame) -> dict[str, Any]:
-    lms, log_perplexity = (over_seeds(runs[name].tolist()) for name in _MEASURED)
+    lms = over_seeds(runs["lms"].tolist())
+    log_perplexity = over_seeds(runs["log_perplexity"].tolist())
     excess = over_seeds((runs["lms"] - runs["control_lms"]).tolist())
-    passages = [runs["passages"].tolist(), runs["controls"].tolist()]
-    if all(isinstance(one, np.ndarray) for of_kind in passages for one in of_kind):
-        excess = over_seeds_and_passages(*map(np.array, passages))
+    passages = runs["passages"].tolist()
+    controls = runs["controls"].tolist()
+    if all(isinstance(numbers, np.ndarray) for numbers in (*passages, *controls)):
+        excess = over_seeds_and_passages(np.array(passages), np.array(controls))
     return {
         **runs.iloc[0][["model", "objective", "learning_rate"]],
         "seeds": tuple(runs["seed"]),
@@ -199,15 +204,18 @@ def _estimates(
     lms: SeedEstimate, log_perplexity: SeedEstimate, scale: Callable[[float], float]
 ) -> dict[str, float]:
     """Name means and the ends of their intervals; "perplexity" is the scaled log perplexity."""
-    found = {
-        "lms": lms[:3],
-        "log_perplexity": log_perplexity[:3],
-        "perplexity": map(scale, log_perplexity[:3]),
-    }
-    ends = ("", "_low", "_high")
-    return {
-        name + end: value for name, of in found.items() for end, value in zip(ends, of, strict=True)
-    }
+    scaled = log_perplexity._replace(
+        mean=scale(log_perplexity.mean),
+        low=scale(log_perplexity.low),
+        high=scale(log_perplexity.high),
+    )
+    estimates = {"lms": lms, "log_perplexity": log_perplexity, "perplexity": scaled}
+    named: dict[str, float] = {}
+    for name, estimate in estimates.items():
+        named[name] = estimate.mean
+        named[f"{name}_low"] = estimate.low
+        named[f"{name}_high"] = estimate.high
+    return named
 
 
 def _mark_operating_points(
@@ -241,9 +249,9 @@ def _common_seeds(runs: pd.DataFrame) -> tuple[int, ...]:
     """The seeds that all points have; points with a run of an unknown seed are left out."""
     seeds = [own.tolist() for _, own in runs.groupby("point")["seed"]]
     known = [of_point for of_point in seeds if None not in of_point]
-    return (
-        tuple(seed for seed in known[0] if all(seed in others for others in known)) if known else ()
-    )
+    if not known:
+        return ()
+    return tuple(seed for seed in known[0] if all(seed in others for others in known))
 
 
 def _means(runs: pd.DataFrame, seeds: Sequence[int]) -> pd.DataFrame:
@@ -290,18 +298,25 @@ def _difference(ours: dict[Any, Any], theirs: dict[Any, Any]) -> dict[str, Any]:
     pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     log_perplexity = over_seeds([own.log_perplexity - other.log_perplexity for own, other in pairs])
     lms = over_seeds([own.lms - other.lms for own, other in pairs])
-    if pairs and all(isinstance(one.passages, np.ndarray) for pair in pairs for one in pair):
+    has_passages = [
+        isinstance(own.passages, np.ndarray) and isinstance(other.passages, np.ndarray)
+        for own, other in pairs
+    ]
+    if pairs and all(has_passages):
         lms = over_seeds_and_passages(
             np.array([own.passages - other.passages for own, other in pairs])
         )
+    reduction = math.nan
     reference = sum(other.lms for _, other in pairs)
+    if reference:
+        reduction = 1 - sum(own.lms for own, _ in pairs) / reference
     finite = math.isfinite(log_perplexity.mean)
     return {
         "num_pairs": len(pairs),
         **_estimates(
             lms, log_perplexity, lambda log_ratio: 100 * np.expm1(log_ratio) if finite else math.nan
         ),
-        "reduction": 1 - sum(own.lms for own, _ in pairs) / reference if reference else math.nan,
+        "reduction": reduction,
         "estimates": (lms, log_perplexity),
     }
 
@@ -317,10 +332,8 @@ def verdict(lms: SeedEstimate, log_perplexity: SeedEstimate) -> str:
         return _TOO_FEW
     if math.isnan(lms.low) or math.isnan(log_perplexity.low):
         return _DIVERGED
-    recited, cost = (
-        ((one.low > 0) - (one.high < 0)) * (one.p_value < ALPHA)  # -1 or 1 only if both say so
-        for one in (lms, log_perplexity)
-    )
+    recited = _direction(lms)
+    cost = _direction(log_perplexity)
     if recited < 0 and (cost < 0 or log_perplexity.high == 0):
         return BETTER
     if recited > 0 and (cost > 0 or log_perplexity.low == 0):
@@ -328,11 +341,23 @@ def verdict(lms: SeedEstimate, log_perplexity: SeedEstimate) -> str:
     return _VERDICTS[recited, cost]
 
 
+def _direction(difference: SeedEstimate) -> int:
+    """Return -1 or 1 for lower or higher, if the interval and the p-value say so; else 0."""
+    if not (difference.p_value < ALPHA):  # or NaN
+        return 0
+    if difference.low > 0:
+        return 1
+    if difference.high < 0:
+        return -1
+    return 0
+
+
 def _judge(differences: Sequence[dict[str, Any]]) -> None:
     """Correct the p-values of a family of comparisons, and add their verdicts."""
-    adjusted = holm(
-        [estimate.p_value for one in differences for estimate in one["estimates"]]
-    ).reshape(-1, 2)
+    p_values: list[float] = []
+    for one in differences:
+        p_values += [estimate.p_value for estimate in one["estimates"]]
+    adjusted = holm(p_values).reshape(-1, 2)
     for one, (lms_p, perplexity_p) in zip(differences, adjusted.tolist(), strict=True):
         lms, log_perplexity = one.pop("estimates")
         said = verdict(lms._replace(p_value=lms_p), log_perplexity._replace(p_value=perplexity_p))

@@ -171,10 +171,9 @@ def _verdict(differences: pd.DataFrame, references: Sequence[str], *, several: b
         own = differences[differences["reference"] == reference]
         clauses = []
         for kind, alike in own.groupby("verdict", sort=False):
-            names = (
-                f"{one.objective} of {one.model}" if several else one.objective
-                for one in alike.itertuples()
-            )
+            names = list(alike["objective"])
+            if several:
+                names = [f"{one.objective} of {one.model}" for one in alike.itertuples()]
             clauses.append(f"{kind.replace(':', ',')}: {joined(names)}")
         sentences += [f"Against {reference}: {'; '.join(clauses)}."] if clauses else []
     return " ".join(sentences) or "Nothing is compared."

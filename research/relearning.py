@@ -179,11 +179,11 @@ def main(arguments: Sequence[str]) -> None:
     lines = []
     counted = []
     for kind in ("target", "control"):
-        own = [
-            math.inf if row["steps"] is None else row["steps"]
-            for row in rows
-            if row["kind"] == kind
-        ]
+        own: list[float] = []
+        for row in rows:
+            if row["kind"] != kind:
+                continue
+            own.append(math.inf if row["steps"] is None else row["steps"])
         if own:
             half = statistics.median(own)
             num_back = sum(map(math.isfinite, own))

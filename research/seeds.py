@@ -48,13 +48,12 @@ def over_seeds(values: Sequence[float]) -> SeedEstimate:
     """
     number = len(values)
     finite = all(map(math.isfinite, values))
-    mean = (
-        float(np.mean(values))
-        if finite and number
-        else sum(values) / number
-        if number
-        else math.nan
-    )
+    if number == 0:
+        mean = math.nan
+    elif finite:
+        mean = float(np.mean(values))
+    else:
+        mean = sum(values) / number
     if number < 2 or not finite:
         return SeedEstimate(mean, math.nan, math.nan, number)
     # Equal values: no rounding.

@@ -64,7 +64,10 @@ def rows_of(split: str) -> list[Row]:
     slices = ReadInstruction.from_spec(split).to_absolute(
         {name: len(rows) for name, rows in splits.items()}
     )
-    return [row for one in slices for row in splits[one.splitname][one.from_ : one.to]]
+    rows: list[Row] = []
+    for part in slices:
+        rows += splits[part.splitname][part.from_ : part.to]
+    return rows
 
 
 def write_texts(folder: Path) -> None:

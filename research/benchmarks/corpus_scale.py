@@ -71,7 +71,7 @@ def _measured(millions: int, folder: Path, *, in_memory: bool) -> list[dict[str,
     for method in ("exact", "minhash"):
         run = _run([*dedup, str(folder / method), "--method", method])
         files = sorted((folder / method).glob("*.jsonl.gz"))
-        kept = set()
+        kept: set[int] = set()
         for file in files:
             lines = gzip.decompress(file.read_bytes()).splitlines()
             kept.update(json.loads(line)["n"] for line in lines)

@@ -103,7 +103,9 @@ class Run:
 
     def missing_tasks(self, percent: int) -> list[str]:
         """Return the tasks of an evaluation that are not done."""
-        done = {task for manifest in self.manifests(percent).values() for task in manifest["tasks"]}
+        done: set[str] = set()
+        for manifest in self.manifests(percent).values():
+            done.update(manifest["tasks"])
         return [task for task in self.tasks if task not in done]
 
     def is_done(self, cell: int) -> bool:
@@ -122,13 +124,11 @@ class Run:
         """Return a line for each change of the training, or if there is none,
         of the evaluations.
         """
-        of_evaluations = [
-            change for percent in self.evaluations for change in self.changes(percent).items()
-        ]
-        return [
-            f"{folder}: {change}"
-            for folder, change in [*self.changes(TRAINING).items()] or of_evaluations
-        ]
+        changes = self.changes(TRAINING)
+        if not changes:
+            for percent in self.evaluations:
+                changes |= self.changes(percent)
+        return [f"{folder}: {change}" for folder, change in changes.items()]
 
     def changes(self, cell: int) -> dict[Path, str]:
         """Return the folders of a cell whose results were made with different settings, and what
@@ -146,13 +146,15 @@ class Run:
                     if task in self.tasks
                 }
                 now = {task: self.tasks[task] for task in before}
-            if changed := differences(before, now):
+            changed = differences(before, now)
+            if changed:
                 changes[folder] = "; ".join(changed)
         if cell == TRAINING and manifests and not changes:
             needed = [
                 milestone_name(percent) for percent in self.evaluations if not self.is_done(percent)
             ]
-            if gone := [name for name in needed if not (self.folder / name).is_dir()]:
+            gone = [name for name in needed if not (self.folder / name).is_dir()]
+            if gone:
                 changes[self.folder] = (
                     f"has no {', '.join(gone)}; checkpoints are only written during training"
                 )

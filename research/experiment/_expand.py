@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache, lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,13 +45,12 @@ def expand(experiment: Experiment) -> list[Run]:
     _check_names(experiment)
     _check_tasks(experiment)
     starts: dict[str, Path] = {}
-    return [
-        _run(experiment, name, objective, rate, seed, starts)
-        for name, model in experiment.models.items()
-        for seed in experiment.seeds
-        for rate in model.learning_rates or experiment.learning_rates or (None,)
-        for objective in experiment.objectives
-    ]
+    runs = []
+    for name, model in experiment.models.items():
+        rates = model.learning_rates or experiment.learning_rates or (None,)
+        for seed, rate, objective in product(experiment.seeds, rates, experiment.objectives):
+            runs.append(_run(experiment, name, objective, rate, seed, starts))
+    return runs
 
 
 def slug(name: str) -> str:
@@ -64,7 +64,8 @@ def _check_names(experiment: Experiment) -> None:
     for names in (experiment.models, experiment.objectives):
         named = dict.fromkeys(("", STARTS, REPORT, JOBS), "a folder of the experiment")
         for name in names:
-            if other := named.get(slug(name)):
+            other = named.get(slug(name))
+            if other:
                 raise SetupError(
                     f"experiment: {name!r} and {other} share the folder {slug(name)!r}; rename it"
                 )
@@ -75,16 +76,20 @@ def _check_tasks(experiment: Experiment) -> None:
     from tfidf_tune.tasks import tasks_folder
 
     known = sorted(file.stem for file in tasks_folder().glob("*.yaml"))
-    if unknown := [task for task in experiment.tasks if task not in known]:
+    unknown = [task for task in experiment.tasks if task not in known]
+    if unknown:
         raise SetupError(
             f"experiment: no task {', '.join(unknown)}; possible are {', '.join(known)}"
         )
-    settings = [key for keys in task_settings().values() for key in keys]
+    settings: list[str] = []
+    for keys in task_settings().values():
+        settings += keys
     of_models = {
         f"models: {name}: metadata": model.metadata for name, model in experiment.models.items()
     }
     for where, metadata in {"eval.metadata": experiment.eval.metadata, **of_models}.items():
-        if unknown := [key for key in metadata if key not in settings]:
+        unknown = [key for key in metadata if key not in settings]
+        if unknown:
             raise SetupError(
                 f"experiment: {where}: no setting {unknown[0]!r}{suggestion(unknown[0], settings)}"
             )
@@ -115,18 +120,16 @@ def task_settings() -> dict[str, list[str]]:
     }
     settings = {}
     for task, functions in made_by.items():
-        parameters = [
-            one for make in functions for one in inspect.signature(make).parameters.values()
-        ]
-        names = [
-            one.name
-            for one in parameters
-            if one.kind is one.KEYWORD_ONLY and one.name != "task_prefix_length"
-        ]
+        names = []
+        for make in functions:
+            for parameter in inspect.signature(make).parameters.values():
+                is_setting = parameter.kind is inspect.Parameter.KEYWORD_ONLY
+                if is_setting and parameter.name != "task_prefix_length":
+                    names.append(parameter.name)
         # Another text takes the place of WikiText-2.
-        settings[task] = [
-            name for name in names if task != "tfidf_other_ppl" or not name.startswith("wikitext2_")
-        ]
+        if task == "tfidf_other_ppl":
+            names = [name for name in names if not name.startswith("wikitext2_")]
+        settings[task] = names
     return settings
 
 
@@ -308,7 +311,10 @@ def _training_settings(cfg: DictConfig, recipe: str, start: Start | None) -> Set
 
 def _task_settings(task: str, own: EvalSettings, dtype: str) -> Settings:
     """Return the settings that affect the result of a task; batch size and device do not."""
-    known = [key for kind, keys in task_settings().items() if task.startswith(kind) for key in keys]
+    known: list[str] = []
+    for kind, keys in task_settings().items():
+        if task.startswith(kind):
+            known += keys
     metadata = {key: value for key, value in own.metadata.items() if key in known}
     return {
         "dtype": dtype,

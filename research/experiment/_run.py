@@ -68,14 +68,14 @@ class Progress:
         self._retries = retries
         self._shows_logs = shows_logs
         # Made now, because the title of an evaluation names the tasks that are missing.
-        self._titles = {
-            (n, cell): runs[n].cell_title(cell) for n, cells in to_do.items() for cell in cells
-        }
+        self._titles: dict[tuple[int, int], str] = {}
+        for number, cells in to_do.items():
+            for cell in cells:
+                self._titles[number, cell] = runs[number].cell_title(cell)
         self._journals = {number: folder / f"{number}.jsonl" for number in to_do}
         self._read: Counter[Path] = Counter()  # bytes of a file that have been read
-        self._begun: dict[
-            int, tuple[int, float]
-        ] = {}  # by run: the cell that is being done, and since when
+        # By run: the cell that is being done, and since when.
+        self._begun: dict[int, tuple[int, float]] = {}
         self._num_lost: Counter[int] = Counter()
         self._shown_log: Path | None = None
         self._failures: dict[tuple[int, int], Failure] = {}
@@ -234,7 +234,8 @@ def run_experiment(
         with only_command(out) as jobs_lock:
             for run in runs:
                 run.check_folder()
-            if changed := _changed(runs):
+            changed = _changed(runs)
+            if changed:
                 if not overwrite:
                     raise ValueError(changed)
                 for run in runs:
@@ -255,19 +256,27 @@ def print_cells(experiment: Experiment) -> None:
     written.
     """
     runs = expand(experiment)
-    lines = [(run.cell_title(cell), run.state(cell)) for run in runs for cell in run.cells]
+    lines = []
+    for run in runs:
+        lines += [(run.cell_title(cell), run.state(cell)) for cell in run.cells]
     width = max(len(title) for title, _ in lines)
     say("\n".join(f"{title:<{width}}  {state}" for title, state in lines))
     done = sum(state == DONE for _, state in lines)
     say(f"\n{done} of {len(lines)} cells are done in {experiment.output_dir}.")
-    if changed := _changed(runs):
+    changed = _changed(runs)
+    if changed:
         say(f"\n{changed}")
 
 
 def _changed(runs: Sequence[Run]) -> str:
     """Return a message if cells were made with different settings, else an empty text."""
-    listed = "\n".join(f"  {line}" for run in runs for line in run.all_changes())
-    return listed and (
+    lines: list[str] = []
+    for run in runs:
+        lines += [f"  {change}" for change in run.all_changes()]
+    if not lines:
+        return ""
+    listed = "\n".join(lines)
+    return (
         f"some cells were made with different settings:\n{listed}\n"
         "choose another output_dir, or restore the settings; --overwrite discards these cells and "
         "repeats them"
@@ -334,7 +343,8 @@ def only_command(folder: Path) -> Iterator[int]:
             submitit.SlurmJob[None](folder / JOBS, path.name.removesuffix("_submission.sh"))
             for path in scripts
         ]
-        if left := [job.job_id for job in jobs if not job.done(force_check=True)]:
+        left = [job.job_id for job in jobs if not job.done(force_check=True)]
+        if left:
             raise BlockingIOError(
                 f"jobs of an earlier command may be queued or running: {', '.join(left)}: wait or "
                 f"`scancel "
@@ -390,21 +400,17 @@ def _run_jobs(
             else os.cpu_count() or 1
         )
         environment[_THREADS] = str(max(1, num_cpus // num_jobs))
-    running: dict[
-        int, tuple[submitit.Job[None], list[int]]
-    ] = {}  # by slot: a job and the runs that it may do
+    # By slot: a job and the runs that it may do.
+    running: dict[int, tuple[submitit.Job[None], list[int]]] = {}
     try:
         while True:
             for slot in set(range(num_jobs)) - running.keys():
                 numbers = progress.waiting()
-                if (
-                    not is_local
-                ):  # one run, because of the time limit; a local job saves imports by doing several
-                    submitted = [
-                        number
-                        for _, numbers_of_job in running.values()
-                        for number in numbers_of_job
-                    ]
+                # One run, because of the time limit; a local job saves imports by doing several.
+                if not is_local:
+                    submitted: list[int] = []
+                    for _, numbers_of_job in running.values():
+                        submitted += numbers_of_job
                     numbers = [number for number in numbers if number not in submitted][:1]
                 if numbers:
                     local = (folder.absolute(), gpus[slot]) if is_local else ()
@@ -445,10 +451,10 @@ def make_executor(launcher: Launcher, folder: Path) -> submitit.Executor:
         given = {"job_name": "tfidf-tune"} | launcher.model_dump(
             exclude={"name"}, exclude_none=True
         )
-        options = {
-            key if key in _GENERIC_OPTIONS else f"slurm_{key}": value
-            for key, value in given.items()
-        }
+        options = {}
+        for key, value in given.items():
+            name = key if key in _GENERIC_OPTIONS else f"slurm_{key}"
+            options[name] = value
     try:
         executor = submitit.AutoExecutor(folder, cluster=launcher.name)
         executor.update_parameters(stderr_to_stdout=True, **options)
@@ -477,7 +483,8 @@ def gpus_of_jobs(num_jobs: int, per_job: int | None) -> list[str | None]:
         raise SetupError(
             f"experiment: launcher: gpus_per_node is {count}, but this machine has {len(gpus)} GPUs"
         )
-    return [
-        ",".join(gpus[(job * count + index) % len(gpus)] for index in range(count))
-        for job in range(num_jobs)
-    ]
+    shares: list[str | None] = []
+    for job in range(num_jobs):
+        numbers = range(job * count, (job + 1) * count)
+        shares.append(",".join(gpus[number % len(gpus)] for number in numbers))
+    return shares

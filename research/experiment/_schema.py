@@ -26,7 +26,8 @@ _T = TypeVar("_T")
 
 
 def _distinct(values: list[_T]) -> list[_T]:
-    if repeated := [value for index, value in enumerate(values) if value in values[:index]]:
+    repeated = [value for index, value in enumerate(values) if value in values[:index]]
+    if repeated:
         raise ValueError(f"it has {repeated[0]} more than once")
     return values
 
@@ -225,7 +226,10 @@ def _plain(section: Any) -> Any:
     if not OmegaConf.is_dict(section):
         return section
     raw: Any = OmegaConf.to_container(section)
-    return {key: raw[key] if key == "overrides" else _plain(section[key]) for key in section}
+    plain = {}
+    for key in section:
+        plain[key] = raw[key] if key == "overrides" else _plain(section[key])
+    return plain
 
 
 def _message(error: ValidationError) -> str:
@@ -235,13 +239,15 @@ def _message(error: ValidationError) -> str:
     problem = min(
         error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden"
     )
-    where = "".join(
-        f"[{part}]" if isinstance(part, int) else f": {part}" for part in problem["loc"]
-    )
-    where = f"experiment{where}".replace(": [", "[")
+    where = "experiment"
+    for part in problem["loc"]:
+        where += f"[{part}]" if isinstance(part, int) else f": {part}"
+    where = where.replace(": [", "[")
     if problem["type"] == "extra_forbidden":
         sections: tuple[type[_Section], ...] = (Experiment, Model, Objective, EvalSettings)
-        known = {key for section in sections for key in section.model_fields}
+        known: set[str] = set()
+        for section in sections:
+            known.update(section.model_fields)
         return f"{where}: there is no such key{suggestion(str(problem['loc'][-1]), known)}"
     value = "" if isinstance(problem["input"], dict | _Section) else f" {problem['input']!r}:"
     return f"{where}:{value} {problem['msg'].removeprefix('Value error, ')}"

@@ -39,10 +39,11 @@ def random_model(folder: Path, model: Mapping[str, Any], seed: int) -> None:
     sizes = given.arguments
     model_type = _MODEL_TYPES[builder]
     known = transformers.AutoConfig.for_model(model_type)
-    names = [(ours, theirs) for ours, of_theirs in _NAMES.items() for theirs in of_theirs.split()]
-    settings = {
-        theirs: sizes[ours] for ours, theirs in names if ours in sizes and hasattr(known, theirs)
-    }
+    settings: dict[str, Any] = {}
+    for ours, their_names in _NAMES.items():
+        for theirs in their_names.split():
+            if ours in sizes and hasattr(known, theirs):
+                settings[theirs] = sizes[ours]
     if "rope_base" in sizes:
         rotation = {"rope_type": "default", "rope_theta": float(sizes["rope_base"])}
         share = {"partial_rotary_factor": sizes["rotary_pct"]} if "rotary_pct" in sizes else {}
