@@ -19,17 +19,20 @@ def describe_machine() -> dict[str, str]:
             "platform", "python", and the version of each package that results depend on.
     """
     info = Path("/proc/cpuinfo")  # Linux has the processor's name there
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
-    return {
-        "date": date.today().isoformat(),
-        "cpu": names[0] if names else platform.machine(),
-        "cores": str(
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        ),
-        **gpu,
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        **{package: version(package) for package in PACKAGES},
-    }
+    cpu = platform.machine()
+    if info.is_file():
+        lines = info.read_text(encoding="utf-8").splitlines()
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+        if names:
+            cpu = names[0]
+    num_cores = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):
+        num_cores = len(os.sched_getaffinity(0))
+    machine = {"date": date.today().isoformat(), "cpu": cpu, "cores": str(num_cores)}
+    if torch.cuda.is_available():
+        machine["gpu"] = torch.cuda.get_device_name()
+    machine["platform"] = platform.platform()
+    machine["python"] = platform.python_version()
+    for package in PACKAGES:
+        machine[package] = version(package)
+    return machine

@@ -295,18 +295,16 @@ def measure(case: Case, ways: Mapping[str, Way], device: str) -> dict[str, Any]:
         name: {"not_measured": reasons.get(name)} for name in ways
     }
     for name, taken in seconds.items():
-        results[name] |= {
-            "is_weighted": ways[name].is_weighted,
-            "median_ms": measuring.median_ms(taken),
-            "median_ratio_to_fused": measuring.median_ratio(taken, seconds[FUSED]),
-            "median_ratio_of_fused": measuring.median_ratio(seconds[FUSED], taken),
-            **{f"{kind}_extra_bytes": size for kind, size in memory[name].items()},
-            **{
-                f"{kind}_share_of_logits": size / case.logits_bytes
-                for kind, size in memory[name].items()
-            },
-            "gradient_errors": errors[name],
-        }
+        row = results[name]
+        row["is_weighted"] = ways[name].is_weighted
+        row["median_ms"] = measuring.median_ms(taken)
+        row["median_ratio_to_fused"] = measuring.median_ratio(taken, seconds[FUSED])
+        row["median_ratio_of_fused"] = measuring.median_ratio(seconds[FUSED], taken)
+        for kind, size in memory[name].items():
+            row[f"{kind}_extra_bytes"] = size
+        for kind, size in memory[name].items():
+            row[f"{kind}_share_of_logits"] = size / case.logits_bytes
+        row["gradient_errors"] = errors[name]
     sizes = {
         "logits_bytes": case.logits_bytes,
         "returned_gradient_bytes": returned,

@@ -213,24 +213,26 @@ def sweep_windows(shape: Shape, sizes: Sizes, rounds: int, device: str) -> list[
     batches = list(islice(upcoming, WARMUP + rounds))
     seconds = time_turns(ways, batches, device)
     vocabulary_bytes = BYTES_PER_VOCABULARY_ENTRY * vocab_size
-    return [
-        {
+    smallest = seconds[str(sizes.sweep_windows[0])]
+    rows = []
+    for window, weighting in weightings.items():
+        taken = seconds[str(window)]
+        window_bytes = state_bytes(weighting) - vocabulary_bytes
+        call = partial(ways[str(window)], batches[0])
+        row = {
             "batch_size": shape[0],
             "seq_len": shape[1],
             "tokens": num_tokens,
             "num_batches": window,
-            "median_ms": median_ms(seconds[str(window)]),
-            "ns_per_token": 1e6 * median_ms(seconds[str(window)]) / num_tokens,
-            "ratio_to_smallest_window": median_ratio(
-                seconds[str(window)], seconds[str(sizes.sweep_windows[0])]
-            ),
+            "median_ms": median_ms(taken),
+            "ns_per_token": 1e6 * median_ms(taken) / num_tokens,
+            "ratio_to_smallest_window": median_ratio(taken, smallest),
             "vocabulary_bytes": vocabulary_bytes,
-            "window_bytes_per_token": (state_bytes(weighting) - vocabulary_bytes)
-            / (window * num_tokens),
-            "transient_bytes": median_peak(partial(ways[str(window)], batches[0]), device),
+            "window_bytes_per_token": window_bytes / (window * num_tokens),
+            "transient_bytes": median_peak(call, device),
         }
-        for window, weighting in weightings.items()
-    ]
+        rows.append(row)
+    return rows
 
 
 def repetition_rows(shape: Shape, sizes: Sizes, rounds: int, device: str) -> list[dict[str, Any]]:
