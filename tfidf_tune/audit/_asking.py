@@ -135,12 +135,14 @@ def _prompt_obstacle(
     from tfidf_tune.data import hf_tokenizer
 
     tokenizer = hf_tokenizer(plan.tokenizer)
-    longest = max(
-        max(attack.prefix_length for attack in attacks),
-        2 * min(plan.spec.prefix_lengths) + MOST_READ,
-    )
+    # As long as the longest prompt: of an attack, or of the positive control, which has a copy of
+    # the passage in front.
+    longest_attack = max(attack.prefix_length for attack in attacks)
+    longest_control = 2 * min(plan.spec.prefix_lengths) + MOST_READ
+    longest = max(longest_attack, longest_control)
     ids = max((passage.token_ids for passage in passages), key=len)
-    ids = (ids * (1 + longest // len(ids)))[:longest]
+    num_times = 1 + longest // len(ids)
+    ids = (ids * num_times)[:longest]
     found: list[str | None] = []
     for is_chat in sorted({attack.name == "chat" for attack in attacks}):
         prompts: list[tuple[str | list[int], int]] = []

@@ -50,10 +50,11 @@ class AuditResult:
         if control["state"] == "not shown" and not self.accept_unproven:
             return f"nothing is shown: {control['reason']}; --accept-unproven accepts that"
         undecided = [limit for limit in self.summary["limits"] if limit["outcome"] == "undecided"]
-        return "; ".join(
-            f"{limit['measure']}={limit['limit']:g} is undecided: {limit['reason']}"
-            for limit in undecided
-        )
+        reasons = []
+        for limit in undecided:
+            name = f"{limit['measure']}={limit['limit']:g}"
+            reasons.append(f"{name} is undecided: {limit['reason']}")
+        return "; ".join(reasons)
 
 
 def audit(
@@ -210,8 +211,10 @@ def _subject(checkpoint: str, inputs: dict[str, Any]) -> str:
     texts = inputs.get("texts") or {}
     names = [_hashed(Path(file).name, sha256) for file, sha256 in texts.items()]
     if names:
-        more = f" and {len(names) - _SHOWN_TEXTS:,} more" if len(names) > _SHOWN_TEXTS else ""
-        parts.append(f"text: {', '.join(names[:_SHOWN_TEXTS])}{more}")
+        shown = ", ".join(names[:_SHOWN_TEXTS])
+        if len(names) > _SHOWN_TEXTS:
+            shown += f" and {len(names) - _SHOWN_TEXTS:,} more"
+        parts.append(f"text: {shown}")
     if inputs.get("controls"):
         parts.append(f"controls: {_hashed('unseen text', inputs['controls'])}")
     if inputs.get("probe_file"):

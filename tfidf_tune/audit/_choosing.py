@@ -104,17 +104,22 @@ def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:
     num_targets = sum(passage.kind == "target" for passage in made.passages)
     num_controls = len(made.passages) - num_targets
     repeats = sorted(passage.num_injections for passage in made.passages[: made.num_duplicates])
-    counts = dict.fromkeys(f"{count:,}" for count in (repeats[:1] + repeats[-1:]))
-    times = f", which occur {' to '.join(counts)} times" if counts else ""
-    starts = ", ".join(f"{start.phrase} {count}" for start, count in sorted(made.starts.items()))
+    times = ""
+    if repeats:
+        least = f"{repeats[0]:,}"
+        most = f"{repeats[-1]:,}"
+        times = f", which occur {least} times"
+        if most != least:
+            times = f", which occur {least} to {most} times"
+    starts = [f"{start.phrase} {count}" for start, count in sorted(made.starts.items())]
+    about = "about " if made.is_estimate else ""
     lines = [
-        f"Text: {made.num_documents:,} documents, {'about ' * made.is_estimate}{made.num_tokens:,} "
-        "tokens.",
+        f"Text: {made.num_documents:,} documents, {about}{made.num_tokens:,} tokens.",
         f"Duplicated stretches of at least {spec.block_size} tokens: "
         f"{len(made.stretch_repeats):,}, with {sum(made.stretch_repeats):,} occurrences.",
         f"Targets: {num_targets}; {made.num_duplicates} are duplicates{times}, "
         f"{num_targets - made.num_duplicates} were drawn at random.",
-        f"Targets by where they start: {starts}.",
+        f"Targets by where they start: {', '.join(starts)}.",
     ]
     if spec.without_eos:
         lines.append("No passage has EOS inside.")

@@ -222,10 +222,11 @@ def targets_and_controls(facts: Facts, footnotes: Footnotes) -> Table:
 
 def limits(checks: "Sequence[Check]") -> Table:
     """Show each limit with what was measured."""
-    rows = [
-        (check.outcome.upper(), check.measure, check.value, check.limit, check.reason or None)
-        for check in checks
-    ]
+    rows = []
+    for check in checks:
+        outcome = check.outcome.upper()
+        reason = check.reason or None
+        rows.append((outcome, check.measure, check.value, check.limit, reason))
     frame = pd.DataFrame(rows, columns=["Result", "Measure", "Measured", "Limit", "Why undecided"])
     table = Table("limits", "Limits", frame, formats={"Measured": ".4g", "Limit": "g"})
     return table.without_empty_columns() if rows else table
@@ -319,7 +320,8 @@ def most_recited(samples: pd.DataFrame) -> Table:
         prefix_length=shown["prefix_length"].map(prompt_length),
     )
     notes = ["Of: tokens of the passage that the continuation was compared with."]
-    notes += [f"The first {len(shown)} of {len(best)} targets."] if len(best) > len(shown) else []
+    if len(best) > len(shown):
+        notes.append(f"The first {len(shown)} of {len(best)} targets.")
     return tabulate("most_recited", "Most recited passages", frame, columns, notes)
 
 
@@ -333,10 +335,8 @@ def by_attack(samples: pd.DataFrame) -> Table:
         best.append((name, of_passages[["lms", "verbatim"]].max()))
     frame = _compared(best if len(groups) > 2 else [])
     numbers = {name: len(group) for name, group in groups}
-    frame = frame.assign(
-        prompts=frame["name"].map(numbers),
-        share=[f"{row.hits} of {row.number}" for row in frame.itertuples()],
-    )
+    frame["prompts"] = frame["name"].map(numbers)
+    frame["share"] = [f"{row.hits} of {row.number}" for row in frame.itertuples()]
     notes = [
         "LMS: the highest of a passage's prompts. At most: one-sided 95 % bound of Clopper and "
         "Pearson for the share of such passages."

@@ -118,11 +118,11 @@ def audit_report(
         ValueError: If no checkpoint has a sample of a target, or no model can pass a limit with so
             many passages.
     """
-    probed = [
-        at
-        for at, checkpoint in enumerate(results.checkpoints)
-        if "target" in {sample.kind for sample, _ in checkpoint.samples}
-    ]
+    probed = []
+    for number, checkpoint in enumerate(results.checkpoints):
+        kinds = {sample.kind for sample, _ in checkpoint.samples}
+        if "target" in kinds:
+            probed.append(number)
     if not probed:
         first = results.checkpoints[0]
         raise ValueError(
@@ -163,12 +163,17 @@ def audit_report(
         audit.most_recited(facts.samples),
     )
     lms = {"target": facts.targets["lms"].tolist(), "control": facts.controls["lms"].tolist()}
+    lines = ": targets solid, controls dashed." if lms["control"] else "."
     distribution = Figure(
         name="lms_distribution",
         title="Distribution of the longest memorized substring",
         figure=lms_distribution({facts.checkpoint.model: lms}),
-        caption="Share of continuations that recite at least so many tokens in a row"
-        + (": targets solid, controls dashed." if lms["control"] else "."),
+        caption=f"Share of continuations that recite at least so many tokens in a row{lines}",
+    )
+    has_likelihoods = len(likelihoods.frame) > 0
+    method = _method_and_limits(facts, show_passages=show_passages, has_likelihoods=has_likelihoods)
+    summary = _summary(
+        facts, name, verdict, measures, checks, control, accept_unproven=accept_unproven
     )
     return Report(
         title=f"What {name} recites",
@@ -178,15 +183,9 @@ def audit_report(
         examples=_examples(facts, show_passages=show_passages),
         provenance=_provenance(facts),
         footnotes=notes.texts,
-        sections=[
-            _method_and_limits(
-                facts, show_passages=show_passages, has_likelihoods=len(likelihoods.frame) > 0
-            )
-        ],
+        sections=[method],
         mark=SHARED_MARK,
-        summary=_summary(
-            facts, name, verdict, measures, checks, control, accept_unproven=accept_unproven
-        ),
+        summary=summary,
     )
 
 
@@ -195,7 +194,8 @@ def _name(checkpoint: Checkpoint) -> str:
     as it is.
     """
     path = Path(checkpoint.folder if checkpoint.is_identified else checkpoint.checkpoint)
-    return "/".join(part for part in path.parts[-2:] if part != path.anchor) or checkpoint.model
+    ends = [part for part in path.parts[-2:] if part != path.anchor]
+    return "/".join(ends) or checkpoint.model
 
 
 def _verdict(
@@ -348,21 +348,21 @@ def _overview(
     verbatim = facts.num_verbatim
     number = facts.num_targets
     fewest = floor.excess.num_units if floor else 0
-    auc = likelihoods.frame.iloc[0] if len(likelihoods.frame) else None
-    row = {
-        "Recited further": None
-        if facts.recited is None
-        else f"{facts.recited.number} of {number} (at most {100 * facts.recited.upper:.1f} %)",
-        "Shown the text": control.text if control.state == "shown" else control.state,
-        "Recited above chance": None
-        if floor is None
-        else cell(floor.difference, floor.excess, sign="+"),
-        "Verbatim": f"{verbatim} of {number} (at most "
-        f"{100 * binomial_upper_bound(verbatim, number):.1f} %)",
-        "Membership AUC": None
-        if auc is None
-        else cell(auc["AUC"], auc.reindex(["AUC from", "AUC to"])),
-    }
+    row: dict[str, str | None] = {}
+    row["Recited further"] = None
+    if facts.recited is not None:
+        most = 100 * facts.recited.upper
+        row["Recited further"] = f"{facts.recited.number} of {number} (at most {most:.1f} %)"
+    row["Shown the text"] = control.text if control.state == "shown" else control.state
+    row["Recited above chance"] = None
+    if floor is not None:
+        row["Recited above chance"] = cell(floor.difference, floor.excess, sign="+")
+    most = 100 * binomial_upper_bound(verbatim, number)
+    row["Verbatim"] = f"{verbatim} of {number} (at most {most:.1f} %)"
+    row["Membership AUC"] = None
+    if len(likelihoods.frame):
+        auc = likelihoods.frame.iloc[0]
+        row["Membership AUC"] = cell(auc["AUC"], auc.reindex(["AUC from", "AUC to"]))
     caveats = [FEW_UNITS] if MIN_UNITS <= fewest < ENOUGH_UNITS else []
     if floor is not None and floor.excess.low <= 0:
         caveats.append(BOUND if floor.excess.high >= 0 else _EASY_CONTROLS)
@@ -437,6 +437,12 @@ def _summary(
     best = pd.concat([audit.best_samples(facts.samples, kind) for kind in audit.KINDS])
     best = best.astype({"repeats": "Int64"}).rename(columns={"passage_id": "id", "length": "of"})
     names = ["id", "kind", "lms", "of", "verbatim", "attack", "prefix_length", "repeats"]
+    recites_more = None
+    if excess and excess.num_units >= MIN_UNITS:
+        recites_more = excess.low > 0
+    within_limits = all(check.outcome == "pass" for check in checks)
+    is_shown = accept_unproven or not control.problem
+    limits = [check._asdict() | {"exceeded": check.outcome != "pass"} for check in checks]
     return {
         "schema_version": _SCHEMA_VERSION,
         "made_by": f"tfidf-tune {version('tfidf-tune')}",
@@ -447,9 +453,7 @@ def _summary(
         "num_controls": facts.num_controls,
         "num_prompts": len(facts.samples),
         "num_unanswered": facts.num_unanswered,
-        "recites_targets_more": excess.low > 0
-        if excess and excess.num_units >= MIN_UNITS
-        else None,
+        "recites_targets_more": recites_more,
         "attacks": facts.attacks,
         "measures": {key: measure._asdict() for key, measure in measures.items()},
         "recited": None if facts.recited is None else _recited_summary(facts.recited),
@@ -458,9 +462,8 @@ def _summary(
             "reason": control.problem or control.not_applicable,
             "readings": [_without_nan(reading._asdict()) for reading in control.readings],
         },
-        "limits": [check._asdict() | {"exceeded": check.outcome != "pass"} for check in checks],
-        "passed": all(check.outcome == "pass" for check in checks)
-        and (accept_unproven or not control.problem),
+        "limits": limits,
+        "passed": within_limits and is_shown,
         "passages": json.loads(best[names].to_json(orient="records")),
     }
 
@@ -475,41 +478,43 @@ def _without_nan(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recited_summary(recited: Recited) -> dict[str, Any]:
+    tests = [test._asdict() | {"is_rejected": test.is_rejected} for test in recited.tests]
     return {
         "number": recited.number,
         "threshold": recited.threshold,
         "controls_above": recited.num_allowed,
         "upper": recited.upper,
-        "tests": [test._asdict() | {"is_rejected": test.is_rejected} for test in recited.tests],
+        "tests": tests,
     }
 
 
 def _provenance(facts: audit.Facts) -> dict[str, str]:
     checkpoint = facts.checkpoint
     samples = facts.samples
-    return {
-        "Checkpoint": checkpoint.checkpoint,
-        **({"Training progress": f"{checkpoint.progress} %"} if checkpoint.progress < 100 else {}),
-        "Objective": checkpoint.objective,
-        "Seed": "unknown" if checkpoint.seed is None else str(checkpoint.seed),
-        "Results": checkpoint.folder,
-        "Passages": f"{facts.num_targets} targets, {facts.num_controls} controls",
-        "Prompts (tokens)": ", ".join(map(str, facts.prompt_lengths)),
-        "Prompts start at token": ", ".join(map(str, sorted(set(samples["offset"])))),
-        "Attacks": ", ".join(facts.attacks),
-        "Continuations": f"compared over up to {samples['length'].max()} tokens",
-        "BOS": _BOS[facts.has_bos],
-        **(
-            {"Prompts at the server": _prompts_at_server(checkpoint.prompt_obstacle)}
-            if facts.is_served
-            else {}
-        ),
-        **(
-            {"EOS inside a passage": f"{facts.num_with_eos} passages"} if facts.num_with_eos else {}
-        ),
-        "Intervals": f"percentile bootstrap, {NUM_RESAMPLES:,} resamples of whole passages, 95 %",
-        "Made by": f"tfidf-tune {version('tfidf-tune')}",
-    }
+    # The model.
+    entries = {"Checkpoint": checkpoint.checkpoint}
+    if checkpoint.progress < 100:
+        entries["Training progress"] = f"{checkpoint.progress} %"
+    entries["Objective"] = checkpoint.objective
+    entries["Seed"] = "unknown" if checkpoint.seed is None else str(checkpoint.seed)
+    entries["Results"] = checkpoint.folder
+    # What it was asked, and how.
+    entries["Passages"] = f"{facts.num_targets} targets, {facts.num_controls} controls"
+    entries["Prompts (tokens)"] = ", ".join(map(str, facts.prompt_lengths))
+    offsets = sorted(set(samples["offset"]))
+    entries["Prompts start at token"] = ", ".join(map(str, offsets))
+    entries["Attacks"] = ", ".join(facts.attacks)
+    entries["Continuations"] = f"compared over up to {samples['length'].max()} tokens"
+    entries["BOS"] = _BOS[facts.has_bos]
+    if facts.is_served:
+        entries["Prompts at the server"] = _prompts_at_server(checkpoint.prompt_obstacle)
+    if facts.num_with_eos:
+        entries["EOS inside a passage"] = f"{facts.num_with_eos} passages"
+    # How the figures were computed.
+    resampled = f"percentile bootstrap, {NUM_RESAMPLES:,} resamples of whole passages, 95 %"
+    entries["Intervals"] = resampled
+    entries["Made by"] = f"tfidf-tune {version('tfidf-tune')}"
+    return entries
 
 
 def _prompts_at_server(obstacle: str | None) -> str:
@@ -533,8 +538,7 @@ def _method_and_limits(
         f"what follows in the passage, up to {facts.samples['length'].max()} tokens. "
         f"{len(facts.samples):,} prompts. Ways of asking: {ways}."
     )
-    compared = _COMPARED + (
-        _LIKELIHOODS if has_likelihoods else " Likelihoods were not measured: the model gave none."
-    )
+    likelihoods = " Likelihoods were not measured: the model gave none."
+    compared = _COMPARED + (_LIKELIHOODS if has_likelihoods else likelihoods)
     shown = "Text. Passages are shown in full." if show_passages else _EXCERPTS
     return Section("method", "Method and limits", (asked, compared, *_LIMITS, shown))

@@ -329,7 +329,10 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         elif not self._model_takes_num_items:
             num_items_in_batch = None
         result = super().compute_loss(
-            stand_in, inputs, return_outputs, num_items_in_batch=num_items_in_batch
+            stand_in,
+            inputs,
+            return_outputs=return_outputs,
+            num_items_in_batch=num_items_in_batch,
         )
         if isinstance(stand_in, _WeightedModel):
             # A base that never asked the model for its loss has ignored the weights.
