@@ -5,9 +5,9 @@ columns of the rows.
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, cycle, takewhile, tee
+from itertools import chain, tee
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -37,15 +37,21 @@ TrainOn = Literal["completions", "last", "all"]
 Message = dict[str, Any]
 
 # What a row holds -> its columns, the first format that a row has counts.
-FORMATS: dict[str, list[str]] = {
-    name: name.split(" and ")
-    for name in (
-        "messages",
-        "conversations",
-        "prompt and completion",
-        "instruction and output",
-        "text",
-    )
+FORMATS = {
+    "messages": ["messages"],
+    "conversations": ["conversations"],
+    "prompt and completion": ["prompt", "completion"],
+    "instruction and output": ["instruction", "output"],
+    "text": ["text"],
+}
+# The columns that are read from a row of a format; a log line names all others.
+_USED = {
+    "messages": {"messages", "tools", "system"},
+    "conversations": {"conversations", "tools", "system"},
+    "prompt and completion": {"prompt", "completion", "tools", "system"},
+    "instruction and output": {"instruction", "input", "history", "output", "tools", "system"},
+    "text": {"text"},
+    "empty": set(chain.from_iterable(FORMATS.values())),
 }
 _NOTHING = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.bool_)
 # With from/value.
@@ -55,10 +61,6 @@ _ROLES = {
     "function_call": "assistant",
     "observation": "tool",
 }
-# The columns that count in a row of a format.
-_USED = {name: {"tools", "system", *columns} for name, columns in FORMATS.items()}
-_USED |= {"text": {"text"}, "empty": {*chain(*FORMATS.values())}}
-_USED["instruction and output"] |= {"input", "history"}
 # Of a message: 0 or false if it is not learned.
 _LEARNED = (
     "weight",
@@ -95,12 +97,10 @@ class Chat(NamedTuple):
     tools: Any
     place: str
 
-    def with_contents(self, contents: Iterable[Any]) -> "Chat":
-        """Return a conversation with other contents."""
-        pairs = zip(self.messages, contents, strict=True)
-        return self._replace(
-            messages=[message | {"content": content} for message, content in pairs]
-        )
+    def with_joined_contents(self) -> "Chat":
+        """Return the conversation with the parts of each content joined to a text."""
+        messages = [message | {"content": _joined(message["content"])} for message in self.messages]
+        return self._replace(messages=messages)
 
 
 class Formatting(NamedTuple):
@@ -113,13 +113,17 @@ class Formatting(NamedTuple):
 
     def with_system(self, messages: list[Message]) -> list[Message]:
         """Put the system message before messages that have none."""
-        if (
-            self.system is None
-            or not messages
-            or any(message["role"] == "system" for message in messages)
-        ):
+        if self.system is None or not messages:
+            return messages
+        if any(message["role"] == "system" for message in messages):
             return messages
         return [{"role": "system", "content": self.system}, *messages]
+
+    def writes_as_chat(self, format_name: str) -> bool:
+        """Return whether the texts of a format are written as turns of a conversation."""
+        if self.as_chat is not None:
+            return self.as_chat
+        return format_name == "instruction and output" and self.template is not None
 
 
 def read_row(
@@ -131,86 +135,103 @@ def read_row(
     ``column`` is the only one that is read, besides tools.
     """
     if column is not None:
-        row = {
-            "messages" if isinstance(row[column], list) else "text": row[column],
-            "tools": row.get("tools"),
-        }
-    if column is None and row.get("system"):
-        if not isinstance(row["system"], str):
+        format_name = "messages" if isinstance(row[column], list) else "text"
+        row = {format_name: row[column], "tools": row.get("tools")}
+    elif row.get("system"):
+        system = row["system"]
+        if not isinstance(system, str):
             raise ValueError(
-                f"{place}: column 'system' holds {type(row['system']).__name__}, not text: convert "
-                f"it"
+                f"{place}: column 'system' holds {type(system).__name__}, not text: convert it"
             )
-        formatting = formatting._replace(system=row["system"])
-    # Files of mixed rows can have all columns in each row, so the first format with values counts.
-    name = next(
-        (name for name in FORMATS if all(row.get(key) is not None for key in FORMATS[name])),
-        "empty",
-    )
+        formatting = formatting._replace(system=system)
+    name = _format_name(row)
     if name == "empty":
         return name, Text("", "")
-    if name in ("messages", "conversations") or (
-        name == "prompt and completion" and isinstance(row["prompt"], list)
-    ):
-        given, *answers = (_messages(row[key], key, place) for key in FORMATS[name])
-        given = formatting.with_system(given)
-        return name, Chat(
-            sum(answers, given), len(given) if answers else 0, _tools(row, place), place
-        )
+    if name in ("messages", "conversations"):
+        messages = formatting.with_system(_messages(row[name], name, place))
+        return name, Chat(messages, 0, _tools(row, place), place)
+    if name == "prompt and completion" and isinstance(row["prompt"], list):
+        prompt = formatting.with_system(_messages(row["prompt"], "prompt", place))
+        completion = _messages(row["completion"], "completion", place)
+        return name, Chat(prompt + completion, len(prompt), _tools(row, place), place)
     return name, _read_texts(name, row, place, formatting)
+
+
+def _format_name(row: Mapping[str, Any]) -> str:
+    """Return the first format of which a row has all values.
+
+    Files of mixed rows can have all columns in each row, with None where a row has no value.
+    """
+    for name, columns in FORMATS.items():
+        if all(row.get(column) is not None for column in columns):
+            return name
+    return "empty"
 
 
 def _read_texts(
     name: str, row: Mapping[str, Any], place: str, formatting: Formatting
 ) -> Text | Chat:
     is_instruction = name == "instruction and output"
-    columns = FORMATS[name] + (["input"] if is_instruction else [])
-    texts = [row.get(key) or "" for key in columns]
-    for key, text in zip(columns, texts, strict=True):
+    texts = {}
+    for column in [*FORMATS[name], "input"] if is_instruction else FORMATS[name]:
+        text = row.get(column) or ""
         if not isinstance(text, str):
             raise ValueError(
-                f"{place}: column {key!r} holds {type(text).__name__}, not text: convert it"
+                f"{place}: column {column!r} holds {type(text).__name__}, not text: convert it"
             )
         check_length(text, place)
+        texts[column] = text
     if name == "text":
-        return Text("", texts[0].strip())
-    prompt, completion, *rest = texts
-    extra = "".join(rest).strip()
+        return Text("", texts["text"].strip())
+    prompt, completion = (texts[column] for column in FORMATS[name])
     if not completion.strip():
         return Text("", "")
-    is_chat = (
-        is_instruction and formatting.template is not None
-        if formatting.as_chat is None
-        else formatting.as_chat
-    )
-    history = (row.get("history") or []) if is_instruction else []
-    if not all(isinstance(turn, list) and list(map(type, turn)) == [str, str] for turn in history):
-        raise ValueError(
-            f"{place}: column 'history' is not a list of pairs of texts: {str(history)[:80]}"
-        )
-    if is_chat:
-        content = f"{prompt}\n\n{extra}" if extra else prompt
-        turns = zip(
-            cycle(("user", "assistant")), [*chain(*history), content, completion], strict=False
-        )
-        messages = formatting.with_system([{"role": role, "content": text} for role, text in turns])
-        return Chat(messages, 0 if is_instruction else len(messages) - 1, _tools(row, place), place)
+    extra = texts.get("input", "").strip()
+    history = _history(row, place) if is_instruction else []
+
+    # As a conversation: the earlier turns, the prompt and the answer.
+    if formatting.writes_as_chat(name):
+        instruction = f"{prompt}\n\n{extra}" if extra else prompt
+        messages = []
+        for question, answer in [*history, [instruction, completion]]:
+            messages.append({"role": "user", "content": question})
+            messages.append({"role": "assistant", "content": answer})
+        messages = formatting.with_system(messages)
+        # All answers of an instruction's history are learned, but only the completion of a prompt.
+        first = 0 if is_instruction else len(messages) - 1
+        return Chat(messages, first, _tools(row, place), place)
+
+    # As a text: without a template, an instruction has Alpaca's headings.
     if history:
         raise ValueError(
             f"{place}: column 'history' needs a chat template: name one by dataset.chat_template"
         )
-    # Without a template, Alpaca's headings.
     if is_instruction:
-        extra = f"### Input:\n{extra}\n\n" if extra else ""
-        prompt = f"### Instruction:\n{prompt}\n\n{extra}### Response:\n"
-    return Text(f"{formatting.system}\n\n{prompt}" if formatting.system else prompt, completion)
+        heading = f"### Input:\n{extra}\n\n" if extra else ""
+        prompt = f"### Instruction:\n{prompt}\n\n{heading}### Response:\n"
+    if formatting.system:
+        prompt = f"{formatting.system}\n\n{prompt}"
+    return Text(prompt, completion)
+
+
+def _history(row: Mapping[str, Any], place: str) -> list[list[str]]:
+    """Return the earlier turns of an instruction, each a question and its answer."""
+    history: list[list[str]] = row.get("history") or []
+    for turn in history:
+        if not isinstance(turn, list) or [type(text) for text in turn] != [str, str]:
+            raise ValueError(
+                f"{place}: column 'history' is not a list of pairs of texts: {str(history)[:80]}"
+            )
+    return history
 
 
 def _tools(row: Mapping[str, Any], place: str) -> Any:
     """Return the tools for the chat template; JSON text keeps schemas that differ between rows."""
     tools = row.get("tools")
+    if not isinstance(tools, str):
+        return tools or None
     try:
-        return json.loads(tools) if isinstance(tools, str) else tools or None
+        return json.loads(tools)
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{place}: column 'tools' is not JSON ({error}): rename it if it holds no tools"
@@ -235,9 +256,8 @@ def _messages(value: Any, column: str, place: str) -> list[Message]:
                     f"or from and value: "
                     f"{str(value)[:80]}"
                 )
-        if any(
-            message.get(key) not in (0, 1, None) for key in _LEARNED
-        ):  # True and False are equal to these
+        # True and False are equal to 1 and 0.
+        if any(message.get(key) not in (0, 1, None) for key in _LEARNED):
             raise ValueError(
                 f"{place}: {str(message)[:80]}: {', '.join(_LEARNED)} of a message is 0 or 1, true "
                 f"or false"
@@ -258,34 +278,43 @@ def without_none(row: dict[str, Any]) -> dict[str, Any]:
     def cleaned(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: cleaned(part) for key, part in value.items() if part is not None}
-        return [cleaned(part) for part in value] if isinstance(value, list) else value
+        if isinstance(value, list):
+            return [cleaned(part) for part in value]
+        return value
 
     return {column: cleaned(value) for column, value in row.items()}
 
 
 def _texts(parts: list[Any]) -> list[str]:
-    texts = (
-        part.get("text", part.get("value"))
-        if isinstance(part, dict) and part.get("type") == "text"
-        else part
-        for part in parts
-    )
-    return [text for text in texts if isinstance(text, str)]
+    """Return the texts of a content that is a list of parts, either texts or dictionaries."""
+    texts = []
+    for part in parts:
+        if isinstance(part, dict) and part.get("type") == "text":
+            part = part.get("text", part.get("value"))
+        if isinstance(part, str):
+            texts.append(part)
+    return texts
+
+
+def _joined(content: Any) -> Any:
+    return "".join(_texts(content)) if isinstance(content, list) else content
 
 
 def answers(chat: Chat) -> list[str]:
     """Return the texts of the turns of the assistant that are learned."""
-    texts = []
-    for message in chat.messages[chat.first :]:
-        if message["role"] == "assistant" and not _is_switched_off(message):
-            content = message["content"] or ""
-            texts.append("".join(_texts(content)) if isinstance(content, list) else content)
-    return texts
+    learned = [
+        message
+        for message in chat.messages[chat.first :]
+        if message["role"] == "assistant" and not _is_switched_off(message)
+    ]
+    return [_joined(message["content"] or "") for message in learned]
 
 
 def _has(message: Message, field: str) -> bool:
     value = message.get(field)
-    return bool(value.strip() if isinstance(value, str) else value)
+    if isinstance(value, str):
+        value = value.strip()
+    return bool(value)
 
 
 def _is_empty(message: Message) -> bool:
@@ -311,28 +340,32 @@ def encode_rows(
     bos = np.array(bos_ids(tokenizer), dtype=np.int32)
     eos = np.array([tokenizer.eos_id], dtype=np.int32)
     # Texts are encoded in batches, conversations one by one, because a template is applied to each.
-    rows, of_whole, of_prompts = tee(rows, 3)
-    wholes = encode_texts(
-        tokenizer,
-        (row.prompt + row.completion if isinstance(row, Text) else "" for row in of_whole),
-    )
-    prompts = encode_texts(
-        tokenizer, (row.prompt if isinstance(row, Text) else "" for row in of_prompts)
-    )
-    for row, ids, prompt in zip(rows, wholes, prompts, strict=True):
+    rows, rows_of_texts, rows_of_prompts = tee(rows, 3)
+    all_ids = encode_texts(tokenizer, (_whole_text(row) for row in rows_of_texts))
+    all_prompt_ids = encode_texts(tokenizer, (_prompt_text(row) for row in rows_of_prompts))
+    for row, ids, prompt_ids in zip(rows, all_ids, all_prompt_ids, strict=True):
         if isinstance(row, Chat):
             yield encode_chat(tokenizer, row, template, train_on, counts)
-        elif not row.completion:
+            continue
+        if not row.completion:
             yield _NOTHING
-        else:
-            # The prompt ends where its ids differ from those of the whole: a token can reach into
-            # the completion.
-            before, after = sequences.missing_ends(ids, bos, eos)
-            num_prompt = (
-                len(before) + _num_common(prompt, ids) if row.prompt and train_on != "all" else 0
-            )
-            ids = np.concatenate([before, ids, after])
-            yield ids, np.arange(len(ids)) >= num_prompt
+            continue
+        before, after = sequences.missing_ends(ids, bos, eos)
+        num_prompt = 0
+        if row.prompt and train_on != "all":
+            # The prompt ends where its ids differ from those of the whole text: a token can reach
+            # into the completion.
+            num_prompt = len(before) + _num_common(prompt_ids, ids)
+        ids = np.concatenate([before, ids, after])
+        yield ids, np.arange(len(ids)) >= num_prompt
+
+
+def _whole_text(row: Text | Chat) -> str:
+    return row.prompt + row.completion if isinstance(row, Text) else ""
+
+
+def _prompt_text(row: Text | Chat) -> str:
+    return row.prompt if isinstance(row, Text) else ""
 
 
 def encode_chat(
@@ -355,111 +388,163 @@ def encode_chat(
             f"file by "
             "dataset.chat_template, or take the chat model's by tfidf_tune.data.hf_tokenizer"
         )
-
-    def render(messages: Sequence[Message], **options: Any) -> Any:
-        given = {
-            "chat_template": template,
-            "tools": chat.tools,
-            "tokenize": "return_dict" in options,
-        }
-        try:
-            return tokenizer.apply_chat_template(list(messages), **(given | options))
-        except Exception as error:  # a template is a program
-            raise ValueError(
-                f"{chat.place}: the chat template refuses this conversation "
-                f"({type(error).__name__}: {error}): "
-                "change the row or leave it out"
-            ) from error
-
-    def changed_text(messages: Sequence[Message], **options: Any) -> str | None:
-        """Render a conversation that was changed; None if the template refuses it."""
-        try:
-            return str(render(messages, **options))
-        except ValueError:
-            return None
-
-    of_assistant = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
-
-    def learned(messages: Sequence[Message]) -> list[int]:
-        answers = [i for i in of_assistant if i >= chat.first and not _is_empty(messages[i])]
-        chosen = answers[-1:] if train_on == "last" else answers
-        return [i for i in chosen if not _is_switched_off(messages[i])]
-
-    if not learned(chat.messages):
+    if not _learned_turns(chat.messages, chat.first, train_on):
         return _NOTHING
-    # Few templates take only lists of parts; those for plain text print, refuse or leave them out.
-    contents = [message["content"] for message in chat.messages]
-    if any(isinstance(one, list) for one in contents) and "Welcome" in _sample(tokenizer, template):
-        chat = chat.with_contents(
-            "".join(_texts(one)) if isinstance(one, list) else one for one in contents
-        )
-    text = render(chat.messages)
+    renderer = _Renderer(tokenizer, template, chat)
+
+    # Contents as the template expects them. Few templates take only lists of parts; those for plain
+    # text print, refuse or leave them out.
+    has_parts = any(isinstance(message["content"], list) for message in chat.messages)
+    if has_parts and "Welcome" in _sample(tokenizer, template):
+        chat = chat.with_joined_contents()
+    text = renderer.text(chat.messages)
     eos = tokenizer.decode([tokenizer.eos_id], skip_special_tokens=False)
     if eos * 2 in text:
-        chat = chat._replace(messages=_without_doubled(eos, chat.messages, text, changed_text))
-        text = render(chat.messages)
+        chat = chat._replace(messages=_without_doubled(eos, chat.messages, text, renderer))
+        text = renderer.text(chat.messages)
     check_length(text, chat.place)
-    # What the template does not write can be no answer.
-    written = _as_written(chat.messages, text, changed_text)
-    for message, kept in zip(chat.messages, written, strict=True):
-        counts.update(
-            f"unwritten {field}"
-            for field in _WRITTEN
-            if _has(message, field) and not _has(kept, field)
-        )
-    if chat.tools and changed_text(chat.messages, tools=None) == text:
-        counts["unwritten tools"] += 1
-    turns = learned(written)
-    answers = learned(chat.messages)
-    counts["num_unwritten_answers"] += len([i for i in answers if _is_empty(written[i])])
+
+    # The turns that are learned: what the template does not write can be no answer.
+    written = _as_written(chat.messages, text, renderer)
+    _count_unwritten(chat.messages, written, counts)
+    if chat.tools:
+        without_tools = _Renderer(tokenizer, template, chat._replace(tools=None))
+        if without_tools.text_or_none(chat.messages) == text:
+            counts["unwritten tools"] += 1
+    for turn in _learned_turns(chat.messages, chat.first, train_on):
+        if _is_empty(written[turn]):
+            counts["num_unwritten_answers"] += 1
+    turns = _learned_turns(written, chat.first, train_on)
     if not turns:
         return _NOTHING
+
+    # Their tokens.
     ids, offsets = tokenizer.encode_with_offsets(text)
-    has_left_out = any(map(_is_switched_off, chat.messages))
     if train_on == "all":
-        if has_left_out:
+        if any(_is_switched_off(message) for message in chat.messages):
             raise ValueError(
                 f"{chat.place}: a message has weight 0, but train_on is all: set it to completions"
             )
         return ids, np.ones(len(ids), dtype=np.bool_)
-    # A template that marks what the assistant generates decides by itself what is learned.
     if _GENERATION_TAG.search(template):
-        is_label = _marked(render, chat.messages)
-        # A template that marks the text but not the end of a turn has no run for an empty one. A
-        # template that marks a thought, an answer and a call by themselves has several runs for a
-        # turn.
-        runs = label_runs(is_label)
-        if len(runs) == len(of_assistant):
-            for turn, (start, end) in zip(of_assistant, runs, strict=True):
-                is_label[start:end] &= turn in turns
-        elif train_on == "last":
-            # The runs of the last turn are those that the conversation before it does not have.
-            last = turns[-1]
-            num_before = len(label_runs(_marked(render, chat.messages[:last])))
-            num_after = len(label_runs(_marked(render, chat.messages[: last + 1])))
-            is_label[:] = False
-            for start, end in runs[num_before:num_after]:
-                is_label[start:end] = True
-        elif has_left_out:
-            raise ValueError(
-                f"{chat.place}: the chat template does not tell a message of weight 0 from the "
-                f"others"
-            )
+        is_label = _marked_labels(renderer, chat, turns, train_on)
         if chat.first:
-            is_label &= offsets[:, 1] > _start(render, text, chat, chat.first)
+            is_label &= offsets[:, 1] > _start(renderer, text, chat, chat.first)
         return ids, is_label
-    # Otherwise the characters of a turn are found by rendering the conversation before and after
-    # it.
+    # The characters of a turn are found by rendering the conversation before and after it; a token
+    # that reaches into them is learned.
     is_label = np.zeros(len(ids), dtype=np.bool_)
     for turn in turns:
-        start = _start(render, text, chat, turn)
-        end = _end(render, text, chat, turn + 1)
+        start = _start(renderer, text, chat, turn)
+        end = _end(renderer, text, chat, turn + 1)
         is_label |= (offsets[:, 1] > start) & (offsets[:, 0] < end)
     return ids, is_label
 
 
+class _Renderer:
+    """A chat template, applied to one conversation and to changed copies of its messages."""
+
+    def __init__(self, tokenizer: HFTokenizer, template: str, chat: Chat) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._tools = chat.tools
+        self._place = chat.place
+
+    def text(self, messages: Sequence[Message], **options: Any) -> str:
+        """Render messages.
+
+        Raises:
+            ValueError: If the template refuses them.
+        """
+        return str(self._render(messages, tokenize=False, **options))
+
+    def text_or_none(self, messages: Sequence[Message]) -> str | None:
+        """Render messages that were changed; None if the template refuses them."""
+        try:
+            return self.text(messages)
+        except ValueError:
+            return None
+
+    def is_marked(self, messages: Sequence[Message]) -> sequences.LabelMask:
+        """Return which tokens of messages the template marks by ``{% generation %}``."""
+        if not messages:
+            return np.zeros(0, dtype=np.bool_)
+        rendered = self._render(
+            messages, tokenize=True, return_assistant_tokens_mask=True, return_dict=True
+        )
+        return np.array(rendered["assistant_masks"], dtype=np.bool_)
+
+    def _render(self, messages: Sequence[Message], **options: Any) -> Any:
+        try:
+            return self._tokenizer.apply_chat_template(
+                list(messages), chat_template=self._template, tools=self._tools, **options
+            )
+        except Exception as error:  # a template is a program
+            raise ValueError(
+                f"{self._place}: the chat template refuses this conversation "
+                f"({type(error).__name__}: {error}): "
+                "change the row or leave it out"
+            ) from error
+
+
+def _turns_of_assistant(messages: Sequence[Message]) -> list[int]:
+    return [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+def _learned_turns(messages: Sequence[Message], first: int, train_on: TrainOn) -> list[int]:
+    """Return the numbers of the messages from ``first`` on that are learned."""
+    turns = [
+        turn
+        for turn in _turns_of_assistant(messages)
+        if turn >= first and not _is_empty(messages[turn])
+    ]
+    if train_on == "last":
+        turns = turns[-1:]
+    return [turn for turn in turns if not _is_switched_off(messages[turn])]
+
+
+def _count_unwritten(
+    messages: Sequence[Message], written: Sequence[Message], counts: sequences.Counts
+) -> None:
+    """Count the fields of messages that the template does not write."""
+    for message, kept in zip(messages, written, strict=True):
+        for field in _WRITTEN:
+            if _has(message, field) and not _has(kept, field):
+                counts[f"unwritten {field}"] += 1
+
+
+def _marked_labels(
+    renderer: _Renderer, chat: Chat, turns: list[int], train_on: TrainOn
+) -> sequences.LabelMask:
+    """Return which tokens of a conversation are learned, by a template that marks what the
+    assistant generates, and so decides by itself.
+    """
+    is_label = renderer.is_marked(chat.messages)
+    # A template that marks the text but not the end of a turn has no run for an empty one. A
+    # template that marks a thought, an answer and a call by themselves has several runs for a turn.
+    runs = label_runs(is_label)
+    turns_of_assistant = _turns_of_assistant(chat.messages)
+    if len(runs) == len(turns_of_assistant):
+        for turn, (start, end) in zip(turns_of_assistant, runs, strict=True):
+            if turn not in turns:
+                is_label[start:end] = False
+    elif train_on == "last":
+        # The runs of the last turn are those that the conversation before it does not have.
+        last = turns[-1]
+        num_before = len(label_runs(renderer.is_marked(chat.messages[:last])))
+        num_after = len(label_runs(renderer.is_marked(chat.messages[: last + 1])))
+        is_label[:] = False
+        for start, end in runs[num_before:num_after]:
+            is_label[start:end] = True
+    elif any(_is_switched_off(message) for message in chat.messages):
+        raise ValueError(
+            f"{chat.place}: the chat template does not tell a message of weight 0 from the others"
+        )
+    return is_label
+
+
 def _without_doubled(
-    eos: str, messages: list[Message], text: str, changed_text: Callable[..., str | None]
+    eos: str, messages: list[Message], text: str, renderer: _Renderer
 ) -> list[Message]:
     """Leave out an EOS at the end of a content where the template writes it again.
 
@@ -467,16 +552,13 @@ def _without_doubled(
     "four</s>", and the content is still in the text. Where the template ends a turn by another
     token, it would not be.
     """
-    for i, message in enumerate(messages):
+    for turn, message in enumerate(messages):
         content = message["content"]
         if not isinstance(content, str) or not content.endswith(eos):
             continue
-        shorter = [
-            *messages[:i],
-            message | {"content": content.removesuffix(eos)},
-            *messages[i + 1 :],
-        ]
-        shorter_text = changed_text(shorter)
+        shortened = message | {"content": content.removesuffix(eos)}
+        shorter = [*messages[:turn], shortened, *messages[turn + 1 :]]
+        shorter_text = renderer.text_or_none(shorter)
         # Counted, because another message can have the same content; stripped, as by some
         # templates.
         content = content.strip()
@@ -486,9 +568,7 @@ def _without_doubled(
     return messages
 
 
-def _as_written(
-    messages: Sequence[Message], text: str, changed_text: Callable[..., str | None]
-) -> Sequence[Message]:
+def _as_written(messages: Sequence[Message], text: str, renderer: _Renderer) -> Sequence[Message]:
     """Leave out the fields of messages that the template does not write: without them the text is
     the same.
 
@@ -496,19 +576,19 @@ def _as_written(
     "tool_calls": [...]}`` remains ``{"content": ""}``. Fields are left out one after the other, so
     that one of two that say the same remains.
     """
-    for i, message in enumerate(messages):
+    for turn, message in enumerate(messages):
         for field in _WRITTEN:
             if not _has(message, field):
                 continue
-            kept = {name: value for name, value in messages[i].items() if name != field}
+            kept = {name: value for name, value in messages[turn].items() if name != field}
             if field == "content":
                 content = message["content"]
                 parts = _texts(content) if isinstance(content, list) else [content]
                 if all(part.strip() in text for part in parts):
                     continue
                 kept["content"] = type(content)()  # templates expect one
-            shorter = [*messages[:i], kept, *messages[i + 1 :]]
-            if changed_text(shorter) == text:
+            shorter = [*messages[:turn], kept, *messages[turn + 1 :]]
+            if renderer.text_or_none(shorter) == text:
                 messages = shorter
     return messages
 
@@ -517,10 +597,11 @@ def _unwritten(counts: sequences.Counts) -> str:
     """Say what of the conversations the chat template does not write; an empty text if it writes
     all.
     """
-    numbers = {field: counts[f"unwritten {field}"] for field in _WRITTEN}
-    fields = [
-        f"{field} of {counted(number, 'message')}" for field, number in numbers.items() if number
-    ]
+    fields = []
+    for field in _WRITTEN:
+        number = counts[f"unwritten {field}"]
+        if number:
+            fields.append(f"{field} of {counted(number, 'message')}")
     if counts["unwritten tools"]:
         fields.append(f"tools of {counted(counts['unwritten tools'], 'row')}")
     if not fields:
@@ -534,21 +615,14 @@ def _unwritten(counts: sequences.Counts) -> str:
     )
 
 
-def _marked(render: Callable[..., Any], messages: Sequence[Message]) -> sequences.LabelMask:
-    """Return which tokens of a conversation its template marks by ``{% generation %}``."""
-    if not messages:
-        return np.zeros(0, dtype=np.bool_)
-    rendered = render(messages, return_assistant_tokens_mask=True, return_dict=True)
-    return np.array(rendered["assistant_masks"], dtype=np.bool_)
-
-
 def learns_turn_ends(tokenizer: TextTokenizer, template: str) -> bool:
     """Return whether turns include what ends them. GLM-4-MoE's template writes nothing after an
     answer, for example.
     """
     if _GENERATION_TAG.search(template) or not isinstance(tokenizer, HFTokenizer):
         return True
-    return bool(_sample(tokenizer, template).rpartition("Welcome")[2].strip())
+    _, _, turn_end = _sample(tokenizer, template).rpartition("Welcome")
+    return bool(turn_end.strip())
 
 
 def _sample(tokenizer: HFTokenizer, template: str) -> str:
@@ -556,15 +630,14 @@ def _sample(tokenizer: HFTokenizer, template: str) -> str:
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Welcome"}]
     try:
         return str(tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False))
-    except (
-        Exception
-    ):  # a template is a program, and can refuse a conversation that the rows do not have
+    except Exception:
+        # A template is a program, and can refuse a conversation that the rows do not have.
         return "Welcome, which ends"
 
 
-def _end(render: Callable[..., str], text: str, chat: Chat, num_messages: int) -> int:
+def _end(renderer: _Renderer, text: str, chat: Chat, num_messages: int) -> int:
     """Return where in a rendered conversation its first messages end."""
-    part = render(chat.messages[:num_messages]) if num_messages else ""
+    part = renderer.text(chat.messages[:num_messages]) if num_messages else ""
     if not text.startswith(part):
         raise ValueError(
             f"{chat.place}: the chat template writes the first {num_messages} messages differently "
@@ -575,7 +648,7 @@ def _end(render: Callable[..., str], text: str, chat: Chat, num_messages: int) -
     return len(part)
 
 
-def _start(render: Callable[..., str], text: str, chat: Chat, turn: int) -> int:
+def _start(renderer: _Renderer, text: str, chat: Chat, turn: int) -> int:
     """Return where in a rendered conversation a turn starts, after as much of the generation prompt
     as it contains.
     """
@@ -583,24 +656,129 @@ def _start(render: Callable[..., str], text: str, chat: Chat, turn: int) -> int:
         # No template writes an empty conversation, so the generation prompt is that after another
         # one.
         other = [{"role": "user", "content": "Hello"}]
-        prompt = render(other, add_generation_prompt=True)[len(render(other)) :]
-        first = text[: _end(render, text, chat, 1)]
-        return next(
-            (first.find(prompt[:n]) + n for n in range(len(prompt), 0, -1) if prompt[:n] in first),
-            0,
-        )
-    prompt = render(chat.messages[:turn], add_generation_prompt=True)
+        before = renderer.text(other)
+        prompt = renderer.text(other, add_generation_prompt=True)[len(before) :]
+        first_turn = text[: _end(renderer, text, chat, 1)]
+        # The longest start of the prompt that the turn contains.
+        for length in range(len(prompt), 0, -1):
+            position = first_turn.find(prompt[:length])
+            if position >= 0:
+                return position + length
+        return 0
+    prompt = renderer.text(chat.messages[:turn], add_generation_prompt=True)
     if text.startswith(prompt):
         return len(prompt)
     # Reasoning models are prompted to think, but earlier thoughts are left out of a conversation.
-    return max(_end(render, text, chat, turn), _num_common(prompt, text))
+    return max(_end(renderer, text, chat, turn), _num_common(prompt, text))
 
 
 def _num_common(first: Iterable[Any], second: Iterable[Any]) -> int:
     """Count the leading ids or characters that two sequences have in common."""
-    return sum(
-        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    number = 0
+    for left, right in zip(first, second, strict=False):
+        if left != right:
+            break
+        number += 1
+    return number
+
+
+class _ExampleReader:
+    """How the rows of a source become examples."""
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        column: str | None,
+        formatting: Formatting,
+        train_on: TrainOn,
+        max_seq_len: int,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._column = column
+        self._formatting = formatting
+        self._train_on = train_on
+        self._max_seq_len = max_seq_len
+        self._last_columns: list[str] | None = None
+
+    def examples(
+        self, source: TextSource, counts: sequences.Counts
+    ) -> Iterator[sequences.TokenizedSequence]:
+        """Yield the rows that have an answer, cut; count all of them, and what they have.
+
+        Raises:
+            ValueError: If no row gives an example.
+        """
+        limit = self._max_seq_len
+        self._last_columns = None
+        rows = self._rows(source, counts)
+        template = self._formatting.template
+        for ids, is_label in encode_rows(self._tokenizer, rows, template, self._train_on, counts):
+            if is_label[1:limit].any():  # the shift of labels drops the first
+                counts["num_examples"] += 1
+                if len(ids) > limit:
+                    counts["num_cut"] += 1
+                yield sequences.TokenizedSequence(ids[:limit], is_label[:limit])
+            else:
+                counts["num_left_out"] += 1
+                if is_label[1:].any():
+                    counts["num_unlabelled"] += 1
+        if counts["empty"] == counts["num_documents"] and self._column is None:
+            raise ValueError(
+                f"{source.source!r} has the columns {self._last_columns}, but fine-tuning needs "
+                f"one of these: {'; '.join(FORMATS)}, or a column named by source_column"
+            )
+        if not counts["num_examples"]:
+            unwritten = _unwritten(counts)
+            hint = f"; {unwritten}" if unwritten else ""
+            raise ValueError(
+                f"{source.source!r} gives no example: {counts['num_unlabelled']} of "
+                f"{counts['num_documents']} rows have no answer in {limit} tokens, the others none "
+                f"at all: raise max_seq_len, or see to the roles: an answer's is 'assistant', or "
+                f"'gpt' in conversations{hint}"
+            )
+
+    def _rows(self, source: TextSource, counts: sequences.Counts) -> Iterator[Text | Chat]:
+        """Read the rows of a source; count their formats, unused columns and roles."""
+        required = {} if self._column is None else {self._column: object}
+        for row in load_rows(source, required, None):
+            values = row.columns if row.line else without_none(row.columns)
+            self._last_columns = sorted(values)
+            format_name, content = read_row(values, row.place, self._column, self._formatting)
+            counts["num_documents"] += 1
+            counts[format_name] += 1
+            used = _USED[format_name] if self._column is None else {self._column, "tools"}
+            for column, value in values.items():
+                if value is not None and column not in used:
+                    counts[f"column {column}"] += 1
+            if isinstance(content, Chat):
+                counts["num_chats"] += 1
+                for role in {message["role"] for message in content.messages}:
+                    is_learned = role == "assistant" and self._train_on != "all"
+                    counts[f"role {role} (learned)" if is_learned else f"role {role}"] += 1
+            yield content
+
+
+def _log_counts(source: str, dataset: sequences.SequenceDataset, max_seq_len: int) -> None:
+    """Log the formats, roles and unused columns of rows, and what became of them."""
+    counts = dataset.counts
+    formats = ", ".join(
+        f"{counted(counts[name], 'row')} with {name}" for name in FORMATS if counts[name]
     )
+    for kind, title in (("role ", "roles"), ("column ", "not used:")):
+        names = [key.removeprefix(kind) for key in sorted(counts) if key.startswith(kind)]
+        if names:
+            formats += f"; {title} {', '.join(names)}"
+    num_without_answer = dataset.num_left_out - counts["num_unlabelled"]
+    logger.log(
+        logging.WARNING if dataset.num_cut + dataset.num_left_out else logging.INFO,
+        f"{source}: {formats}; {counted(counts['num_examples'], 'example')}, {dataset.num_cut:,} "
+        f"of them cut after {max_seq_len:,} tokens; {counted(dataset.num_left_out, 'row')} left "
+        f"out, {num_without_answer:,} without an answer and {counts['num_unlabelled']:,} with none "
+        f"of it before the cut",
+    )
+    unwritten = _unwritten(counts)
+    if unwritten:
+        logger.warning(f"{source}: {unwritten}")
 
 
 def sft_dataset(
@@ -719,13 +897,11 @@ def sft_dataset(
     Example:
         >>> dataset = sft_dataset(tokenizer, source="chats.jsonl", max_seq_len=2048)
     """
-    limit = (
-        min(_MAX_SEQ_LEN, tokenizer.max_seq_len or _MAX_SEQ_LEN)
-        if max_seq_len is None
-        else max_seq_len
-    )
-    check_at_least(2, max_seq_len=limit)  # a token and one to predict
-    check_fits_model(tokenizer, lower="it", max_seq_len=limit)
+    # The arguments, before a source is read.
+    if max_seq_len is None:
+        max_seq_len = min(_MAX_SEQ_LEN, tokenizer.max_seq_len or _MAX_SEQ_LEN)
+    check_at_least(2, max_seq_len=max_seq_len)  # a token and one to predict
+    check_fits_model(tokenizer, lower="it", max_seq_len=max_seq_len)
     require_choice("train_on", train_on, get_args(TrainOn))
     deduplication = Deduplication.of(deduplicate)
     template = tokenizer.get_chat_template() if isinstance(tokenizer, HFTokenizer) else None
@@ -738,146 +914,88 @@ def sft_dataset(
             raise ValueError(
                 "targets are answers, but train_on is all: set it to completions or last"
             )
-        num_controls = num_targets if num_controls is None else num_controls
+        if num_controls is None:
+            num_controls = num_targets
         spec = Targets(
             targets, num_targets, num_controls, num_repeats, min_target_tokens, seed, probe_file
         )
-    # A file of targets is read like the source, and its examples follow those of the source.
-    named = TextSource(source, source_name, source_split, source_column or "")
-    places = (
-        [named]
-        if spec is None or not spec.in_file
-        else [named, TextSource(spec.kind, column=named.column)]
-    )
-    written = {"max_seq_len": limit, "train_on": train_on, "formatting": formatting}
+
+    # The examples, tokenized or read from the cache. A file of targets is read like the source, and
+    # its examples follow those of the source; its rows are not among the counts.
+    text_source = TextSource(source, source_name, source_split, source_column or "")
+    text_sources = [text_source]
+    if spec is not None and spec.in_file:
+        text_sources.append(TextSource(spec.kind, column=text_source.column))
+    reader = _ExampleReader(tokenizer, source_column, formatting, train_on, max_seq_len)
+
+    def make_sequences(counts: sequences.Counts) -> Iterator[sequences.TokenizedSequence]:
+        yield from reader.examples(text_source, counts)
+        for file in text_sources[1:]:
+            yield from reader.examples(file, sequences.Counts())
+
     # Copies are removed from what is read from the cache.
     key = sequences.cache_key(
-        "sft", tokenizer, places, deduplication=None, passages_of=None, **written
+        "sft",
+        tokenizer,
+        text_sources,
+        deduplication=None,
+        passages_of=None,
+        max_seq_len=max_seq_len,
+        train_on=train_on,
+        formatting=formatting,
     )
-    last_columns: dict[str, list[str]] = {}
+    examples = sequences.cached_sequences(cache_dir, key, make_sequences)
 
-    def read(place: TextSource, counts: sequences.Counts) -> Iterator[Text | Chat]:
-        columns = {} if source_column is None else {source_column: object}
-        for row in load_rows(place, columns, None):
-            values = row.columns if row.line else without_none(row.columns)
-            last_columns[place.source] = sorted(values)
-            format_name, content = read_row(values, row.place, source_column, formatting)
-            counts.update(
-                ["num_documents", format_name, *["num_chats"] * isinstance(content, Chat)]
-            )
-            used = _USED[format_name] if source_column is None else {source_column, "tools"}
-            counts.update(
-                f"column {name}"
-                for name, value in values.items()
-                if value is not None and name not in used
-            )
-            roles = {message["role"] for message in getattr(content, "messages", ())}
-            learned = " (learned)" if train_on != "all" else ""
-            counts.update(f"role {role}{learned if role == 'assistant' else ''}" for role in roles)
-            yield content
+    # What there was in the rows, and what the model will not learn.
+    _log_counts(source, examples, max_seq_len)
+    has_learned_chats = examples.counts["num_chats"] and train_on != "all"
+    if has_learned_chats and not learns_turn_ends(tokenizer, template or ""):
+        logger.warning(
+            f"{source}: the chat template writes nothing after an answer, so that the model does "
+            f"not learn to stop: by dataset.chat_template name a file that writes the token at "
+            f"which generation stops"
+        )
 
-    def make_sequences(counts_of_source: sequences.Counts) -> Iterator[sequences.TokenizedSequence]:
-        for place, counts in zip(places, (counts_of_source, sequences.Counts()), strict=False):
-            for ids, is_label in encode_rows(
-                tokenizer, read(place, counts), template, train_on, counts
-            ):
-                if is_label[1:limit].any():  # the shift of labels drops the first
-                    counts["num_examples"] += 1
-                    counts["num_cut"] += len(ids) > limit
-                    yield sequences.TokenizedSequence(ids[:limit], is_label[:limit])
-                else:
-                    counts["num_left_out"] += 1
-                    counts["num_unlabelled"] += bool(is_label[1:].any())
-            if counts["empty"] == counts["num_documents"] and source_column is None:
-                raise ValueError(
-                    f"{place.source!r} has the columns {last_columns.get(place.source)}, but "
-                    f"fine-tuning needs one "
-                    f"of these: {'; '.join(FORMATS)}, or a column named by source_column"
-                )
-            if not counts["num_examples"]:
-                cut = (
-                    f"{counts['num_unlabelled']} of {counts['num_documents']} rows have no answer "
-                    f"in {limit} tokens"
-                )
-                remedy = (
-                    "raise max_seq_len, or see to the roles: an answer's is 'assistant', or 'gpt' "
-                    "in conversations"
-                )
-                unwritten = _unwritten(counts)
-                remedy += f"; {unwritten}" if unwritten else ""
-                raise ValueError(
-                    f"{place.source!r} gives no example: {cut}, the others none at all: {remedy}"
-                )
-
-    examples = dataset = sequences.cached_sequences(cache_dir, key, make_sequences)
-
+    # The examples that are trained on, without copies, and with targets instead of controls.
     def kept(order: TokenArray) -> Mask:
+        """Return which examples of an order deduplication leaves; this is cached, too."""
+        if deduplication.method == "none":
+            return np.ones(len(order), dtype=np.bool_)
+
         def build(folder: Path) -> dict[str, int]:
             rows = [examples.sequence(index)[0] for index in order.tolist()]
             np.save(folder / "kept.npy", deduplication.kept(rows, source, tokenizer))
             return {}
 
-        if deduplication.method == "none":
-            return np.ones(len(order), dtype=np.bool_)
         key_of_kept = sequences.cache_key(
             "sft_kept",
             tokenizer,
-            places,
+            text_sources,
             deduplication=deduplication,
             passages_of=None,
             order=digest(order.tolist()),
-            **written,
+            max_seq_len=max_seq_len,
+            train_on=train_on,
+            formatting=formatting,
         )
         folder, _ = sequences.cached_folder(cache_dir, key_of_kept, build)
         mask: Mask = np.load(folder / "kept.npy")
         return mask
 
-    counts = dataset.counts
-    formats = ", ".join(
-        f"{counted(counts[name], 'row')} with {name}" for name in FORMATS if counts[name]
-    )
-    for kind, title in (("role ", "roles"), ("column ", "not used:")):
-        names = [key.removeprefix(kind) for key in sorted(counts) if key.startswith(kind)]
-        if names:
-            formats += f"; {title} {', '.join(names)}"
-    logger.log(
-        logging.WARNING if dataset.num_cut + dataset.num_left_out else logging.INFO,
-        f"{source}: {formats}; {counted(counts['num_examples'], 'example')}, {dataset.num_cut:,} "
-        f"of them cut after "
-        f"{limit:,} tokens; {counted(dataset.num_left_out, 'row')} left out, "
-        f"{dataset.num_left_out - counts['num_unlabelled']:,} without an answer and "
-        f"{counts['num_unlabelled']:,} with "
-        "none of it before the cut",
-    )
-    unwritten = _unwritten(counts)
-    if unwritten:
-        logger.warning(f"{source}: {unwritten}")
-    if (
-        counts["num_chats"]
-        and train_on != "all"
-        and not learns_turn_ends(tokenizer, template or "")
-    ):
-        remedy = (
-            "by dataset.chat_template name a file that writes the token at which generation stops"
-        )
-        logger.warning(
-            f"{source}: the chat template writes nothing after an answer, so that the model does "
-            f"not learn to stop: "
-            f"{remedy}"
-        )
+    dataset = examples
     if spec is not None:
         order, passages = choose_completions(
-            dataset, counts["num_examples"], spec, tokenizer, source, kept
+            examples, examples.counts["num_examples"], spec, tokenizer, source, kept
         )
         dataset = sequences.CompletionsDataset(
-            dataset.tokens,
-            dataset.is_label,
-            dataset.spans[order],
-            dataset.counts,
+            examples.tokens,
+            examples.is_label,
+            examples.spans[order],
+            examples.counts,
             passages=passages,
         )
     elif deduplication.method != "none":
         # Each row is a separate document, so that no row continues another.
-        is_kept = kept(np.arange(len(dataset), dtype=np.int32))
-        dataset = replace(dataset, spans=dataset.spans[is_kept], continues=None)
+        is_kept = kept(np.arange(len(examples), dtype=np.int32))
+        dataset = replace(examples, spans=examples.spans[is_kept], continues=None)
     return sequences.pack(dataset, tokenizer) if packed else dataset
