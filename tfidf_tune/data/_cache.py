@@ -108,8 +108,7 @@ def _remove_damaged(entry: Path) -> None:
     except OSError as error:
         raise OSError(
             f"{entry} is damaged and could not be removed ({error.strerror or error}): remove it, "
-            f"or name another "
-            "folder by cache_dir or TFIDF_TUNE_CACHE"
+            "or name another folder by cache_dir or TFIDF_TUNE_CACHE"
         ) from error
 
 

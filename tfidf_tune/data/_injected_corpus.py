@@ -92,8 +92,7 @@ class _CorpusSpec:
         if self.layout == "aligned" and self.least_tokens < self.block_size:
             raise ValueError(
                 f"min_target_tokens {self.min_target_tokens} is below block_size "
-                f"{self.block_size}: raise "
-                "min_target_tokens or use layout 'concatenated'"
+                f"{self.block_size}: raise min_target_tokens or use layout 'concatenated'"
             )
 
     @property
@@ -398,9 +397,8 @@ def _require_enough(number: int, needed: int, what: str) -> None:
     if number < needed:
         raise ValueError(
             f"there is too little text: found {number} {what}, needed {needed}. Lower num_base "
-            f"(-1: all), num_targets,"
-            " num_controls, min_target_tokens or block_size; or name more or longer documents "
-            "(sample_by joins lines)"
+            "(-1: all), num_targets, num_controls, min_target_tokens or block_size; or name more "
+            "or longer documents (sample_by joins lines)"
         )
 
 

@@ -253,8 +253,7 @@ def _messages(value: Any, column: str, place: str) -> list[Message]:
             case _:
                 raise ValueError(
                     f"{place}: column {column!r} is not a list of messages with role and content, "
-                    f"or from and value: "
-                    f"{str(value)[:80]}"
+                    f"or from and value: {str(value)[:80]}"
                 )
         # True and False are equal to 1 and 0.
         if any(message.get(key) not in (0, 1, None) for key in _LEARNED):
@@ -384,9 +383,9 @@ def encode_chat(
     """
     if not isinstance(tokenizer, HFTokenizer) or template is None:
         raise ValueError(
-            f"{chat.place} is a conversation, but the tokenizer has no chat template: name a Jinja "
-            f"file by "
-            "dataset.chat_template, or take the chat model's by tfidf_tune.data.hf_tokenizer"
+            f"{chat.place} is a conversation, but the tokenizer has no chat template: name a "
+            "Jinja file by dataset.chat_template, or take the chat model's by "
+            "tfidf_tune.data.hf_tokenizer"
         )
     if not _learned_turns(chat.messages, chat.first, train_on):
         return _NOTHING
@@ -482,8 +481,7 @@ class _Renderer:
         except Exception as error:  # a template is a program
             raise ValueError(
                 f"{self._place}: the chat template refuses this conversation "
-                f"({type(error).__name__}: {error}): "
-                "change the row or leave it out"
+                f"({type(error).__name__}: {error}): change the row or leave it out"
             ) from error
 
 
@@ -609,9 +607,8 @@ def _unwritten(counts: sequences.Counts) -> str:
     number = counts["num_unwritten_answers"]
     left_out = f"; it writes nothing of {counted(number, 'answer')} (not learned)" if number else ""
     return (
-        f"the chat template does not write {', '.join(fields)}{left_out}: by dataset.chat_template "
-        f"name a file that "
-        "writes them"
+        f"the chat template does not write {', '.join(fields)}{left_out}: by "
+        "dataset.chat_template name a file that writes them"
     )
 
 

@@ -167,8 +167,7 @@ def encode_prompts(
         if ids is None:
             raise ValueError(
                 f"{max_tokens} tokens are too few for the prompt {example.prompt('')[:200]!r}, "
-                f"even without its "
-                "text: raise the limit"
+                "even without its text: raise the limit"
             )
         encoded.append(bos + ids.tolist())
         if ids is not whole:
@@ -197,8 +196,7 @@ def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
         case _:
             raise ValueError(
                 f"column 'answers' of {source!r} holds {str(answers)[:80]}, but needs the lists "
-                f"'text', of texts, "
-                "and 'answer_start', of integers"
+                "'text', of texts, and 'answer_start', of integers"
             )
     # Some rows state a place where the answer is not.
     if not answer.strip() or context.find(answer, start) != start:
@@ -279,9 +277,9 @@ def _prompt_target_dataset(
             yield TokenizedSequence(ids, np.arange(len(ids)) >= len(bos) + len(prompt))
         if counts["num_left_out"] == counts["num_documents"]:
             raise ValueError(
-                f"{place.source!r} gives no example: {counts['num_left_out']} rows are empty, have "
-                f"no answer in "
-                "their context or are too long. Raise the limit or name another source"
+                f"{place.source!r} gives no example: {counts['num_left_out']} rows are empty, "
+                "have no answer in their context or are too long. Raise the limit or name another "
+                "source"
             )
 
     key = cache_key(
@@ -298,8 +296,7 @@ def _prompt_target_dataset(
     logger.log(
         logging.WARNING if num_changed else logging.INFO,
         f"{place.source}: {len(dataset)} examples; of these {dataset.num_cut} with a cut prompt "
-        f"and "
-        f"{dataset.num_cut_targets} with a cut target; {dataset.num_left_out} rows left out",
+        f"and {dataset.num_cut_targets} with a cut target; {dataset.num_left_out} rows left out",
     )
     return pack(dataset, tokenizer) if packed else dataset
 

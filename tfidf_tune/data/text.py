@@ -215,8 +215,7 @@ def text_blocks_dataset(
         if len(blocks) < needed:
             raise ValueError(
                 f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed "
-                f"{needed}: lower num_blocks "
-                "or block_size, or name a larger source"
+                f"{needed}: lower num_blocks or block_size, or name a larger source"
             )
         kept = deduplication.kept(blocks, source, tokenizer)
         np.save(folder / "blocks.npy", blocks[kept])
@@ -404,7 +403,7 @@ def text_dataset(
     logger.log(
         logging.WARNING if dataset.num_cut else logging.INFO,
         f"{source}: {len(dataset)} sequences of {dataset.num_documents} documents; "
-        f"{dataset.num_cut} documents of more "
-        f"than {limit} tokens cut into pieces; {dataset.num_left_out} pieces of one token left out",
+        f"{dataset.num_cut} documents of more than {limit} tokens cut into pieces; "
+        f"{dataset.num_left_out} pieces of one token left out",
     )
     return pack(dataset, tokenizer) if packed else dataset

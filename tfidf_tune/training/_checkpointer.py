@@ -239,8 +239,7 @@ class _TorchtuneModel:
         if self._config.model_type not in FAMILIES:
             raise ValueError(
                 f"torchtune's modules have no architecture '{self._config.model_type}', set "
-                f"model._component_ to "
-                "tfidf_tune.models.auto or tfidf_tune.models.lora_auto"
+                "model._component_ to tfidf_tune.models.auto or tfidf_tune.models.lora_auto"
             )
         self._family = FAMILIES[self._config.model_type]
 

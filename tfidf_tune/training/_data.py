@@ -64,8 +64,7 @@ def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
     if largest >= vocab_size:
         raise SetupError(
             f"the tokenizer has a token with the id {largest}, the model embeddings for the ids 0 "
-            f"to "
-            f"{vocab_size - 1}: use the tokenizer that belongs to the model"
+            f"to {vocab_size - 1}: use the tokenizer that belongs to the model"
         )
     limit = cast(int, model.max_seq_len)
     if tokenizer.max_seq_len is None:
@@ -128,15 +127,15 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
     _look_for_passages(cfg, dataset)
     if cfg.evaluate and not probe_files(cfg, dataset):
         raise SetupError(
-            "config: evaluate is true, but the data set has no passages of a probe_file that could "
-            "be evaluated: hold "
-            "some out (dataset.holdout, dataset.targets), name more text, or leave out evaluate"
+            "config: evaluate is true, but the data set has no passages of a probe_file that "
+            "could be evaluated: hold some out (dataset.holdout, dataset.targets), name more "
+            "text, or leave out evaluate"
         )
     if is_packed(dataset) and cfg.collate_fn != DEFAULT_COLLATE:
         raise SetupError(
             f"config: collate_fn is {cfg.collate_fn}, but the data set is packed, which needs one "
-            f"that keeps the "
-            "documents of a row apart: leave collate_fn out, or set dataset.packed to false"
+            "that keeps the documents of a row apart: leave collate_fn out, or set dataset.packed "
+            "to false"
         )
     world_size, _ = get_world_size_and_rank()
     num_found = len(cast(Sized, dataset))
@@ -151,8 +150,7 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
     ):
         raise SetupError(
             f"none of the {num_found} sequences has a label to learn from: all are masked, or cut "
-            f"off behind a long "
-            "prompt; raise the limit of tokens, or unmask some"
+            "off behind a long prompt; raise the limit of tokens, or unmask some"
         )
     return dataset
 
@@ -176,8 +174,7 @@ def _look_for_passages(cfg: FinetuneConfig, dataset: Any) -> None:
             if not _num_controls(found):
                 raise SetupError(
                     f"config: {what}, so that nothing was held out: remove the copies there, or "
-                    f"measure nothing with "
-                    f"{where} (holdout: 0, targets: null)"
+                    f"measure nothing with {where} (holdout: 0, targets: null)"
                 )
             print_once(f"{what} and are not measured")
         measured.passages = found.passages
@@ -257,9 +254,8 @@ def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequenc
     named = [file for _, _, file in named_probe_files(cfg)]
     if path in (*named, Path(cfg.output_dir).resolve() / ALL_PASSAGES):
         raise SetupError(
-            f"config: memorization_monitor: the run has no passages to write to the probe_file "
-            f"{probe_file}: hold some "
-            "out (dataset.holdout, dataset.targets), or name another file"
+            "config: memorization_monitor: the run has no passages to write to the probe_file "
+            f"{probe_file}: hold some out (dataset.holdout, dataset.targets), or name another file"
         )
     passages = read_probe_file(probe_file)
     found = trained_passages(passages, None, _parts_of_config(cfg, dataset))
@@ -268,8 +264,7 @@ def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequenc
         if not _num_controls(found):
             raise SetupError(
                 f"config: memorization_monitor: {what}, so that nothing was held out: name a "
-                f"probe_file whose controls "
-                "are in no text of the run"
+                "probe_file whose controls are in no text of the run"
             )
         print_once(f"{what} and are not measured")
     targets = [passage for passage in found.passages if passage.kind == "target"]
@@ -396,8 +391,7 @@ def build_dataloader(
     except Exception as error:
         raise SetupError(
             f"config: collate_fn: {cfg.collate_fn} makes no batch of tokens and labels from the "
-            f"data set's items "
-            f"({cause_of(error)}): use one that belongs to the data set"
+            f"data set's items ({cause_of(error)}): use one that belongs to the data set"
         ) from error
     return DataLoader(
         dataset,

@@ -105,8 +105,8 @@ def _run(main: Callable[[DictConfig], list[list[str]] | None]) -> None:
         if errors.is_out_of_memory(error):
             _exit_with_error(
                 f"out of memory before training began ({errors.first_line(error)}): try "
-                f"model.quantize_base=True "
-                "with LoRA, dtype=bf16, fsdp_cpu_offload=True or more processes"
+                "model.quantize_base=True with LoRA, dtype=bf16, fsdp_cpu_offload=True or more "
+                "processes"
             )
         raise
     if dist.is_initialized():

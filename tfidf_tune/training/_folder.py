@@ -103,8 +103,7 @@ def _check_probe_files(cfg: FinetuneConfig) -> None:
         if _is_name_of_run(cfg, file):
             raise SetupError(
                 f"config: {where} has the probe_file {section.probe_file}, a name of a file or "
-                f"folder that the run "
-                "writes by itself: choose another name"
+                "folder that the run writes by itself: choose another name"
             )
         if not file.exists():
             continue
@@ -112,9 +111,8 @@ def _check_probe_files(cfg: FinetuneConfig) -> None:
             read_probe_file(file)
         except (OSError, ValueError) as error:
             raise SetupError(
-                f"config: {where} has the probe_file {section.probe_file}, which exists and is not "
-                f"a probe file: "
-                "choose another name, or move it away"
+                f"config: {where} has the probe_file {section.probe_file}, which exists and is "
+                "not a probe file: choose another name, or move it away"
             ) from error
 
 

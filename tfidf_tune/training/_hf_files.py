@@ -127,8 +127,7 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     if reads_more or not is_causal:
         raise ValueError(
             f"the checkpoint {folder} is of the architecture '{config.model_type}': name a causal "
-            f"language model for "
-            "text alone"
+            "language model for text alone"
         )
     return config
 
@@ -317,8 +316,7 @@ def _read(path: Path, roots: list[Path]) -> bytes:
     if not is_within or target.stat().st_size > _MAX_BYTES:
         raise ValueError(
             f"{path} would be copied into each checkpoint, but {target} is not a file of its "
-            f"folder of at most "
-            f"{_MAX_BYTES // 2**20} MiB: remove it"
+            f"folder of at most {_MAX_BYTES // 2**20} MiB: remove it"
         )
     return target.read_bytes()
 

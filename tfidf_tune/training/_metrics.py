@@ -246,8 +246,8 @@ class StepGuard:
             if self._num_weightless == min(_MAX_IN_A_ROW, self.total_steps):
                 raise TrainingError(
                     f"the weights of all tokens were 0 in {self._num_weightless} steps in a row, "
-                    f"up to step {step}: "
-                    "set the weighting in `loss` to hold back less, or raise batch_size"
+                    f"up to step {step}: set the weighting in `loss` to hold back less, or raise "
+                    "batch_size"
                 )
             self._num_skipped = 0 if is_finite else self._num_skipped + 1
             if not is_finite:

@@ -71,9 +71,8 @@ def build_model(
     unknown = [name for name in cfg.model.get("lora_attn_modules", ()) if name not in possible]
     if unknown:
         raise SetupError(
-            f"config: model: lora_attn_modules names '{unknown[0]}', not of the model's attention; "
-            f"possible are "
-            f"{', '.join(possible)}"
+            f"config: model: lora_attn_modules names '{unknown[0]}', not of the model's "
+            f"attention; possible are {', '.join(possible)}"
         )
     if hasattr(model, "implementation"):
         print_once(f"model: {model.implementation}")
@@ -148,9 +147,8 @@ def _check_shards_of_nf4(model: nn.Module, num_shards: int) -> None:
         )
         if isinstance(parameter, NF4Tensor) and is_cut:
             raise SetupError(
-                f"NF4 weight {name}, of {tuple(parameter.shape)}, blocks of {NF4_MULTIPLE}, cannot "
-                f"be cut into "
-                f"{num_shards} shards: {_UNSHARDED}"
+                f"NF4 weight {name}, of {tuple(parameter.shape)}, blocks of {NF4_MULTIPLE}, "
+                f"cannot be cut into {num_shards} shards: {_UNSHARDED}"
             )
 
 
@@ -189,8 +187,7 @@ def prepare_model(model: nn.Module, loss: WeightedCrossEntropyLoss, cfg: Finetun
     if refusal:
         print_once(
             f"head '{loss.head}' cannot be used because {refusal}; logits are computed in "
-            f"{loss.num_output_chunks} "
-            "chunks"
+            f"{loss.num_output_chunks} chunks"
         )
     model.get_submodule("tok_embeddings").register_forward_pre_hook(_check_token_ids)
     layers: Any = model.layers
@@ -289,6 +286,5 @@ def _check_token_ids(embeddings: Any, inputs: tuple[Tensor]) -> None:
     if len(unknown):
         raise TrainingError(
             f"the data set has the token id {int(unknown[0])}, the model embeddings for the ids 0 "
-            f"to "
-            f"{embeddings.num_embeddings - 1}: use the model's tokenizer"
+            f"to {embeddings.num_embeddings - 1}: use the model's tokenizer"
         )

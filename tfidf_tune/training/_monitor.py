@@ -117,8 +117,7 @@ def build_monitor(
         if longest > limit:
             raise ValueError(
                 f"a prompt and its continuation have up to {longest} tokens, the model takes at "
-                f"most {limit}: lower "
-                "max_new_tokens or prefix_length"
+                f"most {limit}: lower max_new_tokens or prefix_length"
             )
         if not isinstance(model, HFCausalLM) and not hasattr(model, "setup_caches"):
             raise ValueError(

@@ -99,10 +99,9 @@ def check_resources(
     if needed > free:
         raise SetupError(
             f"{number} checkpoints of {format_bytes(size)} and {number_to_resume} to resume from "
-            f"of "
-            f"{format_bytes(size_to_resume)} do not fit into {run.output_dir}, where "
-            f"{format_bytes(free)} are free: "
-            "choose another output_dir, fewer save_at_percent or a lower keep_last_n_checkpoints"
+            f"of {format_bytes(size_to_resume)} do not fit into {run.output_dir}, where "
+            f"{format_bytes(free)} are free: choose another output_dir, fewer save_at_percent or "
+            "a lower keep_last_n_checkpoints"
         )
 
 
@@ -141,8 +140,8 @@ def _bytes_per_weight(cfg: FinetuneConfig, dtype: torch.dtype, run: Run) -> floa
     if quantized and dist.is_initialized() and cfg.keep_last_n_checkpoints:
         raise SetupError(
             f"config: optimizer: {component} keeps its state as {quantized}, which a sharded "
-            f"resume checkpoint "
-            "cannot hold: choose another optimizer, one process, or keep_last_n_checkpoints=0"
+            "resume checkpoint cannot hold: choose another optimizer, one process, or "
+            "keep_last_n_checkpoints=0"
         )
     return _num_bytes(plain) / local_tensor(dummy).numel()
 

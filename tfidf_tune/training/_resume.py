@@ -147,8 +147,7 @@ class ResumePoint:
         if changed:
             raise SetupError(
                 f"{self.checkpoint} was written with other inputs: {'; '.join(changed)}. Restore "
-                f"them, or choose "
-                "another output_dir for a new run"
+                "them, or choose another output_dir for a new run"
             )
         world_size, _ = get_world_size_and_rank()
         saved_world_size: int = self._saved.get("num_processes", world_size)
@@ -157,11 +156,9 @@ class ResumePoint:
         if before != now:
             raise SetupError(
                 f"{self.checkpoint} was written by {saved_world_size} process(es), with {before} "
-                f"steps per epoch; with "
-                f"{world_size} process(es) there are {now}, because sequences that cannot be "
-                f"shared out equally are "
-                f"left out: start {saved_world_size} process(es), or choose another output_dir for "
-                f"a new run"
+                f"steps per epoch; with {world_size} process(es) there are {now}, because "
+                "sequences that cannot be shared out equally are left out: start "
+                f"{saved_world_size} process(es), or choose another output_dir for a new run"
             )
 
     def _steps_per_epoch(self, dataset: Dataset[Any], num_processes: int) -> int:
@@ -309,8 +306,7 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
     if changed:
         raise SetupError(
             f"{checkpoint} is of a run with other settings: {'; '.join(changed)}. Change them "
-            f"back, or choose "
-            "another output_dir for a new run"
+            "back, or choose another output_dir for a new run"
         )
     for damage in damages:
         print_once(f"{damage}; the previous one is used")
@@ -358,8 +354,7 @@ def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str
     if differing:
         raise TrainingError(
             f"only one of {folder} and this run has {min(differing)}: the checkpoint may be of "
-            f"another version of "
-            "the optimizer"
+            "another version of the optimizer"
         )
     reader = HuggingFaceStorageReader(str(folder))
     reader.fs = _ListedFiles()
@@ -402,8 +397,7 @@ def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str
     window = "the loss keeps its window" if has_window else "the loss starts with an empty window"
     print_once(
         f"{folder} was written by {saved_world_size} process(es), this run has {world_size}: "
-        f"{window}, random states "
-        "(dropout) are not restored, and sums are rounded differently"
+        f"{window}, random states (dropout) are not restored, and sums are rounded differently"
     )
     return {}
 
@@ -468,8 +462,7 @@ def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
     if damages:
         raise SetupError(
             f"no resume checkpoint is intact: {'; '.join(damages)}: move {folder} and the "
-            f"milestones next to it away "
-            "to start from the beginning"
+            "milestones next to it away to start from the beginning"
         )
     return None, damages
 

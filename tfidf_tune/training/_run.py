@@ -98,8 +98,8 @@ def _say_what_is_repeated(cfg: FinetuneConfig) -> None:
             number = section.get("num_repeats", 10)
             print_once(
                 f"passages of your text are repeated {counted(number, 'time')}, so that it can be "
-                f"measured what is "
-                "recited; the configs mine/lora and mine/full train on your text as it is"
+                "measured what is recited; the configs mine/lora and mine/full train on your text "
+                "as it is"
             )
 
 

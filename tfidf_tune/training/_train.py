@@ -308,8 +308,7 @@ def train(
                 written = checkpoints.write_early_end(step)
                 progress.note(
                     f"the run ends after step {step} of {total_steps}: {reason}; {written} is "
-                    f"written; "
-                    f"{resume.last_checkpoint()}"
+                    f"written; {resume.last_checkpoint()}"
                 )
                 return
             if is_saved:
@@ -379,8 +378,8 @@ def _naming_last_checkpoint(resume: ResumePoint) -> Iterator[None]:
             raise TrainingError(
                 f"out of memory ({first_line(error)}): try enable_activation_checkpointing=True, "
                 "fsdp_cpu_offload=True or more processes; for a new run also a smaller batch_size "
-                "with more "
-                f"gradient_accumulation_steps, shorter sequences, LoRA; {resume.last_checkpoint()}"
+                "with more gradient_accumulation_steps, shorter sequences, LoRA; "
+                f"{resume.last_checkpoint()}"
             ) from error
         if not is_lost_process(error):
             raise

@@ -54,9 +54,8 @@ def export_weights(
     if loss.weighting.needs_predictions:
         objective = type(loss.weighting).__name__.removesuffix("Weighting")
         raise SetupError(
-            f"config: loss: the weights of {objective} depend on the predictions of the model that "
-            f"is trained: "
-            "export an objective of labels alone, such as TFIDFCrossEntropyLoss"
+            f"config: loss: the weights of {objective} depend on the predictions of the model "
+            "that is trained: export an objective of labels alone, such as TFIDFCrossEntropyLoss"
         )
     if is_packed(dataset):
         raise SetupError(
