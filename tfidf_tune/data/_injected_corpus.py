@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice, tee
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -45,13 +45,20 @@ from tfidf_tune.passages.stretches import (
 )
 
 Layout = Literal["aligned", "concatenated"]
-_Found = TypeVar("_Found")
+_Window = TypeVar("_Window")
 _Base: TypeAlias = TokenArray | list[TokenArray]  # aligned blocks or documents
-# Targets and controls; the number of targets; the base; tokens of the documents that were read for
-# it; how many of them were left out, or passages that were taken out of them.
-_Material: TypeAlias = tuple[list[TokenArray], int, _Base, list[int], int]
 _ALL = -1
 _ENOUGH_WINDOWS = 16  # from which targets and controls are chosen; with fewer, passages get shorter
+
+
+class _Material(NamedTuple):
+    """What a corpus is made of."""
+
+    passages: list[TokenArray]  # targets, then controls
+    num_targets: int
+    base: _Base
+    document_lengths: list[int]  # tokens of the documents that were read for the base
+    num_left_out: int  # of these documents; or passages that were taken out of them
 
 
 @dataclass(frozen=True)
@@ -82,8 +89,15 @@ class _CorpusSpec:
             "the share of a copy's tokens that is changed",
             reason="not all",
         )
-        lowest = dict.fromkeys(("num_targets", "min_target_tokens", "num_repeats", "block_size"), 1)
-        for name, least in (lowest | {"num_controls": 0, "seed": 0}).items():
+        lowest = {
+            "num_targets": 1,
+            "min_target_tokens": 1,
+            "num_repeats": 1,
+            "block_size": 1,
+            "num_controls": 0,
+            "seed": 0,
+        }
+        for name, least in lowest.items():
             value = getattr(self, name)
             if value is not None:
                 check_at_least(least, **{name: value})
@@ -100,23 +114,28 @@ class _CorpusSpec:
         return self.min_target_tokens or self.block_size
 
     def choose(
-        self, passages: Iterator[_Found], by_rule: int, what: str
-    ) -> tuple[list[_Found], int]:
+        self, passages: Iterator[_Window], by_rule: int, what: str
+    ) -> tuple[list[_Window], int]:
         """Take targets, then controls: if no number is given, as many as a rule says, but no more
         than there are.
         """
         num_targets = by_rule if self.num_targets is None else self.num_targets
         num_controls = num_targets if self.num_controls is None else self.num_controls
-        chosen = [*islice(passages, num_targets + num_controls)]
-        if self.num_targets is None and self.num_controls is None and len(chosen) > 1:
-            num_targets = num_controls = min(by_rule, len(chosen) // 2)
-        _require_enough(len(chosen), num_targets + num_controls, f"{what} as targets and controls")
-        return chosen[: num_targets + num_controls], num_targets
+        chosen = list(islice(passages, num_targets + num_controls))
+        has_numbers = self.num_targets is not None or self.num_controls is not None
+        if not has_numbers and len(chosen) > 1:
+            # Of 20 targets and 20 controls by rule, where there are 31 passages, 15 of each.
+            num_targets = min(by_rule, len(chosen) // 2)
+            num_controls = num_targets
+        needed = num_targets + num_controls
+        _require_enough(len(chosen), needed, f"{what} as targets and controls")
+        return chosen[:needed], num_targets
 
     @property
     def num_documents(self) -> int | None:
         """How many base documents are read; None for any number."""
-        return self.num_base if self.layout == "concatenated" and self.num_base != _ALL else None
+        is_limited = self.layout == "concatenated" and self.num_base != _ALL
+        return self.num_base if is_limited else None
 
     def cut(
         self, documents: Iterable[TokenArray], num_base: int, where: str, eos_id: int
@@ -251,43 +270,49 @@ def injected_corpus_dataset(
     check_fits_model(tokenizer, lower="block_size", block_size=block_size)
     deduplication = Deduplication.of(deduplicate)
     base = TextSource(source, source_name, source_split, source_column, sample_by)
-    target = target_source and TextSource(
-        target_source, target_name, target_split, target_column, sample_by
-    )
+    text_sources = [base]
+    target = None
+    if target_source:
+        target = TextSource(target_source, target_name, target_split, target_column, sample_by)
+        text_sources.append(target)
     origin = target_source or source  # the passages carry it
 
     def build(folder: Path) -> dict[str, int]:
-        material = (
-            _gather(tokenizer, base, target, spec) if target else _gather_own(tokenizer, base, spec)
-        )
-        measured, num_targets, pieces, lengths, num_left_out = material
-        sources.warn_of_short_documents(source, sample_by, lengths)
-        # All copies are made and placed first; then the places of those that deduplication left are
-        # recorded.
+        if target is None:
+            material = _gather_own(tokenizer, base, spec)
+        else:
+            material = _gather(tokenizer, base, target, spec)
+        num_targets = material.num_targets
+        sources.warn_of_short_documents(source, sample_by, material.document_lengths)
+
+        # All copies are made and placed, and deduplication removes blocks.
         blocks, continues, copies, starts = _inject(
-            measured[:num_targets], pieces, spec, tokenizer.eos_id
+            material.passages[:num_targets], material.base, spec, tokenizer.eos_id
         )
         kept = deduplication.kept(blocks, source, tokenizer)
+
+        # The places of the copies that are left, and how each was changed, are recorded.
         drafts = []
-        for number, ids in enumerate(measured):
-            has_changes = noise and number < num_targets
-            drafts.append(
-                PassageDraft(ids[:block_size], [], origin, {"changes": []} if has_changes else {})
-            )
-        lengths_of_copies = np.array([len(copy.token_ids[:block_size]) for copy in copies])
-        is_whole, places = places_in_blocks(starts, lengths_of_copies, kept, block_size)
+        for number, ids in enumerate(material.passages):
+            fields: dict[str, list[object]] = {}
+            if noise and number < num_targets:
+                fields["changes"] = []
+            drafts.append(PassageDraft(ids[:block_size], [], origin, fields))
+        lengths = np.array([len(copy.token_ids[:block_size]) for copy in copies])
+        is_whole, places = places_in_blocks(starts, lengths, kept, block_size)
         for number, (copy, place) in enumerate(zip(copies, places.tolist(), strict=True)):
             if is_whole[number]:
                 draft = drafts[number // num_repeats]
                 draft.positions.append(place)
                 if noise:
                     draft.fields["changes"].append(copy.changes)
+
         np.save(folder / "blocks.npy", blocks[kept])
         np.save(folder / "continues.npy", sequences.still_continues(continues, kept))
         write_probe_file(folder / "probe.jsonl", make_passages(tokenizer, drafts, num_targets))
         return {
-            "num_left_out": num_left_out,
-            "num_documents": len(lengths),
+            "num_left_out": material.num_left_out,
+            "num_documents": len(material.document_lengths),
             "num_removed": int((~kept).sum()),
         }
 
@@ -297,7 +322,7 @@ def injected_corpus_dataset(
     key = sequences.cache_key(
         "injected_corpus",
         tokenizer,
-        [base, target] if target else [base],
+        text_sources,
         deduplication=deduplication,
         passages_of=origin,
         **arguments,
@@ -348,7 +373,8 @@ def _gather(
 
     encoded = encode_texts(tokenizer, islice(base_documents(), spec.num_documents))
     base, lengths = spec.cut(encoded, spec.num_base, f"in {source.source!r}", tokenizer.eos_id)
-    return [ids for _, ids in chosen], num_targets, base, lengths, len(left_out)
+    passages = [ids for _, ids in chosen]
+    return _Material(passages, num_targets, base, lengths, len(left_out))
 
 
 def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec) -> _Material:
@@ -358,9 +384,9 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     # The documents that the base is made of, the last one cut where the blocks end.
     is_concatenated = spec.layout == "concatenated"
     documents: list[TokenArray] = []
-    num_left = (
-        2**62 if is_concatenated or spec.num_base == _ALL else spec.num_base * spec.block_size
-    )
+    num_left = spec.num_base * spec.block_size
+    if is_concatenated or spec.num_base == _ALL:
+        num_left = 2**62
     for ids in encode_texts(tokenizer, islice(load_documents(*source), spec.num_documents)):
         documents.append(ids[: num_left - 1])  # EOS follows
         num_left -= len(documents[-1]) + 1
@@ -370,14 +396,15 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
     # Passages get shorter while too few fit into short documents; by rule, a tenth of the windows
     # are targets.
     least = spec.least_tokens
-    if spec.min_target_tokens is None and is_concatenated:
-        while (
-            least // 2 >= SHORTEST_PASSAGE
-            and sum(length // least for length in lengths) < _ENOUGH_WINDOWS
-        ):
-            least //= 2
     num_windows = sum(length // least for length in lengths)
-    by_rule = max(1, min(MOST_PASSAGES, max(FEWEST_PASSAGES, num_windows // 10), num_windows // 4))
+    if spec.min_target_tokens is None and is_concatenated:
+        while num_windows < _ENOUGH_WINDOWS and least // 2 >= SHORTEST_PASSAGE:
+            least //= 2
+            num_windows = sum(length // least for length in lengths)
+    # Of 400 windows 40 are targets, of 60 10, of 20 5: at most a quarter, as there are as many
+    # controls.
+    tenth = max(FEWEST_PASSAGES, num_windows // 10)
+    by_rule = max(1, min(MOST_PASSAGES, tenth, num_windows // 4))
     # In the blocks, EOS separates documents: so does EOS in the text itself.
     corpus = join_documents(split_at_eos(documents, tokenizer.eos_id))
     # The same passages for every seed.
@@ -390,7 +417,8 @@ def _gather_own(tokenizer: TextTokenizer, source: TextSource, spec: _CorpusSpec)
         is_base[start : start + least] = False
     rest = (corpus[first:end] for first, end in label_runs(is_base))
     base, _ = spec.cut(rest, _ALL, f"without {len(starts)} targets and controls", tokenizer.eos_id)
-    return [chooser.window(start) for start in starts], num_targets, base, lengths, len(starts)
+    passages = [chooser.window(start) for start in starts]
+    return _Material(passages, num_targets, base, lengths, len(starts))
 
 
 def _require_enough(number: int, needed: int, what: str) -> None:
@@ -413,34 +441,26 @@ def _inject(
     """
     is_concatenated = spec.layout == "concatenated"
     eos = np.array([eos_id], dtype=np.int32)
-    # The places are drawn with the seed itself.
-    noise_rng, fill_rng = (np.random.default_rng([spec.seed, number]) for number in (1, 2))
-    words = np.concatenate([*base]) if spec.noise else np.empty(0, dtype=np.int32)
-    words = words[words != eos_id]  # a document does not end within a copy
-    copies = []
-    for ids in (ids for ids in targets for _ in range(spec.num_repeats)):
-        copy = NoisyCopy(ids, [0, 0, 0])
-        if spec.noise:
-            copy = noisy_copy(ids, spec.noise, spec.noise_kind, words, spec.block_size, noise_rng)
-        if not is_concatenated:
-            # A copy that dropped tokens is filled up by the start of a random base block, as after
-            # any document.
-            filled = copy.token_ids
-            if len(filled) < spec.block_size:
-                filled = np.concatenate([filled, eos, base[fill_rng.integers(len(base))]])
-            copy = copy._replace(token_ids=filled[: spec.block_size])
-        copies.append(copy)
+    copies = _make_copies(targets, base, spec, eos)
+
     # A piece is a block, or a document with its EOS; each has a slot in the order of the corpus.
     pieces = [*base, *(copy.token_ids for copy in copies)]
     if is_concatenated:
-        pieces = [
-            np.append(piece, sequences.missing_ends(piece, eos[:0], eos)[1]) for piece in pieces
-        ]
+        for index, piece in enumerate(pieces):
+            _, missing_eos = sequences.missing_ends(piece, eos[:0], eos)
+            pieces[index] = np.append(piece, missing_eos)
     slots = draw_slots(
         len(base), len(targets), spec.num_repeats, spec.seed, shuffle_base=is_concatenated
     )
     order = np.argsort(slots)
-    # A copy starts where the piece in its slot ends, less its length.
+
+    # A copy starts where the piece in its slot ends, less its length. Base documents of 4 and 3
+    # tokens and a copy of 5, in the slots 0, 2 and 1:
+    #
+    #   order                   0   2   1     the second piece is the copy
+    #   lengths in this order   4   5   3
+    #   ends                    4   9  12
+    #   end of each piece       4  12   9     so the copy starts at 9 - 5 = 4
     lengths = np.array([len(piece) for piece in pieces])
     starts = np.cumsum(lengths[order])[slots] - lengths
     blocks = cut_blocks([pieces[index] for index in order], spec.block_size)
@@ -450,3 +470,36 @@ def _inject(
         is_base = order < len(base)
         continues = is_base & np.append(False, is_base[:-1])
     return blocks, continues, copies, starts[len(base) :]
+
+
+def _make_copies(
+    targets: list[TokenArray], base: _Base, spec: _CorpusSpec, eos: TokenArray
+) -> list[NoisyCopy]:
+    """Make ``num_repeats`` copies of each target in turn, with noise; in the layout "aligned" each
+    is a block.
+    """
+    # The places are drawn with the seed itself.
+    noise_rng = np.random.default_rng([spec.seed, 1])
+    fill_rng = np.random.default_rng([spec.seed, 2])
+    words = np.empty(0, dtype=np.int32)
+    if spec.noise:
+        words = np.concatenate(list(base))
+        words = words[words != eos[0]]  # a document does not end within a copy
+    copies = []
+    for ids in targets:
+        for _ in range(spec.num_repeats):
+            copy = NoisyCopy(ids, [0, 0, 0])
+            if spec.noise:
+                copy = noisy_copy(
+                    ids, spec.noise, spec.noise_kind, words, spec.block_size, noise_rng
+                )
+            if spec.layout == "aligned":
+                # A copy that dropped tokens is filled up by the start of a random base block, as
+                # after any document.
+                block = copy.token_ids
+                if len(block) < spec.block_size:
+                    filling = base[fill_rng.integers(len(base))]
+                    block = np.concatenate([block, eos, filling])
+                copy = copy._replace(token_ids=block[: spec.block_size])
+            copies.append(copy)
+    return copies

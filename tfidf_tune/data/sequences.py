@@ -120,11 +120,10 @@ class SequenceDataset(Dataset[dict[str, list[int]]]):
     continues: npt.NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
-        self.num_documents, self.num_cut = self.counts["num_documents"], self.counts["num_cut"]
-        self.num_cut_targets, self.num_left_out = (
-            self.counts["num_cut_targets"],
-            self.counts["num_left_out"],
-        )
+        self.num_documents = self.counts["num_documents"]
+        self.num_cut = self.counts["num_cut"]
+        self.num_cut_targets = self.counts["num_cut_targets"]
+        self.num_left_out = self.counts["num_left_out"]
         self.num_removed = self.counts["num_removed"]
         self.num_tokens = len(self.tokens)
 
@@ -170,10 +169,16 @@ def missing_ends(
 ) -> tuple[TokenArray, TokenArray]:
     """Return what of BOS and EOS has to come before and after the ids of a text, which may have
     them already.
+
+    For the ids ``[1, 7, 8]``, BOS ``[1]`` and EOS ``[2]``, it is ``[]`` and ``[2]``.
     """
-    has_bos = np.array_equal(ids[: len(bos)], bos)
-    has_eos = np.array_equal(ids[len(ids) - len(eos) :], eos)
-    return bos[: 0 if has_bos else None], eos[: 0 if has_eos else None]
+    before = bos
+    if np.array_equal(ids[: len(bos)], bos):
+        before = bos[:0]
+    after = eos
+    if np.array_equal(ids[len(ids) - len(eos) :], eos):
+        after = eos[:0]
+    return before, after
 
 
 def still_continues(
@@ -183,7 +188,13 @@ def still_continues(
     ``[num_kept]``.
 
     If row c is removed from the rows a, b, c and d of one document, b continues a, but d does not
-    continue b.
+    continue b::
+
+        row            a  b  c  d
+        continues      0  1  1  1
+        kept           1  1  0  1
+        is_after_kept  0  1  1  0
+        returned       0  1     0
     """
     is_after_kept = np.append(False, kept[:-1])
     return np.asarray((continues & is_after_kept)[kept])
@@ -212,7 +223,9 @@ def cache_key(
             file or a tokenizer can be moved.
         **arguments (Any): all other arguments that the contents depend on, JSON data.
     """
-    names = None if passages_of is None else [passages_of, tokenizer_name(tokenizer)]
+    names = None
+    if passages_of is not None:
+        names = [passages_of, tokenizer_name(tokenizer)]
     return CacheKey(
         {
             "kind": kind,
@@ -234,32 +247,28 @@ def cached_folder(
     build a folder, and the first complete one is kept. A damaged folder is built again. Folders
     that were not used for a month are removed, see :mod:`tfidf_tune.data._cache`.
     """
-    root = Path(
-        cache_dir or os.environ.get("TFIDF_TUNE_CACHE") or "~/.cache/tfidf_tune"
-    ).expanduser()
+    named_dir = cache_dir or os.environ.get("TFIDF_TUNE_CACHE")
+    root = Path(named_dir or "~/.cache/tfidf_tune").expanduser()
     folder = root / digest(key | {"format_version": _FORMAT_VERSION})
     if not cache.begin_use(folder):
         try:
             with atomic_folder(folder) as temporary:
                 cache.close_to_others(temporary)
-                counts_of_build = build(temporary)
                 contents = {
                     "settings": key,
-                    "counts": counts_of_build,
-                    "sizes": cache.file_sizes(temporary),
+                    "counts": build(temporary),
+                    "sizes": cache.file_sizes(temporary),  # of what was built
                 }
-                (temporary / cache.SETTINGS).write_text(
-                    json.dumps(contents, indent=2) + "\n", encoding="utf-8"
-                )
+                settings = temporary / cache.SETTINGS
+                settings.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
         except OSError:
             if not folder.is_dir():  # otherwise another process was faster; its folder is the same
                 raise
         cache.begin_use(folder)
     cache.close_root(root)
     cache.remove_unused(folder)
-    counts: dict[str, int] = json.loads((folder / cache.SETTINGS).read_text(encoding="utf-8"))[
-        "counts"
-    ]
+    contents = json.loads((folder / cache.SETTINGS).read_text(encoding="utf-8"))
+    counts: dict[str, int] = contents["counts"]
     return folder, counts
 
 
@@ -297,9 +306,8 @@ def cached_sequences(
     tokens = np.memmap(folder / "tokens.int32", dtype=np.int32, mode="r")
     is_label = np.memmap(folder / "is_label.bool", dtype=np.bool_, mode="r")
     spans = np.load(folder / "spans.npy")
-    return SequenceDataset(
-        tokens, is_label, spans, Counter(counts), np.load(folder / "continues.npy")
-    )
+    is_continued = np.load(folder / "continues.npy")
+    return SequenceDataset(tokens, is_label, spans, Counter(counts), is_continued)
 
 
 def is_packed(dataset: Dataset[Any]) -> bool:
@@ -308,9 +316,9 @@ def is_packed(dataset: Dataset[Any]) -> bool:
 
     from torchtune.datasets import ConcatDataset, PackedDataset
 
-    return isinstance(dataset, PackedDataset) or (
-        isinstance(dataset, ConcatDataset) and dataset.packed
-    )
+    if isinstance(dataset, ConcatDataset):
+        return bool(dataset.packed)
+    return isinstance(dataset, PackedDataset)
 
 
 def unpacked(dataset: Any) -> Any:
@@ -374,25 +382,32 @@ def collate_packed(
 
     from torchtune.modules.attention_utils import create_block_causal_mask
 
-    # A document starts where its position is 0; the label there would be predicted from the
-    # document before it.
+    # A row of 6 tokens, in which documents of 3 and 2 tokens are followed by padding of 1:
+    #
+    #   tokens           5    8    3    4    9    0
+    #   seq_lens         3              2         1
+    #   input_pos        0    1    2    0    1    0
+    #   document_ids     0    0    0    1    1    2
+    #   labels        -100    8    3 -100    9 -100
+    #
+    # A document starts where its position is 0. Once labels are shifted, the label there would be
+    # what the last token of the previous document predicts: 3 would learn to be followed by 4.
     seq_lens = [row["seq_lens"] for row in batch]
-    input_pos = torch.stack(
-        [torch.cat([torch.arange(length) for length in lengths.tolist()]) for lengths in seq_lens]
-    )
-    return {
+    positions = []
+    for lengths in seq_lens:
+        documents = [torch.arange(length) for length in lengths.tolist()]
+        positions.append(torch.cat(documents))
+    input_pos = torch.stack(positions)
+    labels = torch.stack([row["labels"] for row in batch])
+    collated = {
         "tokens": torch.stack([row["tokens"] for row in batch]),
-        "labels": torch.stack([row["labels"] for row in batch]).masked_fill(
-            input_pos == 0, IGNORE_INDEX
-        ),
+        "labels": labels.masked_fill(input_pos == 0, IGNORE_INDEX),
         "document_ids": torch.stack([torch.repeat_interleave(lengths) for lengths in seq_lens]),
         "input_pos": input_pos,
-        **(
-            {"mask": create_block_causal_mask(seq_lens)}
-            if torch.device(device).type == "cpu"
-            else {}
-        ),
     }
+    if torch.device(device).type == "cpu":
+        collated["mask"] = create_block_causal_mask(seq_lens)
+    return collated
 
 
 def packed_mask(input_pos: Tensor) -> Any:
@@ -407,24 +422,32 @@ def packed_mask(input_pos: Tensor) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
     from torchtune.modules import attention_utils
 
-    (rows, length), documents = input_pos.shape, (input_pos == 0).cumsum(dim=1)
+    # Each position 0 starts a document: the positions 0 1 2 0 1 are of the documents 1 1 1 2 2.
+    documents = (input_pos == 0).cumsum(dim=1)
     if not attention_utils._SUPPORTS_FLEX_ATTENTION:
         return (documents[:, :, None] == documents[:, None]).tril()
 
     def may_attend(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (documents[row, query] == documents[row, key])
 
-    return create_block_mask(may_attend, rows, None, length, length, device=str(input_pos.device))
+    num_rows, length = input_pos.shape
+    device = str(input_pos.device)
+    return create_block_mask(may_attend, num_rows, None, length, length, device=device)
 
 
 def unpadded_tokens(row: dict[str, Tensor]) -> Tensor:
     """Return the tokens of a row of a ``PackedDataset``, int64 ``[s]``, with -100 in place of
     padding.
     """
-    # The last of the lengths is that of the padding, if there is any. Positions of padding continue
-    # those of the last document, while every other document but the first of a row starts from 0.
+    # The last of the lengths is the padding's, if there is any. Positions of padding continue the
+    # positions of the last document, while every other document but the first of a row starts
+    # from 0: the last 2 tokens are padding in the first row, and a document in the second.
+    #
+    #   seq_lens   3      2         3      2
+    #   input_pos  0 1 2  3 4       0 1 2  0 1
     tokens: Tensor = row["tokens"]
     start = len(tokens) - int(row["seq_lens"][-1])
-    if not 0 < start < len(tokens) or row["input_pos"][start] == 0:
+    has_two_parts = 0 < start < len(tokens)
+    if not has_two_parts or row["input_pos"][start] == 0:
         return tokens
     return torch.cat([tokens[:start], torch.full_like(tokens[start:], IGNORE_INDEX)])

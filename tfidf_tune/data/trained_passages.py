@@ -65,50 +65,63 @@ def trained_passages(
         datasets (Sequence[Any]): all data sets of the run, each a map-style data set of ``tokens``
             and ``labels``.
     """
+    # The runs of tokens that are looked for, and the passage that each is of.
     runs: list[TokenArray] = []
-    owners: list[int] = []
+    passage_of_run: list[int] = []
     is_injected = own is not None and isinstance(datasets[own], InjectedCorpusDataset)
     for number, passage in enumerate(passages):
         for run in _runs_of(passage, is_injected=is_injected):
             runs.append(run)
-            owners.append(number)
-    search = _Search(runs)
+            passage_of_run.append(number)
+
+    # How often each passage occurs in each data set, without overlap.
     counts = np.zeros((len(passages), len(datasets)), dtype=np.int64)
-    for at, dataset in enumerate(datasets):
+    search = _Search(runs)
+    for column, dataset in enumerate(datasets):
         for stream in _streams(dataset):
-            ends: dict[
-                int, int
-            ] = {}  # of the last occurrence of each, so that occurrences do not overlap
-            for number, start in search.found(stream):
+            ends: dict[int, int] = {}  # where the last occurrence of a run that counted ends
+            for number, start in search.occurrences(stream):
                 if start >= ends.get(number, 0):
                     ends[number] = start + len(runs[number])
-                    counts[owners[number], at] += 1
+                    counts[passage_of_run[number], column] += 1
+
+    # Controls that occur are left out, targets get their numbers.
     kept = []
     controls_in = []
-    for passage, own_counts in zip(passages, counts, strict=True):
+    for passage, passage_counts in zip(passages, counts, strict=True):
         if passage.kind == "control":
-            if own_counts.any():
-                controls_in.append(int(np.flatnonzero(own_counts)[0]))
+            if passage_counts.any():
+                controls_in.append(int(np.flatnonzero(passage_counts)[0]))
             else:
                 kept.append(passage)
             continue
-        num_found = int(own_counts.sum())
-        if passage.num_prompt is not None or passage.changes is not None:
-            num_found += passage.num_injections - (0 if own is None else int(own_counts[own]))
-        positions = passage.positions if num_found == passage.num_injections else []
-        kept.append(replace(passage, num_injections=num_found, positions=positions))
+        num_injections = int(passage_counts.sum())
+        has_near_copies = passage.num_prompt is not None or passage.changes is not None
+        if has_near_copies:
+            # A target of which 10 near copies are in its own data set, 3 of them exact, and 2 exact
+            # copies in another one: 5 were found, and it occurs 5 - 3 + 10 = 12 times.
+            if own is not None:
+                num_injections -= int(passage_counts[own])
+            num_injections += passage.num_injections
+        positions = passage.positions if num_injections == passage.num_injections else []
+        kept.append(replace(passage, num_injections=num_injections, positions=positions))
     return Trained(kept, controls_in)
 
 
 def _runs_of(passage: Passage, *, is_injected: bool) -> Iterator[TokenArray]:
-    """Yield the runs of tokens that count as the passage: the whole target, each run
-    of a control.
+    """Yield the runs of tokens that count as the passage: the whole target, each run of a control.
+
+    A target of 256 tokens is a run of 256 tokens. A control of 256 tokens must share no 50 tokens
+    with what is trained on, and gives the 207 runs ``[0:50]``, ``[1:51]`` to ``[206:256]``; the
+    answer of 40 tokens of a control that is a completion gives the 21 runs of 20 tokens.
     """
     ids = np.array(passage.token_ids[passage.num_prompt or 0 :], dtype=np.int32)
     if passage.kind == "target" or is_injected:
         yield ids
         return
-    length = shared_run(len(ids)) if passage.num_prompt is None else shared_run_of_answer(len(ids))
+    length = shared_run(len(ids))
+    if passage.num_prompt is not None:
+        length = shared_run_of_answer(len(ids))
     for start in range(len(ids) + 1 - length):
         yield ids[start : start + length]
 
@@ -141,6 +154,7 @@ def _streams(dataset: Any) -> Iterator[TokenArray]:
         for blocks in np.split(dataset.blocks, breaks):
             yield blocks.reshape(-1)
         return
+    # Whole documents are joined until they are a chunk.
     stream: list[TokenArray] = []
     num_tokens = 0
     for index in range(len(dataset)):
@@ -168,33 +182,43 @@ class _Search:
     """The search for runs of tokens in streams of any length.
 
     The first tokens of all runs, as many as the shortest has, are looked for by a hash; what has
-    the same hash is compared.
+    the same hash is compared. With the runs ``a b c``, ``a b c d`` and ``b c d e f``, each window
+    of 3 tokens of a stream is looked for among the hashes of ``a b c`` and ``b c d``::
+
+        stream   x  a  b  c  d  y
+        window      a  b  c         the runs 0 and 1 start so; both are there in full
+                       b  c  d      run 2 starts so; the stream goes on with y, not with e
     """
 
     def __init__(self, runs: Sequence[TokenArray]) -> None:
         self._runs = runs
-        self._size = min(map(len, runs), default=1)
+        self._size = min((len(run) for run in runs), default=1)
         self._by_start: dict[bytes, list[int]] = defaultdict(list)
         for number, run in enumerate(runs):
             self._by_start[run[: self._size].tobytes()].append(number)
+        # All starts, one after the other: a window at each multiple of their length is a start.
         starts = np.frombuffer(b"".join(self._by_start), dtype=np.int32)
-        self._wanted = np.unique(_hashes(starts, self._size)[:: self._size])
+        self._start_hashes = np.unique(_hashes(starts, self._size)[:: self._size])
 
-    def found(self, stream: TokenArray) -> Iterator[tuple[int, int]]:
+    def occurrences(self, stream: TokenArray) -> Iterator[tuple[int, int]]:
         """Yield the number of a run and where it starts in the stream, ascending, for each
         occurrence of each run.
         """
-        if not len(self._wanted):
+        if not len(self._start_hashes):
             return
+        last = len(self._start_hashes) - 1
         for first in range(0, len(stream), _CHUNK):
+            # With the tokens of all windows that start in the chunk.
             chunk = np.asarray(stream[first : first + _CHUNK + self._size - 1])
             if len(chunk) < self._size:
                 continue
             hashes = _hashes(chunk, self._size)
-            near = np.minimum(np.searchsorted(self._wanted, hashes), len(self._wanted) - 1)
-            for at in np.flatnonzero(self._wanted[near] == hashes).tolist():
-                start = first + at
-                for number in self._by_start.get(chunk[at : at + self._size].tobytes(), ()):
+            nearest = np.minimum(np.searchsorted(self._start_hashes, hashes), last)
+            is_candidate = self._start_hashes[nearest] == hashes
+            for offset in np.flatnonzero(is_candidate).tolist():
+                start = first + offset
+                window = chunk[offset : offset + self._size].tobytes()
+                for number in self._by_start.get(window, ()):
                     run = self._runs[number]
                     if np.array_equal(stream[start : start + len(run)], run):
                         yield number, start
@@ -204,7 +228,12 @@ def _hashes(tokens: TokenArray, size: int) -> npt.NDArray[np.uint64]:
     """Return a hash of each window of ``size`` tokens, uint64 ``[num_tokens + 1 - size]``.
 
     A window of ``2k`` tokens has a hash of the hashes of its halves, so that ``log2(size)`` rounds
-    suffice; in the last round the halves overlap if ``size`` is not a power of two.
+    suffice; in the last round the halves overlap if ``size`` is not a power of two. For windows of
+    3 of the tokens a, b, c and d, each letter a hash::
+
+        length 1   a    b    c    d
+        length 2   ab   bc   cd           step 1: the hash of a with the hash of b
+        length 3   abc  bcd               step 1: the hash of ab with the hash of bc
     """
     hashes = tokens.astype(np.uint64)
     length = 1
