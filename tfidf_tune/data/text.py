@@ -62,9 +62,9 @@ def text_blocks(
     if the text is too short.
     """
     encoded = encode_texts(tokenizer, documents)
-    return blocks_and_lengths(
-        encoded, block_size, num_blocks, tokenizer.eos_id if add_eos else None
-    )[0]
+    eos_id = tokenizer.eos_id if add_eos else None
+    blocks, _ = blocks_and_lengths(encoded, block_size, num_blocks, eos_id)
+    return blocks
 
 
 def blocks_and_lengths(
@@ -75,13 +75,16 @@ def blocks_and_lengths(
     """
     eos = np.array([] if eos_id is None else [eos_id], dtype=np.int32)
     pieces: list[TokenArray] = []
+    lengths: list[int] = []
     num_tokens = 0
     for ids in documents:
-        pieces += [ids, missing_ends(ids, eos[:0], eos)[1]]
-        num_tokens += sum(map(len, pieces[-2:]))
+        _, missing_eos = missing_ends(ids, eos[:0], eos)
+        pieces += [ids, missing_eos]
+        lengths.append(len(ids))
+        num_tokens += len(ids) + len(missing_eos)
         if num_blocks is not None and num_tokens >= num_blocks * block_size:
             break
-    return cut_blocks(pieces, block_size)[:num_blocks], [len(ids) for ids in pieces[::2]]
+    return cut_blocks(pieces, block_size)[:num_blocks], lengths
 
 
 def cut_blocks(pieces: list[TokenArray], block_size: int) -> TokenArray:
@@ -99,12 +102,11 @@ def split_at_eos(documents: Iterable[TokenArray], eos_id: int) -> list[TokenArra
     """
     parts = []
     for ids in documents:
-        ends = np.flatnonzero(ids == eos_id)
-        starts = [0, *(ends + 1).tolist()]
-        own = [
-            ids[start:end] for start, end in zip(starts, [*ends.tolist(), len(ids)], strict=True)
-        ]
-        parts += [part for part in own if len(part)]
+        start = 0
+        for end in [*np.flatnonzero(ids == eos_id).tolist(), len(ids)]:
+            if end > start:
+                parts.append(ids[start:end])
+            start = end + 1
     return parts
 
 
@@ -117,14 +119,20 @@ def places_in_blocks(
     Returns which runs are complete, in kept blocks alone, and ``[block, offset]`` among these,
     int64 ``[num_runs, 2]``.
     """
+    # Runs of 6 tokens in four blocks of 4, the second of which is removed:
+    #
+    #   kept                 1  0  1  1
+    #   kept before each     0  1  1  2  3     (also before the end)
+    #   run from 1           in blocks 0 and 1: 1 - 0 = 1 of 2 is kept, the run is lost
+    #   run from 9           in blocks 2 and 3: 3 - 1 = 2 of 2 are kept, it starts at [1, 1]
     first = starts // block_size
     end = -(-(starts + lengths) // block_size)
-    before = np.cumsum(np.append(0, kept))  # kept blocks before each
+    num_kept_before = np.cumsum(np.append(0, kept))
     # What is after the last block is lost.
-    num_kept = before[np.minimum(end, len(kept))] - before[np.minimum(first, len(kept))]
-    return num_kept == end - first, np.stack(
-        [before[np.minimum(first, len(kept))], starts % block_size], axis=1
-    )
+    num_before_first = num_kept_before[np.minimum(first, len(kept))]
+    num_before_end = num_kept_before[np.minimum(end, len(kept))]
+    is_complete = num_before_end - num_before_first == end - first
+    return is_complete, np.stack([num_before_first, starts % block_size], axis=1)
 
 
 def text_blocks_dataset(
@@ -197,20 +205,18 @@ def text_blocks_dataset(
     place = TextSource(source, source_name, source_split, source_column, sample_by)
 
     def build(folder: Path) -> dict[str, int]:
-        documents: Iterable[TokenArray] = encode_texts(tokenizer, load_documents(*place))
+        eos_id = tokenizer.eos_id
+        encoded = encode_texts(tokenizer, load_documents(*place))
+        held_out = None
         if holdout:
-            documents = list(documents)
-            # In the blocks, EOS separates documents: so does EOS in the text itself.
-            measured = hold_out(
-                tokenizer, split_at_eos(documents, tokenizer.eos_id), block_size, holdout
-            )
+            documents = list(encoded)
             lengths = [len(ids) for ids in documents]
-            blocks, _ = blocks_and_lengths(measured.rest, block_size, None, tokenizer.eos_id)
+            # In the blocks, EOS separates documents: so does EOS in the text itself.
+            parts = split_at_eos(documents, eos_id)
+            held_out = hold_out(tokenizer, parts, block_size, holdout)
+            blocks, _ = blocks_and_lengths(held_out.rest, block_size, None, eos_id)
         else:
-            measured = None
-            blocks, lengths = blocks_and_lengths(
-                documents, block_size, num_blocks, tokenizer.eos_id
-            )
+            blocks, lengths = blocks_and_lengths(encoded, block_size, num_blocks, eos_id)
         warn_of_short_documents(source, sample_by, lengths)
         if len(blocks) < needed:
             raise ValueError(
@@ -219,10 +225,11 @@ def text_blocks_dataset(
             )
         kept = deduplication.kept(blocks, source, tokenizer)
         np.save(folder / "blocks.npy", blocks[kept])
-        np.save(
-            folder / "continues.npy", still_continues(np.ones(len(blocks), dtype=np.bool_), kept)
-        )
-        passages = _passages(measured, tokenizer, source, kept, block_size) if measured else []
+        continues = still_continues(np.ones(len(blocks), dtype=np.bool_), kept)
+        np.save(folder / "continues.npy", continues)
+        passages = []
+        if held_out is not None:
+            passages = _passages(held_out, tokenizer, source, kept, block_size)
         write_probe_file(folder / "probe.jsonl", passages)
         return {
             "num_documents": len(lengths),
@@ -241,12 +248,17 @@ def text_blocks_dataset(
         holdout=holdout,
     )
     folder, counts = cached_folder(cache_dir, key, build)
-    passages = read_probe_file(folder / "probe.jsonl") if counts.pop("num_passages") else []
-    if probe_file and passages:
-        write_probe_file(probe_file, passages)
-    blocks = np.load(folder / "blocks.npy", mmap_mode="r")
+    passages = []
+    if counts["num_passages"]:
+        passages = read_probe_file(folder / "probe.jsonl")
+        if probe_file:
+            write_probe_file(probe_file, passages)
     return TextBlocksDataset(
-        blocks, **counts, passages=passages, continues=np.load(folder / "continues.npy")
+        np.load(folder / "blocks.npy", mmap_mode="r"),
+        num_documents=counts["num_documents"],
+        num_removed=counts["num_removed"],
+        passages=passages,
+        continues=np.load(folder / "continues.npy"),
     )
 
 
@@ -363,15 +375,15 @@ def text_dataset(
             ids = np.concatenate([before, text, after])
             longest = max(longest, len(ids))
             counts["num_documents"] += 1
-            counts["num_cut"] += len(ids) > limit
+            if len(ids) > limit:
+                counts["num_cut"] += 1
             for start in range(0, len(ids), limit):
                 piece = ids[start : start + limit]
                 if len(piece) == 1:  # it has nothing to predict
                     counts["num_left_out"] += 1
                     continue
-                yield TokenizedSequence(
-                    piece, np.ones(len(piece), dtype=np.bool_), continues=start > 0
-                )
+                is_label = np.ones(len(piece), dtype=np.bool_)
+                yield TokenizedSequence(piece, is_label, continues=start > 0)
         warn_of_short_documents(source, sample_by, lengths)
         if longest < 2:
             raise ValueError(
@@ -382,12 +394,13 @@ def text_dataset(
         if deduplication.method == "none":
             yield from pieces(counts)
             return
-        every = list(pieces(counts))
-        kept = deduplication.kept([piece.ids for piece in every], source, tokenizer)
+        all_pieces = list(pieces(counts))
+        kept = deduplication.kept([piece.ids for piece in all_pieces], source, tokenizer)
         counts["num_removed"] = int((~kept).sum())
-        continues = still_continues(np.array([piece.continues for piece in every]), kept)
-        for piece, still in zip(compress(every, kept), continues.tolist(), strict=True):
-            yield piece._replace(continues=still)
+        continued = np.array([piece.continues for piece in all_pieces])
+        still_continued = still_continues(continued, kept).tolist()
+        for piece, continues in zip(compress(all_pieces, kept), still_continued, strict=True):
+            yield piece._replace(continues=continues)
 
     key = cache_key(
         "text",
