@@ -160,7 +160,7 @@ def encode_prompts(
     bos = bos_ids(tokenizer)
     encoded: list[list[int]] = []
     cut: set[int] = set()
-    examples = [*map(_Example, prompts, texts)]
+    examples = [_Example(prompt, text) for prompt, text in zip(prompts, texts, strict=False)]
     wholes = encode_texts(tokenizer, (example.prompt(example.text) for example in examples))
     for index, (example, whole) in enumerate(zip(examples, wholes, strict=True)):
         ids = _fit(tokenizer, example, whole, max_tokens - len(bos))
@@ -208,11 +208,9 @@ def _squad_example(row: dict[str, Any], source: str) -> _Example | None:
 def _news_example(row: dict[str, Any]) -> _Example | None:
     article = row["article"] or ""
     highlights = (row["highlights"] or "").strip()
-    return (
-        _Example(summarization_prompt, article, highlights)
-        if article.strip() and highlights
-        else None
-    )
+    if not article.strip() or not highlights:
+        return None
+    return _Example(summarization_prompt, article, highlights)
 
 
 def _check_room(
@@ -242,9 +240,10 @@ def _prompt_target_dataset(
     ``limits`` are the most tokens of an example, of its BOS and prompt, and of its target and EOS.
     """
     max_tokens, max_prompt, max_target = limits
-    bos, eos = (np.array(ids, dtype=np.int32) for ids in (bos_ids(tokenizer), [tokenizer.eos_id]))
+    bos = np.array(bos_ids(tokenizer), dtype=np.int32)
+    eos = np.array([tokenizer.eos_id], dtype=np.int32)
 
-    def given(counts: Counts) -> Iterator[_Example]:
+    def complete(counts: Counts) -> Iterator[_Example]:
         for example in examples:
             counts["num_documents"] += 1
             if example is None:
@@ -256,23 +255,27 @@ def _prompt_target_dataset(
         # A target is encoded after the end of every prompt, so that no tokenizer adds or removes a
         # space.
         [ending] = encode_texts(tokenizer, [empty_prompt])
-        rows, of_targets, of_prompts = tee(given(counts), 3)
-        targets = encode_texts(
-            tokenizer, (f"{empty_prompt} {example.target}" for example in of_targets)
-        )
-        wholes = encode_texts(tokenizer, (example.prompt(example.text) for example in of_prompts))
-        for example, whole_target, whole in zip(rows, targets, wholes, strict=True):
-            target = whole_target[len(ending) :][: max_target - 1]
-            target = np.append(target, missing_ends(target, eos[:0], eos)[1])
-            # A prompt gets the tokens that its target leaves.
-            prompt = _fit(
-                tokenizer, example, whole, min(max_prompt, max_tokens - len(target)) - len(bos)
-            )
+        rows, rows_of_targets, rows_of_prompts = tee(complete(counts), 3)
+        texts = (f"{empty_prompt} {example.target}" for example in rows_of_targets)
+        prompts = (example.prompt(example.text) for example in rows_of_prompts)
+        targets = encode_texts(tokenizer, texts)
+        wholes = encode_texts(tokenizer, prompts)
+        for example, prompt_and_target, whole in zip(rows, targets, wholes, strict=True):
+            # The target, cut so that EOS has room.
+            whole_target = prompt_and_target[len(ending) :]
+            target = whole_target[: max_target - 1]
+            _, missing_eos = missing_ends(target, eos[:0], eos)
+            target = np.append(target, missing_eos)
+            # The prompt, in the tokens that the target leaves.
+            limit = min(max_prompt, max_tokens - len(target)) - len(bos)
+            prompt = _fit(tokenizer, example, whole, limit)
             if prompt is None:
                 counts["num_left_out"] += 1
                 continue
-            counts["num_cut"] += prompt is not whole
-            counts["num_cut_targets"] += len(whole_target) - len(ending) >= max_target
+            if prompt is not whole:
+                counts["num_cut"] += 1
+            if len(whole_target) >= max_target:
+                counts["num_cut_targets"] += 1
             ids = np.concatenate([bos, prompt, target])
             yield TokenizedSequence(ids, np.arange(len(ids)) >= len(bos) + len(prompt))
         if counts["num_left_out"] == counts["num_documents"]:
@@ -310,14 +313,17 @@ def _fit(
     excess = len(prompt) - limit
     if excess <= 0:
         return prompt
-    # The tokens before and after what is kept, and how many of them may remain.
+    # The tokens before and after what is kept, and how many of them may remain. Of 300 tokens of
+    # which 256 fit, 44 are removed. If the shorter text has 257 tokens, because it is divided into
+    # other tokens than before, another token is removed in a second round.
     start, end = example.keep
     before, after = encode_texts(tokenizer, [example.text[:start], example.text[end:]])
     room = len(before) + len(after)
     # More than one round if the parts of a text have more tokens together than apart.
     while 0 < excess <= room:
         room -= excess
-        (prompt,) = encode_texts(tokenizer, [_shortened(tokenizer, example, before, after, room)])
+        shorter = _shortened(tokenizer, example, before, after, room)
+        (prompt,) = encode_texts(tokenizer, [shorter])
         excess = len(prompt) - limit
     return prompt if excess <= 0 else None
 
@@ -326,12 +332,19 @@ def _shortened(
     tokenizer: TextTokenizer, example: _Example, before: TokenArray, after: TokenArray, room: int
 ) -> str:
     """Return the prompt with ``room`` tokens of the text around ``keep``."""
-    start, end = example.keep
     # Tokens are removed from the end. If this would remove what is kept, half of the remaining
-    # tokens go before it and half after it, more on one side if the other needs fewer.
-    num_before = len(before) if len(before) <= room else max(room // 2, room - len(after))
+    # tokens go before it and half after it, more on one side if the other needs fewer: with room
+    # for 100, of 70 tokens before and 80 after, 70 and 30 remain; of 150 and 80, 50 and 50; of 150
+    # and 20, 80 and 20.
+    num_before = len(before)
+    if num_before > room:
+        num_before = max(room // 2, room - len(after))
+    removed_after = after[room - num_before :].tolist()
+    kept_before = before[len(before) - num_before :].tolist()
     # Only the length of decoded text is used, because a character can be cut in half. A space that
     # SentencePiece drops before the first token is at the edge, where strip() removes it.
-    first = start - len(tokenizer.decode(before[len(before) - num_before :].tolist()))
-    last = len(example.text) - len(tokenizer.decode(after[room - num_before :].tolist()))
-    return example.prompt(example.text[max(first, 0) : max(last, end)].strip())
+    start, end = example.keep
+    first = start - len(tokenizer.decode(kept_before))
+    last = len(example.text) - len(tokenizer.decode(removed_after))
+    text = example.text[max(first, 0) : max(last, end)]
+    return example.prompt(text.strip())
