@@ -58,9 +58,8 @@ def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
     tokenizer = instantiate(cfg, "tokenizer")
     vocab_size = model.get_parameter("tok_embeddings.weight").shape[0]
     # torchtune's tokenizers do not list their vocabulary, only its size and their special tokens.
-    largest = max(
-        [getattr(tokenizer, "max_token_id", tokenizer.vocab_size - 1), *_special_ids(tokenizer)]
-    )
+    largest_token = getattr(tokenizer, "max_token_id", tokenizer.vocab_size - 1)
+    largest = max([largest_token, *_special_ids(tokenizer)])
     if largest >= vocab_size:
         raise SetupError(
             f"the tokenizer has a token with the id {largest}, the model embeddings for the ids 0 "
@@ -102,6 +101,7 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
             ``collate_fn``, there are too few sequences for the processes, every label is masked, or
             the probe file cannot be written.
     """
+    # Each data set is built without its probe file, which belongs to a run that begins.
     without_probe_files = copy.deepcopy(cfg)
     written_by: dict[Path, str] = {}
     for where, section, file in named_probe_files(without_probe_files):
@@ -114,6 +114,8 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
         section.probe_file = None
     with main_process_first():
         built = instantiate(without_probe_files, "dataset", tokenizer)
+
+    # Several are mixed.
     if isinstance(built, list):
         lengths = sorted({part.max_seq_len for part in built if isinstance(part, PackedDataset)})
         if len(lengths) > 1:
@@ -124,6 +126,8 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
         with setup_errors("config: dataset"):  # packed and unpacked cannot be mixed
             built = ConcatDataset(built)
     dataset: Dataset[Any] = built
+
+    # What is measured, how rows are collated, and whether there is anything to learn.
     _look_for_passages(cfg, dataset)
     if cfg.evaluate and not probe_files(cfg, dataset):
         raise SetupError(
@@ -138,21 +142,24 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
             "to false"
         )
     world_size, _ = get_world_size_and_rank()
-    num_found = len(cast(Sized, dataset))
-    if num_found < world_size:
+    num_sequences = len(cast(Sized, dataset))
+    if num_sequences < world_size:
         raise SetupError(
-            f"the data set has {num_found} sequences, the run {world_size} process(es): add data"
+            f"the data set has {num_sequences} sequences, the run {world_size} process(es): add "
+            "data"
         )
-    # The shift of labels drops the first. Usually a label is found in the first sequence.
-    if all(
-        all(label == IGNORE_INDEX for label in dataset[index]["labels"][1:])
-        for index in range(num_found)
-    ):
+    # Usually the first sequence has a label.
+    if not any(_has_label(dataset[index]) for index in range(num_sequences)):
         raise SetupError(
-            f"none of the {num_found} sequences has a label to learn from: all are masked, or cut "
-            "off behind a long prompt; raise the limit of tokens, or unmask some"
+            f"none of the {num_sequences} sequences has a label to learn from: all are masked, or "
+            "cut off behind a long prompt; raise the limit of tokens, or unmask some"
         )
     return dataset
+
+
+def _has_label(item: Mapping[str, Any]) -> bool:
+    """Return whether a sequence has a token to predict; the shift of labels drops the first."""
+    return any(label != IGNORE_INDEX for label in item["labels"][1:])
 
 
 def _look_for_passages(cfg: FinetuneConfig, dataset: Any) -> None:
@@ -162,36 +169,35 @@ def _look_for_passages(cfg: FinetuneConfig, dataset: Any) -> None:
     A data set has held its controls out of its own text, but another one of the run may have them.
     """
     parts = _parts_of_config(cfg, dataset)
-    for number, ((where, _), part) in enumerate(
-        zip(sections("dataset", cfg.dataset), parts, strict=True)
-    ):
+    sections_and_parts = zip(sections("dataset", cfg.dataset), parts, strict=True)
+    for number, ((section, _), part) in enumerate(sections_and_parts):
         measured = _measured(part)
         if measured is None or not measured.passages:
             continue
-        found = trained_passages(measured.passages, number, parts)
-        if found.controls_in:
-            what = _trained_controls(cfg, where, found)
-            if not _num_controls(found):
+        trained = trained_passages(measured.passages, number, parts)
+        if trained.controls_in:
+            what = _trained_controls(cfg, section, trained)
+            if not _num_controls(trained):
                 raise SetupError(
                     f"config: {what}, so that nothing was held out: remove the copies there, or "
-                    f"measure nothing with {where} (holdout: 0, targets: null)"
+                    f"measure nothing with {section} (holdout: 0, targets: null)"
                 )
             print_once(f"{what} and are not measured")
-        measured.passages = found.passages
+        measured.passages = trained.passages
 
 
-def _num_controls(found: Trained) -> int:
-    return sum(passage.kind == "control" for passage in found.passages)
+def _num_controls(trained: Trained) -> int:
+    return len([passage for passage in trained.passages if passage.kind == "control"])
 
 
-def _trained_controls(cfg: FinetuneConfig, source: str, found: Trained) -> str:
-    """Say how many controls of a data set or a file are trained on, and where."""
-    named = sections("dataset", cfg.dataset)
-    places = ", ".join(named[at][0] for at in sorted(set(found.controls_in)))
-    number = len(found.controls_in)
+def _trained_controls(cfg: FinetuneConfig, source: str, trained: Trained) -> str:
+    """Say how many controls of a data set or a file are trained on, and in which sections."""
+    names = [name for name, _ in sections("dataset", cfg.dataset)]
+    trained_in = ", ".join(names[number] for number in sorted(set(trained.controls_in)))
+    num_trained = len(trained.controls_in)
     return (
-        f"{number} of {number + _num_controls(found)} controls of {source} are in the training "
-        f"text of {places}"
+        f"{num_trained} of {num_trained + _num_controls(trained)} controls of {source} are in the "
+        f"training text of {trained_in}"
     )
 
 
@@ -199,10 +205,11 @@ def keep_chat_template(cfg: FinetuneConfig, checkpointer: Any) -> None:
     """Let the checkpoints have the chat template that data sets of the config name; a SetupError if
     they differ.
     """
-    files = [section.get("chat_template") for _, section in sections("dataset", cfg.dataset)]
-    templates = {
-        Path(file).expanduser().read_text(encoding="utf-8") for file in files if file is not None
-    }
+    templates = set()
+    for _, section in sections("dataset", cfg.dataset):
+        file = section.get("chat_template")
+        if file is not None:
+            templates.add(Path(file).expanduser().read_text(encoding="utf-8"))
     if len(templates) > 1:
         raise SetupError(
             "config: dataset: the data sets have different chat templates: name the same file for "
@@ -225,15 +232,18 @@ def write_probe_files(cfg: FinetuneConfig, dataset: Any) -> None:
         write_probe_file(path, passages)
     texts = held_out_texts(all_passages(cfg, dataset))
     if texts:
+        lines = [json.dumps({"text": text}) + "\n" for text in texts]
         with atomic_file(Path(cfg.output_dir).expanduser() / HELD_OUT) as file:
-            file.write_text(
-                "".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8"
-            )
+            file.write_text("".join(lines), encoding="utf-8")
 
 
 def held_out_texts(passages: Sequence[Passage]) -> list[str]:
     """Return the texts of controls, without those that are answers to prompts."""
-    return [one.text for one in passages if one.kind == "control" and one.num_prompt is None]
+    return [
+        passage.text
+        for passage in passages
+        if passage.kind == "control" and passage.num_prompt is None
+    ]
 
 
 def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequence[Passage]:
@@ -247,34 +257,37 @@ def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequenc
         SetupError: If all controls are trained on, or the file is one of the run and the run has no
             passages for it.
     """
+    # A file that the run writes.
     path = Path(probe_file).expanduser().resolve()
-    own = {file.resolve(): passages for file, passages in probe_files(cfg, dataset).items()}
-    if path in own:
-        return own[path]
+    written = {file.resolve(): passages for file, passages in probe_files(cfg, dataset).items()}
+    if path in written:
+        return written[path]
     named = [file for _, _, file in named_probe_files(cfg)]
     if path in (*named, Path(cfg.output_dir).resolve() / ALL_PASSAGES):
         raise SetupError(
             "config: memorization_monitor: the run has no passages to write to the probe_file "
             f"{probe_file}: hold some out (dataset.holdout, dataset.targets), or name another file"
         )
+
+    # Another file, whose passages were chosen for another run.
     passages = read_probe_file(probe_file)
-    found = trained_passages(passages, None, _parts_of_config(cfg, dataset))
-    if found.controls_in:
-        what = _trained_controls(cfg, probe_file, found)
-        if not _num_controls(found):
+    trained = trained_passages(passages, None, _parts_of_config(cfg, dataset))
+    if trained.controls_in:
+        what = _trained_controls(cfg, probe_file, trained)
+        if not _num_controls(trained):
             raise SetupError(
                 f"config: memorization_monitor: {what}, so that nothing was held out: name a "
                 "probe_file whose controls are in no text of the run"
             )
         print_once(f"{what} and are not measured")
-    targets = [passage for passage in found.passages if passage.kind == "target"]
-    num_absent = sum(passage.num_injections == 0 for passage in targets)
-    if num_absent:
+    targets = [passage for passage in trained.passages if passage.kind == "target"]
+    absent = [passage for passage in targets if passage.num_injections == 0]
+    if absent:
         print_once(
-            f"{num_absent} of {counted(len(targets), 'target')} of {probe_file} are not in the "
+            f"{len(absent)} of {counted(len(targets), 'target')} of {probe_file} are not in the "
             f"training text"
         )
-    return found.passages
+    return trained.passages
 
 
 def probe_files(cfg: FinetuneConfig, dataset: Any) -> dict[Path, Sequence[Passage]]:
@@ -287,12 +300,12 @@ def probe_files(cfg: FinetuneConfig, dataset: Any) -> dict[Path, Sequence[Passag
     """
     files: dict[Path, Sequence[Passage]] = {}
     joined: list[Passage] = []
-    for (where, section), part in zip(
-        sections("dataset", cfg.dataset), _parts_of_config(cfg, dataset), strict=True
-    ):
-        if section.get("probe_file") and (passages := passages_of(part)):
+    parts = _parts_of_config(cfg, dataset)
+    for (name, section), part in zip(sections("dataset", cfg.dataset), parts, strict=True):
+        passages = passages_of(part)
+        if section.get("probe_file") and passages:
             files[Path(section.probe_file).expanduser()] = passages
-            joined += [replace(passage, id=f"{where}/{passage.id}") for passage in passages]
+            joined += [replace(passage, id=f"{name}/{passage.id}") for passage in passages]
     if len(files) > 1:
         files[Path(cfg.output_dir).expanduser() / ALL_PASSAGES] = joined
     return files
@@ -301,7 +314,7 @@ def probe_files(cfg: FinetuneConfig, dataset: Any) -> dict[Path, Sequence[Passag
 def all_passages(cfg: FinetuneConfig, dataset: Any) -> Sequence[Passage]:
     """Return the passages of all files that the run writes, none of them twice."""
     files = probe_files(cfg, dataset)
-    return [*files.values()][-1] if files else ()
+    return list(files.values())[-1] if files else ()
 
 
 def _parts_of_config(cfg: FinetuneConfig, dataset: Any) -> list[Any]:
@@ -326,8 +339,8 @@ def _measured(dataset: Any) -> TextBlocksDataset | CompletionsDataset | None:
     """Return the data set that has passages; a data set of the user may have an attribute of that
     name.
     """
-    own = unpacked(dataset)
-    return own if isinstance(own, (TextBlocksDataset, CompletionsDataset)) else None
+    inner = unpacked(dataset)
+    return inner if isinstance(inner, (TextBlocksDataset, CompletionsDataset)) else None
 
 
 def dataset_fingerprint(dataset: Dataset[Any]) -> str:
@@ -340,7 +353,8 @@ def dataset_fingerprint(dataset: Dataset[Any]) -> str:
         item = dataset[index]
         for name in ("tokens", "labels"):
             digest.update(np.asarray(item[name], dtype=np.int64).tobytes())
-    for passages in map(passages_of, parts_of(dataset)):
+    for part in parts_of(dataset):
+        passages = passages_of(part)
         if passages:
             digest.update(json.dumps([passage.values() for passage in passages]).encode())
     return f"{length} items ({digest.hexdigest()[:16]})"
@@ -383,7 +397,8 @@ def build_dataloader(
     # One item is collated now: a data set or a `collate_fn` of the user may raise anything.
     try:
         batch = collate([dataset[0]])
-        tokens, labels = (tuple(batch[name].shape) for name in ("tokens", "labels"))
+        tokens = tuple(batch["tokens"].shape)
+        labels = tuple(batch["labels"].shape)
         if tokens != labels or len(tokens) != 2:
             raise ValueError(
                 f"tokens have the shape {tokens} and labels {labels}, it has to be [b, s] of both"
@@ -408,13 +423,12 @@ def _with_unpadded_tokens(
     batch: Sequence[Any], *, collate: Callable[..., Any], packed: bool
 ) -> dict[str, Any]:
     if packed:
-        return {
-            **collate(batch),
-            UNPADDED_TOKENS: torch.stack([unpadded_tokens(row) for row in batch]),
-        }
-    # The id of padding may be the id of a token, EOS for example; labels are padded with -100.
-    all_labels = collate([{**item, "labels": item["tokens"]} for item in batch])["labels"]
-    return {**collate(batch), UNPADDED_TOKENS: all_labels}
+        tokens = torch.stack([unpadded_tokens(row) for row in batch])
+    else:
+        # The id of padding may be the id of a token, EOS for example; labels are padded with -100.
+        all_learned = [{**item, "labels": item["tokens"]} for item in batch]
+        tokens = collate(all_learned)["labels"]
+    return {**collate(batch), UNPADDED_TOKENS: tokens}
 
 
 class StepBatches(NamedTuple):
@@ -446,19 +460,26 @@ def agree_on_step(batches: Sequence[Batch], *, stop: int = 0) -> StepBatches:
     Every process has as many ``batches``, labels not shifted; ``stop`` is a signal that this one
     received, or 0.
     """
+    # Two processes with two mini-batches each, the first of which was asked to stop by signal 15:
+    #
+    #   process 0   [[15, 0, 0], [700, 4, 256], [650, 4, 240]]
+    #   process 1   [[ 0, 0, 0], [690, 4, 250], [300, 2, 256]]
+    #
+    # In the step are 700 + 650 + 690 + 300 tokens to predict and 4 + 4 + 4 + 2 rows; the largest
+    # shapes are (4, 256) and (4, 256), and all processes stop.
     batches = [_shifted(batch) for batch in batches]
-    num_valid = [int((batch["labels"] != IGNORE_INDEX).sum()) for batch in batches]
-    numbers = [
-        [valid, *batch["labels"].shape] for valid, batch in zip(num_valid, batches, strict=True)
-    ]
-    agreed = gather_tensors(torch.tensor([[stop, 0, 0], *numbers], device="cpu"))
-    shapes = [(int(rows), int(positions)) for _, rows, positions in agreed.amax(0)[1:].tolist()]
+    numbers = [[stop, 0, 0]]
+    for batch in batches:
+        labels = batch["labels"]
+        numbers.append([int((labels != IGNORE_INDEX).sum()), *labels.shape])
+    agreed = gather_tensors(torch.tensor(numbers, device="cpu"))
+    largest = agreed.amax(0)[1:].tolist()
     return StepBatches(
         batches=batches,
-        num_valid=num_valid,
+        num_valid=[valid for valid, _, _ in numbers[1:]],
         num_tokens=int(agreed[:, 1:, 0].sum()),
         num_sequences=int(agreed[:, 1:, 1].sum()),
-        largest_shapes=shapes,
+        largest_shapes=[(int(rows), int(positions)) for _, rows, positions in largest],
         stop=int(agreed[:, 0, 0].max()),
     )
 
@@ -466,16 +487,14 @@ def agree_on_step(batches: Sequence[Batch], *, stop: int = 0) -> StepBatches:
 def _shifted(batch: Batch) -> Batch:
     shifted = {"labels": shift_labels(batch["labels"])}
     if UNPADDED_TOKENS in batch:
-        shifted |= {
-            name: shift_tokens(batch[name])
-            for name in (UNPADDED_TOKENS, "document_ids")
-            if name in batch
-        }
+        shifted[UNPADDED_TOKENS] = shift_tokens(batch[UNPADDED_TOKENS])
+        if "document_ids" in batch:
+            shifted["document_ids"] = shift_tokens(batch["document_ids"])
     # Pinned where the batch is: from there the copy to a GPU is asynchronous.
-    pinned = {
-        name: tensor.pin_memory() for name, tensor in shifted.items() if batch[name].is_pinned()
-    }
-    return {**batch, **shifted, **pinned}
+    for name, tensor in shifted.items():
+        if batch[name].is_pinned():
+            shifted[name] = tensor.pin_memory()
+    return {**batch, **shifted}
 
 
 def steps_per_epoch(cfg: FinetuneConfig, dataloader: DataLoader[Batch]) -> int:
@@ -489,6 +508,9 @@ def step_batches(
     """Iterate over the mini-batches of each step, epoch after epoch; data before ``first_step`` is
     not read.
     """
+    # A run of 10 steps an epoch that resumes at step 14 begins with epoch 1, in which 3 steps are
+    # done. With two mini-batches of 4 sequences a step, this process has seen 24 of the epoch, and
+    # the sampler passes over them without reading them.
     size = cfg.gradient_accumulation_steps
     first_epoch, done = divmod(first_step - 1, steps_per_epoch(cfg, dataloader))
     sampler = cast(StatefulDistributedSampler, dataloader.sampler)
@@ -507,16 +529,21 @@ def step_indices(cfg: FinetuneConfig, dataloader: DataLoader[Batch], step: int) 
     """
     epoch, done = divmod(step - 1, steps_per_epoch(cfg, dataloader))
     sampler = cast(StatefulDistributedSampler, dataloader.sampler)
-    # Ranks take turns in one order: what they see in a step is one run of it, without what would be
-    # over at its end.
+    # Ranks take turns in one order, so that a step is a run of it; what cannot be shared out
+    # equally at its end is left out. Nine items on two processes, in mini-batches of 2:
+    #
+    #   order       5 2 7 0   3 6 1 4   8
+    #   process 0   5   7     3   1
+    #   process 1     2   0     6   4
+    #   step        1         2         left out
     order: DistributedSampler[Any] = DistributedSampler(
         dataloader.dataset, num_replicas=1, rank=0, shuffle=sampler.shuffle, seed=sampler.seed
     )
     order.set_epoch(epoch)
     size = cfg.gradient_accumulation_steps * cfg.batch_size * sampler.num_replicas
-    return sorted(
-        islice(order, done * size, min((done + 1) * size, len(sampler) * sampler.num_replicas))
-    )
+    num_shared_out = len(sampler) * sampler.num_replicas
+    end = min((done + 1) * size, num_shared_out)
+    return sorted(islice(order, done * size, end))
 
 
 def to_device(batch: Batch, device: torch.device) -> dict[str, Any]:

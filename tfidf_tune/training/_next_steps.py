@@ -39,23 +39,33 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
         return []
     folder = run.output_dir
     checkpoints = _checkpoints(folder)
-    print(
-        f"Checkpoints in {folder}: {', '.join(path.name for path in checkpoints)}", file=sys.stderr
-    )
-    if not (checkpoints and probe_files(cfg, dataset)):
+    names = ", ".join(path.name for path in checkpoints)
+    print(f"Checkpoints in {folder}: {names}", file=sys.stderr)
+    if not checkpoints or not probe_files(cfg, dataset):
         return []
+
+    # This run is evaluated, and compared if the other one is evaluated already.
     evaluate = ["eval", str(folder)]
     is_baseline = _run_in(folder).get("objective") == "CE"
     other = _other_folder(folder, is_baseline=is_baseline)
-    compare = ["compare", *map(str, [folder, other] if is_baseline else [other, folder])]
-    commands = [evaluate, compare] if (other / EVALUATION).is_dir() else [evaluate]
-    started_by = _started_by()
-    printed = [*commands]
-    if len(commands) == 1 and _checkpoints(other):
+    compare = ["compare", str(other), str(folder)]
+    if is_baseline:  # it is named first
+        compare = ["compare", str(folder), str(other)]
+    commands = [evaluate]
+    is_other_evaluated = (other / EVALUATION).is_dir()
+    if is_other_evaluated:
+        commands.append(compare)
+
+    # What is missing for the comparison is printed, too: the other evaluation, or the other run.
+    is_other_trained = is_other_evaluated or bool(_checkpoints(other))
+    printed = list(commands)
+    if is_other_trained and not is_other_evaluated:
         printed += [["eval", str(other)], compare]
+    started_by = _started_by()
     lines = [[_own_command(started_by), *command] for command in printed]
-    if len(printed) == 1 and started_by:
-        lines.append([*started_by, *_settings_of_other(other, started_by, is_baseline=is_baseline)])
+    if started_by and not is_other_trained:
+        settings = _settings_of_other(other, started_by, is_baseline=is_baseline)
+        lines.append([*started_by, *settings])
     print("Next:", file=sys.stderr)
     for line in lines:
         print(f"  {shlex.join(line)}", file=sys.stderr)
@@ -81,7 +91,9 @@ def _run_in(folder: Path) -> dict[str, Any]:
 def _other_folder(folder: Path, *, is_baseline: bool) -> Path:
     """Return the folder of the other model: ``runs/mine_ce`` is the baseline of ``runs/mine``."""
     # "." and "runs/.." end in no name; "/" has none.
-    named = folder if folder.name not in ("", "..") else folder.resolve()
+    named = folder
+    if folder.name in ("", ".."):
+        named = folder.resolve()
     if not is_baseline:
         # The name that was printed for the weighted model of a baseline "mine".
         first = named.parent / (named.name.removesuffix("_weighted") or named.name)
@@ -101,10 +113,12 @@ def _settings_of_other(other: Path, started_by: Sequence[str], *, is_baseline: b
     settings = []
     if not is_baseline:
         settings.append("loss=ce")
-    elif begun := _run_in(other).get("loss"):
-        settings.append(f"loss={json.dumps(begun)}")
-    elif _loss_of_config(started_by) in ("", OBJECTIVES["ce"]["loss"]):
-        settings.append("loss=repetition")
+    else:
+        begun_loss = _run_in(other).get("loss")
+        if begun_loss:
+            settings.append(f"loss={json.dumps(begun_loss)}")
+        elif _loss_of_config(started_by) in ("", OBJECTIVES["ce"]["loss"]):
+            settings.append("loss=repetition")
     settings.append(f"output_dir={other}")
     if any(other.glob(f"{RESUME_FOLDER}/step_*")):
         settings.append("resume_from_checkpoint=True")
@@ -116,12 +130,13 @@ def _loss_of_config(started_by: Sequence[str]) -> str:
     it is not known.
     """
     for word, following in pairwise([*started_by, ""]):
+        if not word.startswith("--config"):
+            continue
         name = following if word == "--config" else word.removeprefix("--config=")
-        if word.startswith("--config"):
-            try:
-                return str(read_config(name)["loss"]["_component_"])
-            except (SetupError, LookupError, TypeError):
-                return ""
+        try:
+            return str(read_config(name)["loss"]["_component_"])
+        except (SetupError, LookupError, TypeError):
+            return ""
     return ""
 
 
@@ -132,9 +147,8 @@ def _started_by() -> list[str]:
     [] if it was started from another program.
     """
     words = sys.orig_argv
-    if (
-        dist.is_torchelastic_launched()
-    ):  # by the parent, whose options decide the number of processes
+    if dist.is_torchelastic_launched():
+        # The parent's options decide the number of processes.
         try:
             words = psutil.Process(os.getppid()).cmdline()
         except psutil.Error:

@@ -93,23 +93,26 @@ def train_step(
         first_pass (bool): False from the second epoch on, for weightings that count what they have
             seen. Default: True.
     """
-    # Gradients add up over the mini-batches, sums of metrics with them; nothing is read from the
-    # device here.
+    # Forward and backward. Gradients add up over the mini-batches, sums of metrics with them;
+    # nothing is read from the device here. A mini-batch counts by its share of the tokens: with 300
+    # and 100 tokens in two of them, 3/4 of the first loss and 1/4 of the second are summed.
     num_tokens = batches.num_tokens
     inputs = [data.to_device(batch, device) for batch in batches.batches]
     sums = torch.zeros(4, device=device)
     weight_max = torch.zeros(1, device=device)
     for batch, valid, shape in zip(inputs, batches.num_valid, batches.largest_shapes, strict=True):
         labels = batch["labels"]
-        where = {name: batch[name] for name in ("mask", "input_pos") if name in batch}
+        documents = {name: batch[name] for name in ("mask", "input_pos") if name in batch}
         with torch.autocast(device.type, torch.float16, enabled=scaler.is_enabled()):
-            logits = model(batch["tokens"], **where)
-        documents = batch.get("document_ids")
-        unpadded = batch.get(data.UNPADDED_TOKENS)
-        weighed = TokenBatch(
-            labels, documents, unpadded, largest_shape=shape, first_pass=first_pass
+            logits = model(batch["tokens"], **documents)
+        token_batch = TokenBatch(
+            labels,
+            batch.get("document_ids"),
+            batch.get(data.UNPADDED_TOKENS),
+            largest_shape=shape,
+            first_pass=first_pass,
         )
-        terms = loss.terms(logits, weighed)
+        terms = loss.terms(logits, token_batch)
         # Otherwise they would stay complete while the backward pass frees them chunk by chunk.
         del logits
         share = valid / max(num_tokens, 1)
@@ -117,19 +120,26 @@ def train_step(
         losses = (terms.loss.detach() * share, terms.cross_entropy * share)
         sums += torch.stack([*losses, *weight_sums(terms.weights, labels)])
         weight_max = torch.maximum(weight_max, terms.weights.max())
+
     # FSDP2 has summed the gradients over the processes; the metrics are summed here.
-    of_all = gather_tensors(torch.cat([sums, weight_max]))
-    total, cross_entropy, weight_sum, deviations, _ = of_all.sum(0)
+    gathered = gather_tensors(torch.cat([sums, weight_max]))
+    total, cross_entropy, weight_sum, deviations, _ = gathered.sum(0)
+
     # The gradient is scaled back and clipped; its norm is reported as it was before.
     scaler.unscale_(optimizer)
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    grad_norm = nn.utils.clip_grad_norm_(
-        trained, math.inf if clip_grad_norm is None else clip_grad_norm
-    )
+    parameters: list[Tensor] = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
+    largest_norm = math.inf if clip_grad_norm is None else clip_grad_norm
+    grad_norm = nn.utils.clip_grad_norm_(parameters, largest_norm)
     if isinstance(grad_norm, DTensor):
         grad_norm = grad_norm.full_tensor().to(device)  # offloaded gradients are not there
-    is_finite = total.isfinite() if scaler.is_enabled() else total.isfinite() & grad_norm.isfinite()
-    # The scaler leaves out a step whose scaled gradients overflow, and lowers its scale.
+    is_finite = total.isfinite()
+    if not scaler.is_enabled():
+        is_finite = is_finite & grad_norm.isfinite()
+
+    # The optimizer's step. The scaler leaves out a step whose scaled gradients overflow, and lowers
+    # its scale.
     loss_scale = scaler.scale(torch.ones((), device=device))
     is_lost = look_at_finite and not is_finite
     if not is_lost:
@@ -137,18 +147,21 @@ def train_step(
     scaler.update()
     next_scale = scaler.scale(torch.ones((), device=device))
     optimizer.zero_grad(set_to_none=True)
+
+    # What is reported, still on the device.
     weight_mean, weight_std = weight_statistics(weight_sum, deviations, num_tokens)
     metrics = {
         "loss": total,
         "cross_entropy": cross_entropy,
         "weight_mean": weight_mean,
         "weight_std": weight_std,
-        "weight_max": of_all[:, 4].max(),
+        "weight_max": gathered[:, 4].max(),
         "grad_norm": grad_norm,
     }
+    overflowed = None
     if scaler.is_enabled():
         metrics["loss_scale"] = next_scale
-    overflowed = next_scale < loss_scale if scaler.is_enabled() else None
+        overflowed = next_scale < loss_scale
     return StepResult(
         metrics=metrics,
         num_tokens=num_tokens,
@@ -192,18 +205,18 @@ class _Checkpoints:
 
     def missing(self) -> list[str]:
         """Return the milestones of steps that are done already, which will not be written."""
-        passed = [
-            milestone_name(percent)
-            for at, percent in self._milestones.items()
-            if at <= self._resume.step
-        ]
-        return [name for name in passed if not (self._folder / name).is_dir()]
+        names = []
+        for step, percent in self._milestones.items():
+            name = milestone_name(percent)
+            if step <= self._resume.step and not (self._folder / name).is_dir():
+                names.append(name)
+        return names
 
     def is_due(self, step: int) -> bool:
         """Return whether a step is saved, as a milestone or to resume from."""
-        return step in self._milestones or (
-            self._every_n_steps is not None and step % self._every_n_steps == 0
-        )
+        if step in self._milestones:
+            return True
+        return self._every_n_steps is not None and step % self._every_n_steps == 0
 
     def write(self, step: int) -> None:
         """Write the milestone of a step, if it has one, and the checkpoint to resume from."""
@@ -218,7 +231,7 @@ class _Checkpoints:
         """Write a run that ends before its last step, also as a milestone; return the
         name of that.
         """
-        # Rounded up: not the name of an earlier milestone.
+        # Rounded up, 33 of 70 steps to 48 %: not the name of an earlier milestone.
         percent = self._milestones.setdefault(step, -(-100 * step // self._progress.total_steps))
         self.write(step)
         return milestone_name(percent)
@@ -247,21 +260,24 @@ def train(
     state.model.train()
     state.loss.train()
     checkpoints = _Checkpoints(cfg, state, run, progress, resume, save)
-    missing = checkpoints.missing()
+    missing = ", ".join(checkpoints.missing())
     if missing:
-        names = ", ".join(missing)
         progress.note(
-            f"{names} of save_at_percent will not be written: step {resume.step} is done already"
+            f"{missing} of save_at_percent will not be written: step {resume.step} is done already"
         )
     if resume.step >= total_steps:
         progress.note(f"all {total_steps} steps are done already")
         return
-    indices_of = partial(data.step_indices, cfg, dataloader)
     guard = StepGuard(
-        run.device, cfg.on_non_finite == "skip", total_steps, indices_of, progress.note
+        run.device,
+        cfg.on_non_finite == "skip",
+        total_steps,
+        partial(data.step_indices, cfg, dataloader),
+        progress.note,
     )
     steps = data.step_batches(cfg, dataloader, first_step=resume.step + 1)
 
+    # Step 0 is measured; then each step is taken, checked, logged, measured and saved.
     with stop_request() as request, _naming_last_checkpoint(resume):
         progress.start()
         if monitor is not None and resume.step == 0:
@@ -292,30 +308,39 @@ def train(
             is_saved = checkpoints.is_due(step)
             if not (is_measured or is_saved):
                 batches = _next_batches(steps, request)
+
+            # The schedule follows the steps that changed the weights.
             overflowed = _look_at_overflow(step, result, state, progress)
-            if state.lr_scheduler is not None and not (overflowed or result.is_lost):
+            is_step_taken = not overflowed and not result.is_lost
+            if is_step_taken and state.lr_scheduler is not None:
                 state.lr_scheduler.step()
+
+            # The step is checked and logged.
             if guard.looks_at_each_step or is_measured or is_saved or progress.is_due(step):
                 guard.check()
-            metrics: dict[str, Tensor | float] = {**result.metrics, "lr": learning_rate}
-            metrics["num_sequences"] = result.num_sequences
+            metrics: dict[str, Tensor | float] = {
+                **result.metrics,
+                "lr": learning_rate,
+                "num_sequences": result.num_sequences,
+            }
             progress.step(step, metrics, result.num_tokens)
 
-            reason = None
+            # The model is measured, which can end the run, and saved.
             if monitor is not None and is_measured:
                 reason = monitor.measure(step, state.model, progress, save)
-            if reason is not None and step < total_steps:
-                written = checkpoints.write_early_end(step)
-                progress.note(
-                    f"the run ends after step {step} of {total_steps}: {reason}; {written} is "
-                    f"written; {resume.last_checkpoint()}"
-                )
-                return
+                if reason is not None and step < total_steps:
+                    milestone = checkpoints.write_early_end(step)
+                    progress.note(
+                        f"the run ends after step {step} of {total_steps}: {reason}; {milestone} "
+                        f"is written; {resume.last_checkpoint()}"
+                    )
+                    return
             if is_saved:
                 checkpoints.write(step)
             if is_measured or is_saved:
                 batches = _next_batches(steps, request)
 
+            # A signal ends the run after its step is saved.
             if batches.stop and step < total_steps:
                 if resume.is_kept and not is_saved:
                     guard.check()
@@ -357,7 +382,8 @@ def _look_at_overflow(
 
     Under fp16 each step is waited for: the schedule must not follow what was left out.
     """
-    if result.overflowed is None or not result.overflowed:
+    is_overflow = result.overflowed is not None and bool(result.overflowed)
+    if not is_overflow:
         return False
     scale = state.scaler.get_scale()
     progress.note(f"step {step}: gradients overflowed in fp16; step skipped, loss scale {scale:g}")
